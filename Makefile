@@ -1,0 +1,85 @@
+# `make help` says what there is to make. Works with GNU make 3.81 (macOS) and later.
+
+VENV := .venv
+PYTHON_BIN := $(VENV)/bin/python
+# Spark's Python workers have to be the Python that has this package.
+spark_env = PYSPARK_PYTHON="$(CURDIR)/$(1)/bin/python" PYSPARK_DRIVER_PYTHON="$(CURDIR)/$(1)/bin/python"
+SPARK = $(call spark_env,$(VENV))
+PYSPARK_VERSIONS := 4.0 4.1
+
+DECLARED := setup.cfg setup.py pyproject.toml
+NATIVE := $(wildcard native/*)
+INSTALLED := $(VENV)/.installed
+INSTALLED_LINT := $(VENV)/.installed-lint
+
+# $(call install,VENV,REQUIREMENTS): a virtual environment with the package (editable) and REQUIREMENTS in it.
+define install
+set -e; . tools/prerequisites.sh; \
+$(1)/bin/python -m pip --version >/dev/null 2>&1 || { \
+	echo "Making $(1) with $$python"; "$$python" -m venv --clear $(1); }; \
+echo "Installing into $(1), and building the extension where it is not up to date"; \
+$(1)/bin/python -m pip install --quiet --disable-pip-version-check $(2)
+endef
+
+.PHONY: help
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1|\2/p' Makefile | awk -F'|' '{ printf "%-28s%s\n", $$1, $$2 }'
+
+.PHONY: setup
+setup: $(INSTALLED) ## make .venv, install everything and build the extension
+
+.PHONY: demo
+demo: $(INSTALLED) ## read a store that RocketMQ wrote, with Spark; ARGS=PATH reads yours
+	@$(SPARK) $(PYTHON_BIN) examples/read_store.py $(ARGS)
+
+.PHONY: test
+test: $(INSTALLED) ## run the test suite; ARGS goes to pytest
+	@$(SPARK) $(PYTHON_BIN) -m pytest $(ARGS)
+
+.PHONY: test-spark-versions
+test-spark-versions: $(PYSPARK_VERSIONS:%=test-spark-%) ## run the smoke tests on PySpark 4.0 and 4.1
+
+.PHONY: lint
+lint: $(INSTALLED_LINT) ## check style, types and formatting
+	$(PYTHON_BIN) -m ruff check
+	$(PYTHON_BIN) -m ruff format --check
+	$(PYTHON_BIN) -m mypy
+	$(VENV)/bin/clang-format --dry-run --Werror $(filter %.cpp %.hpp,$(NATIVE))
+
+.PHONY: format
+format: $(INSTALLED_LINT) ## format Python and C++
+	$(PYTHON_BIN) -m ruff check --fix --exit-zero
+	$(PYTHON_BIN) -m ruff format
+	$(VENV)/bin/clang-format -i $(filter %.cpp %.hpp,$(NATIVE))
+
+.PHONY: bench
+bench: $(INSTALLED) ## measure against peers; ARGS=NAME runs one benchmark
+	@$(SPARK) $(PYTHON_BIN) -m benchmarks $(ARGS)
+
+.PHONY: clean
+clean: ## remove everything that was made
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -f pyspark_dledger/_native*.so
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Always first: what is missing on the machine is said before anything is made or run.
+.PHONY: prerequisites
+prerequisites:
+	@tools/prerequisites.sh
+
+$(INSTALLED): $(DECLARED) $(NATIVE) | prerequisites
+	@$(call install,$(VENV),--editable '.[test]')
+	@touch $@
+
+$(INSTALLED_LINT): $(DECLARED) | $(INSTALLED)
+	@$(call install,$(VENV),--editable '.[lint]')
+	@touch $@
+
+# One environment per PySpark version, with the extension that $(INSTALLED) built.
+build/spark-%/.installed: $(DECLARED) | $(INSTALLED)
+	@$(call install,build/spark-$*,--editable '.[test]' 'pyspark==$*.*')
+	@touch $@
+
+.PHONY: $(PYSPARK_VERSIONS:%=test-spark-%)
+$(PYSPARK_VERSIONS:%=test-spark-%): test-spark-%: build/spark-%/.installed
+	@$(call spark_env,build/spark-$*) build/spark-$*/bin/python -m pytest -m smoke $(ARGS)

@@ -1,0 +1,31 @@
+"""``python -m benchmarks [NAME...]``: one JSON object a line; without names all of them. A goal missed is no error."""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+from collections.abc import Callable
+from importlib import import_module
+
+from benchmarks.measure import Result
+
+MODULES = ("scans", "memory", "spark_jobs")
+
+
+def main() -> None:
+    benchmarks: dict[str, Callable[[str], Result]] = {}
+    for module in MODULES:
+        benchmarks |= import_module(f"benchmarks.{module}").BENCHMARKS
+    parser = argparse.ArgumentParser(prog="python -m benchmarks")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of {', '.join(benchmarks)}; * and ? match")
+    asked = parser.parse_args().names or ["*"]
+    for pattern in asked:
+        if not fnmatch.filter(benchmarks, pattern):
+            parser.error(f"no benchmark {pattern}; there are {', '.join(benchmarks)}")
+    for name, run in benchmarks.items():
+        if any(fnmatch.fnmatch(name, pattern) for pattern in asked):
+            print(run(name).json(), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""The other sides of the native scan: the Java DLedger and a bare C++ walk, each a process that runs a round on demand."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from benchmarks.generate import BUILD, INDEX_FILE_UNITS, Store
+from benchmarks.measure import PeerMissing
+from pyspark_dledger.format.layout import INDEX_UNIT_SIZE
+
+HERE = Path(__file__).parent
+OPENED = ("java.base/java.nio", "java.base/sun.nio.ch", "java.base/jdk.internal.ref")  # to unmap files on Java 17
+
+
+class Peer:
+    """A process that says what it read, then answers a line on standard input with a JSON object."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        self.entries = int(self._answer()["entries"])
+
+    def __enter__(self) -> Peer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._process.communicate()
+
+    def seconds(self, command: str = "") -> float:
+        assert self._process.stdin
+        self._process.stdin.write(command + "\n")
+        self._process.stdin.flush()
+        return float(self._answer()["seconds"])
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout
+        line = self._process.stdout.readline()
+        if not line:
+            _, errors = self._process.communicate()
+            raise PeerMissing(f"{self._process.args!r} ended: {errors.strip()[-500:]}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+
+def java(store: Store) -> Peer:
+    """Java DLedger 0.3.1.2, sequential get(index) over the whole store, in one thread."""
+    _need("java", "javac", "mvn")
+    build = BUILD / "java"
+    if not (build / "lib").exists():
+        pom = str(HERE / "java" / "pom.xml")
+        target = f"-DoutputDirectory={(build / 'lib.partial').absolute()}"
+        _run("mvn", "-q", "-B", "-f", pom, "dependency:copy-dependencies", "-DincludeScope=runtime", target)
+        (build / "lib.partial").rename(build / "lib")
+    _run("javac", "-cp", f"{build}/lib/*", "-d", f"{build}/classes", str(HERE / "java" / "SequentialGet.java"))
+    memory = ("-Xms2g", "-Xmx2g", "-XX:+AlwaysPreTouch")
+    opened = [word for package in OPENED for word in ("--add-opens", f"{package}=ALL-UNNAMED")]
+    sizes = (str(store.segment_size), str(INDEX_FILE_UNITS * INDEX_UNIT_SIZE))
+    classpath = f"{build}/lib/*:{build}/classes"
+    return Peer(["java", *memory, *opened, "-cp", classpath, "SequentialGet", str(store.path), *sizes])
+
+
+def cpp_walk(segment: Path) -> Peer:
+    """`walk.cpp` on one segment."""
+    _need("g++")
+    program = BUILD / "walk"
+    _run("g++", "-std=c++17", "-O3", str(HERE / "walk.cpp"), "-o", str(program))
+    return Peer([str(program), str(segment)])
+
+
+def _need(*programs: str) -> None:
+    for program in programs:
+        if shutil.which(program) is None:
+            raise PeerMissing(f"{program} is not installed")
+
+
+def _run(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise PeerMissing(f"{command[0]} failed: {(done.stderr or done.stdout).strip()[-500:]}")

@@ -1,0 +1,165 @@
+"""The data source in Spark: against its transport's ceiling, and what filters and few columns save.
+
+Times are end to end: load, plan, read, and a sink that drops the rows.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import cache, partial
+from pathlib import Path
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from benchmarks.ceiling import Ceiling, Plan, builds_file
+from benchmarks.generate import BUILD, MESSAGES_1K, MESSAGES_128, RARE_TOPIC, Store, ensure
+from benchmarks.measure import Result, Seconds, alternate, at_least_ratio, rounded, timed
+from pyspark_dledger import open_log
+from pyspark_dledger.format.columns import DEFAULT_NAMES
+from pyspark_dledger.format.spec import Filters
+from pyspark_dledger.log.options import parse_options
+
+CEILING_GOAL = 0.85
+SELECTIVE_GOAL = 10
+BODY_SCHEMA = "index long, body binary"
+INDEX_SCHEMA = "index long, term long"
+MOST_TRIES = 10
+
+
+@cache
+def spark() -> SparkSession:
+    # Workers import this package, for the ceiling; they do not inherit the working directory.
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (os.getcwd(), os.environ.get("PYTHONPATH"))))
+    session = (
+        SparkSession.builder.master("local[2]")
+        .appName("benchmarks")
+        .config("spark.driver.memory", "4g")
+        .config("spark.ui.enabled", False)
+        .config("spark.ui.showConsoleProgress", False)
+        .getOrCreate()
+    )
+    session.sparkContext.setLogLevel("ERROR")
+    session.dataSource.register(Ceiling)
+    return session
+
+
+def load(path: Path, schema: str | None = None, **options: str) -> DataFrame:
+    reader = spark().read.format("dledger").options(**options)
+    return (reader.schema(schema) if schema else reader).load(str(path))
+
+
+def ceiling(plan: Path) -> DataFrame:
+    return spark().read.format("ceiling").option("plan", str(plan.absolute())).load()
+
+
+def job(frame: Callable[[], DataFrame]) -> Seconds:
+    """Read everything and drop it."""
+    return timed(lambda: frame().write.format("noop").mode("overwrite").save())
+
+
+def empty_job(tasks: int) -> Seconds:
+    """A job of that many tasks, of the same source API, that read nothing."""
+    plan = BUILD / "plans" / f"empty-{tasks}.plan"
+    Plan(load(ensured(MESSAGES_1K)).schema, [None] * tasks, empty=True).write(plan)
+    return job(lambda: ceiling(plan))
+
+
+@cache
+def ensured(store: Store) -> Path:
+    return ensure(store)
+
+
+def against_ceiling(name: str, store: Store, schema: str | None = None) -> Result:
+    """One segment of the store, whole, against the same batches from memory."""
+    ensured(store)
+    path = store.segment(0)
+    frame = load(path, schema)
+    columns = tuple(frame.columns)
+    partitions = open_log(path).plan(columns, parse_options({"path": str(path)}), Filters())
+    tasks = frame.rdd.getNumPartitions()
+    if len(partitions) != tasks:
+        raise AssertionError(f"planned {len(partitions)} partitions, Spark has {tasks}")
+    plan = BUILD / "plans" / f"{name}.plan"
+    Plan(frame.schema, partitions).write(plan)
+    rows = frame.count() if schema else load(path, INDEX_SCHEMA).count()
+
+    sides = {
+        "ours": job(lambda: load(path, schema)),
+        "ceiling": without_builds(plan, job(lambda: ceiling(plan))),
+        "empty": empty_job(tasks),
+    }
+    seconds = alternate(sides)
+    net = {side: taken - seconds["empty"] for side, taken in seconds.items()}
+    return at_least_ratio(
+        name,
+        "rows/s",
+        rows / seconds["ours"],
+        "prebuilt batches",
+        rows / seconds["ceiling"],
+        CEILING_GOAL,
+        tasks=tasks,
+        seconds={side: rounded(taken) for side, taken in seconds.items()},
+        ratioLessEmptyJob=rounded(net["ceiling"] / net["ours"]),
+        mebibytesPerSecond=rounded(store.segment_size / 2**20 / seconds["ours"]),
+    )
+
+
+def without_builds(plan: Path, run: Seconds) -> Seconds:
+    """`run`, again until no worker had to build its batches first."""
+
+    def seconds() -> float:
+        for _ in range(MOST_TRIES):
+            before = builds_file(plan).read_text()
+            taken = run()
+            if builds_file(plan).read_text() == before:
+                return taken
+        raise AssertionError(f"in each of {MOST_TRIES} runs a new worker built its batches")
+
+    return seconds
+
+
+def selective(name: str, small: Callable[[Path], DataFrame], whole: Callable[[Path], DataFrame]) -> Result:
+    """Two jobs over the whole store, each less an empty job with its number of tasks."""
+    path = ensured(MESSAGES_1K)
+    frames = {"small": lambda: small(path), "whole": lambda: whole(path)}
+    tasks = {side: frame().rdd.getNumPartitions() for side, frame in frames.items()}
+    empty = {count: empty_job(count) for count in sorted(set(tasks.values()))}
+    sides = {side: job(frame) for side, frame in frames.items()}
+    seconds = alternate({**sides, **{f"empty-{count}": run for count, run in empty.items()}}, rounds=5, warm_ups=1)
+    net = {side: seconds[side] - seconds[f"empty-{count}"] for side, count in tasks.items()}
+    gibibytes = MESSAGES_1K.segments * MESSAGES_1K.segment_size / 2**30
+    return at_least_ratio(
+        name,
+        "GiB/s",
+        gibibytes / net["small"],
+        "all columns",
+        gibibytes / net["whole"],
+        SELECTIVE_GOAL,
+        tasks=tasks,
+        seconds={side: rounded(taken) for side, taken in seconds.items()},
+        ratioWithEmptyJobs=rounded(seconds["whole"] / seconds["small"]),
+    )
+
+
+def by_filter(name: str) -> Result:
+    return selective(
+        name,
+        lambda path: load(path, topic=RARE_TOPIC),
+        lambda path: load(path).filter(F.col("topic") == RARE_TOPIC),
+    )
+
+
+def by_columns(name: str) -> Result:
+    return selective(name, lambda path: load(path, INDEX_SCHEMA), load)
+
+
+BENCHMARKS: dict[str, Callable[[str], Result]] = {
+    "spark-all-1k": partial(against_ceiling, store=MESSAGES_1K),
+    "spark-all-128": partial(against_ceiling, store=MESSAGES_128),
+    "spark-body-1k": partial(against_ceiling, store=MESSAGES_1K, schema=BODY_SCHEMA),
+    "spark-body-128": partial(against_ceiling, store=MESSAGES_128, schema=BODY_SCHEMA),
+    "spark-filter": by_filter,
+    "spark-columns": by_columns,
+}

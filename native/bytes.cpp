@@ -1,0 +1,145 @@
+#include "bytes.hpp"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <mutex>
+
+namespace dledger {
+namespace {
+
+constexpr int kSlots = 1024;
+
+// What the signal handler needs to know of a mapping; `begin` 0 marks a free slot.
+struct Slot {
+  std::atomic<uintptr_t> begin{0};
+  std::atomic<uintptr_t> end{0};
+  std::atomic<uintptr_t> fault{0};  // first address that could not be read; `end` if none
+};
+
+Slot slots[kSlots];
+uintptr_t page_size = 4096;
+struct sigaction previous_action;
+
+// Replaces the rest of the mapping that holds `address` by zeros and notes where that began.
+bool replace_by_zeros(uintptr_t address) {
+  for (Slot& slot : slots) {
+    const uintptr_t begin = slot.begin.load(std::memory_order_acquire);
+    const uintptr_t end = slot.end.load(std::memory_order_acquire);
+    if (begin == 0 || address < begin || address >= end) continue;
+    const uintptr_t page = address & ~(page_size - 1);
+    void* const at = reinterpret_cast<void*>(page);
+    if (mmap(at, end - page, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != at) return false;
+    uintptr_t known = slot.fault.load();
+    while (page < known && !slot.fault.compare_exchange_weak(known, page)) {
+    }
+    return true;
+  }
+  return false;
+}
+
+void on_bus_error(int signal, siginfo_t* info, void* context) {
+  const int saved_errno = errno;
+  const bool replaced = replace_by_zeros(reinterpret_cast<uintptr_t>(info->si_addr));
+  errno = saved_errno;
+  if (replaced) return;
+  // Not ours: whoever was asked before decides, as if this handler were not there.
+  if (previous_action.sa_flags & SA_SIGINFO) {
+    previous_action.sa_sigaction(signal, info, context);
+  } else if (previous_action.sa_handler == SIG_DFL || previous_action.sa_handler == SIG_IGN) {
+    sigaction(SIGBUS, &previous_action, nullptr);
+  } else {
+    previous_action.sa_handler(signal);
+  }
+}
+
+void install_handler() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    page_size = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+    struct sigaction action{};
+    action.sa_sigaction = on_bus_error;
+    action.sa_flags = SA_SIGINFO | SA_NODEFER;
+    sigemptyset(&action.sa_mask);
+    sigaction(SIGBUS, &action, &previous_action);
+  });
+}
+
+int take_slot(uintptr_t begin, uintptr_t end) {
+  static std::mutex mutex;
+  std::lock_guard<std::mutex> lock(mutex);
+  for (int i = 0; i < kSlots; i++) {
+    if (slots[i].begin.load() != 0) continue;
+    slots[i].end.store(end);
+    slots[i].fault.store(end);
+    slots[i].begin.store(begin, std::memory_order_release);
+    return i;
+  }
+  return -1;
+}
+
+[[noreturn]] void fail(const std::string& path, const char* what, int error) {
+  throw StoreFault(path + ": " + what + ": " + std::strerror(error));
+}
+
+}  // namespace
+
+MappedFile::MappedFile(const std::string& path) : path_(path) {
+  install_handler();
+  fd_ = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd_ < 0) fail(path, "cannot be opened", errno);
+  struct stat status{};
+  if (fstat(fd_, &status) != 0 || !S_ISREG(status.st_mode)) {
+    const int error = S_ISREG(status.st_mode) ? errno : EINVAL;
+    close(fd_);
+    fail(path, "is not a readable file", error);
+  }
+  size_ = status.st_size;
+  if (size_ == 0) return;
+  void* const mapped = mmap(nullptr, static_cast<size_t>(size_), PROT_READ, MAP_SHARED, fd_, 0);
+  if (mapped == MAP_FAILED) {
+    const int error = errno;
+    close(fd_);
+    fail(path, "cannot be mapped", error);
+  }
+  data_ = static_cast<uint8_t*>(mapped);
+  const auto begin = reinterpret_cast<uintptr_t>(mapped);
+  slot_ = take_slot(begin, begin + static_cast<uintptr_t>(size_));
+  if (slot_ < 0) {
+    munmap(mapped, static_cast<size_t>(size_));
+    close(fd_);
+    throw StoreFault(path + ": more than 1024 segments are being read at once by this process");
+  }
+}
+
+MappedFile::~MappedFile() {
+  if (slot_ >= 0) slots[slot_].begin.store(0, std::memory_order_release);
+  if (data_ != nullptr) munmap(data_, static_cast<size_t>(size_));
+  if (fd_ >= 0) close(fd_);
+}
+
+int64_t MappedFile::readable() {
+  if (size_ == 0) return 0;
+  const auto fault = static_cast<int64_t>(slots[slot_].fault.load() - slots[slot_].begin.load());
+  struct stat status{};
+  const int64_t now = fstat(fd_, &status) == 0 ? static_cast<int64_t>(status.st_size) : 0;
+  return std::min({size_, fault, now});
+}
+
+void MappedFile::populate(int64_t from, int64_t length) const {
+#ifdef MADV_POPULATE_READ
+  const int64_t first = from & ~static_cast<int64_t>(page_size - 1);
+  const int64_t last = std::min(size_, from + length);
+  if (last > first) madvise(data_ + first, static_cast<size_t>(last - first), MADV_POPULATE_READ);
+#else
+  (void)from;
+  (void)length;
+#endif
+}
+
+}  // namespace dledger

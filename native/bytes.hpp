@@ -1,0 +1,68 @@
+// Big-endian loads and a mapped file that survives being truncated while it is read.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+
+namespace dledger {
+
+inline uint32_t load_be32u(const uint8_t* p) {
+  uint32_t value;
+  std::memcpy(&value, p, sizeof value);
+#if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+  value = __builtin_bswap32(value);
+#endif
+  return value;
+}
+
+inline uint64_t load_be64u(const uint8_t* p) {
+  uint64_t value;
+  std::memcpy(&value, p, sizeof value);
+#if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+  value = __builtin_bswap64(value);
+#endif
+  return value;
+}
+
+inline int32_t load_be32(const uint8_t* p) { return static_cast<int32_t>(load_be32u(p)); }
+inline int64_t load_be64(const uint8_t* p) { return static_cast<int64_t>(load_be64u(p)); }
+inline uint32_t load_be16(const uint8_t* p) { return (uint32_t{p[0]} << 8) | p[1]; }
+
+// A file that cannot be read, or a request that contradicts it. Becomes errors.StoreError in Python.
+struct StoreFault : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// A read-only mapping of a whole file. Pages that vanish while it is mapped (the file was truncated, the disk failed)
+// read as zeros from the first bad page on instead of raising SIGBUS; `readable()` then tells how far the bytes are
+// real.
+class MappedFile {
+ public:
+  // Throws StoreFault naming the path and the reason.
+  explicit MappedFile(const std::string& path);
+  ~MappedFile();
+  MappedFile(const MappedFile&) = delete;
+  MappedFile& operator=(const MappedFile&) = delete;
+
+  const uint8_t* data() const { return data_; }
+  const std::string& path() const { return path_; }
+
+  // Bytes from the start that are real now: the mapped size, or less if the file shrank or failed to read since.
+  int64_t readable();
+
+  // Asks for the pages of [from, from + length) in one call, which is cheaper than a fault for every 16 pages.
+  void populate(int64_t from, int64_t length) const;
+
+ private:
+  std::string path_;
+  int fd_ = -1;
+  int slot_ = -1;
+  uint8_t* data_ = nullptr;
+  int64_t size_ = 0;
+};
+
+}  // namespace dledger

@@ -1,0 +1,138 @@
+// Arrow columns that grow row by row and leave through the Arrow C Data Interface without a copy.
+// https://arrow.apache.org/docs/format/CDataInterface.html
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+extern "C" {
+struct ArrowSchema {
+  const char* format;
+  const char* name;
+  const char* metadata;
+  int64_t flags;
+  int64_t n_children;
+  struct ArrowSchema** children;
+  struct ArrowSchema* dictionary;
+  void (*release)(struct ArrowSchema*);
+  void* private_data;
+};
+
+struct ArrowArray {
+  int64_t length;
+  int64_t null_count;
+  int64_t offset;
+  int64_t n_buffers;
+  int64_t n_children;
+  const void** buffers;
+  struct ArrowArray** children;
+  struct ArrowArray* dictionary;
+  void (*release)(struct ArrowArray*);
+  void* private_data;
+};
+}
+
+namespace dledger {
+
+// Growable memory, aligned to 64 bytes. Freed memory goes to a small pool: the kernel's zeroing of fresh pages would
+// cost as much as filling them.
+class Buffer {
+ public:
+  Buffer() = default;
+  ~Buffer();
+  Buffer(Buffer&& other) noexcept { swap(other); }
+  Buffer& operator=(Buffer&& other) noexcept {
+    swap(other);
+    return *this;
+  }
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+
+  uint8_t* data() const { return data_; }
+  size_t size() const { return size_; }
+
+  // Room for `more` bytes at the end; the caller fills all of them.
+  uint8_t* extend(size_t more) {
+    if (size_ + more > capacity_) grow(size_ + more);
+    uint8_t* const tail = data_ + size_;
+    size_ += more;
+    return tail;
+  }
+  void reserve(size_t capacity) {
+    if (capacity > capacity_) grow(capacity);
+  }
+  void append(const void* p, size_t n) {
+    if (n > 0) std::memcpy(extend(n), p, n);
+  }
+
+ private:
+  void swap(Buffer& other) noexcept;
+  void grow(size_t needed);
+
+  uint8_t* data_ = nullptr;
+  size_t size_ = 0, capacity_ = 0;
+};
+
+enum class Type { Int32, Int64, Timestamp, Bool, String, Binary, Map };
+
+// One column. A chunk of rows is appended at a time: first its values, then its validity.
+class Column {
+ public:
+  Column(std::string name, Type type);
+
+  Type type() const { return type_; }
+  const std::string& name() const { return name_; }
+  int64_t length() const { return length_; }
+
+  // Avoids growing while about `bytes` of text come.
+  void reserve(size_t bytes) { values_.reserve(bytes); }
+
+  // Room for the fixed-width values of `rows` rows.
+  template <typename T>
+  T* values(int64_t rows) {
+    return reinterpret_cast<T*>(values_.extend(sizeof(T) * static_cast<size_t>(rows)));
+  }
+  void append_bool(bool value);
+  void append_text(const void* p, size_t n) {
+    values_.append(p, n);
+    append_nothing();
+  }
+  void append_text(const std::string& text) { append_text(text.data(), text.size()); }
+  void append_nothing() { append_offset(values_.size()); }
+
+  // Map columns: the pairs of a row are appended, then the row is closed.
+  void append_pair(const void* key, size_t key_size, const void* item, size_t item_size) {
+    children_[0]->append_text(key, key_size);
+    children_[1]->append_text(item, item_size);
+    pairs_++;
+  }
+  void close_map() { append_offset(static_cast<size_t>(pairs_)); }
+
+  // Closes a chunk of `rows` rows. valid[i] is 0 for a null; without `valid` all are valid.
+  void close_chunk(int64_t rows, const uint8_t* valid);
+
+  void export_schema(ArrowSchema* out) const;
+  void export_array(ArrowArray* out);  // moves the data out
+
+ private:
+  void append_offset(size_t offset) {
+    const auto value = static_cast<int32_t>(offset);
+    std::memcpy(offsets_.extend(sizeof value), &value, sizeof value);
+  }
+  void append_validity(int64_t rows, const uint8_t* valid);
+
+  std::string name_;
+  Type type_;
+  Buffer values_, offsets_, validity_;
+  int64_t length_ = 0, nulls_ = 0, bools_ = 0, pairs_ = 0;
+  std::vector<std::unique_ptr<Column>> children_;
+};
+
+// A finished record batch: a struct array of its columns.
+void export_schema(const std::vector<Column>& columns, ArrowSchema* out);
+void export_array(std::vector<Column>& columns, int64_t rows, ArrowArray* out);
+
+}  // namespace dledger

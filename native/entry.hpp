@@ -1,0 +1,36 @@
+// The 48-byte header before an entry's body (DLedgerEntryCoder).
+#pragma once
+
+#include "bytes.hpp"
+
+namespace dledger {
+
+constexpr int kEntryHeaderSize = 48;
+constexpr int64_t kMaxEntrySize = 4 * 1024 * 1024;
+constexpr int32_t kMagicNormal = 1;
+constexpr int32_t kMagicNoop = 2;
+constexpr int32_t kMagicConfigChange = 3;
+constexpr int32_t kMagicBlank = -1;
+constexpr int kMinBlankSize = 8;
+
+struct EntryHeader {
+  const uint8_t* p;
+
+  int32_t magic() const { return load_be32(p); }
+  int32_t size() const { return load_be32(p + 4); }
+  int64_t index() const { return load_be64(p + 8); }
+  int64_t term() const { return load_be64(p + 16); }
+  int64_t pos() const { return load_be64(p + 24); }
+  int32_t channel() const { return load_be32(p + 32); }
+  int32_t chain_crc() const { return load_be32(p + 36); }
+  int32_t body_crc() const { return load_be32(p + 40); }
+  int32_t body_size() const { return load_be32(p + 44); }
+  const uint8_t* body() const { return p + kEntryHeaderSize; }
+
+  bool is_magic() const {
+    const uint32_t magic = load_be32u(p);
+    return magic - kMagicNormal <= kMagicConfigChange - kMagicNormal;
+  }
+};
+
+}  // namespace dledger

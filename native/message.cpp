@@ -1,0 +1,78 @@
+#include "message.hpp"
+
+#include <cstring>
+
+namespace dledger {
+namespace {
+
+const char kTotalSize[] = "totalSize";
+const char kShort[] = "short";
+const char kEnd[] = "end";
+
+bool refuse(MessageFault& fault, const char* what, int64_t found) {
+  fault.what = what;
+  fault.found = found;
+  return false;
+}
+
+}  // namespace
+
+std::string MessageFault::text(int64_t size, int64_t at) const {
+  const std::string n = std::to_string(size), m = std::to_string(at), f = std::to_string(found);
+  if (what == kShort) return "expected a message of at least 91 bytes at " + m + ", found " + f;
+  if (what == kTotalSize) return "expected totalSize " + n + " at " + m + ", found " + f;
+  if (what == kEnd) return "expected a message of " + n + " bytes at " + m + ", found " + f;
+  return std::string("expected a ") + what + " that fits " + n + " bytes at " + m + ", found " + f;
+}
+
+bool parse_message(const uint8_t* p, int64_t size, Message& message, MessageFault& fault) {
+  if (size < kMinMessageSize) return refuse(fault, kShort, size);
+  const int32_t total = load_be32(p);
+  if (total != size) return refuse(fault, kTotalSize, total);
+  message.p = p;
+  message.size = total;
+
+  // Both hosts, the fixed fields and the body length end at 116 at most; the shortest message has 91 bytes.
+  int64_t at = message.after_store_host() - p + 4 + 8;
+  if (at + 4 > size) return refuse(fault, "bodyLength", -1);
+  message.body_length = load_be32(p + at);
+  at += 4;
+  if (message.body_length < 0 || at + message.body_length > size) {
+    return refuse(fault, "bodyLength", message.body_length);
+  }
+  message.body = p + at;
+  at += message.body_length;
+
+  const int topic_width = message.magic() == kMessageMagicV2 ? 2 : 1;
+  if (at + topic_width > size) return refuse(fault, "topicLength", -1);
+  message.topic_length = topic_width == 2 ? load_be16(p + at) : p[at];
+  at += topic_width;
+  if (at + message.topic_length > size) return refuse(fault, "topicLength", message.topic_length);
+  message.topic = p + at;
+  at += message.topic_length;
+
+  if (at + 2 > size) return refuse(fault, "propertiesLength", -1);
+  message.properties_length = load_be16(p + at);
+  at += 2;
+  if (at + message.properties_length > size) return refuse(fault, "propertiesLength", message.properties_length);
+  message.properties = p + at;
+  at += message.properties_length;
+  if (at != size) return refuse(fault, kEnd, at);
+  return true;
+}
+
+int64_t property_crc(const Message& message) {
+  static const char kName[] = "__CRC32#\x01";
+  constexpr int kNameSize = sizeof kName - 1;
+  if (message.properties_length < kPropertyCrcSize) return -1;
+  const uint8_t* const p = message.properties + message.properties_length - kPropertyCrcSize;
+  if (std::memcmp(p, kName, kNameSize) != 0 || p[kPropertyCrcSize - 1] != 0x02) return -1;
+  int64_t value = 0;
+  for (int i = kPropertyCrcSize - 2; i >= kNameSize; i--) {
+    if (p[i] < '0' || p[i] > '9') return -1;
+    value = value * 10 + (p[i] - '0');
+  }
+  return value;
+}
+
+}  // namespace dledger

@@ -1,0 +1,202 @@
+// The Python module `pyspark_dledger._native`; format/native_engine.py is its only caller.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <algorithm>
+
+#include "crc32.hpp"
+#include "scan.hpp"
+
+namespace py = pybind11;
+
+namespace dledger {
+namespace {
+
+constexpr int64_t kLargestBatch = int64_t{1} << 29;  // Arrow's text offsets have 31 bits
+
+void release_schema_capsule(PyObject* capsule) {
+  auto* const schema = static_cast<ArrowSchema*>(PyCapsule_GetPointer(capsule, "arrow_schema"));
+  if (schema->release != nullptr) schema->release(schema);
+  delete schema;
+}
+
+void release_array_capsule(PyObject* capsule) {
+  auto* const array = static_cast<ArrowArray*>(PyCapsule_GetPointer(capsule, "arrow_array"));
+  if (array->release != nullptr) array->release(array);
+  delete array;
+}
+
+// The Arrow PyCapsule protocol. The batch gives its memory away, so it can be taken once.
+py::tuple to_arrow(Batch& batch, const py::object&) {
+  auto schema = std::make_unique<ArrowSchema>();
+  auto array = std::make_unique<ArrowArray>();
+  export_schema(batch.columns, schema.get());
+  export_array(batch.columns, batch.rows, array.get());
+  batch.columns.clear();
+  batch.rows = 0;
+  return py::make_tuple(
+      py::reinterpret_steal<py::object>(PyCapsule_New(schema.release(), "arrow_schema", release_schema_capsule)),
+      py::reinterpret_steal<py::object>(PyCapsule_New(array.release(), "arrow_array", release_array_capsule)));
+}
+
+py::list compressed(const Batch& batch) {
+  py::list bodies;
+  for (const CompressedBody& body : batch.compressed) {
+    bodies.append(py::make_tuple(body.row, body.pos, body.type, py::bytes(body.stored)));
+  }
+  return bodies;
+}
+
+SegmentId segment_id(const py::object& segment) {
+  SegmentId id;
+  id.path = segment.attr("path").cast<std::string>();
+  id.name = segment.attr("name").cast<std::string>();
+  id.base = segment.attr("base").cast<int64_t>();
+  id.size = segment.attr("size").cast<int64_t>();
+  id.is_dledger = segment.attr("source").cast<std::string>() == "dledger";
+  id.check_pos = segment.attr("check_pos").cast<bool>();
+  return id;
+}
+
+std::optional<IntCondition> int_condition(const py::object& filter) {
+  if (filter.is_none()) return std::nullopt;
+  IntCondition condition{filter.attr("low").cast<int64_t>(), filter.attr("high").cast<int64_t>(),
+                         filter.attr("values").cast<std::optional<std::vector<int64_t>>>()};
+  if (condition.values) std::sort(condition.values->begin(), condition.values->end());
+  return condition;
+}
+
+std::optional<uint32_t> kind_condition(const py::object& kinds) {
+  if (kinds.is_none()) return std::nullopt;
+  static const char* const kNames[] = {"message", "entry", "noop", "config", "corrupt"};
+  uint32_t bits = 0;
+  for (const std::string& kind : kinds.cast<std::vector<std::string>>()) {
+    for (uint32_t i = 0; i < 5; i++) bits |= kind == kNames[i] ? 1u << i : 0u;
+  }
+  return bits;
+}
+
+Conditions conditions(const py::object& filters) {
+  Conditions where;
+  where.index = int_condition(filters.attr("index"));
+  where.term = int_condition(filters.attr("term"));
+  where.pos = int_condition(filters.attr("pos"));
+  where.queue_id = int_condition(filters.attr("queue_id"));
+  where.store_timestamp = int_condition(filters.attr("store_timestamp"));
+  where.topic = filters.attr("topic").cast<std::optional<TextCondition>>();
+  where.tags = filters.attr("tags").cast<std::optional<TextCondition>>();
+  where.kinds = kind_condition(filters.attr("kind"));
+  where.committed = filters.attr("committed").cast<std::optional<bool>>();
+  return where;
+}
+
+Mode mode_of(const std::string& name) {
+  if (name == "FAILFAST") return Mode::FailFast;
+  return name == "DROPMALFORMED" ? Mode::DropMalformed : Mode::Permissive;
+}
+
+// `request` is a format.spec.ScanRequest.
+std::unique_ptr<Scan> open_scan(const py::object& request) {
+  Request native;
+  native.segment = segment_id(request.attr("segment"));
+  native.start = request.attr("start").cast<int64_t>();
+  native.end = request.attr("end").cast<int64_t>();
+  native.columns = request.attr("columns").cast<std::vector<std::string>>();
+  native.conditions = conditions(request.attr("filters"));
+  native.mode = mode_of(request.attr("mode").cast<std::string>());
+  native.verify_crc = request.attr("verify_crc").cast<bool>();
+  native.committed_index = request.attr("committed_index").cast<std::optional<int64_t>>();
+  native.max_rows = request.attr("max_batch_rows").cast<int64_t>();
+  native.max_bytes = std::min(request.attr("max_batch_bytes").cast<int64_t>(), kLargestBatch);
+  native.end_is_boundary = request.attr("end_is_boundary").cast<bool>();
+  return std::make_unique<Scan>(std::move(native));
+}
+
+// Calls `walk` on the segment's bytes, and again on fewer of them where the file shrank meanwhile.
+template <typename Walk>
+auto on_segment(const py::object& segment, Walk walk) {
+  const SegmentId id = segment_id(segment);
+  py::gil_scoped_release release;
+  MappedFile file(id.path);
+  for (int64_t readable = file.readable();;) {
+    auto result = walk(SegmentView(id, file.data(), readable));
+    const int64_t now = file.readable();
+    if (now >= readable) return result;
+    readable = now;
+  }
+}
+
+using LogEndTuple = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t>;
+
+LogEndTuple find_log_end(const py::object& segment, bool search_all) {
+  const LogEnd end = on_segment(segment, [&](const SegmentView& view) { return log_end(view, search_all); });
+  return {end.pos,        end.entries,   end.first_index, end.first_term,
+          end.last_index, end.last_term, end.last_pos,    end.last_store_timestamp};
+}
+
+py::list find_term_runs(const py::object& segment, int64_t start, int64_t end) {
+  const auto runs = on_segment(segment, [&](const SegmentView& view) { return term_runs(view, start, end); });
+  py::list list;
+  for (const TermRun& run : runs) list.append(py::make_tuple(run.term, run.index, run.pos, run.entries));
+  return list;
+}
+
+py::dict layout() {
+  using namespace py::literals;
+  return py::dict("entryHeaderSize"_a = kEntryHeaderSize, "maxEntrySize"_a = kMaxEntrySize,
+                  "minBlankSize"_a = kMinBlankSize, "minMessageSize"_a = kMinMessageSize,
+                  "messageMagicV1"_a = kMessageMagicV1, "messageMagicV2"_a = kMessageMagicV2,
+                  "messageMagicBlank"_a = kMessageMagicBlank, "propertyCrcSize"_a = kPropertyCrcSize);
+}
+
+py::list column_names() {
+  py::list names;
+  for (int i = 0; i < kColumnCount; i++) names.append(kColumnSpecs[i].name);
+  return names;
+}
+
+py::object error_class(const char* name) { return py::module_::import("pyspark_dledger.errors").attr(name); }
+
+template <uint32_t (*Crc)(const uint8_t*, size_t)>
+uint32_t crc_of(const py::bytes& data) {
+  const std::string_view bytes = data;
+  return Crc(reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size());
+}
+
+}  // namespace
+}  // namespace dledger
+
+PYBIND11_MODULE(_native, module) {
+  using namespace dledger;
+  module.doc() = "The native engine: scans segments into Arrow batches. See format/native_engine.py.";
+
+  py::register_exception_translator([](std::exception_ptr pointer) {
+    try {
+      if (pointer) std::rethrow_exception(pointer);
+    } catch (const StoreFault& fault) {
+      PyErr_SetString(error_class("StoreError").ptr(), fault.what());
+    } catch (const MalformedFault& fault) {
+      PyErr_SetString(error_class("MalformedError").ptr(), fault.what());
+    }
+  });
+
+  py::class_<Batch>(module, "Batch")
+      .def("__arrow_c_array__", &to_arrow, py::arg("requested_schema") = py::none())
+      .def_property_readonly("compressed", &compressed);
+  py::class_<Scan>(module, "Scan")
+      .def(py::init(&open_scan), py::arg("request"))
+      .def("next", &Scan::next, py::call_guard<py::gil_scoped_release>());
+  module.def("log_end", &find_log_end);
+  module.def("split", [](const py::object& segment, int64_t start, int64_t end, int64_t target_bytes) {
+    const int64_t target = std::max<int64_t>(target_bytes, 1);
+    return on_segment(segment, [&](const SegmentView& view) { return view.split(start, end, target); });
+  });
+  module.def("seek", [](const py::object& segment, int64_t start, int64_t end, int64_t index) {
+    return on_segment(segment, [&](const SegmentView& view) { return seek(view, start, end, index); });
+  });
+  module.def("term_runs", &find_term_runs);
+  module.def("crc32", &crc_of<crc32>);
+  module.def("crc32_portable", &crc_of<crc32_portable>);
+  module.def("layout", &layout);
+  module.def("column_names", &column_names);
+}

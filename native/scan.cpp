@@ -1,0 +1,717 @@
+#include "scan.hpp"
+
+#include <algorithm>
+#include <unordered_map>
+
+#include "crc32.hpp"
+#include "text.hpp"
+
+namespace dledger {
+
+const ColumnSpec kColumnSpecs[] = {
+    {"kind", Type::String},
+    {"source", Type::String},
+    {"index", Type::Int64},
+    {"term", Type::Int64},
+    {"pos", Type::Int64},
+    {"size", Type::Int32},
+    {"magic", Type::Int32},
+    {"channel", Type::Int32},
+    {"chainCrc", Type::Int32},
+    {"bodyCrc", Type::Int32},
+    {"bodySize", Type::Int32},
+    {"committed", Type::Bool},
+    {"problem", Type::String},
+    {"segment", Type::String},
+    {"topic", Type::String},
+    {"queueId", Type::Int32},
+    {"queueOffset", Type::Int64},
+    {"commitLogOffset", Type::Int64},
+    {"storeSize", Type::Int32},
+    {"messageMagic", Type::Int32},
+    {"flag", Type::Int32},
+    {"sysFlag", Type::Int32},
+    {"reconsumeTimes", Type::Int32},
+    {"bornTimestamp", Type::Timestamp},
+    {"storeTimestamp", Type::Timestamp},
+    {"bornHost", Type::String},
+    {"storeHost", Type::String},
+    {"messageCrc", Type::Int32},
+    {"preparedTransactionOffset", Type::Int64},
+    {"transaction", Type::String},
+    {"compression", Type::String},
+    {"tags", Type::String},
+    {"keys", Type::String},
+    {"uniqKey", Type::String},
+    {"offsetMsgId", Type::String},
+    {"properties", Type::Map},
+    {"body", Type::Binary},
+    {"entryBody", Type::Binary},
+};
+const int kColumnCount = sizeof kColumnSpecs / sizeof kColumnSpecs[0];
+
+namespace {
+
+constexpr int64_t kPopulateBytes = 4 * 1024 * 1024;
+constexpr int64_t kLongestCorruptRow = INT32_MAX;
+constexpr int64_t kCorruptPiece = int64_t{1} << 30;
+constexpr int64_t kFirstMillisecond = -62135596800000;  // 0001-01-01T00:00:00Z
+constexpr int64_t kLastMillisecond = 253402300799999;   // 9999-12-31T23:59:59.999Z
+
+const std::string kKindNames[] = {"message", "entry", "noop", "config", "corrupt"};
+const std::string kCompressionNames[] = {"zlib", "lz4", "zstd", "zlib"};
+const std::string kTransactionNames[] = {"none", "prepared", "commit", "rollback"};
+const std::string kNone = "none", kLedger = "dledger", kCommitLog = "commitlog";
+
+bool is_representable(int64_t milliseconds) {
+  return milliseconds >= kFirstMillisecond && milliseconds <= kLastMillisecond;
+}
+
+bool contains(const TextCondition& values, const uint8_t* p, size_t n) {
+  return std::any_of(values.begin(), values.end(), [&](const std::string& value) {
+    return value.size() == n && std::memcmp(value.data(), p, n) == 0;
+  });
+}
+
+std::string text(int64_t value) { return std::to_string(value); }
+
+bool is_message_column(ColumnId id) {
+  if (id == ColumnId::Kind || id == ColumnId::Problem) return true;
+  return id >= ColumnId::Topic && id != ColumnId::EntryBody;
+}
+
+bool is_property_column(ColumnId id) {
+  return (id >= ColumnId::Tags && id <= ColumnId::UniqKey) || id == ColumnId::Properties;
+}
+
+}  // namespace
+
+bool IntCondition::holds(int64_t value) const {
+  if (value < low || value > high) return false;
+  return !values || std::binary_search(values->begin(), values->end(), value);
+}
+
+Scan::Scan(Request request)
+    : request_(std::move(request)),
+      file_(request_.segment.path),
+      pos_(request_.start),
+      end_(std::min(request_.end, request_.segment.base + request_.segment.size)),
+      populated_(request_.start) {
+  for (const std::string& name : request_.columns) need(name);
+  const Conditions& where = request_.conditions;
+  needs_problem_ = needs_problem_ || request_.mode != Mode::Permissive;
+  needs_properties_ = needs_properties_ || where.tags.has_value();
+  needs_message_ = needs_message_ || needs_problem_ || where.kinds || where.topic || where.tags || where.queue_id ||
+                   where.store_timestamp;
+  needs_stored_body_ = needs_stored_body_ || needs_problem_;
+}
+
+void Scan::need(const std::string& name) {
+  const ColumnSpec* const last = kColumnSpecs + kColumnCount;
+  const ColumnSpec* const spec =
+      std::find_if(kColumnSpecs, last, [&](const ColumnSpec& column) { return name == column.name; });
+  if (spec == last) throw std::invalid_argument("unknown column " + name);
+  const auto id = static_cast<ColumnId>(spec - kColumnSpecs);
+  ids_.push_back(id);
+  needs_message_ = needs_message_ || is_message_column(id);
+  needs_properties_ = needs_properties_ || is_property_column(id);
+  needs_problem_ = needs_problem_ || id == ColumnId::Problem;
+  needs_stored_body_ = needs_stored_body_ || id == ColumnId::Body;
+  needs_body_ = needs_body_ || id == ColumnId::Body || id == ColumnId::EntryBody;
+}
+
+std::unique_ptr<Batch> Scan::next() {
+  int64_t readable = file_.readable();
+  while (true) {
+    const int64_t pos = pos_, corrupt_end = corrupt_end_;
+    const std::string corrupt_reason = corrupt_reason_;
+    SegmentView view(request_.segment, file_.data(), readable);
+    std::unique_ptr<Batch> batch = build(view);
+    const int64_t now = file_.readable();
+    if (now >= readable) return batch;
+    // The file shrank or failed under the scan: what was built may hold bytes that were never there.
+    readable = now;
+    pos_ = pos;
+    corrupt_end_ = corrupt_end;
+    corrupt_reason_ = corrupt_reason;
+  }
+}
+
+std::unique_ptr<Batch> Scan::build(SegmentView& view) {
+  auto batch = std::make_unique<Batch>();
+  batch->columns.reserve(ids_.size());
+  for (const ColumnId id : ids_) {
+    const ColumnSpec& spec = kColumnSpecs[static_cast<int>(id)];
+    batch->columns.emplace_back(spec.name, spec.type);
+    if (id == ColumnId::Body || id == ColumnId::EntryBody) batch->columns.back().reserve(body_hint_);
+  }
+  int64_t bytes = 0;
+  count_ = 0;
+  while (batch->rows + count_ < request_.max_rows) {
+    Row& row = rows_[count_];
+    Inside& inside = inside_[count_];
+    const int64_t before = pos_;
+    try {
+      if (!step(view, row)) break;
+      if (!accept(view, row, inside)) continue;
+    } catch (const std::runtime_error&) {
+      // The rows before come out first; the next call meets the same fault again.
+      if (batch->rows + count_ == 0) throw;
+      pos_ = before;
+      break;
+    }
+    const int64_t more = cost(row, inside);
+    if (bytes + more > request_.max_bytes && batch->rows + count_ > 0) {
+      pos_ = row.pos;
+      break;
+    }
+    bytes += more;
+    if (++count_ == kChunk) flush(*batch);
+  }
+  flush(*batch);
+  body_hint_ = static_cast<size_t>(bytes);
+  return batch->rows > 0 ? std::move(batch) : nullptr;
+}
+
+// Moves to the next row, whatever the conditions say; false at the end of the range.
+bool Scan::step(const SegmentView& view, Row& row) {
+  if (pos_ < corrupt_end_) return step_corrupt(row);
+  while (pos_ < end_) {
+    if (pos_ >= populated_) {
+      file_.populate(pos_ - view.base(), std::min(kPopulateBytes, end_ - pos_));
+      populated_ = pos_ + kPopulateBytes;
+    }
+    int64_t size = view.entry_size(pos_);
+    if (size > 0) {
+      check_boundary(view.is_dledger() ? "entry" : "message", size);
+      row = {Kind::Entry, view.at(pos_), pos_, size, -1};
+      __builtin_prefetch(view.at(std::min(pos_ + 6 * size, view.file_end() - 1)));
+      pos_ += size;
+      return true;
+    }
+    const Blank blank = view.blank_at(pos_, size);
+    if (blank == Blank::ToEnd || blank == Blank::Skips) {
+      check_boundary("blank", size);
+      pos_ += size;
+      continue;
+    }
+    if (blank == Blank::Odd) {
+      // An entry right at the end counts: the walk of the next range starts there.
+      const int64_t behind = view.find(pos_ + 1, end_ + 1);
+      if (behind <= end_) {
+        begin_corrupt(pos_, behind, view.odd_blank_reason(pos_, size));
+        return step_corrupt(row);
+      }
+      if (view.file_end() >= end_) break;
+    }
+    const int64_t next = view.find(pos_ + 1, end_);
+    if (next >= end_ && view.file_end() < end_) {
+      begin_corrupt(pos_, end_,
+                    "expected " + text(request_.segment.size) + " bytes in " + request_.segment.name + ", found " +
+                        text(view.file_end() - view.base()));
+    } else {
+      begin_corrupt(pos_, next, view.reason(pos_));
+    }
+    return step_corrupt(row);
+  }
+  pos_ = std::max(pos_, end_);
+  return false;
+}
+
+// A planned end that the walk jumps over would give rows twice or not at all.
+void Scan::check_boundary(const char* what, int64_t size) const {
+  if (!request_.end_is_boundary || pos_ + size <= end_) return;
+  throw StoreFault(request_.segment.path + ": a split at " + text(end_) + " is not on an entry boundary: the " + what +
+                   " at " + text(pos_) + " ends at " + text(pos_ + size) +
+                   "; was the file changed after it was planned?");
+}
+
+void Scan::begin_corrupt(int64_t pos, int64_t end, std::string reason) {
+  pos_ = pos;
+  corrupt_end_ = end;
+  corrupt_reason_ = std::move(reason);
+}
+
+bool Scan::step_corrupt(Row& row) {
+  const int64_t left = corrupt_end_ - pos_;
+  // The first piece of a long extent is cut like the others, so the last one may be short.
+  const int64_t size = left > kLongestCorruptRow ? kCorruptPiece : left;
+  row = {Kind::Corrupt, nullptr, pos_, size, -1};
+  pos_ += size;
+  return true;
+}
+
+bool Scan::is_committed(const Row& row) const { return EntryHeader{row.p}.index() <= *request_.committed_index; }
+
+// The conditions that need no message.
+bool Scan::keeps_place(const Row& row) const {
+  const Conditions& where = request_.conditions;
+  if (where.pos && !where.pos->holds(row.pos)) return false;
+  const bool has_header = request_.segment.is_dledger && row.kind != Kind::Corrupt;
+  if (where.committed) {
+    if (request_.segment.is_dledger) {
+      if (!has_header || !request_.committed_index || is_committed(row) != *where.committed) return false;
+    } else if (!*where.committed) {
+      return false;
+    }
+  }
+  if (!where.index && !where.term) return true;
+  if (!has_header) return false;
+  const EntryHeader header{row.p};
+  return (!where.index || where.index->holds(header.index())) && (!where.term || where.term->holds(header.term()));
+}
+
+bool Scan::keeps_message(const Row& row, const Inside& inside) const {
+  const Conditions& where = request_.conditions;
+  if (where.kinds && (*where.kinds >> static_cast<int>(row.kind) & 1) == 0) return false;
+  if (!where.topic && !where.tags && !where.queue_id && !where.store_timestamp) return true;
+  if (row.kind != Kind::Message) return false;
+  const Message& message = inside.message;
+  if (where.queue_id && !where.queue_id->holds(message.queue_id())) return false;
+  if (where.topic && !contains(*where.topic, inside.topic, inside.topic_length)) return false;
+  if (where.store_timestamp) {
+    const int64_t ms = message.store_timestamp();
+    if (!is_representable(ms) || !where.store_timestamp->holds(ms * 1000)) return false;
+  }
+  if (!where.tags) return true;
+  if (inside.tags < 0) return false;
+  const Property& tags = properties_[static_cast<size_t>(inside.tags)];
+  return contains(*where.tags, tags.value, tags.value_length);
+}
+
+// Decides whether the row is wanted, and completes it.
+bool Scan::accept(const SegmentView& view, Row& row, Inside& inside) {
+  if (!keeps_place(row)) return false;
+  if (!needs_message_) return true;
+  const size_t properties = properties_.size(), problems = problems_.size();
+  look_inside(view, row, inside);
+  bool keep = keeps_message(row, inside);
+  if (keep && needs_problem_) {
+    check(row, inside);
+    if (row.problem >= 0 && request_.mode == Mode::FailFast) {
+      throw MalformedFault(request_.segment.path + ": " + kKindNames[static_cast<int>(row.kind)] + " at " +
+                           text(row.pos) + ": " + problems_[static_cast<size_t>(row.problem)] +
+                           "; mode=PERMISSIVE keeps such rows with their problem, DROPMALFORMED drops them");
+    }
+    keep = row.problem < 0 || request_.mode == Mode::Permissive;
+  }
+  if (!keep) {
+    properties_.resize(properties);
+    problems_.resize(problems);
+  }
+  return keep;
+}
+
+// Finds the row's kind, and its message's parts.
+void Scan::look_inside(const SegmentView& view, Row& row, Inside& inside) {
+  if (row.kind == Kind::Corrupt) {
+    if (needs_problem_) add_problem(row, corrupt_reason_);
+    return;
+  }
+  const uint8_t* bytes = row.p;
+  int64_t size = row.size;
+  if (view.is_dledger()) {
+    const int32_t magic = EntryHeader{row.p}.magic();
+    if (magic != kMagicNormal) {
+      row.kind = magic == kMagicNoop ? Kind::Noop : Kind::Config;
+      return;
+    }
+    bytes += kEntryHeaderSize;
+    size -= kEntryHeaderSize;
+    if (size < 8 || !is_message_magic(load_be32(bytes + 4))) return;
+  }
+  MessageFault fault;
+  if (!parse_message(bytes, size, inside.message, fault)) {
+    if (needs_problem_) add_problem(row, fault.text(size, row.pos + (bytes - row.p)));
+    return;
+  }
+  row.kind = Kind::Message;
+  const Message& message = inside.message;
+  inside.topic = message.topic;
+  inside.topic_length = message.topic_length;
+  if (!is_utf8(message.topic, message.topic_length)) {
+    texts_.push_back(sanitize_utf8(message.topic, message.topic_length));
+    inside.topic = reinterpret_cast<const uint8_t*>(texts_.back().data());
+    inside.topic_length = static_cast<uint32_t>(texts_.back().size());
+  }
+  inside.first_property = static_cast<uint32_t>(properties_.size());
+  inside.properties = 0;
+  inside.tags = inside.keys = inside.uniq_key = -1;
+  if (needs_properties_) parse_properties(inside);
+}
+
+// As MessageDecoder.string2messageProperties of 5.x: a pair needs a name and a value; of equal names the last value
+// wins.
+void Scan::parse_properties(Inside& inside) {
+  const uint8_t* p = inside.message.properties;
+  size_t length = inside.message.properties_length;
+  if (!is_utf8(p, length)) {
+    // Replacing malformed bytes moves no separator: both are below 0x80.
+    texts_.push_back(sanitize_utf8(p, length));
+    p = reinterpret_cast<const uint8_t*>(texts_.back().data());
+    length = texts_.back().size();
+  }
+  const uint8_t* const end = p + length;
+  while (p < end) {
+    const auto* stop = static_cast<const uint8_t*>(std::memchr(p, 0x02, static_cast<size_t>(end - p)));
+    if (stop == nullptr) stop = end;
+    const auto* const equals = static_cast<const uint8_t*>(std::memchr(p, 0x01, static_cast<size_t>(stop - p)));
+    if (equals != nullptr && equals > p && equals + 1 < stop) {
+      add_property(inside,
+                   {p, equals + 1, static_cast<uint32_t>(equals - p), static_cast<uint32_t>(stop - equals - 1)});
+    }
+    p = stop + 1;
+  }
+  if (inside.properties > kManyProperties) merge_properties(inside);
+  for (uint32_t i = 0; i < inside.properties; i++) {
+    const uint32_t at = inside.first_property + i;
+    const Property& property = properties_[at];
+    const auto is = [&](const char* name, size_t n) {
+      return property.key_length == n && std::memcmp(property.key, name, n) == 0;
+    };
+    if (is("TAGS", 4)) inside.tags = static_cast<int32_t>(at);
+    if (is("KEYS", 4)) inside.keys = static_cast<int32_t>(at);
+    if (is("UNIQ_KEY", 8)) inside.uniq_key = static_cast<int32_t>(at);
+  }
+}
+
+void Scan::add_property(Inside& inside, const Property& property) {
+  if (inside.properties <= kManyProperties) {
+    for (uint32_t i = 0; i < inside.properties; i++) {
+      Property& other = properties_[inside.first_property + i];
+      if (other.key_length == property.key_length && std::memcmp(other.key, property.key, other.key_length) == 0) {
+        other.value = property.value;
+        other.value_length = property.value_length;
+        return;
+      }
+    }
+  }
+  properties_.push_back(property);
+  inside.properties++;
+}
+
+// Merges equal names where there are too many properties to compare each with each.
+void Scan::merge_properties(Inside& inside) {
+  std::unordered_map<std::string, uint32_t> places;
+  uint32_t kept = 0;
+  for (uint32_t i = 0; i < inside.properties; i++) {
+    const Property property = properties_[inside.first_property + i];
+    const std::string key(reinterpret_cast<const char*>(property.key), property.key_length);
+    const auto [place, is_new] = places.emplace(key, kept);
+    properties_[inside.first_property + place->second] =
+        is_new ? property
+               : Property{properties_[inside.first_property + place->second].key, property.value, property.key_length,
+                          property.value_length};
+    if (is_new) kept++;
+  }
+  inside.properties = kept;
+  properties_.resize(inside.first_property + kept);
+}
+
+void Scan::add_problem(Row& row, std::string problem) {
+  if (row.problem >= 0) return;
+  row.problem = static_cast<int32_t>(problems_.size());
+  problems_.push_back(std::move(problem));
+}
+
+// Looks for the row's first problem; one found while it was parsed comes after the header's own.
+void Scan::check(Row& row, const Inside& inside) {
+  if (row.kind == Kind::Corrupt) return;
+  if (request_.segment.is_dledger && request_.verify_crc) {
+    const EntryHeader header{row.p};
+    if (header.body_crc() != 0) {
+      const auto found = static_cast<int32_t>(crc32(header.body(), static_cast<size_t>(header.body_size())));
+      if (found != header.body_crc()) {
+        row.problem = -1;
+        add_problem(row, "expected bodyCrc " + text(header.body_crc()) + ", found " + text(found));
+      }
+    }
+  }
+  if (row.problem >= 0 || row.kind != Kind::Message) return;
+  const Message& message = inside.message;
+  const int64_t at = row.pos + (message.p - row.p);
+  if (message.physical_offset() != at) {
+    return add_problem(row, "expected physicalOffset " + text(at) + ", found " + text(message.physical_offset()));
+  }
+  if (request_.verify_crc && message.body_length > 0) {
+    const uint32_t found = crc32(message.body, static_cast<size_t>(message.body_length)) & 0x7FFFFFFFu;
+    if (static_cast<int64_t>(found) != message.body_crc()) {
+      return add_problem(row, "expected message CRC " + text(message.body_crc()) + ", found " + text(found));
+    }
+  }
+  const int64_t stored = request_.verify_crc && !request_.segment.is_dledger ? property_crc(message) : -1;
+  if (stored >= 0) {
+    const uint32_t found = crc32(message.p, static_cast<size_t>(message.size - kPropertyCrcSize)) & 0x7FFFFFFFu;
+    if (static_cast<int64_t>(found) != stored) {
+      return add_problem(row, "expected property CRC " + text(stored) + ", found " + text(found));
+    }
+  }
+  const int64_t born = message.born_timestamp(), store = message.store_timestamp();
+  if (!is_representable(born)) {
+    return add_problem(row, "expected bornTimestamp within years 1 to 9999, found " + text(born) + " ms");
+  }
+  if (!is_representable(store)) {
+    add_problem(row, "expected storeTimestamp within years 1 to 9999, found " + text(store) + " ms");
+  }
+}
+
+bool Scan::lists_compressed(const Row& row, const Inside& inside) const {
+  return needs_stored_body_ && row.kind == Kind::Message && inside.message.has_compressed_body();
+}
+
+// Bytes that the row adds to its batch, about.
+int64_t Scan::cost(const Row& row, const Inside& inside) const {
+  if (row.kind == Kind::Corrupt) return 0;
+  if (needs_body_) return row.size;
+  if (!needs_message_ || row.kind != Kind::Message) return 0;
+  const int64_t stored = lists_compressed(row, inside) ? inside.message.body_length : 0;
+  return inside.message.size - inside.message.body_length + stored;
+}
+
+void Scan::flush(Batch& batch) {
+  for (int i = 0; i < count_; i++) {
+    const Row& row = rows_[i];
+    message_valid_[i] = row.kind == Kind::Message;
+    body_valid_[i] = row.kind != Kind::Corrupt;
+    entry_valid_[i] = row.kind != Kind::Corrupt && request_.segment.is_dledger;
+    if (lists_compressed(row, inside_[i])) {
+      const Message& message = inside_[i].message;
+      batch.compressed.push_back(
+          {batch.rows + i, row.pos, message.compression_type(),
+           std::string(reinterpret_cast<const char*>(message.body), static_cast<size_t>(message.body_length))});
+    }
+  }
+  for (size_t c = 0; c < ids_.size(); c++) fill_column(batch.columns[c], ids_[c]);
+  batch.rows += count_;
+  count_ = 0;
+  problems_.clear();
+  properties_.clear();
+  texts_.clear();
+}
+
+template <typename T, typename Get>
+void Scan::fill(Column& column, const uint8_t* valid, Get get) {
+  T* const out = column.values<T>(count_);
+  for (int i = 0; i < count_; i++) out[i] = valid == nullptr || valid[i] ? get(i) : T{0};
+  column.close_chunk(count_, valid);
+}
+
+template <typename Append>
+void Scan::fill_text(Column& column, const uint8_t* valid, Append append) {
+  for (int i = 0; i < count_; i++) {
+    if (valid == nullptr || valid[i]) {
+      append(i);
+    } else {
+      column.append_nothing();
+    }
+  }
+  column.close_chunk(count_, valid);
+}
+
+void Scan::fill_host(Column& column, bool born) {
+  const uint8_t* last = nullptr;
+  int last_length = 0;
+  std::string host;
+  fill_text(column, message_valid_, [&](int i) {
+    const Message& message = inside_[i].message;
+    const uint8_t* const p = born ? message.born_host() : message.store_host();
+    const int length = born ? message.born_host_length() : message.store_host_length();
+    if (last == nullptr || length != last_length || std::memcmp(p, last, static_cast<size_t>(length)) != 0) {
+      host = host_text(p, length);
+      last = p;
+      last_length = length;
+    }
+    column.append_text(host);
+  });
+}
+
+void Scan::fill_property(Column& column, int32_t Inside::* which) {
+  uint8_t valid[kChunk];
+  for (int i = 0; i < count_; i++) valid[i] = message_valid_[i] && inside_[i].*which >= 0;
+  fill_text(column, valid, [&](int i) {
+    const Property& property = properties_[static_cast<size_t>(inside_[i].*which)];
+    column.append_text(property.value, property.value_length);
+  });
+}
+
+void Scan::fill_timestamp(Column& column, bool born) {
+  uint8_t valid[kChunk];
+  int64_t milliseconds[kChunk];
+  for (int i = 0; i < count_; i++) {
+    const Message& message = inside_[i].message;
+    milliseconds[i] = !message_valid_[i] ? 0 : born ? message.born_timestamp() : message.store_timestamp();
+    valid[i] = message_valid_[i] && is_representable(milliseconds[i]);
+  }
+  fill<int64_t>(column, valid, [&](int i) { return milliseconds[i] * 1000; });
+}
+
+void Scan::fill_compression(Column& column) {
+  uint8_t valid[kChunk];
+  for (int i = 0; i < count_; i++) {
+    const Message& message = inside_[i].message;
+    valid[i] = message_valid_[i] && ((message.sys_flag() & kFlagCompressed) == 0 || message.compression_type() <= 3);
+  }
+  fill_text(column, valid, [&](int i) {
+    const Message& message = inside_[i].message;
+    const bool compressed = (message.sys_flag() & kFlagCompressed) != 0;
+    column.append_text(compressed ? kCompressionNames[message.compression_type()] : kNone);
+  });
+}
+
+void Scan::fill_offset_msg_id(Column& column) {
+  static const char kHex[] = "0123456789ABCDEF";
+  fill_text(column, message_valid_, [&](int i) {
+    const Message& message = inside_[i].message;
+    char id[56];
+    int n = 0;
+    const auto append = [&](const uint8_t* p, int length) {
+      for (int b = 0; b < length; b++) {
+        id[n++] = kHex[p[b] >> 4];
+        id[n++] = kHex[p[b] & 0xF];
+      }
+    };
+    append(message.store_host(), message.store_host_length());
+    append(message.p + 28, 8);
+    column.append_text(id, static_cast<size_t>(n));
+  });
+}
+
+void Scan::fill_properties(Column& column) {
+  for (int i = 0; i < count_; i++) {
+    for (uint32_t k = 0; message_valid_[i] && k < inside_[i].properties; k++) {
+      const Property& property = properties_[inside_[i].first_property + k];
+      column.append_pair(property.key, property.key_length, property.value, property.value_length);
+    }
+    column.close_map();
+  }
+  column.close_chunk(count_, message_valid_);
+}
+
+void Scan::fill_body(Column& column) {
+  fill_text(column, body_valid_, [&](int i) {
+    const Row& row = rows_[i];
+    const Message& message = inside_[i].message;
+    if (row.kind != Kind::Message) {
+      const EntryHeader header{row.p};
+      column.append_text(header.body(), static_cast<size_t>(header.body_size()));
+    } else if (message.has_compressed_body()) {
+      column.append_nothing();
+    } else {
+      column.append_text(message.body, static_cast<size_t>(message.body_length));
+    }
+  });
+}
+
+void Scan::fill_entry_body(Column& column) {
+  const int header = request_.segment.is_dledger ? kEntryHeaderSize : 0;
+  fill_text(column, body_valid_,
+            [&](int i) { column.append_text(rows_[i].p + header, static_cast<size_t>(rows_[i].size - header)); });
+}
+
+void Scan::fill_committed(Column& column) {
+  uint8_t valid[kChunk];
+  const bool known = !request_.segment.is_dledger || request_.committed_index.has_value();
+  for (int i = 0; i < count_; i++) {
+    valid[i] = known && (!request_.segment.is_dledger || entry_valid_[i]);
+    column.append_bool(valid[i] && (!request_.segment.is_dledger || is_committed(rows_[i])));
+  }
+  column.close_chunk(count_, valid);
+}
+
+void Scan::fill_problem(Column& column) {
+  uint8_t valid[kChunk];
+  for (int i = 0; i < count_; i++) valid[i] = rows_[i].problem >= 0;
+  fill_text(column, valid, [&](int i) { column.append_text(problems_[static_cast<size_t>(rows_[i].problem)]); });
+}
+
+void Scan::fill_column(Column& column, ColumnId id) {
+  const auto header = [this](int i) { return EntryHeader{rows_[i].p}; };
+  const auto message = [this](int i) -> const Message& { return inside_[i].message; };
+  const auto constant = [&](const std::string& value) {
+    fill_text(column, nullptr, [&](int) { column.append_text(value); });
+  };
+  switch (id) {
+    case ColumnId::Kind:
+      return fill_text(column, nullptr,
+                       [&](int i) { column.append_text(kKindNames[static_cast<int>(rows_[i].kind)]); });
+    case ColumnId::Source:
+      return constant(request_.segment.is_dledger ? kLedger : kCommitLog);
+    case ColumnId::Segment:
+      return constant(request_.segment.name);
+    case ColumnId::Index:
+      return fill<int64_t>(column, entry_valid_, [&](int i) { return header(i).index(); });
+    case ColumnId::Term:
+      return fill<int64_t>(column, entry_valid_, [&](int i) { return header(i).term(); });
+    case ColumnId::Pos:
+      return fill<int64_t>(column, nullptr, [&](int i) { return rows_[i].pos; });
+    case ColumnId::Size:
+      return fill<int32_t>(column, nullptr, [&](int i) { return static_cast<int32_t>(rows_[i].size); });
+    case ColumnId::Magic:
+      return fill<int32_t>(column, entry_valid_, [&](int i) { return header(i).magic(); });
+    case ColumnId::Channel:
+      return fill<int32_t>(column, entry_valid_, [&](int i) { return header(i).channel(); });
+    case ColumnId::ChainCrc:
+      return fill<int32_t>(column, entry_valid_, [&](int i) { return header(i).chain_crc(); });
+    case ColumnId::BodyCrc:
+      return fill<int32_t>(column, entry_valid_, [&](int i) { return header(i).body_crc(); });
+    case ColumnId::BodySize:
+      return fill<int32_t>(column, entry_valid_, [&](int i) { return header(i).body_size(); });
+    case ColumnId::Committed:
+      return fill_committed(column);
+    case ColumnId::Problem:
+      return fill_problem(column);
+    case ColumnId::Topic:
+      return fill_text(column, message_valid_,
+                       [&](int i) { column.append_text(inside_[i].topic, inside_[i].topic_length); });
+    case ColumnId::QueueId:
+      return fill<int32_t>(column, message_valid_, [&](int i) { return message(i).queue_id(); });
+    case ColumnId::QueueOffset:
+      return fill<int64_t>(column, message_valid_, [&](int i) { return message(i).queue_offset(); });
+    case ColumnId::CommitLogOffset:
+      return fill<int64_t>(column, message_valid_, [&](int i) { return message(i).physical_offset(); });
+    case ColumnId::StoreSize:
+      return fill<int32_t>(column, message_valid_, [&](int i) { return message(i).size; });
+    case ColumnId::MessageMagic:
+      return fill<int32_t>(column, message_valid_, [&](int i) { return message(i).magic(); });
+    case ColumnId::Flag:
+      return fill<int32_t>(column, message_valid_, [&](int i) { return message(i).flag(); });
+    case ColumnId::SysFlag:
+      return fill<int32_t>(column, message_valid_, [&](int i) { return message(i).sys_flag(); });
+    case ColumnId::ReconsumeTimes:
+      return fill<int32_t>(column, message_valid_, [&](int i) { return message(i).reconsume_times(); });
+    case ColumnId::BornTimestamp:
+      return fill_timestamp(column, true);
+    case ColumnId::StoreTimestamp:
+      return fill_timestamp(column, false);
+    case ColumnId::BornHost:
+      return fill_host(column, true);
+    case ColumnId::StoreHost:
+      return fill_host(column, false);
+    case ColumnId::MessageCrc:
+      return fill<int32_t>(column, message_valid_, [&](int i) { return message(i).body_crc(); });
+    case ColumnId::PreparedTransactionOffset:
+      return fill<int64_t>(column, message_valid_, [&](int i) { return message(i).prepared_transaction_offset(); });
+    case ColumnId::Transaction:
+      return fill_text(column, message_valid_, [&](int i) {
+        column.append_text(kTransactionNames[(message(i).sys_flag() & kFlagTransactionMask) >> 2]);
+      });
+    case ColumnId::Compression:
+      return fill_compression(column);
+    case ColumnId::Tags:
+      return fill_property(column, &Inside::tags);
+    case ColumnId::Keys:
+      return fill_property(column, &Inside::keys);
+    case ColumnId::UniqKey:
+      return fill_property(column, &Inside::uniq_key);
+    case ColumnId::OffsetMsgId:
+      return fill_offset_msg_id(column);
+    case ColumnId::Properties:
+      return fill_properties(column);
+    case ColumnId::Body:
+      return fill_body(column);
+    case ColumnId::EntryBody:
+      return fill_entry_body(column);
+  }
+}
+
+}  // namespace dledger

@@ -1,0 +1,205 @@
+// One pass over a range of a segment: walk, check, filter, build Arrow columns. Only requested columns are touched.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "columns.hpp"
+#include "walk.hpp"
+
+namespace dledger {
+
+enum class ColumnId {
+  Kind,
+  Source,
+  Index,
+  Term,
+  Pos,
+  Size,
+  Magic,
+  Channel,
+  ChainCrc,
+  BodyCrc,
+  BodySize,
+  Committed,
+  Problem,
+  Segment,
+  Topic,
+  QueueId,
+  QueueOffset,
+  CommitLogOffset,
+  StoreSize,
+  MessageMagic,
+  Flag,
+  SysFlag,
+  ReconsumeTimes,
+  BornTimestamp,
+  StoreTimestamp,
+  BornHost,
+  StoreHost,
+  MessageCrc,
+  PreparedTransactionOffset,
+  Transaction,
+  Compression,
+  Tags,
+  Keys,
+  UniqKey,
+  OffsetMsgId,
+  Properties,
+  Body,
+  EntryBody,
+};
+
+enum class Kind : uint8_t { Message, Entry, Noop, Config, Corrupt };
+enum class Mode { Permissive, DropMalformed, FailFast };
+
+// A row with a problem under FAILFAST. Becomes errors.MalformedError in Python.
+struct MalformedFault : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+struct IntCondition {
+  int64_t low, high;
+  std::optional<std::vector<int64_t>> values;  // sorted
+
+  bool holds(int64_t value) const;
+};
+
+using TextCondition = std::vector<std::string>;
+
+// A conjunction; an absent condition always holds, a null value never does.
+struct Conditions {
+  std::optional<IntCondition> index, term, pos, queue_id, store_timestamp;
+  std::optional<TextCondition> topic, tags;
+  std::optional<uint32_t> kinds;  // bit per Kind
+  std::optional<bool> committed;
+};
+
+struct Request {
+  SegmentId segment;
+  int64_t start = 0, end = 0;
+  std::vector<std::string> columns;
+  Conditions conditions;
+  Mode mode = Mode::Permissive;
+  bool verify_crc = true;
+  std::optional<int64_t> committed_index;
+  int64_t max_rows = 0, max_bytes = 0;
+  bool end_is_boundary = false;
+};
+
+struct CompressedBody {
+  int64_t row, pos;
+  int32_t type;
+  std::string stored;
+};
+
+struct Batch {
+  std::vector<Column> columns;
+  int64_t rows = 0;
+  std::vector<CompressedBody> compressed;
+};
+
+class Scan {
+ public:
+  // Throws StoreFault where the file cannot be mapped, std::invalid_argument for an unknown column.
+  explicit Scan(Request request);
+
+  // The next batch, or nothing at the end of the range. Throws StoreFault and MalformedFault.
+  std::unique_ptr<Batch> next();
+
+ private:
+  struct Property {
+    const uint8_t* key;
+    const uint8_t* value;
+    uint32_t key_length, value_length;
+  };
+
+  struct Row {
+    Kind kind;
+    const uint8_t* p;  // the entry's header or the message; null in a corrupt row
+    int64_t pos, size;
+    int32_t problem;  // in problems_; -1 without one
+  };
+
+  // What is known of a row's message.
+  struct Inside {
+    Message message;
+    const uint8_t* topic;
+    uint32_t topic_length;
+    uint32_t first_property, properties;
+    int32_t tags, keys, uniq_key;  // in properties_; -1 without one
+  };
+
+  void need(const std::string& name);
+  std::unique_ptr<Batch> build(SegmentView& view);
+  bool step(const SegmentView& view, Row& row);
+  bool step_corrupt(Row& row);
+  void check_boundary(const char* what, int64_t size) const;
+  void begin_corrupt(int64_t pos, int64_t end, std::string reason);
+  bool accept(const SegmentView& view, Row& row, Inside& inside);
+  bool keeps_place(const Row& row) const;
+  void look_inside(const SegmentView& view, Row& row, Inside& inside);
+  bool keeps_message(const Row& row, const Inside& inside) const;
+  void parse_properties(Inside& inside);
+  void add_property(Inside& inside, const Property& property);
+  void merge_properties(Inside& inside);
+  bool is_committed(const Row& row) const;
+  void check(Row& row, const Inside& inside);
+  void add_problem(Row& row, std::string text);
+  int64_t cost(const Row& row, const Inside& inside) const;
+  bool lists_compressed(const Row& row, const Inside& inside) const;
+  void flush(Batch& batch);
+  void fill_column(Column& column, ColumnId id);
+  template <typename T, typename Get>
+  void fill(Column& column, const uint8_t* valid, Get get);
+  template <typename Append>
+  void fill_text(Column& column, const uint8_t* valid, Append append);
+  void fill_host(Column& column, bool born);
+  void fill_timestamp(Column& column, bool born);
+  void fill_property(Column& column, int32_t Inside::* which);
+  void fill_compression(Column& column);
+  void fill_offset_msg_id(Column& column);
+  void fill_properties(Column& column);
+  void fill_body(Column& column);
+  void fill_entry_body(Column& column);
+  void fill_committed(Column& column);
+  void fill_problem(Column& column);
+
+  static constexpr int kChunk = 128;
+  static constexpr uint32_t kManyProperties = 32;
+
+  Request request_;
+  std::vector<ColumnId> ids_;
+  bool needs_message_ = false, needs_properties_ = false, needs_problem_ = false, needs_body_ = false;
+  bool needs_stored_body_ = false;  // of compressed messages
+  MappedFile file_;
+  int64_t pos_, end_, populated_;
+  size_t body_hint_ = 0;
+
+  // The corrupt extent being handed out.
+  int64_t corrupt_end_ = 0;
+  std::string corrupt_reason_;
+
+  // The chunk of rows being built.
+  int count_ = 0;
+  Row rows_[kChunk];
+  Inside inside_[kChunk];
+  uint8_t entry_valid_[kChunk], message_valid_[kChunk], body_valid_[kChunk];
+  std::vector<std::string> problems_;
+  std::vector<Property> properties_;
+  std::deque<std::string> texts_;  // sanitised bytes that properties and topics point into
+};
+
+// The columns by name, in the order of ColumnId; module.cpp shows it to the tests.
+struct ColumnSpec {
+  const char* name;
+  Type type;
+};
+extern const ColumnSpec kColumnSpecs[];
+extern const int kColumnCount;
+
+}  // namespace dledger

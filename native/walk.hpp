@@ -1,0 +1,89 @@
+// Which bytes of a segment are an entry, a message, a blank or neither. Everything here looks at the bytes of one
+// segment only, never at how a scan was split, so every split of a segment sees the same entries.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "entry.hpp"
+#include "message.hpp"
+
+namespace dledger {
+
+// A segment as a request names it: the file at [base, base + size) of the log's positions.
+struct SegmentId {
+  std::string path;
+  std::string name;
+  int64_t base = 0;
+  int64_t size = 0;
+  bool is_dledger = true;
+  bool check_pos = true;  // false for DLedger 0.4.0, whose followers keep the leader's pos
+};
+
+enum class Blank { None, ToEnd, Skips, Odd };
+
+// The readable bytes of a segment. Positions are the log's; none outside [base, file_end) is ever read.
+class SegmentView {
+ public:
+  SegmentView(const SegmentId& id, const uint8_t* data, int64_t readable);
+
+  int64_t base() const { return id_.base; }
+  int64_t file_end() const { return file_end_; }
+  bool is_dledger() const { return id_.is_dledger; }
+  const uint8_t* at(int64_t pos) const { return data_ + (pos - id_.base); }
+
+  // The length of the entry or message at pos, or 0 where none stands there.
+  int64_t entry_size(int64_t pos) const { return id_.is_dledger ? ledger_entry_size(pos) : message_size(pos); }
+
+  Blank blank_at(int64_t pos, int64_t& size) const;
+
+  // First pos in [from, end) where an entry or message stands; `end` if there is none. Linear.
+  int64_t find(int64_t from, int64_t end) const;
+
+  // What was expected and found at a pos where neither entry nor blank stands.
+  std::string reason(int64_t pos) const;
+  std::string odd_blank_reason(int64_t pos, int64_t size) const;
+
+  // Boundaries in (start, end), about target_bytes apart, that a walk from the segment's start visits.
+  std::vector<int64_t> split(int64_t start, int64_t end, int64_t target_bytes) const;
+
+ private:
+  int64_t ledger_entry_size(int64_t pos) const {
+    if (file_end_ - pos < kEntryHeaderSize) return 0;
+    const EntryHeader header{at(pos)};
+    if (!header.is_magic()) return 0;
+    const int64_t size = header.size();
+    if (size < kEntryHeaderSize || size != int64_t{kEntryHeaderSize} + header.body_size()) return 0;
+    if (size > file_end_ - pos || (id_.check_pos && header.pos() != pos)) return 0;
+    return header.index() >= 0 && header.term() >= -1 ? size : 0;
+  }
+  int64_t message_size(int64_t pos) const;
+  int64_t next_candidate(int64_t from, int64_t end, bool with_blanks) const;
+  std::string ledger_reason(int64_t pos) const;
+  std::string message_reason(int64_t pos) const;
+
+  SegmentId id_;
+  const uint8_t* data_;
+  int64_t file_end_;
+};
+
+struct LogEnd {
+  int64_t pos = 0, entries = 0;
+  int64_t first_index = -1, first_term = -1, last_index = -1, last_term = -1, last_pos = -1, last_store_timestamp = -1;
+};
+
+// The end of the log inside the segment: entries in order of index and term count; behind a gap, search_all or the next
+// 8 MiB are searched for an entry that continues them.
+LogEnd log_end(const SegmentView& view, bool search_all);
+
+// Pos of the first DLedger entry of the walk over [start, end) whose index is at least `index`; `end` if there is none.
+int64_t seek(const SegmentView& view, int64_t start, int64_t end, int64_t index);
+
+struct TermRun {
+  int64_t term, index, pos, entries;
+};
+
+std::vector<TermRun> term_runs(const SegmentView& view, int64_t start, int64_t end);
+
+}  // namespace dledger

@@ -1,0 +1,56 @@
+"""DLedger logs of Apache RocketMQ as tables: a Spark data source, and a reader for plain Python.
+
+Spark imports every top-level ``pyspark_*`` module to look for ``DefaultSource``, and one that fails hides all others.
+So this module loads nothing until a name is used.
+"""
+
+from __future__ import annotations
+
+__version__ = "0.1.0"
+
+TYPE_CHECKING = False  # typing's constant, without loading typing
+if TYPE_CHECKING:
+    from pyspark_dledger.errors import DLedgerError, MalformedError, OptionError, StoreError
+    from pyspark_dledger.log import Log, open_log
+    from pyspark_dledger.spark.source import DefaultSource
+
+__all__ = [
+    "DLedgerError",
+    "DefaultSource",
+    "Log",
+    "MalformedError",
+    "OptionError",
+    "StoreError",
+    "__version__",
+    "open_log",
+]
+
+_MODULES = {
+    "DLedgerError": "errors",
+    "DefaultSource": "spark.source",
+    "Log": "log",
+    "MalformedError": "errors",
+    "OptionError": "errors",
+    "StoreError": "errors",
+    "open_log": "log",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    try:
+        value: object = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    except ImportError as error:
+        if name != "DefaultSource":
+            raise
+        # Spark's lookup asks with hasattr, which lets nothing but AttributeError pass.
+        raise AttributeError(f"{__name__}.{name} needs PySpark 4.0 or later: {error}") from error
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

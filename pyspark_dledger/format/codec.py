@@ -1,0 +1,144 @@
+"""Records of fixed size, encoded and decoded by the tables of `layout`: entry header, blank, index unit, queue unit.
+
+Everything is big-endian and signed. Decoders take any `Buffer` and an offset in it, and raise ``struct.error`` where
+the buffer ends before the record does.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import astuple, dataclass
+from typing import Any, Protocol
+
+import crcmod.predefined
+import numpy as np
+import numpy.typing as npt
+
+from pyspark_dledger.format import layout
+
+_STRUCT_CODES = {">i4": "i", ">i8": "q"}
+
+crc32: Callable[..., int] = crcmod.predefined.mkCrcFun("crc-32")
+"""CRC-32 of bytes, unsigned, as ``java.util.zip.CRC32``; a second argument continues from an earlier value."""
+
+
+class Buffer(Protocol):
+    """Bytes that can be sliced: ``bytes`` itself, or a file by its positions."""
+
+    def __getitem__(self, key: slice, /) -> bytes: ...
+
+
+def record_struct(fields: Sequence[layout.Field]) -> struct.Struct:
+    """The packer of a layout, whose fields have to follow each other without gaps."""
+    packer = struct.Struct(">" + "".join(_STRUCT_CODES[field.dtype] for field in fields))
+    ends = [field.offset + field.length for field in fields]
+    if [field.offset for field in fields] != [0, *ends[:-1]] or packer.size != ends[-1]:
+        raise ValueError(f"expected fields without gaps, found {fields}")
+    return packer
+
+
+def record_dtype(fields: Sequence[layout.Field]) -> np.dtype[Any]:
+    """The numpy type of a layout, for many records at once."""
+    return np.dtype([(field.name, field.dtype) for field in fields])
+
+
+def signed32(value: int) -> int:
+    """The 32 bits of ``value`` as a signed number, as Java holds a CRC."""
+    return (value & 0xFFFFFFFF ^ 0x80000000) - 0x80000000
+
+
+_ENTRY = record_struct(layout.ENTRY_HEADER)
+_BLANK = record_struct(layout.BLANK)
+_INDEX_UNIT = record_struct(layout.INDEX_UNIT)
+_CONSUME_QUEUE_UNIT = record_struct(layout.CONSUME_QUEUE_UNIT)
+
+
+@dataclass(frozen=True, slots=True)
+class EntryHeader:
+    """The 48 bytes before an entry's body (`layout.ENTRY_HEADER`); sizes in bytes."""
+
+    magic: int
+    size: int
+    index: int
+    term: int
+    pos: int
+    channel: int
+    chain_crc: int
+    body_crc: int
+    body_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class IndexUnit:
+    """One unit of a DLedger index file (`layout.INDEX_UNIT`): where an entry stands, and its size in bytes."""
+
+    magic: int
+    pos: int
+    size: int
+    index: int
+    term: int
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumeQueueUnit:
+    """One unit of a ConsumeQueue file (`layout.CONSUME_QUEUE_UNIT`); ``size`` in bytes."""
+
+    commit_log_offset: int
+    size: int
+    tags_code: int
+
+
+def decode_entry_header(data: Buffer, offset: int = 0) -> EntryHeader:
+    """The header at ``offset``, whatever its values are."""
+    return EntryHeader(*_ENTRY.unpack(data[offset : offset + _ENTRY.size]))
+
+
+def encode_entry_header(header: EntryHeader) -> bytes:
+    """The 48 bytes of a header."""
+    return _ENTRY.pack(*astuple(header))
+
+
+def encode_entry(
+    index: int, term: int, pos: int, body: bytes, *, magic: int = layout.MAGIC_NORMAL, body_crc: int = 0
+) -> bytes:
+    """A whole entry as Java 0.3.1.2 writes it, for the log position ``pos``; Java leaves channel and CRCs 0."""
+    size = layout.ENTRY_HEADER_SIZE + len(body)
+    return encode_entry_header(EntryHeader(magic, size, index, term, pos, 0, 0, body_crc, len(body))) + body
+
+
+def decode_blank(data: Buffer, offset: int = 0) -> int | None:
+    """The size in bytes that a DLedger blank at ``offset`` gives, or None where no blank stands."""
+    magic, size = _BLANK.unpack(data[offset : offset + _BLANK.size])
+    return size if magic == layout.MAGIC_BLANK else None
+
+
+def encode_blank(size: int) -> bytes:
+    """The 8 bytes of a DLedger blank of ``size`` bytes; the rest of it is left as it was."""
+    return _BLANK.pack(layout.MAGIC_BLANK, size)
+
+
+def decode_index_unit(data: Buffer, offset: int = 0) -> IndexUnit:
+    """The index unit at ``offset``; a hole of a sparse file gives zeros."""
+    return IndexUnit(*_INDEX_UNIT.unpack(data[offset : offset + _INDEX_UNIT.size]))
+
+
+def encode_index_unit(unit: IndexUnit) -> bytes:
+    """The 32 bytes of an index unit."""
+    return _INDEX_UNIT.pack(*astuple(unit))
+
+
+def decode_consume_queue_unit(data: Buffer, offset: int = 0) -> ConsumeQueueUnit:
+    """The ConsumeQueue unit at ``offset``."""
+    return ConsumeQueueUnit(*_CONSUME_QUEUE_UNIT.unpack(data[offset : offset + _CONSUME_QUEUE_UNIT.size]))
+
+
+def encode_consume_queue_unit(unit: ConsumeQueueUnit) -> bytes:
+    """The 20 bytes of a ConsumeQueue unit."""
+    return _CONSUME_QUEUE_UNIT.pack(*astuple(unit))
+
+
+def decode_records(data: bytes, fields: Sequence[layout.Field]) -> npt.NDArray[Any]:
+    """All whole records of ``data`` as one numpy array, without a copy; a rest shorter than a record is left out."""
+    dtype = record_dtype(fields)
+    return np.frombuffer(data, dtype, count=len(data) // dtype.itemsize)

@@ -1,0 +1,75 @@
+"""The columns of the ``log`` table: names, Arrow types and meaning, in their fixed order."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pyarrow as pa
+
+TIMESTAMP = pa.timestamp("us", tz="UTC")
+PROPERTIES = pa.map_(pa.string(), pa.string())
+
+
+class Column(NamedTuple):
+    """One column: its name, its Arrow type, where it comes from and what it means.
+
+    ``origin`` is ``place`` (known for every row), ``entry`` (the DLedger header) or ``message``
+    (the embedded CommitLog message; ``body`` counts as message, it needs the message parsed).
+    """
+
+    name: str
+    type: pa.DataType
+    origin: str
+    doc: str
+
+
+COLUMNS = (
+    Column("kind", pa.string(), "message", "`message`, `entry`, `noop`, `config` or `corrupt`"),
+    Column("source", pa.string(), "place", "`dledger`, or `commitlog` before dividedCommitlogOffset"),
+    Column("index", pa.int64(), "entry", "index of the entry; null for old CommitLog rows"),
+    Column("term", pa.int64(), "entry", "term of the entry; can be -1 or 0"),
+    Column("pos", pa.int64(), "place", "where the entry physically stands"),
+    Column("size", pa.int32(), "place", "whole length in bytes; of a corrupt row the extent"),
+    Column("magic", pa.int32(), "entry", "as on disk"),
+    Column("channel", pa.int32(), "entry", "as on disk"),
+    Column("chainCrc", pa.int32(), "entry", "as on disk"),
+    Column("bodyCrc", pa.int32(), "entry", "as on disk"),
+    Column("bodySize", pa.int32(), "entry", "length of the entry's body in bytes"),
+    Column("committed", pa.bool_(), "entry", "at or below the committed index; null where no bound is known"),
+    Column("problem", pa.string(), "message", "null for an intact row, else what was expected and found"),
+    Column("segment", pa.string(), "place", "file name"),
+    Column("topic", pa.string(), "message", "topic"),
+    Column("queueId", pa.int32(), "message", "queue of the topic"),
+    Column("queueOffset", pa.int64(), "message", "offset in the queue"),
+    Column("commitLogOffset", pa.int64(), "message", "the message's own physicalOffset (pos + 48 under DLedger)"),
+    Column("storeSize", pa.int32(), "message", "message length on disk in bytes"),
+    Column("messageMagic", pa.int32(), "message", "-626843481 (V1) or -626843477 (V2)"),
+    Column("flag", pa.int32(), "message", "as stored"),
+    Column("sysFlag", pa.int32(), "message", "as stored"),
+    Column("reconsumeTimes", pa.int32(), "message", "as stored"),
+    Column("bornTimestamp", TIMESTAMP, "message", "whole milliseconds; outside years 1 to 9999 null"),
+    Column("storeTimestamp", TIMESTAMP, "message", "whole milliseconds; outside years 1 to 9999 null"),
+    Column("bornHost", pa.string(), "message", "`ip:port` or `[ip]:port`"),
+    Column("storeHost", pa.string(), "message", "`ip:port` or `[ip]:port`"),
+    Column("messageCrc", pa.int32(), "message", "the message's bodyCRC as stored"),
+    Column("preparedTransactionOffset", pa.int64(), "message", "as stored"),
+    Column("transaction", pa.string(), "message", "`none`, `prepared`, `commit` or `rollback`"),
+    Column("compression", pa.string(), "message", "`none`, `zlib`, `lz4` or `zstd`"),
+    Column("tags", pa.string(), "message", "property TAGS"),
+    Column("keys", pa.string(), "message", "property KEYS"),
+    Column("uniqKey", pa.string(), "message", "property UNIQ_KEY: what clients call msgId"),
+    Column("offsetMsgId", pa.string(), "message", "hex of store host, port and commitLogOffset"),
+    Column("properties", PROPERTIES, "message", "as Java parses them"),
+    Column("body", pa.binary(), "message", "the message's body decompressed, or the entry's body"),
+)
+ENTRY_BODY = Column("entryBody", pa.binary(), "entry", "the exact bytes that DLedger replicated")
+
+ALL_COLUMNS = (*COLUMNS, ENTRY_BODY)
+COLUMN_BY_NAME = {column.name: column for column in ALL_COLUMNS}
+"""Every column, ``entryBody`` among them, by its own spelling."""
+DEFAULT_NAMES = tuple(column.name for column in COLUMNS)
+
+
+def arrow_schema(names: tuple[str, ...]) -> pa.Schema:
+    """The Arrow schema of ``names`` in that order; every field is nullable, as Spark's are."""
+    return pa.schema([pa.field(name, COLUMN_BY_NAME[name].type) for name in names])

@@ -1,0 +1,74 @@
+"""Choosing an engine: the native one, or the pure-Python reference with the same calls and results."""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from collections.abc import Iterator
+from typing import Protocol
+
+import pyarrow as pa
+
+from pyspark_dledger.errors import OptionError
+from pyspark_dledger.format import python_engine
+from pyspark_dledger.format.spec import Compressed, LogEnd, ScanRequest, Segment, TermRun
+
+ENGINES = ("auto", "native", "python")
+
+_NATIVE_MODULE = "pyspark_dledger.format.native_engine"
+_HOW_TO_BUILD = "reinstall pyspark_dledger where a C++17 compiler is found, or run `make build` in a clone"
+
+
+class Engine(Protocol):
+    """The calls that both engines have; `python_engine` says what each of them does."""
+
+    NAME: str
+
+    def scan(self, request: ScanRequest) -> Iterator[tuple[pa.RecordBatch, list[Compressed]]]: ...
+
+    def log_end(self, segment: Segment, search_all: bool) -> LogEnd: ...
+
+    def split(self, segment: Segment, start: int, end: int, target_bytes: int) -> list[int]: ...
+
+    def seek(self, segment: Segment, start: int, end: int, index: int) -> int: ...
+
+    def term_runs(self, segment: Segment, start: int, end: int) -> list[TermRun]: ...
+
+    def crc32(self, data: bytes) -> int: ...
+
+
+def get_engine(name: str = "auto") -> Engine:
+    """The engine of that name, in any case: ``native``, ``python``, or ``auto`` for native where it is built.
+
+    Without the native engine ``auto`` warns once and gives the slow reference, and ``native`` raises OptionError.
+    """
+    wanted = name.lower()
+    if wanted not in ENGINES:
+        raise OptionError(f"expected engine {', '.join(ENGINES[:-1])} or {ENGINES[-1]}, found {name!r}")
+    if wanted == "python":
+        return python_engine
+    try:
+        native: Engine = importlib.import_module(_NATIVE_MODULE)
+    except ImportError as error:
+        if wanted == "native":
+            raise OptionError(
+                f"expected the native engine, found it not built ({error}): {_HOW_TO_BUILD}, or use engine=python"
+            ) from error
+        _warn_once(str(error))
+        return python_engine
+    return native
+
+
+_warned = False
+
+
+def _warn_once(reason: str) -> None:
+    global _warned
+    if not _warned:
+        _warned = True
+        warnings.warn(
+            f"the native engine is not built ({reason}), the pure-Python one is many times slower: {_HOW_TO_BUILD}; "
+            "engine=python silences this",
+            RuntimeWarning,
+            stacklevel=3,
+        )

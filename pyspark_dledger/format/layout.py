@@ -1,0 +1,119 @@
+"""Every on-disk layout, written once, as tables.
+
+All integers are big-endian and signed unless a row says otherwise. Sources: DLedger 0.3.1.2
+(``DLedgerEntryCoder``, ``MmapFileList``, ``DLedgerMmapFileStore``), DLedger 0.4.0
+(``DLedgerEntryType``), RocketMQ 5.3.3 (``MessageDecoder``, ``CommitLog``, ``MessageSysFlag``,
+``ConsumeQueue``).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Field(NamedTuple):
+    """One field of a fixed layout: its name, byte offset, length in bytes and numpy type."""
+
+    name: str
+    offset: int
+    length: int
+    dtype: str
+
+
+# DLedgerEntryCoder: the header before an entry's body.
+ENTRY_HEADER = (
+    Field("magic", 0, 4, ">i4"),
+    Field("size", 4, 4, ">i4"),
+    Field("index", 8, 8, ">i8"),
+    Field("term", 16, 8, ">i8"),
+    Field("pos", 24, 8, ">i8"),
+    Field("channel", 32, 4, ">i4"),
+    Field("chainCrc", 36, 4, ">i4"),
+    Field("bodyCrc", 40, 4, ">i4"),
+    Field("bodySize", 44, 4, ">i4"),
+)
+ENTRY_HEADER_SIZE = 48
+
+# Limit of DLedger's thread-local encode buffer: no Java version writes a larger entry.
+MAX_ENTRY_SIZE = 4 * 1024 * 1024
+
+MAGIC_NORMAL = 1
+MAGIC_NOOP = 2  # written by 0.4.0 only
+MAGIC_CONFIG_CHANGE = 3  # reserved by 0.4.0
+MAGIC_BLANK = -1
+ENTRY_MAGICS = (MAGIC_NORMAL, MAGIC_NOOP, MAGIC_CONFIG_CHANGE)
+
+# MmapFileList.preAppend: {magic -1, bytes up to the end of the file}; the rest is left as it was.
+BLANK = (Field("magic", 0, 4, ">i4"), Field("size", 4, 4, ">i4"))
+MIN_BLANK_SIZE = 8
+
+# One unit of a DLedger index file, at index * 32 of the concatenated files.
+INDEX_UNIT = (
+    Field("magic", 0, 4, ">i4"),
+    Field("pos", 4, 8, ">i8"),
+    Field("size", 12, 4, ">i4"),
+    Field("index", 16, 8, ">i8"),
+    Field("term", 24, 8, ">i8"),
+)
+INDEX_UNIT_SIZE = 32
+
+SEGMENT_NAME_DIGITS = 20
+
+# CommitLog message, MessageDecoder: the fields before bornHost; what follows has variable length:
+# bornHost (8 or 20), storeTimestamp 8, storeHost (8 or 20), reconsumeTimes 4,
+# preparedTransactionOffset 8, bodyLength 4 + body, topicLength (V1: 1, V2: 2, unsigned) + topic,
+# propertiesLength 2 (unsigned) + properties.
+MESSAGE_HEADER = (
+    Field("totalSize", 0, 4, ">i4"),
+    Field("magic", 4, 4, ">i4"),
+    Field("bodyCrc", 8, 4, ">i4"),
+    Field("queueId", 12, 4, ">i4"),
+    Field("flag", 16, 4, ">i4"),
+    Field("queueOffset", 20, 8, ">i8"),
+    Field("physicalOffset", 28, 8, ">i8"),
+    Field("sysFlag", 36, 4, ">i4"),
+    Field("bornTimestamp", 40, 8, ">i8"),
+)
+MESSAGE_HEADER_SIZE = 48
+MESSAGE_MAGIC_V1 = -626843481  # 0xDAA320A7
+MESSAGE_MAGIC_V2 = -626843477  # 0xDAA320AB, topics longer than 127 bytes
+MESSAGE_MAGIC_BLANK = -875286124  # 0xCBD43194: {bytes up to the end of the file, this magic}
+MIN_MESSAGE_SIZE = 91  # V1, IPv4 hosts, nothing in body, topic and properties
+
+# MessageSysFlag
+FLAG_COMPRESSED = 0x1
+FLAG_TRANSACTION_MASK = 0xC
+FLAG_BORN_HOST_V6 = 0x10
+FLAG_STORE_HOST_V6 = 0x20
+FLAG_NEED_UNWRAP = 0x40
+FLAG_INNER_BATCH = 0x80
+FLAG_COMPRESSION_SHIFT = 8
+FLAG_COMPRESSION_MASK = 0x7
+TRANSACTIONS = {0x0: "none", 0x4: "prepared", 0x8: "commit", 0xC: "rollback"}
+# Type 0 predates the type bits: such brokers knew zlib only.
+COMPRESSIONS = {0: "zlib", 1: "lz4", 2: "zstd", 3: "zlib"}
+
+PROPERTY_SEPARATOR = 0x02
+NAME_VALUE_SEPARATOR = 0x01
+PROPERTY_TAGS = "TAGS"
+PROPERTY_KEYS = "KEYS"
+PROPERTY_UNIQ_KEY = "UNIQ_KEY"
+# "__CRC32#" 0x01, ten decimal digits with the least significant first, 0x02 (enabledAppendPropCRC, from 5.2.0)
+PROPERTY_CRC = "__CRC32#"
+PROPERTY_CRC_SIZE = 20
+
+# One unit of a ConsumeQueue file.
+CONSUME_QUEUE_UNIT = (
+    Field("commitLogOffset", 0, 8, ">i8"),
+    Field("size", 8, 4, ">i4"),
+    Field("tagsCode", 12, 8, ">i8"),
+)
+CONSUME_QUEUE_UNIT_SIZE = 20
+
+LAYOUTS = {
+    "DLedger entry header": ENTRY_HEADER,
+    "DLedger blank": BLANK,
+    "DLedger index unit": INDEX_UNIT,
+    "CommitLog message, fixed part": MESSAGE_HEADER,
+    "ConsumeQueue unit": CONSUME_QUEUE_UNIT,
+}

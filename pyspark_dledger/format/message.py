@@ -1,0 +1,245 @@
+"""The CommitLog message of RocketMQ, V1 and V2 with IPv4 and IPv6 hosts: decoding, encoding, properties, flags.
+
+Source: RocketMQ 5.3.3 ``MessageDecoder``, ``MessageExtEncoder``, ``MessageSysFlag``. Big-endian throughout.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import struct
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from pyspark_dledger.format import layout
+from pyspark_dledger.format.codec import Buffer, crc32, record_struct
+from pyspark_dledger.format.text import decode_utf8
+
+MESSAGE_MAGICS = (layout.MESSAGE_MAGIC_V1, layout.MESSAGE_MAGIC_V2)
+
+_FIXED = record_struct(layout.MESSAGE_HEADER)
+_HOST_SIZES = (8, 20)
+# bornHost, storeTimestamp, storeHost, reconsumeTimes, preparedTransactionOffset, bodyLength
+_MIDDLE = {(born, store): struct.Struct(f">{born}sq{store}siqi") for born in _HOST_SIZES for store in _HOST_SIZES}
+_LONGEST_FRONT = _FIXED.size + _MIDDLE[_HOST_SIZES[1], _HOST_SIZES[1]].size
+_TOPIC_LENGTH_SIZES = {layout.MESSAGE_MAGIC_V1: 1, layout.MESSAGE_MAGIC_V2: 2}
+_PROPERTIES_LENGTH_SIZE = 2
+_CRC_DIGITS = 10
+_PROPERTY_CRC = re.compile(re.escape(layout.PROPERTY_CRC.encode()) + rb"\x01([0-9]{10})\x02")
+MESSAGE_CRC_MASK = 0x7FFFFFFF
+
+
+class Message(NamedTuple):
+    """A parsed message: its fixed fields as stored, and where its variable parts stand in the buffer.
+
+    Timestamps are in milliseconds since 1970; hosts are address (4 or 16 bytes) and port (4 bytes).
+    """
+
+    total_size: int
+    magic: int
+    body_crc: int
+    queue_id: int
+    flag: int
+    queue_offset: int
+    physical_offset: int
+    sys_flag: int
+    born_timestamp: int
+    born_host: bytes
+    store_timestamp: int
+    store_host: bytes
+    reconsume_times: int
+    prepared_transaction_offset: int
+    body_length: int
+    body_start: int
+    topic_start: int
+    topic_length: int
+    properties_start: int
+    properties_length: int
+
+    @property
+    def has_compressed_body(self) -> bool:
+        return bool(self.sys_flag & layout.FLAG_COMPRESSED) and self.body_length > 0
+
+
+def has_message_magic(data: Buffer, start: int, size: int) -> bool:
+    """Whether the ``size`` bytes at ``start`` claim to be a message."""
+    if size < 8:
+        return False
+    return int.from_bytes(data[start + 4 : start + 8], "big", signed=True) in MESSAGE_MAGICS
+
+
+def parse_message(data: Buffer, start: int, size: int, position: int) -> Message | str:
+    """The message that fills the ``size`` bytes at ``start``, or what is wrong with its lengths.
+
+    ``position`` is where that is in the log, for the text. The magic decides how a topic's length is stored, and
+    anything but V2 counts as V1: who calls has looked at it.
+    """
+    here = f"at {position}, found"
+    if size < layout.MIN_MESSAGE_SIZE:
+        return f"expected a message of at least {layout.MIN_MESSAGE_SIZE} bytes {here} {size}"
+    front = data[start : start + min(size, _LONGEST_FRONT)]
+    fixed = _FIXED.unpack_from(front)
+    total_size, magic, sys_flag = fixed[0], fixed[1], fixed[7]
+    if total_size != size:
+        return f"expected totalSize {size} {here} {total_size}"
+
+    middle = _MIDDLE[host_sizes(sys_flag)]
+    at = _FIXED.size + middle.size
+    if at > size:
+        return f"expected a bodyLength that fits {size} bytes {here} -1"
+    variable = middle.unpack_from(front, _FIXED.size)
+    body_start, body_length = at, variable[-1]
+    at += body_length
+    if body_length < 0 or at > size:
+        return f"expected a bodyLength that fits {size} bytes {here} {body_length}"
+
+    topic_start = at + _TOPIC_LENGTH_SIZES.get(magic, 1)
+    topic_length = _unsigned(data, start + at, start + topic_start) if topic_start <= size else -1
+    at = topic_start + topic_length
+    if topic_length < 0 or at > size:
+        return f"expected a topicLength that fits {size} bytes {here} {topic_length}"
+
+    properties_start = at + _PROPERTIES_LENGTH_SIZE
+    properties_length = _unsigned(data, start + at, start + properties_start) if properties_start <= size else -1
+    at = properties_start + properties_length
+    if properties_length < 0 or at > size:
+        return f"expected a propertiesLength that fits {size} bytes {here} {properties_length}"
+    if at != size:
+        return f"expected a message of {size} bytes {here} {at}"
+    return Message._make((
+        *fixed,
+        *variable,
+        start + body_start,
+        start + topic_start,
+        topic_length,
+        start + properties_start,
+        properties_length,
+    ))  # fmt: skip
+
+
+def _unsigned(data: Buffer, start: int, stop: int) -> int:
+    return int.from_bytes(data[start:stop], "big")
+
+
+def host_sizes(sys_flag: int) -> tuple[int, int]:
+    """Bytes of bornHost and storeHost, ports included."""
+    born_v6, store_v6 = sys_flag & layout.FLAG_BORN_HOST_V6, sys_flag & layout.FLAG_STORE_HOST_V6
+    return _HOST_SIZES[born_v6 != 0], _HOST_SIZES[store_v6 != 0]
+
+
+def transaction(sys_flag: int) -> str:
+    """``none``, ``prepared``, ``commit`` or ``rollback``."""
+    return layout.TRANSACTIONS[sys_flag & layout.FLAG_TRANSACTION_MASK]
+
+
+def compression_type(sys_flag: int) -> int:
+    """The three type bits, which count where `layout.FLAG_COMPRESSED` is set."""
+    return sys_flag >> layout.FLAG_COMPRESSION_SHIFT & layout.FLAG_COMPRESSION_MASK
+
+
+def compression(sys_flag: int) -> str | None:
+    """``none``, ``zlib``, ``lz4`` or ``zstd``; None for a type that RocketMQ does not know."""
+    if not sys_flag & layout.FLAG_COMPRESSED:
+        return "none"
+    return layout.COMPRESSIONS.get(compression_type(sys_flag))
+
+
+def parse_properties(raw: bytes) -> dict[str, str]:
+    """A message's properties as ``MessageDecoder.string2messageProperties`` reads them.
+
+    Parts without a name or without a value are skipped; of a name that comes twice the last value wins, at the place
+    of the first.
+    """
+    properties: dict[str, str] = {}
+    for part in raw.split(bytes([layout.PROPERTY_SEPARATOR])):
+        name, separator, value = part.partition(bytes([layout.NAME_VALUE_SEPARATOR]))
+        if name and separator and value:
+            properties[decode_utf8(name)] = decode_utf8(value)
+    return properties
+
+
+def encode_properties(properties: Mapping[str, str], *, trailing_separator: bool = True) -> bytes:
+    """The inverse of `parse_properties`; versions 4.9.2 to 5.1 leave the last separator out."""
+    parts = [name.encode() + b"\x01" + value.encode() for name, value in properties.items()]
+    return b"\x02".join(parts) + (b"\x02" if parts and trailing_separator else b"")
+
+
+def message_crc(data: bytes) -> int:
+    """CRC-32 without its sign bit, as a message's bodyCRC and `layout.PROPERTY_CRC` hold it."""
+    return crc32(data) & MESSAGE_CRC_MASK
+
+
+def stored_property_crc(properties: bytes) -> int | None:
+    """The value of a trailing `layout.PROPERTY_CRC`, whose digits stand least significant first; None without one."""
+    found = _PROPERTY_CRC.fullmatch(properties[-layout.PROPERTY_CRC_SIZE :])
+    return int(found[1][::-1]) if found else None
+
+
+def encode_property_crc(value: int) -> bytes:
+    """The 20 bytes of `layout.PROPERTY_CRC`."""
+    return layout.PROPERTY_CRC.encode() + b"\x01" + f"{value:0{_CRC_DIGITS}}"[::-1].encode() + b"\x02"
+
+
+def offset_msg_id(store_host: bytes, physical_offset: int) -> str:
+    """What RocketMQ's console calls the message id: store host and offset in upper-case hex."""
+    return (store_host + struct.pack(">q", physical_offset)).hex().upper()
+
+
+def encode_host(address: str, port: int) -> bytes:
+    """4 or 16 bytes of address, 4 of port."""
+    return ipaddress.ip_address(address).packed + struct.pack(">i", port)
+
+
+def encode_message(
+    topic: bytes,
+    body: bytes,
+    physical_offset: int,
+    *,
+    magic: int | None = None,
+    queue_id: int = 0,
+    flag: int = 0,
+    queue_offset: int = 0,
+    sys_flag: int = 0,
+    born_timestamp: int = 0,
+    born_host: bytes = bytes(8),
+    store_timestamp: int = 0,
+    store_host: bytes = bytes(8),
+    reconsume_times: int = 0,
+    prepared_transaction_offset: int = 0,
+    properties: bytes = b"",
+    body_crc: int | None = None,
+    property_crc: bool = False,
+) -> bytes:
+    """A message as ``MessageExtEncoder`` writes it, for the log position ``physical_offset``.
+
+    ``body`` is stored as given, compressed already if ``sys_flag`` says so; the flags of IPv6 hosts are set by their
+    lengths. Without ``magic`` topics of more than 127 bytes get V2. ``property_crc`` appends `layout.PROPERTY_CRC`.
+    """
+    if magic is None:
+        magic = layout.MESSAGE_MAGIC_V2 if len(topic) > 127 else layout.MESSAGE_MAGIC_V1
+    sys_flag |= layout.FLAG_BORN_HOST_V6 if len(born_host) == _HOST_SIZES[1] else 0
+    sys_flag |= layout.FLAG_STORE_HOST_V6 if len(store_host) == _HOST_SIZES[1] else 0
+    crc_size = layout.PROPERTY_CRC_SIZE if property_crc else 0
+    middle = _MIDDLE[host_sizes(sys_flag)].pack(
+        born_host, store_timestamp, store_host, reconsume_times, prepared_transaction_offset, len(body)
+    )
+    tail = b"".join((
+        body,
+        len(topic).to_bytes(_TOPIC_LENGTH_SIZES[magic], "big"),
+        topic,
+        (len(properties) + crc_size).to_bytes(_PROPERTIES_LENGTH_SIZE, "big"),
+        properties,
+    ))  # fmt: skip
+    fixed = _FIXED.pack(
+        _FIXED.size + len(middle) + len(tail) + crc_size,
+        magic,
+        message_crc(body) if body_crc is None else body_crc,
+        queue_id,
+        flag,
+        queue_offset,
+        physical_offset,
+        sys_flag,
+        born_timestamp,
+    )
+    message = fixed + middle + tail
+    return message + encode_property_crc(message_crc(message)) if property_crc else message

@@ -1,0 +1,38 @@
+"""The native engine behind the same calls as `python_engine`. Importing it fails where the extension is not built."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+from pyspark_dledger import _native
+from pyspark_dledger.format.layout import COMPRESSIONS
+from pyspark_dledger.format.spec import Compressed, LogEnd, ScanRequest, Segment, TermRun
+
+NAME = "native"
+
+crc32 = _native.crc32
+split = _native.split
+seek = _native.seek
+
+
+def scan(request: ScanRequest) -> Iterator[tuple[pa.RecordBatch, list[Compressed]]]:
+    """Raw batches of the requested rows, and the compressed bodies that were left out of each."""
+    native = _native.Scan(request)
+    while (batch := native.next()) is not None:
+        bodies = [
+            Compressed(row, COMPRESSIONS.get(kind, f"unknown {kind}"), stored, pos)
+            for row, pos, kind, stored in batch.compressed
+        ]
+        yield pa.record_batch(batch), bodies
+
+
+def log_end(segment: Segment, search_all: bool) -> LogEnd:
+    """Where the log ends inside the segment."""
+    return LogEnd(*_native.log_end(segment, search_all))
+
+
+def term_runs(segment: Segment, start: int, end: int) -> list[TermRun]:
+    """Runs of consecutive entries of one term in ``[start, end)``."""
+    return [TermRun(*run) for run in _native.term_runs(segment, start, end)]

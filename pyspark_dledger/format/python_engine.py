@@ -1,0 +1,205 @@
+"""The reference engine: pure Python, the same calls and results as the native one, readable first.
+
+A segment's bytes become extents (`walk`), extents become rows (`rows`), rows become Arrow batches here. Files are read
+in bounded windows; a file that shrinks or fails to read ends in a corrupt row, never in a crash.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, TypeVar
+
+import pyarrow as pa
+
+from pyspark_dledger.errors import DLedgerError, MalformedError, StoreError
+from pyspark_dledger.format import codec
+from pyspark_dledger.format.columns import arrow_schema
+from pyspark_dledger.format.frames import Frames, frames_of
+from pyspark_dledger.format.rows import COLUMN_READERS, Row, codec_name, first_problem, row_test
+from pyspark_dledger.format.segment_file import FileShrunk, SegmentFile
+from pyspark_dledger.format.spec import Compressed, LogEnd, ScanRequest, Segment, TermRun
+from pyspark_dledger.format.walk import find_boundary, find_log_end, walk
+
+NAME = "python"
+
+MAX_TERM_RUNS = 1_000_000
+# Above this many bytes a batch's 32-bit offsets could overflow.
+MAX_BATCH_BYTES = 2**29
+_LONG_COLUMNS = {"topic", "tags", "keys", "uniqKey", "properties", "body", "entryBody", "problem"}
+
+_Result = TypeVar("_Result")
+
+
+class _Record(NamedTuple):
+    """A row that comes out: its values in the order of the columns, and its compressed body, if it has one."""
+
+    size: int
+    values: tuple[Any, ...]
+    compressed: tuple[str, bytes, int] | None
+
+
+def scan(request: ScanRequest) -> Iterator[tuple[pa.RecordBatch, list[Compressed]]]:
+    """The rows that begin in ``[request.start, request.end)``, as batches whose compressed bodies stand beside them.
+
+    Raises StoreError for a file that cannot be opened and for an end that is no boundary, MalformedError under
+    FAILFAST; the rows before that come out first.
+    """
+    with SegmentFile(request.segment) as data:
+        records = _records(data, request)
+        batch: list[_Record] = []
+        size = 0
+        max_bytes = _max_batch_bytes(request)
+        failure: DLedgerError | None = None
+        while True:
+            try:
+                record = next(records, None)
+            except DLedgerError as error:
+                record, failure = None, error
+            if record is None:
+                break
+            if batch and (len(batch) >= request.max_batch_rows or size + record.size > max_bytes):
+                yield _to_arrow(request, batch)
+                batch, size = [], 0
+            batch.append(record)
+            size += record.size
+        if batch:
+            yield _to_arrow(request, batch)
+        if failure:
+            raise failure
+
+
+def _max_batch_bytes(request: ScanRequest) -> float:
+    if request.mode == "PERMISSIVE" and _LONG_COLUMNS.isdisjoint(request.columns):
+        return float("inf")
+    return min(request.max_batch_bytes, MAX_BATCH_BYTES)
+
+
+def _records(data: SegmentFile, request: ScanRequest) -> Iterator[_Record]:
+    passes = row_test(request.filters)
+    frames = frames_of(data)
+    pos = request.start
+    while True:
+        try:
+            for span in walk(frames, pos, request.end, request.end_is_boundary):
+                row = Row(data, span, request.committed_index)
+                record = _record(row, request) if passes(row) else None
+                pos = span.end
+                if record:
+                    yield record
+            return
+        except FileShrunk:
+            continue  # from `pos` on, with what is left of the file
+
+
+def _record(row: Row, request: ScanRequest) -> _Record | None:
+    """The values of a row, or None if the mode drops it."""
+    problem = None
+    strict = request.mode != "PERMISSIVE"
+    if strict or "problem" in request.columns:
+        problem = first_problem(row, request.verify_crc)
+    if strict and problem:
+        if request.mode == "FAILFAST":
+            raise malformed(request, row.kind, row.span.pos, problem)
+        return None
+    values = tuple(problem if name == "problem" else COLUMN_READERS[name](row) for name in request.columns)
+    message = row.message
+    compressed = None
+    if message and message.has_compressed_body and (strict or not {"body", "problem"}.isdisjoint(request.columns)):
+        compressed = codec_name(message.sys_flag), row.stored_body(message), row.span.pos
+    return _Record(0 if row.span.problem else row.span.size, values, compressed)
+
+
+def malformed(request: ScanRequest, kind: str, pos: int, problem: str) -> MalformedError:
+    """What FAILFAST raises for a row with a problem."""
+    return MalformedError(
+        f"{request.segment.path}: {kind} at {pos}: {problem}; mode=PERMISSIVE keeps such rows with their problem, "
+        "DROPMALFORMED drops them"
+    )
+
+
+def _to_arrow(request: ScanRequest, records: list[_Record]) -> tuple[pa.RecordBatch, list[Compressed]]:
+    schema = arrow_schema(request.columns)
+    compressed = [
+        Compressed(row, name, stored, pos)
+        for row, record in enumerate(records)
+        if record.compressed
+        for name, stored, pos in [record.compressed]
+    ]
+    if not request.columns:
+        rows = pa.Array.from_buffers(pa.struct([]), len(records), [None])
+        return pa.RecordBatch.from_struct_array(rows), compressed
+    columns = zip(*(record.values for record in records), strict=True)
+    arrays = [pa.array(values, field.type) for values, field in zip(columns, schema, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema), compressed
+
+
+def _with_frames(segment: Segment, function: Callable[[Frames], _Result]) -> _Result:
+    """``function`` of an open segment, begun anew when the file shrinks meanwhile."""
+    with SegmentFile(segment) as data:
+        while True:
+            try:
+                return function(frames_of(data))
+            except FileShrunk:
+                continue
+
+
+def log_end(segment: Segment, search_all: bool) -> LogEnd:
+    """Where the log ends inside a segment: entries in order of index and term count.
+
+    Behind damage the next 8 MiB, with ``search_all`` the whole rest, are searched for an entry that continues the log.
+    """
+    return _with_frames(segment, lambda frames: find_log_end(frames, search_all))
+
+
+def split(segment: Segment, start: int, end: int, target_bytes: int) -> list[int]:
+    """Positions inside ``(start, end)``, ascending and about ``target_bytes`` apart, that every walk visits."""
+    return _with_frames(segment, lambda frames: _split(frames, start, end, max(target_bytes, 1)))
+
+
+def _split(frames: Frames, start: int, end: int, target_bytes: int) -> list[int]:
+    boundaries: list[int] = []
+    known = start
+    while known + target_bytes < end:
+        boundary = find_boundary(frames, known, known + target_bytes, end)
+        if boundary is None or end - boundary < target_bytes // 4:
+            break
+        boundaries.append(boundary)
+        known = boundary
+    return boundaries
+
+
+def seek(segment: Segment, start: int, end: int, index: int) -> int:
+    """Where the walk over ``[start, end)`` meets the first DLedger entry of at least that ``index``; else ``end``."""
+
+    def first(frames: Frames) -> int:
+        for span in walk(frames, start, end):
+            if span.frame and span.frame.header and span.frame.header.index >= index:
+                return span.pos
+        return end
+
+    return _with_frames(segment, first)
+
+
+def term_runs(segment: Segment, start: int, end: int) -> list[TermRun]:
+    """Runs of entries with the same term on the walk over ``[start, end)``; corrupt extents do not end a run."""
+    return _with_frames(segment, lambda frames: _term_runs(frames, start, end))
+
+
+def _term_runs(frames: Frames, start: int, end: int) -> list[TermRun]:
+    runs: list[TermRun] = []
+    for span in walk(frames, start, end):
+        if not span.frame or not span.frame.header:
+            continue
+        header = span.frame.header
+        if runs and runs[-1].term == header.term:
+            runs[-1] = runs[-1]._replace(entries=runs[-1].entries + 1)
+            continue
+        if len(runs) >= MAX_TERM_RUNS:
+            raise StoreError(f"{frames.segment.path}: expected at most {MAX_TERM_RUNS} changes of term, found more")
+        runs.append(TermRun(header.term, header.index, span.pos, 1))
+    return runs
+
+
+def crc32(data: bytes) -> int:
+    """CRC-32 as ``java.util.zip.CRC32``, unsigned."""
+    return codec.crc32(data)

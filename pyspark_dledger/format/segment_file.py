@@ -1,0 +1,94 @@
+"""The bytes of one segment, read in bounded windows, never mapped: a file that shrinks must not end the process."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from types import TracebackType
+from typing import final
+
+from pyspark_dledger.errors import StoreError
+from pyspark_dledger.format.spec import Segment
+
+WINDOW = 64 * 1024
+
+
+class FileShrunk(Exception):
+    """The file holds fewer bytes than before; `SegmentFile.end` has moved down, and what was begun starts again."""
+
+
+@final
+class SegmentFile:
+    """A `Buffer` whose slices are positions of the log, in ``[segment.base, end)``.
+
+    ``end`` is where the file or the segment ends, whichever comes first. A slice that turns out not to be readable any
+    more lowers ``end`` to the first byte that is missing and raises `FileShrunk`.
+    """
+
+    def __init__(self, segment: Segment) -> None:
+        self.segment = segment
+        try:
+            self._fd = os.open(segment.path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+        except OSError as error:
+            raise StoreError(f"{segment.path}: cannot be opened: {error.strerror}") from error
+        status = os.fstat(self._fd)
+        if not stat.S_ISREG(status.st_mode):
+            os.close(self._fd)
+            raise StoreError(f"{segment.path}: is not a readable file: {os.strerror(errno.EINVAL)}")
+        self.end = segment.base + min(segment.size, status.st_size)
+        self._found = str(status.st_size)
+        self._window = b""
+        self._window_start = segment.base
+
+    def __enter__(self) -> SegmentFile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self._fd)
+
+    def __getitem__(self, key: slice, /) -> bytes:
+        start, stop = key.start, key.stop
+        if not self.segment.base <= start <= stop <= self.end:
+            raise IndexError(f"expected positions in [{self.segment.base}, {self.end}], found {start} to {stop}")
+        if stop - start > WINDOW:
+            return self._read(start, stop)
+        begin = self._window_start
+        if start < begin or stop > begin + len(self._window):
+            self._window = self._read_window(start, stop)
+            self._window_start = begin = start
+        return self._window[start - begin : stop - begin]
+
+    @property
+    def shortage(self) -> str:
+        """What is wrong with a file that ends before its segment does."""
+        return f"expected {self.segment.size} bytes in {self.segment.name}, found {self._found}"
+
+    def _read_window(self, start: int, stop: int) -> bytes:
+        try:
+            return self._read(start, min(start + WINDOW, self.end))
+        except FileShrunk:
+            if self.end < stop:
+                raise
+            return self._read(start, stop)
+
+    def _read(self, start: int, stop: int) -> bytes:
+        parts: list[bytes] = []
+        at = start
+        while at < stop:
+            try:
+                part = os.pread(self._fd, stop - at, at - self.segment.base)
+            except OSError as error:
+                self._found = f"{at - self.segment.base} readable bytes ({error.strerror})"
+                self.end = at
+                raise FileShrunk from error
+            if not part:
+                size = min(os.fstat(self._fd).st_size, at - self.segment.base)
+                self._found = str(size)
+                self.end = self.segment.base + size
+                raise FileShrunk
+            parts.append(part)
+            at += len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)

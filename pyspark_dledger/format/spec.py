@@ -1,0 +1,120 @@
+"""What the two engines are asked and what they answer: plain, picklable values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+DLEDGER = "dledger"
+COMMITLOG = "commitlog"
+KINDS = ("message", "entry", "noop", "config", "corrupt")
+MODES = ("PERMISSIVE", "DROPMALFORMED", "FAILFAST")
+
+INT64_MIN = -(2**63)
+INT64_MAX = 2**63 - 1
+
+
+@dataclass(frozen=True)
+class Segment:
+    """One file of the log, at ``[base, base + size)`` of the log's positions.
+
+    ``check_pos`` is false for DLedger 0.4.0 stores, whose followers keep the leader's ``pos``.
+    """
+
+    path: str
+    name: str
+    base: int
+    size: int
+    source: str
+    check_pos: bool = True
+
+    @property
+    def end(self) -> int:
+        return self.base + self.size
+
+
+@dataclass(frozen=True)
+class IntFilter:
+    """Keeps rows whose value is in ``[low, high]`` (both inclusive) and, if given, in ``values``; never null."""
+
+    low: int = INT64_MIN
+    high: int = INT64_MAX
+    values: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Filters:
+    """A conjunction; ``None`` means no condition. A null value never passes a condition.
+
+    ``store_timestamp`` is in microseconds since 1970; a timestamp outside years 1 to 9999 is null.
+    """
+
+    index: IntFilter | None = None
+    term: IntFilter | None = None
+    pos: IntFilter | None = None
+    queue_id: IntFilter | None = None
+    store_timestamp: IntFilter | None = None
+    kind: tuple[str, ...] | None = None
+    topic: tuple[str, ...] | None = None
+    tags: tuple[str, ...] | None = None
+    committed: bool | None = None
+
+
+@dataclass(frozen=True)
+class ScanRequest:
+    """One range of one segment, and which rows and columns of it are wanted.
+
+    Rows that start in ``[start, end)`` are read; ``start`` is an entry boundary. With ``end_is_boundary`` the walk has
+    to arrive at ``end`` exactly, which holds for every split that `split` proposed.
+    """
+
+    segment: Segment
+    start: int
+    end: int
+    columns: tuple[str, ...]
+    filters: Filters = field(default_factory=Filters)
+    mode: str = "PERMISSIVE"
+    verify_crc: bool = True
+    committed_index: int | None = None
+    max_body_bytes: int = 64 * 1024 * 1024
+    max_batch_rows: int = 10_000
+    max_batch_bytes: int = 10 * 1024 * 1024
+    end_is_boundary: bool = False
+
+
+class Compressed(NamedTuple):
+    """A compressed body left out of a batch: its row in the batch, its codec, the stored bytes, and ``pos`` of the row.
+
+    The codec is one of `COMPRESSIONS`, or ``unknown N``.
+    """
+
+    row: int
+    codec: str
+    stored: bytes
+    pos: int
+
+
+class LogEnd(NamedTuple):
+    """Where a log ends inside a segment: ``pos`` is the first byte behind the last entry.
+
+    Without any entry ``entries`` is 0, ``pos`` the segment's base, and the other fields are -1. CommitLog messages have
+    no index and no term: those fields stay -1; ``last_store_timestamp`` is theirs only, in milliseconds since 1970.
+    """
+
+    pos: int
+    entries: int
+    first_index: int
+    first_term: int
+    last_index: int
+    last_term: int
+    last_pos: int
+    last_store_timestamp: int
+
+
+class TermRun(NamedTuple):
+    """Consecutive entries of one term: index and position of the first, and how many."""
+
+    term: int
+    index: int  # type: ignore[assignment]  # shadows tuple.index, which nobody calls
+    pos: int
+    entries: int

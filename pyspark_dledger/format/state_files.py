@@ -1,0 +1,125 @@
+r"""The texts of a node's ``checkpoint`` and ``currterm`` files, read as ``java.util.Properties`` reads them.
+
+Java writes one ``key=value`` per line, in any order. It reads more: ``#`` and ``!`` comments, ``=``, ``:`` or blanks
+between key and value, lines continued by a backslash, and escapes such as ``\u0041``. Sources: DLedger 0.3.1.2
+``DLedgerMmapFileStore.loadCheckPoint``, ``MemberState.loadTerm``; the JDK's ``Properties.load``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+COMMITTED_INDEX = "committedIndex"
+END_INDEX = "endIndex"
+CURR_TERM = "currTerm"
+VOTE_LEADER = "voteLeader"
+
+_BLANKS = " \t\f"
+_ESCAPES = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
+_ESCAPED = re.compile(r"\\(?:u([0-9A-Fa-f]{4})|(.))", re.DOTALL)
+_BAD_UNICODE = re.compile(r"(?<!\\)(?:\\\\)*\\u(?![0-9A-Fa-f]{4})")
+# A key ends at the first unescaped separator; one = or : may stand among the blanks around it.
+_KEY_AND_VALUE = re.compile(r"((?:\\.|[^\\=: \t\f])*)[ \t\f]*[=:]?[ \t\f]*(.*)", re.DOTALL)
+_LONG = re.compile(r"[+-]?[0-9]+")
+_MAX_LONG = 2**63 - 1
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint's indexes; None where one is missing or unreadable, which ``problem`` then says.
+
+    Java takes a missing or empty ``committedIndex`` for -1, as a store writes it in which nothing is committed yet.
+    """
+
+    committed_index: int | None
+    end_index: int | None
+    problem: str | None = None
+
+
+@dataclass(frozen=True)
+class CurrentTerm:
+    """A node's term, and for whom it voted in it: None for no vote. ``curr_term`` is None where it is unreadable."""
+
+    curr_term: int | None
+    vote_leader: str | None
+    problem: str | None = None
+
+
+def parse_checkpoint(data: bytes) -> Checkpoint:
+    """The content of a ``checkpoint`` file; never raises."""
+    try:
+        properties = parse_properties_file(data)
+    except ValueError as error:
+        return Checkpoint(None, None, str(error))
+    committed, problem = _long(properties, COMMITTED_INDEX)
+    end, end_problem = _long(properties, END_INDEX)
+    return Checkpoint(committed, end, problem or end_problem)
+
+
+def parse_current_term(data: bytes) -> CurrentTerm:
+    """The content of a ``currterm`` file; never raises."""
+    try:
+        properties = parse_properties_file(data)
+    except ValueError as error:
+        return CurrentTerm(None, None, str(error))
+    term, problem = _long(properties, CURR_TERM)
+    return CurrentTerm(term, properties.get(VOTE_LEADER) or None, problem)
+
+
+def _long(properties: dict[str, str], key: str) -> tuple[int | None, str | None]:
+    """A number as Java's ``Long.parseLong`` takes it, and what is wrong with it."""
+    text = properties.get(key, "").strip()
+    if not text:
+        return None, f"expected a number for {key}, found none"
+    if not _LONG.fullmatch(text) or not -_MAX_LONG - 1 <= int(text) <= _MAX_LONG:
+        return None, f"expected a number for {key}, found {text[:40]!r}"
+    return int(text), None
+
+
+def parse_properties_file(data: bytes) -> dict[str, str]:
+    r"""The keys and values of a properties file; of a key that comes twice the last value wins.
+
+    Bytes are ISO 8859-1. A ``\u`` without four hex digits raises ValueError, as it does in Java.
+    """
+    properties: dict[str, str] = {}
+    for line in _logical_lines(data.decode("latin-1")):
+        if bad := _BAD_UNICODE.search(line):
+            found = line[bad.end() - 2 : bad.end() + 4]
+            raise ValueError(f"expected four hex digits after \\u, found {found!r}")
+        parts = _KEY_AND_VALUE.fullmatch(line)
+        assert parts is not None  # every part of the pattern may be empty
+        properties[_unescape(parts[1])] = _unescape(parts[2])
+    return properties
+
+
+def _logical_lines(text: str) -> Iterator[str]:
+    """Lines without comments and blank ones, continuations joined, leading blanks removed."""
+    pending = ""
+    for line in re.split(r"\r\n|\r|\n", text):
+        line = line.lstrip(_BLANKS)
+        if not pending and (not line or line[0] in "#!"):
+            continue
+        line = pending + line
+        pending = ""
+        if (len(line) - len(line.rstrip("\\"))) % 2 == 0:
+            yield line
+        else:
+            pending = line[:-1]
+    if pending:
+        yield pending
+
+
+def _unescape(text: str) -> str:
+    if "\\" not in text:
+        return text
+    units = _ESCAPED.sub(_unescaped, text)
+    # \ud83d\ude00 is one character; half of such a pair alone has no UTF-8 form.
+    return units.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def _unescaped(found: re.Match[str]) -> str:
+    if found[1]:
+        return chr(int(found[1], 16))
+    return _ESCAPES.get(found[2], found[2])

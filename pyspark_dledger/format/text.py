@@ -1,0 +1,47 @@
+"""Text as Java decodes it, and hosts as text."""
+
+from __future__ import annotations
+
+import re
+import struct
+
+# Java replaces an encoded surrogate as a whole, CPython each of its bytes (JDK 8 to 21, UTF_8.Decoder.malformedN).
+_ENCODED_SURROGATE = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]?")
+_REPLACEMENT = "\ufffd".encode()
+_IPV4_MAPPED = bytes(10) + b"\xff\xff"
+
+
+def decode_utf8(data: bytes) -> str:
+    """What Java's ``new String(data, UTF_8)`` holds: malformed parts become U+FFFD."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return _ENCODED_SURROGATE.sub(_REPLACEMENT, data).decode(errors="replace")
+
+
+def ipv6_text(address: bytes) -> str:
+    """16 bytes as RFC 5952 writes them: lower case, the first of the longest runs of zero groups as ``::``."""
+    if address.startswith(_IPV4_MAPPED):
+        return "::ffff:" + ".".join(map(str, address[12:]))
+    groups = [f"{group:x}" for group in struct.unpack(">8H", address)]
+    runs = [(length, start) for start in range(8) if (length := _zeros_from(groups, start)) >= 2]
+    if not runs:
+        return ":".join(groups)
+    length, start = max(runs, key=lambda run: run[0])
+    return ":".join(groups[:start]) + "::" + ":".join(groups[start + length :])
+
+
+def _zeros_from(groups: list[str], start: int) -> int:
+    end = start
+    while end < len(groups) and groups[end] == "0":
+        end += 1
+    return end - start
+
+
+def host_text(host: bytes) -> str:
+    """A message's host, address (4 or 16 bytes) and port (4 bytes, signed), as ``ip:port`` or ``[ip]:port``."""
+    address = host[:-4]
+    (port,) = struct.unpack(">i", host[-4:])
+    if len(address) == 4:
+        return f"{'.'.join(map(str, address))}:{port}"
+    return f"[{ipv6_text(address)}]:{port}"

@@ -1,0 +1,59 @@
+"""Which entries are known to be committed, and by what."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from pyspark_dledger.format.state_files import Checkpoint, CurrentTerm, parse_checkpoint, parse_current_term
+
+Parsed = TypeVar("Parsed", Checkpoint, CurrentTerm)
+
+
+class Bound(NamedTuple):
+    """A committed index (inclusive) and what proves it; without an index, the reason why none is known."""
+
+    index: int | None
+    source: str | None
+    reason: str = ""
+
+
+def read_checkpoint(node_dir: Path) -> tuple[Checkpoint | None, str]:
+    """The node's checkpoint and the name of the file that held it; without one, the reason."""
+    return _read_replaced(node_dir, "checkpoint", parse_checkpoint)
+
+
+def read_current_term(node_dir: Path) -> tuple[CurrentTerm | None, str]:
+    """The node's current term and vote, and the name of the file that held them; without one, the reason."""
+    return _read_replaced(node_dir, "currterm", parse_current_term)
+
+
+def _read_replaced(node_dir: Path, name: str, parse: Callable[[bytes], Parsed]) -> tuple[Parsed | None, str]:
+    """A file that Java replaces by writing .tmp, copying the old one to .bak, deleting it and renaming.
+
+    A crash in between leaves .tmp, which is newer, and .bak (IOUtils.string2File).
+    """
+    problems = []
+    for candidate in (name, f"{name}.tmp", f"{name}.bak"):
+        try:
+            data = (node_dir / candidate).read_bytes()
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            problems.append(f"{candidate} cannot be read ({error.strerror})")
+            continue
+        parsed = parse(data)
+        if parsed.problem is None:
+            return parsed, candidate
+        problems.append(f"{candidate}: {parsed.problem}")
+    return None, "; ".join(problems) or f"no {name} file"
+
+
+def best(bounds: list[Bound], end_index: int) -> Bound:
+    """The bound that proves most, never beyond the end; without any, one that joins the reasons."""
+    known = [bound for bound in bounds if bound.index is not None]
+    if not known:
+        return Bound(None, None, "; ".join(bound.reason for bound in bounds if bound.reason))
+    index, source, _ = max(known, key=lambda bound: bound.index if bound.index is not None else -1)
+    return Bound(min(index, end_index) if index is not None else None, source)

@@ -1,0 +1,78 @@
+"""Single entries and index units, read directly: what planning asks of a store without scanning it."""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_right
+from pathlib import Path
+
+from pyspark_dledger.format.codec import EntryHeader, IndexUnit, decode_entry_header, decode_index_unit, decode_records
+from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, ENTRY_MAGICS, INDEX_UNIT_SIZE, MESSAGE_HEADER
+from pyspark_dledger.format.spec import COMMITLOG, INT64_MAX, Segment
+from pyspark_dledger.log.find import list_segments
+
+
+def read_at(path: str, offset: int, size: int) -> bytes:
+    """The bytes of a file at `offset`; fewer at its end, none where it cannot be read."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        return os.pread(descriptor, size, offset)
+    except OSError:
+        return b""
+    finally:
+        os.close(descriptor)
+
+
+def entry_at(segment: Segment, pos: int) -> EntryHeader | None:
+    """The header of the DLedger entry that stands at `pos` and names that place, or None."""
+    if not segment.base <= pos < segment.end:
+        return None
+    data = read_at(segment.path, pos - segment.base, ENTRY_HEADER_SIZE)
+    if len(data) < ENTRY_HEADER_SIZE:
+        return None
+    header = decode_entry_header(data)
+    fits = header.magic in ENTRY_MAGICS and header.body_size >= 0 and header.size == ENTRY_HEADER_SIZE + header.body_size
+    if not fits or pos + header.size > segment.end or header.index < 0 or header.term < -1:
+        return None
+    return header if header.pos == pos or not segment.check_pos else None
+
+
+def segment_at(segments: list[Segment], pos: int) -> Segment | None:
+    """The segment that holds `pos`, of segments in order."""
+    place = bisect_right(segments, pos, key=lambda segment: segment.base) - 1
+    return segments[place] if place >= 0 and pos < segments[place].end else None
+
+
+class IndexFiles:
+    """The DLedger index of a node: 32 bytes for each entry, in mostly sparse files. Single units are read, never a file."""
+
+    def __init__(self, folder: Path | None) -> None:
+        exists = folder is not None and folder.is_dir()
+        self.files = list_segments([folder], "index", True) if exists and folder is not None else []
+
+    def unit(self, index: int) -> IndexUnit | None:
+        """The unit of `index` as it stands on disk, or None where none was written."""
+        file = segment_at(self.files, index * INDEX_UNIT_SIZE)
+        if file is None:
+            return None
+        data = read_at(file.path, index * INDEX_UNIT_SIZE - file.base, INDEX_UNIT_SIZE)
+        if len(data) < INDEX_UNIT_SIZE:
+            return None
+        unit = decode_index_unit(data)
+        return unit if unit.magic in ENTRY_MAGICS and unit.index == index else None
+
+
+def lone_segment(file: Path, source: str) -> Segment:
+    """One file read by itself, whose name says nothing: it begins where its first entry or message says that it stands."""
+    data = read_at(str(file), 0, ENTRY_HEADER_SIZE)
+    base = 0
+    if len(data) == ENTRY_HEADER_SIZE:
+        if source == COMMITLOG:
+            base = int(decode_records(data, MESSAGE_HEADER)["physicalOffset"][0])
+        else:
+            base = decode_entry_header(data).pos
+    size = file.stat().st_size
+    return Segment(str(file), file.name, base if 0 <= base <= INT64_MAX - size else 0, size, source)

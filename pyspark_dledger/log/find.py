@@ -1,0 +1,203 @@
+"""Finding a store: which folders hold its segments, its index, its state and its ConsumeQueue, from any path users have."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from pyspark_dledger.errors import StoreError
+from pyspark_dledger.format.layout import SEGMENT_NAME_DIGITS
+from pyspark_dledger.format.message import has_message_magic
+from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, INT64_MAX, Segment
+
+_SEGMENT_NAME = re.compile(rf"\d{{{SEGMENT_NAME_DIGITS}}}")
+_NODE_PREFIX = "dledger-"
+_ACCEPTED = "a storePathRootDir, a dledger-<id>/ folder, a data/ or commitlog/ folder, or one segment file"
+# A hole this long is no lost file: the file behind it belongs to something else.
+_LONGEST_HOLE = 2**50
+
+
+@dataclass(frozen=True)
+class StorePaths:
+    """The parts of a store that exist. ``node`` is the id in ``dledger-<id>``; None for a plain CommitLog or a lone folder.
+
+    ``only`` names the one segment file that was asked for.
+    """
+
+    path: str
+    node: str | None = None
+    node_dir: Path | None = None
+    root: Path | None = None
+    data_dirs: tuple[Path, ...] = ()
+    commitlog_dirs: tuple[Path, ...] = ()
+    only: Path | None = None
+
+
+def find_store(path: str, self_id: str | None = None, data_dirs: tuple[str, ...] | None = None) -> StorePaths:
+    """The parts of the store at `path`.
+
+    Raises StoreError where the path is missing, unreadable, empty or no store, and where a root holds several nodes and
+    `self_id` does not choose one.
+    """
+    given = Path(path.removeprefix("file://") if path.startswith("file:///") else path.removeprefix("file:"))
+    if not os.path.lexists(given):
+        raise StoreError(f"{path}: expected {_ACCEPTED}, found nothing there: check the path")
+    extra = tuple(_existing_dir(folder) for folder in data_dirs or ())
+    if given.is_file():
+        return _of_file(path, given)
+    names = _names(given)
+    if not names:
+        raise StoreError(f"{path}: expected {_ACCEPTED}, found an empty folder")
+    if _looks_like_node(given, names):
+        return _of_node(path, given, extra)
+    if any(_SEGMENT_NAME.fullmatch(name) for name in names) or given.name in ("data", "commitlog"):
+        return _of_folder(path, given, extra)
+    return _of_root(path, given, names, self_id, extra)
+
+
+def _existing_dir(folder: str) -> Path:
+    if not Path(folder).is_dir():
+        raise StoreError(f"dataDirs: expected a folder with segment files at {folder}, found none: check the path")
+    _names(Path(folder))
+    return Path(folder)
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))
+    except OSError as error:
+        raise StoreError(f"{folder}: cannot be read ({error.strerror}): check its type and its permissions") from None
+
+
+def _looks_like_node(folder: Path, names: list[str]) -> bool:
+    if folder.name.startswith(_NODE_PREFIX):
+        return True
+    return "data" in names and ("index" in names or "currterm" in names)
+
+
+def _node_id(folder: Path) -> str | None:
+    return folder.name.removeprefix(_NODE_PREFIX) if folder.name.startswith(_NODE_PREFIX) else None
+
+
+def _of_file(path: str, file: Path) -> StorePaths:
+    if not os.access(file, os.R_OK):
+        raise StoreError(f"{path}: cannot be read (Permission denied): check its permissions")
+    return _of_folder(path, file.parent, (), only=file)
+
+
+def _of_folder(path: str, folder: Path, extra: tuple[Path, ...], only: Path | None = None) -> StorePaths:
+    """The store around a data/ or commitlog/ folder; only its segments are read."""
+    node_dir = folder.parent if _looks_like_node(folder.parent, []) or _has(folder.parent, "currterm") else None
+    dirs = (folder, *extra)
+    source = _source_of(dirs, only)
+    if source == COMMITLOG:
+        return StorePaths(path, root=folder.parent, commitlog_dirs=dirs, only=only)
+    if node_dir is None:
+        return StorePaths(path, data_dirs=dirs, only=only)
+    return StorePaths(path, _node_id(node_dir), node_dir, node_dir.parent, dirs, only=only)
+
+
+def _has(folder: Path, name: str) -> bool:
+    return (folder / name).exists()
+
+
+def _source_of(dirs: Iterable[Path], only: Path | None) -> str:
+    """What a folder's segments hold, by the first bytes of a segment, else by the folder's name."""
+    files = [only] if only is not None else [file for folder in dirs for file in sorted(folder.iterdir())]
+    for file in files:
+        if not file.is_file():
+            continue
+        with file.open("rb") as stream:
+            head = stream.read(8)
+        if head.strip(b"\0"):
+            return COMMITLOG if has_message_magic(head, 0, len(head)) else DLEDGER
+    return COMMITLOG if any(folder.name == "commitlog" for folder in dirs) else DLEDGER
+
+
+def _of_node(path: str, node_dir: Path, extra: tuple[Path, ...]) -> StorePaths:
+    own = node_dir / "data"
+    dirs = ((own,) if own.is_dir() else ()) + extra
+    if not dirs:
+        raise StoreError(
+            f"{path}: expected a data/ folder in {node_dir.name}, found {_listed(_names(node_dir))}: if the broker sets "
+            "storePathDLedgerCommitLog, name its folders with the option dataDirs"
+        )
+    return StorePaths(path, _node_id(node_dir), node_dir, node_dir.parent, dirs)
+
+
+def _of_root(path: str, root: Path, names: list[str], self_id: str | None, extra: tuple[Path, ...]) -> StorePaths:
+    nodes = {name.removeprefix(_NODE_PREFIX): root / name for name in names if name.startswith(_NODE_PREFIX)}
+    if self_id is not None and self_id.removeprefix(_NODE_PREFIX) not in nodes:
+        raise StoreError(f"{path}: expected a node {self_id} (selfId), found {_listed(nodes) or 'no node'}")
+    if len(nodes) > 1 and self_id is None:
+        raise StoreError(f"{path}: expected one node, found {_listed(nodes)}: choose one with the option selfId")
+    old = root / "commitlog"
+    commitlog_dirs = (old,) if old.is_dir() else ()
+    if nodes:
+        node = self_id.removeprefix(_NODE_PREFIX) if self_id is not None else next(iter(nodes))
+        found = _of_node(path, nodes[node], extra)
+        return StorePaths(path, node, found.node_dir, root, found.data_dirs, commitlog_dirs)
+    if commitlog_dirs or extra:
+        return StorePaths(path, root=root, commitlog_dirs=commitlog_dirs + extra)
+    inner = [name for name in names if (root / name).is_dir() and _is_store(root / name)]
+    if inner:
+        raise StoreError(f"{path}: expected {_ACCEPTED}, found stores in {_listed(inner)}: give the path of one of them")
+    raise StoreError(f"{path}: expected {_ACCEPTED}, found {_listed(names)}: this is not a store")
+
+
+def _is_store(folder: Path) -> bool:
+    names = os.listdir(folder) if os.access(folder, os.R_OK) else []
+    return "commitlog" in names or any(name.startswith(_NODE_PREFIX) for name in names)
+
+
+def _listed(names: Iterable[str]) -> str:
+    """At most eight names, for an error's sentence."""
+    shown = list(names)
+    more = f" and {len(shown) - 8} more" if len(shown) > 8 else ""
+    return ", ".join(shown[:8]) + more
+
+
+def list_segments(dirs: Iterable[Path], source: str, check_pos: bool) -> list[Segment]:
+    """The segments in `dirs` by base, each as long as it has to be: a shorter file is found out by the scan.
+
+    Files with other names are no segments. Raises StoreError for two files of one base, and for a base so far away that
+    the file cannot be of this log.
+    """
+    files: dict[int, Path] = {}
+    for folder in dirs:
+        for name in _names(folder):
+            file = folder / name
+            if not _SEGMENT_NAME.fullmatch(name) or not file.is_file():
+                continue
+            base = int(name)
+            if base in files:
+                raise StoreError(f"{file}: expected one segment at {base}, found {files[base]} as well: remove one")
+            files[base] = file
+    bases = sorted(files)
+    sizes = {base: files[base].stat().st_size for base in bases}
+    usual = _usual_size(bases, sizes)
+    segments = []
+    for base, following in zip(bases, [*bases[1:], None]):
+        size = max(sizes[base], usual)
+        if following is not None:
+            size = min(size, following - base)
+            if following - base > _LONGEST_HOLE:
+                raise StoreError(f"{files[following]}: expected a segment near {base + size}, found one far behind: move it away")
+        if base > INT64_MAX - size:
+            raise StoreError(f"{files[base]}: expected a base below 2^63 - {size}, found {base}: move it away")
+        segments.append(Segment(str(files[base]), files[base].name, base, size, source, check_pos))
+    return segments
+
+
+def _usual_size(bases: list[int], sizes: dict[int, int]) -> int:
+    """The size in bytes that the segments were created with: what most files have, else the distance of two names."""
+    if not bases:
+        return 0
+    size, count = Counter(sizes.values()).most_common(1)[0]
+    if 2 * count > len(bases) or len(bases) == 1:
+        return size
+    return min(after - before for before, after in zip(bases, bases[1:]))

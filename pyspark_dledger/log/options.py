@@ -1,0 +1,443 @@
+"""The options of a read: one table of names, defaults, parsers and meaning, for Spark and for plain Python alike."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import operator
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import date, datetime, timedelta, timezone
+from typing import Any, NamedTuple
+
+from pyspark_dledger.errors import OptionError
+from pyspark_dledger.format.spec import INT64_MAX, MODES, Filters, IntFilter
+
+TABLES = (
+    "log",
+    "segments",
+    "state",
+    "findings",
+    "indexUnits",
+    "consumeQueue",
+    "indexFile",
+    "audit",
+    "consumers",
+    "diff",
+)
+READABLE_TABLES = ("log",)
+ISOLATION_LEVELS = ("read_uncommitted", "read_committed")
+COMMITTED_BOUNDS = ("auto", "checkpoint", "consumeQueue", "quorum", "end")
+ENGINES = ("auto", "native", "python")
+
+# Spark passes these on to every source.
+SPARK_OPTIONS = frozenset({"path", "paths", "checkpointlocation", "queryname"})
+
+_INT32_MIN, _INT32_MAX = -(2**31), 2**31 - 1
+_MEBIBYTE = 1024 * 1024
+# An Arrow batch addresses its strings and bodies with 32 bits; the engines take no more than this for one batch.
+_MAX_BATCH_BYTES = 512 * _MEBIBYTE
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_MICROSECOND = timedelta(microseconds=1)
+# The years 1 to 9999 in milliseconds since 1970.
+_MS_MIN, _MS_MAX = -62135596800000, 253402300799999
+
+_INTEGER = re.compile(r"[+-]?[0-9]+")
+_SIZE = re.compile(r"([0-9]+) ?([kmgt]?)i?b?", re.IGNORECASE)
+_SIZE_UNITS = {"": 1, "k": 1024, "m": _MEBIBYTE, "g": 1024 * _MEBIBYTE, "t": 1024 * 1024 * _MEBIBYTE}
+_ISO_8601 = re.compile(
+    r"(\d{4}-\d\d-\d\d)(?:[T ](\d\d:\d\d)(?::(\d\d)(?:\.(\d{1,6}))?)?)? ?(Z|[+-]\d\d:?\d\d)?", re.ASCII | re.IGNORECASE
+)
+
+
+class Offset(NamedTuple):
+    """A place in the log: ``earliest``, ``latest``, or the first row at or after an ``index`` or a ``pos``."""
+
+    kind: str
+    value: int = 0
+
+    def __str__(self) -> str:
+        return self.kind if self.kind in ("earliest", "latest") else f"{self.kind} {self.value}"
+
+
+EARLIEST = Offset("earliest")
+LATEST = Offset("latest")
+
+
+class Parser(NamedTuple):
+    """What an option accepts, in words, and the function that turns a value into its type or raises ValueError."""
+
+    accepts: str
+    parse: Callable[[object], Any]
+
+
+class Option(NamedTuple):
+    """One option. ``default`` is written as a user would; ``scope`` is ``batch``, ``stream`` or ``both``."""
+
+    name: str
+    default: str | None
+    parser: Parser
+    doc: str
+    scope: str = "both"
+
+    @property
+    def field(self) -> str:
+        """The name of its field in `ReadOptions`."""
+        return re.sub("[A-Z]", lambda match: "_" + match.group().lower(), self.name)
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """The parsed options of a read. None is "not set" where the default depends on something else."""
+
+    table: str = "log"
+    mode: str = "PERMISSIVE"
+    verify_crc: bool = True
+    isolation_level: str | None = None
+    committed_bound: str | int = "auto"
+    replicas: tuple[str, ...] | None = None
+    group_size: int | None = None
+    starting_offsets: Offset = EARLIEST
+    ending_offsets: Offset = LATEST
+    starting_timestamp: int | None = None
+    ending_timestamp: int | None = None
+    topic: tuple[str, ...] | None = None
+    queue_id: tuple[int, ...] | None = None
+    tags: tuple[str, ...] | None = None
+    max_partition_bytes: int | None = None
+    min_partitions: int | None = None
+    max_batch_rows: int = 10_000
+    max_batch_bytes: int = 10 * _MEBIBYTE
+    max_offsets_per_trigger: int | None = None
+    max_bytes_per_trigger: int | None = None
+    fail_on_data_loss: bool = True
+    self_id: str | None = None
+    data_dirs: tuple[str, ...] | None = None
+    include_entry_body: bool = False
+    max_body_bytes: int = 64 * _MEBIBYTE
+    group: str | None = None
+    peers: str | None = None
+    engine: str = "auto"
+
+
+def parse_options(options: Mapping[str, Any]) -> ReadOptions:
+    """Parse `options`, whose names are in any case and whose values are text or native values.
+
+    None means "not set". The second and further paths of Spark's ``load([a, b])`` become replicas.
+    """
+    values: dict[str, Any] = {}
+    for name, value in options.items():
+        if name.lower() in SPARK_OPTIONS:
+            continue
+        option = find_option(name)
+        if value is None:
+            continue
+        if option.field in values:
+            raise OptionError(f"option {option.name} is given twice, in different case: give it once")
+        values[option.field] = _parse(option, value)
+    more_paths = read_paths(options)[1:]
+    if more_paths:
+        values["replicas"] = (*more_paths, *values.get("replicas", ()))
+    parsed = ReadOptions(**values)
+    _check_ranges(parsed)
+    return parsed
+
+
+def find_option(name: str) -> Option:
+    """Return the option called `name` in any case, or raise an OptionError that names the nearest."""
+    option = _BY_KEY.get(name.lower())
+    if option is None:
+        raise OptionError(f"unknown option {name}: the nearest is {nearest(name, (option.name for option in OPTIONS))}")
+    return option
+
+
+def read_paths(options: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the paths that Spark's ``load`` was given: the one to read, then its replicas."""
+    given = {name.lower(): value for name, value in options.items()}
+    path, paths = given.get("path"), given.get("paths")
+    return (*((local_path(str(path)),) if path else ()), *(_path_list(paths) if paths else ()))
+
+
+def local_path(path: str) -> str:
+    """Return `path` without a ``file:`` in front, as Spark's users write it; no other scheme can be read."""
+    scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):(?=/)/*", path)
+    if scheme is None:
+        return path
+    if scheme[1].lower() != "file":
+        raise OptionError(f"path {path}: expected a local path, found {scheme[1]}: copy the store to a local folder")
+    return f"/{path[scheme.end() :]}"
+
+
+def option_filters(options: ReadOptions) -> Filters:
+    """Return the row filters that the options ask for: topic, queueId, tags and the timestamps."""
+    queue_id = None
+    if options.queue_id is not None:
+        queue_id = IntFilter(min(options.queue_id), max(options.queue_id), tuple(sorted(options.queue_id)))
+    store_timestamp = None
+    if options.starting_timestamp is not None or options.ending_timestamp is not None:
+        bounds = IntFilter()
+        if options.starting_timestamp is not None:
+            bounds = IntFilter(options.starting_timestamp, bounds.high)
+        if options.ending_timestamp is not None:
+            bounds = IntFilter(bounds.low, options.ending_timestamp - 1)
+        store_timestamp = bounds
+    return Filters(queue_id=queue_id, store_timestamp=store_timestamp, topic=options.topic, tags=options.tags)
+
+
+def nearest(name: str, candidates: Iterable[str]) -> str:
+    """Return the candidate most like `name`, without regard to case, in its own spelling."""
+    by_key = {candidate.lower(): candidate for candidate in candidates}
+    return by_key[difflib.get_close_matches(name.lower(), by_key, n=1, cutoff=0.0)[0]]
+
+
+def microseconds(value: datetime) -> int:
+    """Return `value` in microseconds since 1970; without a zone it counts as UTC."""
+    aware = value if value.tzinfo is not None else value.replace(tzinfo=timezone.utc)
+    return (aware - _EPOCH) // _MICROSECOND
+
+
+def _parse(option: Option, value: object) -> Any:
+    try:
+        return option.parser.parse(value.strip() if isinstance(value, str) else value)
+    except OptionError:
+        raise
+    except ValueError:
+        found = repr(value)
+        found = found if len(found) <= 200 else f"{found[:200]}..."
+        raise OptionError(f"option {option.name}: expected {option.parser.accepts}, found {found}") from None
+
+
+def _check_ranges(options: ReadOptions) -> None:
+    start, end = options.starting_offsets, options.ending_offsets
+    if start.kind == end.kind and start.value > end.value:
+        raise OptionError(f"startingOffsets ({start}) is behind endingOffsets ({end}): swap them, the end is exclusive")
+    first, last = options.starting_timestamp, options.ending_timestamp
+    if first is not None and last is not None and first > last:
+        raise OptionError(
+            f"startingTimestamp ({_EPOCH + first * _MICROSECOND}) is later than endingTimestamp "
+            f"({_EPOCH + last * _MICROSECOND}): swap them, the end is exclusive"
+        )
+
+
+def _any_integer(value: object) -> int:
+    if isinstance(value, str) and _INTEGER.fullmatch(value):
+        return int(value)
+    if isinstance(value, (str, bool)):
+        raise ValueError
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise ValueError from None
+
+
+def _checked(number: int, low: int, high: int) -> int:
+    if not low <= number <= high:
+        raise ValueError
+    return number
+
+
+def _integer(low: int, high: int) -> Parser:
+    accepts = f"an integer from {low} to {high}" if high < INT64_MAX else f"an integer of at least {low}"
+    return Parser(accepts, lambda value: _checked(_any_integer(value), low, high))
+
+
+def _size(high: int, shown: str | None = None) -> Parser:
+    def parse(value: object) -> int:
+        match = _SIZE.fullmatch(value) if isinstance(value, str) else None
+        number = int(match[1]) * _SIZE_UNITS[match[2].lower()] if match else _any_integer(value)
+        return _checked(number, 1, high)
+
+    limit = f" from 1 to {shown}" if shown else ""
+    return Parser(f"a size in bytes{limit}, such as 65536, 64k, 128m or 1g", parse)
+
+
+def _choice(values: tuple[str, ...]) -> Parser:
+    by_key = {value.lower(): value for value in values}
+
+    def parse(value: object) -> str:
+        if not isinstance(value, str) or value.lower() not in by_key:
+            raise ValueError
+        return by_key[value.lower()]
+
+    return Parser(_one_of(values), parse)
+
+
+def _one_of(values: tuple[str, ...]) -> str:
+    return f"{', '.join(values[:-1])} or {values[-1]}"
+
+
+def _parse_boolean(value: object) -> bool:
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str) and value.lower() in ("true", "false"):
+        return value.lower() == "true"
+    raise ValueError
+
+
+def _parse_text(value: object) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError
+    return value
+
+
+def _items(value: object) -> list[object]:
+    """Return the items of a list, a JSON list, a comma list or a single value."""
+    if isinstance(value, str):
+        if value.startswith("["):
+            return list(_json(value, list))
+        return [item.strip() for item in value.split(",")]
+    return list(value) if isinstance(value, Iterable) else [value]
+
+
+def _json(text: str, kind: type) -> Any:
+    value = json.loads(text)  # its JSONDecodeError is a ValueError
+    if not isinstance(value, kind):
+        raise ValueError
+    return value
+
+
+def _distinct(items: list[Any]) -> tuple[Any, ...]:
+    if not items:
+        raise ValueError
+    return tuple(dict.fromkeys(items))
+
+
+def _string_list(value: object) -> tuple[str, ...]:
+    return _distinct([_parse_text(item) for item in _items(value)])
+
+
+def _path_list(value: object) -> tuple[str, ...]:
+    items = _items(str(value) if isinstance(value, os.PathLike) else value)
+    return _distinct([local_path(_parse_text(str(item) if isinstance(item, os.PathLike) else item)) for item in items])
+
+
+def _queue_ids(value: object) -> tuple[int, ...]:
+    return _distinct([_checked(_any_integer(item), _INT32_MIN, _INT32_MAX) for item in _items(value)])
+
+
+def _parse_table(value: object) -> str:
+    name = value if isinstance(value, str) else repr(value)
+    known = {table.lower(): table for table in TABLES}.get(name.lower())
+    readable = f"this version reads {' and '.join(READABLE_TABLES)}"
+    if known is None:
+        raise OptionError(f"option table: unknown table {name}, the nearest is {nearest(name, TABLES)}; {readable}")
+    if known not in READABLE_TABLES:
+        raise OptionError(f"option table: {known} cannot be read yet, {readable}")
+    return known
+
+
+def _parse_bound(value: object) -> str | int:
+    try:
+        return _checked(_any_integer(value), -1, INT64_MAX)
+    except ValueError:
+        name: str = _choice(COMMITTED_BOUNDS).parse(value)
+        return name
+
+
+def _parse_offset(value: object) -> Offset:
+    if isinstance(value, Offset):
+        return value
+    if isinstance(value, str):
+        if value.lower() in ("earliest", "latest"):
+            return Offset(value.lower())
+        if value.startswith("{"):
+            value = _json(value, dict)
+    if not isinstance(value, Mapping):
+        return Offset("index", _checked(_any_integer(value), 0, INT64_MAX))
+    if len(value) != 1:
+        raise ValueError
+    ((kind, number),) = value.items()
+    if kind not in ("index", "pos") or isinstance(number, str):
+        raise ValueError
+    return Offset(kind, _checked(_any_integer(number), 0, INT64_MAX))
+
+
+def _parse_timestamp(value: object) -> int:
+    if isinstance(value, datetime):
+        return microseconds(value)
+    if isinstance(value, date):
+        return microseconds(datetime(value.year, value.month, value.day, tzinfo=timezone.utc))
+    match = _ISO_8601.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
+        return 1000 * _checked(_any_integer(value), _MS_MIN, _MS_MAX)
+    day, minute, second, fraction, zone = match.groups()
+    text = f"{day} {minute or '00:00'}:{second or '00'}.{fraction or '':0<6}"
+    zone = "+00:00" if zone is None or zone in "Zz" else f"{zone[:3]}:{zone[-2:]}"
+    return microseconds(datetime.fromisoformat(text + zone))
+
+
+_COUNT = _integer(1, INT64_MAX)
+_BOOLEAN = Parser("true or false", _parse_boolean)
+_TEXT = Parser("some text", _parse_text)
+_NAMES = Parser("a comma list or a JSON list of strings", _string_list)
+_PATHS = Parser('a JSON list of paths such as ["/data/a", "/data/b"], or a comma list', _path_list)
+_OFFSET = Parser('earliest, latest, an index, {"index": n} or {"pos": n}', _parse_offset)
+_TIMESTAMP = Parser(
+    "ISO 8601 such as 2026-07-21T03:12:00Z (UTC without a zone) or milliseconds since 1970", _parse_timestamp
+)
+
+OPTIONS = (
+    Option("table", "log", Parser(_one_of(TABLES), _parse_table), "which table to read"),
+    Option(
+        "mode",
+        "PERMISSIVE",
+        _choice(MODES),
+        "what becomes of a row with a `problem`: kept, dropped, or an error",
+    ),
+    Option("verifyCrc", "true", _BOOLEAN, "check the message's CRC"),
+    Option(
+        "isolationLevel",
+        None,
+        _choice(ISOLATION_LEVELS),
+        "whether entries past the committed bound are rows; default: batch `read_uncommitted`, stream `read_committed`",
+    ),
+    Option(
+        "committedBound",
+        "auto",
+        Parser(f"{', '.join(COMMITTED_BOUNDS)} or an index", _parse_bound),
+        "what proves that an entry is committed; an index is inclusive and for a batch only",
+    ),
+    Option("replicas", None, _PATHS, "paths of the other replicas; `load([a, b, c])` means the same"),
+    Option("groupSize", None, _COUNT, "members of the group; default: the number of replicas given"),
+    Option(
+        "startingOffsets",
+        "earliest",
+        _OFFSET,
+        "first row: at or after this place; default of a stream: `latest`",
+    ),
+    Option("endingOffsets", "latest", _OFFSET, "end of the rows, exclusive", "batch"),
+    Option("startingTimestamp", None, _TIMESTAMP, "on storeTimestamp, inclusive"),
+    Option("endingTimestamp", None, _TIMESTAMP, "on storeTimestamp, exclusive", "batch"),
+    Option("topic", None, _NAMES, "only messages of these topics"),
+    Option(
+        "queueId",
+        None,
+        Parser("a comma list of 32-bit integers", _queue_ids),
+        "only messages of these queues",
+    ),
+    Option("tags", None, _NAMES, "only messages with one of these tags"),
+    Option(
+        "maxPartitionBytes",
+        "128m",
+        _size(INT64_MAX),
+        "a larger segment is split; the default grows for a selective scan",
+    ),
+    Option("minPartitions", None, _integer(1, _INT32_MAX), "split further until there are so many partitions"),
+    Option("maxBatchRows", "10000", _integer(1, 1_000_000), "rows of one Arrow batch"),
+    Option("maxBatchBytes", "10m", _size(_MAX_BATCH_BYTES, "512m"), "bytes of one Arrow batch"),
+    Option("maxOffsetsPerTrigger", None, _COUNT, "entries of one micro-batch at most", "stream"),
+    Option("maxBytesPerTrigger", None, _size(INT64_MAX), "bytes of one micro-batch at most", "stream"),
+    Option("failOnDataLoss", "true", _BOOLEAN, "fail where entries below the start are gone"),
+    Option("selfId", None, _TEXT, "which node, where a root holds several"),
+    Option("dataDirs", None, _PATHS, "extra data folders of a multi-path store"),
+    Option("includeEntryBody", "false", _BOOLEAN, "add the column entryBody"),
+    Option("maxBodyBytes", "64m", _size(_INT32_MAX, "2147483647"), "a body may decompress to this much"),
+    Option("group", None, _TEXT, "name of a live group to read instead of a path", "stream"),
+    Option("peers", None, _TEXT, "addresses of a live group", "stream"),
+    Option("engine", "auto", _choice(ENGINES), "`native`, `python`, or `auto`: native where it is built"),
+)
+"""Every option of a read, in the order of the documentation."""
+
+_BY_KEY = {option.name.lower(): option for option in OPTIONS}

@@ -1,0 +1,221 @@
+"""Planning a read: which ranges of which segments, in which partitions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from pyspark_dledger.errors import StoreError
+from pyspark_dledger.format.bodies import expand
+from pyspark_dledger.format.engine import get_engine
+from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, INT64_MAX, Filters, IntFilter, ScanRequest, Segment
+from pyspark_dledger.log.holes import Hole, hole_batches
+from pyspark_dledger.log.options import Offset, ReadOptions
+
+if TYPE_CHECKING:
+    from pyspark_dledger.log.store import Log
+
+_MAX_PARTITION_BYTES = 128 * 1024 * 1024
+# A task costs Spark about 30 ms, in which a scan that sends few bytes passes over a gigabyte.
+_SELECTIVE_PARTITION_BYTES = 1024 * 1024 * 1024
+_WIDE_COLUMNS = frozenset({"body", "entryBody", "properties"})
+
+
+@dataclass(frozen=True)
+class Partition:
+    """What one task reads: ranges of segments and holes between them, in the order of the log."""
+
+    ranges: tuple[ScanRequest | Hole, ...]
+    engine: str
+
+    @property
+    def size(self) -> int:
+        """Bytes of the log that the partition covers."""
+        return sum(part.end - part.start for part in self.ranges)
+
+
+@dataclass(frozen=True)
+class _Window:
+    """The part of the log that can hold wanted rows: positions ``[start, end)``.
+
+    ``entry_start`` is a position in it where an entry is known to begin, so that a scan may begin there.
+    """
+
+    start: int = 0
+    end: int = INT64_MAX
+    entry_start: int = 0
+
+    def starting(self, pos: int, is_entry: bool) -> _Window:
+        return replace(self, start=max(self.start, pos), entry_start=max(self.entry_start, pos if is_entry else 0))
+
+    def ending(self, pos: int) -> _Window:
+        return replace(self, end=min(self.end, pos))
+
+
+def read_partition(partition: Partition) -> Iterator[pa.RecordBatch]:
+    """The rows of a partition. Raises StoreError and, with mode=FAILFAST, MalformedError."""
+    engine = get_engine(partition.engine)
+    for part in partition.ranges:
+        if isinstance(part, Hole):
+            yield from hole_batches(part)
+        else:
+            yield from expand(engine.scan(part), part)
+
+
+def plan(
+    log: Log, columns: tuple[str, ...], options: ReadOptions, filters: Filters, committed: int | None
+) -> list[Partition]:
+    """The partitions of a read; see `Log.plan`."""
+    if _never_holds(filters):
+        return []
+    window = _window(log, options, filters, committed)
+    wanted = _with_window(filters, window)
+    template = ScanRequest(
+        segment=Segment("", "", 0, 0, DLEDGER),
+        start=0,
+        end=0,
+        columns=columns,
+        filters=wanted,
+        mode=options.mode,
+        verify_crc=options.verify_crc,
+        committed_index=committed,
+        max_body_bytes=options.max_body_bytes,
+        max_batch_rows=options.max_batch_rows,
+        max_batch_bytes=options.max_batch_bytes,
+    )
+    ranges = list(_ranges(log, template, window))
+    selective = not _WIDE_COLUMNS & set(columns) or any((filters.topic, filters.tags, filters.queue_id, filters.store_timestamp))
+    is_default = options.max_partition_bytes is None and options.min_partitions is None
+    target = options.max_partition_bytes or (_SELECTIVE_PARTITION_BYTES if selective else _MAX_PARTITION_BYTES)
+    if options.min_partitions is not None:
+        total = sum(part.end - part.start for part in ranges)
+        target = max(min(target, -(-total // options.min_partitions)), 1)
+    pieces = [piece for part in ranges for piece in _split(log, part, target)]
+    packs = _pack(pieces, target) if (selective and is_default) or options.max_partition_bytes is not None else [[piece] for piece in pieces]
+    return [Partition(tuple(pack), log.engine.NAME) for pack in packs]
+
+
+def _never_holds(filters: Filters) -> bool:
+    for condition in (filters.index, filters.term, filters.pos, filters.queue_id, filters.store_timestamp):
+        if condition is not None and (condition.low > condition.high or condition.values == ()):
+            return True
+    return () in (filters.kind, filters.topic, filters.tags)
+
+
+def _window(log: Log, options: ReadOptions, filters: Filters, committed: int | None) -> _Window:
+    window = _Window()
+    if options.starting_offsets.kind != "earliest":
+        pos, is_entry = _place(log, options.starting_offsets, options.fail_on_data_loss, "startingOffsets")
+        window = window.starting(pos, is_entry)
+    if options.ending_offsets.kind != "latest":
+        window = window.ending(_place(log, options.ending_offsets, False, "endingOffsets")[0])
+    if log.ledger_segments and options.isolation_level == "read_committed" and committed is not None:
+        window = window.ending(_behind(log, committed))
+    if filters.index is not None and log.ledger_segments:
+        window = window.starting(log.position_of(filters.index.low), True).ending(_behind(log, filters.index.high))
+    if filters.pos is not None:
+        window = window.starting(filters.pos.low, False).ending(min(filters.pos.high, INT64_MAX - 1) + 1)
+    if filters.committed is not None and committed is not None and log.ledger_segments:
+        behind = _behind(log, committed)
+        window = window.ending(behind) if filters.committed else window.starting(behind, True)
+    return window
+
+
+def _behind(log: Log, index: int) -> int:
+    """Where the entry after `index` begins."""
+    return log.position_of(min(index, INT64_MAX - 1) + 1)
+
+
+def _place(log: Log, offset: Offset, fail_on_data_loss: bool, option: str) -> tuple[int, bool]:
+    """The position that an offset means, and whether an entry is known to begin there."""
+    if offset.kind == "earliest":
+        return 0, False
+    if offset.kind == "latest":
+        return INT64_MAX, False
+    if offset.kind == "pos":
+        first = log.segments[0].base if log.segments else 0
+        if offset.value < first and fail_on_data_loss:
+            raise StoreError(_below(log, option, f"pos {offset.value}", f"the first segment at pos {first}"))
+        return offset.value, False
+    first_index = log.first_entries[0][1][1] if log.first_entries else 0
+    if offset.value < first_index and fail_on_data_loss:
+        raise StoreError(_below(log, option, f"index {offset.value}", f"the first entry with index {first_index}"))
+    return log.position_of(offset.value), True
+
+
+def _below(log: Log, option: str, wanted: str, found: str) -> str:
+    return f"{log.path}: {option}: expected {wanted}, found {found}: start there or later, or set failOnDataLoss=false"
+
+
+def _with_window(filters: Filters, window: _Window) -> Filters:
+    """`filters` with the window's bounds on pos, so that a range may begin before the window or reach over its end."""
+    if window.start == 0 and window.end == INT64_MAX:
+        return filters
+    given = filters.pos or IntFilter()
+    pos = IntFilter(max(given.low, window.start), min(given.high, window.end - 1), given.values)
+    return replace(filters, pos=pos)
+
+
+def _ranges(log: Log, template: ScanRequest, window: _Window) -> Iterator[ScanRequest | Hole]:
+    """The segments, and the holes between them, that can hold wanted rows."""
+    before = None
+    for segment in log.segments:
+        if before is not None and before.end < segment.base:
+            yield from _hole(log, template, window, before, segment)
+        before = segment
+        start = max(segment.base, window.entry_start)
+        end = min(log.segment_end(segment), window.end)
+        if start < end and window.start < segment.end and not _is_excluded(log, segment, template.filters):
+            yield replace(template, segment=segment, start=start, end=end)
+
+
+def _hole(log: Log, template: ScanRequest, window: _Window, before: Segment, after: Segment) -> Iterator[Hole]:
+    """A place where files are missing; nothing is missing behind the end of the log."""
+    last = log.ends.get(after.source)
+    is_inside = last is not None and after.base <= last[0].base
+    if is_inside and before.end < window.end and after.base > window.start:
+        yield Hole(template, before.end, after.base, after.source)
+
+
+def _is_excluded(log: Log, segment: Segment, filters: Filters) -> bool:
+    """Whether no row of the segment can pass: old messages have no index and term; the terms of a log never fall."""
+    if segment.source == COMMITLOG:
+        return filters.index is not None or filters.term is not None or filters.committed is False
+    if filters.term is None:
+        return False
+    firsts = log.first_entries
+    place = next((i for i, (other, _) in enumerate(firsts) if other == segment), None)
+    if place is None:
+        return False
+    highest = firsts[place + 1][1][2] if place + 1 < len(firsts) else log.end.last_term
+    return filters.term.high < firsts[place][1][2] or filters.term.low > highest
+
+
+def _split(log: Log, part: ScanRequest | Hole, target: int) -> list[ScanRequest | Hole]:
+    """A range as pieces of about `target` bytes, cut at entry boundaries; pieces before the window are left out."""
+    if isinstance(part, Hole) or part.end - part.start <= target:
+        return [part]
+    cuts = log.engine.split(part.segment, part.start, part.end, target)
+    pieces = [
+        replace(part, start=start, end=end, end_is_boundary=end != part.end)
+        for start, end in zip([part.start, *cuts], [*cuts, part.end])
+    ]
+    low = part.filters.pos.low if part.filters.pos is not None else 0
+    return [piece for piece in pieces if piece.end > low]
+
+
+def _pack(pieces: list[ScanRequest | Hole], target: int) -> list[list[ScanRequest | Hole]]:
+    """Neighbouring pieces together, up to `target` bytes."""
+    packs: list[list[ScanRequest | Hole]] = []
+    size = 0
+    for piece in pieces:
+        length = piece.end - piece.start
+        if not packs or size + length > target:
+            packs.append([])
+            size = 0
+        packs[-1].append(piece)
+        size += length
+    return packs

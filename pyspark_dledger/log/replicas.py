@@ -1,0 +1,114 @@
+"""Several replicas of one log: what they agree on, and what that proves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from pyspark_dledger.errors import StoreError
+from pyspark_dledger.format.spec import TermRun
+from pyspark_dledger.log.committed import Bound
+from pyspark_dledger.log.entries import entry_at, read_at, segment_at
+
+if TYPE_CHECKING:
+    from pyspark_dledger.log.store import Log
+
+
+class Terms:
+    """The terms of a replica's entries, by index."""
+
+    def __init__(self, log: Log) -> None:
+        self.log = log
+        self.runs: list[TermRun] = log.term_runs()
+        self.first = self.runs[0].index if self.runs else 0
+        self.last = log.end.last_index
+
+    def at(self, index: int) -> int | None:
+        """The term of the entry `index`, or None where the replica does not have it."""
+        if not self.first <= index <= self.last:
+            return None
+        return next(run.term for run in reversed(self.runs) if run.index <= index)
+
+    def starts(self) -> Iterator[int]:
+        """The indexes where a term begins, and the last index."""
+        yield from (run.index for run in self.runs)
+        yield self.last
+
+
+def agreement(first: Terms, second: Terms) -> int | None:
+    """The highest index up to which both hold the same terms, counted from the first index that both have."""
+    begin, end = max(first.first, second.first), min(first.last, second.last)
+    if begin > end:
+        return None
+    places = sorted({begin, end, *(index for terms in (first, second) for index in terms.starts() if begin <= index <= end)})
+    agreed = begin - 1
+    for place, following in zip(places, [*places[1:], end + 1]):
+        if first.at(place) != second.at(place):
+            break
+        agreed = following - 1
+    return agreed
+
+
+def check_replicas(log: Log, others: list[Log], committed: int | None) -> None:
+    """Raises StoreError where a replica contradicts `log` at or below `committed`, or is of another group."""
+    mine = Terms(log)
+    for other in others:
+        theirs = Terms(other)
+        begin = max(mine.first, theirs.first)
+        end = min(mine.last, theirs.last)
+        if begin > end:
+            continue
+        agreed = agreement(mine, theirs)
+        limit = end if committed is None else min(end, committed)
+        if committed is not None and agreed is not None and agreed < limit:
+            index = agreed + 1
+            raise StoreError(
+                f"{other.path}: expected index {index} with term {mine.at(index)} as in {log.path}, where it is committed, "
+                f"found term {theirs.at(index)}: this replica is of another group, or one of the two is damaged"
+            )
+        for index in sorted({begin, min(agreed if agreed is not None else begin, limit)}):
+            if index >= begin and _entry(log, index) != _entry(other, index):
+                raise StoreError(
+                    f"{other.path}: expected the entry {index} of {log.path}, found other bytes: "
+                    "this replica is of another group, or one of the two is damaged"
+                )
+
+
+def _entry(log: Log, index: int) -> tuple[int, int, bytes]:
+    """Term, size and body of an entry, which are the same on every replica."""
+    pos = log.position_of(index)
+    segment = segment_at(log.ledger_segments, pos)
+    header = entry_at(segment, pos) if segment is not None else None
+    if header is None or segment is None:
+        return (-1, -1, b"")
+    body = read_at(segment.path, pos - segment.base + header.size - header.body_size, header.body_size)
+    return header.term, header.size, body
+
+
+def quorum_bound(log: Log, others: list[Log], group_size: int | None) -> Bound:
+    """The highest index that a majority holds with the same term, where that proves it committed.
+
+    It does when all members are given and no replica with a higher last term lacks it: such a one could still be
+    elected and overwrite it (Raft, figure 8).
+    """
+    members = [Terms(member) for member in (log, *others)]
+    size = group_size if group_size is not None else len(members)
+    if len(members) != size or len(members) < 2:
+        return Bound(None, None, f"quorum: expected all {size} members of the group, found {len(members)} replicas")
+    index, holder = max(((_majority_index(member, members), member) for member in members), key=lambda pair: pair[0])
+    if index < 0:
+        return Bound(None, None, "quorum: no index is on a majority")
+    term = holder.at(index)
+    for member in members:
+        last_term = member.at(member.last)
+        if member.at(index) != term and last_term is not None and term is not None and last_term > term:
+            reason = f"quorum: index {index} is on a majority, not proven committed: {member.log.path} ends with term {last_term}"
+            return Bound(None, None, reason)
+    return Bound(index, "quorum")
+
+
+def _majority_index(member: Terms, members: list[Terms]) -> int:
+    """The highest index of `member` that a majority holds with the same term."""
+    agreed = [member.last if other is member else agreement(member, other) for other in members]
+    held = sorted((index if index is not None else -1 for index in agreed), reverse=True)
+    return held[len(members) // 2]

@@ -1,0 +1,325 @@
+"""A store on disk, opened for reading only: its segments, its state, and scans over it."""
+
+from __future__ import annotations
+
+import operator
+import os
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from pyspark_dledger.errors import OptionError, StoreError
+from pyspark_dledger.format.columns import COLUMN_BY_NAME, DEFAULT_NAMES, ENTRY_BODY
+from pyspark_dledger.format.engine import get_engine
+from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, INT64_MIN, Filters, LogEnd, Segment, TermRun
+from pyspark_dledger.log.committed import Bound, best, read_checkpoint, read_current_term
+from pyspark_dledger.log.consume_queue import proven_index
+from pyspark_dledger.log.entries import IndexFiles, entry_at, lone_segment, read_at
+from pyspark_dledger.log.find import find_store, list_segments
+from pyspark_dledger.log.options import ReadOptions, find_option, nearest, option_filters, parse_options
+from pyspark_dledger.log.plan import Partition, plan, read_partition
+from pyspark_dledger.log.replicas import check_replicas, quorum_bound
+
+_HEAD_BYTES = 64 * 1024
+_NO_ENTRY = LogEnd(0, 0, -1, -1, -1, -1, -1, -1)
+
+
+@dataclass(frozen=True)
+class State:
+    """What a store is and where it stands. Offsets are bytes of the log, indexes are of DLedger; -1 where there is none.
+
+    ``committed_index`` is None where no bound is known, and ``committed_from`` then says why. ``min_offset`` and
+    ``max_offset`` are where the first row begins and where the log ends.
+    """
+
+    node: str | None
+    path: str
+    dialect: str
+    begin_index: int
+    end_index: int
+    end_term: int
+    committed_index: int | None
+    committed_from: str | None
+    checkpoint_committed_index: int | None
+    checkpoint_end_index: int | None
+    curr_term: int | None
+    vote_leader: str | None
+    divided_commitlog_offset: int
+    data_file_size: int | None
+    index_file_size: int | None
+    min_offset: int
+    max_offset: int
+    abort: bool
+
+
+def open_log(path: str | os.PathLike[str], **options: Any) -> Log:
+    """Open the store at `path`, read-only.
+
+    Takes the options of a read that choose a store: selfId, dataDirs, replicas, groupSize, engine, committedBound.
+    Raises StoreError where `path` holds no readable store, OptionError for a wrong option.
+    """
+    return Log(os.fspath(path), parse_options(options))
+
+
+class Log:
+    """One store. Nothing of it is read before it is asked for, and nothing is ever written."""
+
+    def __init__(self, path: str, options: ReadOptions) -> None:
+        self.path = path
+        self.options = options
+        self.engine = get_engine(options.engine)
+        self.paths = find_store(path, options.self_id, options.data_dirs)
+        self.segments = self._list_segments()
+
+    def _list_segments(self) -> list[Segment]:
+        only = self.paths.only
+        ledger = list_segments(self.paths.data_dirs, DLEDGER, self.dialect != "0.4")
+        old = list_segments(self.paths.commitlog_dirs, COMMITLOG, True)
+        self._divided = ledger[0].base if ledger else None
+        if only is not None:
+            listed = [segment for segment in ledger + old if Path(segment.path) == only]
+            return listed or [lone_segment(only, DLEDGER if self.paths.data_dirs else COMMITLOG)]
+        if ledger:
+            # What lies at or behind the first DLedger file is DLedger's, whatever commitlog/ holds there.
+            old = [segment for segment in old if segment.base < ledger[0].base]
+        return old + ledger
+
+    @property
+    def ledger_segments(self) -> list[Segment]:
+        return [segment for segment in self.segments if segment.source == DLEDGER]
+
+    @cached_property
+    def dialect(self) -> str:
+        """``0.4`` where a snapshot folder shows DLedger 0.4.0, else ``0.3``, whose format all versions before share."""
+        node_dir = self.paths.node_dir
+        return "0.4" if node_dir is not None and (node_dir / "snapshot").is_dir() else "0.3"
+
+    @cached_property
+    def index_files(self) -> IndexFiles:
+        node_dir = self.paths.node_dir
+        return IndexFiles(node_dir / "index" if node_dir is not None else None)
+
+    @cached_property
+    def ends(self) -> dict[str, tuple[Segment, LogEnd]]:
+        """For each source, its last segment that holds anything, and where the log ends in it."""
+        ends = {}
+        for segment in reversed(self.segments):
+            if segment.source in ends:
+                continue
+            end = self._end_in(segment)
+            if end.entries > 0:
+                ends[segment.source] = (segment, end)
+        return ends
+
+    def _end_in(self, segment: Segment) -> LogEnd:
+        end = self.engine.log_end(segment, False)
+        if segment.source == DLEDGER and end.entries > 0 and self._goes_on(segment, end):
+            return self.engine.log_end(segment, True)
+        return end
+
+    def _goes_on(self, segment: Segment, end: LogEnd) -> bool:
+        """Whether the checkpoint or the index knows of entries behind what looks like the end."""
+        if self.checkpoint is not None and self.checkpoint.end_index > end.last_index:
+            return True
+        unit = self.index_files.unit(end.last_index + 1)
+        return unit is not None and end.pos <= unit.pos < segment.end
+
+    @property
+    def end(self) -> LogEnd:
+        """The end of the DLedger log."""
+        return self.ends[DLEDGER][1] if DLEDGER in self.ends else _NO_ENTRY
+
+    @cached_property
+    def _checkpoint(self) -> tuple[Any, str]:
+        return read_checkpoint(self.paths.node_dir) if self.paths.node_dir is not None else (None, "no checkpoint file")
+
+    @property
+    def checkpoint(self) -> Any:
+        return self._checkpoint[0]
+
+    @cached_property
+    def replicas(self) -> list[Log]:
+        """The other replicas that were given."""
+        options = ReadOptions(engine=self.options.engine)
+        return [Log(path, options) for path in self.options.replicas or ()]
+
+    def first_entry(self, segment: Segment) -> tuple[int, int, int] | None:
+        """Pos, index and term of a DLedger segment's first entry."""
+        pos = segment.base
+        header = entry_at(segment, pos)
+        if header is None:
+            pos = self.engine.seek(segment, segment.base, segment.end, INT64_MIN)
+            header = entry_at(segment, pos)
+        return (pos, header.index, header.term) if header is not None else None
+
+    @cached_property
+    def first_entries(self) -> list[tuple[Segment, tuple[int, int, int]]]:
+        """The DLedger segments up to the end that hold entries, each with its first."""
+        last = self.ends[DLEDGER][0].base if DLEDGER in self.ends else -1
+        firsts = ((segment, self.first_entry(segment)) for segment in self.ledger_segments if segment.base <= last)
+        return [(segment, first) for segment, first in firsts if first is not None]
+
+    def segment_end(self, segment: Segment) -> int:
+        """Where the walk over a segment ends: its end, or the end of the log."""
+        last, end = self.ends.get(segment.source, (None, _NO_ENTRY))
+        if last is None:
+            # Nothing but zeros is a log that was never written; anything else is damage, and shown.
+            return segment.end if read_at(segment.path, 0, _HEAD_BYTES).strip(b"\0") else segment.base
+        if segment.base > last.base:
+            return segment.base
+        is_short = segment == last and _file_size(segment) < segment.size
+        return segment.end if segment != last or is_short else end.pos
+
+    def position_of(self, index: int) -> int:
+        """Where the first entry with at least `index` stands; the end of the log if there is none.
+
+        The index file is asked first; what it says counts if the entry there agrees.
+        """
+        if index > self.end.last_index:
+            return self.end.pos
+        firsts = self.first_entries
+        place = max(bisect_right(firsts, index, key=lambda item: item[1][1]) - 1, 0)
+        segment, (first_pos, _, _) = firsts[place]
+        unit = self.index_files.unit(index) if index >= 0 else None
+        if unit is not None and segment.check_pos:
+            header = entry_at(segment, unit.pos)
+            if header is not None and header.index == index and header.size == unit.size:
+                return unit.pos
+        end = self.segment_end(segment)
+        pos = self.engine.seek(segment, first_pos, end, index)
+        if pos < end:
+            return pos
+        return firsts[place + 1][1][0] if place + 1 < len(firsts) else self.end.pos
+
+    def term_runs(self) -> list[TermRun]:
+        """The terms of all DLedger entries, run by run."""
+        runs: list[TermRun] = []
+        for segment in self.ledger_segments:
+            for run in self.engine.term_runs(segment, segment.base, self.segment_end(segment)):
+                if runs and runs[-1].term == run.term:
+                    runs[-1] = runs[-1]._replace(entries=runs[-1].entries + run.entries)
+                else:
+                    runs.append(run)
+        return runs
+
+    def bound(self, options: ReadOptions) -> Bound:
+        """The committed index under `options`, never beyond the end of the log."""
+        wanted = options.committed_bound
+        if isinstance(wanted, int):
+            return Bound(min(wanted, self.end.last_index), "option")
+        if wanted == "end":
+            return Bound(self.end.last_index, "end")
+        proofs = {
+            "checkpoint": self._checkpoint_bound,
+            "consumeQueue": self._consume_queue_bound,
+            "quorum": lambda: quorum_bound(self, self.replicas, options.group_size),
+        }
+        names = [wanted] if wanted != "auto" else ["checkpoint", "consumeQueue", *(["quorum"] if self.replicas else [])]
+        return best([proofs[name]() for name in names], self.end.last_index)
+
+    def _checkpoint_bound(self) -> Bound:
+        checkpoint, name = self._checkpoint
+        if checkpoint is None:
+            return Bound(None, None, f"checkpoint: {name}")
+        return Bound(checkpoint.committed_index, "checkpoint")
+
+    def _consume_queue_bound(self) -> Bound:
+        root = self.paths.root
+        index = proven_index(root, self.ledger_segments, self.end.pos) if root is not None and self.paths.node_dir else None
+        if index is None:
+            return Bound(None, None, "consumeQueue: no unit that points to an entry of this log")
+        return Bound(index, "consumeQueue")
+
+    @cached_property
+    def state(self) -> State:
+        """What the store is and where it stands."""
+        bound = self.bound(self.options) if self.ledger_segments else Bound(None, None)
+        term = read_current_term(self.paths.node_dir)[0] if self.paths.node_dir is not None else None
+        ledger, root = self.ledger_segments, self.paths.root
+        begin = self.first_entries[0][1][1] if self.first_entries else -1
+        return State(
+            node=self.paths.node,
+            path=self.path,
+            dialect=self.dialect if ledger or self.paths.node_dir is not None else "commitlog",
+            begin_index=begin,
+            end_index=self.end.last_index,
+            end_term=self.end.last_term,
+            committed_index=bound.index,
+            committed_from=bound.source or bound.reason or None,
+            checkpoint_committed_index=self.checkpoint.committed_index if self.checkpoint is not None else None,
+            checkpoint_end_index=self.checkpoint.end_index if self.checkpoint is not None else None,
+            curr_term=term.curr_term if term is not None else None,
+            vote_leader=term.vote_leader if term is not None else None,
+            divided_commitlog_offset=self.divided_commitlog_offset,
+            data_file_size=max((segment.size for segment in ledger or self.segments), default=None),
+            index_file_size=max((file.size for file in self.index_files.files), default=None),
+            min_offset=self.segments[0].base if self.segments else 0,
+            max_offset=max((end.pos for _, end in self.ends.values()), default=0),
+            abort=root is not None and (root / "abort").exists(),
+        )
+
+    @property
+    def divided_commitlog_offset(self) -> int:
+        """Where the old CommitLog ends and DLedger begins, as Java's recovery finds it; -1 where the store never was DLedger.
+
+        DLedger files exist: where the first one starts; else the end of the last old CommitLog file (DLedgerCommitLog).
+        """
+        if self._divided is not None:
+            return self._divided
+        return self.segments[-1].end if self.segments and self.paths.node_dir is not None else -1
+
+    def plan(self, columns: tuple[str, ...], options: ReadOptions, filters: Filters) -> list[Partition]:
+        """The partitions that together hold the wanted rows, each once, in the order of the log."""
+        bound = self.bound(options) if self.ledger_segments else Bound(None, None)
+        if self.replicas:
+            check_replicas(self, self.replicas, bound.index)
+        if options.isolation_level == "read_committed" and bound.index is None and self.ledger_segments:
+            raise StoreError(
+                f"{self.path}: expected a committed index to read up to (isolationLevel=read_committed), found none "
+                f"({bound.reason}): committedBound=end trusts the end of the log"
+            )
+        return plan(self, columns, options, filters, bound.index)
+
+    def scan(self, columns: list[str] | tuple[str, ...] | None = None, **options: Any) -> Iterator[pa.RecordBatch]:
+        """Rows of the log as record batches of `columns` (all of the ``log`` table by default), in order.
+
+        `options` are those of a Spark read, by the same names. Raises OptionError, StoreError and, with mode=FAILFAST,
+        MalformedError.
+        """
+        given = parse_options(options)
+        merged = replace(self.options, **{field: getattr(given, field) for field in map(_field, options)})
+        log = self if _chooses_same(merged, self.options) else Log(self.path, merged)
+        partitions = log.plan(_checked_columns(columns, merged), merged, option_filters(merged))
+        return (batch for partition in partitions for batch in read_partition(partition))
+
+
+def _file_size(segment: Segment) -> int:
+    try:
+        return os.path.getsize(segment.path)
+    except OSError:
+        return 0
+
+
+def _field(option: str) -> str:
+    return find_option(option).field
+
+
+def _chooses_same(first: ReadOptions, second: ReadOptions) -> bool:
+    """Whether two sets of options open a store in the same way."""
+    chosen = operator.attrgetter("self_id", "data_dirs", "replicas", "engine")
+    return bool(chosen(first) == chosen(second))
+
+
+def _checked_columns(columns: Iterable[str] | None, options: ReadOptions) -> tuple[str, ...]:
+    if columns is None:
+        return (*DEFAULT_NAMES, *((ENTRY_BODY.name,) if options.include_entry_body else ()))
+    names = (columns,) if isinstance(columns, str) else tuple(columns)
+    for name in names:
+        if name not in COLUMN_BY_NAME:
+            raise OptionError(f"unknown column {name}: the nearest is {nearest(name, COLUMN_BY_NAME)}")
+    return names

@@ -1,0 +1,1 @@
+"""The Spark data source ``dledger``; nothing outside this package imports pyspark."""

@@ -1,0 +1,136 @@
+"""The Spark data source ``dledger``.
+
+Spark imports this module at the first use of any Python data source, so it loads nothing but pyspark: what reads a log
+is imported by the methods.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import MutableMapping
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSource
+
+from pyspark_dledger.errors import OptionError
+from pyspark_dledger.spark.plain_errors import plain_errors
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import DataSourceStreamReader, DataSourceStreamWriter, DataSourceWriter
+    from pyspark.sql.types import StructType
+
+    from pyspark_dledger.spark.reader import LogReader
+
+_PUSHDOWN_PLANNER = "pyspark.sql.worker.data_source_pushdown_filters"
+_CREATE_VIEW = "CREATE TEMPORARY VIEW name USING dledger OPTIONS (path '...')"
+
+
+class DLedgerDataSource(DataSource):
+    """Read the DLedger logs of Apache RocketMQ: one row per log entry.
+
+    Name
+    ----
+    ``dledger``
+
+    Options
+    -------
+    The path given to ``load`` is a broker's ``storePathRootDir``, a node's folder ``dledger-<id>``, a ``data`` or
+    ``commitlog`` folder, or one segment file. ``load([a, b])`` reads ``a``; ``b`` is a replica of it. Opening never
+    creates, locks or changes a file. The options are in `pyspark_dledger.log.options.OPTIONS`; the ones most used:
+
+    - ``mode``: ``PERMISSIVE`` (default), ``DROPMALFORMED`` or ``FAILFAST``
+    - ``topic``, ``queueId``, ``tags``: comma lists; other messages are left out before any row is built
+    - ``startingOffsets``, ``endingOffsets``, ``startingTimestamp``, ``endingTimestamp``: which part of the log
+    - ``isolationLevel``: ``read_committed`` leaves out what is not known to be committed
+    - ``selfId``: which node, where a root holds several
+    - ``includeEntryBody``: adds the column ``entryBody``, the exact bytes that DLedger replicated
+
+    ``.schema("index long, topic string")`` reads just these columns, and the others cost nothing.
+
+    Modes
+    -----
+    Batch reads. This version neither streams nor writes.
+
+    Examples
+    --------
+    >>> spark.read.format("dledger").load("/data/rocketmq/store").groupBy("topic").count().show()
+
+    >>> log = spark.read.format("dledger").option("topic", "Orders").schema("index long, keys string, body binary")
+    >>> log.load("/data/rocketmq/store").show()
+
+    """
+
+    @plain_errors
+    def __init__(self, options: MutableMapping[str, str]) -> None:
+        from pyspark_dledger.log.options import parse_options
+
+        super().__init__(options)
+        if "provider" in options:  # a property of a catalog's table, whose options Spark forgets before it reads it
+            raise OptionError(f"CREATE TABLE cannot keep the path of a dledger log: use {_CREATE_VIEW}")
+        self.read_options = parse_options(options)
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the name for ``spark.read.format``."""
+        return "dledger"
+
+    @plain_errors
+    def schema(self) -> StructType:
+        """Return the schema of the table; a path that holds no readable store is refused here, at ``load``."""
+        from pyspark_dledger.log import Log
+        from pyspark_dledger.spark.schema import log_schema
+
+        Log(self._path(), self.read_options)
+        return log_schema(self.read_options.include_entry_body)
+
+    @plain_errors
+    def reader(self, schema: StructType) -> LogReader:
+        """Return the reader of the columns in `schema`; it takes filters where Spark is about to push some."""
+        if _pushes_filters():
+            from pyspark_dledger.spark.pushdown import PushdownReader
+
+            return PushdownReader(self._path(), self.read_options, schema)
+        from pyspark_dledger.spark.reader import LogReader
+
+        return LogReader(self._path(), self.read_options, schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
+        """Refuse: Spark's own error would name a method that no user knows."""
+        raise OptionError("this version of pyspark_dledger does not stream: read the log as a batch, with spark.read")
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """Refuse, in words."""
+        raise OptionError("this version of pyspark_dledger does not write: it reads, with spark.read")
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
+        """Refuse, in words."""
+        raise OptionError("this version of pyspark_dledger does not write: it reads, with spark.read")
+
+    def _path(self) -> str:
+        from pyspark_dledger.log.options import read_paths
+
+        if self.read_options.group or self.read_options.peers:
+            raise OptionError("options group and peers name a live group, which this version cannot read: load a path")
+        paths = read_paths(self.options)
+        if not paths:
+            raise OptionError(f"no path is given: name the store in load(path), or in SQL use {_CREATE_VIEW}")
+        return paths[0]
+
+
+DefaultSource = DLedgerDataSource
+
+
+def _pushes_filters() -> bool:
+    """Tell whether the caller is the planner that pushes filters.
+
+    The other planner refuses a reader that has ``pushFilters`` when the session has pushdown off, and with pushdown on
+    it calls for a reader only where there is nothing to push.
+    """
+    frame: FrameType | None = inspect.currentframe()
+    while frame is not None:
+        spec = frame.f_globals.get("__spec__")
+        if spec is not None and spec.name == _PUSHDOWN_PLANNER:
+            return True
+        frame = frame.f_back
+    return False

@@ -1,0 +1,43 @@
+"""Builds the extension ``pyspark_dledger._native``; everything else is declared in setup.cfg."""
+
+import sys
+import sysconfig
+from pathlib import Path
+
+import pybind11
+from pybind11.setup_helpers import ParallelCompile, Pybind11Extension
+from setuptools import setup
+
+SOURCES = sorted(str(path) for path in Path("native").glob("*.cpp"))
+HEADERS = sorted(str(path) for path in Path("native").glob("*.hpp"))
+
+
+def outdated(target: str, source: str) -> bool:
+    """Tell whether the object file `target` is older than its source, any header or this file."""
+    object_file = Path(target)
+    if not object_file.exists():
+        return True
+    return object_file.stat().st_mtime < max(Path(path).stat().st_mtime for path in (source, __file__, *HEADERS))
+
+
+# By itself setuptools compiles one file after the other, and always all of them.
+ParallelCompile("DLEDGER_BUILD_JOBS", needs_recompile=outdated).install()
+
+setup(
+    ext_modules=[
+        Pybind11Extension(
+            "pyspark_dledger._native",
+            SOURCES,
+            depends=[*HEADERS, "setup.py"],
+            cxx_std=17,
+            # Warnings are errors in our code only: foreign headers come in as system headers.
+            extra_compile_args=[
+                *("-isystem", pybind11.get_include()),
+                *("-isystem", sysconfig.get_path("include")),
+                *("-O3", "-Wall", "-Wextra", "-Werror", "-fvisibility=hidden"),
+            ],
+        )
+    ],
+    # A folder that stays, one per Python: an editable install would else compile everything again in a fresh one.
+    options={"build_ext": {"build_temp": f"build/{sys.implementation.cache_tag}-{sysconfig.get_platform()}"}},
+)

@@ -1,0 +1,56 @@
+"""Fixtures that more than one file of tests uses."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tests import golden
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(params=["native", "python"])
+def engine(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    # Spark's workers must be a Python that has this package; the examples' configuration keeps it quiet.
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ.setdefault("SPARK_CONF_DIR", str(ROOT / "examples" / "conf"))
+    session = (
+        SparkSession.builder.master("local[2]")
+        .appName("tests")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.driver.memory", "1g")
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.sql.shuffle.partitions", "2")
+        .getOrCreate()
+    )
+    yield session
+    session.stop()
+
+
+@pytest.fixture(scope="session")
+def case_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Path]]:
+    """Gives the unpacked folder of a golden case, to be read only: every file is checked at the end."""
+    folder = tmp_path_factory.mktemp("goldens")
+    unpacked: dict[str, tuple[Path, dict[str, tuple[int, int, int]]]] = {}
+
+    def unpack(case: str) -> Path:
+        if case not in unpacked:
+            path = golden.unpack(case, folder)
+            unpacked[case] = (path, golden.fingerprint(path))
+        return unpacked[case][0]
+
+    yield unpack
+    for path, before in unpacked.values():
+        assert golden.fingerprint(path) == before, f"reading changed something in {path}"
