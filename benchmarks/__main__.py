@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
+import json
 from collections.abc import Callable
 from importlib import import_module
 
-from benchmarks.measure import Result
+from benchmarks.measure import PeerMissing, Result
 
 MODULES = ("scans", "memory", "spark_jobs")
+
+
+def line(name: str, run: Callable[[str], Result]) -> str:
+    try:
+        return run(name).json()
+    except PeerMissing as reason:
+        return json.dumps({"name": name, "met": None, "skipped": str(reason)})
 
 
 def main() -> None:
@@ -24,7 +32,7 @@ def main() -> None:
             parser.error(f"no benchmark {pattern}; there are {', '.join(benchmarks)}")
     for name, run in benchmarks.items():
         if any(fnmatch.fnmatch(name, pattern) for pattern in asked):
-            print(run(name).json(), flush=True)
+            print(line(name, run), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""The transport's own ceiling: a Python data source whose batches lie in the worker's memory before Spark asks for them.
+"""The transport's own ceiling: a Python data source whose batches lie in the worker's memory before Spark asks.
 
-A worker process that is asked for the first time builds the batches of all partitions, with the package itself, and keeps
-them; every such build is noted in a file beside the plan, so that a run in which one happened is not counted.
+A worker process that is asked for the first time builds the batches of all partitions, with the package itself, and
+keeps them. Every such build is noted in a file beside the plan, so that a run in which one happened is not counted.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ import os
 import pickle
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
+
+_held: dict[tuple[str, int], list[list[pa.RecordBatch]]] = {}  # of one plan: the batches of a store are gigabytes
 
 
 @dataclass(frozen=True)
@@ -32,48 +33,51 @@ class Plan:
         path.write_bytes(pickle.dumps(self))
         builds_file(path).write_text("")
 
+    @staticmethod
+    def read(path: Path) -> Plan:
+        plan: Plan = pickle.loads(path.read_bytes())
+        return plan
+
 
 def builds_file(plan: Path) -> Path:
     return plan.with_suffix(".builds")
 
 
 class Ceiling(DataSource):
-    """Option ``plan`` is the path of a pickled `Plan`."""
+    """Option ``plan`` is the path of a written `Plan`."""
 
     @classmethod
     def name(cls) -> str:
         return "ceiling"
 
     def schema(self) -> StructType:
-        return _read(self.options["plan"]).schema
+        return Plan.read(Path(self.options["plan"])).schema
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        return CeilingReader(self.options["plan"])
+        return CeilingReader(Path(self.options["plan"]))
 
 
 class CeilingReader(DataSourceReader):
-    def __init__(self, plan: str) -> None:
+    """Yields what the worker holds."""
+
+    def __init__(self, plan: Path) -> None:
         self._plan = plan
 
     def partitions(self) -> list[InputPartition]:
-        return [InputPartition(number) for number in range(len(_read(self._plan).partitions))]
+        return [InputPartition(number) for number in range(len(Plan.read(self._plan).partitions))]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return iter(_batches(self._plan, os.stat(self._plan).st_mtime_ns)[partition.value])
+        plan = Plan.read(self._plan)
+        return iter(() if plan.empty else _batches(self._plan, plan)[partition.value])
 
 
-def _read(plan: str) -> Plan:
-    loaded: Plan = pickle.loads(Path(plan).read_bytes())
-    return loaded
+def _batches(path: Path, plan: Plan) -> list[list[pa.RecordBatch]]:
+    key = (str(path), path.stat().st_mtime_ns)
+    if key not in _held:
+        from pyspark_dledger.log.plan import read_partition
 
-
-@lru_cache(maxsize=1)  # one: the batches of a store are gigabytes
-def _batches(path: str, _version: int) -> list[list[pa.RecordBatch]]:
-    from pyspark_dledger.log.plan import read_partition
-
-    plan = _read(path)
-    if plan.empty:
-        return [[] for _ in plan.partitions]
-    with builds_file(Path(path)).open("a") as file:
-        file.write(f"{os.getpid()}\n")
-    return [list(read_partition(partition)) for partition in plan.partitions]
+        _held.clear()
+        with builds_file(path).open("a") as file:
+            file.write(f"{os.getpid()}\n")
+        _held[key] = [list(read_partition(partition)) for partition in plan.partitions]
+    return _held[key]

@@ -1,7 +1,7 @@
 """Large stores in the real format, in seconds: what DLedger 0.3.1.2 and RocketMQ leave on disk.
 
-A store is one block of a thousand different entries, repeated and patched by numpy: whatever has to differ from entry to
-entry (index, positions, timestamps, queue offsets, keys) does, and so do the bodies and checksums within a block.
+A store is one block of a thousand different entries, repeated and patched by numpy: whatever has to differ from entry
+to entry (index, positions, timestamps, queue offsets, keys) does, and so do bodies and checksums within a block.
 """
 
 from __future__ import annotations
@@ -105,8 +105,8 @@ def ensure(store: Store) -> Path:
 def warm(path: Path) -> None:
     """Read the file into the page cache from the disk, front to back.
 
-    What is cached from before goes first: the pages that a writer left are of any size, and mapping small ones costs ten
-    times as much as mapping the large ones that reading ahead makes. So every run begins with the same cache.
+    What is cached from before goes first: the pages that a writer left are of any size, and mapping small ones costs
+    ten times as much as mapping the large ones that reading ahead makes. So every run begins with the same cache.
     """
     with open(path, "rb", buffering=0) as file:
         os.fsync(file.fileno())
@@ -150,8 +150,8 @@ def make_block(store: Store) -> Block:
         for number, (body, topic, queue_id) in enumerate(zip(bodies, topics.tolist(), queue_ids.tolist(), strict=True))
     ]
     starts = np.cumsum([0, *map(len, entries[:-1])])
-    key = starts + [entry.index(b"KEYS\x01order-") + len(b"KEYS\x01order-") for entry in entries]
-    uniq_key = starts + [entry.index(b"\x02WAIT") - UNIQ_DIGITS for entry in entries]
+    key = starts + np.array([entry.index(b"KEYS\x01order-") + len(b"KEYS\x01order-") for entry in entries])
+    uniq_key = starts + np.array([entry.index(b"\x02WAIT") - UNIQ_DIGITS for entry in entries])
     return Block(np.frombuffer(b"".join(entries), np.uint8), starts, queue, key, uniq_key)
 
 

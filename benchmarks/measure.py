@@ -6,7 +6,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 ROUNDS = 7
@@ -16,22 +16,34 @@ Seconds = Callable[[], float]
 
 
 class PeerMissing(Exception):
-    """The other side cannot run here; the reason is the message."""
+    """The other side cannot run here; the message says why."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """One line of output. `goal` speaks of `value` or of `ratio` (ours to the peer's); `met` is null without a peer."""
+    """What a benchmark found. A goal is met by `value`, or by the ratio of `value` to the peer's."""
 
     name: str
     value: float
     unit: str
-    goal: str
-    met: bool | None
     peer: str | None = None
     peer_value: float | None = None
-    ratio: float | None = None
+    goal: str = ""
+    met: bool = False
     detail: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def ratio(self) -> float | None:
+        return None if self.peer_value is None else self.value / self.peer_value
+
+    def with_least(self, least: float) -> Result:
+        return replace(self, goal=f"value >= {least:g}", met=self.value >= least)
+
+    def with_most(self, most: float) -> Result:
+        return replace(self, goal=f"value < {most:g}", met=self.value < most)
+
+    def with_ratio_goal(self, least: float) -> Result:
+        return replace(self, goal=f"ratio >= {least:g}", met=(self.ratio or 0) >= least)
 
     def json(self) -> str:
         line = {
@@ -72,10 +84,3 @@ def alternate(sides: dict[str, Seconds], rounds: int = ROUNDS, warm_ups: int = W
             if number >= warm_ups:
                 times[name].append(taken)
     return {name: statistics.median(taken) for name, taken in times.items()}
-
-
-def at_least_ratio(
-    name: str, unit: str, value: float, peer: str, peer_value: float, goal: float, **detail: Any
-) -> Result:
-    ratio = value / peer_value
-    return Result(name, value, unit, f"ratio >= {goal:g}", ratio >= goal, peer, peer_value, ratio, detail)

@@ -1,4 +1,4 @@
-"""The other sides of the native scan: the Java DLedger and a bare C++ walk, each a process that runs a round on demand."""
+"""The other sides of the native scan, each a process that runs a round on demand: Java DLedger, a bare C++ walk."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from benchmarks.generate import BUILD, INDEX_FILE_UNITS, Store
@@ -27,12 +26,7 @@ class Peer:
         )
         self.entries = int(self._answer()["entries"])
 
-    def __enter__(self) -> Peer:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         self._process.communicate()
 
     def seconds(self, command: str = "") -> float:

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 
 from benchmarks import peers
 from benchmarks.generate import MESSAGES_1K, RAW_1K, RAW_128, Store, ensure
-from benchmarks.measure import PeerMissing, Result, alternate, at_least_ratio, timed
+from benchmarks.measure import Result, alternate, rounded, timed
 from pyspark_dledger.format.columns import DEFAULT_NAMES
 from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.format.spec import DLEDGER, ScanRequest, Segment
 
 HEADER = ("index", "term", "pos", "size", "magic", "channel", "chainCrc", "bodyCrc", "bodySize")
-PER_SECOND = "entries/s"
-JAVA_GOAL = 2
-HEADERS_GOAL = 40e6
-MESSAGES_GOAL = 3e6
+JAVA_WARM_UPS = 4  # its compiler is not done before
 
 
 def request(store: Store, columns: tuple[str, ...]) -> ScanRequest:
+    """All of the store's first segment."""
     path = store.segment(0)
     segment = Segment(str(path), path.name, 0, store.segment_size, DLEDGER)
     return ScanRequest(segment, 0, store.segment_size, columns)
@@ -34,54 +33,35 @@ def scan_raw(name: str, store: Store) -> Result:
     ensure(store)
     wanted = request(store, (*HEADER, "body"))
     entries = scan(wanted)
-    ours = timed(lambda: scan(wanted))
-    try:
-        java = peers.java(store)
-    except PeerMissing as reason:
-        value = entries / alternate({"ours": ours})["ours"]
-        goal = f"ratio >= {JAVA_GOAL}"
-        return Result(name, value, PER_SECOND, goal, None, detail={"skipped": f"no Java side: {reason}"})
-    with java:
+    with closing(peers.java(store)) as java:
         if java.entries != entries:
             raise AssertionError(f"{store.name}: we read {entries} entries, Java {java.entries}")
-        # The first rounds of Java run before its compiler is done.
-        seconds = alternate({"ours": ours, "java": java.seconds}, warm_ups=4)
-    return at_least_ratio(
-        name, PER_SECOND, entries / seconds["ours"], "Java get(index)", entries / seconds["java"], JAVA_GOAL
-    )
+        seconds = alternate({"ours": timed(lambda: scan(wanted)), "java": java.seconds}, warm_ups=JAVA_WARM_UPS)
+    value, peer = entries / seconds["ours"], entries / seconds["java"]
+    return Result(name, value, "entries/s", "Java get(index)", peer).with_ratio_goal(2)
 
 
 def scan_messages(name: str, store: Store) -> Result:
     ensure(store)
     wanted = request(store, DEFAULT_NAMES)
     entries = scan(wanted)
-    value = entries / alternate({"ours": timed(lambda: scan(wanted))})["ours"]
-    return Result(name, value, "messages/s", f"value >= {MESSAGES_GOAL:g}", value >= MESSAGES_GOAL)
+    seconds = alternate({"ours": timed(lambda: scan(wanted))})
+    return Result(name, entries / seconds["ours"], "messages/s").with_least(3e6)
 
 
 def scan_headers(name: str, store: Store) -> Result:
     ensure(store)
     wanted = request(store, HEADER)
     entries = scan(wanted)
-    sides = {"ours": timed(lambda: scan(wanted))}
-    goal = f"value >= {HEADERS_GOAL:g}"
-    try:
-        walk = peers.cpp_walk(store.segment(0))
-    except PeerMissing as reason:
-        value = entries / alternate(sides)["ours"]
-        return Result(
-            name, value, PER_SECOND, goal, value >= HEADERS_GOAL, detail={"skipped": f"no C++ side: {reason}"}
-        )
-    with walk:
-        for command in ("walk", "map", "read"):
-            sides[command] = lambda command=command: walk.seconds(command)  # type: ignore[misc]
-        seconds = alternate(sides)
-    value, peer = entries / seconds["ours"], entries / seconds["walk"]
+    with closing(peers.cpp_walk(store.segment(0))) as walk:
+        commands = {command: partial(walk.seconds, command) for command in ("walk", "map", "read")}
+        seconds = alternate({"ours": timed(lambda: scan(wanted)), **commands})
     detail = {
-        "walkWithMapping": float(f"{entries / seconds['map']:.4g}"),
-        "readBy1MiBGBps": float(f"{store.segment_size / seconds['read'] / 1e9:.4g}"),
+        "walkWithMapping": rounded(entries / seconds["map"]),
+        "readBy1MiBGBps": rounded(store.segment_size / seconds["read"] / 1e9),
     }
-    return Result(name, value, PER_SECOND, goal, value >= HEADERS_GOAL, "bare C++ walk", peer, value / peer, detail)
+    value, peer = entries / seconds["ours"], entries / seconds["walk"]
+    return Result(name, value, "entries/s", "bare C++ walk", peer, detail=detail).with_least(40e6)
 
 
 BENCHMARKS: dict[str, Callable[[str], Result]] = {

@@ -35,9 +35,9 @@ def start_spark() -> SparkSession:
 
 
 def show_rows(log: DataFrame) -> None:
-    """Print the first rows of each source."""
+    """Print the first rows of the old CommitLog and of DLedger."""
     columns = ["source", "index", "term", "pos", "topic", "queueId", "queueOffset", "tags", "storeTimestamp"]
-    print("\nThe first messages of the old CommitLog, and of DLedger:\n")
+    print("\nThe first rows of the old CommitLog, and of DLedger:\n")
     old = log.where("source = 'commitlog'").orderBy("pos").limit(3)
     new = log.where("source = 'dledger'").orderBy("pos").limit(5)
     old.union(new).select(*columns, F.length("body").alias("body bytes")).show(truncate=32)
@@ -47,7 +47,8 @@ def show_counts(log: DataFrame) -> None:
     """Print how many rows there are by topic, and by term."""
     print("Rows by topic (null: an entry that is no message):\n")
     rows = F.count("*").alias("rows")
-    log.groupBy("topic").agg(rows, F.countDistinct("queueId").alias("queues")).orderBy(F.desc("rows"), "topic").show(50)
+    topics = log.groupBy("topic").agg(rows, F.countDistinct("queueId").alias("queues"))
+    topics.orderBy(F.desc("rows"), "topic").show(50, truncate=40)
     print("Rows by term (null: the old CommitLog, which has none):\n")
     committed = F.count_if("committed").alias("committed")
     indexes = (F.min("index").alias("firstIndex"), F.max("index").alias("lastIndex"))

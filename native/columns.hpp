@@ -37,6 +37,17 @@ struct ArrowArray {
 
 namespace dledger {
 
+// Copies what is read once, front to back, from memory that is not in the cache: the bytes behind are asked for early.
+inline void copy_ahead(uint8_t* to, const uint8_t* from, size_t n) {
+  constexpr size_t kAhead = 2048, kLine = 64;
+  size_t i = 0;
+  for (; i + kLine <= n; i += kLine) {
+    __builtin_prefetch(from + i + kAhead);
+    std::memcpy(to + i, from + i, kLine);
+  }
+  std::memcpy(to + i, from + i, n - i);
+}
+
 // Growable memory, aligned to 64 bytes. Freed memory goes to a small pool: the kernel's zeroing of fresh pages would
 // cost as much as filling them.
 class Buffer {
@@ -101,6 +112,10 @@ class Column {
     append_nothing();
   }
   void append_text(const std::string& text) { append_text(text.data(), text.size()); }
+  void append_streamed(const uint8_t* p, size_t n) {
+    copy_ahead(values_.extend(n), p, n);
+    append_nothing();
+  }
   void append_nothing() { append_offset(values_.size()); }
 
   // Map columns: the pairs of a row are appended, then the row is closed.

@@ -52,7 +52,8 @@ const int kColumnCount = sizeof kColumnSpecs / sizeof kColumnSpecs[0];
 
 namespace {
 
-constexpr int64_t kPopulateBytes = 4 * 1024 * 1024;
+constexpr int64_t kPrefetchEntries = 16;
+constexpr int64_t kPopulateBytes = 16 * 1024 * 1024;
 constexpr int64_t kLongestCorruptRow = INT32_MAX;
 constexpr int64_t kCorruptPiece = int64_t{1} << 30;
 constexpr int64_t kFirstMillisecond = -62135596800000;  // 0001-01-01T00:00:00Z
@@ -185,7 +186,7 @@ bool Scan::step(const SegmentView& view, Row& row) {
     if (size > 0) {
       check_boundary(view.is_dledger() ? "entry" : "message", size);
       row = {Kind::Entry, view.at(pos_), pos_, size, -1};
-      __builtin_prefetch(view.at(std::min(pos_ + 6 * size, view.file_end() - 1)));
+      view.prefetch(pos_ + kPrefetchEntries * size);
       pos_ += size;
       return true;
     }
@@ -511,17 +512,18 @@ void Scan::fill_text(Column& column, const uint8_t* valid, Append append) {
 void Scan::fill_host(Column& column, bool born) {
   const uint8_t* last = nullptr;
   int last_length = 0;
-  std::string host;
+  char host[kLongestHost];
+  size_t host_length = 0;
   fill_text(column, message_valid_, [&](int i) {
     const Message& message = inside_[i].message;
     const uint8_t* const p = born ? message.born_host() : message.store_host();
     const int length = born ? message.born_host_length() : message.store_host_length();
     if (last == nullptr || length != last_length || std::memcmp(p, last, static_cast<size_t>(length)) != 0) {
-      host = host_text(p, length);
+      host_length = host_text(p, length, host);
       last = p;
       last_length = length;
     }
-    column.append_text(host);
+    column.append_text(host, host_length);
   });
 }
 
@@ -593,11 +595,11 @@ void Scan::fill_body(Column& column) {
     const Message& message = inside_[i].message;
     if (row.kind != Kind::Message) {
       const EntryHeader header{row.p};
-      column.append_text(header.body(), static_cast<size_t>(header.body_size()));
+      column.append_streamed(header.body(), static_cast<size_t>(header.body_size()));
     } else if (message.has_compressed_body()) {
       column.append_nothing();
     } else {
-      column.append_text(message.body, static_cast<size_t>(message.body_length));
+      column.append_streamed(message.body, static_cast<size_t>(message.body_length));
     }
   });
 }
@@ -605,7 +607,7 @@ void Scan::fill_body(Column& column) {
 void Scan::fill_entry_body(Column& column) {
   const int header = request_.segment.is_dledger ? kEntryHeaderSize : 0;
   fill_text(column, body_valid_,
-            [&](int i) { column.append_text(rows_[i].p + header, static_cast<size_t>(rows_[i].size - header)); });
+            [&](int i) { column.append_streamed(rows_[i].p + header, static_cast<size_t>(rows_[i].size - header)); });
 }
 
 void Scan::fill_committed(Column& column) {

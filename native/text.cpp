@@ -1,6 +1,5 @@
 #include "text.hpp"
 
-#include <cstdio>
 #include <cstring>
 
 #include "bytes.hpp"
@@ -65,18 +64,44 @@ std::string sanitize_utf8(const uint8_t* p, size_t n) {
   return text;
 }
 
-std::string host_text(const uint8_t* p, int n) {
-  char text[80];
-  if (n == 8) {
-    std::snprintf(text, sizeof text, "%u.%u.%u.%u:%d", p[0], p[1], p[2], p[3], load_be32(p + 4));
-    return text;
+namespace {
+
+// Appends numbers and characters to a buffer that is large enough.
+struct Writer {
+  char* at;
+
+  void put(char c) { *at++ = c; }
+  void put_decimal(int32_t value) {
+    uint32_t rest = static_cast<uint32_t>(value);
+    if (value < 0) {
+      put('-');
+      rest = 0u - rest;
+    }
+    char digits[10];
+    int n = 0;
+    do {
+      digits[n++] = static_cast<char>('0' + rest % 10);
+      rest /= 10;
+    } while (rest != 0);
+    while (n > 0) put(digits[--n]);
   }
-  static const uint8_t kMapped[12] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xFF, 0xFF};
-  const int port = load_be32(p + 16);
-  if (std::memcmp(p, kMapped, sizeof kMapped) == 0) {
-    std::snprintf(text, sizeof text, "[::ffff:%u.%u.%u.%u]:%d", p[12], p[13], p[14], p[15], port);
-    return text;
+  void put_hex(uint32_t value) {
+    bool any = false;
+    for (int shift = 12; shift >= 0; shift -= 4) {
+      const uint32_t digit = value >> shift & 0xF;
+      any = any || digit != 0 || shift == 0;
+      if (any) put("0123456789abcdef"[digit]);
+    }
   }
+  void put_ipv4(const uint8_t* p) {
+    for (int i = 0; i < 4; i++) {
+      if (i > 0) put('.');
+      put_decimal(p[i]);
+    }
+  }
+};
+
+void put_ipv6(Writer& out, const uint8_t* p) {
   uint32_t groups[8];
   for (int i = 0; i < 8; i++) groups[i] = load_be16(p + 2 * i);
   int zeros_at = -1, zeros = 1;  // a single zero group is not shortened
@@ -89,19 +114,40 @@ std::string host_text(const uint8_t* p, int n) {
     }
     i += run;
   }
-  std::string address = "[";
   for (int i = 0; i < 8; i++) {
     if (i == zeros_at) {
-      address += "::";
+      out.put(':');
+      out.put(':');
       i += zeros - 1;
       continue;
     }
-    if (i > 0 && address.back() != ':') address += ':';
-    std::snprintf(text, sizeof text, "%x", groups[i]);
-    address += text;
+    const bool behind_zeros = zeros_at >= 0 && i == zeros_at + zeros;
+    if (i > 0 && !behind_zeros) out.put(':');
+    out.put_hex(groups[i]);
   }
-  std::snprintf(text, sizeof text, "]:%d", port);
-  return address + text;
+}
+
+}  // namespace
+
+size_t host_text(const uint8_t* p, int n, char* text) {
+  Writer out{text};
+  const int address = n - 4;
+  if (address == 4) {
+    out.put_ipv4(p);
+  } else {
+    static const uint8_t kMapped[12] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xFF, 0xFF};
+    out.put('[');
+    if (std::memcmp(p, kMapped, sizeof kMapped) == 0) {
+      for (const char c : {':', ':', 'f', 'f', 'f', 'f', ':'}) out.put(c);
+      out.put_ipv4(p + sizeof kMapped);
+    } else {
+      put_ipv6(out, p);
+    }
+    out.put(']');
+  }
+  out.put(':');
+  out.put_decimal(load_be32(p + address));
+  return static_cast<size_t>(out.at - text);
 }
 
 }  // namespace dledger

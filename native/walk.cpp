@@ -221,7 +221,7 @@ void walk(const SegmentView& view, int64_t start, int64_t end, Visit visit) {
     int64_t size = view.entry_size(pos);
     if (size > 0) {
       if (!visit(pos)) return;
-      __builtin_prefetch(view.at(std::min(pos + 8 * size, view.file_end() - 1)));
+      view.prefetch(pos + 12 * size);
       pos += size;
       continue;
     }
@@ -247,7 +247,7 @@ LogEnd log_end(const SegmentView& view, bool search_all) {
           end.first_index = place.index;
           end.first_term = place.term;
         }
-        __builtin_prefetch(view.at(std::min(pos + 8 * size, view.file_end() - 1)));
+        view.prefetch(pos + 12 * size);
         last = place;
         taken = false;
         pos += size;

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-from pyspark_dledger import _native
+import pyspark_dledger._native as _native
 from pyspark_dledger.format.layout import COMPRESSIONS
 from pyspark_dledger.format.spec import Compressed, LogEnd, ScanRequest, Segment, TermRun
 

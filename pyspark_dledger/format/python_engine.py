@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from pyspark_dledger.errors import DLedgerError, MalformedError, StoreError
 from pyspark_dledger.format import codec
-from pyspark_dledger.format.columns import arrow_schema
+from pyspark_dledger.format.columns import COLUMN_BY_NAME, arrow_schema
 from pyspark_dledger.format.frames import Frames, frames_of
 from pyspark_dledger.format.rows import COLUMN_READERS, Row, codec_name, first_problem, row_test
 from pyspark_dledger.format.segment_file import FileShrunk, SegmentFile
@@ -25,15 +25,39 @@ NAME = "python"
 MAX_TERM_RUNS = 1_000_000
 # Above this many bytes a batch's 32-bit offsets could overflow.
 MAX_BATCH_BYTES = 2**29
-_LONG_COLUMNS = {"topic", "tags", "keys", "uniqKey", "properties", "body", "entryBody", "problem"}
+_MESSAGE_FILTERS = ("kind", "topic", "tags", "queue_id", "store_timestamp")
 
 _Result = TypeVar("_Result")
 
 
-class _Record(NamedTuple):
-    """A row that comes out: its values in the order of the columns, and its compressed body, if it has one."""
+class _Needs(NamedTuple):
+    """What a request has to look at in each row, beyond its place and header."""
 
-    size: int
+    message: bool
+    problem: bool
+    bodies: bool
+    compressed: bool
+
+    @classmethod
+    def of(cls, request: ScanRequest) -> _Needs:
+        columns = set(request.columns)
+        strict = request.mode != "PERMISSIVE"
+        filtered = any(getattr(request.filters, name) is not None for name in _MESSAGE_FILTERS)
+        return cls(
+            message=strict or filtered or any(COLUMN_BY_NAME[name].origin == "message" for name in columns),
+            problem=strict or "problem" in columns,
+            bodies=not columns.isdisjoint({"body", "entryBody"}),
+            compressed=strict or not columns.isdisjoint({"body", "problem"}),
+        )
+
+
+class _Record(NamedTuple):
+    """A row that comes out: its values in the order of the columns, and its compressed body, if it has one.
+
+    ``cost`` is about how many bytes it adds to its batch.
+    """
+
+    cost: int
     values: tuple[Any, ...]
     compressed: tuple[str, bytes, int] | None
 
@@ -48,7 +72,7 @@ def scan(request: ScanRequest) -> Iterator[tuple[pa.RecordBatch, list[Compressed
         records = _records(data, request)
         batch: list[_Record] = []
         size = 0
-        max_bytes = _max_batch_bytes(request)
+        max_bytes = min(request.max_batch_bytes, MAX_BATCH_BYTES)
         failure: DLedgerError | None = None
         while True:
             try:
@@ -57,32 +81,27 @@ def scan(request: ScanRequest) -> Iterator[tuple[pa.RecordBatch, list[Compressed
                 record, failure = None, error
             if record is None:
                 break
-            if batch and (len(batch) >= request.max_batch_rows or size + record.size > max_bytes):
+            if batch and (len(batch) >= request.max_batch_rows or size + record.cost > max_bytes):
                 yield _to_arrow(request, batch)
                 batch, size = [], 0
             batch.append(record)
-            size += record.size
+            size += record.cost
         if batch:
             yield _to_arrow(request, batch)
         if failure:
             raise failure
 
 
-def _max_batch_bytes(request: ScanRequest) -> float:
-    if request.mode == "PERMISSIVE" and _LONG_COLUMNS.isdisjoint(request.columns):
-        return float("inf")
-    return min(request.max_batch_bytes, MAX_BATCH_BYTES)
-
-
 def _records(data: SegmentFile, request: ScanRequest) -> Iterator[_Record]:
     passes = row_test(request.filters)
+    needs = _Needs.of(request)
     frames = frames_of(data)
     pos = request.start
     while True:
         try:
-            for span in walk(frames, pos, request.end, request.end_is_boundary):
+            for span in walk(frames, pos, min(request.end, request.segment.end), request.end_is_boundary):
                 row = Row(data, span, request.committed_index)
-                record = _record(row, request) if passes(row) else None
+                record = _record(row, request, needs) if passes(row) else None
                 pos = span.end
                 if record:
                     yield record
@@ -91,22 +110,30 @@ def _records(data: SegmentFile, request: ScanRequest) -> Iterator[_Record]:
             continue  # from `pos` on, with what is left of the file
 
 
-def _record(row: Row, request: ScanRequest) -> _Record | None:
+def _record(row: Row, request: ScanRequest, needs: _Needs) -> _Record | None:
     """The values of a row, or None if the mode drops it."""
-    problem = None
-    strict = request.mode != "PERMISSIVE"
-    if strict or "problem" in request.columns:
-        problem = first_problem(row, request.verify_crc)
-    if strict and problem:
-        if request.mode == "FAILFAST":
-            raise malformed(request, row.kind, row.span.pos, problem)
+    problem = first_problem(row, request.verify_crc) if needs.problem else None
+    if problem and request.mode == "FAILFAST":
+        raise malformed(request, row.kind, row.span.pos, problem)
+    if problem and request.mode == "DROPMALFORMED":
         return None
     values = tuple(problem if name == "problem" else COLUMN_READERS[name](row) for name in request.columns)
     message = row.message
     compressed = None
-    if message and message.has_compressed_body and (strict or not {"body", "problem"}.isdisjoint(request.columns)):
+    if needs.compressed and message and message.has_compressed_body:
         compressed = codec_name(message.sys_flag), row.stored_body(message), row.span.pos
-    return _Record(0 if row.span.problem else row.span.size, values, compressed)
+    return _Record(_cost(row, needs, compressed is not None), values, compressed)
+
+
+def _cost(row: Row, needs: _Needs, has_compressed: bool) -> int:
+    if row.span.problem:
+        return 0
+    if needs.bodies:
+        return row.span.size
+    if not needs.message or not row.message:
+        return 0
+    left_out = 0 if has_compressed else row.message.body_length
+    return row.message.total_size - left_out
 
 
 def malformed(request: ScanRequest, kind: str, pos: int, problem: str) -> MalformedError:

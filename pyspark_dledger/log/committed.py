@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from pyspark_dledger.format.state_files import Checkpoint, CurrentTerm, parse_checkpoint, parse_current_term
 
 Parsed = TypeVar("Parsed", Checkpoint, CurrentTerm)
 
 
-class Bound(NamedTuple):
+@dataclass(frozen=True)
+class Bound:
     """A committed index (inclusive) and what proves it; without an index, the reason why none is known."""
 
     index: int | None
@@ -55,5 +57,5 @@ def best(bounds: list[Bound], end_index: int) -> Bound:
     known = [bound for bound in bounds if bound.index is not None]
     if not known:
         return Bound(None, None, "; ".join(bound.reason for bound in bounds if bound.reason))
-    index, source, _ = max(known, key=lambda bound: bound.index if bound.index is not None else -1)
-    return Bound(min(index, end_index) if index is not None else None, source)
+    index, source = max((bound.index, bound.source or "") for bound in known if bound.index is not None)
+    return Bound(min(index, end_index), source)

@@ -34,7 +34,9 @@ def entry_at(segment: Segment, pos: int) -> EntryHeader | None:
     if len(data) < ENTRY_HEADER_SIZE:
         return None
     header = decode_entry_header(data)
-    fits = header.magic in ENTRY_MAGICS and header.body_size >= 0 and header.size == ENTRY_HEADER_SIZE + header.body_size
+    fits = (
+        header.magic in ENTRY_MAGICS and header.body_size >= 0 and header.size == ENTRY_HEADER_SIZE + header.body_size
+    )
     if not fits or pos + header.size > segment.end or header.index < 0 or header.term < -1:
         return None
     return header if header.pos == pos or not segment.check_pos else None
@@ -47,7 +49,7 @@ def segment_at(segments: list[Segment], pos: int) -> Segment | None:
 
 
 class IndexFiles:
-    """The DLedger index of a node: 32 bytes for each entry, in mostly sparse files. Single units are read, never a file."""
+    """The DLedger index of a node: 32 bytes for each entry, in mostly sparse files. Only single units are read."""
 
     def __init__(self, folder: Path | None) -> None:
         exists = folder is not None and folder.is_dir()
@@ -66,7 +68,7 @@ class IndexFiles:
 
 
 def lone_segment(file: Path, source: str) -> Segment:
-    """One file read by itself, whose name says nothing: it begins where its first entry or message says that it stands."""
+    """One file whose name says nothing: it begins where its first entry or message says that it stands."""
     data = read_at(str(file), 0, ENTRY_HEADER_SIZE)
     base = 0
     if len(data) == ENTRY_HEADER_SIZE:

@@ -1,4 +1,4 @@
-"""Finding a store: which folders hold its segments, its index, its state and its ConsumeQueue, from any path users have."""
+"""Finding a store from any path users have: the folders of its segments, index, state and ConsumeQueue."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise, zip_longest
 from pathlib import Path
 
 from pyspark_dledger.errors import StoreError
@@ -23,9 +24,10 @@ _LONGEST_HOLE = 2**50
 
 @dataclass(frozen=True)
 class StorePaths:
-    """The parts of a store that exist. ``node`` is the id in ``dledger-<id>``; None for a plain CommitLog or a lone folder.
+    """The parts of a store that exist.
 
-    ``only`` names the one segment file that was asked for.
+    ``node`` is the id in ``dledger-<id>``; None for a plain CommitLog or a lone folder. ``only`` is the one segment file
+    that was asked for.
     """
 
     path: str
@@ -123,8 +125,8 @@ def _of_node(path: str, node_dir: Path, extra: tuple[Path, ...]) -> StorePaths:
     dirs = ((own,) if own.is_dir() else ()) + extra
     if not dirs:
         raise StoreError(
-            f"{path}: expected a data/ folder in {node_dir.name}, found {_listed(_names(node_dir))}: if the broker sets "
-            "storePathDLedgerCommitLog, name its folders with the option dataDirs"
+            f"{path}: expected a data/ folder in {node_dir.name}, found {_listed(_names(node_dir))}: if the broker "
+            "sets storePathDLedgerCommitLog, name its folders with the option dataDirs"
         )
     return StorePaths(path, _node_id(node_dir), node_dir, node_dir.parent, dirs)
 
@@ -145,7 +147,9 @@ def _of_root(path: str, root: Path, names: list[str], self_id: str | None, extra
         return StorePaths(path, root=root, commitlog_dirs=commitlog_dirs + extra)
     inner = [name for name in names if (root / name).is_dir() and _is_store(root / name)]
     if inner:
-        raise StoreError(f"{path}: expected {_ACCEPTED}, found stores in {_listed(inner)}: give the path of one of them")
+        raise StoreError(
+            f"{path}: expected {_ACCEPTED}, found stores in {_listed(inner)}: give the path of one of them"
+        )
     raise StoreError(f"{path}: expected {_ACCEPTED}, found {_listed(names)}: this is not a store")
 
 
@@ -181,12 +185,14 @@ def list_segments(dirs: Iterable[Path], source: str, check_pos: bool) -> list[Se
     sizes = {base: files[base].stat().st_size for base in bases}
     usual = _usual_size(bases, sizes)
     segments = []
-    for base, following in zip(bases, [*bases[1:], None]):
+    for base, following in zip_longest(bases, bases[1:]):
         size = max(sizes[base], usual)
         if following is not None:
             size = min(size, following - base)
             if following - base > _LONGEST_HOLE:
-                raise StoreError(f"{files[following]}: expected a segment near {base + size}, found one far behind: move it away")
+                raise StoreError(
+                    f"{files[following]}: expected a segment near {base + size}, found one far behind: move it away"
+                )
         if base > INT64_MAX - size:
             raise StoreError(f"{files[base]}: expected a base below 2^63 - {size}, found {base}: move it away")
         segments.append(Segment(str(files[base]), files[base].name, base, size, source, check_pos))
@@ -200,4 +206,4 @@ def _usual_size(bases: list[int], sizes: dict[int, int]) -> int:
     size, count = Counter(sizes.values()).most_common(1)[0]
     if 2 * count > len(bases) or len(bases) == 1:
         return size
-    return min(after - before for before, after in zip(bases, bases[1:]))
+    return min(after - before for before, after in pairwise(bases))

@@ -45,7 +45,9 @@ def hole_batches(hole: Hole) -> Iterator[pa.RecordBatch]:
     if request.mode == "FAILFAST":
         raise MalformedError(f"{hole.problem}; mode=PERMISSIVE shows it as a row, DROPMALFORMED leaves it out")
     for start in range(0, len(rows), request.max_batch_rows):
-        part = [{name: row.get(name) for name in request.columns} for row in rows[start : start + request.max_batch_rows]]
+        part = [
+            {name: row.get(name) for name in request.columns} for row in rows[start : start + request.max_batch_rows]
+        ]
         yield pa.RecordBatch.from_pylist(part, schema=arrow_schema(request.columns))
 
 

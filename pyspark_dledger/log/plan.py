@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _MAX_PARTITION_BYTES = 128 * 1024 * 1024
 # A task costs Spark about 30 ms, in which a scan that sends few bytes passes over a gigabyte.
 _SELECTIVE_PARTITION_BYTES = 1024 * 1024 * 1024
+_SMALLEST_TARGET = 1024
 _WIDE_COLUMNS = frozenset({"body", "entryBody", "properties"})
 
 
@@ -87,15 +88,29 @@ def plan(
         max_batch_bytes=options.max_batch_bytes,
     )
     ranges = list(_ranges(log, template, window))
-    selective = not _WIDE_COLUMNS & set(columns) or any((filters.topic, filters.tags, filters.queue_id, filters.store_timestamp))
-    is_default = options.max_partition_bytes is None and options.min_partitions is None
+    selective = _is_selective(columns, filters)
     target = options.max_partition_bytes or (_SELECTIVE_PARTITION_BYTES if selective else _MAX_PARTITION_BYTES)
+    total = sum(part.end - part.start for part in ranges)
     if options.min_partitions is not None:
-        total = sum(part.end - part.start for part in ranges)
         target = max(min(target, -(-total // options.min_partitions)), 1)
-    pieces = [piece for part in ranges for piece in _split(log, part, target)]
-    packs = _pack(pieces, target) if (selective and is_default) or options.max_partition_bytes is not None else [[piece] for piece in pieces]
+    pieces = _pieces(log, ranges, target)
+    while options.min_partitions is not None and len(pieces) < options.min_partitions and target > _SMALLEST_TARGET:
+        # Cuts lie at entries, so pieces come out larger than asked for.
+        target //= 2
+        pieces = _pieces(log, ranges, target)
+    is_packed = options.min_partitions is None and (selective or options.max_partition_bytes is not None)
+    packs = _pack(pieces, target) if is_packed else [[piece] for piece in pieces]
     return [Partition(tuple(pack), log.engine.NAME) for pack in packs]
+
+
+def _is_selective(columns: tuple[str, ...], filters: Filters) -> bool:
+    """Whether a scan sends few bytes for many that it passes over."""
+    conditions = (filters.topic, filters.tags, filters.queue_id, filters.store_timestamp)
+    return not _WIDE_COLUMNS & set(columns) or any(condition is not None for condition in conditions)
+
+
+def _pieces(log: Log, ranges: list[ScanRequest | Hole], target: int) -> list[ScanRequest | Hole]:
+    return [piece for part in ranges for piece in _split(log, part, target)]
 
 
 def _never_holds(filters: Filters) -> bool:
@@ -201,7 +216,7 @@ def _split(log: Log, part: ScanRequest | Hole, target: int) -> list[ScanRequest 
     cuts = log.engine.split(part.segment, part.start, part.end, target)
     pieces = [
         replace(part, start=start, end=end, end_is_boundary=end != part.end)
-        for start, end in zip([part.start, *cuts], [*cuts, part.end])
+        for start, end in zip([part.start, *cuts], [*cuts, part.end], strict=True)
     ]
     low = part.filters.pos.low if part.filters.pos is not None else 0
     return [piece for piece in pieces if piece.end > low]

@@ -40,9 +40,11 @@ def agreement(first: Terms, second: Terms) -> int | None:
     begin, end = max(first.first, second.first), min(first.last, second.last)
     if begin > end:
         return None
-    places = sorted({begin, end, *(index for terms in (first, second) for index in terms.starts() if begin <= index <= end)})
+    places = sorted(
+        {begin, end, *(index for terms in (first, second) for index in terms.starts() if begin <= index <= end)}
+    )
     agreed = begin - 1
-    for place, following in zip(places, [*places[1:], end + 1]):
+    for place, following in zip(places, [*places[1:], end + 1], strict=True):
         if first.at(place) != second.at(place):
             break
         agreed = following - 1
@@ -63,14 +65,14 @@ def check_replicas(log: Log, others: list[Log], committed: int | None) -> None:
         if committed is not None and agreed is not None and agreed < limit:
             index = agreed + 1
             raise StoreError(
-                f"{other.path}: expected index {index} with term {mine.at(index)} as in {log.path}, where it is committed, "
-                f"found term {theirs.at(index)}: this replica is of another group, or one of the two is damaged"
+                f"{other.path}: expected index {index} with term {mine.at(index)} as in {log.path}, where it is "
+                f"committed, found term {theirs.at(index)}: this replica is of another group, or one of them is damaged"
             )
         for index in sorted({begin, min(agreed if agreed is not None else begin, limit)}):
             if index >= begin and _entry(log, index) != _entry(other, index):
                 raise StoreError(
                     f"{other.path}: expected the entry {index} of {log.path}, found other bytes: "
-                    "this replica is of another group, or one of the two is damaged"
+                    "this replica is of another group, or one of them is damaged"
                 )
 
 
@@ -102,8 +104,8 @@ def quorum_bound(log: Log, others: list[Log], group_size: int | None) -> Bound:
     for member in members:
         last_term = member.at(member.last)
         if member.at(index) != term and last_term is not None and term is not None and last_term > term:
-            reason = f"quorum: index {index} is on a majority, not proven committed: {member.log.path} ends with term {last_term}"
-            return Bound(None, None, reason)
+            reason = f"{member.log.path} lacks it and ends with term {last_term}"
+            return Bound(None, None, f"quorum: index {index} is on a majority, not proven committed: {reason}")
     return Bound(index, "quorum")
 
 

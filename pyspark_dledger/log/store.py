@@ -31,10 +31,10 @@ _NO_ENTRY = LogEnd(0, 0, -1, -1, -1, -1, -1, -1)
 
 @dataclass(frozen=True)
 class State:
-    """What a store is and where it stands. Offsets are bytes of the log, indexes are of DLedger; -1 where there is none.
+    """What a store is and where it stands; -1 where there is no such index or offset.
 
-    ``committed_index`` is None where no bound is known, and ``committed_from`` then says why. ``min_offset`` and
-    ``max_offset`` are where the first row begins and where the log ends.
+    Offsets are bytes of the log, indexes are of DLedger. ``committed_index`` is None where no bound is known, and
+    ``committed_from`` then says why. ``min_offset`` and ``max_offset`` are where the first row begins and the log ends.
     """
 
     node: str | None
@@ -230,7 +230,9 @@ class Log:
 
     def _consume_queue_bound(self) -> Bound:
         root = self.paths.root
-        index = proven_index(root, self.ledger_segments, self.end.pos) if root is not None and self.paths.node_dir else None
+        index = (
+            proven_index(root, self.ledger_segments, self.end.pos) if root is not None and self.paths.node_dir else None
+        )
         if index is None:
             return Bound(None, None, "consumeQueue: no unit that points to an entry of this log")
         return Bound(index, "consumeQueue")
@@ -265,7 +267,7 @@ class Log:
 
     @property
     def divided_commitlog_offset(self) -> int:
-        """Where the old CommitLog ends and DLedger begins, as Java's recovery finds it; -1 where the store never was DLedger.
+        """Where the old CommitLog ends and DLedger begins, as Java's recovery finds it; -1 if it never was DLedger.
 
         DLedger files exist: where the first one starts; else the end of the last old CommitLog file (DLedgerCommitLog).
         """
@@ -300,7 +302,7 @@ class Log:
 
 def _file_size(segment: Segment) -> int:
     try:
-        return os.path.getsize(segment.path)
+        return Path(segment.path).stat().st_size
     except OSError:
         return 0
 
