@@ -26,8 +26,8 @@ _LONGEST_HOLE = 2**50
 class StorePaths:
     """The parts of a store that exist.
 
-    ``node`` is the id in ``dledger-<id>``; None for a plain CommitLog or a lone folder. ``only`` is the one segment file
-    that was asked for.
+    ``node`` is the id in ``dledger-<id>``; None for a plain CommitLog or a lone folder. ``only`` is the one segment
+    file that was asked for.
     """
 
     path: str

@@ -35,5 +35,7 @@ class LogReader(DataSourceReader):
         """Read one partition; PySpark 4.0 and 4.1 pass None itself for an empty plan."""
         if partition is None or partition.value is None:
             return
-        for batch in read_partition(partition.value):
+        batches = read_partition(partition.value)
+        next_batch = plain_errors(lambda: next(batches, None))
+        while (batch := next_batch()) is not None:
             yield pa.RecordBatch.from_arrays(batch.columns, schema=self.schema)
