@@ -45,7 +45,7 @@ inline void copy_ahead(uint8_t* to, const uint8_t* from, size_t n) {
     __builtin_prefetch(from + i + kAhead);
     std::memcpy(to + i, from + i, kLine);
   }
-  std::memcpy(to + i, from + i, n - i);
+  if (i < n) std::memcpy(to + i, from + i, n - i);
 }
 
 // Growable memory, aligned to 64 bytes. Freed memory goes to a small pool: the kernel's zeroing of fresh pages would

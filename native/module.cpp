@@ -128,8 +128,8 @@ auto on_segment(const py::object& segment, Walk walk) {
 
 using LogEndTuple = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t>;
 
-LogEndTuple find_log_end(const py::object& segment, bool search_all) {
-  const LogEnd end = on_segment(segment, [&](const SegmentView& view) { return log_end(view, search_all); });
+LogEndTuple find_log_end(const py::object& segment, int64_t start, bool search_all) {
+  const LogEnd end = on_segment(segment, [&](const SegmentView& view) { return log_end(view, start, search_all); });
   return {end.pos,        end.entries,   end.first_index, end.first_term,
           end.last_index, end.last_term, end.last_pos,    end.last_store_timestamp};
 }

@@ -124,8 +124,8 @@ void Scan::need(const std::string& name) {
 std::unique_ptr<Batch> Scan::next() {
   int64_t readable = file_.readable();
   while (true) {
-    const int64_t pos = pos_, corrupt_end = corrupt_end_;
-    const std::string corrupt_reason = corrupt_reason_;
+    const int64_t pos = pos_;
+    const Extent corrupt = corrupt_;
     SegmentView view(request_.segment, file_.data(), readable);
     std::unique_ptr<Batch> batch = build(view);
     const int64_t now = file_.readable();
@@ -133,8 +133,7 @@ std::unique_ptr<Batch> Scan::next() {
     // The file shrank or failed under the scan: what was built may hold bytes that were never there.
     readable = now;
     pos_ = pos;
-    corrupt_end_ = corrupt_end;
-    corrupt_reason_ = corrupt_reason;
+    corrupt_ = corrupt;
   }
 }
 
@@ -151,7 +150,7 @@ std::unique_ptr<Batch> Scan::build(SegmentView& view) {
   while (batch->rows + count_ < request_.max_rows) {
     Row& row = rows_[count_];
     Inside& inside = inside_[count_];
-    const int64_t before = pos_;
+    const int64_t before = pos_, extent_before = corrupt_.end;
     try {
       if (!step(view, row)) break;
       if (!accept(view, row, inside)) continue;
@@ -159,6 +158,7 @@ std::unique_ptr<Batch> Scan::build(SegmentView& view) {
       // The rows before come out first; the next call meets the same fault again.
       if (batch->rows + count_ == 0) throw;
       pos_ = before;
+      corrupt_.end = extent_before;
       break;
     }
     const int64_t more = cost(row, inside);
@@ -176,7 +176,7 @@ std::unique_ptr<Batch> Scan::build(SegmentView& view) {
 
 // Moves to the next row, whatever the conditions say; false at the end of the range.
 bool Scan::step(const SegmentView& view, Row& row) {
-  if (pos_ < corrupt_end_) return step_corrupt(row);
+  if (pos_ < corrupt_.end) return step_corrupt(row);
   while (pos_ < end_) {
     if (pos_ >= populated_) {
       file_.populate(pos_ - view.base(), std::min(kPopulateBytes, end_ - pos_));
@@ -229,14 +229,11 @@ void Scan::check_boundary(const char* what, int64_t size) const {
 
 void Scan::begin_corrupt(int64_t pos, int64_t end, std::string reason) {
   pos_ = pos;
-  corrupt_end_ = end;
-  corrupt_reason_ = std::move(reason);
+  corrupt_ = {end, end - pos > kLongestCorruptRow ? kCorruptPiece : end - pos, std::move(reason)};
 }
 
 bool Scan::step_corrupt(Row& row) {
-  const int64_t left = corrupt_end_ - pos_;
-  // The first piece of a long extent is cut like the others, so the last one may be short.
-  const int64_t size = left > kLongestCorruptRow ? kCorruptPiece : left;
+  const int64_t size = std::min(corrupt_.piece, corrupt_.end - pos_);
   row = {Kind::Corrupt, nullptr, pos_, size, -1};
   pos_ += size;
   return true;
@@ -306,7 +303,7 @@ bool Scan::accept(const SegmentView& view, Row& row, Inside& inside) {
 // Finds the row's kind, and its message's parts.
 void Scan::look_inside(const SegmentView& view, Row& row, Inside& inside) {
   if (row.kind == Kind::Corrupt) {
-    if (needs_problem_) add_problem(row, corrupt_reason_);
+    if (needs_problem_) add_problem(row, corrupt_.reason);
     return;
   }
   const uint8_t* bytes = row.p;

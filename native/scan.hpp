@@ -181,8 +181,10 @@ class Scan {
   size_t body_hint_ = 0;
 
   // The corrupt extent being handed out.
-  int64_t corrupt_end_ = 0;
-  std::string corrupt_reason_;
+  struct Extent {
+    int64_t end = 0, piece = 0;  // a row has at most `piece` bytes
+    std::string reason;
+  } corrupt_;
 
   // The chunk of rows being built.
   int count_ = 0;

@@ -233,12 +233,12 @@ void walk(const SegmentView& view, int64_t start, int64_t end, Visit visit) {
 
 }  // namespace
 
-LogEnd log_end(const SegmentView& view, bool search_all) {
+LogEnd log_end(const SegmentView& view, int64_t start, bool search_all) {
   LogEnd end;
   Place last;
   bool taken = false;  // the entry at pos was chosen behind a gap
-  end.pos = view.base();
-  for (int64_t pos = view.base(); pos < view.file_end();) {
+  end.pos = start;
+  for (int64_t pos = start; pos < view.file_end();) {
     int64_t size = view.entry_size(pos);
     if (size > 0) {
       const Place place = place_of(view, pos, size);

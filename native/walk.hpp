@@ -80,9 +80,9 @@ struct LogEnd {
   int64_t first_index = -1, first_term = -1, last_index = -1, last_term = -1, last_pos = -1, last_store_timestamp = -1;
 };
 
-// The end of the log inside the segment: entries in order of index and term count; behind a gap, search_all or the next
-// 8 MiB are searched for an entry that continues them.
-LogEnd log_end(const SegmentView& view, bool search_all);
+// The end of the log inside the segment, looked for from `start` on: entries in order of index and term count; behind a
+// gap, search_all or the next 8 MiB are searched for an entry that continues them.
+LogEnd log_end(const SegmentView& view, int64_t start, bool search_all);
 
 // Pos of the first DLedger entry of the walk over [start, end) whose index is at least `index`; `end` if there is none.
 int64_t seek(const SegmentView& view, int64_t start, int64_t end, int64_t index);

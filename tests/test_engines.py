@@ -132,7 +132,7 @@ def test_log_end_and_term_runs_are_what_was_written(
             millis = int.from_bytes(store_timestamp_bytes(written[0].make(last["pos"])), "big", signed=True)
             ends = -1, -1, -1, -1, last["pos"], millis
         for search_all in (False, True):
-            assert reader.log_end(segment, search_all) == LogEnd(end, len(rows), *ends)
+            assert reader.log_end(segment, segment.base, search_all) == LogEnd(end, len(rows), *ends)
         runs = [] if recipe.source == COMMITLOG else runs_of(rows)
         assert reader.term_runs(segment, segment.base, segment.end) == runs
 
@@ -161,7 +161,7 @@ def test_a_leading_blank_is_passed_over(reader: Engine, tmp_path: Path) -> None:
     store = write_dledger(tmp_path, [raw(b"a"), raw(b"b")], leading_blank=1000, check_pos=False)
     (segment,) = store.segments
     assert read(reader, request_of(segment, end=store.end)) == store.rows
-    assert reader.log_end(segment, False).entries == 2
+    assert reader.log_end(segment, segment.base, False).entries == 2
     assert reader.split(segment, segment.base, store.end, 40) == [1000, 1049]
 
 
@@ -169,7 +169,7 @@ def test_a_file_with_nothing_but_a_leading_blank_has_no_entries(reader: Engine, 
     path = tmp_path / "0"
     path.write_bytes(codec.encode_blank(1000) + bytes(3992))
     segment = Segment(str(path), "0", 0, 4000, DLEDGER, check_pos=False)
-    assert reader.log_end(segment, True) == LogEnd(0, 0, -1, -1, -1, -1, -1, -1)
+    assert reader.log_end(segment, segment.base, True) == LogEnd(0, 0, -1, -1, -1, -1, -1, -1)
     assert read(reader, request_of(segment)) == []
 
 
@@ -190,7 +190,7 @@ def test_log_end_stops_at_stale_entries_of_an_older_term(reader: Engine, tmp_pat
     old = write_dledger(tmp_path / "old", [raw(b"old")] * 30, terms=[1] * 30)
     stale = Path(old.segments[0].path).read_bytes()
     store = write_dledger(tmp_path, [raw(b"new")] * 9, terms=[1] * 5 + [2] * 4, stale=lambda _: stale)
-    found = reader.log_end(store.segments[0], True)
+    found = reader.log_end(store.segments[0], store.segments[0].base, True)
     assert (found.pos, found.entries, found.last_index, found.last_term) == (store.end, 9, 8, 2)
 
 
@@ -200,7 +200,7 @@ def test_log_end_goes_on_behind_damage(reader: Engine, tmp_path: Path) -> None:
     content = bytearray(Path(segment.path).read_bytes())
     content[148 * 3 : 148 * 5 + 4] = bytes(148 * 2 + 4)
     Path(segment.path).write_bytes(content)
-    found = reader.log_end(segment, False)
+    found = reader.log_end(segment, segment.base, False)
     assert (found.pos, found.entries, found.last_index) == (store.end, 17, 19)
 
 
@@ -213,8 +213,8 @@ def test_log_end_searches_eight_mebibytes_unless_told_to_search_all(reader: Engi
         file.write(codec.encode_entry(1, 1, far, b"far"))
         file.truncate(far + 1000)
     segment = Segment(str(path), "0", 0, far + 1000, DLEDGER)
-    assert reader.log_end(segment, False).pos == len(first)
-    assert reader.log_end(segment, True).pos == far + 51
+    assert reader.log_end(segment, segment.base, False).pos == len(first)
+    assert reader.log_end(segment, segment.base, True).pos == far + 51
 
 
 # Damage, and both engines.
@@ -234,7 +234,7 @@ def test_engines_agree(
     damage(store)
     for segment in store.segments:
         for search_all in (False, True):
-            assert native.log_end(segment, search_all) == python.log_end(segment, search_all)
+            assert native.log_end(segment, segment.base, search_all) == python.log_end(segment, segment.base, search_all)
         end = data.draw(st.sampled_from([segment.end, end_of(store, segment), segment.base + segment.size // 2]))
         target = data.draw(st.sampled_from([1, 50, 333, 4096]))
         assert native.split(segment, segment.base, end, target) == python.split(segment, segment.base, end, target)
@@ -323,7 +323,7 @@ def test_noise_never_harms_and_engines_agree(
     path = folder() / "0"
     path.write_bytes(bytes(random.Random(seed).choices(alphabet, k=size)))
     segment = Segment(str(path), "0", 0, size, source, check_pos)
-    assert native.log_end(segment, True) == python.log_end(segment, True)
+    assert native.log_end(segment, segment.base, True) == python.log_end(segment, segment.base, True)
     assert native.split(segment, 0, size, 100) == python.split(segment, 0, size, 100)
     assert_same(native, python, request_of(segment))
 
@@ -450,6 +450,16 @@ def test_filters_come_before_failfast(reader: Engine, tmp_path: Path) -> None:
     assert len(read(reader, request)) == 2
     with pytest.raises(MalformedError, match=f"message at {bad['pos']}: expected message CRC"):
         read(reader, dataclasses.replace(request, filters=Filters()))
+
+
+def test_failfast_names_the_extent_behind_a_blank(reader: Engine, tmp_path: Path) -> None:
+    path = tmp_path / "0"
+    path.write_bytes(codec.encode_entry(0, 0, 0, b"") + codec.encode_blank(30).ljust(30, b"\0"))
+    segment = Segment(str(path), "0", 0, 88, DLEDGER)
+    rows, error = collect(reader, request_of(segment, mode="FAILFAST", columns=("pos",)))
+    assert rows == [{"pos": 0}]
+    assert error is not None
+    assert error.startswith(f"{path}: corrupt at 78: expected 88 bytes in 0, found 78; ")
 
 
 # Texts, one by one.
@@ -636,7 +646,7 @@ def test_a_file_that_cannot_be_opened_is_one_sentence(reader: Engine, tmp_path: 
     segment = Segment(str(tmp_path / name), name, 0, 100, DLEDGER)
     calls: list[Callable[[], Any]] = [
         lambda: list(reader.scan(request_of(segment))),
-        lambda: reader.log_end(segment, False),
+        lambda: reader.log_end(segment, segment.base, False),
         lambda: reader.split(segment, 0, 100, 10),
         lambda: reader.seek(segment, 0, 100, 1),
         lambda: reader.term_runs(segment, 0, 100),
@@ -682,7 +692,7 @@ def test_the_search_stays_linear(reader: Engine, tmp_path: Path, source: str, un
     began = time.monotonic()
     rows = read(reader, request_of(segment, columns=("size", "kind")))
     reader.split(segment, 0, size, 2**16)
-    reader.log_end(segment, True)
+    reader.log_end(segment, segment.base, True)
     assert time.monotonic() - began < 20
     assert rows in ([{"size": size, "kind": "corrupt"}], [])
 
@@ -710,6 +720,61 @@ def test_every_column_can_be_read_alone(reader: Engine, tmp_path: Path, name: st
     (batch,) = expand(reader.scan(request), request)
     assert batch.schema == pa.schema([(name, COLUMN_BY_NAME[name].type)])
     assert rows_of([batch]) == [{name: row[name]} for row in store.rows]
+
+
+# Longer than what is looked at in one piece.
+
+
+@pytest.mark.parametrize("source", [DLEDGER, COMMITLOG])
+@pytest.mark.parametrize("piece", [4096, 4096 * 3, 4096 * 7, 65536])
+def test_a_frame_is_found_wherever_damage_ends(reader: Engine, tmp_path: Path, source: str, piece: int) -> None:
+    path = tmp_path / "0"
+    for at in range(piece - 60, piece + 8):
+        frame = codec.encode_entry(1, 1, at, b"") if source == DLEDGER else mq_message("T").make(at)
+        path.write_bytes(b"\x55" * at + frame)
+        segment = Segment(str(path), "0", 0, at + len(frame), source)
+        rows = read(reader, request_of(segment, columns=("pos", "kind")))
+        assert rows == [
+            {"pos": 0, "kind": "corrupt"},
+            {"pos": at, "kind": "entry" if source == DLEDGER else "message"},
+        ]
+
+
+def test_no_split_falls_into_the_longest_entries(reader: Engine, tmp_path: Path) -> None:
+    longest = layout.MAX_ENTRY_SIZE - layout.ENTRY_HEADER_SIZE
+
+    def log_at(at: int) -> bytes:
+        entries = generate.entries_at(at, longest // 1024, bytes(1024 - 48))
+        return entries.ljust(longest, b"\0")
+
+    inside = generate.Payload("entry", log_at)
+    payloads = [raw(b"a"), inside, inside, raw(b"b"), inside]
+    store = write_dledger(tmp_path, payloads, file_size=14 * 2**20, with_index=False)
+    (segment,) = store.segments
+    starts = [row["pos"] for row in store.rows]
+    for target in (2**20, 3 * 2**20, 5 * 2**20):
+        boundaries = reader.split(segment, 0, store.end, target)
+        assert boundaries
+        assert set(boundaries) <= set(starts)
+    assert reader.split(segment, 0, store.end, 2**20) == starts[2:4]
+
+
+def test_a_read_error_ends_in_one_hole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = write_dledger(tmp_path, [raw(bytes(1000))] * 200, file_size=2**18)
+    (segment,) = store.segments
+
+    def pread(file: int, size: int, offset: int, whole: Callable[[int, int, int], bytes] = os.pread) -> bytes:
+        if offset + size > 100_000:
+            raise OSError(5, "Input/output error")
+        return whole(file, size, offset)
+
+    monkeypatch.setattr(os, "pread", pread)
+    rows = read(get_engine("python"), request_of(segment))
+    assert rows[:95] == store.rows[:95]
+    (hole,) = rows[95:]
+    assert (hole["pos"], hole["pos"] + hole["size"]) == (95 * 1048, segment.end)
+    assert hole["problem"].startswith(f"expected 262144 bytes in {segment.name}, found ")
+    assert hole["problem"].endswith(" readable bytes (Input/output error)")
 
 
 # Choosing an engine.

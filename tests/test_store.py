@@ -500,7 +500,7 @@ def test_ranges_that_cannot_match_are_not_planned(store: Store) -> None:
     assert ranges(index=IntFilter(100, 200)) == []
     assert ranges(index=IntFilter(values=())) == []
     assert ranges(term=IntFilter(2, 9)) == []
-    assert ranges(pos=IntFilter(FILE, FILE + 10)) == [(FILE, FILE + 11)]
+    assert ranges(pos=IntFilter(FILE, FILE + 10)) == [(FILE, 2 * FILE)]
     assert ranges(committed=True) == [(0, FILE), (FILE, pos[12])]
     assert ranges(committed=False) == [(pos[12], 2 * FILE), (2 * FILE, store.end)]
     assert ranges(topic=()) == []

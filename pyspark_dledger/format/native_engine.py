@@ -28,9 +28,9 @@ def scan(request: ScanRequest) -> Iterator[tuple[pa.RecordBatch, list[Compressed
         yield pa.record_batch(batch), bodies
 
 
-def log_end(segment: Segment, search_all: bool) -> LogEnd:
-    """Where the log ends inside the segment."""
-    return LogEnd(*_native.log_end(segment, search_all))
+def log_end(segment: Segment, start: int, search_all: bool) -> LogEnd:
+    """Where the log ends inside the segment, looked for from the entry at ``start`` on."""
+    return LogEnd(*_native.log_end(segment, start, search_all))
 
 
 def term_runs(segment: Segment, start: int, end: int) -> list[TermRun]:

@@ -170,12 +170,12 @@ def _with_frames(segment: Segment, function: Callable[[Frames], _Result]) -> _Re
                 continue
 
 
-def log_end(segment: Segment, search_all: bool) -> LogEnd:
-    """Where the log ends inside a segment: entries in order of index and term count.
+def log_end(segment: Segment, start: int, search_all: bool) -> LogEnd:
+    """Where the log ends inside a segment, looked for from ``start`` on: entries in order of index and term count.
 
     Behind damage the next 8 MiB, with ``search_all`` the whole rest, are searched for an entry that continues the log.
     """
-    return _with_frames(segment, lambda frames: find_log_end(frames, search_all))
+    return _with_frames(segment, lambda frames: find_log_end(frames, start, search_all))
 
 
 def split(segment: Segment, start: int, end: int, target_bytes: int) -> list[int]:

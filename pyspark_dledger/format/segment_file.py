@@ -54,7 +54,7 @@ class SegmentFile:
         if not self.segment.base <= start <= stop <= self.end:
             raise IndexError(f"expected positions in [{self.segment.base}, {self.end}], found {start} to {stop}")
         if stop - start > WINDOW:
-            return self._read(start, stop)
+            return self._read_exactly(start, stop)
         begin = self._window_start
         if start < begin or stop > begin + len(self._window):
             self._window = self._read_window(start, stop)
@@ -69,21 +69,22 @@ class SegmentFile:
     def _read_window(self, start: int, stop: int) -> bytes:
         try:
             return self._read(start, min(start + WINDOW, self.end))
-        except FileShrunk:
-            if self.end < stop:
-                raise
+        except OSError:
+            return self._read_exactly(start, stop)
+
+    def _read_exactly(self, start: int, stop: int) -> bytes:
+        try:
             return self._read(start, stop)
+        except OSError as error:
+            self._found = f"{start - self.segment.base} readable bytes ({error.strerror})"
+            self.end = start
+            raise FileShrunk from error
 
     def _read(self, start: int, stop: int) -> bytes:
         parts: list[bytes] = []
         at = start
         while at < stop:
-            try:
-                part = os.pread(self._fd, stop - at, at - self.segment.base)
-            except OSError as error:
-                self._found = f"{at - self.segment.base} readable bytes ({error.strerror})"
-                self.end = at
-                raise FileShrunk from error
+            part = os.pread(self._fd, stop - at, at - self.segment.base)
             if not part:
                 size = min(os.fstat(self._fd).st_size, at - self.segment.base)
                 self._found = str(size)

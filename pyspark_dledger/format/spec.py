@@ -97,8 +97,9 @@ class Compressed(NamedTuple):
 class LogEnd(NamedTuple):
     """Where a log ends inside a segment: ``pos`` is the first byte behind the last entry.
 
-    Without any entry ``entries`` is 0, ``pos`` the segment's base, and the other fields are -1. CommitLog messages have
-    no index and no term: those fields stay -1; ``last_store_timestamp`` is theirs only, in milliseconds since 1970.
+    ``entries`` and the first entry count from where the search began. Without any entry ``pos`` is that start, and the
+    other fields are -1. CommitLog messages have no index and no term: those fields stay -1; ``last_store_timestamp`` is
+    theirs only, in milliseconds since 1970.
     """
 
     pos: int

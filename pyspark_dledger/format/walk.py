@@ -95,12 +95,12 @@ def _not_a_boundary(frames: Frames, end: int, what: str, pos: int, size: int) ->
     )
 
 
-def find_log_end(frames: Frames, search_all: bool) -> LogEnd:
+def find_log_end(frames: Frames, start: int, search_all: bool) -> LogEnd:
     """Where the log ends, see `python_engine.log_end`."""
     file_end = frames.data.end
     first = last = taken = None
     entries = 0
-    pos = frames.segment.base
+    pos = start
     while pos < file_end:
         frame = taken or frames.at(pos)
         if frame and (frame is taken or last is None or frames.follows(last, frame)):
@@ -120,12 +120,12 @@ def find_log_end(frames: Frames, search_all: bool) -> LogEnd:
         if taken is None:
             break
         pos = taken.pos
-    return _log_end(frames.segment.base, entries, first, last)
+    return _log_end(start, entries, first, last)
 
 
-def _log_end(base: int, entries: int, first: Frame | None, last: Frame | None) -> LogEnd:
+def _log_end(start: int, entries: int, first: Frame | None, last: Frame | None) -> LogEnd:
     if first is None or last is None:
-        return LogEnd(base, 0, -1, -1, -1, -1, -1, -1)
+        return LogEnd(start, 0, -1, -1, -1, -1, -1, -1)
     if first.header and last.header:
         ends = first.header.index, first.header.term, last.header.index, last.header.term
         return LogEnd(last.end, entries, *ends, last.pos, -1)

@@ -52,20 +52,18 @@ def hole_batches(hole: Hole) -> Iterator[pa.RecordBatch]:
 
 
 def _rows(hole: Hole) -> Iterator[dict[str, object]]:
-    pos = hole.start
-    while pos < hole.end:
-        left = hole.end - pos
-        size = _PIECE if left > _LONGEST_ROW else left
+    length = hole.end - hole.start
+    piece = _PIECE if length > _LONGEST_ROW else length
+    for pos in range(hole.start, hole.end, piece):
         yield {
             "kind": "corrupt",
             "source": hole.source,
             "pos": pos,
-            "size": size,
+            "size": min(piece, hole.end - pos),
             "committed": True if hole.source == COMMITLOG else None,
             "problem": hole.problem,
             "segment": hole.name,
         }
-        pos += size
 
 
 def _passes(row: dict[str, object], filters: Filters) -> bool:

@@ -40,20 +40,22 @@ class Partition:
 
 @dataclass(frozen=True)
 class _Window:
-    """The part of the log that can hold wanted rows: positions ``[start, end)``.
+    """The part of the log that can hold wanted rows: those that begin at positions ``[start, end)``.
 
-    ``entry_start`` is a position in it where an entry is known to begin, so that a scan may begin there.
+    ``entry_start`` and ``entry_end`` bound it where entries are known to begin, so that a scan may begin and end there.
     """
 
     start: int = 0
     end: int = INT64_MAX
     entry_start: int = 0
+    entry_end: int = INT64_MAX
 
     def starting(self, pos: int, is_entry: bool) -> _Window:
         return replace(self, start=max(self.start, pos), entry_start=max(self.entry_start, pos if is_entry else 0))
 
-    def ending(self, pos: int) -> _Window:
-        return replace(self, end=min(self.end, pos))
+    def ending(self, pos: int, is_entry: bool) -> _Window:
+        end = min(self.entry_end, pos if is_entry else INT64_MAX)
+        return replace(self, end=min(self.end, pos), entry_end=end)
 
 
 def read_partition(partition: Partition) -> Iterator[pa.RecordBatch]:
@@ -126,16 +128,17 @@ def _window(log: Log, options: ReadOptions, filters: Filters, committed: int | N
         pos, is_entry = _place(log, options.starting_offsets, options.fail_on_data_loss, "startingOffsets")
         window = window.starting(pos, is_entry)
     if options.ending_offsets.kind != "latest":
-        window = window.ending(_place(log, options.ending_offsets, False, "endingOffsets")[0])
+        window = window.ending(*_place(log, options.ending_offsets, False, "endingOffsets"))
     if log.ledger_segments and options.isolation_level == "read_committed" and committed is not None:
-        window = window.ending(_behind(log, committed))
+        window = window.ending(_behind(log, committed), True)
     if filters.index is not None and log.ledger_segments:
-        window = window.starting(log.position_of(filters.index.low), True).ending(_behind(log, filters.index.high))
+        window = window.starting(log.position_of(filters.index.low), True)
+        window = window.ending(_behind(log, filters.index.high), True)
     if filters.pos is not None:
-        window = window.starting(filters.pos.low, False).ending(min(filters.pos.high, INT64_MAX - 1) + 1)
+        window = window.starting(filters.pos.low, False).ending(min(filters.pos.high, INT64_MAX - 1) + 1, False)
     if filters.committed is not None and committed is not None and log.ledger_segments:
         behind = _behind(log, committed)
-        window = window.ending(behind) if filters.committed else window.starting(behind, True)
+        window = window.ending(behind, True) if filters.committed else window.starting(behind, True)
     return window
 
 
@@ -182,8 +185,9 @@ def _ranges(log: Log, template: ScanRequest, window: _Window) -> Iterator[ScanRe
             yield from _hole(log, template, window, before, segment)
         before = segment
         start = max(segment.base, window.entry_start)
-        end = min(log.segment_end(segment), window.end)
-        if start < end and window.start < segment.end and not _is_excluded(log, segment, template.filters):
+        end = min(log.segment_end(segment), window.entry_end)
+        is_inside = window.start < segment.end and segment.base < window.end
+        if start < end and is_inside and not _is_excluded(log, segment, template.filters):
             yield replace(template, segment=segment, start=start, end=end)
 
 
@@ -210,7 +214,7 @@ def _is_excluded(log: Log, segment: Segment, filters: Filters) -> bool:
 
 
 def _split(log: Log, part: ScanRequest | Hole, target: int) -> list[ScanRequest | Hole]:
-    """A range as pieces of about `target` bytes, cut at entry boundaries; pieces before the window are left out."""
+    """A range as pieces of about `target` bytes, cut at entry boundaries; pieces outside the window are left out."""
     if isinstance(part, Hole) or part.end - part.start <= target:
         return [part]
     cuts = log.engine.split(part.segment, part.start, part.end, target)
@@ -218,8 +222,8 @@ def _split(log: Log, part: ScanRequest | Hole, target: int) -> list[ScanRequest 
         replace(part, start=start, end=end, end_is_boundary=end != part.end)
         for start, end in zip([part.start, *cuts], [*cuts, part.end], strict=True)
     ]
-    low = part.filters.pos.low if part.filters.pos is not None else 0
-    return [piece for piece in pieces if piece.end > low]
+    wanted = part.filters.pos or IntFilter()
+    return [piece for piece in pieces if piece.end > wanted.low and piece.start <= wanted.high]
 
 
 def _pack(pieces: list[ScanRequest | Hole], target: int) -> list[list[ScanRequest | Hole]]:

@@ -117,17 +117,36 @@ class Log:
         return ends
 
     def _end_in(self, segment: Segment) -> LogEnd:
-        end = self.engine.log_end(segment, False)
+        start = self._committed_in(segment)
+        end = self.engine.log_end(segment, start, False)
         if segment.source == DLEDGER and end.entries > 0 and self._goes_on(segment, end):
-            return self.engine.log_end(segment, True)
+            return self.engine.log_end(segment, start, True)
         return end
 
+    def _committed_in(self, segment: Segment) -> int:
+        """Where the checkpoint's committed entry stands in the segment, by the index file; else the segment's base.
+
+        What is committed is never cut, so the end is behind it, and a large file need not be walked to find it.
+        """
+        index = self.checkpoint.committed_index if self.checkpoint is not None else -1
+        found = self._indexed(segment, index) if segment.source == DLEDGER else None
+        return found if found is not None else segment.base
+
+    def _indexed(self, segment: Segment, index: int) -> int | None:
+        """Where the index file says that an entry of the segment stands, if an entry there agrees."""
+        unit = self.index_files.unit(index) if index >= 0 and segment.check_pos else None
+        header = entry_at(segment, unit.pos) if unit is not None else None
+        if unit is None or header is None or (header.index, header.size, header.term) != (index, unit.size, unit.term):
+            return None
+        return unit.pos
+
     def _goes_on(self, segment: Segment, end: LogEnd) -> bool:
-        """Whether the checkpoint or the index knows of entries behind what looks like the end."""
-        if self.checkpoint is not None and self.checkpoint.end_index > end.last_index:
-            return True
+        """Whether the index or the checkpoint knows of entries behind what looks like the end."""
         unit = self.index_files.unit(end.last_index + 1)
-        return unit is not None and end.pos <= unit.pos < segment.end
+        if unit is not None and end.pos <= unit.pos < segment.end:
+            return True
+        is_last = self.paths.only is None and segment == self.ledger_segments[-1]
+        return is_last and self.checkpoint is not None and self.checkpoint.end_index > end.last_index
 
     @property
     def end(self) -> LogEnd:
@@ -185,11 +204,9 @@ class Log:
         firsts = self.first_entries
         place = max(bisect_right(firsts, index, key=lambda item: item[1][1]) - 1, 0)
         segment, (first_pos, _, _) = firsts[place]
-        unit = self.index_files.unit(index) if index >= 0 else None
-        if unit is not None and segment.check_pos:
-            header = entry_at(segment, unit.pos)
-            if header is not None and header.index == index and header.size == unit.size:
-                return unit.pos
+        indexed = self._indexed(segment, index)
+        if indexed is not None:
+            return indexed
         end = self.segment_end(segment)
         pos = self.engine.seek(segment, first_pos, end, index)
         if pos < end:
