@@ -2,9 +2,9 @@
 
 VENV := .venv
 PYTHON_BIN := $(VENV)/bin/python
-# Spark's Python workers have to be the Python that has this package.
-spark_env = PYSPARK_PYTHON="$(CURDIR)/$(1)/bin/python" PYSPARK_DRIVER_PYTHON="$(CURDIR)/$(1)/bin/python"
-SPARK = $(call spark_env,$(VENV))
+# Spark's Python workers have to be the Python that has this package. Relative, because Spark finds no data source
+# through a PYSPARK_PYTHON with a space in it.
+SPARK := PYSPARK_PYTHON=$(PYTHON_BIN)
 PYSPARK_VERSIONS := 4.0 4.1
 
 DECLARED := setup.cfg setup.py pyproject.toml
@@ -82,4 +82,4 @@ build/spark-%/.installed: $(DECLARED) | $(INSTALLED)
 
 .PHONY: $(PYSPARK_VERSIONS:%=test-spark-%)
 $(PYSPARK_VERSIONS:%=test-spark-%): test-spark-%: build/spark-%/.installed
-	@$(call spark_env,build/spark-$*) build/spark-$*/bin/python -m pytest -m smoke $(ARGS)
+	@PYSPARK_PYTHON=build/spark-$*/bin/python build/spark-$*/bin/python -m pytest -m smoke $(ARGS)

@@ -22,8 +22,8 @@ def engine(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    # Spark's workers must be a Python that has this package; the examples' configuration keeps it quiet.
-    os.environ["PYSPARK_PYTHON"] = sys.executable
+    # Spark's workers must be the Python that has this package. A relative path, as in the Makefile.
+    os.environ["PYSPARK_PYTHON"] = os.path.relpath(sys.executable)
     os.environ.setdefault("SPARK_CONF_DIR", str(ROOT / "examples" / "conf"))
     session = (
         SparkSession.builder.master("local[2]")

@@ -209,7 +209,7 @@ def test_a_failure_is_the_problem_of_its_row(engine: str, tmp_path: Path, proble
         dropping = dataclasses.replace(request, mode="DROPMALFORMED", columns=columns)
         assert [row["pos"] for row in rows_of(batches(engine, dropping))] == [0, written[2]["pos"]]
         failing = dataclasses.replace(request, mode="FAILFAST", columns=columns)
-        seen = []
+        seen: list[list[Row]] = []
         with pytest.raises(MalformedError) as raised:
             seen.extend(rows_of([batch]) for batch in expand(get_engine(engine).scan(failing), failing))
         assert f": message at {written[1]['pos']}: {problem}; mode=PERMISSIVE keeps" in str(raised.value)

@@ -93,7 +93,7 @@ def end_of(store: Store, segment: Segment) -> int:
 
 def outcome(reader: Engine, request: ScanRequest) -> tuple[list[tuple[pa.RecordBatch, Any]], str | None]:
     """Everything that a scan gives, and the error that ended it."""
-    batches = []
+    batches: list[tuple[pa.RecordBatch, Any]] = []
     try:
         batches.extend(reader.scan(request))
     except (StoreError, MalformedError) as error:
@@ -234,7 +234,9 @@ def test_engines_agree(
     damage(store)
     for segment in store.segments:
         for search_all in (False, True):
-            assert native.log_end(segment, segment.base, search_all) == python.log_end(segment, segment.base, search_all)
+            assert native.log_end(segment, segment.base, search_all) == python.log_end(
+                segment, segment.base, search_all
+            )
         end = data.draw(st.sampled_from([segment.end, end_of(store, segment), segment.base + segment.size // 2]))
         target = data.draw(st.sampled_from([1, 50, 333, 4096]))
         assert native.split(segment, segment.base, end, target) == python.split(segment, segment.base, end, target)
