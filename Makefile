@@ -56,6 +56,10 @@ format: $(INSTALLED_LINT) ## format Python and C++
 bench: $(INSTALLED) ## measure against peers; ARGS=NAME runs one benchmark
 	@$(SPARK) $(PYTHON_BIN) -m benchmarks $(ARGS)
 
+.PHONY: docs
+docs: $(INSTALLED) ## write the tables of README.md and docs/ from the code
+	@$(PYTHON_BIN) -m tools.docs
+
 .PHONY: clean
 clean: ## remove everything that was made
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

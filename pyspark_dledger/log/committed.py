@@ -57,5 +57,7 @@ def best(bounds: list[Bound], end_index: int) -> Bound:
     known = [bound for bound in bounds if bound.index is not None]
     if not known:
         return Bound(None, None, "; ".join(bound.reason for bound in bounds if bound.reason))
-    index, source = max((bound.index, bound.source or "") for bound in known if bound.index is not None)
+    index, source = max(
+        ((bound.index, bound.source) for bound in known if bound.index is not None), key=lambda pair: pair[0]
+    )
     return Bound(min(index, end_index), source)
