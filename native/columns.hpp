@@ -42,7 +42,7 @@ inline void copy_ahead(uint8_t* to, const uint8_t* from, size_t n) {
   constexpr size_t kAhead = 2048, kLine = 64;
   size_t i = 0;
   for (; i + kLine <= n; i += kLine) {
-    __builtin_prefetch(from + i + kAhead);
+    __builtin_prefetch(from + i + kAhead, 0, 0);
     std::memcpy(to + i, from + i, kLine);
   }
   if (i < n) std::memcpy(to + i, from + i, n - i);

@@ -21,7 +21,7 @@ def engine(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     # Spark's workers must be the Python that has this package. A relative path, as in the Makefile.
     os.environ["PYSPARK_PYTHON"] = os.path.relpath(sys.executable)
     os.environ.setdefault("SPARK_CONF_DIR", str(ROOT / "examples" / "conf"))
@@ -33,6 +33,7 @@ def spark() -> Iterator[SparkSession]:
         .config("spark.driver.memory", "1g")
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
         .getOrCreate()
     )
     yield session
