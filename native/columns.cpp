@@ -1,5 +1,7 @@
 #include "columns.hpp"
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <array>
 #include <cstdlib>
@@ -10,6 +12,7 @@ namespace dledger {
 namespace {
 
 constexpr size_t kSmallest = 4096;
+constexpr size_t kHugePage = 2 * 1024 * 1024;
 constexpr size_t kPoolBytes = 96 * 1024 * 1024;
 constexpr int64_t kNullable = 2;  // ARROW_FLAG_NULLABLE
 
@@ -28,7 +31,11 @@ class Pool {
       }
     }
     void* memory = nullptr;
-    if (posix_memalign(&memory, 64, capacity) != 0) throw std::bad_alloc();
+    const size_t alignment = capacity >= kHugePage ? kHugePage : 64;
+    if (posix_memalign(&memory, alignment, capacity) != 0) throw std::bad_alloc();
+#ifdef MADV_HUGEPAGE
+    if (alignment == kHugePage) madvise(memory, capacity, MADV_HUGEPAGE);
+#endif
     return static_cast<uint8_t*>(memory);
   }
 

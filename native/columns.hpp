@@ -98,8 +98,15 @@ class Column {
   const std::string& name() const { return name_; }
   int64_t length() const { return length_; }
 
-  // Avoids growing while about `bytes` of text come.
-  void reserve(size_t bytes) { values_.reserve(bytes); }
+  // Room for what another column took, so that a batch like the last one needs no growing.
+  struct Room {
+    size_t values = 0, offsets = 0;
+  };
+  Room room() const { return {values_.size(), offsets_.size()}; }
+  void reserve(const Room& room) {
+    values_.reserve(room.values);
+    offsets_.reserve(room.offsets);
+  }
 
   // Room for the fixed-width values of `rows` rows.
   template <typename T>

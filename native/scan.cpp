@@ -102,8 +102,9 @@ Scan::Scan(Request request)
   const Conditions& where = request_.conditions;
   needs_problem_ = needs_problem_ || request_.mode != Mode::Permissive;
   needs_properties_ = needs_properties_ || where.tags.has_value();
-  needs_message_ = needs_message_ || needs_problem_ || where.kinds || where.topic || where.tags || where.queue_id ||
-                   where.store_timestamp;
+  has_place_conditions_ = where.pos || where.committed || where.index || where.term;
+  has_message_conditions_ = where.kinds || where.topic || where.tags || where.queue_id || where.store_timestamp;
+  needs_message_ = needs_message_ || needs_problem_ || has_message_conditions_;
   needs_stored_body_ = needs_stored_body_ || needs_problem_;
 }
 
@@ -140,10 +141,11 @@ std::unique_ptr<Batch> Scan::next() {
 std::unique_ptr<Batch> Scan::build(SegmentView& view) {
   auto batch = std::make_unique<Batch>();
   batch->columns.reserve(ids_.size());
-  for (const ColumnId id : ids_) {
-    const ColumnSpec& spec = kColumnSpecs[static_cast<int>(id)];
+  rooms_.resize(ids_.size());
+  for (size_t c = 0; c < ids_.size(); c++) {
+    const ColumnSpec& spec = kColumnSpecs[static_cast<int>(ids_[c])];
     batch->columns.emplace_back(spec.name, spec.type);
-    if (id == ColumnId::Body || id == ColumnId::EntryBody) batch->columns.back().reserve(body_hint_);
+    batch->columns.back().reserve(rooms_[c]);
   }
   int64_t bytes = 0;
   count_ = 0;
@@ -170,7 +172,7 @@ std::unique_ptr<Batch> Scan::build(SegmentView& view) {
     if (++count_ == kChunk) flush(*batch);
   }
   flush(*batch);
-  body_hint_ = static_cast<size_t>(bytes);
+  for (size_t c = 0; c < ids_.size(); c++) rooms_[c] = batch->columns[c].room();
   return batch->rows > 0 ? std::move(batch) : nullptr;
 }
 
@@ -279,11 +281,11 @@ bool Scan::keeps_message(const Row& row, const Inside& inside) const {
 
 // Decides whether the row is wanted, and completes it.
 bool Scan::accept(const SegmentView& view, Row& row, Inside& inside) {
-  if (!keeps_place(row)) return false;
+  if (has_place_conditions_ && !keeps_place(row)) return false;
   if (!needs_message_) return true;
   const size_t properties = properties_.size(), problems = problems_.size();
   look_inside(view, row, inside);
-  bool keep = keeps_message(row, inside);
+  bool keep = !has_message_conditions_ || keeps_message(row, inside);
   if (keep && needs_problem_) {
     check(row, inside);
     if (row.problem >= 0 && request_.mode == Mode::FailFast) {

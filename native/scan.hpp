@@ -174,11 +174,12 @@ class Scan {
 
   Request request_;
   std::vector<ColumnId> ids_;
+  bool has_place_conditions_ = false, has_message_conditions_ = false;
   bool needs_message_ = false, needs_properties_ = false, needs_problem_ = false, needs_body_ = false;
   bool needs_stored_body_ = false;  // of compressed messages
   MappedFile file_;
   int64_t pos_, end_, populated_;
-  size_t body_hint_ = 0;
+  std::vector<Column::Room> rooms_;  // of the last batch's columns
 
   // The corrupt extent being handed out.
   struct Extent {
