@@ -53,6 +53,8 @@ const int kColumnCount = sizeof kColumnSpecs / sizeof kColumnSpecs[0];
 namespace {
 
 constexpr int64_t kPrefetchEntries = 16;
+constexpr int64_t kStreamAhead = 8192;
+constexpr int64_t kCacheLine = 64;
 constexpr int64_t kPopulateBytes = 16 * 1024 * 1024;
 constexpr int64_t kLongestCorruptRow = INT32_MAX;
 constexpr int64_t kCorruptPiece = int64_t{1} << 30;
@@ -146,6 +148,8 @@ std::unique_ptr<Batch> Scan::build(SegmentView& view) {
     const ColumnSpec& spec = kColumnSpecs[static_cast<int>(ids_[c])];
     batch->columns.emplace_back(spec.name, spec.type);
     batch->columns.back().reserve(rooms_[c]);
+    if (ids_[c] == ColumnId::Body) body_ = &batch->columns.back();
+    if (ids_[c] == ColumnId::EntryBody) entry_body_ = &batch->columns.back();
   }
   int64_t bytes = 0;
   count_ = 0;
@@ -169,6 +173,7 @@ std::unique_ptr<Batch> Scan::build(SegmentView& view) {
       break;
     }
     bytes += more;
+    append_bodies(row, inside);
     if (++count_ == kChunk) flush(*batch);
   }
   flush(*batch);
@@ -188,7 +193,7 @@ bool Scan::step(const SegmentView& view, Row& row) {
     if (size > 0) {
       check_boundary(view.is_dledger() ? "entry" : "message", size);
       row = {Kind::Entry, view.at(pos_), pos_, size, -1};
-      view.prefetch(pos_ + kPrefetchEntries * size);
+      prefetch(view, size);
       pos_ += size;
       return true;
     }
@@ -219,6 +224,23 @@ bool Scan::step(const SegmentView& view, Row& row) {
   }
   pos_ = std::max(pos_, end_);
   return false;
+}
+
+// Asks for bytes before they are needed: all that follow where bodies are read, else what is read of entries to come,
+// which are mostly of the size of this one.
+void Scan::prefetch(const SegmentView& view, int64_t size) {
+  if (needs_body_) {
+    const int64_t until = pos_ + size + kStreamAhead;
+    for (streamed_ = std::max(streamed_, pos_); streamed_ < until; streamed_ += kCacheLine) {
+      __builtin_prefetch(view.at(streamed_), 0, 0);
+    }
+    return;
+  }
+  const int64_t next = pos_ + kPrefetchEntries * size;
+  view.prefetch(next);
+  if (!needs_message_) return;
+  __builtin_prefetch(view.at(next + 2 * kCacheLine));
+  for (int line = 1; line <= 3; line++) __builtin_prefetch(view.at(next - line * kCacheLine));
 }
 
 // A planned end that the walk jumps over would give rows twice or not at all.
@@ -588,25 +610,23 @@ void Scan::fill_properties(Column& column) {
   column.close_chunk(count_, message_valid_);
 }
 
-void Scan::fill_body(Column& column) {
-  fill_text(column, body_valid_, [&](int i) {
-    const Row& row = rows_[i];
-    const Message& message = inside_[i].message;
-    if (row.kind != Kind::Message) {
-      const EntryHeader header{row.p};
-      column.append_streamed(header.body(), static_cast<size_t>(header.body_size()));
-    } else if (message.has_compressed_body()) {
-      column.append_nothing();
+// Bodies are copied row by row while the walk passes them, so that the segment is read once, front to back.
+void Scan::append_bodies(const Row& row, const Inside& inside) {
+  if (body_ != nullptr) {
+    if (row.kind == Kind::Message) {
+      const bool is_listed = inside.message.has_compressed_body();
+      body_->append_streamed(inside.message.body, is_listed ? 0 : static_cast<size_t>(inside.message.body_length));
     } else {
-      column.append_streamed(message.body, static_cast<size_t>(message.body_length));
+      append_rest(*body_, row, kEntryHeaderSize);
     }
-  });
+  }
+  if (entry_body_ != nullptr) append_rest(*entry_body_, row, request_.segment.is_dledger ? kEntryHeaderSize : 0);
 }
 
-void Scan::fill_entry_body(Column& column) {
-  const int header = request_.segment.is_dledger ? kEntryHeaderSize : 0;
-  fill_text(column, body_valid_,
-            [&](int i) { column.append_streamed(rows_[i].p + header, static_cast<size_t>(rows_[i].size - header)); });
+// Everything behind the first `skip` bytes of a row; nothing of a corrupt one.
+void Scan::append_rest(Column& column, const Row& row, int skip) {
+  if (row.kind == Kind::Corrupt) return column.append_nothing();
+  column.append_streamed(row.p + skip, static_cast<size_t>(row.size - skip));
 }
 
 void Scan::fill_committed(Column& column) {
@@ -709,9 +729,8 @@ void Scan::fill_column(Column& column, ColumnId id) {
     case ColumnId::Properties:
       return fill_properties(column);
     case ColumnId::Body:
-      return fill_body(column);
     case ColumnId::EntryBody:
-      return fill_entry_body(column);
+      return column.close_chunk(count_, body_valid_);  // see append_bodies
   }
 }
 

@@ -138,6 +138,7 @@ class Scan {
   std::unique_ptr<Batch> build(SegmentView& view);
   bool step(const SegmentView& view, Row& row);
   bool step_corrupt(Row& row);
+  void prefetch(const SegmentView& view, int64_t size);
   void check_boundary(const char* what, int64_t size) const;
   void begin_corrupt(int64_t pos, int64_t end, std::string reason);
   bool accept(const SegmentView& view, Row& row, Inside& inside);
@@ -152,6 +153,8 @@ class Scan {
   void add_problem(Row& row, std::string text);
   int64_t cost(const Row& row, const Inside& inside) const;
   bool lists_compressed(const Row& row, const Inside& inside) const;
+  void append_bodies(const Row& row, const Inside& inside);
+  static void append_rest(Column& column, const Row& row, int skip);
   void flush(Batch& batch);
   void fill_column(Column& column, ColumnId id);
   template <typename T, typename Get>
@@ -164,8 +167,6 @@ class Scan {
   void fill_compression(Column& column);
   void fill_offset_msg_id(Column& column);
   void fill_properties(Column& column);
-  void fill_body(Column& column);
-  void fill_entry_body(Column& column);
   void fill_committed(Column& column);
   void fill_problem(Column& column);
 
@@ -178,7 +179,7 @@ class Scan {
   bool needs_message_ = false, needs_properties_ = false, needs_problem_ = false, needs_body_ = false;
   bool needs_stored_body_ = false;  // of compressed messages
   MappedFile file_;
-  int64_t pos_, end_, populated_;
+  int64_t pos_, end_, populated_, streamed_ = 0;
   std::vector<Column::Room> rooms_;  // of the last batch's columns
 
   // The corrupt extent being handed out.
@@ -186,6 +187,9 @@ class Scan {
     int64_t end = 0, piece = 0;  // a row has at most `piece` bytes
     std::string reason;
   } corrupt_;
+
+  Column* body_ = nullptr;  // of the batch being built, if requested
+  Column* entry_body_ = nullptr;
 
   // The chunk of rows being built.
   int count_ = 0;
