@@ -37,12 +37,32 @@ struct ArrowArray {
 
 namespace dledger {
 
-// Copies many short pieces faster than a call of memcpy for each.
+// A copy without a call, for the many short texts of a row: first and last part may overlap.
 inline void copy_inline(uint8_t* to, const uint8_t* from, size_t n) {
-  constexpr size_t kLine = 64;
-  size_t i = 0;
-  for (; i + kLine <= n; i += kLine) std::memcpy(to + i, from + i, kLine);
-  if (i < n) std::memcpy(to + i, from + i, n - i);
+  const auto move = [&](auto part, size_t at) {
+    std::memcpy(&part, from + at, sizeof part);
+    std::memcpy(to + at, &part, sizeof part);
+  };
+  struct Line {
+    uint64_t words[8];
+  };
+  struct Quarter {
+    uint64_t words[2];
+  };
+  if (n >= sizeof(Quarter)) {
+    size_t i = 0;
+    for (; i + sizeof(Line) <= n; i += sizeof(Line)) move(Line{}, i);
+    for (; i + sizeof(Quarter) <= n; i += sizeof(Quarter)) move(Quarter{}, i);
+    move(Quarter{}, n - sizeof(Quarter));
+  } else if (n >= 8) {
+    move(uint64_t{}, 0);
+    move(uint64_t{}, n - 8);
+  } else if (n >= 4) {
+    move(uint32_t{}, 0);
+    move(uint32_t{}, n - 4);
+  } else {
+    for (size_t i = 0; i < n; i++) to[i] = from[i];
+  }
 }
 
 // Growable memory, aligned to 64 bytes. Freed memory goes to a small pool: the kernel's zeroing of fresh pages would
@@ -73,7 +93,7 @@ class Buffer {
     if (capacity > capacity_) grow(capacity);
   }
   void append(const void* p, size_t n) {
-    if (n > 0) std::memcpy(extend(n), p, n);
+    if (n > 0) copy_inline(extend(n), static_cast<const uint8_t*>(p), n);
   }
 
  private:
@@ -116,10 +136,7 @@ class Column {
     append_nothing();
   }
   void append_text(const std::string& text) { append_text(text.data(), text.size()); }
-  void append_streamed(const uint8_t* p, size_t n) {
-    copy_inline(values_.extend(n), p, n);
-    append_nothing();
-  }
+  void append_repeated(const std::string& text, int64_t rows);
   void append_nothing() { append_offset(values_.size()); }
 
   // Map columns: the pairs of a row are appended, then the row is closed.

@@ -401,7 +401,8 @@ void Scan::add_property(Inside& inside, const Property& property) {
   if (inside.properties <= kManyProperties) {
     for (uint32_t i = 0; i < inside.properties; i++) {
       Property& other = properties_[inside.first_property + i];
-      if (other.key_length == property.key_length && std::memcmp(other.key, property.key, other.key_length) == 0) {
+      if (other.key_length == property.key_length && other.key[0] == property.key[0] &&
+          std::memcmp(other.key, property.key, other.key_length) == 0) {
         other.value = property.value;
         other.value_length = property.value_length;
         return;
@@ -568,34 +569,52 @@ void Scan::fill_timestamp(Column& column, bool born) {
   fill<int64_t>(column, valid, [&](int i) { return milliseconds[i] * 1000; });
 }
 
-void Scan::fill_compression(Column& column) {
+// A column of few different names, which mostly stay the same from row to row; a null pointer is a null.
+template <typename NameOf>
+void Scan::fill_names(Column& column, NameOf name_of) {
+  static const std::string kNothing;
   uint8_t valid[kChunk];
-  for (int i = 0; i < count_; i++) {
-    const Message& message = inside_[i].message;
-    valid[i] = message_valid_[i] && ((message.sys_flag() & kFlagCompressed) == 0 || message.compression_type() <= 3);
+  for (int i = 0; i < count_;) {
+    const std::string* const name = name_of(i);
+    int end = i;
+    while (end < count_ && name_of(end) == name) valid[end++] = name != nullptr;
+    column.append_repeated(name != nullptr ? *name : kNothing, end - i);
+    i = end;
   }
-  fill_text(column, valid, [&](int i) {
+  column.close_chunk(count_, valid);
+}
+
+void Scan::fill_compression(Column& column) {
+  fill_names(column, [this](int i) -> const std::string* {
+    if (!message_valid_[i]) return nullptr;
     const Message& message = inside_[i].message;
-    const bool compressed = (message.sys_flag() & kFlagCompressed) != 0;
-    column.append_text(compressed ? kCompressionNames[message.compression_type()] : kNone);
+    if ((message.sys_flag() & kFlagCompressed) == 0) return &kNone;
+    return message.compression_type() <= 3 ? &kCompressionNames[message.compression_type()] : nullptr;
+  });
+}
+
+void Scan::fill_transaction(Column& column) {
+  fill_names(column, [this](int i) -> const std::string* {
+    if (!message_valid_[i]) return nullptr;
+    return &kTransactionNames[(inside_[i].message.sys_flag() & kFlagTransactionMask) >> 2];
   });
 }
 
 void Scan::fill_offset_msg_id(Column& column) {
-  static const char kHex[] = "0123456789ABCDEF";
+  const uint8_t* last = nullptr;
+  int last_length = 0;
+  char id[56];
   fill_text(column, message_valid_, [&](int i) {
     const Message& message = inside_[i].message;
-    char id[56];
-    int n = 0;
-    const auto append = [&](const uint8_t* p, int length) {
-      for (int b = 0; b < length; b++) {
-        id[n++] = kHex[p[b] >> 4];
-        id[n++] = kHex[p[b] & 0xF];
-      }
-    };
-    append(message.store_host(), message.store_host_length());
-    append(message.p + 28, 8);
-    column.append_text(id, static_cast<size_t>(n));
+    const uint8_t* const host = message.store_host();
+    const int length = message.store_host_length();
+    if (last == nullptr || length != last_length || std::memcmp(host, last, static_cast<size_t>(length)) != 0) {
+      write_hex(host, length, id);
+      last = host;
+      last_length = length;
+    }
+    write_hex(message.p + 28, 8, id + 2 * length);
+    column.append_text(id, static_cast<size_t>(2 * (length + 8)));
   });
 }
 
@@ -615,7 +634,7 @@ void Scan::append_bodies(const Row& row, const Inside& inside) {
   if (body_ != nullptr) {
     if (row.kind == Kind::Message) {
       const bool is_listed = inside.message.has_compressed_body();
-      body_->append_streamed(inside.message.body, is_listed ? 0 : static_cast<size_t>(inside.message.body_length));
+      body_->append_text(inside.message.body, is_listed ? 0 : static_cast<size_t>(inside.message.body_length));
     } else {
       append_rest(*body_, row, kEntryHeaderSize);
     }
@@ -626,7 +645,7 @@ void Scan::append_bodies(const Row& row, const Inside& inside) {
 // Everything behind the first `skip` bytes of a row; nothing of a corrupt one.
 void Scan::append_rest(Column& column, const Row& row, int skip) {
   if (row.kind == Kind::Corrupt) return column.append_nothing();
-  column.append_streamed(row.p + skip, static_cast<size_t>(row.size - skip));
+  column.append_text(row.p + skip, static_cast<size_t>(row.size - skip));
 }
 
 void Scan::fill_committed(Column& column) {
@@ -649,12 +668,12 @@ void Scan::fill_column(Column& column, ColumnId id) {
   const auto header = [this](int i) { return EntryHeader{rows_[i].p}; };
   const auto message = [this](int i) -> const Message& { return inside_[i].message; };
   const auto constant = [&](const std::string& value) {
-    fill_text(column, nullptr, [&](int) { column.append_text(value); });
+    column.append_repeated(value, count_);
+    column.close_chunk(count_, nullptr);
   };
   switch (id) {
     case ColumnId::Kind:
-      return fill_text(column, nullptr,
-                       [&](int i) { column.append_text(kKindNames[static_cast<int>(rows_[i].kind)]); });
+      return fill_names(column, [this](int i) { return &kKindNames[static_cast<int>(rows_[i].kind)]; });
     case ColumnId::Source:
       return constant(request_.segment.is_dledger ? kLedger : kCommitLog);
     case ColumnId::Segment:
@@ -713,9 +732,7 @@ void Scan::fill_column(Column& column, ColumnId id) {
     case ColumnId::PreparedTransactionOffset:
       return fill<int64_t>(column, message_valid_, [&](int i) { return message(i).prepared_transaction_offset(); });
     case ColumnId::Transaction:
-      return fill_text(column, message_valid_, [&](int i) {
-        column.append_text(kTransactionNames[(message(i).sys_flag() & kFlagTransactionMask) >> 2]);
-      });
+      return fill_transaction(column);
     case ColumnId::Compression:
       return fill_compression(column);
     case ColumnId::Tags:

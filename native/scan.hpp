@@ -164,7 +164,10 @@ class Scan {
   void fill_host(Column& column, bool born);
   void fill_timestamp(Column& column, bool born);
   void fill_property(Column& column, int32_t Inside::* which);
+  template <typename NameOf>
+  void fill_names(Column& column, NameOf name_of);
   void fill_compression(Column& column);
+  void fill_transaction(Column& column);
   void fill_offset_msg_id(Column& column);
   void fill_properties(Column& column);
   void fill_committed(Column& column);

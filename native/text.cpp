@@ -150,4 +150,11 @@ size_t host_text(const uint8_t* p, int n, char* text) {
   return static_cast<size_t>(out.at - text);
 }
 
+void write_hex(const uint8_t* p, int n, char* text) {
+  for (int i = 0; i < n; i++) {
+    text[2 * i] = "0123456789ABCDEF"[p[i] >> 4];
+    text[2 * i + 1] = "0123456789ABCDEF"[p[i] & 0xF];
+  }
+}
+
 }  // namespace dledger

@@ -18,4 +18,7 @@ constexpr size_t kLongestHost = 64;
 // most kLongestHost characters; returns how many.
 size_t host_text(const uint8_t* p, int n, char* text);
 
+// Writes two upper-case digits for each of `n` bytes.
+void write_hex(const uint8_t* p, int n, char* text);
+
 }  // namespace dledger
