@@ -1,0 +1,1 @@
+"""The command line ``dledger``: the library's own reader in a shell, without Spark."""
