@@ -10,13 +10,13 @@ from typing import Protocol
 import pyarrow as pa
 
 from pyspark_dledger.errors import OptionError
-from pyspark_dledger.format import python_engine
 from pyspark_dledger.format.spec import Compressed, LogEnd, ScanRequest, Segment, TermRun
 
 ENGINES = ("auto", "native", "python")
 
 _NATIVE_MODULE = "pyspark_dledger.format.native_engine"
-_HOW_TO_BUILD = "reinstall pyspark_dledger where a C++17 compiler is found, or run `make build` in a clone"
+_PYTHON_MODULE = "pyspark_dledger.format.python_engine"
+_HOW_TO_BUILD = "reinstall pyspark_dledger where a C++17 compiler is found, or run `make setup` in a clone"
 
 
 class Engine(Protocol):
@@ -46,17 +46,22 @@ def get_engine(name: str = "auto") -> Engine:
     if wanted not in ENGINES:
         raise OptionError(f"expected engine {', '.join(ENGINES[:-1])} or {ENGINES[-1]}, found {name!r}")
     if wanted == "python":
-        return python_engine
+        return _load(_PYTHON_MODULE)
     try:
-        native: Engine = importlib.import_module(_NATIVE_MODULE)
+        return _load(_NATIVE_MODULE)
     except ImportError as error:
         if wanted == "native":
             raise OptionError(
                 f"expected the native engine, found it not built ({error}): {_HOW_TO_BUILD}, or use engine=python"
             ) from error
         _warn_once(str(error))
-        return python_engine
-    return native
+        return _load(_PYTHON_MODULE)
+
+
+def _load(module: str) -> Engine:
+    """Only the engine that is used: every task and every planning of Spark pays for what is imported."""
+    engine: Engine = importlib.import_module(module)
+    return engine
 
 
 _warned = False
