@@ -86,11 +86,13 @@ class Log:
             return listed or [lone_segment(only, DLEDGER if self.paths.data_dirs else COMMITLOG)]
         if ledger:
             # What lies at or behind the first DLedger file is DLedger's, whatever commitlog/ holds there.
-            old = [segment for segment in old if segment.base < ledger[0].base]
+            first = ledger[0].base
+            old = [replace(part, size=min(part.size, first - part.base)) for part in old if part.base < first]
         return old + ledger
 
-    @property
+    @cached_property
     def ledger_segments(self) -> list[Segment]:
+        """The segments of the DLedger part."""
         return [segment for segment in self.segments if segment.source == DLEDGER]
 
     @cached_property
