@@ -53,7 +53,7 @@ const int kColumnCount = sizeof kColumnSpecs / sizeof kColumnSpecs[0];
 namespace {
 
 constexpr int64_t kPrefetchEntries = 16;
-constexpr int64_t kStreamAhead = 8192;
+constexpr int64_t kStreamAhead = 3072;
 constexpr int64_t kCacheLine = 64;
 constexpr int64_t kPopulateBytes = 16 * 1024 * 1024;
 constexpr int64_t kLongestCorruptRow = INT32_MAX;
@@ -177,6 +177,7 @@ std::unique_ptr<Batch> Scan::build(SegmentView& view) {
     if (++count_ == kChunk) flush(*batch);
   }
   flush(*batch);
+  finish_streaming();
   for (size_t c = 0; c < ids_.size(); c++) rooms_[c] = batch->columns[c].room();
   return batch->rows > 0 ? std::move(batch) : nullptr;
 }
@@ -634,7 +635,7 @@ void Scan::append_bodies(const Row& row, const Inside& inside) {
   if (body_ != nullptr) {
     if (row.kind == Kind::Message) {
       const bool is_listed = inside.message.has_compressed_body();
-      body_->append_text(inside.message.body, is_listed ? 0 : static_cast<size_t>(inside.message.body_length));
+      body_->append_body(inside.message.body, is_listed ? 0 : static_cast<size_t>(inside.message.body_length));
     } else {
       append_rest(*body_, row, kEntryHeaderSize);
     }
@@ -645,7 +646,7 @@ void Scan::append_bodies(const Row& row, const Inside& inside) {
 // Everything behind the first `skip` bytes of a row; nothing of a corrupt one.
 void Scan::append_rest(Column& column, const Row& row, int skip) {
   if (row.kind == Kind::Corrupt) return column.append_nothing();
-  column.append_text(row.p + skip, static_cast<size_t>(row.size - skip));
+  column.append_body(row.p + skip, static_cast<size_t>(row.size - skip));
 }
 
 void Scan::fill_committed(Column& column) {
