@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-ROUNDS = 7
+ROUNDS = 9
 WARM_UPS = 2
 
 Seconds = Callable[[], float]
