@@ -1,6 +1,7 @@
 #include "bytes.hpp"
 
 #include <fcntl.h>
+#include <pthread.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -25,6 +26,8 @@ struct Slot {
 Slot slots[kSlots];
 uintptr_t page_size = 4096;
 struct sigaction previous_action;
+std::mutex slots_mutex;
+thread_local bool is_chaining = false;
 
 // Replaces the rest of the mapping that holds `address` by zeros and notes where that began.
 bool replace_by_zeros(uintptr_t address) {
@@ -43,12 +46,23 @@ bool replace_by_zeros(uintptr_t address) {
   return false;
 }
 
+void signal_default() {
+  struct sigaction action{};
+  action.sa_handler = SIG_DFL;
+  sigaction(SIGBUS, &action, nullptr);
+}
+
 void on_bus_error(int signal, siginfo_t* info, void* context) {
   const int saved_errno = errno;
   const bool replaced = replace_by_zeros(reinterpret_cast<uintptr_t>(info->si_addr));
   errno = saved_errno;
   if (replaced) return;
   // Not ours: whoever was asked before decides, as if this handler were not there.
+  if (is_chaining) {
+    signal_default();
+    return;
+  }
+  is_chaining = true;
   if (previous_action.sa_flags & SA_SIGINFO) {
     previous_action.sa_sigaction(signal, info, context);
   } else if (previous_action.sa_handler == SIG_DFL || previous_action.sa_handler == SIG_IGN) {
@@ -56,23 +70,31 @@ void on_bus_error(int signal, siginfo_t* info, void* context) {
   } else {
     previous_action.sa_handler(signal);
   }
+  is_chaining = false;
 }
 
+// Installs the handler, again where somebody replaced it since: Python's faulthandler does when it is enabled.
 void install_handler() {
   static std::once_flag once;
   std::call_once(once, [] {
     page_size = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+    // A child forked while another thread held the lock could never take it.
+    pthread_atfork([] { slots_mutex.lock(); }, [] { slots_mutex.unlock(); }, [] { slots_mutex.unlock(); });
+  });
+  std::lock_guard<std::mutex> lock(slots_mutex);
+  struct sigaction now{};
+  sigaction(SIGBUS, nullptr, &now);
+  if ((now.sa_flags & SA_SIGINFO) == 0 || now.sa_sigaction != on_bus_error) {
     struct sigaction action{};
     action.sa_sigaction = on_bus_error;
     action.sa_flags = SA_SIGINFO | SA_NODEFER;
     sigemptyset(&action.sa_mask);
     sigaction(SIGBUS, &action, &previous_action);
-  });
+  }
 }
 
 int take_slot(uintptr_t begin, uintptr_t end) {
-  static std::mutex mutex;
-  std::lock_guard<std::mutex> lock(mutex);
+  std::lock_guard<std::mutex> lock(slots_mutex);
   for (int i = 0; i < kSlots; i++) {
     if (slots[i].begin.load() != 0) continue;
     slots[i].end.store(end);

@@ -1,5 +1,6 @@
 #include "columns.hpp"
 
+#include <pthread.h>
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -53,11 +54,17 @@ class Pool {
   }
 
   static Pool& shared() {
-    static Pool* const pool = new Pool;  // outlives every batch that Python still holds at exit
+    static Pool* const pool = make();  // outlives every batch that Python still holds at exit
     return *pool;
   }
 
  private:
+  static Pool* make() {
+    // A child forked while another thread held the lock could never take it.
+    pthread_atfork([] { shared().mutex_.lock(); }, [] { shared().mutex_.unlock(); }, [] { shared().mutex_.unlock(); });
+    return new Pool;
+  }
+
   static size_t index(size_t capacity) { return static_cast<size_t>(__builtin_ctzll(capacity)); }
 
   std::mutex mutex_;

@@ -31,6 +31,7 @@ bool parse_message(const uint8_t* p, int64_t size, Message& message, MessageFaul
   if (total != size) return refuse(fault, kTotalSize, total);
   message.p = p;
   message.size = total;
+  message.flags = load_be32(p + 36);
 
   // Both hosts, the fixed fields and the body length end at 116 at most; the shortest message has 91 bytes.
   int64_t at = message.after_store_host() - p + 4 + 8;

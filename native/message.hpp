@@ -26,6 +26,7 @@ inline bool is_message_magic(int32_t magic) { return magic == kMessageMagicV1 ||
 struct Message {
   const uint8_t* p = nullptr;
   int32_t size = 0;
+  int32_t flags = 0;  // sysFlag as it was parsed: it decides where the rest lies, and the file may be written meanwhile
   int32_t body_length = 0;
   uint32_t topic_length = 0;
   uint32_t properties_length = 0;
@@ -39,7 +40,7 @@ struct Message {
   int32_t flag() const { return load_be32(p + 16); }
   int64_t queue_offset() const { return load_be64(p + 20); }
   int64_t physical_offset() const { return load_be64(p + 28); }
-  int32_t sys_flag() const { return load_be32(p + 36); }
+  int32_t sys_flag() const { return flags; }
   int64_t born_timestamp() const { return load_be64(p + 40); }
   const uint8_t* born_host() const { return p + 48; }
   int born_host_length() const { return sys_flag() & kFlagBornHostV6 ? 20 : 8; }

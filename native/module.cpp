@@ -12,7 +12,8 @@ namespace py = pybind11;
 namespace dledger {
 namespace {
 
-constexpr int64_t kLargestBatch = int64_t{1} << 29;  // Arrow's text offsets have 31 bits
+constexpr int64_t kHighestEnd = (int64_t{1} << 62) + (int64_t{1} << 61);  // no sum of positions overflows
+constexpr int64_t kLargestBatch = int64_t{1} << 29;                       // Arrow's text offsets have 31 bits
 
 void release_schema_capsule(PyObject* capsule) {
   auto* const schema = static_cast<ArrowSchema*>(PyCapsule_GetPointer(capsule, "arrow_schema"));
@@ -55,6 +56,9 @@ SegmentId segment_id(const py::object& segment) {
   id.size = segment.attr("size").cast<int64_t>();
   id.is_dledger = segment.attr("source").cast<std::string>() == "dledger";
   id.check_pos = segment.attr("check_pos").cast<bool>();
+  if (id.base < 0 || id.size < 0 || id.base > kHighestEnd - id.size) {
+    throw StoreFault(id.path + ": expected positions from 0 to 2^62, found a segment at " + std::to_string(id.base));
+  }
   return id;
 }
 
@@ -95,11 +99,19 @@ Mode mode_of(const std::string& name) {
   return name == "DROPMALFORMED" ? Mode::DropMalformed : Mode::Permissive;
 }
 
+int64_t checked_start(const SegmentId& segment, int64_t start) {
+  if (start < segment.base) {
+    throw StoreFault(segment.path + ": expected a start of at least " + std::to_string(segment.base) + ", found " +
+                     std::to_string(start));
+  }
+  return start;
+}
+
 // `request` is a format.spec.ScanRequest.
 std::unique_ptr<Scan> open_scan(const py::object& request) {
   Request native;
   native.segment = segment_id(request.attr("segment"));
-  native.start = request.attr("start").cast<int64_t>();
+  native.start = checked_start(native.segment, request.attr("start").cast<int64_t>());
   native.end = request.attr("end").cast<int64_t>();
   native.columns = request.attr("columns").cast<std::vector<std::string>>();
   native.conditions = conditions(request.attr("filters"));
@@ -114,8 +126,9 @@ std::unique_ptr<Scan> open_scan(const py::object& request) {
 
 // Calls `walk` on the segment's bytes, and again on fewer of them where the file shrank meanwhile.
 template <typename Walk>
-auto on_segment(const py::object& segment, Walk walk) {
+auto on_segment(const py::object& segment, int64_t start, Walk walk) {
   const SegmentId id = segment_id(segment);
+  checked_start(id, start);
   py::gil_scoped_release release;
   MappedFile file(id.path);
   for (int64_t readable = file.readable();;) {
@@ -129,13 +142,14 @@ auto on_segment(const py::object& segment, Walk walk) {
 using LogEndTuple = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t>;
 
 LogEndTuple find_log_end(const py::object& segment, int64_t start, bool search_all) {
-  const LogEnd end = on_segment(segment, [&](const SegmentView& view) { return log_end(view, start, search_all); });
+  const LogEnd end =
+      on_segment(segment, start, [&](const SegmentView& view) { return log_end(view, start, search_all); });
   return {end.pos,        end.entries,   end.first_index, end.first_term,
           end.last_index, end.last_term, end.last_pos,    end.last_store_timestamp};
 }
 
 py::list find_term_runs(const py::object& segment, int64_t start, int64_t end) {
-  const auto runs = on_segment(segment, [&](const SegmentView& view) { return term_runs(view, start, end); });
+  const auto runs = on_segment(segment, start, [&](const SegmentView& view) { return term_runs(view, start, end); });
   py::list list;
   for (const TermRun& run : runs) list.append(py::make_tuple(run.term, run.index, run.pos, run.entries));
   return list;
@@ -189,10 +203,10 @@ PYBIND11_MODULE(_native, module) {
   module.def("log_end", &find_log_end);
   module.def("split", [](const py::object& segment, int64_t start, int64_t end, int64_t target_bytes) {
     const int64_t target = std::max<int64_t>(target_bytes, 1);
-    return on_segment(segment, [&](const SegmentView& view) { return view.split(start, end, target); });
+    return on_segment(segment, start, [&](const SegmentView& view) { return view.split(start, end, target); });
   });
   module.def("seek", [](const py::object& segment, int64_t start, int64_t end, int64_t index) {
-    return on_segment(segment, [&](const SegmentView& view) { return seek(view, start, end, index); });
+    return on_segment(segment, start, [&](const SegmentView& view) { return seek(view, start, end, index); });
   });
   module.def("term_runs", &find_term_runs);
   module.def("crc32", &crc_of<crc32>);

@@ -306,7 +306,7 @@ bool Scan::keeps_message(const Row& row, const Inside& inside) const {
 bool Scan::accept(const SegmentView& view, Row& row, Inside& inside) {
   if (has_place_conditions_ && !keeps_place(row)) return false;
   if (!needs_message_) return true;
-  const size_t properties = properties_.size(), problems = problems_.size();
+  const size_t properties = properties_.size(), problems = problems_.size(), texts = texts_.size();
   look_inside(view, row, inside);
   bool keep = !has_message_conditions_ || keeps_message(row, inside);
   if (keep && needs_problem_) {
@@ -321,6 +321,7 @@ bool Scan::accept(const SegmentView& view, Row& row, Inside& inside) {
   if (!keep) {
     properties_.resize(properties);
     problems_.resize(problems);
+    texts_.resize(texts);
   }
   return keep;
 }
@@ -444,7 +445,7 @@ void Scan::check(Row& row, const Inside& inside) {
   if (request_.segment.is_dledger && request_.verify_crc) {
     const EntryHeader header{row.p};
     if (header.body_crc() != 0) {
-      const auto found = static_cast<int32_t>(crc32(header.body(), static_cast<size_t>(header.body_size())));
+      const auto found = static_cast<int32_t>(crc32(header.body(), static_cast<size_t>(row.size - kEntryHeaderSize)));
       if (found != header.body_crc()) {
         row.problem = -1;
         add_problem(row, "expected bodyCrc " + text(header.body_crc()) + ", found " + text(found));

@@ -184,15 +184,18 @@ struct Place {
   int64_t pos = -1, index = -1, term = -1, store_timestamp = -1;
 };
 
-Place place_of(const SegmentView& view, int64_t pos, int64_t size) {
+// False where the message at pos is gone since it was found: the file is being written.
+bool find_place(const SegmentView& view, int64_t pos, int64_t size, Place& place) {
   if (view.is_dledger()) {
     const EntryHeader header{view.at(pos)};
-    return {pos, header.index(), header.term(), -1};
+    place = {pos, header.index(), header.term(), -1};
+    return true;
   }
   Message message;
   MessageFault fault;
-  parse_message(view.at(pos), size, message, fault);
-  return {pos, -1, -1, message.store_timestamp()};
+  if (!parse_message(view.at(pos), size, message, fault)) return false;
+  place = {pos, -1, -1, message.store_timestamp()};
+  return true;
 }
 
 bool follows(const SegmentView& view, const Place& last, const Place& next) {
@@ -209,7 +212,9 @@ bool follows_gap(const SegmentView& view, const Place& last, const Place& next, 
 // First entry in (gap, limit) that may continue `last` (or any, without one); `limit` if there is none.
 int64_t find_continuation(const SegmentView& view, const Place* last, int64_t gap, int64_t limit) {
   for (int64_t pos = view.find(gap + 1, limit); pos < limit; pos = view.find(pos + 1, limit)) {
-    if (last == nullptr || follows_gap(view, *last, place_of(view, pos, view.entry_size(pos)), gap)) return pos;
+    Place place;
+    if (last == nullptr) return pos;
+    if (find_place(view, pos, view.entry_size(pos), place) && follows_gap(view, *last, place, gap)) return pos;
   }
   return limit;
 }
@@ -240,8 +245,8 @@ LogEnd log_end(const SegmentView& view, int64_t start, bool search_all) {
   end.pos = start;
   for (int64_t pos = start; pos < view.file_end();) {
     int64_t size = view.entry_size(pos);
-    if (size > 0) {
-      const Place place = place_of(view, pos, size);
+    Place place;
+    if (size > 0 && find_place(view, pos, size, place)) {
       if (taken || end.entries == 0 || follows(view, last, place)) {
         if (end.entries++ == 0) {
           end.first_index = place.index;

@@ -37,7 +37,8 @@ class SegmentView {
   void prefetch(int64_t pos) const {
     const uint8_t* const p = data_ + (pos - id_.base);  // may lie behind the file: a prefetch never faults
     __builtin_prefetch(p);
-    __builtin_prefetch(p + kEntryHeaderSize + 7);
+    // Only where the header reaches into the next line.
+    if ((reinterpret_cast<uintptr_t>(p) & 63) > 64 - kEntryHeaderSize) __builtin_prefetch(p + 64);
   }
 
   // The length of the entry or message at pos, or 0 where none stands there.

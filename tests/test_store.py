@@ -155,6 +155,27 @@ def test_an_empty_log_has_no_rows(tmp_path: Path, engine: str) -> None:
     assert indexes(tmp_path, engine=engine) == []
 
 
+@pytest.mark.parametrize("name", ["README.md", "checkpoint"])
+def test_a_file_that_is_no_segment_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("committedIndex=5, and more text than an entry's header has bytes")
+    with pytest.raises(StoreError, match="expected a segment, whose name has 20 digits"):
+        open_log(tmp_path / name)
+
+
+def test_the_index_folder_is_no_log(store: Store) -> None:
+    with pytest.raises(StoreError, match="found the index of a node: give the node's folder"):
+        open_log(store.path / "dledger-n0/index")
+
+
+def test_damage_at_the_front_of_the_last_file_hides_nothing(tmp_path: Path) -> None:
+    size = 16 * 1024 * 1024
+    store = write_dledger(tmp_path, [raw(b"x" * 60000)] * 500, file_size=size)
+    with Path(store.segments[-1].path).open("r+b") as file:
+        file.write(b"\xee" * (3 * 1024 * 1024) + bytes(6 * 1024 * 1024))
+    found = indexes(tmp_path)
+    assert found[-1] == 499 and None in found
+
+
 def test_a_file_of_noise_is_a_corrupt_row(tmp_path: Path, engine: str) -> None:
     (tmp_path / DATA).mkdir(parents=True)
     (tmp_path / DATA / f"{0:020}").write_bytes(b"noise" * 1000)
@@ -399,6 +420,22 @@ def test_a_replica_of_another_group_is_refused(tmp_path: Path) -> None:
     write_dledger(tmp_path / "b", [raw(b"of another group") for _ in range(5)])
     with pytest.raises(StoreError, match="found other bytes: this replica is of another group"):
         indexes(tmp_path / "a", replicas=[str(tmp_path / "b")])
+
+
+@pytest.mark.parametrize(("first", "committed_rows", "others"), [(0, 325, 0), (1, 300, 60), (2, 325, 0)])
+@pytest.mark.parametrize("bound", ["auto", "quorum"])
+def test_an_old_leaders_tail_is_read_beside_its_group(
+    case_folder: Callable[[str], Path], first: int, committed_rows: int, others: int, bound: str
+) -> None:
+    nodes = [case_folder("raw-three-diverged") / f"dledger-n{number}" for number in range(3)]
+    replicas = [str(node) for node in nodes if node != nodes[first]]
+    rows = rows_of(open_log(nodes[first], replicas=replicas, committedBound=bound).scan(["committed"]))
+    assert [row["committed"] for row in rows] == [True] * committed_rows + [False] * others
+
+
+def test_replicas_that_differ_above_what_is_committed_are_no_contradiction(group: Callable[..., list[Path]]) -> None:
+    first, second = group([1, 1], [2, 2], committed=-1)
+    assert indexes(first, replicas=[str(second)]) == [0, 1]
 
 
 # Offsets

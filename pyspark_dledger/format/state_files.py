@@ -22,7 +22,7 @@ _ESCAPED = re.compile(r"\\(?:u([0-9A-Fa-f]{4})|(.))", re.DOTALL)
 _BAD_UNICODE = re.compile(r"(?<!\\)(?:\\\\)*\\u(?![0-9A-Fa-f]{4})")
 # A key ends at the first unescaped separator; one = or : may stand among the blanks around it.
 _KEY_AND_VALUE = re.compile(r"((?:\\.|[^\\=: \t\f])*)[ \t\f]*[=:]?[ \t\f]*(.*)", re.DOTALL)
-_LONG = re.compile(r"[+-]?[0-9]+")
+_LONG = re.compile(r"[+-]?[0-9]{1,40}")
 _MAX_LONG = 2**63 - 1
 
 

@@ -9,6 +9,9 @@ from typing import TypeVar
 
 from pyspark_dledger.format.state_files import Checkpoint, CurrentTerm, parse_checkpoint, parse_current_term
 
+# Java writes some fifty bytes.
+_LONGEST_STATE_FILE = 64 * 1024
+
 Parsed = TypeVar("Parsed", Checkpoint, CurrentTerm)
 
 
@@ -38,10 +41,15 @@ def _read_replaced(node_dir: Path, name: str, parse: Callable[[bytes], Parsed]) 
     """
     problems = []
     for candidate in (name, f"{name}.tmp", f"{name}.bak"):
+        file = node_dir / candidate
         try:
-            data = (node_dir / candidate).read_bytes()
-        except FileNotFoundError:
-            continue
+            if not file.exists():
+                continue
+            if not file.is_file():
+                problems.append(f"{candidate} is no file")
+                continue
+            with file.open("rb") as stream:
+                data = stream.read(_LONGEST_STATE_FILE)
         except OSError as error:
             problems.append(f"{candidate} cannot be read ({error.strerror})")
             continue

@@ -9,7 +9,7 @@ from pathlib import Path
 from pyspark_dledger.format.codec import ConsumeQueueUnit, decode_consume_queue_unit
 from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT_SIZE, ENTRY_HEADER_SIZE
 from pyspark_dledger.format.spec import Segment
-from pyspark_dledger.log.entries import entry_at, read_at, segment_at
+from pyspark_dledger.log.entries import entry_at, segment_at
 
 
 def proven_index(root: Path, segments: list[Segment], end: int) -> int | None:
@@ -38,9 +38,10 @@ def last_units(root: Path) -> Iterator[ConsumeQueueUnit]:
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    """What is in a folder but FIFOs and the like; nothing where it cannot be read."""
     try:
         with os.scandir(folder) as entries:
-            return list(entries)
+            return [entry for entry in entries if entry.is_dir() or entry.is_file()]
     except OSError:
         return []
 
@@ -54,18 +55,22 @@ def _folders(folder: Path, depth: int) -> Iterator[Path]:
 
 def _last_unit(file: os.DirEntry[str]) -> ConsumeQueueUnit | None:
     """The last unit of a file, which is filled from its start; found by halving, because most of it may be a hole."""
-    low, high = 0, file.stat().st_size // CONSUME_QUEUE_UNIT_SIZE
+    try:
+        with open(file.path, "rb", buffering=0) as stream:
+            return _last_written(stream.fileno())
+    except OSError:
+        return None
+
+
+def _last_written(descriptor: int) -> ConsumeQueueUnit | None:
+    low, high = 0, os.fstat(descriptor).st_size // CONSUME_QUEUE_UNIT_SIZE
     last = None
     while low < high:
         middle = (low + high) // 2
-        unit = _unit(file.path, middle)
+        data = os.pread(descriptor, CONSUME_QUEUE_UNIT_SIZE, middle * CONSUME_QUEUE_UNIT_SIZE)
+        unit = decode_consume_queue_unit(data) if len(data) == CONSUME_QUEUE_UNIT_SIZE else None
         if unit is not None and unit.size > 0:
             last, low = unit, middle + 1
         else:
             high = middle
     return last
-
-
-def _unit(path: str, number: int) -> ConsumeQueueUnit | None:
-    data = read_at(path, number * CONSUME_QUEUE_UNIT_SIZE, CONSUME_QUEUE_UNIT_SIZE)
-    return decode_consume_queue_unit(data) if len(data) == CONSUME_QUEUE_UNIT_SIZE else None

@@ -6,10 +6,11 @@ import os
 from bisect import bisect_right
 from pathlib import Path
 
+from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.codec import EntryHeader, IndexUnit, decode_entry_header, decode_index_unit, decode_records
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, ENTRY_MAGICS, INDEX_UNIT_SIZE, MESSAGE_HEADER
-from pyspark_dledger.format.spec import COMMITLOG, INT64_MAX, Segment
-from pyspark_dledger.log.find import list_segments
+from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Segment
+from pyspark_dledger.log.find import HIGHEST_BASE, list_segments
 
 
 def read_at(path: str, offset: int, size: int) -> bytes:
@@ -52,8 +53,12 @@ class IndexFiles:
     """The DLedger index of a node: 32 bytes for each entry, in mostly sparse files. Only single units are read."""
 
     def __init__(self, folder: Path | None) -> None:
-        exists = folder is not None and folder.is_dir()
-        self.files = list_segments([folder], "index", True) if exists and folder is not None else []
+        self.files: list[Segment] = []
+        try:
+            if folder is not None and folder.is_dir():
+                self.files = list_segments([folder], "index", True)
+        except (OSError, StoreError):
+            pass  # it only tells where to look: without it the log itself is searched
 
     def unit(self, index: int) -> IndexUnit | None:
         """The unit of `index` as it stands on disk, or None where none was written."""
@@ -70,11 +75,16 @@ class IndexFiles:
 def lone_segment(file: Path, source: str) -> Segment:
     """One file whose name says nothing: it begins where its first entry or message says that it stands."""
     data = read_at(str(file), 0, ENTRY_HEADER_SIZE)
-    base = 0
-    if len(data) == ENTRY_HEADER_SIZE:
-        if source == COMMITLOG:
-            base = int(decode_records(data, MESSAGE_HEADER)["physicalOffset"][0])
-        else:
-            base = decode_entry_header(data).pos
     size = file.stat().st_size
-    return Segment(str(file), file.name, base if 0 <= base <= INT64_MAX - size else 0, size, source)
+    base = -1
+    if len(data) == ENTRY_HEADER_SIZE and source == COMMITLOG:
+        base = int(decode_records(data, MESSAGE_HEADER)["physicalOffset"][0])
+    elif len(data) == ENTRY_HEADER_SIZE and decode_entry_header(data).magic in ENTRY_MAGICS:
+        base = decode_entry_header(data).pos
+    segment = Segment(str(file), file.name, base, size, source)
+    if not 0 <= base <= HIGHEST_BASE or (source == DLEDGER and entry_at(segment, base) is None):
+        raise StoreError(
+            f"{file}: expected a segment, whose name has 20 digits or which begins with an entry or a message, found "
+            "neither: check the path"
+        )
+    return segment

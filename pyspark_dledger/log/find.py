@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,15 +12,18 @@ from itertools import pairwise, zip_longest
 from pathlib import Path
 
 from pyspark_dledger.errors import StoreError
-from pyspark_dledger.format.layout import SEGMENT_NAME_DIGITS
+from pyspark_dledger.format.codec import decode_blank
+from pyspark_dledger.format.layout import ENTRY_MAGICS, SEGMENT_NAME_DIGITS
 from pyspark_dledger.format.message import has_message_magic
-from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, INT64_MAX, Segment
+from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Segment
 
 _SEGMENT_NAME = re.compile(rf"\d{{{SEGMENT_NAME_DIGITS}}}")
 _NODE_PREFIX = "dledger-"
 _ACCEPTED = "a storePathRootDir, a dledger-<id>/ folder, a data/ or commitlog/ folder, or one segment file"
 # A hole this long is no lost file: the file behind it belongs to something else.
-_LONGEST_HOLE = 2**50
+_LONGEST_HOLE = 2**44
+# Positions stay far from where adding a size would overflow.
+HIGHEST_BASE = 2**62
 
 
 @dataclass(frozen=True)
@@ -39,13 +43,17 @@ class StorePaths:
     only: Path | None = None
 
 
+_ENTRY_STARTS = [magic.to_bytes(4, "big") for magic in ENTRY_MAGICS]
+
+
 def find_store(path: str, self_id: str | None = None, data_dirs: tuple[str, ...] | None = None) -> StorePaths:
     """The parts of the store at `path`.
 
     Raises StoreError where the path is missing, unreadable, empty or no store, and where a root holds several nodes and
     `self_id` does not choose one.
     """
-    given = Path(path.removeprefix("file://") if path.startswith("file:///") else path.removeprefix("file:"))
+    local = path.removeprefix("file://") if path.startswith("file:///") else path.removeprefix("file:")
+    given = Path(local).absolute()
     if not os.path.lexists(given):
         raise StoreError(f"{path}: expected {_ACCEPTED}, found nothing there: check the path")
     extra = tuple(_existing_dir(folder) for folder in data_dirs or ())
@@ -56,6 +64,10 @@ def find_store(path: str, self_id: str | None = None, data_dirs: tuple[str, ...]
         raise StoreError(f"{path}: expected {_ACCEPTED}, found an empty folder")
     if _looks_like_node(given, names):
         return _of_node(path, given, extra)
+    if given.name == "index" and _has(given.parent, "data"):
+        raise StoreError(
+            f"{path}: expected {_ACCEPTED}, found the index of a node: give the node's folder {given.parent}"
+        )
     if any(_SEGMENT_NAME.fullmatch(name) for name in names) or given.name in ("data", "commitlog"):
         return _of_folder(path, given, extra)
     return _of_root(path, given, names, self_id, extra)
@@ -109,20 +121,23 @@ def _has(folder: Path, name: str) -> bool:
 
 def _source_of(dirs: Iterable[Path], only: Path | None) -> str:
     """What a folder's segments hold, by the first bytes of a segment, else by the folder's name."""
-    files = [only] if only is not None else [file for folder in dirs for file in sorted(folder.iterdir())]
-    for file in files:
+    files = [folder / name for folder in dirs for name in _names(folder) if _SEGMENT_NAME.fullmatch(name)]
+    for file in [only] if only is not None else files:
         if not file.is_file():
             continue
         with file.open("rb") as stream:
             head = stream.read(8)
-        if head.strip(b"\0"):
-            return COMMITLOG if has_message_magic(head, 0, len(head)) else DLEDGER
+        if has_message_magic(head, 0, len(head)):
+            return COMMITLOG
+        if (len(head) == 8 and decode_blank(head) is not None) or head[:4] in _ENTRY_STARTS:
+            return DLEDGER
     return COMMITLOG if any(folder.name == "commitlog" for folder in dirs) else DLEDGER
 
 
 def _of_node(path: str, node_dir: Path, extra: tuple[Path, ...]) -> StorePaths:
     own = node_dir / "data"
-    dirs = ((own,) if own.is_dir() else ()) + extra
+    more = tuple(folder for folder in extra if not own.is_dir() or not folder.samefile(own))
+    dirs = ((own,) if own.is_dir() else ()) + more
     if not dirs:
         raise StoreError(
             f"{path}: expected a data/ folder in {node_dir.name}, found {_listed(_names(node_dir))}: if the broker "
@@ -132,7 +147,8 @@ def _of_node(path: str, node_dir: Path, extra: tuple[Path, ...]) -> StorePaths:
 
 
 def _of_root(path: str, root: Path, names: list[str], self_id: str | None, extra: tuple[Path, ...]) -> StorePaths:
-    nodes = {name.removeprefix(_NODE_PREFIX): root / name for name in names if name.startswith(_NODE_PREFIX)}
+    folders = [root / name for name in names if name.startswith(_NODE_PREFIX) and (root / name).is_dir()]
+    nodes = {folder.name.removeprefix(_NODE_PREFIX): folder for folder in folders}
     if self_id is not None and self_id.removeprefix(_NODE_PREFIX) not in nodes:
         raise StoreError(f"{path}: expected a node {self_id} (selfId), found {_listed(nodes) or 'no node'}")
     if len(nodes) > 1 and self_id is None:
@@ -172,17 +188,18 @@ def list_segments(dirs: Iterable[Path], source: str, check_pos: bool) -> list[Se
     the file cannot be of this log.
     """
     files: dict[int, Path] = {}
+    sizes: dict[int, int] = {}
     for folder in dirs:
         for name in _names(folder):
             file = folder / name
-            if not _SEGMENT_NAME.fullmatch(name) or not file.is_file():
+            size = _file_size(file) if _SEGMENT_NAME.fullmatch(name) else None
+            if size is None:
                 continue
             base = int(name)
             if base in files:
                 raise StoreError(f"{file}: expected one segment at {base}, found {files[base]} as well: remove one")
-            files[base] = file
+            files[base], sizes[base] = file, size
     bases = sorted(files)
-    sizes = {base: files[base].stat().st_size for base in bases}
     usual = _usual_size(bases, sizes)
     segments = []
     for base, following in zip_longest(bases, bases[1:]):
@@ -193,10 +210,21 @@ def list_segments(dirs: Iterable[Path], source: str, check_pos: bool) -> list[Se
                 raise StoreError(
                     f"{files[following]}: expected a segment near {base + size}, found one far behind: move it away"
                 )
-        if base > INT64_MAX - size:
-            raise StoreError(f"{files[base]}: expected a base below 2^63 - {size}, found {base}: move it away")
+        if base > HIGHEST_BASE:
+            raise StoreError(f"{files[base]}: expected a base of at most 2^62, found {base}: move it away")
         segments.append(Segment(str(files[base]), files[base].name, base, size, source, check_pos))
     return segments
+
+
+def _file_size(file: Path) -> int | None:
+    """The size of a regular file in bytes; None for anything else, and for what vanished since it was listed."""
+    try:
+        status = file.stat()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise StoreError(f"{file}: cannot be read ({error.strerror}): check its permissions") from None
+    return status.st_size if stat.S_ISREG(status.st_mode) else None
 
 
 def _usual_size(bases: list[int], sizes: dict[int, int]) -> int:

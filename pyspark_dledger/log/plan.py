@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -99,7 +100,9 @@ def plan(
     while options.min_partitions is not None and len(pieces) < options.min_partitions and target > _SMALLEST_TARGET:
         # Cuts lie at entries, so pieces come out larger than asked for.
         target //= 2
-        pieces = _pieces(log, ranges, target)
+        before, pieces = len(pieces), _pieces(log, ranges, target)
+        if len(pieces) == before:
+            break
     is_packed = options.min_partitions is None and (selective or options.max_partition_bytes is not None)
     packs = _pack(pieces, target) if is_packed else [[piece] for piece in pieces]
     return [Partition(tuple(pack), log.engine.NAME) for pack in packs]
@@ -206,8 +209,8 @@ def _is_excluded(log: Log, segment: Segment, filters: Filters) -> bool:
     if filters.term is None:
         return False
     firsts = log.first_entries
-    place = next((i for i, (other, _) in enumerate(firsts) if other == segment), None)
-    if place is None:
+    place = bisect_left(firsts, segment.base, key=lambda item: item[0].base)
+    if place == len(firsts) or firsts[place][0] != segment:
         return False
     highest = firsts[place + 1][1][2] if place + 1 < len(firsts) else log.end.last_term
     return filters.term.high < firsts[place][1][2] or filters.term.low > highest

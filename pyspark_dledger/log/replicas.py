@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.spec import TermRun
 from pyspark_dledger.log.committed import Bound
 from pyspark_dledger.log.entries import entry_at, read_at, segment_at
+from pyspark_dledger.log.options import ReadOptions
 
 if TYPE_CHECKING:
     from pyspark_dledger.log.store import Log
@@ -27,7 +29,7 @@ class Terms:
         """The term of the entry `index`, or None where the replica does not have it."""
         if not self.first <= index <= self.last:
             return None
-        return next(run.term for run in reversed(self.runs) if run.index <= index)
+        return self.runs[bisect_right(self.runs, index, key=lambda run: run.index) - 1].term
 
     def starts(self) -> Iterator[int]:
         """The indexes where a term begins, and the last index."""
@@ -52,7 +54,10 @@ def agreement(first: Terms, second: Terms) -> int | None:
 
 
 def check_replicas(log: Log, others: list[Log], committed: int | None) -> None:
-    """Raises StoreError where a replica contradicts `log` at or below `committed`, or is of another group."""
+    """Raises StoreError where a replica contradicts `log` at or below `committed`, or is of another group.
+
+    What a replica holds above its own committed index contradicts nothing: an old leader keeps such a tail for a while.
+    """
     mine = Terms(log)
     for other in others:
         theirs = Terms(other)
@@ -61,15 +66,19 @@ def check_replicas(log: Log, others: list[Log], committed: int | None) -> None:
         if begin > end:
             continue
         agreed = agreement(mine, theirs)
-        limit = end if committed is None else min(end, committed)
-        if committed is not None and agreed is not None and agreed < limit:
+        their_committed = other.bound(ReadOptions()).index
+        known = [index for index in (committed, their_committed) if index is not None]
+        limit = min([end, *known])
+        if len(known) == 2 and agreed is not None and agreed < limit:
             index = agreed + 1
             raise StoreError(
-                f"{other.path}: expected index {index} with term {mine.at(index)} as in {log.path}, where it is "
-                f"committed, found term {theirs.at(index)}: this replica is of another group, or one of them is damaged"
+                f"{other.path}: expected index {index} with term {mine.at(index)} as in {log.path}, found term "
+                f"{theirs.at(index)}, and both say that it is committed: this replica is of another group, or one "
+                "of them is damaged"
             )
-        for index in sorted({begin, min(agreed if agreed is not None else begin, limit)}):
-            if index >= begin and _entry(log, index) != _entry(other, index):
+        last_common = agreed if agreed is not None else begin - 1
+        for index in sorted({begin, min(last_common, limit)}):
+            if begin <= index <= last_common and _entry(log, index) != _entry(other, index):
                 raise StoreError(
                     f"{other.path}: expected the entry {index} of {log.path}, found other bytes: "
                     "this replica is of another group, or one of them is damaged"
@@ -95,7 +104,9 @@ def quorum_bound(log: Log, others: list[Log], group_size: int | None) -> Bound:
     """
     members = [Terms(member) for member in (log, *others)]
     size = group_size if group_size is not None else len(members)
-    if len(members) != size or len(members) < 2:
+    if len(members) < 2:
+        return Bound(None, None, "quorum: expected the other members of the group in replicas, found none")
+    if len(members) != size:
         return Bound(None, None, f"quorum: expected all {size} members of the group, found {len(members)} replicas")
     index, holder = max(((_majority_index(member, members), member) for member in members), key=lambda pair: pair[0])
     if index < 0:
@@ -106,7 +117,10 @@ def quorum_bound(log: Log, others: list[Log], group_size: int | None) -> Bound:
         if member.at(index) != term and last_term is not None and term is not None and last_term > term:
             reason = f"{member.log.path} lacks it and ends with term {last_term}"
             return Bound(None, None, f"quorum: index {index} is on a majority, not proven committed: {reason}")
-    return Bound(index, "quorum")
+    agreed = agreement(members[0], holder)
+    if agreed is None:
+        return Bound(None, None, f"quorum: {log.path} has no index in common with {holder.log.path}")
+    return Bound(min(index, agreed), "quorum")
 
 
 def _majority_index(member: Terms, members: list[Terms]) -> int:

@@ -73,8 +73,11 @@ class Log:
         self.path = path
         self.options = options
         self.engine = get_engine(options.engine)
-        self.paths = find_store(path, options.self_id, options.data_dirs)
-        self.segments = self._list_segments()
+        try:
+            self.paths = find_store(path, options.self_id, options.data_dirs)
+            self.segments = self._list_segments()
+        except OSError as error:
+            raise StoreError(f"{error.filename}: cannot be read ({error.strerror}): check its permissions") from None
 
     def _list_segments(self) -> list[Segment]:
         only = self.paths.only
@@ -120,10 +123,23 @@ class Log:
 
     def _end_in(self, segment: Segment) -> LogEnd:
         start = self._committed_in(segment)
-        end = self.engine.log_end(segment, start, False)
+        # Of a file alone nothing else tells whether it goes on behind damage.
+        end = self.engine.log_end(segment, start, self.paths.only is not None)
+        if end.entries == 0 and not self._is_blank(segment):
+            return self.engine.log_end(segment, start, True)
         if segment.source == DLEDGER and end.entries > 0 and self._goes_on(segment, end):
             return self.engine.log_end(segment, start, True)
         return end
+
+    def _is_blank(self, segment: Segment) -> bool:
+        """Whether a segment without entries up front is one that was only created ahead: zeros, and no index of it."""
+        if read_at(segment.path, 0, _HEAD_BYTES).strip(b"\0"):
+            return False
+        known = (
+            self.checkpoint.end_index if self.checkpoint is not None and self.checkpoint.end_index is not None else -1
+        )
+        unit = self.index_files.unit(known) if segment.source == DLEDGER and known >= 0 else None
+        return unit is None or unit.pos < segment.base
 
     def _committed_in(self, segment: Segment) -> int:
         """Where the checkpoint's committed entry stands in the segment, by the index file; else the segment's base.
@@ -167,7 +183,10 @@ class Log:
     def replicas(self) -> list[Log]:
         """The other replicas that were given."""
         options = ReadOptions(engine=self.options.engine)
-        return [Log(path, options) for path in self.options.replicas or ()]
+        try:
+            return [Log(path, options) for path in self.options.replicas or ()]
+        except StoreError as error:
+            raise StoreError(f"{error} (a replica is named by its dledger-<id> folder)") from None
 
     def first_entry(self, segment: Segment) -> tuple[int, int, int] | None:
         """Pos, index and term of a DLedger segment's first entry."""
@@ -190,7 +209,7 @@ class Log:
         last, end = self.ends.get(segment.source, (None, _NO_ENTRY))
         if last is None:
             # Nothing but zeros is a log that was never written; anything else is damage, and shown.
-            return segment.end if read_at(segment.path, 0, _HEAD_BYTES).strip(b"\0") else segment.base
+            return segment.base if self._is_blank(segment) else segment.end
         if segment.base > last.base:
             return segment.base
         is_short = segment == last and _file_size(segment) < segment.size
