@@ -517,7 +517,11 @@ void Scan::flush(Batch& batch) {
 template <typename T, typename Get>
 void Scan::fill(Column& column, const uint8_t* valid, Get get) {
   T* const out = column.values<T>(count_);
-  for (int i = 0; i < count_; i++) out[i] = valid == nullptr || valid[i] ? get(i) : T{0};
+  if (valid == nullptr || std::memchr(valid, 0, static_cast<size_t>(count_)) == nullptr) {
+    for (int i = 0; i < count_; i++) out[i] = get(i);
+    return column.close_chunk(count_, nullptr);
+  }
+  for (int i = 0; i < count_; i++) out[i] = valid[i] ? get(i) : T{0};
   column.close_chunk(count_, valid);
 }
 
