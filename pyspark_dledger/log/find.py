@@ -192,7 +192,7 @@ def list_segments(dirs: Iterable[Path], source: str, check_pos: bool) -> list[Se
     for folder in dirs:
         for name in _names(folder):
             file = folder / name
-            size = _file_size(file) if _SEGMENT_NAME.fullmatch(name) else None
+            size = file_size(file) if _SEGMENT_NAME.fullmatch(name) else None
             if size is None:
                 continue
             base = int(name)
@@ -216,7 +216,7 @@ def list_segments(dirs: Iterable[Path], source: str, check_pos: bool) -> list[Se
     return segments
 
 
-def _file_size(file: Path) -> int | None:
+def file_size(file: Path) -> int | None:
     """The size of a regular file in bytes; None for anything else, and for what vanished since it was listed."""
     try:
         status = file.stat()

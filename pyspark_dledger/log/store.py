@@ -20,7 +20,7 @@ from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, INT64_MIN, Filters, 
 from pyspark_dledger.log.committed import Bound, best, read_checkpoint, read_current_term
 from pyspark_dledger.log.consume_queue import proven_index
 from pyspark_dledger.log.entries import IndexFiles, entry_at, lone_segment, read_at
-from pyspark_dledger.log.find import find_store, list_segments
+from pyspark_dledger.log.find import file_size, find_store, list_segments
 from pyspark_dledger.log.options import ReadOptions, find_option, nearest, option_filters, parse_options
 from pyspark_dledger.log.plan import Partition, plan, read_partition
 from pyspark_dledger.log.replicas import check_replicas, quorum_bound
@@ -212,7 +212,7 @@ class Log:
             return segment.base if self._is_blank(segment) else segment.end
         if segment.base > last.base:
             return segment.base
-        is_short = segment == last and _file_size(segment) < segment.size
+        is_short = segment == last and (file_size(Path(segment.path)) or 0) < segment.size
         return segment.end if segment != last or is_short else end.pos
 
     def position_of(self, index: int) -> int:
@@ -336,13 +336,6 @@ class Log:
         log = self if _chooses_same(merged, self.options) else Log(self.path, merged)
         partitions = log.plan(_checked_columns(columns, merged), merged, option_filters(merged))
         return (batch for partition in partitions for batch in read_partition(partition))
-
-
-def _file_size(segment: Segment) -> int:
-    try:
-        return Path(segment.path).stat().st_size
-    except OSError:
-        return 0
 
 
 def _field(option: str) -> str:
