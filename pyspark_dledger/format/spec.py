@@ -18,7 +18,9 @@ INT64_MAX = 2**63 - 1
 class Segment:
     """One file of the log, at ``[base, base + size)`` of the log's positions.
 
-    ``check_pos`` is false for DLedger 0.4.0 stores, whose followers keep the leader's ``pos``.
+    ``check_pos`` is false for DLedger 0.4.0 stores, whose followers keep the leader's ``pos``. ``before`` is index and
+    term of the last entry before the segment, known where the segment does not begin with an entry: it tells which
+    entries can continue the log behind damage at ``base``.
     """
 
     path: str
@@ -27,6 +29,7 @@ class Segment:
     size: int
     source: str
     check_pos: bool = True
+    before: tuple[int, int] | None = None
 
     @property
     def end(self) -> int:
@@ -119,3 +122,61 @@ class TermRun(NamedTuple):
     index: int  # type: ignore[assignment]  # shadows tuple.index, which nobody calls
     pos: int
     entries: int
+
+
+class Extent(NamedTuple):
+    """Bytes of one kind: `entry`, `message`, `blank`, `unwritten`, `stale` or `corrupt`; neighbours of a kind are one."""
+
+    kind: str
+    pos: int
+    size: int
+
+
+class Problem(NamedTuple):
+    """Something wrong with the bytes of a segment: what was expected and found, at ``pos``, over ``size`` bytes.
+
+    ``index`` is the index of the entry that it is about; None where it is about none.
+    """
+
+    code: str
+    pos: int
+    size: int
+    index: int | None  # type: ignore[assignment]  # shadows tuple.index, which nobody calls
+    text: str
+
+
+@dataclass(frozen=True)
+class SurveyRequest:
+    """One segment to account for: ``[start, end)`` is the log, what follows up to the segment's end lies behind it.
+
+    Of each code at most ``max_problems`` are listed, and at most as many extents; all are counted.
+    """
+
+    segment: Segment
+    start: int
+    end: int
+    verify_crc: bool = True
+    max_problems: int = 1_000
+
+
+class Survey(NamedTuple):
+    """What a segment holds, byte for byte. Sizes are in bytes; -1 stands for no entry and no timestamp.
+
+    ``entries`` counts entries and old messages, ``messages`` those that are messages. Timestamps are the first and last
+    message's, in milliseconds since 1970. ``counts`` gives for each code how many problems there are.
+    """
+
+    entries: int
+    messages: int
+    first_index: int
+    first_term: int
+    first_pos: int
+    last_index: int
+    last_term: int
+    last_pos: int
+    first_store_timestamp: int
+    last_store_timestamp: int
+    sizes: dict[str, int]
+    extents: list[Extent]
+    problems: list[Problem]
+    counts: dict[str, int]
