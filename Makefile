@@ -9,6 +9,7 @@ PYSPARK_VERSIONS := 4.0 4.1
 
 DECLARED := setup.cfg setup.py pyproject.toml
 NATIVE := $(wildcard native/*)
+CPP := $(filter %.cpp %.hpp,$(NATIVE) $(wildcard tests/fuzz/*))
 INSTALLED := $(VENV)/.installed
 INSTALLED_LINT := $(VENV)/.installed-lint
 
@@ -44,13 +45,17 @@ lint: $(INSTALLED_LINT) ## check style, types and formatting
 	$(PYTHON_BIN) -m ruff check
 	$(PYTHON_BIN) -m ruff format --check
 	$(PYTHON_BIN) -m mypy
-	$(VENV)/bin/clang-format --dry-run --Werror $(filter %.cpp %.hpp,$(NATIVE))
+	$(VENV)/bin/clang-format --dry-run --Werror $(CPP)
 
 .PHONY: format
 format: $(INSTALLED_LINT) ## format Python and C++
 	$(PYTHON_BIN) -m ruff check --fix --exit-zero
 	$(PYTHON_BIN) -m ruff format
-	$(VENV)/bin/clang-format -i $(filter %.cpp %.hpp,$(NATIVE))
+	$(VENV)/bin/clang-format -i $(CPP)
+
+.PHONY: fuzz
+fuzz: $(INSTALLED) ## fuzz the native engine (needs clang), TIME=SECONDS for each target; ARGS goes to tests.fuzz
+	@$(PYTHON_BIN) -m tests.fuzz $(if $(TIME),--seconds $(TIME)) $(ARGS)
 
 .PHONY: bench
 bench: $(INSTALLED) ## measure against peers; ARGS=NAME runs one benchmark

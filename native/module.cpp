@@ -6,6 +6,7 @@
 
 #include "crc32.hpp"
 #include "scan.hpp"
+#include "survey.hpp"
 
 namespace py = pybind11;
 
@@ -56,6 +57,7 @@ SegmentId segment_id(const py::object& segment) {
   id.size = segment.attr("size").cast<int64_t>();
   id.is_dledger = segment.attr("source").cast<std::string>() == "dledger";
   id.check_pos = segment.attr("check_pos").cast<bool>();
+  id.before = segment.attr("before").cast<std::optional<std::pair<int64_t, int64_t>>>();
   if (id.base < 0 || id.size < 0 || id.base > kHighestEnd - id.size) {
     throw StoreFault(id.path + ": expected positions from 0 to 2^62, found a segment at " + std::to_string(id.base));
   }
@@ -155,6 +157,36 @@ py::list find_term_runs(const py::object& segment, int64_t start, int64_t end) {
   return list;
 }
 
+// `request` is a format.spec.SurveyRequest; the fields of a format.spec.Survey, in their order.
+py::tuple take_survey(const py::object& request) {
+  SurveyRequest native;
+  native.segment = segment_id(request.attr("segment"));
+  native.start = checked_start(native.segment, request.attr("start").cast<int64_t>());
+  native.end = request.attr("end").cast<int64_t>();
+  native.verify_crc = request.attr("verify_crc").cast<bool>();
+  native.max_problems = request.attr("max_problems").cast<int64_t>();
+  const Survey found = [&] {
+    py::gil_scoped_release release;
+    return survey(native);
+  }();
+  py::dict sizes, counts;
+  for (int kind = 0; kind < kExtentKinds; kind++) sizes[kExtentNames[kind]] = found.sizes[kind];
+  for (int code = 0; code < kCodes; code++) {
+    if (found.counts[code] > 0) counts[kCodeNames[code]] = found.counts[code];
+  }
+  py::list extents, problems;
+  for (const SurveyExtent& extent : found.extents) {
+    extents.append(py::make_tuple(kExtentNames[static_cast<int>(extent.kind)], extent.pos, extent.size));
+  }
+  for (const Problem& problem : found.problems) {
+    problems.append(py::make_tuple(kCodeNames[static_cast<int>(problem.code)], problem.pos, problem.size, problem.index,
+                                   problem.text));
+  }
+  return py::make_tuple(found.entries, found.messages, found.first_index, found.first_term, found.first_pos,
+                        found.last_index, found.last_term, found.last_pos, found.first_store_timestamp,
+                        found.last_store_timestamp, sizes, extents, problems, counts);
+}
+
 py::dict layout() {
   using namespace py::literals;
   return py::dict("entryHeaderSize"_a = kEntryHeaderSize, "maxEntrySize"_a = kMaxEntrySize,
@@ -203,12 +235,13 @@ PYBIND11_MODULE(_native, module) {
   module.def("log_end", &find_log_end);
   module.def("split", [](const py::object& segment, int64_t start, int64_t end, int64_t target_bytes) {
     const int64_t target = std::max<int64_t>(target_bytes, 1);
-    return on_segment(segment, start, [&](const SegmentView& view) { return view.split(start, end, target); });
+    return on_segment(segment, start, [&](const SegmentView& view) { return split(view, start, end, target); });
   });
   module.def("seek", [](const py::object& segment, int64_t start, int64_t end, int64_t index) {
     return on_segment(segment, start, [&](const SegmentView& view) { return seek(view, start, end, index); });
   });
   module.def("term_runs", &find_term_runs);
+  module.def("survey", &take_survey);
   module.def("crc32", &crc_of<crc32>);
   module.def("crc32_portable", &crc_of<crc32_portable>);
   module.def("layout", &layout);

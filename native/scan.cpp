@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <unordered_map>
 
-#include "crc32.hpp"
+#include "check.hpp"
 #include "text.hpp"
 
 namespace dledger {
@@ -58,17 +58,11 @@ constexpr int64_t kCacheLine = 64;
 constexpr int64_t kPopulateBytes = 16 * 1024 * 1024;
 constexpr int64_t kLongestCorruptRow = INT32_MAX;
 constexpr int64_t kCorruptPiece = int64_t{1} << 30;
-constexpr int64_t kFirstMillisecond = -62135596800000;  // 0001-01-01T00:00:00Z
-constexpr int64_t kLastMillisecond = 253402300799999;   // 9999-12-31T23:59:59.999Z
 
 const std::string kKindNames[] = {"message", "entry", "noop", "config", "corrupt"};
 const std::string kCompressionNames[] = {"zlib", "lz4", "zstd", "zlib"};
 const std::string kTransactionNames[] = {"none", "prepared", "commit", "rollback"};
 const std::string kNone = "none", kLedger = "dledger", kCommitLog = "commitlog";
-
-bool is_representable(int64_t milliseconds) {
-  return milliseconds >= kFirstMillisecond && milliseconds <= kLastMillisecond;
-}
 
 bool contains(const TextCondition& values, const uint8_t* p, size_t n) {
   return std::any_of(values.begin(), values.end(), [&](const std::string& value) {
@@ -97,6 +91,7 @@ bool IntCondition::holds(int64_t value) const {
 Scan::Scan(Request request)
     : request_(std::move(request)),
       file_(request_.segment.path),
+      resync_(request_.segment, request_.start),
       pos_(request_.start),
       end_(std::min(request_.end, request_.segment.base + request_.segment.size)),
       populated_(request_.start) {
@@ -129,6 +124,7 @@ std::unique_ptr<Batch> Scan::next() {
   while (true) {
     const int64_t pos = pos_;
     const Extent corrupt = corrupt_;
+    const Course course = resync_.course;
     SegmentView view(request_.segment, file_.data(), readable);
     std::unique_ptr<Batch> batch = build(view);
     const int64_t now = file_.readable();
@@ -137,6 +133,7 @@ std::unique_ptr<Batch> Scan::next() {
     readable = now;
     pos_ = pos;
     corrupt_ = corrupt;
+    resync_.course = course;
   }
 }
 
@@ -156,20 +153,20 @@ std::unique_ptr<Batch> Scan::build(SegmentView& view) {
   while (batch->rows + count_ < request_.max_rows) {
     Row& row = rows_[count_];
     Inside& inside = inside_[count_];
-    const int64_t before = pos_, extent_before = corrupt_.end;
+    bool is_stepped = false;
     try {
       if (!step(view, row)) break;
+      is_stepped = true;
       if (!accept(view, row, inside)) continue;
     } catch (const std::runtime_error&) {
       // The rows before come out first; the next call meets the same fault again.
       if (batch->rows + count_ == 0) throw;
-      pos_ = before;
-      corrupt_.end = extent_before;
+      if (is_stepped) put_back(row);
       break;
     }
     const int64_t more = cost(row, inside);
     if (bytes + more > request_.max_bytes && batch->rows + count_ > 0) {
-      pos_ = row.pos;
+      put_back(row);
       break;
     }
     bytes += more;
@@ -194,6 +191,7 @@ bool Scan::step(const SegmentView& view, Row& row) {
     if (size > 0) {
       check_boundary(view.is_dledger() ? "entry" : "message", size);
       row = {Kind::Entry, view.at(pos_), pos_, size, -1};
+      resync_.course.step(pos_);
       prefetch(view, size);
       pos_ += size;
       return true;
@@ -204,27 +202,27 @@ bool Scan::step(const SegmentView& view, Row& row) {
       pos_ += size;
       continue;
     }
-    if (blank == Blank::Odd) {
-      // An entry right at the end counts: the walk of the next range starts there.
-      const int64_t behind = view.find(pos_ + 1, end_ + 1);
-      if (behind <= end_) {
-        begin_corrupt(pos_, behind, view.odd_blank_reason(pos_, size));
-        return step_corrupt(row);
-      }
-      if (view.file_end() >= end_) break;
-    }
-    const int64_t next = view.find(pos_ + 1, end_);
-    if (next >= end_ && view.file_end() < end_) {
-      begin_corrupt(pos_, end_,
-                    "expected " + text(request_.segment.size) + " bytes in " + request_.segment.name + ", found " +
-                        text(view.file_end() - view.base()));
+    // An entry right at the end counts: the walk of the next range starts there.
+    const int64_t found = resync_.next(view, pos_, end_ + 1);
+    if (found >= 0 && found <= end_) {
+      begin_corrupt(pos_, found, blank == Blank::Odd ? view.odd_blank_reason(pos_, size) : view.reason(pos_));
+    } else if (view.file_end() < end_) {
+      begin_corrupt(pos_, end_, view.shortage());
+    } else if (blank == Blank::Odd) {
+      break;
     } else {
-      begin_corrupt(pos_, next, view.reason(pos_));
+      begin_corrupt(pos_, end_, view.reason(pos_));
     }
     return step_corrupt(row);
   }
   pos_ = std::max(pos_, end_);
   return false;
+}
+
+// Leaves the row that `step` gave to the next batch.
+void Scan::put_back(const Row& row) {
+  pos_ = row.pos;
+  if (row.kind != Kind::Corrupt) resync_.course.undo();
 }
 
 // Asks for bytes before they are needed: all that follow where bodies are read, else what is read of entries to come,
@@ -443,41 +441,19 @@ void Scan::add_problem(Row& row, std::string problem) {
 void Scan::check(Row& row, const Inside& inside) {
   if (row.kind == Kind::Corrupt) return;
   if (request_.segment.is_dledger && request_.verify_crc) {
-    const EntryHeader header{row.p};
-    if (header.body_crc() != 0) {
-      const auto found = static_cast<int32_t>(crc32(header.body(), static_cast<size_t>(row.size - kEntryHeaderSize)));
-      if (found != header.body_crc()) {
-        row.problem = -1;
-        add_problem(row, "expected bodyCrc " + text(header.body_crc()) + ", found " + text(found));
-      }
+    std::string problem = stored_crc_problem(row.p, row.size);
+    if (!problem.empty()) {
+      row.problem = -1;
+      add_problem(row, std::move(problem));
     }
   }
   if (row.problem >= 0 || row.kind != Kind::Message) return;
-  const Message& message = inside.message;
-  const int64_t at = row.pos + (message.p - row.p);
-  if (message.physical_offset() != at) {
-    return add_problem(row, "expected physicalOffset " + text(at) + ", found " + text(message.physical_offset()));
-  }
-  if (request_.verify_crc && message.body_length > 0) {
-    const uint32_t found = crc32(message.body, static_cast<size_t>(message.body_length)) & 0x7FFFFFFFu;
-    if (static_cast<int64_t>(found) != message.body_crc()) {
-      return add_problem(row, "expected message CRC " + text(message.body_crc()) + ", found " + text(found));
-    }
-  }
-  const int64_t stored = request_.verify_crc && !request_.segment.is_dledger ? property_crc(message) : -1;
-  if (stored >= 0) {
-    const uint32_t found = crc32(message.p, static_cast<size_t>(message.size - kPropertyCrcSize)) & 0x7FFFFFFFu;
-    if (static_cast<int64_t>(found) != stored) {
-      return add_problem(row, "expected property CRC " + text(stored) + ", found " + text(found));
-    }
-  }
-  const int64_t born = message.born_timestamp(), store = message.store_timestamp();
-  if (!is_representable(born)) {
-    return add_problem(row, "expected bornTimestamp within years 1 to 9999, found " + text(born) + " ms");
-  }
-  if (!is_representable(store)) {
-    add_problem(row, "expected storeTimestamp within years 1 to 9999, found " + text(store) + " ms");
-  }
+  const int64_t at = row.pos + (inside.message.p - row.p);
+  check_message(inside.message, at, request_.segment.is_dledger, request_.verify_crc,
+                [&](MessageCheck, std::string problem) {
+                  add_problem(row, std::move(problem));
+                  return false;
+                });
 }
 
 bool Scan::lists_compressed(const Row& row, const Inside& inside) const {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "columns.hpp"
-#include "walk.hpp"
+#include "resync.hpp"
 
 namespace dledger {
 
@@ -139,6 +139,7 @@ class Scan {
   bool step(const SegmentView& view, Row& row);
   bool step_corrupt(Row& row);
   void prefetch(const SegmentView& view, int64_t size);
+  void put_back(const Row& row);
   void check_boundary(const char* what, int64_t size) const;
   void begin_corrupt(int64_t pos, int64_t end, std::string reason);
   bool accept(const SegmentView& view, Row& row, Inside& inside);
@@ -182,6 +183,7 @@ class Scan {
   bool needs_message_ = false, needs_properties_ = false, needs_problem_ = false, needs_body_ = false;
   bool needs_stored_body_ = false;  // of compressed messages
   MappedFile file_;
+  Resync resync_;
   int64_t pos_, end_, populated_, streamed_ = 0;
   std::vector<Column::Room> rooms_;  // of the last batch's columns
 

@@ -3,8 +3,9 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
-#include <vector>
+#include <utility>
 
 #include "entry.hpp"
 #include "message.hpp"
@@ -18,8 +19,12 @@ struct SegmentId {
   int64_t base = 0;
   int64_t size = 0;
   bool is_dledger = true;
-  bool check_pos = true;  // false for DLedger 0.4.0, whose followers keep the leader's pos
+  bool check_pos = true;                              // false for DLedger 0.4.0, whose followers keep the leader's pos
+  std::optional<std::pair<int64_t, int64_t>> before;  // index and term of the last entry before the segment
 };
+
+// A blank ends a file where an entry of the largest size did not fit any more, hence a little more than one entry.
+constexpr int64_t kSpanWindow = kMaxEntrySize + 4096;
 
 enum class Blank { None, ToEnd, Skips, Odd };
 
@@ -53,8 +58,21 @@ class SegmentView {
   std::string reason(int64_t pos) const;
   std::string odd_blank_reason(int64_t pos, int64_t size) const;
 
-  // Boundaries in (start, end), about target_bytes apart, that a walk from the segment's start visits.
-  std::vector<int64_t> split(int64_t start, int64_t end, int64_t target_bytes) const;
+  std::string shortage() const;
+
+  // The size of what begins at pos by each field that gives one, whether it makes sense or not; how many there are.
+  int sizes_at(int64_t pos, int64_t sizes[2]) const;
+
+  // Whether a log may end at pos: at a blank up to the end, or at more zeros than any body holds. No entry reaches up
+  // to the very end of a whole file: there is room for a blank behind it.
+  bool is_closed_at(int64_t pos) const;
+
+  // First pos in [from, end) whose bytes may begin an entry or message or, with_blanks, a blank; `end` if there is
+  // none.
+  int64_t next_candidate(int64_t from, int64_t end, bool with_blanks) const;
+
+  int64_t least_size() const { return id_.is_dledger ? kEntryHeaderSize : kMinMessageSize; }
+  const SegmentId& id() const { return id_; }
 
  private:
   int64_t ledger_entry_size(int64_t pos) const {
@@ -67,7 +85,6 @@ class SegmentView {
     return header.index() >= 0 && header.term() >= -1 ? size : 0;
   }
   int64_t message_size(int64_t pos) const;
-  int64_t next_candidate(int64_t from, int64_t end, bool with_blanks) const;
   std::string ledger_reason(int64_t pos) const;
   std::string message_reason(int64_t pos) const;
 
@@ -76,22 +93,7 @@ class SegmentView {
   int64_t file_end_;
 };
 
-struct LogEnd {
-  int64_t pos = 0, entries = 0;
-  int64_t first_index = -1, first_term = -1, last_index = -1, last_term = -1, last_pos = -1, last_store_timestamp = -1;
-};
-
-// The end of the log inside the segment, looked for from `start` on: entries in order of index and term count; behind a
-// gap, search_all or the next 8 MiB are searched for an entry that continues them.
-LogEnd log_end(const SegmentView& view, int64_t start, bool search_all);
-
-// Pos of the first DLedger entry of the walk over [start, end) whose index is at least `index`; `end` if there is none.
-int64_t seek(const SegmentView& view, int64_t start, int64_t end, int64_t index);
-
-struct TermRun {
-  int64_t term, index, pos, entries;
-};
-
-std::vector<TermRun> term_runs(const SegmentView& view, int64_t start, int64_t end);
+// First pos in [from, to) whose byte is not zero; `to` if there is none.
+const uint8_t* skip_zeros(const uint8_t* from, const uint8_t* to);
 
 }  // namespace dledger

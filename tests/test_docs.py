@@ -16,6 +16,8 @@ from tools.docs import FILES, rendered
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
 # A Python block, and the output that follows it.
+_INCIDENT = README[README.index("## After an incident") : README.index("## Without Spark")]
+SETUP, *COMMANDS = re.findall(r"```\n(.*?)```", _INCIDENT, re.DOTALL)
 EXAMPLES = re.findall(r"```python\n(.*?)```\n\n```\n(.*?)```", README, re.DOTALL)
 
 
@@ -37,6 +39,37 @@ def test_examples_print_what_the_readme_shows(code: str, output: str, case_folde
     )
     assert run.returncode == 0, run.stderr
     assert run.stdout.strip() == output.strip()
+
+
+@pytest.fixture(scope="module")
+def incident(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which the commands that set up the README's incident were run."""
+    folder = tmp_path_factory.mktemp("incident")
+    (folder / "tests").symlink_to(ROOT / "tests")
+    subprocess.run(["bash", "-ec", SETUP], cwd=folder, capture_output=True, check=True)
+    return folder
+
+
+def test_the_readme_has_an_incident() -> None:
+    assert [shown.split()[2] for shown in COMMANDS] == ["verify", "recovery", "diff", "dump", "audit", "find", "dump"]
+
+
+@pytest.mark.parametrize("shown", COMMANDS, ids=lambda shown: shown.split()[2])
+def test_commands_print_what_the_readme_shows(shown: str, incident: Path) -> None:
+    """A line `...` stands for any number of lines, and digests are of a key that is made anew for each run."""
+    command, _, expected = shown.removeprefix("$ dledger ").partition("\n")
+    # The path of this Python may have spaces.
+    run = subprocess.run(
+        ["bash", "-c", f'"$0" -m pyspark_dledger {command}', sys.executable],
+        cwd=incident,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.stderr == ""
+    pattern = re.escape(expected).replace(re.escape("...\n"), "(?:.*\n)*")
+    pattern = re.sub(r"redacted:[0-9a-f]{16}", "redacted:[0-9a-f]{16}", pattern)
+    assert re.fullmatch(pattern, run.stdout), run.stdout
 
 
 @pytest.mark.parametrize("target", ["demo", "test", "lint", "bench", "test-spark-versions", "docs", "help"])

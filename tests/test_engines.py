@@ -210,7 +210,7 @@ def test_log_end_searches_eight_mebibytes_unless_told_to_search_all(reader: Engi
     with path.open("wb") as file:
         file.write(first)
         file.seek(far)
-        file.write(codec.encode_entry(1, 1, far, b"far"))
+        file.write(codec.encode_entry(2, 1, far, b"far"))
         file.truncate(far + 1000)
     segment = Segment(str(path), "0", 0, far + 1000, DLEDGER)
     assert reader.log_end(segment, segment.base, False).pos == len(first)

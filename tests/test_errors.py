@@ -147,7 +147,7 @@ def test_create_table_says_to_create_a_view(spark: SparkSession, store: str) -> 
     ("options", "expected"),
     [
         ({"isolationLvl": "read_committed"}, "unknown option isolationlvl: the nearest is isolationLevel"),
-        ({"table": "segments"}, "option table: segments cannot be read yet, this version reads log"),
+        ({"table": "segment"}, "option table: unknown table segment, the nearest is segments"),
         (
             {"mode": "failfst"},
             "option mode: expected PERMISSIVE, DROPMALFORMED or FAILFAST, found 'failfst'",

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from pyspark_dledger.format.columns import ALL_COLUMNS
-from pyspark_dledger.format.layout import LAYOUTS
+from pyspark_dledger.format.layout import LAYOUTS, Field
+from pyspark_dledger.log.findings import CATALOGUE
 from pyspark_dledger.log.options import OPTIONS
+from pyspark_dledger.rocketmq import consume_queue, index_file
+from pyspark_dledger.rocketmq.tables import TABLES as READ_TABLES
 
 ROOT = Path(__file__).resolve().parent.parent
 SPARK_NAMES = {
@@ -16,6 +19,14 @@ SPARK_NAMES = {
     "bool": "boolean",
     "timestamp[us, tz=UTC]": "timestamp",
     "map<string, string>": "map<string,string>",
+    "map<string, int64>": "map<string,long>",
+    "list<item: string>": "array<string>",
+}
+# Layouts of RocketMQ's files beside the log.
+ROCKETMQ_LAYOUTS = {
+    "BatchConsumeQueue unit": consume_queue.BATCH_UNIT,
+    "IndexFile header": index_file.INDEX_FILE_HEADER,
+    "IndexFile unit": index_file.INDEX_FILE_UNIT,
 }
 
 
@@ -37,17 +48,48 @@ def columns() -> str:
     return table(("column", "type", "meaning"), rows)
 
 
-def layouts() -> str:
-    """Every fixed layout, field by field."""
+def tables() -> str:
+    """The tables beside the log's, and their columns."""
     parts = []
-    for name, fields in LAYOUTS.items():
+    for read in READ_TABLES.values():
+        rows = ((f"`{c.name}`", SPARK_NAMES.get(str(c.type), str(c.type)), c.doc) for c in read.columns)
+        parts.append(f"## `{read.name}`: {read.doc}\n\n{table(('column', 'type', 'meaning'), rows)}")
+    return "\n\n".join(parts)
+
+
+def findings() -> str:
+    """What can be wrong with a store."""
+    rows = ((f"`{code.code}`", code.severity, code.text, code.java_does) for code in CATALOGUE)
+    return table(("code", "severity", "meaning", "what Java does"), rows)
+
+
+def layouts() -> str:
+    """Every fixed layout of the log, field by field."""
+    return _layouts(LAYOUTS)
+
+
+def rocketmq_layouts() -> str:
+    """Those of RocketMQ's files beside it."""
+    return _layouts(ROCKETMQ_LAYOUTS)
+
+
+def _layouts(named: Mapping[str, Iterable[Field]]) -> str:
+    parts = []
+    for name, fields in named.items():
         rows = ((field.name, str(field.offset), str(field.length)) for field in fields)
         parts.append(f"### {name}\n\n{table(('field', 'offset', 'bytes'), rows)}")
     return "\n\n".join(parts)
 
 
-TABLES = {"options": options, "columns": columns, "layouts": layouts}
-FILES = (ROOT / "README.md", ROOT / "docs" / "format.md")
+TABLES = {
+    "options": options,
+    "columns": columns,
+    "tables": tables,
+    "findings": findings,
+    "layouts": layouts,
+    "rocketmq-layouts": rocketmq_layouts,
+}
+FILES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 
 
 def rendered(text: str) -> str:

@@ -1,124 +1,210 @@
-"""``dledger VERB PATH``: what a store is (``state``), and its rows (``dump``)."""
+"""``dledger VERB PATH...``: what there is to ask of a store, and the exit codes."""
 
 from __future__ import annotations
 
 import argparse
-import base64
-import dataclasses
-import json
 import os
-import signal
 import sys
-from collections.abc import Iterator, Sequence
-from datetime import datetime
-from typing import Any
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from importlib import import_module
+from typing import NoReturn
 
 from pyspark_dledger import __version__
-from pyspark_dledger.errors import DLedgerError, OptionError
+from pyspark_dledger.cli.exits import CANNOT, CLEAN, INTERRUPTED
+from pyspark_dledger.cli.output import BODY_FORMS, Output, note
+from pyspark_dledger.errors import DLedgerError
 
-CLEAN, FINDINGS, CANNOT = 0, 1, 2
+_EXITS = "exit codes: 0 clean; 1 there are findings, rows with a problem or differences, or nothing was found; "
+_EXITS += "2 it cannot be done; 130 interrupted. PATH is a storePathRootDir, a dledger-<id>/ folder, a data/ or "
+_EXITS += "commitlog/ folder, or one segment file; nothing in it is ever changed."
 
-_LINE_COLUMNS = (
-    *("source", "index", "term", "pos", "size", "kind", "committed"),
-    *("topic", "queueId", "queueOffset", "storeTimestamp", "tags", "keys", "problem"),
-)
+_PLACES = "an index, pos=N, earliest, latest, or a store time as ISO 8601 (UTC without a zone) or epoch milliseconds"
+_REPLICAS = "the first is read; further ones are its replicas, which prove what is committed"
+_EACH = "each in turn"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code: 0 clean, 1 rows with a problem, 2 it cannot be done."""
-    given = _parser().parse_args(arguments)
+    """Run the command line, of this process if no arguments are given; returns the exit code."""
+    if arguments is None:
+        sys.meta_path.insert(0, _NoPandas)
+        warnings.formatwarning = _one_line
+    out = Output()
     try:
-        code = int(given.run(given))
-        sys.stdout.flush()
+        given = _parser().parse_args(arguments)
+        _set_encodings(given.json)
+        code = _verb(given.run)(given, out)
+        out.flush()
         return code
     except DLedgerError as error:
-        print(f"dledger: {error}", file=sys.stderr)
-        return CANNOT
+        return _cannot(out, str(error))
     except BrokenPipeError:
-        # Whoever read the output has seen enough; nothing may be written to it at exit either.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # Whoever read the output has seen enough.
+        _abandon_output()
         return CLEAN
+    except OSError as error:
+        return _cannot(out, f"{error.filename or 'the output'}: {error.strerror or error}")
     except KeyboardInterrupt:
-        return 128 + signal.SIGINT
+        with suppress(KeyboardInterrupt, OSError):
+            out.flush()
+        _abandon_output()
+        return INTERRUPTED
+    finally:
+        out.progress.clear()
+
+
+class _NoPandas:
+    """Keeps pyarrow from loading pandas to know its objects, if it is installed: none come here, and it takes 0.3 s."""
+
+    @staticmethod
+    def find_spec(name: str, _path: object = None, _target: object = None) -> None:
+        if name == "pandas":
+            raise ModuleNotFoundError("the command line goes without pandas", name=name)
+
+
+def _verb(name: str) -> Callable[[argparse.Namespace, Output], int]:
+    """A verb's function, ``module.function`` of this room: only the module that is used is loaded."""
+    module, function = name.split(".")
+    found: Callable[[argparse.Namespace, Output], int] = getattr(
+        import_module(f"pyspark_dledger.cli.{module}"), function
+    )
+    return found
+
+
+def _cannot(out: Output, text: str) -> int:
+    """What was found up to now, and then why it ends."""
+    with suppress(OSError):
+        out.flush()
+    note(text)
+    return CANNOT
+
+
+def _abandon_output() -> None:
+    """Lets nothing be written to standard output at exit, where it could fail or wait."""
+    with suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _set_encodings(as_json: bool) -> None:
+    """JSON is UTF-8 whatever the locale says, and no character of a store can fail to be printed."""
+    for stream, encoding in ((sys.stdout, "utf-8" if as_json else None), (sys.stderr, None)):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(encoding=encoding, errors="backslashreplace")
+
+
+def _one_line(message: Warning | str, *_: object, **_named: object) -> str:
+    return f"dledger: {message}\n"
+
+
+class _Parser(argparse.ArgumentParser):
+    """Errors are one line, as all others."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(CANNOT, f"dledger: {message}: see {self.prog} --help\n")
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="dledger", description="Look into DLedger logs and RocketMQ stores, read-only."
+    parser = _Parser(
+        prog="dledger", description="Look into DLedger logs and RocketMQ stores, read-only.", epilog=_EXITS
     )
     parser.add_argument("--version", action="version", version=__version__)
     verbs = parser.add_subparsers(required=True, metavar="VERB")
-    for name, run, text in (("state", _state, "what a store is and where it stands"), ("dump", _dump, "the rows")):
-        verb = verbs.add_parser(name, help=text, description=f"Print {text}.")
+
+    def add(name: str, run: str, text: str, paths: str, more: str = "") -> argparse.ArgumentParser:
+        verb = verbs.add_parser(name, help=text, description=f"Print {text}. {more}", epilog=_EXITS)
         verb.set_defaults(run=run)
-        verb.add_argument("path", help="a store, a node's folder, a folder of segments, or one segment file")
-        verb.add_argument("--json", action="store_true", help="one JSON object a line; bodies in base64")
-        verb.add_argument(
-            "--option", "-o", action="append", default=[], metavar="NAME=VALUE", help="an option of a read"
-        )
-        if run is _dump:
-            verb.add_argument("--columns", help="a comma list; default: those that fit a line, with --json all")
+        verb.add_argument("path", nargs="+", metavar="PATH", help=f"a store; of several, {paths}")
+        verb.add_argument("--json", action="store_true", help="one JSON object a line")
+        text = "an option of a read (README lists them), such as selfId=n0 or committedBound=end"
+        verb.add_argument("--option", "-o", action="append", default=[], metavar="NAME=VALUE", help=text)
+        return verb
+
+    _add_dump(add("dump", "rows.dump", "the rows of the log, or of another table", _REPLICAS))
+    add("segments", "tables.segments", "the files of the log, and what every byte of them is", _EACH)
+    add("state", "tables.state", "what a store is and where it stands", "side by side")
+    add("stats", "stats.stats", "messages, bytes, rates, sizes and latencies by topic, and entries by term", _EACH)
+    _add_verify(add("verify", "checks.verify", "what is wrong with a store, and what Java does about it", _EACH))
+    _add_recovery(
+        add("recovery", "checks.recovery", "what Java would do on opening the store, version by version", _EACH)
+    )
+    _add_diff(add("diff", "checks.diff", "where replicas differ, and what a majority has", "all are compared"))
+    add("audit", "tables.audit", "where log and ConsumeQueue contradict each other", _EACH)
+    add("consumers", "tables.consumers", "how far consumer groups are behind", _EACH)
+    _add_find(add("find", "find.find", "the rows with an id, a key, an index or a time", _REPLICAS))
+    _add_follow(add("follow", "follow.follow", "rows as they are committed, until it is interrupted", _REPLICAS))
     return parser
 
 
-def _options(given: argparse.Namespace) -> dict[str, str]:
-    options = {}
-    for text in given.option:
-        name, equals, value = text.partition("=")
-        if not equals:
-            raise OptionError(f"--option {text}: expected NAME=VALUE, found no =")
-        options[name] = value
-    return options
+def _add_rows(verb: argparse.ArgumentParser) -> None:
+    """What all verbs have that print rows of the log."""
+    verb.add_argument("--topic", metavar="TOPIC[,TOPIC]", help="only messages of these topics")
+    verb.add_argument("--queue-id", dest="queueId", metavar="ID[,ID]", help="only messages of these queues")
+    verb.add_argument("--tags", metavar="TAG[,TAG]", help="only messages with one of these tags")
+    verb.add_argument("--columns", metavar="NAME[,NAME]", help="default: those that fit a line, with --json all")
+    text = "bodies as text (what is not UTF-8 as backslash escapes), hex, base64 (the default with --json), or none"
+    verb.add_argument("--body", choices=BODY_FORMS, help=text)
+    text = "for sharing: bodies, keys, properties, tags, topics, hosts, ids and CRCs become redacted:DIGEST:LENGTH, of "
+    text += "a key made for this run; positions, sizes, times, flags and RocketMQ's own property names stay"
+    verb.add_argument("--redact", action="store_true", help=text)
+    verb.add_argument("--keep", metavar="NAME[,NAME]", help="with --redact: columns that stay, such as topic,tags")
 
 
-def _state(given: argparse.Namespace) -> int:
-    from pyspark_dledger.log import open_log
-
-    state = dataclasses.asdict(open_log(given.path, **_options(given)).state)
-    named = {_camel(name): value for name, value in state.items()}
-    if given.json:
-        print(json.dumps(named))
-    else:
-        width = max(map(len, named))
-        for name, value in named.items():
-            print(f"{name:{width}}  {'-' if value is None else value}")
-    return CLEAN
+def _add_dump(verb: argparse.ArgumentParser) -> None:
+    _add_rows(verb)
+    text = "log (the default), segments, state, findings, indexUnits, consumeQueue, indexFile, audit, consumers, diff"
+    verb.add_argument("--table", metavar="NAME", help=text)
+    verb.add_argument("--from", dest="starting", metavar="PLACE", help=f"the first row at or after {_PLACES}")
+    verb.add_argument("--to", dest="ending", metavar="PLACE", help="where the rows end, exclusive")
+    verb.add_argument("--limit", type=_count, metavar="N", help="print at most so many rows")
 
 
-def _dump(given: argparse.Namespace) -> int:
-    from pyspark_dledger.log import open_log
-
-    columns = given.columns.split(",") if given.columns else None if given.json else list(_LINE_COLUMNS)
-    code = CLEAN
-    for row in _rows(open_log(given.path, **_options(given)), columns):
-        code = FINDINGS if row.get("problem") is not None else code
-        print(json.dumps(row, default=_plain, ensure_ascii=False) if given.json else _line(row))
-    return code
+def _add_verify(verb: argparse.ArgumentParser) -> None:
+    text = "the least severity to print; the exit code counts all"
+    verb.add_argument("--least", choices=("info", "warning", "error"), default="info", help=text)
 
 
-def _rows(log: Any, columns: list[str] | None) -> Iterator[dict[str, Any]]:
-    for batch in log.scan(columns):
-        yield from batch.to_pylist(maps_as_pydicts="strict")
+def _add_recovery(verb: argparse.ArgumentParser) -> None:
+    version = verb.add_mutually_exclusive_group()
+    text = "of DLedger, such as 0.3.1.2; default: every line of versions"
+    version.add_argument("--java", metavar="VERSION", help=text)
+    version.add_argument("--rocketmq", metavar="VERSION", help="of the broker, such as 5.3.3, with its own recovery")
 
 
-def _line(row: dict[str, Any]) -> str:
-    """A row's columns that are not null."""
-    return " ".join(f"{name}={_shown(value)}" for name, value in row.items() if value is not None)
+def _add_diff(verb: argparse.ArgumentParser) -> None:
+    text = "print the MD5 of each segment's bytes instead, of the part that the replicas share and of whole files"
+    verb.add_argument("--md5", action="store_true", help=text)
 
 
-def _shown(value: object) -> str:
-    plain = value if isinstance(value, str) else json.dumps(value, default=_plain, ensure_ascii=False)
-    return plain if plain and plain.isprintable() and " " not in plain else json.dumps(value, default=_plain)
+def _add_find(verb: argparse.ArgumentParser) -> None:
+    _add_rows(verb)
+    text = "an offsetMsgId, a uniqKey (the client's msgId), a key, an index, or a time (the first message at or after "
+    text += "it). An offsetMsgId and an index are read at once, the others walk the log"
+    verb.add_argument("what", metavar="WHAT", help=text)
+    text = "what WHAT is; default: by its form, a number of 13 digits being a time, a shorter one an index"
+    verb.add_argument("--by", choices=("offsetMsgId", "uniqKey", "key", "index", "time"), help=text)
 
 
-def _plain(value: object) -> str:
-    if isinstance(value, bytes):
-        return base64.b64encode(value).decode()
-    if isinstance(value, datetime):
-        return value.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    raise TypeError(f"expected bytes or a time, found {type(value).__name__}")
+def _add_follow(verb: argparse.ArgumentParser) -> None:
+    _add_rows(verb)
+    verb.add_argument("--from", dest="starting", metavar="PLACE", help=f"{_PLACES}; default: latest")
+    verb.add_argument("--uncommitted", action="store_true", help="to the end of the log, which can be truncated again")
+    text = "seconds between two looks at the store; default 1"
+    verb.add_argument("--interval", type=_seconds, default=1.0, metavar="SECONDS", help=text)
 
 
-def _camel(name: str) -> str:
-    first, *rest = name.split("_")
-    return first + "".join(part.capitalize() for part in rest)
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"expected a number of rows, found {text}")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= 86400:
+        raise argparse.ArgumentTypeError(f"expected seconds from 0 to 86400, found {text}")
+    return seconds

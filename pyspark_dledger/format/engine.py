@@ -10,7 +10,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from pyspark_dledger.errors import OptionError
-from pyspark_dledger.format.spec import Compressed, LogEnd, ScanRequest, Segment, TermRun
+from pyspark_dledger.format.spec import Compressed, LogEnd, ScanRequest, Segment, Survey, SurveyRequest, TermRun
 
 ENGINES = ("auto", "native", "python")
 
@@ -33,6 +33,8 @@ class Engine(Protocol):
     def seek(self, segment: Segment, start: int, end: int, index: int) -> int: ...
 
     def term_runs(self, segment: Segment, start: int, end: int) -> list[TermRun]: ...
+
+    def survey(self, request: SurveyRequest) -> Survey: ...
 
     def crc32(self, data: bytes) -> int: ...
 

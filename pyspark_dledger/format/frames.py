@@ -18,6 +18,8 @@ from pyspark_dledger.format.message import MESSAGE_MAGICS, Message, parse_messag
 from pyspark_dledger.format.segment_file import SegmentFile
 from pyspark_dledger.format.spec import DLEDGER
 
+# Zeros that a body cannot hold were never written.
+ZEROS = layout.MAX_ENTRY_SIZE + 4096
 _FIRST_CHUNK = 4 * 1024
 _LAST_CHUNK = 1024 * 1024
 _HEADER_DTYPE = record_dtype(layout.ENTRY_HEADER)
@@ -53,6 +55,9 @@ class Frames(ABC):
     name: str
     """What a frame is called in texts."""
 
+    least_size: int
+    """No frame has fewer bytes."""
+
     def __init__(self, data: SegmentFile) -> None:
         self.data = data
         self.segment = data.segment
@@ -75,8 +80,8 @@ class Frames(ABC):
         """Whether ``frame`` may stand right behind ``last`` in a log."""
 
     @abstractmethod
-    def continues(self, last: Frame, frame: Frame, gap: int) -> bool:
-        """Whether ``frame`` may continue the log that ended with ``last``, behind damage from ``gap`` on."""
+    def sizes_at(self, pos: int) -> tuple[int, ...]:
+        """The size in bytes of what begins at ``pos``, by each field that gives one, whether it makes sense or not."""
 
     @abstractmethod
     def _frame_candidates(self, chunk: bytes, count: int) -> Iterator[int]:
@@ -101,10 +106,38 @@ class Frames(ABC):
                 if blank and blank.size >= layout.MIN_BLANK_SIZE and blank.pos + blank.size <= self.segment.end:
                     yield blank
 
+    def index_at(self, pos: int) -> int:
+        """The index that the header at ``pos`` gives, whatever else it says; -1 without one."""
+        return -1
+
+    def names_itself(self, pos: int) -> bool:
+        """Whether the header at ``pos`` has a magic and that position, whatever else it says."""
+        return False
+
     def is_skipping(self, blank: Blank) -> bool:
         """Whether a frame stands behind the blank: DLedger 0.4.0 begins files so after a snapshot."""
         end = blank.pos + blank.size
         return blank.size >= layout.MIN_BLANK_SIZE and end < self.data.end and self.at(end) is not None
+
+    def is_closing(self, blank: Blank) -> bool:
+        """Whether the blank reaches to the end of the file."""
+        return blank.pos + blank.size in (self.segment.end, self.data.end)
+
+    def is_closed_at(self, pos: int) -> bool:
+        """Whether a log may end at ``pos``: at a blank up to the end, or at more zeros than any body holds.
+
+        No frame reaches up to the very end of a whole file: there is room for a blank behind it.
+        """
+        if pos == self.segment.end:
+            return False
+        blank = self.blank_at(pos)
+        if blank and self.is_closing(blank):
+            return True
+        end = min(pos + ZEROS, self.data.end)
+        for at in range(pos, end, _LAST_CHUNK):
+            if any(self.data[at : min(at + _FIRST_CHUNK, end)]) or any(self.data[at : min(at + _LAST_CHUNK, end)]):
+                return False
+        return True
 
     def _chunks(self, start: int, end: int) -> Iterator[tuple[int, int, bytes]]:
         """Pieces of ``[start, end)``: where each begins, of how many positions, and their bytes with some more.
@@ -129,6 +162,7 @@ class EntryFrames(Frames):
     """Entries of DLedger."""
 
     name = "entry"
+    least_size = layout.ENTRY_HEADER_SIZE
 
     def examine(self, pos: int) -> Frame | str:
         left = self.data.end - pos
@@ -151,6 +185,12 @@ class EntryFrames(Frames):
             return f"expected pos {pos}, found {header.pos}"
         return Frame(pos, header.size, header, None)
 
+    def names_itself(self, pos: int) -> bool:
+        if self.data.end - pos < layout.ENTRY_HEADER_SIZE:
+            return False
+        header = decode_entry_header(self.data, pos)
+        return header.magic in layout.ENTRY_MAGICS and header.pos == pos
+
     def blank_at(self, pos: int) -> Blank | None:
         if self.data.end - pos < layout.MIN_BLANK_SIZE:
             return None
@@ -161,11 +201,14 @@ class EntryFrames(Frames):
         assert last.header and frame.header
         return frame.header.index == last.header.index + 1 and frame.header.term >= last.header.term
 
-    def continues(self, last: Frame, frame: Frame, gap: int) -> bool:
-        assert last.header and frame.header
-        missing = frame.header.index - last.header.index - 1
-        most = (frame.pos - gap) // layout.ENTRY_HEADER_SIZE
-        return 0 <= missing <= most and frame.header.term >= last.header.term
+    def sizes_at(self, pos: int) -> tuple[int, ...]:
+        if self.data.end - pos < layout.ENTRY_HEADER_SIZE:
+            return ()
+        header = decode_entry_header(self.data, pos)
+        return header.size, layout.ENTRY_HEADER_SIZE + header.body_size
+
+    def index_at(self, pos: int) -> int:
+        return decode_entry_header(self.data, pos).index if self.data.end - pos >= layout.ENTRY_HEADER_SIZE else -1
 
     def _frame_candidates(self, chunk: bytes, count: int) -> Iterator[int]:
         data = np.frombuffer(chunk, np.uint8)
@@ -194,6 +237,7 @@ class MessageFrames(Frames):
     """Messages of an old CommitLog."""
 
     name = "message"
+    least_size = layout.MIN_MESSAGE_SIZE
 
     def examine(self, pos: int) -> Frame | str:
         left = self.data.end - pos
@@ -225,9 +269,8 @@ class MessageFrames(Frames):
     def follows(self, last: Frame, frame: Frame) -> bool:
         return True
 
-    def continues(self, last: Frame, frame: Frame, gap: int) -> bool:
-        assert last.message and frame.message
-        return frame.message.store_timestamp >= last.message.store_timestamp
+    def sizes_at(self, pos: int) -> tuple[int, ...]:
+        return (_signed(self.data[pos : pos + 4]),) if self.data.end - pos >= layout.MIN_MESSAGE_SIZE else ()
 
     def _frame_candidates(self, chunk: bytes, count: int) -> Iterator[int]:
         prefix = _MESSAGE_MAGIC_BYTES[0][:3]

@@ -8,7 +8,17 @@ import pyarrow as pa
 
 import pyspark_dledger._native as _native
 from pyspark_dledger.format.layout import COMPRESSIONS
-from pyspark_dledger.format.spec import Compressed, LogEnd, ScanRequest, Segment, TermRun
+from pyspark_dledger.format.spec import (
+    Compressed,
+    Extent,
+    LogEnd,
+    Problem,
+    ScanRequest,
+    Segment,
+    Survey,
+    SurveyRequest,
+    TermRun,
+)
 
 NAME = "native"
 
@@ -36,3 +46,10 @@ def log_end(segment: Segment, start: int, search_all: bool) -> LogEnd:
 def term_runs(segment: Segment, start: int, end: int) -> list[TermRun]:
     """Runs of consecutive entries of one term in ``[start, end)``."""
     return [TermRun(*run) for run in _native.term_runs(segment, start, end)]
+
+
+def survey(request: SurveyRequest) -> Survey:
+    """What every byte of a segment is, and what is wrong with it."""
+    found = Survey(*_native.survey(request))
+    extents = [Extent(*extent) for extent in found.extents]
+    return found._replace(extents=extents, problems=[Problem(*problem) for problem in found.problems])

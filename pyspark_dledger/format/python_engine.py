@@ -17,8 +17,9 @@ from pyspark_dledger.format.columns import COLUMN_BY_NAME, arrow_schema
 from pyspark_dledger.format.frames import Frames, frames_of
 from pyspark_dledger.format.rows import COLUMN_READERS, Row, codec_name, first_problem, row_test
 from pyspark_dledger.format.segment_file import FileShrunk, SegmentFile
-from pyspark_dledger.format.spec import Compressed, LogEnd, ScanRequest, Segment, TermRun
-from pyspark_dledger.format.walk import find_boundary, find_log_end, walk
+from pyspark_dledger.format.spec import Compressed, LogEnd, ScanRequest, Segment, Survey, SurveyRequest, TermRun
+from pyspark_dledger.format.survey import take
+from pyspark_dledger.format.walk import Walk, find_log_end, find_splits
 
 NAME = "python"
 
@@ -99,7 +100,7 @@ def _records(data: SegmentFile, request: ScanRequest) -> Iterator[_Record]:
     pos = request.start
     while True:
         try:
-            for span in walk(frames, pos, min(request.end, request.segment.end), request.end_is_boundary):
+            for span in Walk(frames, pos, min(request.end, request.segment.end), request.end_is_boundary):
                 row = Row(data, span, request.committed_index)
                 record = _record(row, request, needs) if passes(row) else None
                 pos = span.end
@@ -180,26 +181,14 @@ def log_end(segment: Segment, start: int, search_all: bool) -> LogEnd:
 
 def split(segment: Segment, start: int, end: int, target_bytes: int) -> list[int]:
     """Positions inside ``(start, end)``, ascending and about ``target_bytes`` apart, that every walk visits."""
-    return _with_frames(segment, lambda frames: _split(frames, start, end, max(target_bytes, 1)))
-
-
-def _split(frames: Frames, start: int, end: int, target_bytes: int) -> list[int]:
-    boundaries: list[int] = []
-    known = start
-    while known + target_bytes < end:
-        boundary = find_boundary(frames, known, known + target_bytes, end)
-        if boundary is None or end - boundary < target_bytes // 4:
-            break
-        boundaries.append(boundary)
-        known = boundary
-    return boundaries
+    return _with_frames(segment, lambda frames: find_splits(frames, start, end, max(target_bytes, 1)))
 
 
 def seek(segment: Segment, start: int, end: int, index: int) -> int:
     """Where the walk over ``[start, end)`` meets the first DLedger entry of at least that ``index``; else ``end``."""
 
     def first(frames: Frames) -> int:
-        for span in walk(frames, start, end):
+        for span in Walk(frames, start, end):
             if span.frame and span.frame.header and span.frame.header.index >= index:
                 return span.pos
         return end
@@ -214,7 +203,7 @@ def term_runs(segment: Segment, start: int, end: int) -> list[TermRun]:
 
 def _term_runs(frames: Frames, start: int, end: int) -> list[TermRun]:
     runs: list[TermRun] = []
-    for span in walk(frames, start, end):
+    for span in Walk(frames, start, end):
         if not span.frame or not span.frame.header:
             continue
         header = span.frame.header
@@ -225,6 +214,11 @@ def _term_runs(frames: Frames, start: int, end: int) -> list[TermRun]:
             raise StoreError(f"{frames.segment.path}: expected at most {MAX_TERM_RUNS} changes of term, found more")
         runs.append(TermRun(header.term, header.index, span.pos, 1))
     return runs
+
+
+def survey(request: SurveyRequest) -> Survey:
+    """What every byte of a segment is, and what is wrong with it, in one pass; the codes are those of `survey`."""
+    return _with_frames(request.segment, lambda frames: take(request, frames))
 
 
 def crc32(data: bytes) -> int:

@@ -128,35 +128,42 @@ def first_problem(row: Row, verify_crc: bool) -> str | None:
 
 
 def _problems(row: Row, verify_crc: bool) -> Iterator[str]:
-    if verify_crc and row.header and row.header.body_crc and row.entry_range:
-        computed = signed32(_crc_of_range(row.data, *row.entry_range))
-        if computed != row.header.body_crc:
-            yield f"expected bodyCrc {row.header.body_crc}, found {computed}"
+    if verify_crc and (text := stored_crc_problem(row)):
+        yield text
     if row.structure_problem:
         yield row.structure_problem
     if row.message:
-        yield from _message_problems(row, row.message, verify_crc)
+        yield from (text for _, text in message_problems(row, row.message, verify_crc))
 
 
-def _message_problems(row: Row, message: Message, verify_crc: bool) -> Iterator[str]:
+def stored_crc_problem(row: Row) -> str | None:
+    """What is wrong with a body by the CRC in its entry's header; 0 there means that none was computed."""
+    if row.header is None or row.header.body_crc == 0 or row.entry_range is None:
+        return None
+    computed = signed32(_crc_of_range(row.data, *row.entry_range))
+    return None if computed == row.header.body_crc else f"expected bodyCrc {row.header.body_crc}, found {computed}"
+
+
+def message_problems(row: Row, message: Message, verify_crc: bool) -> Iterator[tuple[str, str]]:
+    """What is wrong with a message whose structure is right: the code of each problem, and the text."""
     start = row.span.pos + (layout.ENTRY_HEADER_SIZE if row.header else 0)
     if message.physical_offset != start:
-        yield f"expected physicalOffset {start}, found {message.physical_offset}"
+        yield "messageOffset", f"expected physicalOffset {start}, found {message.physical_offset}"
     if verify_crc and message.body_length:
         body_end = message.body_start + message.body_length
         computed = _crc_of_range(row.data, message.body_start, body_end) & MESSAGE_CRC_MASK
         if computed != message.body_crc:
-            yield f"expected message CRC {message.body_crc}, found {computed}"
+            yield "messageCrc", f"expected message CRC {message.body_crc}, found {computed}"
     if verify_crc and row.header is None:
         stored = stored_property_crc(row.raw_properties)
         if stored is not None:
             end = start + message.total_size - layout.PROPERTY_CRC_SIZE
             computed = _crc_of_range(row.data, start, end) & MESSAGE_CRC_MASK
             if computed != stored:
-                yield f"expected property CRC {stored}, found {computed}"
+                yield "propertyCrc", f"expected property CRC {stored}, found {computed}"
     for name, value in (("born", message.born_timestamp), ("store", message.store_timestamp)):
         if _micros(value) is None:
-            yield f"expected {name}Timestamp within years 1 to 9999, found {value} ms"
+            yield "messageTimestamp", f"expected {name}Timestamp within years 1 to 9999, found {value} ms"
 
 
 def _crc_of_range(data: SegmentFile, start: int, stop: int) -> int:

@@ -125,7 +125,7 @@ class TermRun(NamedTuple):
 
 
 class Extent(NamedTuple):
-    """Bytes of one kind: `entry`, `message`, `blank`, `unwritten`, `stale` or `corrupt`; neighbours of a kind are one."""
+    """Bytes of one kind: entry, message, blank, unwritten, stale or corrupt. Neighbours of a kind are one extent."""
 
     kind: str
     pos: int

@@ -6,19 +6,18 @@ It depends on the segment's bytes alone, so scans of any split of a range see th
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from pyspark_dledger.errors import StoreError
-from pyspark_dledger.format import layout
 from pyspark_dledger.format.frames import Blank, Frame, Frames
-from pyspark_dledger.format.spec import LogEnd
+from pyspark_dledger.format.resync import SPAN_WINDOW, VOTERS, Course, Expectation, Place, Resync, place_before
+from pyspark_dledger.format.spec import DLEDGER, LogEnd
 
 MAX_EXTENT = 2**31 - 1
 EXTENT_STEP = 2**30
 SEARCH_WINDOW = 8 * 1024 * 1024
-# A blank ends a file where an entry of the largest size did not fit any more, hence a little more than one entry.
-SPAN_WINDOW = layout.MAX_ENTRY_SIZE + 4096
 
 
 class Span(NamedTuple):
@@ -34,49 +33,75 @@ class Span(NamedTuple):
         return self.pos + self.size
 
 
-def walk(frames: Frames, start: int, end: int, end_is_boundary: bool = False) -> Iterator[Span]:
-    """The frames and corrupt extents that begin in ``[start, end)``; ``start`` is where a frame or an extent begins.
+class Walk:
+    """The frames and corrupt extents that begin in ``[start, end)``, in order, for iterating over once.
 
-    Corrupt extents are clipped at ``end``. With ``end_is_boundary`` a frame or blank that reaches over ``end`` raises
-    StoreError.
+    ``start`` is where a frame or an extent begins; corrupt extents are clipped at ``end``. With ``end_is_boundary`` a
+    frame or blank that reaches over ``end`` raises StoreError. What lies between two extents is a blank.
     """
-    pos = start
-    while pos < end:
-        there = frames.examine(pos)
-        if isinstance(there, Frame):
-            if end_is_boundary and there.end > end:
-                raise _not_a_boundary(frames, end, frames.name, pos, there.size)
-            yield Span(pos, there.size, there, None)
-            pos = there.end
-            continue
 
-        blank = frames.blank_at(pos)
-        skipped = _skipped(frames, blank) if blank else 0
-        if skipped:
-            if end_is_boundary and pos + skipped > end:
-                raise _not_a_boundary(frames, end, "blank", pos, skipped)
-            pos += skipped
-            continue
+    def __init__(self, frames: Frames, start: int, end: int, end_is_boundary: bool = False) -> None:
+        self._frames = frames
+        self._resync = Resync(frames)
+        self._start = self.pos = start
+        self._end = end
+        self._end_is_boundary = end_is_boundary
+        self.odd_blank: Blank | None = None
+        """A blank of a wrong size that nothing stands behind; it counts as one up to the end."""
+        self.course = Course(place_before(frames.segment) if start == frames.segment.base else None)
+        self._knows_course = start == frames.segment.base or frames.segment.source != DLEDGER
 
+    def __iter__(self) -> Iterator[Span]:
+        frames, end = self._frames, self._end
+        while self.pos < end:
+            pos = self.pos
+            there = frames.examine(pos)
+            if isinstance(there, Frame):
+                if self._end_is_boundary and there.end > end:
+                    raise _not_a_boundary(frames, end, frames.name, pos, there.size)
+                self.course.step(there)
+                self.pos = there.end
+                yield Span(pos, there.size, there, None)
+                continue
+            blank = frames.blank_at(pos)
+            if blank and (frames.is_closing(blank) or frames.is_skipping(blank)):
+                if self._end_is_boundary and pos + blank.size > end:
+                    raise _not_a_boundary(frames, end, "blank", pos, blank.size)
+                self.pos += blank.size
+                continue
+            yield from self._damage(pos, blank, there)
+
+    def _damage(self, pos: int, blank: Blank | None, reason: str) -> Iterator[Span]:
+        frames, end = self._frames, self._end
         # A frame at `end` counts as found, else a split there would lose the extent behind a bad blank.
-        found = next(frames.search(pos + 1, end + 1), None)
-        if found is None and frames.data.end < end:
-            yield from _corrupt(pos, end, frames.data.shortage)
+        found = self._resync.next(pos, self._expected(pos), end + 1)
+        if found is None or found > end:
+            self.pos = end
+            if frames.data.end < end:
+                yield from _corrupt(pos, end, frames.data.shortage)
+            elif blank is None:
+                yield from _corrupt(pos, end, reason)
+            else:
+                self.odd_blank = blank
             return
-        if blank is None:
-            yield from _corrupt(pos, found.pos if found else end, there)
-        elif found:
-            left = frames.data.end - pos
-            yield from _corrupt(pos, found.pos, f"expected a blank of {left} bytes at {pos}, found {blank.size}")
-        pos = found.pos if found else end
+        self.pos = found
+        if blank:
+            reason = odd_blank_reason(frames, blank)
+        yield from _corrupt(pos, found, reason)
+
+    def _expected(self, pos: int) -> Expectation:
+        if not self._knows_course:
+            self._knows_course = True
+            if len(self.course.recent) < VOTERS:
+                earlier = Walk(self._frames, self._frames.segment.base, self._start)
+                deque(earlier, maxlen=0)
+                self.course.precede(earlier.course)
+        return self.course.at_gap(pos)
 
 
-def _skipped(frames: Frames, blank: Blank) -> int:
-    """How many bytes a blank passes over; 0 if its size makes no sense."""
-    end = blank.pos + blank.size
-    if end in (frames.segment.end, frames.data.end) or frames.is_skipping(blank):
-        return blank.size
-    return 0
+def odd_blank_reason(frames: Frames, blank: Blank) -> str:
+    """What is wrong with a blank that does not reach to the end of the file."""
+    return f"expected a blank of {frames.data.end - blank.pos} bytes at {blank.pos}, found {blank.size}"
 
 
 def _corrupt(pos: int, end: int, problem: str) -> Iterator[Span]:
@@ -98,29 +123,41 @@ def _not_a_boundary(frames: Frames, end: int, what: str, pos: int, size: int) ->
 def find_log_end(frames: Frames, start: int, search_all: bool) -> LogEnd:
     """Where the log ends, see `python_engine.log_end`."""
     file_end = frames.data.end
-    first = last = taken = None
+    resync = Resync(frames)
+    first = last = None
+    taken = -1
     entries = 0
     pos = start
     while pos < file_end:
-        frame = taken or frames.at(pos)
-        if frame and (frame is taken or last is None or frames.follows(last, frame)):
-            first, last, taken = first or frame, frame, None
+        frame = frames.at(pos)
+        if frame and (pos == taken or last is None or frames.follows(last, frame)):
+            first, last = first or frame, frame
             entries += 1
             pos = frame.end
             continue
-        blank = frames.blank_at(pos)
-        if blank and blank.pos + blank.size in (frames.segment.end, file_end):
+        blank = None if frame else frames.blank_at(pos)
+        if blank and frames.is_closing(blank):
             break
         if blank and frames.is_skipping(blank):
             pos += blank.size
             continue
         limit = file_end if search_all else min(file_end, pos + SEARCH_WINDOW)
-        later = frames.search(pos + 1, limit)
-        taken = next((frame for frame in later if last is None or frames.continues(last, frame, pos)), None)
-        if taken is None:
+        found = resync.next(pos, _expected_behind(frames, last, pos), limit)
+        if found is None:
             break
-        pos = taken.pos
+        pos = taken = found
     return _log_end(start, entries, first, last)
+
+
+def _expected_behind(frames: Frames, last: Frame | None, gap: int) -> Expectation:
+    """What may continue a log that ended with `last`: never anything else, or stale bytes would become part of it."""
+    if last is None:
+        before = place_before(frames.segment) if gap == frames.segment.base else None
+        return Expectation((before,) if before else (), 1, strict=True)
+    if last.header:
+        return Expectation((Place(last.header.index, last.header.term, gap),), 1, strict=True)
+    assert last.message
+    return Expectation((), 1, strict=True, store_timestamp=last.message.store_timestamp)
 
 
 def _log_end(start: int, entries: int, first: Frame | None, last: Frame | None) -> LogEnd:
@@ -133,22 +170,56 @@ def _log_end(start: int, entries: int, first: Frame | None, last: Frame | None) 
     return LogEnd(last.end, entries, -1, -1, -1, -1, last.pos, last.message.store_timestamp)
 
 
-def find_boundary(frames: Frames, known: int, target: int, end: int) -> int | None:
-    """The first frame in ``[target, end)`` that every walk visits; ``known`` is an earlier position on the walk.
+def find_splits(frames: Frames, start: int, end: int, target_bytes: int) -> list[int]:
+    """Positions inside ``(start, end)``, ascending and about ``target_bytes`` apart, that every walk visits."""
+    if target_bytes <= 2 * SPAN_WINDOW:
+        return _walked_splits(frames, start, end, target_bytes)
+    boundaries: list[int] = []
+    known = start
+    while known + target_bytes < end:
+        boundary = find_boundary(frames, known + target_bytes, end)
+        if boundary is None or end - boundary < target_bytes // 4:
+            break
+        boundaries.append(boundary)
+        known = boundary
+    return boundaries
 
-    No frame is longer than `SPAN_WINDOW`. So a frame that nothing within that distance before it spans, entry or blank
-    or what merely looks so, stands on the walk.
+
+def _walked_splits(frames: Frames, start: int, end: int, target_bytes: int) -> list[int]:
+    boundaries: list[int] = []
+    known = start
+    for span in Walk(frames, start, end):
+        if span.frame and span.pos >= known + target_bytes:
+            if end - span.pos < target_bytes // 4:
+                break
+            boundaries.append(span.pos)
+            known = span.pos
+    return boundaries
+
+
+def find_boundary(frames: Frames, target: int, end: int) -> int | None:
+    """The first frame in ``[target, end)`` that is proven to be visited by every walk from before.
+
+    What proves it is an anchor: a frame that nothing before it reaches over, and behind which its own chain of frames
+    is all that can be seen, for longer than any body. So a walk arrives at the anchor or in its chain, damaged as the
+    bytes before may be.
     """
-    start = max(known, frames.segment.base, target - SPAN_WINDOW)
-    reach = start
     leading = frames.blank_at(frames.segment.base)
-    if leading and frames.is_skipping(leading):
-        reach = max(reach, leading.pos + leading.size)
-    for pos, size, is_frame in heapq.merge(
-        ((frame.pos, frame.size, True) for frame in frames.search(start, end)),
-        ((blank.pos, blank.size, False) for blank in frames.search_blanks(start, end)),
-    ):
-        if is_frame and pos >= target and pos >= reach:
-            return pos
-        reach = max(reach, pos + size)
+    reach = leading.pos + leading.size if leading and frames.is_skipping(leading) else frames.segment.base
+    anchor = -1
+    last: Frame | None = None
+    begin = target - 2 * SPAN_WINDOW
+    places: list[Iterator[Frame | Blank]] = [frames.search(begin, end), frames.search_blanks(begin, end)]
+    for place in heapq.merge(*places, key=lambda place: place.pos):
+        if isinstance(place, Blank):
+            if frames.is_closing(place):
+                last = None
+        elif last and place.pos == last.end and frames.follows(last, place):
+            last = place
+            if place.pos >= max(target, anchor + SPAN_WINDOW):
+                return place.pos
+        else:
+            is_free = place.pos >= max(target - SPAN_WINDOW, reach)
+            anchor, last = (place.pos, place) if is_free else (-1, None)
+        reach = max(reach, place.pos + place.size)
     return None

@@ -1,15 +1,159 @@
-"""What a broker's ConsumeQueue proves: a broker dispatches committed messages only (`DLedgerCommitLog.getData`)."""
+"""A broker's ConsumeQueues: their files and units, and what they prove.
+
+A broker dispatches committed messages only (`DLedgerCommitLog.getData`), so a unit proves its message committed.
+"""
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from pyspark_dledger.format.codec import ConsumeQueueUnit, decode_consume_queue_unit
-from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT_SIZE, ENTRY_HEADER_SIZE
+import numpy as np
+import numpy.typing as npt
+
+from pyspark_dledger.format.codec import ConsumeQueueUnit, decode_records, record_dtype
+from pyspark_dledger.format.layout import (
+    CONSUME_QUEUE_UNIT,
+    CONSUME_QUEUE_UNIT_SIZE,
+    ENTRY_HEADER_SIZE,
+    SEGMENT_NAME_DIGITS,
+)
 from pyspark_dledger.format.spec import Segment
 from pyspark_dledger.log.entries import entry_at, segment_at
+
+Units = npt.NDArray[Any]
+"""Units as a numpy array with the fields of `layout.CONSUME_QUEUE_UNIT`, big-endian as on disk."""
+
+FOLDER = "consumequeue"
+UNIT_DTYPE = record_dtype(CONSUME_QUEUE_UNIT)
+# 1.25 MiB in memory.
+UNITS_AT_ONCE = 64 * 1024
+# ConsumeQueue.fillPreBlank: (0, this, 0) fills a file before the first unit of a queue that begins in its middle.
+FILLER_SIZE = 0x7FFFFFFF
+_TAIL_BLOCK = 64 * 1024
+# Among so many units behind which nothing is written, one is intact.
+_LAST_UNITS = 1024
+_NO_UNITS = np.empty(0, UNIT_DTYPE)
+
+
+@dataclass(frozen=True)
+class QueueFile:
+    """One file of a queue: ``first`` is the queue offset of its first unit, ``units`` how many it has room for."""
+
+    path: str
+    name: str
+    first: int
+    units: int
+
+
+@dataclass(frozen=True)
+class Queue:
+    """One queue of a topic, with its files by name."""
+
+    topic: str
+    queue_id: int
+    files: tuple[QueueFile, ...]
+
+
+def queues(root: Path) -> list[Queue]:
+    """The queues below ``root/consumequeue`` that have files, by topic and queue id; a folder that is none is left out.
+
+    Nothing of the files is read, and what cannot be listed is left out.
+    """
+    found = []
+    for topic in _entries(root / FOLDER):
+        for queue in _entries(Path(topic.path)) if topic.is_dir() else []:
+            files = _files(Path(queue.path)) if queue.name.isdecimal() and queue.is_dir() else ()
+            if files:
+                found.append(Queue(topic.name, int(queue.name), files))
+    return sorted(found, key=lambda queue: (queue.topic, queue.queue_id))
+
+
+def _files(folder: Path) -> tuple[QueueFile, ...]:
+    files = []
+    for entry in _entries(folder):
+        if len(entry.name) == SEGMENT_NAME_DIGITS and entry.name.isdecimal() and entry.is_file():
+            try:
+                units = entry.stat().st_size // CONSUME_QUEUE_UNIT_SIZE
+            except OSError:
+                continue
+            files.append(QueueFile(entry.path, entry.name, int(entry.name) // CONSUME_QUEUE_UNIT_SIZE, units))
+    return tuple(sorted(files, key=lambda file: file.first))
+
+
+def read_units(file: QueueFile, start: int = 0, stop: int | None = None) -> Iterator[Units]:
+    """The units ``[start, stop)`` of a file, counted from its beginning, in chunks of at most `UNITS_AT_ONCE`.
+
+    Without `stop` up to the last one that was written. Units in between that were never written are zeros. Ends early
+    where the file shrinks or cannot be read.
+    """
+    stop = written_units(file) if stop is None else min(stop, file.units)
+    try:
+        descriptor = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return
+    try:
+        while start < stop:
+            size = min(UNITS_AT_ONCE, stop - start) * CONSUME_QUEUE_UNIT_SIZE
+            try:
+                data = os.pread(descriptor, size, start * CONSUME_QUEUE_UNIT_SIZE)
+            except OSError:
+                return
+            units = decode_records(data, CONSUME_QUEUE_UNIT)
+            if not len(units):
+                return
+            yield units
+            start += len(units)
+    finally:
+        os.close(descriptor)
+
+
+def written_units(file: QueueFile) -> int:
+    """How many units a file has up to the last one that is not zeros; looked for from its end, over its holes."""
+    try:
+        descriptor = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return 0
+    try:
+        end = last_data(descriptor, 0, os.fstat(descriptor).st_size)
+    except OSError:
+        return 0
+    finally:
+        os.close(descriptor)
+    return min(-(-end // CONSUME_QUEUE_UNIT_SIZE), file.units)
+
+
+def last_data(descriptor: int, start: int, end: int) -> int:
+    """The byte behind the last one of a file's ``[start, end)`` that is not 0; `start` if all are. Holes are free."""
+    for low, high in reversed(list(data_extents(descriptor, start, end))):
+        while low < high:
+            block = max(low, high - _TAIL_BLOCK)
+            data = os.pread(descriptor, high - block, block).rstrip(b"\0")
+            if data:
+                return block + len(data)
+            high = block
+    return start
+
+
+def data_extents(descriptor: int, start: int, end: int) -> Iterator[tuple[int, int]]:
+    """The parts of a file's ``[start, end)`` that are no holes, as its file system says it, ascending."""
+    while start < end:
+        try:
+            low = os.lseek(descriptor, start, os.SEEK_DATA)
+            high = os.lseek(descriptor, low, os.SEEK_HOLE)
+        except OSError as error:
+            # Nothing but a hole is left; else the file system knows no holes, and data is everywhere.
+            if error.errno != errno.ENXIO:
+                yield start, end
+            return
+        if low >= end:
+            return
+        yield low, min(high, end)
+        start = high
 
 
 def proven_index(root: Path, segments: list[Segment], end: int) -> int | None:
@@ -29,11 +173,13 @@ def proven_index(root: Path, segments: list[Segment], end: int) -> int | None:
 
 def last_units(root: Path) -> Iterator[ConsumeQueueUnit]:
     """The last unit that was written to each queue."""
-    for queue in _folders(root / "consumequeue", 2):
-        for file in sorted(_entries(queue), key=lambda entry: entry.name, reverse=True):
-            unit = _last_unit(file)
-            if unit is not None:
-                yield unit
+    for queue in queues(root):
+        for file in reversed(queue.files):
+            written = written_units(file)
+            units = next(read_units(file, max(0, written - _LAST_UNITS), written), _NO_UNITS)
+            units = units[(units["size"] > 0) & (units["size"] < FILLER_SIZE)]
+            if len(units):
+                yield ConsumeQueueUnit(*units[-1].tolist())
                 break
 
 
@@ -44,33 +190,3 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
             return [entry for entry in entries if entry.is_dir() or entry.is_file()]
     except OSError:
         return []
-
-
-def _folders(folder: Path, depth: int) -> Iterator[Path]:
-    """The folders `depth` levels below: topic, then queue."""
-    for entry in _entries(folder):
-        if entry.is_dir():
-            yield from [Path(entry.path)] if depth == 1 else _folders(Path(entry.path), depth - 1)
-
-
-def _last_unit(file: os.DirEntry[str]) -> ConsumeQueueUnit | None:
-    """The last unit of a file, which is filled from its start; found by halving, because most of it may be a hole."""
-    try:
-        with open(file.path, "rb", buffering=0) as stream:
-            return _last_written(stream.fileno())
-    except OSError:
-        return None
-
-
-def _last_written(descriptor: int) -> ConsumeQueueUnit | None:
-    low, high = 0, os.fstat(descriptor).st_size // CONSUME_QUEUE_UNIT_SIZE
-    last = None
-    while low < high:
-        middle = (low + high) // 2
-        data = os.pread(descriptor, CONSUME_QUEUE_UNIT_SIZE, middle * CONSUME_QUEUE_UNIT_SIZE)
-        unit = decode_consume_queue_unit(data) if len(data) == CONSUME_QUEUE_UNIT_SIZE else None
-        if unit is not None and unit.size > 0:
-            last, low = unit, middle + 1
-        else:
-            high = middle
-    return last

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-
-import pyarrow as pa
+from typing import TYPE_CHECKING
 
 from pyspark_dledger.errors import MalformedError
-from pyspark_dledger.format.columns import arrow_schema
 from pyspark_dledger.format.layout import SEGMENT_NAME_DIGITS
 from pyspark_dledger.format.spec import COMMITLOG, Filters, ScanRequest
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 # The size column has 32 bits; a longer hole is several rows.
 _LONGEST_ROW = 2**31 - 1
@@ -38,6 +39,10 @@ class Hole:
 
 def hole_batches(hole: Hole) -> Iterator[pa.RecordBatch]:
     """The corrupt rows of a hole. Raises MalformedError with mode=FAILFAST."""
+    import pyarrow as pa
+
+    from pyspark_dledger.format.columns import arrow_schema
+
     request = hole.request
     rows = [row for row in _rows(hole) if _passes(row, request.filters)]
     if not rows or request.mode == "DROPMALFORMED":

@@ -27,7 +27,6 @@ TABLES = (
     "consumers",
     "diff",
 )
-READABLE_TABLES = ("log",)
 ISOLATION_LEVELS = ("read_uncommitted", "read_committed")
 COMMITTED_BOUNDS = ("auto", "checkpoint", "consumeQueue", "quorum", "end")
 ENGINES = ("auto", "native", "python")
@@ -320,11 +319,8 @@ def _queue_ids(value: object) -> tuple[int, ...]:
 def _parse_table(value: object) -> str:
     name = value if isinstance(value, str) else repr(value)
     known = {table.lower(): table for table in TABLES}.get(name.lower())
-    readable = f"this version reads {' and '.join(READABLE_TABLES)}"
     if known is None:
-        raise OptionError(f"option table: unknown table {name}, the nearest is {nearest(name, TABLES)}; {readable}")
-    if known not in READABLE_TABLES:
-        raise OptionError(f"option table: {known} cannot be read yet, {readable}")
+        raise OptionError(f"option table: unknown table {name}, the nearest is {nearest(name, TABLES)}")
     return known
 
 

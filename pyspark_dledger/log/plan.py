@@ -7,16 +7,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
-
 from pyspark_dledger.errors import StoreError
-from pyspark_dledger.format.bodies import expand
 from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, INT64_MAX, Filters, IntFilter, ScanRequest, Segment
 from pyspark_dledger.log.holes import Hole, hole_batches
 from pyspark_dledger.log.options import Offset, ReadOptions
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from pyspark_dledger.log.store import Log
 
 _MAX_PARTITION_BYTES = 128 * 1024 * 1024
@@ -61,6 +60,8 @@ class _Window:
 
 def read_partition(partition: Partition) -> Iterator[pa.RecordBatch]:
     """The rows of a partition. Raises StoreError and, with mode=FAILFAST, MalformedError."""
+    from pyspark_dledger.format.bodies import expand
+
     engine = get_engine(partition.engine)
     for part in partition.ranges:
         if isinstance(part, Hole):

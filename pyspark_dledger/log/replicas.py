@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 class Terms:
     """The terms of a replica's entries, by index."""
 
-    def __init__(self, log: Log) -> None:
+    def __init__(self, log: Log, runs: list[TermRun] | None = None) -> None:
         self.log = log
-        self.runs: list[TermRun] = log.term_runs()
+        self.runs = runs if runs is not None else log.term_runs()
         self.first = self.runs[0].index if self.runs else 0
         self.last = log.end.last_index
 
@@ -78,11 +78,16 @@ def check_replicas(log: Log, others: list[Log], committed: int | None) -> None:
             )
         last_common = agreed if agreed is not None else begin - 1
         for index in sorted({begin, min(last_common, limit)}):
-            if begin <= index <= last_common and _entry(log, index) != _entry(other, index):
+            if begin <= index <= last_common and not same_entry(log, other, index):
                 raise StoreError(
                     f"{other.path}: expected the entry {index} of {log.path}, found other bytes: "
                     "this replica is of another group, or one of them is damaged"
                 )
+
+
+def same_entry(first: Log, second: Log, index: int) -> bool:
+    """Whether two replicas hold the same bytes as the entry `index`, apart from where it stands."""
+    return _entry(first, index) == _entry(second, index)
 
 
 def _entry(log: Log, index: int) -> tuple[int, int, bytes]:
@@ -112,15 +117,23 @@ def quorum_bound(log: Log, others: list[Log], group_size: int | None) -> Bound:
     if index < 0:
         return Bound(None, None, "quorum: no index is on a majority")
     term = holder.at(index)
-    for member in members:
-        last_term = member.at(member.last)
-        if member.at(index) != term and last_term is not None and term is not None and last_term > term:
-            reason = f"{member.log.path} lacks it and ends with term {last_term}"
-            return Bound(None, None, f"quorum: index {index} is on a majority, not proven committed: {reason}")
+    rival = superseding(members, index, term)
+    if rival is not None:
+        reason = f"{rival.log.path} lacks it and ends with term {rival.at(rival.last)}"
+        return Bound(None, None, f"quorum: index {index} is on a majority, not proven committed: {reason}")
     agreed = agreement(members[0], holder)
     if agreed is None:
         return Bound(None, None, f"quorum: {log.path} has no index in common with {holder.log.path}")
     return Bound(min(index, agreed), "quorum")
+
+
+def superseding(members: list[Terms], index: int, term: int | None) -> Terms | None:
+    """A member that does not hold `index` with `term`, and ends with a higher term: elected, it would overwrite it."""
+    for member in members:
+        last_term = member.at(member.last)
+        if member.at(index) != term and last_term is not None and term is not None and last_term > term:
+            return member
+    return None
 
 
 def _majority_index(member: Terms, members: list[Terms]) -> int:

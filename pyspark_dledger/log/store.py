@@ -9,23 +9,27 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, Any
 
 from pyspark_dledger.errors import OptionError, StoreError
-from pyspark_dledger.format.columns import COLUMN_BY_NAME, DEFAULT_NAMES, ENTRY_BODY
+from pyspark_dledger.format.codec import decode_blank
 from pyspark_dledger.format.engine import get_engine
+from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, INDEX_UNIT_SIZE, MIN_BLANK_SIZE
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, INT64_MIN, Filters, LogEnd, Segment, TermRun
 from pyspark_dledger.log.committed import Bound, best, read_checkpoint, read_current_term
-from pyspark_dledger.log.consume_queue import proven_index
 from pyspark_dledger.log.entries import IndexFiles, entry_at, lone_segment, read_at
 from pyspark_dledger.log.find import file_size, find_store, list_segments
 from pyspark_dledger.log.options import ReadOptions, find_option, nearest, option_filters, parse_options
 from pyspark_dledger.log.plan import Partition, plan, read_partition
 from pyspark_dledger.log.replicas import check_replicas, quorum_bound
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from pyspark_dledger.log.findings import Finding
+
 _HEAD_BYTES = 64 * 1024
+_UNITS_TRIED = 8
 _NO_ENTRY = LogEnd(0, 0, -1, -1, -1, -1, -1, -1)
 
 
@@ -84,6 +88,7 @@ class Log:
         ledger = list_segments(self.paths.data_dirs, DLEDGER, self.dialect != "0.4")
         old = list_segments(self.paths.commitlog_dirs, COMMITLOG, True)
         self._divided = ledger[0].base if ledger else None
+        ledger = [self._with_before(*pair) for pair in zip([None, *ledger], ledger, strict=False)]
         if only is not None:
             listed = [segment for segment in ledger + old if Path(segment.path) == only]
             return listed or [lone_segment(only, DLEDGER if self.paths.data_dirs else COMMITLOG)]
@@ -92,6 +97,28 @@ class Log:
             first = ledger[0].base
             old = [replace(part, size=min(part.size, first - part.base)) for part in old if part.base < first]
         return old + ledger
+
+    def _with_before(self, previous: Segment | None, segment: Segment) -> Segment:
+        """The segment, with the entry before it where it does not begin with one itself and is not just empty."""
+        head = read_at(segment.path, 0, ENTRY_HEADER_SIZE)
+        is_whole = entry_at(segment, segment.base) is not None
+        if previous is None or is_whole or (len(head) >= MIN_BLANK_SIZE and decode_blank(head) is not None):
+            return segment
+        if self.paths.only is not None and Path(segment.path) != self.paths.only:
+            return segment
+        if not read_at(segment.path, 0, _HEAD_BYTES).strip(b"\0"):
+            return segment
+        return replace(segment, before=self._entry_before(previous, segment.base))
+
+    def _entry_before(self, previous: Segment, base: int) -> tuple[int, int] | None:
+        """Index and term of the last entry of `previous` that index files and log agree on; else of its last entry."""
+        nearest = _last_unit_below(self.index_files, base)
+        for index in range(nearest, max(nearest - _UNITS_TRIED, -1), -1):
+            unit = self.index_files.unit(index)
+            if unit is not None and self._indexed(previous, index) is not None:
+                return unit.index, unit.term
+        end = self.engine.log_end(previous, previous.base, True) if previous.end == base else _NO_ENTRY
+        return (end.last_index, end.last_term) if end.entries > 0 else None
 
     @cached_property
     def ledger_segments(self) -> list[Segment]:
@@ -267,10 +294,11 @@ class Log:
         return Bound(checkpoint.committed_index, "checkpoint")
 
     def _consume_queue_bound(self) -> Bound:
-        root = self.paths.root
-        index = (
-            proven_index(root, self.ledger_segments, self.end.pos) if root is not None and self.paths.node_dir else None
-        )
+        root, index = self.paths.root, None
+        if root is not None and self.paths.node_dir is not None and (root / "consumequeue").is_dir():
+            from pyspark_dledger.log.consume_queue import proven_index  # needs numpy, which takes a while to load
+
+            index = proven_index(root, self.ledger_segments, self.end.pos)
         if index is None:
             return Bound(None, None, "consumeQueue: no unit that points to an entry of this log")
         return Bound(index, "consumeQueue")
@@ -313,6 +341,12 @@ class Log:
             return self._divided
         return self.segments[-1].end if self.segments and self.paths.node_dir is not None else -1
 
+    def findings(self) -> list[Finding]:
+        """Everything that is wrong with the store or worth knowing; see `findings.CATALOGUE`. Reads all of it."""
+        from pyspark_dledger.log.verify import verify
+
+        return list(verify(self))
+
     def plan(self, columns: tuple[str, ...], options: ReadOptions, filters: Filters) -> list[Partition]:
         """The partitions that together hold the wanted rows, each once, in the order of the log."""
         bound = self.bound(options) if self.ledger_segments else Bound(None, None)
@@ -338,6 +372,21 @@ class Log:
         return (batch for partition in partitions for batch in read_partition(partition))
 
 
+def _last_unit_below(files: IndexFiles, base: int) -> int:
+    """The last index whose unit gives a position below `base`, by halves; -1 without one."""
+    if not files.files:
+        return -1
+    low, high = files.files[0].base // INDEX_UNIT_SIZE, files.files[-1].end // INDEX_UNIT_SIZE
+    while low < high:
+        middle = (low + high) // 2
+        unit = files.unit(middle)
+        if unit is not None and unit.pos < base:
+            low = middle + 1
+        else:
+            high = middle
+    return low - 1
+
+
 def _field(option: str) -> str:
     return find_option(option).field
 
@@ -349,6 +398,8 @@ def _chooses_same(first: ReadOptions, second: ReadOptions) -> bool:
 
 
 def _checked_columns(columns: Iterable[str] | None, options: ReadOptions) -> tuple[str, ...]:
+    from pyspark_dledger.format.columns import COLUMN_BY_NAME, DEFAULT_NAMES, ENTRY_BODY
+
     if columns is None:
         return (*DEFAULT_NAMES, *((ENTRY_BODY.name,) if options.include_entry_body else ()))
     names = (columns,) if isinstance(columns, str) else tuple(columns)

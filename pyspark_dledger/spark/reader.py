@@ -35,7 +35,12 @@ class LogReader(DataSourceReader):
         """Read one partition; PySpark 4.0 and 4.1 pass None itself for an empty plan."""
         if partition is None or partition.value is None:
             return
-        batches = read_partition(partition.value)
-        next_batch = plain_errors(lambda: next(batches, None))
-        while (batch := next_batch()) is not None:
+        for batch in plain_batches(read_partition(partition.value)):
             yield pa.RecordBatch.from_arrays(batch.columns, schema=self.schema)
+
+
+def plain_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Let the errors of `batches` that are ours pass without the frames below them."""
+    next_batch = plain_errors(lambda: next(batches, None))
+    while (batch := next_batch()) is not None:
+        yield batch

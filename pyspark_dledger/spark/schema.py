@@ -1,9 +1,10 @@
-"""The Spark schema of the ``log`` table, and a user's choice of its columns."""
+"""The Spark schemas of the tables, and a user's choice of their columns."""
 
 from __future__ import annotations
 
 import pyarrow as pa
 from pyspark.sql.types import (
+    ArrayType,
     BinaryType,
     BooleanType,
     DataType,
@@ -19,7 +20,9 @@ from pyspark.sql.types import (
 
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.format.columns import COLUMN_BY_NAME, DEFAULT_NAMES, ENTRY_BODY, PROPERTIES, TIMESTAMP
-from pyspark_dledger.log.options import nearest
+from pyspark_dledger.log.options import ReadOptions, nearest
+
+LOG = "log"
 
 _SPARK_TYPES: dict[pa.DataType, DataType] = {
     pa.bool_(): BooleanType(),
@@ -29,57 +32,72 @@ _SPARK_TYPES: dict[pa.DataType, DataType] = {
     pa.binary(): BinaryType(),
     TIMESTAMP: TimestampType(),
     PROPERTIES: MapType(StringType(), StringType()),
+    pa.list_(pa.string()): ArrayType(StringType()),
+    pa.map_(pa.string(), pa.int64()): MapType(StringType(), LongType()),
 }
-_NAME_BY_KEY = {name.lower(): name for name in COLUMN_BY_NAME}
 _NEVER_NULL = frozenset({"kind", "source", "pos", "size", "segment"})
+
+
+def whole_schema(options: ReadOptions) -> StructType:
+    """Return the whole schema of the table that is read."""
+    if options.table == LOG:
+        return log_schema(options.include_entry_body)
+    types = column_types(options.table)
+    return StructType([StructField(name, _SPARK_TYPES[kind]) for name, kind in types.items()])
 
 
 def log_schema(include_entry_body: bool) -> StructType:
     """Return the whole schema of the ``log`` table."""
     names = (*DEFAULT_NAMES, ENTRY_BODY.name) if include_entry_body else DEFAULT_NAMES
-    return StructType([StructField(name, _spark_type(name)) for name in names])
+    return StructType([StructField(name, _SPARK_TYPES[COLUMN_BY_NAME[name].type]) for name in names])
 
 
-def column_names(schema: StructType) -> tuple[str, ...]:
-    """Return the columns that `schema` asks for, in its order and in their own spelling.
+def column_types(table: str) -> dict[str, pa.DataType]:
+    """Return the Arrow type of every column of a table, by its own spelling."""
+    if table == LOG:
+        return {name: column.type for name, column in COLUMN_BY_NAME.items()}
+    from pyspark_dledger.rocketmq.tables import TABLES
+
+    return {column.name: column.type for column in TABLES[table].columns}
+
+
+def column_names(schema: StructType, table: str = LOG) -> tuple[str, ...]:
+    """Return the columns of `table` that `schema` asks for, in its order and in their own spelling.
 
     Raises an OptionError for a column that does not exist, that is named twice, or whose type does not fit.
     """
+    types = column_types(table)
     if not schema.fields:
-        raise OptionError("the schema names no column: name at least one, such as index long, or leave .schema() out")
+        example = "index long" if table == LOG else f"{next(iter(types))} string"
+        raise OptionError(f"the schema names no column: name at least one, such as {example}, or leave .schema() out")
     names: list[str] = []
     for field in schema.fields:
-        name = _column_name(field.name)
+        name = _column_name(field.name, table, types)
         if name in names:
             raise OptionError(f"column {name} is named twice in the schema: name it once, its case does not matter")
-        _check_type(name, field)
+        _check_type(name, _SPARK_TYPES[types[name]], field, table)
         names.append(name)
     return tuple(names)
 
 
-def arrow_schema(schema: StructType) -> pa.Schema:
+def arrow_schema(schema: StructType, table: str = LOG) -> pa.Schema:
     """Return the Arrow schema that Spark expects for the user's `schema`."""
-    return pa.schema(
-        [
-            pa.field(field.name, COLUMN_BY_NAME[_column_name(field.name)].type, nullable=field.nullable)
-            for field in schema.fields
-        ]
-    )
+    types = column_types(table)
+    return pa.schema([
+        pa.field(field.name, types[_column_name(field.name, table, types)], nullable=field.nullable)
+        for field in schema.fields
+    ])  # fmt: skip
 
 
-def _spark_type(name: str) -> DataType:
-    return _SPARK_TYPES[COLUMN_BY_NAME[name].type]
-
-
-def _column_name(name: str) -> str:
-    known = _NAME_BY_KEY.get(name.lower())
+def _column_name(name: str, table: str, types: dict[str, pa.DataType]) -> str:
+    known = {column.lower(): column for column in types}.get(name.lower())
     if known is None:
-        raise OptionError(f"unknown column {name}: the nearest of table log is {nearest(name, COLUMN_BY_NAME)}")
+        raise OptionError(f"unknown column {name}: the nearest of table {table} is {nearest(name, types)}")
     return known
 
 
-def _check_type(name: str, field: StructField) -> None:
-    expected, found = _spark_type(name), field.dataType
+def _check_type(name: str, expected: DataType, field: StructField, table: str) -> None:
+    found = field.dataType
     if isinstance(expected, TimestampType) and isinstance(found, TimestampNTZType):
         raise OptionError(
             f"column {name} is a timestamp with a time zone, found timestamp_ntz: write timestamp_ltz, which holds "
@@ -89,7 +107,7 @@ def _check_type(name: str, field: StructField) -> None:
         raise OptionError(
             f"column {name} is {_shown(expected)}, found {_shown(found)}: write {name} {_shown(expected)}"
         )
-    if not field.nullable and name not in _NEVER_NULL:
+    if not field.nullable and (table != LOG or name not in _NEVER_NULL):
         raise OptionError(f"column {name} can be null, found NOT NULL: leave NOT NULL out")
 
 

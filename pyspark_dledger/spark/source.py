@@ -17,17 +17,20 @@ from pyspark_dledger.errors import OptionError
 from pyspark_dledger.spark.plain_errors import plain_errors
 
 if TYPE_CHECKING:
-    from pyspark.sql.datasource import DataSourceStreamReader, DataSourceStreamWriter, DataSourceWriter
+    from pyspark.sql.datasource import (
+        DataSourceReader,
+        DataSourceStreamReader,
+        DataSourceStreamWriter,
+        DataSourceWriter,
+    )
     from pyspark.sql.types import StructType
-
-    from pyspark_dledger.spark.reader import LogReader
 
 _PUSHDOWN_PLANNER = "pyspark.sql.worker.data_source_pushdown_filters"
 _CREATE_VIEW = "CREATE TEMPORARY VIEW name USING dledger OPTIONS (path '...')"
 
 
 class DLedgerDataSource(DataSource):
-    """Read the DLedger logs of Apache RocketMQ: one row per log entry.
+    """Read the DLedger logs of Apache RocketMQ: one row per log entry, and tables about what is around it.
 
     Name
     ----
@@ -39,6 +42,7 @@ class DLedgerDataSource(DataSource):
     ``commitlog`` folder, or one segment file. ``load([a, b])`` reads ``a``; ``b`` is a replica of it. Opening never
     creates, locks or changes a file. The options are in `pyspark_dledger.log.options.OPTIONS`; the ones most used:
 
+    - ``table``: ``log`` (default), ``segments``, ``findings``, ``audit``, ``diff`` and more
     - ``mode``: ``PERMISSIVE`` (default), ``DROPMALFORMED`` or ``FAILFAST``
     - ``topic``, ``queueId``, ``tags``: comma lists; other messages are left out before any row is built
     - ``startingOffsets``, ``endingOffsets``, ``startingTimestamp``, ``endingTimestamp``: which part of the log
@@ -79,14 +83,18 @@ class DLedgerDataSource(DataSource):
     def schema(self) -> StructType:
         """Return the schema of the table; a path that holds no readable store is refused here, at ``load``."""
         from pyspark_dledger.log import Log
-        from pyspark_dledger.spark.schema import log_schema
+        from pyspark_dledger.spark.schema import whole_schema
 
         Log(self._path(), self.read_options)
-        return log_schema(self.read_options.include_entry_body)
+        return whole_schema(self.read_options)
 
     @plain_errors
-    def reader(self, schema: StructType) -> LogReader:
-        """Return the reader of the columns in `schema`; it takes filters where Spark is about to push some."""
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Return the reader of the columns in `schema`; the log's takes filters where Spark is about to push some."""
+        if self.read_options.table != "log":
+            from pyspark_dledger.spark.table_reader import TableReader
+
+            return TableReader(self._path(), self.read_options, schema)
         if _pushes_filters():
             from pyspark_dledger.spark.pushdown import PushdownReader
 

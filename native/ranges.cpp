@@ -1,0 +1,201 @@
+#include "ranges.hpp"
+
+#include <algorithm>
+
+namespace dledger {
+namespace {
+
+constexpr size_t kMaxTermRuns = 1000000;
+constexpr int64_t kSearchWindow = 8 * 1024 * 1024;
+
+// The fields of an entry or message that tell whether another one continues it.
+struct LogPlace {
+  int64_t pos = -1, index = -1, term = -1, store_timestamp = -1;
+};
+
+// False where the message at pos is gone since it was found: the file is being written.
+bool find_place(const SegmentView& view, int64_t pos, int64_t size, LogPlace& place) {
+  if (view.is_dledger()) {
+    const EntryHeader header{view.at(pos)};
+    place = {pos, header.index(), header.term(), -1};
+    return true;
+  }
+  Message message;
+  MessageFault fault;
+  if (!parse_message(view.at(pos), size, message, fault)) return false;
+  place = {pos, -1, -1, message.store_timestamp()};
+  return true;
+}
+
+bool follows(const SegmentView& view, const LogPlace& last, const LogPlace& next) {
+  return !view.is_dledger() || (next.index - 1 == last.index && next.term >= last.term);
+}
+
+// What may continue a log: never anything else, or stale bytes would become part of it.
+Expectation expected_behind(const SegmentView& view, const LogPlace* last, int64_t gap) {
+  Expectation expected;
+  expected.strict = true;
+  expected.run = 1;
+  if (last != nullptr && view.is_dledger()) {
+    expected.add({last->index, last->term, gap});
+  } else if (last != nullptr) {
+    expected.store_timestamp = last->store_timestamp;
+  } else if (const auto before = place_before(view.id()); before && gap == view.base()) {
+    expected.add(*before);
+  }
+  return expected;
+}
+
+}  // namespace
+
+LogEnd log_end(const SegmentView& view, int64_t start, bool search_all) {
+  LogEnd end;
+  LogPlace last;
+  Resync resync(view.id(), start);
+  int64_t taken = -1;  // the entry there was chosen behind a gap
+  end.pos = start;
+  for (int64_t pos = start; pos < view.file_end();) {
+    int64_t size = view.entry_size(pos);
+    LogPlace place;
+    if (size > 0 && find_place(view, pos, size, place)) {
+      if (pos == taken || end.entries == 0 || follows(view, last, place)) {
+        if (end.entries++ == 0) {
+          end.first_index = place.index;
+          end.first_term = place.term;
+        }
+        view.prefetch(pos + 12 * size);
+        last = place;
+        pos += size;
+        end.pos = pos;
+        continue;
+      }
+    }
+    const Blank blank = size > 0 ? Blank::None : view.blank_at(pos, size);
+    if (blank == Blank::ToEnd) break;
+    if (blank == Blank::Skips) {
+      pos += size;
+      continue;
+    }
+    const int64_t limit = search_all ? view.file_end() : std::min(view.file_end(), pos + kSearchWindow);
+    taken = resync.next(view, pos, limit, expected_behind(view, end.entries > 0 ? &last : nullptr, pos));
+    if (taken < 0) break;
+    pos = taken;
+  }
+  end.last_index = last.index;
+  end.last_term = last.term;
+  end.last_pos = last.pos;
+  end.last_store_timestamp = last.store_timestamp;
+  return end;
+}
+
+int64_t seek(const SegmentView& view, int64_t start, int64_t end, int64_t index) {
+  struct Seek : Visitor {
+    const SegmentView& view;
+    int64_t index, found;
+
+    Seek(const SegmentView& v, int64_t i, int64_t end) : view(v), index(i), found(end) {}
+    bool entry(int64_t pos, int64_t) {
+      if (EntryHeader{view.at(pos)}.index() < index) return true;
+      found = pos;
+      return false;
+    }
+  };
+  Seek visit(view, index, end);
+  Resync resync(view.id(), start);
+  if (view.is_dledger()) walk(view, resync, start, end, visit);
+  return visit.found;
+}
+
+std::vector<TermRun> term_runs(const SegmentView& view, int64_t start, int64_t end) {
+  struct Runs : Visitor {
+    const SegmentView& view;
+    std::vector<TermRun> runs;
+
+    explicit Runs(const SegmentView& v) : view(v) {}
+    bool entry(int64_t pos, int64_t) {
+      const EntryHeader header{view.at(pos)};
+      if (runs.empty() || runs.back().term != header.term()) {
+        if (runs.size() >= kMaxTermRuns) {
+          throw StoreFault(view.id().path + ": expected at most 1000000 changes of term, found more");
+        }
+        runs.push_back({header.term(), header.index(), pos, 0});
+      }
+      runs.back().entries++;
+      return true;
+    }
+  };
+  Runs visit(view);
+  Resync resync(view.id(), start);
+  if (view.is_dledger()) walk(view, resync, start, end, visit);
+  return std::move(visit.runs);
+}
+
+namespace {
+
+std::vector<int64_t> split_by_walking(const SegmentView& view, int64_t start, int64_t end, int64_t target_bytes) {
+  struct Cuts : Visitor {
+    int64_t known, end, target_bytes;
+    std::vector<int64_t> boundaries;
+
+    Cuts(int64_t k, int64_t e, int64_t t) : known(k), end(e), target_bytes(t) {}
+    bool entry(int64_t pos, int64_t) {
+      if (pos - known < target_bytes) return true;
+      if (end - pos < target_bytes / 4) return false;
+      boundaries.push_back(pos);
+      known = pos;
+      return true;
+    }
+  };
+  Cuts visit(start, end, target_bytes);
+  Resync resync(view.id(), start);
+  walk(view, resync, start, end, visit);
+  return std::move(visit.boundaries);
+}
+
+// The first entry in [target, end) that is proven to be visited by every walk from before, or `end`: there is an anchor
+// before it that nothing reaches over, and behind which its own chain of entries is all that can be seen, for longer
+// than any body.
+int64_t find_boundary(const SegmentView& view, int64_t target, int64_t end) {
+  int64_t reach = view.base(), size = 0, anchor = -1, last = -1, next = -1;
+  if (view.blank_at(view.base(), size) == Blank::Skips) reach += size;
+  const int64_t from = target - 2 * kSpanWindow;
+  for (int64_t pos = view.next_candidate(from, end, true); pos < end; pos = view.next_candidate(pos + 1, end, true)) {
+    const int64_t length = view.entry_size(pos);
+    if (length == 0) {
+      const Blank blank = view.blank_at(pos, size);
+      if (blank == Blank::None || size < kMinBlankSize || size > view.base() + view.id().size - pos) continue;
+      if (blank == Blank::ToEnd) last = -1;
+      reach = std::max(reach, pos + size);
+      continue;
+    }
+    LogPlace before, here;
+    const bool is_next = last >= 0 && pos == next && find_place(view, last, next - last, before) &&
+                         find_place(view, pos, length, here) && follows(view, before, here);
+    if (is_next) {
+      last = pos;
+      if (pos >= std::max(target, anchor + kSpanWindow)) return pos;
+    } else {
+      const bool is_free = pos >= std::max(target - kSpanWindow, reach);
+      anchor = is_free ? pos : -1;
+      last = is_free ? pos : -1;
+    }
+    next = pos + length;
+    reach = std::max(reach, next);
+  }
+  return end;
+}
+
+}  // namespace
+
+std::vector<int64_t> split(const SegmentView& view, int64_t start, int64_t end, int64_t target_bytes) {
+  if (target_bytes <= 2 * kSpanWindow) return split_by_walking(view, start, end, target_bytes);
+  std::vector<int64_t> boundaries;
+  for (int64_t known = start; end - known > target_bytes;) {
+    known = find_boundary(view, known + target_bytes, end);
+    if (known >= end || end - known < target_bytes / 4) break;
+    boundaries.push_back(known);
+  }
+  return boundaries;
+}
+
+}  // namespace dledger

@@ -1,0 +1,88 @@
+// Walking over ranges of a segment: where its log ends, where an index stands, runs of terms, and where to cut.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "resync.hpp"
+
+namespace dledger {
+
+// Bytes [pos, end) that are neither entry nor blank. Most walks never ask why.
+struct Damage {
+  int64_t pos, end;
+  bool is_short;      // the file ends before
+  bool is_odd_blank;  // a blank of `blank_size` bytes, which is not what is left
+  int64_t blank_size;
+
+  std::string reason(const SegmentView& view) const {
+    if (is_short) return view.shortage();
+    return is_odd_blank ? view.odd_blank_reason(pos, blank_size) : view.reason(pos);
+  }
+};
+
+// What a walk meets, in order; the ends of what it meets are where the next thing begins.
+struct Visitor {
+  bool entry(int64_t /*pos*/, int64_t /*size*/) { return true; }  // false ends the walk
+  void blank(int64_t /*pos*/, int64_t /*end*/) {}
+  void odd_blank(const Damage& /*blank*/) {}  // nothing stands behind it up to the end
+  void corrupt(const Damage& /*damage*/) {}
+};
+
+// Walks over [start, end), where `resync` begins at `start`; corrupt extents are clipped at the end. Where it arrives.
+template <typename Visit>
+int64_t walk(const SegmentView& view, Resync& resync, int64_t start, int64_t end, Visit&& visit) {
+  int64_t pos = start;
+  while (pos < end) {
+    int64_t size = view.entry_size(pos);
+    if (size > 0) {
+      resync.course.step(pos);
+      view.prefetch(pos + 12 * size);
+      if (!visit.entry(pos, size)) return pos;
+      pos += size;
+      continue;
+    }
+    const Blank blank = view.blank_at(pos, size);
+    if (blank == Blank::ToEnd || blank == Blank::Skips) {
+      visit.blank(pos, pos + size);
+      pos += size;
+      continue;
+    }
+    // An entry right at the end counts: the walk of the next range starts there.
+    const int64_t found = resync.next(view, pos, end + 1);
+    const bool is_found = found >= 0 && found <= end;
+    const bool is_short = !is_found && view.file_end() < end;
+    const Damage damage{pos, is_found ? found : end, is_short, blank == Blank::Odd, size};
+    if (damage.is_odd_blank && !is_found && !is_short) {
+      visit.odd_blank(damage);
+    } else {
+      visit.corrupt(damage);
+    }
+    pos = damage.end;
+  }
+  return pos;
+}
+
+struct LogEnd {
+  int64_t pos = 0, entries = 0;
+  int64_t first_index = -1, first_term = -1, last_index = -1, last_term = -1, last_pos = -1, last_store_timestamp = -1;
+};
+
+// The end of the log inside the segment, looked for from `start` on: entries in order of index and term count; behind a
+// gap, search_all or the next 8 MiB are searched for an entry that continues them.
+LogEnd log_end(const SegmentView& view, int64_t start, bool search_all);
+
+// Pos of the first DLedger entry of the walk over [start, end) whose index is at least `index`; `end` if there is none.
+int64_t seek(const SegmentView& view, int64_t start, int64_t end, int64_t index);
+
+struct TermRun {
+  int64_t term, index, pos, entries;
+};
+
+std::vector<TermRun> term_runs(const SegmentView& view, int64_t start, int64_t end);
+
+// Boundaries in (start, end), about target_bytes apart, that every walk visits.
+std::vector<int64_t> split(const SegmentView& view, int64_t start, int64_t end, int64_t target_bytes);
+
+}  // namespace dledger

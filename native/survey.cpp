@@ -1,0 +1,268 @@
+#include "survey.hpp"
+
+#include <algorithm>
+
+#include "check.hpp"
+
+namespace dledger {
+
+const char* const kExtentNames[kExtentKinds] = {"entry", "message", "blank", "unwritten", "stale", "corrupt"};
+const char* const kCodeNames[kCodes] = {"corruptBytes",  "shortFile",   "indexGap",     "termOrder",
+                                        "posDiffers",    "headerField", "bodyCrc",      "messageStructure",
+                                        "messageOffset", "messageCrc",  "propertyCrc",  "messageTimestamp",
+                                        "blankSize",     "staleBytes",  "trailingBytes"};
+
+namespace {
+
+constexpr int64_t kPopulateBytes = 16 * 1024 * 1024;
+constexpr int64_t kStreamAhead = 3072;
+constexpr int64_t kCacheLine = 64;
+
+std::string text(int64_t value) { return std::to_string(value); }
+
+Code code_of(MessageCheck check) {
+  static constexpr Code kCodeOf[] = {Code::MessageOffset, Code::MessageCrc, Code::PropertyCrc, Code::MessageTimestamp};
+  return kCodeOf[static_cast<int>(check)];
+}
+
+class Surveyor : public Visitor {
+ public:
+  Surveyor(const SurveyRequest& request, const MappedFile& file, const SegmentView& view)
+      : request_(request), file_(file), view_(view), populated_(request.start) {}
+
+  Survey take() {
+    Resync resync(request_.segment, request_.start);
+    const int64_t end = std::min(request_.end, request_.segment.base + request_.segment.size);
+    behind(walk(view_, resync, request_.start, end, *this));
+    close_extent();
+    return std::move(found_);
+  }
+
+  // What `walk` calls.
+  bool entry(int64_t pos, int64_t size) {
+    populate(pos + size);
+    if (request_.verify_crc) stream(pos, size);
+    const auto index = view_.is_dledger() ? std::optional(EntryHeader{view_.at(pos)}.index()) : std::nullopt;
+    if (index) check_header(EntryHeader{view_.at(pos)}, pos, size);
+    const bool is_message = look_inside(pos, size, index);
+    add(is_message ? ExtentKind::Message : ExtentKind::Entry, pos, size);
+    if (found_.entries++ == 0) {
+      found_.first_pos = pos;
+      if (index) {
+        found_.first_index = *index;
+        found_.first_term = EntryHeader{view_.at(pos)}.term();
+      }
+    }
+    found_.last_pos = pos;
+    gap_ = 0;
+    return true;
+  }
+
+  void blank(int64_t pos, int64_t end) { add(ExtentKind::Blank, pos, end - pos); }
+
+  void odd_blank(const Damage& blank) {
+    const int64_t size = blank.end - blank.pos;
+    // DLedger 0.4.0 begins a file so after a snapshot, before it has entries.
+    const bool is_healthy = !view_.id().check_pos && blank.pos == view_.base();
+    if (!is_healthy) report(Code::BlankSize, blank.pos, size, {}, [&] { return blank.reason(view_); });
+    add(ExtentKind::Blank, blank.pos, size);
+  }
+
+  void corrupt(const Damage& damage) {
+    const int64_t size = damage.end - damage.pos;
+    gap_ += size;
+    add(ExtentKind::Corrupt, damage.pos, size);
+    const Code code = damage.is_short ? Code::ShortFile : Code::CorruptBytes;
+    report(code, damage.pos, size, {}, [&] { return damage.reason(view_); });
+  }
+
+ private:
+  void populate(int64_t until) {
+    if (until <= populated_) return;
+    file_.populate(populated_ - view_.base(), until - populated_ + kPopulateBytes);
+    populated_ = until + kPopulateBytes;
+  }
+
+  // Asks early for all bytes that follow: checksums read every one.
+  void stream(int64_t pos, int64_t size) {
+    const int64_t until = pos + size + kStreamAhead;
+    for (streamed_ = std::max(streamed_, pos); streamed_ < until; streamed_ += kCacheLine) {
+      __builtin_prefetch(view_.at(streamed_), 0, 0);
+    }
+  }
+
+  void add(ExtentKind kind, int64_t pos, int64_t size) {
+    if (size <= 0) return;
+    found_.sizes[static_cast<int>(kind)] += size;
+    if (open_.size > 0 && open_.kind == kind) {
+      open_.size += size;
+      return;
+    }
+    close_extent();
+    open_ = {kind, pos, size};
+  }
+
+  void close_extent() {
+    if (open_.size > 0 && static_cast<int64_t>(found_.extents.size()) < request_.max_problems) {
+      found_.extents.push_back(open_);
+    }
+  }
+
+  // The text is made only for problems that are listed.
+  template <typename Text>
+  void report(Code code, int64_t pos, int64_t size, std::optional<int64_t> index, Text make_text) {
+    const int64_t most = code == Code::PosDiffers ? std::min<int64_t>(1, request_.max_problems) : request_.max_problems;
+    if (found_.counts[static_cast<int>(code)]++ < most)
+      found_.problems.push_back({code, pos, size, index, make_text()});
+  }
+
+  // What is wrong with a header, by itself and behind the entry before.
+  void check_header(const EntryHeader& header, int64_t pos, int64_t size) {
+    const int64_t index = header.index(), term = header.term();
+    if (found_.entries > 0) {
+      // Unsigned, because an index may be as large as it can be.
+      const uint64_t step = static_cast<uint64_t>(index) - static_cast<uint64_t>(found_.last_index);
+      const auto most = 1 + static_cast<uint64_t>(gap_ / kEntryHeaderSize);
+      if (index <= found_.last_index || step > most) index_gap(index, most, pos, size);
+      if (term < found_.last_term) {
+        report(Code::TermOrder, pos, size, index,
+               [&] { return "expected term >= " + text(found_.last_term) + ", found " + text(term); });
+      }
+    }
+    found_.last_index = index;
+    found_.last_term = term;
+    if (header.pos() != pos) {
+      report(Code::PosDiffers, pos, size, index, [&] { return expected_found("pos", pos, header.pos()); });
+    }
+    if (header.channel() != 0 || header.chain_crc() != 0) {
+      report(Code::HeaderField, pos, size, index, [&] {
+        return "expected channel 0 and chainCrc 0, found channel " + text(header.channel()) + " and chainCrc " +
+               text(header.chain_crc());
+      });
+    }
+  }
+
+  void index_gap(int64_t index, uint64_t most, int64_t pos, int64_t size) {
+    const auto last = static_cast<uint64_t>(found_.last_index);
+    report(Code::IndexGap, pos, size, index, [&] {
+      std::string expected = std::to_string(last + 1);
+      if (most > 1) expected += " to " + std::to_string(last + most);
+      return expected_found("index", expected, index);
+    });
+  }
+
+  // Checks what an entry holds; whether that is a message.
+  bool look_inside(int64_t pos, int64_t size, std::optional<int64_t> index) {
+    const uint8_t* bytes = view_.at(pos);
+    int64_t at = pos, length = size;
+    if (index) {
+      const EntryHeader header{bytes};
+      if (request_.verify_crc) {
+        std::string problem = stored_crc_problem(bytes, size);
+        if (!problem.empty()) report(Code::BodyCrc, pos, size, index, [&] { return problem; });
+      }
+      at += kEntryHeaderSize;
+      bytes += kEntryHeaderSize;
+      length -= kEntryHeaderSize;
+      if (header.magic() != kMagicNormal || length < 8 || !is_message_magic(load_be32(bytes + 4))) return false;
+    }
+    Message message;
+    MessageFault fault;
+    if (!parse_message(bytes, length, message, fault)) {
+      report(Code::MessageStructure, pos, size, index, [&] { return fault.text(length, at); });
+      return false;
+    }
+    check_message(message, at, index.has_value(), request_.verify_crc,
+                  [&](MessageCheck check, const std::string& problem) {
+                    report(code_of(check), pos, size, index, [&] { return problem; });
+                    return true;
+                  });
+    found_.last_store_timestamp = message.store_timestamp();
+    if (found_.messages++ == 0) found_.first_store_timestamp = found_.last_store_timestamp;
+    return true;
+  }
+
+  void behind(int64_t end) {
+    const int64_t file_end = view_.file_end();
+    int64_t at = end, size = 0;
+    const auto is_closed = [&] { return at < file_end && view_.blank_at(at, size) == Blank::ToEnd; };
+    if (!is_closed() && at < file_end) at = stale(at);
+    if (is_closed()) {
+      add(ExtentKind::Blank, at, file_end - at);
+    } else if (at < file_end) {
+      const int64_t written = end_of_written(at);
+      if (written > at) {
+        report(Code::TrailingBytes, at, written - at, {}, [&] {
+          return "expected zeros behind the log's end at " + text(at) + ", found " + text(written - at) + " bytes";
+        });
+      }
+      add(ExtentKind::Corrupt, at, written - at);
+      add(ExtentKind::Unwritten, written, file_end - written);
+    }
+    at = std::max(end, file_end);
+    const int64_t rest = view_.base() + view_.id().size - at;
+    if (rest > 0) {
+      add(ExtentKind::Corrupt, at, rest);
+      report(Code::ShortFile, at, rest, {}, [&] { return view_.shortage(); });
+    }
+  }
+
+  // Where the bytes end that an earlier log left behind this one's end.
+  int64_t stale(int64_t start) {
+    const int64_t file_end = view_.file_end();
+    int64_t at = start, count = 0;
+    std::optional<int64_t> index;
+    for (int64_t pos = view_.find(start, file_end); pos < file_end; pos = view_.find(at, file_end)) {
+      const int64_t size = view_.entry_size(pos);
+      if (count++ == 0 && view_.is_dledger()) index = EntryHeader{view_.at(pos)}.index();
+      at = pos + std::max<int64_t>(size, 1);
+    }
+    if (count == 0) return start;
+    report(Code::StaleBytes, start, at - start, index, [&] {
+      const std::string one = view_.is_dledger() ? "entry" : "message",
+                        many = view_.is_dledger() ? "entries" : "messages";
+      return "expected zeros behind the log's end at " + text(start) + ", found " + text(count) + " whole " +
+             (count == 1 ? one : many) + " up to " + text(at);
+    });
+    add(ExtentKind::Stale, start, at - start);
+    return at;
+  }
+
+  // The end of the last byte behind start that is not zero; `start` if there is none.
+  int64_t end_of_written(int64_t start) const {
+    constexpr int64_t kBlock = 64 * 1024;
+    for (int64_t stop = view_.file_end(); stop > start;) {
+      const int64_t begin = std::max(start, stop - kBlock);
+      const uint8_t *const from = view_.at(begin), *to = view_.at(stop);
+      if (skip_zeros(from, to) < to) {
+        while (to[-1] == 0) to--;
+        return begin + (to - from);
+      }
+      stop = begin;
+    }
+    return start;
+  }
+
+  const SurveyRequest& request_;
+  const MappedFile& file_;
+  const SegmentView& view_;
+  Survey found_;
+  SurveyExtent open_{ExtentKind::Entry, 0, 0};
+  int64_t gap_ = 0;  // bytes of damage since the last entry
+  int64_t populated_, streamed_ = 0;
+};
+
+}  // namespace
+
+Survey survey(const SurveyRequest& request) {
+  MappedFile file(request.segment.path);
+  for (int64_t readable = file.readable();;) {
+    const SegmentView view(request.segment, file.data(), readable);
+    Survey found = Surveyor(request, file, view).take();
+    const int64_t now = file.readable();
+    if (now >= readable) return found;
+    readable = now;  // the file shrank or failed: what was found may never have been there
+  }
+}
+
+}  // namespace dledger

@@ -1,0 +1,218 @@
+"""``dledger find``: one message or entry, by what is known of it."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from bisect import bisect_left
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+from pyspark_dledger.cli.exits import FINDINGS
+from pyspark_dledger.cli.output import Output, note
+from pyspark_dledger.cli.places import Places
+from pyspark_dledger.cli.progress import Progress
+from pyspark_dledger.cli.rows import RowPrinter, watched
+from pyspark_dledger.cli.store import FIRST_EPOCH_MS, open_given
+from pyspark_dledger.errors import OptionError
+from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, MIN_MESSAGE_SIZE
+from pyspark_dledger.format.message import has_message_magic
+from pyspark_dledger.format.spec import COMMITLOG, INT64_MAX
+from pyspark_dledger.log.entries import entry_at, read_at, segment_at
+from pyspark_dledger.log.options import parse_options
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from pyspark_dledger.log import Log
+
+# Both ids are the hex digits of 16 bytes, of 28 with IPv6 addresses; the port of an offsetMsgId takes two of its four.
+_ID = re.compile(r"[0-9A-Fa-f]{32}|[0-9A-Fa-f]{56}")
+_OFFSET_MSG_ID = re.compile(r"(?:[0-9A-Fa-f]{8}|[0-9A-Fa-f]{32})0000[0-9A-Fa-f]{4}([0-7][0-9A-Fa-f]{15})")
+_TIME = re.compile(r"\d{4}-\d\d-\d\d([T ].*)?")
+# Brokers' clocks may differ by this much, so that a message in an earlier segment is stored later.
+_CLOCKS_DIFFER = 3600 * 1_000_000
+
+
+class _Place(NamedTuple):
+    """Where a row stands, ``[start, end)``."""
+
+    start: int
+    end: int
+
+
+def find(given: argparse.Namespace, out: Output) -> int:
+    """Prints what is found; `FINDINGS` where there is nothing."""
+    kinds = [given.by] if given.by else kinds_of(given.what)
+    log = open_given(given)
+    printer = RowPrinter(given, out, log)
+    reasons = []
+    for kind in kinds:
+        reason = _FINDERS[kind](_Search(log, given.what, given.by is not None, printer, out.progress))
+        if printer.count:
+            return printer.code
+        reasons.append(reason)
+    note(f"{log.path}: {'; '.join(dict.fromkeys(reasons))}")
+    return FINDINGS
+
+
+def kinds_of(what: str) -> list[str]:
+    """What an argument can be by its form, the one that is found at once first."""
+    if what.isdecimal():
+        return ["index" if int(what) < FIRST_EPOCH_MS else "time"]
+    if _TIME.fullmatch(what):
+        return ["time"]
+    return ["offsetMsgId", "key"] if _OFFSET_MSG_ID.fullmatch(what) else ["key"]
+
+
+class _Search(NamedTuple):
+    log: Log
+    what: str
+    is_chosen: bool
+    """Whether it was said what `what` is, and not taken from its form."""
+    printer: RowPrinter
+    progress: Progress
+
+    def print(self, place: _Place) -> None:
+        places = Places(self.log, self.printer.columns)
+        for batch in places.between(place.start, place.end):
+            self.printer.print(batch)
+
+
+def _by_index(search: _Search) -> str:
+    log, index = search.log, _number(search.what, "an index")
+    if not log.ledger_segments:
+        return f"expected the index {index}, found a plain CommitLog, which has none"
+    pos = log.position_of(index)
+    segment = segment_at(log.ledger_segments, pos)
+    header = entry_at(segment, pos) if segment is not None else None
+    if header is not None and header.index == index:
+        search.print(_Place(pos, pos + header.size))
+    begin = log.state.begin_index
+    if begin <= index <= log.end.last_index:
+        return f"expected the entry {index} before pos {pos}, found none: dledger verify says what is wrong there"
+    return f"expected the index {index}, found the entries {begin} to {log.end.last_index}"
+
+
+def _by_offset_msg_id(search: _Search) -> str:
+    match = _OFFSET_MSG_ID.fullmatch(search.what)
+    if match is None:
+        raise OptionError(f"expected an offsetMsgId of 32 or 56 hex digits, host, port and offset, found {search.what}")
+    offset = int(match[1], 16)
+    place = _message_at(search.log, offset)
+    if place is None:
+        state = search.log.state
+        return (
+            f"expected a message at offset {offset}, as the offsetMsgId says, found none (the log has "
+            f"{state.min_offset} to {state.max_offset})"
+        )
+    found = next(Places(search.log, ("offsetMsgId",)).between(*place), None)
+    stored = found.column("offsetMsgId")[0].as_py() if found is not None else None
+    if stored == search.what.upper():
+        search.print(place)
+    elif stored is not None and search.is_chosen:
+        note(f"the message at offset {offset} has the offsetMsgId {stored}")
+        search.print(place)
+    return f"expected the offsetMsgId {search.what} at offset {offset}, found {stored or 'no message'} there"
+
+
+def _message_at(log: Log, offset: int) -> _Place | None:
+    """Where the row stands whose message begins at `offset`."""
+    segment = segment_at(log.segments, offset)
+    if segment is None or segment.source != COMMITLOG:
+        pos = offset - ENTRY_HEADER_SIZE
+        segment = segment_at(log.ledger_segments, pos)
+        header = entry_at(segment, pos) if segment is not None else None
+        return _Place(pos, pos + header.size) if header is not None and pos < log.end.pos else None
+    head = read_at(segment.path, offset - segment.base, MIN_MESSAGE_SIZE)
+    size = int.from_bytes(head[:4], "big", signed=True)
+    if len(head) < MIN_MESSAGE_SIZE or not has_message_magic(head, 0, len(head)) or size < MIN_MESSAGE_SIZE:
+        return None
+    return _Place(offset, offset + size)
+
+
+def _by_uniq_key(search: _Search) -> str:
+    return _by_scan(search, "uniqKey", lambda batch: _with_uniq_key(batch, search.what))
+
+
+def _by_key(search: _Search) -> str:
+    if search.is_chosen:
+        return _by_scan(search, "key", lambda batch: _with_key(batch, search.what))
+    both = "key or uniqKey"
+    return _by_scan(
+        search, both, lambda batch: sorted({*_with_key(batch, search.what), *_with_uniq_key(batch, search.what)})
+    )
+
+
+def _by_scan(search: _Search, name: str, rows: Callable[[pa.RecordBatch], list[int]]) -> str:
+    """Walks the whole log: the broker's IndexFile may lack messages (RocketMQ issue 7477), so it proves nothing."""
+    log = search.log
+    batches = log.scan(("pos", "size", "keys", "uniqKey"), verifyCrc=False)
+    places = Places(log, search.printer.columns)
+    for batch in watched(log, batches, search.progress):
+        for row in rows(batch):
+            pos = batch.column("pos")[row].as_py()
+            for found in places.between(pos, pos + batch.column("size")[row].as_py()):
+                search.printer.print(found)
+    return f"expected a message with {name} {search.what}, found none in the whole log"
+
+
+def _with_uniq_key(batch: pa.RecordBatch, text: str) -> list[int]:
+    import pyarrow.compute as pc
+
+    is_equal = pc.equal(batch.column("uniqKey"), text)
+    if _ID.fullmatch(text):
+        is_equal = pc.or_kleene(is_equal, pc.equal(batch.column("uniqKey"), text.upper()))
+    rows: list[int] = pc.indices_nonzero(is_equal).to_pylist()
+    return rows
+
+
+def _with_key(batch: pa.RecordBatch, key: str) -> list[int]:
+    """The rows of which `key` is one of the keys, which stand between blanks."""
+    import pyarrow.compute as pc
+
+    keys = batch.column("keys")
+    near = pc.indices_nonzero(pc.match_substring(keys, key)).to_pylist()
+    return [row for row in near if key in keys[row].as_py().split(" ")]
+
+
+def _by_time(search: _Search) -> str:
+    when = parse_options({"startingTimestamp": search.what}).starting_timestamp
+    assert when is not None  # it was parsed from a text
+    log = search.log
+    columns = search.printer.columns
+    places = Places(log, columns, starting_timestamp=when, max_batch_rows=1)
+    for batch in places.between(_start_before(log, when - _CLOCKS_DIFFER), INT64_MAX):
+        search.printer.print(batch)
+        break
+    return f"expected a message stored at {search.what} or later, found none"
+
+
+def _start_before(log: Log, when: int) -> int:
+    """Where the last segment begins whose first message was stored before `when`, in microseconds since 1970."""
+    segments = log.segments
+    firsts = Places(log, ("kind", "storeTimestamp"), max_batch_rows=1, topic=None, queue_id=None, tags=None)
+
+    def stored(place: int) -> int:
+        segment = segments[place]
+        batch = next(firsts.between(segment.base, segment.end), None)
+        value = batch.column("storeTimestamp").cast("int64")[0].as_py() if batch is not None else None
+        return value if value is not None else INT64_MAX
+
+    place = bisect_left(range(len(segments)), when, key=stored)
+    return segments[max(place - 1, 0)].base if segments else 0
+
+
+def _number(text: str, what: str) -> int:
+    if not text.isdecimal() or int(text) > INT64_MAX:
+        raise OptionError(f"expected {what}, found {text}")
+    return int(text)
+
+
+_FINDERS: dict[str, Callable[[_Search], str]] = {
+    "index": _by_index,
+    "offsetMsgId": _by_offset_msg_id,
+    "uniqKey": _by_uniq_key,
+    "key": _by_key,
+    "time": _by_time,
+}

@@ -1,0 +1,146 @@
+"""``dledger follow``: rows as they are committed, or as they are written."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from bisect import bisect_right
+from dataclasses import replace
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from pyspark_dledger.cli.output import Output, note
+from pyspark_dledger.cli.places import Places
+from pyspark_dledger.cli.rows import RowPrinter
+from pyspark_dledger.cli.store import open_given
+from pyspark_dledger.errors import StoreError
+from pyspark_dledger.log.entries import entry_at, segment_at
+from pyspark_dledger.log.options import EARLIEST
+
+if TYPE_CHECKING:
+    from pyspark_dledger.format.spec import TermRun
+    from pyspark_dledger.log import Log
+
+
+def follow(given: argparse.Namespace, out: Output) -> int:
+    """Goes on until it is interrupted."""
+    log = open_given(given)
+    tail = _Tail(given, RowPrinter(given, out, log))
+    while True:
+        tail.print_new(log)
+        out.flush()
+        time.sleep(given.interval)
+        log = open_given(given)
+
+
+class _Tail:
+    """How far a log that grows was printed, and the terms of its entries, by which a rewrite is told."""
+
+    def __init__(self, given: argparse.Namespace, printer: RowPrinter) -> None:
+        self._printer = printer
+        self._uncommitted = given.uncommitted
+        self._from = given.starting
+        self._next: int | None = None
+        self._runs: list[TermRun] = []
+        self._has_waited = False
+
+    def print_new(self, log: Log) -> None:
+        """The rows behind those that were printed, up to the end of what may be."""
+        end = self._end(log)
+        if end is None:
+            return
+        if self._next is None:
+            start = end if self._from in (None, "latest") else 0
+            # The terms of the last segment, so that a truncation behind it is noticed from the first entry on.
+            self._remember(log, min(start, _segment_before(log, end)), end)
+        else:
+            log.options = replace(log.options, starting_offsets=EARLIEST)
+            start = self._still_valid(log, self._next)
+            self._remember(log, start, end)
+        if start < end:
+            for batch in Places(log, self._printer.columns).between(start, end):
+                self._printer.print(batch)
+        self._next = max(start, end)
+
+    def _end(self, log: Log) -> int | None:
+        """Where the rows to print end; None where it is not known yet."""
+        if self._uncommitted or not log.ledger_segments:
+            return log.state.max_offset
+        bound = log.bound(log.options)
+        if bound.index is not None:
+            return log.position_of(bound.index + 1)
+        reason = f"{log.path}: expected a committed index, found none ({bound.reason})"
+        if log.dialect == "0.4":
+            raise StoreError(f"{reason}: DLedger 0.4.0 keeps it in memory only, --uncommitted follows the log's end")
+        if not self._has_waited:
+            note(f"{reason}: waiting for it; --uncommitted follows the log's end")
+            self._has_waited = True
+        return None
+
+    def _still_valid(self, log: Log, position: int) -> int:
+        """`position`, or where the log differs from what was printed, or where it begins; says so where it moves."""
+        first = log.state.min_offset
+        if position < first:
+            note(f"{log.path}: positions {position} to {first - 1} were deleted before they were printed")
+            return first
+        rewritten = _first_difference(self._runs, log) if self._runs and _last_differs(self._runs, log) else None
+        if rewritten is None:
+            return position
+        index, place = rewritten
+        self._runs = _before(self._runs, index)
+        note(f"{log.path}: the log was truncated: what stood at index {index} and behind is no longer in it")
+        return place
+
+    def _remember(self, log: Log, start: int, end: int) -> None:
+        for segment in log.ledger_segments:
+            low, high = max(segment.base, start), min(log.segment_end(segment), end)
+            if low < high:
+                for run in log.engine.term_runs(segment, low, high):
+                    if self._runs and self._runs[-1].term == run.term:
+                        self._runs[-1] = self._runs[-1]._replace(entries=self._runs[-1].entries + run.entries)
+                    else:
+                        self._runs.append(run)
+
+
+def _segment_before(log: Log, pos: int) -> int:
+    """Where the last DLedger segment begins that has anything below `pos`."""
+    return max((segment.base for segment in log.ledger_segments if segment.base < pos), default=pos)
+
+
+def _last_index(runs: list[TermRun]) -> int:
+    return runs[-1].index + runs[-1].entries - 1
+
+
+def _term_at(runs: list[TermRun], index: int) -> int | None:
+    place = bisect_right(runs, index, key=lambda run: run.index) - 1
+    return runs[place].term if place >= 0 and index <= _last_index(runs) else None
+
+
+def _last_differs(runs: list[TermRun], log: Log) -> bool:
+    """Whether the last entry that was printed is no longer what stands at its index."""
+    index = _last_index(runs)
+    if index > log.end.last_index:
+        return True
+    pos = log.position_of(index)
+    segment = segment_at(log.ledger_segments, pos)
+    header = entry_at(segment, pos) if segment is not None else None
+    return header is None or (header.index, header.term) != (index, runs[-1].term)
+
+
+def _first_difference(runs: list[TermRun], log: Log) -> tuple[int, int] | None:
+    """Index and position of the first entry of `runs` that the log has in another term, or no longer."""
+    new = log.term_runs()
+    first = max(runs[0].index, new[0].index if new else 0)
+    places = sorted({run.index for run in (*runs, *new)} | {_last_index(runs) + 1, log.end.last_index + 1})
+    for index, _ in pairwise(places):
+        if index >= first and _term_at(runs, index) not in (None, _term_at(new, index)):
+            return index, log.position_of(index)
+    return None
+
+
+def _before(runs: list[TermRun], index: int) -> list[TermRun]:
+    """What of `runs` lies below `index`."""
+    kept = [run for run in runs if run.index < index]
+    if kept and _last_index(kept) >= index:
+        kept[-1] = kept[-1]._replace(entries=index - kept[-1].index)
+    return kept

@@ -1,0 +1,260 @@
+"""``dledger stats``: what a log holds, counted in one pass with memory that does not grow with the log."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from pyspark_dledger.cli.exits import CLEAN, FINDINGS
+from pyspark_dledger.cli.output import Output, Row, json_line, plain_time, print_fields, print_table
+from pyspark_dledger.cli.progress import Progress
+from pyspark_dledger.cli.rows import watched
+from pyspark_dledger.cli.store import open_each
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from pyspark_dledger.log import Log
+
+_COLUMNS = (
+    *("kind", "index", "term", "pos", "size", "problem", "topic", "queueId", "storeSize"),
+    *("bornTimestamp", "storeTimestamp", "tags"),
+)
+_BATCH_ROWS = 100_000
+# Buckets of a histogram are as wide as a 64th of the natural logarithm: a percentile is right within 0.8 %.
+_BUCKETS_PER_E = 64
+# What fits a terminal of each topic; --json has more.
+_TOPIC_COLUMNS = (
+    *("topic", "queues", "messages", "bytes", "messagesPerSecond", "sizeP50", "sizeP99", "bornToStoreP50"),
+    *("bornToStoreP99", "lastStoreTimestamp", "tags"),
+)
+_MOST_TAGS = 10_000
+_SHOWN_TAGS = 5
+
+
+@dataclass
+class _Spread:
+    """Non-negative numbers, counted in buckets that grow with them."""
+
+    buckets: Counter[int] = field(default_factory=Counter)
+    highest: int | None = None
+
+    def add(self, bucket: int, count: int, highest: int) -> None:
+        self.buckets[bucket] += count
+        self.highest = highest if self.highest is None else max(self.highest, highest)
+
+    def percentile(self, part: float) -> int | None:
+        """The number that `part` of all do not exceed, within the width of a bucket."""
+        wanted = part * self.buckets.total()
+        seen = 0
+        for bucket in sorted(self.buckets):
+            seen += self.buckets[bucket]
+            if seen >= wanted:
+                return min(round(math.exp(bucket / _BUCKETS_PER_E) - 1), self.highest or 0)
+        return None
+
+
+@dataclass
+class _Times:
+    """The first and last of some times, in milliseconds since 1970."""
+
+    first: int | None = None
+    last: int | None = None
+
+    def add(self, first: int | None, last: int | None) -> None:
+        if first is not None and last is not None:
+            self.first = first if self.first is None else min(self.first, first)
+            self.last = last if self.last is None else max(self.last, last)
+
+
+@dataclass
+class _Messages:
+    """What is counted of messages: of a topic, or of all."""
+
+    messages: int = 0
+    size: int = 0
+    times: _Times = field(default_factory=_Times)
+    sizes: _Spread = field(default_factory=_Spread)
+    latencies: _Spread = field(default_factory=_Spread)
+    tags: Counter[str] = field(default_factory=Counter)
+    other_tags: int = 0
+    queues: set[int] = field(default_factory=set)
+
+    def add_tag(self, tag: str, count: int) -> None:
+        if tag in self.tags or len(self.tags) < _MOST_TAGS:
+            self.tags[tag] += count
+        else:
+            self.other_tags += count
+
+    def row(self) -> Row:
+        """What is told of them: sizes as stored in bytes, latencies from born to stored in milliseconds."""
+        span = (self.times.last or 0) - (self.times.first or 0)
+        return {
+            "firstStoreTimestamp": plain_time(self.times.first),
+            "lastStoreTimestamp": plain_time(self.times.last),
+            "messagesPerSecond": round(self.messages * 1000 / span, 3) if span else None,
+            "sizeP50": self.sizes.percentile(0.5),
+            "sizeP99": self.sizes.percentile(0.99),
+            "sizeMax": self.sizes.highest,
+            "bornToStoreP50": self.latencies.percentile(0.5),
+            "bornToStoreP99": self.latencies.percentile(0.99),
+            "bornToStoreMax": self.latencies.highest,
+        }
+
+
+@dataclass
+class _Term:
+    entries: int = 0
+    size: int = 0
+    first_index: int | None = None
+    last_index: int | None = None
+    times: _Times = field(default_factory=_Times)
+
+    def row(self) -> Row:
+        return {
+            "entries": self.entries,
+            "bytes": self.size,
+            "firstIndex": self.first_index,
+            "lastIndex": self.last_index,
+            "firstStoreTimestamp": plain_time(self.times.first),
+            "lastStoreTimestamp": plain_time(self.times.last),
+        }
+
+
+class _Stats:
+    def __init__(self) -> None:
+        self.kinds: Counter[str] = Counter()
+        self.problems = 0
+        self.size = 0
+        self.terms: dict[int, _Term] = {}
+        self.topics: dict[str, _Messages] = {}
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        table = pa.Table.from_batches([batch])
+        self.problems += batch.num_rows - batch.column("problem").null_count
+        self.size += pc.sum(table["size"]).as_py() or 0
+        for group in pc.value_counts(batch.column("kind")).to_pylist():
+            self.kinds[group["values"]] += group["counts"]
+        born, stored = (_milliseconds(table[name]) for name in ("bornTimestamp", "storeTimestamp"))
+        table = table.set_column(table.schema.get_field_index("storeTimestamp"), "stored", stored)
+        table = table.append_column("latency", pc.max_element_wise(pc.subtract(stored, born), 0, skip_nulls=False))
+        self._add_terms(table)
+        self._add_topics(table.filter(pc.is_valid(table["topic"])))
+
+    def _add_terms(self, table: pa.Table) -> None:
+        for group in _grouped(table, ["term"], ["size:sum", "index:min", "index:max", "stored:min", "stored:max"]):
+            if group["term"] is not None:
+                term = self.terms.setdefault(group["term"], _Term())
+                term.entries += group["count_all"]
+                term.size += group["size_sum"]
+                term.first_index = group["index_min"] if term.first_index is None else term.first_index
+                term.last_index = group["index_max"]
+                term.times.add(group["stored_min"], group["stored_max"])
+
+    def _add_topics(self, table: pa.Table) -> None:
+        wanted = ["storeSize:sum", "stored:min", "stored:max"]
+        for group in _grouped(table, ["topic", "queueId", "tags"], wanted):
+            topic, count = self.topics.setdefault(group["topic"], _Messages()), group["count_all"]
+            topic.messages += count
+            topic.size += group["storeSize_sum"]
+            topic.times.add(group["stored_min"], group["stored_max"])
+            topic.queues.add(group["queueId"])
+            if group["tags"] is not None:
+                topic.add_tag(group["tags"], count)
+        for name in ("storeSize", "latency"):
+            for group in _grouped(_with_bucket(table, name), ["topic", "bucket"], [f"{name}:max"]):
+                topic = self.topics[group["topic"]]
+                spread = topic.sizes if name == "storeSize" else topic.latencies
+                if group["bucket"] is not None:
+                    spread.add(group["bucket"], group["count_all"], group[f"{name}_max"])
+
+    def total(self) -> _Messages:
+        total = _Messages()
+        for topic in self.topics.values():
+            total.messages += topic.messages
+            total.size += topic.size
+            total.times.add(topic.times.first, topic.times.last)
+            for spread, own in ((total.sizes, topic.sizes), (total.latencies, topic.latencies)):
+                for bucket, count in own.buckets.items():
+                    spread.add(bucket, count, own.highest or 0)
+        return total
+
+
+def _milliseconds(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    import pyarrow.compute as pc
+
+    return pc.divide(column.cast("int64"), 1000)
+
+
+def _with_bucket(table: pa.Table, name: str) -> pa.Table:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    logarithm = pc.ln(pc.add(table[name].cast(pa.float64()), 1.0))
+    return table.append_column("bucket", pc.round(pc.multiply(logarithm, float(_BUCKETS_PER_E))).cast(pa.int32()))
+
+
+def _grouped(table: pa.Table, by: list[str], wanted: list[str]) -> list[dict[str, Any]]:
+    """The groups with their counts, and each ``COLUMN:FUNCTION`` that is wanted as ``COLUMN_FUNCTION``."""
+    functions = [tuple(text.split(":")) for text in wanted]
+    groups: list[dict[str, Any]] = table.group_by(by).aggregate([([], "count_all"), *functions]).to_pylist()
+    return groups
+
+
+def stats(given: argparse.Namespace, out: Output) -> int:
+    """Prints the totals, then a row for each term and each topic."""
+    code = CLEAN
+    for log in open_each(given):
+        found = _count(log, out.progress)
+        code = FINDINGS if found.problems else code
+        total: Row = {"path": log.path, "entries": found.kinds.total(), "bytes": found.size}
+        total |= {"kinds": dict(found.kinds.most_common()), "problems": found.problems}
+        messages = found.total()
+        total |= {"messages": messages.messages, "messageBytes": messages.size} | messages.row()
+        terms = [{"term": term, **found.terms[term].row()} for term in sorted(found.terms)]
+        topics = list(_topic_rows(found))
+        if given.json:
+            for kind, rows in (("total", [total]), ("term", terms), ("topic", topics)):
+                for row in rows:
+                    out.line(json_line({"of": kind, **row}))
+        else:
+            _print_text(out, total, terms, topics)
+    return code
+
+
+def _count(log: Log, progress: Progress) -> _Stats:
+    found = _Stats()
+    # CRCs are for `verify`, which says what is wrong; here they would cost most of the time.
+    batches = log.scan(_COLUMNS, verifyCrc=False, maxBatchRows=_BATCH_ROWS, maxBatchBytes="64m")
+    for batch in watched(log, batches, progress):
+        found.add(batch)
+    return found
+
+
+def _topic_rows(found: _Stats) -> Iterator[Row]:
+    for name, topic in sorted(found.topics.items(), key=lambda item: (-item[1].size, item[0])):
+        row: Row = {"topic": name, "queues": len(topic.queues), "messages": topic.messages, "bytes": topic.size}
+        yield row | topic.row() | {"tags": dict(topic.tags.most_common()), "otherTags": topic.other_tags}
+
+
+def _print_text(out: Output, total: Row, terms: list[Row], topics: list[Row]) -> None:
+    print_fields(out, {name: value for name, value in total.items() if value is not None})
+    shown = [{**row, "tags": _most(row["tags"], row["otherTags"])} for row in topics]
+    for rows in (terms, [{name: row[name] for name in _TOPIC_COLUMNS} for row in shown]):
+        if rows:
+            out.line("")
+            print_table(out, rows)
+
+
+def _most(tags: dict[str, int], others: int) -> str:
+    """The tags that come most, and how many more there are."""
+    shown = [f"{tag} {count}" for tag, count in list(tags.items())[:_SHOWN_TAGS]]
+    more = len(tags) - len(shown)
+    return ", ".join(shown) + (f" and {more} more" if more else "") + (f", others {others}" if others else "")

@@ -1,0 +1,129 @@
+"""MD5 of files and byte ranges on several replicas, as RocketMQ's upgrade guide asks before DLedger is switched on.
+
+The guide (docs/en/dledger/deploy_guide.md, 2.2) wants the old CommitLog to be the same on all nodes, and the last two
+files at least to be compared. Whole files may differ where nothing was written, so what was written is compared too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Segment
+
+if TYPE_CHECKING:
+    from pyspark_dledger.log.store import Log
+
+_CHUNK = 1024 * 1024
+
+
+@dataclass(frozen=True)
+class FileDigest:
+    """The MD5 of the positions ``[start, end)`` of the file `file` on each node, in hex.
+
+    None where a node does not have all of it. ``whole``: of the whole file; else of what all nodes have written to it.
+    """
+
+    source: str
+    file: str
+    start: int
+    end: int
+    whole: bool
+    md5: dict[str, str | None]
+
+    @property
+    def equal(self) -> bool:
+        """Whether every node has these bytes, and the same."""
+        return None not in self.md5.values() and len(set(self.md5.values())) == 1
+
+
+def file_digests(logs: Sequence[Log], last: int = 2) -> list[FileDigest]:
+    """For the `last` files of the old CommitLog and of DLedger that any of `logs` has written to: two digests each.
+
+    The first is of the whole file, the second of what all that have the file have written to it, where that is less.
+    """
+    names = replica_names(logs)
+    return [
+        digest
+        for source in (COMMITLOG, DLEDGER)
+        for base in sorted({segment.base for log in logs for segment in _written(log, source)})[-last:]
+        for digest in _digests(dict(zip(names, logs, strict=True)), source, base)
+    ]
+
+
+def range_digest(log: Log, start: int, end: int) -> str | None:
+    """The MD5 of the log's bytes ``[start, end)`` in hex; None where the files do not hold all of them."""
+    digest = hashlib.md5(usedforsecurity=False)
+    at = start
+    for segment in log.segments:
+        if segment.base <= at < min(segment.end, end):
+            stop = min(segment.end, end)
+            if not _update(digest, segment, at, stop):
+                return None
+            at = stop
+    return digest.hexdigest() if at == end else None
+
+
+def replica_names(logs: Sequence[Log]) -> list[str]:
+    """A name for each replica: the id of its node, or its path where that is not known or not the only one."""
+    nodes = [log.paths.node for log in logs]
+    return [
+        node if node is not None and nodes.count(node) == 1 else log.path for node, log in zip(nodes, logs, strict=True)
+    ]
+
+
+def _written(log: Log, source: str) -> list[Segment]:
+    """The segments of a source up to its last that holds anything."""
+    last = log.ends[source][0].base if source in log.ends else -1
+    return [segment for segment in log.segments if segment.source == source and segment.base <= last]
+
+
+def _digests(logs: dict[str, Log], source: str, base: int) -> list[FileDigest]:
+    found = {
+        name: next((part for part in log.segments if (part.source, part.base) == (source, base)), None)
+        for name, log in logs.items()
+    }
+    segments = {name: segment for name, segment in found.items() if segment is not None}
+    file = next(segment.name for segment in segments.values())
+    end = max(segment.end for segment in segments.values())
+    written = min(_end_of_written(logs[name], segment) for name, segment in segments.items())
+    digests = [_digest(found, source, file, base, end, True)]
+    if base < written < end:
+        digests.append(_digest(found, source, file, base, written, False))
+    return digests
+
+
+def _end_of_written(log: Log, segment: Segment) -> int:
+    """Where the last entry or message of a file ends."""
+    last, end = log.ends.get(segment.source, (None, None))
+    if last is not None and end is not None and last.base == segment.base:
+        return end.pos
+    return log.engine.log_end(segment, segment.base, False).pos
+
+
+def _digest(found: dict[str, Segment | None], source: str, file: str, start: int, end: int, whole: bool) -> FileDigest:
+    md5: dict[str, str | None] = {}
+    for name, segment in found.items():
+        digest = hashlib.md5(usedforsecurity=False)
+        is_read = segment is not None and segment.end >= end and _update(digest, segment, start, end)
+        md5[name] = digest.hexdigest() if is_read else None
+    return FileDigest(source, file, start, end, whole, md5)
+
+
+def _update(digest: hashlib._Hash, segment: Segment, start: int, end: int) -> bool:
+    """Adds bytes of a segment to a digest; whether all of them could be read."""
+    try:
+        with open(segment.path, "rb", buffering=0) as file:
+            file.seek(start - segment.base)
+            left = end - start
+            while left > 0:
+                data = file.read(min(left, _CHUNK))
+                if not data:
+                    return False
+                digest.update(data)
+                left -= len(data)
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,296 @@
+"""Compares the native engine with the Python one on damaged segments; ends at the first disagreement.
+
+``python -m tests.fuzz.differential --seconds 60 --seed 1``; a case alone: ``--seed 1 --case 4711``. What is found goes
+to build/fuzz/differential: the segment, and what was asked.
+"""
+
+# ruff: noqa: T201 - printing is what a command line does
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from pyspark_dledger.errors import DLedgerError
+from pyspark_dledger.format.codec import decode_entry_header
+from pyspark_dledger.format.columns import ALL_COLUMNS
+from pyspark_dledger.format.engine import get_engine
+from pyspark_dledger.format.resync import SPAN_WINDOW
+from pyspark_dledger.format.spec import KINDS, MODES, Filters, IntFilter, ScanRequest, Segment, SurveyRequest
+from tests.fuzz.build import BUILD
+from tests.fuzz.corpus import Piece, pieces
+from tests.fuzz.logs import Log, damage, random_log
+
+NAMES = tuple(column.name for column in ALL_COLUMNS)
+REPRODUCERS = BUILD / "differential"
+
+NATIVE = get_engine("native")
+PYTHON = get_engine("python")
+
+
+class Question(NamedTuple):
+    """A call that both engines have, and its arguments."""
+
+    call: str
+    arguments: tuple[Any, ...]
+
+
+class Disagreement(Exception):
+    """The engines differ, or both are wrong; the text says in what."""
+
+
+def answer(engine: Any, question: Question) -> Any:
+    """What an engine says, as it compares; an error is an answer, too."""
+    try:
+        if question.call == "scan":
+            return _scan(engine, *question.arguments)
+        return getattr(engine, question.call)(*question.arguments)
+    except DLedgerError as error:
+        return f"{type(error).__name__}: {error}"
+    except Exception as error:  # whatever it is, no bytes may lead to it
+        raise Disagreement(f"{engine.NAME} raised\n{traceback.format_exc()}") from error
+
+
+def _scan(engine: Any, request: ScanRequest) -> tuple[list[pa.RecordBatch], list[Any], str | None]:
+    batches, compressed, error = [], [], None
+    try:
+        for batch, bodies in engine.scan(request):
+            batch.validate(full=True)
+            batches.append(batch)
+            compressed.append(bodies)
+    except DLedgerError as failure:
+        error = f"{type(failure).__name__}: {failure}"
+    return batches, compressed, error
+
+
+def questions(random: Random, segment: Segment, rows: list[dict[str, Any]], is_large: bool) -> Iterator[Question]:
+    """Everything that can be asked about a segment, at places that mean something and elsewhere."""
+    places = [segment.base, *(row["pos"] for row in rows)]
+    start = random.choice(places)
+    end = random.choice((segment.end, random.choice(places), random.randint(segment.base, segment.end)))
+    for search_all in (False, True):
+        yield Question("log_end", (segment, segment.base, search_all))
+    yield Question("log_end", (segment, start, True))
+    known = [row["index"] for row in rows if row["index"] is not None] or [0]
+    for index in (-1, random.choice(known), random.choice(known) + random.choice((-1, 1)), 5):
+        yield Question("seek", (segment, segment.base, end, min(index, 2**63 - 1)))
+    yield Question("term_runs", (segment, segment.base, end))
+    yield Question("term_runs", (segment, start, segment.end))
+    targets = (100_000, SPAN_WINDOW, 2 * SPAN_WINDOW + 1, 9_000_000) if is_large else (1, 60, 333, 2000)
+    yield Question("split", (segment, segment.base, end, random.choice(targets)))
+    most = random.choice((0, 1, 3, 1000))
+    for survey_end in {end, NATIVE.log_end(segment, segment.base, True).pos}:
+        yield Question("survey", (SurveyRequest(segment, segment.base, survey_end, random.random() < 0.8, most),))
+    yield Question("survey", (SurveyRequest(segment, start, segment.end),))
+    yield Question("scan", (_request(random, segment, segment.base, end),))
+    yield Question("scan", (_request(random, segment, start, segment.end),))
+
+
+def _request(random: Random, segment: Segment, start: int, end: int) -> ScanRequest:
+    columns = NAMES if random.random() < 0.5 else tuple(random.sample(NAMES, random.randrange(8)))
+    return ScanRequest(
+        segment,
+        start,
+        max(start, end),
+        columns,
+        _filters(random),
+        random.choice(MODES),
+        random.random() < 0.7,
+        random.choice((None, 3, 2**40 + 3)),
+        max_batch_rows=random.choice((1, 2, 7, 128, 10_000)),
+        max_batch_bytes=random.choice((1, 100, 1000, 10**7)),
+        end_is_boundary=random.random() < 0.3,
+    )
+
+
+def _filters(random: Random) -> Filters:
+    numbers = random.choice((IntFilter(0, 3), IntFilter(1), IntFilter(values=(0, 1, 6)), IntFilter(2**40)))
+    conditions: dict[str, Any] = {
+        **dict.fromkeys(("index", "term", "pos", "queue_id"), numbers),
+        "store_timestamp": IntFilter(1_700_000_000_000_000),
+        "kind": tuple(random.sample(KINDS, 2)),
+        "topic": random.choice(((), ("OrderTopic", "A"), ("标题",))),
+        "tags": random.choice(((), ("A",), ("\ufffd", "标题"))),
+        "committed": random.random() < 0.5,
+    }
+    chosen = random.sample(sorted(conditions), random.choice((0, 0, 1, 1, 2)))
+    return Filters(**{name: conditions[name] for name in chosen})
+
+
+def check_case(seed: int, number: int, goldens: list[Piece], folder: Path) -> str:
+    """Makes one case and compares; gives its sort. Raises Disagreement, after the reproducer is written."""
+    random = Random(f"{seed}/{number}")
+    log = random_log(random, goldens)
+    original = bytes(log.data)
+    damage(random, log)
+    path = folder / "segment"
+    path.write_bytes(log.data)
+    size = len(log.data) + log.missing
+    segment = Segment(str(path), f"{log.base:020}", log.base, size, log.source, log.check_pos, log.before)
+    question: Any = "all rows"
+    try:
+        rows = whole_rows(segment)
+        check_rows(segment, rows)
+        check_intact(log, original, rows)
+        for question in questions(random, segment, rows, log.name == "large"):
+            native, python = answer(NATIVE, question), answer(PYTHON, question)
+            if not same(native, python):
+                raise Disagreement(f"{difference(native, python)}")
+            if question.call == "split" and isinstance(native, list):
+                check_splits(segment, question.arguments[2], native, rows)
+    except Disagreement as error:
+        where = write_reproducer(f"{seed}-{number}", log, question, error)
+        raise Disagreement(
+            f"seed {seed}, case {number} ({log.name}: {', '.join(log.steps)}), {question}\n{error}\n"
+            f"reproducer: {where}\nagain: python -m tests.fuzz.differential --seed {seed} --case {number}"
+        ) from None
+    return log.name
+
+
+def same(native: Any, python: Any) -> bool:
+    if isinstance(native, tuple) and native and isinstance(native[0], list):
+        (ours, our_bodies, our_error), (theirs, their_bodies, their_error) = native, python
+        return (
+            len(ours) == len(theirs)
+            and all(a.equals(b) for a, b in zip(ours, theirs, strict=True))
+            and (our_bodies, our_error) == (their_bodies, their_error)
+        )
+    return bool(native == python)
+
+
+def difference(native: Any, python: Any) -> str:
+    """Both answers, and of long ones the first part that differs."""
+    if isinstance(native, tuple) and isinstance(python, tuple) and len(native) == len(python):
+        for number, (ours, theirs) in enumerate(zip(native, python, strict=True)):
+            if ours == theirs:
+                continue
+            if isinstance(ours, list) and ours and isinstance(ours[0], pa.RecordBatch):
+                ours, theirs = ([row for batch in batches for row in batch.to_pylist()] for batches in (ours, theirs))
+            if isinstance(ours, list):
+                for ours_item, theirs_item in itertools.zip_longest(ours, theirs):
+                    if ours_item != theirs_item:
+                        return f"part {number}: native {ours_item!s:.2000}\npython {theirs_item!s:.2000}"
+            return f"part {number}: native {ours!s:.2000}\npython {theirs!s:.2000}"
+    return f"native {native!s:.2000}\npython {python!s:.2000}"
+
+
+PLACE = ("pos", "size", "kind", "index", "term", "problem")
+
+
+def rows_between(segment: Segment, start: int, end: int, is_boundary: bool = False) -> list[dict[str, Any]]:
+    """The rows of the native engine, as far as they say where what stands."""
+    rows: list[dict[str, Any]] = []
+    try:
+        for batch, _ in NATIVE.scan(ScanRequest(segment, start, end, PLACE, end_is_boundary=is_boundary)):
+            rows += batch.to_pylist()
+    except DLedgerError as error:
+        raise Disagreement(f"a scan of {start} to {end} raised {error}") from error
+    return rows
+
+
+def whole_rows(segment: Segment) -> list[dict[str, Any]]:
+    return rows_between(segment, segment.base, segment.end)
+
+
+def check_rows(segment: Segment, rows: list[dict[str, Any]]) -> None:
+    """Rows stand one behind the other inside the segment."""
+    at = segment.base
+    for row in rows:
+        if row["pos"] < at or row["size"] <= 0 or row["pos"] + row["size"] > segment.end:
+            raise Disagreement(f"expected rows in order inside the segment, found {row} at {at}")
+        at = row["pos"] + row["size"]
+
+
+def check_splits(segment: Segment, end: int, boundaries: list[int], rows: list[dict[str, Any]]) -> None:
+    """The rows of the parts are those of the whole."""
+    cuts = [segment.base, *boundaries, end]
+    parts = []
+    for start, stop in itertools.pairwise(cuts):
+        parts += rows_between(segment, start, stop, stop in boundaries)
+    expected = rows if end == segment.end else rows_between(segment, segment.base, end)
+    if parts != expected:
+        raise Disagreement(
+            f"expected the rows of {len(cuts) - 1} parts as of the whole, {difference((parts,), (expected,))}"
+        )
+
+
+def check_intact(log: Log, original: bytes, rows: list[dict[str, Any]]) -> None:
+    """No accident costs an entry whose bytes it did not touch, nor brings one that never was.
+
+    Not so where bodies hold what could continue the log, or where a header still fits after an accident and misleads.
+    """
+    found = {(row["pos"], row["size"]): row["index"] for row in rows if row["kind"] != "corrupt"}
+    if (
+        not log.tells_frames
+        or log.is_hostile
+        or any(
+            index is not None and index != decode_entry_header(original, pos - log.base).index
+            for (pos, _), index in found.items()
+        )
+    ):
+        return
+    for pos, size in log.frames:
+        at = pos - log.base
+        if log.data[at : at + size] == original[at : at + size] and (pos, size) not in found:
+            raise Disagreement(f"expected the intact entry of {size} bytes at {pos}, found none")
+    written = {pos for pos, _ in log.frames}
+    for pos, size in sorted(found):
+        if pos not in written:
+            raise Disagreement(f"expected no entry of {size} bytes at {pos}: none was written")
+
+
+def write_reproducer(name: str, log: Log, question: Any, error: Disagreement) -> Path:
+    folder = REPRODUCERS / name
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "segment").write_bytes(log.data)
+    facts = f"{log.source} base={log.base} missing={log.missing} check_pos={log.check_pos} before={log.before}"
+    (folder / "question.txt").write_text(f"{facts}\n{log.steps}\n{question}\n\n{error}\n")
+    return folder
+
+
+def run(seed: int, cases: int | None = None, seconds: float | None = None, first: int = 0) -> dict[str, int]:
+    """So many cases, or as many as fit the time; how many there were of each sort."""
+    done: dict[str, int] = {}
+    until = time.monotonic() + seconds if seconds is not None else None
+    with tempfile.TemporaryDirectory() as root:
+        goldens = list(pieces(Path(root)))
+        for number in itertools.count(first):
+            if (cases is not None and number - first >= cases) or (until is not None and time.monotonic() > until):
+                return done
+            sort = check_case(seed, number, goldens, Path(root))
+            done[sort] = done.get(sort, 0) + 1
+    raise AssertionError("a run ends by its cases or its time")
+
+
+def main() -> int:
+    """The command line; ends with status 1 at a disagreement."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seconds", type=float, help="how long; 60 without anything else")
+    parser.add_argument("--cases", type=int, help="how many cases")
+    parser.add_argument("--case", type=int, help="one case alone")
+    given = parser.parse_args()
+    if given.case is not None:
+        given.cases = 1
+    seconds = 60 if given.cases is None and given.seconds is None else given.seconds
+    try:
+        done = run(given.seed, given.cases, seconds, given.case or 0)
+    except Disagreement as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(f"differential: {sum(done.values())} cases without a disagreement, seed {given.seed}, {done}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,92 @@
+import io.openmessaging.storage.dledger.DLedgerConfig;
+import io.openmessaging.storage.dledger.MemberState;
+import io.openmessaging.storage.dledger.store.file.DLedgerMmapFileStore;
+import java.io.BufferedReader;
+import java.io.InputStreamReader;
+import java.lang.reflect.Method;
+
+/**
+ * Opens DLedger stores, one for each line of standard input, and prints what load() and recover() made of each.
+ *
+ * A line holds, separated by tabs: the folder around dledger-ID, ID, the sizes of data and index files in bytes, and the
+ * data folders separated by commas (empty for the usual one). A store on which DLedger ends the process has no answer.
+ * Compiled once, run with the jar of any version; what differs between them is called by reflection.
+ */
+public final class OpenStores {
+    public static void main(String[] args) throws Exception {
+        BufferedReader lines = new BufferedReader(new InputStreamReader(System.in, "UTF-8"));
+        for (String line = lines.readLine(); line != null; line = lines.readLine()) {
+            String[] fields = line.split("\t", -1);
+            String answer;
+            try {
+                answer = open(fields);
+            } catch (Throwable thrown) {
+                answer = "{\"outcome\": \"throws\", \"message\": \"" + escaped(thrown.toString()) + "\"}";
+            }
+            System.out.println(answer);
+            System.out.flush();
+        }
+        System.out.flush();
+        // Threads of the store may still run.
+        Runtime.getRuntime().halt(0);
+    }
+
+    private static String open(String[] fields) throws Exception {
+        DLedgerConfig config = new DLedgerConfig();
+        config.setGroup("golden");
+        config.setSelfId(fields[1]);
+        config.setPeers(fields[1] + "-localhost:20911");
+        config.setStoreBaseDir(fields[0]);
+        config.setMappedFileSizeForEntryData(Integer.parseInt(fields[2]));
+        config.setMappedFileSizeForEntryIndex(Integer.parseInt(fields[3]));
+        if (!fields[4].isEmpty()) {
+            config.setDataStorePath(fields[4]);
+        }
+        MemberState state = new MemberState(config);
+        DLedgerMmapFileStore store = new DLedgerMmapFileStore(config, state);
+        store.load();
+        store.recover();
+        return "{\"outcome\": \"opens\", \"beginIndex\": " + beginIndex(store)
+            + ", \"endIndex\": " + number(store, "getLedgerEndIndex")
+            + ", \"endTerm\": " + number(store, "getLedgerEndTerm")
+            + ", \"committedIndex\": " + committedIndex(store, state)
+            + ", \"writePos\": " + number(store, "getWritePos")
+            + ", \"currTerm\": " + number(state, "currTerm")
+            + ", \"voteLeader\": " + (state.currVoteFor() == null ? "null" : "\"" + state.currVoteFor() + "\"") + "}";
+    }
+
+    private static long beginIndex(Object store) throws Exception {
+        try {
+            return number(store, "getLedgerBeginIndex");
+        } catch (NoSuchMethodException since040) {
+            return number(store, "getLedgerBeforeBeginIndex") + 1;
+        }
+    }
+
+    private static long committedIndex(Object store, Object state) throws Exception {
+        try {
+            return number(store, "getCommittedIndex");
+        } catch (NoSuchMethodException since040) {
+            return number(state, "getCommittedIndex");
+        }
+    }
+
+    private static long number(Object target, String getter) throws Exception {
+        Method method = target.getClass().getMethod(getter);
+        return ((Number) method.invoke(target)).longValue();
+    }
+
+    private static String escaped(String text) {
+        StringBuilder out = new StringBuilder();
+        for (char c : text.toCharArray()) {
+            if (c == '"' || c == '\\') {
+                out.append('\\').append(c);
+            } else if (c < ' ') {
+                out.append(String.format("\\u%04x", (int) c));
+            } else {
+                out.append(c);
+            }
+        }
+        return out.toString();
+    }
+}

@@ -1,0 +1,142 @@
+"""Opening stores with the real Java DLedger, of any version, in processes that live as long as it lets them."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import shutil
+import subprocess
+import threading
+from pathlib import Path
+from typing import IO, Any
+
+HERE = Path(__file__).resolve().parent
+BUILD = HERE.parent.parent / "build" / "interop"
+VERSIONS = ("0.1", "0.2.2", "0.2.7", "0.3.1.2", "0.3.2", "0.4.0")
+ROCKETMQ_VERSIONS = ("4.9.8", "5.1.4", "5.2.0", "5.3.3")
+_POMS = {"OpenStores": ("pom.xml", "dledger"), "LoadBroker": ("broker.xml", "rocketmq")}
+_OPENED = ("java.base/java.nio", "java.base/sun.nio.ch", "java.base/jdk.internal.ref")  # to unmap files on Java 17
+_JAVA = (
+    *("java", "-XX:TieredStopAtLevel=1", "-Xmx512m"),
+    *(word for package in _OPENED for word in ("--add-opens", f"{package}=ALL-UNNAMED")),
+)
+
+
+class JavaMissing(Exception):
+    """Java, Maven or the jars cannot be had; the text says why."""
+
+
+def _prepare(program: str, version: str, compiled_with: str) -> str:
+    """The class path of a Java program with that version, fetched from Maven Central once. Raises JavaMissing."""
+    for tool in ("java", "javac", "mvn"):
+        if shutil.which(tool) is None:
+            raise JavaMissing(f"{tool} is not installed")
+    classes = BUILD / "classes"
+    compiled, source = classes / f"{program}.class", HERE / f"{program}.java"
+    if not compiled.exists() or compiled.stat().st_mtime < source.stat().st_mtime:
+        _run("javac", "-cp", f"{_jars(program, compiled_with)}/*", "-d", str(classes), str(source))
+    return f"{_jars(program, version)}/*{os.pathsep}{classes}"
+
+
+def _jars(program: str, version: str) -> Path:
+    pom, name = _POMS[program]
+    folder = BUILD / f"{name}-{version}"
+    if not folder.exists():
+        partial = folder.with_name(f"{folder.name}.partial.{os.getpid()}")
+        _run(
+            *("mvn", "-q", "-B", "-f", str(HERE / pom), f"-D{name}.version={version}"),
+            *("dependency:copy-dependencies", "-DincludeScope=runtime", f"-DoutputDirectory={partial}"),
+        )
+        if folder.exists():
+            shutil.rmtree(partial)
+        else:
+            partial.rename(folder)
+    return folder
+
+
+def _run(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise JavaMissing(f"{command[0]} failed: {(done.stderr or done.stdout).strip()[-500:]}")
+
+
+class Judge:
+    """One version of DLedger that opens store after store, in one process until it ends itself."""
+
+    def __init__(self, version: str) -> None:
+        self._class_path = _prepare("OpenStores", version, "0.3.1.2")
+        self._process: subprocess.Popen[str] | None = None
+        self._answers: queue.Queue[str] = queue.Queue()
+
+    def open(
+        self,
+        folder: Path,
+        node: str,
+        data_file_size: int,
+        index_file_size: int,
+        data_dirs: tuple[Path, ...] = (),
+        patience: float = 60,
+    ) -> dict[str, Any]:
+        """What Java makes of the store ``folder/dledger-node``, which it changes; ``outcome`` is always there.
+
+        Without an answer after `patience` seconds it hangs.
+        """
+        process = self._process = self._process or self._start()
+        assert process.stdin
+        fields = (str(folder), node, str(data_file_size), str(index_file_size), ",".join(map(str, data_dirs)))
+        process.stdin.write("\t".join(fields) + "\n")
+        process.stdin.flush()
+        try:
+            line = self._answers.get(timeout=patience)
+        except queue.Empty:
+            process.kill()
+            self.close()
+            return {"outcome": "hangs"}
+        if line:
+            answer: dict[str, Any] = json.loads(line)
+            return answer
+        code = process.wait()
+        self.close()
+        return {"outcome": "exits", "exitCode": code}
+
+    def close(self) -> None:
+        if self._process is not None:
+            self._process.communicate()
+            self._process = None
+
+    def _start(self) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [*_JAVA, "-cp", self._class_path, "OpenStores"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        self._answers = queue.Queue()
+        assert process.stdout
+        threading.Thread(target=_pass_on, args=(process.stdout, self._answers), daemon=True).start()
+        return process
+
+
+def _pass_on(lines: IO[str], answers: queue.Queue[str]) -> None:
+    """Every line that is an answer, and an empty one at the end."""
+    for line in lines:
+        if line.startswith("{"):
+            answers.put(line)
+    answers.put("")
+
+
+class BrokerJudge:
+    """One version of RocketMQ, whose message store loads a root in a process of its own."""
+
+    def __init__(self, version: str) -> None:
+        self._class_path = _prepare("LoadBroker", version, version)
+
+    def load(self, root: Path, node: str, settings: dict[str, str]) -> dict[str, Any]:
+        """What load() makes of a root, which it changes: whether it succeeds, and the queues' max offsets."""
+        names = ("mappedFileSizeCommitLog", "mappedFileSizeConsumeQueue", "maxHashSlotNum", "maxIndexNum")
+        command = [*_JAVA, "-cp", self._class_path, "LoadBroker", str(root), node, *(settings[name] for name in names)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        answers = [line for line in done.stdout.splitlines() if line.startswith("{")]
+        return json.loads(answers[-1]) if answers else {"loaded": False, "queues": {}}
