@@ -40,6 +40,10 @@ test: $(INSTALLED) ## run the test suite; ARGS goes to pytest
 .PHONY: test-spark-versions
 test-spark-versions: $(PYSPARK_VERSIONS:%=test-spark-%) ## run the smoke tests on PySpark 4.0 and 4.1
 
+.PHONY: interop
+interop: $(INSTALLED) ## compare the recovery model with real Java stores and brokers (needs Maven); SECONDS=120
+	@DLEDGER_INTEROP=$(or $(SECONDS),120) $(PYTHON_BIN) -m pytest tests/interop -o faulthandler_timeout=0
+
 .PHONY: lint
 lint: $(INSTALLED_LINT) ## check style, types and formatting
 	$(PYTHON_BIN) -m ruff check

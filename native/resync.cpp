@@ -23,6 +23,15 @@ bool is_only_one_lost(const SegmentView& view, int64_t gap, int64_t pos, const E
                      [&](const Place& place) { return place.index == index - 2; });
 }
 
+// Whether nothing but a size seems to be wrong at gap, and bytes were written up to pos and no further: a wrong size
+// may lead anywhere, into bytes that were never written too.
+bool ends_at(const SegmentView& view, int64_t gap, int64_t pos) {
+  const EntryHeader header{view.at(gap)};
+  int64_t size = 0;
+  const bool is_written = *view.at(pos - 1) != 0 || view.blank_at(pos, size) != Blank::None;
+  return is_written && header.is_magic() && header.pos() == gap;
+}
+
 }  // namespace
 
 bool Expectation::allows(const SegmentView& view, int64_t pos, int64_t size) const {
@@ -180,8 +189,7 @@ int64_t Resync::hinted(const SegmentView& view, int64_t gap, const Expectation& 
     if (sizes[i] < view.least_size() || sizes[i] > kMaxEntrySize || sizes[i] > view.file_end() - gap) continue;
     const int64_t pos = gap + sizes[i], size = view.entry_size(pos);
     if (size == 0) {
-      const EntryHeader header{view.at(gap)};
-      if ((agree || (header.is_magic() && header.pos() == gap)) && view.is_closed_at(pos)) return pos;
+      if ((agree || ends_at(view, gap, pos)) && view.is_closed_at(pos)) return pos;
     } else if (expected.allows(view, pos, size) && (agree || is_only_one_lost(view, gap, pos, expected))) {
       return pos;
     }

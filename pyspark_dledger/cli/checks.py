@@ -113,10 +113,10 @@ def _recoveries(given: argparse.Namespace, log: Log) -> Iterator[Recovery]:
     if given.rocketmq is not None:
         from pyspark_dledger.rocketmq.recovery import preview_broker
 
-        yield preview_broker(log, given.rocketmq)
+        yield preview_broker(log, given.rocketmq, given.data_file_size, given.index_file_size)
     else:
         for version in [given.java] if given.java is not None else LINES:
-            yield preview(log, version)
+            yield preview(log, version, given.data_file_size, given.index_file_size)
 
 
 def _for_text(item: Recovery) -> Row:

@@ -170,6 +170,9 @@ def _add_recovery(verb: argparse.ArgumentParser) -> None:
     text = "of DLedger, such as 0.3.1.2; default: every line of versions"
     version.add_argument("--java", metavar="VERSION", help=text)
     version.add_argument("--rocketmq", metavar="VERSION", help="of the broker, such as 5.3.3, with its own recovery")
+    for name in ("data", "index"):
+        text = f"that Java is configured with for {name} files, such as 160m; default: what they have"
+        verb.add_argument(f"--{name}-file-size", type=_file_size, metavar="SIZE", help=text)
 
 
 def _add_diff(verb: argparse.ArgumentParser) -> None:
@@ -198,6 +201,15 @@ def _count(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"expected a number of rows, found {text}")
     return int(text)
+
+
+def _file_size(text: str) -> int:
+    from pyspark_dledger.log.options import parse_size
+
+    try:
+        return parse_size(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected a size such as 65536, 64k or 1g, found {text}") from None
 
 
 def _seconds(text: str) -> float:

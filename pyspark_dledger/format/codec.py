@@ -9,13 +9,15 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import crcmod.predefined
-import numpy as np
-import numpy.typing as npt
 
 from pyspark_dledger.format import layout
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 _STRUCT_CODES = {">i4": "i", ">i8": "q"}
 
@@ -40,6 +42,8 @@ def record_struct(fields: Sequence[layout.Field]) -> struct.Struct:
 
 def record_dtype(fields: Sequence[layout.Field]) -> np.dtype[Any]:
     """The numpy type of a layout, for many records at once."""
+    import numpy as np
+
     return np.dtype([(field.name, field.dtype) for field in fields])
 
 
@@ -140,5 +144,7 @@ def encode_consume_queue_unit(unit: ConsumeQueueUnit) -> bytes:
 
 def decode_records(data: bytes, fields: Sequence[layout.Field]) -> npt.NDArray[Any]:
     """All whole records of ``data`` as one numpy array, without a copy; a rest shorter than a record is left out."""
+    import numpy as np
+
     dtype = record_dtype(fields)
     return np.frombuffer(data, dtype, count=len(data) // dtype.itemsize)

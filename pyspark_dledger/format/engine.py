@@ -5,12 +5,13 @@ from __future__ import annotations
 import importlib
 import warnings
 from collections.abc import Iterator
-from typing import Protocol
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, Protocol
 
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.format.spec import Compressed, LogEnd, ScanRequest, Segment, Survey, SurveyRequest, TermRun
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 ENGINES = ("auto", "native", "python")
 

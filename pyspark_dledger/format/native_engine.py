@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-
-import pyarrow as pa
+from typing import TYPE_CHECKING
 
 import pyspark_dledger._native as _native
 from pyspark_dledger.format.layout import COMPRESSIONS
@@ -20,6 +19,9 @@ from pyspark_dledger.format.spec import (
     TermRun,
 )
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 NAME = "native"
 
 crc32 = _native.crc32
@@ -29,6 +31,8 @@ seek = _native.seek
 
 def scan(request: ScanRequest) -> Iterator[tuple[pa.RecordBatch, list[Compressed]]]:
     """Raw batches of the requested rows, and the compressed bodies that were left out of each."""
+    import pyarrow as pa  # the other calls need no Arrow
+
     native = _native.Scan(request)
     while (batch := native.next()) is not None:
         bodies = [

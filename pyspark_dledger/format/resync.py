@@ -166,11 +166,19 @@ class Resync:
                 continue
             frame = self._frames.at(pos)
             if frame is None:
-                if (agree or self._frames.names_itself(gap)) and self._frames.is_closed_at(pos):
+                if (agree or self._ends_at(gap, pos)) and self._frames.is_closed_at(pos):
                     return pos
             elif expected.allows(frame) if agree else self._is_only_one_lost(gap, frame, expected):
                 return pos
         return None
+
+    def _ends_at(self, gap: int, pos: int) -> bool:
+        """Whether nothing but a size seems to be wrong at ``gap``, and bytes were written up to ``pos`` and no further.
+
+        A wrong size may lead anywhere, into bytes that were never written too.
+        """
+        is_written = self._frames.data[pos - 1 : pos] != b"\0" or self._frames.blank_at(pos) is not None
+        return is_written and self._frames.names_itself(gap)
 
     def _is_only_one_lost(self, gap: int, frame: Frame, expected: Expectation) -> bool:
         """Whether `frame` has the index right behind the damaged entry's, by the entries before it or by its own."""

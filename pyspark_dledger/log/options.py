@@ -242,14 +242,18 @@ def _integer(low: int, high: int) -> Parser:
     return Parser(accepts, lambda value: _checked(_any_integer(value), low, high))
 
 
-def _size(high: int, shown: str | None = None) -> Parser:
-    def parse(value: object) -> int:
-        match = _SIZE.fullmatch(value) if isinstance(value, str) else None
-        number = int(match[1]) * _SIZE_UNITS[match[2].lower()] if match else _any_integer(value)
-        return _checked(number, 1, high)
+def parse_size(value: object) -> int:
+    """A size in bytes, written as 65536, 64k, 128m or 1g; raises ValueError for anything else."""
+    match = _SIZE.fullmatch(value) if isinstance(value, str) else None
+    number = int(match[1]) * _SIZE_UNITS[match[2].lower()] if match else _any_integer(value)
+    return _checked(number, 1, INT64_MAX)
 
+
+def _size(high: int, shown: str | None = None) -> Parser:
     limit = f" from 1 to {shown}" if shown else ""
-    return Parser(f"a size in bytes{limit}, such as 65536, 64k, 128m or 1g", parse)
+    return Parser(
+        f"a size in bytes{limit}, such as 65536, 64k, 128m or 1g", lambda value: _checked(parse_size(value), 1, high)
+    )
 
 
 def _choice(values: tuple[str, ...]) -> Parser:

@@ -98,6 +98,14 @@ std::vector<Value> values_of(const ArrowArray& array, Type type) {
 }  // namespace
 
 std::vector<Row> rows_of(Batch& batch) {
+  ArrowSchema schema{};
+  export_schema(batch.columns, &schema);
+  check(schema.n_children == static_cast<int64_t>(batch.columns.size()), "the schema has each column");
+  for (int64_t c = 0; c < schema.n_children; c++) {
+    check(batch.columns[static_cast<size_t>(c)].name() == schema.children[c]->name, "the schema names each column");
+    check(schema.children[c]->format[0] != '\0', "the schema has a type for each column");
+  }
+  schema.release(&schema);
   ArrowArray array{};
   std::vector<Type> types;
   for (const Column& column : batch.columns) {
