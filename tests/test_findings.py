@@ -20,9 +20,10 @@ from hypothesis import strategies as st
 
 import pyspark_dledger as dl
 from pyspark_dledger.format import codec, layout
-from pyspark_dledger.log import consume_queue, verify_queues
+from pyspark_dledger.log import consume_queue
 from pyspark_dledger.log.consume_queue import queues, read_units, written_units
-from pyspark_dledger.log.findings import (
+from pyspark_dledger.log.verify import queues as verify_queues
+from pyspark_dledger.log.verify.findings import (
     CATALOGUE,
     CODES,
     ERROR,
@@ -33,7 +34,7 @@ from pyspark_dledger.log.findings import (
     Finding,
     worst,
 )
-from pyspark_dledger.log.verify import plan_findings, read_findings, verify
+from pyspark_dledger.log.verify.store import plan_findings, read_findings, verify
 from tests import golden
 from tests.generate import (
     YEAR_10000,

@@ -14,7 +14,7 @@ import pytest
 from pyspark_dledger.errors import OptionError, StoreError
 from pyspark_dledger.format.codec import IndexUnit, encode_entry, encode_index_unit
 from pyspark_dledger.log import Log, open_log
-from pyspark_dledger.log.recovery import LINES, Recovery, java_line, preview
+from pyspark_dledger.log.recovery.preview import LINES, Recovery, java_line, preview
 from pyspark_dledger.rocketmq.recovery import dledger_of_rocketmq, preview_broker
 from pyspark_dledger.rocketmq.recovery_queues import Queues
 from tests import golden

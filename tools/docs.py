@@ -7,8 +7,8 @@ from pathlib import Path
 
 from pyspark_dledger.format.columns import ALL_COLUMNS
 from pyspark_dledger.format.layout import LAYOUTS, Field
-from pyspark_dledger.log.findings import CATALOGUE
 from pyspark_dledger.log.options import OPTIONS
+from pyspark_dledger.log.verify.findings import CATALOGUE
 from pyspark_dledger.rocketmq import consume_queue, index_file
 from pyspark_dledger.rocketmq.tables import TABLES as READ_TABLES
 

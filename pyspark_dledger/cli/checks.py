@@ -16,9 +16,9 @@ from pyspark_dledger.cli.tables import is_finding
 
 if TYPE_CHECKING:
     from pyspark_dledger.log import Log
-    from pyspark_dledger.log.diff_summary import Comparison
-    from pyspark_dledger.log.findings import Finding
-    from pyspark_dledger.log.recovery import Recovery
+    from pyspark_dledger.log.diff.summary import Comparison
+    from pyspark_dledger.log.recovery.preview import Recovery
+    from pyspark_dledger.log.verify.findings import Finding
 
 # What a table of versions shows of a recovery; --json has everything.
 _RECOVERY_COLUMNS = ("java", "outcome", "beginIndex", "endIndex", "endTerm", "committedIndex")
@@ -26,8 +26,8 @@ _RECOVERY_COLUMNS = ("java", "outcome", "beginIndex", "endIndex", "endTerm", "co
 
 def verify(given: argparse.Namespace, out: Output) -> int:
     """All findings; `FINDINGS` if one is more than information."""
-    from pyspark_dledger.log.findings import INFO, SEVERITIES
-    from pyspark_dledger.log.verify import verify as find_all
+    from pyspark_dledger.log.verify.findings import INFO, SEVERITIES
+    from pyspark_dledger.log.verify.store import verify as find_all
 
     wanted = SEVERITIES[SEVERITIES.index(given.least) :]
     code = CLEAN
@@ -54,7 +54,7 @@ def _row(item: Any) -> Row:
 
 def _print_findings(out: Output, found: list[Finding]) -> None:
     """By severity, the worst first, then by code, with what the code means and what Java does said once."""
-    from pyspark_dledger.log.findings import CODES, SEVERITIES
+    from pyspark_dledger.log.verify.findings import CODES, SEVERITIES
 
     order = [(severity, code) for severity in reversed(SEVERITIES) for code in CODES]
     for severity, code in order:
@@ -108,7 +108,7 @@ def _is_trouble(item: Recovery) -> bool:
 
 
 def _recoveries(given: argparse.Namespace, log: Log) -> Iterator[Recovery]:
-    from pyspark_dledger.log.recovery import LINES, preview
+    from pyspark_dledger.log.recovery.preview import LINES, preview
 
     if given.rocketmq is not None:
         from pyspark_dledger.rocketmq.recovery import preview_broker
@@ -149,14 +149,14 @@ def diff(given: argparse.Namespace, out: Output) -> int:
         return _md5(given, out)
     log = open_given(given)
     if given.json:
-        from pyspark_dledger.log.diff import diff_rows
+        from pyspark_dledger.log.diff.rows import diff_rows
 
         code = CLEAN
         for row in map(_row, diff_rows(log)):
             code = FINDINGS if is_finding("diff", row) else code
             out.line(json_line(row))
         return code
-    from pyspark_dledger.log.diff_summary import compare
+    from pyspark_dledger.log.diff.summary import compare
 
     return _print_comparison(out, compare(log))
 
@@ -226,7 +226,7 @@ def _sentences(found: Comparison) -> Iterator[str]:
 
 def _md5(given: argparse.Namespace, out: Output) -> int:
     """MD5 of the last two files of each part of the log, as RocketMQ's upgrade guide asks."""
-    from pyspark_dledger.log.diff_digests import file_digests
+    from pyspark_dledger.log.diff.digests import file_digests
 
     digests = file_digests(list(open_each(given)))
     if not digests:

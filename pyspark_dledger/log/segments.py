@@ -13,10 +13,10 @@ from pyspark_dledger.format.columns import TIMESTAMP
 from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.format.spec import Survey, SurveyRequest
 from pyspark_dledger.log.find import file_size
-from pyspark_dledger.log.findings import CODES, INFO
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.store import Log
 from pyspark_dledger.log.table import Table, TableColumn, batches_of, microseconds, relative_file, table_schema
+from pyspark_dledger.log.verify.findings import CODES, INFO
 
 COLUMNS = (
     TableColumn("node", pa.string(), "id of the node; null for a plain CommitLog"),

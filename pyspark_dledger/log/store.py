@@ -26,7 +26,7 @@ from pyspark_dledger.log.replicas import check_replicas, quorum_bound
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from pyspark_dledger.log.findings import Finding
+    from pyspark_dledger.log.verify.findings import Finding
 
 _HEAD_BYTES = 64 * 1024
 _UNITS_TRIED = 8
@@ -343,7 +343,7 @@ class Log:
 
     def findings(self) -> list[Finding]:
         """Everything that is wrong with the store or worth knowing; see `findings.CATALOGUE`. Reads all of it."""
-        from pyspark_dledger.log.verify import verify
+        from pyspark_dledger.log.verify.store import verify
 
         return list(verify(self))
 

@@ -25,8 +25,8 @@ from pyspark_dledger.format.codec import decode_records
 from pyspark_dledger.format.layout import MESSAGE_MAGIC_V1, SEGMENT_NAME_DIGITS, Field
 from pyspark_dledger.format.message import MESSAGE_MAGICS
 from pyspark_dledger.log.entries import read_at
-from pyspark_dledger.log.recovery import Recovery, preview
-from pyspark_dledger.log.recovery_files import StoreFile, list_folder
+from pyspark_dledger.log.recovery.files import StoreFile, list_folder
+from pyspark_dledger.log.recovery.preview import Recovery, preview
 from pyspark_dledger.log.store import Log
 from pyspark_dledger.rocketmq.recovery_queues import Queues
 from pyspark_dledger.rocketmq.recovery_walk import first_message, walk_messages

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from pyspark_dledger.format import layout
 from pyspark_dledger.format.message import MESSAGE_MAGICS, Message, message_crc, parse_message, transaction
 from pyspark_dledger.format.text import decode_utf8
-from pyspark_dledger.log.recovery_files import StoreFile
+from pyspark_dledger.log.recovery.files import StoreFile
 
 _BLANK = layout.MAGIC_BLANK.to_bytes(4, "big", signed=True)
 # Where a message's storeTimestamp stands; 12 bytes later if bornHost is IPv6.

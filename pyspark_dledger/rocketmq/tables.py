@@ -9,12 +9,13 @@ from typing import Any
 import pyarrow as pa
 
 from pyspark_dledger.errors import OptionError
-from pyspark_dledger.log import diff, index_units, segments
-from pyspark_dledger.log.findings import CATALOGUE, SEVERITIES
+from pyspark_dledger.log import index_units, segments
+from pyspark_dledger.log.diff import rows as diff
 from pyspark_dledger.log.options import OPTIONS, ReadOptions, nearest
 from pyspark_dledger.log.store import Log, State
 from pyspark_dledger.log.table import Table, TableColumn, batches_of, row_of, table_schema
-from pyspark_dledger.log.verify import FindingsPart, plan_findings, read_findings
+from pyspark_dledger.log.verify.findings import CATALOGUE, SEVERITIES
+from pyspark_dledger.log.verify.store import FindingsPart, plan_findings, read_findings
 from pyspark_dledger.rocketmq import audit, consume_queue, consumers, index_file
 
 # Options that would change which rows a read gives; a table that cannot honour one refuses it.

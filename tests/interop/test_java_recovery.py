@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from pyspark_dledger.log import open_log
-from pyspark_dledger.log.recovery import preview
+from pyspark_dledger.log.recovery.preview import preview
 from tests import golden
 from tests.interop import damages
 from tests.interop.damages import Damage, RandomDamage

@@ -17,10 +17,10 @@ from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, MAGIC_NORMAL, MIN_B
 from pyspark_dledger.format.spec import DLEDGER, ScanRequest, Segment, Survey, SurveyRequest
 from pyspark_dledger.log.entries import IndexFiles, entry_at, read_at
 from pyspark_dledger.log.find import StorePaths, file_size
-from pyspark_dledger.log.findings import MOST_LISTED, Finding, Report
 from pyspark_dledger.log.options import ReadOptions
-from pyspark_dledger.log.verify_index import FIELDS, IndexCheck, Numbers
-from pyspark_dledger.log.verify_queues import QueueCheck
+from pyspark_dledger.log.verify.findings import MOST_LISTED, Finding, Report
+from pyspark_dledger.log.verify.index import FIELDS, IndexCheck, Numbers
+from pyspark_dledger.log.verify.queues import QueueCheck
 
 _BATCH_ROWS = 16 * 1024
 

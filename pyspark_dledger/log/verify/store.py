@@ -15,13 +15,13 @@ from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Segment
 from pyspark_dledger.log.consume_queue import FOLDER, queues
 from pyspark_dledger.log.find import StorePaths
-from pyspark_dledger.log.findings import Finding, Report
 from pyspark_dledger.log.options import ReadOptions
-from pyspark_dledger.log.verify_files import check_divided_offset, check_index_files, check_segment_files
-from pyspark_dledger.log.verify_index import check_units_beyond
-from pyspark_dledger.log.verify_queues import QueueUnits, check_outside
-from pyspark_dledger.log.verify_segment import SegmentPart, segment_findings
-from pyspark_dledger.log.verify_state import check_state
+from pyspark_dledger.log.verify.files import check_divided_offset, check_index_files, check_segment_files
+from pyspark_dledger.log.verify.findings import Finding, Report
+from pyspark_dledger.log.verify.index import check_units_beyond
+from pyspark_dledger.log.verify.queues import QueueUnits, check_outside
+from pyspark_dledger.log.verify.segment import SegmentPart, segment_findings
+from pyspark_dledger.log.verify.state import check_state
 
 if TYPE_CHECKING:
     from pyspark_dledger.log.store import Log

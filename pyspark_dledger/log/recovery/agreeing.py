@@ -15,7 +15,7 @@ from pyspark_dledger.format.codec import IndexUnit, decode_records, encode_index
 from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.layout import ENTRY_HEADER, ENTRY_HEADER_SIZE, INDEX_UNIT, INDEX_UNIT_SIZE
 from pyspark_dledger.format.spec import ScanRequest, Segment
-from pyspark_dledger.log.recovery_files import FileList, StoreFile
+from pyspark_dledger.log.recovery.files import FileList, StoreFile
 
 _UNITS = 4096
 # Above this mean size of an entry, headers are read one by one.

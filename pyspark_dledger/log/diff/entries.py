@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
 from pyspark_dledger.format.spec import ScanRequest
-from pyspark_dledger.log.diff_bytes import Stretch, clipped, stretches
+from pyspark_dledger.log.diff.bytes import Stretch, clipped, stretches
 from pyspark_dledger.log.plan import Partition, read_partition
 
 # Everything that an entry holds, and where it stands. `size` follows from the body.

@@ -24,7 +24,7 @@ from pyspark_dledger.format.message import has_message_magic
 from pyspark_dledger.format.spec import COMMITLOG, INT64_MAX, Segment
 from pyspark_dledger.log.consume_queue import FILLER_SIZE, FOLDER, Queue, QueueFile, queues, read_units, written_units
 from pyspark_dledger.log.entries import entry_at, read_at, segment_at
-from pyspark_dledger.log.findings import Report
+from pyspark_dledger.log.verify.findings import Report
 
 Numbers = npt.NDArray[np.int64]
 

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pyspark_dledger.format.layout import ENTRY_HEADER
-from pyspark_dledger.log.diff import (
+from pyspark_dledger.log.diff.entries import Run
+from pyspark_dledger.log.diff.group import Group, Replica, group_of
+from pyspark_dledger.log.diff.rows import (
     COMMITTED,
     CONTRADICTS,
     DIVERGED,
@@ -24,8 +26,6 @@ from pyspark_dledger.log.diff import (
     row_of_run,
     stale_rows,
 )
-from pyspark_dledger.log.diff_entries import Run
-from pyspark_dledger.log.diff_group import Group, Replica, group_of
 
 if TYPE_CHECKING:
     from pyspark_dledger.log.store import Log

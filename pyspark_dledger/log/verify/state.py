@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from pyspark_dledger.format.state_files import Checkpoint, CurrentTerm, parse_checkpoint, parse_current_term
 from pyspark_dledger.log.consume_queue import proven_index
-from pyspark_dledger.log.findings import Report
+from pyspark_dledger.log.verify.findings import Report
 
 if TYPE_CHECKING:
     from pyspark_dledger.log.store import Log

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pyspark_dledger.format.spec import INT64_MIN, Filters, ScanRequest, Segment
-from pyspark_dledger.log.diff_entries import Run, Share, compare_entries
-from pyspark_dledger.log.diff_group import Group, Replica, group_of
+from pyspark_dledger.log.diff.entries import Run, Share, compare_entries
+from pyspark_dledger.log.diff.group import Group, Replica, group_of
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.plan import Partition, read_partition
 

@@ -15,7 +15,7 @@ from pyspark_dledger.format.layout import INDEX_UNIT, INDEX_UNIT_SIZE, MAGIC_BLA
 from pyspark_dledger.format.spec import Segment
 from pyspark_dledger.log.consume_queue import data_extents
 from pyspark_dledger.log.entries import read_at, segment_at
-from pyspark_dledger.log.findings import Report
+from pyspark_dledger.log.verify.findings import Report
 
 Numbers = npt.NDArray[np.int64]
 

@@ -17,9 +17,9 @@ from typing import Any
 from pyspark_dledger.errors import DLedgerError, OptionError, StoreError
 from pyspark_dledger.format.layout import ENTRY_MAGICS, INDEX_UNIT_SIZE
 from pyspark_dledger.log.committed import Bound
-from pyspark_dledger.log.recovery_files import FileList, JavaEnds, JavaExits, configured_size
-from pyspark_dledger.log.recovery_opening import Opening
-from pyspark_dledger.log.recovery_scan import Rules
+from pyspark_dledger.log.recovery.files import FileList, JavaEnds, JavaExits, configured_size
+from pyspark_dledger.log.recovery.opening import Opening
+from pyspark_dledger.log.recovery.scan import Rules
 from pyspark_dledger.log.store import Log
 
 _RULES = {

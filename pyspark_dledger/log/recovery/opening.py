@@ -12,7 +12,7 @@ from pyspark_dledger.format.codec import IndexUnit, decode_blank, decode_entry_h
 from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, INDEX_UNIT_SIZE
 from pyspark_dledger.format.state_files import COMMITTED_INDEX, CURR_TERM, VOTE_LEADER, parse_properties_file
-from pyspark_dledger.log.recovery_files import (
+from pyspark_dledger.log.recovery.files import (
     FileList,
     JavaExits,
     JavaThrows,
@@ -23,7 +23,7 @@ from pyspark_dledger.log.recovery_files import (
     parse_long,
     underflow,
 )
-from pyspark_dledger.log.recovery_scan import Rules, Scan
+from pyspark_dledger.log.recovery.scan import Rules, Scan
 
 _TOO_SMALL = "[MONITOR]The processOffset is too small, you should check it manually before truncating the data from"
 # The part of a header up to the index.

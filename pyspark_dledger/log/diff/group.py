@@ -17,8 +17,8 @@ from pyspark_dledger.format.codec import EntryHeader, decode_blank
 from pyspark_dledger.format.layout import MIN_BLANK_SIZE
 from pyspark_dledger.format.spec import DLEDGER, Filters, IntFilter, ScanRequest, Segment, TermRun
 from pyspark_dledger.log.committed import Bound, best
-from pyspark_dledger.log.diff_digests import replica_names
-from pyspark_dledger.log.diff_entries import ENTRY_COLUMNS
+from pyspark_dledger.log.diff.digests import replica_names
+from pyspark_dledger.log.diff.entries import ENTRY_COLUMNS
 from pyspark_dledger.log.entries import entry_at, read_at, segment_at
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.plan import Partition

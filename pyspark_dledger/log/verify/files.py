@@ -16,7 +16,7 @@ from pyspark_dledger.format.codec import decode_blank, decode_entry_header
 from pyspark_dledger.format.message import has_message_magic
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, LogEnd, Segment
 from pyspark_dledger.log.entries import read_at
-from pyspark_dledger.log.findings import Report
+from pyspark_dledger.log.verify.findings import Report
 
 _SEGMENT_NAME = re.compile(rf"[0-9]{{{layout.SEGMENT_NAME_DIGITS}}}")
 _PHYSICAL_OFFSET = layout.MESSAGE_HEADER[6].offset

@@ -25,8 +25,8 @@ from pyspark_dledger.format.layout import (
     MIN_BLANK_SIZE,
 )
 from pyspark_dledger.format.spec import DLEDGER, Segment
-from pyspark_dledger.log.recovery_agreeing import agreeing_run, standing_entries
-from pyspark_dledger.log.recovery_files import FileList, JavaHangs, JavaThrows, StoreFile, int32, int64, underflow
+from pyspark_dledger.log.recovery.agreeing import agreeing_run, standing_entries
+from pyspark_dledger.log.recovery.files import FileList, JavaHangs, JavaThrows, StoreFile, int32, int64, underflow
 
 # An entry has to be longer than what Java calls HEADER_SIZE, which leaves out the body's length.
 _LEAST_SIZE = 44
