@@ -23,13 +23,14 @@ bool is_only_one_lost(const SegmentView& view, int64_t gap, int64_t pos, const E
                      [&](const Place& place) { return place.index == index - 2; });
 }
 
-// Whether nothing but a size seems to be wrong at gap, and bytes were written up to pos and no further: a wrong size
-// may lead anywhere, into bytes that were never written too.
-bool ends_at(const SegmentView& view, int64_t gap, int64_t pos) {
+// Whether at gap nothing but one size seems to be wrong, and another one rightly leads to pos. Of two that are
+// possible, one that leads behind what was written is the wrong one.
+bool ends_at(const SegmentView& view, int64_t gap, int64_t pos, const int64_t sizes[2]) {
   const EntryHeader header{view.at(gap)};
   int64_t size = 0;
+  const bool is_sure = std::min(sizes[0], sizes[1]) < kEntryHeaderSize || std::max(sizes[0], sizes[1]) > kMaxEntrySize;
   const bool is_written = *view.at(pos - 1) != 0 || view.blank_at(pos, size) != Blank::None;
-  return is_written && header.is_magic() && header.pos() == gap;
+  return (is_sure || is_written) && header.is_magic() && header.pos() == gap;
 }
 
 }  // namespace
@@ -156,7 +157,7 @@ int64_t Resync::next(const SegmentView& view, int64_t gap, int64_t limit, const 
     if (has_best && is_expected && !best.contradicts(view, pos)) continue;
     const Chain chain = chain_at(view, pos, size);
     weighed_[weighed++ % kRivals] = {chain, allowed};
-    if (!allowed && !chain.strong && (chain.length < 2 || chain.length <= expected.run)) continue;
+    if (!allowed && !chain.strong && (chain.length == 1 || expected.run > 1)) continue;
     // An entry that spans others is weighed against them, hence from inside the last one on.
     from = chain.last + 1;
     rest_.length = 0;
@@ -189,7 +190,7 @@ int64_t Resync::hinted(const SegmentView& view, int64_t gap, const Expectation& 
     if (sizes[i] < view.least_size() || sizes[i] > kMaxEntrySize || sizes[i] > view.file_end() - gap) continue;
     const int64_t pos = gap + sizes[i], size = view.entry_size(pos);
     if (size == 0) {
-      if ((agree || ends_at(view, gap, pos)) && view.is_closed_at(pos)) return pos;
+      if ((agree || ends_at(view, gap, pos, sizes)) && view.is_closed_at(pos)) return pos;
     } else if (expected.allows(view, pos, size) && (agree || is_only_one_lost(view, gap, pos, expected))) {
       return pos;
     }

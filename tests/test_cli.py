@@ -263,6 +263,13 @@ def test_recovery_says_what_would_be_lost(damaged: Store, run: Callable[..., Ran
     ]
 
 
+def test_a_diff_of_a_folder_compares_its_nodes(case_folder: Callable[[str], Path], run: Callable[..., Ran]) -> None:
+    folder = case_folder("raw-three-diverged")
+    of_folder = run("diff", folder, "--json")
+    assert of_folder.code == 1
+    assert of_folder.out == run("diff", *(folder / node for node in THREE), "--json").out
+
+
 def test_a_diff_names_the_divergence(case_folder: Callable[[str], Path], run: Callable[..., Ran]) -> None:
     paths = [case_folder("raw-three-diverged") / node for node in THREE]
     out = run("diff", *paths).out

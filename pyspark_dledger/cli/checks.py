@@ -145,6 +145,7 @@ def _span(first: int, last: int) -> str:
 
 def diff(given: argparse.Namespace, out: Output) -> int:
     """Where replicas differ; `FINDINGS` where they contradict each other or one is damaged, not where one is behind."""
+    given.path = _replicas(given.path)
     if given.md5:
         return _md5(given, out)
     log = open_given(given)
@@ -159,6 +160,17 @@ def diff(given: argparse.Namespace, out: Output) -> int:
     from pyspark_dledger.log.diff.summary import compare
 
     return _print_comparison(out, compare(log))
+
+
+def _replicas(paths: list[str]) -> list[str]:
+    """The paths to compare: of a single folder with several nodes each node, as after a trial on one machine."""
+    from pyspark_dledger.log.find import node_folders
+
+    folder = Path(paths[0])
+    if len(paths) > 1 or not folder.is_dir():
+        return paths
+    nodes = node_folders(folder, sorted(path.name for path in folder.iterdir()))
+    return [str(node) for node in nodes.values()] if len(nodes) > 1 else paths
 
 
 def _print_comparison(out: Output, found: Comparison) -> int:

@@ -129,7 +129,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_recovery(
         add("recovery", "checks.recovery", "what Java would do on opening the store, version by version", _EACH)
     )
-    _add_diff(add("diff", "checks.diff", "where replicas differ, and what a majority has", "all are compared"))
+    _add_diff(add("diff", "checks.diff", "where replicas differ, and what a majority has", "all are compared, of one folder its nodes"))
     add("audit", "tables.audit", "where log and ConsumeQueue contradict each other", _EACH)
     add("consumers", "tables.consumers", "how far consumer groups are behind", _EACH)
     _add_find(add("find", "find.find", "the rows with an id, a key, an index or a time", _REPLICAS))

@@ -166,19 +166,20 @@ class Resync:
                 continue
             frame = self._frames.at(pos)
             if frame is None:
-                if (agree or self._ends_at(gap, pos)) and self._frames.is_closed_at(pos):
+                if (agree or self._ends_at(gap, pos, sizes)) and self._frames.is_closed_at(pos):
                     return pos
             elif expected.allows(frame) if agree else self._is_only_one_lost(gap, frame, expected):
                 return pos
         return None
 
-    def _ends_at(self, gap: int, pos: int) -> bool:
-        """Whether nothing but a size seems to be wrong at ``gap``, and bytes were written up to ``pos`` and no further.
+    def _ends_at(self, gap: int, pos: int, sizes: tuple[int, ...]) -> bool:
+        """Whether at ``gap`` nothing but one size seems to be wrong, and another one rightly leads to ``pos``.
 
-        A wrong size may lead anywhere, into bytes that were never written too.
+        Of two that are possible, one that leads behind what was written is the wrong one.
         """
+        is_sure = min(sizes) < self._frames.least_size or max(sizes) > layout.MAX_ENTRY_SIZE
         is_written = self._frames.data[pos - 1 : pos] != b"\0" or self._frames.blank_at(pos) is not None
-        return is_written and self._frames.names_itself(gap)
+        return (is_sure or is_written) and self._frames.names_itself(gap)
 
     def _is_only_one_lost(self, gap: int, frame: Frame, expected: Expectation) -> bool:
         """Whether `frame` has the index right behind the damaged entry's, by the entries before it or by its own."""
@@ -206,7 +207,7 @@ class Resync:
                 continue
             chain = self._chain(frame)
             weighed.append((chain, allowed))
-            if not allowed and not chain.strong and (chain.length < 2 or chain.length <= expected.run):
+            if not allowed and not chain.strong and (chain.length == 1 or expected.run > 1):
                 continue
             if best and is_expected == allowed and (chain.rank <= best.rank or chain.end <= best.end):
                 looked += chain.length - 1

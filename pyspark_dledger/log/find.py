@@ -146,9 +146,14 @@ def _of_node(path: str, node_dir: Path, extra: tuple[Path, ...]) -> StorePaths:
     return StorePaths(path, _node_id(node_dir), node_dir, node_dir.parent, dirs)
 
 
-def _of_root(path: str, root: Path, names: list[str], self_id: str | None, extra: tuple[Path, ...]) -> StorePaths:
+def node_folders(root: Path, names: Iterable[str]) -> dict[str, Path]:
+    """The folders ``dledger-<id>`` among what a root holds, by id."""
     folders = [root / name for name in names if name.startswith(_NODE_PREFIX) and (root / name).is_dir()]
-    nodes = {folder.name.removeprefix(_NODE_PREFIX): folder for folder in folders}
+    return {folder.name.removeprefix(_NODE_PREFIX): folder for folder in folders}
+
+
+def _of_root(path: str, root: Path, names: list[str], self_id: str | None, extra: tuple[Path, ...]) -> StorePaths:
+    nodes = node_folders(root, names)
     if self_id is not None and self_id.removeprefix(_NODE_PREFIX) not in nodes:
         raise StoreError(f"{path}: expected a node {self_id} (selfId), found {_listed(nodes) or 'no node'}")
     if len(nodes) > 1 and self_id is None:
