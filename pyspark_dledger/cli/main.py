@@ -23,6 +23,7 @@ _EXITS += "commitlog/ folder, or one segment file; nothing in it is ever changed
 _PLACES = "an index, pos=N, earliest, latest, or a store time as ISO 8601 (UTC without a zone) or epoch milliseconds"
 _REPLICAS = "the first is read; further ones are its replicas, which prove what is committed"
 _EACH = "each in turn"
+_COMPARED = "all are compared; of one folder, its nodes"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -129,7 +130,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_recovery(
         add("recovery", "checks.recovery", "what Java would do on opening the store, version by version", _EACH)
     )
-    _add_diff(add("diff", "checks.diff", "where replicas differ, and what a majority has", "all are compared, of one folder its nodes"))
+    _add_diff(add("diff", "checks.diff", "where replicas differ, and what a majority has", _COMPARED))
     add("audit", "tables.audit", "where log and ConsumeQueue contradict each other", _EACH)
     add("consumers", "tables.consumers", "how far consumer groups are behind", _EACH)
     _add_find(add("find", "find.find", "the rows with an id, a key, an index or a time", _REPLICAS))
