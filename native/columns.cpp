@@ -113,7 +113,7 @@ void Column::append_repeated(const std::string& text, int64_t rows) {
   uint8_t* to = values_.extend(text.size() * static_cast<size_t>(rows));
   auto* const offsets = reinterpret_cast<int32_t*>(offsets_.extend(sizeof(int32_t) * static_cast<size_t>(rows)));
   for (int64_t i = 0; i < rows; i++, to += text.size()) {
-    std::memcpy(to, text.data(), text.size());
+    if (!text.empty()) std::memcpy(to, text.data(), text.size());
     end += text.size();
     offsets[i] = static_cast<int32_t>(end);
   }

@@ -46,6 +46,7 @@ int64_t walk(const SegmentView& view, Resync& resync, int64_t start, int64_t end
     const Blank blank = view.blank_at(pos, size);
     if (blank == Blank::ToEnd || blank == Blank::Skips) {
       visit.blank(pos, pos + size);
+      resync.pass_blank(view, pos);
       pos += size;
       continue;
     }

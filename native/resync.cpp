@@ -15,6 +15,13 @@ bool follows(const SegmentView& view, int64_t last, int64_t next) {
   return b.index() - 1 == a.index() && b.term() >= a.term();
 }
 
+bool is_better(const Chain& chain, const Chain& best, const Expectation& expected) {
+  if (chain.end <= best.end) return false;  // it lies inside
+  // Where nothing is known, a single entry at the end may have a wrong index.
+  const bool is_doubtful = expected.count == 0 && chain.length == 1 && best.length > 1;
+  return chain.outranks(best) && !is_doubtful;
+}
+
 // Whether the entry at pos has the index right behind the damaged entry's, by the entries before it or by its own.
 bool is_only_one_lost(const SegmentView& view, int64_t gap, int64_t pos, const Expectation& expected) {
   const int64_t index = EntryHeader{view.at(pos)}.index();
@@ -23,14 +30,20 @@ bool is_only_one_lost(const SegmentView& view, int64_t gap, int64_t pos, const E
                      [&](const Place& place) { return place.index == index - 2; });
 }
 
-// Whether at gap nothing but one size seems to be wrong, and another one rightly leads to pos. Of two that are
+// Whether of a damaged header's two sizes the one that leads to pos is right, where the log is closed. Of two that are
 // possible, one that leads behind what was written is the wrong one.
-bool ends_at(const SegmentView& view, int64_t gap, int64_t pos, const int64_t sizes[2]) {
-  const EntryHeader header{view.at(gap)};
+bool ends_at(const SegmentView& view, int64_t pos, const int64_t sizes[2]) {
   int64_t size = 0;
   const bool is_sure = std::min(sizes[0], sizes[1]) < kEntryHeaderSize || std::max(sizes[0], sizes[1]) > kMaxEntrySize;
   const bool is_written = *view.at(pos - 1) != 0 || view.blank_at(pos, size) != Blank::None;
-  return (is_sure || is_written) && header.is_magic() && header.pos() == gap;
+  return is_sure || is_written;
+}
+
+// Whether the header at pos has a magic and that position, whatever else it says.
+bool names_itself(const SegmentView& view, int64_t pos) {
+  if (!view.is_dledger() || view.file_end() - pos < kEntryHeaderSize) return false;
+  const EntryHeader header{view.at(pos)};
+  return header.is_magic() && header.pos() == pos;
 }
 
 }  // namespace
@@ -50,7 +63,8 @@ bool Expectation::allows(const SegmentView& view, int64_t pos, int64_t size) con
 std::optional<Place> place_before(const SegmentId& id) {
   if (!id.before) return std::nullopt;
   // DLedger 0.4.0 may begin a file with a blank, and no entry is lost with that.
-  return Place{id.check_pos ? id.before->first : id.before->first - 1, id.before->second, id.base};
+  const auto [index, term] = *id.before;
+  return id.check_pos ? Place{index, term, id.base} : Place{index - 1, term, id.base - kEntryHeaderSize};
 }
 
 void Course::begin_behind(const std::optional<Place>& before) {
@@ -124,7 +138,7 @@ Resync::Resync(const SegmentId& id, int64_t start) : start_(start), knows_course
   if (start == id.base) course.begin_behind(place_before(id));
 }
 
-int64_t Resync::next(const SegmentView& view, int64_t gap, int64_t limit) {
+Expectation Resync::expected_at(const SegmentView& view, int64_t gap) {
   if (!knows_course_) {
     knows_course_ = true;
     if (!course.has_all_voters()) {
@@ -133,7 +147,11 @@ int64_t Resync::next(const SegmentView& view, int64_t gap, int64_t limit) {
       course.precede(earlier.course);
     }
   }
-  return next(view, gap, limit, course.at_gap(view, gap));
+  return course.at_gap(view, gap);
+}
+
+int64_t Resync::next(const SegmentView& view, int64_t gap, int64_t limit) {
+  return next(view, gap, limit, expected_at(view, gap));
 }
 
 int64_t Resync::next(const SegmentView& view, int64_t gap, int64_t limit, const Expectation& expected) {
@@ -157,11 +175,15 @@ int64_t Resync::next(const SegmentView& view, int64_t gap, int64_t limit, const 
     if (has_best && is_expected && !best.contradicts(view, pos)) continue;
     const Chain chain = chain_at(view, pos, size);
     weighed_[weighed++ % kRivals] = {chain, allowed};
-    if (!allowed && !chain.strong && (chain.length == 1 || expected.run > 1)) continue;
+    if (!allowed && !chain.strong && (chain.length == 1 || expected.run > 1)) {
+      // It may lead to what is taken, also where that stands behind the limit: a range sees what a whole scan sees.
+      if (!has_best) to = std::max(to, std::min(chain.end + kRivalWindow, view.file_end()));
+      continue;
+    }
     // An entry that spans others is weighed against them, hence from inside the last one on.
     from = chain.last + 1;
     rest_.length = 0;
-    if (has_best && is_expected == allowed && (!chain.outranks(best) || chain.end <= best.end)) {
+    if (has_best && is_expected == allowed && !is_better(chain, best, expected)) {
       looked += chain.length - 1;
       continue;
     }
@@ -176,7 +198,8 @@ int64_t Resync::next(const SegmentView& view, int64_t gap, int64_t limit, const 
   // What was too weak by itself, but leads to the best, comes first.
   for (int64_t i = std::max<int64_t>(0, weighed - kRivals); i < weighed; i++) {
     const auto& [chain, allowed] = weighed_[i % kRivals];
-    if ((allowed || !is_expected) && chain.continues_at(view, best.first)) return chain.first;
+    const bool is_near = best.first - chain.end <= kRivalWindow;
+    if (is_near && (allowed || !is_expected) && chain.continues_at(view, best.first)) return chain.first;
   }
   return best.first;
 }
@@ -186,11 +209,13 @@ int64_t Resync::hinted(const SegmentView& view, int64_t gap, const Expectation& 
   int64_t sizes[2];
   const int count = view.sizes_at(gap, sizes);
   const bool agree = count == 1 || (count == 2 && sizes[0] == sizes[1]);
+  // Of two sizes one is wrong: then the rest of the header has to speak for the other.
+  if (!agree && !names_itself(view, gap)) return -1;
   for (int i = 0; i < (agree ? 1 : count); i++) {
     if (sizes[i] < view.least_size() || sizes[i] > kMaxEntrySize || sizes[i] > view.file_end() - gap) continue;
     const int64_t pos = gap + sizes[i], size = view.entry_size(pos);
     if (size == 0) {
-      if ((agree || ends_at(view, gap, pos, sizes)) && view.is_closed_at(pos)) return pos;
+      if ((agree || ends_at(view, pos, sizes)) && view.is_closed_at(pos)) return pos;
     } else if (expected.allows(view, pos, size) && (agree || is_only_one_lost(view, gap, pos, expected))) {
       return pos;
     }

@@ -19,8 +19,8 @@ struct Place {
 
   // Whether an entry at pos can be the next one behind the damage, which cost at least one entry.
   bool allows(const EntryHeader& header, int64_t pos) const {
-    // No overflow: indexes are not negative, and no entry stands before the damage.
-    const int64_t lost = header.index() - index - 1;
+    // No overflow: indexes are at least 0, that of a place at least -1, and no entry stands before the damage.
+    const int64_t lost = header.index() - 1 - index;
     return lost >= 1 && lost <= (pos - gap) / kEntryHeaderSize && header.term() >= term;
   }
 };
@@ -74,7 +74,7 @@ struct Chain {
 
   // Whether not both the chain and the entry at pos, behind it, can be of one log.
   bool contradicts(const SegmentView& view, int64_t pos) const;
-  bool outranks(const Chain& other) const;
+  bool outranks(const Chain& other) const;  // more speaks for this chain
   bool continues_at(const SegmentView& view, int64_t pos) const;
 };
 
@@ -89,10 +89,14 @@ class Resync {
   // decides about entries before it is looked at.
   int64_t next(const SegmentView& view, int64_t gap, int64_t limit);
 
+  // Tells of a blank at pos that the walk passes over: nothing says how many entries it stands for.
+  void pass_blank(const SegmentView& view, int64_t pos) { expected_at(view, pos); }
+
   // The same where `expected` is known.
   int64_t next(const SegmentView& view, int64_t gap, int64_t limit, const Expectation& expected);
 
  private:
+  Expectation expected_at(const SegmentView& view, int64_t gap);
   int64_t hinted(const SegmentView& view, int64_t gap, const Expectation& expected) const;
   Chain chain_at(const SegmentView& view, int64_t pos, int64_t size);
   Chain walk_chain(const SegmentView& view, int64_t pos, int64_t size) const;

@@ -199,6 +199,7 @@ bool Scan::step(const SegmentView& view, Row& row) {
     const Blank blank = view.blank_at(pos_, size);
     if (blank == Blank::ToEnd || blank == Blank::Skips) {
       check_boundary("blank", size);
+      resync_.pass_blank(view, pos_);
       pos_ += size;
       continue;
     }

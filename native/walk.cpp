@@ -122,8 +122,9 @@ Blank SegmentView::blank_at(int64_t pos, int64_t& size) const {
   size = load_be32(id_.is_dledger ? p + 4 : p);
   const int64_t next = pos + size;
   if (next == file_end_ || next == id_.base + id_.size) return Blank::ToEnd;
-  if (size >= kMinBlankSize && next < file_end_ && entry_size(next) > 0) return Blank::Skips;
-  return Blank::Odd;
+  // DLedger 0.4.0 begins a file so after a snapshot; elsewhere it is an entry whose magic was damaged.
+  const bool may_skip = pos == id_.base && size >= kMinBlankSize && next < file_end_;
+  return may_skip && entry_size(next) > 0 ? Blank::Skips : Blank::Odd;
 }
 
 int64_t SegmentView::next_candidate(int64_t from, int64_t end, bool with_blanks) const {

@@ -115,9 +115,11 @@ class Frames(ABC):
         return False
 
     def is_skipping(self, blank: Blank) -> bool:
-        """Whether a frame stands behind the blank: DLedger 0.4.0 begins files so after a snapshot."""
+        """Whether the blank begins the file, and a frame stands behind it: so does DLedger 0.4.0 after a snapshot."""
         end = blank.pos + blank.size
-        return blank.size >= layout.MIN_BLANK_SIZE and end < self.data.end and self.at(end) is not None
+        if blank.pos != self.segment.base or blank.size < layout.MIN_BLANK_SIZE or end >= self.data.end:
+            return False
+        return self.at(end) is not None
 
     def is_closing(self, blank: Blank) -> bool:
         """Whether the blank reaches to the end of the file."""

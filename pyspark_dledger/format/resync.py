@@ -43,7 +43,9 @@ def place_before(segment: Segment) -> Place | None:
         return None
     index, term = segment.before
     # DLedger 0.4.0 may begin a file with a blank, and no entry is lost with that.
-    return Place(index if segment.check_pos else index - 1, term, segment.base)
+    if segment.check_pos:
+        return Place(index, term, segment.base)
+    return Place(index - 1, term, segment.base - layout.ENTRY_HEADER_SIZE)
 
 
 class Expectation(NamedTuple):
@@ -114,9 +116,9 @@ class Chain(NamedTuple):
     def end(self) -> int:
         return self.last.end
 
-    @property
-    def rank(self) -> tuple[bool, bool, int]:
-        return self.strong, self.closed, self.length
+    def outranks(self, other: Chain) -> bool:
+        """Whether more speaks for this chain."""
+        return (self.strong, self.closed, self.length) > (other.strong, other.closed, other.length)
 
     def continues(self, frame: Frame) -> bool:
         """Whether `frame` can continue the log, right there or behind damage that begins where the chain ends."""
@@ -160,26 +162,29 @@ class Resync:
         """What the sizes of a damaged header still tell: where the next frame or the closing blank stands."""
         sizes = self._frames.sizes_at(gap)
         agree = len(set(sizes)) == 1
+        # Of two sizes one is wrong: then the rest of the header has to speak for the other.
+        if not agree and not self._frames.names_itself(gap):
+            return None
         for size in dict.fromkeys(sizes):
             pos = gap + size
             if not self._frames.least_size <= size <= layout.MAX_ENTRY_SIZE or pos > self._frames.data.end:
                 continue
             frame = self._frames.at(pos)
             if frame is None:
-                if (agree or self._ends_at(gap, pos, sizes)) and self._frames.is_closed_at(pos):
+                if (agree or self._ends_at(pos, sizes)) and self._frames.is_closed_at(pos):
                     return pos
             elif expected.allows(frame) if agree else self._is_only_one_lost(gap, frame, expected):
                 return pos
         return None
 
-    def _ends_at(self, gap: int, pos: int, sizes: tuple[int, ...]) -> bool:
-        """Whether at ``gap`` nothing but one size seems to be wrong, and another one rightly leads to ``pos``.
+    def _ends_at(self, pos: int, sizes: tuple[int, ...]) -> bool:
+        """Whether of a damaged header's two sizes the one that leads to ``pos`` is right, where the log is closed.
 
         Of two that are possible, one that leads behind what was written is the wrong one.
         """
         is_sure = min(sizes) < self._frames.least_size or max(sizes) > layout.MAX_ENTRY_SIZE
         is_written = self._frames.data[pos - 1 : pos] != b"\0" or self._frames.blank_at(pos) is not None
-        return (is_sure or is_written) and self._frames.names_itself(gap)
+        return is_sure or is_written
 
     def _is_only_one_lost(self, gap: int, frame: Frame, expected: Expectation) -> bool:
         """Whether `frame` has the index right behind the damaged entry's, by the entries before it or by its own."""
@@ -208,8 +213,13 @@ class Resync:
             chain = self._chain(frame)
             weighed.append((chain, allowed))
             if not allowed and not chain.strong and (chain.length == 1 or expected.run > 1):
+                # It may lead to what is taken, also where that stands behind the limit: a range sees what a whole scan
+                # sees.
+                if best is None and chain.end + RIVAL_WINDOW > window:
+                    window = chain.end + RIVAL_WINDOW
+                    candidates = self._frames.search(frame.pos + 1, window)
                 continue
-            if best and is_expected == allowed and (chain.rank <= best.rank or chain.end <= best.end):
+            if best and is_expected == allowed and not self._is_better(chain, best, expected):
                 looked += chain.length - 1
             else:
                 best, is_expected, looked = chain, allowed, 0
@@ -221,8 +231,19 @@ class Resync:
         if best is None:
             return None
         # What was too weak by itself, but leads to the best, comes first.
-        leading = (chain for chain, allowed in weighed if allowed >= is_expected and chain.continues(best.first))
-        return next(leading, best)
+        for chain, allowed in weighed:
+            is_near = best.first.pos - chain.end <= RIVAL_WINDOW
+            if is_near and allowed >= is_expected and chain.continues(best.first):
+                return chain
+        return best
+
+    @staticmethod
+    def _is_better(chain: Chain, best: Chain, expected: Expectation) -> bool:
+        if chain.end <= best.end:
+            return False  # it lies inside
+        # Where nothing is known, a single frame at the end may have a wrong index.
+        is_doubtful = not expected.places and chain.length == 1 < best.length
+        return chain.outranks(best) and not is_doubtful
 
     def _chain(self, first: Frame) -> Chain:
         known = self._walked.pop(first.pos, None)

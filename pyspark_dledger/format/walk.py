@@ -67,6 +67,7 @@ class Walk:
             if blank and (frames.is_closing(blank) or frames.is_skipping(blank)):
                 if self._end_is_boundary and pos + blank.size > end:
                     raise _not_a_boundary(frames, end, "blank", pos, blank.size)
+                self._expected(pos)  # not used, but nothing tells how many entries it stands for
                 self.pos += blank.size
                 continue
             yield from self._damage(pos, blank, there)
