@@ -57,9 +57,12 @@ SegmentId segment_id(const py::object& segment) {
   id.size = segment.attr("size").cast<int64_t>();
   id.is_dledger = segment.attr("source").cast<std::string>() == "dledger";
   id.check_pos = segment.attr("check_pos").cast<bool>();
-  id.before = segment.attr("before").cast<std::optional<std::pair<int64_t, int64_t>>>();
   if (id.base < 0 || id.size < 0 || id.base > kHighestEnd - id.size) {
     throw StoreFault(id.path + ": expected positions from 0 to 2^62, found a segment at " + std::to_string(id.base));
+  }
+  if (const auto before = segment.attr("before").cast<std::optional<std::tuple<int64_t, int64_t, int64_t>>>()) {
+    const auto [index, term, end] = *before;
+    id.before = Before{std::max<int64_t>(index, 0), term, std::clamp<int64_t>(end, 0, id.base)};
   }
   return id;
 }

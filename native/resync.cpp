@@ -63,8 +63,8 @@ bool Expectation::allows(const SegmentView& view, int64_t pos, int64_t size) con
 std::optional<Place> place_before(const SegmentId& id) {
   if (!id.before) return std::nullopt;
   // DLedger 0.4.0 may begin a file with a blank, and no entry is lost with that.
-  const auto [index, term] = *id.before;
-  return id.check_pos ? Place{index, term, id.base} : Place{index - 1, term, id.base - kEntryHeaderSize};
+  const auto [index, term, end] = *id.before;
+  return id.check_pos ? Place{index, term, end} : Place{index - 1, term, end - kEntryHeaderSize};
 }
 
 void Course::begin_behind(const std::optional<Place>& before) {

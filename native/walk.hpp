@@ -12,6 +12,11 @@
 
 namespace dledger {
 
+// The last entry that is known before a segment: its index and term, and the position right behind it.
+struct Before {
+  int64_t index, term, end;
+};
+
 // A segment as a request names it: the file at [base, base + size) of the log's positions.
 struct SegmentId {
   std::string path;
@@ -19,8 +24,8 @@ struct SegmentId {
   int64_t base = 0;
   int64_t size = 0;
   bool is_dledger = true;
-  bool check_pos = true;                              // false for DLedger 0.4.0, whose followers keep the leader's pos
-  std::optional<std::pair<int64_t, int64_t>> before;  // index and term of the last entry before the segment
+  bool check_pos = true;  // false for DLedger 0.4.0, whose followers keep the leader's pos
+  std::optional<Before> before;
 };
 
 // A blank ends a file where an entry of the largest size did not fit any more, hence a little more than one entry.

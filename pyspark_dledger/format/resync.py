@@ -41,11 +41,11 @@ def place_before(segment: Segment) -> Place | None:
     """Where the log ended before the segment, if that is known."""
     if segment.before is None:
         return None
-    index, term = segment.before
+    index, term, end = segment.before
     # DLedger 0.4.0 may begin a file with a blank, and no entry is lost with that.
     if segment.check_pos:
-        return Place(index, term, segment.base)
-    return Place(index - 1, term, segment.base - layout.ENTRY_HEADER_SIZE)
+        return Place(index, term, end)
+    return Place(index - 1, term, end - layout.ENTRY_HEADER_SIZE)
 
 
 class Expectation(NamedTuple):

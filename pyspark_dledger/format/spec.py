@@ -14,13 +14,20 @@ INT64_MIN = -(2**63)
 INT64_MAX = 2**63 - 1
 
 
+class Before(NamedTuple):
+    """The last entry that is known before a segment: its index and term, and the position right behind it."""
+
+    index: int  # type: ignore[assignment]  # shadows tuple.index, which nobody calls
+    term: int
+    end: int
+
+
 @dataclass(frozen=True)
 class Segment:
     """One file of the log, at ``[base, base + size)`` of the log's positions.
 
-    ``check_pos`` is false for DLedger 0.4.0 stores, whose followers keep the leader's ``pos``. ``before`` is index and
-    term of the last entry before the segment, known where the segment does not begin with an entry: it tells which
-    entries can continue the log behind damage at ``base``.
+    ``check_pos`` is false for DLedger 0.4.0 stores, whose followers keep the leader's ``pos``. ``before`` is known
+    where the segment does not begin with an entry: it tells which entries can go on behind damage at ``base``.
     """
 
     path: str
@@ -29,7 +36,7 @@ class Segment:
     size: int
     source: str
     check_pos: bool = True
-    before: tuple[int, int] | None = None
+    before: Before | None = None
 
     @property
     def end(self) -> int:

@@ -15,7 +15,7 @@ from pyspark_dledger.errors import OptionError, StoreError
 from pyspark_dledger.format.codec import decode_blank
 from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, INDEX_UNIT_SIZE, MIN_BLANK_SIZE
-from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, INT64_MIN, Filters, LogEnd, Segment, TermRun
+from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, INT64_MIN, Before, Filters, LogEnd, Segment, TermRun
 from pyspark_dledger.log.committed import Bound, best, read_checkpoint, read_current_term
 from pyspark_dledger.log.entries import IndexFiles, entry_at, lone_segment, read_at
 from pyspark_dledger.log.find import file_size, find_store, list_segments
@@ -26,10 +26,11 @@ from pyspark_dledger.log.replicas import check_replicas, quorum_bound
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from pyspark_dledger.format.codec import IndexUnit
     from pyspark_dledger.log.verify.findings import Finding
 
 _HEAD_BYTES = 64 * 1024
-_UNITS_TRIED = 8
+_UNITS_TRIED = 1_000
 _NO_ENTRY = LogEnd(0, 0, -1, -1, -1, -1, -1, -1)
 
 
@@ -110,15 +111,23 @@ class Log:
             return segment
         return replace(segment, before=self._entry_before(previous, segment.base))
 
-    def _entry_before(self, previous: Segment, base: int) -> tuple[int, int] | None:
+    def _entry_before(self, previous: Segment, base: int) -> Before | None:
         """Index and term of the last entry of `previous` that index files and log agree on; else of its last entry."""
-        nearest = _last_unit_below(self.index_files, base)
-        for index in range(nearest, max(nearest - _UNITS_TRIED, -1), -1):
-            unit = self.index_files.unit(index)
-            if unit is not None and self._indexed(previous, index) is not None:
-                return unit.index, unit.term
+        unit = self._agreed_unit(previous, _last_unit_below(self.index_files, base))
+        if unit is not None:
+            return Before(unit.index, unit.term, unit.pos + unit.size)
         end = self.engine.log_end(previous, previous.base, True) if previous.end == base else _NO_ENTRY
-        return (end.last_index, end.last_term) if end.entries > 0 else None
+        return Before(end.last_index, end.last_term, end.pos) if end.entries > 0 else None
+
+    def _agreed_unit(self, segment: Segment, last: int) -> IndexUnit | None:
+        """The last index unit up to index `last` with which an entry of the segment agrees; only some are tried."""
+        for index in range(last, max(last - _UNITS_TRIED, -1), -1):
+            unit = self.index_files.unit(index)
+            if unit is not None and unit.pos < segment.base:
+                return None
+            if unit is not None and self._indexed(segment, index) is not None:
+                return unit
+        return None
 
     @cached_property
     def ledger_segments(self) -> list[Segment]:
@@ -174,8 +183,8 @@ class Log:
         What is committed is never cut, so the end is behind it, and a large file need not be walked to find it.
         """
         index = self.checkpoint.committed_index if self.checkpoint is not None else -1
-        found = self._indexed(segment, index) if segment.source == DLEDGER else None
-        return found if found is not None else segment.base
+        unit = self._agreed_unit(segment, index) if segment.source == DLEDGER and segment.check_pos else None
+        return unit.pos if unit is not None else segment.base
 
     def _indexed(self, segment: Segment, index: int) -> int | None:
         """Where the index file says that an entry of the segment stands, if an entry there agrees."""

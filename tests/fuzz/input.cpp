@@ -85,7 +85,7 @@ SegmentId Options::segment(size_t file_size) const {
   id.size = static_cast<int64_t>(file_size) + kMissing[missing % 11];
   id.is_dledger = !has(kCommitLog);
   id.check_pos = !has(kTrustPlace);
-  if (has(kHasBefore)) id.before = {number & INT64_MAX, 1};
+  if (has(kHasBefore)) id.before = {number & INT64_MAX, 1, id.base};
   return id;
 }
 
