@@ -300,14 +300,14 @@ def test_the_checkpoint_says_what_is_committed(store: Store) -> None:
 def test_a_crash_while_the_checkpoint_was_replaced_leaves_tmp_or_bak(store: Store, name: str, text: int) -> None:
     (store.path / "dledger-n0/checkpoint").unlink()
     (store.path / "dledger-n0" / name).write_text(f"endIndex=19\ncommittedIndex={text}\n")
-    assert committed(store.path) == (text, "checkpoint")
+    assert committed(store.path) == (text, name)
 
 
 def test_a_torn_tmp_falls_back_to_bak(store: Store) -> None:
     (store.path / "dledger-n0/checkpoint").unlink()
     (store.path / "dledger-n0/checkpoint.tmp").write_text("committedIn")
     (store.path / "dledger-n0/checkpoint.bak").write_text("committedIndex=9\nendIndex=19\n")
-    assert committed(store.path) == (9, "checkpoint")
+    assert committed(store.path) == (9, "checkpoint.bak")
 
 
 def test_a_checkpoint_beyond_the_end_counts_up_to_the_end(store: Store) -> None:

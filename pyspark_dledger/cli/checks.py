@@ -88,11 +88,11 @@ def recovery(given: argparse.Namespace, out: Output) -> int:
     code = CLEAN
     for log in open_each(given):
         found = list(_recoveries(given, log))
-        if any(map(_is_trouble, found)):
+        if any(_is_trouble(item, log.end.last_index) for item in found):
             code = FINDINGS
         if given.json:
             for item in found:
-                out.line(json_line(item.as_json()))
+                out.line(json_line({"path": log.path, "node": log.paths.node, **item.as_json()}))
         elif len(found) == 1:
             print_fields(out, _for_text(found[0]))
         else:
@@ -103,8 +103,10 @@ def recovery(given: argparse.Namespace, out: Output) -> int:
     return code
 
 
-def _is_trouble(item: Recovery) -> bool:
-    return item.outcome != "opens" or bool(item.lost) or not (item.rocketmq or {}).get("starts", True)
+def _is_trouble(item: Recovery, last_index: int) -> bool:
+    """Whether a version does not open the store or cuts entries, known to be committed or not."""
+    starts = (item.rocketmq or {}).get("starts", True)
+    return item.outcome != "opens" or bool(item.lost) or (item.end_index or 0) < last_index or not starts
 
 
 def _recoveries(given: argparse.Namespace, log: Log) -> Iterator[Recovery]:
@@ -152,14 +154,29 @@ def diff(given: argparse.Namespace, out: Output) -> int:
     if given.json:
         from pyspark_dledger.log.diff.rows import diff_rows
 
-        code = CLEAN
+        code = FINDINGS if list(_cut_logs(log)) else CLEAN
         for row in map(_row, diff_rows(log)):
             code = FINDINGS if is_finding("diff", row) else code
             out.line(json_line(row))
         return code
     from pyspark_dledger.log.diff.summary import compare
 
-    return _print_comparison(out, compare(log))
+    code = _print_comparison(out, compare(log))
+    for text in _cut_logs(log):
+        out.line(text)
+        code = FINDINGS
+    return code
+
+
+def _cut_logs(log: Log) -> Iterator[str]:
+    """The replicas that knew of more committed entries than they have."""
+    for member in (log, *log.replicas):
+        known = member.checkpoint.committed_index if member.checkpoint is not None else -1
+        if known > member.end.last_index:
+            yield (
+                f"note: {member.path}: the checkpoint says that {known} is committed, and the log ends at "
+                f"{member.end.last_index}: its end is lost"
+            )
 
 
 def _replicas(paths: list[str]) -> list[str]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import select
+import sys
 import time
 from bisect import bisect_right
 from dataclasses import replace
@@ -29,8 +31,20 @@ def follow(given: argparse.Namespace, out: Output) -> int:
     while True:
         tail.print_new(log)
         out.flush()
-        time.sleep(given.interval)
+        _wait(given.interval)
         log = open_given(given)
+
+
+def _wait(seconds: float) -> None:
+    """Sleeps, unless whoever reads the output goes away: BrokenPipeError, which a write would raise much later."""
+    poll = select.poll()
+    try:
+        poll.register(sys.stdout, 0)  # no event but an error or a hang-up
+    except (OSError, ValueError, AttributeError):
+        time.sleep(seconds)  # no real file, as in a test
+        return
+    if any(event & (select.POLLERR | select.POLLNVAL) for _, event in poll.poll(seconds * 1000)):
+        raise BrokenPipeError
 
 
 class _Tail:

@@ -247,9 +247,18 @@ class Log:
             # Nothing but zeros is a log that was never written; anything else is damage, and shown.
             return segment.base if self._is_blank(segment) else segment.end
         if segment.base > last.base:
-            return segment.base
+            return segment.end if self._lost_its_entries(segment, end) else segment.base
         is_short = segment == last and (file_size(Path(segment.path)) or 0) < segment.size
         return segment.end if segment != last or is_short else end.pos
+
+    def _lost_its_entries(self, segment: Segment, end: LogEnd) -> bool:
+        """Whether a segment behind the log's end held entries once: it is too short, or written and the log went on."""
+        if (file_size(Path(segment.path)) or 0) < segment.size:
+            return True
+        went_on = (
+            segment.source == DLEDGER and self.checkpoint is not None and self.checkpoint.end_index > end.last_index
+        )
+        return went_on and not self._is_blank(segment)
 
     def position_of(self, index: int) -> int:
         """Where the first entry with at least `index` stands; the end of the log if there is none.
@@ -300,7 +309,7 @@ class Log:
         checkpoint, name = self._checkpoint
         if checkpoint is None:
             return Bound(None, None, f"checkpoint: {name}")
-        return Bound(checkpoint.committed_index, "checkpoint")
+        return Bound(checkpoint.committed_index, name)
 
     def _consume_queue_bound(self) -> Bound:
         root, index = self.paths.root, None

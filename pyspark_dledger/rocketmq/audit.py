@@ -120,7 +120,7 @@ def _windows(
     """
     nothing = Partition((), engine)
     starts = [partition.ranges[0].start for partition in partitions]
-    ends = [*starts[1:], log_end]
+    ends = [*starts[1:], log_end][: len(starts)]
     for partition, low, high in zip(partitions, starts, ends, strict=True):
         if all(isinstance(part, Hole) for part in partition.ranges):
             yield from ((nothing, *cut) for cut in _cuts(low, high))

@@ -37,8 +37,8 @@ VERDICTS = {
     OTHER_BYTES: "same index and term, other bytes: `nodes` differ from most; damage, or another group",
     DIVERGED: "`nodes` hold other entries than the replica with the highest last term, or lack its: two leaders wrote",
     CONTRADICTS: "as `diverged`, but two nodes say that theirs are committed: another group, or damage",
-    COMMITTED: "proven committed and held by `nodes`, with `terms` at lastIndex",
-    ON_MAJORITY: "on a majority, `nodes`, but not proven committed; `terms` at lastIndex",
+    COMMITTED: "proven committed, and part of the logs of `nodes`, which may have damage in it; `terms` at lastIndex",
+    ON_MAJORITY: "part of the logs of a majority, `nodes`, but not proven committed; `terms` at lastIndex",
     STALE: "left behind the logical end of the node by truncation; no part of its log",
 }
 """What a row says. Every index is in one row of the first seven; `committed`, `onMajority` and `stale` come on top."""
