@@ -863,3 +863,39 @@ def test_the_module_is_the_command() -> None:
     child = process("--help")
     assert child.communicate()[0].startswith("usage: dledger")
     assert child.returncode == 0
+
+
+def test_follow_ends_when_its_reader_goes(store: Store) -> None:
+    child = process("follow", store.path, "--from", "earliest", "--interval", "0.1")
+    assert child.stdout is not None
+    assert child.stdout.readline()
+    child.stdout.close()
+    assert child.wait(timeout=60) == 0
+    assert child.stderr is not None
+    assert child.stderr.read() == ""
+
+
+def test_a_log_that_lost_its_end_is_no_clean_comparison(tmp_path: Path, run: Callable[..., Ran]) -> None:
+    whole, short = (write_dledger(tmp_path / name, [raw(b"x" * 500)] * 20).path / "dledger-n0" for name in "ab")
+    assert run("diff", whole, short).code == 0
+    max((short / "data").iterdir()).unlink()
+    found = run("diff", whole, short)
+    assert found.code == 1
+    assert "the checkpoint says that 19 is committed" in found.out
+    assert run("diff", whole, short, "--json").code == 1
+
+
+def test_a_last_file_that_is_too_short_is_a_corrupt_row(tmp_path: Path, run: Callable[..., Ran]) -> None:
+    store = write_dledger(tmp_path, [raw(b"x" * 500)] * 20)
+    last = store.segments[-1]
+    os.truncate(last.path, 100)
+    row = run("dump", store.path, "--json").rows[-1]
+    assert (row["kind"], row["pos"], row["size"]) == ("corrupt", last.base, last.size)
+
+
+def test_an_audit_of_a_broker_without_data_names_every_unit(broker: Store, run: Callable[..., Ran]) -> None:
+    for segment in broker.segments:
+        Path(segment.path).unlink()
+    found = run("audit", root_of(broker), "--json")
+    assert found.code == 1
+    assert [row["code"] for row in found.rows] == ["unitWithoutMessage"] * len(broker.rows)
