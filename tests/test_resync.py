@@ -159,22 +159,19 @@ def test_no_far_cut_where_bodies_hold_entries(reader: Engine, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("size", [64, 200])
-def test_a_file_of_nothing_but_logs_in_destroyed_entries_is_read_in_linear_time(
+def test_a_file_of_nothing_but_logs_in_destroyed_entries_does_not_hang(
     reader: Engine, tmp_path: Path, size: int
 ) -> None:
-    times = []
-    for count in (500, 2000):
-        data = b""
-        for _ in range(count):
-            block = bytes(ENTRY_HEADER_SIZE)
-            for inner in range(3):
-                block += codec.encode_entry(5 + inner, 1, len(data) + len(block), b"x" * (size - ENTRY_HEADER_SIZE))
-            data += block
-        path = tmp_path / str(count)
-        path.write_bytes(data)
-        segment = Segment(str(path), "0", 0, len(data), DLEDGER)
-        scan(reader, segment, 0, segment.end)
-        began = time.perf_counter()
-        scan(reader, segment, 0, segment.end)
-        times.append(time.perf_counter() - began)
-    assert times[1] < 4 * 4 * times[0] + 0.05
+    """It takes a second; quadratic work would take hours. `make bench ARGS=hostile` measures it."""
+    data = bytearray()
+    for _ in range(2000):
+        block = bytes(ENTRY_HEADER_SIZE)
+        for inner in range(3):
+            block += codec.encode_entry(5 + inner, 1, len(data) + len(block), b"x" * (size - ENTRY_HEADER_SIZE))
+        data += block
+    path = tmp_path / "0"
+    path.write_bytes(data)
+    began = time.monotonic()
+    rows = scan(reader, Segment(str(path), "0", 0, len(data), DLEDGER), 0, len(data))
+    assert time.monotonic() - began < 60
+    assert sum(int(str(size)) for _, _, size, *_ in rows) == len(data)
