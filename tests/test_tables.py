@@ -709,12 +709,10 @@ def test_the_reader_of_tables_opens_nothing_for_writing(broker: str) -> None:
 
 
 def test_units_have_the_size_that_the_layout_says() -> None:
-    from pyspark_dledger.rocketmq import consume_queue, index_file
-
     for fields, size in (
-        (consume_queue.BATCH_UNIT, consume_queue.BATCH_UNIT_SIZE),
-        (index_file.INDEX_FILE_HEADER, index_file.HEADER_SIZE),
-        (index_file.INDEX_FILE_UNIT, index_file.UNIT_SIZE),
+        (layout.BATCH_UNIT, layout.BATCH_UNIT_SIZE),
+        (layout.INDEX_FILE_HEADER, layout.INDEX_FILE_HEADER_SIZE),
+        (layout.INDEX_FILE_UNIT, layout.INDEX_FILE_UNIT_SIZE),
         (layout.CONSUME_QUEUE_UNIT, layout.CONSUME_QUEUE_UNIT_SIZE),
     ):
         ends = [field.offset + field.length for field in fields]

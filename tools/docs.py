@@ -6,10 +6,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from pyspark_dledger.format.columns import ALL_COLUMNS
-from pyspark_dledger.format.layout import LAYOUTS, Field
+from pyspark_dledger.format.layout import LAYOUTS, ROCKETMQ_LAYOUTS, Field
 from pyspark_dledger.log.options import OPTIONS
 from pyspark_dledger.log.verify.findings import CATALOGUE
-from pyspark_dledger.rocketmq import consume_queue, index_file
 from pyspark_dledger.rocketmq.tables import TABLES as READ_TABLES
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -21,12 +20,6 @@ SPARK_NAMES = {
     "map<string, string>": "map<string,string>",
     "map<string, int64>": "map<string,long>",
     "list<item: string>": "array<string>",
-}
-# Layouts of RocketMQ's files beside the log.
-ROCKETMQ_LAYOUTS = {
-    "BatchConsumeQueue unit": consume_queue.BATCH_UNIT,
-    "IndexFile header": index_file.INDEX_FILE_HEADER,
-    "IndexFile unit": index_file.INDEX_FILE_UNIT,
 }
 
 

@@ -110,6 +110,38 @@ CONSUME_QUEUE_UNIT = (
 )
 CONSUME_QUEUE_UNIT_SIZE = 20
 
+# One unit of a BatchConsumeQueue file: a message that holds several, whose queue offsets begin at baseOffset.
+BATCH_UNIT = (
+    Field("commitLogOffset", 0, 8, ">i8"),
+    Field("size", 8, 4, ">i4"),
+    Field("tagsCode", 12, 8, ">i8"),
+    Field("storeTimestamp", 20, 8, ">i8"),
+    Field("baseOffset", 28, 8, ">i8"),
+    Field("batchSize", 36, 2, ">i2"),
+    Field("compactedOffset", 38, 4, ">i4"),
+    Field("reserved", 42, 4, ">i4"),
+)
+BATCH_UNIT_SIZE = 46
+
+# A file of RocketMQ's index of keys: a header, hash slots, units. IndexFile, IndexHeader.
+INDEX_FILE_HEADER = (
+    Field("beginTimestamp", 0, 8, ">i8"),
+    Field("endTimestamp", 8, 8, ">i8"),
+    Field("beginPhyOffset", 16, 8, ">i8"),
+    Field("endPhyOffset", 24, 8, ">i8"),
+    Field("hashSlotCount", 32, 4, ">i4"),
+    Field("indexCount", 36, 4, ">i4"),
+)
+INDEX_FILE_HEADER_SIZE = 40
+INDEX_FILE_SLOT_SIZE = 4
+INDEX_FILE_UNIT = (
+    Field("keyHash", 0, 4, ">i4"),
+    Field("commitLogOffset", 4, 8, ">i8"),
+    Field("seconds", 12, 4, ">i4"),
+    Field("previous", 16, 4, ">i4"),
+)
+INDEX_FILE_UNIT_SIZE = 20
+
 LAYOUTS = {
     "DLedger entry header": ENTRY_HEADER,
     "DLedger blank": BLANK,
@@ -117,3 +149,11 @@ LAYOUTS = {
     "CommitLog message, fixed part": MESSAGE_HEADER,
     "ConsumeQueue unit": CONSUME_QUEUE_UNIT,
 }
+"""Those of the log, and of what a broker keeps for each queue."""
+
+ROCKETMQ_LAYOUTS = {
+    "BatchConsumeQueue unit": BATCH_UNIT,
+    "IndexFile header": INDEX_FILE_HEADER,
+    "IndexFile unit": INDEX_FILE_UNIT,
+}
+"""Those of RocketMQ's other files beside the log."""

@@ -60,7 +60,6 @@ _PART_BYTES = 128 * 1024 * 1024
 _LONGEST_SEARCH = 4_000_000
 _MULTI_DISPATCH = "INNER_MULTI_DISPATCH"
 _MULTI_QUEUE_OFFSET = "INNER_MULTI_QUEUE_OFFSET"
-_LMQ_PREFIX = "%LMQ%"
 
 COLUMNS = (
     TableColumn("code", pa.string(), "; ".join(f"`{code}`: {meaning}" for code, meaning in CODES.items())),

@@ -22,11 +22,12 @@ import pyarrow as pa
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.codec import decode_records
 from pyspark_dledger.format.layout import (
+    BATCH_UNIT,
+    BATCH_UNIT_SIZE,
     CONSUME_QUEUE_UNIT,
     CONSUME_QUEUE_UNIT_SIZE,
     MIN_MESSAGE_SIZE,
     SEGMENT_NAME_DIGITS,
-    Field,
 )
 from pyspark_dledger.log.consume_queue import (
     FILLER_SIZE,
@@ -46,18 +47,6 @@ from pyspark_dledger.log.store import Log
 from pyspark_dledger.log.table import Table, TableColumn, relative_file, table_schema
 
 BATCH_FOLDER = "batchconsumequeue"
-BATCH_UNIT = (
-    Field("commitLogOffset", 0, 8, ">i8"),
-    Field("size", 8, 4, ">i4"),
-    Field("tagsCode", 12, 8, ">i8"),
-    Field("storeTimestamp", 20, 8, ">i8"),
-    Field("baseOffset", 28, 8, ">i8"),
-    Field("batchSize", 36, 2, ">i2"),
-    Field("compactedOffset", 38, 4, ">i4"),
-    Field("reserved", 42, 4, ">i4"),
-)
-"""One unit of a BatchConsumeQueue file: a message that holds several, whose queue offsets begin at ``baseOffset``."""
-BATCH_UNIT_SIZE = 46
 
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 # A tagsCode is a hash of 32 bits, the time to deliver in milliseconds, or, up to this, an address in consumequeue_ext.

@@ -20,7 +20,13 @@ import pyarrow as pa
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.codec import decode_records, record_struct
 from pyspark_dledger.format.columns import TIMESTAMP
-from pyspark_dledger.format.layout import Field
+from pyspark_dledger.format.layout import (
+    INDEX_FILE_HEADER,
+    INDEX_FILE_HEADER_SIZE,
+    INDEX_FILE_SLOT_SIZE,
+    INDEX_FILE_UNIT,
+    INDEX_FILE_UNIT_SIZE,
+)
 from pyspark_dledger.log.entries import read_at
 from pyspark_dledger.log.find import file_size
 from pyspark_dledger.log.options import ReadOptions
@@ -28,23 +34,6 @@ from pyspark_dledger.log.store import Log
 from pyspark_dledger.log.table import Table, TableColumn, relative_file, table_schema, timestamps
 
 FOLDER = "index"
-INDEX_FILE_HEADER = (
-    Field("beginTimestamp", 0, 8, ">i8"),
-    Field("endTimestamp", 8, 8, ">i8"),
-    Field("beginPhyOffset", 16, 8, ">i8"),
-    Field("endPhyOffset", 24, 8, ">i8"),
-    Field("hashSlotCount", 32, 4, ">i4"),
-    Field("indexCount", 36, 4, ">i4"),
-)
-HEADER_SIZE = 40
-SLOT_SIZE = 4
-INDEX_FILE_UNIT = (
-    Field("keyHash", 0, 4, ">i4"),
-    Field("commitLogOffset", 4, 8, ">i8"),
-    Field("seconds", 12, 4, ">i4"),
-    Field("previous", 16, 4, ">i4"),
-)
-UNIT_SIZE = 20
 
 _HEADER = record_struct(INDEX_FILE_HEADER)
 _NAME = re.compile(r"\d{17}")  # yyyyMMddHHmmssSSS
@@ -128,53 +117,61 @@ def plan(log: Log, options: ReadOptions) -> list[IndexFilePart]:
 
 
 def read_header(path: Path) -> IndexHeader | None:
-    data = read_at(str(path), 0, HEADER_SIZE)
-    return IndexHeader(*_HEADER.unpack(data)) if len(data) == HEADER_SIZE else None
+    data = read_at(str(path), 0, INDEX_FILE_HEADER_SIZE)
+    return IndexHeader(*_HEADER.unpack(data)) if len(data) == INDEX_FILE_HEADER_SIZE else None
 
 
 def hash_slots(path: Path) -> int | None:
     """How many hash slots a file has, found by where its first and last unit stand; None where nothing fits."""
     header, size = read_header(path), file_size(path)
-    if header is None or size is None or size <= HEADER_SIZE:
+    if header is None or size is None or size <= INDEX_FILE_HEADER_SIZE:
         return None
-    usual = (size - HEADER_SIZE) // (SLOT_SIZE + _UNITS_PER_SLOT * UNIT_SIZE)
+    usual = (size - INDEX_FILE_HEADER_SIZE) // (INDEX_FILE_SLOT_SIZE + _UNITS_PER_SLOT * INDEX_FILE_UNIT_SIZE)
     if _fits(path, header, size, usual):
         return usual
     # Units lie in steps of 20 bytes, wherever the slots end.
-    first = HEADER_SIZE + (size - HEADER_SIZE) % UNIT_SIZE
-    for start in range(first, size, _CHUNK_UNITS * UNIT_SIZE):
-        cells = decode_records(read_at(str(path), start, (_CHUNK_UNITS + 1) * UNIT_SIZE), INDEX_FILE_UNIT)
+    first = INDEX_FILE_HEADER_SIZE + (size - INDEX_FILE_HEADER_SIZE) % INDEX_FILE_UNIT_SIZE
+    for start in range(first, size, _CHUNK_UNITS * INDEX_FILE_UNIT_SIZE):
+        cells = decode_records(read_at(str(path), start, (_CHUNK_UNITS + 1) * INDEX_FILE_UNIT_SIZE), INDEX_FILE_UNIT)
         is_first = (cells["commitLogOffset"][1:] == header.begin_phy_offset) & (cells["keyHash"][1:] != 0)
         for number in np.flatnonzero(is_first).tolist():
-            slots = (start + number * UNIT_SIZE - HEADER_SIZE) // SLOT_SIZE
+            slots = (start + number * INDEX_FILE_UNIT_SIZE - INDEX_FILE_HEADER_SIZE) // INDEX_FILE_SLOT_SIZE
             if not cells[number : number + 1].view(np.uint8).any() and _fits(path, header, size, slots):
                 return slots
-    return usual if (size - HEADER_SIZE) % (SLOT_SIZE + _UNITS_PER_SLOT * UNIT_SIZE) == 0 else None
+    return (
+        usual
+        if (size - INDEX_FILE_HEADER_SIZE) % (INDEX_FILE_SLOT_SIZE + _UNITS_PER_SLOT * INDEX_FILE_UNIT_SIZE) == 0
+        else None
+    )
 
 
 def _fits(path: Path, header: IndexHeader, size: int, slots: int) -> bool:
     """Whether with so many slots the first and the last unit are what the header and the last one's slot say."""
     last = header.index_count - 1
-    if slots < 1 or (size - HEADER_SIZE - slots * SLOT_SIZE) % UNIT_SIZE or not 1 <= last < _capacity(size, slots):
+    if (
+        slots < 1
+        or (size - INDEX_FILE_HEADER_SIZE - slots * INDEX_FILE_SLOT_SIZE) % INDEX_FILE_UNIT_SIZE
+        or not 1 <= last < _capacity(size, slots)
+    ):
         return False
     units = [_units(path, slots, number, number + 1) for number in (1, last)]
     if not all(map(len, units)):
         return False
-    slot = HEADER_SIZE + int(units[1]["keyHash"][0]) % slots * SLOT_SIZE
+    slot = INDEX_FILE_HEADER_SIZE + int(units[1]["keyHash"][0]) % slots * INDEX_FILE_SLOT_SIZE
     return (
         int(units[0]["commitLogOffset"][0]) == header.begin_phy_offset
         and int(units[1]["commitLogOffset"][0]) == header.end_phy_offset
-        and int.from_bytes(read_at(str(path), slot, SLOT_SIZE), "big", signed=True) == last
+        and int.from_bytes(read_at(str(path), slot, INDEX_FILE_SLOT_SIZE), "big", signed=True) == last
     )
 
 
 def _capacity(size: int, slots: int) -> int:
-    return (size - HEADER_SIZE - slots * SLOT_SIZE) // UNIT_SIZE
+    return (size - INDEX_FILE_HEADER_SIZE - slots * INDEX_FILE_SLOT_SIZE) // INDEX_FILE_UNIT_SIZE
 
 
 def _units(path: Path, slots: int, start: int, stop: int) -> npt.NDArray[Any]:
-    at = HEADER_SIZE + slots * SLOT_SIZE + start * UNIT_SIZE
-    return decode_records(read_at(str(path), at, (stop - start) * UNIT_SIZE), INDEX_FILE_UNIT)
+    at = INDEX_FILE_HEADER_SIZE + slots * INDEX_FILE_SLOT_SIZE + start * INDEX_FILE_UNIT_SIZE
+    return decode_records(read_at(str(path), at, (stop - start) * INDEX_FILE_UNIT_SIZE), INDEX_FILE_UNIT)
 
 
 def read(part: IndexFilePart) -> Iterator[pa.RecordBatch]:
