@@ -41,8 +41,12 @@ test: $(INSTALLED) ## run the test suite; ARGS goes to pytest
 test-spark-versions: $(PYSPARK_VERSIONS:%=test-spark-%) ## run the smoke tests on PySpark 4.0 and 4.1
 
 .PHONY: interop
-interop: $(INSTALLED) ## compare the recovery model with real Java stores and brokers (needs Maven); SECONDS=120
+interop: $(INSTALLED) ## compare stores, recovery and groups with the real Java DLedger (needs Maven); SECONDS=120
 	@DLEDGER_INTEROP=$(or $(SECONDS),120) $(PYTHON_BIN) -m pytest tests/interop -o faulthandler_timeout=0
+
+.PHONY: chaos
+chaos: $(INSTALLED) ## kill, stop and cut off real nodes under load; ROUNDS=100, ARGS=--flush=sync
+	@$(PYTHON_BIN) -m tests.chaos --rounds $(or $(ROUNDS),100) $(ARGS)
 
 .PHONY: lint
 lint: $(INSTALLED_LINT) ## check style, types and formatting
@@ -60,6 +64,10 @@ format: $(INSTALLED_LINT) ## format Python and C++
 .PHONY: fuzz
 fuzz: $(INSTALLED) ## fuzz the native engine (needs clang), TIME=SECONDS for each target; ARGS goes to tests.fuzz
 	@$(PYTHON_BIN) -m tests.fuzz $(if $(TIME),--seconds $(TIME)) $(ARGS)
+
+.PHONY: simulate
+simulate: $(INSTALLED) ## play the core in a simulated world of faults, COUNT=20000 seeds; ARGS="--seed N" replays one
+	@$(PYTHON_BIN) -m tests.simulation --count $(or $(COUNT),20000) $(ARGS)
 
 .PHONY: bench
 bench: $(INSTALLED) ## measure against peers; ARGS=NAME runs one benchmark

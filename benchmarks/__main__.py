@@ -10,7 +10,7 @@ from importlib import import_module
 
 from benchmarks.measure import PeerMissing, Result
 
-MODULES = ("scans", "damage", "memory", "spark_jobs", "command_line")
+MODULES = ("scans", "damage", "memory", "spark_jobs", "command_line", "store", "replication")
 
 
 def line(name: str, run: Callable[[str], Result]) -> str:

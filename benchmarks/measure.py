@@ -45,6 +45,9 @@ class Result:
     def with_ratio_goal(self, least: float) -> Result:
         return replace(self, goal=f"ratio >= {least:g}", met=(self.ratio or 0) >= least)
 
+    def with_ratio_at_most(self, most: float) -> Result:
+        return replace(self, goal=f"ratio <= {most:g}", met=self.ratio is not None and self.ratio <= most)
+
     def json(self) -> str:
         line = {
             "name": self.name,

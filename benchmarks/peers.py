@@ -17,23 +17,24 @@ HERE = Path(__file__).parent
 OPENED = ("java.base/java.nio", "java.base/sun.nio.ch", "java.base/jdk.internal.ref")  # to unmap files on Java 17
 
 
-class Peer:
-    """A process that says what it read, then answers a line on standard input with a JSON object."""
+class Process:
+    """A process that says that it is ready, then answers each line on standard input with a JSON object."""
 
     def __init__(self, command: Sequence[str]) -> None:
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
-        self.entries = int(self._answer()["entries"])
+        self.ready = self._answer()
 
     def close(self) -> None:
         self._process.communicate()
 
-    def seconds(self, command: str = "") -> float:
+    def ask(self, command: str) -> dict[str, Any]:
+        """Raises PeerMissing where the process ended."""
         assert self._process.stdin
         self._process.stdin.write(command + "\n")
         self._process.stdin.flush()
-        return float(self._answer()["seconds"])
+        return self._answer()
 
     def _answer(self) -> dict[str, Any]:
         assert self._process.stdout
@@ -45,8 +46,26 @@ class Peer:
         return answer
 
 
+class Peer(Process):
+    """A process that says what it read, then times a round for each line."""
+
+    @property
+    def entries(self) -> int:
+        return int(self.ready["entries"])
+
+    def seconds(self, command: str = "") -> float:
+        return float(self.ask(command)["seconds"])
+
+
 def java(store: Store) -> Peer:
     """Java DLedger 0.3.1.2, sequential get(index) over the whole store, in one thread."""
+    sizes = (str(store.segment_size), str(INDEX_FILE_UNITS * INDEX_UNIT_SIZE))
+    memory = ("-Xms2g", "-Xmx2g", "-XX:+AlwaysPreTouch")
+    return Peer([*java_command("SequentialGet", *memory), str(store.path), *sizes])
+
+
+def java_command(program: str, *options: str) -> list[str]:
+    """How to run a program of ``java/`` with DLedger 0.3.1.2. Raises PeerMissing where that cannot be."""
     _need("java", "javac", "mvn")
     build = BUILD / "java"
     if not (build / "lib").exists():
@@ -54,12 +73,9 @@ def java(store: Store) -> Peer:
         target = f"-DoutputDirectory={(build / 'lib.partial').absolute()}"
         _run("mvn", "-q", "-B", "-f", pom, "dependency:copy-dependencies", "-DincludeScope=runtime", target)
         (build / "lib.partial").rename(build / "lib")
-    _run("javac", "-cp", f"{build}/lib/*", "-d", f"{build}/classes", str(HERE / "java" / "SequentialGet.java"))
-    memory = ("-Xms2g", "-Xmx2g", "-XX:+AlwaysPreTouch")
+    _run("javac", "-cp", f"{build}/lib/*", "-d", f"{build}/classes", str(HERE / "java" / f"{program}.java"))
     opened = [word for package in OPENED for word in ("--add-opens", f"{package}=ALL-UNNAMED")]
-    sizes = (str(store.segment_size), str(INDEX_FILE_UNITS * INDEX_UNIT_SIZE))
-    classpath = f"{build}/lib/*:{build}/classes"
-    return Peer(["java", *memory, *opened, "-cp", classpath, "SequentialGet", str(store.path), *sizes])
+    return ["java", *options, *opened, "-cp", f"{build}/lib/*:{build}/classes", program]
 
 
 def cpp_walk(segment: Path) -> Peer:

@@ -1,4 +1,4 @@
-// Big-endian loads and a mapped file that survives being truncated while it is read.
+// Big-endian loads and stores, and a mapped file that survives being truncated while it is read.
 #pragma once
 
 #include <atomic>
@@ -31,6 +31,20 @@ inline uint64_t load_be64u(const uint8_t* p) {
 inline int32_t load_be32(const uint8_t* p) { return static_cast<int32_t>(load_be32u(p)); }
 inline int64_t load_be64(const uint8_t* p) { return static_cast<int64_t>(load_be64u(p)); }
 inline uint32_t load_be16(const uint8_t* p) { return (uint32_t{p[0]} << 8) | p[1]; }
+
+inline void store_be32(uint8_t* p, uint32_t value) {
+#if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+  value = __builtin_bswap32(value);
+#endif
+  std::memcpy(p, &value, sizeof value);
+}
+
+inline void store_be64(uint8_t* p, uint64_t value) {
+#if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+  value = __builtin_bswap64(value);
+#endif
+  std::memcpy(p, &value, sizeof value);
+}
 
 // A file that cannot be read, or a request that contradicts it. Becomes errors.StoreError in Python.
 struct StoreFault : std::runtime_error {

@@ -3,7 +3,10 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
+#include <memory>
+#include <utility>
 
+#include "append.hpp"
 #include "crc32.hpp"
 #include "scan.hpp"
 #include "survey.hpp"
@@ -190,6 +193,136 @@ py::tuple take_survey(const py::object& request) {
                         found.last_store_timestamp, sizes, extents, problems, counts);
 }
 
+// Less is done in a millisecond, and to get the lock back from a thread that computes takes five.
+constexpr int64_t kReleasedBytes = 8 * 1024 * 1024;
+constexpr int64_t kHighest = int64_t{1} << 62;  // of indexes and positions: no sum of them overflows
+
+// Calls `work` without the interpreter's lock if it has that many bytes to go through.
+template <typename Work>
+auto released(int64_t size, Work work) {
+  std::optional<py::gil_scoped_release> release;
+  if (size >= kReleasedBytes) release.emplace();
+  return work();
+}
+
+// The bytes of anything that has some, in one piece, which stay in their place as long as this lives.
+class HeldBytes {
+ public:
+  HeldBytes(const py::handle& object, const std::string& name) {
+    if (PyObject_GetBuffer(object.ptr(), &view_, PyBUF_SIMPLE) == 0) return;
+    PyErr_Clear();
+    const auto type = py::type::handle_of(object).attr("__name__").cast<std::string>();
+    throw py::type_error("expected contiguous bytes as " + name + ", found " + type);
+  }
+  ~HeldBytes() { PyBuffer_Release(&view_); }
+  HeldBytes(const HeldBytes&) = delete;
+  HeldBytes& operator=(const HeldBytes&) = delete;
+
+  ByteRange range() const { return {static_cast<const uint8_t*>(view_.buf), view_.len}; }
+
+ private:
+  Py_buffer view_;
+};
+
+int64_t integer(const char* name, const py::handle& value, int64_t low, int64_t high) {
+  const auto number = py::reinterpret_steal<py::object>(PyNumber_Index(value.ptr()));
+  if (!number) throw py::error_already_set();
+  int overflow = 0;
+  const int64_t found = PyLong_AsLongLongAndOverflow(number.ptr(), &overflow);
+  if (overflow == 0 && found >= low && found <= high) return found;
+  throw py::value_error(std::string("expected ") + name + " from " + std::to_string(low) + " to " +
+                        std::to_string(high) + ", found " + py::str(number).cast<std::string>());
+}
+
+// Memory of a Python object, not yet filled.
+std::pair<py::bytearray, uint8_t*> make_bytearray(int64_t size) {
+  auto made = py::reinterpret_steal<py::bytearray>(PyByteArray_FromStringAndSize(nullptr, size));
+  if (!made) throw py::error_already_set();
+  auto* const data = reinterpret_cast<uint8_t*>(PyByteArray_AS_STRING(made.ptr()));
+  return {std::move(made), data};
+}
+
+// The block of bodies, and how many there are.
+py::tuple pack_bodies(const py::object& bodies) {
+  // A list could be changed by another thread, and what it holds be freed.
+  const auto items = py::reinterpret_steal<py::tuple>(PySequence_Tuple(bodies.ptr()));
+  if (!items) throw py::error_already_set();
+  std::vector<ByteRange> ranges;
+  std::vector<std::unique_ptr<HeldBytes>> held;
+  ranges.reserve(items.size());
+  for (const py::handle body : items) {
+    if (PyBytes_CheckExact(body.ptr())) {
+      ranges.push_back({reinterpret_cast<const uint8_t*>(PyBytes_AS_STRING(body.ptr())), PyBytes_GET_SIZE(body.ptr())});
+      continue;
+    }
+    held.push_back(std::make_unique<HeldBytes>(body, "body " + std::to_string(ranges.size())));
+    ranges.push_back(held.back()->range());
+  }
+  const int64_t size = block_size(ranges);
+  auto block = py::reinterpret_steal<py::bytes>(PyBytes_FromStringAndSize(nullptr, size));
+  if (!block) throw py::error_already_set();
+  auto* const data = reinterpret_cast<uint8_t*>(PyBytes_AS_STRING(block.ptr()));
+  released(size, [&] { pack(ranges, data); });
+  return py::make_tuple(ranges.size(), block);
+}
+
+int64_t count_of(const py::handle& count) { return integer("count", count, 1, kMaxBlockSize / kLengthSize); }
+
+py::list unpack_bodies(const py::object& count, const py::object& block) {
+  const int64_t bodies = count_of(count);
+  const HeldBytes held(block, "block");
+  const std::vector<ByteRange> ranges = unpack({bodies, held.range()});
+  py::list list(ranges.size());
+  for (size_t i = 0; i < ranges.size(); i++) {
+    list[i] = py::bytes(reinterpret_cast<const char*>(ranges[i].data), static_cast<size_t>(ranges[i].size));
+  }
+  return list;
+}
+
+// The fields of a format.entries.Encoded.
+py::tuple encode_bodies(const py::object& count, const py::object& block, const py::object& first,
+                        const py::object& index, const py::object& term, const py::object& pos,
+                        const py::object& space) {
+  PackedBodies bodies{count_of(count), {}};
+  const int64_t from = integer("first", first, 0, bodies.count - 1);
+  LogPlace place;
+  place.index = integer("index", index, 0, kHighest);
+  place.term = integer("term", term, -1, INT64_MAX);
+  place.pos = integer("pos", pos, 0, kHighest);
+  const int64_t room = integer("space", space, 0, kHighest);
+  const HeldBytes held(block, "block");
+  bodies.block = held.range();
+  const Fitting fitting = released(bodies.block.size, [&] { return find_fitting(bodies, from, room); });
+  const auto [data, data_bytes] = make_bytearray(fitting.size);
+  const auto [units, unit_bytes] = make_bytearray(fitting.count * kIndexUnitSize);
+  uint8_t* const entries_to = data_bytes;
+  uint8_t* const units_to = unit_bytes;
+  released(fitting.size, [&] { encode(bodies, fitting, place, entries_to, units_to); });
+  return py::make_tuple(fitting.count, data, units);
+}
+
+// The fields of a format.entries.Checked.
+py::tuple check_bytes(const py::object& data, const py::object& index, const py::object& pos,
+                      const py::object& least_term, const py::object& most_term) {
+  LogPlace expected;
+  expected.index = integer("index", index, 0, kHighest);
+  expected.pos = integer("pos", pos, 0, kHighest);
+  expected.term = integer("least term", least_term, INT64_MIN, INT64_MAX);
+  const int64_t most = integer("most term", most_term, INT64_MIN, INT64_MAX);
+  const HeldBytes held(data, "entries");
+  const CheckedEntries checked =
+      released(held.range().size, [&] { return check_entries(held.range(), expected, most); });
+  const auto [units, to] = make_bytearray(static_cast<int64_t>(checked.units.size()));
+  std::copy_n(checked.units.data(), checked.units.size(), to);
+  return py::make_tuple(checked.count, checked.last_term, units);
+}
+
+std::optional<int64_t> find_torn_in(const py::object& data, const py::object& pos) {
+  const int64_t start = integer("pos", pos, 0, kHighest);
+  const HeldBytes held(data, "entries");
+  return released(held.range().size, [&] { return find_torn(held.range(), start); });
+}
+
 py::dict layout() {
   using namespace py::literals;
   return py::dict("entryHeaderSize"_a = kEntryHeaderSize, "maxEntrySize"_a = kMaxEntrySize,
@@ -217,7 +350,8 @@ uint32_t crc_of(const py::bytes& data) {
 
 PYBIND11_MODULE(_native, module) {
   using namespace dledger;
-  module.doc() = "The native engine: scans segments into Arrow batches. See format/native_engine.py.";
+  module.doc() =
+      "The native engine: scans segments into Arrow batches, encodes and checks entries. See format/native_engine.py.";
 
   py::register_exception_translator([](std::exception_ptr pointer) {
     try {
@@ -245,6 +379,11 @@ PYBIND11_MODULE(_native, module) {
   });
   module.def("term_runs", &find_term_runs);
   module.def("survey", &take_survey);
+  module.def("pack_bodies", &pack_bodies);
+  module.def("unpack_bodies", &unpack_bodies);
+  module.def("encode_entries", &encode_bodies);
+  module.def("check_entries", &check_bytes);
+  module.def("find_torn", &find_torn_in);
   module.def("crc32", &crc_of<crc32>);
   module.def("crc32_portable", &crc_of<crc32_portable>);
   module.def("layout", &layout);

@@ -1,4 +1,4 @@
-"""DLedger logs of Apache RocketMQ as tables: a Spark data source, and a reader for plain Python.
+"""DLedger logs of Apache RocketMQ as tables: a Spark data source, a reader for plain Python, and replicated logs.
 
 Spark imports every top-level ``pyspark_*`` module to look for ``DefaultSource``, and one that fails hides all others.
 So this module loads nothing until a name is used.
@@ -10,28 +10,49 @@ __version__ = "0.1.0"
 
 TYPE_CHECKING = False  # typing's constant, without loading typing
 if TYPE_CHECKING:
-    from pyspark_dledger.errors import DLedgerError, MalformedError, OptionError, StoreError
+    from pyspark_dledger.errors import (
+        DLedgerError,
+        GroupError,
+        IndexRangeError,
+        MalformedError,
+        OptionError,
+        StoreError,
+        UnknownOutcomeError,
+    )
     from pyspark_dledger.log import Log, open_log
+    from pyspark_dledger.raft.client import Client, PartialAppendError, connect
     from pyspark_dledger.spark.source import DefaultSource
 
 __all__ = [
+    "Client",
     "DLedgerError",
     "DefaultSource",
+    "GroupError",
+    "IndexRangeError",
     "Log",
     "MalformedError",
     "OptionError",
+    "PartialAppendError",
     "StoreError",
+    "UnknownOutcomeError",
     "__version__",
+    "connect",
     "open_log",
 ]
 
 _MODULES = {
+    "Client": "raft.client",
     "DLedgerError": "errors",
     "DefaultSource": "spark.source",
+    "GroupError": "errors",
+    "IndexRangeError": "errors",
     "Log": "log",
     "MalformedError": "errors",
     "OptionError": "errors",
+    "PartialAppendError": "raft.client",
     "StoreError": "errors",
+    "UnknownOutcomeError": "errors",
+    "connect": "raft.client",
     "open_log": "log",
 }
 

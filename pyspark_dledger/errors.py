@@ -15,3 +15,34 @@ class StoreError(DLedgerError):
 
 class MalformedError(DLedgerError):
     """A row with a problem, read with ``mode=FAILFAST``."""
+
+
+class DiskFullError(StoreError):
+    """A store that has no room for an append. Nothing was appended; it goes on when there is room again."""
+
+
+class InconsistentError(StoreError):
+    """Entries that do not go on where a log ends."""
+
+
+class IndexRangeError(StoreError, LookupError):
+    """An index that a log does not hold: expired, not yet written, or not yet committed."""
+
+
+class GroupError(DLedgerError):
+    """A group that refused a request or could not be reached: nothing was changed, and it may be tried again.
+
+    ``code`` is DLedger's response code (``raft.messages.ResponseCode``), ``leader_id`` the leader that was named.
+    """
+
+    def __init__(self, text: str, code: int, leader_id: str | None = None) -> None:
+        super().__init__(text)
+        self.code = code
+        self.leader_id = leader_id
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (str(self), self.code, self.leader_id)
+
+
+class UnknownOutcomeError(GroupError):
+    """An append that was sent and not acknowledged: it may be in the log, now or later, or never."""

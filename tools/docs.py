@@ -1,7 +1,8 @@
-"""Writes the tables of README.md and docs/format.md from the code: ``make docs``."""
+"""Writes the tables of README.md and docs/ from the code: ``make docs``."""
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -9,6 +10,9 @@ from pyspark_dledger.format.columns import ALL_COLUMNS
 from pyspark_dledger.format.layout import LAYOUTS, ROCKETMQ_LAYOUTS, Field
 from pyspark_dledger.log.options import OPTIONS
 from pyspark_dledger.log.verify.findings import CATALOGUE
+from pyspark_dledger.raft.messages import RequestCode
+from pyspark_dledger.raft.node.settings import SETTINGS, default_of
+from pyspark_dledger.raft.wire import binary_layout
 from pyspark_dledger.rocketmq.tables import TABLES as READ_TABLES
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -21,6 +25,8 @@ SPARK_NAMES = {
     "map<string, int64>": "map<string,long>",
     "list<item: string>": "array<string>",
 }
+
+WIRE_TYPES = {"B": "u8", "H": "u16", "I": "u32", "i": "i32", "q": "i64"}
 
 
 def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
@@ -74,13 +80,56 @@ def _layouts(named: Mapping[str, Iterable[Field]]) -> str:
     return "\n\n".join(parts)
 
 
+def wire_header() -> str:
+    """The header that every binary frame begins with."""
+    return _wire_fields(binary_layout.COMMON, 0)
+
+
+def wire_messages() -> str:
+    """What each binary message has besides: its own fields, texts and body."""
+    start = binary_layout.fixed_struct().size
+    parts = []
+    for (code, is_answer), fields in binary_layout.OWN.items():
+        key = code, is_answer
+        lines = [f"### {RequestCode(code).name} {code}{', answer' if is_answer else ''}"]
+        if fields:
+            lines.append(_wire_fields(fields, start))
+        texts = ", ".join(f"`{name}`" for name in binary_layout.OWN_TEXTS.get(key, ()))
+        lines += [f"Texts besides: {texts}."] if texts else []
+        lines += [f"Body: {binary_layout.BODIES[key]}."] if key in binary_layout.BODIES else []
+        if len(lines) > 1:
+            parts.append("\n\n".join(lines))
+    return "\n\n".join(parts)
+
+
+def _wire_fields(fields: Iterable[binary_layout.WireField], offset: int) -> str:
+    rows = []
+    for field in fields:
+        rows.append((field.name, str(offset), WIRE_TYPES[field.format], field.meaning))
+        offset += struct.calcsize(f">{field.format}")
+    return table(("field", "offset", "type", "meaning"), rows)
+
+
+def settings() -> str:
+    """What a node can be told."""
+    rows = []
+    for name, setting in SETTINGS.items():
+        default = default_of(setting)
+        shown = "" if default is None else f"`{str(default).lower() if isinstance(default, bool) else default}`"
+        rows.append((f"`{name}`", shown, setting.expected, setting.meaning))
+    return table(("setting", "default", "takes", "meaning"), rows)
+
+
 TABLES = {
+    "settings": settings,
     "options": options,
     "columns": columns,
     "tables": tables,
     "findings": findings,
     "layouts": layouts,
     "rocketmq-layouts": rocketmq_layouts,
+    "wire-header": wire_header,
+    "wire-messages": wire_messages,
 }
 FILES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 

@@ -1,4 +1,4 @@
-"""``dledger VERB PATH...``: what there is to ask of a store, and the exit codes."""
+"""``dledger VERB ...``: what there is to ask of a store and of a group, and the exit codes."""
 
 from __future__ import annotations
 
@@ -19,6 +19,13 @@ from pyspark_dledger.errors import DLedgerError
 _EXITS = "exit codes: 0 clean; 1 there are findings, rows with a problem or differences, or nothing was found; "
 _EXITS += "2 it cannot be done; 130 interrupted. PATH is a storePathRootDir, a dledger-<id>/ folder, a data/ or "
 _EXITS += "commitlog/ folder, or one segment file; nothing in it is ever changed."
+
+_LIVE_EXITS = "exit codes: 0 done, or ended by SIGTERM; 2 it cannot be done; 130 interrupted"
+
+_CLIENT_EXITS = (
+    "exit codes: 0 done; 1 nothing was found, or an outcome is unknown: it may have been done, and may be yet; "
+)
+_CLIENT_EXITS += "2 it cannot be done, and nothing of it was, beside what was printed; 130 interrupted"
 
 _PLACES = "an index, pos=N, earliest, latest, or a store time as ISO 8601 (UTC without a zone) or epoch milliseconds"
 _REPLICAS = "the first is read; further ones are its replicas, which prove what is committed"
@@ -108,7 +115,9 @@ class _Parser(argparse.ArgumentParser):
 
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
-        prog="dledger", description="Look into DLedger logs and RocketMQ stores, read-only.", epilog=_EXITS
+        prog="dledger",
+        description="Look into DLedger logs and RocketMQ stores, read-only; run replicated logs, and use them.",
+        epilog=_EXITS,
     )
     parser.add_argument("--version", action="version", version=__version__)
     verbs = parser.add_subparsers(required=True, metavar="VERB")
@@ -135,6 +144,30 @@ def _parser() -> argparse.ArgumentParser:
     add("consumers", "tables.consumers", "how far consumer groups are behind", _EACH)
     _add_find(add("find", "find.find", "the rows with an id, a key, an index or a time", _REPLICAS))
     _add_follow(add("follow", "follow.follow", "rows as they are committed, until it is interrupted", _REPLICAS))
+
+    def add_live(name: str, run: str, text: str, exits: str = _LIVE_EXITS) -> argparse.ArgumentParser:
+        """A verb that is about a running group, not about a path."""
+        verb = verbs.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.", epilog=exits)
+        verb.set_defaults(run=run)
+        verb.add_argument("--json", action="store_true", help="one JSON object a line")
+        return verb
+
+    _add_serve(add_live("serve", "serve.serve", "run one member of a group, until SIGTERM or Ctrl-C"))
+    _add_cluster(
+        add_live("cluster", "cluster.cluster", "run a whole group on this machine, for trying out, until Ctrl-C")
+    )
+
+    def add_client(name: str, text: str) -> argparse.ArgumentParser:
+        """A verb that asks a running group."""
+        verb = add_live(name, f"group.{name}", text, _CLIENT_EXITS)
+        _add_client(verb)
+        return verb
+
+    _add_append(add_client("append", "append entries, and print where each stands when it is committed"))
+    _add_get(add_client("get", "print one committed entry"))
+    add_client("metadata", "print who leads, and how each member stands")
+    text = "the member that is to lead"
+    add_client("transfer", "make a member the leader").add_argument("--to", required=True, metavar="ID", help=text)
     return parser
 
 
@@ -196,6 +229,81 @@ def _add_follow(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--uncommitted", action="store_true", help="to the end of the log, which can be truncated again")
     text = "seconds between two looks at the store; default 1"
     verb.add_argument("--interval", type=_seconds, default=1.0, metavar="SECONDS", help=text)
+
+
+def _add_serve(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("--group", metavar="NAME", help="the group's name")
+    verb.add_argument("--id", metavar="ID", help="this member's id, such as n0")
+    text = "all members with their addresses, as n0-127.0.0.1:20911;n1-127.0.0.1:20912"
+    verb.add_argument("--peers", metavar="ID-HOST:PORT;...", help=text)
+    verb.add_argument("--store", metavar="DIR", help="where dledger-ID/ stands, and is made if it does not")
+    text = "settings as key=value lines, by the names of Java's DLedgerConfig; flags go before them"
+    verb.add_argument("--config", metavar="FILE", help=text)
+    text = "HOST or HOST:PORT to listen at; default: the own address of --peers, if it is a loopback one"
+    verb.add_argument("--listen", metavar="HOST", help=text)
+    _add_tls(verb)
+    text = "the entry of that index and all behind it are put aside first: repair of a damaged store only"
+    verb.add_argument("--truncate-at", type=_count, metavar="INDEX", help=text)
+    _add_node(verb)
+
+
+def _add_cluster(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("--nodes", type=_count, default=3, metavar="N", help="how many members; default 3")
+    text = "where their stores dledger-n0/, dledger-n1/, ... and logs n0.log, n1.log, ... stand"
+    verb.add_argument("--store", required=True, metavar="DIR", help=text)
+    text = "the first member's port on 127.0.0.1, the others have the next ones; default 20911"
+    verb.add_argument("--base-port", type=_count, default=20911, metavar="PORT", help=text)
+    verb.add_argument("--group", default="g", metavar="NAME", help="the group's name; default g")
+    _add_node(verb)
+
+
+def _add_node(verb: argparse.ArgumentParser) -> None:
+    """What each member is told."""
+    text = "a setting by the name that Java's DLedgerConfig has for it, such as heartBeatTimeIntervalMs=500"
+    verb.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help=text)
+    text = "sync: on disk before it is acknowledged; default: sync in a group of one, else async"
+    verb.add_argument("--flush", choices=("sync", "async"), help=text)
+    for name, default in (("data", "1g"), ("index", "160m")):
+        text = f"of a new store; default {default}"
+        verb.add_argument(f"--{name}-file-size", metavar="SIZE", help=text)
+    verb.add_argument("--log-format", choices=("text", "json"), default="text", help="of the log on standard error")
+
+
+def _add_tls(verb: argparse.ArgumentParser) -> None:
+    text = "for TLS with client certificates: PEM files of the certificate, its key, and the authority of all others"
+    for name in ("cert", "key", "ca"):
+        verb.add_argument(f"--tls-{name}", metavar="FILE", help=text)
+
+
+def _add_client(verb: argparse.ArgumentParser) -> None:
+    """What all verbs have that ask a running group."""
+    verb.add_argument("--group", required=True, metavar="NAME", help="the group's name")
+    text = "its members, or some of them, as n0-127.0.0.1:20911;n1-127.0.0.1:20912"
+    verb.add_argument("--peers", required=True, metavar="ID-HOST:PORT;...", help=text)
+    _add_tls(verb)
+    text = "how long one attempt may last, in milliseconds; default 3000"
+    verb.add_argument("--timeout-ms", type=_natural, default=3000, metavar="MS", help=text)
+    text = "how often to try again what was certainly not done; default 10"
+    verb.add_argument("--max-retries", type=_natural, default=10, metavar="N", help=text)
+
+
+def _add_append(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("bodies", nargs="*", metavar="BODY", help="the body of an entry")
+    text = "its bytes are the body of an entry, behind those of the command line; - is standard input"
+    verb.add_argument("--file", metavar="FILE", help=text)
+    verb.add_argument("--lines", action="store_true", help="each line of the file is an entry, without its line end")
+
+
+def _add_get(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("--index", type=_natural, required=True, metavar="N", help="the entry's index")
+    text = "the body as text (what is not UTF-8 as backslash escapes), hex, base64 (the default with --json), or none"
+    verb.add_argument("--body", choices=BODY_FORMS, help=text)
+
+
+def _natural(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and len(text) < 19):
+        raise argparse.ArgumentTypeError(f"expected a number, 0 or more, found {text}")
+    return int(text)
 
 
 def _count(text: str) -> int:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import importlib
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from pyspark_dledger.errors import OptionError
+from pyspark_dledger.format.entries import Bodies, Buffer, Checked, Encoded
 from pyspark_dledger.format.spec import Compressed, LogEnd, ScanRequest, Segment, Survey, SurveyRequest, TermRun
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ _HOW_TO_BUILD = "reinstall pyspark_dledger where a C++17 compiler is found, or r
 
 
 class Engine(Protocol):
-    """The calls that both engines have; `python_engine` says what each of them does."""
+    """The calls that both engines have; `python_engine` and `append` say what each of them does."""
 
     NAME: str
 
@@ -38,6 +39,16 @@ class Engine(Protocol):
     def survey(self, request: SurveyRequest) -> Survey: ...
 
     def crc32(self, data: bytes) -> int: ...
+
+    def pack_bodies(self, bodies: Sequence[Buffer]) -> Bodies: ...
+
+    def unpack_bodies(self, bodies: Bodies) -> list[bytes]: ...
+
+    def encode_entries(self, bodies: Bodies, first: int, index: int, term: int, pos: int, space: int) -> Encoded: ...
+
+    def check_entries(self, data: Buffer, index: int, pos: int, least_term: int, most_term: int) -> Checked: ...
+
+    def find_torn(self, data: Buffer, pos: int) -> int | None: ...
 
 
 def get_engine(name: str = "auto") -> Engine:

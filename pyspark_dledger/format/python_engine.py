@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 import pyarrow as pa
 
 from pyspark_dledger.errors import DLedgerError, MalformedError, StoreError
-from pyspark_dledger.format import codec
+from pyspark_dledger.format import append, codec
 from pyspark_dledger.format.columns import COLUMN_BY_NAME, arrow_schema
 from pyspark_dledger.format.frames import Frames, frames_of
 from pyspark_dledger.format.rows import COLUMN_READERS, Row, codec_name, first_problem, row_test
@@ -27,6 +27,12 @@ MAX_TERM_RUNS = 1_000_000
 # Above this many bytes a batch's 32-bit offsets could overflow.
 MAX_BATCH_BYTES = 2**29
 _MESSAGE_FILTERS = ("kind", "topic", "tags", "queue_id", "store_timestamp")
+
+pack_bodies = append.pack_bodies
+unpack_bodies = append.unpack_bodies
+encode_entries = append.encode_entries
+check_entries = append.check_entries
+find_torn = append.find_torn
 
 _Result = TypeVar("_Result")
 

@@ -1,4 +1,4 @@
-"""``make fuzz``: each target under libFuzzer with seeds of the goldens, then the native engine against Python.
+"""``make fuzz``: each target under libFuzzer with seeds of the goldens, the native engine against Python, and the wire.
 
 ``--seconds`` is the time of each; ``--target`` runs one of them. Findings and the corpus, which grows from run to run,
 stay in build/fuzz. Ends with status 1 at the first finding and names its reproducer.
@@ -18,7 +18,8 @@ from pathlib import Path
 from tests.fuzz import corpus
 from tests.fuzz.build import BUILD, ENVIRONMENT, TARGETS, BuildError, build, libfuzzer
 
-LONGEST = {"fuzz_scan": 16384, "fuzz_walk": 16384, "fuzz_codec": 2048}
+LONGEST = {"fuzz_scan": 16384, "fuzz_walk": 16384, "fuzz_codec": 2048, "fuzz_append": 8192}
+SCRIPTS = ("differential", "wire")
 # Seconds for one input, and megabytes for the process; an allocation is limited by ASan.
 LIMITS = ("-timeout=60", "-rss_limit_mb=2048")
 
@@ -26,10 +27,10 @@ LIMITS = ("-timeout=60", "-rss_limit_mb=2048")
 def main() -> int:
     parser = argparse.ArgumentParser(prog="make fuzz", description=__doc__)
     parser.add_argument("--seconds", type=int, default=60)
-    parser.add_argument("--target", choices=(*TARGETS, "differential"), action="append")
+    parser.add_argument("--target", choices=(*TARGETS, *SCRIPTS), action="append")
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
-    wanted = given.target or [*TARGETS, "differential"]
+    wanted = given.target or [*TARGETS, *SCRIPTS]
     try:
         targets = tuple(target for target in TARGETS if target in wanted)
         if targets:
@@ -39,10 +40,11 @@ def main() -> int:
         return 2
     except subprocess.CalledProcessError as error:
         return error.returncode
-    if "differential" in wanted:
-        command = [sys.executable, "-m", "tests.fuzz.differential"]
+    for script in SCRIPTS:
+        command = [sys.executable, "-m", f"tests.fuzz.{script}"]
         command += ["--seconds", str(given.seconds), "--seed", str(given.seed)]
-        return subprocess.run(command, check=False).returncode
+        if script in wanted and (failed := subprocess.run(command, check=False).returncode):
+            return failed
     return 0
 
 

@@ -16,7 +16,7 @@ ROOT = FOLDER.parent.parent
 NATIVE = ROOT / "native"
 BUILD = ROOT / "build" / "fuzz"
 
-TARGETS = ("fuzz_scan", "fuzz_walk", "fuzz_codec")
+TARGETS = ("fuzz_scan", "fuzz_walk", "fuzz_codec", "fuzz_append")
 # Python's module, and the mapped file that memory_file.cpp stands in for.
 LEFT_OUT = {"module.cpp", "bytes.cpp"}
 SANITIZE = "-fsanitize=address,undefined"

@@ -155,7 +155,18 @@ def write(folder: Path) -> int:
     written = _write_all(folder / "fuzz_scan", segments) + _write_all(folder / "fuzz_walk", segments)
     # A codec's seed is a byte without meaning, then the bytes of a message, or texts that are none.
     texts = [b"\0" + text for text in (b"", b"\xe6\xa0\x87", b"\xed\xa0\x80\xf4\x90", b"\xf0\x9f\x98\x80", bytes(20))]
-    return written + _write_all(folder / "fuzz_codec", [*texts, *(b"\0" + piece.data[48:] for piece in found)])
+    written += _write_all(folder / "fuzz_codec", [*texts, *(b"\0" + piece.data[48:] for piece in found)])
+    return written + _write_all(folder / "fuzz_append", _append_inputs(found))
+
+
+def _append_inputs(found: Iterable[Piece]) -> Iterator[bytes]:
+    """Entries at their position, and blocks of bodies; before them count, first ordinal, space and position."""
+    for number, piece in enumerate(found):
+        numbers = bytes([number % 32, number % 7]) + struct.pack(">Hq", 30 * number % 65536, piece.base)
+        yield numbers + piece.data
+        bodies = [piece.data[at : at + 1 + number] for at in range(0, len(piece.data), 1 + number)][: number % 32 + 1]
+        lengths = b"".join(struct.pack(">I", len(body)) for body in bodies)
+        yield bytes([len(bodies) - 1]) + numbers[1:] + lengths + b"".join(bodies)
 
 
 def _variation(number: int) -> dict[str, Any]:

@@ -1,15 +1,19 @@
 import io.openmessaging.storage.dledger.DLedgerConfig;
 import io.openmessaging.storage.dledger.MemberState;
+import io.openmessaging.storage.dledger.entry.DLedgerEntry;
 import io.openmessaging.storage.dledger.store.file.DLedgerMmapFileStore;
 import java.io.BufferedReader;
 import java.io.InputStreamReader;
 import java.lang.reflect.Method;
+import java.nio.ByteBuffer;
+import java.security.MessageDigest;
 
 /**
  * Opens DLedger stores, one for each line of standard input, and prints what load() and recover() made of each.
  *
  * A line holds, separated by tabs: the folder around dledger-ID, ID, the sizes of data and index files in bytes, and the
- * data folders separated by commas (empty for the usual one). A store on which DLedger ends the process has no answer.
+ * data folders separated by commas (empty for the usual one); then, if every entry is to be read too, the number of
+ * entries to append afterwards, with bodies "java INDEX". A store on which DLedger ends the process has no answer.
  * Compiled once, run with the jar of any version; what differs between them is called by reflection.
  */
 public final class OpenStores {
@@ -46,13 +50,53 @@ public final class OpenStores {
         DLedgerMmapFileStore store = new DLedgerMmapFileStore(config, state);
         store.load();
         store.recover();
+        String digest = fields.length > 5 ? ", \"digest\": \"" + digest(store) + "\"" : "";
+        if (fields.length > 5) {
+            append(store, state, Integer.parseInt(fields[5]));
+        }
         return "{\"outcome\": \"opens\", \"beginIndex\": " + beginIndex(store)
             + ", \"endIndex\": " + number(store, "getLedgerEndIndex")
             + ", \"endTerm\": " + number(store, "getLedgerEndTerm")
             + ", \"committedIndex\": " + committedIndex(store, state)
             + ", \"writePos\": " + number(store, "getWritePos")
             + ", \"currTerm\": " + number(state, "currTerm")
-            + ", \"voteLeader\": " + (state.currVoteFor() == null ? "null" : "\"" + state.currVoteFor() + "\"") + "}";
+            + ", \"voteLeader\": " + (state.currVoteFor() == null ? "null" : "\"" + state.currVoteFor() + "\"")
+            + digest + "}";
+    }
+
+    /** SHA-256 of index, term, pos (64 bits each), length of the body (32 bits) and the body, entry by entry. */
+    private static String digest(DLedgerMmapFileStore store) throws Exception {
+        MessageDigest digest = MessageDigest.getInstance("SHA-256");
+        long end = store.getLedgerEndIndex();
+        for (long index = beginIndex(store); index >= 0 && index <= end; index++) {
+            DLedgerEntry entry = store.get(index);
+            byte[] body = entry.getBody() == null ? new byte[0] : entry.getBody();
+            ByteBuffer head = ByteBuffer.allocate(28);
+            head.putLong(entry.getIndex()).putLong(entry.getTerm()).putLong(entry.getPos()).putInt(body.length);
+            digest.update(head.array());
+            digest.update(body);
+        }
+        StringBuilder hex = new StringBuilder();
+        for (byte b : digest.digest()) {
+            hex.append(String.format("%02x", b));
+        }
+        return hex.toString();
+    }
+
+    private static void append(DLedgerMmapFileStore store, MemberState state, int count) throws Exception {
+        state.changeToLeader(state.currTerm());
+        for (int i = 0; i < count; i++) {
+            DLedgerEntry entry = new DLedgerEntry();
+            entry.setBody(("java " + (store.getLedgerEndIndex() + 1)).getBytes("UTF-8"));
+            store.appendAsLeader(entry);
+        }
+        if (count > 0) {
+            store.updateCommittedIndex(state.currTerm(), store.getLedgerEndIndex());
+            store.flush();
+            Method checkpoint = DLedgerMmapFileStore.class.getDeclaredMethod("persistCheckPoint");
+            checkpoint.setAccessible(true);
+            checkpoint.invoke(store);
+        }
     }
 
     private static long beginIndex(Object store) throws Exception {

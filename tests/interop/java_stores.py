@@ -15,9 +15,12 @@ HERE = Path(__file__).resolve().parent
 BUILD = HERE.parent.parent / "build" / "interop"
 VERSIONS = ("0.1", "0.2.2", "0.2.7", "0.3.1.2", "0.3.2", "0.4.0")
 ROCKETMQ_VERSIONS = ("4.9.8", "5.1.4", "5.2.0", "5.3.3")
-_POMS = {"OpenStores": ("pom.xml", "dledger"), "LoadBroker": ("broker.xml", "rocketmq")}
+_POMS = {
+    **dict.fromkeys(("OpenStores", "RunServer", "RunClient", "EchoMessages", "WireFrames"), ("pom.xml", "dledger")),
+    "LoadBroker": ("broker.xml", "rocketmq"),
+}
 _OPENED = ("java.base/java.nio", "java.base/sun.nio.ch", "java.base/jdk.internal.ref")  # to unmap files on Java 17
-_JAVA = (
+JAVA = (
     *("java", "-XX:TieredStopAtLevel=1", "-Xmx512m"),
     *(word for package in _OPENED for word in ("--add-opens", f"{package}=ALL-UNNAMED")),
 )
@@ -27,7 +30,7 @@ class JavaMissing(Exception):
     """Java, Maven or the jars cannot be had; the text says why."""
 
 
-def _prepare(program: str, version: str, compiled_with: str) -> str:
+def prepare(program: str, version: str, compiled_with: str) -> str:
     """The class path of a Java program with that version, fetched from Maven Central once. Raises JavaMissing."""
     for tool in ("java", "javac", "mvn"):
         if shutil.which(tool) is None:
@@ -65,7 +68,7 @@ class Judge:
     """One version of DLedger that opens store after store, in one process until it ends itself."""
 
     def __init__(self, version: str) -> None:
-        self._class_path = _prepare("OpenStores", version, "0.3.1.2")
+        self._class_path = prepare("OpenStores", version, "0.3.1.2")
         self._process: subprocess.Popen[str] | None = None
         self._answers: queue.Queue[str] = queue.Queue()
 
@@ -77,14 +80,17 @@ class Judge:
         index_file_size: int,
         data_dirs: tuple[Path, ...] = (),
         patience: float = 60,
+        appends: int | None = None,
     ) -> dict[str, Any]:
         """What Java makes of the store ``folder/dledger-node``, which it changes; ``outcome`` is always there.
 
-        Without an answer after `patience` seconds it hangs.
+        Without an answer after `patience` seconds it hangs. With `appends` it also reads every entry (``digest``), then
+        appends and commits so many with the bodies "java INDEX".
         """
         process = self._process = self._process or self._start()
         assert process.stdin
         fields = (str(folder), node, str(data_file_size), str(index_file_size), ",".join(map(str, data_dirs)))
+        fields += () if appends is None else (str(appends),)
         process.stdin.write("\t".join(fields) + "\n")
         process.stdin.flush()
         try:
@@ -107,7 +113,7 @@ class Judge:
 
     def _start(self) -> subprocess.Popen[str]:
         process = subprocess.Popen(
-            [*_JAVA, "-cp", self._class_path, "OpenStores"],
+            [*JAVA, "-cp", self._class_path, "OpenStores"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -131,12 +137,12 @@ class BrokerJudge:
     """One version of RocketMQ, whose message store loads a root in a process of its own."""
 
     def __init__(self, version: str) -> None:
-        self._class_path = _prepare("LoadBroker", version, version)
+        self._class_path = prepare("LoadBroker", version, version)
 
     def load(self, root: Path, node: str, settings: dict[str, str]) -> dict[str, Any]:
         """What load() makes of a root, which it changes: whether it succeeds, and the queues' max offsets."""
         names = ("mappedFileSizeCommitLog", "mappedFileSizeConsumeQueue", "maxHashSlotNum", "maxIndexNum")
-        command = [*_JAVA, "-cp", self._class_path, "LoadBroker", str(root), node, *(settings[name] for name in names)]
+        command = [*JAVA, "-cp", self._class_path, "LoadBroker", str(root), node, *(settings[name] for name in names)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
         answers = [line for line in done.stdout.splitlines() if line.startswith("{")]
         return json.loads(answers[-1]) if answers else {"loaded": False, "queues": {}}

@@ -1,0 +1,236 @@
+"""Appends that a quorum of three nodes has, ours and Java's, and a follower that catches up."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyspark_dledger as dl
+from benchmarks.generate import BUILD
+from benchmarks.measure import PeerMissing, Result, alternate, rounded
+from benchmarks.peers import Process, java_command
+from pyspark_dledger.errors import GroupError
+
+GROUP = "bench"
+NODES = ("n0", "n1", "n2")
+FLUSHES = ("async", "sync")
+ROUNDS = 5
+WARM_UPS = 2  # Java's compiler is not done before
+# What was fastest of all that was tried; the collector that keeps the fewest threads from running, too.
+JAVA_OPTIONS = ("-Xms4g", "-Xmx4g", "-XX:+AlwaysPreTouch", "-XX:+UseParallelGC")
+JAVA_SETTINGS = ("EnableBatchPush=true", "MaxBatchPushSize=65536")
+JAVA_IN_FLIGHT = {1024: 2000, 128: 4000}
+JAVA_THREADS = 64
+# Appends a round: about a second of ours, two or three of Java's.
+COUNTS = {1024: 200_000, 128: 1_000_000}
+JAVA_COUNTS = {1024: 100_000, 128: 500_000}
+SINGLE_COUNT = 40_000
+BEHIND = 1 << 30
+
+
+def free_ports(count: int) -> list[int]:
+    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [each.getsockname()[1] for each in held]
+    for each in held:
+        each.close()
+    return ports
+
+
+@contextmanager
+def folder(name: str) -> Iterator[Path]:
+    """An empty folder below build/, which is removed at the end."""
+    path = (BUILD / "groups" / name).absolute()
+    shutil.rmtree(path, ignore_errors=True)
+    path.mkdir(parents=True)
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+class Java:
+    """A Java group in one process, appended to through handleAppend in that process."""
+
+    def __init__(self, path: Path) -> None:
+        ports = free_ports(len(NODES))
+        self.peers = ";".join(f"{node}-127.0.0.1:{port}" for node, port in zip(NODES, ports, strict=True))
+        words = (str(path), *map(str, ports), *JAVA_SETTINGS)
+        self._process = Process([*java_command("QuorumAppend", *JAVA_OPTIONS), *words])
+
+    def close(self) -> None:
+        self._process.close()
+
+    def append(self, count: int, size: int) -> dict[str, Any]:
+        return acknowledged(count, self._process.ask(f"{count} {size} {JAVA_IN_FLIGHT[size]}"))
+
+
+class Ours:
+    """A group of ours, each node a process, and a writer, another one."""
+
+    def __init__(self, path: Path, flush: str) -> None:
+        ports = free_ports(len(NODES))
+        self.peers = ";".join(f"{node}-127.0.0.1:{port}" for node, port in zip(NODES, ports, strict=True))
+        self._path, self._flush = path, flush
+        self._nodes: dict[str, subprocess.Popen[bytes]] = {}
+        self._writer: Process | None = None
+        for node in NODES:
+            self.start(node)
+
+    def start(self, node: str) -> None:
+        command = ("serve", "--group", GROUP, "--id", node, "--peers", self.peers, "--store", str(self._path))
+        with (self._path / f"{node}.log").open("ab") as log:
+            self._nodes[node] = subprocess.Popen(
+                [sys.executable, "-m", "pyspark_dledger", *command, "--flush", self._flush],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+
+    def stop(self, node: str) -> None:
+        process = self._nodes.pop(node)
+        process.send_signal(signal.SIGTERM)
+        process.wait()
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+        for node in tuple(self._nodes):
+            self.stop(node)
+
+    @property
+    def writer(self) -> Process:
+        if self._writer is None:
+            try:
+                self._writer = Process([sys.executable, "-m", "benchmarks.append_load", GROUP, self.peers])
+            except PeerMissing as reason:
+                raise RuntimeError(f"our writer: {reason}") from None
+        return self._writer
+
+    def append(self, how: str, count: int, size: int, *numbers: int) -> dict[str, Any]:
+        words = (how, count, size, *numbers)
+        return acknowledged(count, self.writer.ask(" ".join(map(str, words))))
+
+
+def acknowledged(count: int, answer: dict[str, Any]) -> dict[str, Any]:
+    """The answer, if all of a round was; anything less would be no measurement."""
+    if answer["acknowledged"] != count:
+        raise AssertionError(f"{answer['acknowledged']} of {count} appends were acknowledged")
+    return answer
+
+
+def in_turns(sides: dict[str, Callable[[], dict[str, Any]]], figure: str) -> dict[str, float]:
+    """The median of one figure of each side's rounds."""
+    return alternate({name: partial(_figure, side, figure) for name, side in sides.items()}, ROUNDS, WARM_UPS)
+
+
+def _figure(side: Callable[[], dict[str, Any]], figure: str) -> float:
+    return float(side()[figure])
+
+
+@contextmanager
+def groups() -> Iterator[tuple[Java, dict[str, Ours]]]:
+    """Java's group and one of ours for each flush mode, all at once, so that they take turns."""
+    with ExitStack() as stack:
+        java = stack.enter_context(closing(Java(stack.enter_context(folder("java")))))
+        ours = {
+            flush: stack.enter_context(closing(Ours(stack.enter_context(folder(flush)), flush))) for flush in FLUSHES
+        }
+        yield java, ours
+
+
+def quorum_batch(name: str, size: int) -> Result:
+    count, java_count = COUNTS[size], JAVA_COUNTS[size]
+    with groups() as (java, ours):
+        sides: dict[str, Callable[[], dict[str, Any]]] = {
+            flush: partial(group.append, "batch", count, size) for flush, group in ours.items()
+        }
+        seconds = in_turns({**sides, "java": partial(java.append, java_count, size)}, "seconds")
+    rates = {flush: count / seconds[flush] for flush in FLUSHES}
+    return _compared(
+        name, rates, f"Java handleAppend, {JAVA_IN_FLIGHT[size]} in flight", java_count / seconds["java"], 5
+    )
+
+
+def quorum_single(name: str, size: int) -> Result:
+    with groups() as (java, ours):
+        command = [*java_command("ClientAppend"), java.peers, str(JAVA_THREADS)]
+        with closing(Process(command)) as clients:
+            sides: dict[str, Callable[[], dict[str, Any]]] = {
+                flush: partial(group.append, "single", SINGLE_COUNT, size) for flush, group in ours.items()
+            }
+            by_java = partial(clients.ask, f"{SINGLE_COUNT // 2} {size}")
+            seconds = in_turns({**sides, "java": by_java}, "seconds")
+    rates = {flush: SINGLE_COUNT / seconds[flush] for flush in FLUSHES}
+    peer_rate = SINGLE_COUNT // 2 / seconds["java"]
+    return _compared(name, rates, f"Java DLedgerClient, {JAVA_THREADS} threads", peer_rate, 1.5)
+
+
+def _compared(name: str, rates: dict[str, float], peer: str, peer_rate: float, goal: float) -> Result:
+    detail = {"flush": "async", "sync": rounded(rates["sync"]), "syncRatio": rounded(rates["sync"] / peer_rate)}
+    return Result(name, rates["async"], "appends/s", peer, peer_rate, detail=detail).with_ratio_goal(goal)
+
+
+def quorum_latency(name: str, size: int) -> Result:
+    """The p99 of single appends, when they come as fast as Java's group acknowledges them at its best."""
+    java_count = JAVA_COUNTS[size]
+    with groups() as (java, ours):
+        rounds = [java.append(java_count, size) for _ in range(WARM_UPS + ROUNDS)][WARM_UPS:]
+        rate = java_count / statistics.median(each["seconds"] for each in rounds)
+        wanted = (round(2 * rate), size, round(rate))
+        sides: dict[str, Callable[[], dict[str, Any]]] = {
+            flush: partial(group.append, "rate", *wanted) for flush, group in ours.items()
+        }
+        p99 = in_turns({**sides, "java": partial(java.append, java_count, size)}, "p99")
+    detail = {"flush": "async", "sync": rounded(p99["sync"]), "rate": rounded(rate)}
+    return Result(name, p99["async"], "ms", "Java handleAppend", p99["java"], detail=detail).with_ratio_at_most(1)
+
+
+def catch_up(name: str, size: int) -> Result:
+    """A follower that comes back 1 GiB behind, while others go on appending."""
+    with folder("catch-up") as path, closing(Ours(path, "async")) as ours, dl.connect(GROUP, ours.peers) as client:
+        ours.append("batch", 1000, size)
+        leader = client.metadata().leader_id or NODES[0]
+        behind = next(node for node in NODES if node != leader)
+        ours.stop(behind)
+        ours.append("batch", BEHIND // (size + 48), size)
+        wanted = end_of(client, leader)
+        ours.start(behind)
+        at, first = time.perf_counter(), -1
+        end = -1
+        rounds: list[dict[str, Any]] = []
+        while end < wanted:
+            rounds.append(ours.append("rate", 250, size, 5000))
+            end = end_of(client, behind)
+            if first < 0:
+                at, first = time.perf_counter(), end
+        seconds = time.perf_counter() - at
+    detail = {"flush": "async", "p99MsMeanwhile": rounded(max(each["p99"] for each in rounds))}
+    return Result(name, (end - first) * (size + 48) / seconds / 1e6, "MB/s", detail=detail).with_least(200)
+
+
+def end_of(client: dl.Client, node: str) -> int:
+    """Where the log of a member ends; -1 while it does not answer."""
+    try:
+        return client.status(node).end_index
+    except GroupError:
+        return -1
+
+
+BENCHMARKS: dict[str, Callable[[str], Result]] = {
+    "quorum-append-batch-1k": partial(quorum_batch, size=1024),
+    "quorum-append-batch-128": partial(quorum_batch, size=128),
+    "quorum-append-single-1k": partial(quorum_single, size=1024),
+    "quorum-append-single-128": partial(quorum_single, size=128),
+    "quorum-latency-p99-1k": partial(quorum_latency, size=1024),
+    "catch-up": partial(catch_up, size=1024),
+}

@@ -1,0 +1,214 @@
+#include "append.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+
+#include "walk.hpp"
+
+namespace dledger {
+namespace {
+
+constexpr int64_t kSector = 512;
+
+[[noreturn]] void fail(const std::string& text) { throw std::invalid_argument(text); }
+
+[[noreturn]] void fail_at(int64_t number, const std::string& text) {
+  fail("entry " + std::to_string(number) + ": expected " + text);
+}
+
+std::string bytes_found(int64_t found) { return ", found " + std::to_string(found) + " bytes"; }
+
+[[noreturn]] void fail_changed() { fail("expected a block that nobody changes while it is read, found a changed one"); }
+
+void check_length(int64_t number, int64_t length) {
+  if (length <= kMaxBodySize) return;
+  fail("expected body " + std::to_string(number) + " of at most " + std::to_string(kMaxBodySize) + " bytes, found " +
+       std::to_string(length));
+}
+
+int64_t length_at(const PackedBodies& bodies, int64_t number) {
+  return load_be32u(bodies.block.data + kLengthSize * number);
+}
+
+void check_block(const PackedBodies& bodies) {
+  const int64_t lengths = kLengthSize * bodies.count;
+  if (lengths > bodies.block.size) {
+    fail("expected " + std::to_string(lengths) + " bytes of lengths for " + std::to_string(bodies.count) +
+         " bodies, found " + std::to_string(bodies.block.size));
+  }
+  int64_t size = lengths, longest = 0;
+  for (int64_t i = 0; i < bodies.count; i++) {
+    size += length_at(bodies, i);
+    longest = std::max(longest, length_at(bodies, i));
+  }
+  for (int64_t i = 0; longest > kMaxBodySize && i < bodies.count; i++) check_length(i, length_at(bodies, i));
+  if (size != bodies.block.size) {
+    fail("expected " + std::to_string(size) + " bytes of bodies with their lengths, found " +
+         std::to_string(bodies.block.size));
+  }
+}
+
+void write_unit(const LogPlace& place, int64_t size, uint8_t* unit) {
+  store_be32(unit, kMagicNormal);
+  store_be64(unit + 4, static_cast<uint64_t>(place.pos));
+  store_be32(unit + 12, static_cast<uint32_t>(size));
+  store_be64(unit + 16, static_cast<uint64_t>(place.index));
+  store_be64(unit + 24, static_cast<uint64_t>(place.term));
+}
+
+void write_header(const LogPlace& place, int64_t size, uint8_t* header) {
+  store_be32(header, kMagicNormal);
+  store_be32(header + 4, static_cast<uint32_t>(size));
+  store_be64(header + 8, static_cast<uint64_t>(place.index));
+  store_be64(header + 16, static_cast<uint64_t>(place.term));
+  store_be64(header + 24, static_cast<uint64_t>(place.pos));
+  std::memset(header + 32, 0, 12);  // channel and CRCs
+  store_be32(header + 44, static_cast<uint32_t>(size - kEntryHeaderSize));
+}
+
+// The size of the entry whose header this is, of which `left` bytes are there.
+int64_t whole_size(const uint8_t* header, int64_t left, int64_t number) {
+  if (left < kEntryHeaderSize) fail_at(number, "a header of 48 bytes" + bytes_found(left));
+  const EntryHeader entry{header};
+  const int64_t size = entry.size(), body_size = entry.body_size();
+  if (entry.magic() != kMagicNormal) fail_at(number, "magic 1, found " + std::to_string(entry.magic()));
+  if (body_size < 0 || size != kEntryHeaderSize + body_size) {
+    fail_at(number, "size 48 + bodySize " + std::to_string(body_size) + ", found " + std::to_string(size));
+  }
+  if (size > kMaxEntrySize) {
+    fail_at(number, "size of at most " + std::to_string(kMaxEntrySize) + ", found " + std::to_string(size));
+  }
+  if (size > left) fail_at(number, std::to_string(size) + " bytes" + bytes_found(left));
+  return size;
+}
+
+void check_value(int64_t number, const char* name, int64_t expected, int64_t found) {
+  if (found != expected) {
+    fail_at(number, std::string(name) + " " + std::to_string(expected) + ", found " + std::to_string(found));
+  }
+}
+
+// Whether one of the sectors that these bytes of a body stand in, the first of them at `pos`, has none but zeros.
+bool has_zero_sector(const uint8_t* body, int64_t size, int64_t pos) {
+  for (int64_t start = 0; start < size;) {
+    const int64_t end = std::min(size, start + kSector - (pos + start) % kSector);
+    if (skip_zeros(body + start, body + end) == body + end) return true;
+    start = end;
+  }
+  return false;
+}
+
+}  // namespace
+
+int64_t block_size(const std::vector<ByteRange>& bodies) {
+  if (bodies.empty()) fail("expected at least one body, found none");
+  int64_t size = kLengthSize * static_cast<int64_t>(bodies.size());
+  int64_t number = 0;
+  for (const ByteRange& body : bodies) {
+    check_length(number++, body.size);
+    size += body.size;
+  }
+  if (size > kMaxBlockSize) {
+    fail("expected at most " + std::to_string(kMaxBlockSize) + " bytes of bodies with their lengths, found " +
+         std::to_string(size));
+  }
+  return size;
+}
+
+void pack(const std::vector<ByteRange>& bodies, uint8_t* block) {
+  uint8_t* length = block;
+  uint8_t* to = block + kLengthSize * static_cast<int64_t>(bodies.size());
+  for (const ByteRange& body : bodies) {
+    store_be32(length, static_cast<uint32_t>(body.size));
+    if (body.size > 0) std::memcpy(to, body.data, static_cast<size_t>(body.size));
+    length += kLengthSize;
+    to += body.size;
+  }
+}
+
+std::vector<ByteRange> unpack(const PackedBodies& bodies) {
+  check_block(bodies);
+  std::vector<ByteRange> ranges;
+  ranges.reserve(static_cast<size_t>(bodies.count));
+  int64_t offset = kLengthSize * bodies.count;
+  for (int64_t i = 0; i < bodies.count; i++) {
+    const int64_t length = length_at(bodies, i);
+    if (length > bodies.block.size - offset) fail_changed();
+    ranges.push_back({bodies.block.data + offset, length});
+    offset += length;
+  }
+  return ranges;
+}
+
+Fitting find_fitting(const PackedBodies& bodies, int64_t first, int64_t space) {
+  check_block(bodies);
+  Fitting fitting{first, 0, kLengthSize * bodies.count, 0};
+  for (int64_t i = 0; i < first; i++) fitting.offset += length_at(bodies, i);
+  for (int64_t i = first; i < bodies.count; i++) {
+    const int64_t size = kEntryHeaderSize + length_at(bodies, i);
+    if (size + kMinBlankSize > space - fitting.size) break;
+    fitting.size += size;
+    fitting.count++;
+  }
+  return fitting;
+}
+
+void encode(const PackedBodies& bodies, const Fitting& fitting, LogPlace place, uint8_t* data, uint8_t* units) {
+  uint8_t* const end = data + fitting.size;
+  int64_t offset = fitting.offset;
+  for (int64_t i = 0; i < fitting.count; i++) {
+    const int64_t length = length_at(bodies, fitting.first + i);
+    const int64_t size = kEntryHeaderSize + length;
+    if (size > end - data || length > bodies.block.size - offset) fail_changed();
+    write_header(place, size, data);
+    if (length > 0) std::memcpy(data + kEntryHeaderSize, bodies.block.data + offset, static_cast<size_t>(length));
+    write_unit(place, size, units);
+    data += size;
+    units += kIndexUnitSize;
+    offset += length;
+    place.index++;
+    place.pos += size;
+  }
+  if (data != end) fail_changed();
+}
+
+CheckedEntries check_entries(const ByteRange& data, LogPlace expected, int64_t most_term) {
+  if (data.size == 0) fail("expected at least one entry, found none");
+  CheckedEntries checked{0, expected.term, {}};
+  for (int64_t offset = 0; offset < data.size;) {
+    const int64_t size = whole_size(data.data + offset, data.size - offset, checked.count);
+    const EntryHeader entry{data.data + offset};
+    const int64_t term = entry.term();
+    check_value(checked.count, "index", expected.index, entry.index());
+    check_value(checked.count, "pos", expected.pos, entry.pos());
+    if (term < expected.term || term > most_term) {
+      fail_at(checked.count, "term from " + std::to_string(expected.term) + " to " + std::to_string(most_term) +
+                                 ", found " + std::to_string(term));
+    }
+    expected.term = term;
+    // Entries of one batch are mostly alike.
+    if (checked.count == 0) checked.units.reserve(static_cast<size_t>((data.size / size + 1) * kIndexUnitSize));
+    write_unit(expected, size, checked.units.extend(kIndexUnitSize));
+    offset += size;
+    expected.index++;
+    expected.pos += size;
+    checked.count++;
+  }
+  checked.last_term = expected.term;
+  return checked;
+}
+
+std::optional<int64_t> find_torn(const ByteRange& data, int64_t pos) {
+  int64_t number = 0;
+  for (int64_t offset = 0; offset < data.size;) {
+    const int64_t size = whole_size(data.data + offset, data.size - offset, number++);
+    const int64_t body = offset + kEntryHeaderSize;
+    if (has_zero_sector(data.data + body, size - kEntryHeaderSize, pos + body)) return offset;
+    offset += size;
+  }
+  return std::nullopt;
+}
+
+}  // namespace dledger

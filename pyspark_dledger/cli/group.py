@@ -1,0 +1,142 @@
+"""``append``, ``get``, ``metadata``, ``transfer``: what a client asks of a running group."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from pyspark_dledger.cli.exits import CLEAN, FINDINGS
+from pyspark_dledger.cli.output import Output, Row, body_form, json_line, note, print_fields, print_table, text_line
+from pyspark_dledger.errors import GroupError, IndexRangeError, OptionError, UnknownOutcomeError
+from pyspark_dledger.raft.client import Appended, Client, PartialAppendError, connect
+from pyspark_dledger.raft.tls import Tls
+
+# Bodies of lines that are appended, and then printed, together.
+_BATCH_BYTES = 16 * 1024 * 1024
+_BATCH_COUNT = 100_000
+# More of a client's calls than this side by side gain nothing.
+_MOST_ASKED = 16
+
+
+def append(given: argparse.Namespace, out: Output) -> int:
+    """Append entries in their order; each is printed when it is committed."""
+    with _connected(given) as client:
+        for bodies in _batches(_bodies(given)):
+            try:
+                _print_appended(out, client.append_batch(bodies), given.json)
+            except PartialAppendError as error:
+                _print_appended(out, error.acknowledged, given.json)
+                return _unknown(out, error)
+            except UnknownOutcomeError as error:
+                return _unknown(out, error)
+            except ValueError as error:
+                raise OptionError(str(error)) from None
+            out.flush()
+    return CLEAN
+
+
+def get(given: argparse.Namespace, out: Output) -> int:
+    """Print one committed entry."""
+    form = given.body or ("base64" if given.json else "text")
+    with _connected(given) as client:
+        try:
+            entry = client.get(given.index)
+        except IndexRangeError as error:
+            note(str(error))
+            return FINDINGS
+    row: Row = {"index": entry.index, "term": entry.term, "pos": entry.pos, "magic": entry.magic}
+    if form != "none":
+        row["body"] = body_form(form, given.json)(entry.body)
+    out.line(json_line(row) if given.json else text_line(row))
+    return CLEAN
+
+
+def metadata(given: argparse.Namespace, out: Output) -> int:
+    """Print who leads, and how each member stands, as far as it tells."""
+    with _connected(given) as client:
+        found = client.metadata()
+        with ThreadPoolExecutor(_MOST_ASKED) as threads:
+            members = list(threads.map(lambda peer: _member(client, *peer), sorted(found.peers.items())))
+    row: Row = {"group": found.group, "leaderId": found.leader_id}
+    if given.json:
+        out.line(json_line({**row, "peers": found.peers, "members": members}))
+    else:
+        print_fields(out, row)
+        print_table(out, members)
+    return CLEAN
+
+
+def transfer(given: argparse.Namespace, out: Output) -> int:
+    """Make a member the leader."""
+    with _connected(given) as client:
+        try:
+            client.transfer(given.to)
+        except UnknownOutcomeError as error:
+            return _unknown(out, error)
+    row: Row = {"group": given.group, "leaderId": given.to}
+    out.line(json_line(row) if given.json else text_line(row))
+    return CLEAN
+
+
+def _connected(given: argparse.Namespace) -> Client:
+    files = (given.tls_cert, given.tls_key, given.tls_ca)
+    if any(files) and not all(files):
+        raise OptionError("tls: expected --tls-cert, --tls-key and --tls-ca together, found one or two of them")
+    tls = Tls(*map(Path, files)) if all(files) else None
+    return connect(given.group, given.peers, tls=tls, timeout_ms=given.timeout_ms, max_retries=given.max_retries)
+
+
+def _bodies(given: argparse.Namespace) -> Iterator[bytes]:
+    """Those of the command line, then those of the file."""
+    if not given.bodies and given.file is None:
+        raise OptionError("expected bodies to append, or --file, found neither")
+    if given.lines and given.file is None:
+        raise OptionError("--lines: expected --file, whose lines are meant, found none")
+    yield from map(os.fsencode, given.bodies)
+    if given.file is not None:
+        with sys.stdin.buffer if given.file == "-" else Path(given.file).open("rb") as file:
+            if given.lines:
+                yield from (line.removesuffix(b"\n").removesuffix(b"\r") for line in file)
+            else:
+                yield file.read()
+
+
+def _batches(bodies: Iterable[bytes]) -> Iterator[list[bytes]]:
+    batch: list[bytes] = []
+    size = 0
+    for body in bodies:
+        batch.append(body)
+        size += len(body)
+        if size >= _BATCH_BYTES or len(batch) >= _BATCH_COUNT:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _print_appended(out: Output, appended: Iterable[Appended], as_json: bool) -> None:
+    for each in appended:
+        row: Row = {"index": each.index, "pos": each.pos, "term": each.term}
+        out.line(json_line(row) if as_json else text_line(row))
+
+
+def _unknown(out: Output, error: UnknownOutcomeError) -> int:
+    out.flush()
+    note(str(error))
+    return FINDINGS
+
+
+def _member(client: Client, node_id: str, address: str) -> Row:
+    """How a member stands; without more than its address where it is Java's, or is not reached."""
+    row: Row = {"id": node_id, "address": address, "role": None, "term": None}
+    row |= {"beginIndex": None, "endIndex": None, "committedIndex": None, "problem": None}
+    try:
+        status = client.status(node_id)
+    except GroupError as error:
+        return {**row, "problem": str(error)}
+    row |= {"role": status.role.value, "term": status.term, "beginIndex": status.begin_index}
+    return {**row, "endIndex": status.end_index, "committedIndex": status.committed_index}

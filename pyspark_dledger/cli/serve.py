@@ -1,0 +1,179 @@
+"""``serve``: one member of a group, until it is told to stop."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from pyspark_dledger.cli.exits import CLEAN, INTERRUPTED
+from pyspark_dledger.cli.output import Output, json_line, text_line
+from pyspark_dledger.errors import DLedgerError
+from pyspark_dledger.raft.node import Node, NodeConfig
+from pyspark_dledger.raft.node.logs import log_to_stderr, record
+from pyspark_dledger.raft.node.settings import node_config, read_settings
+
+# Seconds between two lines of how a node stands, and between two looks at it.
+_STATUS_SECONDS = 10.0
+_LOOK_SECONDS = 0.25
+_OPEN_FILES = 16384
+
+# The setting that each flag gives, by the flag's name.
+_FLAGS = {
+    "group": "group",
+    "id": "selfId",
+    "peers": "peers",
+    "store": "storeBaseDir",
+    "flush": "flush",
+    "listen": "listen",
+    "tls_cert": "tlsCert",
+    "tls_key": "tlsKey",
+    "tls_ca": "tlsCa",
+    "data_file_size": "mappedFileSizeForEntryData",
+    "index_file_size": "mappedFileSizeForEntryIndex",
+    "truncate_at": "truncateAt",
+}
+
+
+def serve(given: argparse.Namespace, out: Output) -> int:
+    """Run a node; the exit code tells what ended it."""
+    config = node_config(_settings(given))
+    log_to_stderr(given.log_format, id=config.self_id)
+    return run_loop(lambda: _serve(config, given, out))
+
+
+def run_loop(work: Callable[[], Any]) -> int:
+    """Runs a coroutine that ends with an exit code, on uvloop where that is installed."""
+    loop = import_module("uvloop").new_event_loop() if find_spec("uvloop") else asyncio.new_event_loop()
+    try:
+        asyncio.set_event_loop(loop)
+        code: int = loop.run_until_complete(work())
+        return code
+    finally:
+        asyncio.set_event_loop(None)
+        loop.close()
+
+
+def _settings(given: argparse.Namespace) -> dict[str, str]:
+    """Those of the file, and over them those of the flags."""
+    settings = read_settings(Path(given.config)) if given.config else {}
+    for flag, name in _FLAGS.items():
+        if (value := getattr(given, flag)) is not None:
+            settings[name] = str(value)
+    for text in given.set:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise DLedgerError(f"--set {text}: expected NAME=VALUE, found no =")
+        settings[name] = value
+    return settings
+
+
+async def _serve(config: NodeConfig, given: argparse.Namespace, out: Output) -> int:
+    asyncio.get_running_loop().set_exception_handler(_unexpected)
+    _allow_files()
+    signals = Signals()
+    node = Node(config)
+    await node.start()
+    try:
+        ready = {"event": "ready", "group": config.group, "id": config.self_id, "address": str(node.address)}
+        row = {**ready, "pid": os.getpid()}
+        out.line(json_line(row) if given.json else text_line(row))
+        out.flush()
+        status = _Status(node)
+        while not (signals.came.is_set() or node.failed.done()):
+            status.show()
+            await _first_of(signals.came, node.failed, _LOOK_SECONDS)
+        status.clear()
+    finally:
+        await node.stop()
+    if node.failed.done():
+        raise DLedgerError(f"{config.self_id}: expected to go on, found {node.failed.result()!r}: its log says more")
+    return signals.exit_code
+
+
+def _unexpected(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """What asyncio would print: a fault of a connection's handling, which ends that connection."""
+    error = context.get("exception")
+    logging.getLogger("pyspark_dledger.node").error(
+        "unexpected", exc_info=error, extra={"fields": {"found": context.get("message")}}
+    )
+
+
+def _allow_files() -> None:
+    """Every connection is an open file, and so is every file of the log."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(_OPEN_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+async def _first_of(came: asyncio.Event, failed: asyncio.Future[Exception], seconds: float) -> None:
+    waiting = asyncio.ensure_future(came.wait())
+    either: set[asyncio.Future[Any]] = {waiting, failed}
+    try:
+        await asyncio.wait(either, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        waiting.cancel()
+
+
+class Signals:
+    """SIGTERM and SIGINT (Ctrl-C), either of which ends the work in hand."""
+
+    def __init__(self) -> None:
+        self.came = asyncio.Event()
+        self.exit_code = CLEAN
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, self._stop, CLEAN)
+        loop.add_signal_handler(signal.SIGINT, self._stop, INTERRUPTED)
+
+    def _stop(self, exit_code: int) -> None:
+        self.exit_code = exit_code
+        self.came.set()
+
+
+class _Status:
+    """How the node stands: a line that is redrawn on a terminal, else a log record on change, every 10 s at most."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._shown: dict[str, Any] = {}
+        self._next = 0.0
+        self._live = _live() if sys.stderr.isatty() else None
+
+    def show(self) -> None:
+        row = self._node.status()
+        if row == self._shown:
+            return
+        if self._live is not None:
+            self._live.update(text_line(row), refresh=True)
+        elif time.monotonic() >= self._next:
+            record(logging.INFO, "status", **row)
+            self._next = time.monotonic() + _STATUS_SECONDS
+        else:
+            return
+        self._shown = row
+
+    def clear(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+
+def _live() -> Any:
+    from rich.console import Console
+    from rich.live import Live
+
+    live = Live(console=Console(stderr=True, highlight=False), auto_refresh=False, redirect_stdout=False)
+    live.start()
+    return live

@@ -1,0 +1,412 @@
+"""The appends of one client, in order, on their way to whoever leads; several requests are under way at a time.
+
+What holds. Requests go out in the order of the calls, and a leader of ours appends them in that order: once it has
+refused one it refuses all that follow on the connection, until this side has heard of all of them and begins anew with
+the first that was refused (``is_restart``). Java's leader knows no such rule and handles requests side by side.
+
+Only what is certainly not appended is sent again: what a leader refused, and what was never handed to a connection.
+All else, an append without an answer above all, ends with UnknownOutcomeError. It can still come into the log behind
+an append that was made after it.
+
+What bounds it. A request waits ``timeout`` for its answer from when all before it have theirs, then the connection is
+given up. Looking for a leader takes as long at most. Both count as an attempt, of which a request has
+``1 + max_retries``; a refusal counts only if nothing was acknowledged since the last one, and waits longer each time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
+from typing import cast
+
+from pyspark_dledger.errors import GroupError
+from pyspark_dledger.format.engine import get_engine
+from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
+from pyspark_dledger.raft.client.connection import MemberConnection, cancel
+from pyspark_dledger.raft.client.members import Members
+from pyspark_dledger.raft.client.outcomes import (
+    LEADER_MOVED,
+    Answered,
+    Outcome,
+    code_name,
+    leader_named,
+    outcome_of,
+    refused,
+    unknown,
+)
+from pyspark_dledger.raft.client.results import Appended
+from pyspark_dledger.raft.client.units import UNIT_BYTES, Singles, Unit
+from pyspark_dledger.raft.messages import AppendAnswer, AppendRequest, ResponseCode
+from pyspark_dledger.raft.wire import EncodeError
+
+log = logging.getLogger(__name__)
+
+Single = tuple[bytes, "Future[Appended]"]
+
+# Under way at a time, to a leader of ours and to one of Java, which gets one body in each request.
+_WINDOW_BYTES = 8 * 1024 * 1024
+_LEAST_WINDOW = 64 * 1024
+_OUR_REQUESTS, _JAVA_REQUESTS = 32, 512
+# Single appends that travel together.
+_MOST_TOGETHER = 4096
+# Single appends that wait, from which on ``submit`` waits too. Each takes about so much beside its body.
+_MOST_WAITING = 64 * 1024 * 1024
+_SINGLE_COST = 512
+# Seconds. The first is doubled each time.
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 1.0
+_CLOSING_PAUSE = 0.005
+
+
+class Appender:
+    """What many threads append, one request behind the other. Made in the thread of the event loop."""
+
+    def __init__(self, members: Members, max_retries: int) -> None:
+        self._members = members
+        self._most_attempts = 1 + max_retries
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
+        # What came and is not yet taken, by any thread.
+        self._added: deque[Single | Unit] = deque()
+        self._room = threading.Condition()
+        self._waiting_bytes = 0
+        self._is_woken = False
+        self._closed: str | None = None
+        # What follows belongs to the loop's thread.
+        self._work = asyncio.Event()
+        self._refused: deque[Unit] = deque()
+        self._round: _Round | None = None
+        self._window = _WINDOW_BYTES
+        self._failures = 0
+        self._running = asyncio.ensure_future(self._run())
+        self._running.add_done_callback(self._ended)
+
+    # Called by any thread.
+
+    def submit(self, body: bytes, future: Future[Appended]) -> None:
+        """A single append. Waits while too many wait already, except in the loop's own thread (in a callback)."""
+        with self._room:
+            if self._waiting_bytes > _MOST_WAITING and threading.get_ident() != self._thread:
+                self._room.wait_for(lambda: self._waiting_bytes <= _MOST_WAITING or self._closed is not None)
+            self._check_open()
+            self._waiting_bytes += len(body) + _SINGLE_COST
+            self._added.append((body, future))
+        self._wake()
+
+    def add(self, unit: Unit) -> None:
+        """Bodies that travel together. Who adds many waits for results between them."""
+        with self._room:
+            self._check_open()
+            self._added.append(unit)
+        self._wake()
+
+    def _check_open(self) -> None:
+        if self._closed is not None:
+            raise self._not_sent(self._closed)
+
+    def _wake(self) -> None:
+        # The loop clears the flag before it looks for what was added, so nothing is left lying.
+        if not self._is_woken:
+            self._is_woken = True
+            # A loop that has ended meanwhile has failed what was added.
+            with suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._woken)
+
+    # Called by the loop's thread.
+
+    async def close(self, timeout: float) -> None:
+        """Takes no more, and gives what it has so many seconds; what is left then fails."""
+        with self._room:
+            self._closed = "the client was closed"
+            self._room.notify_all()
+        ends = self._loop.time() + timeout
+        while not self._is_idle and self._loop.time() < ends and not self._running.done():
+            await asyncio.sleep(_CLOSING_PAUSE)
+        await cancel([self._running])
+
+    @property
+    def _is_idle(self) -> bool:
+        return not (self._added or self._refused or (self._round is not None and self._round.is_busy))
+
+    def _woken(self) -> None:
+        self._is_woken = False
+        self._work.set()
+        if self._round is not None:
+            self._round.pump()
+
+    async def _run(self) -> None:
+        while True:
+            if not (self._added or self._refused):
+                self._work.clear()
+                await self._work.wait()
+                continue
+            try:
+                connection = await self._members.leader()
+            except GroupError as error:
+                self._without_leader(error)
+                await self._pause(has_progress=False)
+                continue
+            self._round = _Round(self._members, connection, self._take, self._window)
+            try:
+                await self._round.over
+                self._judge(self._round)
+                has_progress = self._round.has_progress
+            finally:
+                # Nothing is left in a round that was judged.
+                self._refused.extendleft(reversed(self._round.give_up(self._closed or "the client failed")))
+                self._round = None
+            await self._pause(has_progress)
+
+    async def _pause(self, has_progress: bool) -> None:
+        """Longer each time that nothing goes on; not the same for all clients of a group."""
+        self._failures = 0 if has_progress else self._failures + 1
+        pause = min(_FIRST_PAUSE * 2**self._failures, _LONGEST_PAUSE)
+        await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 # no secret
+
+    def _take(self, is_alone: bool = False) -> Unit | None:
+        """What goes next; each body for itself if it is to be alone."""
+        while (unit := self._refused.popleft() if self._refused else self._take_added(is_alone)) is not None:
+            if unit.owner.is_over:
+                unit.owner.failed(unit, self._not_sent("an append before it failed"))
+            elif is_alone and unit.count > 1:
+                self._refused.extendleft(reversed(unit.split()))
+            else:
+                return unit
+        return None
+
+    def _take_added(self, is_alone: bool = False) -> Unit | None:
+        """What was added first; single appends that stand one behind the other go together."""
+        bodies: list[bytes] = []
+        futures: list[Future[Appended]] = []
+        size = taken = 0
+        most = 1 if is_alone else _MOST_TOGETHER
+        while self._added and len(bodies) < most:
+            first = self._added[0]
+            if isinstance(first, Unit):
+                if not taken:
+                    return cast(Unit, self._added.popleft())
+                break
+            body, future = first
+            if bodies and size + len(body) > UNIT_BYTES:
+                break
+            self._added.popleft()
+            taken += len(body) + _SINGLE_COST
+            if future.set_running_or_notify_cancel():
+                size += len(body) + ENTRY_HEADER_SIZE
+                bodies.append(body)
+                futures.append(future)
+        if taken:
+            with self._room:
+                self._waiting_bytes -= taken
+                self._room.notify_all()
+        if not bodies:
+            # All of them were cancelled, or there is nothing.
+            return self._take_added(is_alone) if taken else None
+        return Unit(Singles(bodies, futures), 0, get_engine().pack_bodies(bodies))
+
+    def _judge(self, ended: _Round) -> None:
+        """What of a round is to be tried again, and what is not."""
+        self._window = ended.window
+        if ended.leader_is_lost:
+            self._members.not_leader(ended.member_id)
+        again: list[Unit] = []
+        for number, (unit, answer) in enumerate(ended.take_refused()):
+            is_lasting = outcome_of(answer) is Outcome.LASTING
+            # Behind an append that was refused all others are, whatever is right with them.
+            if is_lasting and number and ended.is_ours:
+                again.append(unit)
+                continue
+            unit.attempts += not ended.has_progress
+            if is_lasting or unit.attempts >= self._most_attempts:
+                unit.owner.failed(
+                    unit, refused(self._members.group, "an append", ended.member_id, answer, unit.attempts)
+                )
+            else:
+                again.append(unit)
+        self._refused.extendleft(reversed(again))
+
+    def _without_leader(self, error: GroupError) -> None:
+        """An attempt of everything that waits has failed."""
+        waiting = list(self._refused)
+        self._refused.clear()
+        while (unit := self._take_added()) is not None:
+            waiting.append(unit)
+        for unit in waiting:
+            unit.attempts += 1
+            if unit.attempts >= self._most_attempts:
+                unit.owner.failed(unit, error)
+            else:
+                self._refused.append(unit)
+
+    def _not_sent(self, reason: str) -> GroupError:
+        text = f"group {self._members.group}: an append was not sent, for {reason}: nothing was appended"
+        return GroupError(text, ResponseCode.NETWORK_ERROR)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """Nobody is left waiting, whatever ended the work."""
+        with self._room:
+            self._closed = self._closed or "the client failed"
+            self._room.notify_all()
+        error = self._not_sent(self._closed)
+        while (unit := self._take()) is not None:
+            unit.owner.failed(unit, error)
+        if not task.cancelled() and (failure := task.exception()) is not None:
+            log.error("the client of group %s failed", self._members.group, exc_info=failure)
+
+
+class _Round:
+    """Appends on one connection up to the first that is not acknowledged, and until all that were sent are answered."""
+
+    def __init__(
+        self, members: Members, connection: MemberConnection, take: Callable[[bool], Unit | None], window: int
+    ) -> None:
+        self._members = members
+        self._connection = connection
+        self._take = take
+        self._loop = asyncio.get_running_loop()
+        self._sent: dict[int, Unit] = {}
+        self._sent_bytes = 0
+        self._number = 0
+        self._refused: dict[int, tuple[Unit, Answered]] = {}
+        self._is_ending = False
+        self._oldest_since = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._reason = "the connection was lost before the answer came"
+        self.is_ours = connection.is_binary
+        self._most_requests = _OUR_REQUESTS if self.is_ours else _JAVA_REQUESTS
+        self.window = window
+        self.has_progress = False
+        self.leader_is_lost = False
+        self.over: asyncio.Future[None] = self._loop.create_future()
+        connection.on_writable = self.pump
+        connection.on_lost = self._lost
+        if connection.is_lost:
+            self._lost()
+        self.pump()
+
+    @property
+    def member_id(self) -> str:
+        return self._connection.member_id
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether something was sent that has no answer, or was refused and not yet judged."""
+        return bool(self._sent or self._refused)
+
+    def take_refused(self) -> list[tuple[Unit, Answered]]:
+        """The units that are certainly not appended, in the order in which they were sent, and why."""
+        refused = [self._refused[number] for number in sorted(self._refused)]
+        self._refused.clear()
+        return refused
+
+    def pump(self) -> None:
+        """Sends what there is, as far as there is room."""
+        while (
+            not self._is_ending
+            and self._connection.can_write
+            and len(self._sent) < self._most_requests
+            and (self._sent_bytes < self.window or not self._sent)
+            and (unit := self._take(not self.is_ours)) is not None
+        ):
+            self._send(unit)
+
+    def _send(self, unit: Unit) -> None:
+        number = self._number
+        request = AppendRequest(
+            group=self._members.group, remote_id=self.member_id, bodies=unit.bodies, is_restart=number == 0
+        )
+        try:
+            self._connection.send(request, partial(self._answered, number))
+        except EncodeError as error:
+            unit.owner.failed(
+                unit, GroupError(f"group {self._members.group}: {error}", ResponseCode.UNEXPECTED_ARGUMENT)
+            )
+            return
+        self._number += 1
+        if not self._sent:
+            self._oldest_since = self._loop.time()
+        self._sent[number] = unit
+        self._sent_bytes += unit.size
+        if self._timer is None:
+            self._timer = self._loop.call_later(self._members.timeout / 4, self._check_time)
+
+    def _answered(self, number: int, answer: Answered | None) -> None:
+        if number not in self._sent:
+            return  # given up
+        if next(iter(self._sent)) == number:
+            self._oldest_since = self._loop.time()
+        unit = self._sent.pop(number)
+        self._sent_bytes -= unit.size
+        outcome = outcome_of(answer)
+        if outcome is Outcome.ACKNOWLEDGED and isinstance(answer, AppendAnswer) and answer.count == unit.count:
+            self.has_progress = True
+            self.window = min(self.window + unit.size // 8, _WINDOW_BYTES)
+            unit.owner.acknowledged(unit, answer)
+        elif outcome in (Outcome.PASSING, Outcome.LASTING) and answer is not None:
+            self._refuse(number, unit, answer)
+        else:
+            self._is_ending = True
+            unit.owner.failed(unit, self._unknown(answer))
+        if not self._is_ending:
+            self.pump()
+        elif not self._sent:
+            self._end()
+
+    def _refuse(self, number: int, unit: Unit, answer: Answered) -> None:
+        if answer.code in LEADER_MOVED:
+            self.leader_is_lost = True
+        elif answer.code == ResponseCode.LEADER_PENDING_FULL and not self._is_ending:
+            self.window = max(self.window // 2, _LEAST_WINDOW)
+        self._is_ending = True
+        self._refused[number] = (unit, answer)
+
+    def _unknown(self, answer: Answered | None) -> GroupError:
+        group = self._members.group
+        if answer is None:
+            return unknown(group, self.member_id, self._reason, ResponseCode.NETWORK_ERROR)
+        reason = code_name(answer)
+        if outcome_of(answer) is Outcome.ACKNOWLEDGED:
+            reason = "an answer for another number of entries"
+        elif answer.code == ResponseCode.TERM_CHANGED:
+            self.leader_is_lost = True
+        return unknown(group, self.member_id, reason, int(answer.code), leader_named(answer))
+
+    def _check_time(self) -> None:
+        """Gives the connection up when the oldest request has waited alone for too long."""
+        self._timer = None
+        if not self._sent:
+            return
+        if self._loop.time() - self._oldest_since < self._members.timeout:
+            self._timer = self._loop.call_later(self._members.timeout / 4, self._check_time)
+            return
+        self._reason = f"no answer in {self._members.timeout * 1000:.0f} ms"
+        self._connection.abort()
+
+    def _lost(self) -> None:
+        self.leader_is_lost = True
+        self._is_ending = True
+        if not self._sent:
+            self._end()
+
+    def _end(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._connection.on_writable = self._connection.on_lost = None
+        if not self.over.done():
+            self.over.set_result(None)
+
+    def give_up(self, reason: str) -> list[Unit]:
+        """Ends it at once: of what has no answer, the outcome stays unknown. What was refused and not judged."""
+        self._is_ending = True
+        self._reason = reason
+        sent, self._sent = self._sent, {}
+        for unit in sent.values():
+            unit.owner.failed(unit, self._unknown(None))
+        self._end()
+        return [unit for unit, _ in self.take_refused()]

@@ -1,0 +1,180 @@
+"""The members of a group as a client sees them: connections to them, and which of them leads."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Mapping
+
+from pyspark_dledger.errors import GroupError, OptionError
+from pyspark_dledger.raft.client.connection import LostError, MemberConnection
+from pyspark_dledger.raft.client.outcomes import Answered, code_name, leader_named
+from pyspark_dledger.raft.messages import MetadataAnswer, MetadataRequest, ResponseCode
+from pyspark_dledger.raft.peers import Address, parse_address
+
+# Between two rounds of asking who leads, in seconds.
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.25
+
+
+class Members:
+    """To be used by the thread of its event loop only. Times are seconds."""
+
+    def __init__(
+        self, group: str, addresses: Mapping[str, Address], tls: ssl.SSLContext | None, timeout: float
+    ) -> None:
+        self.group = group
+        self.timeout = timeout
+        self.addresses = dict(addresses)
+        self._tls = tls
+        self._leader_id: str | None = None
+        self._connections: dict[str, MemberConnection] = {}
+        self._connecting: dict[str, asyncio.Task[MemberConnection]] = {}
+
+    async def leader(self) -> MemberConnection:
+        """A connection to the member that says of itself that it leads. Raises GroupError if none does in time."""
+        known = self._connections.get(self._leader_id or "")
+        if known is not None and not known.is_lost:
+            return known
+        reasons: dict[str, str] = {}
+        try:
+            found = await asyncio.wait_for(self._search(reasons), self.timeout)
+        except asyncio.TimeoutError:
+            raise self._no_leader(reasons) from None
+        self._leader_id = found.member_id
+        return found
+
+    def not_leader(self, member_id: str) -> None:
+        """That member refused what only a leader does, or does not answer: who leads is to be asked anew."""
+        if self._leader_id == member_id:
+            self._leader_id = None
+
+    def ids_leader_first(self) -> list[str]:
+        """All members, the leader that is known before the others."""
+        return sorted(self.addresses, key=lambda member_id: member_id != self._leader_id)
+
+    async def connection(self, member_id: str) -> MemberConnection:
+        """A connection to a member that said who it is. Raises LostError, TimeoutError, GroupError for a stranger."""
+        known = self._connections.get(member_id)
+        if known is not None and not known.is_lost:
+            return known
+        if member_id not in self.addresses:
+            raise OptionError(f"expected a member of {', '.join(self.addresses)}, found {member_id!r}")
+        task = self._connecting.get(member_id)
+        if task is None:
+            task = asyncio.ensure_future(self._connect(member_id))
+            self._connecting[member_id] = task
+            task.add_done_callback(lambda done: self._connected(member_id, done))
+        # Whoever waits may give up, the others go on waiting.
+        return await asyncio.shield(task)
+
+    async def metadata(self, member_id: str) -> MetadataAnswer:
+        """What a member says of its group. Raises LostError, TimeoutError and GroupError."""
+        connection = await self.connection(member_id)
+        return await self._metadata(connection)
+
+    def close(self) -> None:
+        for task in self._connecting.values():
+            task.cancel()
+        for connection in self._connections.values():
+            connection.close()
+
+    # Connecting.
+
+    async def _connect(self, member_id: str) -> MemberConnection:
+        address = self.addresses[member_id]
+        loop = asyncio.get_running_loop()
+        named = address.host if self._tls is not None else None
+        opening = loop.create_connection(
+            lambda: MemberConnection(member_id), address.host, address.port, ssl=self._tls, server_hostname=named
+        )
+        try:
+            _, connection = await asyncio.wait_for(opening, self.timeout)
+        except asyncio.TimeoutError:
+            raise LostError(f"{address} took no connection in {self.timeout * 1000:.0f} ms") from None
+        except OSError as error:
+            raise LostError(f"{address}: {error.strerror or error}") from None
+        try:
+            await self._metadata(connection)
+        except BaseException:
+            connection.abort()
+            raise
+        return connection
+
+    def _connected(self, member_id: str, task: asyncio.Task[MemberConnection]) -> None:
+        del self._connecting[member_id]
+        # Asking for the exception also says that it was seen, if nobody waits any longer.
+        if not task.cancelled() and task.exception() is None:
+            self._connections[member_id] = task.result()
+
+    async def _metadata(self, connection: MemberConnection) -> MetadataAnswer:
+        """The hello of a connection, and later who leads."""
+        request = MetadataRequest(group=self.group, remote_id=connection.member_id)
+        answer = await connection.ask(request, self.timeout)
+        if not isinstance(answer, MetadataAnswer) or answer.code != ResponseCode.SUCCESS:
+            raise self._stranger(connection.member_id, answer)
+        self._learn(answer.peers)
+        return answer
+
+    def _stranger(self, member_id: str, answer: Answered) -> GroupError:
+        return GroupError(
+            f"expected member {member_id} of group {self.group} at {self.addresses[member_id]}, found "
+            f"{code_name(answer)}: give group and peers as that node has them",
+            int(answer.code),
+            leader_named(answer),
+        )
+
+    def _learn(self, peers: Mapping[str, str]) -> None:
+        """Members that were not named. Addresses that were named stay: this side may know them by others."""
+        for member_id, text in peers.items():
+            if member_id not in self.addresses:
+                try:
+                    self.addresses[member_id] = parse_address(text, member_id)
+                except OptionError:
+                    continue
+
+    # Looking for the leader.
+
+    async def _search(self, reasons: dict[str, str]) -> MemberConnection:
+        """Asks all members at once, again and again, until one says that it leads itself."""
+        pause = _FIRST_PAUSE
+        while True:
+            found = await self._ask_all(reasons)
+            if found is not None:
+                return found
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+    async def _ask_all(self, reasons: dict[str, str]) -> MemberConnection | None:
+        """The first that says so, without waiting for the others."""
+        tasks = [asyncio.ensure_future(self._ask(member_id, reasons)) for member_id in self.addresses]
+        try:
+            # One that does not answer is not waited for: the next round may find what has changed meanwhile.
+            for asked in asyncio.as_completed(tasks, timeout=max(self.timeout / 4, 0.1)):
+                found = await asked
+                if found is not None:
+                    return found
+        except asyncio.TimeoutError:
+            pass
+        finally:
+            for task in tasks:
+                task.cancel()
+        return None
+
+    async def _ask(self, member_id: str, reasons: dict[str, str]) -> MemberConnection | None:
+        reasons.setdefault(member_id, "did not answer")
+        try:
+            connection = await self.connection(member_id)
+            answer = await self._metadata(connection)
+        except (LostError, TimeoutError, GroupError) as error:
+            reasons[member_id] = str(error)
+            return None
+        reasons[member_id] = f"names {answer.leader_id or 'nobody'}"
+        return connection if answer.leader_id == member_id else None
+
+    def _no_leader(self, reasons: Mapping[str, str]) -> GroupError:
+        found = "; ".join(f"{member_id}: {reason}" for member_id, reason in reasons.items())
+        return GroupError(
+            f"group {self.group}: expected a leader within {self.timeout * 1000:.0f} ms, found none ({found}): "
+            "nothing was changed, look at its nodes and try again",
+            ResponseCode.METADATA_ERROR,
+        )

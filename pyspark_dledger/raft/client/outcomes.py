@@ -1,0 +1,113 @@
+"""What an answer to an append says: acknowledged, certainly not appended, or nobody knows."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from pyspark_dledger.errors import GroupError, UnknownOutcomeError
+from pyspark_dledger.raft.messages import Answer, ResponseCode
+from pyspark_dledger.raft.wire import Refusal
+
+Answered = Answer | Refusal
+
+# Java's remoting layer: a request that it had no thread for was not begun; one that it does not know neither.
+_BUSY, _NOT_SUPPORTED = 2, 3
+_REMOTING_NAMES = {1: "SYSTEM_ERROR", _BUSY: "SYSTEM_BUSY", _NOT_SUPPORTED: "REQUEST_CODE_NOT_SUPPORTED"}
+
+# Given by a node before it writes anything, and gone after a while or at another node.
+_PASSING = frozenset(
+    (
+        ResponseCode.NOT_LEADER,
+        ResponseCode.LEADER_NOT_READY,
+        ResponseCode.LEADER_TRANSFERRING,
+        ResponseCode.LEADER_PENDING_FULL,
+        ResponseCode.DISK_FULL,
+    )
+)
+# Given before anything is written as well, but they stay.
+_LASTING = frozenset(
+    (
+        ResponseCode.UNSUPPORTED,
+        ResponseCode.UNKNOWN_GROUP,
+        ResponseCode.UNKNOWN_MEMBER,
+        ResponseCode.UNEXPECTED_ARGUMENT,
+        ResponseCode.REQUEST_WITH_EMPTY_BODYS,
+    )
+)
+# The leader is elsewhere, or about to be.
+LEADER_MOVED = frozenset((ResponseCode.NOT_LEADER, ResponseCode.LEADER_TRANSFERRING))
+
+
+class Outcome(Enum):
+    """Of an append. Only what is `PASSING` may be sent again: a repeated `UNKNOWN` one could be in the log twice."""
+
+    ACKNOWLEDGED = "acknowledged"
+    PASSING = "not appended, for now"
+    LASTING = "not appended, and never will be"
+    UNKNOWN = "unknown"
+
+
+def outcome_of(answer: Answered | None) -> Outcome:
+    """What an answer says of the append; None stands for no answer at all."""
+    if answer is None:
+        return Outcome.UNKNOWN
+    if isinstance(answer, Refusal):
+        return {_BUSY: Outcome.PASSING, _NOT_SUPPORTED: Outcome.LASTING}.get(answer.code, Outcome.UNKNOWN)
+    if answer.code == ResponseCode.SUCCESS:
+        return Outcome.ACKNOWLEDGED
+    if answer.code in _PASSING:
+        return Outcome.PASSING
+    return Outcome.LASTING if answer.code in _LASTING else Outcome.UNKNOWN
+
+
+def is_passing(answer: Answered) -> bool:
+    """Whether it is worth asking again, for a request that changes nothing."""
+    return outcome_of(answer) is Outcome.PASSING
+
+
+def code_name(answer: Answered) -> str:
+    """``NOT_LEADER (404)``."""
+    if isinstance(answer, Refusal):
+        return f"{_REMOTING_NAMES.get(answer.code, 'remoting code')} ({answer.code}) {answer.remark}".rstrip()
+    try:
+        return f"{ResponseCode(answer.code).name} ({answer.code})"
+    except ValueError:
+        return f"code {answer.code}"
+
+
+def leader_named(answer: Answered) -> str | None:
+    return answer.leader_id if isinstance(answer, Answer) else None
+
+
+def refused(group: str, what: str, member_id: str, answer: Answered, times: int = 1) -> GroupError:
+    """The error for a request that was not done."""
+    often = f", {times} times in a row" if times > 1 else ""
+    text = f"group {group}: expected {member_id} to take {what}, found {code_name(answer)}{often}: {_advice(answer)}"
+    return GroupError(text, int(answer.code), leader_named(answer))
+
+
+def unknown(group: str, member_id: str, reason: str, code: int, leader_id: str | None = None) -> UnknownOutcomeError:
+    """The error for an append that may have been done."""
+    return UnknownOutcomeError(
+        f"group {group}: expected {member_id} to acknowledge an append, found {reason}: it may be in the log, now or "
+        "later, or never: look for it there before it is sent again",
+        code,
+        leader_id,
+    )
+
+
+def _advice(answer: Answered) -> str:
+    """What to do about it."""
+    if isinstance(answer, Refusal):
+        return "it was not begun, try again later" if answer.code == _BUSY else "it needs a node that knows it"
+    return {
+        ResponseCode.NOT_LEADER: "the group has no leader that stays, look at its nodes",
+        ResponseCode.LEADER_PENDING_FULL: "its followers do not keep up, look at them or send less at a time",
+        ResponseCode.DISK_FULL: "make room on its disk",
+        ResponseCode.UNKNOWN_GROUP: "name the group as its nodes do",
+        ResponseCode.UNKNOWN_MEMBER: "the ids in peers have to be those of the nodes at these addresses",
+        ResponseCode.UNSUPPORTED: "it needs a node of pyspark_dledger, not one of Java",
+        ResponseCode.UNEXPECTED_ARGUMENT: "the node takes no such body, it may be larger than a data file of its store",
+    }.get(
+        ResponseCode(answer.code) if answer.code in set(ResponseCode) else ResponseCode.UNKNOWN, "nothing was changed"
+    )

@@ -1,0 +1,153 @@
+"""What a client gives back."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from pyspark_dledger.errors import UnknownOutcomeError
+from pyspark_dledger.format.codec import decode_entry_header
+from pyspark_dledger.format.entries import Buffer
+from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
+from pyspark_dledger.raft.messages import Role
+from pyspark_dledger.store.base import Entry, Run
+
+
+class Appended(NamedTuple):
+    """An entry that is committed: where it stands in the log, for good."""
+
+    index: int  # type: ignore[assignment]  # shadows tuple.index, which nobody calls
+    pos: int
+    term: int
+
+
+class Piece(NamedTuple):
+    """Bodies of a batch that were appended in one go: ``count`` from the body with ordinal ``first`` on.
+
+    They have consecutive indexes; of positions a new run begins where a new file of the log does.
+    """
+
+    first: int
+    count: int  # type: ignore[assignment]  # shadows tuple.count, which nobody calls
+    index: int  # type: ignore[assignment]  # shadows tuple.index, which nobody calls
+    term: int
+    runs: tuple[Run, ...]
+
+
+class BatchResult:
+    """Where the bodies of a batch stand in the log; iterating gives an `Appended` for each, in the batch's order.
+
+    Between two pieces entries of other clients may stand. A leader of ours keeps the batch's order; Java's handles
+    requests side by side, so the indexes of a batch need not ascend there.
+    """
+
+    def __init__(self, sizes: array[int], pieces: Iterable[Piece]) -> None:
+        self._sizes = sizes
+        self.pieces = tuple(sorted(pieces))
+
+    def __len__(self) -> int:
+        """How many bodies were appended."""
+        return sum(piece.count for piece in self.pieces)
+
+    def __iter__(self) -> Iterator[Appended]:
+        for piece in self.pieces:
+            sizes = self._sizes[piece.first : piece.first + piece.count]
+            yield from places(piece.index, piece.term, piece.runs, sizes)
+
+    def __repr__(self) -> str:
+        return f"BatchResult({len(self)} entries, indexes {self.first_index} to {self.last_index})"
+
+    @property
+    def first_index(self) -> int:
+        """The lowest index of an entry of the batch; -1 where nothing was appended."""
+        return min((piece.index for piece in self.pieces), default=-1)
+
+    @property
+    def last_index(self) -> int:
+        """The highest index of an entry of the batch; -1 where nothing was appended."""
+        return max((piece.index + piece.count - 1 for piece in self.pieces), default=-1)
+
+
+def places(index: int, term: int, runs: tuple[Run, ...], sizes: Iterable[int]) -> Iterator[Appended]:
+    """Where entries with bodies of these sizes stand, the first of which has `index`."""
+    following = iter(runs)
+    run = next(following)
+    pos = run.pos
+    run = next(following, None)  # type: ignore[assignment]  # None at the last
+    for size in sizes:
+        if run is not None and run.index == index:
+            pos = run.pos
+            run = next(following, None)  # type: ignore[assignment]
+        yield Appended(index, pos, term)
+        index += 1
+        pos += ENTRY_HEADER_SIZE + size
+
+
+class PartialAppendError(UnknownOutcomeError):
+    """A batch that ended midway: some of it is acknowledged, or nobody knows.
+
+    ``acknowledged`` is where the acknowledged bodies stand. ``unknown`` are the ordinals of bodies that may be in the
+    log, now or later, or never; ``not_appended`` those of bodies that certainly are not, and may be sent again.
+    """
+
+    def __init__(
+        self,
+        text: str,
+        code: int,
+        leader_id: str | None,
+        acknowledged: BatchResult,
+        unknown: tuple[range, ...],
+        not_appended: tuple[range, ...],
+    ) -> None:
+        super().__init__(text, code, leader_id)
+        self.acknowledged = acknowledged
+        self.unknown = unknown
+        self.not_appended = not_appended
+
+    def __reduce__(self) -> tuple[object, ...]:
+        outcome = (self.acknowledged, self.unknown, self.not_appended)
+        return type(self), (str(self), self.code, self.leader_id, *outcome)
+
+
+class Metadata(NamedTuple):
+    """Who leads a group, as far as the member knew that was asked, and the address of each member by its id."""
+
+    group: str
+    leader_id: str | None
+    peers: dict[str, str]
+
+
+class MemberStatus(NamedTuple):
+    """How a member stands. Indexes and terms are -1 where there is none."""
+
+    node_id: str
+    role: Role
+    term: int
+    leader_id: str | None
+    begin_index: int
+    end_index: int
+    end_term: int
+    committed_index: int
+
+
+class CommittedRange(NamedTuple):
+    """Committed entries of one member, ``count`` from ``first_index`` on; none where none was committed in time.
+
+    ``data`` is what the log holds: entries with their headers, one behind the other; iterate over `entries` for values.
+    """
+
+    first_index: int
+    count: int  # type: ignore[assignment]  # shadows tuple.count, which nobody calls
+    begin_index: int
+    committed_index: int
+    data: Buffer
+
+    def entries(self) -> Iterator[Entry]:
+        view = memoryview(self.data)
+        offset = 0
+        for _ in range(self.count):
+            header = decode_entry_header(bytes(view[offset : offset + ENTRY_HEADER_SIZE]))
+            body = bytes(view[offset + ENTRY_HEADER_SIZE : offset + header.size])
+            yield Entry(header.index, header.term, header.pos, header.magic, body)
+            offset += header.size

@@ -1,0 +1,245 @@
+"""Bodies on their way to a leader: what travels in one request, and who waits for it."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from copy import copy
+from itertools import accumulate
+from typing import Protocol
+
+from pyspark_dledger.errors import GroupError, UnknownOutcomeError
+from pyspark_dledger.format.engine import get_engine
+from pyspark_dledger.format.entries import Bodies, Buffer
+from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
+from pyspark_dledger.raft.client.results import Appended, BatchResult, PartialAppendError, Piece, places
+from pyspark_dledger.raft.messages import AppendAnswer
+from pyspark_dledger.store.base import Run
+
+MAX_BODY_SIZE = 4 * 1024 * 1024 - ENTRY_HEADER_SIZE
+# Log bytes in one request: enough that its own costs vanish, little enough that several are on their way at a time.
+UNIT_BYTES = 1024 * 1024
+# Log bytes of one batch that are packed and not yet answered: what bounds its memory.
+_MOST_AHEAD = 16 * UNIT_BYTES
+
+
+class Owner(Protocol):
+    """Who waits for units. Called by the client's own thread."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether a unit that was not sent yet is no longer to be sent, for what went wrong before it."""
+
+    def acknowledged(self, unit: Unit, answer: AppendAnswer) -> None: ...
+
+    def failed(self, unit: Unit, error: GroupError) -> None: ...
+
+
+class Unit:
+    """Bodies in one request, all or none of which are appended: those from ordinal ``first`` of its owner on."""
+
+    __slots__ = ("attempts", "bodies", "first", "owner", "size")
+
+    def __init__(self, owner: Owner, first: int, bodies: Bodies) -> None:
+        self.owner = owner
+        self.first = first
+        self.bodies = bodies
+        self.size = len(bodies.block) + ENTRY_HEADER_SIZE * bodies.count
+        self.attempts = 0
+
+    @property
+    def count(self) -> int:
+        return self.bodies.count
+
+    def split(self) -> list[Unit]:
+        """A unit for each body, for a leader that takes no more in one request."""
+        engine = get_engine()
+        units = []
+        for ordinal, body in enumerate(engine.unpack_bodies(self.bodies)):
+            unit = Unit(self.owner, self.first + ordinal, engine.pack_bodies([body]))
+            unit.attempts = self.attempts
+            units.append(unit)
+        return units
+
+
+class Singles:
+    """Bodies of single appends that travel together; each has its own result."""
+
+    is_over = False
+
+    def __init__(self, bodies: Sequence[bytes], futures: Sequence[Future[Appended]]) -> None:
+        self._sizes = list(map(len, bodies))
+        self._futures = futures
+
+    def acknowledged(self, unit: Unit, answer: AppendAnswer) -> None:
+        chosen = slice(unit.first, unit.first + unit.count)
+        found = places(answer.index, answer.term, runs_of(answer), self._sizes[chosen])
+        for future, appended in zip(self._futures[chosen], found, strict=True):
+            future.set_result(appended)
+
+    def failed(self, unit: Unit, error: GroupError) -> None:
+        for future in self._futures[unit.first : unit.first + unit.count]:
+            # An error of its own for each: whoever raises it adds to its traceback.
+            future.set_exception(copy(error))
+
+
+class Batch:
+    """The bodies of one ``append_batch``, by which the thread that called it waits."""
+
+    def __init__(self, sizes: array[int]) -> None:
+        self._sizes = sizes
+        self._changed = threading.Condition()
+        self._outstanding = 0
+        self._pieces: list[Piece] = []
+        self._unknown: list[range] = []
+        self._error: GroupError | None = None
+        self._is_over = False
+
+    @property
+    def is_over(self) -> bool:
+        return self._is_over
+
+    def unit(self, first: int, bodies: Bodies) -> Unit:
+        """A unit of this batch, which is waited for from now on."""
+        unit = Unit(self, first, bodies)
+        with self._changed:
+            self._outstanding += unit.size
+        return unit
+
+    def wait_for_room(self) -> bool:
+        """Waits until one more unit may be made; False if none is to follow, for the batch has failed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._outstanding < _MOST_AHEAD or self._is_over)
+            return not self._is_over
+
+    def abandon(self) -> None:
+        """Nobody waits any longer: what was not sent yet is not sent."""
+        self._is_over = True
+
+    def acknowledged(self, unit: Unit, answer: AppendAnswer) -> None:
+        with self._changed:
+            self._pieces.append(Piece(unit.first, unit.count, answer.index, answer.term, runs_of(answer)))
+            self._resolve(unit)
+
+    def failed(self, unit: Unit, error: GroupError) -> None:
+        is_unknown = isinstance(error, UnknownOutcomeError)
+        with self._changed:
+            self._is_over = True
+            if is_unknown:
+                self._unknown.append(range(unit.first, unit.first + unit.count))
+            if self._error is None or (is_unknown and not isinstance(self._error, UnknownOutcomeError)):
+                self._error = error
+            self._resolve(unit)
+
+    def _resolve(self, unit: Unit) -> None:
+        self._outstanding -= unit.size
+        self._changed.notify_all()
+
+    def result(self) -> BatchResult:
+        """Waits for all units that were made. Raises GroupError if nothing was appended, else PartialAppendError."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._outstanding == 0)
+        result = BatchResult(self._sizes, self._pieces)
+        if self._error is None:
+            return result
+        unknown = _joined(self._unknown)
+        if not (unknown or self._pieces):
+            raise self._error
+        rest = _rest([*unknown, *_joined([range(piece.first, piece.first + piece.count) for piece in self._pieces])],
+                     len(self._sizes))  # fmt: skip
+        text = f"of {len(self._sizes)} entries {len(result)} were appended, of {sum(map(len, unknown))} it is unknown, "
+        text += f"and {sum(map(len, rest))} were not appended: {self._error}"
+        raise PartialAppendError(text, self._error.code, self._error.leader_id, result, unknown, rest) from self._error
+
+
+def runs_of(answer: AppendAnswer) -> tuple[Run, ...]:
+    """Every run of the acknowledged entries; Java tells of the one entry only where it is."""
+    return answer.runs or (Run(answer.index, answer.pos),)
+
+
+def _joined(ranges: Sequence[range]) -> tuple[range, ...]:
+    """The same ordinals in as few ranges as possible, ascending."""
+    joined: list[range] = []
+    for part in sorted(ranges, key=lambda part: part.start):
+        if joined and joined[-1].stop == part.start:
+            joined[-1] = range(joined[-1].start, part.stop)
+        else:
+            joined.append(part)
+    return tuple(joined)
+
+
+def _rest(ranges: Sequence[range], count: int) -> tuple[range, ...]:
+    """What of ``range(count)`` is in none of them."""
+    rest = []
+    start = 0
+    for part in (*sorted(ranges, key=lambda part: part.start), range(count, count)):
+        if start < part.start:
+            rest.append(range(start, part.start))
+        start = part.stop
+    return tuple(rest)
+
+
+def check_body(body: Buffer) -> bytes:
+    """A body as bytes that nobody changes any more. Raises TypeError and ValueError."""
+    if type(body) is not bytes:
+        if not isinstance(body, (bytes, bytearray, memoryview)):
+            raise TypeError(f"body: expected bytes, a bytearray or a memoryview, found {type(body).__name__}")
+        body = bytes(body)
+    if len(body) > MAX_BODY_SIZE:
+        raise ValueError(f"body: expected at most {MAX_BODY_SIZE} bytes, found {len(body)}")
+    return body
+
+
+def sizes_of(bodies: Bodies | Sequence[Buffer]) -> array[int]:
+    """The size of each body of a batch, in bytes. Raises TypeError and ValueError where it cannot be appended."""
+    sizes = _packed_sizes(bodies) if isinstance(bodies, Bodies) else array("I", map(_size, bodies))
+    if not sizes:
+        raise ValueError("bodies: expected at least one, found none")
+    if (largest := max(sizes)) > MAX_BODY_SIZE:
+        raise ValueError(
+            f"bodies: expected at most {MAX_BODY_SIZE} bytes each, found {largest} in body {sizes.index(largest)}"
+        )
+    return sizes
+
+
+def _size(body: Buffer) -> int:
+    if isinstance(body, (bytes, bytearray)):
+        return len(body)
+    if isinstance(body, memoryview):
+        return body.nbytes
+    raise TypeError(f"bodies: expected bytes, bytearrays or memoryviews, found {type(body).__name__}")
+
+
+def _packed_sizes(bodies: Bodies) -> array[int]:
+    view = memoryview(bodies.block).cast("B")
+    sizes = array("I", view[: 4 * bodies.count].tobytes())
+    if sys.byteorder == "little":
+        sizes.byteswap()
+    expected = 4 * bodies.count + sum(sizes)
+    if len(sizes) != bodies.count or expected != len(view):
+        raise ValueError(f"bodies: expected a block of {expected} bytes for {bodies.count} lengths, found {len(view)}")
+    return sizes
+
+
+def cut(bodies: Bodies | Sequence[Buffer], sizes: array[int]) -> Iterator[tuple[int, Bodies]]:
+    """A batch in parts of about `UNIT_BYTES`, packed when they are asked for: ordinal of the first body, and bodies."""
+    ends = list(accumulate(map(ENTRY_HEADER_SIZE.__add__, sizes)))
+    first = start = 0
+    while first < len(sizes):
+        last = max(first + 1, bisect_right(ends, start + UNIT_BYTES, first))
+        yield first, _part(bodies, first, last, start, ends[last - 1])
+        first, start = last, ends[last - 1]
+
+
+def _part(bodies: Bodies | Sequence[Buffer], first: int, last: int, start: int, end: int) -> Bodies:
+    """Bodies ``[first, last)``, which would take ``[start, end)`` of a log that begins with the first of all."""
+    if not isinstance(bodies, Bodies):
+        return get_engine().pack_bodies(bodies[first:last])
+    view = memoryview(bodies.block).cast("B")
+    lengths = 4 * bodies.count
+    of_bodies = view[lengths + start - ENTRY_HEADER_SIZE * first : lengths + end - ENTRY_HEADER_SIZE * last]
+    return Bodies(last - first, b"".join((view[4 * first : 4 * last], of_bodies)))

@@ -1,0 +1,86 @@
+"""Settings of a member's core, named after ``DLedgerConfig``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pyspark_dledger.errors import OptionError
+
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class CoreConfig:
+    """How one member of a group behaves. Times are milliseconds, sizes bytes.
+
+    ``peers`` holds the ids of all members, this one included. Under ``is_sync`` an entry counts as stored by this
+    member, and is acknowledged to its leader, only once it is durable. ``max_push_bytes`` bounds one push to a member
+    of our own kind, ``max_batch_push_size`` one to a Java member. Raises OptionError for settings that fit no group.
+    """
+
+    group: str
+    self_id: str
+    peers: tuple[str, ...]
+    is_sync: bool = False
+    heart_beat_time_interval_ms: int = 2000
+    max_heart_beat_leak: int = 3
+    min_vote_interval_ms: int = 300
+    max_vote_interval_ms: int = 1000
+    min_take_leadership_vote_interval_ms: int = 30
+    max_take_leadership_vote_interval_ms: int = 100
+    max_wait_ack_time_ms: int = 2500
+    max_push_time_out_ms: int = 1000
+    max_pending_requests_num: int = 10_000
+    max_pending_bytes: int = 256 * _MIB
+    max_leadership_transfer_wait_index: int = 1000
+    leadership_transfer_wait_timeout_ms: int = 1000
+    preferred_leader_ids: tuple[str, ...] = ()
+    max_push_bytes: int = _MIB
+    max_batch_push_size: int = 64 << 10
+    max_in_flight_bytes: int = 8 * _MIB
+    max_in_flight_requests: int = 256
+    peer_push_quota: int | None = None
+    peer_push_throttle_point: int = 300 * _MIB
+    enable_batch_push: bool = True
+
+    def __post_init__(self) -> None:
+        if len(set(self.peers)) != len(self.peers) or self.self_id not in self.peers:
+            raise OptionError(
+                f"peers: expected every member once, and {self.self_id} among them, found {', '.join(self.peers)}: "
+                "name every member of the group once"
+            )
+        _check_interval("vote interval", self.min_vote_interval_ms, self.max_vote_interval_ms)
+        _check_interval(
+            "vote interval while taking leadership",
+            self.min_take_leadership_vote_interval_ms,
+            self.max_take_leadership_vote_interval_ms,
+        )
+        for name in _POSITIVE:
+            if getattr(self, name) < 1:
+                raise OptionError(f"{name}: expected at least 1, found {getattr(self, name)}: leave it at its default")
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        """Every member but this one."""
+        return tuple(peer for peer in self.peers if peer != self.self_id)
+
+    @property
+    def quorum(self) -> int:
+        """How many members make a majority."""
+        return len(self.peers) // 2 + 1
+
+
+_POSITIVE = (
+    "heart_beat_time_interval_ms",
+    "max_heart_beat_leak",
+    "max_push_time_out_ms",
+    "max_push_bytes",
+    "max_batch_push_size",
+    "max_in_flight_bytes",
+    "max_in_flight_requests",
+)
+
+
+def _check_interval(name: str, least: int, most: int) -> None:
+    if not 0 <= least < most:
+        raise OptionError(f"{name}: expected a minimum below the maximum, found {least} and {most} ms: set both")

@@ -1,0 +1,277 @@
+"""The messages of DLedger's protocol as values, whatever bytes carry them (protocol package of the Java DLedger).
+
+Indexes and terms are -1 where there is none, as in Java. Times are milliseconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum, IntEnum
+
+from pyspark_dledger.format.entries import Bodies, Buffer
+from pyspark_dledger.store.base import Entry, Run
+
+
+class RequestCode(IntEnum):
+    """``DLedgerRequestCode``; from 51006 on: 0.4.0's, which are answered as unsupported. 58001 and 58002 are our own."""
+
+    METADATA = 50000
+    APPEND = 50001
+    GET = 50002
+    VOTE = 51001
+    HEART_BEAT = 51002
+    PULL = 51003
+    PUSH = 51004
+    LEADERSHIP_TRANSFER = 51005
+    INSTALL_SNAPSHOT = 51006
+    STATUS = 58001
+    READ = 58002
+    USER_DEFINE_REQUEST = 59999
+
+
+class ResponseCode(IntEnum):
+    """``DLedgerResponseCode`` of 0.3.1.2."""
+
+    UNKNOWN = -1
+    SUCCESS = 200
+    TIMEOUT = 300
+    METADATA_ERROR = 301
+    NETWORK_ERROR = 302
+    UNSUPPORTED = 303
+    UNKNOWN_GROUP = 400
+    UNKNOWN_MEMBER = 401
+    UNEXPECTED_MEMBER = 402
+    EXPIRED_TERM = 403
+    NOT_LEADER = 404
+    NOT_FOLLOWER = 405
+    INCONSISTENT_STATE = 406
+    INCONSISTENT_TERM = 407
+    INCONSISTENT_INDEX = 408
+    INCONSISTENT_LEADER = 409
+    INDEX_OUT_OF_RANGE = 410
+    UNEXPECTED_ARGUMENT = 411
+    REPEATED_REQUEST = 412
+    REPEATED_PUSH = 413
+    DISK_ERROR = 414
+    DISK_FULL = 415
+    TERM_NOT_READY = 416
+    FALL_BEHIND_TOO_MUCH = 417
+    TAKE_LEADERSHIP_FAILED = 418
+    INDEX_LESS_THAN_LOCAL_BEGIN = 419
+    REQUEST_WITH_EMPTY_BODYS = 420
+    PUSH_REQUEST_IS_FULL = 421
+    INTERNAL_ERROR = 500
+    TERM_CHANGED = 501
+    WAIT_QUORUM_ACK_TIMEOUT = 502
+    LEADER_PENDING_FULL = 503
+    ILLEGAL_MEMBER_STATE = 504
+    LEADER_NOT_READY = 505
+    LEADER_TRANSFERRING = 506
+
+
+class VoteResult(Enum):
+    """``VoteResponse.RESULT``, by name on the wire."""
+
+    UNKNOWN = "UNKNOWN"
+    ACCEPT = "ACCEPT"
+    REJECT_UNKNOWN_LEADER = "REJECT_UNKNOWN_LEADER"
+    REJECT_UNEXPECTED_LEADER = "REJECT_UNEXPECTED_LEADER"
+    REJECT_EXPIRED_VOTE_TERM = "REJECT_EXPIRED_VOTE_TERM"
+    REJECT_ALREADY_VOTED = "REJECT_ALREADY_VOTED"
+    REJECT_ALREADY_HAS_LEADER = "REJECT_ALREADY_HAS_LEADER"
+    REJECT_TERM_NOT_READY = "REJECT_TERM_NOT_READY"
+    REJECT_TERM_SMALL_THAN_LEDGER = "REJECT_TERM_SMALL_THAN_LEDGER"
+    REJECT_EXPIRED_LEDGER_TERM = "REJECT_EXPIRED_LEDGER_TERM"
+    REJECT_SMALL_LEDGER_END_INDEX = "REJECT_SMALL_LEDGER_END_INDEX"
+    REJECT_TAKING_LEADERSHIP = "REJECT_TAKING_LEADERSHIP"
+
+
+class PushType(Enum):
+    """``PushEntryRequest.Type``."""
+
+    APPEND = "APPEND"
+    COMMIT = "COMMIT"
+    COMPARE = "COMPARE"
+    TRUNCATE = "TRUNCATE"
+
+
+class Role(Enum):
+    """``MemberState.Role``."""
+
+    CANDIDATE = "CANDIDATE"
+    FOLLOWER = "FOLLOWER"
+    LEADER = "LEADER"
+
+
+@dataclass(slots=True, kw_only=True)
+class Message:
+    """What every request and every answer has (``RequestOrResponse``)."""
+
+    group: str | None = None
+    remote_id: str | None = None
+    local_id: str | None = None
+    code: int = ResponseCode.SUCCESS
+    leader_id: str | None = None
+    term: int = -1
+
+
+class Request(Message):
+    """What one node or client asks of one node."""
+
+    __slots__ = ()
+
+
+class Answer(Message):
+    """What that node answers; ``code`` tells whether it did it."""
+
+    __slots__ = ()
+
+
+@dataclass(slots=True, kw_only=True)
+class VoteRequest(Request):
+    ledger_end_index: int = -1
+    ledger_end_term: int = -1
+
+
+@dataclass(slots=True, kw_only=True)
+class VoteAnswer(Answer):
+    vote_result: VoteResult = VoteResult.UNKNOWN
+
+
+@dataclass(slots=True, kw_only=True)
+class HeartBeatRequest(Request):
+    pass
+
+
+@dataclass(slots=True, kw_only=True)
+class HeartBeatAnswer(Answer):
+    pass
+
+
+@dataclass(slots=True, kw_only=True)
+class PushRequest(Request):
+    """``data`` holds ``count`` consecutive encoded entries, the first with ``first_index``.
+
+    COMPARE and TRUNCATE have exactly one, COMMIT none (``first_index`` -1). ``is_batch`` is for Java followers: the
+    entries go as ``batchEntry`` even where it is one.
+    """
+
+    type: PushType = PushType.APPEND
+    commit_index: int = -1
+    first_index: int = -1
+    count: int = 0
+    data: Buffer = b""
+    is_batch: bool = False
+
+    @property
+    def last_index(self) -> int:
+        return self.first_index + self.count - 1 if self.count else -1
+
+
+@dataclass(slots=True, kw_only=True)
+class PushAnswer(Answer):
+    """``index`` and ``count`` are the request's (``index`` None for COMMIT), begin and end those of the follower."""
+
+    index: int | None = None
+    count: int = 0
+    begin_index: int = -1
+    end_index: int = -1
+
+
+@dataclass(slots=True, kw_only=True)
+class AppendRequest(Request):
+    """``is_restart`` is ours: it begins a pipeline anew on a connection where an append was refused before.
+
+    After a refused append the node refuses all that follow on that connection with the same code, so that a pipeline
+    never comes to stand in another order, until one says ``is_restart``. Java peers know neither this nor batches.
+    """
+
+    bodies: Bodies = field(default_factory=lambda: Bodies(0, b""))
+    is_restart: bool = True
+
+
+@dataclass(slots=True, kw_only=True)
+class AppendAnswer(Answer):
+    """``index`` and ``pos`` of the first entry; how many; and every run of them (empty from Java)."""
+
+    index: int = -1
+    pos: int = -1
+    count: int = 1
+    runs: tuple[Run, ...] = ()
+
+
+@dataclass(slots=True, kw_only=True)
+class GetRequest(Request):
+    """``is_committed`` is ours: only a committed entry is wanted, and an absence that is certain."""
+
+    begin_index: int = -1
+    is_committed: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class GetAnswer(Answer):
+    entries: list[Entry] = field(default_factory=list)
+
+
+@dataclass(slots=True, kw_only=True)
+class MetadataRequest(Request):
+    pass
+
+
+@dataclass(slots=True, kw_only=True)
+class MetadataAnswer(Answer):
+    """``peers`` maps id to address."""
+
+    peers: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True, kw_only=True)
+class TransferRequest(Request):
+    """``LeadershipTransferRequest``: to the leader ``transfer_id``, or from it to ``transferee_id``."""
+
+    transfer_id: str | None = None
+    transferee_id: str | None = None
+    take_leadership_ledger_index: int = -1
+
+
+@dataclass(slots=True, kw_only=True)
+class TransferAnswer(Answer):
+    pass
+
+
+@dataclass(slots=True, kw_only=True)
+class StatusRequest(Request):
+    """Ours: how a member stands. Binary only."""
+
+
+@dataclass(slots=True, kw_only=True)
+class StatusAnswer(Answer):
+    role: Role = Role.CANDIDATE
+    begin_index: int = -1
+    end_index: int = -1
+    end_term: int = -1
+    committed_index: int = -1
+    peers: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True, kw_only=True)
+class ReadRequest(Request):
+    """Ours: committed entries of any member, from ``first_index`` on. Binary only.
+
+    Waits up to ``wait_ms`` for that entry to be committed, then answers without entries.
+    """
+
+    first_index: int = 0
+    max_bytes: int = 1 << 20
+    wait_ms: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class ReadAnswer(Answer):
+    """``data``: ``count`` encoded entries from ``first_index`` on."""
+
+    first_index: int = -1
+    count: int = 0
+    begin_index: int = -1
+    committed_index: int = -1
+    data: Buffer = b""

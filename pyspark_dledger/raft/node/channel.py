@@ -1,0 +1,140 @@
+"""One TCP connection, either side: frames come out of its bytes, and parts of frames are written together."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from abc import abstractmethod
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import cast
+
+from pyspark_dledger.format.entries import Buffer
+from pyspark_dledger.raft.wire import Answered, Asked, Connection, WireError
+
+# What a socket of a busy connection may hold, each way, in bytes; the system's limit may be lower.
+_SOCKET_BYTES = 2 * 1024 * 1024
+# A connection whose unsent bytes are above the first takes no more requests until they are below the second.
+HIGH_WATER = 1024 * 1024
+LOW_WATER = 256 * 1024
+# Parts of frames up to this size are joined before they are written: a copy costs less than a call.
+_JOINED = 64 * 1024
+
+
+class Channel(asyncio.BufferedProtocol):
+    """Reads frames into one buffer each, and writes what was collected with `write` when `flush` is called."""
+
+    def __init__(self, max_frame_bytes: int) -> None:
+        self.wire = Connection(max_frame_size=max_frame_bytes)
+        self.address = "an unknown address"
+        self._transport: asyncio.Transport | None = None
+        self._out: list[Buffer] = []
+        self.is_full = False
+
+    @abstractmethod
+    def received(self, came: Sequence[Asked | Answered]) -> None:
+        """Requests and answers, in the order in which they came."""
+
+    @abstractmethod
+    def malformed(self, error: str) -> None:
+        """The other side sent what cannot be read; the connection is closed right after."""
+
+    @abstractmethod
+    def lost(self) -> None:
+        """The connection is gone, whoever ended it."""
+
+    @property
+    def is_open(self) -> bool:
+        return self._transport is not None and not self._transport.is_closing()
+
+    @property
+    def unsent(self) -> int:
+        """Bytes that were written and that the system has not taken yet."""
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
+
+    def write(self, parts: Sequence[Buffer]) -> None:
+        """Have these sent, in order, with the next `flush`."""
+        self._out += parts
+
+    def flush(self) -> None:
+        """Send what was written."""
+        parts, self._out = self._out, []
+        if self._transport is None or self._transport.is_closing():
+            return
+        small: list[Buffer] = []
+        for part in parts:
+            if len(part) <= _JOINED:
+                small.append(part)
+                continue
+            # A large part goes as it is, without a copy.
+            self._write_joined(small)
+            small = []
+            self._transport.write(part)
+        self._write_joined(small)
+
+    def _write_joined(self, parts: list[Buffer]) -> None:
+        if parts and self._transport is not None:
+            self._transport.write(parts[0] if len(parts) == 1 else b"".join(parts))
+
+    def close(self) -> None:
+        """End it when all that was written is sent."""
+        self.flush()
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        """End it at once; what is unsent is lost."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    # asyncio's side
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's is one by what it does, not by its class.
+        self._transport = cast(asyncio.Transport, transport)
+        self.address = _address_of(transport)
+        self._transport.set_write_buffer_limits(HIGH_WATER, LOW_WATER)
+        _set_up(transport.get_extra_info("socket"))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._out.clear()
+        self.lost()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self.wire.get_buffer(sizehint)
+
+    def buffer_updated(self, nbytes: int) -> None:
+        try:
+            came = self.wire.buffer_updated(nbytes)
+        except WireError as error:
+            self.malformed(str(error))
+            self.abort()
+            return
+        if came:
+            self.received(came)
+
+    def pause_writing(self) -> None:
+        self.is_full = True
+
+    def resume_writing(self) -> None:
+        self.is_full = False
+
+
+def _address_of(transport: asyncio.BaseTransport) -> str:
+    peer = transport.get_extra_info("peername")
+    if not peer:
+        return "an unknown address"
+    host, port = peer[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _set_up(sock: socket.socket | None) -> None:
+    if sock is None:
+        return
+    for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+        # macOS refuses what is above its limit.
+        with suppress(OSError):
+            sock.setsockopt(socket.SOL_SOCKET, option, _SOCKET_BYTES)
+    # Who vanished without a word is noticed in the end.
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

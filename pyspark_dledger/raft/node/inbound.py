@@ -1,0 +1,177 @@
+"""A connection that others made: their requests go to the service one by one, as fast as they take the answers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+from pyspark_dledger.format.entries import Bodies
+from pyspark_dledger.raft.messages import (
+    Answer,
+    AppendRequest,
+    GetRequest,
+    PushRequest,
+    ReadRequest,
+    Request,
+    ResponseCode,
+)
+from pyspark_dledger.raft.node.channel import Channel
+from pyspark_dledger.raft.node.logs import Limited
+from pyspark_dledger.raft.wire import Answered, Asked, EncodeError, Refusal
+
+# Requests of one connection that are unanswered, and those of them whose answers hold entries.
+_MOST_UNANSWERED = 16384
+_MOST_READS = 16
+# An append that may be in the log all the same: those behind it are not held back.
+_OUTCOME_UNKNOWN = (ResponseCode.TERM_CHANGED, ResponseCode.WAIT_QUORUM_ACK_TIMEOUT)
+_SYSTEM_ERROR = 1
+
+# What a request that is being answered is remembered by: its bytes are not kept until then.
+_SHELLS: dict[type[Request], Request] = {
+    AppendRequest: AppendRequest(bodies=Bodies(0, b"")),
+    PushRequest: PushRequest(),
+}
+
+
+class Caller(NamedTuple):
+    """Who asked: the token of a request in the core."""
+
+    inbound: Inbound
+    asked: Asked
+
+    def answer(self, answer: Answer) -> None:
+        self.inbound.answered(self.asked, answer)
+
+
+class Server(Protocol):
+    """What does the requests (`Service`)."""
+
+    def handle(self, request: Request, caller: Caller) -> bool:
+        """Whether it was taken up; False for an append that is refused."""
+
+    def dirty(self, channel: Channel) -> None:
+        """Have `channel` flushed when all that is at hand was done."""
+
+
+class Inbound(Channel):
+    """Requests of one client or peer. Takes no more of them while the other side does not take its answers."""
+
+    def __init__(
+        self, server: Server, max_frame_bytes: int, log: Limited, ended: Callable[[Inbound], None], admits: bool
+    ) -> None:
+        super().__init__(max_frame_bytes)
+        self._server = server
+        self._log = log
+        self._ended = ended
+        self._admits = admits
+        self._todo: deque[Asked] = deque()
+        self._unanswered = 0
+        self._reads = 0
+        self._is_reading = True
+        # The answer that refused an append, and appends behind it that wait for that answer.
+        self._refusal: Answer | None = None
+        self._is_refusing = False
+        self._held: list[Asked] = []
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        if not self._admits:
+            self._log(logging.WARNING, "connection refused", address=self.address, reason="too many connections")
+            self.abort()
+
+    def received(self, came: Sequence[Asked | Answered]) -> None:
+        self._todo.extend(item for item in came if isinstance(item, Asked))
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Do what was asked, as far as may be unanswered at a time."""
+        while self._todo and self._may_take() and self.is_open:
+            self._do(self._todo.popleft())
+        self._read_or_pause(not self._todo and self._may_take())
+
+    def _may_take(self) -> bool:
+        return not self.is_full and self._reads < _MOST_READS and self._unanswered < _MOST_UNANSWERED
+
+    def _read_or_pause(self, wanted: bool) -> None:
+        if wanted is self._is_reading or self._transport is None or self._transport.is_closing():
+            return
+        self._is_reading = wanted
+        if wanted:
+            self._transport.resume_reading()
+        else:
+            self._transport.pause_reading()
+
+    def _do(self, asked: Asked) -> None:
+        request = asked.request
+        if isinstance(request, Refusal):
+            self._refuse(asked, request)
+            return
+        if isinstance(request, AppendRequest) and self._is_behind_refused(asked, request):
+            return
+        self._unanswered += 1
+        self._reads += isinstance(request, (GetRequest, ReadRequest))
+        shell = _SHELLS.get(type(request))
+        caller = Caller(self, asked if shell is None else asked._replace(request=shell))
+        if not self._server.handle(request, caller):
+            self._is_refusing = True
+
+    def _is_behind_refused(self, asked: Asked, request: AppendRequest) -> bool:
+        """Refuses an append that follows a refused one in a pipeline: it must not overtake it."""
+        if request.is_restart:
+            self._is_refusing, self._refusal = False, None
+        if not self._is_refusing:
+            return False
+        if self._refusal is None:
+            self._held.append(asked._replace(request=_SHELLS[AppendRequest]))
+        else:
+            self._send(asked, self._refusal)
+        return True
+
+    def answered(self, asked: Asked, answer: Answer) -> None:
+        """Send the answer to one of its requests."""
+        self._unanswered -= 1
+        self._reads -= isinstance(asked.request, (GetRequest, ReadRequest))
+        self._send(asked, answer)
+        if self._is_refusing and self._refusal is None and _refuses(asked, answer):
+            self._refusal = answer
+            held, self._held = self._held, []
+            for behind in held:
+                self._send(behind, answer)
+        if not self._is_reading:
+            asyncio.get_running_loop().call_soon(self._go_on)
+
+    def _send(self, asked: Asked, answer: Answer) -> None:
+        if asked.is_one_way or not self.is_open:
+            return
+        try:
+            parts = self.wire.answer(asked, answer)
+        except EncodeError as error:
+            parts = self.wire.refuse(asked, Refusal(_SYSTEM_ERROR, str(error)))
+        self.write(parts)
+        self._server.dirty(self)
+
+    def _refuse(self, asked: Asked, refusal: Refusal) -> None:
+        if not asked.is_one_way:
+            self.write(self.wire.refuse(asked, refusal))
+            self._server.dirty(self)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._go_on()
+
+    def malformed(self, error: str) -> None:
+        self._log(logging.WARNING, "connection closed", address=self.address, reason=error)
+
+    def lost(self) -> None:
+        self._todo.clear()
+        self._held.clear()
+        self._ended(self)
+
+
+def _refuses(asked: Asked, answer: Answer) -> bool:
+    """Whether it is the answer to an append that was refused, and so surely is not in the log."""
+    is_append = isinstance(asked.request, AppendRequest)
+    return is_append and answer.code != ResponseCode.SUCCESS and answer.code not in _OUTCOME_UNKNOWN

@@ -1,0 +1,97 @@
+"""A node's log records: one line each, a name and fields, as ``key=value`` or as JSON."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+LOG = logging.getLogger("pyspark_dledger.node")
+
+LogFormat = Literal["text", "json"]
+LOG_FORMATS: tuple[LogFormat, ...] = ("text", "json")
+
+# Of one kind a second; what strangers can cause must not fill a disk.
+_MOST_A_SECOND = 20
+
+
+def record(level: int, event: str, **fields: object) -> None:
+    """Log `event` with its fields."""
+    if LOG.isEnabledFor(level):
+        LOG.log(level, event, extra={"fields": fields})
+
+
+class Limited:
+    """Logs events that strangers cause, so many a second at most; what was left out is counted in the next one."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._second = -1
+        self._count = 0
+        self._left_out = 0
+
+    def __call__(self, level: int, event: str, **fields: object) -> None:
+        second = int(self._clock())
+        if second != self._second:
+            self._second, self._count = second, 0
+        self._count += 1
+        if self._count > _MOST_A_SECOND:
+            self._left_out += 1
+            return
+        if self._left_out:
+            fields["leftOut"], self._left_out = self._left_out, 0
+        record(level, event, **fields)
+
+
+def log_to_stderr(form: LogFormat, **always: object) -> None:
+    """Send this package's records to standard error, each with the fields of `always`."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(_JsonLines(always) if form == "json" else _TextLines(always))
+    package = logging.getLogger("pyspark_dledger")
+    package.handlers[:] = [handler]
+    package.setLevel(logging.INFO)
+    package.propagate = False
+
+
+def _time_of(found: logging.LogRecord) -> str:
+    whole = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(found.created))
+    return f"{whole}.{int(found.msecs):03d}Z"
+
+
+class _Lines(logging.Formatter):
+    """Every record with the same fields first."""
+
+    def __init__(self, always: Mapping[str, object]) -> None:
+        super().__init__()
+        self._always = always
+
+    def fields_of(self, found: logging.LogRecord) -> dict[str, object]:
+        fields: dict[str, object] = {**self._always, **getattr(found, "fields", {})}
+        if found.exc_info:
+            fields["trace"] = self.formatException(found.exc_info)
+        return fields
+
+
+class _TextLines(_Lines):
+    """``TIME LEVEL EVENT key=value ...``; a value that is not one word is quoted as JSON does."""
+
+    def format(self, found: logging.LogRecord) -> str:
+        fields = "".join(
+            f" {name}={_word(value)}" for name, value in self.fields_of(found).items() if value is not None
+        )
+        return f"{_time_of(found)} {found.levelname} {found.getMessage()}{fields}"
+
+
+class _JsonLines(_Lines):
+    """One object a line: ``time``, ``level``, ``event`` and the fields."""
+
+    def format(self, found: logging.LogRecord) -> str:
+        row = {"time": _time_of(found), "level": found.levelname, "event": found.getMessage(), **self.fields_of(found)}
+        return json.dumps(row, default=str)
+
+
+def _word(value: object) -> str:
+    text = str(value)
+    return text if text.isascii() and text.isprintable() and text and not set(' "=') & set(text) else json.dumps(text)

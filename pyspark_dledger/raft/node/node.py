@@ -1,0 +1,233 @@
+"""A member of a group: its store, its core, its connections."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import ssl
+import time
+from pathlib import Path
+from typing import Any
+
+from pyspark_dledger.errors import DLedgerError, OptionError
+from pyspark_dledger.raft.core import Core, CoreConfig
+from pyspark_dledger.raft.messages import MetadataRequest, ReadAnswer
+from pyspark_dledger.raft.node.config import NodeConfig
+from pyspark_dledger.raft.node.inbound import Inbound
+from pyspark_dledger.raft.node.link import Link
+from pyspark_dledger.raft.node.logs import Limited, record
+from pyspark_dledger.raft.node.service import Service
+from pyspark_dledger.raft.node.tails import Tails
+from pyspark_dledger.raft.peers import Address
+from pyspark_dledger.store.base import DLedgerStore
+from pyspark_dledger.store.config import StoreConfig
+
+_TLS_SECONDS = 10.0
+# For the last answers when it stops.
+_CLOSE_SECONDS = 1.0
+_BACKLOG = 256
+
+
+class Node:
+    """Runs in the loop that `start` is awaited in. `failed` is done, with the error, when the node can do no more."""
+
+    def __init__(self, config: NodeConfig) -> None:
+        self.config = config
+        self._members = config.members()
+        self._listen = config.listen_address()
+        self._is_sync = config.flush_mode() == "sync" and config.store is not None
+        self._log = Limited()
+        self._inbound: set[Inbound] = set()
+        self._links: dict[str, Link] = {}
+        self._server: asyncio.Server | None = None
+        self._store: DLedgerStore | None = None
+        self._core: Core | None = None
+        self._service: Service | None = None
+
+    async def start(self) -> None:
+        """Open the store, listen, and join the group.
+
+        Raises OptionError, StoreError where the store is in use or damaged, and DLedgerError where it cannot listen.
+        """
+        loop = asyncio.get_running_loop()
+        self.failed: asyncio.Future[Exception] = loop.create_future()
+        contexts = self._contexts()
+        core_config = self._core_config()
+        self._store = self._open_store()
+        try:
+            await self._start_with(self._store, core_config, contexts)
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def _start_with(
+        self,
+        store: DLedgerStore,
+        core_config: CoreConfig,
+        contexts: tuple[ssl.SSLContext | None, ssl.SSLContext | None],
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        addresses = {peer_id: str(address) for peer_id, address in self._members.items()}
+        now = int(loop.time() * 1000)
+        self._core = Core(core_config, store, random.SystemRandom(), now, addresses)
+        config = self.config
+        tails = Tails(store, ReadAnswer(group=config.group, local_id=config.self_id))
+        self._tails = tails
+        service = Service(self._core, tails, lambda: getattr(store, "failure", None), self._fail)
+        self._service = service
+        await self._listen_at(self._listen, contexts[0])
+        for peer_id, address in self._members.items():
+            if peer_id != config.self_id:
+                self._links[peer_id] = self._link(peer_id, address, contexts[1])
+        service.start(self._links)
+        for link in self._links.values():
+            link.start()
+        record(logging.INFO, "started", group=config.group, id=config.self_id, listen=self.address, **self.status())
+        if config.tls is None and not self.address.is_loopback:
+            record(logging.WARNING, "open", listen=self.address, found="whoever reaches it can write: use TLS")
+
+    async def stop(self) -> None:
+        """Leave the group, close every connection, and the store with everything flushed. May be called twice."""
+        if self._service is not None:
+            self._service.stop()
+        if self._server is not None:
+            self._server.close()
+        for link in self._links.values():
+            await link.stop()
+        self._links.clear()
+        await self._end_connections()
+        self._server = None
+        if self._store is not None:
+            store, self._store = self._store, None
+            store.shutdown()
+            record(logging.INFO, "stopped", group=self.config.group, id=self.config.self_id)
+
+    async def _end_connections(self) -> None:
+        """Send the answers that are there, to those who take them soon."""
+        for inbound in list(self._inbound):
+            inbound.close()
+        deadline = time.monotonic() + _CLOSE_SECONDS
+        while self._inbound and time.monotonic() < deadline:
+            await asyncio.sleep(0.01)
+        for inbound in list(self._inbound):
+            inbound.abort()
+        await asyncio.sleep(0)
+
+    @property
+    def address(self) -> Address:
+        """Where it listens."""
+        assert self._server is not None
+        host, port = self._server.sockets[0].getsockname()[:2]
+        return Address(host, port)
+
+    @property
+    def store(self) -> DLedgerStore:
+        assert self._store is not None
+        return self._store
+
+    @property
+    def core(self) -> Core:
+        assert self._core is not None
+        return self._core
+
+    def status(self) -> dict[str, Any]:
+        """How it stands: role, term, leaderId, and the indexes of its log."""
+        core, store = self.core, self.store
+        return {
+            "role": core.role.value,
+            "term": core.term,
+            "leaderId": core.leader_id,
+            "beginIndex": store.ledger_begin_index,
+            "endIndex": store.ledger_end_index,
+            "committedIndex": store.committed_index,
+            "flushedIndex": store.flushed_index,
+        }
+
+    # How the parts come together.
+
+    def _contexts(self) -> tuple[ssl.SSLContext | None, ssl.SSLContext | None]:
+        tls = self.config.tls
+        return (None, None) if tls is None else (tls.server_context(), tls.client_context())
+
+    def _core_config(self) -> CoreConfig:
+        config = self.config
+        try:
+            return CoreConfig(
+                group=config.group,
+                self_id=config.self_id,
+                peers=tuple(self._members),
+                is_sync=self._is_sync,
+                **config.core_options,  # type: ignore[arg-type]  # checked by the class
+            )
+        except (TypeError, ValueError) as error:
+            raise OptionError(f"core options: {error}") from None
+
+    def _open_store(self) -> DLedgerStore:
+        """The store, started. Its flush thread tells nobody until the service is there: what is old is durable."""
+        if self.config.store is None:
+            from pyspark_dledger.store.memory import MemoryStore
+
+            return MemoryStore()
+        from pyspark_dledger.store.mmap_file_store import MmapFileStore
+
+        store = MmapFileStore(self._store_config(self.config.store))
+        if self._is_sync:
+            store.on_flushed(self._flushed_in_thread)
+        store.startup(services=True)
+        return store
+
+    def _store_config(self, base_dir: Path) -> StoreConfig:
+        config = self.config
+        try:
+            return StoreConfig(
+                base_dir=base_dir,
+                self_id=config.self_id,
+                flush=config.flush_mode(),
+                **config.store_options,  # type: ignore[arg-type]  # checked by the class
+            )
+        except TypeError as error:
+            raise OptionError(f"store options: {error}") from None
+
+    def _flushed_in_thread(self, index: int) -> None:
+        if self._service is not None:
+            self._service.flushed_in_thread(index)
+
+    async def _listen_at(self, address: Address, tls: ssl.SSLContext | None) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            self._server = await loop.create_server(
+                self._new_inbound,
+                address.host,
+                address.port,
+                ssl=tls,
+                ssl_handshake_timeout=_TLS_SECONDS if tls is not None else None,
+                backlog=_BACKLOG,
+                reuse_address=True,
+            )
+        except OSError as error:
+            raise DLedgerError(f"expected to listen at {address}, found {error}: say another address") from None
+
+    def _new_inbound(self) -> Inbound:
+        assert self._service is not None
+        admits = len(self._inbound) < self.config.max_connections
+        inbound = Inbound(self._service, self.config.max_frame_bytes, self._log, self._ended, admits)
+        self._inbound.add(inbound)
+        return inbound
+
+    def _ended(self, inbound: Inbound) -> None:
+        self._inbound.discard(inbound)
+        self._tails.forget(inbound)
+
+    def _link(self, peer_id: str, address: Address, tls: ssl.SSLContext | None) -> Link:
+        assert self._service is not None
+        config = self.config
+        hello = MetadataRequest(group=config.group, remote_id=peer_id, local_id=config.self_id)
+        service = self._service
+        return Link(peer_id, address, hello, tls, config.max_frame_bytes, service.answered, service.peer_is_ours)
+
+    def _fail(self, error: Exception) -> None:
+        record(logging.CRITICAL, "failed", group=self.config.group, id=self.config.self_id, reason=repr(error))
+        logging.getLogger("pyspark_dledger.node").critical("the core raised", exc_info=error)
+        if not self.failed.done():
+            self.failed.set_result(error)

@@ -1,0 +1,244 @@
+"""A node's settings as texts, in a ``key=value`` file or as flags, under the names of Java's ``DLedgerConfig``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import NamedTuple
+
+from pyspark_dledger.errors import OptionError
+from pyspark_dledger.format.state_files import parse_properties_file
+from pyspark_dledger.log.options import nearest, parse_size
+from pyspark_dledger.raft.core import CoreConfig
+from pyspark_dledger.raft.node.config import FLUSHES, NodeConfig
+from pyspark_dledger.raft.tls import Tls
+from pyspark_dledger.store.config import StoreConfig
+
+STORE_TYPES = ("FILE", "MEMORY")
+
+
+class Setting(NamedTuple):
+    """How a text becomes a value of ``part`` (``node``, ``store`` or ``core``), there called ``field``; its meaning."""
+
+    part: str
+    field: str
+    parse: Callable[[str], object]
+    expected: str
+    meaning: str
+
+
+def _integer(text: str) -> int:
+    return int(text)
+
+
+def _flag(text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise ValueError
+    return text.lower() == "true"
+
+
+def _must_be_true(text: str) -> bool:
+    if not _flag(text):
+        raise ValueError
+    return True
+
+
+def _folders(text: str) -> tuple[Path, ...]:
+    return tuple(Path(part.strip()) for part in text.split(",") if part.strip())
+
+
+def _ids(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.replace(",", ";").split(";") if part.strip())
+
+
+def _choice(*values: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in values:
+            raise ValueError
+        return text
+
+    return parse
+
+
+_SIZE = "a size in bytes, such as 65536, 64k or 1g"
+_NUMBER = "a whole number"
+_FLAG = "true or false"
+_TEXT, _PATH, _RATIO, _FOLDERS = "a text", "a path", "a ratio", "folders, separated by commas"
+
+
+def _text(field: str, meaning: str) -> Setting:
+    return Setting("node", field, str, _TEXT, meaning)
+
+
+def _path(field: str, meaning: str) -> Setting:
+    return Setting("node", field, Path, _PATH, meaning)
+
+
+def _size(part: str, field: str, meaning: str) -> Setting:
+    return Setting(part, field, parse_size, _SIZE, meaning)
+
+
+def _number(part: str, field: str, meaning: str) -> Setting:
+    return Setting(part, field, _integer, _NUMBER, meaning)
+
+
+def _folder_list(field: str, meaning: str) -> Setting:
+    return Setting("store", field, _folders, _FOLDERS, meaning)
+
+
+def _ratio(field: str, meaning: str) -> Setting:
+    return Setting("store", field, float, _RATIO, meaning)
+
+
+# What Java can switch off and a node of ours cannot.
+_ALWAYS = Setting("", "", _must_be_true, "true, which cannot be changed here", "taken from Java's files, always true")
+
+SETTINGS: Mapping[str, Setting] = {
+    "group": _text("group", "the group's name"),
+    "selfId": _text("self_id", "this member's id, such as `n0`"),
+    "peers": _text("peers", "all members: `n0-HOST:PORT;n1-HOST:PORT`; the same at every member"),
+    "storeBaseDir": _path("store", "where `dledger-<selfId>/` stands, and is made if it does not"),
+    "storeType": Setting(
+        "node", "store_type", _choice(*STORE_TYPES), " or ".join(STORE_TYPES), "MEMORY: nothing survives the process"
+    ),
+    "listen": _text(
+        "listen", "HOST or HOST:PORT; default: the own address of `peers`, if only this machine reaches it"
+    ),
+    "flush": Setting(
+        "node",
+        "flush",
+        _choice(*FLUSHES),
+        " or ".join(FLUSHES),
+        "sync: on disk before it is acknowledged; default: sync in a group of one, else async",
+    ),
+    "tlsCert": _path("tls_cert", "PEM file of the certificate; TLS is on where all three are given"),
+    "tlsKey": _path("tls_key", "PEM file of its key"),
+    "tlsCa": _path("tls_ca", "PEM file of the authority that all others' certificates are of"),
+    "maxConnections": _number("node", "max_connections", "more connections than this are refused"),
+    "mappedFileSizeForEntryData": _size("store", "data_file_size", "of a data file of a new store"),
+    "mappedFileSizeForEntryIndex": _size("store", "index_file_size", "of an index file of a new store"),
+    "dataStorePath": _folder_list("data_dirs", "where data files are made, in turn; default: `data/` of the store"),
+    "readOnlyDataStoreDirs": _folder_list("read_only_data_dirs", "where data files are read, and none is made"),
+    "flushFileInterval": _number("store", "flush_file_interval_ms", "ms between two flushes under flush=async"),
+    "checkPointInterval": _number("store", "check_point_interval_ms", "ms between two checkpoints"),
+    "deleteWhen": Setting("store", "delete_when", str, "hours, such as 04 or 04;16", "when expired files are deleted"),
+    "fileReservedHours": _number("store", "file_reserved_hours", "hours until an unchanged data file has expired"),
+    "diskSpaceRatioToCheckExpired": _ratio(
+        "disk_space_ratio_to_check_expired", "how full a disk is when expired files are deleted at once"
+    ),
+    "diskSpaceRatioToForceClean": _ratio(
+        "disk_space_ratio_to_force_clean", "how full it is when others than the last are deleted, too"
+    ),
+    "enableDiskForceClean": Setting("store", "enable_disk_force_clean", _flag, _FLAG, "whether that is done"),
+    "truncateAt": _number("store", "truncate_at", "repair: this entry and all behind it are put aside first"),
+    "heartBeatTimeIntervalMs": _number("core", "heart_beat_time_interval_ms", "ms between two heartbeats"),
+    "maxHeartBeatLeak": _number("core", "max_heart_beat_leak", "how many heartbeats may be missing"),
+    "minVoteIntervalMs": _number("core", "min_vote_interval_ms", "ms until a candidate stands again, at least"),
+    "maxVoteIntervalMs": _number("core", "max_vote_interval_ms", "and at most"),
+    "minTakeLeadershipVoteIntervalMs": _number(
+        "core", "min_take_leadership_vote_interval_ms", "the same while leadership is transferred, at least"
+    ),
+    "maxTakeLeadershipVoteIntervalMs": _number("core", "max_take_leadership_vote_interval_ms", "and at most"),
+    "maxWaitAckTimeMs": _number(
+        "core", "max_wait_ack_time_ms", "ms until an append that no quorum has is answered 502"
+    ),
+    "maxPushTimeOutMs": _number("core", "max_push_time_out_ms", "ms until a push counts as lost"),
+    "maxPendingRequestsNum": _number(
+        "core", "max_pending_requests_num", "appends that may wait, more are answered 503"
+    ),
+    "maxLeadershipTransferWaitIndex": _number(
+        "core", "max_leadership_transfer_wait_index", "entries that a member may lack to be given leadership"
+    ),
+    "leadershipTransferWaitTimeout": _number(
+        "core", "leadership_transfer_wait_timeout_ms", "ms that it may take to get them"
+    ),
+    "preferredLeaderIds": Setting(
+        "core", "preferred_leader_ids", _ids, "ids, separated by ;", "who leads where it can"
+    ),
+    "peerPushQuota": _size(
+        "core", "peer_push_quota", "bytes a second to a member that is far behind; default: no limit"
+    ),
+    "peerPushThrottlePoint": _size("core", "peer_push_throttle_point", "how many bytes behind that is"),
+    "enableBatchPush": Setting(
+        "core", "enable_batch_push", _flag, _FLAG, "several entries in one push to a Java member; to our own always"
+    ),
+    "maxBatchPushSize": _size("core", "max_batch_push_size", "bytes of such a push"),
+    "enableLeaderElector": _ALWAYS,
+    "enablePushToFollower": _ALWAYS,
+}
+
+_REPAIR = "truncateAt"
+_NEEDED = ("group", "selfId", "peers")
+_TLS = ("tls_cert", "tls_key", "tls_ca")
+
+
+def default_of(setting: Setting) -> object:
+    """What holds where a setting is not given; None where that depends, or where there is none."""
+    owners: dict[str, type] = {"node": NodeConfig, "store": StoreConfig, "core": CoreConfig}
+    known = {each.name: each.default for each in fields(owners[setting.part])} if setting.part else {}
+    default = known.get(setting.field)
+    return None if default is MISSING or default == () else default
+
+
+def read_settings(path: Path) -> dict[str, str]:
+    """The keys and values of a file. Raises OptionError for one that cannot be read or is no properties file."""
+    try:
+        settings = parse_properties_file(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise OptionError(f"config {path}: expected key=value lines, found {error}") from None
+    if _REPAIR in settings:
+        raise OptionError(f"config {path}: expected settings that hold for every start, found {_REPAIR}: say it once")
+    return settings
+
+
+def node_config(settings: Mapping[str, str]) -> NodeConfig:
+    """The configuration that texts mean. Raises OptionError for an unknown name and for a wrong value."""
+    parts: dict[str, dict[str, object]] = {"node": {}, "store": {}, "core": {}, "": {}}
+    for name, text in settings.items():
+        setting = SETTINGS.get(name)
+        if setting is None:
+            raise OptionError(f"config: unknown setting {name}: the nearest is {nearest(name, SETTINGS)}")
+        parts[setting.part][setting.field] = _parsed(name, setting, text.strip())
+    missing = [name for name in _NEEDED if not settings.get(name)]
+    if missing:
+        raise OptionError(f"config: expected group, selfId and peers, found no {' and no '.join(missing)}: say them")
+    node = parts["node"]
+    store = _store_of(node)
+    return NodeConfig(
+        store=store,
+        tls=_tls_of(node),
+        store_options=parts["store"],
+        core_options=parts["core"],
+        **node,  # type: ignore[arg-type]  # each was parsed by its setting
+    )
+
+
+def _parsed(name: str, setting: Setting, text: str) -> object:
+    try:
+        return setting.parse(text)
+    except ValueError:
+        raise OptionError(f"config {name}: expected {setting.expected}, found {text!r}") from None
+
+
+def _store_of(node: dict[str, object]) -> Path | None:
+    kind, store = node.pop("store_type", "FILE"), node.pop("store", None)
+    if kind == "MEMORY":
+        return None
+    if store is None:
+        raise OptionError("config: expected storeBaseDir, the folder of the store, found none: say it")
+    assert isinstance(store, Path)
+    return store
+
+
+def _tls_of(node: dict[str, object]) -> Tls | None:
+    given = {name: node.pop(name) for name in _TLS if name in node}
+    if not given:
+        return None
+    if len(given) < len(_TLS):
+        raise OptionError("tls: expected tlsCert, tlsKey and tlsCa, found not all of them: say all three, or none")
+    cert, key, ca = (given[name] for name in _TLS)
+    assert isinstance(cert, Path)
+    assert isinstance(key, Path)
+    assert isinstance(ca, Path)
+    return Tls(cert, key, ca)

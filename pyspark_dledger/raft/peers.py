@@ -1,0 +1,68 @@
+"""The members of a group as one text: ``n0-10.0.0.1:20911;n1-10.0.0.2:20911`` (``peers`` of Java's DLedgerConfig).
+
+An id ends at the first ``-``, so a host may hold more of them. An IPv6 address stands in brackets.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from typing import NamedTuple
+
+from pyspark_dledger.errors import OptionError
+
+_PORTS = range(1, 65536)
+_ID = re.compile(r"[A-Za-z0-9_.]{1,64}")
+_EXAMPLE = "n0-127.0.0.1:20911;n1-127.0.0.1:20912"
+
+
+class Address(NamedTuple):
+    """Where a member listens."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can reach it. A name other than ``localhost`` may mean anything."""
+        if self.host.lower() == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+
+def parse_peers(text: str) -> dict[str, Address]:
+    """The address of each member by its id, in the order given. Raises OptionError for what is no list of peers."""
+    peers: dict[str, Address] = {}
+    for part in filter(None, map(str.strip, text.split(";"))):
+        peer_id, dash, address = part.partition("-")
+        if not dash or not _ID.fullmatch(peer_id):
+            raise OptionError(f"peers: expected ID-HOST:PORT such as {_EXAMPLE}, found {part!r}")
+        if peer_id in peers:
+            raise OptionError(f"peers: expected each id once, found {peer_id} twice in {text!r}")
+        peers[peer_id] = parse_address(address, f"peers: {peer_id}")
+    if not peers:
+        raise OptionError(f"peers: expected members such as {_EXAMPLE}, found {text!r}")
+    return peers
+
+
+def parse_address(text: str, what: str) -> Address:
+    """``HOST:PORT``, an IPv6 address in brackets. Raises OptionError, whose text begins with `what`."""
+    host, colon, port = text.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        raise OptionError(f"{what}: expected an IPv6 address in brackets, such as [::1]:20911, found {text!r}")
+    if not colon or not host or not port.isascii() or not port.isdecimal() or int(port[:6]) not in _PORTS:
+        raise OptionError(f"{what}: expected HOST:PORT with a port from 1 to 65535, found {text!r}")
+    return Address(host, int(port))
+
+
+def format_peers(peers: dict[str, Address]) -> str:
+    """The text of which `parse_peers` makes `peers`."""
+    return ";".join(f"{peer_id}-{address}" for peer_id, address in peers.items())

@@ -1,0 +1,423 @@
+"""The binary dialect between members and clients of this package: `binary_layout` says what its bytes mean.
+
+Entries travel as they stand in a data file, and bodies to append as the store takes them: neither is copied or looked
+into here, so what is read of them is only as trustworthy as the peer.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from pyspark_dledger.format.codec import record_struct
+from pyspark_dledger.format.entries import Bodies, Buffer
+from pyspark_dledger.format.layout import ENTRY_HEADER, ENTRY_HEADER_SIZE
+from pyspark_dledger.raft import messages as m
+from pyspark_dledger.raft.messages import Message, PushType
+from pyspark_dledger.raft.wire import binary_layout as layout
+from pyspark_dledger.raft.wire.errors import EncodeError, WireError
+from pyspark_dledger.raft.wire.kinds import ANSWERS, REQUEST_CODES, REQUESTS
+from pyspark_dledger.raft.wire.remoting import Refusal
+from pyspark_dledger.raft.wire.text import MAX_TEXT_SIZE
+from pyspark_dledger.store.base import Entry, Run
+
+Texts = tuple[str | None, ...]
+Values = tuple[Any, ...]
+
+_COMMON = layout.fixed_struct()
+_PEEK = struct.Struct(">BBH")
+_RUN = struct.Struct(">qq")
+_ENTRY = record_struct(ENTRY_HEADER)
+_ENTRY_INDEX = struct.Struct(">q")
+_ENTRY_INDEX_OFFSET = ENTRY_HEADER[2].offset
+_TEXT_SIZE = 2
+_NO_TEXT = layout.NO_TEXT.to_bytes(_TEXT_SIZE, "big")
+_LENGTH_SIZE = 4
+_PUSH_PLACES = {kind: place for place, kind in enumerate(layout.PUSH_TYPES)}
+_VOTE_PLACES = {kind: place for place, kind in enumerate(layout.VOTE_RESULTS)}
+_ROLE_PLACES = {kind: place for place, kind in enumerate(layout.ROLES)}
+
+# The same few names come with every message: their bytes are made, and read, once. Emptied when full, so that a peer
+# that invents names costs no memory.
+_MAX_CACHED = 256
+_MAX_CACHED_SIZE = 512
+_packed_texts: dict[Texts, bytes] = {}
+_read_texts: dict[bytes, Texts] = {}
+
+
+class Decoded(NamedTuple):
+    """What a binary frame says."""
+
+    request_code: int
+    opaque: int
+    is_answer: bool
+    is_one_way: bool
+    message: Message | Refusal
+
+
+class _Layout(NamedTuple):
+    """How one kind of message is packed: own fields and body of a message, and both with texts back to one."""
+
+    packer: struct.Struct
+    own_texts: tuple[str, ...]
+    to_bytes: Callable[[Any], tuple[Values, Sequence[Buffer]]]
+    from_bytes: Callable[[Values, memoryview], dict[str, Any]]
+
+
+def encode(message: Message, opaque: int, is_one_way: bool = False) -> tuple[bytes, list[Buffer]]:
+    """Header and body of a message's frame. Raises EncodeError for values that the layout has no room for."""
+    kind = type(message)
+    request_code = REQUEST_CODES[kind]
+    packing = _LAYOUTS[kind]
+    own, body = packing.to_bytes(message)
+    flags = (0 if isinstance(message, m.Request) else layout.FLAG_ANSWER) | layout.FLAG_ONE_WAY * is_one_way
+    texts: Texts = (message.group, message.remote_id, message.local_id, message.leader_id)
+    if packing.own_texts:
+        texts += tuple(getattr(message, name) for name in packing.own_texts)
+    try:
+        fixed = packing.packer.pack(layout.VERSION, flags, request_code, opaque, message.code, message.term, *own)
+    except struct.error as error:
+        raise EncodeError(f"expected values that fit, found {kind.__name__} with one that does not: {error}") from None
+    return fixed + _texts_bytes(texts), [part for part in body if len(part)]
+
+
+def encode_refusal(refusal: Refusal, request_code: int, opaque: int) -> tuple[bytes, list[Buffer]]:
+    """Header and body of the frame that refuses a request."""
+    flags = layout.FLAG_ANSWER | layout.FLAG_REFUSAL
+    fixed = _COMMON.pack(layout.VERSION, flags, request_code, opaque, refusal.code, -1)
+    remark = refusal.remark.encode(errors="replace")[:MAX_TEXT_SIZE].decode(errors="ignore")
+    return fixed + _texts_bytes((remark,)), []
+
+
+def decode(header: memoryview, body: memoryview) -> Decoded:
+    """The message of a frame; entries and bodies in it are views of ``body``. Raises WireError."""
+    if len(header) < _COMMON.size:
+        raise WireError(f"expected a binary header of at least {_COMMON.size} bytes, found {len(header)}")
+    version, flags, request_code = _PEEK.unpack_from(header)
+    if version != layout.VERSION:
+        raise WireError(f"expected version {layout.VERSION} of the binary frames, found {version}")
+    is_answer = bool(flags & layout.FLAG_ANSWER)
+    if flags & layout.FLAG_REFUSAL:
+        *_, opaque, code, _ = _COMMON.unpack_from(header)
+        (remark,) = _texts(header[_COMMON.size :], 1)
+        return Decoded(request_code, opaque, is_answer, False, Refusal(code, remark or ""))
+    kind = (ANSWERS if is_answer else REQUESTS).get(request_code)
+    if kind is None:
+        return _unknown(header, request_code, is_answer)
+    packing = _LAYOUTS[kind]
+    if len(header) < packing.packer.size:
+        raise WireError(f"expected a header of at least {packing.packer.size} bytes, found {len(header)}")
+    _, _, _, opaque, code, term, *own = packing.packer.unpack_from(header)
+    own_texts = packing.own_texts
+    group, remote_id, local_id, leader_id, *others = _texts(header[packing.packer.size :], 4 + len(own_texts))
+    message = kind(
+        group=group,
+        remote_id=remote_id,
+        local_id=local_id,
+        code=code,
+        leader_id=leader_id,
+        term=term,
+        **packing.from_bytes(tuple(own), body),
+        **dict(zip(own_texts, others, strict=True)),
+    )
+    return Decoded(request_code, opaque, is_answer, bool(flags & layout.FLAG_ONE_WAY), message)
+
+
+def _unknown(header: memoryview, request_code: int, is_answer: bool) -> Decoded:
+    """A request that this version does not know is refused, not fatal; an answer to none that it asked is."""
+    if is_answer:
+        raise WireError(f"expected an answer to a known request, found request code {request_code}")
+    _, flags, _, opaque, *_ = _COMMON.unpack_from(header)
+    refusal = Refusal(3, f"request code {request_code} is not supported")
+    return Decoded(request_code, opaque, False, bool(flags & layout.FLAG_ONE_WAY), refusal)
+
+
+def _texts_bytes(texts: Texts) -> bytes:
+    packed = _packed_texts.get(texts)
+    if packed is None:
+        packed = b"".join(map(_text_bytes, texts))
+        if len(_packed_texts) >= _MAX_CACHED:
+            _packed_texts.clear()
+        if len(packed) <= _MAX_CACHED_SIZE:
+            _packed_texts[texts] = packed
+    return packed
+
+
+def _text_bytes(text: str | None) -> bytes:
+    if text is None:
+        return _NO_TEXT
+    try:
+        raw = text.encode()
+    except UnicodeEncodeError:
+        raise EncodeError(f"expected Unicode text, found half of a surrogate pair in {text[:60]!r}") from None
+    if len(raw) > MAX_TEXT_SIZE:
+        raise EncodeError(f"expected a text of at most {MAX_TEXT_SIZE} bytes, found {len(raw)}")
+    return len(raw).to_bytes(_TEXT_SIZE, "big") + raw
+
+
+def _texts(data: memoryview, count: int) -> Texts:
+    """So many texts, which fill ``data``. Raises WireError."""
+    raw = bytes(data)
+    found = _read_texts.get(raw)
+    if found is None or len(found) != count:
+        texts, end = _parse_texts(raw, 0, count)
+        if end != len(raw):
+            raise WireError(f"expected {count} texts of {end} bytes at the end of the header, found {len(raw)} bytes")
+        found = tuple(texts)
+        if len(_read_texts) >= _MAX_CACHED:
+            _read_texts.clear()
+        if len(raw) <= _MAX_CACHED_SIZE:
+            _read_texts[raw] = found
+    return found
+
+
+def _parse_texts(raw: bytes, start: int, count: int) -> tuple[list[str | None], int]:
+    """So many texts from there on, and where they end."""
+    found: list[str | None] = []
+    for _ in range(count):
+        body = start + _TEXT_SIZE
+        size = int.from_bytes(raw[start:body], "big")
+        start = body if size == layout.NO_TEXT else body + size
+        if start > len(raw) or MAX_TEXT_SIZE < size != layout.NO_TEXT:
+            raise WireError(f"expected {count} texts of at most {MAX_TEXT_SIZE} bytes, found {len(raw)} bytes in all")
+        try:
+            found.append(None if size == layout.NO_TEXT else raw[body:start].decode())
+        except UnicodeDecodeError:
+            raise WireError(f"expected text in UTF-8, found {raw[body:start][:60]!r}") from None
+    return found, start
+
+
+def _place(places: Sequence[Any], place: int, name: str) -> Any:
+    if place >= len(places):
+        raise WireError(f"expected {name} from 0 to {len(places) - 1}, found {place}")
+    return places[place]
+
+
+def _check_empty(body: memoryview) -> None:
+    if len(body):
+        raise WireError(f"expected a message without a body, found one of {len(body)} bytes")
+
+
+def _check_entries(first_index: int, count: int, data: memoryview) -> None:
+    """Whether so many entries may be in ``data``, and the first has that index: no more than can be told at once."""
+    if not count:
+        _check_empty(data)
+        return
+    if len(data) < count * ENTRY_HEADER_SIZE:
+        raise WireError(f"expected {count} entries, found {len(data)} bytes")
+    index = _ENTRY_INDEX.unpack_from(data, _ENTRY_INDEX_OFFSET)[0]
+    if index != first_index:
+        raise WireError(f"expected entries from index {first_index} on, found index {index}")
+
+
+def _nothing(_message: Message) -> tuple[Values, Sequence[Buffer]]:
+    return (), ()
+
+
+def _no_values(_own: Values, body: memoryview) -> dict[str, Any]:
+    _check_empty(body)
+    return {}
+
+
+def _peers_bytes(peers: dict[str, str]) -> bytes:
+    return b"".join(_text_bytes(text) for pair in peers.items() for text in pair)
+
+
+def _peers(count: int, body: memoryview) -> dict[str, str]:
+    texts, end = _parse_texts(bytes(body), 0, 2 * count)
+    if end != len(body) or None in texts:
+        raise WireError(f"expected {count} ids and addresses in {len(body)} bytes, found {end} bytes of them")
+    return dict(zip(texts[::2], texts[1::2], strict=True))  # type: ignore[arg-type]  # None was refused
+
+
+def _from_metadata_answer(own: Values, body: memoryview) -> dict[str, Any]:
+    return {"peers": _peers(own[0], body)}
+
+
+def _append_request(request: m.AppendRequest) -> tuple[Values, Sequence[Buffer]]:
+    return (request.bodies.count, request.is_restart), (request.bodies.block,)
+
+
+def _from_append_request(own: Values, body: memoryview) -> dict[str, Any]:
+    count, is_restart = own
+    if len(body) < count * _LENGTH_SIZE:
+        raise WireError(f"expected the lengths of {count} bodies, found {len(body)} bytes")
+    if not count:
+        _check_empty(body)
+    return {"bodies": Bodies(count, body), "is_restart": bool(is_restart)}
+
+
+def _append_answer(answer: m.AppendAnswer) -> tuple[Values, Sequence[Buffer]]:
+    return (answer.index, answer.pos, answer.count), [_RUN.pack(*run) for run in answer.runs]
+
+
+def _from_append_answer(own: Values, body: memoryview) -> dict[str, Any]:
+    index, pos, count = own
+    if len(body) % _RUN.size or len(body) // _RUN.size > max(count, 1):
+        raise WireError(f"expected at most {count} runs of {_RUN.size} bytes, found {len(body)} bytes")
+    return {"index": index, "pos": pos, "count": count, "runs": tuple(Run(*run) for run in _RUN.iter_unpack(body))}
+
+
+def _get_request(request: m.GetRequest) -> tuple[Values, Sequence[Buffer]]:
+    return (request.begin_index, request.is_committed), ()
+
+
+def _from_get_request(own: Values, body: memoryview) -> dict[str, Any]:
+    _check_empty(body)
+    return {"begin_index": own[0], "is_committed": bool(own[1])}
+
+
+def _get_answer(answer: m.GetAnswer) -> tuple[Values, Sequence[Buffer]]:
+    parts: list[Buffer] = []
+    for entry in answer.entries:
+        size = len(entry.body)
+        header = (entry.magic, ENTRY_HEADER_SIZE + size, entry.index, entry.term, entry.pos, 0, 0, 0, size)
+        parts += (_ENTRY.pack(*header), entry.body)
+    return (len(answer.entries),), parts
+
+
+def _from_get_answer(own: Values, body: memoryview) -> dict[str, Any]:
+    (count,) = own
+    if len(body) < count * ENTRY_HEADER_SIZE:
+        raise WireError(f"expected {count} entries, found {len(body)} bytes")
+    entries = []
+    start = 0
+    for _ in range(count):
+        header = _ENTRY.unpack_from(body, start) if start + ENTRY_HEADER_SIZE <= len(body) else None
+        if header is None or header[8] < 0 or start + ENTRY_HEADER_SIZE + header[8] > len(body):
+            raise WireError(f"expected a whole entry at byte {start}, found {len(body) - start} bytes")
+        magic, _, index, term, pos, *_, size = header
+        begin, start = start + ENTRY_HEADER_SIZE, start + ENTRY_HEADER_SIZE + size
+        entries.append(Entry(index, term, pos, magic, bytes(body[begin:start])))
+    _check_empty(body[start:])
+    return {"entries": entries}
+
+
+def _vote_request(request: m.VoteRequest) -> tuple[Values, Sequence[Buffer]]:
+    return (request.ledger_end_index, request.ledger_end_term), ()
+
+
+def _from_vote_request(own: Values, body: memoryview) -> dict[str, Any]:
+    _check_empty(body)
+    return {"ledger_end_index": own[0], "ledger_end_term": own[1]}
+
+
+def _vote_answer(answer: m.VoteAnswer) -> tuple[Values, Sequence[Buffer]]:
+    return (_VOTE_PLACES[answer.vote_result],), ()
+
+
+def _from_vote_answer(own: Values, body: memoryview) -> dict[str, Any]:
+    _check_empty(body)
+    return {"vote_result": _place(layout.VOTE_RESULTS, own[0], "voteResult")}
+
+
+def _push_request(request: m.PushRequest) -> tuple[Values, Sequence[Buffer]]:
+    own = _PUSH_PLACES[request.type], request.commit_index, request.first_index, request.count
+    return own, (request.data,)
+
+
+def _from_push_request(own: Values, body: memoryview) -> dict[str, Any]:
+    place, commit_index, first_index, count = own
+    kind = _place(layout.PUSH_TYPES, place, "type")
+    if kind is not PushType.APPEND and count > (kind is not PushType.COMMIT):
+        raise WireError(f"expected at most one entry to COMPARE or TRUNCATE, none to COMMIT, found {count}")
+    _check_entries(first_index, count, body)
+    return {"type": kind, "commit_index": commit_index, "first_index": first_index, "count": count, "data": body}
+
+
+def _push_answer(answer: m.PushAnswer) -> tuple[Values, Sequence[Buffer]]:
+    index = answer.index
+    own = index is not None, -1 if index is None else index, answer.count, answer.begin_index, answer.end_index
+    return own, ()
+
+
+def _from_push_answer(own: Values, body: memoryview) -> dict[str, Any]:
+    _check_empty(body)
+    has_index, index, count, begin_index, end_index = own
+    found = index if has_index else None
+    return {"index": found, "count": count, "begin_index": begin_index, "end_index": end_index}
+
+
+def _transfer_request(request: m.TransferRequest) -> tuple[Values, Sequence[Buffer]]:
+    return (request.take_leadership_ledger_index,), ()
+
+
+def _from_transfer_request(own: Values, body: memoryview) -> dict[str, Any]:
+    _check_empty(body)
+    return {"take_leadership_ledger_index": own[0]}
+
+
+def _status_answer(answer: m.StatusAnswer) -> tuple[Values, Sequence[Buffer]]:
+    own = _ROLE_PLACES[answer.role], answer.begin_index, answer.end_index, answer.end_term, answer.committed_index
+    return (*own, len(answer.peers)), (_peers_bytes(answer.peers),)
+
+
+def _from_status_answer(own: Values, body: memoryview) -> dict[str, Any]:
+    role, begin_index, end_index, end_term, committed_index, count = own
+    return {
+        "role": _place(layout.ROLES, role, "role"),
+        "begin_index": begin_index,
+        "end_index": end_index,
+        "end_term": end_term,
+        "committed_index": committed_index,
+        "peers": _peers(count, body),
+    }
+
+
+def _read_request(request: m.ReadRequest) -> tuple[Values, Sequence[Buffer]]:
+    return (request.first_index, request.max_bytes, request.wait_ms), ()
+
+
+def _from_read_request(own: Values, body: memoryview) -> dict[str, Any]:
+    _check_empty(body)
+    return {"first_index": own[0], "max_bytes": own[1], "wait_ms": own[2]}
+
+
+def _read_answer(answer: m.ReadAnswer) -> tuple[Values, Sequence[Buffer]]:
+    own = answer.first_index, answer.count, answer.begin_index, answer.committed_index
+    return own, (answer.data,)
+
+
+def _from_read_answer(own: Values, body: memoryview) -> dict[str, Any]:
+    first_index, count, begin_index, committed_index = own
+    _check_entries(first_index, count, body)
+    return {
+        "first_index": first_index,
+        "count": count,
+        "begin_index": begin_index,
+        "committed_index": committed_index,
+        "data": body,
+    }
+
+
+_CODECS: dict[type[Message], tuple[Callable[[Any], Any], Callable[[Values, memoryview], dict[str, Any]]]] = {
+    m.MetadataRequest: (_nothing, _no_values),
+    m.MetadataAnswer: (lambda answer: ((len(answer.peers),), (_peers_bytes(answer.peers),)), _from_metadata_answer),
+    m.AppendRequest: (_append_request, _from_append_request),
+    m.AppendAnswer: (_append_answer, _from_append_answer),
+    m.GetRequest: (_get_request, _from_get_request),
+    m.GetAnswer: (_get_answer, _from_get_answer),
+    m.VoteRequest: (_vote_request, _from_vote_request),
+    m.VoteAnswer: (_vote_answer, _from_vote_answer),
+    m.HeartBeatRequest: (_nothing, _no_values),
+    m.HeartBeatAnswer: (_nothing, _no_values),
+    m.PushRequest: (_push_request, _from_push_request),
+    m.PushAnswer: (_push_answer, _from_push_answer),
+    m.TransferRequest: (_transfer_request, _from_transfer_request),
+    m.TransferAnswer: (_nothing, _no_values),
+    m.StatusRequest: (_nothing, _no_values),
+    m.StatusAnswer: (_status_answer, _from_status_answer),
+    m.ReadRequest: (_read_request, _from_read_request),
+    m.ReadAnswer: (_read_answer, _from_read_answer),
+}
+_ATTRIBUTES = {"transferId": "transfer_id", "transfereeId": "transferee_id"}
+
+
+def _layout_of(kind: type[Message]) -> _Layout:
+    key = REQUEST_CODES[kind], issubclass(kind, m.Answer)
+    own_texts = tuple(_ATTRIBUTES[name] for name in layout.OWN_TEXTS.get(key, ()))
+    return _Layout(layout.fixed_struct(layout.OWN[key]), own_texts, *_CODECS[kind])
+
+
+_LAYOUTS: dict[type[Message], _Layout] = {kind: _layout_of(kind) for kind in _CODECS}

@@ -1,0 +1,137 @@
+"""Every layout of the binary dialect, written once, as tables. All integers are big-endian.
+
+A frame's header is `COMMON`, then the message's own fields (`OWN`), then texts: those of every message (`COMMON_TEXTS`)
+and the message's own (`OWN_TEXTS`). A text is its length in bytes (u16), then UTF-8; length 65535 means that there is
+none. The frame's body is `BODIES`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from enum import Enum
+from typing import NamedTuple
+
+from pyspark_dledger.raft.messages import PushType, RequestCode, Role, VoteResult
+
+VERSION = 1
+
+FLAG_ANSWER = 1
+FLAG_ONE_WAY = 2
+FLAG_REFUSAL = 4
+
+NO_TEXT = 0xFFFF
+
+PUSH_TYPES = (PushType.APPEND, PushType.COMMIT, PushType.COMPARE, PushType.TRUNCATE)
+VOTE_RESULTS = tuple(VoteResult)
+ROLES = (Role.CANDIDATE, Role.FOLLOWER, Role.LEADER)
+"""Enums are sent as their place in these."""
+
+
+class WireField(NamedTuple):
+    """One field of a fixed layout: its name, its `struct` format, and what it holds."""
+
+    name: str
+    format: str
+    meaning: str = ""
+
+
+def _places(kinds: Sequence[Enum]) -> str:
+    return ", ".join(f"{place} {kind.name}" for place, kind in enumerate(kinds))
+
+
+COMMON = (
+    WireField("version", "B", "1"),
+    WireField("flags", "B", "1 answer, 2 one-way, 4 refusal"),
+    WireField("requestCode", "H", "an answer has its request's"),
+    WireField("opaque", "i", "an answer has its request's"),
+    WireField("code", "i", "response code; of a refusal the remoting code"),
+    WireField("term", "q"),
+)
+COMMON_TEXTS = ("group", "remoteId", "localId", "leaderId")
+
+_INDEX = "-1 for none"
+# (request code, whether it is the answer) -> own fields
+OWN: dict[tuple[int, bool], tuple[WireField, ...]] = {
+    (RequestCode.METADATA, False): (),
+    (RequestCode.METADATA, True): (WireField("peers", "H", "how many stand in the body"),),
+    (RequestCode.APPEND, False): (
+        WireField("count", "I", "bodies in the body"),
+        WireField("isRestart", "B", "1 begins a refused pipeline anew"),
+    ),
+    (RequestCode.APPEND, True): (
+        WireField("index", "q", "of the first entry, " + _INDEX),
+        WireField("pos", "q", "of the first entry, " + _INDEX),
+        WireField("count", "I", "entries appended"),
+    ),
+    (RequestCode.GET, False): (
+        WireField("beginIndex", "q"),
+        WireField("isCommitted", "B", "1 asks for a committed entry only"),
+    ),
+    (RequestCode.GET, True): (WireField("count", "I", "entries in the body"),),
+    (RequestCode.VOTE, False): (
+        WireField("ledgerEndIndex", "q", _INDEX),
+        WireField("ledgerEndTerm", "q", _INDEX),
+    ),
+    (RequestCode.VOTE, True): (WireField("voteResult", "B", _places(VOTE_RESULTS)),),
+    (RequestCode.HEART_BEAT, False): (),
+    (RequestCode.HEART_BEAT, True): (),
+    (RequestCode.PUSH, False): (
+        WireField("type", "B", _places(PUSH_TYPES)),
+        WireField("commitIndex", "q", _INDEX),
+        WireField("firstIndex", "q", _INDEX),
+        WireField("count", "I", "entries in the body"),
+    ),
+    (RequestCode.PUSH, True): (
+        WireField("hasIndex", "B", "0 in the answer to COMMIT"),
+        WireField("index", "q", "the request's firstIndex"),
+        WireField("count", "I", "the request's"),
+        WireField("beginIndex", "q", "the follower's first, " + _INDEX),
+        WireField("endIndex", "q", "the follower's last, " + _INDEX),
+    ),
+    (RequestCode.LEADERSHIP_TRANSFER, False): (WireField("takeLeadershipLedgerIndex", "q", _INDEX),),
+    (RequestCode.LEADERSHIP_TRANSFER, True): (),
+    (RequestCode.STATUS, False): (),
+    (RequestCode.STATUS, True): (
+        WireField("role", "B", _places(ROLES)),
+        WireField("beginIndex", "q", _INDEX),
+        WireField("endIndex", "q", _INDEX),
+        WireField("endTerm", "q", _INDEX),
+        WireField("committedIndex", "q", _INDEX),
+        WireField("peers", "H", "how many stand in the body"),
+    ),
+    (RequestCode.READ, False): (
+        WireField("firstIndex", "q"),
+        WireField("maxBytes", "I", "of entries in the answer"),
+        WireField("waitMs", "I", "how long to wait for the first"),
+    ),
+    (RequestCode.READ, True): (
+        WireField("firstIndex", "q", _INDEX),
+        WireField("count", "I", "entries in the body"),
+        WireField("beginIndex", "q", "the member's first, " + _INDEX),
+        WireField("committedIndex", "q", _INDEX),
+    ),
+}
+OWN_TEXTS: dict[tuple[int, bool], tuple[str, ...]] = {
+    (RequestCode.LEADERSHIP_TRANSFER, False): ("transferId", "transfereeId"),
+}
+REFUSAL_TEXTS = ("remark",)
+"""A refusal has `COMMON` and this text alone, whatever was asked."""
+
+PEERS_BODY = "`peers` times two texts: id, address"
+ENTRIES_BODY = "`count` encoded entries, as they stand in a data file"
+BODIES: dict[tuple[int, bool], str] = {
+    (RequestCode.METADATA, True): PEERS_BODY,
+    (RequestCode.APPEND, False): "`count` lengths (u32), then the bodies, nothing between",
+    (RequestCode.APPEND, True): "runs to the end: index (i64) and pos (i64) of the first entry of each",
+    (RequestCode.GET, True): ENTRIES_BODY,
+    (RequestCode.PUSH, False): ENTRIES_BODY,
+    (RequestCode.STATUS, True): PEERS_BODY,
+    (RequestCode.READ, True): ENTRIES_BODY,
+}
+"""What the frame's body holds; those not named have none."""
+
+
+def fixed_struct(own: tuple[WireField, ...] = ()) -> struct.Struct:
+    """The packer of `COMMON` and own fields."""
+    return struct.Struct(">" + "".join(field.format for field in (*COMMON, *own)))

@@ -1,0 +1,119 @@
+"""Messages to frames and back, in either dialect: JSON as Java speaks it, or binary between our own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from pyspark_dledger.format.entries import Buffer
+from pyspark_dledger.raft.messages import Answer, Message, Request, RequestCode
+from pyspark_dledger.raft.wire import binary
+from pyspark_dledger.raft.wire.errors import EncodeError, WireError
+from pyspark_dledger.raft.wire.frames import KIND_BINARY, KIND_JSON, Frame, frame
+from pyspark_dledger.raft.wire.json_bodies import decode_answer, decode_request, encode_body
+from pyspark_dledger.raft.wire.kinds import BINARY_ONLY, REQUEST_CODES, REQUESTS
+from pyspark_dledger.raft.wire.remoting import (
+    REQUEST_CODE_NOT_SUPPORTED,
+    SUCCESS,
+    SYSTEM_ERROR,
+    Header,
+    Refusal,
+    decode_header,
+    encode_header,
+)
+
+NOT_ASKED = -1
+"""The request code of an answer that nobody waits for."""
+
+_NOBODY: Mapping[int, int] = {}
+
+
+class Decoded(NamedTuple):
+    """What a frame says.
+
+    A Refusal for a request: it is unknown or its body cannot be read, and this is what to answer. None: an answer that
+    nobody waits for.
+    """
+
+    opaque: int
+    request_code: int
+    message: Request | Answer | Refusal | None
+    is_answer: bool
+    is_one_way: bool
+    is_binary: bool
+    offers_binary: bool
+
+
+def encode_request(request: Request, opaque: int, is_binary: bool = False, offers_binary: bool = False) -> list[Buffer]:
+    """A request as buffers to be sent one behind the other. Raises EncodeError for what that dialect cannot carry."""
+    return _encode(request, opaque, is_binary, offers_binary, is_answer=False)
+
+
+def encode_answer(answer: Answer, opaque: int, is_binary: bool = False, offers_binary: bool = False) -> list[Buffer]:
+    """The answer to the request with that opaque, in the dialect of the request. Raises EncodeError."""
+    return _encode(answer, opaque, is_binary, offers_binary, is_answer=True)
+
+
+def encode_refusal(refusal: Refusal, opaque: int, is_binary: bool = False, request_code: int = 0) -> list[Buffer]:
+    """What says that the request with that opaque was not done, and why."""
+    if is_binary:
+        return frame(KIND_BINARY, *binary.encode_refusal(refusal, request_code, opaque))
+    header = Header(refusal.code, opaque, is_answer=True, remark=refusal.remark)
+    return frame(KIND_JSON, encode_header(header), [])
+
+
+def decode(found: Frame, asked: Mapping[int, int] = _NOBODY) -> Decoded:
+    """The message of a frame; ``asked`` has the request code for each opaque that waits for an answer.
+
+    Raises WireError for what cannot be read, except a request in JSON whose body cannot: Java, too, answers that one.
+    """
+    if found.kind == KIND_BINARY:
+        return _decode_binary(found, asked)
+    header = decode_header(found.header)
+    if header.is_answer:
+        return _decode_answer(header, found.body, asked)
+    message = _request_or_refusal(header.code, found.body)
+    offers = header.offers_binary and header.code == RequestCode.METADATA
+    return Decoded(header.opaque, header.code, message, False, header.is_one_way, False, offers)
+
+
+def _encode(message: Message, opaque: int, is_binary: bool, offers_binary: bool, is_answer: bool) -> list[Buffer]:
+    code = REQUEST_CODES[type(message)]
+    if offers_binary and (is_binary or code != RequestCode.METADATA):
+        raise EncodeError(
+            f"expected the binary dialect to be offered with METADATA in JSON, found {type(message).__name__}"
+        )
+    if is_binary:
+        return frame(KIND_BINARY, *binary.encode(message, opaque))
+    header = Header(SUCCESS if is_answer else code, opaque, is_answer, offers_binary=offers_binary)
+    return frame(KIND_JSON, encode_header(header), [encode_body(message)])
+
+
+def _decode_binary(found: Frame, asked: Mapping[int, int]) -> Decoded:
+    code, opaque, is_answer, is_one_way, message = binary.decode(found.header, found.body)
+    if not is_answer:
+        return Decoded(opaque, code, message, False, is_one_way, True, False)  # type: ignore[arg-type]
+    expected = asked.get(opaque, NOT_ASKED)
+    if expected == NOT_ASKED:
+        return Decoded(opaque, NOT_ASKED, None, True, False, True, False)
+    if expected != code and not isinstance(message, Refusal):
+        raise WireError(f"expected the answer to request code {expected} for opaque {opaque}, found one to {code}")
+    return Decoded(opaque, expected, message, True, False, True, False)  # type: ignore[arg-type]
+
+
+def _decode_answer(header: Header, body: memoryview, asked: Mapping[int, int]) -> Decoded:
+    code = asked.get(header.opaque, NOT_ASKED)
+    message: Answer | Refusal | None = None
+    if code != NOT_ASKED:
+        message = decode_answer(code, body) if header.is_success else Refusal(header.code, header.remark or "")
+    offers = header.offers_binary and code == RequestCode.METADATA
+    return Decoded(header.opaque, code, message, True, False, False, offers)
+
+
+def _request_or_refusal(code: int, body: memoryview) -> Request | Refusal:
+    if code not in REQUESTS or code in BINARY_ONLY:
+        return Refusal(REQUEST_CODE_NOT_SUPPORTED, f"request code {code} is not supported")
+    try:
+        return decode_request(code, body)
+    except WireError as error:
+        return Refusal(SYSTEM_ERROR, str(error))

@@ -1,0 +1,375 @@
+"""The bodies of DLedger 0.3.1.2's messages: JSON as fastjson writes it, byte for byte, and as it reads it.
+
+Keys are sorted, absent values left out, bytes in base64, enums by name. A request of Java's also carries what its
+getters derive (``count``, ``firstEntryIndex``, ...), so ours does, too; reading ignores that, like any unknown key.
+What is missing or null has the default of `messages`.
+"""
+
+from __future__ import annotations
+
+import binascii
+import re
+import struct
+from collections.abc import Callable, Mapping
+from enum import Enum
+from operator import attrgetter
+from typing import Any, NamedTuple, TypeVar
+
+from pyspark_dledger.format.codec import record_struct
+from pyspark_dledger.format.entries import Bodies, Buffer
+from pyspark_dledger.format.layout import ENTRY_HEADER, ENTRY_HEADER_SIZE, MAX_ENTRY_SIZE
+from pyspark_dledger.raft import messages as m
+from pyspark_dledger.raft.messages import Answer, Message, PushRequest, PushType, Request, VoteResult
+from pyspark_dledger.raft.wire.errors import EncodeError, WireError
+from pyspark_dledger.raft.wire.kinds import ANSWERS, BINARY_ONLY, REQUESTS
+from pyspark_dledger.raft.wire.text import base64_bytes, integer, parse_object, quote, shown, text
+from pyspark_dledger.store.base import Entry
+
+Write = Callable[[Any], bytes | None]
+"""The JSON of one value of a message; None leaves its key out."""
+Read = Callable[[Any, str], Any]
+"""The attribute's value from a JSON value that is not null, and the key for texts. Raises WireError."""
+AnyEnum = TypeVar("AnyEnum", bound=Enum)
+AnyMessage = TypeVar("AnyMessage", bound=Message)
+
+_HEADER = record_struct(ENTRY_HEADER)
+_HEADER_BITS = {"magic": 32, "index": 64, "term": 64, "pos": 64, "channel": 32, "chainCrc": 32, "bodyCrc": 32}
+_LENGTH_SIZE = 4
+_REFERENCE = re.compile(r"\$\.([A-Za-z]+)(?:\[([0-9]{1,6})\])?")
+# 0.1 spells this one with two underscores.
+_OLD_VOTE_RESULTS = {"REJECT_ALREADY__HAS_LEADER": VoteResult.REJECT_ALREADY_HAS_LEADER}
+
+
+class Field(NamedTuple):
+    """One key of a message's JSON. Without `read` it is only written: Java derives it."""
+
+    key: str
+    write: Write
+    attribute: str | None = None
+    read: Read | None = None
+
+
+def encode_body(message: Message) -> bytes:
+    """A message as JSON. Raises EncodeError for what Java's messages cannot carry."""
+    writers = _WRITERS.get(type(message))
+    if writers is None:
+        raise EncodeError(
+            f"expected a message that Java knows, found {type(message).__name__}: it is sent in binary only"
+        )
+    parts = []
+    for key, write in writers:
+        value = write(message)
+        if value is not None:
+            parts.append(key + value)
+    return b"{" + b",".join(parts) + b"}"
+
+
+def decode_request(code: int, body: Buffer) -> Request:
+    """The request of that code. Raises WireError for a body that cannot be read, and for a code that Java has not."""
+    return _decode(REQUESTS, code, body)
+
+
+def decode_answer(code: int, body: Buffer) -> Answer:
+    """The answer to a request of that code. Raises WireError."""
+    return _decode(ANSWERS, code, body)
+
+
+def _decode(kinds: Mapping[int, type[AnyMessage]], code: int, body: Buffer) -> AnyMessage:
+    kind = kinds.get(code)
+    if kind is None or code in BINARY_ONLY:
+        raise WireError(f"expected a request code that is sent as JSON, found {code}")
+    fields = parse_object(body, kind.__name__)
+    if fields is None:
+        raise WireError(f"expected {kind.__name__} as a JSON object, found nothing")
+    values = {}
+    for key, attribute, read in _READERS[kind]:
+        value = fields.get(key)
+        if value is not None:
+            values[attribute] = read(value, key)
+    finish = _FINISHERS.get(kind)
+    if finish is not None:
+        finish(fields, values)
+    return kind(**values)
+
+
+def _number(key: str, attribute: str, bits: int = 64, is_count: bool = False) -> Field:
+    get = attrgetter(attribute)
+
+    def write(message: Message) -> bytes | None:
+        value = get(message)
+        return None if value is None else b"%d" % value
+
+    def read(value: Any, name: str) -> int:
+        number = integer(value, name, bits)
+        if is_count and number < 0:
+            raise WireError(f"expected {name} from 0 on, found {number}")
+        return number
+
+    return Field(key, write, attribute, read)
+
+
+def _text(key: str, attribute: str) -> Field:
+    get = attrgetter(attribute)
+
+    def write(message: Message) -> bytes | None:
+        value = get(message)
+        return None if value is None else quote(value).encode()
+
+    return Field(key, write, attribute, text)
+
+
+def _enum(key: str, attribute: str, kind: type[AnyEnum], unknown: AnyEnum | None, others: dict[str, AnyEnum]) -> Field:
+    """An enum by name; read by its ordinal, too. A name that Java would take for null is `unknown`, or else refused."""
+    get = attrgetter(attribute)
+    by_name = {member.name: member for member in kind} | others
+    by_ordinal = list(kind)
+
+    def read(value: Any, name: str) -> AnyEnum:
+        if type(value) is int and 0 <= value < len(by_ordinal):
+            return by_ordinal[value]
+        found = by_name.get(value) if isinstance(value, str) else None
+        if found is None and isinstance(value, str):
+            found = unknown
+        if found is None:
+            raise WireError(f"expected {name} from {', '.join(by_name)}, found {shown(value)}")
+        return found
+
+    return Field(key, lambda message: b'"%b"' % get(message).name.encode(), attribute, read)
+
+
+def _derived(key: str, write: Write) -> Field:
+    return Field(key, write)
+
+
+def _constant(key: str, value: bytes) -> Field:
+    return Field(key, lambda _: value)
+
+
+_COMMON = (
+    _text("group", "group"),
+    _text("remoteId", "remote_id"),
+    _text("localId", "local_id"),
+    _number("code", "code", 32),
+    _text("leaderId", "leader_id"),
+    _number("term", "term"),
+)
+
+
+def _entry_json(header: tuple[int, ...], body: Buffer) -> bytes:
+    magic, size, index, term, pos, channel, chain_crc, body_crc, _ = header
+    return (
+        b'{"body":"%b","bodyCrc":%d,"chainCrc":%d,"channel":%d,"index":%d,"magic":%d,"pos":%d,"size":%d,"term":%d}'
+        % (
+            binascii.b2a_base64(body, newline=False),
+            *(body_crc, chain_crc, channel, index, magic, pos, size, term),
+        )
+    )
+
+
+def _entries_json(data: Buffer, count: int) -> list[bytes]:
+    """Encoded entries, each as JSON. Raises EncodeError unless they are that many, one behind the other."""
+    view = memoryview(data)
+    found = []
+    start = 0
+    while start < len(view):
+        header = _HEADER.unpack_from(view, start) if start + ENTRY_HEADER_SIZE <= len(view) else None
+        if header is None or header[8] < 0 or header[1] != header[8] + ENTRY_HEADER_SIZE:
+            raise EncodeError(f"expected whole entries to send, found something else at byte {start} of {len(view)}")
+        found.append(_entry_json(header, view[start + ENTRY_HEADER_SIZE : start + header[1]]))
+        start += header[1]
+    if len(found) != count or start != len(view):
+        raise EncodeError(f"expected {count} entries to send, found {len(found)}")
+    return found
+
+
+def _push_entry(request: PushRequest) -> bytes | None:
+    if request.count == 1 and request.type is not PushType.COMMIT and not _is_batch(request):
+        return _entries_json(request.data, 1)[0]
+    return None
+
+
+def _is_batch(request: PushRequest) -> bool:
+    return _count(request) > 1 or (request.is_batch and request.count == 1 and request.type is PushType.APPEND)
+
+
+def _push_batch(request: PushRequest) -> bytes:
+    if not _is_batch(request):
+        return b"[]"
+    if request.type is not PushType.APPEND:
+        raise EncodeError(f"expected one entry to {request.type.name}, found {request.count}")
+    return b"[%b]" % b",".join(_entries_json(request.data, request.count))
+
+
+def _count(request: PushRequest) -> int:
+    return 0 if request.type is PushType.COMMIT else request.count
+
+
+def _bodies_json(request: m.AppendRequest) -> bytes:
+    """One body; Java takes batches only within a process."""
+    count, block = request.bodies
+    view = memoryview(block)
+    if count != 1 or len(view) < _LENGTH_SIZE or int.from_bytes(view[:_LENGTH_SIZE], "big") != len(view) - _LENGTH_SIZE:
+        raise EncodeError(f"expected one body to append in JSON, found {count} in {len(view)} bytes")
+    return b'"%b"' % binascii.b2a_base64(view[_LENGTH_SIZE:], newline=False)
+
+
+def _get_entries_json(answer: m.GetAnswer) -> bytes:
+    parts = []
+    for entry in answer.entries:
+        size = len(entry.body)
+        header = (entry.magic, ENTRY_HEADER_SIZE + size, entry.index, entry.term, entry.pos, 0, 0, 0, size)
+        parts.append(_entry_json(header, entry.body))
+    return b"[%b]" % b",".join(parts)
+
+
+def _peers_json(answer: m.MetadataAnswer) -> bytes:
+    """In the order given: Java's comes from a hash map."""
+    return b"{%b}" % ",".join(f"{quote(key)}:{quote(value)}" for key, value in answer.peers.items()).encode()
+
+
+def _read_peers(value: Any, name: str) -> dict[str, str]:
+    if not isinstance(value, dict):
+        raise WireError(f"expected {name} as an object of ids and addresses, found {type(value).__name__}")
+    return {text(key, name): text(address, f"{name}.{key[:60]}") for key, address in value.items()}
+
+
+def _read_bodies(value: Any, name: str) -> Bodies:
+    body = base64_bytes(value, name)
+    return Bodies(1, len(body).to_bytes(_LENGTH_SIZE, "big") + body)
+
+
+class _Item(NamedTuple):
+    """An entry of a message: its header as it stands in a data file, and the entry."""
+
+    header: bytes
+    entry: Entry
+
+
+def _read_entry(value: Any, name: str) -> _Item:
+    """An entry from its JSON; its size is that of its body, whatever ``size`` says. Raises WireError."""
+    if not isinstance(value, dict):
+        raise WireError(f"expected {name} as an object, found {type(value).__name__}")
+    body = base64_bytes(value.get("body"), f"{name}.body")
+    size = ENTRY_HEADER_SIZE + len(body)
+    if size > MAX_ENTRY_SIZE:
+        raise WireError(f"expected {name} of at most {MAX_ENTRY_SIZE} bytes, found {size}")
+    numbers = [value.get(key, 0) for key in _HEADER_BITS]
+    if set(map(type, numbers)) != {int}:
+        numbers = _checked(numbers)
+    magic, index, term, pos, channel, chain_crc, body_crc = numbers
+    try:
+        header = _HEADER.pack(magic, size, index, term, pos, channel, chain_crc, body_crc, len(body))
+    except struct.error:
+        _checked(numbers)
+        raise
+    return _Item(header, Entry(index, term, pos, magic, body))
+
+
+def _checked(numbers: list[Any]) -> list[int]:
+    """The numbers of an entry's header, in the order of `_HEADER_BITS`. Raises WireError."""
+    named = zip(numbers, _HEADER_BITS.items(), strict=True)
+    return [0 if number is None else integer(number, key, bits) for number, (key, bits) in named]
+
+
+def _read_get_entries(value: Any, name: str) -> list[Entry]:
+    if not isinstance(value, list):
+        raise WireError(f"expected {name} as a list, found {type(value).__name__}")
+    return [_read_entry(item, name).entry for item in value]
+
+
+def _finish_push(fields: dict[str, Any], values: dict[str, Any]) -> None:
+    """Entries from ``batchEntry`` for an APPEND that has one, else from ``entry``; COMMIT has none."""
+    kind = values.get("type", None if "type" in fields else PushType.APPEND)
+    if kind is None:
+        raise WireError("expected a type of push, found null")
+    if kind is PushType.COMMIT:
+        return
+    batch = fields.get("batchEntry")
+    if kind is PushType.APPEND and batch:
+        if not isinstance(batch, list):
+            raise WireError(f"expected batchEntry as a list, found {type(batch).__name__}")
+        items = batch
+    else:
+        entry = fields.get("entry")
+        items = [] if entry is None else [entry]
+    if items:
+        values.update(_packed([_resolved(fields, item) for item in items]))
+
+
+def _packed(items: list[Any]) -> dict[str, Any]:
+    """What `PushRequest` says of entries. Raises WireError unless their indexes go up by one.
+
+    Each is checked before the next is read: references to one large entry would else ask for its size many times.
+    """
+    first = _read_entry(items[0], "entry")
+    data = bytearray(first.header + first.entry.body)
+    expected = first.entry.index
+    for item in items[1:]:
+        header, entry = _read_entry(item, "entry")
+        expected += 1
+        if entry.index != expected:
+            raise WireError(f"expected index {expected} next in batchEntry, found {entry.index}")
+        data += header
+        data += entry.body
+    return {"first_index": first.entry.index, "count": len(items), "data": data}
+
+
+def _resolved(fields: dict[str, Any], item: Any) -> Any:
+    """What ``{"$ref": "$.batchEntry[0]"}`` stands for: fastjson writes an object only once. Raises WireError."""
+    reference = item.get("$ref") if isinstance(item, dict) else None
+    if reference is None:
+        return item
+    path = _REFERENCE.fullmatch(reference) if isinstance(reference, str) else None
+    found = fields.get(path[1]) if path else None
+    if path and path[2] is not None:
+        found = found[int(path[2])] if isinstance(found, list) and int(path[2]) < len(found) else None
+    if not isinstance(found, dict):
+        raise WireError(f"expected a reference to an entry of this message, found {shown(reference)}")
+    return found
+
+
+_FIELDS: dict[type[Message], tuple[Field, ...]] = {
+    m.MetadataRequest: (),
+    m.MetadataAnswer: (Field("peers", _peers_json, "peers", _read_peers),),
+    m.AppendRequest: (Field("body", _bodies_json, "bodies", _read_bodies),),
+    m.AppendAnswer: (_number("index", "index"), _number("pos", "pos")),
+    m.GetRequest: (_number("beginIndex", "begin_index"), _constant("maxSize", b"0")),
+    m.GetAnswer: (Field("entries", _get_entries_json, "entries", _read_get_entries),),
+    m.VoteRequest: (_number("ledgerEndIndex", "ledger_end_index"), _number("ledgerEndTerm", "ledger_end_term")),
+    m.VoteAnswer: (_enum("voteResult", "vote_result", VoteResult, VoteResult.UNKNOWN, _OLD_VOTE_RESULTS),),
+    m.HeartBeatRequest: (),
+    m.HeartBeatAnswer: (),
+    m.PushRequest: (
+        _derived("batch", lambda request: b"true" if _is_batch(request) else b"false"),
+        _derived("batchEntry", _push_batch),
+        _number("commitIndex", "commit_index"),
+        _derived("count", lambda request: b"%d" % _count(request)),
+        _derived("entry", _push_entry),
+        _derived("firstEntryIndex", lambda request: b"%d" % (request.first_index if _count(request) else -1)),
+        _derived("lastEntryIndex", lambda request: b"%d" % (request.last_index if _count(request) else -1)),
+        # Java adds up only what is put into a batch.
+        _derived("totalSize", lambda request: b"%d" % (len(request.data) if _is_batch(request) else 0)),
+        _enum("type", "type", PushType, None, {}),
+    ),
+    m.PushAnswer: (
+        _number("index", "index"),
+        _number("beginIndex", "begin_index"),
+        _number("endIndex", "end_index"),
+        _number("count", "count", 32, is_count=True),
+    ),
+    m.TransferRequest: (
+        _text("transferId", "transfer_id"),
+        _text("transfereeId", "transferee_id"),
+        _number("takeLeadershipLedgerIndex", "take_leadership_ledger_index"),
+    ),
+    m.TransferAnswer: (),
+}
+_WRITERS: dict[type[Message], list[tuple[bytes, Write]]] = {
+    kind: [(f'"{key}":'.encode(), write) for key, write, *_ in sorted((*_COMMON, *own), key=lambda field: field.key)]
+    for kind, own in _FIELDS.items()
+}
+_READERS: dict[type[Message], list[tuple[str, str, Read]]] = {
+    kind: [(field.key, field.attribute, field.read) for field in (*_COMMON, *own) if field.attribute and field.read]
+    for kind, own in _FIELDS.items()
+}
+_FINISHERS: dict[type[Message], Callable[[dict[str, Any], dict[str, Any]], None]] = {PushRequest: _finish_push}

@@ -1,0 +1,35 @@
+"""Which request code goes with which request and answer."""
+
+from __future__ import annotations
+
+from pyspark_dledger.raft import messages as m
+from pyspark_dledger.raft.messages import RequestCode
+
+REQUESTS: dict[int, type[m.Request]] = {
+    RequestCode.METADATA: m.MetadataRequest,
+    RequestCode.APPEND: m.AppendRequest,
+    RequestCode.GET: m.GetRequest,
+    RequestCode.VOTE: m.VoteRequest,
+    RequestCode.HEART_BEAT: m.HeartBeatRequest,
+    RequestCode.PUSH: m.PushRequest,
+    RequestCode.LEADERSHIP_TRANSFER: m.TransferRequest,
+    RequestCode.STATUS: m.StatusRequest,
+    RequestCode.READ: m.ReadRequest,
+}
+ANSWERS: dict[int, type[m.Answer]] = {
+    RequestCode.METADATA: m.MetadataAnswer,
+    RequestCode.APPEND: m.AppendAnswer,
+    RequestCode.GET: m.GetAnswer,
+    RequestCode.VOTE: m.VoteAnswer,
+    RequestCode.HEART_BEAT: m.HeartBeatAnswer,
+    RequestCode.PUSH: m.PushAnswer,
+    RequestCode.LEADERSHIP_TRANSFER: m.TransferAnswer,
+    RequestCode.STATUS: m.StatusAnswer,
+    RequestCode.READ: m.ReadAnswer,
+}
+REQUEST_CODES: dict[type[m.Message], int] = {
+    kind: int(code) for kinds in (REQUESTS, ANSWERS) for code, kind in kinds.items()
+}
+"""The request code of every request and answer class."""
+
+BINARY_ONLY = frozenset({int(RequestCode.STATUS), int(RequestCode.READ)})

@@ -1,0 +1,97 @@
+"""The JSON header of a frame (``RemotingCommand``): which request, which answer, and what remoting itself refuses."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from pyspark_dledger.raft.wire.errors import WireError
+from pyspark_dledger.raft.wire.text import integer, parse_object, quote
+
+SYSTEM_ERROR = 1
+SYSTEM_BUSY = 2
+REQUEST_CODE_NOT_SUPPORTED = 3
+# DLedger answers 200 always: whether a request was done stands in the body. 0 is remoting's own success.
+SUCCESS = 200
+_SUCCESSES = (SUCCESS, 0)
+
+_ANSWER = 1
+_ONE_WAY = 2
+_OFFER_KEY = "dledgerBinary"
+_OFFER = "1"
+_MAX_REMARK = 1000
+# Nearly every header: read without making a JSON object of it, which takes several times as long.
+_USUAL = re.compile(
+    rb'\{"code":(0|[1-9][0-9]{0,8}),"flag":([0-9]),"language":"[A-Z]{1,9}","opaque":(-?(?:0|[1-9][0-9]{0,8})),'
+    rb'"serializeTypeCurrentRPC":"JSON","version":(?:0|[1-9][0-9]{0,3})\}'
+)
+
+
+@dataclass(slots=True)
+class Refusal:
+    """What is answered by the layer below DLedger's messages (``RemotingSysResponseCode``): the request was not done.
+
+    Only after `SYSTEM_ERROR` it may have been. ``remark`` says why, in the words of whoever refused.
+    """
+
+    code: int
+    remark: str
+
+
+class Header(NamedTuple):
+    """A JSON header; ``code`` is a request code, or of an answer the remoting code."""
+
+    code: int
+    opaque: int
+    is_answer: bool = False
+    is_one_way: bool = False
+    offers_binary: bool = False
+    remark: str | None = None
+
+    @property
+    def is_success(self) -> bool:
+        return self.code in _SUCCESSES
+
+
+def encode_header(header: Header) -> bytes:
+    """As fastjson writes it: keys sorted, nulls omitted."""
+    offer = f'"extFields":{{"{_OFFER_KEY}":"{_OFFER}"}},' if header.offers_binary else ""
+    flag = _ANSWER * header.is_answer | _ONE_WAY * header.is_one_way
+    remark = f'"remark":{quote(header.remark[:_MAX_REMARK])},' if header.remark is not None else ""
+    return (
+        f'{{"code":{header.code},{offer}"flag":{flag},"language":"PYTHON","opaque":{header.opaque},{remark}'
+        '"serializeTypeCurrentRPC":"JSON","version":0}'
+    ).encode()
+
+
+def decode_header(data: memoryview) -> Header:
+    """Raises WireError where it is no JSON object, or lacks a code or an opaque."""
+    usual = _USUAL.fullmatch(data)
+    if usual is not None:
+        flag = int(usual[2])
+        return Header(int(usual[1]), int(usual[3]), bool(flag & _ANSWER), bool(flag & _ONE_WAY))
+    fields = parse_object(data, "a frame header")
+    if fields is None or fields.get("code") is None or fields.get("opaque") is None:
+        raise WireError(f"expected a frame header with code and opaque, found {bytes(data[:100])!r}")
+    flag = integer(fields.get("flag") or 0, "flag", 32)
+    remark = fields.get("remark")
+    return Header(
+        code=integer(fields["code"], "code", 32),
+        opaque=integer(fields["opaque"], "opaque", 32),
+        is_answer=bool(flag & _ANSWER),
+        is_one_way=bool(flag & _ONE_WAY),
+        offers_binary=_has_offer(fields.get("extFields")),
+        remark=_printable(remark[:_MAX_REMARK]) if isinstance(remark, str) else None,
+    )
+
+
+def _printable(remark: str) -> str:
+    """The text with a question mark for each half of a surrogate pair, which no log could be written with."""
+    return remark.encode(errors="replace").decode()
+
+
+def _has_offer(ext_fields: Any) -> bool:
+    """A later version may offer several, separated by commas."""
+    offer = ext_fields.get(_OFFER_KEY) if isinstance(ext_fields, dict) else None
+    return isinstance(offer, str) and _OFFER in offer.split(",")

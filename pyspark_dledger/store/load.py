@@ -1,0 +1,79 @@
+"""The files that a store finds when it starts (``MmapFileList.load`` and ``checkSelf``)."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from itertools import pairwise
+from pathlib import Path
+
+from pyspark_dledger.errors import StoreError
+from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, INDEX_UNIT_SIZE, MIN_BLANK_SIZE, SEGMENT_NAME_DIGITS
+from pyspark_dledger.log.find import HIGHEST_BASE
+from pyspark_dledger.store.files import LogFile
+
+_NAME = re.compile(rf"\d{{{SEGMENT_NAME_DIGITS}}}")
+
+
+def load_data_files(dirs: Iterable[Path], file_size: int) -> tuple[list[LogFile], int]:
+    """The data files of all folders in order, and their size, which is `file_size` where there are none.
+
+    Files and folders of other names are left alone. An empty last file was being created, and is removed. Raises
+    StoreError for files of several sizes, and for files that do not follow each other.
+    """
+    found = _named_files(dirs)
+    if found and found[-1][1] == 0:
+        found.pop()[0].unlink()
+    sizes = Counter(size for _, size in found)
+    usual = sizes.most_common(1)[0][0] if sizes else file_size
+    if not ENTRY_HEADER_SIZE + MIN_BLANK_SIZE <= usual < 2**31:
+        raise StoreError(f"{found[0][0]}: expected a data file of less than 2 GiB, found {usual} bytes")
+    for path, size in found:
+        if size != usual:
+            raise StoreError(
+                f"{path}: expected a file of {usual} bytes as the others have, found {size}: copy it from another "
+                "member of the group"
+            )
+        if int(path.name) % usual or int(path.name) > HIGHEST_BASE:
+            raise StoreError(
+                f"{path}: expected a name that is a multiple of {usual}, the size of the file: move it away"
+            )
+    return [LogFile(path, int(path.name), size) for path, size in found], usual
+
+
+def check_order(files: list[LogFile]) -> None:
+    """Raises StoreError where two files do not follow each other."""
+    for before, after in pairwise(files):
+        if after.base == before.base:
+            raise StoreError(f"{after.path}: expected one file of that name, found {before.path} as well: remove one")
+        if after.base != before.end:
+            raise StoreError(
+                f"{after.path}: expected {before.end:0{SEGMENT_NAME_DIGITS}d} behind {before.path.name}, found this "
+                "file: copy the missing ones from another member of the group"
+            )
+
+
+def load_index_files(folder: Path, file_size: int) -> tuple[list[LogFile], int, list[Path]]:
+    """The index files in order, their size, and files that are of no use: an index is rebuilt from the data."""
+    found = _named_files([folder])
+    sizes = Counter(size for _, size in found if 0 < size < 2**31 and size % INDEX_UNIT_SIZE == 0)
+    usual = sizes.most_common(1)[0][0] if sizes else file_size
+    fits = [(path, size) for path, size in found if size == usual and int(path.name) % usual == 0]
+    files = [LogFile(path, int(path.name), size) for path, size in fits]
+    if any(before.end != after.base for before, after in pairwise(files)):
+        files = []
+    kept = {file.path for file in files}
+    return files, usual, [path for path, _ in found if path not in kept]
+
+
+def _named_files(dirs: Iterable[Path]) -> list[tuple[Path, int]]:
+    """Files with names of 20 digits, and their sizes, by name."""
+    found = []
+    for folder in dirs:
+        for path in folder.iterdir() if folder.is_dir() else ():
+            if _NAME.fullmatch(path.name):
+                if not path.is_file():
+                    raise StoreError(f"{path}: expected a file, found something else: move it away")
+                found.append((path, path.stat().st_size))
+    return sorted(found, key=lambda item: item[0].name)

@@ -1,0 +1,598 @@
+"""A store on disk, in the files of the Java DLedger (``DLedgerMmapFileStore`` of 0.3.1.2)."""
+
+from __future__ import annotations
+
+import errno
+import struct
+import threading
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+from pyspark_dledger.errors import DiskFullError, InconsistentError, IndexRangeError, StoreError
+from pyspark_dledger.format.codec import encode_blank, record_struct
+from pyspark_dledger.format.engine import get_engine
+from pyspark_dledger.format.entries import Bodies, Buffer
+from pyspark_dledger.format.layout import (
+    ENTRY_HEADER,
+    ENTRY_HEADER_SIZE,
+    INDEX_UNIT,
+    INDEX_UNIT_SIZE,
+    MAX_ENTRY_SIZE,
+    MIN_BLANK_SIZE,
+)
+from pyspark_dledger.log.entries import read_at
+from pyspark_dledger.store.base import Appended, DLedgerStore, Entry, EntryRange, Run
+from pyspark_dledger.store.clean import CleanSpaceService
+from pyspark_dledger.store.config import StoreConfig
+from pyspark_dledger.store.files import FileList, LogFile, sync_dir
+from pyspark_dledger.store.flush import FlushDataService
+from pyspark_dledger.store.load import check_order, load_data_files, load_index_files
+from pyspark_dledger.store.lock import StoreLock
+from pyspark_dledger.store.recover import Recovery
+from pyspark_dledger.store.rules import check_cut, check_held, check_lengths, check_place, check_reset, risen_commit
+from pyspark_dledger.store.state import (
+    Reset,
+    load_checkpoint,
+    load_current_term,
+    load_reset,
+    remove_reset,
+    write_checkpoint,
+    write_current_term,
+    write_reset,
+)
+
+_HEADER = record_struct(ENTRY_HEADER)
+_UNIT = record_struct(INDEX_UNIT)
+# Entries are encoded and written in pieces that stay in the processor's cache.
+_PIECE = 1 << 20
+_MOST_DELETED = 10
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+
+
+class _Appending:
+    """The part of an append that writes: where it fails, nothing of it stays."""
+
+    def __init__(self, store: MmapFileStore) -> None:
+        self._store = store
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            self._store.take_back(error)
+            if isinstance(error, OSError):
+                raise self._store.disk_error(error) from error
+
+
+class MmapFileStore(DLedgerStore):
+    """One node's log in ``base_dir/dledger-<self_id>``: data and index files, checkpoint, currterm.
+
+    One thread writes and reads. `flush`, `write_checkpoint` and `delete_expired` may be called from others. Appends are
+    readable at once and durable with the next flush. After a failure that leaves unknown what is on disk, everything
+    but reading raises StoreError.
+    """
+
+    def __init__(self, config: StoreConfig) -> None:
+        self.config = config
+        self._engine = get_engine(config.engine)
+        self._lock = StoreLock(config.node_dir / "lock")
+        # Held while files are synced, cut or deleted.
+        self._sync_lock = threading.RLock()
+        self._is_started = False
+        self._failure: str | None = None
+        self._is_reset = False
+        self._replaced: list[LogFile] = []
+        self._full_dirs: frozenset[Path] = frozenset()
+        self._is_disk_full = False
+        self._appending = _Appending(self)
+        self._callback: Callable[[int], None] = _ignore
+        self._flush_service: FlushDataService | None = None
+        self._clean_service: CleanSpaceService | None = None
+        self._wake: Callable[[], None] | None = None
+        self._set_empty()
+
+    def _set_empty(self) -> None:
+        self._data = FileList([], self.config.data_file_size, self._data_dir)
+        self._index = FileList([], self.config.index_file_size, lambda _: self.config.node_dir / "index")
+        self._begin = self._end_term = self._committed = self._flushed = -1
+        self._next_index = self._end_pos = 0
+        self._term = 0
+        self._vote_leader: str | None = None
+
+    # Starting and stopping.
+
+    def startup(self, services: bool = False) -> None:
+        """See `DLedgerStore.startup`. With `services` the flush and clean threads run until shutdown."""
+        if self._is_started:
+            return
+        self.config.node_dir.mkdir(parents=True, exist_ok=True)
+        self._lock.acquire()
+        try:
+            self._load()
+        except BaseException:
+            self._lock.release()
+            raise
+        self._is_started = True
+        if services:
+            self._start_services()
+
+    def _start_services(self) -> None:
+        config = self.config
+        interval = None if config.flush == "sync" else config.flush_file_interval_ms
+        self._flush_service = FlushDataService(
+            self, interval, config.check_point_interval_ms, lambda index: self._callback(index)
+        )
+        self._clean_service = CleanSpaceService(self, config)
+        if interval is None:
+            self._wake = self._flush_service.wake
+        self._flush_service.start()
+        self._clean_service.start()
+
+    def on_flushed(self, callback: Callable[[int], None]) -> None:
+        """Have the flush thread call this with the flushed index, whenever that has moved."""
+        self._callback = callback
+
+    def _load(self) -> None:
+        config, node_dir = self.config, self.config.node_dir
+        if (node_dir / "snapshot").is_dir():
+            raise StoreError(
+                f"{node_dir}: expected a store of DLedger 0.1 to 0.3.2, found a snapshot folder, which only 0.4.0 has: "
+                "its stores can be read, and not be written"
+            )
+        for folder in (*config.all_data_dirs, node_dir / "index"):
+            folder.mkdir(parents=True, exist_ok=True)
+        data_files, data_size = load_data_files(
+            {*config.all_data_dirs, *config.read_only_data_dirs}, config.data_file_size
+        )
+        data_files = self._finish_reset(data_files)
+        check_order(data_files)
+        index_files, index_size, useless = load_index_files(node_dir / "index", config.index_file_size)
+        self._data = FileList(data_files, data_size, self._data_dir)
+        self._index = FileList(index_files, index_size, lambda _: node_dir / "index")
+        checkpoint, current = load_checkpoint(node_dir), load_current_term(node_dir)
+        found = Recovery(node_dir, self._data, self._index, self._engine, checkpoint, config.truncate_at, useless).run()
+        self._begin, self._next_index, self._end_term = found.begin_index, found.next_index, found.end_term
+        self._end_pos, self._committed, self._flushed = found.end_pos, found.committed_index, self.ledger_end_index
+        assert current.curr_term is not None
+        self._term, self._vote_leader = current.curr_term, current.vote_leader
+        if self._end_term > self._term:
+            self._take_lost_term()
+        if checkpoint.committed_index is not None and checkpoint.committed_index > self._next_index - 1:
+            write_checkpoint(node_dir, self._committed, self._flushed)
+
+    def _take_lost_term(self) -> None:
+        """Entries of a term that was not saved: for whom this node voted is lost, so it votes for nobody else."""
+        self.save_term_now(self._end_term, self.config.self_id)
+
+    def _finish_reset(self, files: list[LogFile]) -> list[LogFile]:
+        """Complete a reset whose first entry was written; otherwise it never was, and the old log stays."""
+        reset = load_reset(self.config.node_dir)
+        if reset is None:
+            return files
+        new = [file for file in files if file.end > reset.pos]
+        old = files[: len(files) - len(new)]
+        is_done = bool(new) and _has_entry(new[0], reset)
+        for file in old if is_done else new:
+            file.path.unlink()
+            sync_dir(file.path.parent)
+        remove_reset(self.config.node_dir)
+        return new if is_done else old
+
+    def shutdown(self) -> None:
+        if not self._is_started:
+            return
+        self._wake = None
+        for service in (self._clean_service, self._flush_service):
+            if service is not None:
+                service.stop()
+        self._clean_service = self._flush_service = None
+        try:
+            if self._failure is None:
+                self.flush()
+                self.write_checkpoint()
+        finally:
+            self._is_started = False
+            with self._sync_lock:
+                self._data.close()
+                self._index.close()
+            self._lock.release()
+
+    # Where the log stands.
+
+    @property
+    def ledger_begin_index(self) -> int:
+        return self._begin
+
+    @property
+    def ledger_end_index(self) -> int:
+        return self._next_index - 1 if self._begin >= 0 else -1
+
+    @property
+    def ledger_end_term(self) -> int:
+        return self._end_term
+
+    @property
+    def committed_index(self) -> int:
+        return self._committed
+
+    @property
+    def flushed_index(self) -> int:
+        return self._flushed
+
+    @property
+    def end_pos(self) -> int:
+        return self._end_pos
+
+    @property
+    def failure(self) -> str | None:
+        """Why everything but reading raises StoreError until a restart; None while all is well."""
+        return self._failure
+
+    @property
+    def curr_term(self) -> int:
+        return self._term
+
+    @property
+    def vote_leader(self) -> str | None:
+        return self._vote_leader
+
+    def save_term(self, term: int, vote_leader: str | None) -> None:
+        self._check_started()
+        self.save_term_now(term, vote_leader)
+
+    def save_term_now(self, term: int, vote_leader: str | None) -> None:
+        try:
+            write_current_term(self.config.node_dir, term, vote_leader)
+        except OSError as error:
+            raise self.disk_error(error) from error
+        self._term, self._vote_leader = term, vote_leader
+
+    # Appending.
+
+    def append_as_leader(self, bodies: Bodies | Sequence[Buffer], term: int | None = None) -> Appended:
+        self._check_writable()
+        packed = bodies if isinstance(bodies, Bodies) else self._engine.pack_bodies(bodies)
+        self._check_sizes(packed)
+        term = self._term if term is None else term
+        first = self._next_index
+        units: list[bytearray] = []
+        with self._appending:
+            runs, end_pos = self._write_bodies(packed, term, units)
+            self._index.write(first * INDEX_UNIT_SIZE, units[0] if len(units) == 1 else b"".join(units))
+        self._appended(packed.count, term, end_pos)
+        return Appended(first, self._next_index - 1, term, tuple(runs))
+
+    def _write_bodies(self, packed: Bodies, term: int, units: list[bytearray]) -> tuple[list[Run], int]:
+        """Write all bodies as entries behind the end; where each file's begin, and where the last ends."""
+        index, pos, wrote = self._next_index, self._end_pos, 0
+        runs: list[Run] = []
+        size = self._data.file_size
+        while wrote < packed.count:
+            left = size - pos % size
+            encoded = self._engine.encode_entries(packed, wrote, index, term, pos, min(left, _PIECE))
+            if encoded.count == 0 and left > _PIECE:
+                encoded = self._engine.encode_entries(packed, wrote, index, term, pos, left)
+            if encoded.count == 0:
+                self._data.write(pos, encode_blank(left))
+                pos += left
+                continue
+            if self.append_hook is not None:
+                self._call_hook(encoded.data, encoded.units)
+            self._data.write(pos, encoded.data)
+            if not runs or pos % size == 0:
+                runs.append(Run(index, pos))
+            units.append(encoded.units)
+            index, wrote, pos = index + encoded.count, wrote + encoded.count, pos + len(encoded.data)
+        return runs, pos
+
+    def _check_sizes(self, packed: Bodies) -> None:
+        """Raises ValueError for no body, and for one that fits no data file; encoding refuses what no store takes."""
+        if packed.count < 1:
+            raise ValueError("expected at least one body, found none")
+        size = self._data.file_size
+        if size < MAX_ENTRY_SIZE + MIN_BLANK_SIZE and len(packed.block) > size - MIN_BLANK_SIZE - ENTRY_HEADER_SIZE:
+            lengths = struct.iter_unpack(">I", bytes(packed.block[: 4 * packed.count]))
+            check_lengths((length for (length,) in lengths), size)
+
+    def _call_hook(self, data: bytearray, units: bytearray) -> None:
+        hook = self.append_hook
+        assert hook is not None
+        view = memoryview(data)
+        start = 0
+        for _, _, size, _, _ in _UNIT.iter_unpack(units):
+            hook(view[start : start + size], ENTRY_HEADER_SIZE)
+            start += size
+
+    def append_as_follower(self, data: Buffer, leader_term: int) -> int:
+        self._check_writable()
+        view = memoryview(data)
+        if len(view) < ENTRY_HEADER_SIZE:
+            raise InconsistentError(
+                f"expected at least one entry, {ENTRY_HEADER_SIZE} bytes or more, found {len(view)} bytes"
+            )
+        pos = _HEADER.unpack_from(view)[4]
+        check_place(pos, len(view), self._end_pos, self._data.file_size, self._begin < 0)
+        try:
+            checked = self._engine.check_entries(data, self._next_index, pos, self._end_term, leader_term)
+        except ValueError as error:
+            raise InconsistentError(str(error)) from None
+        with self._appending:
+            if pos != self._end_pos:
+                self._data.write(self._end_pos, encode_blank(pos - self._end_pos))
+            self._data.write(pos, data)
+            self._index.write(self._next_index * INDEX_UNIT_SIZE, checked.units)
+        self._appended(checked.count, checked.last_term, pos + len(view))
+        return self._next_index - 1
+
+    def _appended(self, count: int, term: int, end_pos: int) -> None:
+        if self._begin < 0:
+            self._begin = self._next_index
+        self._end_term = term
+        self._end_pos = end_pos
+        self._next_index += count
+        if self._wake is not None:
+            self._wake()
+
+    def take_back(self, error: BaseException) -> None:
+        """Take back what a failed append wrote. Where that fails as well, the store is not to be used any more."""
+        try:
+            with self._sync_lock:
+                self._data.cut(self._end_pos)
+                if self._index.files:
+                    self._index.cut(self._next_index * INDEX_UNIT_SIZE)
+        except OSError as second:
+            self._failure = f"an append failed ({error}), and taking it back as well ({second})"
+
+    def disk_error(self, error: OSError) -> StoreError:
+        """What to raise for an error of the system while writing."""
+        if error.errno in _NO_ROOM:
+            return DiskFullError(
+                f"{self.config.node_dir}: expected room for what was appended, found none ({error.strerror}): make room"
+            )
+        return StoreError(f"{self.config.node_dir}: expected to write, found {error}: check the disk")
+
+    # Reading.
+
+    def get(self, index: int) -> Entry:
+        pos, size, _ = self._unit(index)
+        file = self._data.find(pos)
+        if file is None:
+            raise self._gone(index)
+        start = pos - file.base
+        data = bytes(self._data.view(file)[start : start + size])
+        header = _HEADER.unpack_from(data) if len(data) >= ENTRY_HEADER_SIZE else None
+        if header is None or header[1:3] != (size, index) or header[4] != pos:
+            raise StoreError(
+                f"{file.path} at byte {start}: expected the entry of index {index} and {size} bytes that the index "
+                f"names, found {header}: stop the node, and either delete the files in index/, which are rebuilt, or "
+                "copy its folder from another member of the group"
+            )
+        return Entry(index, header[3], pos, header[0], data[ENTRY_HEADER_SIZE:])
+
+    def read(self, first_index: int, max_bytes: int) -> EntryRange:
+        pos, size, _ = self._unit(first_index)
+        file = self._data.find(pos)
+        if file is None:
+            raise self._gone(first_index)
+        limit = min(pos + max(max_bytes, size), file.end)
+        last, end = self.ledger_end_index, self._end_pos
+        if end > limit or end <= pos:
+            last, end = self._last_within(first_index, limit, pos + size)
+        return EntryRange(first_index, last, pos, self._data.view(file)[pos - file.base : end - file.base])
+
+    def _last_within(self, first: int, limit: int, end: int) -> tuple[int, int]:
+        """The last entry that ends at or before a position in the file of `first`, and where it ends."""
+        low, high = first, min(self.ledger_end_index, first + (limit - end) // ENTRY_HEADER_SIZE)
+        while low < high:
+            middle = (low + high + 1) // 2
+            pos, size, _ = self._unit(middle)
+            if pos + size <= limit:
+                low, end = middle, pos + size
+            else:
+                high = middle - 1
+        return low, end
+
+    def term_at(self, index: int) -> int:
+        return self._unit(index)[2]
+
+    def _unit(self, index: int) -> tuple[int, int, int]:
+        """Position, size and term of an entry, from the index."""
+        check_held(index, self._begin, self.ledger_end_index)
+        offset = index * INDEX_UNIT_SIZE
+        file = self._index.find(offset)
+        if file is None:
+            raise self._gone(index)
+        _, pos, size, found, term = _UNIT.unpack_from(self._index.view(file), offset - file.base)
+        if found != index:
+            raise StoreError(
+                f"{file.path} at byte {offset - file.base}: expected the unit of index {index}, found that of {found}: "
+                "stop the node and delete the files in index/, which are rebuilt from the data"
+            )
+        return pos, size, term
+
+    def _gone(self, index: int) -> StoreError:
+        """An entry whose file was deleted meanwhile as expired."""
+        check_held(index, self._begin, self.ledger_end_index)
+        return IndexRangeError(f"expected an index that the log holds, found {index}, whose file has expired")
+
+    # Cutting.
+
+    def truncate(self, index: int) -> None:
+        self._check_writable()
+        check_cut(index, self._begin, self.ledger_end_index, self._committed)
+        is_all = index == self._begin
+        if is_all:
+            end_pos, end_term = self._unit(index)[0], -1
+        else:
+            pos, size, end_term = self._unit(index - 1)
+            end_pos = pos + size
+        with self._sync_lock:
+            # What follows is gone from here on, whether or not the disk follows.
+            self._flushed = min(self._flushed, -1 if is_all else index - 1)
+            self._next_index, self._end_pos, self._end_term = index, end_pos, end_term
+            if is_all:
+                self._begin = -1
+            self._on_disk(self._cut_files)
+
+    def _cut_files(self) -> None:
+        self._data.cut(self._end_pos)
+        self._data.sync()
+        self._index.cut(self._next_index * INDEX_UNIT_SIZE)
+        self._index.sync()
+
+    def reset(self, index: int, pos: int) -> None:
+        """See `DLedgerStore.reset`. Until the first entry is durable a restart finds the old log instead.
+
+        A member that lost its log in between could elect a leader that lacks what it had helped to commit.
+        """
+        self._check_writable()
+        check_reset(index, pos, self._data.file_size)
+        with self._sync_lock:
+            self._begin = self._end_term = self._committed = self._flushed = -1
+            self._next_index, self._end_pos = index, pos
+            self._on_disk(self._replace_files)
+
+    def _replace_files(self) -> None:
+        self._is_reset = True
+        write_reset(self.config.node_dir, Reset(self._next_index, self._end_pos))
+        first = self._end_pos - self._end_pos % self._data.file_size
+        # With those of a reset before this one, whose names must not be taken for those of new files.
+        old = [*self._replaced, *self._data.release()]
+        self._data.delete([file for file in old if file.base >= first])
+        self._replaced = [file for file in old if file.base < first]
+        for file in self._replaced:
+            file.close()
+        self._index.delete(self._index.release())
+
+    def _forget_replaced(self) -> None:
+        """Delete the files from before a reset, once an entry behind it is durable."""
+        replaced, self._replaced = self._replaced, []
+        self._data.delete(replaced)
+        self._data.sync()
+        remove_reset(self.config.node_dir)
+        self._is_reset = False
+
+    def _on_disk(self, change: Callable[[], None]) -> None:
+        """Run a change that cannot be taken back. Where it fails, the store is not to be used any more."""
+        try:
+            change()
+        except OSError as error:
+            self._failure = f"changing files failed ({error})"
+            raise self.disk_error(error) from error
+
+    # Committing and flushing.
+
+    def update_committed_index(self, term: int, index: int) -> None:
+        if index > self._committed:
+            self._committed = risen_commit(
+                self._committed, self._begin, self.ledger_end_index, self._end_term, term, index
+            )
+
+    def update_ledger_end_index_and_term(self) -> None:
+        if self._begin >= 0:
+            pos, size, self._end_term = self._unit(self.ledger_end_index)
+            self._end_pos = pos + size
+
+    def flush(self) -> int:
+        with self._sync_lock:
+            self._check_failure()
+            end = self.ledger_end_index
+            try:
+                self._data.sync()
+                self._index.sync()
+                self._flushed = end
+                if self._is_reset and end >= 0:
+                    self._forget_replaced()
+            except OSError as error:
+                # What the system dropped after a failed sync is unknown, and a second one would not tell.
+                self._failure = f"flushing failed ({error})"
+                raise self.disk_error(error) from error
+        return self._flushed
+
+    @property
+    def needs_flush(self) -> bool:
+        """Whether anything was appended since the last flush."""
+        return self._flushed != self.ledger_end_index
+
+    def write_checkpoint(self) -> None:
+        """Note the committed and the flushed index, never more than is durable."""
+        with self._sync_lock:
+            if not self._is_reset:
+                write_checkpoint(self.config.node_dir, min(self._committed, self._flushed), self._flushed)
+
+    # Cleaning.
+
+    def set_disk_state(self, is_full: bool, full_dirs: frozenset[Path]) -> None:
+        """Whether appends are refused because of full disks, and in which folders no more files are created."""
+        self._is_disk_full, self._full_dirs = is_full, full_dirs
+
+    def delete_expired(self, changed_before: float, force: bool) -> int:
+        """Delete the first files while they were last changed before a time in seconds since 1970, or all with `force`.
+
+        At most ten at once, never the last, and none with an entry that is not committed and durable. How many.
+        """
+        with self._sync_lock:
+            self._check_started()
+            files = self._data.files
+            begin, count = self._begin, 0
+            for file, following in pairwise(files[: _MOST_DELETED + 1]):
+                first = self._first_index(following)
+                is_old = force or file.path.stat().st_mtime <= changed_before
+                if not is_old or first is None or first - 1 > min(self._committed, self._flushed):
+                    break
+                begin, count = first, count + 1
+            if count:
+                self._begin = begin
+                self._on_disk(lambda: self._drop_files(files[count].base))
+        return count
+
+    def _first_index(self, file: LogFile) -> int | None:
+        """The index of the entry that a file begins with."""
+        header = _HEADER.unpack(read_at(str(file.path), 0, ENTRY_HEADER_SIZE))
+        return int(header[2]) if header[4] == file.base and header[1] else None
+
+    def _drop_files(self, base: int) -> None:
+        self._data.drop_before(base)
+        self._index.drop_before(self._begin * INDEX_UNIT_SIZE)
+
+    # Files.
+
+    def _data_dir(self, base: int) -> Path:
+        """The folder of a new data file: in turn those that are not full (``MultiPathMmapFileList``)."""
+        writable = {str(path) for path in self.config.all_data_dirs} - {
+            str(path) for path in self.config.read_only_data_dirs
+        }
+        free = writable - {str(path) for path in self._full_dirs} or writable
+        if not free:
+            raise StoreError("expected a folder in which data files can be created, found read-only ones only")
+        return Path(sorted(free)[base // self._data.file_size % len(free)])
+
+    def _check_started(self) -> None:
+        if not self._is_started:
+            raise StoreError(f"{self.config.node_dir}: expected a store that was started, found it closed")
+
+    def _check_writable(self) -> None:
+        if self._failure is not None or self._is_disk_full or not self._is_started:
+            self._check_started()
+            self._check_failure()
+            raise DiskFullError(
+                f"{self.config.node_dir}: expected a disk that is at most {self.config.disk_full_ratio:.0%} full, "
+                "found it fuller: make room"
+            )
+
+    def _check_failure(self) -> None:
+        if self._failure is not None:
+            raise StoreError(f"{self.config.node_dir}: expected a store that works, found {self._failure}: restart it")
+
+
+def _has_entry(file: LogFile, reset: Reset) -> bool:
+    """Whether the first entry behind a reset was written."""
+    with file.path.open("rb") as stream:
+        stream.seek(max(reset.pos - file.base, 0))
+        head = stream.read(ENTRY_HEADER_SIZE)
+    return len(head) == ENTRY_HEADER_SIZE and _HEADER.unpack(head)[2:5:2] == (reset.index, reset.pos)
+
+
+def _ignore(index: int) -> None:
+    """Nobody asked to be told what was flushed."""

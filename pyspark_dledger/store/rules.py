@@ -1,0 +1,80 @@
+"""What every store checks before it writes or answers, with the words in which it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pyspark_dledger.errors import InconsistentError, IndexRangeError
+from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, MAX_ENTRY_SIZE, MIN_BLANK_SIZE
+
+
+def check_held(index: int, begin: int, end: int) -> None:
+    """Raises IndexRangeError unless a log of the entries ``[begin, end]`` holds that index."""
+    if not 0 <= begin <= index <= end:
+        there = f"the log holds {begin} to {end}" if begin >= 0 else "the log is empty"
+        raise IndexRangeError(f"expected an index that the log holds, found {index}: {there}")
+
+
+def check_lengths(lengths: Iterable[int], file_size: int) -> None:
+    """Raises ValueError for a body that is too long for an entry, or whose entry fits no data file of that size."""
+    limit = min(MAX_ENTRY_SIZE, file_size - MIN_BLANK_SIZE) - ENTRY_HEADER_SIZE
+    for number, length in enumerate(lengths):
+        if length > limit:
+            raise ValueError(
+                f"expected body {number} of at most {limit} bytes in a data file of {file_size}, found {length}"
+            )
+
+
+def check_cut(index: int, begin: int, end: int, committed: int) -> None:
+    """Raises ValueError where the entry of that index is committed, IndexRangeError where there is none."""
+    if 0 <= index <= committed:
+        raise ValueError(
+            f"expected an index above {committed}, which is committed, found {index}: what is committed is never cut"
+        )
+    check_held(index, begin, end)
+
+
+def check_reset(index: int, pos: int, file_size: int) -> None:
+    """Raises ValueError for an index or position that no entry has in data files of that size."""
+    if index < 0 or pos < 0:
+        raise ValueError(f"expected an index and a position of at least 0, found {index} and {pos}")
+    last = file_size - ENTRY_HEADER_SIZE - MIN_BLANK_SIZE
+    if pos % file_size > last:
+        raise ValueError(
+            f"expected a position at most {last} bytes into a data file of {file_size}, found {pos % file_size}"
+        )
+
+
+def risen_commit(committed: int, begin: int, end: int, end_term: int, term: int, index: int) -> int:
+    """The committed index after a leader of that term said that `index` is committed.
+
+    It never falls, never passes the end, and does not listen to a leader older than the log's last entry.
+    """
+    index = min(index, end)
+    return index if term >= end_term and index > committed and index >= begin else committed
+
+
+def place(pos: int, size: int, file_size: int) -> int:
+    """Where an entry of that size is written when the log ends at `pos`: there, or at the front of the next file.
+
+    An entry fits while it leaves room for a blank's 8 bytes (``MmapFileList.preAppend``).
+    """
+    left = file_size - pos % file_size
+    return pos if size + MIN_BLANK_SIZE <= left else pos + left
+
+
+def check_place(pos: int, size: int, end_pos: int, file_size: int, is_empty: bool) -> None:
+    """Raises InconsistentError unless a leader's `size` bytes of entries, the first at `pos`, can follow `end_pos`.
+
+    They stand right there, or at the front of the next file even where the first would have fitted: a Java leader that
+    recovered behind a blank goes on there. An empty log begins where it is. They leave room for a blank in their file.
+    """
+    next_file = end_pos - end_pos % file_size + file_size
+    if pos != end_pos and (is_empty or pos != next_file):
+        raise InconsistentError(f"expected entries at {end_pos} or {next_file}, found pos {pos}")
+    left = file_size - pos % file_size - MIN_BLANK_SIZE
+    if size > left:
+        raise InconsistentError(
+            f"expected at most {left} bytes of entries at {pos} in a data file of {file_size} bytes, found {size}: "
+            "do leader and follower have the same data file size?"
+        )

@@ -1,0 +1,105 @@
+"""A group of `dledger serve` processes on loopback, each of which reaches the others through links that can be cut."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from tests.chaos.proxy import Network
+
+# Short, so that a round takes a second or two; the ratios are those of the defaults.
+SETTINGS = {
+    "heartBeatTimeIntervalMs": 200,
+    "maxHeartBeatLeak": 3,
+    "minVoteIntervalMs": 50,
+    "maxVoteIntervalMs": 300,
+    "mappedFileSizeForEntryData": 4 * 1024 * 1024,
+    "mappedFileSizeForEntryIndex": 32 * 16 * 1024,
+}
+GROUP = "chaos"
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on now."""
+    sockets = [socket.socket() for _ in range(count)]
+    for each in sockets:
+        each.bind(("127.0.0.1", 0))
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+class Group:
+    """Nodes by id. ``folder`` holds ``dledger-<id>`` of each, and ``<id>.log`` with what it said."""
+
+    def __init__(self, folder: Path, size: int, flush: str) -> None:
+        self.folder = folder
+        self.flush = flush
+        self.ids = [f"n{i}" for i in range(size)]
+        self.ports = dict(zip(self.ids, free_ports(size), strict=True))
+        self.network = Network(self.ports)
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.paused: set[str] = set()
+        self._settings = folder / "chaos.conf"
+        self._settings.write_text("".join(f"{key}={value}\n" for key, value in SETTINGS.items()))
+
+    @property
+    def peers(self) -> str:
+        """The members as a client reaches them: directly."""
+        return ";".join(f"{node}-127.0.0.1:{port}" for node, port in self.ports.items())
+
+    def _peers_of(self, node: str) -> str:
+        ports = {other: self.network.links[node, other].port for other in self.ids if other != node}
+        return ";".join(f"{other}-127.0.0.1:{ports.get(other, self.ports[other])}" for other in self.ids)
+
+    def start(self, node: str) -> None:
+        command = [sys.executable, "-m", "pyspark_dledger", "serve", "--config", str(self._settings)]
+        command += ["--group", GROUP, "--id", node, "--peers", self._peers_of(node), "--store", str(self.folder)]
+        with (self.folder / f"{node}.log").open("ab") as log:
+            self.processes[node] = subprocess.Popen([*command, "--flush", self.flush], stdout=log, stderr=log)
+
+    def start_all(self) -> None:
+        for node in self.ids:
+            if node not in self.processes:
+                self.start(node)
+
+    def kill(self, node: str) -> None:
+        """kill -9: nothing is flushed, nothing is said."""
+        process = self.processes.pop(node)
+        process.kill()
+        process.wait()
+        self.paused.discard(node)
+
+    def pause(self, node: str) -> None:
+        self.processes[node].send_signal(signal.SIGSTOP)
+        self.paused.add(node)
+
+    def resume(self) -> None:
+        for node in self.paused:
+            self.processes[node].send_signal(signal.SIGCONT)
+        self.paused.clear()
+
+    def crashed(self) -> list[str]:
+        """Nodes that ended without being asked to."""
+        return [node for node, process in self.processes.items() if process.poll() is not None]
+
+    def stop(self) -> None:
+        """End every node in order, and by force after 20 seconds."""
+        self.resume()
+        for process in self.processes.values():
+            process.terminate()
+        deadline = time.monotonic() + 20
+        for process in self.processes.values():
+            try:
+                process.wait(max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                os.kill(process.pid, signal.SIGKILL)
+                process.wait()
+        self.processes.clear()
+        self.network.close()

@@ -1,0 +1,210 @@
+// Any bytes as entries from another node, and as a block of bodies: each call against a definition of its own.
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+
+#include "append.hpp"
+#include "input.hpp"
+
+namespace dledger::fuzz {
+namespace {
+
+constexpr double kSeconds = 5;
+constexpr size_t kNumbers = 12;  // before the bytes: count, first, space and position
+constexpr int64_t kHighest = int64_t{1} << 62;
+
+struct Numbers {
+  int64_t count, first, space, pos;
+
+  explicit Numbers(const uint8_t* data)
+      : count(data[0] % 32 + 1), first(data[1] % count), space(load_be16(data + 2)), pos(load_be64(data + 4)) {
+    pos &= kHighest - 1;
+  }
+};
+
+// What `call` gives, or nothing where it refuses; a refusal says what was expected.
+template <typename Call>
+auto answer(Call call) -> std::optional<decltype(call())> {
+  try {
+    return call();
+  } catch (const std::invalid_argument& refusal) {
+    check(std::strstr(refusal.what(), "expected ") != nullptr, "a refusal says what was expected");
+    return std::nullopt;
+  }
+}
+
+// The sizes of the entries that the bytes are made of; none where they are not.
+std::vector<int64_t> sizes_of(const std::vector<uint8_t>& bytes) {
+  std::vector<int64_t> sizes;
+  for (size_t at = 0; at < bytes.size();) {
+    if (bytes.size() - at < 48) return {};
+    const uint8_t* const p = &bytes[at];
+    const int64_t size = load_be32(p + 4), body = load_be32(p + 44);
+    if (load_be32(p) != 1 || body < 0 || size - body != 48 || size > 4194304) return {};
+    if (static_cast<size_t>(size) > bytes.size() - at) return {};
+    sizes.push_back(size);
+    at += static_cast<size_t>(size);
+  }
+  return sizes;
+}
+
+bool go_on(const std::vector<uint8_t>& bytes, const std::vector<int64_t>& sizes, LogPlace place, int64_t most_term) {
+  const uint8_t* p = bytes.data();
+  for (const int64_t size : sizes) {
+    const int64_t term = load_be64(p + 16);
+    if (load_be64(p + 8) != place.index || load_be64(p + 24) != place.pos) return false;
+    if (term < place.term || term > most_term) return false;
+    place = {place.index + 1, term, place.pos + size};
+    p += size;
+  }
+  return !sizes.empty();
+}
+
+void check_units(const Buffer& units, const std::vector<uint8_t>& bytes, const std::vector<int64_t>& sizes) {
+  check(units.size() == sizes.size() * 32, "an entry has one unit");
+  const uint8_t *p = bytes.data(), *unit = units.data();
+  for (const int64_t size : sizes) {
+    check(
+        std::memcmp(unit, p, 4) == 0 && std::memcmp(unit + 4, p + 24, 8) == 0 && std::memcmp(unit + 12, p + 4, 4) == 0,
+        "a unit has the magic, position and size of its entry");
+    check(std::memcmp(unit + 16, p + 8, 16) == 0, "and its index and term");
+    p += size;
+    unit += 32;
+  }
+}
+
+bool is_torn(const uint8_t* entry, int64_t size, int64_t pos) {
+  for (int64_t sector = (pos + 48) / 512; sector <= (pos + size) / 512; sector++) {
+    const int64_t from = std::max<int64_t>(48, sector * 512 - pos), to = std::min(size, sector * 512 + 512 - pos);
+    if (from < to && std::count(entry + from, entry + to, 0) == to - from) return true;
+  }
+  return false;
+}
+
+void check_torn(const std::vector<uint8_t>& bytes, const std::vector<int64_t>& sizes, int64_t pos) {
+  const auto found = answer([&] { return find_torn({bytes.data(), static_cast<int64_t>(bytes.size())}, pos); });
+  if (sizes.empty() && !bytes.empty()) {  // refused, unless a torn entry came before what is none
+    check(!found || found->has_value(), "what is no row of entries is not sound");
+    return;
+  }
+  check(found.has_value(), "entries can be looked at");
+  std::optional<int64_t> expected;
+  int64_t at = 0;
+  for (const int64_t size : sizes) {
+    if (!expected && is_torn(&bytes[static_cast<size_t>(at)], size, pos + at)) expected = at;
+    at += size;
+  }
+  check(*found == expected, "the first torn entry is the first with a sector of zeros");
+}
+
+void run_entries(const Numbers& numbers, const std::vector<uint8_t>& bytes) {
+  const ByteRange data{bytes.data(), static_cast<int64_t>(bytes.size())};
+  const std::vector<int64_t> sizes = sizes_of(bytes);
+  const int64_t index = bytes.size() < 48 ? 0 : load_be64(&bytes[8]) & (kHighest - 1);
+  for (const auto& [least, most] : {std::pair<int64_t, int64_t>(-1, INT64_MAX), {numbers.first, numbers.count}}) {
+    const LogPlace place{index, least, numbers.pos};
+    const auto checked = answer([&, top = most] { return check_entries(data, place, top); });
+    check(checked.has_value() == go_on(bytes, sizes, place, most), "entries that go on are taken, and no others");
+    if (!checked) continue;
+    check(checked->count == static_cast<int64_t>(sizes.size()), "entries are counted");
+    check(checked->last_term == load_be64(&bytes[bytes.size() - static_cast<size_t>(sizes.back()) + 16]),
+          "the last term is the last entry's");
+    check_units(checked->units, bytes, sizes);
+  }
+  check_torn(bytes, sizes, numbers.pos);
+}
+
+// The lengths of the bodies; none where they do not fit the block.
+std::vector<int64_t> lengths_of(int64_t count, const std::vector<uint8_t>& bytes) {
+  std::vector<int64_t> lengths;
+  int64_t size = 4 * count;
+  if (static_cast<size_t>(size) > bytes.size()) return {};
+  for (int64_t i = 0; i < count; i++) {
+    lengths.push_back(load_be32u(&bytes[static_cast<size_t>(4 * i)]));
+    size += lengths.back();
+    if (lengths.back() > 4194256) return {};
+  }
+  return static_cast<size_t>(size) == bytes.size() ? lengths : std::vector<int64_t>();
+}
+
+void run_block(const Numbers& numbers, const std::vector<uint8_t>& bytes) {
+  const PackedBodies bodies{numbers.count, {bytes.data(), static_cast<int64_t>(bytes.size())}};
+  const std::vector<int64_t> lengths = lengths_of(numbers.count, bytes);
+  const auto unpacked = answer([&] { return unpack(bodies); });
+  const auto fitting = answer([&] { return find_fitting(bodies, numbers.first, numbers.space); });
+  check(unpacked.has_value() == !lengths.empty() && fitting.has_value() == !lengths.empty(),
+        "a block whose lengths fit is taken, and no other");
+  if (!unpacked) return;
+
+  check(block_size(*unpacked) == static_cast<int64_t>(bytes.size()), "a block is packed to its size");
+  std::vector<uint8_t> packed(bytes.size());
+  pack(*unpacked, packed.data());
+  check(packed == bytes, "a block is packed to its bytes");
+
+  int64_t count = 0, size = 0;
+  for (size_t i = static_cast<size_t>(numbers.first); i < lengths.size(); i++, count++) {
+    if (size + 48 + lengths[i] + 8 > numbers.space) break;
+    size += 48 + lengths[i];
+  }
+  check(fitting->count == count && fitting->size == size, "as many fit as leave room for a blank");
+  const LogPlace place{numbers.space, numbers.count, numbers.pos};
+  std::vector<uint8_t> data(static_cast<size_t>(size)), units(static_cast<size_t>(count * 32));
+  encode(bodies, *fitting, place, data.data(), units.data());
+  if (count == 0) return;
+  const CheckedEntries checked = check_entries({data.data(), size}, place, place.term);
+  check(checked.count == count && std::equal(units.begin(), units.end(), checked.units.data()),
+        "what is encoded goes on, with the same units");
+  int64_t at = 0;
+  for (int64_t i = 0; i < count; i++) {
+    const ByteRange& body = (*unpacked)[static_cast<size_t>(numbers.first + i)];
+    check(std::equal(body.data, body.data + body.size, data.begin() + at + 48), "an entry has its body");
+    at += 48 + body.size;
+  }
+}
+
+// Lengths that fit the bytes.
+void mend_block(int64_t count, uint8_t* data, size_t size, Random& random) {
+  if (size < static_cast<size_t>(4 * count)) return;
+  size_t left = size - static_cast<size_t>(4 * count);
+  for (int64_t i = 0; i < count; i++) {
+    const size_t length = i + 1 == count ? left : random.below(std::min<size_t>(left, random.one_in(3) ? 9 : 700) + 1);
+    store_be32(data + 4 * i, static_cast<uint32_t>(length));
+    left -= length;
+  }
+}
+
+}  // namespace
+}  // namespace dledger::fuzz
+
+extern "C" size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t max_size, unsigned int seed) {
+  using namespace dledger::fuzz;
+  Random random(seed);
+  size = LLVMFuzzerMutate(data, size, max_size);
+  if (size <= kNumbers) return size;
+  const Numbers numbers(data);
+  uint8_t* const bytes = data + kNumbers;
+  size_t start = 0;
+  switch (random.below(4)) {
+    case 0:
+      mend_block(numbers.count, bytes, size - kNumbers, random);
+      break;
+    case 1:  // sectors that were never written
+      start = random.below(size - kNumbers);
+      std::memset(bytes + start, 0, std::min(size - kNumbers - start, random.below(1200)));
+      break;
+    case 2:
+      mend(bytes, size - kNumbers, true, numbers.pos, random);
+  }
+  return size;
+}
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  using namespace dledger::fuzz;
+  if (size < kNumbers || size > kLongestInput) return -1;
+  const TimeLimit limit(kSeconds);
+  const Numbers numbers(data);
+  const std::vector<uint8_t> bytes(data + kNumbers, data + size);  // of exactly its size
+  run_entries(numbers, bytes);
+  run_block(numbers, bytes);
+  return 0;
+}

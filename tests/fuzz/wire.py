@@ -1,0 +1,288 @@
+"""Damaged and random frames against the wire; ends at the first that does harm.
+
+``python -m tests.fuzz.wire --seconds 60 --seed 1``; a case alone: ``--seed 1 --case 4711``. The parser cuts a stream,
+which it gets in any pieces, into the same frames as a simple one does; each frame is read, whatever answer is expected,
+and what could be read is written again. Nothing but WireError may come of it, and that soon.
+"""
+
+# ruff: noqa: T201 - printing is what a command line does
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import struct
+import sys
+import time
+import traceback
+from random import Random
+from typing import Any
+
+from pyspark_dledger.raft import messages as m
+from pyspark_dledger.raft.messages import Message, RequestCode
+from pyspark_dledger.raft.wire import (
+    MAX_FRAME_SIZE,
+    Connection,
+    Frame,
+    FrameReader,
+    Refusal,
+    WireError,
+    decode,
+    encode_refusal,
+)
+from pyspark_dledger.raft.wire.frames import KIND_BINARY, KIND_JSON, MAX_HEADER_SIZE
+from pyspark_dledger.raft.wire.kinds import REQUEST_CODES
+from pyspark_dledger.raft.wire.remoting import decode_header
+from tests.wire_messages import SAMPLES, encoded, goes_as_json
+
+# Seconds that a case may take, however busy the machine is.
+PATIENCE = 5
+OPAQUE = 1
+FRAMES = [
+    encoded(message, OPAQUE, is_binary)
+    for message in SAMPLES
+    for is_binary in (False, True)
+    if is_binary or goes_as_json(message)
+]
+# Numbers that stand at the edges of types.
+EDGES = (0, 1, 2, 2**15, 2**16 - 1, 2**31 - 1, 2**31, 2**32 - 1, 2**63 - 1, 2**63, 2**64 - 1)
+# What may stand in JSON where something else is expected.
+VALUES = (
+    *(
+        b"null",
+        b"true",
+        b"-1",
+        b"0",
+        b"1e3",
+        b"1e999",
+        b"0.5",
+        b"9223372036854775808",
+        b'"7"',
+        b'""',
+        b'"\\ud800"',
+        b'"x"',
+    ),
+    *(
+        b"[]",
+        b"{}",
+        b"[[]]",
+        b'{"$ref":"$.entry"}',
+        b'{"$ref":"$.batchEntry[0]"}',
+        b'{"$ref":"$"}',
+        b"-",
+        b"NaN",
+        b"[" * 50,
+    ),
+    *(b'"aGk"', b'"aGk="', b'"=="', b"{", b",", b'"', b"\\", b"\xff", b"\xed\xa0\x80"),
+)
+
+
+class Harm(Exception):
+    """Bytes that led to something else than they may; the text says to what."""
+
+
+def damage(random: Random, data: bytes) -> bytes:
+    """The frame with some damage, most of it behind the lengths, which are mended then."""
+    result = bytearray(data)
+    header_size = int.from_bytes(data[5:8], "big")
+    for _ in range(random.choice((0, 1, 1, 2, 3))):
+        random.choice((_flip, _overwrite, _cut, _insert, _replace_value))(random, result)
+    if random.random() < 0.85 and len(result) >= 8:
+        # Where the header grew or shrank, it still ends where it did, unless the damage is in the lengths.
+        struct.pack_into(">i", result, 0, len(result) - 4)
+        if random.random() < 0.5 and result[8:].startswith(b"{"):
+            header_size = _end_of_object(result) - 8
+        result[5:8] = min(header_size, len(result) - 8).to_bytes(3, "big")
+    return bytes(result)
+
+
+def _place(random: Random, data: bytearray) -> int:
+    return (
+        random.randrange(min(8, len(data)), len(data) + 1)
+        if random.random() < 0.95
+        else random.randrange(len(data) + 1)
+    )
+
+
+def _flip(random: Random, data: bytearray) -> None:
+    place = _place(random, data)
+    data[place : place + 1] = bytes(byte ^ 1 << random.randrange(8) for byte in data[place : place + 1])
+
+
+def _overwrite(random: Random, data: bytearray) -> None:
+    place, size = _place(random, data), random.choice((1, 2, 4, 8))
+    data[place : place + size] = (random.choice(EDGES) % 2 ** (8 * size)).to_bytes(size, "big")
+
+
+def _cut(random: Random, data: bytearray) -> None:
+    place = _place(random, data)
+    del data[place : place + random.choice((1, 2, 8, 1 << 20))]
+
+
+def _insert(random: Random, data: bytearray) -> None:
+    place = _place(random, data)
+    data[place:place] = random.choice((random.randbytes(random.randrange(12)), data[place : place + 40]))
+
+
+def _replace_value(random: Random, data: bytearray) -> None:
+    """Put something else behind one of the keys of a JSON object."""
+    colons = [place for place, byte in enumerate(data) if byte == ord(":")]
+    if colons:
+        start = random.choice(colons) + 1
+        ends = [end for end in (data.find(b",", start), data.find(b"}", start)) if end > 0]
+        data[start : min(ends, default=start)] = random.choice(VALUES)
+
+
+def _end_of_object(data: bytearray) -> int:
+    end = data.find(b"}", 8)
+    return end + 1 if end > 0 else len(data)
+
+
+def cut_simply(stream: bytes) -> tuple[list[tuple[int, bytes, bytes]], bool]:
+    """The frames of a stream up to the first thing that is none, and whether there is one."""
+    found = []
+    start = 0
+    while len(stream) - start >= 8:
+        length = int.from_bytes(stream[start : start + 4], "big", signed=True)
+        kind, header_size = stream[start + 4], int.from_bytes(stream[start + 5 : start + 8], "big")
+        if not 4 <= length <= MAX_FRAME_SIZE - 4 or header_size > min(length - 4, MAX_HEADER_SIZE):
+            return found, True
+        if kind not in (KIND_JSON, KIND_BINARY):
+            return found, True
+        if start + 4 + length > len(stream):
+            break
+        body = start + 8 + header_size
+        found.append((kind, stream[start + 8 : body], stream[body : start + 4 + length]))
+        start += 4 + length
+    return found, False
+
+
+def cut_in_pieces(random: Random, stream: bytes) -> tuple[list[Frame], bool]:
+    """The same by the parser, which gets the stream in pieces of any size."""
+    reader, found, start = FrameReader(), [], 0
+    while start < len(stream):
+        room = reader.get_buffer()
+        size = min(random.choice((1, 3, 7, 8, 100, 5000, 1 << 20)), len(room), len(stream) - start)
+        room[:size] = stream[start : start + size]
+        try:
+            found += reader.buffer_updated(size)
+        except WireError:
+            return found, True
+        start += size
+    return found, False
+
+
+def read(frame: Frame, code: int) -> tuple[str, Any]:
+    """What comes of a frame where an answer to a request of that code is expected."""
+    try:
+        message = decode(frame, {OPAQUE: code}).message
+    except WireError:
+        return "unreadable", None
+    if message is None:
+        return "late", None
+    if isinstance(message, Refusal):
+        return "refused", message
+    return ("request" if isinstance(message, m.Request) else "answer"), message
+
+
+def write_again(message: Message | Refusal, is_binary: bool) -> None:
+    """What was read can be written, and is read alike then."""
+    if isinstance(message, Refusal):
+        encode_refusal(message, OPAQUE, is_binary)
+        return
+    for as_binary in (True, is_binary):
+        if as_binary or goes_as_json(message):
+            frames = FrameReader().feed(encoded(message, OPAQUE, as_binary))
+            found = decode(frames[0], {OPAQUE: REQUEST_CODES[type(message)]}).message
+            if found != message:
+                raise Harm(f"written again, {message} is read as {found}")
+
+
+def check_header(header: bytes) -> None:
+    """The short way to read a header gives what the long one does."""
+    try:
+        found = decode_header(memoryview(header))
+    except WireError:
+        return
+    fields = json.loads(header.removeprefix(b"\xef\xbb\xbf"), strict=False)
+    flag = int(fields.get("flag") or 0)
+    expected = int(fields["code"]), int(fields["opaque"]), bool(flag & 1), bool(flag & 2)
+    if found[:4] != expected:
+        raise Harm(f"expected {expected} of the header, found {found[:4]}")
+
+
+def check_case(seed: int, number: int) -> list[str]:
+    """Makes a stream and reads it; what came of each frame. Raises Harm."""
+    random = Random(f"{seed}/{number}")
+    stream = b"".join(damage(random, random.choice(FRAMES)) for _ in range(random.choice((1, 1, 2, 5))))
+    code = random.choice([int(code) for code in RequestCode])
+    started = time.monotonic()
+    try:
+        return _check_stream(random, stream, code)
+    except Exception as error:
+        again = f"python -m tests.fuzz.wire --seed {seed} --case {number}"
+        raise Harm(f"{stream!r:.3000}\n{traceback.format_exc()}\nagain: {again}") from error
+    finally:
+        if time.monotonic() - started > PATIENCE:
+            raise Harm(f"expected an end within {PATIENCE} s, found none: {stream!r:.3000}")
+
+
+def _check_stream(random: Random, stream: bytes, code: int) -> list[str]:
+    frames, is_wrong = cut_in_pieces(random, stream)
+    expected, expected_wrong = cut_simply(stream)
+    found = [(kind, bytes(header), bytes(body)) for kind, header, body in frames]
+    # Of a piece that holds good frames and bad ones, none is given.
+    if is_wrong != expected_wrong or found != expected[: len(found)] or (not is_wrong and found != expected):
+        raise Harm(f"expected frames {expected}, found {found}")
+    outcomes = ["no frame"] if is_wrong else []
+    for frame in frames:
+        if frame.kind == KIND_JSON:
+            check_header(bytes(frame.header))
+        outcome, message = read(frame, code)
+        outcomes.append(outcome)
+        if message is not None:
+            write_again(message, frame.kind == KIND_BINARY)
+    connection = Connection()
+    connection.peer_is_ours = random.random() < 0.5
+    try:
+        connection.feed(stream)
+    except WireError:
+        outcomes.append("closed")
+    return outcomes
+
+
+def run(seed: int, cases: int | None = None, seconds: float | None = None, first: int = 0) -> dict[str, int]:
+    """So many cases, or as many as fit the time; how many frames came to which end."""
+    done: dict[str, int] = {}
+    until = time.monotonic() + seconds if seconds is not None else None
+    for number in itertools.count(first):
+        if (cases is not None and number - first >= cases) or (until is not None and time.monotonic() > until):
+            return done
+        for outcome in check_case(seed, number):
+            done[outcome] = done.get(outcome, 0) + 1
+    raise AssertionError("a run ends by its cases or its time")
+
+
+def main() -> int:
+    """The command line; ends with status 1 at what does harm."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seconds", type=float, help="how long; 60 without anything else")
+    parser.add_argument("--cases", type=int, help="how many cases")
+    parser.add_argument("--case", type=int, help="one case alone")
+    given = parser.parse_args()
+    if given.case is not None:
+        given.cases = 1
+    seconds = 60 if given.cases is None and given.seconds is None else given.seconds
+    try:
+        done = run(given.seed, given.cases, seconds, given.case or 0)
+    except Harm as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(f"wire: no harm done, seed {given.seed}, {done}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,143 @@
+"""Members of groups and clients that are the real Java DLedger, each a process that can be killed."""
+
+from __future__ import annotations
+
+import json
+import queue
+import signal
+import socket
+import subprocess
+import threading
+from pathlib import Path
+from typing import IO, Any
+
+from tests.interop.java_stores import BUILD, JAVA, prepare
+
+# Elections in half a second, as both sides allow.
+QUICK = {"heartBeatTimeIntervalMs": 150, "maxHeartBeatLeak": 3, "minVoteIntervalMs": 60, "maxVoteIntervalMs": 250}
+SMALL_FILES = {"mappedFileSizeForEntryData": 1 << 20, "mappedFileSizeForEntryIndex": 32 * 4096}
+# The loggers of 0.2.2 and of its remoting write below the home folder.
+_QUIET = (f"-Duser.home={BUILD}", "-Dlog4j.configuration=none", "-Drocketmq.client.logUseSlf4j=true")
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of the loopback address that nobody listens on."""
+    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [each.getsockname()[1] for each in held]
+    for each in held:
+        each.close()
+    return ports
+
+
+def peers_of(ports: dict[str, int]) -> str:
+    """The string that says to DLedger where the members of a group listen."""
+    return ";".join(f"{node}-127.0.0.1:{port}" for node, port in ports.items())
+
+
+class JavaProcess:
+    """A Java program that answers each line of its standard input with a JSON object."""
+
+    def __init__(self, program: str, version: str, *args: str) -> None:
+        """Raises JavaMissing where it cannot run."""
+        class_path = prepare(program, version, "0.3.1.2")
+        self._process = subprocess.Popen(
+            [*JAVA, *_QUIET, "-cp", class_path, program, *args],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        self._answers: queue.Queue[str] = queue.Queue()
+        assert self._process.stdout
+        threading.Thread(target=self._read, args=(self._process.stdout,), daemon=True).start()
+        self._is_started = False
+
+    def ask(self, command: str, patience: float = 30) -> dict[str, Any]:
+        """Its answer. Raises ConnectionError where it ended, queue.Empty where it does not answer."""
+        self.wait_started()
+        assert self._process.stdin
+        try:
+            self._process.stdin.write(command + "\n")
+            self._process.stdin.flush()
+        except OSError as reason:
+            raise ConnectionError(f"the process ended with {self._process.wait()}") from reason
+        return self._answer(patience)
+
+    def wait_started(self) -> None:
+        if not self._is_started:
+            assert self._answer(30) == {"started": True}
+            self._is_started = True
+
+    def kill(self) -> None:
+        """Nothing is flushed or said."""
+        self._process.send_signal(signal.SIGKILL)
+        self._process.wait()
+        self._close()
+
+    def close(self) -> None:
+        if self._process.poll() is None:
+            self.kill()
+
+    def wait(self) -> int:
+        code = self._process.wait(30)
+        self._close()
+        return code
+
+    def _close(self) -> None:
+        for stream in (self._process.stdin, self._process.stdout):
+            assert stream
+            try:
+                stream.close()
+            except OSError:
+                continue
+
+    def _answer(self, patience: float) -> dict[str, Any]:
+        line = self._answers.get(timeout=patience)
+        if not line:
+            raise ConnectionError(f"the process ended with {self._process.wait()}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def _read(self, lines: IO[str]) -> None:
+        try:
+            for line in lines:
+                if line.startswith("{"):
+                    self._answers.put(line)
+        except ValueError:
+            return
+        self._answers.put("")
+
+
+class JavaNode(JavaProcess):
+    """A member of a group. Its store is ``folder/dledger-ID``; `settings` are those of DLedgerConfig."""
+
+    def __init__(
+        self, version: str, group: str, node: str, peers: str, folder: Path, settings: dict[str, object]
+    ) -> None:
+        fields = {"group": group, "selfId": node, "peers": peers, "storeBaseDir": folder, **settings}
+        words = (f"{name}={str(value).lower() if isinstance(value, bool) else value}" for name, value in fields.items())
+        super().__init__("RunServer", version, *words)
+
+    def state(self) -> dict[str, Any]:
+        return self.ask("state")
+
+    def digest(self, first: int, last: int) -> str:
+        return str(self.ask(f"digest {first} {last}")["digest"])
+
+    def append(self, count: int, size: int, in_flight: int = 100) -> dict[str, Any]:
+        return self.ask(f"append {count} {size} {in_flight}", 120)
+
+    def transfer(self, node: str) -> int:
+        return int(self.ask(f"transfer {node}")["code"])
+
+    def stop(self) -> None:
+        """An orderly end."""
+        assert self.ask("stop") == {"stopped": True}
+        self.wait()
+
+
+class JavaClient(JavaProcess):
+    """Java's DLedgerClient."""
+
+    def __init__(self, version: str, group: str, peers: str) -> None:
+        super().__init__("RunClient", version, group, peers)

@@ -1,0 +1,301 @@
+"""Groups of our nodes and Java's, each a process; writers that remember what was acknowledged; logs compared."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, final
+
+import pyspark_dledger as dl
+from pyspark_dledger.errors import GroupError, UnknownOutcomeError
+from tests.interop.java_group import QUICK, SMALL_FILES, JavaNode, free_ports, peers_of
+
+OURS = "ours"
+GROUP = "mixed"
+_HEADER = struct.Struct(">iiqqqiii")  # magic, size, index, term, pos, channel, chain CRC, body CRC
+_BLANK = -1
+
+
+class Stored(NamedTuple):
+    """One entry as it stands on disk."""
+
+    index: int  # type: ignore[assignment]  # shadows tuple.index, which nobody calls
+    term: int
+    pos: int
+    body: bytes
+
+
+def stored_entries(folder: Path) -> Iterator[Stored]:
+    """The entries of ``dledger-ID``, read with nothing of the package."""
+    for file in sorted((folder / "data").iterdir()):
+        base, data, at = int(file.name), file.read_bytes(), 0
+        while at + 48 <= len(data):
+            magic, size, index, term, pos, *_ = _HEADER.unpack_from(data, at)
+            if magic == _BLANK:
+                break
+            if magic != 1 or pos != base + at or struct.unpack_from(">i", data, at + 44)[0] + 48 != size:
+                return
+            yield Stored(index, term, pos, data[at + 48 : at + size])
+            at += size
+
+
+def differing_files(folders: list[Path]) -> list[str]:
+    """The data files that are not the same, byte for byte, in all of the folders ``dledger-ID``."""
+    names = sorted({file.name for folder in folders for file in (folder / "data").iterdir()})
+    return [name for name in names if len({_content(folder / "data" / name) for folder in folders}) > 1]
+
+
+def _content(file: Path) -> bytes | None:
+    """Its bytes; None where there is none, or an empty one that was made ahead of need."""
+    data = file.read_bytes() if file.exists() else b""
+    return data if data.strip(b"\0") else None
+
+
+class OurNode:
+    """One of our members: a process of ``dledger serve``."""
+
+    def __init__(self, node: str, peers: str, folder: Path, settings: dict[str, object]) -> None:
+        config = folder / f"{node}.properties"
+        config.write_text("".join(f"{name}={str(value).lower()}\n" for name, value in settings.items()))
+        command = ("serve", "--group", GROUP, "--id", node, "--peers", peers, "--store", str(folder))
+        self._log = (folder / f"{node}.log").open("ab")
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "pyspark_dledger", *command, "--config", str(config)],
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=self._log,
+            env={**os.environ, "PYTHONFAULTHANDLER": "1"},
+        )
+
+    def wait_started(self) -> None:
+        """It is asked until it answers, by whoever needs it."""
+
+    def kill(self) -> None:
+        self._process.send_signal(signal.SIGKILL)
+        self._process.wait()
+        self._log.close()
+
+    def stop(self) -> None:
+        """An orderly end."""
+        self._process.terminate()
+        try:
+            code = self._process.wait(20)
+        except subprocess.TimeoutExpired:
+            self._process.send_signal(signal.SIGABRT)
+            code = self._process.wait()
+        self._log.close()
+        assert code == 0, f"it ended with {code}:\n" + Path(self._log.name).read_text()[-3000:]
+
+    def close(self) -> None:
+        if self._process.poll() is None:
+            self.kill()
+
+
+@final
+class Group:
+    """A group on loopback. `kinds` says what each member is: ``ours``, or the version of the Java DLedger."""
+
+    def __init__(self, folder: Path, kinds: dict[str, str], settings: dict[str, object] | None = None) -> None:
+        self.folder = folder
+        self.kinds = kinds
+        self.settings: dict[str, object] = {**QUICK, **SMALL_FILES, **(settings or {})}
+        self.peers = peers_of(dict(zip(kinds, free_ports(len(kinds)), strict=True)))
+        self.members: dict[str, OurNode | JavaNode] = {}
+        self._client: dl.Client | None = None
+
+    def __enter__(self) -> Group:
+        self.start(*self.kinds)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._client is not None:
+            self._client.close()
+        for member in self.members.values():
+            member.close()
+
+    @property
+    def client(self) -> dl.Client:
+        """One of our clients, for questions and commands."""
+        self._client = self._client or dl.connect(GROUP, self.peers)
+        return self._client
+
+    def start(self, *nodes: str) -> None:
+        for node in nodes:
+            self.members[node] = self._started(node)
+        for node in nodes:
+            self.members[node].wait_started()
+
+    def _started(self, node: str) -> OurNode | JavaNode:
+        kind = self.kinds[node]
+        if kind == OURS:
+            return OurNode(node, self.peers, self.folder, self.settings)
+        return JavaNode(kind, GROUP, node, self.peers, self.folder, self.settings)
+
+    def kill(self, node: str) -> None:
+        self.members.pop(node).kill()
+
+    def stop(self) -> None:
+        """An orderly end of all members."""
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+        while self.members:
+            self.members.popitem()[1].stop()
+
+    def state(self, node: str) -> dict[str, Any]:
+        """Role, term, leader, begin, end and committed index of a member; role None where it does not answer."""
+        member = self.members.get(node)
+        try:
+            if isinstance(member, JavaNode):
+                return member.state()
+            answer = self.client.status(node)
+        except (GroupError, OSError):
+            return {"role": None, "term": -1, "leader": None, "begin": -1, "end": -1, "committed": -1}
+        return {
+            "role": answer.role.value,
+            "term": answer.term,
+            "leader": answer.leader_id,
+            "begin": answer.begin_index,
+            "end": answer.end_index,
+            "committed": answer.committed_index,
+        }
+
+    def states(self) -> dict[str, dict[str, Any]]:
+        return {node: self.state(node) for node in self.members}
+
+    def leader(self, patience: float = 20) -> str:
+        """The one leader that all members that run agree on."""
+        try:
+            return self.wait(self._agreed_leader, patience / 2, "a leader that all follow")
+        except AssertionError:
+            self._restart_deaf_leader()
+            return self.wait(self._agreed_leader, patience / 2, "a leader that all follow")
+
+    def _restart_deaf_leader(self) -> None:
+        """Help a member in a larger term, which a Java leader with a quorum never listens to (DLedger issue 247)."""
+        states = self.states()
+        newest = max(state["term"] for state in states.values())
+        for node, state in states.items():
+            if state["role"] == "LEADER" and state["term"] < newest and self.kinds[node] != OURS:
+                self.kill(node)
+                self.start(node)
+
+    def _agreed_leader(self) -> str | None:
+        states = self.states()
+        leaders = {state["leader"] for state in states.values()}
+        terms = {state["term"] for state in states.values()}
+        if len(leaders) == 1 and len(terms) == 1:
+            (leader,) = leaders
+            if leader in states and states[leader]["role"] == "LEADER":
+                return str(leader)
+        return None
+
+    def transfer(self, node: str) -> None:
+        """Leadership to that member. Java lets it fail while the member is behind, so it is tried again."""
+
+        def done() -> bool:
+            if self.leader() == node:
+                return True
+            try:
+                self.client.transfer(node)
+            except GroupError:
+                return False
+            return self.leader() == node
+
+        self.wait(done, 30, f"leadership of {node}")
+
+    def settle(self, patience: float = 30) -> int:
+        """Wait until all members that run have the same end, committed; the index."""
+
+        def end() -> int | None:
+            states = self.states().values()
+            ends = {state["end"] for state in states} | {state["committed"] for state in states}
+            return ends.pop() if len(ends) == 1 else None
+
+        return self.wait(end, patience, "the same end everywhere")
+
+    def wait(self, question: Callable[[], Any], patience: float, what: str) -> Any:
+        """The first answer that is neither None nor False."""
+        until = time.monotonic() + patience
+        while time.monotonic() < until:
+            answer = question()
+            if answer is not None and answer is not False:
+                return answer
+            time.sleep(0.02)
+        raise AssertionError(f"no {what} within {patience} s: {json.dumps(self.states())}")
+
+    def folders(self) -> list[Path]:
+        return [self.folder / f"dledger-{node}" for node in self.kinds]
+
+
+@final
+class Load:
+    """Appends from several threads, one client for all, until it is left; what was acknowledged, by index."""
+
+    def __init__(self, group: Group, tag: str, threads: int = 4, size: int = 300) -> None:
+        self._client = dl.connect(GROUP, group.peers)
+        self._tag, self._size = tag, size
+        self._is_ended = threading.Event()
+        self._threads = [threading.Thread(target=self._append, args=(number,)) for number in range(threads)]
+        self.acknowledged: dict[int, bytes] = {}
+        self.unknown = 0
+        self.refused = 0
+        self.failures: list[BaseException] = []
+
+    def __enter__(self) -> Load:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_ended.set()
+        for thread in self._threads:
+            thread.join()
+        self._client.close()
+
+    def wait_for(self, count: int, patience: float = 30) -> None:
+        """Until so many more were acknowledged."""
+        wanted = len(self.acknowledged) + count
+        until = time.monotonic() + patience
+        while len(self.acknowledged) < wanted:
+            assert not self.failures, self.failures
+            if time.monotonic() > until:
+                raise AssertionError(
+                    f"{len(self.acknowledged)} of {wanted} acknowledged within {patience} s, "
+                    f"{self.unknown} unknown, {self.refused} refused"
+                )
+            time.sleep(0.01)
+
+    def _append(self, thread: int) -> None:
+        number = 0
+        try:
+            while not self._is_ended.is_set():
+                number += 1
+                self._append_one(f"{self._tag}-{thread}-{number} ".encode().ljust(self._size, b"."))
+        except BaseException as failure:  # noqa: BLE001  # it is told in the thread that waits
+            self.failures.append(failure)
+
+    def _append_one(self, body: bytes) -> None:
+        try:
+            appended = self._client.append(body)
+        except UnknownOutcomeError:
+            self.unknown += 1
+        except GroupError:
+            self.refused += 1
+        else:
+            assert appended.index not in self.acknowledged, f"index {appended.index} acknowledged twice"
+            self.acknowledged[appended.index] = body
+
+
+def lost(acknowledged: dict[int, bytes], folder: Path) -> list[int]:
+    """The acknowledged indexes that the log in ``dledger-ID`` does not hold with their bodies."""
+    bodies = {entry.index: entry.body for entry in stored_entries(folder)}
+    return [index for index, body in acknowledged.items() if bodies.get(index) != body]

@@ -1,0 +1,124 @@
+"""Clients: they append bodies that nobody appended before, read what is committed, and ask for transfers."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from pyspark_dledger.format.entries import Bodies
+from pyspark_dledger.raft.messages import (
+    Answer,
+    AppendAnswer,
+    AppendRequest,
+    GetAnswer,
+    GetRequest,
+    MetadataRequest,
+    ResponseCode,
+    StatusRequest,
+    TransferRequest,
+)
+
+if TYPE_CHECKING:
+    from tests.simulation.world import SimNode, World
+
+
+def pack(bodies: Sequence[bytes]) -> Bodies:
+    return Bodies(len(bodies), struct.pack(f">{len(bodies)}I", *map(len, bodies)) + b"".join(bodies))
+
+
+class Client:
+    """Acts about every `client_pause`, mostly on the node that it believes to lead."""
+
+    def __init__(self, world: World, number: int) -> None:
+        self.world = world
+        self.number = number
+        self.appended = 0
+        self.leader_id: str | None = None
+
+    def run(self, until: int) -> None:
+        """Goes on acting until that time."""
+        if self.world.now >= until:
+            return
+        self.act()
+        pause = self.world.scenario.client_pause
+        self.world.at(self.world.now + 1 + self.world.random.randrange(2 * pause), self.run, until)
+
+    def act(self) -> None:
+        random = self.world.random
+        node = self.world.by_id.get(self.leader_id or "")
+        if node is None or node.core is None or random.random() < 0.1:
+            node = random.choice(self.world.nodes)
+        if node.core is None:
+            self.leader_id = None
+            return
+        kind = random.random()
+        if kind < 0.3 and node.paused_until > self.world.now:
+            # Nobody answered for a while.
+            self.leader_id = None
+        if kind < 0.72:
+            self.append(node, random.choice((1, 1, 1, 2, 5)))
+        elif kind < 0.94:
+            # A client that has not heard of a change yet asks a former leader.
+            self.read(random.choice(self.world.former_leaders or [node]))
+        elif kind < 0.96:
+            self.world.ask(node, MetadataRequest(group="g", remote_id=node.id), self.other_answer)
+            self.world.ask(node, StatusRequest(group="g", remote_id=node.id), self.other_answer)
+        else:
+            self.read_as_java(node)
+
+    def append(self, node: SimNode, count: int) -> None:
+        random = self.world.random
+        bodies = []
+        for _ in range(count):
+            self.appended += 1
+            name = b"%d/%d " % (self.number, self.appended)
+            bodies.append(name.ljust(random.randrange(self.world.scenario.body_size + 1), b"."))
+        request = AppendRequest(group="g", remote_id=node.id, bodies=pack(bodies))
+        self.world.judge.count("appends asked")
+        end = self.world.judge.acknowledged_end
+        self.world.ask(node, request, lambda answer: self.append_answer(node, bodies, answer, end))
+
+    def append_answer(self, node: SimNode, bodies: list[bytes], answer: Answer, acknowledged_end: int) -> None:
+        self.world.trace(f"c{self.number}", "append is answered %s %s", answer.code, getattr(answer, "index", None))
+        if answer.code == ResponseCode.SUCCESS:
+            assert isinstance(answer, AppendAnswer)
+            self.world.judge.told_appended(bodies, answer, acknowledged_end)
+            self.leader_id = node.id
+            for former in self.world.former_leaders:
+                self.world.at(self.world.now + 1, self.read, former)
+        else:
+            self.world.judge.told_refused(bodies, answer.code)
+            self.leader_id = answer.leader_id if answer.leader_id != node.id else self.leader_id
+
+    def read(self, node: SimNode) -> None:
+        """Reads one committed index, often the one right at the end, whose absence must be certain."""
+        judge, random = self.world.judge, self.world.random
+        if node.core is None:
+            return
+        if node in self.world.former_leaders:
+            judge.count("committed reads asked of a former leader")
+        end = judge.acknowledged_end
+        index = random.choice((end, end, end + 1, len(judge.history), random.randrange(end + 2)))
+        request = GetRequest(group="g", remote_id=node.id, begin_index=max(index, 0), is_committed=True)
+        self.world.ask(node, request, lambda answer: self.entry_answer(request, answer, end))
+
+    def entry_answer(self, request: GetRequest, answer: Answer, acknowledged_end: int) -> None:
+        self.world.trace(f"c{self.number}", "read of %s is answered %s", request.begin_index, answer.code)
+        assert isinstance(answer, GetAnswer)
+        self.world.judge.told_entry(request, answer, acknowledged_end)
+
+    def read_as_java(self, node: SimNode) -> None:
+        index = self.world.random.randrange(self.world.judge.acknowledged_end + 3)
+        request = GetRequest(group="g", remote_id=node.id, begin_index=index)
+        self.world.ask(node, request, self.other_answer)
+
+    def other_answer(self, answer: Answer) -> None:
+        self.world.judge.count(f"{type(answer).__name__} {int(answer.code)}")
+
+    def transfer(self, node: SimNode, to: str) -> None:
+        term = node.core.term if node.core is not None else -1
+        ids = {"remote_id": node.id, "transfer_id": node.id, "transferee_id": to}
+        request = TransferRequest(group="g", term=term, **ids)
+        self.world.judge.count("transfers asked")
+        self.world.ask(node, request, self.other_answer)

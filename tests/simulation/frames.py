@@ -1,0 +1,24 @@
+"""Messages through the bytes that carry them: what arrives is what the frames of raft.wire hold."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from pyspark_dledger.raft.messages import Message, Request
+from pyspark_dledger.raft.wire import FrameReader, decode, encode_answer, encode_request
+from pyspark_dledger.raft.wire.kinds import REQUEST_CODES
+
+OPAQUE = 7
+M = TypeVar("M", bound=Message)
+_READER = FrameReader()
+
+
+def through_frames(message: M, is_binary: bool, asked: Request | None) -> M:
+    """The message as it is read from its frame; `asked` is the request that an answer is for."""
+    encode = encode_request if asked is None else encode_answer
+    buffers = encode(message, OPAQUE, is_binary)  # type: ignore[arg-type]
+    (frame,) = _READER.feed(b"".join(buffers))
+    codes = {} if asked is None else {OPAQUE: int(REQUEST_CODES[type(asked)])}
+    found = decode(frame, codes).message
+    assert type(found) is type(message), found
+    return found

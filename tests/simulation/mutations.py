@@ -1,0 +1,220 @@
+"""Cores that are broken on purpose: each lacks one rule, and the simulation must notice."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import replace
+
+from pyspark_dledger.raft.core import Core, CoreConfig
+from pyspark_dledger.raft.messages import PushRequest, PushType, VoteRequest, VoteResult
+from pyspark_dledger.store.base import DLedgerStore
+from tests.simulation.run import Outcome, play
+from tests.simulation.scenario import Scenario, make
+
+
+class Mutant(Core):
+    """`damage` takes a rule away from a core that was just made; `focus` makes a scenario see more of it."""
+
+    def __init__(
+        self,
+        config: CoreConfig,
+        store: DLedgerStore,
+        random: random.Random,
+        now: int,
+        peer_addresses: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(config, store, random, now, peer_addresses)
+        self.damage()
+
+    def damage(self) -> None:
+        raise NotImplementedError
+
+    @classmethod
+    def focus(cls, scenario: Scenario) -> Scenario:
+        return scenario
+
+
+class CommitsOlderTerms(Mutant):
+    """A majority is enough for entries of older terms (Raft's figure 8)."""
+
+    def damage(self) -> None:
+        self._replication._is_own = lambda _: True  # type: ignore[method-assign]
+
+
+class VotesTwice(Mutant):
+    """Forgets for whom it voted."""
+
+    def damage(self) -> None:
+        give = self._election._give_vote
+
+        def forgetful(candidate: str) -> bool:
+            self._member.vote = None
+            return give(candidate)
+
+        judge = self._election._judge
+
+        def generous(request: VoteRequest) -> VoteResult:
+            found = judge(request)
+            return VoteResult.ACCEPT if found is VoteResult.REJECT_ALREADY_VOTED else found
+
+        self._election._give_vote = forgetful  # type: ignore[method-assign]
+        self._election._judge = generous  # type: ignore[method-assign]
+
+
+class ForgetsVotesOnDisk(Mutant):
+    """Keeps its vote in memory only."""
+
+    def damage(self) -> None:
+        member = self._member
+        save = member.save_term
+
+        def save_without_vote(term: int, vote: str | None) -> bool:
+            done = save(term, None) if term > member.term else True
+            member.term, member.vote = term, vote
+            return done
+
+        member.save_term = save_without_vote  # type: ignore[method-assign]
+
+
+class JudgesNoLog(Mutant):
+    """Votes for anybody, however little is in their log."""
+
+    def damage(self) -> None:
+        judge = self._election._judge
+        small = (VoteResult.REJECT_EXPIRED_LEDGER_TERM, VoteResult.REJECT_SMALL_LEDGER_END_INDEX)
+
+        def blind(request: VoteRequest) -> VoteResult:
+            found = judge(request)
+            return VoteResult.ACCEPT if found in small and self._member.vote is None else found
+
+        self._election._judge = blind  # type: ignore[method-assign]
+
+
+class KeepsItsTermAfterACrash(Mutant):
+    """Leads a term again in which it may have lost what it wrote."""
+
+    def damage(self) -> None:
+        self._election._is_raising = False
+
+
+class AnswersBeforeTheDisk(Mutant):
+    """Acknowledges pushed entries that are not durable."""
+
+    def damage(self) -> None:
+        follower, member = self._follower, self._member
+        follower._reply = lambda _, token, answer: member.reply(token, answer)  # type: ignore[method-assign]
+
+
+class CountsItselfBeforeTheDisk(Mutant):
+    """Commits with its own copy although that is not durable."""
+
+    def damage(self) -> None:
+        store = self._member.store
+
+        class Hasty(type(self._member)):  # type: ignore[misc]
+            durable_index = property(lambda _: store.ledger_end_index)
+
+        self._member.__class__ = Hasty
+
+
+class AppendsWithoutComparing(Mutant):
+    """Pushes behind its own end at once, and takes every push that joins the end of its log."""
+
+    def damage(self) -> None:
+        follower, replication, store = self._follower, self._replication, self._member.store
+        append = follower._append
+
+        def trusting(request: PushRequest) -> int:
+            follower._matched = max(follower._matched, store.ledger_end_index)
+            return append(request)
+
+        def skip_compare() -> None:
+            for progress in replication._all:
+                progress.push_from(store.ledger_end_index + 1)
+
+        follower._actions[PushType.APPEND] = trusting
+        self._member.role_listeners.append(skip_compare)
+
+
+class CommitsWhatIsNotCompared(Mutant):
+    """Believes the leader's commit index up to its own end (Java)."""
+
+    def damage(self) -> None:
+        member = self._member
+
+        def believing(index: int) -> None:
+            member.commit(min(index, member.store.ledger_end_index))
+
+        self._follower._commit = believing  # type: ignore[method-assign]
+
+
+class CutsWhatItIsTold(Mutant):
+    """Truncates behind a common entry, however late the request comes (Java)."""
+
+    def damage(self) -> None:
+        follower = self._follower
+        truncate = follower._truncate
+
+        def obedient(request: PushRequest) -> int:
+            follower._matched = -1
+            return truncate(request)
+
+        follower._actions[PushType.TRUNCATE] = obedient
+
+    @classmethod
+    def focus(cls, scenario: Scenario) -> Scenario:
+        network = replace(scenario.network, is_ordered=False, most_delay=100, duplication=0.3)
+        return replace(scenario, nodes=3, network=network, faults=(*scenario.faults, "crash leader", "isolate leader"))
+
+
+class ReadsWithoutAQuorum(Mutant):
+    """Says what is absent without asking whether it still leads."""
+
+    def damage(self) -> None:
+        self._heartbeats.when_confirmed = lambda done: done(True)  # type: ignore[method-assign]
+
+    @classmethod
+    def focus(cls, scenario: Scenario) -> Scenario:
+        faults = ("pause leader", "isolate leader")
+        return replace(scenario, nodes=3, faults=faults, rates=(700, 1000, 1300), client_pause=50)
+
+
+class ReadsTooEarly(Mutant):
+    """Says what is absent before it knows what former leaders committed."""
+
+    def damage(self) -> None:
+        class Ready(type(self._replication)):  # type: ignore[misc]
+            knows_commits = True
+
+        self._replication.__class__ = Ready
+
+
+class AcknowledgesAtOnce(Mutant):
+    """Tells the client before a quorum has it."""
+
+    def damage(self) -> None:
+        appends = self._appends
+        append = appends._append
+
+        def hasty(request, token):  # type: ignore[no-untyped-def]
+            code = append(request, token)
+            if code is None:
+                appends._acknowledge(appends._pending[-1])
+            return code
+
+        appends._append = hasty  # type: ignore[method-assign]
+
+
+class LeadsWithoutAMajority(Mutant):
+    """Wins an election with one vote less than it should."""
+
+    def damage(self) -> None:
+        self._member.quorum = max(1, self._member.quorum - 1)
+
+
+def run_mutant(mutant: type[Mutant], seed: int) -> Outcome:
+    return play(mutant.focus(make(seed)), mutant)
+
+
+MUTANTS: tuple[type[Mutant], ...] = tuple(Mutant.__subclasses__())

@@ -1,0 +1,154 @@
+"""What one seed is about: the group, its timing, its network and disks, and what goes wrong in it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from random import Random
+
+
+@dataclass(frozen=True)
+class Network:
+    """Delays in ms, shares of messages. Without `is_ordered` messages of a pair of nodes overtake each other."""
+
+    least_delay: int = 1
+    most_delay: int = 5
+    slow_share: float = 0.0
+    slow_delay: int = 0
+    loss: float = 0.0
+    duplication: float = 0.0
+    is_ordered: bool = True
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """Times are ms of the world's clock; a node's own clock runs at its rate."""
+
+    seed: int
+    nodes: int = 3
+    is_sync: bool = False
+    network: Network = field(default_factory=Network)
+    # Options of CoreConfig.
+    options: dict[str, object] = field(default_factory=dict)
+    data_file_size: int = 1 << 30
+    tick: int = 50
+    # Per node: clock rate in permille and the fsync time in ms.
+    rates: tuple[int, ...] = (1000,) * 5
+    fsync: tuple[int, ...] = (2,) * 5
+    # Pairs (a, b), a < b, that speak as with a Java node.
+    java_pairs: frozenset[tuple[int, int]] = frozenset()
+    # Whether every message goes through the frames of raft.wire, JSON for pairs as with Java, else binary.
+    is_framed: bool = False
+    # Whether effects are taken once for all that came in a millisecond, as the node does.
+    is_coalescing: bool = True
+    # The phase with faults, then at most so long until the group must be well again.
+    faulty_time: int = 20_000
+    calm_time: int = 120_000
+    clients: int = 2
+    client_pause: int = 150
+    body_size: int = 40
+    # What goes wrong, one of them about every `fault_pause`.
+    faults: tuple[str, ...] = ()
+    fault_pause: int = 1500
+
+
+FAULTS = (
+    "crash",
+    "crash leader",
+    "restart orderly",
+    "power cut",
+    "power cut of leader",
+    "isolate",
+    "isolate leader",
+    "split",
+    "one way",
+    "heal",
+    "pause",
+    "pause leader",
+    "transfer",
+    "slow disk",
+    "disk full",
+    "disk fails",
+    "expire",
+    "loss",
+    "long outage",
+    "crash all",
+)
+
+
+def make(seed: int) -> Scenario:
+    """The scenario of a seed: mostly three nodes, mostly several things wrong at once, some calm."""
+    random = Random(seed)
+    nodes = random.choices((1, 2, 3, 4, 5), (6, 6, 60, 4, 24))[0]
+    heart_beat = random.choice((200, 300, 500, 500, 1000, 2000))
+    kinds = random.sample(FAULTS, random.randint(0, 9))
+    faulty_time = min(60_000, heart_beat * random.randint(25, 70))
+    pairs = [(a, b) for b in range(nodes) for a in range(b)]
+    java = random.choice((0.0, 0.0, 0.4, 1.0))
+    return Scenario(
+        seed=seed,
+        nodes=nodes,
+        is_sync=random.random() < 0.5,
+        network=_network(random, heart_beat),
+        options=_options(random, nodes, heart_beat),
+        data_file_size=random.choice((1 << 30, 1 << 30, 600, 4096)),
+        tick=max(10, heart_beat // random.choice((8, 16, 24))),
+        rates=_rates(random, nodes),
+        fsync=tuple(random.choice((1, 2, 5, 20, heart_beat // 4)) for _ in range(nodes)),
+        java_pairs=frozenset(pair for pair in pairs if random.random() < java),
+        is_framed=random.random() < 0.1,
+        is_coalescing=random.random() < 0.7,
+        faulty_time=faulty_time,
+        clients=random.randint(1, 3),
+        client_pause=max(20, faulty_time // random.choice((40, 80, 150))),
+        body_size=random.choice((10, 40, 300)),
+        faults=tuple(kinds),
+        fault_pause=max(200, faulty_time // random.choice((6, 12, 20))),
+    )
+
+
+def _network(random: Random, heart_beat: int) -> Network:
+    return Network(
+        least_delay=random.choice((0, 1, 5)),
+        most_delay=random.choice((5, 20, heart_beat // 6)),
+        slow_share=random.choice((0.0, 0.0, 0.02, 0.1)),
+        slow_delay=random.choice((heart_beat // 2, 2 * heart_beat)),
+        loss=random.choice((0.0, 0.0, 0.01, 0.05, 0.15)),
+        duplication=random.choice((0.0, 0.0, 0.02, 0.1)),
+        is_ordered=random.random() < 0.65,
+    )
+
+
+def _options(random: Random, nodes: int, heart_beat: int) -> dict[str, object]:
+    """Timing scaled down with the heartbeat, so that little virtual time sees much; limits small enough to be met."""
+    vote = max(20, heart_beat // random.choice((2, 4, 7)))
+    options: dict[str, object] = {
+        "heart_beat_time_interval_ms": heart_beat,
+        "max_heart_beat_leak": random.choice((2, 3, 3)),
+        "min_vote_interval_ms": vote,
+        "max_vote_interval_ms": vote * 3,
+        "max_wait_ack_time_ms": heart_beat * random.choice((1, 2, 4)),
+        "max_push_time_out_ms": max(100, heart_beat // random.choice((1, 2))),
+        "leadership_transfer_wait_timeout_ms": heart_beat,
+        "enable_batch_push": random.random() < 0.5,
+    }
+    if random.random() < 0.3:
+        options["max_pending_requests_num"] = random.choice((2, 8, 40))
+    if random.random() < 0.2:
+        options["max_pending_bytes"] = random.choice((500, 3000))
+    if random.random() < 0.4:
+        options["max_push_bytes"] = random.choice((100, 400, 2000))
+        options["max_batch_push_size"] = random.choice((100, 400, 2000))
+        options["max_in_flight_bytes"] = random.choice((100, 1000, 5000))
+    if random.random() < 0.15:
+        options["max_leadership_transfer_wait_index"] = random.choice((1, 10))
+    if random.random() < 0.15:
+        options["preferred_leader_ids"] = (f"n{random.randrange(nodes)}",)
+    if random.random() < 0.1:
+        options["peer_push_quota"] = random.choice((5000, 50_000))
+        options["peer_push_throttle_point"] = random.choice((0, 1000))
+    return options
+
+
+def _rates(random: Random, nodes: int) -> tuple[int, ...]:
+    spread = random.choice((0, 20, 20, 300))
+    return tuple(random.randint(1000 - spread, 1000 + spread) for _ in range(nodes))

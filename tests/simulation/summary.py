@@ -1,0 +1,78 @@
+"""What happened in many seeds, and what must not stay at zero in them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+# Things without which the simulation would prove little.
+EXPECTED = (
+    "elections won",
+    "leaders that stepped down",
+    "truncations",
+    "conflicting entries replaced by committed ones",
+    "resets",
+    "resets of a log with entries",
+    "logs that expired at the front",
+    "commits of older terms, held by all",
+    "crashes",
+    "crashes that lost entries",
+    "restarts in good order",
+    "power cut before append",
+    "power cut after append",
+    "power cut before save_term",
+    "power cut after save_term",
+    "power cut after truncate",
+    "power cut after reset",
+    "resets undone by a crash",
+    "disk full",
+    "disk failed in append",
+    "disk failed in save_term",
+    "disk failed in truncate",
+    "messages lost",
+    "messages duplicated",
+    "messages overtaken",
+    "messages cut off",
+    "batches pushed",
+    "COMPARE answered 200",
+    "COMPARE answered 406",
+    "TRUNCATE answered 200",
+    "APPEND answered 200",
+    "APPEND answered 406",
+    "COMMIT answered 200",
+    "HeartBeatRequest answered 200",
+    "HeartBeatRequest answered 403",
+    "HeartBeatRequest answered 416",
+    "VoteRequest answered ACCEPT",
+    "VoteRequest answered REJECT_ALREADY_HAS_LEADER",
+    "VoteRequest answered REJECT_ALREADY_VOTED",
+    "VoteRequest answered REJECT_EXPIRED_VOTE_TERM",
+    "VoteRequest answered REJECT_EXPIRED_LEDGER_TERM",
+    "VoteRequest answered REJECT_SMALL_LEDGER_END_INDEX",
+    "TransferRequest answered 200",
+    "TransferAnswer 200",
+    "TransferAnswer 418",
+    "appends acknowledged",
+    "appends answered 404",
+    "appends answered 415",
+    "appends answered 501",
+    "appends answered 502",
+    "appends answered 503",
+    "appends answered 506",
+    "committed reads answered 200",
+    "committed reads answered 404",
+    "committed reads answered 410",
+    "committed reads answered 419",
+    "committed reads answered 505",
+    "committed reads asked of a former leader",
+)
+
+
+def missing(counts: Counter[str]) -> list[str]:
+    return [what for what in EXPECTED if not counts[what]]
+
+
+def table(counts: Counter[str]) -> Iterator[str]:
+    """One line for each thing that happened or must happen."""
+    for what in sorted({*counts, *EXPECTED}):
+        yield f"{counts[what]:>12,}  {what}"

@@ -1,0 +1,418 @@
+"""Virtual time, nodes, and the network between them. Nothing here depends on anything but the scenario."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from heapq import heappop, heappush
+from random import Random
+from typing import Any, NamedTuple
+
+from pyspark_dledger.raft.core import Committed, Core, CoreConfig, Effect, Reply, RoleChanged, Send
+from pyspark_dledger.raft.messages import Answer, PushRequest, PushType, Request, Role
+from tests.simulation.disk import PowerCut, SimStore
+from tests.simulation.frames import through_frames
+from tests.simulation.judge import Judge, Violation
+from tests.simulation.scenario import Scenario
+
+CALL_TIMEOUT = 3000
+CHECKPOINT_INTERVAL = 3000
+Action = Callable[..., None]
+
+
+class Call(NamedTuple):
+    """A request of a node on its way; also the token under which the other node answers it."""
+
+    source: SimNode
+    process: int
+    token: int
+    request: Request
+    target: SimNode
+
+
+class SimNode:
+    """One member: its disk, its clock, and the core of its present process, None while it is down."""
+
+    def __init__(self, world: World, number: int) -> None:
+        scenario = world.scenario
+        self.world = world
+        self.number = number
+        self.id = f"n{number}"
+        self.rate = scenario.rates[number % len(scenario.rates)]
+        self.fsync = scenario.fsync[number % len(scenario.fsync)]
+        self.clock_start = 1_000_000 * number
+        self.store = SimStore(self.id, scenario.is_sync, scenario.data_file_size, world.judge)
+        self.core: Core | None = None
+        self.process = 0
+        self.paused_until = 0
+        self.is_drain_due = False
+        self.waiting: dict[int, int] = {}
+        self.checkpoint_due = 0
+        self._new_process()
+
+    def _new_process(self) -> None:
+        self.process += 1
+        self.waiting = {}
+        self.is_drain_due = False
+        self.seen_term = -1
+        self.seen_role = Role.CANDIDATE
+        self.seen_committed = -1
+        self.seen_resets = 0
+        self.told_committed = -1
+        self.told_role: RoleChanged | None = None
+
+    @property
+    def clock(self) -> int:
+        return self.clock_start + self.world.now * self.rate // 1000
+
+    def start(self) -> None:
+        """A process begins with what the disk holds."""
+        world = self.world
+        assert self.core is None
+        self._new_process()
+        self.store.startup()
+        random = Random(world.scenario.seed * 1009 + self.number * 101 + self.process)
+        config = world.config(self)
+        world.trace(self.id, "starts, log %s to %s", self.store.ledger_begin_index, self.store.ledger_end_index)
+        try:
+            self.core = world.core_class(config, self.store, random, self.clock, world.addresses)
+            self.seen_term = self.store.curr_term
+            self.seen_committed = self.told_committed = self.core.committed_index
+            self.told_role = RoleChanged(self.core.role, self.core.term, self.core.leader_id)
+            for other in world.nodes:
+                if other is not self:
+                    self.core.peer_is_ours(other.id, not world.is_java(self, other))
+        except PowerCut:
+            self.lose_power("start")
+            return
+        world.at(world.now, self.tick, self.process)
+
+    def start_again(self) -> None:
+        if self.core is None:
+            self.start()
+
+    def lose_power(self, where: str) -> None:
+        """The process ended inside an operation; it comes back after a while."""
+        self.end(f"power cut in {where}")
+        world = self.world
+        world.at(world.now + 1 + int(world.random.random() * 30 * world.scenario.tick), self.start_again)
+
+    def end(self, why: str, is_orderly: bool = False) -> None:
+        """The process is gone, with all that it had not written; `start` begins another one."""
+        self.world.trace(self.id, "ends: %s", why)
+        if is_orderly:
+            self.store.close()
+        self.core = None
+        self.process += 1
+        self.paused_until = 0
+        self.store = self.store.survive(self.world.random)
+
+    def call(self, method: str, *arguments: Any) -> None:
+        """One call of the core, then what came of it."""
+        if self.core is None:
+            return
+        try:
+            getattr(self.core, method)(*arguments, self.clock)
+        except PowerCut:
+            self.lose_power(method)
+            return
+        except Violation:
+            raise
+        except Exception as error:
+            raise Violation(f"the core of {self.id} raised {error!r} in {method}") from error
+        self.world.judge.check(self)
+        # What comes of a tick is taken at once, as it adds most of the events and is alone most often.
+        if method == "tick" or not self.world.scenario.is_coalescing:
+            self.drain(self.process)
+        elif not self.is_drain_due:
+            self.is_drain_due = True
+            self.world.at(self.world.now, self.drain, self.process)
+
+    def drain(self, process: int) -> None:
+        if process != self.process or self.core is None:
+            return
+        self.is_drain_due = False
+        try:
+            effects = self.core.drain()
+        except PowerCut:
+            self.lose_power("drain")
+            return
+        except Violation:
+            raise
+        except Exception as error:
+            raise Violation(f"the core of {self.id} raised {error!r} in drain") from error
+        if effects:
+            self.take(effects)
+        if self.store.is_sync and self.store.begin_flush():
+            self.world.at(self.world.now + self.fsync_time(), self.flushed, self.process)
+
+    def take(self, effects: list[Effect]) -> None:
+        """Does what the core wants done, in its order."""
+        for effect in effects:
+            kind = type(effect)
+            if kind is Send:
+                self.world.send(self, effect)
+            elif kind is Reply:
+                effect.token.reply(effect.answer) if isinstance(effect.token, Asked) else self.world.reply(self, effect)
+            elif kind is RoleChanged:
+                self.told_role = effect
+                self.world.trace(self.id, "is %s of term %s, leader %s", effect.role.name, *effect[1:])
+            else:
+                assert kind is Committed
+                self.told_committed = effect.index
+        self.world.judge.check(self)
+        self.world.judge.check_told(self)
+
+    def tick(self, process: int) -> None:
+        """About every tick: the core's, time-outs of calls, and the checkpoint."""
+        world = self.world
+        if process != self.process or self.core is None:
+            return
+        if self.paused_until > world.now:
+            world.at(self.paused_until + 1, self.tick, process)
+            return
+        if world.now >= self.checkpoint_due:
+            self.checkpoint_due = world.now + CHECKPOINT_INTERVAL
+            self.store.write_checkpoint()
+        while self.waiting and next(iter(self.waiting.values())) <= world.now:
+            self.answered(process, next(iter(self.waiting)), None)
+        self.call("tick")
+        tick = world.scenario.tick
+        world.at(world.now + 1 + tick // 2 + int(world.random.random() * tick), self.tick, process)
+
+    def answered(self, process: int, token: int, answer: Answer | None) -> None:
+        """What became of a call: its first answer counts; None is a time-out or a lost connection."""
+        if process == self.process and self.waiting.pop(token, None) is not None:
+            if self.world.is_tracing:
+                self.world.trace(self.id, "is answered #%s %s", token, describe(answer))
+            self.call("answered", token, answer)
+
+    def fsync_time(self) -> int:
+        return 1 + self.world.random.randrange(2 * self.fsync)
+
+    def flushed(self, process: int) -> None:
+        """The disk says what it made durable. The core hears of it a little later, whatever happened in between."""
+        if process == self.process:
+            index = self.store.end_flush()
+            self.world.at(self.world.now + self.world.random.randrange(3), self.persisted, process, index)
+
+    def persisted(self, process: int, index: int) -> None:
+        if process != self.process:
+            return
+        if self.paused_until > self.world.now:
+            self.world.at(self.paused_until, self.persisted, process, index)
+            return
+        self.call("persisted", index)
+        if self.core is not None and self.store.begin_flush():
+            self.world.at(self.world.now + self.fsync_time(), self.flushed, process)
+
+
+class Asked(NamedTuple):
+    """The token of a client's request: where its answer goes."""
+
+    reply: Callable[[Answer], None]
+
+
+class World:
+    """Everything that is simulated. `at` schedules, `run_until` lets time pass."""
+
+    def __init__(self, scenario: Scenario, core_class: type[Core] = Core, lines: list[str] | None = None) -> None:
+        self.scenario = scenario
+        self.core_class = core_class
+        self.random = Random(scenario.seed ^ 0x5EED)
+        self.now = 0
+        self.steps = 0
+        self.judge = Judge()
+        self.lines = lines
+        self.is_tracing = lines is not None
+        self.queue: list[tuple[int, int, Action, tuple[Any, ...]]] = []
+        self.scheduled = 0
+        self.network = scenario.network
+        self.cut: set[tuple[int, int]] = set()
+        self.latest: dict[tuple[int, int], int] = {}
+        # Sees every request that arrives; one for which it says False is lost (tests use it).
+        self.filter: Callable[[Call], bool] = lambda _: True
+        ids = tuple(f"n{number}" for number in range(scenario.nodes))
+        self.addresses = {id_: f"127.0.0.1:{20911 + number}" for number, id_ in enumerate(ids)}
+        self.base_config = CoreConfig(
+            group="g",
+            self_id="n0",
+            peers=ids,
+            is_sync=scenario.is_sync,
+            **scenario.options,  # type: ignore[arg-type]
+        )
+        self.nodes = [SimNode(self, number) for number in range(scenario.nodes)]
+        self.by_id = {node.id: node for node in self.nodes}
+        self.judge.nodes = self.nodes
+
+    def config(self, node: SimNode) -> CoreConfig:
+        return replace(self.base_config, self_id=node.id)
+
+    def is_java(self, a: SimNode, b: SimNode) -> bool:
+        return (min(a.number, b.number), max(a.number, b.number)) in self.scenario.java_pairs
+
+    # Time.
+
+    def at(self, time: int, action: Action, *arguments: Any) -> None:
+        self.scheduled += 1
+        heappush(self.queue, (time, self.scheduled, action, arguments))
+
+    def run_until(self, time: int, is_done: Callable[[], bool] | None = None) -> bool:
+        """Lets time pass up to `time`, or until `is_done`, asked after every event; whether it was."""
+        queue = self.queue
+        while queue and queue[0][0] <= time:
+            self.now, _, action, arguments = heappop(queue)
+            self.steps += 1
+            action(*arguments)
+            if is_done is not None and is_done():
+                return True
+        self.now = max(self.now, time)
+        return False
+
+    def run(self, time: int) -> None:
+        self.run_until(self.now + time)
+
+    def trace(self, who: str, text: str, *values: object) -> None:
+        if self.lines is not None:
+            self.lines.append(f"{self.now:>7} {who:<3} {text % values if values else text}")
+
+    # The network.
+
+    def send(self, source: SimNode, effect: Send) -> None:
+        """A request of a core on its way to a peer."""
+        request = effect.request
+        if type(request) is PushRequest and type(request.data) is not bytes:
+            request.data = bytes(request.data)
+        target = self.by_id[effect.peer_id]
+        if self.scenario.is_framed:
+            request = through_frames(request, not self.is_java(source, target), None)
+        self.count_request(request)
+        source.waiting[effect.token] = self.now + CALL_TIMEOUT
+        call = Call(source, source.process, effect.token, request, target)
+        if self.is_tracing:
+            self.trace(source.id, "-> %s #%s %s", target.id, effect.token, describe(request))
+        if target.core is None:
+            if self.random.random() < 0.7:
+                delay = 1 + self.random.randrange(20)
+                self.at(self.now + delay, source.answered, source.process, effect.token, None)
+            return
+        self.carry(source, target, self.deliver, call, target.process)
+
+    def carry(self, source: SimNode, target: SimNode, action: Action, *arguments: Any) -> None:
+        """Something goes from node to node: `action` happens when it arrives, if it does, and maybe twice."""
+        network = self.network
+        chance = self.random.random()
+        if chance < network.loss:
+            self.judge.count("messages lost")
+            return
+        self._arrive(source, target, action, arguments)
+        if chance > 1 - network.duplication:
+            self.judge.count("messages duplicated")
+            self._arrive(source, target, action, arguments)
+
+    def _arrive(self, source: SimNode, target: SimNode, action: Action, arguments: tuple[Any, ...]) -> None:
+        network = self.network
+        random = self.random
+        time = self.now + network.least_delay + int(random.random() * (network.most_delay + 1))
+        if network.slow_share and random.random() < network.slow_share:
+            time += random.randrange(network.slow_delay + 1)
+        pair = source.number, target.number
+        latest = self.latest.get(pair, 0)
+        if time < latest:
+            if network.is_ordered:
+                time = latest
+            else:
+                self.judge.count("messages overtaken")
+        self.latest[pair] = max(time, latest)
+        self.at(time, self.arrive, pair, target, target.process, action, arguments)
+
+    def arrive(
+        self, pair: tuple[int, int], target: SimNode, process: int, action: Action, arguments: tuple[Any, ...]
+    ) -> None:
+        """What was sent to a process that has ended never comes, as on a connection; a paused one gets it later."""
+        if process != target.process or target.core is None:
+            return
+        if pair in self.cut:
+            self.judge.count("messages cut off")
+        elif target.paused_until > self.now:
+            self.at(target.paused_until + 1, self.arrive, pair, target, process, action, arguments)
+        else:
+            action(*arguments)
+
+    def deliver(self, call: Call, process: int) -> None:
+        if not self.filter(call):
+            return
+        if self.is_tracing:
+            self.trace(call.target.id, "handles %s#%s %s", call.source.id, call.token, describe(call.request))
+        call.target.call("handle", call.request, call)
+
+    def reply(self, node: SimNode, effect: Reply) -> None:
+        """An answer on its way back to the process that asked."""
+        call: Call = effect.token  # type: ignore[assignment]  # tokens of this world are calls
+        self.count_answer(call.request, effect.answer)
+        answer = effect.answer
+        if self.scenario.is_framed:
+            answer = through_frames(answer, not self.is_java(node, call.source), call.request)
+        if self.is_tracing:
+            self.trace(node.id, "answers %s#%s %s", call.source.id, call.token, describe(answer))
+        self.carry(node, call.source, call.source.answered, call.process, call.token, answer)
+
+    def ask(self, node: SimNode, request: Request, reply: Callable[[Answer], None]) -> None:
+        """A client's request arrives at a node that is up; a paused one takes it later, maybe first of all."""
+        if node.paused_until > self.now:
+            self.at(node.paused_until + self.random.randrange(3), self.ask, node, request, reply)
+            return
+        if self.is_tracing:
+            self.trace(node.id, "is asked %s", describe(request))
+        node.call("handle", request, Asked(reply))
+
+    # What happened.
+
+    def count_request(self, request: Request) -> None:
+        if type(request) is PushRequest:
+            self.judge.counts[f"{request.type.name} sent"] += 1
+            if request.type is PushType.APPEND and request.count > 1:
+                self.judge.counts["batches pushed"] += 1
+        else:
+            self.judge.counts[f"{type(request).__name__} sent"] += 1
+
+    def count_answer(self, request: Request, answer: Answer) -> None:
+        if type(request) is PushRequest:
+            self.judge.counts[f"{request.type.name} answered {int(answer.code)}"] += 1
+        else:
+            vote = getattr(answer, "vote_result", None)
+            self.judge.counts[f"{type(request).__name__} answered {vote.value if vote else int(answer.code)}"] += 1
+
+    @property
+    def leader(self) -> SimNode | None:
+        """The leader of the highest term that is up, if there is one."""
+        return max(self._leaders(), key=_term, default=None)
+
+    @property
+    def former_leaders(self) -> list[SimNode]:
+        """Nodes that still believe to lead while another one leads a later term."""
+        return sorted(self._leaders(), key=_term)[:-1]
+
+    def _leaders(self) -> list[SimNode]:
+        return [node for node in self.nodes if node.core is not None and node.core.role is Role.LEADER]
+
+
+def _term(node: SimNode) -> int:
+    return node.core.term if node.core is not None else -1
+
+
+def describe(message: Request | Answer | None) -> str:
+    """A message in one line: its type and what is not as by default."""
+    if message is None:
+        return "nothing"
+    shown = []
+    for name in dir(message):
+        if name.startswith("_") or name in ("group", "local_id", "remote_id", "last_index"):
+            continue
+        value = getattr(message, name)
+        if callable(value) or value in (-1, None, (), [], b"") or (name == "code" and isinstance(message, Request)):
+            continue
+        if name in ("data", "bodies"):
+            value = f"{len(value)} bytes" if name == "data" else f"{value.count} bodies"
+        shown.append(f"{name}={getattr(value, 'name', value)}")
+    return f"{type(message).__name__} {' '.join(shown)}"

@@ -1,0 +1,18 @@
+"""Real nodes, killed, stopped and cut off under load: nothing acknowledged is lost, and order holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.rounds import run
+
+
+@pytest.mark.parametrize("flush", ["async", "sync"])
+def test_a_group_keeps_its_promises_under_faults(tmp_path: Path, flush: str) -> None:
+    """The long form is `make chaos`."""
+    report = run(tmp_path, rounds=6, seed=20 + len(flush), flush=flush)
+    assert report.wrong == []
+    assert report.outcomes["acknowledged"] > 500, report
+    assert report.reads > 100, report

@@ -1,0 +1,501 @@
+"""Small rules of the core that scripts and the simulation say nothing of: bad input, files, durability, restarts."""
+
+from __future__ import annotations
+
+import struct
+from random import Random
+from typing import Any
+
+import pytest
+
+from pyspark_dledger.errors import DiskFullError, OptionError, StoreError
+from pyspark_dledger.format.codec import encode_entry
+from pyspark_dledger.format.entries import Bodies
+from pyspark_dledger.raft.core import Core, CoreConfig, Reply, Send
+from pyspark_dledger.raft.core.entries import only_entry, same, split
+from pyspark_dledger.raft.messages import (
+    Answer,
+    AppendRequest,
+    GetRequest,
+    HeartBeatRequest,
+    MetadataRequest,
+    PushAnswer,
+    PushRequest,
+    PushType,
+    ReadRequest,
+    Request,
+    ResponseCode,
+    Role,
+    StatusAnswer,
+    StatusRequest,
+    TransferRequest,
+    VoteAnswer,
+    VoteRequest,
+    VoteResult,
+)
+from pyspark_dledger.store.memory import MemoryStore
+
+SIZE = 48 + 4
+
+
+def entry(index: int, term: int, pos: int | None = None, body: bytes | None = None) -> bytes:
+    body = b"%04d" % index if body is None else body
+    return encode_entry(index, term, index * SIZE if pos is None else pos, body)
+
+
+class OneCore:
+    """One core whose peers are the test."""
+
+    def __init__(self, store: MemoryStore | None = None, peers: int = 3, **options: Any) -> None:
+        self.store = store or MemoryStore()
+        self.now = 0
+        config = CoreConfig("g", "n0", tuple(f"n{number}" for number in range(peers)), **options)
+        self.core = Core(config, self.store, Random(7), 0, {"n0": "127.0.0.1:1"})
+        self.sent: list[Send] = []
+        self.answers: list[Answer] = []
+
+    def drain(self) -> None:
+        for effect in self.core.drain():
+            if isinstance(effect, Send):
+                self.sent.append(effect)
+            elif isinstance(effect, Reply):
+                self.answers.append(effect.answer)
+
+    def ask(self, request: Request, remote: str | None = "n0", group: str | None = "g") -> Answer | None:
+        """The answer to a request where there is one at once."""
+        request.remote_id, request.group = remote, group
+        self.answers.clear()
+        self.core.handle(request, object(), self.now)
+        self.drain()
+        return self.answers[0] if self.answers else None
+
+    def push(self, kind: PushType, *data: bytes, term: int = 3, leader: str = "n1", **fields: Any) -> Answer | None:
+        first = struct.unpack_from(">q", data[0], 8)[0] if data else -1
+        request = PushRequest(
+            leader_id=leader, term=term, type=kind, first_index=first, count=len(data), data=b"".join(data), **fields
+        )
+        return self.ask(request)
+
+    def code(self, kind: PushType, *data: bytes, **fields: Any) -> int:
+        answer = self.push(kind, *data, **fields)
+        assert answer is not None
+        return answer.code
+
+    def follow(self, term: int = 3) -> None:
+        self.ask(HeartBeatRequest(leader_id="n1", term=term))
+        self.ask(HeartBeatRequest(leader_id="n1", term=term))
+        assert self.core.role is Role.FOLLOWER
+
+    def tick(self, time: int) -> None:
+        for _ in range(time // 10):
+            self.now += 10
+            self.core.tick(self.now)
+            self.drain()
+
+    def lead(self) -> None:
+        self.tick(300)
+        vote = next(send for send in self.sent if isinstance(send.request, VoteRequest))
+        answer = VoteAnswer(vote_result=VoteResult.ACCEPT, term=self.core.term)
+        self.core.answered(vote.token, answer, self.now)
+        self.drain()
+        assert self.core.role is Role.LEADER
+
+    def append(self, *bodies: bytes) -> Answer | None:
+        block = struct.pack(f">{len(bodies)}I", *map(len, bodies)) + b"".join(bodies)
+        return self.ask(AppendRequest(bodies=Bodies(len(bodies), block)))
+
+
+def filled(*terms: int, committed: int = -1, saved: int = 0, file_size: int = 1 << 30) -> MemoryStore:
+    store = MemoryStore(data_file_size=file_size)
+    for index, term in enumerate(terms):
+        store.append_as_leader([b"%04d" % index], term)
+    store.flush()
+    store.update_committed_index(saved or 9, committed)
+    store.save_term(saved, None)
+    return store
+
+
+# Entries from the wire
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        entry(0, 1)[:47],
+        entry(0, 1)[:-1],
+        entry(0, 1) + entry(2, 1),
+        entry(0, 1) + b"\0" * 48,
+        struct.pack(">ii", 1, -1) + bytes(44),
+        struct.pack(">ii", 1, 47) + bytes(44),
+        struct.pack(">iiqqq", 1, 48, -1, 0, 0) + bytes(16),
+        struct.pack(">iiqqq", 1, 48, 0, 0, -1) + bytes(16),
+    ],
+)
+def test_what_is_no_entries_is_refused(data: bytes) -> None:
+    with pytest.raises(ValueError, match="expected"):
+        split(data)
+    core = OneCore()
+    core.follow()
+    for kind in (PushType.APPEND, PushType.COMPARE, PushType.TRUNCATE):
+        request = PushRequest(leader_id="n1", term=3, type=kind, first_index=0, count=1, data=data)
+        answer = core.ask(request)
+        assert isinstance(answer, PushAnswer) and answer.code == ResponseCode.INCONSISTENT_STATE
+        answer = core.ask(PushRequest(leader_id="n1", term=3, type=kind))
+        assert answer is not None and answer.code == ResponseCode.UNEXPECTED_ARGUMENT
+    assert core.store.ledger_end_index == -1
+
+
+def test_entries_are_taken_apart() -> None:
+    assert [piece.index for piece in split(memoryview(entry(4, 1) + entry(5, 2)))] == [4, 5]
+    with pytest.raises(ValueError, match="found 2"):
+        only_entry(entry(4, 1) + entry(5, 2))
+
+
+def test_checksums_do_not_make_entries_differ_but_the_channel_does() -> None:
+    one = entry(1, 1)
+    assert same(one, one[:36] + b"12345678" + one[44:])
+    assert not same(one, one[:35] + b"1" + one[36:])
+    assert not same(one, entry(1, 1, body=b"else"))
+    assert not same(one, entry(1, 1, body=b"longer"))
+
+
+def test_entries_of_two_files_in_one_push_are_appended() -> None:
+    """Java batches them by size alone."""
+    leader = filled(*[1] * 12, file_size=5 * SIZE + 8)
+    core = OneCore(MemoryStore(data_file_size=5 * SIZE + 8))
+    core.follow()
+    entries = [bytes(leader.read(index, 1).data) for index in range(12)]
+    assert core.code(PushType.APPEND, *entries) == ResponseCode.SUCCESS
+    assert [core.store.get(index) for index in range(12)] == [leader.get(index) for index in range(12)]
+
+
+def test_a_push_that_counts_wrong_is_refused() -> None:
+    core = OneCore()
+    core.follow()
+    data = entry(0, 3) + entry(1, 3)
+    request = PushRequest(leader_id="n1", term=3, first_index=0, count=9, data=data)
+    answer = core.ask(request)
+    assert answer is not None and answer.code == ResponseCode.UNEXPECTED_ARGUMENT
+
+
+def test_entries_that_are_here_already_are_taken_again() -> None:
+    core = OneCore()
+    core.follow()
+    entries = [entry(index, 3) for index in range(6)]
+    assert core.code(PushType.APPEND, *entries[:4]) == ResponseCode.SUCCESS
+    changed = [data[:36] + b"checksum" + data[44:] for data in entries]
+    for pushed in (entries[:2], entries[1:3], changed[:4], changed[2:5], entries[1:], entries):
+        assert core.code(PushType.APPEND, *pushed) == ResponseCode.SUCCESS
+    assert core.store.ledger_end_index == 5
+    assert [bytes(core.store.read(index, 1).data) for index in (0, 3, 5)] == [entries[0], entries[3], entries[5]]
+
+
+def test_what_differs_is_replaced_from_the_first_difference_on() -> None:
+    core = OneCore(filled(1, 1, 1, 1))
+    core.follow()
+    assert core.code(PushType.COMPARE, entry(0, 1)) == ResponseCode.SUCCESS
+    assert core.code(PushType.APPEND, entry(1, 1), entry(2, 2)) == ResponseCode.SUCCESS
+    assert [core.store.term_at(index) for index in range(3)] == [1, 1, 2]
+    assert core.store.ledger_end_index == 2
+
+
+# What is durable
+
+
+def test_a_comparison_is_answered_once_the_entry_is_durable() -> None:
+    store = filled(1, 1)
+    store.append_as_leader([b"0002"], 1)
+    core = OneCore(store, is_sync=True)
+    core.follow()
+    assert core.code(PushType.COMPARE, entry(1, 1)) == ResponseCode.SUCCESS
+    assert core.push(PushType.COMPARE, entry(2, 1)) is None
+    store.flush()
+    core.core.persisted(2, core.now)
+    core.drain()
+    assert [answer.code for answer in core.answers] == [ResponseCode.SUCCESS]
+
+
+def test_a_late_notice_of_the_disk_does_not_count_for_what_replaced_the_entries() -> None:
+    store = filled(1, 1, 1)
+    core = OneCore(store, is_sync=True)
+    core.follow()
+    core.push(PushType.COMPARE, entry(0, 1))
+    assert core.push(PushType.APPEND, entry(1, 3), entry(2, 3)) is None
+    core.core.persisted(2, core.now)
+    core.drain()
+    assert core.answers == []
+    store.flush()
+    core.core.persisted(2, core.now)
+    core.drain()
+    assert [answer.code for answer in core.answers] == [ResponseCode.SUCCESS]
+
+
+def test_answers_that_wait_for_the_disk_end_with_their_term() -> None:
+    core = OneCore(is_sync=True)
+    core.follow()
+    assert core.push(PushType.APPEND, entry(0, 3)) is None
+    core.core.handle(HeartBeatRequest(leader_id="n2", term=4, remote_id="n0", group="g"), 1, core.now)
+    core.drain()
+    assert [answer.code for answer in core.answers] == [ResponseCode.EXPIRED_TERM, ResponseCode.TERM_NOT_READY]
+
+
+# A leader that contradicts itself, or a log that begins behind
+
+
+def test_what_a_leader_pushed_before_is_not_replaced_by_the_same_leader() -> None:
+    core = OneCore()
+    core.follow()
+    core.push(PushType.APPEND, entry(0, 3), entry(1, 3))
+    assert core.code(PushType.APPEND, entry(0, 3), entry(1, 2)) == ResponseCode.INCONSISTENT_STATE
+    assert core.code(PushType.TRUNCATE, entry(1, 2)) == ResponseCode.INCONSISTENT_STATE
+    assert core.store.get(1).term == 3
+    assert "dledger diff" in core.core.problems[0] and core.core.status().problems == 2
+
+
+def test_a_late_first_entry_does_not_reset_what_was_matched_since() -> None:
+    core = OneCore()
+    core.follow()
+    assert core.code(PushType.TRUNCATE, entry(9, 3)) == ResponseCode.SUCCESS
+    assert core.code(PushType.APPEND, entry(10, 3)) == ResponseCode.SUCCESS
+    assert core.code(PushType.TRUNCATE, entry(5, 2)) == ResponseCode.INCONSISTENT_STATE
+    assert (core.store.ledger_begin_index, core.store.ledger_end_index) == (9, 10)
+    assert core.code(PushType.APPEND, entry(8, 2), entry(9, 3), entry(10, 3)) == ResponseCode.SUCCESS
+
+
+def test_the_next_entry_of_the_same_term_is_appended_without_a_comparison() -> None:
+    core = OneCore(filled(1, 2, saved=2))
+    core.follow()
+    assert core.code(PushType.TRUNCATE, entry(2, 2)) == ResponseCode.SUCCESS
+    assert (core.store.ledger_begin_index, core.store.ledger_end_index) == (0, 2)
+
+
+def test_a_first_entry_behind_a_log_that_may_differ_begins_a_new_log() -> None:
+    core = OneCore(filled(1, 1, saved=2))
+    core.follow()
+    assert core.code(PushType.TRUNCATE, entry(2, 2)) == ResponseCode.SUCCESS
+    assert (core.store.ledger_begin_index, core.store.ledger_end_index) == (2, 2)
+
+
+class FullAfterReset(MemoryStore):
+    """Has room again when told so."""
+
+    is_full = False
+
+    def append_as_follower(self, data: Any, leader_term: int) -> int:
+        if self.is_full:
+            raise DiskFullError("no room")
+        return super().append_as_follower(data, leader_term)
+
+
+def test_an_emptied_log_is_no_reason_to_vote_for_a_shorter_one() -> None:
+    store = FullAfterReset()
+    for term in (1, 1, 2):
+        store.append_as_leader([b"0000"], term)
+    core = OneCore(store)
+    core.follow()
+    store.is_full = True
+    assert core.code(PushType.TRUNCATE, entry(9, 3)) == ResponseCode.INCONSISTENT_STATE
+    assert store.ledger_end_index == -1
+    request = VoteRequest(leader_id="n2", term=4, ledger_end_index=1, ledger_end_term=2)
+    answer = core.ask(request)
+    assert isinstance(answer, VoteAnswer) and answer.vote_result is VoteResult.REJECT_SMALL_LEDGER_END_INDEX
+    core.sent.clear()
+    core.tick(10_000)
+    assert core.sent == []
+
+
+# Terms and restarts
+
+
+def asked_terms(core: OneCore) -> list[int]:
+    """The terms of the votes that were asked of n1, and forgets them."""
+    terms = [send.request.term for send in core.sent if isinstance(send.request, VoteRequest) and send.peer_id == "n1"]
+    core.sent.clear()
+    return terms
+
+
+@pytest.mark.parametrize("saved", [4, 0])
+def test_a_member_that_may_have_led_a_term_does_not_lead_it_again(saved: int) -> None:
+    """Also where the term was lost, and with it the vote."""
+    store = filled(1, 4)
+    store.save_term(saved, "n0" if saved else None)
+    core = OneCore(store)
+    core.tick(300)
+    vote = core.sent[0].token
+    assert asked_terms(core) == [4]
+    core.core.answered(vote, VoteAnswer(vote_result=VoteResult.ACCEPT, term=4), core.now)
+    assert core.core.role is Role.CANDIDATE
+    core.tick(10)
+    assert asked_terms(core) == [5] and (store.curr_term, store.vote_leader) == (5, "n0")
+
+
+def test_a_member_that_may_have_led_leaves_a_leader_alone() -> None:
+    store = filled(1, 4)
+    store.save_term(4, "n0")
+    core = OneCore(store)
+    core.tick(300)
+    answer = VoteAnswer(vote_result=VoteResult.REJECT_ALREADY_HAS_LEADER, term=4)
+    core.core.answered(core.sent[0].token, answer, core.now)
+    core.tick(2000)
+    assert asked_terms(core) == [4]
+    core.follow(4)
+    assert (core.core.term, core.core.leader_id) == (4, "n1")
+
+
+def test_a_member_that_voted_for_another_stands_in_that_term_but_does_not_lead_it() -> None:
+    store = filled(1, 4)
+    store.save_term(4, "n2")
+    core = OneCore(store)
+    core.tick(300)
+    for send in list(core.sent):
+        core.core.answered(send.token, VoteAnswer(vote_result=VoteResult.ACCEPT, term=4), core.now)
+    assert asked_terms(core) == [4] and core.core.role is Role.CANDIDATE
+    core.tick(10)
+    assert asked_terms(core) == [5]
+
+
+def test_one_node_keeps_its_term() -> None:
+    store = MemoryStore()
+    for _ in range(3):
+        core = OneCore(store, peers=1)
+        core.tick(10)
+        assert (core.core.role, core.core.term) == (Role.LEADER, 0)
+        answer = core.append(b"a", b"b")
+        assert answer is not None and answer.code == ResponseCode.SUCCESS
+    assert core.core.committed_index == 5
+
+
+def test_a_lost_term_is_taken_from_the_log_and_nobody_else_gets_its_vote() -> None:
+    store = filled(1, 7, saved=0)
+    core = OneCore(store)
+    assert (store.curr_term, core.core.term) == (7, 7)
+    request = VoteRequest(leader_id="n1", term=7, ledger_end_index=9, ledger_end_term=7)
+    answer = core.ask(request)
+    assert isinstance(answer, VoteAnswer) and answer.vote_result is VoteResult.REJECT_ALREADY_VOTED
+
+
+@pytest.mark.parametrize("term", [2**62 + 1, 2**63 - 1])
+def test_a_term_that_leaves_no_room_is_not_adopted(term: int) -> None:
+    core = OneCore()
+    for request in (
+        VoteRequest(leader_id="n1", term=term),
+        HeartBeatRequest(leader_id="n1", term=term),
+        PushRequest(leader_id="n1", term=term, type=PushType.COMMIT),
+    ):
+        assert core.ask(request) is not None
+    assert core.core.term == 0
+
+
+class BrokenTerm(MemoryStore):
+    """Cannot save terms."""
+
+    def save_term(self, term: int, vote_leader: str | None) -> None:
+        raise StoreError("disk broken")
+
+
+def test_without_a_saved_term_nothing_is_answered_or_asked() -> None:
+    core = OneCore(BrokenTerm())
+    assert core.ask(VoteRequest(leader_id="n1", term=1)) is None
+    assert core.ask(HeartBeatRequest(leader_id="n1", term=1)) is None
+    assert core.push(PushType.COMMIT, term=1) is None
+    core.tick(5000)
+    assert core.sent == [] and core.core.term == 0
+    assert "disk broken" in core.core.problems[0]
+
+
+# Requests
+
+
+def test_requests_to_somebody_else_are_refused() -> None:
+    core = OneCore()
+    for request in (VoteRequest(), MetadataRequest(), PushRequest(), Request(), StatusRequest()):
+        answer = core.ask(request, remote="n1")
+        assert answer is not None and answer.code == ResponseCode.UNKNOWN_MEMBER
+        answer = core.ask(request, group="h")
+        assert answer is not None and answer.code == ResponseCode.UNKNOWN_GROUP
+    for request in (Request(), ReadRequest()):
+        answer = core.ask(request)
+        assert answer is not None and answer.code == ResponseCode.UNSUPPORTED
+
+
+def test_whoever_is_no_other_member_is_refused() -> None:
+    core = OneCore()
+    for leader, code in ((None, 401), ("n9", 401), ("n0", 402)):
+        request = PushRequest(leader_id=leader, term=5, type=PushType.COMMIT)
+        answer = core.ask(request)
+        assert answer is not None and answer.code == code
+    assert core.core.term == 0
+
+
+def test_handle_tells_at_once_of_refused_appends_only() -> None:
+    core = OneCore()
+    request = AppendRequest(group="g", remote_id="n0", bodies=Bodies(1, bytes(4)))
+    assert not core.core.handle(request, 1, 0)
+    assert not core.core.handle(AppendRequest(group="h", remote_id="n0"), 1, 0)
+    assert core.core.handle(GetRequest(group="g", remote_id="n0"), 1, 0)
+    core.lead()
+    assert core.core.handle(request, 1, core.now)
+
+
+def test_a_block_that_is_no_bodies_is_refused() -> None:
+    core = OneCore()
+    core.lead()
+    for bodies in (Bodies(2, bytes(4)), Bodies(1, b"\0\0\0\5abc"), Bodies(-1, b"")):
+        request = AppendRequest(bodies=bodies)
+        answer = core.ask(request)
+        assert answer is not None and answer.code == ResponseCode.UNEXPECTED_ARGUMENT
+    assert core.store.ledger_end_index == -1
+
+
+def test_status_tells_how_a_leader_sees_its_peers() -> None:
+    core = OneCore()
+    core.core.peer_is_ours("n2", True)
+    core.lead()
+    core.append(b"one")
+    status = core.core.status()
+    assert (status.role, status.end_index, status.pending_appends) == (Role.LEADER, 0, 1)
+    assert [(peer.peer_id, peer.match_index, peer.is_live, peer.is_ours) for peer in status.peers] == [
+        ("n1", -1, False, False),
+        ("n2", -1, False, True),
+    ]
+    answer = core.ask(StatusRequest())
+    assert isinstance(answer, StatusAnswer) and answer.peers == {"n0": "127.0.0.1:1"}
+
+
+def test_transfers_that_make_no_sense_are_refused() -> None:
+    core = OneCore()
+    core.lead()
+    for transfer, transferee, code in (("n0", "n9", 401), ("n0", "n0", 411), ("n1", "n2", 411), ("n1", "n0", 409)):
+        request = TransferRequest(transfer_id=transfer, transferee_id=transferee, term=core.core.term)
+        answer = core.ask(request)
+        assert answer is not None and answer.code == code
+    assert core.core.transferee is None
+
+
+def test_a_transfer_that_nobody_answers_ends() -> None:
+    core = OneCore(max_heart_beat_leak=1000)
+    core.lead()
+    assert core.ask(TransferRequest(transfer_id="n0", transferee_id="n1", term=core.core.term)) is None
+    assert core.core.transferee == "n1"
+    answer = core.append(b"one")
+    assert answer is not None and answer.code == ResponseCode.LEADER_TRANSFERRING
+    core.tick(10_000)
+    assert core.core.transferee is None
+    core.tick(30_000)
+    assert ResponseCode.NETWORK_ERROR in [answer.code for answer in core.answers]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"peers": ("n1",)},
+        {"peers": ("n0", "n0")},
+        {"min_vote_interval_ms": 1000},
+        {"max_push_bytes": 0},
+        {"max_take_leadership_vote_interval_ms": 30},
+    ],
+)
+def test_settings_that_fit_no_group(options: dict[str, Any]) -> None:
+    with pytest.raises(OptionError, match="expected"):
+        CoreConfig(**{"group": "g", "self_id": "n0", "peers": ("n0",), **options})

@@ -1,0 +1,88 @@
+"""The judge of histories: it accepts what one log can explain, and catches every way of being wrong."""
+
+from __future__ import annotations
+
+import random
+
+from tests.chaos.history import Append, Get, History, violations
+
+
+def acknowledged(body: bytes, index: int, called: float, answered: float) -> Append:
+    return Append(body, called, answered, "acknowledged", index)
+
+
+def history(*operations: Append | Get) -> History:
+    made = History()
+    for operation in operations:
+        made.add(operation)
+    return made
+
+
+LOG = [b"a", b"b"]
+A, B = acknowledged(b"a", 0, 0, 2), acknowledged(b"b", 1, 1, 3)
+
+
+def test_what_one_log_explains_is_accepted() -> None:
+    reads = (Get(1, 0.5, 0.6, None), Get(0, 1, 2, b"a"), Get(1, 4, 5, b"b"), Get(2, 4, 5, None))
+    assert violations(history(A, B, *reads), LOG) == []
+
+
+def test_an_acknowledged_append_that_is_lost_is_caught() -> None:
+    assert "acknowledged at 1" in violations(history(A, B), [b"a"])[0]
+
+
+def test_an_acknowledged_append_at_another_index_is_caught() -> None:
+    assert violations(history(A, B), [b"b", b"a"])
+
+
+def test_a_refused_append_that_is_there_is_caught() -> None:
+    assert "refused" in violations(history(A, Append(b"b", 1, 2, "refused")), LOG)[0]
+
+
+def test_an_append_that_stands_twice_is_caught() -> None:
+    assert violations(history(A, Append(b"b", 1)), [b"a", b"b", b"b"])
+
+
+def test_an_unknown_append_may_be_there_or_not() -> None:
+    unknown = Append(b"b", 1, 4, "unknown")
+    assert violations(history(A, unknown), LOG) == violations(history(A, unknown), [b"a"]) == []
+
+
+def test_a_body_of_nobody_is_caught() -> None:
+    assert "nobody" in violations(history(A), LOG)[0]
+
+
+def test_an_append_acknowledged_before_another_was_called_stands_before_it() -> None:
+    first, second = acknowledged(b"a", 1, 0, 1), acknowledged(b"b", 0, 2, 3)
+    assert violations(history(first, second), [b"b", b"a"])
+    second.called = 0.5
+    assert violations(history(first, second), [b"b", b"a"]) == []
+
+
+def test_a_read_of_another_body_is_caught() -> None:
+    assert violations(history(A, B, Get(1, 4, 5, b"c")), LOG)
+
+
+def test_an_absence_after_the_acknowledgement_is_caught() -> None:
+    assert violations(history(A, B, Get(1, 3.5, 4, None)), LOG)
+
+
+def test_an_absence_after_a_read_of_a_later_entry_is_caught() -> None:
+    unknown = Append(b"b", 1)
+    assert violations(history(A, unknown, Get(1, 1.1, 1.2, b"b"), Get(0, 1.5, 1.6, None)), LOG)
+
+
+def test_histories_made_by_a_real_log_are_accepted() -> None:
+    """Moments are drawn first, calls and answers around them: whatever overlaps, the judge has to find an order."""
+    chance = random.Random(7)
+    for _ in range(50):
+        moments = sorted(chance.random() for _ in range(30))
+        made = History()
+        log = [b"%d" % index for index in range(30)]
+        for index, moment in enumerate(moments):
+            made.add(acknowledged(log[index], index, moment - chance.random() / 10, moment + chance.random() / 10))
+        for _ in range(60):
+            index, moment = chance.randrange(30), chance.random()
+            body = log[index] if moments[index] <= moment else None
+            made.add(Get(index, moment - chance.random() / 10, moment + chance.random() / 10, body))
+        assert violations(made, log) == []

@@ -1,0 +1,65 @@
+"""A short run of what `make simulate` does for longer, and broken cores that it must catch."""
+
+from __future__ import annotations
+
+import hashlib
+import multiprocessing
+import os
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+
+from tests.simulation import mutations
+from tests.simulation.run import Outcome, run
+from tests.simulation.summary import missing
+
+COUNT = 500
+PROCESSES = 2
+MUTANT_SEEDS = 400
+
+
+def test_nothing_is_violated_in_many_seeds() -> None:
+    with multiprocessing.get_context("spawn").Pool(PROCESSES) as pool:
+        outcomes = pool.map(run, range(COUNT), chunksize=10)
+    failed = [outcome for outcome in outcomes if outcome.violation]
+    assert not failed, _report(failed)
+    counts: Counter[str] = Counter()
+    for outcome in outcomes:
+        counts.update(outcome.counts)
+    assert not missing(counts)
+
+
+def _report(failed: list[Outcome]) -> str:
+    """Every failure, the end of the first one's transcript, and how to see all of it."""
+    lines: list[str] = []
+    run(failed[0].seed, lines=lines)
+    named = [f"seed {outcome.seed}: {outcome.violation}" for outcome in failed]
+    again = f"python -m tests.simulation --seed {failed[0].seed}"
+    return "\n".join([*lines[-200:], *named, f"again: {again}"])
+
+
+def test_a_seed_plays_alike_wherever_it_is_played() -> None:
+    """Strings hash differently in every process; nothing may depend on it."""
+    code = (
+        "from tests.simulation.run import run\n"
+        "for seed in range(8):\n"
+        "    lines = []\n"
+        "    print(seed, run(seed, lines=lines).steps)\n"
+        "    print(*lines, sep='\\n')"
+    )
+    digests = set()
+    for hash_seed in ("1", "2"):
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, env=environment)
+        assert len(done.stdout) > 100_000
+        digests.add(hashlib.sha256(done.stdout).hexdigest())
+    assert len(digests) == 1
+
+
+@pytest.mark.parametrize("mutant", mutations.MUTANTS, ids=lambda mutant: mutant.__name__)
+def test_a_broken_core_is_caught(mutant: type[mutations.Mutant]) -> None:
+    found = (mutations.run_mutant(mutant, seed).violation or "" for seed in range(MUTANT_SEEDS))
+    # A core that raises is broken otherwise than it should be.
+    assert any(text and "raised" not in text for text in found)
