@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
+import socket
 import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +21,9 @@ README = (ROOT / "README.md").read_text()
 # A Python block, and the output that follows it.
 _INCIDENT = README[README.index("## After an incident") : README.index("## Without Spark")]
 SETUP, *COMMANDS = re.findall(r"```\n(.*?)```", _INCIDENT, re.DOTALL)
+_GROUP = README[README.index("## A replicated log in two minutes") : README.index("## Fast")]
+CLUSTER, SESSION = re.findall(r"```\n(\$.*?)```", _GROUP, re.DOTALL)
+CLIENT_CODE = re.findall(r"```python\n(.*?)```", _GROUP, re.DOTALL)[0]
 EXAMPLES = re.findall(r"```python\n(.*?)```\n\n```\n(.*?)```", README, re.DOTALL)
 
 
@@ -72,7 +78,91 @@ def test_commands_print_what_the_readme_shows(shown: str, incident: Path) -> Non
     assert re.fullmatch(pattern, run.stdout), run.stdout
 
 
-@pytest.mark.parametrize("target", ["demo", "test", "lint", "bench", "test-spark-versions", "docs", "help"])
+def shell(command: str, folder: Path, **variables: str) -> str:
+    """What a `dledger ...` or `kill ...` of the README prints, on either channel."""
+    command = command.replace("dledger ", f"{shlex.quote(sys.executable)} -m pyspark_dledger ", 1)
+    run = subprocess.run(
+        ["bash", "-c", command],
+        cwd=folder,
+        env={**os.environ, **variables},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    return run.stdout
+
+
+def as_pattern(shown: str, port: int) -> str:
+    """Ports are this run's; who leads at first, and in which terms, is left to chance."""
+    for number in range(3):
+        shown = shown.replace(f":{20911 + number}", f":{port + number}").replace(
+            f", {20911 + number})", f", {port + number})"
+        )
+    pattern = re.escape(shown).replace("\\ ", " ")
+    pattern = re.sub(r"term=\d", r"term=\\d+", pattern)
+    pattern = re.sub(r"process \d+", r"process (\\d+)", pattern)
+    pattern = re.sub(r"leaderId  n\d", "leaderId  n[01]", pattern)
+    return re.sub(r"(FOLLOWER|LEADER) +\d", r"(FOLLOWER|LEADER) +\\d+", pattern)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[tuple[Path, int, list[str]]]:
+    """The README's cluster in a folder, on other ports: the folder, the first port, and the members' processes."""
+    port = next(port for port in range(20911, 32000, 10) if is_free(port))
+    command, _, shown = CLUSTER.removeprefix("$ dledger ").partition("\n")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pyspark_dledger", *shlex.split(command), "--base-port", str(port)],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    try:
+        assert process.stdout
+        printed = "".join(process.stdout.readline() for _ in shown.splitlines())
+        match = re.fullmatch(as_pattern(shown, port), printed)
+        assert match, printed
+        yield tmp_path, port, [match[1], match[2], match[3]]
+    finally:
+        process.terminate()
+        process.communicate(timeout=30)
+
+
+def is_free(port: int) -> bool:
+    """Whether nobody listens on this port or the next two."""
+    try:
+        for number in range(3):
+            with socket.socket() as probe:
+                probe.bind(("127.0.0.1", port + number))
+    except OSError:
+        return False
+    return True
+
+
+def test_the_replicated_log_is_as_the_readme_shows(cluster: tuple[Path, int, list[str]]) -> None:
+    folder, port, processes = cluster
+    peers = ";".join(f"n{number}-127.0.0.1:{port + number}" for number in range(3))
+    for part in SESSION.removeprefix("$ ").split("\n$ "):
+        command, _, shown = part.partition("\n")
+        if command.startswith("kill"):
+            command = f"kill -9 {processes[2]}"
+        if "dump" in command:
+            # A checkpoint tells what is committed; one is written every 3 seconds.
+            time.sleep(4)
+        printed = shell(command, folder, PEERS=peers)
+        assert re.fullmatch(as_pattern(shown.rstrip("\n"), port), printed.rstrip("\n")), f"$ {command}\n{printed}"
+    code = CLIENT_CODE
+    for number in range(3):
+        code = code.replace(str(20911 + number), str(port + number))
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.splitlines()[-1] == "b'hello'"
+
+
+@pytest.mark.parametrize(
+    "target", ["demo", "test", "lint", "bench", "test-spark-versions", "docs", "help", "simulate", "chaos", "interop"]
+)
 def test_targets_of_the_readme_exist(target: str) -> None:
     assert f"make {target}" in README
     assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
