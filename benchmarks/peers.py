@@ -26,6 +26,10 @@ class Process:
         )
         self.ready = self._answer()
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def close(self) -> None:
         self._process.communicate()
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import socket
-import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyspark_dledger as dl
 from benchmarks.generate import BUILD
@@ -28,13 +28,17 @@ ROUNDS = 5
 WARM_UPS = 2  # Java's compiler is not done before
 # What was fastest of all that was tried; the collector that keeps the fewest threads from running, too.
 JAVA_OPTIONS = ("-Xms4g", "-Xmx4g", "-XX:+AlwaysPreTouch", "-XX:+UseParallelGC")
-JAVA_SETTINGS = ("EnableBatchPush=true", "MaxBatchPushSize=65536")
+# Whoever is stopped while others are measured must not lose its leader by that.
+LEAK = 10_000
+JAVA_SETTINGS = ("EnableBatchPush=true", "MaxBatchPushSize=65536", f"MaxHeartBeatLeak={LEAK}")
 JAVA_IN_FLIGHT = {1024: 2000, 128: 4000}
 JAVA_THREADS = 64
 # Appends a round: about a second of ours, two or three of Java's.
 COUNTS = {1024: 200_000, 128: 1_000_000}
 JAVA_COUNTS = {1024: 100_000, 128: 500_000}
 SINGLE_COUNT = 40_000
+# Appended before a round, to whoever was stopped.
+WAKING = 100
 BEHIND = 1 << 30
 
 
@@ -67,11 +71,35 @@ class Java:
         words = (str(path), *map(str, ports), *JAVA_SETTINGS)
         self._process = Process([*java_command("QuorumAppend", *JAVA_OPTIONS), *words])
 
+    @property
+    def pids(self) -> list[int]:
+        return [self._process.pid]
+
     def close(self) -> None:
+        resume(self.pids)
         self._process.close()
 
     def append(self, count: int, size: int) -> dict[str, Any]:
+        self._process.ask(f"{WAKING} {size} {WAKING}")
         return acknowledged(count, self._process.ask(f"{count} {size} {JAVA_IN_FLIGHT[size]}"))
+
+
+class JavaClients:
+    """Java's DLedgerClient on a Java group, in a process of its own."""
+
+    def __init__(self, java: Java) -> None:
+        with awake(java.pids):
+            self._process = Process([*java_command("ClientAppend"), java.peers, str(JAVA_THREADS)])
+        self.pids = [*java.pids, self._process.pid]
+        pause(self.pids)
+
+    def close(self) -> None:
+        resume(self.pids)
+        self._process.close()
+
+    def append(self, count: int, size: int) -> dict[str, Any]:
+        self._process.ask(f"{WAKING} {size}")
+        return acknowledged(count, self._process.ask(f"{count} {size}"))
 
 
 class Ours:
@@ -88,9 +116,10 @@ class Ours:
 
     def start(self, node: str) -> None:
         command = ("serve", "--group", GROUP, "--id", node, "--peers", self.peers, "--store", str(self._path))
+        leak = f"maxHeartBeatLeak={LEAK}"
         with (self._path / f"{node}.log").open("ab") as log:
             self._nodes[node] = subprocess.Popen(
-                [sys.executable, "-m", "pyspark_dledger", *command, "--flush", self._flush],
+                [sys.executable, "-m", "pyspark_dledger", *command, "--flush", self._flush, "--set", leak],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -101,7 +130,12 @@ class Ours:
         process.send_signal(signal.SIGTERM)
         process.wait()
 
+    @property
+    def pids(self) -> list[int]:
+        return [process.pid for process in self._nodes.values()]
+
     def close(self) -> None:
+        resume(self.pids)
         if self._writer is not None:
             self._writer.close()
         for node in tuple(self._nodes):
@@ -117,6 +151,7 @@ class Ours:
         return self._writer
 
     def append(self, how: str, count: int, size: int, *numbers: int) -> dict[str, Any]:
+        self.writer.ask(f"single {WAKING} {size}")
         words = (how, count, size, *numbers)
         return acknowledged(count, self.writer.ask(" ".join(map(str, words))))
 
@@ -128,51 +163,79 @@ def acknowledged(count: int, answer: dict[str, Any]) -> dict[str, Any]:
     return answer
 
 
-def in_turns(sides: dict[str, Callable[[], dict[str, Any]]], figure: str) -> dict[str, float]:
+def pause(pids: Iterable[int]) -> None:
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+
+
+def resume(pids: Iterable[int]) -> None:
+    for pid in pids:
+        os.kill(pid, signal.SIGCONT)
+
+
+@contextmanager
+def awake(pids: Sequence[int]) -> Iterator[None]:
+    """Processes run for a while that are stopped otherwise, and so cost the other sides nothing."""
+    resume(pids)
+    try:
+        yield
+    finally:
+        pause(pids)
+
+
+class Side(NamedTuple):
+    """What takes turns: a round, and the processes that do it."""
+
+    pids: list[int]
+    round: Callable[[], dict[str, Any]]
+
+    def figure(self, name: str) -> float:
+        with awake(self.pids):
+            return float(self.round()[name])
+
+
+def in_turns(sides: dict[str, Side], figure: str) -> dict[str, float]:
     """The median of one figure of each side's rounds."""
-    return alternate({name: partial(_figure, side, figure) for name, side in sides.items()}, ROUNDS, WARM_UPS)
-
-
-def _figure(side: Callable[[], dict[str, Any]], figure: str) -> float:
-    return float(side()[figure])
+    return alternate({name: partial(side.figure, figure) for name, side in sides.items()}, ROUNDS, WARM_UPS)
 
 
 @contextmanager
 def groups() -> Iterator[tuple[Java, dict[str, Ours]]]:
-    """Java's group and one of ours for each flush mode, all at once, so that they take turns."""
+    """Java's group and one of ours for each flush mode, all there, and stopped."""
     with ExitStack() as stack:
         java = stack.enter_context(closing(Java(stack.enter_context(folder("java")))))
         ours = {
             flush: stack.enter_context(closing(Ours(stack.enter_context(folder(flush)), flush))) for flush in FLUSHES
         }
+        for group in ours.values():
+            group.append("single", WAKING, 1)
+            pause(group.pids)
+        pause(java.pids)
         yield java, ours
+
+
+def our_sides(ours: dict[str, Ours], how: str, *numbers: int) -> dict[str, Side]:
+    return {flush: Side(group.pids, partial(group.append, how, *numbers)) for flush, group in ours.items()}
 
 
 def quorum_batch(name: str, size: int) -> Result:
     count, java_count = COUNTS[size], JAVA_COUNTS[size]
     with groups() as (java, ours):
-        sides: dict[str, Callable[[], dict[str, Any]]] = {
-            flush: partial(group.append, "batch", count, size) for flush, group in ours.items()
-        }
-        seconds = in_turns({**sides, "java": partial(java.append, java_count, size)}, "seconds")
+        by_java = Side(java.pids, partial(java.append, java_count, size))
+        seconds = in_turns({**our_sides(ours, "batch", count, size), "java": by_java}, "seconds")
     rates = {flush: count / seconds[flush] for flush in FLUSHES}
-    return _compared(
-        name, rates, f"Java handleAppend, {JAVA_IN_FLIGHT[size]} in flight", java_count / seconds["java"], 5
-    )
+    peer = f"Java handleAppend, {JAVA_IN_FLIGHT[size]} in flight"
+    return _compared(name, rates, peer, java_count / seconds["java"], 5)
 
 
 def quorum_single(name: str, size: int) -> Result:
-    with groups() as (java, ours):
-        command = [*java_command("ClientAppend"), java.peers, str(JAVA_THREADS)]
-        with closing(Process(command)) as clients:
-            sides: dict[str, Callable[[], dict[str, Any]]] = {
-                flush: partial(group.append, "single", SINGLE_COUNT, size) for flush, group in ours.items()
-            }
-            by_java = partial(clients.ask, f"{SINGLE_COUNT // 2} {size}")
-            seconds = in_turns({**sides, "java": by_java}, "seconds")
-    rates = {flush: SINGLE_COUNT / seconds[flush] for flush in FLUSHES}
-    peer_rate = SINGLE_COUNT // 2 / seconds["java"]
-    return _compared(name, rates, f"Java DLedgerClient, {JAVA_THREADS} threads", peer_rate, 1.5)
+    count, java_count = SINGLE_COUNT, SINGLE_COUNT // 2
+    with groups() as (java, ours), closing(JavaClients(java)) as clients:
+        by_java = Side(clients.pids, partial(clients.append, java_count, size))
+        seconds = in_turns({**our_sides(ours, "single", count, size), "java": by_java}, "seconds")
+    rates = {flush: count / seconds[flush] for flush in FLUSHES}
+    peer = f"Java DLedgerClient, {JAVA_THREADS} threads"
+    return _compared(name, rates, peer, java_count / seconds["java"], 1.5)
 
 
 def _compared(name: str, rates: dict[str, float], peer: str, peer_rate: float, goal: float) -> Result:
@@ -182,15 +245,12 @@ def _compared(name: str, rates: dict[str, float], peer: str, peer_rate: float, g
 
 def quorum_latency(name: str, size: int) -> Result:
     """The p99 of single appends, when they come as fast as Java's group acknowledges them at its best."""
-    java_count = JAVA_COUNTS[size]
+    count = JAVA_COUNTS[size]
     with groups() as (java, ours):
-        rounds = [java.append(java_count, size) for _ in range(WARM_UPS + ROUNDS)][WARM_UPS:]
-        rate = java_count / statistics.median(each["seconds"] for each in rounds)
-        wanted = (round(2 * rate), size, round(rate))
-        sides: dict[str, Callable[[], dict[str, Any]]] = {
-            flush: partial(group.append, "rate", *wanted) for flush, group in ours.items()
-        }
-        p99 = in_turns({**sides, "java": partial(java.append, java_count, size)}, "p99")
+        by_java = Side(java.pids, partial(java.append, count, size))
+        rate = count / in_turns({"java": by_java}, "seconds")["java"]
+        sides = our_sides(ours, "rate", round(2 * rate), size, round(rate))
+        p99 = in_turns({**sides, "java": by_java}, "p99")
     detail = {"flush": "async", "sync": rounded(p99["sync"]), "rate": rounded(rate)}
     return Result(name, p99["async"], "ms", "Java handleAppend", p99["java"], detail=detail).with_ratio_at_most(1)
 

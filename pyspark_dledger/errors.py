@@ -29,11 +29,8 @@ class IndexRangeError(StoreError, LookupError):
     """An index that a log does not hold: expired, not yet written, or not yet committed."""
 
 
-class GroupError(DLedgerError):
-    """A group that refused a request or could not be reached: nothing was changed, and it may be tried again.
-
-    ``code`` is DLedger's response code (``raft.messages.ResponseCode``), ``leader_id`` the leader that was named.
-    """
+class _AnswerError(DLedgerError):
+    """``code`` is DLedger's response code (``raft.messages.ResponseCode``), ``leader_id`` the leader that was named."""
 
     def __init__(self, text: str, code: int, leader_id: str | None = None) -> None:
         super().__init__(text)
@@ -44,5 +41,12 @@ class GroupError(DLedgerError):
         return type(self), (str(self), self.code, self.leader_id)
 
 
-class UnknownOutcomeError(GroupError):
-    """An append that was sent and not acknowledged: it may be in the log, now or later, or never."""
+class GroupError(_AnswerError):
+    """A group that refused a request or could not be reached: nothing was changed, and it may be tried again."""
+
+
+class UnknownOutcomeError(_AnswerError):
+    """An append that was sent and not acknowledged: it may be in the log, now or later, or never.
+
+    No GroupError, so that who tries those again does not append twice.
+    """

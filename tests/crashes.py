@@ -1,8 +1,8 @@
 """Kills a process that writes a store, at random moments, and looks at what the next one finds.
 
 ``python -m tests.crashes --rounds N [--flush sync]`` runs it for as long as one likes. The writer appends batches of
-random sizes, raises the committed index, truncates and commits again, and says through a pipe what was acknowledged. What it
-said has to be there afterwards, and every entry has to be one that it wrote.
+random sizes, raises the committed index, truncates and commits again, and says through a pipe what was acknowledged.
+What it said has to be there afterwards, and every entry has to be one that it wrote.
 """
 
 from __future__ import annotations

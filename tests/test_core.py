@@ -56,13 +56,13 @@ class Group:
             self.nodes[number].start()
 
     def elect(self, number: int) -> SimNode:
-        """All nodes start, and that one leads: it alone asks for votes at first."""
+        """All nodes start, and that one leads: nobody hears the others ask for votes."""
         node = self.nodes[number]
-        node.start()
-        assert node.core is not None
-        self.until(lambda: node.store.vote_leader == node.id)
-        self.start(*(other.number for other in self.nodes if other is not node and other.core is None))
+        kept = self.world.filter
+        self.world.filter = lambda call: not isinstance(call.request, VoteRequest) or call.source is node
+        self.start(*(node.number for node in self.nodes))
         self.until(lambda: self.role(node) is Role.LEADER)
+        self.world.filter = kept
         return node
 
     def lead_alone(self) -> SimNode:

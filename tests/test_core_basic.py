@@ -499,3 +499,156 @@ def test_a_transfer_that_nobody_answers_ends() -> None:
 def test_settings_that_fit_no_group(options: dict[str, Any]) -> None:
     with pytest.raises(OptionError, match="expected"):
         CoreConfig(**{"group": "g", "self_id": "n0", "peers": ("n0",), **options})
+
+
+# Peers
+
+
+def pushes(core: OneCore, kind: PushType, peer: str = "n1") -> list[tuple[int, PushRequest]]:
+    """Pushes of that kind to a peer since they were last asked for, with their tokens."""
+    found = [
+        (send.token, send.request)
+        for send in core.sent
+        if send.peer_id == peer and isinstance(send.request, PushRequest) and send.request.type is kind
+    ]
+    core.sent.clear()
+    return found
+
+
+def answer_push(core: OneCore, token: int, code: int = 200, begin: int = -1, end: int = -1) -> None:
+    answer = PushAnswer(code=code, term=core.core.term, begin_index=begin, end_index=end)
+    core.core.answered(token, answer, core.now)
+    core.drain()
+
+
+def lead_with_equal_peer(**options: Any) -> OneCore:
+    """A leader whose log is n1's too."""
+    core = OneCore(filled(0, 0), **options)
+    core.lead()
+    ((token, _),) = pushes(core, PushType.COMPARE)
+    answer_push(core, token, begin=0, end=1)
+    return core
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_an_old_java_follower_gets_entries_the_way_it_takes_them(enabled: bool) -> None:
+    core = lead_with_equal_peer(enable_batch_push=enabled)
+    core.append(b"one")
+    ((token, request),) = pushes(core, PushType.APPEND)
+    assert request.is_batch is enabled
+    answer_push(core, token, code=ResponseCode.UNEXPECTED_ARGUMENT)
+    core.tick(100)
+    ((token, _),) = pushes(core, PushType.COMPARE)
+    answer_push(core, token, code=406, begin=0, end=1)
+    ((token, _),) = pushes(core, PushType.COMPARE)
+    answer_push(core, token, begin=0, end=1)
+    ((_, request),) = pushes(core, PushType.APPEND)
+    assert request.is_batch is not enabled
+
+
+def test_pushes_without_an_answer_are_sent_once_more_before_the_logs_are_compared() -> None:
+    core = lead_with_equal_peer()
+    core.append(b"one")
+    assert len(pushes(core, PushType.APPEND)) == 1
+    core.tick(1000)
+    ((first, request),) = pushes(core, PushType.APPEND)
+    assert request.first_index == 2
+    core.tick(1600)
+    ((token, request),) = pushes(core, PushType.COMPARE)
+    assert request.first_index == 2
+    # Late, and of a time before the comparison: it does not count.
+    answer_push(core, first, begin=0, end=2)
+    assert core.core.committed_index == 1
+    answer_push(core, token, begin=0, end=2)
+    assert core.core.committed_index == 2
+
+
+def test_a_peer_that_lost_entries_is_found_by_its_answer_to_commit() -> None:
+    core = lead_with_equal_peer()
+    core.append(b"one")
+    ((token, _),) = pushes(core, PushType.APPEND)
+    answer_push(core, token, begin=0, end=2)
+    core.tick(100)
+    ((token, request),) = pushes(core, PushType.COMMIT)
+    assert request.commit_index == 2
+    answer_push(core, token, begin=0, end=0)
+    core.tick(100)
+    assert len(pushes(core, PushType.COMPARE)) == 1
+
+
+def test_a_silent_member_does_not_hold_up_an_election() -> None:
+    core = OneCore()
+    core.tick(300)
+    vote = next(send for send in core.sent if send.peer_id == "n1")
+    core.sent.clear()
+    answer = VoteAnswer(vote_result=VoteResult.REJECT_ALREADY_VOTED, term=0)
+    core.core.answered(vote.token, answer, core.now)
+    core.tick(300 + 1000)
+    assert core.core.term == 1 and core.sent
+
+
+def test_a_leader_leaves_its_transferee_alone_and_does_not_stand_against_it() -> None:
+    core = lead_with_equal_peer()
+    core.sent.clear()
+    core.ask(TransferRequest(transfer_id="n0", transferee_id="n1", term=0))
+    core.tick(1990)
+    assert {send.peer_id for send in core.sent if isinstance(send.request, HeartBeatRequest)} <= {"n2"}
+    core.sent.clear()
+    core.ask(VoteRequest(leader_id="n1", term=1, ledger_end_index=0, ledger_end_term=0))
+    assert (core.core.role, core.core.term) == (Role.CANDIDATE, 1)
+    core.tick(2000)
+    assert core.sent == []
+    core.tick(1200)
+    assert core.sent
+
+
+def hostile(random: Random) -> Request:
+    """Any request: fields that fit, fields that do not, entries and parts of entries."""
+    number = lambda: random.choice([-(2**63), -2, -1, 0, 1, 2, 3, 5, 9, 2**62, 2**63 - 1])  # noqa: E731
+    node = lambda: random.choice([None, "", "n0", "n1", "n2", "n9"])  # noqa: E731
+    index = random.randrange(6)
+    data = b"".join(entry(index + at, random.randrange(4)) for at in range(random.randrange(4)))
+    data = data[: random.choice([len(data), len(data), len(data), random.randrange(200)])]
+    leader = random.choice(["n1", "n1", "n2", node()])
+    term = random.choice([3, 3, 3, number()])
+    base: dict[str, Any] = {"leader_id": leader, "term": term}
+    kind = random.randrange(8)
+    if kind == 0:
+        return VoteRequest(**base, ledger_end_index=number(), ledger_end_term=number())
+    if kind == 1:
+        return HeartBeatRequest(**base)
+    if kind == 2:
+        return TransferRequest(**base, transfer_id=node(), transferee_id=node(), take_leadership_ledger_index=number())
+    if kind == 3:
+        return GetRequest(begin_index=number(), is_committed=random.random() < 0.5)
+    if kind == 4:
+        return AppendRequest(bodies=Bodies(random.randrange(-1, 3), random.randbytes(random.randrange(12))))
+    count = random.choice([len(data) // SIZE, number()])
+    first = random.choice([index, index, number()])
+    return PushRequest(
+        **base, type=random.choice(list(PushType)), commit_index=number(), first_index=first, count=count, data=data
+    )
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_no_request_and_no_answer_breaks_the_core(seed: int) -> None:
+    random = Random(seed)
+    store = filled(*sorted(random.randrange(3) for _ in range(random.randrange(5))), saved=2)
+    core = OneCore(store, is_sync=random.random() < 0.5)
+    for _ in range(400):
+        core.ask(hostile(random))
+        if core.sent and random.random() < 0.5:
+            send = core.sent.pop(random.randrange(len(core.sent)))
+            answers = [
+                VoteAnswer(vote_result=VoteResult.ACCEPT),
+                PushAnswer(index=1, end_index=random.randrange(-2, 9)),
+            ]
+            answer = random.choice([None, Answer(), *answers])
+            if answer is not None:
+                answer.code = random.choice([200, 200, 200, 406, 411, 416, 9])
+                answer.term = random.choice([core.core.term, -1, 2**63 - 1])
+            core.core.answered(send.token, answer, core.now)
+        core.tick(10 * random.randrange(20))
+        store.flush()
+        core.core.persisted(store.flushed_index, core.now)
+        assert store.committed_index <= store.ledger_end_index or store.ledger_end_index == -1

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import pty
 import re
-import shutil
 import signal
 import socket
 import ssl
@@ -50,6 +50,7 @@ from pyspark_dledger.raft.node.settings import node_config, read_settings
 from pyspark_dledger.raft.peers import Address, format_peers, parse_peers
 from pyspark_dledger.raft.tls import Tls
 from pyspark_dledger.raft.wire import Answered, Asked, Connection, Refusal
+from tests.certificates import make_tls
 from tests.groups import HOST, Caller, Nodes, Served, eventually, free_ports, nodes, packed, peers_text
 
 THREE = ("n0", "n1", "n2")
@@ -269,6 +270,8 @@ def test_committed_entries_are_read_at_any_member(tmp_path: Path) -> None:
             empty = reader.call(ReadRequest(first_index=1, wait_ms=20))
             assert (empty.code, empty.count, empty.committed_index) == (200, 0, 0)
             assert reader.call(ReadRequest(first_index=-1)).code == ResponseCode.INDEX_LESS_THAN_LOCAL_BEGIN
+            assert reader.call(ReadRequest(group="other")).code == ResponseCode.UNKNOWN_GROUP
+            assert reader.call(ReadRequest(remote_id="n9")).code == ResponseCode.UNKNOWN_MEMBER
             status = reader.call(StatusRequest())
             assert (status.role.value, status.end_index, status.committed_index) == ("FOLLOWER", 0, 0)
 
@@ -441,7 +444,7 @@ def test_appends_behind_a_refused_one_are_refused() -> None:
 
     async def run() -> None:
         server, transport = OneByOne(b"no"), Wire()
-        inbound = Inbound(server, 1 << 20, Limited(), lambda _: None, True)
+        inbound = Inbound(server, 1 << 20, Limited(), lambda _: True, lambda _: None)
         inbound._transport = transport  # type: ignore[assignment]  # a stand-in
         opaques = iter(range(100))
 
@@ -638,31 +641,16 @@ def test_link_to_nobody_fails_at_once() -> None:
 # TLS.
 
 
-def openssl(folder: Path, *arguments: str) -> None:
-    subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)
+@pytest.fixture(scope="module")
+def tls(tmp_path_factory: pytest.TempPathFactory) -> Tls:
+    """What members and clients show."""
+    return make_tls(tmp_path_factory.mktemp("certificates"))
 
 
 @pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`ca.pem` with `node.pem` and `node.key` of it, and the same of a stranger in `other`."""
-    if shutil.which("openssl") is None:
-        pytest.skip("the openssl command makes the certificates")
-    folder = tmp_path_factory.mktemp("certificates")
-    for each in (folder, folder / "other"):
-        each.mkdir(exist_ok=True)
-        subject = ("-subj", "/CN=authority")
-        openssl(each, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", "ca.key", "-out", "ca.pem", *subject)
-        openssl(
-            each, "req", "-newkey", "rsa:2048", "-nodes", "-keyout", "node.key", "-out", "node.csr", "-subj", "/CN=n"
-        )
-        (each / "names").write_text("subjectAltName=IP:127.0.0.1,DNS:localhost\n")
-        signed = ("-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-extfile", "names")
-        openssl(each, "x509", "-req", "-in", "node.csr", "-out", "node.pem", *signed)
-    return folder
-
-
-def tls_of(folder: Path) -> Tls:
-    return Tls(folder / "node.pem", folder / "node.key", folder / "ca.pem")
+def strange(tmp_path_factory: pytest.TempPathFactory) -> Tls:
+    """The same of another authority."""
+    return make_tls(tmp_path_factory.mktemp("strange"))
 
 
 def tls_caller(group: Nodes, node_id: str, context: ssl.SSLContext) -> Caller:
@@ -670,8 +658,7 @@ def tls_caller(group: Nodes, node_id: str, context: ssl.SSLContext) -> Caller:
     return Caller(0, remote_id=node_id, sock=context.wrap_socket(plain, server_hostname=HOST))
 
 
-def test_group_over_tls(tmp_path: Path, certificates: Path) -> None:
-    tls = tls_of(certificates)
+def test_group_over_tls(tmp_path: Path, tls: Tls) -> None:
     with nodes(tmp_path, 3, tls=tls) as group:
         leader = group.leader()
         with closing(tls_caller(group, leader, tls.client_context())) as caller:
@@ -683,33 +670,34 @@ def test_group_over_tls(tmp_path: Path, certificates: Path) -> None:
         eventually(lambda: all(group.status(each)["committedIndex"] == 2 for each in THREE))
 
 
-def test_tls_refuses_who_shows_no_certificate_of_the_authority(tmp_path: Path, certificates: Path) -> None:
-    with nodes(tmp_path, 1, core_options={}, tls=tls_of(certificates)) as group:
+def test_tls_refuses_who_shows_no_certificate_of_the_authority(tmp_path: Path, tls: Tls, strange: Tls) -> None:
+    with nodes(tmp_path, 1, core_options={}, tls=tls) as group:
         group.leader()
-        bare = ssl.create_default_context(cafile=str(certificates / "ca.pem"))
-        stranger = tls_of(certificates / "other").client_context()
-        stranger.load_verify_locations(certificates / "ca.pem")
+        bare = ssl.create_default_context(cafile=str(tls.ca))
+        stranger = strange.client_context()
+        stranger.load_verify_locations(tls.ca)
         for context in (bare, stranger):
             with pytest.raises((ssl.SSLError, ConnectionError)), closing(tls_caller(group, "n0", context)) as caller:
                 caller.call(MetadataRequest())
-        with closing(group.caller("n0")) as plain, pytest.raises((ConnectionError, socket.timeout)):
+        with closing(group.caller("n0")) as plain, pytest.raises((ConnectionError, TimeoutError)):
             plain.call(MetadataRequest())
-        with closing(tls_caller(group, "n0", tls_of(certificates).client_context())) as caller:
+        eventually(lambda: not group.nodes["n0"]._inbound)
+        with closing(tls_caller(group, "n0", tls.client_context())) as caller:
             assert caller.call(MetadataRequest()).code == 200
 
 
-def test_tls_clients_check_the_server(tmp_path: Path, certificates: Path) -> None:
-    with nodes(tmp_path, 1, core_options={}, tls=tls_of(certificates)) as group, pytest.raises(ssl.SSLError):
-        tls_caller(group, "n0", tls_of(certificates / "other").client_context())
+def test_tls_clients_check_the_server(tmp_path: Path, tls: Tls, strange: Tls) -> None:
+    with nodes(tmp_path, 1, core_options={}, tls=tls) as group, pytest.raises(ssl.SSLError):
+        tls_caller(group, "n0", strange.client_context())
 
 
-def test_tls_files_that_are_none(tmp_path: Path, certificates: Path) -> None:
+def test_tls_files_that_are_none(tmp_path: Path, tls: Tls) -> None:
     with pytest.raises(OptionError, match="tls cert: expected a PEM file, found none"):
-        Tls(tmp_path / "none", certificates / "node.key", certificates / "ca.pem").server_context()
+        Tls(tmp_path / "none", tls.key, tls.ca).server_context()
     with pytest.raises(OptionError, match="tls: expected a certificate"):
-        Tls(certificates / "ca.key", certificates / "node.key", certificates / "ca.pem").server_context()
+        Tls(tls.key, tls.key, tls.ca).server_context()
     with pytest.raises(OptionError, match="tls: expected a certificate"):
-        Tls(certificates / "node.pem", certificates / "ca.key", certificates / "ca.pem").server_context()
+        Tls(tls.cert, tls.ca, tls.ca).server_context()
 
 
 # What goes wrong inside.
@@ -847,10 +835,42 @@ def test_serve_is_ready_and_ends_cleanly(tmp_path: Path, served: Callable[..., S
     rows = [json.loads(line) for line in process.errors().splitlines()]
     assert {"time", "level", "event", "id"} <= set(rows[0])
     events = [row["event"] for row in rows]
-    assert (events[0], events[-1]) == ("started", "stopped")
+    assert "started" in events
+    assert events[-1] == "stopped"
     status = next(row for row in rows if row["event"] == "status")
     assert {"role", "term", "endIndex", "committedIndex"} <= set(status)
     assert (tmp_path / "dledger-n0" / "checkpoint").read_text().split() == ["committedIndex=0", "endIndex=0"]
+
+
+def test_serve_shows_how_it_stands_on_a_terminal(tmp_path: Path) -> None:
+    ports = free_ports(1)
+    terminal, end = pty.openpty()
+    line = [sys.executable, "-m", "pyspark_dledger", "serve", "--group", "g", "--id", "n0"]
+    line += ["--peers", peers_text(ports), "--store", str(tmp_path), "--data-file-size", "1m"]
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "200"}
+    process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=end, env=environment)
+    os.close(end)
+    shown = b""
+    try:
+        eventually(lambda: try_append(ports, b"x") is not None)
+        deadline = time.monotonic() + 15
+        while b"endIndex=0" not in shown:
+            assert time.monotonic() < deadline
+            shown += os.read(terminal, 1 << 16)
+    finally:
+        process.terminate()
+        with suppress(OSError):
+            while data := os.read(terminal, 1 << 16):
+                shown += data
+        assert process.wait(20) == 0
+        assert process.stdout is not None
+        process.stdout.close()
+        os.close(terminal)
+    # The line is taken away for a record, and drawn again behind it.
+    assert b"role=LEADER term=0 leaderId=n0" in shown
+    records = [text for text in shown.decode().split("\r\n") if "INFO" in text]
+    assert all(re.search(r"(?:^|\x1b\[[0-9;?]*[a-zA-Z]|\r)\d{4}-\d\d-\d\dT", text) for text in records)
+    assert "INFO stopped" in records[-1]
 
 
 def test_serve_is_interrupted(tmp_path: Path, served: Callable[..., Served]) -> None:

@@ -62,13 +62,13 @@ def test_entries_stand_one_behind_the_other(store: DLedgerStore) -> None:
     assert entries(store) == [Entry(number, 0, number * 55, 1, b"hello %d" % number) for number in range(10)]
 
 
-def test_batch_positions(make: Make) -> None:
+def test_batch_positions(make: Make, tmp_path: Path) -> None:
     """AppendAndPushTest.testBatchAppend: entry i stands at 48 * i + 128 * i * (i + 1) / 2 of one file."""
-    store = MemoryStore() if isinstance(make("small"), MemoryStore) else make("large")
-    if not isinstance(store, MemoryStore):
-        pytest.skip("files of this test's stores are small")
+    on_disk = not isinstance(make("small"), MemoryStore)
+    store = opened(tmp_path / "large", data_file_size=1 << 20) if on_disk else MemoryStore()
     store.append_as_leader([b"x" * 128 * (number + 1) for number in range(10)])
     assert [entry.pos for entry in entries(store)] == [48 * i + 128 * i * (i + 1) // 2 for i in range(10)]
+    store.shutdown()
 
 
 def test_batch_over_files_begins_a_run_in_each(store: DLedgerStore) -> None:
@@ -269,8 +269,10 @@ def test_reset_begins_anew(store: DLedgerStore) -> None:
         store.get(99)
 
 
-@pytest.mark.parametrize(("index", "pos"), [(-1, 0), (0, -1), (3, FILE - 55)])
-def test_reset_to_where_no_entry_stands(store: DLedgerStore, index: int, pos: int) -> None:
+@pytest.mark.parametrize(("index", "pos"), [(-1, 0), (0, -1), (3, FILE - 55), (2, 0)])
+def test_reset_to_where_no_entry_may_stand(store: DLedgerStore, index: int, pos: int) -> None:
+    store.append_as_leader(bodies(0, 4))
+    store.update_committed_index(0, 2)
     with pytest.raises(ValueError, match="expected"):
         store.reset(index, pos)
 

@@ -13,14 +13,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pyspark_dledger.errors import DiskFullError, OptionError, StoreError
 from pyspark_dledger.format.codec import encode_entry
+from pyspark_dledger.format.state_files import CurrentTerm
 from pyspark_dledger.store import files
 from pyspark_dledger.store.clean import CleanSpaceService
 from pyspark_dledger.store.config import StoreConfig
 from pyspark_dledger.store.flush import FlushDataService
 from pyspark_dledger.store.mmap_file_store import MmapFileStore
+from pyspark_dledger.store.state import load_current_term, write_current_term
 from tests.stores import FILE, abandoned, bodies, content, data_files, entries, findings, opened, reopened, where
 
 KIB_FILE = 10 * 1024 + 8
@@ -233,6 +237,14 @@ def test_term_and_vote_survive(tmp_path: Path) -> None:
     last.shutdown()
 
 
+@given(leader=st.text(min_size=1).filter(lambda text: text == text.encode("utf-8", "replace").decode()))
+@settings(max_examples=60, deadline=None)
+def test_any_name_can_be_voted_for(tmp_path_factory: pytest.TempPathFactory, leader: str) -> None:
+    folder = tmp_path_factory.mktemp("vote")
+    write_current_term(folder, 7, leader)
+    assert load_current_term(folder) == CurrentTerm(7, leader)
+
+
 def test_lost_term_votes_for_nobody_else(tmp_path: Path) -> None:
     store = opened(tmp_path)
     store.append_as_leader(bodies(0, 3), 5)
@@ -249,6 +261,15 @@ def test_unreadable_term_is_refused(tmp_path: Path) -> None:
     (tmp_path / "dledger-n0" / "currterm").write_text("currTerm=many\n")
     with pytest.raises(StoreError, match=r"currterm: expected the lines currTerm=N.*highest term"):
         opened(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["currterm", "checkpoint"])
+def test_killed_while_a_state_file_was_written_for_the_first_time(tmp_path: Path, name: str) -> None:
+    (tmp_path / "dledger-n0").mkdir()
+    (tmp_path / "dledger-n0" / f"{name}.tmp").write_text("voteLea")
+    store = opened(tmp_path)
+    assert (store.curr_term, store.vote_leader, store.committed_index) == (0, None, -1)
+    store.shutdown()
 
 
 def test_checkpoint_is_never_ahead_of_what_is_durable(tmp_path: Path) -> None:
@@ -516,6 +537,25 @@ def test_failing_flush_ends_the_thread_and_not_the_process() -> None:
     assert not service._thread.is_alive()
 
 
+def test_checkpoint_that_cannot_be_written_is_tried_again() -> None:
+    tried = threading.Semaphore(0)
+
+    class Full:
+        flushed_index, needs_flush = -1, False
+
+        def flush(self) -> int:
+            return -1
+
+        def write_checkpoint(self) -> None:
+            tried.release()
+            raise DiskFullError("no")
+
+    service = FlushDataService(Full(), 1, 1, lambda _: None)
+    service.start()
+    assert all(tried.acquire(timeout=10) for _ in range(3))
+    service.stop()
+
+
 def test_flush_while_the_log_is_cut_and_cleaned(tmp_path: Path) -> None:
     """Flushing and cleaning threads beside a writer that appends and truncates: nothing breaks, nothing is lost."""
     store = opened(tmp_path)
@@ -586,3 +626,21 @@ def test_ratios_are_limited_as_java_limits_them(tmp_path: Path) -> None:
     config = StoreConfig(tmp_path, disk_space_ratio_to_force_clean=0.3)
     assert (config.force_clean_ratio, round(config.disk_full_ratio, 2)) == (0.5, 0.35)
     assert StoreConfig(tmp_path, disk_space_ratio_to_force_clean=0.97).disk_full_ratio == 0.95
+
+
+def test_a_view_outlives_its_file(old: MmapFileStore) -> None:
+    """What is being sent stays as it was, also when its file expires meanwhile."""
+    part = old.read(0, 1 << 20)
+    before = bytes(part.data)
+    assert old.delete_expired(time.time(), force=True) == 4
+    assert bytes(part.data) == before
+    assert sum(file.view is not None for file in old._data._mapped) == 0
+
+
+def test_more_files_are_read_than_stay_mapped(tmp_path: Path) -> None:
+    store = opened(tmp_path, index_file_size=32 * 1024)
+    store.append_as_leader(bodies(0, 500))
+    assert [entry.body for entry in entries(store)] == bodies(0, 500)
+    assert sum(file.view is not None for file in store._data.files) <= 64
+    assert [entry.body for entry in entries(store)] == bodies(0, 500)
+    store.shutdown()

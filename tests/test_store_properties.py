@@ -15,6 +15,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from pyspark_dledger.errors import DLedgerError
 from pyspark_dledger.format.codec import encode_entry
 from pyspark_dledger.format.engine import get_engine
+from pyspark_dledger.log import open_log
+from pyspark_dledger.log.recovery.preview import preview
 from pyspark_dledger.store.base import DLedgerStore
 from pyspark_dledger.store.memory import MemoryStore
 from pyspark_dledger.store.mmap_file_store import MmapFileStore
@@ -53,12 +55,17 @@ class Stores(RuleBasedStateMachine):
             self.folder, data_file_size=FILE, index_file_size=INDEX_FILE, engine=self.engine
         )
         self.memory = MemoryStore(data_file_size=FILE)
+        self.was_committed = False
 
     def teardown(self) -> None:
         self.disk.shutdown()
         # A log that begins inside of a file, which only a reset makes, leaves a gap that counts as damage to a reader.
         if self.memory.ledger_begin_index >= 0 and self.memory._entries[0].pos % FILE == 0:
             assert [found for found in findings(self.disk) if found[0] != "currtermBelowLog"] == []
+            java = preview(open_log(self.disk.config.node_dir), "0.3.1.2")
+            assert (java.outcome, java.lost) == ("opens", [])
+            assert (java.begin_index, java.end_index) == where(self.memory)[:2]
+            assert java.data_files_deleted == java.index_files_deleted == []
         shutil.rmtree(self.folder)
 
     def same(self, call: Callable[[DLedgerStore], Any]) -> Any:
@@ -120,6 +127,7 @@ class Stores(RuleBasedStateMachine):
     @rule(term=st.integers(-1, 9), index=indexes)
     def update_committed_index(self, term: int, index: int) -> None:
         self.same(lambda store: store.update_committed_index(term, index))
+        self.was_committed |= self.memory.committed_index >= 0
 
     @rule(term=st.integers(-1, 9), leader=st.sampled_from([None, "n0", "n1"]))
     def save_term(self, term: int, leader: str | None) -> None:
@@ -133,14 +141,19 @@ class Stores(RuleBasedStateMachine):
     def write_checkpoint(self) -> None:
         self.disk.write_checkpoint()
 
-    @precondition(lambda self: self.memory.ledger_begin_index >= 0 or self.memory.end_pos == 0)
+    def can_start(self) -> bool:
+        """A log that lost all entries after some were committed is refused; one that only was reset may begin anew."""
+        is_new = self.memory.end_pos == 0 and not self.was_committed
+        return self.memory.ledger_begin_index >= 0 or is_new
+
+    @precondition(lambda self: self.can_start())
     @rule()
     def reopen(self) -> None:
         self.memory.shutdown()
         self.disk = reopened(self.disk)
         self.after_start()
 
-    @precondition(lambda self: self.memory.ledger_begin_index >= 0 or self.memory.end_pos == 0)
+    @precondition(lambda self: self.can_start())
     @rule()
     def kill(self) -> None:
         """Nothing that was appended is lost; the committed index is the checkpoint's."""

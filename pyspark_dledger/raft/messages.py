@@ -13,7 +13,7 @@ from pyspark_dledger.store.base import Entry, Run
 
 
 class RequestCode(IntEnum):
-    """``DLedgerRequestCode``; from 51006 on: 0.4.0's, which are answered as unsupported. 58001 and 58002 are our own."""
+    """``DLedgerRequestCode``. 51006 and 59999 are 0.4.0's, answered as unsupported; 58001 and 58002 are our own."""
 
     METADATA = 50000
     APPEND = 50001
@@ -129,23 +129,27 @@ class Answer(Message):
 
 @dataclass(slots=True, kw_only=True)
 class VoteRequest(Request):
+    """A candidate (``leader_id``) asks for a vote; ``ledger_end_*`` are those of its log."""
+
     ledger_end_index: int = -1
     ledger_end_term: int = -1
 
 
 @dataclass(slots=True, kw_only=True)
 class VoteAnswer(Answer):
+    """Whether it gets the vote, and if not, why."""
+
     vote_result: VoteResult = VoteResult.UNKNOWN
 
 
 @dataclass(slots=True, kw_only=True)
 class HeartBeatRequest(Request):
-    pass
+    """A leader (``leader_id``) tells that it leads ``term``."""
 
 
 @dataclass(slots=True, kw_only=True)
 class HeartBeatAnswer(Answer):
-    pass
+    """Whether it is followed, by ``code``."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -210,12 +214,14 @@ class GetRequest(Request):
 
 @dataclass(slots=True, kw_only=True)
 class GetAnswer(Answer):
+    """The entry, or none."""
+
     entries: list[Entry] = field(default_factory=list)
 
 
 @dataclass(slots=True, kw_only=True)
 class MetadataRequest(Request):
-    pass
+    """Asks who the members are, and who leads."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -236,7 +242,7 @@ class TransferRequest(Request):
 
 @dataclass(slots=True, kw_only=True)
 class TransferAnswer(Answer):
-    pass
+    """Whether leadership was handed over, by ``code``."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -246,6 +252,8 @@ class StatusRequest(Request):
 
 @dataclass(slots=True, kw_only=True)
 class StatusAnswer(Answer):
+    """How the member stands; ``peers`` maps id to address."""
+
     role: Role = Role.CANDIDATE
     begin_index: int = -1
     end_index: int = -1

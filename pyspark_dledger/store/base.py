@@ -146,7 +146,8 @@ class DLedgerStore(ABC):
     def reset(self, index: int, pos: int) -> None:
         """Remove every entry, durably; the next one gets this index and position.
 
-        For a follower whose log ends before the leader's begins: entries between have expired.
+        For a follower whose log ends before the leader's begins: entries between have expired. At or below the
+        committed index: ValueError.
         """
 
     @abstractmethod

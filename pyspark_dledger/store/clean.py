@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+from pyspark_dledger.errors import StoreError
 from pyspark_dledger.store.config import StoreConfig
 
 _LOG = logging.getLogger(__name__)
@@ -59,7 +60,7 @@ class CleanSpaceService:
         while not self._stopping.is_set():
             try:
                 self.run_once()
-            except OSError as error:
+            except (OSError, StoreError) as error:
                 _LOG.warning("cleaning failed, and is tried again: %s", error)
             self._stopping.wait(_INTERVAL)
 

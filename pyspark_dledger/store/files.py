@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from pyspark_dledger.errors import IndexRangeError
 from pyspark_dledger.format.entries import Buffer
 from pyspark_dledger.format.layout import SEGMENT_NAME_DIGITS
 from pyspark_dledger.log.consume_queue import data_extents
@@ -48,8 +49,13 @@ class LogFile:
 
     def map(self) -> memoryview:
         """Map the whole file read-only. The view stays valid while it is referred to, even once the file is deleted."""
-        self.view = memoryview(mmap.mmap(self._opened(), self.size, prot=mmap.PROT_READ))
-        return self.view
+        # Not the descriptor for writing, which another thread may close meanwhile.
+        descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            view = self.view = memoryview(mmap.mmap(descriptor, self.size, prot=mmap.PROT_READ))
+        finally:
+            os.close(descriptor)
+        return view
 
     def create(self) -> None:
         """Create the file, sparse and of full size; one that is there already is emptied."""
@@ -129,13 +135,20 @@ class FileList:
         self._mapped: deque[LogFile] = deque()
 
     def view(self, file: LogFile) -> memoryview:
-        """The whole file, read-only. Only so many stay mapped: each mapping keeps a descriptor."""
-        if file.view is not None:
-            return file.view
+        """The whole file, read-only. Only so many stay mapped: each mapping keeps a descriptor.
+
+        Raises IndexRangeError where the file has expired meanwhile.
+        """
+        view = file.view
+        if view is not None:
+            return view
         self._mapped.append(file)
         if len(self._mapped) > _MOST_MAPPED:
             self._mapped.popleft().view = None
-        return file.map()
+        try:
+            return file.map()
+        except FileNotFoundError:
+            raise IndexRangeError(f"{file.path}: expected the file of an entry, found that it has expired") from None
 
     def find(self, pos: int) -> LogFile | None:
         """The file that holds a position."""
@@ -220,6 +233,7 @@ class FileList:
     def _delete(self, file: LogFile) -> None:
         file.path.unlink(missing_ok=True)
         file.close()
+        file.view = None  # the disk keeps its bytes until nobody looks at them any more
         self._changed_dirs.add(file.path.parent)
 
     def sync(self) -> None:

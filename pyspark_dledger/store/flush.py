@@ -71,12 +71,12 @@ class FlushDataService:
             self._event.clear()
             try:
                 self._flush()
-                if time.monotonic() >= due:
-                    self._store.write_checkpoint()
-                    due = time.monotonic() + self._check_point_interval
-            except (OSError, StoreError) as error:
+            except StoreError as error:
                 _LOG.error("flushing has ended: %s", error)
                 return
+            if time.monotonic() >= due:
+                self._check_point()
+                due = time.monotonic() + self._check_point_interval
 
     def _flush(self) -> None:
         if self._store.needs_flush:
@@ -84,3 +84,10 @@ class FlushDataService:
             flushed = self._store.flush()
             if flushed != before:
                 self._on_flushed(flushed)
+
+    def _check_point(self) -> None:
+        """A checkpoint that cannot be written stays the old one, which is as true as it was."""
+        try:
+            self._store.write_checkpoint()
+        except StoreError as error:
+            _LOG.warning("the checkpoint was not written, and is tried again: %s", error)

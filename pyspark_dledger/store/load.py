@@ -9,9 +9,12 @@ from itertools import pairwise
 from pathlib import Path
 
 from pyspark_dledger.errors import StoreError
+from pyspark_dledger.format.codec import decode_entry_header
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, INDEX_UNIT_SIZE, MIN_BLANK_SIZE, SEGMENT_NAME_DIGITS
+from pyspark_dledger.log.entries import read_at
 from pyspark_dledger.log.find import HIGHEST_BASE
-from pyspark_dledger.store.files import LogFile
+from pyspark_dledger.store.files import LogFile, sync_dir
+from pyspark_dledger.store.state import Reset, load_reset, remove_reset
 
 _NAME = re.compile(rf"\d{{{SEGMENT_NAME_DIGITS}}}")
 
@@ -65,6 +68,42 @@ def load_index_files(folder: Path, file_size: int) -> tuple[list[LogFile], int, 
         files = []
     kept = {file.path for file in files}
     return files, usual, [path for path, _ in found if path not in kept]
+
+
+def finish_reset(node_dir: Path, files: list[LogFile]) -> list[LogFile]:
+    """The data files after a reset was completed, if its first entry was written; otherwise it never was.
+
+    Then the old log stays, see `MmapFileStore.reset`.
+    """
+    reset = load_reset(node_dir)
+    if reset is None:
+        return files
+    new = [file for file in files if file.end > reset.pos]
+    old = files[: len(files) - len(new)]
+    is_done = bool(new) and _begins(new[0], reset)
+    for file in old if is_done else new:
+        file.path.unlink()
+        sync_dir(file.path.parent)
+    remove_reset(node_dir)
+    return new if is_done else old
+
+
+def _begins(file: LogFile, reset: Reset) -> bool:
+    """Whether the first entry behind a reset was written."""
+    data = read_at(str(file.path), max(reset.pos - file.base, 0), ENTRY_HEADER_SIZE)
+    if len(data) < ENTRY_HEADER_SIZE:
+        return False
+    header = decode_entry_header(data)
+    return (header.index, header.pos) == reset
+
+
+def check_version(node_dir: Path) -> None:
+    """Raises StoreError for a store of DLedger 0.4.0, as far as its folders tell."""
+    if (node_dir / "snapshot").is_dir():
+        raise StoreError(
+            f"{node_dir}: expected a store of DLedger 0.1 to 0.3.2, found a snapshot folder, which only 0.4.0 has: "
+            "its stores can be read, and not be written"
+        )
 
 
 def _named_files(dirs: Iterable[Path]) -> list[tuple[Path, int]]:

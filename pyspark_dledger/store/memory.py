@@ -189,7 +189,7 @@ class MemoryStore(DLedgerStore):
         self._flushed = min(self._flushed, self.ledger_end_index)
 
     def reset(self, index: int, pos: int) -> None:
-        check_reset(index, pos, self._file_size)
+        check_reset(index, pos, self._file_size, self._committed)
         self._entries.clear()
         self._next_index, self._end_pos = index, pos
         self._committed = self._flushed = -1

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import errno
+import logging
 import struct
 import threading
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from pyspark_dledger.errors import DiskFullError, InconsistentError, IndexRangeError, StoreError
+from pyspark_dledger.errors import DiskFullError, InconsistentError, StoreError
 from pyspark_dledger.format.codec import encode_blank, record_struct
 from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.format.entries import Bodies, Buffer
@@ -22,26 +23,28 @@ from pyspark_dledger.format.layout import (
     MIN_BLANK_SIZE,
 )
 from pyspark_dledger.log.entries import read_at
-from pyspark_dledger.store.base import Appended, DLedgerStore, Entry, EntryRange, Run
+from pyspark_dledger.store.base import Appended, DLedgerStore, Entry, EntryRange
 from pyspark_dledger.store.clean import CleanSpaceService
 from pyspark_dledger.store.config import StoreConfig
-from pyspark_dledger.store.files import FileList, LogFile, sync_dir
+from pyspark_dledger.store.files import FileList, LogFile
 from pyspark_dledger.store.flush import FlushDataService
-from pyspark_dledger.store.load import check_order, load_data_files, load_index_files
+from pyspark_dledger.store.load import check_order, check_version, finish_reset, load_data_files, load_index_files
 from pyspark_dledger.store.lock import StoreLock
+from pyspark_dledger.store.reader import EntryReader
 from pyspark_dledger.store.recover import Recovery
 from pyspark_dledger.store.rules import check_cut, check_held, check_lengths, check_place, check_reset, risen_commit
 from pyspark_dledger.store.state import (
     Reset,
     load_checkpoint,
     load_current_term,
-    load_reset,
     remove_reset,
     write_checkpoint,
     write_current_term,
     write_reset,
 )
+from pyspark_dledger.store.writer import write_bodies
 
+_LOG = logging.getLogger(__name__)
 _HEADER = record_struct(ENTRY_HEADER)
 _UNIT = record_struct(INDEX_UNIT)
 # Entries are encoded and written in pieces that stay in the processor's cache.
@@ -80,25 +83,30 @@ class MmapFileStore(DLedgerStore):
         # Held while files are synced, cut or deleted.
         self._sync_lock = threading.RLock()
         self._is_started = False
-        self._failure: str | None = None
-        self._is_reset = False
-        self._replaced: list[LogFile] = []
-        self._full_dirs: frozenset[Path] = frozenset()
-        self._is_disk_full = False
+        self._forget_failures()
         self._appending = _Appending(self)
         self._callback: Callable[[int], None] = _ignore
         self._flush_service: FlushDataService | None = None
         self._clean_service: CleanSpaceService | None = None
         self._wake: Callable[[], None] | None = None
-        self._set_empty()
-
-    def _set_empty(self) -> None:
-        self._data = FileList([], self.config.data_file_size, self._data_dir)
-        self._index = FileList([], self.config.index_file_size, lambda _: self.config.node_dir / "index")
+        self._set_files(
+            FileList([], config.data_file_size, self._data_dir), FileList([], config.index_file_size, self._data_dir)
+        )
         self._begin = self._end_term = self._committed = self._flushed = -1
         self._next_index = self._end_pos = 0
         self._term = 0
         self._vote_leader: str | None = None
+
+    def _forget_failures(self) -> None:
+        self._failure: str | None = None
+        self._is_reset = False
+        self._replaced: list[LogFile] = []
+        self._full_dirs: frozenset[Path] = frozenset()
+        self._is_disk_full = False
+
+    def _set_files(self, data: FileList, index: FileList) -> None:
+        self._data, self._index = data, index
+        self._reader = EntryReader(data, index)
 
     # Starting and stopping.
 
@@ -108,9 +116,12 @@ class MmapFileStore(DLedgerStore):
             return
         self.config.node_dir.mkdir(parents=True, exist_ok=True)
         self._lock.acquire()
+        self._forget_failures()
         try:
             self._load()
         except BaseException:
+            self._data.close()
+            self._index.close()
             self._lock.release()
             raise
         self._is_started = True
@@ -135,49 +146,32 @@ class MmapFileStore(DLedgerStore):
 
     def _load(self) -> None:
         config, node_dir = self.config, self.config.node_dir
-        if (node_dir / "snapshot").is_dir():
-            raise StoreError(
-                f"{node_dir}: expected a store of DLedger 0.1 to 0.3.2, found a snapshot folder, which only 0.4.0 has: "
-                "its stores can be read, and not be written"
-            )
+        check_version(node_dir)
         for folder in (*config.all_data_dirs, node_dir / "index"):
             folder.mkdir(parents=True, exist_ok=True)
         data_files, data_size = load_data_files(
             {*config.all_data_dirs, *config.read_only_data_dirs}, config.data_file_size
         )
-        data_files = self._finish_reset(data_files)
+        data_files = finish_reset(node_dir, data_files)
         check_order(data_files)
         index_files, index_size, useless = load_index_files(node_dir / "index", config.index_file_size)
-        self._data = FileList(data_files, data_size, self._data_dir)
-        self._index = FileList(index_files, index_size, lambda _: node_dir / "index")
+        self._set_files(
+            FileList(data_files, data_size, self._data_dir),
+            FileList(index_files, index_size, lambda _: node_dir / "index"),
+        )
         checkpoint, current = load_checkpoint(node_dir), load_current_term(node_dir)
         found = Recovery(node_dir, self._data, self._index, self._engine, checkpoint, config.truncate_at, useless).run()
+        if found.cut is not None:
+            _LOG.warning("cut what stood from index %d on; it is kept in %s", found.next_index, found.cut)
         self._begin, self._next_index, self._end_term = found.begin_index, found.next_index, found.end_term
         self._end_pos, self._committed, self._flushed = found.end_pos, found.committed_index, self.ledger_end_index
         assert current.curr_term is not None
         self._term, self._vote_leader = current.curr_term, current.vote_leader
         if self._end_term > self._term:
-            self._take_lost_term()
+            # For whom this node voted in a term that was not saved is lost, so it votes for nobody else.
+            self.save_term_now(self._end_term, config.self_id)
         if checkpoint.committed_index is not None and checkpoint.committed_index > self._next_index - 1:
             write_checkpoint(node_dir, self._committed, self._flushed)
-
-    def _take_lost_term(self) -> None:
-        """Entries of a term that was not saved: for whom this node voted is lost, so it votes for nobody else."""
-        self.save_term_now(self._end_term, self.config.self_id)
-
-    def _finish_reset(self, files: list[LogFile]) -> list[LogFile]:
-        """Complete a reset whose first entry was written; otherwise it never was, and the old log stays."""
-        reset = load_reset(self.config.node_dir)
-        if reset is None:
-            return files
-        new = [file for file in files if file.end > reset.pos]
-        old = files[: len(files) - len(new)]
-        is_done = bool(new) and _has_entry(new[0], reset)
-        for file in old if is_done else new:
-            file.path.unlink()
-            sync_dir(file.path.parent)
-        remove_reset(self.config.node_dir)
-        return new if is_done else old
 
     def shutdown(self) -> None:
         if not self._is_started:
@@ -256,35 +250,11 @@ class MmapFileStore(DLedgerStore):
         self._check_sizes(packed)
         term = self._term if term is None else term
         first = self._next_index
-        units: list[bytearray] = []
         with self._appending:
-            runs, end_pos = self._write_bodies(packed, term, units)
-            self._index.write(first * INDEX_UNIT_SIZE, units[0] if len(units) == 1 else b"".join(units))
-        self._appended(packed.count, term, end_pos)
-        return Appended(first, self._next_index - 1, term, tuple(runs))
-
-    def _write_bodies(self, packed: Bodies, term: int, units: list[bytearray]) -> tuple[list[Run], int]:
-        """Write all bodies as entries behind the end; where each file's begin, and where the last ends."""
-        index, pos, wrote = self._next_index, self._end_pos, 0
-        runs: list[Run] = []
-        size = self._data.file_size
-        while wrote < packed.count:
-            left = size - pos % size
-            encoded = self._engine.encode_entries(packed, wrote, index, term, pos, min(left, _PIECE))
-            if encoded.count == 0 and left > _PIECE:
-                encoded = self._engine.encode_entries(packed, wrote, index, term, pos, left)
-            if encoded.count == 0:
-                self._data.write(pos, encode_blank(left))
-                pos += left
-                continue
-            if self.append_hook is not None:
-                self._call_hook(encoded.data, encoded.units)
-            self._data.write(pos, encoded.data)
-            if not runs or pos % size == 0:
-                runs.append(Run(index, pos))
-            units.append(encoded.units)
-            index, wrote, pos = index + encoded.count, wrote + encoded.count, pos + len(encoded.data)
-        return runs, pos
+            wrote = write_bodies(self._engine, self._data, packed, first, term, self._end_pos, self.append_hook)
+            self._index.write(first * INDEX_UNIT_SIZE, wrote.units)
+        self._appended(packed.count, term, wrote.end_pos)
+        return Appended(first, self._next_index - 1, term, wrote.runs)
 
     def _check_sizes(self, packed: Bodies) -> None:
         """Raises ValueError for no body, and for one that fits no data file; encoding refuses what no store takes."""
@@ -294,15 +264,6 @@ class MmapFileStore(DLedgerStore):
         if size < MAX_ENTRY_SIZE + MIN_BLANK_SIZE and len(packed.block) > size - MIN_BLANK_SIZE - ENTRY_HEADER_SIZE:
             lengths = struct.iter_unpack(">I", bytes(packed.block[: 4 * packed.count]))
             check_lengths((length for (length,) in lengths), size)
-
-    def _call_hook(self, data: bytearray, units: bytearray) -> None:
-        hook = self.append_hook
-        assert hook is not None
-        view = memoryview(data)
-        start = 0
-        for _, _, size, _, _ in _UNIT.iter_unpack(units):
-            hook(view[start : start + size], ENTRY_HEADER_SIZE)
-            start += size
 
     def append_as_follower(self, data: Buffer, leader_term: int) -> int:
         self._check_writable()
@@ -355,66 +316,17 @@ class MmapFileStore(DLedgerStore):
     # Reading.
 
     def get(self, index: int) -> Entry:
-        pos, size, _ = self._unit(index)
-        file = self._data.find(pos)
-        if file is None:
-            raise self._gone(index)
-        start = pos - file.base
-        data = bytes(self._data.view(file)[start : start + size])
-        header = _HEADER.unpack_from(data) if len(data) >= ENTRY_HEADER_SIZE else None
-        if header is None or header[1:3] != (size, index) or header[4] != pos:
-            raise StoreError(
-                f"{file.path} at byte {start}: expected the entry of index {index} and {size} bytes that the index "
-                f"names, found {header}: stop the node, and either delete the files in index/, which are rebuilt, or "
-                "copy its folder from another member of the group"
-            )
-        return Entry(index, header[3], pos, header[0], data[ENTRY_HEADER_SIZE:])
+        check_held(index, self._begin, self.ledger_end_index)
+        return self._reader.get(index)
 
     def read(self, first_index: int, max_bytes: int) -> EntryRange:
-        pos, size, _ = self._unit(first_index)
-        file = self._data.find(pos)
-        if file is None:
-            raise self._gone(first_index)
-        limit = min(pos + max(max_bytes, size), file.end)
-        last, end = self.ledger_end_index, self._end_pos
-        if end > limit or end <= pos:
-            last, end = self._last_within(first_index, limit, pos + size)
-        return EntryRange(first_index, last, pos, self._data.view(file)[pos - file.base : end - file.base])
-
-    def _last_within(self, first: int, limit: int, end: int) -> tuple[int, int]:
-        """The last entry that ends at or before a position in the file of `first`, and where it ends."""
-        low, high = first, min(self.ledger_end_index, first + (limit - end) // ENTRY_HEADER_SIZE)
-        while low < high:
-            middle = (low + high + 1) // 2
-            pos, size, _ = self._unit(middle)
-            if pos + size <= limit:
-                low, end = middle, pos + size
-            else:
-                high = middle - 1
-        return low, end
+        end = self.ledger_end_index
+        check_held(first_index, self._begin, end)
+        return self._reader.read(first_index, max_bytes, end, self._end_pos)
 
     def term_at(self, index: int) -> int:
-        return self._unit(index)[2]
-
-    def _unit(self, index: int) -> tuple[int, int, int]:
-        """Position, size and term of an entry, from the index."""
         check_held(index, self._begin, self.ledger_end_index)
-        offset = index * INDEX_UNIT_SIZE
-        file = self._index.find(offset)
-        if file is None:
-            raise self._gone(index)
-        _, pos, size, found, term = _UNIT.unpack_from(self._index.view(file), offset - file.base)
-        if found != index:
-            raise StoreError(
-                f"{file.path} at byte {offset - file.base}: expected the unit of index {index}, found that of {found}: "
-                "stop the node and delete the files in index/, which are rebuilt from the data"
-            )
-        return pos, size, term
-
-    def _gone(self, index: int) -> StoreError:
-        """An entry whose file was deleted meanwhile as expired."""
-        check_held(index, self._begin, self.ledger_end_index)
-        return IndexRangeError(f"expected an index that the log holds, found {index}, whose file has expired")
+        return self._reader.locate(index).term
 
     # Cutting.
 
@@ -423,10 +335,10 @@ class MmapFileStore(DLedgerStore):
         check_cut(index, self._begin, self.ledger_end_index, self._committed)
         is_all = index == self._begin
         if is_all:
-            end_pos, end_term = self._unit(index)[0], -1
+            end_pos, end_term = self._reader.locate(index).pos, -1
         else:
-            pos, size, end_term = self._unit(index - 1)
-            end_pos = pos + size
+            last = self._reader.locate(index - 1)
+            end_pos, end_term = last.end, last.term
         with self._sync_lock:
             # What follows is gone from here on, whether or not the disk follows.
             self._flushed = min(self._flushed, -1 if is_all else index - 1)
@@ -447,7 +359,7 @@ class MmapFileStore(DLedgerStore):
         A member that lost its log in between could elect a leader that lacks what it had helped to commit.
         """
         self._check_writable()
-        check_reset(index, pos, self._data.file_size)
+        check_reset(index, pos, self._data.file_size, self._committed)
         with self._sync_lock:
             self._begin = self._end_term = self._committed = self._flushed = -1
             self._next_index, self._end_pos = index, pos
@@ -491,8 +403,8 @@ class MmapFileStore(DLedgerStore):
 
     def update_ledger_end_index_and_term(self) -> None:
         if self._begin >= 0:
-            pos, size, self._end_term = self._unit(self.ledger_end_index)
-            self._end_pos = pos + size
+            last = self._reader.locate(self.ledger_end_index)
+            self._end_pos, self._end_term = last.end, last.term
 
     def flush(self) -> int:
         with self._sync_lock:
@@ -518,8 +430,12 @@ class MmapFileStore(DLedgerStore):
     def write_checkpoint(self) -> None:
         """Note the committed and the flushed index, never more than is durable."""
         with self._sync_lock:
-            if not self._is_reset:
+            if self._is_reset:
+                return
+            try:
                 write_checkpoint(self.config.node_dir, min(self._committed, self._flushed), self._flushed)
+            except OSError as error:
+                raise self.disk_error(error) from error
 
     # Cleaning.
 
@@ -584,14 +500,6 @@ class MmapFileStore(DLedgerStore):
     def _check_failure(self) -> None:
         if self._failure is not None:
             raise StoreError(f"{self.config.node_dir}: expected a store that works, found {self._failure}: restart it")
-
-
-def _has_entry(file: LogFile, reset: Reset) -> bool:
-    """Whether the first entry behind a reset was written."""
-    with file.path.open("rb") as stream:
-        stream.seek(max(reset.pos - file.base, 0))
-        head = stream.read(ENTRY_HEADER_SIZE)
-    return len(head) == ENTRY_HEADER_SIZE and _HEADER.unpack(head)[2:5:2] == (reset.index, reset.pos)
 
 
 def _ignore(index: int) -> None:

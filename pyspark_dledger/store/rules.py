@@ -34,8 +34,10 @@ def check_cut(index: int, begin: int, end: int, committed: int) -> None:
     check_held(index, begin, end)
 
 
-def check_reset(index: int, pos: int, file_size: int) -> None:
-    """Raises ValueError for an index or position that no entry has in data files of that size."""
+def check_reset(index: int, pos: int, file_size: int, committed: int) -> None:
+    """Raises ValueError for an index that is committed, and for what no entry has in data files of that size."""
+    if 0 <= index <= committed:
+        raise ValueError(f"expected an index above {committed}, which is committed, found {index}")
     if index < 0 or pos < 0:
         raise ValueError(f"expected an index and a position of at least 0, found {index} and {pos}")
     last = file_size - ENTRY_HEADER_SIZE - MIN_BLANK_SIZE

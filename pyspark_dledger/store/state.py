@@ -6,6 +6,7 @@ DLedger syncs nothing and leaves a moment without the file).
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 from typing import NamedTuple
@@ -38,15 +39,25 @@ class Reset(NamedTuple):
 def write_properties(file: Path, properties: dict[str, object]) -> None:
     """Replace a file atomically and durably by ``key=value`` lines. Raises OSError, and then the old one stays."""
     temporary = file.with_name(f"{file.name}.tmp")
-    text = "".join(f"{key}={value}\n" for key, value in properties.items())
+    data = "".join(f"{key}={_escaped(str(value))}\n" for key, value in properties.items()).encode("ascii")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
     try:
-        os.write(descriptor, text.encode("latin-1", "backslashreplace"))
+        if os.write(descriptor, data) < len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(temporary))
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
     temporary.replace(file)
     sync_dir(file.parent)
+
+
+def _escaped(value: str) -> str:
+    """A value as ``java.util.Properties`` reads it back, on one line of ASCII; names come from other nodes."""
+    value = value.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")
+    if value[:1] in (" ", "\t", "\f"):
+        value = f"\\{value}"
+    units = memoryview(value.encode("utf-16", "surrogatepass")).cast("H")[1:]
+    return "".join(chr(unit) if unit < 0x7F else f"\\u{unit:04x}" for unit in units)
 
 
 def write_checkpoint(node_dir: Path, committed_index: int, end_index: int) -> None:
@@ -64,8 +75,7 @@ def load_checkpoint(node_dir: Path) -> Checkpoint:
     checkpoint, reason = read_checkpoint(node_dir)
     if checkpoint is not None:
         return checkpoint
-    is_there = any((node_dir / name).exists() for name in (CHECKPOINT, f"{CHECKPOINT}.tmp", f"{CHECKPOINT}.bak"))
-    return Checkpoint(None, None, reason) if is_there else Checkpoint(-1, -1)
+    return Checkpoint(None, None, reason) if _was_written(node_dir / CHECKPOINT) else Checkpoint(-1, -1)
 
 
 def load_current_term(node_dir: Path) -> CurrentTerm:
@@ -73,13 +83,18 @@ def load_current_term(node_dir: Path) -> CurrentTerm:
     current, reason = read_current_term(node_dir)
     if current is not None:
         return current
-    if any((node_dir / name).exists() for name in (CURRTERM, f"{CURRTERM}.tmp", f"{CURRTERM}.bak")):
+    if _was_written(node_dir / CURRTERM):
         raise StoreError(
             f"{node_dir / CURRTERM}: expected the lines currTerm=N and voteLeader=ID, found no readable file "
             f"({reason}): a node that forgot its vote could vote twice; write into it the highest term that any member "
             "of the group shows"
         )
     return CurrentTerm(0, None)
+
+
+def _was_written(file: Path) -> bool:
+    """Whether a file was ever there. One that was being written for the first time only leaves ``.tmp`` behind."""
+    return file.exists() or file.with_name(f"{file.name}.bak").exists()
 
 
 def write_reset(node_dir: Path, reset: Reset) -> None:

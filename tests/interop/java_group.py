@@ -68,9 +68,12 @@ class JavaProcess:
             assert self._answer(30) == {"started": True}
             self._is_started = True
 
+    def send_signal(self, number: int) -> None:
+        self._process.send_signal(number)
+
     def kill(self) -> None:
         """Nothing is flushed or said."""
-        self._process.send_signal(signal.SIGKILL)
+        self.send_signal(signal.SIGKILL)
         self._process.wait()
         self._close()
 

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, final
 
@@ -78,8 +79,11 @@ class OurNode:
     def wait_started(self) -> None:
         """It is asked until it answers, by whoever needs it."""
 
+    def send_signal(self, number: int) -> None:
+        self._process.send_signal(number)
+
     def kill(self) -> None:
-        self._process.send_signal(signal.SIGKILL)
+        self.send_signal(signal.SIGKILL)
         self._process.wait()
         self._log.close()
 
@@ -89,10 +93,17 @@ class OurNode:
         try:
             code = self._process.wait(20)
         except subprocess.TimeoutExpired:
-            self._process.send_signal(signal.SIGABRT)
+            self.send_signal(signal.SIGABRT)
             code = self._process.wait()
         self._log.close()
-        assert code == 0, f"it ended with {code}:\n" + Path(self._log.name).read_text()[-3000:]
+        assert code == 0, f"it ended with {code}{self.log_end()}"
+
+    @property
+    def is_ended(self) -> bool:
+        return self._process.poll() is not None
+
+    def log_end(self) -> str:
+        return f"\n{self._log.name}:\n" + Path(self._log.name).read_text()[-3000:]
 
     def close(self) -> None:
         if self._process.poll() is None:
@@ -103,9 +114,12 @@ class OurNode:
 class Group:
     """A group on loopback. `kinds` says what each member is: ``ours``, or the version of the Java DLedger."""
 
-    def __init__(self, folder: Path, kinds: dict[str, str], settings: dict[str, object] | None = None) -> None:
+    def __init__(
+        self, folder: Path, kinds: dict[str, str], settings: dict[str, object] | None = None, flush: str = "async"
+    ) -> None:
         self.folder = folder
         self.kinds = kinds
+        self.flush = flush
         self.settings: dict[str, object] = {**QUICK, **SMALL_FILES, **(settings or {})}
         self.peers = peers_of(dict(zip(kinds, free_ports(len(kinds)), strict=True)))
         self.members: dict[str, OurNode | JavaNode] = {}
@@ -116,8 +130,13 @@ class Group:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """An end of whatever still runs, orderly or not."""
         if self._client is not None:
             self._client.close()
+            self._client = None
         for member in self.members.values():
             member.close()
 
@@ -136,11 +155,21 @@ class Group:
     def _started(self, node: str) -> OurNode | JavaNode:
         kind = self.kinds[node]
         if kind == OURS:
-            return OurNode(node, self.peers, self.folder, self.settings)
+            return OurNode(node, self.peers, self.folder, {**self.settings, "flush": self.flush})
         return JavaNode(kind, GROUP, node, self.peers, self.folder, self.settings)
 
     def kill(self, node: str) -> None:
         self.members.pop(node).kill()
+
+    @contextmanager
+    def paused(self, node: str) -> Iterator[None]:
+        """A member that does nothing for a while, and knows nothing of it."""
+        member = self.members[node]
+        member.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            member.send_signal(signal.SIGCONT)
 
     def stop(self) -> None:
         """An orderly end of all members."""
@@ -206,7 +235,7 @@ class Group:
                 return True
             try:
                 self.client.transfer(node)
-            except GroupError:
+            except (GroupError, UnknownOutcomeError):
                 return False
             return self.leader() == node
 
@@ -230,7 +259,10 @@ class Group:
             if answer is not None and answer is not False:
                 return answer
             time.sleep(0.02)
-        raise AssertionError(f"no {what} within {patience} s: {json.dumps(self.states())}")
+        ended = [
+            member.log_end() for member in self.members.values() if isinstance(member, OurNode) and member.is_ended
+        ]
+        raise AssertionError(f"no {what} within {patience} s: {json.dumps(self.states())}" + "".join(ended))
 
     def folders(self) -> list[Path]:
         return [self.folder / f"dledger-{node}" for node in self.kinds]

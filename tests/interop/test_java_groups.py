@@ -9,13 +9,16 @@ from __future__ import annotations
 import base64
 import os
 import random
+import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import pyspark_dledger as dl
 from pyspark_dledger.errors import IndexRangeError
+from tests.interop import damages
 from tests.interop.java_group import QUICK, SMALL_FILES, JavaClient, JavaNode, free_ports, peers_of
 from tests.interop.java_stores import JavaMissing, prepare
 from tests.interop.mixed_group import GROUP, OURS, Group, Load, differing_files, lost, stored_entries
@@ -110,6 +113,40 @@ def test_mixed_group(mix: str, tmp_path: Path) -> None:
         end = group.settle()
         group.stop()
     _check_logs(group, load, end)
+    assert differing_files(group.folders()) == []
+
+
+@pytest.mark.parametrize(("leader", "newcomer"), [(NEW, OURS), (OURS, NEW), (OURS, OURS), (OURS, OLD)])
+def test_newcomer_gets_a_log_whose_front_has_expired(
+    leader: str, newcomer: str, case_folder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Its log begins where the leader's does, whichever kind either is."""
+    data_size, index_size = damages.config("raw-expired")
+    settings: dict[str, object] = {
+        "mappedFileSizeForEntryData": data_size,
+        "mappedFileSizeForEntryIndex": index_size,
+    }
+    for node in ("n0", "n1"):
+        # Copied without its times: old files would expire.
+        store = case_folder("raw-expired") / "dledger-n0"
+        shutil.copytree(store, tmp_path / f"dledger-{node}", copy_function=shutil.copy)
+    group = Group(tmp_path, {"n0": leader, "n1": NEW, "n2": newcomer}, settings)
+    try:
+        group.start("n0", "n1")
+        group.leader()
+        group.transfer("n0")
+        with Load(group, "a") as load:
+            load.wait_for(50)
+            group.start("n2")
+            load.wait_for(50)
+            group.wait(lambda: group.state("n2")["end"] > 1100, 20, "log of the newcomer")
+        assert group.settle() > 1100
+        assert {state["begin"] for state in group.states().values()} == {296}
+        group.stop()
+    finally:
+        group.close()
+    assert lost(load.acknowledged, tmp_path / "dledger-n2") == []
+    assert differing_files(group.folders()) == []
 
 
 def _check_logs(group: Group, load: Load, end: int) -> None:
@@ -202,9 +239,10 @@ def _random_course(choice: random.Random, folder: Path) -> None:
     kinds = {f"n{number}": kind for number, kind in enumerate([OURS, *others])}
     # A leader of 0.2.2 that pushes batches leaves followers behind, its own kind too (DLedger issue 162).
     settings = dict(BATCHES) if OLD not in kinds.values() and choice.random() < 0.5 else {}
+    flush = choice.choice(("sync", "async"))
     course: list[str] = []
     try:
-        with Group(folder, kinds, settings) as group:
+        with Group(folder, kinds, settings, flush) as group:
             group.leader()
             with Load(group, "a", size=choice.choice((10, 300, 20_000))) as load:
                 for _ in range(choice.randrange(3, 9)):
@@ -213,7 +251,7 @@ def _random_course(choice: random.Random, folder: Path) -> None:
             group.stop()
         _check_logs(group, load, end)
     except AssertionError as failure:
-        raise AssertionError(f"{kinds} {settings} after {course}") from failure
+        raise AssertionError(f"{kinds} {settings} {flush} after {course}") from failure
 
 
 def _random_step(choice: random.Random, group: Group, load: Load) -> str:
@@ -222,6 +260,11 @@ def _random_step(choice: random.Random, group: Group, load: Load) -> str:
         group.transfer(node)
         load.wait_for(50)
         return f"transfer to {node}"
+    if choice.random() < 0.3:
+        with group.paused(node):
+            load.wait_for(50)
+        load.wait_for(50)
+        return f"pause {node}"
     group.kill(node)
     group.leader()
     load.wait_for(50)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
+import signal
 import sys
 import time
 from collections import Counter
@@ -15,10 +16,13 @@ from collections.abc import Iterator
 
 from tests.simulation.run import Outcome, run
 from tests.simulation.scenario import make
-from tests.simulation.summary import EXPECTED, missing, table
+from tests.simulation.summary import missing, table
 
 LAST_LINES = 200
 MOST_FAILURES = 10
+SHOW_EVERY_S = 10
+# So many seeds must show everything that is expected to happen, and what is rare.
+SHORT, LONG = 500, 5000
 
 
 def main() -> int:
@@ -44,40 +48,62 @@ def replay(seed: int, is_all: bool) -> int:
     return 1 if outcome.violation else 0
 
 
+class Tally:
+    """What came of the seeds that were played so far."""
+
+    def __init__(self) -> None:
+        self.done = self.steps = self.virtual = 0
+        self.counts: Counter[str] = Counter()
+        self.failed: list[Outcome] = []
+
+    def add(self, outcome: Outcome) -> None:
+        self.done += 1
+        self.steps += outcome.steps
+        self.virtual += outcome.time
+        self.counts.update(outcome.counts)
+        if outcome.violation:
+            self.failed.append(outcome)
+            print(f"seed {outcome.seed}: {outcome.violation}", flush=True)
+
+
 def simulate(seeds: range, processes: int) -> int:
-    """Plays the seeds, shows how far it is, and then what happened in them."""
-    counts: Counter[str] = Counter()
-    failed: list[Outcome] = []
-    steps = virtual = done = 0
+    """Plays the seeds, shows how far it is, and then what happened in them; Ctrl-C ends it early."""
+    tally = Tally()
+    began = time.monotonic()
+    try:
+        play_all(seeds, processes, tally)
+    except KeyboardInterrupt:
+        print("interrupted")
+    print(*table(tally.counts), sep="\n")
+    took = time.monotonic() - began
+    hours = tally.virtual / 3_600_000
+    print(
+        f"{tally.done} seeds, {len(tally.failed)} failed, {tally.steps} steps, {hours:.1f} h of virtual time "
+        f"in {took:.0f} s"
+    )
+    if tally.failed:
+        replay(tally.failed[0].seed, is_all=False)
+        print(*(f"again: python -m tests.simulation --seed {outcome.seed}" for outcome in tally.failed), sep="\n")
+        return 1
+    absent = missing(tally.counts, is_long=tally.done >= LONG)
+    if absent and tally.done >= SHORT:
+        print(f"{len(absent)} things that must happen never did: {', '.join(absent)}", file=sys.stderr)
+        return 1
+    return 0 if tally.done == len(seeds) else 2
+
+
+def play_all(seeds: range, processes: int, tally: Tally) -> None:
+    """Plays until all seeds are played or too many failed, and says about every 10 s how far it is."""
     began = shown = time.monotonic()
     for outcome in outcomes(seeds, processes):
-        done += 1
-        counts += outcome.counts
-        steps += outcome.steps
-        virtual += outcome.time
-        if outcome.violation:
-            failed.append(outcome)
-            print(f"seed {outcome.seed}: {outcome.violation}", flush=True)
-            if len(failed) == MOST_FAILURES:
-                break
-        if time.monotonic() - shown > 10:
+        tally.add(outcome)
+        if len(tally.failed) == MOST_FAILURES:
+            return
+        if time.monotonic() - shown > SHOW_EVERY_S:
             shown = time.monotonic()
-            rate = done / (shown - began)
-            print(f"{done} of {len(seeds)} seeds, {rate:.0f}/s, {(len(seeds) - done) / rate:.0f} s left", flush=True)
-    print(*table(counts), sep="\n")
-    took = time.monotonic() - began
-    hours = virtual / 3_600_000
-    print(f"{done} seeds, {len(failed)} failed, {steps} steps, {hours:.1f} h of virtual time in {took:.0f} s")
-    if failed:
-        print(*(f"again: python -m tests.simulation --seed {outcome.seed}" for outcome in failed), sep="\n")
-        return 1
-    absent = missing(counts)
-    if absent and len(seeds) >= 1000:
-        print(
-            f"{len(absent)} of {len(EXPECTED)} things that must happen never did: {', '.join(absent)}", file=sys.stderr
-        )
-        return 1
-    return 0
+            rate = tally.done / (shown - began)
+            left = (len(seeds) - tally.done) / rate
+            print(f"{tally.done} of {len(seeds)} seeds, {rate:.0f}/s, {left:.0f} s left", flush=True)
 
 
 def outcomes(seeds: range, processes: int) -> Iterator[Outcome]:
@@ -85,7 +111,9 @@ def outcomes(seeds: range, processes: int) -> Iterator[Outcome]:
     if processes == 1:
         yield from map(run, seeds)
         return
-    with multiprocessing.get_context("spawn").Pool(processes) as pool:
+    # Ctrl-C is for this process alone, which ends the others.
+    ignore = (signal.SIGINT, signal.SIG_IGN)
+    with multiprocessing.get_context("spawn").Pool(processes, signal.signal, ignore) as pool:
         yield from pool.imap_unordered(run, seeds, chunksize=8)
 
 

@@ -118,7 +118,6 @@ class Client:
 
     def transfer(self, node: SimNode, to: str) -> None:
         term = node.core.term if node.core is not None else -1
-        ids = {"remote_id": node.id, "transfer_id": node.id, "transferee_id": to}
-        request = TransferRequest(group="g", term=term, **ids)
+        request = TransferRequest(group="g", remote_id=node.id, term=term, transfer_id=node.id, transferee_id=to)
         self.world.judge.count("transfers asked")
         self.world.ask(node, request, self.other_answer)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from tests.simulation.world import SimNode, World
 
 # Where a disk fails or power goes: mostly anywhere, else where it is rare.
-OPERATIONS = ("", "", "", "append", "save_term", "truncate", "reset")
+OPERATIONS = ("", "", "append", "save_term", "truncate", "truncate", "reset", "reset")
 
 
 class Faults:
@@ -111,8 +111,8 @@ class Faults:
 
     def cut_power(self, node: SimNode) -> None:
         """The node ends in the middle of one of its next operations on the disk."""
-        node.store.fuse = self.random.choice((1, 1, 2, 3, 6))
         node.store.fuse_in = self.random.choice(OPERATIONS)
+        node.store.fuse = 1 if node.store.fuse_in else self.random.choice((1, 1, 2, 3, 6))
         node.store.is_cut_after = self.random.random() < 0.6
 
     def pause(self, node: SimNode) -> None:

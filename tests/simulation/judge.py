@@ -22,11 +22,12 @@ class Violation(Exception):
 
 
 class Committed(NamedTuple):
-    """An entry as it was when it was first known to be committed."""
+    """An entry as it was when it was first known to be committed, and by a leader of which term it was."""
 
     term: int
     pos: int
     data: bytes
+    commit_term: int
 
 
 class Known(NamedTuple):
@@ -127,7 +128,7 @@ class Judge:
         if committed > store.ledger_end_index:
             raise Violation(f"{node.id} has committed {committed} and ends at {store.ledger_end_index}")
         if committed >= 0:
-            self._check_committed(node, committed)
+            self._check_committed(node, committed, term)
 
     def _check_role(self, node: SimNode, term: int, role: Role) -> None:
         if term < node.seen_term:
@@ -149,8 +150,14 @@ class Judge:
         self._check_complete(node)
 
     def _check_complete(self, node: SimNode) -> None:
-        """Leader completeness: by log matching, the last entry of the history vouches for all."""
+        """Leader completeness: by log matching, the last entry that was committed in an earlier term vouches for all.
+
+        A candidate that was held up may win its term when later ones have committed more.
+        """
+        assert node.core is not None
         last = len(self.history) - 1
+        while last >= 0 and self.history[last].commit_term >= node.core.term:
+            last -= 1
         if last >= 0 and not self._holds(node.store, last, node.store.ledger_end_index):
             raise Violation(f"leader completeness: {node.id} leads without committed entry {last}")
 
@@ -161,7 +168,7 @@ class Judge:
             return False
         return index < begin or store.term_at(index) == self.history[index].term
 
-    def _check_committed(self, node: SimNode, committed: int) -> None:
+    def _check_committed(self, node: SimNode, committed: int, term: int) -> None:
         store = node.store
         known = len(self.history)
         if committed < known:
@@ -174,24 +181,24 @@ class Judge:
         if begin > known:
             raise Violation(f"{node.id} commits {committed}, begins at {begin}, and nobody committed {known}")
         for stored in store._entries[known - begin : committed - begin + 1]:
-            self.history.append(Committed(stored.term, stored.pos, stored.data))
+            self.history.append(Committed(stored.term, stored.pos, stored.data, term))
             if stored.data[HEADER_SIZE:] in self.refused:
                 raise Violation(f"an append that was refused is committed as entry {len(self.history) - 1}")
-        self._check_quorum(node, committed)
+        self._check_quorum(node, committed, term)
         for other in self.nodes:
-            if other.core is not None and other.core.role is Role.LEADER and other.core.term > node.core.term:
+            if other.core is not None and other.core.role is Role.LEADER and other.core.term > term:
                 self._check_complete(other)
 
-    def _check_quorum(self, node: SimNode, index: int) -> None:
+    def _check_quorum(self, node: SimNode, index: int, term: int) -> None:
         """What is first known as committed is durable on a majority, and is safe from every later leader."""
         holders = [other.id for other in self.nodes if self._holds(other.store, index, other.store.durable_index)]
         if 2 * len(holders) <= len(self.nodes):
             raise Violation(f"{node.id} commits {index}, which only {', '.join(holders) or 'nobody'} has durably")
-        if self.history[index].term != node.core.term:
+        if self.history[index].term != term:
             self.count("commits of older terms, held by all")
             if len(holders) < len(self.nodes):
                 raise Violation(
-                    f"{node.id} commits {index} of term {self.history[index].term} in term {node.core.term}, "
+                    f"{node.id} commits {index} of term {self.history[index].term} in term {term}, "
                     f"which not every member has but {', '.join(holders)}"
                 )
 

@@ -7,7 +7,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from pyspark_dledger.raft.core import Core, CoreConfig
-from pyspark_dledger.raft.messages import PushRequest, PushType, VoteRequest, VoteResult
+from pyspark_dledger.raft.messages import (
+    AppendAnswer,
+    AppendRequest,
+    PushRequest,
+    PushType,
+    ResponseCode,
+    VoteRequest,
+    VoteResult,
+)
 from pyspark_dledger.store.base import DLedgerStore
 from tests.simulation.run import Outcome, play
 from tests.simulation.scenario import Scenario, make
@@ -39,7 +47,7 @@ class CommitsOlderTerms(Mutant):
     """A majority is enough for entries of older terms (Raft's figure 8)."""
 
     def damage(self) -> None:
-        self._replication._is_own = lambda _: True  # type: ignore[method-assign]
+        self._replication._is_own = lambda _: True  # type: ignore[method-assign, assignment]
 
 
 class VotesTwice(Mutant):
@@ -95,7 +103,7 @@ class KeepsItsTermAfterACrash(Mutant):
     """Leads a term again in which it may have lost what it wrote."""
 
     def damage(self) -> None:
-        self._election._is_raising = False
+        self._election._may_have_led = False
 
 
 class AnswersBeforeTheDisk(Mutant):
@@ -103,7 +111,7 @@ class AnswersBeforeTheDisk(Mutant):
 
     def damage(self) -> None:
         follower, member = self._follower, self._member
-        follower._reply = lambda _, token, answer: member.reply(token, answer)  # type: ignore[method-assign]
+        follower._reply = lambda _, token, answer: member.reply(token, answer)  # type: ignore[method-assign, assignment]
 
 
 class CountsItselfBeforeTheDisk(Mutant):
@@ -116,6 +124,56 @@ class CountsItselfBeforeTheDisk(Mutant):
             durable_index = property(lambda _: store.ledger_end_index)
 
         self._member.__class__ = Hasty
+
+
+class BelievesLateFlushes(Mutant):
+    """Takes what was flushed before a truncation for what stands there now."""
+
+    def damage(self) -> None:
+        class Late(type(self._member)):  # type: ignore[misc]
+            durable_index = property(lambda member: min(member._persisted, member.store.ledger_end_index))
+
+            def cut(self, index: int) -> None:
+                self.store.truncate(index)
+
+        self._member.__class__ = Late
+
+
+class KeepsConflicts(Mutant):
+    """Cuts nothing behind a common entry, and acknowledges entries where it has others of the same index."""
+
+    def damage(self) -> None:
+        follower, store = self._follower, self._member.store
+        overlap, truncate = follower._overlap, follower._truncate
+
+        def lazy(request: PushRequest) -> int:
+            return request.last_index if request.last_index <= store.ledger_end_index else overlap(request)
+
+        def gentle(request: PushRequest) -> int:
+            if request.first_index > store.ledger_end_index or request.first_index < store.ledger_begin_index:
+                return truncate(request)
+            follower._matched = max(follower._matched, request.first_index)
+            return request.first_index
+
+        follower._overlap = lazy  # type: ignore[method-assign]
+        follower._actions[PushType.TRUNCATE] = gentle
+
+
+class RefusesWhatItAppended(Mutant):
+    """Says that an append was refused which is in its log."""
+
+    def damage(self) -> None:
+        appends, member = self._appends, self._member
+        handle = appends.handle
+
+        def confused(request: AppendRequest, token: object) -> bool:
+            if appends.count != 1:
+                return handle(request, token)
+            member.store.append_as_leader(request.bodies, member.term)
+            member.refuse(token, request, AppendAnswer(), ResponseCode.LEADER_PENDING_FULL)
+            return False
+
+        appends.handle = confused  # type: ignore[method-assign]
 
 
 class AppendsWithoutComparing(Mutant):

@@ -91,7 +91,7 @@ def make(seed: int) -> Scenario:
         network=_network(random, heart_beat),
         options=_options(random, nodes, heart_beat),
         data_file_size=random.choice((1 << 30, 1 << 30, 600, 4096)),
-        tick=max(10, heart_beat // random.choice((8, 16, 24))),
+        tick=max(10, heart_beat // random.choice((6, 10, 16))),
         rates=_rates(random, nodes),
         fsync=tuple(random.choice((1, 2, 5, 20, heart_beat // 4)) for _ in range(nodes)),
         java_pairs=frozenset(pair for pair in pairs if random.random() < java),

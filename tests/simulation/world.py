@@ -8,7 +8,7 @@ from heapq import heappop, heappush
 from random import Random
 from typing import Any, NamedTuple
 
-from pyspark_dledger.raft.core import Committed, Core, CoreConfig, Effect, Reply, RoleChanged, Send
+from pyspark_dledger.raft.core import Core, CoreConfig, Effect, Reply, RoleChanged, Send
 from pyspark_dledger.raft.messages import Answer, PushRequest, PushType, Request, Role
 from tests.simulation.disk import PowerCut, SimStore
 from tests.simulation.frames import through_frames
@@ -149,16 +149,14 @@ class SimNode:
     def take(self, effects: list[Effect]) -> None:
         """Does what the core wants done, in its order."""
         for effect in effects:
-            kind = type(effect)
-            if kind is Send:
+            if isinstance(effect, Send):
                 self.world.send(self, effect)
-            elif kind is Reply:
-                effect.token.reply(effect.answer) if isinstance(effect.token, Asked) else self.world.reply(self, effect)
-            elif kind is RoleChanged:
+            elif isinstance(effect, Reply):
+                self.world.reply(self, effect)
+            elif isinstance(effect, RoleChanged):
                 self.told_role = effect
                 self.world.trace(self.id, "is %s of term %s, leader %s", effect.role.name, *effect[1:])
             else:
-                assert kind is Committed
                 self.told_committed = effect.index
         self.world.judge.check(self)
         self.world.judge.check_told(self)
@@ -347,8 +345,12 @@ class World:
         call.target.call("handle", call.request, call)
 
     def reply(self, node: SimNode, effect: Reply) -> None:
-        """An answer on its way back to the process that asked."""
-        call: Call = effect.token  # type: ignore[assignment]  # tokens of this world are calls
+        """An answer on its way back: to a client, or to the process that asked."""
+        call = effect.token
+        if isinstance(call, Asked):
+            call.reply(effect.answer)
+            return
+        assert isinstance(call, Call)
         self.count_answer(call.request, effect.answer)
         answer = effect.answer
         if self.scenario.is_framed:

@@ -26,7 +26,7 @@ from contextlib import suppress
 from functools import partial
 from typing import cast
 
-from pyspark_dledger.errors import GroupError
+from pyspark_dledger.errors import GroupError, UnknownOutcomeError
 from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
 from pyspark_dledger.raft.client.connection import MemberConnection, cancel
@@ -59,6 +59,8 @@ _MOST_TOGETHER = 4096
 # Single appends that wait, from which on ``submit`` waits too. Each takes about so much beside its body.
 _MOST_WAITING = 64 * 1024 * 1024
 _SINGLE_COST = 512
+# Into so many parts the time is divided that a request waits for its answer.
+_TICKS = 5
 # Seconds. The first is doubled each time.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 1.0
 _CLOSING_PAUSE = 0.005
@@ -275,7 +277,7 @@ class _Round:
         self._number = 0
         self._refused: dict[int, tuple[Unit, Answered]] = {}
         self._is_ending = False
-        self._oldest_since = 0.0
+        self._ticks = 0
         self._timer: asyncio.TimerHandle | None = None
         self._reason = "the connection was lost before the answer came"
         self.is_ours = connection.is_binary
@@ -330,17 +332,17 @@ class _Round:
             return
         self._number += 1
         if not self._sent:
-            self._oldest_since = self._loop.time()
+            self._ticks = 0
         self._sent[number] = unit
         self._sent_bytes += unit.size
         if self._timer is None:
-            self._timer = self._loop.call_later(self._members.timeout / 4, self._check_time)
+            self._timer = self._loop.call_later(self._members.timeout / _TICKS, self._check_time)
 
     def _answered(self, number: int, answer: Answered | None) -> None:
         if number not in self._sent:
             return  # given up
         if next(iter(self._sent)) == number:
-            self._oldest_since = self._loop.time()
+            self._ticks = 0
         unit = self._sent.pop(number)
         self._sent_bytes -= unit.size
         outcome = outcome_of(answer)
@@ -366,7 +368,7 @@ class _Round:
         self._is_ending = True
         self._refused[number] = (unit, answer)
 
-    def _unknown(self, answer: Answered | None) -> GroupError:
+    def _unknown(self, answer: Answered | None) -> UnknownOutcomeError:
         group = self._members.group
         if answer is None:
             return unknown(group, self.member_id, self._reason, ResponseCode.NETWORK_ERROR)
@@ -378,12 +380,17 @@ class _Round:
         return unknown(group, self.member_id, reason, int(answer.code), leader_named(answer))
 
     def _check_time(self) -> None:
-        """Gives the connection up when the oldest request has waited alone for too long."""
+        """Gives the connection up when the oldest request has waited for too long.
+
+        Ticks are counted, not the time: between two of them the loop has looked for answers, so those that came while
+        this process stood still are seen before it is said that there are none.
+        """
         self._timer = None
         if not self._sent:
             return
-        if self._loop.time() - self._oldest_since < self._members.timeout:
-            self._timer = self._loop.call_later(self._members.timeout / 4, self._check_time)
+        self._ticks += 1
+        if self._ticks <= _TICKS:
+            self._timer = self._loop.call_later(self._members.timeout / _TICKS, self._check_time)
             return
         self._reason = f"no answer in {self._members.timeout * 1000:.0f} ms"
         self._connection.abort()

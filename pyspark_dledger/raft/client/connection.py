@@ -19,7 +19,9 @@ log = logging.getLogger(__name__)
 OnAnswer = Callable[[Answered | None], None]
 
 _SOCKET_BUFFER = 4 * 1024 * 1024
-_CANCEL_AGAIN = 0.1  # seconds
+# Seconds.
+_CANCEL_AGAIN = 0.1
+_LAST_LOOK = 0.01
 # Bytes that wait to be sent, from which on nothing more is handed over: what is lost before that was never sent.
 _MOST_UNSENT = 1024 * 1024
 
@@ -80,14 +82,18 @@ class MemberConnection(asyncio.BufferedProtocol):
         asked_at = self._loop.time()
         opaque = self.send(request, lambda answer: None if future.done() else future.set_result(answer))
         try:
-            answer = await asyncio.wait_for(future, timeout)
-        except asyncio.TimeoutError:
+            await asyncio.wait([future], timeout=timeout)
+            if not future.done():
+                # This process may have stood still: what came meanwhile is looked at first.
+                await asyncio.sleep(_LAST_LOOK)
+        finally:
+            self.forget(opaque)
+        if not future.done():
             if self.received_at <= asked_at:
                 # Nothing at all came since: what else is on its way would wait in vain as well.
                 self.abort()
-            raise TimeoutError(f"no answer in {timeout * 1000:.0f} ms") from None
-        finally:
-            self.forget(opaque)
+            raise TimeoutError(f"no answer in {timeout * 1000:.0f} ms")
+        answer = future.result()
         if answer is None:
             raise LostError("the connection was lost before the answer came")
         return answer

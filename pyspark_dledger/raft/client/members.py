@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import ssl
 from collections.abc import Mapping
 
@@ -92,7 +93,7 @@ class Members:
         except asyncio.TimeoutError:
             raise LostError(f"{address} took no connection in {self.timeout * 1000:.0f} ms") from None
         except OSError as error:
-            raise LostError(f"{address}: {error.strerror or error}") from None
+            raise LostError(f"{address}: {_reason(error)}") from None
         try:
             await self._metadata(connection)
         except BaseException:
@@ -178,3 +179,10 @@ class Members:
             "nothing was changed, look at its nodes and try again",
             ResponseCode.METADATA_ERROR,
         )
+
+
+def _reason(error: OSError) -> str:
+    """Why a connection was not made; asyncio's own text only repeats the address."""
+    if error.errno is not None and error.errno > 0 and not isinstance(error, ssl.SSLError):
+        return os.strerror(error.errno)
+    return str(error)

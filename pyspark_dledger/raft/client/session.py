@@ -212,8 +212,6 @@ class Session:
                 await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 # no secret
             try:
                 connection, answer = await ask()
-            except UnknownOutcomeError:
-                raise
             except GroupError as error:
                 failure = error
                 continue

@@ -36,7 +36,7 @@ class Owner(Protocol):
 
     def acknowledged(self, unit: Unit, answer: AppendAnswer) -> None: ...
 
-    def failed(self, unit: Unit, error: GroupError) -> None: ...
+    def failed(self, unit: Unit, error: GroupError | UnknownOutcomeError) -> None: ...
 
 
 class Unit:
@@ -81,7 +81,7 @@ class Singles:
         for future, appended in zip(self._futures[chosen], found, strict=True):
             future.set_result(appended)
 
-    def failed(self, unit: Unit, error: GroupError) -> None:
+    def failed(self, unit: Unit, error: GroupError | UnknownOutcomeError) -> None:
         for future in self._futures[unit.first : unit.first + unit.count]:
             # An error of its own for each: whoever raises it adds to its traceback.
             future.set_exception(copy(error))
@@ -96,7 +96,7 @@ class Batch:
         self._outstanding = 0
         self._pieces: list[Piece] = []
         self._unknown: list[range] = []
-        self._error: GroupError | None = None
+        self._error: GroupError | UnknownOutcomeError | None = None
         self._is_over = False
 
     @property
@@ -125,7 +125,7 @@ class Batch:
             self._pieces.append(Piece(unit.first, unit.count, answer.index, answer.term, runs_of(answer)))
             self._resolve(unit)
 
-    def failed(self, unit: Unit, error: GroupError) -> None:
+    def failed(self, unit: Unit, error: GroupError | UnknownOutcomeError) -> None:
         is_unknown = isinstance(error, UnknownOutcomeError)
         with self._changed:
             self._is_over = True

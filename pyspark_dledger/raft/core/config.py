@@ -65,6 +65,11 @@ class CoreConfig:
         return tuple(peer for peer in self.peers if peer != self.self_id)
 
     @property
+    def leak_ms(self) -> int:
+        """How long a leader may go without a quorum, and a follower without a heartbeat: two intervals at least."""
+        return max(self.max_heart_beat_leak, 2) * self.heart_beat_time_interval_ms
+
+    @property
     def quorum(self) -> int:
         """How many members make a majority."""
         return len(self.peers) // 2 + 1

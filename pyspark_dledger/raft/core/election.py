@@ -73,7 +73,7 @@ class Election:
 
     def _check_leader(self) -> None:
         member, config = self._member, self._member.config
-        if member.now - self._last_heartbeat > config.max_heart_beat_leak * config.heart_beat_time_interval_ms:
+        if member.now - self._last_heartbeat > config.leak_ms:
             member.become(Role.CANDIDATE, None)
             # Followers lose their leader at the same time and should not all stand at the same time.
             self._next_vote_at = member.now + self._below(config.min_vote_interval_ms)
@@ -193,7 +193,7 @@ class Election:
             else:
                 self._is_raising, self._next_vote_at = True, member.now
         elif vote_round.has_leader:
-            self._next_vote_at += config.heart_beat_time_interval_ms * config.max_heart_beat_leak
+            self._next_vote_at += config.leak_ms
         elif vote_round.valid < member.quorum:
             pass
         elif vote_round.valid - vote_round.bigger_log < member.quorum:

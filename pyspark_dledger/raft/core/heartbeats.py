@@ -68,10 +68,7 @@ class Heartbeats:
         if not member.is_leader:
             return
         self._expire_barriers()
-        config = member.config
-        if member.now - self._quorum_of("sent_at", member.now) > (
-            config.max_heart_beat_leak * config.heart_beat_time_interval_ms
-        ):
+        if member.now - self._quorum_of("sent_at", member.now) > member.config.leak_ms:
             member.become(Role.CANDIDATE, None)
         elif member.now >= self._next_at:
             self._is_wanted = True

@@ -57,16 +57,24 @@ class Server(Protocol):
 
 
 class Inbound(Channel):
-    """Requests of one client or peer. Takes no more of them while the other side does not take its answers."""
+    """Requests of one client or peer. Takes no more of them while the other side does not take its answers.
+
+    ``begun`` is asked whether the connection is admitted, ``ended`` told when it is gone.
+    """
 
     def __init__(
-        self, server: Server, max_frame_bytes: int, log: Limited, ended: Callable[[Inbound], None], admits: bool
+        self,
+        server: Server,
+        max_frame_bytes: int,
+        log: Limited,
+        begun: Callable[[Inbound], bool],
+        ended: Callable[[Inbound], None],
     ) -> None:
         super().__init__(max_frame_bytes)
         self._server = server
         self._log = log
+        self._begun = begun
         self._ended = ended
-        self._admits = admits
         self._todo: deque[Asked] = deque()
         self._unanswered = 0
         self._reads = 0
@@ -78,7 +86,7 @@ class Inbound(Channel):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        if not self._admits:
+        if not self._begun(self):
             self._log(logging.WARNING, "connection refused", address=self.address, reason="too many connections")
             self.abort()
 

@@ -63,8 +63,7 @@ class Link:
         while task is not None and not task.done():
             task.cancel()
             await asyncio.wait({task}, timeout=0.1)
-        if self._channel is not None:
-            self._channel.abort()
+        self._drop_channel()
 
     @property
     def is_connected(self) -> bool:

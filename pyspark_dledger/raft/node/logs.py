@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Literal
 
@@ -46,13 +48,28 @@ class Limited:
 
 
 def log_to_stderr(form: LogFormat, **always: object) -> None:
-    """Send this package's records to standard error, each with the fields of `always`."""
-    handler = logging.StreamHandler()
+    """Send this package's records to standard error, each with the fields of `always`, and warnings as records, too."""
+    handler = _ToStderr()
     handler.setFormatter(_JsonLines(always) if form == "json" else _TextLines(always))
     package = logging.getLogger("pyspark_dledger")
     package.handlers[:] = [handler]
     package.setLevel(logging.INFO)
     package.propagate = False
+    warnings.showwarning = _record_warning
+
+
+class _ToStderr(logging.Handler):
+    """To what standard error is at that moment: a status line that is redrawn there puts itself in between."""
+
+    def emit(self, found: logging.LogRecord) -> None:
+        try:
+            print(self.format(found), file=sys.stderr, flush=True)  # noqa: T201  # it is what it is for
+        except OSError:
+            self.handleError(found)
+
+
+def _record_warning(message: Warning | str, *_: object, **_named: object) -> None:
+    record(logging.WARNING, "warning", found=str(message))
 
 
 def _time_of(found: logging.LogRecord) -> str:

@@ -12,11 +12,11 @@ from typing import Any
 
 from pyspark_dledger.errors import DLedgerError, OptionError
 from pyspark_dledger.raft.core import Core, CoreConfig
-from pyspark_dledger.raft.messages import MetadataRequest, ReadAnswer
+from pyspark_dledger.raft.messages import MetadataRequest
 from pyspark_dledger.raft.node.config import NodeConfig
 from pyspark_dledger.raft.node.inbound import Inbound
 from pyspark_dledger.raft.node.link import Link
-from pyspark_dledger.raft.node.logs import Limited, record
+from pyspark_dledger.raft.node.logs import LOG, Limited, record
 from pyspark_dledger.raft.node.service import Service
 from pyspark_dledger.raft.node.tails import Tails
 from pyspark_dledger.raft.peers import Address
@@ -72,7 +72,7 @@ class Node:
         now = int(loop.time() * 1000)
         self._core = Core(core_config, store, random.SystemRandom(), now, addresses)
         config = self.config
-        tails = Tails(store, ReadAnswer(group=config.group, local_id=config.self_id))
+        tails = Tails(store, config.group, config.self_id)
         self._tails = tails
         service = Service(self._core, tails, lambda: getattr(store, "failure", None), self._fail)
         self._service = service
@@ -210,10 +210,12 @@ class Node:
 
     def _new_inbound(self) -> Inbound:
         assert self._service is not None
-        admits = len(self._inbound) < self.config.max_connections
-        inbound = Inbound(self._service, self.config.max_frame_bytes, self._log, self._ended, admits)
+        return Inbound(self._service, self.config.max_frame_bytes, self._log, self._begun, self._ended)
+
+    def _begun(self, inbound: Inbound) -> bool:
+        """Whether one more connection is admitted. One whose TLS handshake fails never comes here."""
         self._inbound.add(inbound)
-        return inbound
+        return len(self._inbound) <= self.config.max_connections
 
     def _ended(self, inbound: Inbound) -> None:
         self._inbound.discard(inbound)
@@ -227,7 +229,7 @@ class Node:
         return Link(peer_id, address, hello, tls, config.max_frame_bytes, service.answered, service.peer_is_ours)
 
     def _fail(self, error: Exception) -> None:
-        record(logging.CRITICAL, "failed", group=self.config.group, id=self.config.self_id, reason=repr(error))
-        logging.getLogger("pyspark_dledger.node").critical("the core raised", exc_info=error)
+        fields = {"group": self.config.group, "id": self.config.self_id, "reason": repr(error)}
+        LOG.critical("failed", exc_info=error, extra={"fields": fields})
         if not self.failed.done():
             self.failed.set_result(error)

@@ -7,7 +7,7 @@ import heapq
 from dataclasses import dataclass, field
 from itertools import count
 
-from pyspark_dledger.errors import StoreError
+from pyspark_dledger.errors import IndexRangeError, StoreError
 from pyspark_dledger.raft.messages import ReadAnswer, ReadRequest, ResponseCode
 from pyspark_dledger.raft.node.inbound import Caller
 from pyspark_dledger.store.base import DLedgerStore, EntryRange
@@ -29,14 +29,18 @@ class _Waiting:
 class Tails:
     """Answers READ requests out of a store, whose committed index `committed` tells to have risen."""
 
-    def __init__(self, store: DLedgerStore, blank_answer: ReadAnswer) -> None:
+    def __init__(self, store: DLedgerStore, group: str, self_id: str) -> None:
         self._store = store
-        self._blank = blank_answer
+        self._group = group
+        self._self_id = self_id
         self._waiting: list[_Waiting] = []
         self._orders = count()
 
     def read(self, request: ReadRequest, caller: Caller) -> None:
         """Answer now, or when the entry is committed, or when the time to wait is over."""
+        if (code := self._refusal(request)) is not None:
+            caller.answer(ReadAnswer(group=request.group, local_id=self._self_id, code=code))
+            return
         if request.first_index <= self._store.committed_index or request.wait_ms <= 0 or request.first_index < 0:
             caller.answer(self._answer(request))
             return
@@ -63,6 +67,12 @@ class Tails:
             heapq.heapify(kept)
             self._waiting = kept
 
+    def _refusal(self, request: ReadRequest) -> ResponseCode | None:
+        """As the core refuses what is for another member or another group."""
+        if request.remote_id != self._self_id:
+            return ResponseCode.UNKNOWN_MEMBER
+        return ResponseCode.UNKNOWN_GROUP if request.group != self._group else None
+
     def _give_up(self, waiting: _Waiting) -> None:
         self._waiting.remove(waiting)
         heapq.heapify(self._waiting)
@@ -71,8 +81,8 @@ class Tails:
     def _answer(self, request: ReadRequest) -> ReadAnswer:
         store = self._store
         answer = ReadAnswer(
-            group=self._blank.group,
-            local_id=self._blank.local_id,
+            group=self._group,
+            local_id=self._self_id,
             begin_index=store.ledger_begin_index,
             committed_index=store.committed_index,
         )
@@ -83,6 +93,9 @@ class Tails:
             return answer
         try:
             found = _committed_part(store, request.first_index, max(1, min(request.max_bytes, _MOST_BYTES)))
+        except IndexRangeError:
+            answer.code = ResponseCode.INDEX_LESS_THAN_LOCAL_BEGIN  # expired meanwhile
+            return answer
         except StoreError:
             answer.code = ResponseCode.DISK_ERROR
             return answer
