@@ -58,7 +58,14 @@ class Stores(RuleBasedStateMachine):
         self.was_committed = False
 
     def teardown(self) -> None:
-        self.disk.shutdown()
+        try:
+            self.disk.shutdown()
+            self.check_on_disk()
+        finally:
+            shutil.rmtree(self.folder)
+
+    def check_on_disk(self) -> None:
+        """Neither our own reader nor Java would find anything wrong."""
         # A log that begins inside of a file, which only a reset makes, leaves a gap that counts as damage to a reader.
         if self.memory.ledger_begin_index >= 0 and self.memory._entries[0].pos % FILE == 0:
             assert [found for found in findings(self.disk) if found[0] != "currtermBelowLog"] == []
@@ -66,7 +73,6 @@ class Stores(RuleBasedStateMachine):
             assert (java.outcome, java.lost) == ("opens", [])
             assert (java.begin_index, java.end_index) == where(self.memory)[:2]
             assert java.data_files_deleted == java.index_files_deleted == []
-        shutil.rmtree(self.folder)
 
     def same(self, call: Callable[[DLedgerStore], Any]) -> Any:
         found, wanted = outcome(call, self.disk), outcome(call, self.memory)
