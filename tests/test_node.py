@@ -42,7 +42,7 @@ from pyspark_dledger.raft.messages import (
 )
 from pyspark_dledger.raft.node import NodeConfig
 from pyspark_dledger.raft.node.inbound import Caller as Token
-from pyspark_dledger.raft.node.inbound import Inbound
+from pyspark_dledger.raft.node.inbound import Inbound, Room
 from pyspark_dledger.raft.node.link import Link
 from pyspark_dledger.raft.node.logs import Limited
 from pyspark_dledger.raft.node.service import Service
@@ -348,6 +348,21 @@ def test_half_a_frame_and_nothing_more_disturbs_nobody(one: Nodes) -> None:
         assert caller.append(b"x").code == 200
 
 
+def test_unfinished_frames_of_many_connections_take_bounded_memory(one: Nodes) -> None:
+    room = one.nodes["n0"]._room
+    room.limit = 8 << 20
+    hoarders = [one.caller("n0") for _ in range(4)]
+    for hoarder in hoarders:
+        with suppress(OSError):
+            hoarder.sock.sendall(struct.pack(">iI", 15 << 20, 100) + bytes(3 << 20))
+    eventually(lambda: len(one.nodes["n0"]._inbound) < 4)
+    with closing(one.caller("n0")) as caller:
+        assert caller.append(b"x").code == 200
+    for hoarder in hoarders:
+        hoarder.close()
+    eventually(lambda: room.taken < 1 << 20)
+
+
 def unsent(group: Nodes) -> list[int]:
     async def measure() -> list[int]:
         return [each.unsent for each in group.nodes["n0"]._inbound]
@@ -444,7 +459,7 @@ def test_appends_behind_a_refused_one_are_refused() -> None:
 
     async def run() -> None:
         server, transport = OneByOne(b"no"), Wire()
-        inbound = Inbound(server, 1 << 20, Limited(), lambda _: True, lambda _: None)
+        inbound = Inbound(server, 1 << 20, Room(1 << 30), Limited(), lambda _: True, lambda _: None)
         inbound._transport = transport  # type: ignore[assignment]  # a stand-in
         opaques = iter(range(100))
 

@@ -25,6 +25,8 @@ from pyspark_dledger.raft.wire import Answered, Asked, EncodeError, Refusal
 # Requests of one connection that are unanswered, and those of them whose answers hold entries.
 _MOST_UNANSWERED = 16384
 _MOST_READS = 16
+# Every connection may hold so much, whatever others do, in bytes.
+_SMALL_BYTES = 256 * 1024
 # An append that may be in the log all the same: those behind it are not held back.
 _OUTCOME_UNKNOWN = (ResponseCode.TERM_CHANGED, ResponseCode.WAIT_QUORUM_ACK_TIMEOUT)
 _SYSTEM_ERROR = 1
@@ -56,22 +58,39 @@ class Server(Protocol):
         """Have `channel` flushed when all that is at hand was done."""
 
 
+class Room:
+    """Memory for frames that are not whole yet, of all connections together, in bytes."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.taken = 0
+
+    def take(self, more: int) -> bool:
+        """Take so many bytes more, or give back where negative; False, all the same, where that is above the limit."""
+        self.taken += more
+        return more <= 0 or self.taken <= self.limit
+
+
 class Inbound(Channel):
     """Requests of one client or peer. Takes no more of them while the other side does not take its answers.
 
-    ``begun`` is asked whether the connection is admitted, ``ended`` told when it is gone.
+    A connection whose next frame finds no `Room` is closed. ``begun`` is asked whether the connection is admitted,
+    ``ended`` told when it is gone.
     """
 
     def __init__(
         self,
         server: Server,
         max_frame_bytes: int,
+        room: Room,
         log: Limited,
         begun: Callable[[Inbound], bool],
         ended: Callable[[Inbound], None],
     ) -> None:
         super().__init__(max_frame_bytes)
         self._server = server
+        self._room = room
+        self._held_bytes = 0
         self._log = log
         self._begun = begun
         self._ended = ended
@@ -89,6 +108,20 @@ class Inbound(Channel):
         if not self._begun(self):
             self._log(logging.WARNING, "connection refused", address=self.address, reason="too many connections")
             self.abort()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        super().buffer_updated(nbytes)
+        # Only large frames count: hoarders of memory do not keep others from small requests.
+        if not self._hold(max(0, self.wire.held - _SMALL_BYTES)):
+            self.malformed(
+                f"expected large frames that are not whole yet to take at most {self._room.limit} bytes at a time, "
+                f"found {self._room.taken} with this one: connect again later"
+            )
+            self.abort()
+
+    def _hold(self, size: int) -> bool:
+        more, self._held_bytes = size - self._held_bytes, size
+        return self._room.take(more)
 
     def received(self, came: Sequence[Asked | Answered]) -> None:
         self._todo.extend(item for item in came if isinstance(item, Asked))
@@ -176,6 +209,7 @@ class Inbound(Channel):
     def lost(self) -> None:
         self._todo.clear()
         self._held.clear()
+        self._hold(0)
         self._ended(self)
 
 

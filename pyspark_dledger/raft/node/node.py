@@ -14,7 +14,7 @@ from pyspark_dledger.errors import DLedgerError, OptionError
 from pyspark_dledger.raft.core import Core, CoreConfig
 from pyspark_dledger.raft.messages import MetadataRequest
 from pyspark_dledger.raft.node.config import NodeConfig
-from pyspark_dledger.raft.node.inbound import Inbound
+from pyspark_dledger.raft.node.inbound import Inbound, Room
 from pyspark_dledger.raft.node.link import Link
 from pyspark_dledger.raft.node.logs import LOG, Limited, record
 from pyspark_dledger.raft.node.service import Service
@@ -27,6 +27,8 @@ _TLS_SECONDS = 10.0
 # For the last answers when it stops.
 _CLOSE_SECONDS = 1.0
 _BACKLOG = 256
+# What connections may send of frames that are not whole yet, all together, in bytes.
+_MOST_UNFINISHED = 512 * 1024 * 1024
 
 
 class Node:
@@ -39,6 +41,7 @@ class Node:
         self._is_sync = config.flush_mode() == "sync" and config.store is not None
         self._log = Limited()
         self._inbound: set[Inbound] = set()
+        self._room = Room(_MOST_UNFINISHED)
         self._links: dict[str, Link] = {}
         self._server: asyncio.Server | None = None
         self._store: DLedgerStore | None = None
@@ -210,7 +213,7 @@ class Node:
 
     def _new_inbound(self) -> Inbound:
         assert self._service is not None
-        return Inbound(self._service, self.config.max_frame_bytes, self._log, self._begun, self._ended)
+        return Inbound(self._service, self.config.max_frame_bytes, self._room, self._log, self._begun, self._ended)
 
     def _begun(self, inbound: Inbound) -> bool:
         """Whether one more connection is admitted. One whose TLS handshake fails never comes here."""

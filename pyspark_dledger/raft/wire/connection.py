@@ -68,6 +68,11 @@ class Connection:
         """
         return self._messages(self._reader.buffer_updated(count))
 
+    @property
+    def held(self) -> int:
+        """How many bytes of memory what is received takes until a frame is whole."""
+        return self._reader.held
+
     def feed(self, data: Buffer) -> list[Asked | Answered]:
         """The same for bytes that were received elsewhere, which are copied."""
         return self._messages(self._reader.feed(data))

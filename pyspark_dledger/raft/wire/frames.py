@@ -103,6 +103,11 @@ class FrameReader:
         return frames
 
     @property
+    def held(self) -> int:
+        """How many bytes of memory the buffer takes that bytes are received in."""
+        return len(self._view)
+
+    @property
     def is_between_frames(self) -> bool:
         """Whether every byte received belongs to a whole frame: a connection that ends elsewhere was cut."""
         return self._start == self._end
