@@ -160,15 +160,16 @@ class Member:
 
     def cut(self, index: int) -> None:
         """Remove the entry of that index and all behind it. Raises StoreError where the disk fails."""
-        self._persisted = min(self._persisted, index - 1)
         self.store.truncate(index)
+        # Only now: where the disk failed, nothing was cut, and nobody would say again what is durable.
+        self._persisted = min(self._persisted, index - 1)
 
     def reset(self, index: int, pos: int) -> None:
         """Remove every entry; the next one stands there. Raises StoreError where the disk fails."""
         if self.store.ledger_end_index >= 0:
             self._lost_end = self.store.ledger_end_term, self.store.ledger_end_index
-        self._persisted = -1
         self.store.reset(index, pos)
+        self._persisted = -1
 
     def commit(self, index: int) -> bool:
         """Raise the committed index; whether it rose."""
