@@ -21,6 +21,7 @@ from typing import Any
 import pyspark_dledger as dl
 
 IN_FLIGHT = 8000
+PATIENCE_MS = 20_000  # the nodes may be starting
 TICK = 0.002  # seconds between two looks at what is due
 
 
@@ -102,7 +103,7 @@ ROUNDS: dict[str, Callable[..., dict[str, Any]]] = {"batch": batch, "single": si
 
 def main() -> None:
     _, group, peers = sys.argv
-    with dl.connect(group, peers) as client:
+    with dl.connect(group, peers, timeout_ms=PATIENCE_MS) as client:
         client.append(b"ready")
         print(json.dumps({"started": True}), flush=True)
         for line in sys.stdin:
