@@ -18,14 +18,18 @@ from tests.stores import FILE, bodies, entries, opened, where
 Make = Callable[[str], DLedgerStore]
 
 
-@pytest.fixture(params=["memory", "native", "python"])
+@pytest.fixture(params=["memory", "native", "python", "sync"])
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Make]:
     """Gives started stores of a kind, each by its name."""
     made: list[DLedgerStore] = []
 
     def new(name: str) -> DLedgerStore:
-        on_disk = request.param != "memory"
-        made.append(opened(tmp_path / name, engine=request.param) if on_disk else MemoryStore(data_file_size=FILE))
+        if request.param == "memory":
+            made.append(MemoryStore(data_file_size=FILE))
+        elif request.param == "sync":
+            made.append(opened(tmp_path / name, flush="sync"))
+        else:
+            made.append(opened(tmp_path / name, engine=request.param))
         return made[-1]
 
     yield new

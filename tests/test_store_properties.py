@@ -46,13 +46,14 @@ class Stores(RuleBasedStateMachine):
     """A store on disk beside one in memory."""
 
     engine = "native"
+    mode = "async"
 
     def __init__(self) -> None:
         super().__init__()
         # In memory where that is possible: what is checked are answers, and syncing a disk would take most of the time.
         self.folder = Path(tempfile.mkdtemp(prefix="store-", dir=_IN_MEMORY if _IN_MEMORY.is_dir() else None))
         self.disk: MmapFileStore = opened(
-            self.folder, data_file_size=FILE, index_file_size=INDEX_FILE, engine=self.engine
+            self.folder, data_file_size=FILE, index_file_size=INDEX_FILE, engine=self.engine, flush=self.mode
         )
         self.memory = MemoryStore(data_file_size=FILE)
         self.was_committed = False
@@ -186,6 +187,10 @@ class StoresWithPython(Stores):
     engine = "python"
 
 
+class StoresWithSync(Stores):
+    mode = "sync"
+
+
 quick = settings(
     max_examples=40,
     stateful_step_count=25,
@@ -196,3 +201,5 @@ TestStores = Stores.TestCase
 TestStores.settings = quick
 TestStoresWithPython = StoresWithPython.TestCase
 TestStoresWithPython.settings = settings(quick, max_examples=10)
+TestStoresWithSync = StoresWithSync.TestCase
+TestStoresWithSync.settings = settings(quick, max_examples=25)

@@ -183,15 +183,16 @@ class FileList:
 
     def _create(self, base: int) -> LogFile:
         folder = self._choose_dir(base)
-        folder.mkdir(parents=True, exist_ok=True)
+        make_dir(folder)
         file = LogFile(folder / f"{base:0{SEGMENT_NAME_DIGITS}d}", base, self.file_size)
-        self._changed_dirs.add(folder)
         try:
             file.create()
         except OSError:
             file.close()
             file.path.unlink(missing_ok=True)
             raise
+        # Only now: a sync in another thread would take the folder for done before the file is in it.
+        self._changed_dirs.add(folder)
         with self._list_lock:
             self.files.append(file)
         return file
@@ -237,7 +238,11 @@ class FileList:
         self._changed_dirs.add(file.path.parent)
 
     def sync(self) -> None:
-        """Make everything durable that was written, created or deleted; only the last file stays open."""
+        """Make everything durable that was written, created or deleted; only the last file stays open.
+
+        The others can be closed beside a thread that writes: a file that was not the last any more when this began is
+        never written again but after a cut, which does not run at the same time.
+        """
         files = list(self.files)
         for file in files:
             if file.is_dirty:
@@ -251,6 +256,23 @@ class FileList:
     def close(self) -> None:
         for file in self.files:
             file.close()
+
+
+def sync_file(file: Path) -> None:
+    """Make a file durable that another process may have written."""
+    descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        _sync_data(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def make_dir(folder: Path) -> None:
+    """Create a folder durably, and those above it, where it is not there."""
+    if not folder.is_dir():
+        make_dir(folder.parent)
+        folder.mkdir(exist_ok=True)
+        sync_dir(folder.parent)
 
 
 def sync_dir(folder: Path) -> None:

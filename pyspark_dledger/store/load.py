@@ -9,12 +9,13 @@ from itertools import pairwise
 from pathlib import Path
 
 from pyspark_dledger.errors import StoreError
-from pyspark_dledger.format.codec import decode_entry_header
+from pyspark_dledger.format.codec import decode_entry_header, decode_index_unit
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, INDEX_UNIT_SIZE, MIN_BLANK_SIZE, SEGMENT_NAME_DIGITS
+from pyspark_dledger.format.state_files import Checkpoint
 from pyspark_dledger.log.entries import read_at
 from pyspark_dledger.log.find import HIGHEST_BASE
-from pyspark_dledger.store.files import LogFile, sync_dir
-from pyspark_dledger.store.state import Reset, load_reset, remove_reset
+from pyspark_dledger.store.files import LogFile, sync_dir, sync_file
+from pyspark_dledger.store.state import Reset, load_reset, remove_reset, write_checkpoint
 
 _NAME = re.compile(rf"\d{{{SEGMENT_NAME_DIGITS}}}")
 
@@ -64,37 +65,52 @@ def load_index_files(folder: Path, file_size: int) -> tuple[list[LogFile], int, 
     usual = sizes.most_common(1)[0][0] if sizes else file_size
     fits = [(path, size) for path, size in found if size == usual and int(path.name) % usual == 0]
     files = [LogFile(path, int(path.name), size) for path, size in fits]
-    if any(before.end != after.base for before, after in pairwise(files)):
-        files = []
+    for number, (before, after) in enumerate(pairwise(files), 1):
+        if before.end != after.base:
+            files = files[:number]
+            break
     kept = {file.path for file in files}
     return files, usual, [path for path, _ in found if path not in kept]
 
 
-def finish_reset(node_dir: Path, files: list[LogFile]) -> list[LogFile]:
+def finish_reset(
+    node_dir: Path, files: list[LogFile], index_files: list[LogFile], checkpoint: Checkpoint
+) -> tuple[list[LogFile], Checkpoint]:
     """The data files after a reset was completed, if its first entry was written; otherwise it never was.
 
-    Then the old log stays, see `MmapFileStore.reset`.
+    Then the old log stays, see `MmapFileStore.reset`. With them the checkpoint: that of an old log does not say what of
+    a new one is durable.
     """
     reset = load_reset(node_dir)
     if reset is None:
-        return files
+        return files, checkpoint
     new = [file for file in files if file.end > reset.pos]
     old = files[: len(files) - len(new)]
-    is_done = bool(new) and _begins(new[0], reset)
+    unit = [file for file in index_files if file.base <= reset.index * INDEX_UNIT_SIZE < file.end]
+    is_done = bool(new) and bool(unit) and _begins(new[0], unit[0], reset)
+    if is_done:
+        for file in (new[0], unit[0]):
+            sync_file(file.path)
+            sync_dir(file.path.parent)
+        committed = checkpoint.committed_index
+        if committed is not None:
+            checkpoint = Checkpoint(committed, -1)
+            write_checkpoint(node_dir, committed, -1)
     for file in old if is_done else new:
         file.path.unlink()
         sync_dir(file.path.parent)
     remove_reset(node_dir)
-    return new if is_done else old
+    return (new if is_done else old), checkpoint
 
 
-def _begins(file: LogFile, reset: Reset) -> bool:
-    """Whether the first entry behind a reset was written."""
+def _begins(file: LogFile, index_file: LogFile, reset: Reset) -> bool:
+    """Whether the first entry behind a reset was written, and its unit, which is written behind it."""
     data = read_at(str(file.path), max(reset.pos - file.base, 0), ENTRY_HEADER_SIZE)
-    if len(data) < ENTRY_HEADER_SIZE:
+    units = read_at(str(index_file.path), reset.index * INDEX_UNIT_SIZE - index_file.base, INDEX_UNIT_SIZE)
+    if len(data) < ENTRY_HEADER_SIZE or len(units) < INDEX_UNIT_SIZE:
         return False
-    header = decode_entry_header(data)
-    return (header.index, header.pos) == reset
+    header, unit = decode_entry_header(data), decode_index_unit(units)
+    return (header.index, header.pos) == (unit.index, unit.pos) == reset
 
 
 def check_version(node_dir: Path) -> None:

@@ -1,4 +1,15 @@
-"""A store on disk, in the files of the Java DLedger (``DLedgerMmapFileStore`` of 0.3.1.2)."""
+"""A store on disk, in the files of the Java DLedger (``DLedgerMmapFileStore`` of 0.3.1.2).
+
+What is durable, in which order. `flush` makes data files durable, then says so. With ``flush="sync"`` an entry's index
+unit waits in memory until its data is durable, and reaches the index file only then. So that after a loss of power,
+whichever sectors it took, an entry with its unit is whole, and one without was not written as a whole if a sector of
+its body holds nothing but zeros, and is cut: what was not acknowledged is there with its bytes, or not at all. The
+index itself is made durable from time to time, and before `flush` returns only where an entry holds such zeros by
+itself. Whatever is cut loses its place in the checkpoint first, then its units, then its data, each durably: units and
+checkpoint vouch for data. This relies on file systems that show zeros where nothing was written, and keep the order in
+which files are created, renamed and deleted. With ``flush="async"`` units are written with their entries, and flushed
+behind them: after a loss of power, sectors of entries that were not flushed yet can be zeros.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +28,6 @@ from pyspark_dledger.format.entries import Bodies, Buffer
 from pyspark_dledger.format.layout import (
     ENTRY_HEADER,
     ENTRY_HEADER_SIZE,
-    INDEX_UNIT,
     INDEX_UNIT_SIZE,
     MAX_ENTRY_SIZE,
     MIN_BLANK_SIZE,
@@ -26,7 +36,7 @@ from pyspark_dledger.log.entries import read_at
 from pyspark_dledger.store.base import Appended, DLedgerStore, Entry, EntryRange
 from pyspark_dledger.store.clean import CleanSpaceService
 from pyspark_dledger.store.config import StoreConfig
-from pyspark_dledger.store.files import FileList, LogFile
+from pyspark_dledger.store.files import FileList, LogFile, make_dir
 from pyspark_dledger.store.flush import FlushDataService
 from pyspark_dledger.store.load import check_order, check_version, finish_reset, load_data_files, load_index_files
 from pyspark_dledger.store.lock import StoreLock
@@ -42,13 +52,11 @@ from pyspark_dledger.store.state import (
     write_current_term,
     write_reset,
 )
+from pyspark_dledger.store.waiting import WaitingUnits
 from pyspark_dledger.store.writer import write_bodies
 
 _LOG = logging.getLogger(__name__)
 _HEADER = record_struct(ENTRY_HEADER)
-_UNIT = record_struct(INDEX_UNIT)
-# Entries are encoded and written in pieces that stay in the processor's cache.
-_PIECE = 1 << 20
 _MOST_DELETED = 10
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
@@ -83,6 +91,7 @@ class MmapFileStore(DLedgerStore):
         # Held while files are synced, cut or deleted.
         self._sync_lock = threading.RLock()
         self._is_started = False
+        self._is_strict = config.flush == "sync"
         self._forget_failures()
         self._appending = _Appending(self)
         self._callback: Callable[[int], None] = _ignore
@@ -93,6 +102,7 @@ class MmapFileStore(DLedgerStore):
             FileList([], config.data_file_size, self._data_dir), FileList([], config.index_file_size, self._data_dir)
         )
         self._begin = self._end_term = self._committed = self._flushed = -1
+        self._check_pointed = -1  # the end index that the checkpoint names
         self._next_index = self._end_pos = 0
         self._term = 0
         self._vote_leader: str | None = None
@@ -103,10 +113,14 @@ class MmapFileStore(DLedgerStore):
         self._replaced: list[LogFile] = []
         self._full_dirs: frozenset[Path] = frozenset()
         self._is_disk_full = False
+        # Up to where entries were appended that a loss of power could have torn, as far as their bytes tell.
+        self._doubtful = -1
+        self._has_room = True
 
     def _set_files(self, data: FileList, index: FileList) -> None:
         self._data, self._index = data, index
-        self._reader = EntryReader(data, index)
+        self._waiting = WaitingUnits()
+        self._reader = EntryReader(data, index, self._waiting)
 
     # Starting and stopping.
 
@@ -114,7 +128,7 @@ class MmapFileStore(DLedgerStore):
         """See `DLedgerStore.startup`. With `services` the flush and clean threads run until shutdown."""
         if self._is_started:
             return
-        self.config.node_dir.mkdir(parents=True, exist_ok=True)
+        make_dir(self.config.node_dir)
         self._lock.acquire()
         self._forget_failures()
         try:
@@ -148,18 +162,18 @@ class MmapFileStore(DLedgerStore):
         config, node_dir = self.config, self.config.node_dir
         check_version(node_dir)
         for folder in (*config.all_data_dirs, node_dir / "index"):
-            folder.mkdir(parents=True, exist_ok=True)
+            make_dir(folder)
         data_files, data_size = load_data_files(
             {*config.all_data_dirs, *config.read_only_data_dirs}, config.data_file_size
         )
-        data_files = finish_reset(node_dir, data_files)
-        check_order(data_files)
         index_files, index_size, useless = load_index_files(node_dir / "index", config.index_file_size)
+        checkpoint, current = load_checkpoint(node_dir), load_current_term(node_dir)
+        data_files, checkpoint = finish_reset(node_dir, data_files, index_files, checkpoint)
+        check_order(data_files)
         self._set_files(
             FileList(data_files, data_size, self._data_dir),
             FileList(index_files, index_size, lambda _: node_dir / "index"),
         )
-        checkpoint, current = load_checkpoint(node_dir), load_current_term(node_dir)
         found = Recovery(node_dir, self._data, self._index, self._engine, checkpoint, config.truncate_at, useless).run()
         if found.cut is not None:
             _LOG.warning("cut what stood from index %d on; it is kept in %s", found.next_index, found.cut)
@@ -170,8 +184,7 @@ class MmapFileStore(DLedgerStore):
         if self._end_term > self._term:
             # For whom this node voted in a term that was not saved is lost, so it votes for nobody else.
             self.save_term_now(self._end_term, config.self_id)
-        if checkpoint.committed_index is not None and checkpoint.committed_index > self._next_index - 1:
-            write_checkpoint(node_dir, self._committed, self._flushed)
+        self._check_pointed = min(-1 if checkpoint.end_index is None else checkpoint.end_index, self._next_index - 1)
 
     def shutdown(self) -> None:
         if not self._is_started:
@@ -251,8 +264,10 @@ class MmapFileStore(DLedgerStore):
         term = self._term if term is None else term
         first = self._next_index
         with self._appending:
-            wrote = write_bodies(self._engine, self._data, packed, first, term, self._end_pos, self.append_hook)
-            self._index.write(first * INDEX_UNIT_SIZE, wrote.units)
+            wrote = write_bodies(
+                self._engine, self._data, packed, first, term, self._end_pos, self.append_hook, self._is_strict
+            )
+            self._write_units(wrote.units, wrote.is_doubtful)
         self._appended(packed.count, term, wrote.end_pos)
         return Appended(first, self._next_index - 1, term, wrote.runs)
 
@@ -282,9 +297,22 @@ class MmapFileStore(DLedgerStore):
             if pos != self._end_pos:
                 self._data.write(self._end_pos, encode_blank(pos - self._end_pos))
             self._data.write(pos, data)
-            self._index.write(self._next_index * INDEX_UNIT_SIZE, checked.units)
+            self._write_units(checked.units, self._is_strict and self._is_like_torn(data, pos))
         self._appended(checked.count, checked.last_term, pos + len(view))
         return self._next_index - 1
+
+    def _is_like_torn(self, data: Buffer, pos: int) -> bool:
+        """Whether one of these entries, which are of one file, holds sectors of zeros by itself."""
+        return self._engine.find_torn(data, pos % self._data.file_size) is not None
+
+    def _write_units(self, units: bytes | bytearray, is_doubtful: bool) -> None:
+        """Write the units of entries whose data was just written, or keep them until that is durable."""
+        if not self._is_strict:
+            self._index.write(self._next_index * INDEX_UNIT_SIZE, units)
+            return
+        if is_doubtful:
+            self._doubtful = self._next_index + len(units) // INDEX_UNIT_SIZE - 1
+        self._waiting.append(self._next_index, units)
 
     def _appended(self, count: int, term: int, end_pos: int) -> None:
         if self._begin < 0:
@@ -300,7 +328,10 @@ class MmapFileStore(DLedgerStore):
         try:
             with self._sync_lock:
                 self._data.cut(self._end_pos)
-                if self._index.files:
+                if self._is_strict:
+                    self._waiting.cut(self._next_index)
+                    self._data.sync()  # or a loss of power could mix what failed with what is written there next
+                elif self._index.files:
                     self._index.cut(self._next_index * INDEX_UNIT_SIZE)
         except OSError as second:
             self._failure = f"an append failed ({error}), and taking it back as well ({second})"
@@ -340,6 +371,8 @@ class MmapFileStore(DLedgerStore):
             last = self._reader.locate(index - 1)
             end_pos, end_term = last.end, last.term
         with self._sync_lock:
+            if self._check_pointed >= index and not self._is_reset:
+                self._note_checkpoint(min(self._committed, self._flushed), index - 1)
             # What follows is gone from here on, whether or not the disk follows.
             self._flushed = min(self._flushed, -1 if is_all else index - 1)
             self._next_index, self._end_pos, self._end_term = index, end_pos, end_term
@@ -348,10 +381,12 @@ class MmapFileStore(DLedgerStore):
             self._on_disk(self._cut_files)
 
     def _cut_files(self) -> None:
-        self._data.cut(self._end_pos)
-        self._data.sync()
+        self._doubtful = min(self._doubtful, self._next_index - 1)
+        self._waiting.cut(self._next_index)
         self._index.cut(self._next_index * INDEX_UNIT_SIZE)
         self._index.sync()
+        self._data.cut(self._end_pos)
+        self._data.sync()
 
     def reset(self, index: int, pos: int) -> None:
         """See `DLedgerStore.reset`. Until the first entry is durable a restart finds the old log instead.
@@ -361,13 +396,17 @@ class MmapFileStore(DLedgerStore):
         self._check_writable()
         check_reset(index, pos, self._data.file_size, self._committed)
         with self._sync_lock:
-            self._begin = self._end_term = self._committed = self._flushed = -1
+            if not self._is_reset:
+                # Should the old log come back, then without the index that tells what of it is whole.
+                self._note_checkpoint(min(self._committed, self._flushed), self._flushed)
+            self._begin = self._end_term = self._committed = self._flushed = self._doubtful = -1
             self._next_index, self._end_pos = index, pos
             self._on_disk(self._replace_files)
 
     def _replace_files(self) -> None:
         self._is_reset = True
         write_reset(self.config.node_dir, Reset(self._next_index, self._end_pos))
+        self._waiting.cut(0)
         first = self._end_pos - self._end_pos % self._data.file_size
         # With those of a reset before this one, whose names must not be taken for those of new files.
         old = [*self._replaced, *self._data.release()]
@@ -376,12 +415,16 @@ class MmapFileStore(DLedgerStore):
         for file in self._replaced:
             file.close()
         self._index.delete(self._index.release())
+        self._data.sync()
+        self._index.sync()
 
-    def _forget_replaced(self) -> None:
-        """Delete the files from before a reset, once an entry behind it is durable."""
+    def _forget_replaced(self, last: int) -> None:
+        """Delete the files from before a reset, once entries behind it are durable, up to index `last`."""
         replaced, self._replaced = self._replaced, []
         self._data.delete(replaced)
         self._data.sync()
+        write_checkpoint(self.config.node_dir, min(self._committed, last), last)
+        self._check_pointed = last
         remove_reset(self.config.node_dir)
         self._is_reset = False
 
@@ -411,16 +454,45 @@ class MmapFileStore(DLedgerStore):
             self._check_failure()
             end = self.ledger_end_index
             try:
-                self._data.sync()
-                self._index.sync()
-                self._flushed = end
-                if self._is_reset and end >= 0:
-                    self._forget_replaced()
+                if self._sync_files(end):
+                    if self._is_reset and end >= 0:
+                        self._forget_replaced(end)
+                    self._flushed = end
             except OSError as error:
                 # What the system dropped after a failed sync is unknown, and a second one would not tell.
                 self._failure = f"flushing failed ({error})"
                 raise self.disk_error(error) from error
         return self._flushed
+
+    def _sync_files(self, end: int) -> bool:
+        """Make the entries up to index `end` durable; False where the index has no room for what that takes."""
+        self._data.sync()
+        if not self._is_strict:
+            self._index.sync()
+            return True
+        is_needed = self._is_reset or self._flushed < 0 or self._doubtful > self._flushed
+        try:
+            self._write_waiting(end)
+        except OSError as error:
+            if error.errno not in _NO_ROOM:
+                raise
+            self._note_room(False)
+            return not is_needed
+        self._note_room(True)
+        if is_needed:
+            self._index.sync()
+        return True
+
+    def _write_waiting(self, end: int) -> None:
+        first, units = self._waiting.up_to(end)
+        if units:
+            self._index.write(first * INDEX_UNIT_SIZE, units)
+            self._waiting.forget_up_to(end)
+
+    def _note_room(self, has_room: bool) -> None:
+        if self._has_room and not has_room:
+            _LOG.warning("the disk has no room for the index, which waits in memory until there is")
+        self._has_room = has_room
 
     @property
     def needs_flush(self) -> bool:
@@ -432,10 +504,17 @@ class MmapFileStore(DLedgerStore):
         with self._sync_lock:
             if self._is_reset:
                 return
-            try:
-                write_checkpoint(self.config.node_dir, min(self._committed, self._flushed), self._flushed)
-            except OSError as error:
-                raise self.disk_error(error) from error
+            if self._is_strict and self._failure is None:
+                self._on_disk(self._index.sync)
+            self._note_checkpoint(min(self._committed, self._flushed), self._flushed)
+
+    def _note_checkpoint(self, committed: int, end: int) -> None:
+        """Replace the checkpoint; where that fails the old one stays."""
+        try:
+            write_checkpoint(self.config.node_dir, committed, end)
+        except OSError as error:
+            raise self.disk_error(error) from error
+        self._check_pointed = end
 
     # Cleaning.
 

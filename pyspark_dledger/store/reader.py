@@ -9,6 +9,7 @@ from pyspark_dledger.format.codec import record_struct
 from pyspark_dledger.format.layout import ENTRY_HEADER, ENTRY_HEADER_SIZE, INDEX_UNIT, INDEX_UNIT_SIZE
 from pyspark_dledger.store.base import Entry, EntryRange
 from pyspark_dledger.store.files import FileList, LogFile
+from pyspark_dledger.store.waiting import WaitingUnits
 
 _HEADER = record_struct(ENTRY_HEADER)
 _UNIT = record_struct(INDEX_UNIT)
@@ -27,17 +28,21 @@ class Located(NamedTuple):
 
 
 class EntryReader:
-    """Reads what data and index files hold. That the log holds an index has been checked.
+    """Reads what data and index files hold, and the units that wait. That the log holds an index has been checked.
 
     Raises IndexRangeError where the entry's file has expired meanwhile, StoreError where index and data do not agree.
     """
 
-    def __init__(self, data: FileList, index: FileList) -> None:
+    def __init__(self, data: FileList, index: FileList, waiting: WaitingUnits) -> None:
         self._data = data
         self._index = index
+        self._waiting = waiting
 
     def locate(self, index: int) -> Located:
         """Where an entry stands."""
+        unit = self._waiting.find(index)
+        if unit is not None:
+            return Located(unit[1], unit[2], unit[4])
         offset = index * INDEX_UNIT_SIZE
         file = _there(self._index.find(offset), index)
         _, pos, size, found, term = _UNIT.unpack_from(self._index.view(file), offset - file.base)

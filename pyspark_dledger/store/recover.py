@@ -16,7 +16,8 @@ from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.layout import INDEX_UNIT_SIZE
 from pyspark_dledger.format.state_files import Checkpoint
 from pyspark_dledger.log.consume_queue import data_extents
-from pyspark_dledger.store.files import FileList, LogFile, sync_dir
+from pyspark_dledger.store.files import FileList, LogFile, sync_dir, sync_file
+from pyspark_dledger.store.state import write_checkpoint
 from pyspark_dledger.store.walk import BLANK, LogWalk, Place, segment_of, text_of
 
 _COPIED = 8 * 1024 * 1024
@@ -88,6 +89,7 @@ class Recovery(LogWalk):
     def _empty(self, next_index: int, cut: str | None) -> Recovered:
         files = self._data.files
         pos = files[0].base if files else 0
+        self._lower_checkpoint(-1, next_index)
         if files:
             self._data.cut(pos)
         self._has_index = False
@@ -152,27 +154,50 @@ class Recovery(LogWalk):
 
     def _repair(self, begin: Place, end: Place) -> Recovered:
         cut = self._keep_cut(end.pos) if self._goes_on else None
+        committed = min(self._committed, end.index - 1)
+        committed = committed if committed >= begin.index else -1
+        self._lower_checkpoint(committed, end.index)
+        self._cut_index(begin, end)
         self._data.cut(end.pos)
-        self._write_index(begin, end)
-        self._data.sync()
+        self._sync_found(begin)
+        self._write_index(end)
         self._index.sync()
         if end.index == begin.index:
             return Recovered(-1, end.index, -1, end.pos, -1, cut)
         last = self._unit(end.index - 1)
         assert last is not None, "every unit up to the end was compared or written"
-        committed = min(self._committed, end.index - 1)
-        return Recovered(begin.index, end.index, last.term, end.pos, committed if committed >= begin.index else -1, cut)
+        return Recovered(begin.index, end.index, last.term, end.pos, committed, cut)
 
-    def _write_index(self, begin: Place, end: Place) -> None:
-        """Make the index say what the data says, and nothing beyond."""
+    def _lower_checkpoint(self, committed: int, end_index: int) -> None:
+        """Let the checkpoint name nothing from an index on, before that is cut: it vouches for what it names."""
+        if max(self._committed, self._durable) >= end_index:
+            write_checkpoint(self._node_dir, committed, end_index - 1)
+
+    def _sync_found(self, begin: Place) -> None:
+        """Make durable what is kept: the process that wrote it may have been killed before it could."""
+        self._data.sync()
+        for file in self._data.files:
+            sync_file(file.path)
+        for file in self._index.files:
+            if file.end > begin.index * INDEX_UNIT_SIZE:
+                sync_file(file.path)
+        for folder in {file.path.parent for file in (*self._data.files, *self._index.files)}:
+            sync_dir(folder)
+
+    def _cut_index(self, begin: Place, end: Place) -> None:
+        """Let the index say nothing beyond the end, durably, before the data is cut there."""
         self._drop_index()
         self._index.drop_before(begin.index * INDEX_UNIT_SIZE)
+        if self._index.files:
+            self._index.cut(end.index * INDEX_UNIT_SIZE)
+        self._index.sync()
+
+    def _write_index(self, end: Place) -> None:
+        """Make the index say what the data says."""
         for stretch in self._unindexed:
             if stretch.first.pos < end.pos:
                 units = self._units_of(stretch._replace(end=min(stretch.end, end.pos)))
                 self._index.write(stretch.first.index * INDEX_UNIT_SIZE, units)
-        if self._index.files:
-            self._index.cut(end.index * INDEX_UNIT_SIZE)
 
     def _drop_index(self) -> None:
         """Delete index files that cannot be used: all of them where they do not hold the first entry's unit."""

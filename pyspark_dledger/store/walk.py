@@ -72,6 +72,11 @@ class LogWalk:
     def _committed(self) -> int:
         return -1 if self._checkpoint.committed_index is None else self._checkpoint.committed_index
 
+    @property
+    def _durable(self) -> int:
+        """Up to which index everything was durable at the last checkpoint."""
+        return -1 if self._checkpoint.end_index is None else self._checkpoint.end_index
+
     def _find_end(self, begin: Place) -> Place:
         """The place behind the last entry of a log that begins so."""
         files, unit = self._index.files, begin.index * INDEX_UNIT_SIZE
@@ -239,12 +244,12 @@ class LogWalk:
         Index units are written behind their entries, so only what the index does not know can be torn. What is
         committed, or was durable at the last checkpoint, cannot be.
         """
-        first = max(self._last_indexed, self._committed, self._checkpoint.end_index or -1) + 1
+        first = max(self._last_indexed, self._committed, self._durable) + 1
         for stretch in self._unindexed:
             view = self._data.view(stretch.file)
             for start in self._positions(stretch, first):
                 base = stretch.file.base
-                torn = self._engine.find_torn(view[start - base : stretch.end - base], start)
+                torn = self._engine.find_torn(view[start - base : stretch.end - base], start - base)
                 if torn is not None:
                     header = decode_entry_header(bytes(view[start + torn - base : start + torn - base + 48]))
                     return Place(header.index, header.pos, header.term)

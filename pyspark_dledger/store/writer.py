@@ -12,33 +12,47 @@ from pyspark_dledger.store.base import AppendHook, Run
 from pyspark_dledger.store.files import FileList
 
 _UNIT = record_struct(INDEX_UNIT)
-# Entries are encoded and written in pieces that stay in the processor's cache.
+# Entries are encoded and written in pieces that stay in the processor's cache. Each piece looks at the lengths of the
+# whole block again, so that pieces grow with the count of bodies: all of them together then take linear time.
 _PIECE = 1 << 20
+_PIECE_PER_BODY = 8
 
 
 class Written(NamedTuple):
-    """Entries that stand in data files: where each file's begin, their index units, and where the last one ends."""
+    """Entries that stand in data files: where each file's begin, their index units, and where the last one ends.
+
+    ``is_doubtful`` where one of them looks like one that a loss of power tore (``find_torn``), if that was asked.
+    """
 
     runs: tuple[Run, ...]
     units: bytes | bytearray
     end_pos: int
+    is_doubtful: bool
 
 
 def write_bodies(
-    engine: Engine, data: FileList, bodies: Bodies, index: int, term: int, pos: int, hook: AppendHook | None
+    engine: Engine,
+    data: FileList,
+    bodies: Bodies,
+    index: int,
+    term: int,
+    pos: int,
+    hook: AppendHook | None,
+    asks_doubt: bool,
 ) -> Written:
     """Write all bodies as entries from an index and a position on; `hook` sees each before it is written.
 
     Each fits a data file. Raises ValueError for a block that is none, OSError where the disk fails: some may be there.
     """
     wrote = 0
+    is_doubtful = False
     runs: list[Run] = []
     units: list[bytearray] = []
-    size = data.file_size
+    size, piece = data.file_size, max(_PIECE, _PIECE_PER_BODY * bodies.count)
     while wrote < bodies.count:
         left = size - pos % size
-        encoded = engine.encode_entries(bodies, wrote, index, term, pos, min(left, _PIECE))
-        if encoded.count == 0 and left > _PIECE:
+        encoded = engine.encode_entries(bodies, wrote, index, term, pos, min(left, piece))
+        if encoded.count == 0 and left > piece:
             encoded = engine.encode_entries(bodies, wrote, index, term, pos, left)
         if encoded.count == 0:
             data.write(pos, encode_blank(left))
@@ -46,12 +60,14 @@ def write_bodies(
             continue
         if hook is not None:
             _call(hook, encoded.data, encoded.units)
+        if asks_doubt and not is_doubtful:
+            is_doubtful = engine.find_torn(encoded.data, pos % size) is not None
         data.write(pos, encoded.data)
         if not runs or pos % size == 0:
             runs.append(Run(index, pos))
         units.append(encoded.units)
         index, wrote, pos = index + encoded.count, wrote + encoded.count, pos + len(encoded.data)
-    return Written(tuple(runs), units[0] if len(units) == 1 else b"".join(units), pos)
+    return Written(tuple(runs), units[0] if len(units) == 1 else b"".join(units), pos, is_doubtful)
 
 
 def _call(hook: AppendHook, data: bytearray, units: bytearray) -> None:
