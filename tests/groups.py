@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -12,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,13 +31,17 @@ SMALL = {"data_file_size": 1 << 20, "index_file_size": 32 * 1024}
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens at now."""
-    sockets = [socket.create_server((HOST, 0)) for _ in range(count)]
-    try:
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
+    """Ports of the loopback address that nobody listens on.
+
+    Below those that systems give to outgoing connections: one of these could take the port of a node that restarts.
+    """
+    ports: list[int] = []
+    for port in random.sample(range(20_000, 32_000), 12_000):
+        with suppress(OSError), socket.create_server((HOST, port)):
+            ports.append(port)
+        if len(ports) == count:
+            break
+    return ports
 
 
 def peers_text(ports: list[int]) -> str:

@@ -14,5 +14,5 @@ def test_a_group_keeps_its_promises_under_faults(tmp_path: Path, flush: str) -> 
     """The long form is `make chaos`."""
     report = run(tmp_path, rounds=6, seed=20 + len(flush), flush=flush)
     assert report.wrong == []
-    assert report.outcomes["acknowledged"] > 500, report
-    assert report.reads > 100, report
+    assert report.outcomes["acknowledged"] > 100, report
+    assert report.reads > 10, report

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 from tests.chaos.proxy import Network
+from tests.groups import free_ports
 
 # Short, so that a round takes a second or two; the ratios are those of the defaults.
 SETTINGS = {
@@ -22,17 +22,6 @@ SETTINGS = {
     "mappedFileSizeForEntryIndex": 32 * 16 * 1024,
 }
 GROUP = "chaos"
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on now."""
-    sockets = [socket.socket() for _ in range(count)]
-    for each in sockets:
-        each.bind(("127.0.0.1", 0))
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
 
 
 class Group:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import queue
 import signal
-import socket
 import subprocess
 import threading
 from pathlib import Path
@@ -18,15 +17,6 @@ QUICK = {"heartBeatTimeIntervalMs": 150, "maxHeartBeatLeak": 3, "minVoteInterval
 SMALL_FILES = {"mappedFileSizeForEntryData": 1 << 20, "mappedFileSizeForEntryIndex": 32 * 4096}
 # The loggers of 0.2.2 and of its remoting write below the home folder.
 _QUIET = (f"-Duser.home={BUILD}", "-Dlog4j.configuration=none", "-Drocketmq.client.logUseSlf4j=true")
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports of the loopback address that nobody listens on."""
-    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [each.getsockname()[1] for each in held]
-    for each in held:
-        each.close()
-    return ports
 
 
 def peers_of(ports: dict[str, int]) -> str:

@@ -17,7 +17,8 @@ from typing import Any, NamedTuple, final
 
 import pyspark_dledger as dl
 from pyspark_dledger.errors import GroupError, UnknownOutcomeError
-from tests.interop.java_group import QUICK, SMALL_FILES, JavaNode, free_ports, peers_of
+from tests.groups import free_ports
+from tests.interop.java_group import QUICK, SMALL_FILES, JavaNode, peers_of
 
 OURS = "ours"
 GROUP = "mixed"

@@ -18,8 +18,9 @@ import pytest
 
 import pyspark_dledger as dl
 from pyspark_dledger.errors import IndexRangeError
+from tests.groups import free_ports
 from tests.interop import damages
-from tests.interop.java_group import QUICK, SMALL_FILES, JavaClient, JavaNode, free_ports, peers_of
+from tests.interop.java_group import QUICK, SMALL_FILES, JavaClient, JavaNode, peers_of
 from tests.interop.java_stores import JavaMissing, prepare
 from tests.interop.mixed_group import GROUP, OURS, Group, Load, differing_files, lost, stored_entries
 
