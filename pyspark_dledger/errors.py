@@ -46,7 +46,7 @@ class GroupError(_AnswerError):
 
 
 class UnknownOutcomeError(_AnswerError):
-    """An append that was sent and not acknowledged: it may be in the log, now or later, or never.
+    """An append or a transfer that was sent and not answered: it may be done, now or later, or never.
 
     No GroupError, so that who tries those again does not append twice.
     """

@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 import random
+import signal
 import subprocess
 import sys
 import threading
@@ -256,8 +257,12 @@ def test_no_leader_is_said_with_what_each_member_says() -> None:
         with pytest.raises(GroupError) as caught:
             client.append(b"x")
         assert time.monotonic() - started < 3
-        with pytest.raises(GroupError, match="expected a leader within 200 ms"):
+        started = time.monotonic()
+        with pytest.raises(GroupError, match=r"expected a leader within \d+ ms") as of_get:
             client.get(0)
+        # What is said is how long it took, in all attempts together.
+        assert said_ms(of_get.value) == pytest.approx((time.monotonic() - started) * 1000, abs=200)
+        assert min(map(said_ms, (caught.value, of_get.value))) > 400
         with pytest.raises(GroupError):
             client.append_batch([b"x", b"y"])
         assert client.metadata().leader_id is None
@@ -266,6 +271,29 @@ def test_no_leader_is_said_with_what_each_member_says() -> None:
     assert f"n2: {HOST}:{port}: Connection refused" in text
     assert caught.value.code == ResponseCode.METADATA_ERROR
     assert not isinstance(caught.value, UnknownOutcomeError)
+
+
+def said_ms(error: GroupError) -> int:
+    return int(str(error).partition(" within ")[2].partition(" ms")[0])
+
+
+@BOTH
+@pytest.mark.parametrize("code", [ResponseCode.UNKNOWN_GROUP, ResponseCode.UNKNOWN_MEMBER])
+def test_a_wrong_group_and_wrong_ids_are_said_at_once(is_ours: bool, code: ResponseCode) -> None:
+    members = [Fake(f"n{number}", "n0", is_ours=is_ours, hello_code=code) for number in range(2)]
+    with fakes(*members) as peers, dl.connect("g", f"{peers};n2-{HOST}:{free_ports(1)[0]}") as client:
+        calls: list[Callable[[], object]] = [
+            lambda: client.append(b"x"),
+            lambda: client.append_batch([b"x", b"y"]),
+            lambda: client.get(0),
+            lambda: client.transfer("n1"),
+        ]
+        for call in calls:
+            started = time.monotonic()
+            with pytest.raises(GroupError, match=f"expected members of it, found none: .*{code.name}") as caught:
+                call()
+            assert time.monotonic() - started < 1 and caught.value.code == code
+            assert all(f"{HOST}:{member.port}" in str(caught.value) for member in members)
 
 
 def test_addresses_that_were_given_win_over_those_that_members_tell() -> None:
@@ -619,7 +647,7 @@ def batch_outcomes(client: Client, bodies: list[bytes]) -> dict[bytes, object]:
     return found
 
 
-def outcome_of_error(error: GroupError) -> object:
+def outcome_of_error(error: GroupError | UnknownOutcomeError) -> object:
     return UNKNOWN if isinstance(error, UnknownOutcomeError) else MISSING
 
 
@@ -780,6 +808,36 @@ def test_options_that_cannot_be_meant() -> None:
             dl.connect("g", "n0-127.0.0.1:1", **options)
     with pytest.raises(OptionError, match="expected ID-HOST:PORT"):
         dl.connect("g", "127.0.0.1")
+    for group in ("", None):
+        with pytest.raises(OptionError, match="group: expected the name of a group"):
+            dl.connect(group, "n0-127.0.0.1:1")  # type: ignore[arg-type]
+    for peers in (None, {"n0": "127.0.0.1:1"}):
+        with pytest.raises(OptionError, match="peers: expected a text such as n0-"):
+            dl.connect("g", peers)  # type: ignore[arg-type]
+
+
+def test_numbers_that_cannot_be_meant() -> None:
+    with connected(Fake()) as client:
+        calls: list[tuple[str, Callable[[], object]]] = [
+            ("index: .* found -1", lambda: client.get(-1)),
+            ("index: .* found 'x'", lambda: client.get("x")),  # type: ignore[arg-type]
+            (f"index: .* found {1 << 63}", lambda: client.get(1 << 63)),
+            ("first_index: .* found -5", lambda: client.read(-5)),
+            ("wait_ms: .* found -1", lambda: client.read(0, wait_ms=-1)),
+            ("max_bytes: .* found 0", lambda: client.read(0, max_bytes=0)),
+        ]
+        for text, call in calls:
+            with pytest.raises(OptionError, match=text):
+                call()
+
+
+def test_a_process_that_ends_in_the_middle_of_an_append_prints_nothing() -> None:
+    with fakes(Fake(leader_id=None)) as peers:
+        code = f"import time, pyspark_dledger as dl; client = dl.connect('g', {peers!r}); client.submit(b'x'); "
+        ran = subprocess.run(
+            [sys.executable, "-c", code + "time.sleep(0.3)"], capture_output=True, text=True, timeout=30
+        )
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")
 
 
 # Reading, status, transfer.
@@ -821,12 +879,13 @@ def test_get_without_an_answer_is_asked_again() -> None:
 def test_reading_and_status_of_ours_and_of_java() -> None:
     ours, java = Fake("n0", "n0"), Fake("n1", "n0", is_ours=False)
     ours.answers[StatusRequest] = lambda _: StatusAnswer(
-        group="g", role=Role.LEADER, term=3, leader_id="n0", begin_index=1, end_index=5, end_term=3, committed_index=4
-    )
+        group="g", role=Role.LEADER, term=3, leader_id="n0", begin_index=1, end_index=5, end_term=3, committed_index=4,
+        problem="disk broken",
+    )  # fmt: skip
     ours.answers[ReadRequest] = lambda request: ReadAnswer(group="g", begin_index=1, committed_index=4, code=(
         200 if request.first_index else 419))  # type: ignore[attr-defined]  # fmt: skip
     with connected(java, ours) as client:
-        assert client.status("n0") == ("n0", Role.LEADER, 3, "n0", 1, 5, 3, 4)
+        assert client.status("n0") == ("n0", Role.LEADER, 3, "n0", 1, 5, 3, 4, "disk broken")
         found = client.read(5)
         assert (found.first_index, found.count, found.committed_index, list(found.entries())) == (5, 0, 4, [])
         with pytest.raises(IndexRangeError, match="found it expired"):
@@ -876,6 +935,43 @@ def test_transfer(is_ours: bool) -> None:
     assert members[1].seen and not members[0].seen
 
 
+@BOTH
+@pytest.mark.parametrize("code", [302, 300, 403, 418, 500, -1, 999])
+def test_a_transfer_that_may_happen_yet_is_unknown(is_ours: bool, code: int) -> None:
+    fake = Fake(is_ours=is_ours, peers={"n0": f"{HOST}:1", "n1": f"{HOST}:1"})
+    fake.answers = {
+        TransferRequest: lambda _: TransferAnswer(code=code),
+        VoteRequest: lambda _: VoteAnswer(term=1),
+        StatusRequest: lambda _: StatusAnswer(term=1),
+    }
+    with connected(fake) as client, pytest.raises(UnknownOutcomeError, match="look with metadata") as caught:
+        client.transfer("n1")
+    assert caught.value.code == code and "nothing was changed" not in str(caught.value)
+
+
+def test_a_transfer_without_an_answer_is_unknown() -> None:
+    fake = Fake(peers={"n0": f"{HOST}:1", "n1": f"{HOST}:1"})
+    asked = threading.Event()
+    fake.answers = {TransferRequest: lambda _: asked.set(), StatusRequest: lambda _: StatusAnswer(term=1)}
+    for end in (fake.cut, lambda: client.close()):
+        asked.clear()
+        with connected(fake) as client:
+            errors: list[BaseException] = []
+
+            def transfer(client: Client = client, errors: list[BaseException] = errors) -> None:
+                with pytest.raises(UnknownOutcomeError, match="look with metadata") as caught:
+                    client.transfer("n1")
+                errors.append(caught.value)
+
+            thread = threading.Thread(target=transfer)
+            thread.start()
+            assert asked.wait(5)
+            end()
+            thread.join(5)
+            assert errors
+        fake = Fake(peers=fake.peers, answers=fake.answers)
+
+
 # A group of real nodes.
 
 
@@ -915,9 +1011,19 @@ def test_tls(tmp_path: Path) -> None:
         for wrong in (None, make_tls(other)):
             with (
                 dl.connect("g", group.peers, tls=wrong, timeout_ms=300, max_retries=0) as client,
-                pytest.raises(GroupError, match="expected a leader"),
+                pytest.raises(GroupError, match="expected a leader") as caught,
             ):
                 client.append(b"x")
+            if wrong is None:
+                assert "does that node expect TLS?" in str(caught.value)
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    with (
+        nodes(plain, 1, core_options={}) as group,
+        dl.connect("g", group.peers, tls=tls, timeout_ms=300, max_retries=0) as client,
+        pytest.raises(GroupError, match=r"n0: 127.0.0.1:\d+: \w.* \(does that node expect TLS\?\)"),
+    ):
+        client.append(b"x")
 
 
 def test_outcomes_are_true_while_leaders_go(tmp_path: Path) -> None:
@@ -1060,3 +1166,52 @@ def test_a_batch_that_ends_midway_prints_what_was_appended(run: Verb, tmp_path: 
         code, rows, err = run("append", "--group", "g", "--peers", peers, "--file", lines, "--lines")
     assert (code, rows) == (1, [{"index": 0, "pos": 0, "term": 1}])
     assert "of 2 entries 1 were appended, of 1 it is unknown" in err
+
+
+def test_a_transfer_of_which_nobody_knows_exits_1(run: Verb) -> None:
+    fake = Fake(peers={"n0": f"{HOST}:1", "n1": f"{HOST}:1"})
+    fake.answers[TransferRequest] = lambda _: TransferAnswer(code=ResponseCode.NETWORK_ERROR)
+    fake.answers[StatusRequest] = lambda _: StatusAnswer(term=1, role=Role.LEADER, problem="is stuck")
+    with fakes(fake) as peers:
+        given = ("--group", "g", "--peers", peers)
+        code, rows, err = run("transfer", *given, "--to", "n1")
+        assert (code, rows) == (1, []) and "look with metadata who leads" in err
+        assert run("metadata", *given)[1][0]["members"][0]["problem"] == "is stuck"
+
+
+def command_line(*arguments: object) -> list[str]:
+    code = "import sys; from pyspark_dledger.cli.main import main; sys.exit(main())"
+    return [sys.executable, "-c", code, *map(str, arguments)]
+
+
+@pytest.mark.parametrize("is_full", [False, True], ids=["broken", "full"])
+def test_an_output_that_ends_does_not_hide_what_was_appended(is_full: bool) -> None:
+    fake = Fake()
+    with fakes(fake) as peers:
+        line = command_line("append", "--group", "g", "--peers", peers, "--file", "-", "--lines")
+        read_end, write_end = os.pipe()
+        os.close(read_end)
+        if is_full:
+            os.close(write_end)
+        with open("/dev/full" if is_full else write_end, "wb") as output:
+            ran = subprocess.run(
+                line, input=b"x\n" * 250_000, stdout=output, stderr=subprocess.PIPE, timeout=60, check=False
+            )
+    # It ends after the first 100,000, of which nobody was told.
+    assert ran.returncode == 1 and len(fake.log.bodies) == 100_000
+    assert b": 100000 entries were appended, up to index 99999, and not all of them printed" in ran.stderr
+
+
+def test_an_append_that_is_interrupted_says_so_at_once() -> None:
+    fake = Fake(leader_id=None)
+    with fakes(fake) as peers:
+        line = command_line("append", "--group", "g", "--peers", peers, "x")
+        with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+            eventually(lambda: fake.connections)
+            time.sleep(0.3)
+            process.send_signal(signal.SIGINT)
+            sent_at = time.monotonic()
+            printed, err = process.communicate(timeout=30)
+    assert time.monotonic() - sent_at < 2
+    assert (process.returncode, printed) == (130, b"")
+    assert b"interrupted: 0 entries were appended; 1 more may be in the log" in err and b"Task" not in err

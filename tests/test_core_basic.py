@@ -501,6 +501,86 @@ def test_settings_that_fit_no_group(options: dict[str, Any]) -> None:
         CoreConfig(**{"group": "g", "self_id": "n0", "peers": ("n0",), **options})
 
 
+# What an operator is told
+
+
+def problem_of(core: OneCore) -> str:
+    answer = core.ask(StatusRequest())
+    assert isinstance(answer, StatusAnswer) and answer.problem == core.core.status().problem
+    return answer.problem
+
+
+def test_a_follower_with_other_data_files_says_so_until_it_goes_on() -> None:
+    core = OneCore(filled(3, 3, saved=3, file_size=3 * SIZE + 8))
+    core.follow()
+    for _ in range(5):
+        assert core.code(PushType.COMPARE, entry(1, 3)) == ResponseCode.SUCCESS
+        assert core.code(PushType.APPEND, entry(2, 3, 4096)) == ResponseCode.INCONSISTENT_STATE
+        core.now += 500
+    expected = (
+        "APPEND of leader n1 cannot be taken: expected entries at 104 or 164, found pos 4096: data file sizes must be "
+        "equal at every member, here they are 164 bytes"
+    )
+    assert (list(core.core.problems), core.core.status().problems, problem_of(core)) == ([expected], 5, expected)
+    core.now = 10_000
+    core.push(PushType.APPEND, entry(2, 3, 4096))
+    assert len(core.core.problems) == 2
+    assert core.code(PushType.APPEND, entry(1, 3)) == ResponseCode.SUCCESS and problem_of(core) == expected
+    assert core.code(PushType.APPEND, entry(2, 3)) == ResponseCode.SUCCESS and problem_of(core) == ""
+
+
+def test_a_problem_that_is_not_met_again_is_over() -> None:
+    core = OneCore(filled(3, saved=3))
+    core.follow()
+    core.push(PushType.APPEND, entry(1, 3, 4096))
+    core.now = 59_000
+    assert "found pos 4096" in problem_of(core)
+    core.now = 60_000
+    assert problem_of(core) == "" and len(core.core.problems) == 1
+
+
+def test_a_log_that_begins_anew_says_which_entries_it_never_gets() -> None:
+    core = OneCore(filled(1, 1, saved=2))
+    core.follow()
+    assert core.code(PushType.TRUNCATE, entry(9, 3)) == ResponseCode.SUCCESS
+    (problem,) = core.core.problems
+    assert (
+        problem == ("entries 2 to 8 are gone at the leader (expired), this log begins anew at 9: the leader is n1")
+        and problem_of(core) == problem
+    )
+    new = OneCore()
+    new.follow()
+    assert new.code(PushType.TRUNCATE, entry(0, 3)) == ResponseCode.SUCCESS
+    assert not new.core.problems
+
+
+class Damaged(MemoryStore):
+    """Its entries cannot be read."""
+
+    def get(self, index: int) -> Any:
+        raise StoreError("file 0 at byte 0: damaged")
+
+    def read(self, first_index: int, max_bytes: int) -> Any:
+        raise StoreError("file 0 at byte 0: damaged")
+
+
+def test_damaged_entries_are_a_problem_and_a_code() -> None:
+    store = Damaged()
+    store.append_as_leader([b"one"], 0)
+    core = OneCore(store)
+    core.lead()
+    for is_committed in (False, False):
+        answer = core.ask(GetRequest(begin_index=0, is_committed=is_committed))
+        assert answer is not None and answer.code == ResponseCode.DISK_ERROR
+    core.tick(3000)
+    assert sorted(core.core.problems) == [
+        "entries for n1 cannot be read: file 0 at byte 0: damaged",
+        "entries for n2 cannot be read: file 0 at byte 0: damaged",
+        "entry 0 cannot be read: file 0 at byte 0: damaged",
+    ]
+    assert core.core.status().problems > 6
+
+
 # Peers
 
 
@@ -544,6 +624,34 @@ def test_an_old_java_follower_gets_entries_the_way_it_takes_them(enabled: bool) 
     answer_push(core, token, begin=0, end=1)
     ((_, request),) = pushes(core, PushType.APPEND)
     assert request.is_batch is not enabled
+
+
+def refuse_pushes(core: OneCore, times: int) -> None:
+    """The peer has entry 1, and refuses what follows again and again."""
+    for _ in range(times):
+        for token, _ in pushes(core, PushType.APPEND):
+            answer_push(core, token, code=ResponseCode.INCONSISTENT_STATE, begin=0, end=1)
+        while not (compared := pushes(core, PushType.COMPARE)):
+            core.tick(10)
+        answer_push(core, compared[0][0], code=ResponseCode.INCONSISTENT_STATE, begin=0, end=1)
+        ((token, _),) = pushes(core, PushType.COMPARE)
+        core.core.answered(token, PushAnswer(code=200, term=core.core.term, begin_index=0, end_index=1), core.now)
+        core.drain()
+
+
+def test_a_peer_that_refuses_every_push_is_a_problem() -> None:
+    core = lead_with_equal_peer(max_heart_beat_leak=1000)
+    core.append(b"one")
+    refuse_pushes(core, 4)
+    assert not core.core.problems
+    refuse_pushes(core, 3)
+    (problem,) = core.core.problems
+    assert problem.startswith("expected n1 to take entry 2, found it refused 5 times in a row (INCONSISTENT_STATE)")
+    assert "its log ends at 1" in problem and "data file sizes must be equal" in problem
+    assert "refused 7 times" in problem_of(core)
+    ((token, _),) = pushes(core, PushType.APPEND)
+    answer_push(core, token, begin=0, end=2)
+    assert problem_of(core) == ""
 
 
 def test_pushes_without_an_answer_are_sent_once_more_before_the_logs_are_compared() -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import re
+import shlex
 import signal
 import socket
 import ssl
@@ -17,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
+from subprocess import DEVNULL, PIPE
 from typing import Any
 
 import pytest
@@ -44,7 +46,7 @@ from pyspark_dledger.raft.node import NodeConfig
 from pyspark_dledger.raft.node.inbound import Caller as Token
 from pyspark_dledger.raft.node.inbound import Inbound, Room
 from pyspark_dledger.raft.node.link import Link
-from pyspark_dledger.raft.node.logs import Limited
+from pyspark_dledger.raft.node.logs import Limited, Seldom
 from pyspark_dledger.raft.node.service import Service
 from pyspark_dledger.raft.node.settings import node_config, read_settings
 from pyspark_dledger.raft.peers import Address, format_peers, parse_peers
@@ -125,12 +127,13 @@ def test_flush_is_sync_for_a_group_of_one() -> None:
 def test_settings_of_a_file(tmp_path: Path) -> None:
     path = tmp_path / "n0.properties"
     path.write_text(
-        "# as for Java\ngroup=g\nselfId = n0\npeers: n0-127.0.0.1:1\nstoreBaseDir=/data/a\n"
+        "# as for Java\ngroup=g\nselfId = n0\npeers: n0-127.0.0.1:1;\\\n  n1-127.0.0.1:2\nstoreBaseDir=/data/a\n"
         "mappedFileSizeForEntryData=64m\nheartBeatTimeIntervalMs=500\npreferredLeaderIds=n0;n1\n"
         "dataStorePath=/a,/b\nflush=sync\nenableBatchPush=false\n"
     )
     config = node_config(read_settings(path))
-    assert (config.group, config.self_id, config.peers, config.flush) == ("g", "n0", "n0-127.0.0.1:1", "sync")
+    assert (config.group, config.self_id, config.flush) == ("g", "n0", "sync")
+    assert config.peers == "n0-127.0.0.1:1;n1-127.0.0.1:2"
     assert config.store == Path("/data/a")
     assert config.store_options == {"data_file_size": 64 << 20, "data_dirs": (Path("/a"), Path("/b"))}
     core = {"heart_beat_time_interval_ms": 500, "preferred_leader_ids": ("n0", "n1"), "enable_batch_push": False}
@@ -144,7 +147,20 @@ def test_settings_of_a_file(tmp_path: Path) -> None:
             {"heartBeatTimeInterval": "1"},
             "unknown setting heartBeatTimeInterval: the nearest is heartBeatTimeIntervalMs",
         ),
-        ({"heartBeatTimeIntervalMs": "soon"}, "expected a whole number, found 'soon'"),
+        ({"entryCacheSize": "1"}, "config: unknown setting entryCacheSize: docs/node.md lists"),
+        (
+            {"heartBeatTimeIntervalMs": "soon"},
+            "config: heartBeatTimeIntervalMs: expected a whole number, at least 1, f",
+        ),
+        ({"heartBeatTimeIntervalMs": "0"}, "config: heartBeatTimeIntervalMs: expected a whole number, at least 1, f"),
+        ({"maxPendingRequestsNum": "0"}, "config: maxPendingRequestsNum: expected a whole number, at least 1, found"),
+        ({"maxConnections": "0"}, "config: maxConnections: expected a whole number, at least 1, found '0'"),
+        ({"maxWaitAckTimeMs": "0"}, "config: maxWaitAckTimeMs: expected a whole number, at least 1, found '0'"),
+        ({"deleteWhen": "25"}, "config: deleteWhen: expected hours of the day"),
+        ({"mappedFileSizeForEntryData": "1"}, "config: mappedFileSizeForEntryData: expected 56 to"),
+        ({"mappedFileSizeForEntryIndex": "33"}, "config: mappedFileSizeForEntryIndex: expected a multiple of 32"),
+        ({"minVoteIntervalMs": "9000"}, "config: minVoteIntervalMs and maxVoteIntervalMs: expected a minimum below"),
+        ({"preferredLeaderIds": "n0;n7"}, "config: preferredLeaderIds: expected members, of n0, found n7"),
         ({"flush": "never"}, "expected sync or async, found 'never'"),
         ({"mappedFileSizeForEntryData": "1x"}, "expected a size in bytes"),
         ({"enableLeaderElector": "false"}, "expected true"),
@@ -167,6 +183,23 @@ def test_a_repair_is_no_setting_of_a_file(tmp_path: Path) -> None:
         read_settings(path)
 
 
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("deleteWhen=99\n", "line 6: deleteWhen: expected hours"),
+        ("maxHeartBeatLeak=x\n", "line 6: maxHeartBeatLeak: expected a whole number, at least 1, found 'x'"),
+        ("\nmaxHeartBeatLeek=3\n", "line 7: unknown setting maxHeartBeatLeek: the nearest is maxHeartBeatLeak"),
+        ("maxVoteIntervalMs=1\n", "line 6: minVoteIntervalMs and maxVoteIntervalMs: expected a minimum"),
+        ("group=h\n", "line 6: expected each setting once, found group in line 1, too"),
+    ],
+)
+def test_errors_of_a_file_name_its_lines(tmp_path: Path, text: str, found: str) -> None:
+    path = tmp_path / "n0.properties"
+    path.write_text(f"group=g\nselfId=n0\npeers=n0-127.0.0.1:1;\\\n n1-127.0.0.1:2\nstoreBaseDir=/data\n{text}")
+    with pytest.raises(OptionError, match=re.escape(f"config {path} {found}")):
+        node_config(read_settings(path))
+
+
 def test_a_node_has_to_be_a_member() -> None:
     with pytest.raises(OptionError, match="expected this node's id n7 among them, found n0, n1"):
         NodeConfig("g", "n7", "n0-127.0.0.1:1;n1-127.0.0.1:2").members()
@@ -182,6 +215,20 @@ def test_what_strangers_cause_is_logged_so_often_and_then_counted(caplog: pytest
         now = 1.0
         log(30, "noise")
     assert caplog.records[-1].fields == {"leftOut": 30}  # type: ignore[attr-defined]  # an extra of the record
+
+
+def test_a_problem_that_lasts_is_logged_seldom(caplog: pytest.LogCaptureFixture) -> None:
+    now = 0.0
+    problem = Seldom(lambda: now)
+    with caplog.at_level("ERROR", "pyspark_dledger.node"):
+        for term in range(50):
+            problem(40, "problem", f"term {term} cannot be saved")
+            problem(40, "problem", f"entries for n{term % 2} cannot be read")
+        assert len(caplog.records) == 3
+        now = 10.0
+        problem(40, "problem", "term 50 cannot be saved")
+    expected = {"found": "term 50 cannot be saved", "leftOut": 49}
+    assert caplog.records[-1].fields == expected  # type: ignore[attr-defined]  # an extra of the record
 
 
 # Groups.
@@ -673,6 +720,12 @@ def tls_caller(group: Nodes, node_id: str, context: ssl.SSLContext) -> Caller:
     return Caller(0, remote_id=node_id, sock=context.wrap_socket(plain, server_hostname=HOST))
 
 
+def handshakes(caplog: pytest.LogCaptureFixture) -> list[Any]:
+    """The fields of the records of refused ones."""
+    found = [each for each in caplog.records if each.getMessage() == "handshake refused"]
+    return [each.fields for each in found]  # type: ignore[attr-defined]  # an extra of the record
+
+
 def test_group_over_tls(tmp_path: Path, tls: Tls) -> None:
     with nodes(tmp_path, 3, tls=tls) as group:
         leader = group.leader()
@@ -685,7 +738,10 @@ def test_group_over_tls(tmp_path: Path, tls: Tls) -> None:
         eventually(lambda: all(group.status(each)["committedIndex"] == 2 for each in THREE))
 
 
-def test_tls_refuses_who_shows_no_certificate_of_the_authority(tmp_path: Path, tls: Tls, strange: Tls) -> None:
+def test_tls_refuses_who_shows_no_certificate_of_the_authority(
+    tmp_path: Path, tls: Tls, strange: Tls, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("WARNING", "pyspark_dledger.node")
     with nodes(tmp_path, 1, core_options={}, tls=tls) as group:
         group.leader()
         bare = ssl.create_default_context(cafile=str(tls.ca))
@@ -697,6 +753,8 @@ def test_tls_refuses_who_shows_no_certificate_of_the_authority(tmp_path: Path, t
         with closing(group.caller("n0")) as plain, pytest.raises((ConnectionError, TimeoutError)):
             plain.call(MetadataRequest())
         eventually(lambda: not group.nodes["n0"]._inbound)
+        refused = eventually(lambda: len(found := handshakes(caplog)) >= 3 and found)
+        assert all(fields["address"].startswith(f"{HOST}:") and fields["reason"] for fields in refused)
         with closing(tls_caller(group, "n0", tls.client_context())) as caller:
             assert caller.call(MetadataRequest()).code == 200
 
@@ -895,6 +953,14 @@ def test_serve_is_interrupted(tmp_path: Path, served: Callable[..., Served]) -> 
     assert process.process.wait(20) == 130
 
 
+def test_serve_ends_with_its_terminal(tmp_path: Path, served: Callable[..., Served]) -> None:
+    process = served("n0", peers_text(free_ports(1)), tmp_path)
+    process.ready()
+    process.process.send_signal(signal.SIGHUP)
+    assert process.process.wait(20) == 0
+    assert "stopped" in process.errors()
+
+
 def test_serve_after_kill_has_what_was_acknowledged(tmp_path: Path, served: Callable[..., Served]) -> None:
     ports = free_ports(1)
     for life in range(3):
@@ -964,7 +1030,7 @@ def test_serve_says_what_it_cannot_do(tmp_path: Path, served: Callable[..., Serv
         (("n5", peers_text([1]), tmp_path), "expected this node's id n5 among them"),
         (("n0", peers_text([1]), tmp_path, "--config", tmp_path / "none"), "expected key=value lines"),
         (("n0", peers_text([1]), tmp_path, "--set", "maxHeartBeatLeek=3"), "the nearest is maxHeartBeatLeak"),
-        (("n0", peers_text([1]), tmp_path, "--set", "minVoteIntervalMs=9000"), "vote interval"),
+        (("n0", peers_text([1]), tmp_path, "--set", "minVoteIntervalMs=9000"), "--set: minVoteInterval"),
     ]
     for arguments, text in cases:
         process = served(*arguments[:3], *map(str, arguments[3:]))
@@ -1016,9 +1082,18 @@ def test_cluster(tmp_path: Path) -> None:
         assert rows[0] == {"event": "ready", "group": "g", "peers": peers_text(ports)}
         eventually(lambda: try_append(ports, b"hello") is not None)
         os.kill(rows[1]["pid"], signal.SIGKILL)
-        assert "n0 ended with exit code -9" in process.stderr.readline()
+        told = process.stderr.readline()
+        assert "n0 ended with exit code -9" in told
+        command = shlex.split(told.partition("to start it: ")[2])
+        assert command[:2] == ["dledger", "serve"]
+        again = subprocess.Popen([sys.executable, "-m", "pyspark_dledger", *command[1:]], stdout=PIPE, stderr=DEVNULL)
+        assert again.stdout is not None
+        assert again.stdout.readline().startswith(b"event=ready group=g id=n0")
         eventually(lambda: try_append(ports, b"again") is not None)
-        process.terminate()
+        again.terminate()
+        assert again.wait(20) == 0
+        again.stdout.close()
+        process.send_signal(signal.SIGHUP)
         assert process.wait(30) == 0
     finally:
         process.kill()
@@ -1038,3 +1113,41 @@ def test_cluster_that_cannot_start(tmp_path: Path) -> None:
     assert run.returncode == 2
     assert "n1: expected it to start, found in its log" in run.stderr
     assert "expected to listen" in run.stderr
+    assert "Unknown child" not in run.stderr
+    assert len(run.stderr.splitlines()) == 1
+
+
+def is_running(pid: int) -> bool:
+    with suppress(ProcessLookupError):
+        os.kill(pid, 0)
+        return True
+    return False
+
+
+def test_members_end_with_a_cluster_that_is_killed(tmp_path: Path) -> None:
+    line = [sys.executable, "-m", "pyspark_dledger", "cluster", "--json", "--nodes", "2", "--data-file-size", "1m"]
+    line += ["--store", str(tmp_path), "--base-port", str(base_port(2))]
+    with subprocess.Popen(line, stdout=PIPE, stderr=DEVNULL, text=True) as process:
+        assert process.stdout is not None
+        rows = [json.loads(process.stdout.readline()) for _ in range(3)]
+        process.kill()
+    eventually(lambda: not any(is_running(row["pid"]) for row in rows[1:]))
+    for row in rows[1:]:
+        assert "INFO stopped" in Path(row["log"]).read_text().splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("count", "stores", "found"),
+    [
+        ("-1", [], "argument --nodes: expected a number of members, 1 or more, found -1"),
+        ("2", ["n0", "n1", "n2"], "found dledger-n0, dledger-n1, dledger-n2: say --nodes 3"),
+        ("3", ["n0", "n1"], "expected the stores of 3 members in"),
+    ],
+)
+def test_cluster_of_another_number(tmp_path: Path, count: str, stores: list[str], found: str) -> None:
+    for name in stores:
+        (tmp_path / f"dledger-{name}").mkdir()
+    line = [sys.executable, "-m", "pyspark_dledger", "cluster", "--nodes", count, "--store", str(tmp_path)]
+    run = subprocess.run(line, capture_output=True, text=True, timeout=30, check=False)
+    assert run.returncode == 2
+    assert found in run.stderr

@@ -25,7 +25,19 @@ from pyspark_dledger.store.config import StoreConfig
 from pyspark_dledger.store.flush import FlushDataService
 from pyspark_dledger.store.mmap_file_store import MmapFileStore
 from pyspark_dledger.store.state import load_current_term, write_current_term
-from tests.stores import FILE, abandoned, bodies, content, data_files, entries, findings, opened, reopened, where
+from tests.stores import (
+    FILE,
+    abandoned,
+    bodies,
+    change,
+    content,
+    data_files,
+    entries,
+    findings,
+    opened,
+    reopened,
+    where,
+)
 
 KIB_FILE = 10 * 1024 + 8
 
@@ -424,6 +436,44 @@ def test_failing_disk_refuses_everything_but_reading(tmp_path: Path, monkeypatch
     store.shutdown()
 
 
+# Damage in files that were read before.
+
+
+@pytest.mark.parametrize(
+    ("at", "data", "found"),
+    [
+        (0, b"\xff\xff\0\1", "magic=-65535 size=148 index=7"),
+        (4, b"\0\0\0\x95", "magic=1 size=149 index=7"),
+        (15, b"\x08", "index=8"),
+        (31, b"\0", "pos=1024"),
+        (47, b"\x65", "bodySize=101"),
+    ],
+)
+def test_a_damaged_header_is_neither_got_nor_read(
+    tmp_path: Path, engine: str, at: int, data: bytes, found: str
+) -> None:
+    store = opened(tmp_path, engine=engine)
+    store.append_as_leader(bodies(0, 34))
+    store.flush()
+    change(data_files(store)[1], 2 * 148 + at, data)
+    text = f"{FILE:020} at byte 296: expected the entry of index 7, magic=1 size=148 index=7 pos=1044 bodySize=100, "
+    for reading in (lambda: store.get(7), lambda: store.read(7, 1), lambda: store.read(7, FILE)):
+        with pytest.raises(StoreError, match=rf"{text}found .*{found}.* copy its folder from another member"):
+            reading()
+    assert (store.read(5, FILE).last_index, len(store.read(5, FILE).data)) == (6, 2 * 148)
+    assert store.read(8, FILE).last_index == 9 and store.get(6).index == 6
+
+
+def test_a_falling_term_is_not_read(tmp_path: Path, engine: str) -> None:
+    store = opened(tmp_path, engine=engine)
+    store.append_as_leader(bodies(0, 34), 3)
+    store.flush()
+    change(data_files(store)[1], 2 * 148 + 23, b"\x02")
+    assert store.read(5, FILE).last_index == 6
+    with pytest.raises(StoreError, match="index 7"):
+        store.read(7, FILE)
+
+
 # Cleaning.
 
 
@@ -463,8 +513,13 @@ def test_recent_files_stay_and_those_behind_them(old: MmapFileStore) -> None:
     assert old.ledger_begin_index == 10
 
 
-def test_filling_disk_is_cleaned_at_any_hour(old: MmapFileStore) -> None:
+def test_filling_disk_is_cleaned_at_any_hour(old: MmapFileStore, caplog: pytest.LogCaptureFixture) -> None:
     assert CleanSpaceService(old, old.config, at_hour(5), lambda _: 0.75).run_once() == 4
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert record.getMessage() == (
+        "deleted 4 data files with entries 0 to 19 to make room: disk used 75 %, expired files only True"
+    )
 
 
 def test_force_deletes_recent_files_but_none_that_is_not_committed(old: MmapFileStore) -> None:
@@ -620,6 +675,21 @@ def test_flush_while_the_log_is_cut_and_cleaned(tmp_path: Path) -> None:
 def test_configuration_that_cannot_be_honoured(tmp_path: Path, name: str, value: Any) -> None:
     with pytest.raises(OptionError, match=f"{name}: expected .* found "):
         StoreConfig(tmp_path, **{name: value})
+
+
+def test_a_store_is_made_from_what_the_package_shows_and_text(tmp_path: Path) -> None:
+    from pyspark_dledger.store import MemoryStore, MmapFileStore, StoreConfig
+
+    folders: dict[str, Any] = {"base_dir": str(tmp_path), "data_dirs": [str(tmp_path / "disk")]}
+    config = StoreConfig(**folders)
+    assert (config.base_dir, config.data_dirs) == (tmp_path, (tmp_path / "disk",))
+    for store in (MmapFileStore(config), MemoryStore()):
+        store.startup()
+        store.append_as_leader([b"one"])
+        assert store.get(0).body == b"one"
+        store.shutdown()
+    with pytest.raises(ImportError):
+        from pyspark_dledger.store import Nothing  # type: ignore[attr-defined] # noqa: F401
 
 
 def test_ratios_are_limited_as_java_limits_them(tmp_path: Path) -> None:

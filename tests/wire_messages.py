@@ -95,6 +95,7 @@ SAMPLES: list[Message] = [
     *JAVA_MESSAGES.values(),
     m.StatusRequest(**IDS),
     m.StatusAnswer(**IDS, peers={"n0": "a:1", "n1": "b:2"}),
+    m.StatusAnswer(**IDS, peers={"n0": "a:1"}, problem="expected room, found none \u2713"),
     m.ReadRequest(**IDS),
     m.ReadAnswer(**IDS, first_index=13, count=3, data=BATCH),
     m.AppendRequest(**IDS, bodies=Bodies(3, struct.pack(">3I", 1, 2, 0) + b"abc")),

@@ -5,9 +5,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
+import re
 import shlex
+import signal
 import sys
 from asyncio.subprocess import PIPE, Process
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +22,7 @@ from pyspark_dledger.raft.peers import Address, format_peers
 
 _HOST = "127.0.0.1"
 _LAST_PORT = 65535
+_STORE = re.compile(r"dledger-n\d+")
 # Seconds for a member to stop, which flushes its store, until it is ended.
 _STOP_SECONDS = 20.0
 
@@ -28,6 +33,7 @@ class _Member(NamedTuple):
     id: str
     process: Process
     log: Path
+    arguments: list[str]
 
 
 def cluster(given: argparse.Namespace, out: Output) -> int:
@@ -45,6 +51,11 @@ async def _cluster(given: argparse.Namespace, out: Output) -> int:
     peers = {f"n{number}": Address(_HOST, given.base_port + number) for number in range(given.nodes)}
     store = Path(given.store)
     store.mkdir(parents=True, exist_ok=True)
+    _check_stores(store, given.nodes)
+    if not any(text.startswith("store") for text in given.set):
+        # All at once: a start that is broken off leaves no smaller group.
+        for peer_id in peers:
+            (store / f"dledger-{peer_id}").mkdir(exist_ok=True)
     members: list[_Member] = []
     try:
         for peer_id in peers:
@@ -59,6 +70,16 @@ async def _cluster(given: argparse.Namespace, out: Output) -> int:
     if not signals.came.is_set():
         raise DLedgerError("expected the members to run until Ctrl-C, found that all of them ended: see their logs")
     return signals.exit_code
+
+
+def _check_stores(store: Path, count: int) -> None:
+    """A group goes on with the members that it had: others would lack entries, and votes, that they once gave."""
+    found = sorted(each.name for each in store.glob("dledger-n*") if _STORE.fullmatch(each.name))
+    if found and set(found) != {f"dledger-n{number}" for number in range(count)}:
+        raise OptionError(
+            f"--nodes {count}: expected the stores of {count} members in {store}, or none, found {', '.join(found)}: "
+            f"say --nodes {len(found)}, or another --store"
+        )
 
 
 async def _unless_stopped(signals: Signals, work: asyncio.Future[Any]) -> None:
@@ -76,17 +97,21 @@ async def _unless_stopped(signals: Signals, work: asyncio.Future[Any]) -> None:
 
 async def _start(peer_id: str, peers: str, store: Path, given: argparse.Namespace) -> _Member:
     log = store / f"{peer_id}.log"
-    line = [sys.executable, "-m", "pyspark_dledger", "serve", "--json", "--log-format", given.log_format]
-    line += ["--group", given.group, "--id", peer_id, "--peers", peers, "--store", str(store)]
+    arguments = ["serve", "--log-format", given.log_format]
+    arguments += ["--group", given.group, "--id", peer_id, "--peers", peers, "--store", str(store)]
     for name in ("flush", "data_file_size", "index_file_size"):
         if (value := getattr(given, name)) is not None:
-            line += [f"--{name.replace('_', '-')}", str(value)]
+            arguments += [f"--{name.replace('_', '-')}", str(value)]
     for text in given.set:
-        line += ["--set", text]
+        arguments += ["--set", text]
+    line = [sys.executable, "-m", "pyspark_dledger", *arguments, "--json", "--until-input-ends"]
     with log.open("ab") as file:
-        # In a session of its own, so that Ctrl-C comes to this process only, which then stops all in order.
-        process = await asyncio.create_subprocess_exec(*line, stdout=PIPE, stderr=file, start_new_session=True)
-    return _Member(peer_id, process, log)
+        # In a session of its own, so that Ctrl-C comes to this process only, which then stops all in order. Nothing is
+        # written to its input, which ends with this process, even where that is killed.
+        process = await asyncio.create_subprocess_exec(
+            *line, stdin=PIPE, stdout=PIPE, stderr=file, start_new_session=True
+        )
+    return _Member(peer_id, process, log, arguments)
 
 
 async def _ready(member: _Member) -> None:
@@ -100,17 +125,24 @@ async def _ready(member: _Member) -> None:
 async def _watch(member: _Member, signals: Signals) -> None:
     code = await member.process.wait()
     if not signals.came.is_set():
-        note(f"{member.id} ended with exit code {code}, and is not started again: its log is {member.log}")
+        again = shlex.join(["dledger", *member.arguments])
+        note(
+            f"{member.id} ended with exit code {code}, and is not started again: its log is {member.log}; "
+            f"to start it: {again}"
+        )
 
 
 async def _stop(member: _Member) -> None:
     if member.process.returncode is not None:
         return
-    member.process.terminate()
+    # Not process.terminate(), which may itself wait for a process that has ended: asyncio then finds none, and says so.
+    with suppress(ProcessLookupError):
+        os.kill(member.process.pid, signal.SIGTERM)
     try:
         await asyncio.wait_for(member.process.wait(), _STOP_SECONDS)
     except asyncio.TimeoutError:
-        member.process.kill()
+        with suppress(ProcessLookupError):
+            os.kill(member.process.pid, signal.SIGKILL)
         await member.process.wait()
 
 

@@ -7,12 +7,14 @@ import os
 import sys
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from pyspark_dledger.cli.exits import CLEAN, FINDINGS
 from pyspark_dledger.cli.output import Output, Row, body_form, json_line, note, print_fields, print_table, text_line
 from pyspark_dledger.errors import GroupError, IndexRangeError, OptionError, UnknownOutcomeError
-from pyspark_dledger.raft.client import Appended, Client, PartialAppendError, connect
+from pyspark_dledger.raft.client import Appended, BatchResult, Client, PartialAppendError, connect
 from pyspark_dledger.raft.tls import Tls
 
 # Bodies of lines that are appended, and then printed, together.
@@ -22,21 +24,60 @@ _BATCH_COUNT = 100_000
 _MOST_ASKED = 16
 
 
+@dataclass
+class _Done:
+    """How far an append has come: entries that are in the log, and those that were sent, or are about to be."""
+
+    appended: int = 0
+    last_index: int = -1
+    under_way: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.appended} entries were appended" + (f", up to index {self.last_index}" if self.appended else "")
+
+
 def append(given: argparse.Namespace, out: Output) -> int:
     """Append entries in their order; each is printed when it is committed."""
+    done = _Done()
     with _connected(given) as client:
-        for bodies in _batches(_bodies(given)):
-            try:
-                _print_appended(out, client.append_batch(bodies), given.json)
-            except PartialAppendError as error:
-                _print_appended(out, error.acknowledged, given.json)
-                return _unknown(out, error)
-            except UnknownOutcomeError as error:
-                return _unknown(out, error)
-            except ValueError as error:
-                raise OptionError(str(error)) from None
-            out.flush()
+        try:
+            for bodies in _batches(_bodies(given)):
+                done.under_way = len(bodies)
+                if not _append_batch(client, bodies, done, out, given.json):
+                    return FINDINGS
+        except KeyboardInterrupt:
+            open_ones = f"; {done.under_way} more may be in the log, now or later, or never" if done.under_way else ""
+            _tell(f"interrupted: {done}{open_ones}")
+            raise
     return CLEAN
+
+
+def _append_batch(client: Client, bodies: list[bytes], done: _Done, out: Output, as_json: bool) -> bool:
+    """Whether it is appended and printed, and more may follow; if not, says why."""
+    problem: UnknownOutcomeError | None = None
+    appended: BatchResult | None = None
+    try:
+        appended = client.append_batch(bodies)
+    except PartialAppendError as error:
+        appended, problem = error.acknowledged, error
+    except UnknownOutcomeError as error:
+        problem = error
+    except ValueError as error:
+        raise OptionError(str(error)) from None
+    done.under_way = 0
+    is_printed = True
+    if appended is not None and len(appended):
+        done.appended += len(appended)
+        done.last_index = appended.last_index
+        try:
+            _print_appended(out, appended, as_json)
+            out.flush()
+        except OSError as error:
+            is_printed = False
+            _tell(f"the output: {error.strerror or error}: {done}, and not all of them printed; no more were sent")
+    if problem is not None:
+        _tell(str(problem))
+    return is_printed and problem is None
 
 
 def get(given: argparse.Namespace, out: Output) -> int:
@@ -76,9 +117,18 @@ def transfer(given: argparse.Namespace, out: Output) -> int:
         try:
             client.transfer(given.to)
         except UnknownOutcomeError as error:
-            return _unknown(out, error)
+            _tell(str(error))
+            return FINDINGS
+        except KeyboardInterrupt:
+            _tell(f"interrupted: {given.to} may lead, now or later, or never: look with metadata")
+            raise
     row: Row = {"group": given.group, "leaderId": given.to}
-    out.line(json_line(row) if given.json else text_line(row))
+    try:
+        out.line(json_line(row) if given.json else text_line(row))
+        out.flush()
+    except OSError as error:
+        _tell(f"the output: {error.strerror or error}: {given.to} leads, but that was not printed")
+        return FINDINGS
     return CLEAN
 
 
@@ -124,10 +174,10 @@ def _print_appended(out: Output, appended: Iterable[Appended], as_json: bool) ->
         out.line(json_line(row) if as_json else text_line(row))
 
 
-def _unknown(out: Output, error: UnknownOutcomeError) -> int:
-    out.flush()
-    note(str(error))
-    return FINDINGS
+def _tell(text: str) -> None:
+    """A note on an outcome, which stays what it is if nobody can be told."""
+    with suppress(OSError):
+        note(text)
 
 
 def _member(client: Client, node_id: str, address: str) -> Row:
@@ -139,4 +189,5 @@ def _member(client: Client, node_id: str, address: str) -> Row:
     except GroupError as error:
         return {**row, "problem": str(error)}
     row |= {"role": status.role.value, "term": status.term, "beginIndex": status.begin_index}
-    return {**row, "endIndex": status.end_index, "committedIndex": status.committed_index}
+    row |= {"endIndex": status.end_index, "committedIndex": status.committed_index}
+    return {**row, "problem": status.problem or None}

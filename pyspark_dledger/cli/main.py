@@ -243,16 +243,18 @@ def _add_serve(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--listen", metavar="HOST", help=text)
     _add_tls(verb)
     text = "the entry of that index and all behind it are put aside first: repair of a damaged store only"
-    verb.add_argument("--truncate-at", type=_count, metavar="INDEX", help=text)
+    verb.add_argument("--truncate-at", type=_natural, metavar="INDEX", help=text)
+    # What `cluster` starts ends with it, however that ends.
+    verb.add_argument("--until-input-ends", action="store_true", help=argparse.SUPPRESS)
     _add_node(verb)
 
 
 def _add_cluster(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument("--nodes", type=_count, default=3, metavar="N", help="how many members; default 3")
+    verb.add_argument("--nodes", type=_members, default=3, metavar="N", help="how many members; default 3")
     text = "where their stores dledger-n0/, dledger-n1/, ... and logs n0.log, n1.log, ... stand"
     verb.add_argument("--store", required=True, metavar="DIR", help=text)
     text = "the first member's port on 127.0.0.1, the others have the next ones; default 20911"
-    verb.add_argument("--base-port", type=_count, default=20911, metavar="PORT", help=text)
+    verb.add_argument("--base-port", type=_natural, default=20911, metavar="PORT", help=text)
     verb.add_argument("--group", default="g", metavar="NAME", help="the group's name; default g")
     _add_node(verb)
 
@@ -309,6 +311,12 @@ def _natural(text: str) -> int:
 def _count(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"expected a number of rows, found {text}")
+    return int(text)
+
+
+def _members(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and len(text) < 6 and int(text) > 0):
+        raise argparse.ArgumentTypeError(f"expected a number of members, 1 or more, found {text}")
     return int(text)
 
 

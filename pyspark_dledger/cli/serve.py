@@ -23,7 +23,7 @@ from pyspark_dledger.cli.output import Output, json_line, text_line
 from pyspark_dledger.errors import DLedgerError
 from pyspark_dledger.raft.node import Node, NodeConfig
 from pyspark_dledger.raft.node.logs import LOG, log_to_stderr, record
-from pyspark_dledger.raft.node.settings import node_config, read_settings
+from pyspark_dledger.raft.node.settings import Settings, node_config, read_settings
 
 # Seconds between two lines of how a node stands, and between two looks at it.
 _STATUS_SECONDS = 10.0
@@ -66,17 +66,17 @@ def run_loop(work: Callable[[], Any]) -> int:
         loop.close()
 
 
-def _settings(given: argparse.Namespace) -> dict[str, str]:
+def _settings(given: argparse.Namespace) -> Settings:
     """Those of the file, and over them those of the flags."""
-    settings = read_settings(Path(given.config)) if given.config else {}
+    settings = read_settings(Path(given.config)) if given.config else Settings()
     for flag, name in _FLAGS.items():
         if (value := getattr(given, flag)) is not None:
-            settings[name] = str(value)
+            settings.say(name, str(value), f"--{flag.replace('_', '-')}")
     for text in given.set:
         name, equals, value = text.partition("=")
         if not equals:
             raise DLedgerError(f"--set {text}: expected NAME=VALUE, found no =")
-        settings[name] = value
+        settings.say(name, value, "--set")
     return settings
 
 
@@ -84,6 +84,8 @@ async def _serve(config: NodeConfig, given: argparse.Namespace, out: Output) -> 
     asyncio.get_running_loop().set_exception_handler(_unexpected)
     _allow_files()
     signals = Signals()
+    if given.until_input_ends:
+        signals.stop_at_end_of_input()
     node = Node(config)
     await node.start()
     # What was loaded stays: the collector need not look at it again, which would cost milliseconds now and then.
@@ -131,7 +133,7 @@ async def _first_of(came: asyncio.Event, failed: asyncio.Future[Exception], seco
 
 
 class Signals:
-    """SIGTERM and SIGINT (Ctrl-C), either of which ends the work in hand."""
+    """SIGTERM, SIGHUP (its terminal was closed) and SIGINT (Ctrl-C), each of which ends the work in hand."""
 
     def __init__(self) -> None:
         self.came = asyncio.Event()
@@ -139,6 +141,22 @@ class Signals:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self._stop, CLEAN)
         loop.add_signal_handler(signal.SIGINT, self._stop, INTERRUPTED)
+        # Under nohup it is ignored, and stays so.
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            loop.add_signal_handler(signal.SIGHUP, self._stop, CLEAN)
+
+    def stop_at_end_of_input(self) -> None:
+        """Take the end of standard input, a pipe, as SIGTERM: who holds its other end is gone, however it ended."""
+        asyncio.get_running_loop().add_reader(sys.stdin.fileno(), self._read_input)
+
+    def _read_input(self) -> None:
+        try:
+            is_end = not os.read(sys.stdin.fileno(), 1)
+        except OSError:
+            is_end = True
+        if is_end:
+            asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
+            self._stop(CLEAN)
 
     def _stop(self, exit_code: int) -> None:
         self.exit_code = exit_code
@@ -169,7 +187,9 @@ class _Status:
 
     def clear(self) -> None:
         if self._live is not None:
-            self._live.stop()
+            # Of a terminal that was closed nothing can be taken away.
+            with suppress(OSError):
+                self._live.stop()
 
 
 def _live() -> Any:

@@ -83,32 +83,39 @@ def parse_properties_file(data: bytes) -> dict[str, str]:
 
     Bytes are ISO 8859-1. A ``\u`` without four hex digits raises ValueError, as it does in Java.
     """
-    properties: dict[str, str] = {}
-    for line in _logical_lines(data.decode("latin-1")):
+    return {key: value for _, key, value in property_lines(data)}
+
+
+def property_lines(data: bytes) -> Iterator[tuple[int, str, str]]:
+    """Each key and value of a properties file with the number of its line, the first of a continued one.
+
+    Raises ValueError as `parse_properties_file`.
+    """
+    for number, line in _logical_lines(data.decode("latin-1")):
         if bad := _BAD_UNICODE.search(line):
             found = line[bad.end() - 2 : bad.end() + 4]
             raise ValueError(f"expected four hex digits after \\u, found {found!r}")
         parts = _KEY_AND_VALUE.fullmatch(line)
         assert parts is not None  # every part of the pattern may be empty
-        properties[_unescape(parts[1])] = _unescape(parts[2])
-    return properties
+        yield number, _unescape(parts[1]), _unescape(parts[2])
 
 
-def _logical_lines(text: str) -> Iterator[str]:
-    """Lines without comments and blank ones, continuations joined, leading blanks removed."""
-    pending = ""
-    for line in re.split(r"\r\n|\r|\n", text):
+def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
+    """Lines without comments and blank ones, numbered, continuations joined, leading blanks removed."""
+    pending, first = "", 1
+    for number, line in enumerate(re.split(r"\r\n|\r|\n", text), 1):
         line = line.lstrip(_BLANKS)
         if not pending and (not line or line[0] in "#!"):
             continue
+        first = first if pending else number
         line = pending + line
         pending = ""
         if (len(line) - len(line.rstrip("\\"))) % 2 == 0:
-            yield line
+            yield first, line
         else:
             pending = line[:-1]
     if pending:
-        yield pending
+        yield first, pending
 
 
 def _unescape(text: str) -> str:

@@ -252,7 +252,7 @@ class StatusRequest(Request):
 
 @dataclass(slots=True, kw_only=True)
 class StatusAnswer(Answer):
-    """How the member stands; ``peers`` maps id to address."""
+    """How the member stands; ``peers`` maps id to address, ``problem`` is the latest that is not solved, or ""."""
 
     role: Role = Role.CANDIDATE
     begin_index: int = -1
@@ -260,6 +260,7 @@ class StatusAnswer(Answer):
     end_term: int = -1
     committed_index: int = -1
     peers: dict[str, str] = field(default_factory=dict)
+    problem: str = ""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -1,1 +1,36 @@
-"""The writing side: a log on disk or in memory that one process owns, in the bytes of the Java DLedger."""
+"""The writing side: a log on disk or in memory that one process owns, in the bytes of the Java DLedger.
+
+What it consists of is loaded when it is used: the protocol's messages need its types alone.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark_dledger.store.base import DLedgerStore
+    from pyspark_dledger.store.config import StoreConfig
+    from pyspark_dledger.store.memory import MemoryStore
+    from pyspark_dledger.store.mmap_file_store import MmapFileStore
+
+__all__ = ["DLedgerStore", "MemoryStore", "MmapFileStore", "StoreConfig"]
+
+_MODULES = {
+    "DLedgerStore": "base",
+    "MemoryStore": "memory",
+    "MmapFileStore": "mmap_file_store",
+    "StoreConfig": "config",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -21,6 +21,9 @@ _HOUR = 3600.0
 class Cleaned(Protocol):
     """What the thread needs of a store."""
 
+    @property
+    def ledger_begin_index(self) -> int: ...
+
     def delete_expired(self, changed_before: float, force: bool) -> int: ...
 
     def set_disk_state(self, is_full: bool, full_dirs: frozenset[Path]) -> None: ...
@@ -76,7 +79,22 @@ class CleanSpaceService:
         is_due = time.localtime(self._now()).tm_hour in config.delete_hours
         if not is_due and fullest <= config.disk_space_ratio_to_check_expired:
             return 0
+        begin = self._store.ledger_begin_index
         count = self._store.delete_expired(self._now() - config.file_reserved_hours * _HOUR, force)
         if count:
-            _LOG.info("deleted %d data files: disk used %.0f %%, forced %s", count, 100 * fullest, force)
+            self._report(count, begin, fullest, force)
         return count
+
+    def _report(self, count: int, begin: int, fullest: float, force: bool) -> None:
+        """Say which entries are gone: a warning where they had to make room."""
+        is_pressed = force or fullest > self._config.disk_space_ratio_to_check_expired
+        _LOG.log(
+            logging.WARNING if is_pressed else logging.INFO,
+            "deleted %d data files with entries %d to %d %s: disk used %.0f %%, expired files only %s",
+            count,
+            begin,
+            self._store.ledger_begin_index - 1,
+            "to make room" if is_pressed else "that have expired",
+            100 * fullest,
+            not force,
+        )

@@ -104,6 +104,7 @@ class MmapFileStore(DLedgerStore):
         self._begin = self._end_term = self._committed = self._flushed = -1
         self._check_pointed = -1  # the end index that the checkpoint names
         self._next_index = self._end_pos = 0
+        self._own_from = 0  # from this position on, this process wrote what there is
         self._term = 0
         self._vote_leader: str | None = None
 
@@ -120,7 +121,7 @@ class MmapFileStore(DLedgerStore):
     def _set_files(self, data: FileList, index: FileList) -> None:
         self._data, self._index = data, index
         self._waiting = WaitingUnits()
-        self._reader = EntryReader(data, index, self._waiting)
+        self._reader = EntryReader(self._engine, data, index, self._waiting)
 
     # Starting and stopping.
 
@@ -179,6 +180,7 @@ class MmapFileStore(DLedgerStore):
             _LOG.warning("cut what stood from index %d on; it is kept in %s", found.next_index, found.cut)
         self._begin, self._next_index, self._end_term = found.begin_index, found.next_index, found.end_term
         self._end_pos, self._committed, self._flushed = found.end_pos, found.committed_index, self.ledger_end_index
+        self._own_from = self._end_pos
         assert current.curr_term is not None
         self._term, self._vote_leader = current.curr_term, current.vote_leader
         if self._end_term > self._term:
@@ -353,7 +355,7 @@ class MmapFileStore(DLedgerStore):
     def read(self, first_index: int, max_bytes: int) -> EntryRange:
         end = self.ledger_end_index
         check_held(first_index, self._begin, end)
-        return self._reader.read(first_index, max_bytes, end, self._end_pos)
+        return self._reader.read(first_index, max_bytes, end, self._end_pos, self._own_from)
 
     def term_at(self, index: int) -> int:
         check_held(index, self._begin, self.ledger_end_index)

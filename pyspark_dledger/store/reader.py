@@ -6,13 +6,19 @@ from typing import NamedTuple
 
 from pyspark_dledger.errors import IndexRangeError, StoreError
 from pyspark_dledger.format.codec import record_struct
-from pyspark_dledger.format.layout import ENTRY_HEADER, ENTRY_HEADER_SIZE, INDEX_UNIT, INDEX_UNIT_SIZE
+from pyspark_dledger.format.engine import Engine
+from pyspark_dledger.format.layout import ENTRY_HEADER, ENTRY_HEADER_SIZE, INDEX_UNIT, INDEX_UNIT_SIZE, MAGIC_NORMAL
+from pyspark_dledger.format.spec import INT64_MAX
 from pyspark_dledger.store.base import Entry, EntryRange
 from pyspark_dledger.store.files import FileList, LogFile
 from pyspark_dledger.store.waiting import WaitingUnits
 
 _HEADER = record_struct(ENTRY_HEADER)
 _UNIT = record_struct(INDEX_UNIT)
+
+
+# Entries this close to the log's end, in bytes, are read while a leader pushes what was just appended.
+_NEWEST = 64 << 20
 
 
 class Located(NamedTuple):
@@ -33,7 +39,8 @@ class EntryReader:
     Raises IndexRangeError where the entry's file has expired meanwhile, StoreError where index and data do not agree.
     """
 
-    def __init__(self, data: FileList, index: FileList, waiting: WaitingUnits) -> None:
+    def __init__(self, engine: Engine, data: FileList, index: FileList, waiting: WaitingUnits) -> None:
+        self._engine = engine
         self._data = data
         self._index = index
         self._waiting = waiting
@@ -59,24 +66,71 @@ class EntryReader:
         file = _there(self._data.find(pos), index)
         start = pos - file.base
         data = bytes(self._data.view(file)[start : start + size])
-        header = _HEADER.unpack_from(data) if len(data) >= ENTRY_HEADER_SIZE else None
-        if header is None or header[1:3] != (size, index) or header[4] != pos:
-            raise StoreError(
-                f"{file.path} at byte {start}: expected the entry of index {index} and {size} bytes that the index "
-                f"names, found {header}: stop the node, and either delete the files in index/, which are rebuilt, or "
-                "copy its folder from another member of the group"
-            )
-        return Entry(index, header[3], pos, header[0], data[ENTRY_HEADER_SIZE:])
+        term = self._check_header(index, file, data)
+        return Entry(index, term, pos, MAGIC_NORMAL, data[ENTRY_HEADER_SIZE:])
 
-    def read(self, first: int, max_bytes: int, last: int, end_pos: int) -> EntryRange:
-        """Entries of one file from `first` on, of a log that ends with `last` at `end_pos`; see `DLedgerStore.read`."""
+    def _check_header(self, index: int, file: LogFile, data: bytes) -> int:
+        """The term of the entry that begins `data`. Raises StoreError unless it is the one that the index names."""
+        pos, size, _ = self.locate(index)
+        names = ("magic", "size", "index", "pos", "bodySize")
+        expected = (MAGIC_NORMAL, size, index, pos, size - ENTRY_HEADER_SIZE)
+        header = _HEADER.unpack_from(data) if len(data) >= ENTRY_HEADER_SIZE else ()
+        found = header[:3] + header[4:5] + header[8:]
+        if found == expected:
+            return int(header[3])
+        wanted, there = (
+            " ".join(f"{name}={value}" for name, value in zip(names, values, strict=False))
+            for values in (expected, found)
+        )
+        raise StoreError(
+            f"{file.path} at byte {pos - file.base}: expected the entry of index {index}, {wanted}, found "
+            f"{there or 'the end of the file'}: the file is damaged; stop this member, and copy its folder from "
+            "another member of the group (where only files in index/ are damaged, delete those: they are rebuilt)"
+        )
+
+    def read(self, first: int, max_bytes: int, last: int, end_pos: int, own_from: int) -> EntryRange:
+        """Entries of one file from `first` on, of a log that ends with `last` at `end_pos`; see `DLedgerStore.read`.
+
+        They are checked, and end before one that is damaged, but for the newest from the position `own_from` on: those
+        this process wrote just now.
+        """
         located = self.locate(first)
         pos = located.pos
         file = _there(self._data.find(pos), first)
         limit = min(pos + max(max_bytes, located.size), file.end)
+        is_new = pos >= own_from and end_pos <= file.end and end_pos - pos <= _NEWEST
         if not pos < end_pos <= limit:
             last, end_pos = self._last_within(first, last, limit, located.end)
-        return EntryRange(first, last, pos, self._data.view(file)[pos - file.base : end_pos - file.base])
+        data = self._data.view(file)[pos - file.base : end_pos - file.base]
+        if is_new:
+            return EntryRange(first, last, pos, data)
+        try:
+            is_whole = self._engine.check_entries(data, first, pos, located.term, INT64_MAX).count == last - first + 1
+        except ValueError:
+            is_whole = False
+        return EntryRange(first, last, pos, data) if is_whole else self._before_damage(file, first, last)
+
+    def _before_damage(self, file: LogFile, first: int, last: int) -> EntryRange:
+        """The entries before the first that is damaged. Raises StoreError where that is the first."""
+        start, view = self.locate(first), self._data.view(file)
+        end, term = start.pos, start.term
+        for index in range(first, last + 1):
+            pos, size, _ = self.locate(index)
+            try:
+                found = self._check_header(index, file, bytes(view[pos - file.base :][:ENTRY_HEADER_SIZE]))
+                if pos != end or found < term:
+                    raise StoreError(
+                        f"{file.path} at byte {end - file.base}: expected the entry of index {index} with a term of at "
+                        f"least {term}, found it at byte {pos - file.base} with term {found}: the file is damaged; "
+                        "stop this member, and copy its folder from another member of the group"
+                    )
+            except StoreError:
+                if index == first:
+                    raise
+                last = index - 1
+                break
+            end, term = pos + size, found
+        return EntryRange(first, last, start.pos, view[start.pos - file.base : end - file.base])
 
     def _last_within(self, first: int, last: int, limit: int, end: int) -> tuple[int, int]:
         """The last entry from `first` on that ends at or before `limit`, and where it ends; `first` ends at `end`."""

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from pyspark_dledger.errors import InconsistentError, IndexRangeError
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, MAX_ENTRY_SIZE, MIN_BLANK_SIZE
 
+_SAME_SIZES = "data file sizes must be equal at every member"
+
 
 def check_held(index: int, begin: int, end: int) -> None:
     """Raises IndexRangeError unless a log of the entries ``[begin, end]`` holds that index."""
@@ -43,7 +45,8 @@ def check_reset(index: int, pos: int, file_size: int, committed: int) -> None:
     last = file_size - ENTRY_HEADER_SIZE - MIN_BLANK_SIZE
     if pos % file_size > last:
         raise ValueError(
-            f"expected a position at most {last} bytes into a data file of {file_size}, found {pos % file_size}"
+            f"expected a position at most {last} bytes into a data file of {file_size}, found {pos % file_size}: "
+            f"{_SAME_SIZES}"
         )
 
 
@@ -73,10 +76,13 @@ def check_place(pos: int, size: int, end_pos: int, file_size: int, is_empty: boo
     """
     next_file = end_pos - end_pos % file_size + file_size
     if pos != end_pos and (is_empty or pos != next_file):
-        raise InconsistentError(f"expected entries at {end_pos} or {next_file}, found pos {pos}")
+        places = end_pos if is_empty else f"{end_pos} or {next_file}"
+        raise InconsistentError(
+            f"expected entries at {places}, found pos {pos}: {_SAME_SIZES}, here they are {file_size} bytes"
+        )
     left = file_size - pos % file_size - MIN_BLANK_SIZE
     if size > left:
         raise InconsistentError(
             f"expected at most {left} bytes of entries at {pos} in a data file of {file_size} bytes, found {size}: "
-            "do leader and follower have the same data file size?"
+            f"{_SAME_SIZES}"
         )

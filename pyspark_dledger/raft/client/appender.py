@@ -33,6 +33,7 @@ from pyspark_dledger.raft.client.connection import MemberConnection, cancel
 from pyspark_dledger.raft.client.members import Members
 from pyspark_dledger.raft.client.outcomes import (
     LEADER_MOVED,
+    STRANGERS,
     Answered,
     Outcome,
     code_name,
@@ -148,10 +149,11 @@ class Appender:
                 self._work.clear()
                 await self._work.wait()
                 continue
+            begun = self._loop.time()
             try:
                 connection = await self._members.leader()
             except GroupError as error:
-                self._without_leader(error)
+                self._without_leader(error, begun)
                 await self._pause(has_progress=False)
                 continue
             self._round = _Round(self._members, connection, self._take, self._window)
@@ -233,16 +235,18 @@ class Appender:
                 again.append(unit)
         self._refused.extendleft(reversed(again))
 
-    def _without_leader(self, error: GroupError) -> None:
-        """An attempt of everything that waits has failed."""
+    def _without_leader(self, error: GroupError, begun: float) -> None:
+        """An attempt of everything that waits has failed, which began then by the loop's clock."""
         waiting = list(self._refused)
         self._refused.clear()
         while (unit := self._take_added()) is not None:
             waiting.append(unit)
         for unit in waiting:
             unit.attempts += 1
-            if unit.attempts >= self._most_attempts:
-                unit.owner.failed(unit, error)
+            if unit.leaderless_since is None:
+                unit.leaderless_since = begun
+            if unit.attempts >= self._most_attempts or error.code in STRANGERS:
+                unit.owner.failed(unit, self._members.in_all(error, self._loop.time() - unit.leaderless_since))
             else:
                 self._refused.append(unit)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import concurrent.futures
 import os
 import ssl
@@ -10,10 +11,12 @@ import threading
 import weakref
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
+from operator import index
 from types import TracebackType
-from typing import Any, TypeVar, final
+from typing import Any, SupportsIndex, TypeVar, final
 
 from pyspark_dledger.errors import DLedgerError, GroupError, OptionError
 from pyspark_dledger.format.entries import Bodies, Buffer
@@ -29,6 +32,12 @@ from pyspark_dledger.store.base import Entry
 T = TypeVar("T")
 
 _THREAD_NAME = "dledger-client"
+# Seconds. The process does not wait longer for the thread of a client that nobody closed.
+_LONGEST_END = 1.0
+_MOST_INDEX, _MOST_NUMBER = 2**63 - 1, 2**31 - 1
+
+# Those that may still run, and their loops.
+_threads: weakref.WeakKeyDictionary[threading.Thread, asyncio.AbstractEventLoop] = weakref.WeakKeyDictionary()
 
 
 def connect(
@@ -44,11 +53,17 @@ def connect(
     ``timeout_ms`` bounds one attempt: finding the leader, and then its answer. What is certainly not done is tried
     again, up to ``max_retries`` times with growing pauses, so a call takes at most about
     ``(1 + max_retries) * 2 * timeout_ms``. Nothing is sent before the first call.
-    Raises OptionError for peers, certificates or numbers that cannot be meant.
+    Raises OptionError for a group, peers, certificates or numbers that cannot be meant.
     """
     if timeout_ms <= 0 or max_retries < 0:
         raise OptionError(
             f"expected a positive timeout_ms and no negative max_retries, found {timeout_ms} and {max_retries}"
+        )
+    if not isinstance(group, str) or not group:
+        raise OptionError(f"group: expected the name of a group, found {group!r}")
+    if not isinstance(peers, str):
+        raise OptionError(
+            f"peers: expected a text such as n0-127.0.0.1:20911;n1-127.0.0.1:20912, found {type(peers).__name__}"
         )
     context = tls.client_context() if isinstance(tls, Tls) else tls
     return Client(group, parse_peers(peers), context, timeout_ms / 1000, max_retries)
@@ -79,6 +94,7 @@ class Client:
         self._loop = _new_loop()
         self._thread = threading.Thread(target=_run, args=(self._loop,), name=_THREAD_NAME, daemon=True)
         self._thread.start()
+        _threads[self._thread] = self._loop
 
         async def start() -> Session:
             return Session(group, addresses, tls, timeout, max_retries)
@@ -137,8 +153,10 @@ class Client:
     def get(self, index: int) -> Entry:
         """The entry of that index. Raises IndexRangeError where there is none, as far as is committed.
 
-        Java's leader also gives entries that are not committed yet, which it may lose again.
+        Java's leader also gives entries that are not committed yet, which it may lose again. Raises OptionError for
+        what is no index.
         """
+        _check_number("index", index, 0, _MOST_INDEX)
         return self._wait(self._session.get(index))
 
     def metadata(self) -> Metadata:
@@ -155,12 +173,18 @@ class Client:
         """Committed entries from that index on, of that member, or of any, which must be one of ours.
 
         Waits up to ``wait_ms`` for the first to be committed; then the range is empty. Raises IndexRangeError for an
-        index that is below the member's first.
+        index that is below the member's first, and OptionError for numbers that cannot be meant.
         """
+        _check_number("first_index", first_index, 0, _MOST_INDEX)
+        _check_number("max_bytes", max_bytes, 1, _MOST_NUMBER)
+        _check_number("wait_ms", wait_ms, 0, _MOST_NUMBER)
         return self._wait(self._session.read(first_index, node_id, max_bytes, wait_ms))
 
     def transfer(self, node_id: str) -> None:
-        """Make that member the leader, and wait until it is. Raises UnknownOutcomeError if the leader does not say."""
+        """Make that member the leader, and wait until it is.
+
+        Raises GroupError if it was refused, and UnknownOutcomeError if it may have happened, or may yet.
+        """
         return self._wait(self._session.transfer(node_id))
 
     def close(self) -> None:
@@ -169,6 +193,9 @@ class Client:
         What was not sent by then fails with GroupError, what has no answer with UnknownOutcomeError. May be called
         twice; in a child of the process that made the client it does nothing.
         """
+        self._close(waits=True)
+
+    def _close(self, waits: bool) -> None:
         if os.getpid() != self._pid:
             return
         self._may_wait()
@@ -177,7 +204,7 @@ class Client:
                 return
             with self._beginning:
                 self._is_closed = True
-            asyncio.run_coroutine_threadsafe(self._session.close(), self._loop).result()
+            asyncio.run_coroutine_threadsafe(self._session.close(waits), self._loop).result()
             self._forgotten.detach()
             _stop(self._loop, self._pid)
             self._thread.join()
@@ -188,7 +215,8 @@ class Client:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        # Who interrupts does not want to wait for what was submitted.
+        self._close(waits=not isinstance(error, KeyboardInterrupt))
 
     def __repr__(self) -> str:
         return f"<Client of group {self.group}{', closed' if self._is_closed else ''}>"
@@ -245,5 +273,22 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def _stop(loop: asyncio.AbstractEventLoop, pid: int) -> None:
-    if os.getpid() == pid and not loop.is_closed():
-        loop.call_soon_threadsafe(loop.stop)
+    if os.getpid() == pid:
+        # A loop that is closed has nothing left to stop.
+        with suppress(RuntimeError):
+            loop.call_soon_threadsafe(loop.stop)
+
+
+@atexit.register
+def _end_all() -> None:
+    """Ends the threads of clients that were not closed: cut off in the middle, they would complain of their tasks."""
+    running = [(thread, loop) for thread, loop in _threads.items() if thread.is_alive()]
+    for _, loop in running:
+        _stop(loop, os.getpid())
+    for thread, _ in running:
+        thread.join(_LONGEST_END)
+
+
+def _check_number(name: str, value: object, least: int, most: int) -> None:
+    if not isinstance(value, SupportsIndex) or not least <= index(value) <= most:
+        raise OptionError(f"{name}: expected a number from {least} to {most}, found {value!r}")

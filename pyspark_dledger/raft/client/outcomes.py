@@ -34,6 +34,14 @@ _LASTING = frozenset(
         ResponseCode.REQUEST_WITH_EMPTY_BODYS,
     )
 )
+# Given by a leader, or by the member that is to follow it, before either begins a transfer.
+_TRANSFER_NOT_BEGUN = (
+    _PASSING
+    | _LASTING
+    | {ResponseCode.INCONSISTENT_TERM, ResponseCode.INCONSISTENT_LEADER, ResponseCode.FALL_BEHIND_TOO_MUCH}
+)
+# A node that says so is of another group, or has another id.
+STRANGERS = frozenset((ResponseCode.UNKNOWN_GROUP, ResponseCode.UNKNOWN_MEMBER))
 # The leader is elsewhere, or about to be.
 LEADER_MOVED = frozenset((ResponseCode.NOT_LEADER, ResponseCode.LEADER_TRANSFERRING))
 
@@ -58,6 +66,13 @@ def outcome_of(answer: Answered | None) -> Outcome:
     if answer.code in _PASSING:
         return Outcome.PASSING
     return Outcome.LASTING if answer.code in _LASTING else Outcome.UNKNOWN
+
+
+def may_transfer(answer: Answered) -> bool:
+    """Whether a transfer may still come about, whatever its answer says of it."""
+    if isinstance(answer, Refusal):
+        return outcome_of(answer) is Outcome.UNKNOWN
+    return answer.code not in _TRANSFER_NOT_BEGUN
 
 
 def is_passing(answer: Answered) -> bool:
@@ -91,6 +106,18 @@ def unknown(group: str, member_id: str, reason: str, code: int, leader_id: str |
     return UnknownOutcomeError(
         f"group {group}: expected {member_id} to acknowledge an append, found {reason}: it may be in the log, now or "
         "later, or never: look for it there before it is sent again",
+        code,
+        leader_id,
+    )
+
+
+def unknown_transfer(
+    group: str, member_id: str, node_id: str, reason: str, code: int, leader_id: str | None = None
+) -> UnknownOutcomeError:
+    """The error for a transfer that may have been done, or may be yet."""
+    return UnknownOutcomeError(
+        f"group {group}: expected {member_id} to hand leadership to {node_id}, found {reason}: it may happen, now or "
+        "later, or never: look with metadata who leads",
         code,
         leader_id,
     )

@@ -119,7 +119,7 @@ class Metadata(NamedTuple):
 
 
 class MemberStatus(NamedTuple):
-    """How a member stands. Indexes and terms are -1 where there is none."""
+    """How a member stands. Indexes and terms are -1 where there is none; ``problem`` is "" while there is none."""
 
     node_id: str
     role: Role
@@ -129,6 +129,7 @@ class MemberStatus(NamedTuple):
     end_index: int
     end_term: int
     committed_index: int
+    problem: str = ""
 
 
 class CommittedRange(NamedTuple):

@@ -8,11 +8,21 @@ import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeVar
 
-from pyspark_dledger.errors import GroupError, IndexRangeError, OptionError, UnknownOutcomeError
+from pyspark_dledger.errors import GroupError, IndexRangeError, OptionError
 from pyspark_dledger.raft.client.appender import Appender
 from pyspark_dledger.raft.client.connection import LostError, MemberConnection
 from pyspark_dledger.raft.client.members import Members
-from pyspark_dledger.raft.client.outcomes import LEADER_MOVED, Answered, is_passing, refused
+from pyspark_dledger.raft.client.outcomes import (
+    LEADER_MOVED,
+    STRANGERS,
+    Answered,
+    code_name,
+    is_passing,
+    leader_named,
+    may_transfer,
+    refused,
+    unknown_transfer,
+)
 from pyspark_dledger.raft.client.results import CommittedRange, MemberStatus, Metadata
 from pyspark_dledger.raft.messages import (
     Answer,
@@ -59,9 +69,9 @@ class Session:
         self._members = Members(group, addresses, tls, timeout)
         self.appender = Appender(self._members, max_retries)
 
-    async def close(self) -> None:
-        """Lets appends end, for as long as one attempt may last, and then closes the connections."""
-        await self.appender.close(self._members.timeout)
+    async def close(self, waits: bool = True) -> None:
+        """Lets appends end, for as long as one attempt may last unless told not to, and closes the connections."""
+        await self.appender.close(self._members.timeout if waits else 0.0)
         self._members.close()
 
     async def get(self, index: int) -> Entry:
@@ -124,6 +134,7 @@ class Session:
         return MemberStatus(
             *(node_id, answer.role, answer.term, answer.leader_id),
             *(answer.begin_index, answer.end_index, answer.end_term, answer.committed_index),
+            answer.problem,
         )
 
     async def read(self, first_index: int, node_id: str | None, max_bytes: int, wait_ms: int) -> CommittedRange:
@@ -150,7 +161,7 @@ class Session:
         return CommittedRange(first_index, answer.count, answer.begin_index, answer.committed_index, answer.data)
 
     async def transfer(self, node_id: str) -> None:
-        """Makes a member the leader. Raises GroupError if it does not become it, and UnknownOutcomeError."""
+        """Makes a member the leader. Raises GroupError if it was refused, UnknownOutcomeError if it may happen yet."""
         await self._members.leader()
         if node_id not in self._members.addresses:
             raise OptionError(f"expected one of {', '.join(self._members.addresses)} to transfer to, found {node_id!r}")
@@ -173,13 +184,15 @@ class Session:
         try:
             answer = await connection.ask(request, max(_TRANSFER_TIMEOUT, self._members.timeout))
         except (LostError, TimeoutError) as error:
-            raise UnknownOutcomeError(
-                f"group {self.group}: expected {leader_id} to hand leadership to {node_id}, found {error}: it may "
-                "happen, now or later, or never: ask for metadata",
-                ResponseCode.TIMEOUT,
-            ) from None
+            raise unknown_transfer(self.group, leader_id, node_id, str(error), ResponseCode.TIMEOUT) from None
+        except asyncio.CancelledError:
+            reason = "the client closed before the answer came"
+            raise unknown_transfer(self.group, leader_id, node_id, reason, ResponseCode.NETWORK_ERROR) from None
         finally:
             self._members.not_leader(leader_id)
+        if answer.code != ResponseCode.SUCCESS and may_transfer(answer):
+            code, named = int(answer.code), leader_named(answer)
+            raise unknown_transfer(self.group, leader_id, node_id, code_name(answer), code, named)
         return connection, answer
 
     async def _term_of(self, connection: MemberConnection) -> int:
@@ -206,6 +219,8 @@ class Session:
     async def _retried(self, ask: Callable[[], Awaitable[tuple[MemberConnection, N]]], what: str) -> N:
         """Asks again for as long as the answer is one that passes, or does not come; for what changes nothing."""
         failure: GroupError | None = None
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
         for attempt in range(self._attempts):
             if attempt:
                 pause = min(_FIRST_PAUSE * 2**attempt, _LONGEST_PAUSE)
@@ -213,7 +228,9 @@ class Session:
             try:
                 connection, answer = await ask()
             except GroupError as error:
-                failure = error
+                if error.code in STRANGERS:
+                    raise
+                failure = self._members.in_all(error, loop.time() - begun)
                 continue
             if answer is None or not is_passing(answer):
                 return answer

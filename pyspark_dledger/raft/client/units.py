@@ -42,7 +42,7 @@ class Owner(Protocol):
 class Unit:
     """Bodies in one request, all or none of which are appended: those from ordinal ``first`` of its owner on."""
 
-    __slots__ = ("attempts", "bodies", "first", "owner", "size")
+    __slots__ = ("attempts", "bodies", "first", "leaderless_since", "owner", "size")
 
     def __init__(self, owner: Owner, first: int, bodies: Bodies) -> None:
         self.owner = owner
@@ -50,6 +50,8 @@ class Unit:
         self.bodies = bodies
         self.size = len(bodies.block) + ENTRY_HEADER_SIZE * bodies.count
         self.attempts = 0
+        # By the loop's clock, in seconds: since when a leader was looked for, which was not found.
+        self.leaderless_since: float | None = None
 
     @property
     def count(self) -> int:
@@ -61,7 +63,7 @@ class Unit:
         units = []
         for ordinal, body in enumerate(engine.unpack_bodies(self.bodies)):
             unit = Unit(self.owner, self.first + ordinal, engine.pack_bodies([body]))
-            unit.attempts = self.attempts
+            unit.attempts, unit.leaderless_since = self.attempts, self.leaderless_since
             units.append(unit)
         return units
 

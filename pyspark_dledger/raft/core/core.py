@@ -204,6 +204,7 @@ class Core:
             pending_appends=self._appends.count,
             problems=member.problem_count,
             peers=peers,
+            problem=member.latest_problem,
         )
 
     # Requests that need little
@@ -233,5 +234,6 @@ class Core:
             end_term=status.end_term,
             committed_index=status.committed_index,
             peers=dict(self._addresses),
+            problem=status.problem,
         )
         member.reply(token, answer)

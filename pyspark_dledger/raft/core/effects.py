@@ -52,7 +52,10 @@ class PeerStatus:
 
 @dataclass(frozen=True)
 class Status:
-    """How a member stands. Only a leader fills ``peers``; ``problems`` counts what an operator should look at."""
+    """How a member stands. Only a leader fills ``peers``.
+
+    ``problems`` counts what an operator should look at; ``problem`` is the latest that is not solved, or "".
+    """
 
     role: Role
     term: int
@@ -64,3 +67,4 @@ class Status:
     pending_appends: int = 0
     problems: int = 0
     peers: tuple[PeerStatus, ...] = ()
+    problem: str = ""

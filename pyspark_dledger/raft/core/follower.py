@@ -17,6 +17,9 @@ from pyspark_dledger.raft.core.entries import Piece, only_entry, same, split
 from pyspark_dledger.raft.core.member import DISK_FAILURES, MOST_TERM, Member
 from pyspark_dledger.raft.messages import PushAnswer, PushRequest, PushType, ResponseCode, Role
 
+# What keeps this member from taking its leader's entries.
+_BLOCKED = "follower"
+
 
 class _Waiting(NamedTuple):
     """An answer that may go out once this member's log is durable up to an index."""
@@ -44,6 +47,8 @@ class Follower:
         self._matched = member.store.ledger_end_index if has_own else -1
         self._matched_term = member.term
         self._waiting: deque[_Waiting] = deque()
+        # The log's end when a push could last not be taken.
+        self._blocked_at: int | None = None
         self._actions = {
             PushType.APPEND: self._append,
             PushType.COMPARE: self._compare,
@@ -75,14 +80,28 @@ class Follower:
             self._commit(request.commit_index)
         except _Refused as refused:
             self._member.reply(token, self._answer(request, refused.code))
-        except (InconsistentError, ValueError):
+        except (InconsistentError, ValueError) as error:
+            self._blocked(f"{request.type.name} of leader {request.leader_id} cannot be taken: {error}")
             # Leaders of 0.4.0 send no entries in the way of 0.3; Java tells them so too.
             code = ResponseCode.INCONSISTENT_STATE if request.count else ResponseCode.UNEXPECTED_ARGUMENT
             self._member.reply(token, self._answer(request, code))
         except DISK_FAILURES as error:
             self._member.reply(token, self._answer(request, self._failure(error)))
         else:
+            if self._blocked_at is not None:
+                self._unblock()
             self._reply(needed, token, self._answer(request, ResponseCode.SUCCESS))
+
+    def _blocked(self, text: str) -> None:
+        """A push could not be taken, and most likely the next cannot either."""
+        self._blocked_at = self._member.store.ledger_end_index
+        self._member.problem(text, _BLOCKED)
+
+    def _unblock(self) -> None:
+        """A push was taken: the problem is over if the log is longer than when it was met."""
+        if self._blocked_at is not None and self._member.store.ledger_end_index > self._blocked_at:
+            self._blocked_at = None
+            self._member.solved(_BLOCKED)
 
     def _refusal(self, request: PushRequest) -> ResponseCode | None:
         """Why whoever pushes is not followed, or None; UNKNOWN for no answer, where its term cannot be saved."""
@@ -108,7 +127,7 @@ class Follower:
         member = self._member
         is_full = isinstance(error, DiskFullError)
         if not is_full:
-            member.problem(f"entries of leader {member.leader_id} cannot be written: {error}")
+            self._blocked(f"entries of leader {member.leader_id} cannot be taken: {error}")
         if member.leader_id not in member.ours:
             return ResponseCode.INCONSISTENT_STATE
         return ResponseCode.DISK_FULL if is_full else ResponseCode.DISK_ERROR
@@ -209,9 +228,22 @@ class Follower:
             if entry.index <= store.ledger_end_index:
                 member.cut(entry.index)
         else:
+            text = self._reset_text(entry.index)
             member.reset(entry.index, entry.pos)
             self._matched = -1
+            if text:
+                member.problem(text)
         store.append_as_follower(request.data, request.term)
+
+    def _reset_text(self, index: int) -> str:
+        """Which entries this member never gets where the log begins anew at that index; "" where there are none."""
+        _, end = self._member.log_end
+        if index <= end + 1:
+            return ""
+        return (
+            f"entries {end + 1} to {index - 1} are gone at the leader (expired), this log begins anew at {index}: "
+            f"the leader is {self._member.leader_id}"
+        )
 
     def _is_next(self, entry: Piece) -> bool:
         """Whether all that stands here before the entry is the leader's too."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.raft.core.config import CoreConfig
@@ -20,10 +20,24 @@ MOST_TERM = 2**62
 # Whoever drives the core answers within a few seconds; what was never answered is forgotten after this.
 _FORGET_AFTER_MS = 30_000
 _MOST_PROBLEMS = 100
+# The same problem is told again no sooner than this, and counts as solved when it was not met for the other.
+_TELL_AGAIN_MS = 10_000
+_SOLVED_AFTER_MS = 60_000
 
 # Takes what was given when the request was sent, and the answer, or None where none came.
 Answered = Callable[[Any, Answer | None], None]
 RoleListener = Callable[[], None]
+
+
+class _Problem(NamedTuple):
+    """What an operator should see, and when it was met last."""
+
+    text: str
+    kind: str
+    met_at: int
+
+
+_NO_PROBLEM = _Problem("", "", 0)
 
 
 class Member:
@@ -53,16 +67,40 @@ class Member:
         self.effects: list[Effect] = []
         self.problems: deque[str] = deque(maxlen=_MOST_PROBLEMS)
         self.problem_count = 0
+        self._told: dict[str, int] = {}
+        self._latest = _NO_PROBLEM
         self.role_listeners: list[RoleListener] = []
         self._persisted = store.flushed_index
         self._lost_end = -1, -1
         self._last_token = 0
         self._sent: dict[int, tuple[Answered, Any, int]] = {}
 
-    def problem(self, text: str) -> None:
-        """Something an operator should see: which rule was broken, or what failed."""
+    # Problems
+
+    def problem(self, text: str, kind: str = "", again_ms: int = _TELL_AGAIN_MS) -> None:
+        """Something an operator should see: which rule was broken, or what failed.
+
+        Problems of one kind, or with the same text where no kind is given, are told once in ``again_ms``.
+        """
+        kind, now = kind or text, self.now
         self.problem_count += 1
+        self._latest = _Problem(text, kind, now)
+        if now - self._told.get(kind, now - again_ms) < again_ms:
+            return
+        if len(self._told) >= _MOST_PROBLEMS:
+            self._told.clear()
+        self._told[kind] = now
         self.problems.append(text)
+
+    def solved(self, kind: str) -> None:
+        """Problems of that kind are over: what they kept from going on went on."""
+        if self._latest.kind == kind:
+            self._latest = _NO_PROBLEM
+
+    @property
+    def latest_problem(self) -> str:
+        """The problem that was met last, "" where it is solved, or was not met for a while."""
+        return self._latest.text if self.now - self._latest.met_at < _SOLVED_AFTER_MS else ""
 
     # Sending and answering
 

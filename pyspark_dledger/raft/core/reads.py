@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pyspark_dledger.errors import IndexRangeError
 from pyspark_dledger.raft.core.heartbeats import Heartbeats
-from pyspark_dledger.raft.core.member import Member
+from pyspark_dledger.raft.core.member import DISK_FAILURES, Member
 from pyspark_dledger.raft.core.replication import Replication
 from pyspark_dledger.raft.messages import GetAnswer, GetRequest, ResponseCode
 
@@ -48,6 +48,10 @@ class Reads:
             is_below = 0 <= index < member.store.ledger_begin_index
             code = ResponseCode.INDEX_LESS_THAN_LOCAL_BEGIN if is_below else ResponseCode.INDEX_OUT_OF_RANGE
             self._refuse(request, token, code)
+            return
+        except DISK_FAILURES as error:
+            member.problem(f"entry {index} cannot be read: {error}")
+            self._refuse(request, token, ResponseCode.DISK_ERROR)
             return
         member.reply(token, GetAnswer(group=member.group, entries=[entry]))
 

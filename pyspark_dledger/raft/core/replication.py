@@ -23,6 +23,9 @@ _COMMIT_EVERY_MS = 1000
 _COMMIT_GAP_MS = 10
 _COMMIT_GAP_TO_JAVA_MS = 100
 _QUOTA_WINDOW_MS = 1000
+# A peer that refuses so many pushes in a row makes no progress; that is told no more often than so.
+_MOST_REFUSED = 5
+_TELL_REFUSED_MS = 60_000
 
 
 class Progress:
@@ -48,6 +51,7 @@ class Progress:
         "pushed_at",
         "quota_left",
         "quota_until",
+        "refused",
         "resume_at",
         "state",
         "truncate_index",
@@ -67,6 +71,7 @@ class Progress:
         self.commit_sent = -1
         self.commit_at = self.pushed_at = now
         self.failures = 0
+        self.refused = 0
         self.resume_at = now
         self.compare()
 
@@ -328,6 +333,7 @@ class Replication:
             if answer is not None and answer.code == ResponseCode.UNEXPECTED_ARGUMENT:
                 # Up to 0.2.7, Java followers take either batches or single entries, by their own enableBatchPush.
                 progress.batches = not progress.batches
+            self._note_refused(progress, pushed.first_index, answer)
             self._fail(progress)
             return
         del progress.in_flight[pushed.first_index]
@@ -336,6 +342,8 @@ class Replication:
         progress.failures = 0
         if pushed.last_index > progress.match_index:
             progress.match_index = pushed.last_index
+            if progress.refused:
+                self._takes_again(progress)
             if pushed.last_index > self._member.store.committed_index:
                 self.advance()
 
@@ -394,6 +402,7 @@ class Replication:
             return
         progress.is_asked = False
         if answer is None or answer.code != ResponseCode.SUCCESS or answer.term != self._member.term:
+            self._note_refused(progress, asked.index, answer)
             self._fail(progress)
             return
         progress.match_index = asked.index
@@ -404,3 +413,30 @@ class Replication:
     def _settled(self, progress: Progress) -> None:
         if progress.next_index > self._member.store.ledger_end_index:
             progress.failures = 0
+            self._takes_again(progress)
+
+    # Peers that make no progress
+
+    def _note_refused(self, progress: Progress, index: int, answer: Answer | None) -> None:
+        """A push was not taken; that a peer refuses one after the other is a problem."""
+        if not isinstance(answer, PushAnswer) or answer.code != ResponseCode.INCONSISTENT_STATE:
+            return
+        progress.refused += 1
+        if progress.refused >= _MOST_REFUSED:
+            self._member.problem(
+                f"expected {progress.peer_id} to take entry {index}, found it refused {progress.refused} times in a "
+                f"row (INCONSISTENT_STATE), where its log ends at {answer.end_index}: look at what {progress.peer_id} "
+                "reports; data file sizes must be equal at every member",
+                _kind(progress),
+                _TELL_REFUSED_MS,
+            )
+
+    def _takes_again(self, progress: Progress) -> None:
+        if progress.refused:
+            progress.refused = 0
+            self._member.solved(_kind(progress))
+
+
+def _kind(progress: Progress) -> str:
+    """Of what kind the problem is that a peer refuses pushes."""
+    return f"pushes to {progress.peer_id}"

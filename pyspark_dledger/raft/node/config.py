@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Literal
 
 from pyspark_dledger.errors import OptionError
+from pyspark_dledger.raft.core import CoreConfig
 from pyspark_dledger.raft.peers import Address, parse_address, parse_peers
 from pyspark_dledger.raft.tls import Tls
+from pyspark_dledger.store.config import StoreConfig
 
 Flush = Literal["sync", "async"]
 FLUSHES: tuple[Flush, ...] = ("sync", "async")
@@ -65,6 +67,31 @@ class NodeConfig:
         if _has_port(self.listen):
             return parse_address(self.listen, "listen")
         return Address(self.listen.removeprefix("[").removesuffix("]"), own.port)
+
+    def core_config(self) -> CoreConfig:
+        """What its core is told. Raises OptionError for a field that is unknown or cannot be honoured."""
+        try:
+            return CoreConfig(
+                group=self.group,
+                self_id=self.self_id,
+                peers=tuple(self.members()),
+                is_sync=self.flush_mode() == "sync" and self.store is not None,
+                **self.core_options,  # type: ignore[arg-type]  # checked by the class
+            )
+        except TypeError as error:
+            raise OptionError(f"core options: {error}") from None
+
+    def store_config(self, base_dir: Path) -> StoreConfig:
+        """What its store in `base_dir` is told. Raises OptionError as `core_config`."""
+        try:
+            return StoreConfig(
+                base_dir=base_dir,
+                self_id=self.self_id,
+                flush=self.flush_mode(),
+                **self.store_options,  # type: ignore[arg-type]  # checked by the class
+            )
+        except TypeError as error:
+            raise OptionError(f"store options: {error}") from None
 
 
 def _has_port(text: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 import time
 import warnings
@@ -17,6 +18,11 @@ LOG_FORMATS: tuple[LogFormat, ...] = ("text", "json")
 
 # Of one kind a second; what strangers can cause must not fill a disk.
 _MOST_A_SECOND = 20
+# Seconds between two records of the same problem, and how many problems are told apart.
+_SAME_SECONDS = 10.0
+_MOST_PROBLEMS = 256
+# Terms and indexes; the digits of an id such as n1 are none.
+_NUMBERS = re.compile(r"\b\d+\b")
 
 
 def record(level: int, event: str, **fields: object) -> None:
@@ -45,6 +51,29 @@ class Limited:
         if self._left_out:
             fields["leftOut"], self._left_out = self._left_out, 0
         record(level, event, **fields)
+
+
+class Seldom:
+    """Logs problems that last, each every 10 s at most. Those that differ in numbers only, such as terms, are the same.
+
+    What was left out of a problem is counted in the next record of it.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        # When each was logged, and how often it came since.
+        self._logged: dict[str, tuple[float, int]] = {}
+
+    def __call__(self, level: int, event: str, found: str) -> None:
+        key, now = _NUMBERS.sub("0", found), self._clock()
+        logged, left_out = self._logged.get(key, (now - _SAME_SECONDS, 0))
+        if now - logged < _SAME_SECONDS:
+            self._logged[key] = logged, left_out + 1
+            return
+        if len(self._logged) >= _MOST_PROBLEMS:
+            self._logged.clear()
+        self._logged[key] = now, 0
+        record(level, event, found=found, **({"leftOut": left_out} if left_out else {}))
 
 
 def log_to_stderr(form: LogFormat, **always: object) -> None:

@@ -7,26 +7,23 @@ import logging
 import random
 import ssl
 import time
-from pathlib import Path
 from typing import Any
 
-from pyspark_dledger.errors import DLedgerError, OptionError
+from pyspark_dledger.errors import DLedgerError
 from pyspark_dledger.raft.core import Core, CoreConfig
 from pyspark_dledger.raft.messages import MetadataRequest
 from pyspark_dledger.raft.node.config import NodeConfig
 from pyspark_dledger.raft.node.inbound import Inbound, Room
 from pyspark_dledger.raft.node.link import Link
+from pyspark_dledger.raft.node.listener import BACKLOG, TlsListener, listen_with_tls
 from pyspark_dledger.raft.node.logs import LOG, Limited, record
 from pyspark_dledger.raft.node.service import Service
 from pyspark_dledger.raft.node.tails import Tails
 from pyspark_dledger.raft.peers import Address
 from pyspark_dledger.store.base import DLedgerStore
-from pyspark_dledger.store.config import StoreConfig
 
-_TLS_SECONDS = 10.0
 # For the last answers when it stops.
 _CLOSE_SECONDS = 1.0
-_BACKLOG = 256
 # What connections may send of frames that are not whole yet, all together, in bytes.
 _MOST_UNFINISHED = 512 * 1024 * 1024
 
@@ -43,7 +40,7 @@ class Node:
         self._inbound: set[Inbound] = set()
         self._room = Room(_MOST_UNFINISHED)
         self._links: dict[str, Link] = {}
-        self._server: asyncio.Server | None = None
+        self._server: asyncio.Server | TlsListener | None = None
         self._store: DLedgerStore | None = None
         self._core: Core | None = None
         self._service: Service | None = None
@@ -56,7 +53,7 @@ class Node:
         loop = asyncio.get_running_loop()
         self.failed: asyncio.Future[Exception] = loop.create_future()
         contexts = self._contexts()
-        core_config = self._core_config()
+        core_config = self.config.core_config()
         self._store = self._open_store()
         try:
             await self._start_with(self._store, core_config, contexts)
@@ -153,19 +150,6 @@ class Node:
         tls = self.config.tls
         return (None, None) if tls is None else (tls.server_context(), tls.client_context())
 
-    def _core_config(self) -> CoreConfig:
-        config = self.config
-        try:
-            return CoreConfig(
-                group=config.group,
-                self_id=config.self_id,
-                peers=tuple(self._members),
-                is_sync=self._is_sync,
-                **config.core_options,  # type: ignore[arg-type]  # checked by the class
-            )
-        except (TypeError, ValueError) as error:
-            raise OptionError(f"core options: {error}") from None
-
     def _open_store(self) -> DLedgerStore:
         """The store, started. Its flush thread tells nobody until the service is there: what is old is durable."""
         if self.config.store is None:
@@ -174,39 +158,23 @@ class Node:
             return MemoryStore()
         from pyspark_dledger.store.mmap_file_store import MmapFileStore
 
-        store = MmapFileStore(self._store_config(self.config.store))
+        store = MmapFileStore(self.config.store_config(self.config.store))
         if self._is_sync:
             store.on_flushed(self._flushed_in_thread)
         store.startup(services=True)
         return store
-
-    def _store_config(self, base_dir: Path) -> StoreConfig:
-        config = self.config
-        try:
-            return StoreConfig(
-                base_dir=base_dir,
-                self_id=config.self_id,
-                flush=config.flush_mode(),
-                **config.store_options,  # type: ignore[arg-type]  # checked by the class
-            )
-        except TypeError as error:
-            raise OptionError(f"store options: {error}") from None
 
     def _flushed_in_thread(self, index: int) -> None:
         if self._service is not None:
             self._service.flushed_in_thread(index)
 
     async def _listen_at(self, address: Address, tls: ssl.SSLContext | None) -> None:
-        loop = asyncio.get_running_loop()
         try:
-            self._server = await loop.create_server(
-                self._new_inbound,
-                address.host,
-                address.port,
-                ssl=tls,
-                ssl_handshake_timeout=_TLS_SECONDS if tls is not None else None,
-                backlog=_BACKLOG,
-                reuse_address=True,
+            if tls is not None:
+                self._server = await listen_with_tls(self._new_inbound, address, tls, self._log)
+                return
+            self._server = await asyncio.get_running_loop().create_server(
+                self._new_inbound, address.host, address.port, backlog=BACKLOG, reuse_address=True
             )
         except OSError as error:
             raise DLedgerError(f"expected to listen at {address}, found {error}: say another address") from None

@@ -12,7 +12,7 @@ from pyspark_dledger.raft.messages import Answer, PushRequest, ReadRequest, Requ
 from pyspark_dledger.raft.node.channel import Channel
 from pyspark_dledger.raft.node.inbound import Caller
 from pyspark_dledger.raft.node.link import Link
-from pyspark_dledger.raft.node.logs import record
+from pyspark_dledger.raft.node.logs import Seldom, record
 from pyspark_dledger.raft.node.tails import Tails
 
 _TICK_SECONDS = 0.01
@@ -43,6 +43,7 @@ class Service:
         self._ticks = 0
         self._timer: asyncio.TimerHandle | None = None
         self._persisted = -1
+        self._problem = Seldom()
 
     def start(self, links: Mapping[str, Link]) -> None:
         self._links = links
@@ -111,7 +112,7 @@ class Service:
             self._fail(StoreError(f"expected a store that works, found {failure}"))
         problems = self._core.problems
         while problems:
-            record(logging.ERROR, "problem", found=problems.popleft())
+            self._problem(logging.ERROR, "problem", problems.popleft())
 
     def _do(self, work: Callable[[], None]) -> None:
         if self._is_stopped:

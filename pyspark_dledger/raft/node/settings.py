@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import NamedTuple
 
 from pyspark_dledger.errors import OptionError
-from pyspark_dledger.format.state_files import parse_properties_file
-from pyspark_dledger.log.options import nearest, parse_size
+from pyspark_dledger.format.state_files import property_lines
+from pyspark_dledger.log.options import parse_size
 from pyspark_dledger.raft.core import CoreConfig
 from pyspark_dledger.raft.node.config import FLUSHES, NodeConfig
 from pyspark_dledger.raft.tls import Tls
@@ -28,7 +29,26 @@ class Setting(NamedTuple):
     meaning: str
 
 
+class Settings(dict[str, str]):
+    """Texts by the names of settings, and in ``places`` where each was said, for errors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places: dict[str, str] = {}
+
+    def say(self, name: str, text: str, place: str) -> None:
+        """Set one, whatever it was."""
+        self[name] = text
+        self.places[name] = place
+
+
 def _integer(text: str) -> int:
+    return int(text)
+
+
+def _positive(text: str) -> int:
+    if int(text) < 1:
+        raise ValueError
     return int(text)
 
 
@@ -63,6 +83,7 @@ def _choice(*values: str) -> Callable[[str], str]:
 
 _SIZE = "a size in bytes, such as 65536, 64k or 1g"
 _NUMBER = "a whole number"
+_COUNT = "a whole number, at least 1"
 _FLAG = "true or false"
 _TEXT, _PATH, _RATIO, _FOLDERS = "a text", "a path", "a ratio", "folders, separated by commas"
 
@@ -81,6 +102,10 @@ def _size(part: str, field: str, meaning: str) -> Setting:
 
 def _number(part: str, field: str, meaning: str) -> Setting:
     return Setting(part, field, _integer, _NUMBER, meaning)
+
+
+def _count(part: str, field: str, meaning: str) -> Setting:
+    return Setting(part, field, _positive, _COUNT, meaning)
 
 
 def _folder_list(field: str, meaning: str) -> Setting:
@@ -115,15 +140,15 @@ SETTINGS: Mapping[str, Setting] = {
     "tlsCert": _path("tls_cert", "PEM file of the certificate; TLS is on where all three are given"),
     "tlsKey": _path("tls_key", "PEM file of its key"),
     "tlsCa": _path("tls_ca", "PEM file of the authority that all others' certificates are of"),
-    "maxConnections": _number("node", "max_connections", "more connections than this are refused"),
+    "maxConnections": _count("node", "max_connections", "more connections than this are refused"),
     "mappedFileSizeForEntryData": _size("store", "data_file_size", "of a data file of a new store"),
     "mappedFileSizeForEntryIndex": _size("store", "index_file_size", "of an index file of a new store"),
     "dataStorePath": _folder_list("data_dirs", "where data files are made, in turn; default: `data/` of the store"),
     "readOnlyDataStoreDirs": _folder_list("read_only_data_dirs", "where data files are read, and none is made"),
-    "flushFileInterval": _number("store", "flush_file_interval_ms", "ms between two flushes under flush=async"),
-    "checkPointInterval": _number("store", "check_point_interval_ms", "ms between two checkpoints"),
+    "flushFileInterval": _count("store", "flush_file_interval_ms", "ms between two flushes under flush=async"),
+    "checkPointInterval": _count("store", "check_point_interval_ms", "ms between two checkpoints"),
     "deleteWhen": Setting("store", "delete_when", str, "hours, such as 04 or 04;16", "when expired files are deleted"),
-    "fileReservedHours": _number("store", "file_reserved_hours", "hours until an unchanged data file has expired"),
+    "fileReservedHours": _count("store", "file_reserved_hours", "hours until an unchanged data file has expired"),
     "diskSpaceRatioToCheckExpired": _ratio(
         "disk_space_ratio_to_check_expired", "how full a disk is when expired files are deleted at once"
     ),
@@ -132,21 +157,17 @@ SETTINGS: Mapping[str, Setting] = {
     ),
     "enableDiskForceClean": Setting("store", "enable_disk_force_clean", _flag, _FLAG, "whether that is done"),
     "truncateAt": _number("store", "truncate_at", "repair: this entry and all behind it are put aside first"),
-    "heartBeatTimeIntervalMs": _number("core", "heart_beat_time_interval_ms", "ms between two heartbeats"),
-    "maxHeartBeatLeak": _number("core", "max_heart_beat_leak", "how many heartbeats may be missing"),
+    "heartBeatTimeIntervalMs": _count("core", "heart_beat_time_interval_ms", "ms between two heartbeats"),
+    "maxHeartBeatLeak": _count("core", "max_heart_beat_leak", "how many heartbeats may be missing"),
     "minVoteIntervalMs": _number("core", "min_vote_interval_ms", "ms until a candidate stands again, at least"),
     "maxVoteIntervalMs": _number("core", "max_vote_interval_ms", "and at most"),
     "minTakeLeadershipVoteIntervalMs": _number(
         "core", "min_take_leadership_vote_interval_ms", "the same while leadership is transferred, at least"
     ),
     "maxTakeLeadershipVoteIntervalMs": _number("core", "max_take_leadership_vote_interval_ms", "and at most"),
-    "maxWaitAckTimeMs": _number(
-        "core", "max_wait_ack_time_ms", "ms until an append that no quorum has is answered 502"
-    ),
-    "maxPushTimeOutMs": _number("core", "max_push_time_out_ms", "ms until a push counts as lost"),
-    "maxPendingRequestsNum": _number(
-        "core", "max_pending_requests_num", "appends that may wait, more are answered 503"
-    ),
+    "maxWaitAckTimeMs": _count("core", "max_wait_ack_time_ms", "ms until an append that no quorum has is answered 502"),
+    "maxPushTimeOutMs": _count("core", "max_push_time_out_ms", "ms until a push counts as lost"),
+    "maxPendingRequestsNum": _count("core", "max_pending_requests_num", "appends that may wait, more are answered 503"),
     "maxLeadershipTransferWaitIndex": _number(
         "core", "max_leadership_transfer_wait_index", "entries that a member may lack to be given leadership"
     ),
@@ -171,6 +192,14 @@ SETTINGS: Mapping[str, Setting] = {
 _REPAIR = "truncateAt"
 _NEEDED = ("group", "selfId", "peers")
 _TLS = ("tls_cert", "tls_key", "tls_ca")
+# How much like a setting's name another has to be to be taken for it, misspelt.
+_NEAR = 0.8
+# What the errors of StoreConfig and CoreConfig begin with, and the settings that they mean.
+_NAMES = {
+    **{setting.field: name for name, setting in SETTINGS.items()},
+    "vote interval": "minVoteIntervalMs and maxVoteIntervalMs",
+    "vote interval while taking leadership": "minTakeLeadershipVoteIntervalMs and maxTakeLeadershipVoteIntervalMs",
+}
 
 
 def default_of(setting: Setting) -> object:
@@ -181,44 +210,88 @@ def default_of(setting: Setting) -> object:
     return None if default is MISSING or default == () else default
 
 
-def read_settings(path: Path) -> dict[str, str]:
-    """The keys and values of a file. Raises OptionError for one that cannot be read or is no properties file."""
+def read_settings(path: Path) -> Settings:
+    """The settings of a file. Raises OptionError for one that cannot be read or is no properties file."""
+    settings, lines = Settings(), dict[str, int]()
     try:
-        settings = parse_properties_file(path.read_bytes())
+        for line, name, text in property_lines(path.read_bytes()):
+            if name in lines:
+                raise OptionError(
+                    f"config {path} line {line}: expected each setting once, found {name} in line {lines[name]}, too: "
+                    "leave one of them out"
+                )
+            lines[name] = line
+            settings.say(name, text, f"config {path} line {line}")
+    except OptionError:
+        raise
     except (OSError, ValueError) as error:
         raise OptionError(f"config {path}: expected key=value lines, found {error}") from None
     if _REPAIR in settings:
-        raise OptionError(f"config {path}: expected settings that hold for every start, found {_REPAIR}: say it once")
+        raise OptionError(
+            f"{settings.places[_REPAIR]}: expected settings that hold for every start, found {_REPAIR}: say it once"
+        )
     return settings
 
 
 def node_config(settings: Mapping[str, str]) -> NodeConfig:
     """The configuration that texts mean. Raises OptionError for an unknown name and for a wrong value."""
+    places = settings.places if isinstance(settings, Settings) else {}
     parts: dict[str, dict[str, object]] = {"node": {}, "store": {}, "core": {}, "": {}}
     for name, text in settings.items():
+        place = places.get(name, "config")
         setting = SETTINGS.get(name)
         if setting is None:
-            raise OptionError(f"config: unknown setting {name}: the nearest is {nearest(name, SETTINGS)}")
-        parts[setting.part][setting.field] = _parsed(name, setting, text.strip())
+            raise OptionError(f"{place}: unknown setting {name}: {_advice(name)}")
+        parts[setting.part][setting.field] = _parsed(f"{place}: {name}", setting, text.strip())
     missing = [name for name in _NEEDED if not settings.get(name)]
     if missing:
         raise OptionError(f"config: expected group, selfId and peers, found no {' and no '.join(missing)}: say them")
     node = parts["node"]
     store = _store_of(node)
-    return NodeConfig(
+    config = NodeConfig(
         store=store,
         tls=_tls_of(node),
         store_options=parts["store"],
         core_options=parts["core"],
         **node,  # type: ignore[arg-type]  # each was parsed by its setting
     )
+    _check(config, places)
+    return config
 
 
-def _parsed(name: str, setting: Setting, text: str) -> object:
+def _advice(name: str) -> str:
+    """The setting that was meant, where one is much like it."""
+    by_key = {known.lower(): known for known in SETTINGS}
+    near = difflib.get_close_matches(name.lower(), by_key, n=1, cutoff=_NEAR)
+    return f"the nearest is {by_key[near[0]]}" if near else "docs/node.md lists those that there are"
+
+
+def _check(config: NodeConfig, places: Mapping[str, str]) -> None:
+    """Raises OptionError for values that fit no store and no group, by the names and places of their settings."""
+    try:
+        members = config.members()
+        config.core_config()
+        if config.store is not None:
+            config.store_config(config.store)
+    except OptionError as error:
+        field, _, text = str(error).partition(": ")
+        name = _NAMES.get(field, field)
+        place = next((places[each] for each in name.split(" and ") if each in places), "config")
+        raise OptionError(f"{place}: {name}: {text}") from None
+    preferred = config.core_options.get("preferred_leader_ids", ())
+    assert isinstance(preferred, tuple)
+    if strange := [peer_id for peer_id in preferred if peer_id not in members]:
+        place = places.get("preferredLeaderIds", "config")
+        raise OptionError(
+            f"{place}: preferredLeaderIds: expected members, of {', '.join(members)}, found {', '.join(strange)}"
+        )
+
+
+def _parsed(what: str, setting: Setting, text: str) -> object:
     try:
         return setting.parse(text)
     except ValueError:
-        raise OptionError(f"config {name}: expected {setting.expected}, found {text!r}") from None
+        raise OptionError(f"{what}: expected {setting.expected}, found {text!r}") from None
 
 
 def _store_of(node: dict[str, object]) -> Path | None:

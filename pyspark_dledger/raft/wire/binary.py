@@ -86,8 +86,7 @@ def encode_refusal(refusal: Refusal, request_code: int, opaque: int) -> tuple[by
     """Header and body of the frame that refuses a request."""
     flags = layout.FLAG_ANSWER | layout.FLAG_REFUSAL
     fixed = _COMMON.pack(layout.VERSION, flags, request_code, opaque, refusal.code, -1)
-    remark = refusal.remark.encode(errors="replace")[:MAX_TEXT_SIZE].decode(errors="ignore")
-    return fixed + _texts_bytes((remark,)), []
+    return fixed + _texts_bytes((_fitting(refusal.remark),)), []
 
 
 def decode(header: memoryview, body: memoryview) -> Decoded:
@@ -142,6 +141,11 @@ def _texts_bytes(texts: Texts) -> bytes:
         if len(packed) <= _MAX_CACHED_SIZE:
             _packed_texts[texts] = packed
     return packed
+
+
+def _fitting(text: str) -> str:
+    """A text for people, cut and changed where it could not be sent as it is."""
+    return text.encode(errors="replace")[:MAX_TEXT_SIZE].decode(errors="ignore")
 
 
 def _text_bytes(text: str | None) -> bytes:
@@ -224,15 +228,18 @@ def _peers_bytes(peers: dict[str, str]) -> bytes:
     return b"".join(_text_bytes(text) for pair in peers.items() for text in pair)
 
 
-def _peers(count: int, body: memoryview) -> dict[str, str]:
-    texts, end = _parse_texts(bytes(body), 0, 2 * count)
+def _peers(count: int, body: memoryview, more: int = 0) -> tuple[dict[str, str], list[str]]:
+    """The peers in ``body``, and so many texts behind them, which fill it. Raises WireError."""
+    texts, end = _parse_texts(bytes(body), 0, 2 * count + more)
     if end != len(body) or None in texts:
         raise WireError(f"expected {count} ids and addresses in {len(body)} bytes, found {end} bytes of them")
-    return dict(zip(texts[::2], texts[1::2], strict=True))  # type: ignore[arg-type]  # None was refused
+    found: list[str] = texts  # type: ignore[assignment]  # None was refused
+    pairs = found[: 2 * count]
+    return dict(zip(pairs[::2], pairs[1::2], strict=True)), found[2 * count :]
 
 
 def _from_metadata_answer(own: Values, body: memoryview) -> dict[str, Any]:
-    return {"peers": _peers(own[0], body)}
+    return {"peers": _peers(own[0], body)[0]}
 
 
 def _append_request(request: m.AppendRequest) -> tuple[Values, Sequence[Buffer]]:
@@ -350,18 +357,20 @@ def _from_transfer_request(own: Values, body: memoryview) -> dict[str, Any]:
 
 def _status_answer(answer: m.StatusAnswer) -> tuple[Values, Sequence[Buffer]]:
     own = _ROLE_PLACES[answer.role], answer.begin_index, answer.end_index, answer.end_term, answer.committed_index
-    return (*own, len(answer.peers)), (_peers_bytes(answer.peers),)
+    return (*own, len(answer.peers)), (_peers_bytes(answer.peers) + _text_bytes(_fitting(answer.problem)),)
 
 
 def _from_status_answer(own: Values, body: memoryview) -> dict[str, Any]:
     role, begin_index, end_index, end_term, committed_index, count = own
+    peers, (problem,) = _peers(count, body, 1)
     return {
         "role": _place(layout.ROLES, role, "role"),
         "begin_index": begin_index,
         "end_index": end_index,
         "end_term": end_term,
         "committed_index": committed_index,
-        "peers": _peers(count, body),
+        "peers": peers,
+        "problem": problem,
     }
 
 

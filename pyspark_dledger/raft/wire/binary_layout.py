@@ -126,7 +126,7 @@ BODIES: dict[tuple[int, bool], str] = {
     (RequestCode.APPEND, True): "runs to the end: index (i64) and pos (i64) of the first entry of each",
     (RequestCode.GET, True): ENTRIES_BODY,
     (RequestCode.PUSH, False): ENTRIES_BODY,
-    (RequestCode.STATUS, True): PEERS_BODY,
+    (RequestCode.STATUS, True): PEERS_BODY + "; then a text: its latest problem, empty without one",
     (RequestCode.READ, True): ENTRIES_BODY,
 }
 """What the frame's body holds; those not named have none."""
