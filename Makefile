@@ -48,6 +48,14 @@ interop: $(INSTALLED) ## compare stores, recovery and groups with the real Java 
 chaos: $(INSTALLED) ## kill, stop and cut off real nodes under load; ROUNDS=100, ARGS=--flush=sync
 	@$(PYTHON_BIN) -m tests.chaos --rounds $(or $(ROUNDS),100) $(ARGS)
 
+.PHONY: crashes
+crashes: $(INSTALLED) ## kill a process that writes a store, again and again; ROUNDS=60, ARGS="--flush sync"
+	@$(PYTHON_BIN) -m tests.crashes --rounds $(or $(ROUNDS),60) $(ARGS)
+
+.PHONY: power
+power: $(INSTALLED) ## let a store lose power at any moment, block by block; RUNS=1000, ARGS="--seed N"
+	@$(PYTHON_BIN) -m tests.power --runs $(or $(RUNS),1000) $(ARGS)
+
 .PHONY: lint
 lint: $(INSTALLED_LINT) ## check style, types and formatting
 	$(PYTHON_BIN) -m ruff check
