@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +14,12 @@ from pyspark.sql import SparkSession
 from tests import golden
 
 ROOT = Path(__file__).resolve().parent.parent
+
+# Whoever starts the tests in the background, or with nohup, has these ignored, and every process that a test starts
+# would ignore them, too.
+for ignored, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(ignored) is signal.SIG_IGN:
+        signal.signal(ignored, handler)
 
 
 @pytest.fixture(params=["native", "python"])
