@@ -530,12 +530,15 @@ def test_batch_that_ends_midway_says_what_is_known(act: Act) -> None:
     with connected(fake, timeout_ms=500) as client, pytest.raises(PartialAppendError) as caught:
         client.append_batch(bodies)
     error = caught.value
-    assert isinstance(error, UnknownOutcomeError) and str(error).startswith("of 80 entries 4 were appended, of ")
-    assert len(error.acknowledged) == 4 and [found.index for found in error.acknowledged] == [0, 1, 2, 3]
+    count = len(error.acknowledged)
+    # A connection that is cut may take acknowledgements with it that were not read yet.
+    assert count == 4 or (act in (CUT, APPENDED_AND_CUT) and count in (0, 2))
+    assert isinstance(error, UnknownOutcomeError) and str(error).startswith(f"of 80 entries {count} were appended, of ")
+    assert [found.index for found in error.acknowledged] == list(range(count))
     unknown = [number for part in error.unknown for number in part]
     missing = [number for part in error.not_appended for number in part]
-    assert 4 in unknown and missing and missing[-1] == 79
-    assert sorted([*range(4), *unknown, *missing]) == list(range(80))
+    assert count in unknown and missing and missing[-1] == 79
+    assert sorted([*range(count), *unknown, *missing]) == list(range(80))
     # What is said to be missing is; what comes behind it was not sent.
     assert not {bodies[number] for number in missing} & set(fake.log.bodies)
     again = pickle.loads(pickle.dumps(error))
