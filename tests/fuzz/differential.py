@@ -4,15 +4,11 @@
 to build/fuzz/differential: the segment, and what was asked.
 """
 
-# ruff: noqa: T201 - printing is what a command line does
-
 from __future__ import annotations
 
-import argparse
 import itertools
 import sys
 import tempfile
-import time
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,6 +24,7 @@ from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.format.resync import SPAN_WINDOW
 from pyspark_dledger.format.spec import KINDS, MODES, Filters, IntFilter, ScanRequest, Segment, SurveyRequest
 from tests.fuzz.build import BUILD
+from tests.fuzz.cases import numbers, run_by_command_line
 from tests.fuzz.corpus import Piece, pieces
 from tests.fuzz.logs import Log, damage, random_log
 
@@ -261,35 +258,23 @@ def write_reproducer(name: str, log: Log, question: Any, error: Disagreement) ->
 def run(seed: int, cases: int | None = None, seconds: float | None = None, first: int = 0) -> dict[str, int]:
     """So many cases, or as many as fit the time; how many there were of each sort."""
     done: dict[str, int] = {}
-    until = time.monotonic() + seconds if seconds is not None else None
+    chosen = numbers(first, cases, seconds)
     with tempfile.TemporaryDirectory() as root:
         goldens = list(pieces(Path(root)))
-        for number in itertools.count(first):
-            if (cases is not None and number - first >= cases) or (until is not None and time.monotonic() > until):
-                return done
+        for number in chosen:
             sort = check_case(seed, number, goldens, Path(root))
             done[sort] = done.get(sort, 0) + 1
-    raise AssertionError("a run ends by its cases or its time")
+    return done
 
 
 def main() -> int:
     """The command line; ends with status 1 at a disagreement."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--seconds", type=float, help="how long; 60 without anything else")
-    parser.add_argument("--cases", type=int, help="how many cases")
-    parser.add_argument("--case", type=int, help="one case alone")
-    given = parser.parse_args()
-    if given.case is not None:
-        given.cases = 1
-    seconds = 60 if given.cases is None and given.seconds is None else given.seconds
-    try:
-        done = run(given.seed, given.cases, seconds, given.case or 0)
-    except Disagreement as error:
-        print(error, file=sys.stderr)
-        return 1
-    print(f"differential: {sum(done.values())} cases without a disagreement, seed {given.seed}, {done}")
-    return 0
+    return run_by_command_line(
+        __doc__,
+        run,
+        Disagreement,
+        lambda seed, done: f"differential: {sum(done.values())} cases without a disagreement, seed {seed}, {done}",
+    )
 
 
 if __name__ == "__main__":

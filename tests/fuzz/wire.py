@@ -5,12 +5,8 @@ which it gets in any pieces, into the same frames as a simple one does; each fra
 and what could be read is written again. Nothing but WireError may come of it, and that soon.
 """
 
-# ruff: noqa: T201 - printing is what a command line does
-
 from __future__ import annotations
 
-import argparse
-import itertools
 import json
 import struct
 import sys
@@ -34,6 +30,7 @@ from pyspark_dledger.raft.wire import (
 from pyspark_dledger.raft.wire.frames import KIND_BINARY, KIND_JSON, MAX_HEADER_SIZE
 from pyspark_dledger.raft.wire.kinds import REQUEST_CODES
 from pyspark_dledger.raft.wire.remoting import decode_header
+from tests.fuzz.cases import numbers, run_by_command_line
 from tests.wire_messages import SAMPLES, encoded, goes_as_json
 
 # Seconds that a case may take, however busy the machine is.
@@ -255,33 +252,15 @@ def _check_stream(random: Random, stream: bytes, code: int) -> list[str]:
 def run(seed: int, cases: int | None = None, seconds: float | None = None, first: int = 0) -> dict[str, int]:
     """So many cases, or as many as fit the time; how many frames came to which end."""
     done: dict[str, int] = {}
-    until = time.monotonic() + seconds if seconds is not None else None
-    for number in itertools.count(first):
-        if (cases is not None and number - first >= cases) or (until is not None and time.monotonic() > until):
-            return done
+    for number in numbers(first, cases, seconds):
         for outcome in check_case(seed, number):
             done[outcome] = done.get(outcome, 0) + 1
-    raise AssertionError("a run ends by its cases or its time")
+    return done
 
 
 def main() -> int:
     """The command line; ends with status 1 at what does harm."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--seconds", type=float, help="how long; 60 without anything else")
-    parser.add_argument("--cases", type=int, help="how many cases")
-    parser.add_argument("--case", type=int, help="one case alone")
-    given = parser.parse_args()
-    if given.case is not None:
-        given.cases = 1
-    seconds = 60 if given.cases is None and given.seconds is None else given.seconds
-    try:
-        done = run(given.seed, given.cases, seconds, given.case or 0)
-    except Harm as error:
-        print(error, file=sys.stderr)
-        return 1
-    print(f"wire: no harm done, seed {given.seed}, {done}")
-    return 0
+    return run_by_command_line(__doc__, run, Harm, lambda seed, done: f"wire: no harm done, seed {seed}, {done}")
 
 
 if __name__ == "__main__":

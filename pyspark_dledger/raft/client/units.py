@@ -14,13 +14,12 @@ from typing import Protocol
 
 from pyspark_dledger.errors import GroupError, UnknownOutcomeError
 from pyspark_dledger.format.engine import get_engine
-from pyspark_dledger.format.entries import Bodies, Buffer
+from pyspark_dledger.format.entries import MAX_BODY_SIZE, Bodies, Buffer
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
 from pyspark_dledger.raft.client.results import Appended, BatchResult, PartialAppendError, Piece, places
 from pyspark_dledger.raft.messages import AppendAnswer
 from pyspark_dledger.store.base import Run
 
-MAX_BODY_SIZE = 4 * 1024 * 1024 - ENTRY_HEADER_SIZE
 # Log bytes in one request: enough that its own costs vanish, little enough that several are on their way at a time.
 UNIT_BYTES = 1024 * 1024
 # Log bytes of one batch that are packed and not yet answered: what bounds its memory.

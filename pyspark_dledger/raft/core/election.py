@@ -269,12 +269,9 @@ class Election:
     def _heard(self, request: HeartBeatRequest) -> ResponseCode | None:
         """What to answer a leader; None for nothing, where its term cannot be saved."""
         member, leader = self._member, request.leader_id
-        if leader is None or leader not in member.peers:
-            return ResponseCode.UNKNOWN_MEMBER
-        if leader == member.self_id or request.term > MOST_TERM:
-            return ResponseCode.UNEXPECTED_MEMBER
-        if request.term < member.term:
-            return ResponseCode.EXPIRED_TERM
+        code = member.refusal_of(leader, request.term)
+        if code is not None:
+            return code
         if request.term > member.term:
             return ResponseCode.TERM_NOT_READY if member.adopt(request.term) else None
         if member.leader_id is None:

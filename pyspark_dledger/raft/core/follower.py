@@ -14,7 +14,7 @@ from typing import NamedTuple
 from pyspark_dledger.errors import DiskFullError, InconsistentError
 from pyspark_dledger.format.entries import Buffer
 from pyspark_dledger.raft.core.entries import Piece, only_entry, same, split
-from pyspark_dledger.raft.core.member import DISK_FAILURES, MOST_TERM, Member
+from pyspark_dledger.raft.core.member import DISK_FAILURES, Member
 from pyspark_dledger.raft.messages import PushAnswer, PushRequest, PushType, ResponseCode, Role
 
 # What keeps this member from taking its leader's entries.
@@ -108,12 +108,9 @@ class Follower:
         member, leader = self._member, request.leader_id
         if leader == member.leader_id and request.term == member.term and member.role is Role.FOLLOWER:
             return None
-        if leader is None or leader not in member.peers:
-            return ResponseCode.UNKNOWN_MEMBER
-        if leader == member.self_id or request.term > MOST_TERM:
-            return ResponseCode.UNEXPECTED_MEMBER
-        if request.term < member.term:
-            return ResponseCode.EXPIRED_TERM
+        code = member.refusal_of(leader, request.term)
+        if code is not None:
+            return code
         if request.term > member.term and not member.adopt(request.term):
             return ResponseCode.UNKNOWN
         if member.leader_id is not None:

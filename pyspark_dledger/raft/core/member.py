@@ -158,6 +158,14 @@ class Member:
         self.become(Role.CANDIDATE, None)
         return True
 
+    def refusal_of(self, leader: str | None, term: int) -> ResponseCode | None:
+        """Why a node that says to lead that term is not listened to; None where it may be."""
+        if leader is None or leader not in self.peers:
+            return ResponseCode.UNKNOWN_MEMBER
+        if leader == self.self_id or term > MOST_TERM:
+            return ResponseCode.UNEXPECTED_MEMBER
+        return ResponseCode.EXPIRED_TERM if term < self.term else None
+
     def become(self, role: Role, leader_id: str | None) -> None:
         """Take a role in the present term, and tell every part."""
         self.was_transferring = self.transferee is not None

@@ -11,12 +11,11 @@ from pyspark_dledger.errors import OptionError
 from pyspark_dledger.raft.core import CoreConfig
 from pyspark_dledger.raft.peers import Address, parse_address, parse_peers
 from pyspark_dledger.raft.tls import Tls
+from pyspark_dledger.raft.wire import MAX_FRAME_SIZE
 from pyspark_dledger.store.config import StoreConfig
 
 Flush = Literal["sync", "async"]
 FLUSHES: tuple[Flush, ...] = ("sync", "async")
-
-MAX_FRAME_BYTES = 16 * 1024 * 1024
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,7 @@ class NodeConfig:
     flush: Flush | None = None
     listen: str | None = None
     tls: Tls | None = None
-    max_frame_bytes: int = MAX_FRAME_BYTES
+    max_frame_bytes: int = MAX_FRAME_SIZE
     max_connections: int = 1024
     store_options: Mapping[str, object] = field(default_factory=dict)
     core_options: Mapping[str, object] = field(default_factory=dict)
