@@ -580,8 +580,10 @@ def test_nothing_leaks_from_what_is_redacted(
     secrets = secrets_of(run("dump", path, "--json").rows)
     assert len(secrets) > 2000
     redacted = run("dump", path, "--redact", form).out
-    assert "redacted:" in redacted
-    assert [text for text in secrets if text in redacted] == []
+    # A digest may by chance hold the digits of a short number.
+    rest, replaced = re.subn(r"redacted:[0-9a-f]{16}:\d+", "redacted", redacted)
+    assert replaced > 200
+    assert [text for text in secrets if text in rest] == []
 
 
 def test_redacted_values_can_be_matched_within_a_run_only(broker: Store, run: Callable[..., Ran]) -> None:
