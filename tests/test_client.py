@@ -29,6 +29,7 @@ from pyspark_dledger.format.entries import Bodies
 from pyspark_dledger.raft.client import Appended, Client, PartialAppendError, appender, units
 from pyspark_dledger.raft.client.members import Members
 from pyspark_dledger.raft.client.results import places
+from pyspark_dledger.raft.loops import pause_after
 from pyspark_dledger.raft.messages import (
     GetAnswer,
     GetRequest,
@@ -1183,8 +1184,7 @@ def test_a_transfer_of_which_nobody_knows_exits_1(run: Verb) -> None:
 
 
 def command_line(*arguments: object) -> list[str]:
-    code = "import sys; from pyspark_dledger.cli.main import main; sys.exit(main())"
-    return [sys.executable, "-c", code, *map(str, arguments)]
+    return [sys.executable, "-m", "pyspark_dledger", *map(str, arguments)]
 
 
 @pytest.mark.parametrize("is_full", [False, True], ids=["broken", "full"])
@@ -1218,3 +1218,9 @@ def test_an_append_that_is_interrupted_says_so_at_once() -> None:
     assert time.monotonic() - sent_at < 2
     assert (process.returncode, printed) == (130, b"")
     assert b"interrupted: 0 entries were appended; 1 more may be in the log" in err and b"Task" not in err
+
+
+def test_pauses_grow_and_have_a_longest_however_often_something_failed() -> None:
+    bounds = [(0.5 * pause, pause) for pause in (0.01, 0.02, 0.04, 1.0, 1.0)]
+    found = [pause_after(failures, 0.01, 1.0) for failures in (0, 1, 2, 7, 100_000)]
+    assert all(low <= pause <= high for pause, (low, high) in zip(found, bounds, strict=True)), found

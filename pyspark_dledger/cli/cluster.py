@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pyspark_dledger.cli.output import Output, json_line, note
-from pyspark_dledger.cli.serve import Signals, run_loop
+from pyspark_dledger.cli.serve import Signals, first_of, run_loop
 from pyspark_dledger.errors import DLedgerError, OptionError
 from pyspark_dledger.raft.peers import Address, format_peers
 
@@ -38,7 +38,7 @@ class _Member(NamedTuple):
 
 def cluster(given: argparse.Namespace, out: Output) -> int:
     """Run the members until a signal comes, or none is left."""
-    if given.nodes < 1 or given.base_port < 1 or given.base_port + given.nodes - 1 > _LAST_PORT:
+    if given.base_port < 1 or given.base_port + given.nodes - 1 > _LAST_PORT:
         raise OptionError(
             f"--nodes {given.nodes} --base-port {given.base_port}: expected at least one member and ports from 1 to "
             f"{_LAST_PORT}"
@@ -84,10 +84,7 @@ def _check_stores(store: Path, count: int) -> None:
 
 async def _unless_stopped(signals: Signals, work: asyncio.Future[Any]) -> None:
     """Wait for some work, and no longer when a signal comes. Raises what the work raises."""
-    came = asyncio.ensure_future(signals.came.wait())
-    either: set[asyncio.Future[Any]] = {work, came}
-    await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-    came.cancel()
+    await first_of(signals.came, work)
     if work.done():
         work.result()
     else:

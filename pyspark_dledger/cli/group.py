@@ -14,7 +14,7 @@ from pathlib import Path
 from pyspark_dledger.cli.exits import CLEAN, FINDINGS
 from pyspark_dledger.cli.output import Output, Row, body_form, json_line, note, print_fields, print_table, text_line
 from pyspark_dledger.errors import GroupError, IndexRangeError, OptionError, UnknownOutcomeError
-from pyspark_dledger.raft.client import Appended, BatchResult, Client, PartialAppendError, connect
+from pyspark_dledger.raft.client import Appended, Client, PartialAppendError, connect
 from pyspark_dledger.raft.tls import Tls
 
 # Bodies of lines that are appended, and then printed, together.
@@ -54,19 +54,16 @@ def append(given: argparse.Namespace, out: Output) -> int:
 
 def _append_batch(client: Client, bodies: list[bytes], done: _Done, out: Output, as_json: bool) -> bool:
     """Whether it is appended and printed, and more may follow; if not, says why."""
-    problem: UnknownOutcomeError | None = None
-    appended: BatchResult | None = None
+    problem: PartialAppendError | None = None
     try:
         appended = client.append_batch(bodies)
     except PartialAppendError as error:
         appended, problem = error.acknowledged, error
-    except UnknownOutcomeError as error:
-        problem = error
     except ValueError as error:
         raise OptionError(str(error)) from None
     done.under_way = 0
     is_printed = True
-    if appended is not None and len(appended):
+    if len(appended):
         done.appended += len(appended)
         done.last_index = appended.last_index
         try:

@@ -13,14 +13,13 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from pyspark_dledger.cli.exits import CLEAN, INTERRUPTED
 from pyspark_dledger.cli.output import Output, json_line, text_line
 from pyspark_dledger.errors import DLedgerError
+from pyspark_dledger.raft.loops import new_loop
 from pyspark_dledger.raft.node import Node, NodeConfig
 from pyspark_dledger.raft.node.logs import LOG, log_to_stderr, record
 from pyspark_dledger.raft.node.settings import Settings, node_config, read_settings
@@ -56,7 +55,7 @@ def serve(given: argparse.Namespace, out: Output) -> int:
 
 def run_loop(work: Callable[[], Any]) -> int:
     """Runs a coroutine that ends with an exit code, on uvloop where that is installed."""
-    loop = import_module("uvloop").new_event_loop() if find_spec("uvloop") else asyncio.new_event_loop()
+    loop = new_loop()
     try:
         asyncio.set_event_loop(loop)
         code: int = loop.run_until_complete(work())
@@ -99,7 +98,7 @@ async def _serve(config: NodeConfig, given: argparse.Namespace, out: Output) -> 
         status = _Status(node)
         while not (signals.came.is_set() or node.failed.done()):
             status.show()
-            await _first_of(signals.came, node.failed, _LOOK_SECONDS)
+            await first_of(signals.came, node.failed, _LOOK_SECONDS)
         status.clear()
     finally:
         await node.stop()
@@ -123,9 +122,10 @@ def _allow_files() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-async def _first_of(came: asyncio.Event, failed: asyncio.Future[Exception], seconds: float) -> None:
+async def first_of(came: asyncio.Event, work: asyncio.Future[Any], seconds: float | None = None) -> None:
+    """Wait for an event or for some work, whichever is first, for so many seconds at most."""
     waiting = asyncio.ensure_future(came.wait())
-    either: set[asyncio.Future[Any]] = {waiting, failed}
+    either: set[asyncio.Future[Any]] = {waiting, work}
     try:
         await asyncio.wait(either, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
     finally:

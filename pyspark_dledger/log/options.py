@@ -271,7 +271,8 @@ def _one_of(values: tuple[str, ...]) -> str:
     return f"{', '.join(values[:-1])} or {values[-1]}"
 
 
-def _parse_boolean(value: object) -> bool:
+def parse_boolean(value: object) -> bool:
+    """True or false, as a text in any case or as such; raises ValueError for anything else."""
     if isinstance(value, bool):
         return value
     if isinstance(value, str) and value.lower() in ("true", "false"):
@@ -369,7 +370,7 @@ def _parse_timestamp(value: object) -> int:
 
 
 _COUNT = _integer(1, INT64_MAX)
-_BOOLEAN = Parser("true or false", _parse_boolean)
+_BOOLEAN = Parser("true or false", parse_boolean)
 _TEXT = Parser("some text", _parse_text)
 _NAMES = Parser("a comma list or a JSON list of strings", _string_list)
 _PATHS = Parser('a JSON list of paths such as ["/data/a", "/data/b"], or a comma list', _path_list)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.format.engine import ENGINES
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, INDEX_UNIT_SIZE, MIN_BLANK_SIZE
 
-FLUSHES = ("sync", "async")
+Flush = Literal["sync", "async"]
+FLUSHES: tuple[Flush, ...] = ("sync", "async")
 
 _LARGEST_FILE = 2**31 - 1  # a blank says its size in 32 bits
 _HOURS = re.compile(r"\d{1,2}(;\d{1,2})*")

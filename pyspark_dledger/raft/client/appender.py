@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -29,7 +28,7 @@ from typing import cast
 from pyspark_dledger.errors import GroupError, UnknownOutcomeError
 from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
-from pyspark_dledger.raft.client.connection import MemberConnection, cancel
+from pyspark_dledger.raft.client.connection import MemberConnection
 from pyspark_dledger.raft.client.members import Members
 from pyspark_dledger.raft.client.outcomes import (
     LEADER_MOVED,
@@ -44,6 +43,7 @@ from pyspark_dledger.raft.client.outcomes import (
 )
 from pyspark_dledger.raft.client.results import Appended
 from pyspark_dledger.raft.client.units import UNIT_BYTES, Singles, Unit
+from pyspark_dledger.raft.loops import cancel, pause_after
 from pyspark_dledger.raft.messages import AppendAnswer, AppendRequest, ResponseCode
 from pyspark_dledger.raft.wire import EncodeError
 
@@ -168,10 +168,9 @@ class Appender:
             await self._pause(has_progress)
 
     async def _pause(self, has_progress: bool) -> None:
-        """Longer each time that nothing goes on; not the same for all clients of a group."""
+        """Longer each time that nothing goes on."""
         self._failures = 0 if has_progress else self._failures + 1
-        pause = min(_FIRST_PAUSE * 2**self._failures, _LONGEST_PAUSE)
-        await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 # no secret
+        await asyncio.sleep(pause_after(self._failures, _FIRST_PAUSE, _LONGEST_PAUSE))
 
     def _take(self, is_alone: bool = False) -> Unit | None:
         """What goes next; each body for itself if it is to be alone."""

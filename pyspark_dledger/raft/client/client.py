@@ -12,18 +12,16 @@ import weakref
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from importlib import import_module
-from importlib.util import find_spec
 from operator import index
 from types import TracebackType
 from typing import Any, SupportsIndex, TypeVar, final
 
 from pyspark_dledger.errors import DLedgerError, GroupError, OptionError
 from pyspark_dledger.format.entries import Bodies, Buffer
-from pyspark_dledger.raft.client.connection import cancel
 from pyspark_dledger.raft.client.results import Appended, BatchResult, CommittedRange, MemberStatus, Metadata
 from pyspark_dledger.raft.client.session import Session
 from pyspark_dledger.raft.client.units import Batch, check_body, cut, sizes_of
+from pyspark_dledger.raft.loops import cancel, new_loop
 from pyspark_dledger.raft.messages import ResponseCode
 from pyspark_dledger.raft.peers import Address, parse_peers
 from pyspark_dledger.raft.tls import Tls
@@ -91,7 +89,7 @@ class Client:
         # Of closing only one, and no call that begins behind it: nobody would answer it any more.
         self._closing = threading.Lock()
         self._beginning = threading.Lock()
-        self._loop = _new_loop()
+        self._loop = new_loop()
         self._thread = threading.Thread(target=_run, args=(self._loop,), name=_THREAD_NAME, daemon=True)
         self._thread.start()
         _threads[self._thread] = self._loop
@@ -254,12 +252,6 @@ class Client:
             return begun.result()
         except concurrent.futures.CancelledError:
             raise self._closed() from None
-
-
-def _new_loop() -> asyncio.AbstractEventLoop:
-    loop: asyncio.AbstractEventLoop
-    loop = import_module("uvloop").new_event_loop() if find_spec("uvloop") else asyncio.new_event_loop()
-    return loop
 
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Callable, Iterable
-from typing import Any, cast
+from collections.abc import Callable
+from typing import cast
 
 from pyspark_dledger.format.entries import Buffer
 from pyspark_dledger.raft.client.outcomes import Answered
@@ -20,19 +20,9 @@ OnAnswer = Callable[[Answered | None], None]
 
 _SOCKET_BUFFER = 4 * 1024 * 1024
 # Seconds.
-_CANCEL_AGAIN = 0.1
 _LAST_LOOK = 0.01
 # Bytes that wait to be sent, from which on nothing more is handed over: what is lost before that was never sent.
 _MOST_UNSENT = 1024 * 1024
-
-
-async def cancel(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Cancels tasks until they have ended: up to Python 3.11 `asyncio.wait_for` can lose a cancellation."""
-    left = {task for task in tasks if not task.done()}
-    while left:
-        for task in left:
-            task.cancel()
-        _, left = await asyncio.wait(left, timeout=_CANCEL_AGAIN)
 
 
 class LostError(Exception):

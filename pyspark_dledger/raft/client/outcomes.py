@@ -6,13 +6,16 @@ from enum import Enum
 
 from pyspark_dledger.errors import GroupError, UnknownOutcomeError
 from pyspark_dledger.raft.messages import Answer, ResponseCode
-from pyspark_dledger.raft.wire import Refusal
+from pyspark_dledger.raft.wire import REQUEST_CODE_NOT_SUPPORTED, SYSTEM_BUSY, SYSTEM_ERROR, Refusal
 
 Answered = Answer | Refusal
 
 # Java's remoting layer: a request that it had no thread for was not begun; one that it does not know neither.
-_BUSY, _NOT_SUPPORTED = 2, 3
-_REMOTING_NAMES = {1: "SYSTEM_ERROR", _BUSY: "SYSTEM_BUSY", _NOT_SUPPORTED: "REQUEST_CODE_NOT_SUPPORTED"}
+_REMOTING_NAMES = {
+    SYSTEM_ERROR: "SYSTEM_ERROR",
+    SYSTEM_BUSY: "SYSTEM_BUSY",
+    REQUEST_CODE_NOT_SUPPORTED: "REQUEST_CODE_NOT_SUPPORTED",
+}
 
 # Given by a node before it writes anything, and gone after a while or at another node.
 _PASSING = frozenset(
@@ -44,6 +47,16 @@ _TRANSFER_NOT_BEGUN = (
 STRANGERS = frozenset((ResponseCode.UNKNOWN_GROUP, ResponseCode.UNKNOWN_MEMBER))
 # The leader is elsewhere, or about to be.
 LEADER_MOVED = frozenset((ResponseCode.NOT_LEADER, ResponseCode.LEADER_TRANSFERRING))
+# What to do about a refusal, where there is something.
+_ADVICE: dict[int, str] = {
+    ResponseCode.NOT_LEADER: "the group has no leader that stays, look at its nodes",
+    ResponseCode.LEADER_PENDING_FULL: "its followers do not keep up, look at them or send less at a time",
+    ResponseCode.DISK_FULL: "make room on its disk",
+    ResponseCode.UNKNOWN_GROUP: "name the group as its nodes do",
+    ResponseCode.UNKNOWN_MEMBER: "the ids in peers have to be those of the nodes at these addresses",
+    ResponseCode.UNSUPPORTED: "it needs a node of pyspark_dledger, not one of Java",
+    ResponseCode.UNEXPECTED_ARGUMENT: "the node takes no such body, it may be larger than a data file of its store",
+}
 
 
 class Outcome(Enum):
@@ -60,7 +73,8 @@ def outcome_of(answer: Answered | None) -> Outcome:
     if answer is None:
         return Outcome.UNKNOWN
     if isinstance(answer, Refusal):
-        return {_BUSY: Outcome.PASSING, _NOT_SUPPORTED: Outcome.LASTING}.get(answer.code, Outcome.UNKNOWN)
+        not_begun = {SYSTEM_BUSY: Outcome.PASSING, REQUEST_CODE_NOT_SUPPORTED: Outcome.LASTING}
+        return not_begun.get(answer.code, Outcome.UNKNOWN)
     if answer.code == ResponseCode.SUCCESS:
         return Outcome.ACKNOWLEDGED
     if answer.code in _PASSING:
@@ -126,15 +140,5 @@ def unknown_transfer(
 def _advice(answer: Answered) -> str:
     """What to do about it."""
     if isinstance(answer, Refusal):
-        return "it was not begun, try again later" if answer.code == _BUSY else "it needs a node that knows it"
-    return {
-        ResponseCode.NOT_LEADER: "the group has no leader that stays, look at its nodes",
-        ResponseCode.LEADER_PENDING_FULL: "its followers do not keep up, look at them or send less at a time",
-        ResponseCode.DISK_FULL: "make room on its disk",
-        ResponseCode.UNKNOWN_GROUP: "name the group as its nodes do",
-        ResponseCode.UNKNOWN_MEMBER: "the ids in peers have to be those of the nodes at these addresses",
-        ResponseCode.UNSUPPORTED: "it needs a node of pyspark_dledger, not one of Java",
-        ResponseCode.UNEXPECTED_ARGUMENT: "the node takes no such body, it may be larger than a data file of its store",
-    }.get(
-        ResponseCode(answer.code) if answer.code in set(ResponseCode) else ResponseCode.UNKNOWN, "nothing was changed"
-    )
+        return "it was not begun, try again later" if answer.code == SYSTEM_BUSY else "it needs a node that knows it"
+    return _ADVICE.get(answer.code, "nothing was changed")

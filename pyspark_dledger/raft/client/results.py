@@ -71,14 +71,9 @@ class BatchResult:
 
 def places(index: int, term: int, runs: tuple[Run, ...], sizes: Iterable[int]) -> Iterator[Appended]:
     """Where entries with bodies of these sizes stand, the first of which has `index`."""
-    following = iter(runs)
-    run = next(following)
-    pos = run.pos
-    run = next(following, None)  # type: ignore[assignment]  # None at the last
+    pos, starts = runs[0].pos, dict(runs)
     for size in sizes:
-        if run is not None and run.index == index:
-            pos = run.pos
-            run = next(following, None)  # type: ignore[assignment]
+        pos = starts.get(index, pos)
         yield Appended(index, pos, term)
         index += 1
         pos += ENTRY_HEADER_SIZE + size

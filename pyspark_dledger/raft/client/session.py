@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeVar
@@ -24,6 +23,7 @@ from pyspark_dledger.raft.client.outcomes import (
     unknown_transfer,
 )
 from pyspark_dledger.raft.client.results import CommittedRange, MemberStatus, Metadata
+from pyspark_dledger.raft.loops import pause_after
 from pyspark_dledger.raft.messages import (
     Answer,
     GetAnswer,
@@ -223,8 +223,7 @@ class Session:
         begun = loop.time()
         for attempt in range(self._attempts):
             if attempt:
-                pause = min(_FIRST_PAUSE * 2**attempt, _LONGEST_PAUSE)
-                await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 # no secret
+                await asyncio.sleep(pause_after(attempt, _FIRST_PAUSE, _LONGEST_PAUSE))
             try:
                 connection, answer = await ask()
             except GroupError as error:

@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import cast
 
 from pyspark_dledger.format.entries import Buffer
+from pyspark_dledger.raft.peers import Address
 from pyspark_dledger.raft.wire import Answered, Asked, Connection, WireError
 
 # What a socket of a busy connection may hold, each way, in bytes; the system's limit may be lower.
@@ -125,8 +126,7 @@ def _address_of(transport: asyncio.BaseTransport) -> str:
     peer = transport.get_extra_info("peername")
     if not peer:
         return "an unknown address"
-    host, port = peer[:2]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return str(Address(*peer[:2]))
 
 
 def _set_up(sock: socket.socket | None) -> None:

@@ -5,17 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.raft.core import CoreConfig
 from pyspark_dledger.raft.peers import Address, parse_address, parse_peers
 from pyspark_dledger.raft.tls import Tls
 from pyspark_dledger.raft.wire import MAX_FRAME_SIZE
-from pyspark_dledger.store.config import StoreConfig
-
-Flush = Literal["sync", "async"]
-FLUSHES: tuple[Flush, ...] = ("sync", "async")
+from pyspark_dledger.store.config import FLUSHES, Flush, StoreConfig
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from pyspark_dledger.raft.messages import (
 )
 from pyspark_dledger.raft.node.channel import Channel
 from pyspark_dledger.raft.node.logs import Limited
-from pyspark_dledger.raft.wire import Answered, Asked, EncodeError, Refusal
+from pyspark_dledger.raft.wire import SYSTEM_ERROR, Answered, Asked, EncodeError, Refusal
 
 # Requests of one connection that are unanswered, and those of them whose answers hold entries.
 _MOST_UNANSWERED = 16384
@@ -29,7 +29,6 @@ _MOST_READS = 16
 _SMALL_BYTES = 256 * 1024
 # An append that may be in the log all the same: those behind it are not held back.
 _OUTCOME_UNKNOWN = (ResponseCode.TERM_CHANGED, ResponseCode.WAIT_QUORUM_ACK_TIMEOUT)
-_SYSTEM_ERROR = 1
 
 # What a request that is being answered is remembered by: its bytes are not kept until then.
 _SHELLS: dict[type[Request], Request] = {
@@ -190,7 +189,7 @@ class Inbound(Channel):
         try:
             parts = self.wire.answer(asked, answer)
         except EncodeError as error:
-            parts = self.wire.refuse(asked, Refusal(_SYSTEM_ERROR, str(error)))
+            parts = self.wire.refuse(asked, Refusal(SYSTEM_ERROR, str(error)))
         self.write(parts)
         self._server.dirty(self)
 

@@ -8,6 +8,7 @@ import ssl
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from pyspark_dledger.raft.loops import cancel
 from pyspark_dledger.raft.messages import Answer, MetadataRequest, Request, ResponseCode, TransferRequest
 from pyspark_dledger.raft.node.channel import Channel
 from pyspark_dledger.raft.node.logs import record
@@ -58,11 +59,7 @@ class Link:
         self._task = asyncio.get_running_loop().create_task(self._stay_connected())
 
     async def stop(self) -> None:
-        task = self._task
-        # Until 3.12 wait_for swallows a cancellation that comes together with its outcome.
-        while task is not None and not task.done():
-            task.cancel()
-            await asyncio.wait({task}, timeout=0.1)
+        await cancel([self._task] if self._task is not None else [])
         self._drop_channel()
 
     @property

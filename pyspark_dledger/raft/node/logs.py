@@ -14,7 +14,6 @@ from typing import Literal
 LOG = logging.getLogger("pyspark_dledger.node")
 
 LogFormat = Literal["text", "json"]
-LOG_FORMATS: tuple[LogFormat, ...] = ("text", "json")
 
 # Of one kind a second; what strangers can cause must not fill a disk.
 _MOST_A_SECOND = 20

@@ -74,7 +74,7 @@ class Node:
         config = self.config
         tails = Tails(store, config.group, config.self_id)
         self._tails = tails
-        service = Service(self._core, tails, lambda: getattr(store, "failure", None), self._fail)
+        service = Service(self._core, tails, lambda: store.failure, self._fail)
         self._service = service
         await self._listen_at(self._listen, contexts[0])
         for peer_id, address in self._members.items():

@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.format.state_files import property_lines
-from pyspark_dledger.log.options import parse_size
+from pyspark_dledger.log.options import parse_boolean, parse_size
 from pyspark_dledger.raft.core import CoreConfig
-from pyspark_dledger.raft.node.config import FLUSHES, NodeConfig
+from pyspark_dledger.raft.node.config import NodeConfig
 from pyspark_dledger.raft.tls import Tls
-from pyspark_dledger.store.config import StoreConfig
+from pyspark_dledger.store.config import FLUSHES, StoreConfig
 
 STORE_TYPES = ("FILE", "MEMORY")
 
@@ -42,24 +42,14 @@ class Settings(dict[str, str]):
         self.places[name] = place
 
 
-def _integer(text: str) -> int:
-    return int(text)
-
-
 def _positive(text: str) -> int:
     if int(text) < 1:
         raise ValueError
     return int(text)
 
 
-def _flag(text: str) -> bool:
-    if text.lower() not in ("true", "false"):
-        raise ValueError
-    return text.lower() == "true"
-
-
 def _must_be_true(text: str) -> bool:
-    if not _flag(text):
+    if not parse_boolean(text):
         raise ValueError
     return True
 
@@ -101,7 +91,7 @@ def _size(part: str, field: str, meaning: str) -> Setting:
 
 
 def _number(part: str, field: str, meaning: str) -> Setting:
-    return Setting(part, field, _integer, _NUMBER, meaning)
+    return Setting(part, field, int, _NUMBER, meaning)
 
 
 def _count(part: str, field: str, meaning: str) -> Setting:
@@ -155,7 +145,7 @@ SETTINGS: Mapping[str, Setting] = {
     "diskSpaceRatioToForceClean": _ratio(
         "disk_space_ratio_to_force_clean", "how full it is when others than the last are deleted, too"
     ),
-    "enableDiskForceClean": Setting("store", "enable_disk_force_clean", _flag, _FLAG, "whether that is done"),
+    "enableDiskForceClean": Setting("store", "enable_disk_force_clean", parse_boolean, _FLAG, "whether that is done"),
     "truncateAt": _number("store", "truncate_at", "repair: this entry and all behind it are put aside first"),
     "heartBeatTimeIntervalMs": _count("core", "heart_beat_time_interval_ms", "ms between two heartbeats"),
     "maxHeartBeatLeak": _count("core", "max_heart_beat_leak", "how many heartbeats may be missing"),
@@ -182,7 +172,11 @@ SETTINGS: Mapping[str, Setting] = {
     ),
     "peerPushThrottlePoint": _size("core", "peer_push_throttle_point", "how many bytes behind that is"),
     "enableBatchPush": Setting(
-        "core", "enable_batch_push", _flag, _FLAG, "several entries in one push to a Java member; to our own always"
+        "core",
+        "enable_batch_push",
+        parse_boolean,
+        _FLAG,
+        "several entries in one push to a Java member; to our own always",
     ),
     "maxBatchPushSize": _size("core", "max_batch_push_size", "bytes of such a push"),
     "enableLeaderElector": _ALWAYS,

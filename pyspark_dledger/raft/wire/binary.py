@@ -18,7 +18,7 @@ from pyspark_dledger.raft.messages import Message, PushType
 from pyspark_dledger.raft.wire import binary_layout as layout
 from pyspark_dledger.raft.wire.errors import EncodeError, WireError
 from pyspark_dledger.raft.wire.kinds import ANSWERS, REQUEST_CODES, REQUESTS
-from pyspark_dledger.raft.wire.remoting import Refusal
+from pyspark_dledger.raft.wire.remoting import Refusal, not_supported
 from pyspark_dledger.raft.wire.text import MAX_TEXT_SIZE
 from pyspark_dledger.store.base import Entry, Run
 
@@ -128,8 +128,7 @@ def _unknown(header: memoryview, request_code: int, is_answer: bool) -> Decoded:
     if is_answer:
         raise WireError(f"expected an answer to a known request, found request code {request_code}")
     _, flags, _, opaque, *_ = _COMMON.unpack_from(header)
-    refusal = Refusal(3, f"request code {request_code} is not supported")
-    return Decoded(request_code, opaque, False, bool(flags & layout.FLAG_ONE_WAY), refusal)
+    return Decoded(request_code, opaque, False, bool(flags & layout.FLAG_ONE_WAY), not_supported(request_code))
 
 
 def _texts_bytes(texts: Texts) -> bytes:

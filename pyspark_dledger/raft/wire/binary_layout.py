@@ -115,8 +115,7 @@ OWN: dict[tuple[int, bool], tuple[WireField, ...]] = {
 OWN_TEXTS: dict[tuple[int, bool], tuple[str, ...]] = {
     (RequestCode.LEADERSHIP_TRANSFER, False): ("transferId", "transfereeId"),
 }
-REFUSAL_TEXTS = ("remark",)
-"""A refusal has `COMMON` and this text alone, whatever was asked."""
+"""Beside those of every message. A refusal has `COMMON` and one text alone, its remark, whatever was asked."""
 
 PEERS_BODY = "`peers` times two texts: id, address"
 ENTRIES_BODY = "`count` encoded entries, as they stand in a data file"

@@ -13,13 +13,13 @@ from pyspark_dledger.raft.wire.frames import KIND_BINARY, KIND_JSON, Frame, fram
 from pyspark_dledger.raft.wire.json_bodies import decode_answer, decode_request, encode_body
 from pyspark_dledger.raft.wire.kinds import BINARY_ONLY, REQUEST_CODES, REQUESTS
 from pyspark_dledger.raft.wire.remoting import (
-    REQUEST_CODE_NOT_SUPPORTED,
     SUCCESS,
     SYSTEM_ERROR,
     Header,
     Refusal,
     decode_header,
     encode_header,
+    not_supported,
 )
 
 NOT_ASKED = -1
@@ -112,7 +112,7 @@ def _decode_answer(header: Header, body: memoryview, asked: Mapping[int, int]) -
 
 def _request_or_refusal(code: int, body: memoryview) -> Request | Refusal:
     if code not in REQUESTS or code in BINARY_ONLY:
-        return Refusal(REQUEST_CODE_NOT_SUPPORTED, f"request code {code} is not supported")
+        return not_supported(code)
     try:
         return decode_request(code, body)
     except WireError as error:

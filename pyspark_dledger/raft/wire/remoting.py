@@ -39,6 +39,11 @@ class Refusal:
     remark: str
 
 
+def not_supported(request_code: int) -> Refusal:
+    """What is answered to a request that this version does not know."""
+    return Refusal(REQUEST_CODE_NOT_SUPPORTED, f"request code {request_code} is not supported")
+
+
 class Header(NamedTuple):
     """A JSON header; ``code`` is a request code, or of an answer the remoting code."""
 
