@@ -14,11 +14,11 @@ from typing import NamedTuple
 from pyspark_dledger.format import layout
 from pyspark_dledger.format.codec import EntryHeader, decode_entry_header, record_struct
 from pyspark_dledger.format.entries import MAX_BLOCK_SIZE, MAX_BODY_SIZE, Bodies, Buffer, Checked, Encoded
+from pyspark_dledger.format.spec import INT64_MAX, INT64_MIN
 
 _HEADER = record_struct(layout.ENTRY_HEADER)
 _UNIT = record_struct(layout.INDEX_UNIT)
 _LENGTH_SIZE = 4
-_INT64_MAX = 2**63 - 1
 _HIGHEST = 2**62  # of indexes and positions: no sum of them overflows
 _SECTOR = 512
 
@@ -66,7 +66,7 @@ def encode_entries(bodies: Bodies, first: int, index: int, term: int, pos: int, 
     count = _count_of(bodies)
     first = _integer("first", first, 0, count - 1)
     index = _integer("index", index, 0, _HIGHEST)
-    term = _integer("term", term, -1, _INT64_MAX)
+    term = _integer("term", term, -1, INT64_MAX)
     pos = _integer("pos", pos, 0, _HIGHEST)
     space = _integer("space", space, 0, _HIGHEST)
     block = _bytes_of(bodies.block, "block")
@@ -92,8 +92,8 @@ def check_entries(data: Buffer, index: int, pos: int, least_term: int, most_term
     """
     index = _integer("index", index, 0, _HIGHEST)
     pos = _integer("pos", pos, 0, _HIGHEST)
-    term = _integer("least term", least_term, -_INT64_MAX - 1, _INT64_MAX)
-    most_term = _integer("most term", most_term, -_INT64_MAX - 1, _INT64_MAX)
+    term = _integer("least term", least_term, INT64_MIN, INT64_MAX)
+    most_term = _integer("most term", most_term, INT64_MIN, INT64_MAX)
     view = _bytes_of(data, "entries")
     if not view:
         raise ValueError("expected at least one entry, found none")

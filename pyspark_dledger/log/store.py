@@ -248,12 +248,12 @@ class Log:
             return segment.base if self._is_blank(segment) else segment.end
         if segment.base > last.base:
             return segment.end if self._lost_its_entries(segment, end) else segment.base
-        is_short = segment == last and (file_size(Path(segment.path)) or 0) < segment.size
+        is_short = segment == last and _is_short(segment)
         return segment.end if segment != last or is_short else end.pos
 
     def _lost_its_entries(self, segment: Segment, end: LogEnd) -> bool:
         """Whether a segment behind the log's end held entries once: it is too short, or written and the log went on."""
-        if (file_size(Path(segment.path)) or 0) < segment.size:
+        if _is_short(segment):
             return True
         went_on = (
             segment.source == DLEDGER and self.checkpoint is not None and self.checkpoint.end_index > end.last_index
@@ -403,6 +403,11 @@ def _last_unit_below(files: IndexFiles, base: int) -> int:
         else:
             high = middle
     return low - 1
+
+
+def _is_short(segment: Segment) -> bool:
+    """Whether a file is shorter than its segment, or gone."""
+    return (file_size(Path(segment.path)) or 0) < segment.size
 
 
 def _field(option: str) -> str:

@@ -74,6 +74,11 @@ class DLedgerStore(ABC):
         """Flush, write the checkpoint and let go. May be called twice."""
 
     @property
+    def failure(self) -> str | None:
+        """Why everything but reading raises StoreError until a restart; None while all is well."""
+        return None
+
+    @property
     @abstractmethod
     def ledger_begin_index(self) -> int: ...
 

@@ -160,12 +160,10 @@ class FileList:
 
     def at(self, pos: int) -> LogFile:
         """The file that holds a position; it is created where that is the next file, or the first of all."""
-        files = self.files
-        if files and pos < files[-1].end:
-            place = (pos - files[0].base) // self.file_size
-            assert place >= 0, f"no file before {files[0].path}"
-            return files[place]
-        assert not files or pos < files[-1].end + self.file_size, f"{pos} is not in the file behind {files[-1].path}"
+        file = self.find(pos)
+        if file is not None:
+            return file
+        assert not self.files or 0 <= pos - self.files[-1].end < self.file_size, f"{pos} is not in the next file"
         return self._create(pos - pos % self.file_size)
 
     def write(self, pos: int, data: Buffer) -> None:

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from pyspark_dledger.errors import InconsistentError
 from pyspark_dledger.format.codec import decode_entry_header, encode_entry, record_struct
 from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.format.entries import Bodies, Buffer
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, INDEX_UNIT
 from pyspark_dledger.store.base import Appended, DLedgerStore, Entry, EntryRange, Run
 from pyspark_dledger.store.rules import (
+    End,
     check_cut,
+    check_following,
     check_held,
     check_lengths,
-    check_place,
     check_reset,
     place,
     risen_commit,
@@ -134,16 +134,13 @@ class MemoryStore(DLedgerStore):
 
     def append_as_follower(self, data: Buffer, leader_term: int) -> int:
         view = bytes(data)
-        if len(view) < ENTRY_HEADER_SIZE:
-            raise InconsistentError(
-                f"expected at least one entry, {ENTRY_HEADER_SIZE} bytes or more, found {len(view)} bytes"
-            )
-        pos = decode_entry_header(view).pos
-        check_place(pos, len(view), self._end_pos, self._file_size, not self._entries)
-        try:
-            checked = self._engine.check_entries(view, self._next_index, pos, self.ledger_end_term, leader_term)
-        except ValueError as error:
-            raise InconsistentError(str(error)) from None
+        pos, checked = check_following(
+            self._engine,
+            view,
+            leader_term,
+            End(self._next_index, self._end_pos, self.ledger_end_term, not self._entries),
+            self._file_size,
+        )
         self._extend(
             [
                 _Stored(at, term, view[at - pos : at - pos + size])

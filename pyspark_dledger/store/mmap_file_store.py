@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from pyspark_dledger.errors import DiskFullError, InconsistentError, StoreError
+from pyspark_dledger.errors import DiskFullError, StoreError
 from pyspark_dledger.format.codec import encode_blank, record_struct
 from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.format.entries import Bodies, Buffer
@@ -42,7 +42,15 @@ from pyspark_dledger.store.load import check_order, check_version, finish_reset,
 from pyspark_dledger.store.lock import StoreLock
 from pyspark_dledger.store.reader import EntryReader
 from pyspark_dledger.store.recover import Recovery
-from pyspark_dledger.store.rules import check_cut, check_held, check_lengths, check_place, check_reset, risen_commit
+from pyspark_dledger.store.rules import (
+    End,
+    check_cut,
+    check_following,
+    check_held,
+    check_lengths,
+    check_reset,
+    risen_commit,
+)
 from pyspark_dledger.store.state import (
     Reset,
     load_checkpoint,
@@ -145,7 +153,7 @@ class MmapFileStore(DLedgerStore):
 
     def _start_services(self) -> None:
         config = self.config
-        interval = None if config.flush == "sync" else config.flush_file_interval_ms
+        interval = None if self._is_strict else config.flush_file_interval_ms
         self._flush_service = FlushDataService(
             self, interval, config.check_point_interval_ms, lambda index: self._callback(index)
         )
@@ -235,7 +243,6 @@ class MmapFileStore(DLedgerStore):
 
     @property
     def failure(self) -> str | None:
-        """Why everything but reading raises StoreError until a restart; None while all is well."""
         return self._failure
 
     @property
@@ -284,23 +291,14 @@ class MmapFileStore(DLedgerStore):
 
     def append_as_follower(self, data: Buffer, leader_term: int) -> int:
         self._check_writable()
-        view = memoryview(data)
-        if len(view) < ENTRY_HEADER_SIZE:
-            raise InconsistentError(
-                f"expected at least one entry, {ENTRY_HEADER_SIZE} bytes or more, found {len(view)} bytes"
-            )
-        pos = _HEADER.unpack_from(view)[4]
-        check_place(pos, len(view), self._end_pos, self._data.file_size, self._begin < 0)
-        try:
-            checked = self._engine.check_entries(data, self._next_index, pos, self._end_term, leader_term)
-        except ValueError as error:
-            raise InconsistentError(str(error)) from None
+        end = End(self._next_index, self._end_pos, self._end_term, self._begin < 0)
+        pos, checked = check_following(self._engine, data, leader_term, end, self._data.file_size)
         with self._appending:
             if pos != self._end_pos:
                 self._data.write(self._end_pos, encode_blank(pos - self._end_pos))
             self._data.write(pos, data)
             self._write_units(checked.units, self._is_strict and self._is_like_torn(data, pos))
-        self._appended(checked.count, checked.last_term, pos + len(view))
+        self._appended(checked.count, checked.last_term, pos + len(data))
         return self._next_index - 1
 
     def _is_like_torn(self, data: Buffer, pos: int) -> bool:
@@ -534,9 +532,10 @@ class MmapFileStore(DLedgerStore):
             files = self._data.files
             begin, count = self._begin, 0
             for file, following in pairwise(files[: _MOST_DELETED + 1]):
+                if not force and file.path.stat().st_mtime > changed_before:
+                    break
                 first = self._first_index(following)
-                is_old = force or file.path.stat().st_mtime <= changed_before
-                if not is_old or first is None or first - 1 > min(self._committed, self._flushed):
+                if first is None or first - 1 > min(self._committed, self._flushed):
                     break
                 begin, count = first, count + 1
             if count:
@@ -545,8 +544,11 @@ class MmapFileStore(DLedgerStore):
         return count
 
     def _first_index(self, file: LogFile) -> int | None:
-        """The index of the entry that a file begins with."""
-        header = _HEADER.unpack(read_at(str(file.path), 0, ENTRY_HEADER_SIZE))
+        """The index of the entry that a file begins with; None where none can be read."""
+        data = read_at(str(file.path), 0, ENTRY_HEADER_SIZE)
+        if len(data) < ENTRY_HEADER_SIZE:
+            return None
+        header = _HEADER.unpack(data)
         return int(header[2]) if header[4] == file.base and header[1] else None
 
     def _drop_files(self, base: int) -> None:

@@ -62,31 +62,11 @@ class EntryReader:
 
     def get(self, index: int) -> Entry:
         """One entry."""
-        pos, size, _ = self.locate(index)
-        file = _there(self._data.find(pos), index)
-        start = pos - file.base
-        data = bytes(self._data.view(file)[start : start + size])
-        term = self._check_header(index, file, data)
-        return Entry(index, term, pos, MAGIC_NORMAL, data[ENTRY_HEADER_SIZE:])
-
-    def _check_header(self, index: int, file: LogFile, data: bytes) -> int:
-        """The term of the entry that begins `data`. Raises StoreError unless it is the one that the index names."""
-        pos, size, _ = self.locate(index)
-        names = ("magic", "size", "index", "pos", "bodySize")
-        expected = (MAGIC_NORMAL, size, index, pos, size - ENTRY_HEADER_SIZE)
-        header = _HEADER.unpack_from(data) if len(data) >= ENTRY_HEADER_SIZE else ()
-        found = header[:3] + header[4:5] + header[8:]
-        if found == expected:
-            return int(header[3])
-        wanted, there = (
-            " ".join(f"{name}={value}" for name, value in zip(names, values, strict=False))
-            for values in (expected, found)
-        )
-        raise StoreError(
-            f"{file.path} at byte {pos - file.base}: expected the entry of index {index}, {wanted}, found "
-            f"{there or 'the end of the file'}: the file is damaged; stop this member, and copy its folder from "
-            "another member of the group (where only files in index/ are damaged, delete those: they are rebuilt)"
-        )
+        located = self.locate(index)
+        file = _there(self._data.find(located.pos), index)
+        data = self._data.view(file)[located.pos - file.base : located.end - file.base]
+        term = _check_header(index, located, file, data)
+        return Entry(index, term, located.pos, MAGIC_NORMAL, bytes(data[ENTRY_HEADER_SIZE:]))
 
     def read(self, first: int, max_bytes: int, last: int, end_pos: int, own_from: int) -> EntryRange:
         """Entries of one file from `first` on, of a log that ends with `last` at `end_pos`; see `DLedgerStore.read`.
@@ -115,21 +95,21 @@ class EntryReader:
         start, view = self.locate(first), self._data.view(file)
         end, term = start.pos, start.term
         for index in range(first, last + 1):
-            pos, size, _ = self.locate(index)
+            located = self.locate(index)
             try:
-                found = self._check_header(index, file, bytes(view[pos - file.base :][:ENTRY_HEADER_SIZE]))
-                if pos != end or found < term:
+                found = _check_header(index, located, file, view[located.pos - file.base :][:ENTRY_HEADER_SIZE])
+                if located.pos != end or found < term:
                     raise StoreError(
                         f"{file.path} at byte {end - file.base}: expected the entry of index {index} with a term of at "
-                        f"least {term}, found it at byte {pos - file.base} with term {found}: the file is damaged; "
-                        "stop this member, and copy its folder from another member of the group"
+                        f"least {term}, found it at byte {located.pos - file.base} with term {found}: the file is "
+                        "damaged; stop this member, and copy its folder from another member of the group"
                     )
             except StoreError:
                 if index == first:
                     raise
                 last = index - 1
                 break
-            end, term = pos + size, found
+            end, term = located.end, found
         return EntryRange(first, last, start.pos, view[start.pos - file.base : end - file.base])
 
     def _last_within(self, first: int, last: int, limit: int, end: int) -> tuple[int, int]:
@@ -143,6 +123,25 @@ class EntryReader:
             else:
                 high = middle - 1
         return low, end
+
+
+def _check_header(index: int, located: Located, file: LogFile, data: memoryview) -> int:
+    """The term of the entry that begins `data`. Raises StoreError unless it is the one that the index names."""
+    pos, size, _ = located
+    names = ("magic", "size", "index", "pos", "bodySize")
+    expected = (MAGIC_NORMAL, size, index, pos, size - ENTRY_HEADER_SIZE)
+    header = _HEADER.unpack_from(data) if len(data) >= ENTRY_HEADER_SIZE else ()
+    found = header[:3] + header[4:5] + header[8:]
+    if found == expected:
+        return int(header[3])
+    wanted, there = (
+        " ".join(f"{name}={value}" for name, value in zip(names, values, strict=False)) for values in (expected, found)
+    )
+    raise StoreError(
+        f"{file.path} at byte {pos - file.base}: expected the entry of index {index}, {wanted}, found "
+        f"{there or 'the end of the file'}: the file is damaged; stop this member, and copy its folder from "
+        "another member of the group (where only files in index/ are damaged, delete those: they are rebuilt)"
+    )
 
 
 def _there(file: LogFile | None, index: int) -> LogFile:

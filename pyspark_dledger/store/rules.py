@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from pyspark_dledger.errors import InconsistentError, IndexRangeError
-from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, MAX_ENTRY_SIZE, MIN_BLANK_SIZE
+from pyspark_dledger.format.codec import record_struct
+from pyspark_dledger.format.engine import Engine
+from pyspark_dledger.format.entries import Buffer, Checked
+from pyspark_dledger.format.layout import ENTRY_HEADER, ENTRY_HEADER_SIZE, MAX_ENTRY_SIZE, MIN_BLANK_SIZE
+
+_HEADER = record_struct(ENTRY_HEADER)
 
 _SAME_SIZES = "data file sizes must be equal at every member"
 
@@ -68,15 +74,37 @@ def place(pos: int, size: int, file_size: int) -> int:
     return pos if size + MIN_BLANK_SIZE <= left else pos + left
 
 
-def check_place(pos: int, size: int, end_pos: int, file_size: int, is_empty: bool) -> None:
-    """Raises InconsistentError unless a leader's `size` bytes of entries, the first at `pos`, can follow `end_pos`.
+class End(NamedTuple):
+    """Where a log ends: index and position of the entry that comes next, and the term of the last."""
+
+    next_index: int
+    pos: int
+    term: int
+    is_empty: bool
+
+
+def check_following(engine: Engine, data: Buffer, leader_term: int, end: End, file_size: int) -> tuple[int, Checked]:
+    """Where a leader's entries begin, and what they are. Raises InconsistentError unless they can follow that end."""
+    size = len(data)
+    if size < ENTRY_HEADER_SIZE:
+        raise InconsistentError(f"expected at least one entry, {ENTRY_HEADER_SIZE} bytes or more, found {size} bytes")
+    pos = _HEADER.unpack_from(data)[4]
+    _check_place(pos, size, end, file_size)
+    try:
+        return pos, engine.check_entries(data, end.next_index, pos, end.term, leader_term)
+    except ValueError as error:
+        raise InconsistentError(str(error)) from None
+
+
+def _check_place(pos: int, size: int, end: End, file_size: int) -> None:
+    """Raises InconsistentError unless a leader's `size` bytes of entries, the first at `pos`, can follow an end.
 
     They stand right there, or at the front of the next file even where the first would have fitted: a Java leader that
     recovered behind a blank goes on there. An empty log begins where it is. They leave room for a blank in their file.
     """
-    next_file = end_pos - end_pos % file_size + file_size
-    if pos != end_pos and (is_empty or pos != next_file):
-        places = end_pos if is_empty else f"{end_pos} or {next_file}"
+    next_file = end.pos - end.pos % file_size + file_size
+    if pos != end.pos and (end.is_empty or pos != next_file):
+        places = end.pos if end.is_empty else f"{end.pos} or {next_file}"
         raise InconsistentError(
             f"expected entries at {places}, found pos {pos}: {_SAME_SIZES}, here they are {file_size} bytes"
         )

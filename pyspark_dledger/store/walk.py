@@ -26,7 +26,7 @@ from pyspark_dledger.format.layout import (
 )
 from pyspark_dledger.format.spec import DLEDGER, INT64_MAX, Before, Segment
 from pyspark_dledger.format.state_files import Checkpoint
-from pyspark_dledger.log.consume_queue import data_extents
+from pyspark_dledger.log.consume_queue import data_extents, last_data
 from pyspark_dledger.log.entries import read_at
 from pyspark_dledger.store.files import FileList, LogFile
 
@@ -96,7 +96,7 @@ class LogWalk:
         unit = self._first_unit()
         if unit is not None and first.base < unit.pos < first.end:
             header = self._header(first, unit.pos)
-            if header is not None and header.index == unit.index and not self._has_data(first.base, unit.pos):
+            if header is not None and header.index == unit.index and not _has_data(first, unit.pos):
                 return Place(header.index, header.pos, header.term)
         if len(files) > 1 or self._engine.log_end(segment_of(first, None), first.base, True).entries:
             self._has_damaged_begin = True
@@ -127,10 +127,6 @@ class LogWalk:
         finally:
             os.close(descriptor)
         return None
-
-    def _has_data(self, start: int, end: int) -> bool:
-        file = self._data.find(start)
-        return file is not None and bool(bytes(self._data.view(file)[start - file.base : end - file.base]).strip(b"\0"))
 
     def _first_scanned(self, begin: Place) -> tuple[int, Place]:
         """From which file on the log is walked over, and its first entry.
@@ -246,22 +242,13 @@ class LogWalk:
         """
         first = max(self._last_indexed, self._committed, self._durable) + 1
         for stretch in self._unindexed:
-            view = self._data.view(stretch.file)
-            for start in self._positions(stretch, first):
-                base = stretch.file.base
-                torn = self._engine.find_torn(view[start - base : stretch.end - base], start - base)
-                if torn is not None:
-                    header = decode_entry_header(bytes(view[start + torn - base : start + torn - base + 48]))
-                    return Place(header.index, header.pos, header.term)
+            file, view = stretch.file, self._data.view(stretch.file)
+            start = self._engine.seek(segment_of(file, None), stretch.first.pos, stretch.end, min(first, INT64_MAX))
+            torn = self._engine.find_torn(view[start - file.base : stretch.end - file.base], start - file.base)
+            if torn is not None:
+                header = decode_entry_header(bytes(view[start + torn - file.base :][:ENTRY_HEADER_SIZE]))
+                return Place(header.index, header.pos, header.term)
         return end
-
-    def _positions(self, stretch: Stretch, index: int) -> list[int]:
-        """Where in a stretch the entry of that index stands, or the first behind it; empty if all come before it."""
-        units = self._units_of(stretch)
-        number = max(index - stretch.first.index, 0)
-        if number * INDEX_UNIT_SIZE >= len(units):
-            return []
-        return [decode_index_unit(bytes(units[number * INDEX_UNIT_SIZE :][:INDEX_UNIT_SIZE])).pos]
 
     def _units_of(self, stretch: Stretch) -> bytearray:
         base, first = stretch.file.base, stretch.first
@@ -310,6 +297,15 @@ class LogWalk:
             parts.append(bytes(self._index.view(file)[pos - file.base : stop - file.base]))
             pos = stop
         return b"".join(parts)
+
+
+def _has_data(file: LogFile, end: int) -> bool:
+    """Whether anything but zeros stands in a file before a position."""
+    descriptor = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return last_data(descriptor, 0, end - file.base) > 0
+    finally:
+        os.close(descriptor)
 
 
 def segment_of(file: LogFile, before: Before | None) -> Segment:
