@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
-from pyspark_dledger.raft.core import Core, CoreConfig
+from pyspark_dledger.raft.core import Core
 from pyspark_dledger.raft.messages import (
     AppendAnswer,
     AppendRequest,
@@ -16,7 +15,6 @@ from pyspark_dledger.raft.messages import (
     VoteRequest,
     VoteResult,
 )
-from pyspark_dledger.store.base import DLedgerStore
 from tests.simulation.run import Outcome, play
 from tests.simulation.scenario import Scenario, make
 
@@ -24,15 +22,8 @@ from tests.simulation.scenario import Scenario, make
 class Mutant(Core):
     """`damage` takes a rule away from a core that was just made; `focus` makes a scenario see more of it."""
 
-    def __init__(
-        self,
-        config: CoreConfig,
-        store: DLedgerStore,
-        random: random.Random,
-        now: int,
-        peer_addresses: Mapping[str, str] | None = None,
-    ) -> None:
-        super().__init__(config, store, random, now, peer_addresses)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         self.damage()
 
     def damage(self) -> None:
@@ -258,7 +249,7 @@ class AcknowledgesAtOnce(Mutant):
         def hasty(request, token):  # type: ignore[no-untyped-def]
             code = append(request, token)
             if code is None:
-                appends._acknowledge(appends._pending[-1])
+                appends._answer(appends._pending[-1], ResponseCode.SUCCESS)
             return code
 
         appends._append = hasty  # type: ignore[method-assign]

@@ -84,21 +84,7 @@ class Appends:
             done = pending.popleft()
             self._bytes -= done.size
             if not done.is_answered:
-                self._acknowledge(done)
-
-    def _acknowledge(self, done: _Pending) -> None:
-        member, appended = self._member, done.appended
-        done.is_answered = True
-        answer = AppendAnswer(
-            group=member.group,
-            leader_id=member.self_id,
-            term=appended.term,
-            index=appended.first_index,
-            pos=appended.runs[0].pos,
-            count=appended.last_index - appended.first_index + 1,
-            runs=appended.runs,
-        )
-        member.reply(done.token, answer)
+                self._answer(done, ResponseCode.SUCCESS)
 
     def tick(self) -> None:
         """Tell whose time is over that their outcome is unknown."""
@@ -106,9 +92,10 @@ class Appends:
         while waiting and (waiting[0].is_answered or waiting[0].deadline <= now):
             pending = waiting.popleft()
             if not pending.is_answered:
-                self._unknown(pending, ResponseCode.WAIT_QUORUM_ACK_TIMEOUT)
+                self._answer(pending, ResponseCode.WAIT_QUORUM_ACK_TIMEOUT)
 
-    def _unknown(self, pending: _Pending, code: ResponseCode) -> None:
+    def _answer(self, pending: _Pending, code: ResponseCode) -> None:
+        """Acknowledge an append, or tell that nobody knows what comes of it."""
         member, appended = self._member, pending.appended
         pending.is_answered = True
         answer = AppendAnswer(
@@ -117,8 +104,9 @@ class Appends:
             leader_id=member.leader_id,
             term=appended.term,
             index=appended.first_index,
-            pos=appended.runs[0].pos,
+            pos=appended.pos,
             count=appended.last_index - appended.first_index + 1,
+            runs=appended.runs if code is ResponseCode.SUCCESS else (),
         )
         member.reply(pending.token, answer)
 
@@ -126,7 +114,7 @@ class Appends:
         """A leadership has ended or begun: what was not committed in the last one may be committed or lost."""
         for pending in self._pending:
             if not pending.is_answered:
-                self._unknown(pending, ResponseCode.TERM_CHANGED)
+                self._answer(pending, ResponseCode.TERM_CHANGED)
         self._pending.clear()
         self._waiting.clear()
         self._bytes = 0

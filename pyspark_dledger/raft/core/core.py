@@ -134,8 +134,7 @@ class Core:
         """The log is durable up to that index."""
         self._member.now = now
         self._member.persisted(index)
-        if self._member.is_leader:
-            self._replication.advance()
+        self._replication.advance()
         self._follower.persisted()
 
     def peer_is_ours(self, peer_id: str, yes: bool) -> None:

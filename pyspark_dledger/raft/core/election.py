@@ -98,10 +98,11 @@ class Election:
 
     def _vote_delay(self) -> int:
         config = self._member.config
+        least, most = config.min_vote_interval_ms, config.max_vote_interval_ms
         if self._taking_term == self._member.term:
             least = config.min_take_leadership_vote_interval_ms
-            return least + self._below(config.max_take_leadership_vote_interval_ms - least)
-        return config.min_vote_interval_ms + self._below(config.max_vote_interval_ms - config.min_vote_interval_ms)
+            most = config.max_take_leadership_vote_interval_ms
+        return least + self._below(most - least)
 
     # Standing
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import struct
 from typing import NamedTuple
 
+from pyspark_dledger.format.codec import record_struct
 from pyspark_dledger.format.entries import Buffer
-from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, MAX_ENTRY_SIZE
+from pyspark_dledger.format.layout import ENTRY_HEADER, ENTRY_HEADER_SIZE, MAX_ENTRY_SIZE
 
-_HEADER = struct.Struct(">iiqqq")
+# Up to pos.
+_HEADER = record_struct(ENTRY_HEADER[:5])
 # Channel, which Java compares, ends before the two checksums, which it does not.
-_CHECKSUMS = slice(36, 44)
+_CHECKSUMS = slice(ENTRY_HEADER[6].offset, ENTRY_HEADER[8].offset)
 
 
 class Piece(NamedTuple):

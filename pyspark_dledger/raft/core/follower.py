@@ -88,8 +88,7 @@ class Follower:
         except DISK_FAILURES as error:
             self._member.reply(token, self._answer(request, self._failure(error)))
         else:
-            if self._blocked_at is not None:
-                self._unblock()
+            self._unblock()
             self._reply(needed, token, self._answer(request, ResponseCode.SUCCESS))
 
     def _blocked(self, text: str) -> None:
@@ -166,8 +165,8 @@ class Follower:
 
     def _commit_only(self, request: PushRequest) -> int:
         """COMMIT: the index that has to be durable for it, none. Refused where the leader should compare first."""
-        self._commit(request.commit_index)
         if request.commit_index > self._matched:
+            self._commit(request.commit_index)
             raise _Refused
         return -1
 

@@ -353,8 +353,7 @@ class Replication:
             return
         progress.is_asked = False
         # A peer that restarted may have lost what it had, or does not know how far its log is ours.
-        is_good = isinstance(answer, PushAnswer) and answer.code == ResponseCode.SUCCESS
-        if not is_good or not isinstance(answer, PushAnswer) or answer.end_index < asked.index:
+        if not isinstance(answer, PushAnswer) or answer.code != ResponseCode.SUCCESS or answer.end_index < asked.index:
             self._fail(progress)
 
     def _compare_answered(self, asked: _Asked, answer: Answer | None) -> None:

@@ -45,7 +45,6 @@ class Transfer:
         self._heartbeats = heartbeats
         self._replication = replication
         self._taking: _Taking | None = None
-        self._transfer_deadline = 0
         self._preferred_at = member.now + _PREFERRED_EVERY_MS
         member.role_listeners.append(self._role_changed)
 
@@ -93,7 +92,6 @@ class Transfer:
     def _transfer(self, transferee: str, request: TransferRequest | None, token: object) -> None:
         member = self._member
         member.transferee, member.transfer_at = transferee, member.now
-        self._transfer_deadline = member.now + _TRANSFER_TIME_OUT_MS
         command = TransferRequest(
             group=member.group,
             remote_id=transferee,
@@ -118,7 +116,7 @@ class Transfer:
 
     def _check_transferee(self) -> None:
         member = self._member
-        if member.transferee is not None and member.now >= self._transfer_deadline:
+        if member.transferee is not None and member.now >= member.transfer_at + _TRANSFER_TIME_OUT_MS:
             member.transferee = None
 
     def _check_preferred(self) -> None:
