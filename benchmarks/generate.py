@@ -10,6 +10,8 @@ import os
 import shutil
 import struct
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -88,6 +90,18 @@ class Block:
     @property
     def ends(self) -> Ints:
         return np.append(self.starts[1:], self.data.size)
+
+
+@contextmanager
+def new_folder(name: str) -> Iterator[Path]:
+    """An empty folder below build/, absolute, which is removed with everything in it."""
+    folder = (BUILD / name).absolute()
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def ensure(store: Store) -> Path:

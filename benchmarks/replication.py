@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import mmap
 import os
-import shutil
+import random
 import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyspark_dledger as dl
-from benchmarks.generate import BUILD
+from benchmarks.generate import new_folder
 from benchmarks.measure import PeerMissing, Result, alternate, rounded
 from benchmarks.peers import Process, java_command
 from pyspark_dledger.errors import GroupError
@@ -45,23 +45,14 @@ BEHIND = 1 << 30
 
 
 def free_ports(count: int) -> list[int]:
-    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [each.getsockname()[1] for each in held]
-    for each in held:
-        each.close()
+    """Below those of outgoing connections, which could take the port of a node that restarts."""
+    ports: list[int] = []
+    for port in random.sample(range(20_000, 32_000), 12_000):
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            ports.append(port)
+        if len(ports) == count:
+            break
     return ports
-
-
-@contextmanager
-def folder(name: str) -> Iterator[Path]:
-    """An empty folder below build/, which is removed at the end."""
-    path = (BUILD / "groups" / name).absolute()
-    shutil.rmtree(path, ignore_errors=True)
-    path.mkdir(parents=True)
-    try:
-        yield path
-    finally:
-        shutil.rmtree(path, ignore_errors=True)
 
 
 class Java:
@@ -131,6 +122,13 @@ class Ours:
         process = self._nodes.pop(node)
         process.send_signal(signal.SIGTERM)
         process.wait()
+
+    def require(self, node: str) -> None:
+        """Raises RuntimeError where that node has ended by itself."""
+        if self._nodes[node].poll() is not None:
+            ended = self._nodes.pop(node)
+            said = (self._path / f"{node}.log").read_text().strip()
+            raise RuntimeError(f"{node} ended with {ended.returncode}: {said[-500:]}")
 
     @property
     def pids(self) -> list[int]:
@@ -216,9 +214,10 @@ def in_turns(sides: dict[str, Side], figure: str) -> dict[str, float]:
 def groups() -> Iterator[tuple[Java, dict[str, Ours]]]:
     """Java's group and one of ours for each flush mode, all there, and stopped."""
     with ExitStack() as stack:
-        java = stack.enter_context(closing(Java(stack.enter_context(folder("java")))))
+        java = stack.enter_context(closing(Java(stack.enter_context(new_folder("groups/java")))))
         ours = {
-            flush: stack.enter_context(closing(Ours(stack.enter_context(folder(flush)), flush))) for flush in FLUSHES
+            flush: stack.enter_context(closing(Ours(stack.enter_context(new_folder(f"groups/{flush}")), flush)))
+            for flush in FLUSHES
         }
         for group in ours.values():
             group.append("single", WAKING, 1)
@@ -270,7 +269,11 @@ def quorum_latency(name: str, size: int) -> Result:
 
 def catch_up(name: str, size: int) -> Result:
     """A follower that comes back 1 GiB behind, while others go on appending."""
-    with folder("catch-up") as path, closing(Ours(path, "async")) as ours, dl.connect(GROUP, ours.peers) as client:
+    with (
+        new_folder("groups/catch-up") as path,
+        closing(Ours(path, "async")) as ours,
+        dl.connect(GROUP, ours.peers) as client,
+    ):
         ours.append("batch", 1000, size)
         leader = client.metadata().leader_id or NODES[0]
         behind = next(node for node in NODES if node != leader)
@@ -282,6 +285,7 @@ def catch_up(name: str, size: int) -> Result:
         end = -1
         rounds: list[dict[str, Any]] = []
         while end < wanted:
+            ours.require(behind)
             rounds.append(ours.append("rate", 250, size, 5000))
             end = end_of(client, behind)
             if first < 0:

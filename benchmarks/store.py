@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import random
-import shutil
 import signal
 import statistics
 import subprocess
@@ -19,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.generate import BUILD
+from benchmarks.generate import new_folder
 from benchmarks.measure import PeerMissing, Result, alternate, rounded
 from benchmarks.peers import Process, java_command
 from pyspark_dledger.format.engine import get_engine
@@ -45,20 +44,8 @@ class Times(NamedTuple):
 
 
 @contextmanager
-def new_folder(name: str) -> Iterator[Path]:
-    """An empty folder, which is removed with everything in it."""
-    folder = BUILD / name
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextmanager
 def opened(folder: Path, services: bool = False) -> Iterator[MmapFileStore]:
-    store = MmapFileStore(StoreConfig(folder.absolute()))
+    store = MmapFileStore(StoreConfig(folder))
     store.startup(services)
     try:
         yield store
@@ -105,7 +92,7 @@ class Java(Process):
 
     def append(self, count: int) -> Times:
         with new_folder("append-java") as folder:
-            answer = self.ask(f"{folder.absolute()} {count} {BODY_SIZE}")
+            answer = self.ask(f"{folder} {count} {BODY_SIZE}")
         return Times(answer["seconds"], answer["flushed"])
 
 
@@ -179,7 +166,7 @@ def leave_store(folder: Path, end: str) -> None:
 
 def start_store(folder: Path) -> tuple[float, int]:
     """The seconds that a start takes, and how many entries there are then."""
-    store = MmapFileStore(StoreConfig(folder.absolute()))
+    store = MmapFileStore(StoreConfig(folder))
     start = time.perf_counter()
     store.startup()
     seconds = time.perf_counter() - start

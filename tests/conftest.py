@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
+from pyspark_dledger.format.engine import Engine, get_engine
 from tests import golden
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -25,6 +27,25 @@ for ignored, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SI
 @pytest.fixture(params=["native", "python"])
 def engine(request: pytest.FixtureRequest) -> str:
     return request.param
+
+
+@pytest.fixture
+def reader(engine: str) -> Engine:
+    return get_engine(engine)
+
+
+@pytest.fixture
+def folder() -> Iterator[Callable[[], Path]]:
+    """Gives a new empty folder at every call, for the many examples of one test."""
+    with tempfile.TemporaryDirectory() as root:
+        count = iter(range(10**6))
+
+        def new() -> Path:
+            path = Path(root) / str(next(count))
+            path.mkdir()
+            return path
+
+        yield new
 
 
 @pytest.fixture(scope="session")

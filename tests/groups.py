@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -44,8 +44,10 @@ def free_ports(count: int) -> list[int]:
     return ports
 
 
-def peers_text(ports: list[int]) -> str:
-    return ";".join(f"n{number}-{HOST}:{port}" for number, port in enumerate(ports))
+def peers_text(ports: Iterable[int] | Mapping[str, int]) -> str:
+    """The string that says to DLedger where the members of a group listen: n0, n1 and so on, or as they are named."""
+    named = ports if isinstance(ports, Mapping) else {f"n{number}": port for number, port in enumerate(ports)}
+    return ";".join(f"{node}-{HOST}:{port}" for node, port in named.items())
 
 
 def eventually(check: Callable[[], T], seconds: float = 15.0) -> T:
@@ -144,8 +146,9 @@ class Nodes:
     def start(self, *ids: str, **options: Any) -> Nodes:
         """Start these, or all."""
         for node_id in ids or self.ids:
-            settings = {"group": "g", "peers": self.peers, "store": self.folder, **self._options, **options}
-            node = Node(NodeConfig(self_id=node_id, **{name: settings.pop(name) for name in list(settings)}))
+            settings: dict[str, Any] = {"group": "g", "peers": self.peers, "store": self.folder}
+            settings |= {**self._options, **options}
+            node = Node(NodeConfig(self_id=node_id, **settings))
             self.run(node.start())
             self.nodes[node_id] = node
         return self

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from pyspark_dledger.log import open_log
+from pyspark_dledger.log import Log, open_log
 from pyspark_dledger.store.base import DLedgerStore, Entry
 from pyspark_dledger.store.config import StoreConfig
 from pyspark_dledger.store.mmap_file_store import MmapFileStore
@@ -70,6 +70,10 @@ def data_files(store: MmapFileStore) -> list[Path]:
     return sorted((file for folder in folders for file in folder.iterdir()), key=lambda file: file.name)
 
 
+def index_files(store: MmapFileStore) -> list[Path]:
+    return sorted((store.config.node_dir / "index").iterdir())
+
+
 def content(files: Iterable[Path]) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in files}
 
@@ -81,8 +85,13 @@ def change(file: Path, at: int, data: bytes) -> None:
         stream.write(data)
 
 
+def log_of(store: MmapFileStore) -> Log:
+    """The store as our own reader opens it."""
+    folders = [str(path) for path in store.config.data_dirs]
+    return open_log(str(store.config.node_dir), **({"dataDirs": folders} if folders else {}))
+
+
 def findings(store: MmapFileStore) -> list[tuple[str, str, str]]:
     """What `dledger verify` says of the store as it lies on disk, without what is only worth knowing."""
-    folders = [str(path) for path in store.config.data_dirs]
-    log = open_log(str(store.config.node_dir), **({"dataDirs": folders} if folders else {}))
+    log = log_of(store)
     return [(found.code, found.file, str(found.found)) for found in log.findings() if found.severity != "info"]

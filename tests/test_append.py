@@ -34,11 +34,6 @@ TERMS = st.integers(-1, 5) | st.integers(-1, INT64_MAX)
 unhurried = settings(deadline=None)  # a busy machine is no failure
 
 
-@pytest.fixture
-def calls(engine: str) -> Engine:
-    return get_engine(engine)
-
-
 def block_of(*bodies: bytes) -> Bodies:
     lengths = b"".join(len(body).to_bytes(4, "big") for body in bodies)
     return Bodies(len(bodies), lengths + b"".join(bodies))
@@ -115,7 +110,7 @@ JAVA = [golden for golden in ALL if golden.is_raw and not golden.version.startsw
 
 @pytest.mark.parametrize("golden", JAVA, ids=str)
 def test_bodies_become_the_bytes_that_java_wrote(
-    golden: Golden, calls: Engine, case_folder: Callable[[str], Path]
+    golden: Golden, reader: Engine, case_folder: Callable[[str], Path]
 ) -> None:
     folder = case_folder(golden.case)
     files = files_of(golden, folder)
@@ -125,9 +120,9 @@ def test_bodies_become_the_bytes_that_java_wrote(
             count = len(list(run))
             # What went on in the next file does not fit here.
             is_last = following and done + count == len(rows)
-            block = calls.pack_bodies(bodies[done : done + count] + (following.bodies()[:1] if is_last else []))
+            block = reader.pack_bodies(bodies[done : done + count] + (following.bodies()[:1] if is_last else []))
             pos, first = rows[done]["pos"], rows[done]["index"]
-            encoded = calls.encode_entries(block, 0, first, term, pos, file.end - pos)
+            encoded = reader.encode_entries(block, 0, first, term, pos, file.end - pos)
             start = pos - rows[0]["pos"]
             assert encoded.count == count
             assert encoded.data == file.data[start : start + len(encoded.data)]
@@ -136,15 +131,15 @@ def test_bodies_become_the_bytes_that_java_wrote(
 
 
 @pytest.mark.parametrize("golden", JAVA, ids=str)
-def test_entries_that_java_wrote_are_right(golden: Golden, calls: Engine, case_folder: Callable[[str], Path]) -> None:
+def test_entries_that_java_wrote_are_right(golden: Golden, reader: Engine, case_folder: Callable[[str], Path]) -> None:
     folder = case_folder(golden.case)
     for file in files_of(golden, folder):
         first, last = file.rows[0], file.rows[-1]
-        checked = calls.check_entries(file.data, first["index"], first["pos"], first["term"], last["term"])
+        checked = reader.check_entries(file.data, first["index"], first["pos"], first["term"], last["term"])
         assert checked == Checked(
             len(file.rows), last["term"], units_of(golden, folder, first["index"], len(file.rows))
         )
-        assert calls.check_entries(file.data, first["index"], first["pos"], -1, INT64_MAX) == checked
+        assert reader.check_entries(file.data, first["index"], first["pos"], -1, INT64_MAX) == checked
 
 
 # What is written.
@@ -182,18 +177,18 @@ def test_entries_are_those_of_the_codec(
 
 
 @pytest.mark.parametrize(("space", "count"), [(0, 0), (57, 0), (58, 1), (108, 1), (109, 2), (156, 2), (157, 3)])
-def test_an_entry_leaves_room_for_a_blank(calls: Engine, space: int, count: int) -> None:
-    encoded = calls.encode_entries(block_of(b"ab", b"abc", b""), 0, 0, 0, 0, space)
+def test_an_entry_leaves_room_for_a_blank(reader: Engine, space: int, count: int) -> None:
+    encoded = reader.encode_entries(block_of(b"ab", b"abc", b""), 0, 0, 0, 0, space)
     assert (encoded.count, len(encoded.data)) == (count, (0, 50, 101, 149)[count])
 
 
-def test_the_largest_body_fits(calls: Engine) -> None:
+def test_the_largest_body_fits(reader: Engine) -> None:
     body = random.Random(1).randbytes(MAX_BODY_SIZE)
-    packed = calls.pack_bodies([body, b"x"])
-    encoded = calls.encode_entries(packed, 0, 0, 1, 0, HIGHEST)
+    packed = reader.pack_bodies([body, b"x"])
+    encoded = reader.encode_entries(packed, 0, 0, 1, 0, HIGHEST)
     assert encoded.data[:-49] == codec.encode_entry(0, 1, 0, body)
-    assert calls.check_entries(encoded.data, 0, 0, 1, 1).count == 2
-    assert calls.unpack_bodies(packed) == [body, b"x"]
+    assert reader.check_entries(encoded.data, 0, 0, 1, 1).count == 2
+    assert reader.unpack_bodies(packed) == [body, b"x"]
 
 
 @pytest.mark.parametrize(
@@ -207,58 +202,58 @@ def test_the_largest_body_fits(calls: Engine) -> None:
         lambda data: np.frombuffer(data, ">i4").reshape(2, -1),
     ],
 )
-def test_anything_with_bytes_in_one_piece_is_taken(calls: Engine, make: Callable[[bytes], Any]) -> None:
+def test_anything_with_bytes_in_one_piece_is_taken(reader: Engine, make: Callable[[bytes], Any]) -> None:
     body = b"body" * 4
-    packed = calls.pack_bodies([body, make(body)])
+    packed = reader.pack_bodies([body, make(body)])
     assert packed == block_of(body, body)
-    assert calls.unpack_bodies(Bodies(2, make(bytes(packed.block)))) == [body, body]
-    data = calls.encode_entries(Bodies(2, make(bytes(packed.block))), 0, 5, 3, 1000, 9999).data
+    assert reader.unpack_bodies(Bodies(2, make(bytes(packed.block)))) == [body, body]
+    data = reader.encode_entries(Bodies(2, make(bytes(packed.block))), 0, 5, 3, 1000, 9999).data
     assert data == entries_of(body, body)
-    assert calls.check_entries(make(bytes(data)), 5, 1000, 3, 3).count == 2
-    assert calls.find_torn(make(bytes(data)), 1000) is None
+    assert reader.check_entries(make(bytes(data)), 5, 1000, 3, 3).count == 2
+    assert reader.find_torn(make(bytes(data)), 1000) is None
 
 
 @pytest.mark.parametrize("shape", [(0,), (0, 3), (2, 0)])
-def test_no_bytes_are_a_body(calls: Engine, shape: tuple[int, ...]) -> None:
-    assert calls.pack_bodies([np.zeros(shape)]) == block_of(b"")  # type: ignore[list-item]
+def test_no_bytes_are_a_body(reader: Engine, shape: tuple[int, ...]) -> None:
+    assert reader.pack_bodies([np.zeros(shape)]) == block_of(b"")  # type: ignore[list-item]
 
 
-def test_a_mapped_file_is_taken(calls: Engine, tmp_path: Path) -> None:
+def test_a_mapped_file_is_taken(reader: Engine, tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(entries_of(b"a", b"b"))
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-        assert calls.check_entries(mapped, 5, 1000, 3, 3).count == 2  # type: ignore[arg-type]
+        assert reader.check_entries(mapped, 5, 1000, 3, 3).count == 2  # type: ignore[arg-type]
 
 
-def test_bodies_may_be_any_sequence(calls: Engine) -> None:
+def test_bodies_may_be_any_sequence(reader: Engine) -> None:
     for bodies in ((b"a", b"b"), {b"a": 0, b"b": 1}, (body for body in (b"a", b"b"))):
-        assert calls.pack_bodies(bodies) == block_of(b"a", b"b")  # type: ignore[arg-type]
+        assert reader.pack_bodies(bodies) == block_of(b"a", b"b")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("body", ["text", None, 7, memoryview(b"abcd")[::2], np.zeros((3, 3), order="F")[:2]])
-def test_a_body_without_bytes_in_one_piece_is_refused(calls: Engine, body: Any) -> None:
+def test_a_body_without_bytes_in_one_piece_is_refused(reader: Engine, body: Any) -> None:
     name = type(body).__name__
     with pytest.raises(TypeError, match=rf"^expected contiguous bytes as body 1, found {name}$"):
-        calls.pack_bodies([b"x", body])
-    for call in (lambda: calls.check_entries(body, 0, 0, 0, 0), lambda: calls.find_torn(body, 0)):
+        reader.pack_bodies([b"x", body])
+    for call in (lambda: reader.check_entries(body, 0, 0, 0, 0), lambda: reader.find_torn(body, 0)):
         with pytest.raises(TypeError, match=rf"^expected contiguous bytes as entries, found {name}$"):
             call()
     for call in (
-        lambda: calls.unpack_bodies(Bodies(1, body)),
-        lambda: calls.encode_entries(Bodies(1, body), 0, 0, 0, 0, 9999),
+        lambda: reader.unpack_bodies(Bodies(1, body)),
+        lambda: reader.encode_entries(Bodies(1, body), 0, 0, 0, 0, 9999),
     ):
         with pytest.raises(TypeError, match=rf"^expected contiguous bytes as block, found {name}$"):
             call()
 
 
-def test_what_no_log_takes_is_not_packed(calls: Engine) -> None:
+def test_what_no_log_takes_is_not_packed(reader: Engine) -> None:
     with pytest.raises(ValueError, match=r"^expected at least one body, found none$"):
-        calls.pack_bodies([])
+        reader.pack_bodies([])
     with pytest.raises(ValueError, match=r"^expected body 1 of at most 4194256 bytes, found 4194257$"):
-        calls.pack_bodies([b"", bytes(MAX_BODY_SIZE + 1)])
+        reader.pack_bodies([b"", bytes(MAX_BODY_SIZE + 1)])
     body = bytes(MAX_BODY_SIZE)
     with pytest.raises(ValueError, match=r"^expected at most 1073741824 bytes of bodies with their lengths, found"):
-        calls.pack_bodies([body] * (MAX_BLOCK_SIZE // MAX_BODY_SIZE + 1))
+        reader.pack_bodies([body] * (MAX_BLOCK_SIZE // MAX_BODY_SIZE + 1))
 
 
 # What comes from elsewhere.
@@ -326,14 +321,14 @@ def test_numbers_that_no_log_has_are_refused(name: str, at: int, wrong: tuple[in
         assert both("encode_entries", *arguments)[0] == "TypeError"
 
 
-def test_the_highest_numbers_are_taken(calls: Engine) -> None:
-    encoded = calls.encode_entries(block_of(b"a"), 0, HIGHEST, INT64_MAX, HIGHEST, HIGHEST)
-    assert calls.check_entries(encoded.data, HIGHEST, HIGHEST, INT64_MAX, INT64_MAX).last_term == INT64_MAX
+def test_the_highest_numbers_are_taken(reader: Engine) -> None:
+    encoded = reader.encode_entries(block_of(b"a"), 0, HIGHEST, INT64_MAX, HIGHEST, HIGHEST)
+    assert reader.check_entries(encoded.data, HIGHEST, HIGHEST, INT64_MAX, INT64_MAX).last_term == INT64_MAX
     for arguments in ((-1, 0, 0, 0), (0, -1, 0, 0), (0, 0, -(2**63) - 1, 0), (0, 0, 0, 2**63)):
         with pytest.raises(ValueError, match=r"^expected (index|pos|least term|most term) from .*, found -?[0-9]+$"):
-            calls.check_entries(encoded.data, *arguments)
+            reader.check_entries(encoded.data, *arguments)
     with pytest.raises(ValueError, match=r"^expected pos from 0 to "):
-        calls.find_torn(encoded.data, -1)
+        reader.find_torn(encoded.data, -1)
 
 
 def replaced(data: bytearray, at: int, value: bytes) -> bytearray:
@@ -374,10 +369,10 @@ def test_entries_that_do_not_go_on_are_refused(data: bytearray, text: str) -> No
     assert both("check_entries", data, 5, 1000, 2, 4) == ("ValueError", text)
 
 
-def test_what_java_leaves_zero_is_not_looked_at(calls: Engine) -> None:
+def test_what_java_leaves_zero_is_not_looked_at(reader: Engine) -> None:
     """Channel and CRCs: a Java store's own entries may have them, and they are part of the log."""
     data = replaced(GOOD, 32, b"\1" * 12)
-    assert calls.check_entries(data, 5, 1000, 2, 4) == calls.check_entries(GOOD, 5, 1000, 2, 4)
+    assert reader.check_entries(data, 5, 1000, 2, 4) == reader.check_entries(GOOD, 5, 1000, 2, 4)
 
 
 @unhurried

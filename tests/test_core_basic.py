@@ -569,9 +569,8 @@ def test_damaged_entries_are_a_problem_and_a_code() -> None:
     store.append_as_leader([b"one"], 0)
     core = OneCore(store)
     core.lead()
-    for is_committed in (False, False):
-        answer = core.ask(GetRequest(begin_index=0, is_committed=is_committed))
-        assert answer is not None and answer.code == ResponseCode.DISK_ERROR
+    answer = core.ask(GetRequest(begin_index=0, is_committed=False))
+    assert answer is not None and answer.code == ResponseCode.DISK_ERROR
     core.tick(3000)
     assert sorted(core.core.problems) == [
         "entries for n1 cannot be read: file 0 at byte 0: damaged",
@@ -579,6 +578,16 @@ def test_damaged_entries_are_a_problem_and_a_code() -> None:
         "entry 0 cannot be read: file 0 at byte 0: damaged",
     ]
     assert core.core.status().problems > 6
+
+
+@pytest.mark.parametrize("is_committed", [False, True])
+def test_damaged_entries_are_a_code_whatever_is_asked_for(is_committed: bool) -> None:
+    store = Damaged()
+    store.append_as_leader([b"one"], 0)
+    core = OneCore(store, peers=1)
+    core.tick(50)
+    answer = core.ask(GetRequest(begin_index=0, is_committed=is_committed))
+    assert answer is not None and answer.code == ResponseCode.DISK_ERROR
 
 
 # Peers

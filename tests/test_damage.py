@@ -12,7 +12,7 @@ import pytest
 
 from pyspark_dledger.format import codec
 from pyspark_dledger.format.bodies import expand
-from pyspark_dledger.format.engine import Engine, get_engine
+from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.layout import ENTRY_HEADER, ENTRY_HEADER_SIZE
 from pyspark_dledger.format.spec import ScanRequest, Segment, SurveyRequest
 from pyspark_dledger.log import open_log
@@ -21,11 +21,6 @@ from tests.generate import Payload, Store, mq_message, raw, rows_of, write_dledg
 PAGE = 4096
 BUDGET = int(os.environ.get("DLEDGER_TEST_BUDGET", "1"))
 PLACE_COLUMNS = ("kind", "index", "pos", "size")
-
-
-@pytest.fixture
-def reader(engine: str) -> Engine:
-    return get_engine(engine)
 
 
 def scan(reader: Engine, segment: Segment, end: int) -> list[dict[str, object]]:

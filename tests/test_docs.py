@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.groups import peers_text
 from tools.docs import FILES, rendered
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -142,7 +143,7 @@ def is_free(port: int) -> bool:
 
 def test_the_replicated_log_is_as_the_readme_shows(cluster: tuple[Path, int, list[str]]) -> None:
     folder, port, processes = cluster
-    peers = ";".join(f"n{number}-127.0.0.1:{port + number}" for number in range(3))
+    peers = peers_text(range(port, port + 3))
     for part in SESSION.removeprefix("$ ").split("\n$ "):
         command, _, shown = part.partition("\n")
         if command.startswith("kill"):

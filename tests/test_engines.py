@@ -5,10 +5,9 @@ from __future__ import annotations
 import dataclasses
 import os
 import random
-import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -55,27 +54,8 @@ def budget(examples: int) -> Callable[[Any], Any]:
 
 
 @pytest.fixture
-def reader(engine: str) -> Engine:
-    return get_engine(engine)
-
-
-@pytest.fixture
 def both() -> tuple[Engine, Engine]:
     return get_engine("native"), get_engine("python")
-
-
-@pytest.fixture
-def folder() -> Iterator[Callable[[], Path]]:
-    """Gives a new empty folder at every call, for the many examples of one test."""
-    with tempfile.TemporaryDirectory() as root:
-        count = iter(range(10**6))
-
-        def new() -> Path:
-            path = Path(root) / str(next(count))
-            path.mkdir()
-            return path
-
-        yield new
 
 
 def request_of(segment: Segment, **options: Any) -> ScanRequest:

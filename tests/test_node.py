@@ -538,11 +538,10 @@ def test_appends_behind_a_refused_one_are_refused() -> None:
 class Peer:
     """A peer that is scripted: gets requests, answers what it wants."""
 
-    def __init__(self, offers_binary: bool = True, says_hello: bool = True) -> None:
+    def __init__(self, offers_binary: bool = True) -> None:
         self.wire = Connection(offers_binary=offers_binary)
         self.asked: list[Asked] = []
         self.connections = 0
-        self._says_hello = says_hello
         self._writer: asyncio.StreamWriter | None = None
 
     async def start(self) -> int:
@@ -559,7 +558,7 @@ class Peer:
                 assert isinstance(asked, Asked)
                 if not isinstance(asked.request, MetadataRequest):
                     self.asked.append(asked)
-                elif self._says_hello:
+                else:
                     self.answer(asked, MetadataAnswer())
 
     def answer(self, asked: Asked, answer: Answer) -> None:

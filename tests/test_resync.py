@@ -20,17 +20,10 @@ from pyspark_dledger.format.spec import DLEDGER, Before, ScanRequest, Segment
 from pyspark_dledger.log import open_log
 from tests import generate
 from tests.generate import Payload, Store, raw, write_dledger
-from tests.test_engines import BUDGET, budget, folder
-
-__all__ = ["folder"]  # a fixture
+from tests.test_engines import BUDGET, budget
 
 COLUMNS = ("kind", "pos", "size", "index", "problem")
 Row = tuple[object, ...]
-
-
-@pytest.fixture
-def reader(engine: str) -> Engine:
-    return get_engine(engine)
 
 
 def scan(reader: Engine, segment: Segment, start: int, end: int, **options: object) -> list[Row]:

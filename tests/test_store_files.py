@@ -34,6 +34,7 @@ from tests.stores import (
     data_files,
     entries,
     findings,
+    index_files,
     opened,
     reopened,
     where,
@@ -163,9 +164,9 @@ def test_nothing_changes_when_a_store_is_only_opened(tmp_path: Path) -> None:
     store.append_as_leader(bodies(0, 33))
     store.update_committed_index(0, 30)
     store.shutdown()
-    before = content([*data_files(store), *(tmp_path / "dledger-n0" / "index").iterdir()])
+    before = content([*data_files(store), *index_files(store)])
     opened(tmp_path).shutdown()
-    assert content([*data_files(store), *(tmp_path / "dledger-n0" / "index").iterdir()]) == before
+    assert content([*data_files(store), *index_files(store)]) == before
     assert (tmp_path / "dledger-n0" / "checkpoint").read_text() == "committedIndex=30\nendIndex=32\n"
     assert findings(store) == []
 
@@ -499,7 +500,7 @@ def test_expired_files_are_deleted_at_their_hour(old: MmapFileStore) -> None:
     assert CleanSpaceService(old, old.config, at_hour(5), lambda _: 0.1).run_once() == 0
     assert CleanSpaceService(old, old.config, at_hour(4), lambda _: 0.1).run_once() == 4
     assert (old.ledger_begin_index, names(old)[0]) == (20, 4 * FILE)
-    assert min(int(file.name) for file in (old.config.node_dir / "index").iterdir()) == 640
+    assert min(int(file.name) for file in index_files(old)) == 640
     again = reopened(old)
     assert (again.ledger_begin_index, again.ledger_end_index, again.committed_index) == (20, 33, 22)
     assert [entry.index for entry in entries(again)] == list(range(20, 34))

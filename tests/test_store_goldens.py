@@ -11,12 +11,11 @@ import pytest
 
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.layout import INDEX_UNIT_SIZE
-from pyspark_dledger.log import open_log
 from pyspark_dledger.log.recovery.preview import preview
 from pyspark_dledger.store.config import StoreConfig
 from pyspark_dledger.store.mmap_file_store import MmapFileStore
 from tests.golden import ALL, Golden, unpack
-from tests.stores import data_files, entries, findings
+from tests.stores import content, data_files, entries, findings, index_files, log_of, opened
 
 RAW = [golden for golden in ALL if golden.is_raw]
 OURS = [golden for golden in RAW if not golden.version.startswith("0.4")]
@@ -69,20 +68,16 @@ def test_opens_as_java_does_and_goes_on(store: MmapFileStore, golden: Golden) ->
 
 def read_by_log(store: MmapFileStore) -> list[tuple[int, int, int, int, str]]:
     """The entries as our own reader finds them."""
-    folders = [str(path) for path in store.config.data_dirs]
-    log = open_log(str(store.config.node_dir), **({"dataDirs": folders} if folders else {}))
     return [
         (row["index"], row["term"], row["pos"], row["bodySize"], hashlib.sha256(row["body"]).hexdigest())
-        for batch in log.scan(["index", "term", "pos", "bodySize", "body"])
+        for batch in log_of(store).scan(["index", "term", "pos", "bodySize", "body"])
         for row in batch.to_pylist()
     ]
 
 
 @every(OURS)
 def test_no_more_is_lost_than_java_would_lose(store: MmapFileStore) -> None:
-    folders = [str(path) for path in store.config.data_dirs]
-    options = {"dataDirs": folders} if folders else {}
-    java = preview(open_log(str(store.config.node_dir), **options), "0.3.1.2")
+    java = preview(log_of(store), "0.3.1.2")
     store.startup()
     assert java.outcome == "opens"
     assert (store.ledger_begin_index, store.ledger_end_index) == (java.begin_index, java.end_index)
@@ -99,7 +94,8 @@ def test_same_entries_are_the_same_bytes(store: MmapFileStore, tmp_path: Path) -
     """Data and index files byte for byte, whoever wrote them: a leader entry by entry or in batches, or a follower."""
     java = store
     java.startup()
-    batched, single, follower = (begun(java, tmp_path / name) for name in ("batched", "single", "follower"))
+    sizes = {"data_file_size": java._data.file_size, "index_file_size": java._index.file_size}
+    batched, single, follower = (opened(tmp_path / name, **sizes) for name in ("batched", "single", "follower"))
     index, end = 0, java.ledger_end_index
     while index <= end:
         term, last = java.term_at(index), min(index + 99, end)
@@ -119,20 +115,11 @@ def test_same_entries_are_the_same_bytes(store: MmapFileStore, tmp_path: Path) -
         assert used_bytes(ours) == wanted
 
 
-def begun(java: MmapFileStore, base_dir: Path) -> MmapFileStore:
-    """An empty store of ours with the file sizes of another one."""
-    config = StoreConfig(base_dir, data_file_size=java._data.file_size, index_file_size=java._index.file_size)
-    ours = MmapFileStore(config)
-    ours.startup()
-    return ours
-
-
 def used_bytes(store: MmapFileStore) -> dict[str, bytes]:
     """Data and index files by name, without those behind the end that were only created ahead."""
-    index_files = (store.config.node_dir / "index").iterdir()
-    found = {f"data/{file.name}": file.read_bytes() for file in data_files(store)}
-    found |= {f"index/{file.name}": file.read_bytes() for file in index_files}
-    return {name: content for name, content in found.items() if content.strip(b"\0")}
+    found = {f"data/{name}": data for name, data in content(data_files(store)).items()}
+    found |= {f"index/{name}": data for name, data in content(index_files(store)).items()}
+    return {name: data for name, data in found.items() if data.strip(b"\0")}
 
 
 def test_stale_entries_behind_the_end_do_not_come_back(tmp_path: Path) -> None:
@@ -151,16 +138,16 @@ def test_stale_entries_behind_the_end_do_not_come_back(tmp_path: Path) -> None:
 @every([golden for golden in OURS if golden.case == "raw-single"])
 @pytest.mark.parametrize("which", ["all", "first", "middle", "last"])
 def test_missing_index_files_are_rebuilt(store: MmapFileStore, golden: Golden, which: str) -> None:
-    files = sorted((store.config.node_dir / "index").iterdir())
-    before = {file.name: file.read_bytes() for file in files}
+    files = index_files(store)
+    before = content(files)
     chosen = {"all": files, "first": files[:1], "middle": files[2:3], "last": files[-1:]}[which]
     for file in chosen:
         file.unlink()
     store.startup()
     assert len(digests(store)) == len(golden.expected().entries)
     units = (golden.expected().head["endIndex"] + 1) * INDEX_UNIT_SIZE
-    after = {file.name: file.read_bytes() for file in (store.config.node_dir / "index").iterdir()}
-    assert b"".join(after[name] for name in sorted(after))[:units] == b"".join(before.values())[:units]
+    after = content(index_files(store))
+    assert b"".join(after.values())[:units] == b"".join(before.values())[:units]
 
 
 def test_a_copy_of_a_running_store_opens(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from pyspark_dledger.store import files
 from pyspark_dledger.store.mmap_file_store import MmapFileStore
 from pyspark_dledger.store.recover import Recovery
 from tests.power import one_run
-from tests.stores import FILE, abandoned, bodies, data_files, entries, findings, opened, reopened
+from tests.stores import FILE, abandoned, bodies, content, data_files, entries, findings, index_files, opened, reopened
 from tests.test_store_files import Disk
 
 
@@ -48,7 +48,7 @@ def test_what_the_order_prevents_is_found(
 
 def index_units(store: MmapFileStore) -> int:
     """How many units the index files hold."""
-    found = b"".join(file.read_bytes() for file in sorted((store.config.node_dir / "index").iterdir()))
+    found = b"".join(content(index_files(store)).values())
     return sum(
         bool(found[start : start + INDEX_UNIT_SIZE].strip(b"\0")) for start in range(0, len(found), INDEX_UNIT_SIZE)
     )

@@ -18,16 +18,9 @@ from pyspark_dledger.format.engine import Engine, get_engine
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Before, Extent, Problem, Segment, Survey, SurveyRequest
 from tests import generate
 from tests.generate import Store, mq_message, raw, write_commitlog, write_dledger
-from tests.test_engines import budget, folder
-
-__all__ = ["folder"]  # a fixture
+from tests.test_engines import budget
 
 KINDS = ("entry", "message", "blank", "unwritten", "stale", "corrupt")
-
-
-@pytest.fixture
-def reader(engine: str) -> Engine:
-    return get_engine(engine)
 
 
 def survey(reader: Engine, segment: Segment, end: int | None = None, **options: Any) -> Survey:

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pyspark_dledger.format.codec import encode_entry
 from pyspark_dledger.format.entries import Bodies
 from pyspark_dledger.raft import messages as m
 from pyspark_dledger.raft.messages import Answer, Message, PushType, Request, RequestCode, Role, VoteResult
@@ -44,7 +45,6 @@ from tests.wire_messages import (
     JAVA_MESSAGES,
     READ_ONLY,
     encoded,
-    entry,
     framed,
     joined,
     one_body,
@@ -109,7 +109,7 @@ def test_refusals_are_written_as_java_writes_them(name: str) -> None:
 def test_golden_bodies_of_the_protocol() -> None:
     """Captured between real nodes."""
     compare = m.PushRequest(
-        **(IDS | {"term": 1}), type=PushType.COMPARE, first_index=0, count=1, data=entry(0, 1, 0, b"hello0")
+        **(IDS | {"term": 1}), type=PushType.COMPARE, first_index=0, count=1, data=encode_entry(0, 1, 0, b"hello0")
     )
     assert bytes(only(encoded(compare, 0, False)).body) == (
         b'{"batch":false,"batchEntry":[],"code":200,"commitIndex":-1,"count":1,"entry":{"body":"aGVsbG8w","bodyCrc":0,'
@@ -193,7 +193,7 @@ def test_bodies_are_read_as_java_reads_them(row: dict[str, Any]) -> None:
 
 
 ENTRY = '{"body":"aGk=","bodyCrc":0,"chainCrc":0,"channel":0,"index":5,"magic":1,"pos":9,"size":50,"term":1}'
-HI = entry(5, 1, 9, b"hi")
+HI = encode_entry(5, 1, 9, b"hi")
 
 
 @pytest.mark.parametrize(
@@ -255,7 +255,7 @@ def entries(draw: st.DrawFn, most: int) -> dict[str, Any]:
     pos = draw(st.integers(0, 2**62))
     data = b""
     for number, body in enumerate(bodies):
-        data += entry(first + number, draw(INT64), pos + len(data), body)
+        data += encode_entry(first + number, draw(INT64), pos + len(data), body)
     return {"first_index": first, "count": len(bodies), "data": data}
 
 
@@ -358,7 +358,7 @@ def test_every_kind_of_message_is_tried() -> None:
 
 
 def test_binary_copies_no_entries() -> None:
-    data = bytearray(b"".join(entry(5 + number, 1, number * 1072, bytes(1024)) for number in range(100)))
+    data = bytearray(b"".join(encode_entry(5 + number, 1, number * 1072, bytes(1024)) for number in range(100)))
     push = m.PushRequest(**IDS, first_index=5, count=100, data=data)
     _, body = encode_request(push, 1, is_binary=True)
     assert body is data
@@ -422,7 +422,6 @@ def test_the_offer_goes_with_metadata_in_json_only() -> None:
 
 JSON_HEADER = b'{"code":51002,"flag":0,"opaque":1}'
 BINARY_HEART_BEAT = bytes(only(encoded(m.HeartBeatRequest(), 1, True)).header)
-BINARY_PUSH = bytes(only(encoded(m.PushRequest(first_index=5, count=1, data=HI), 1, True)).header)
 TEXTS = b"\xff\xff" * 4
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from typing import Any
 
-from pyspark_dledger.format.codec import EntryHeader, encode_entry_header
+from pyspark_dledger.format.codec import encode_entry
 from pyspark_dledger.format.entries import Bodies, Buffer
 from pyspark_dledger.raft import messages as m
 from pyspark_dledger.raft.messages import Answer, Message, PushType, Request, VoteResult
@@ -13,11 +13,6 @@ from pyspark_dledger.raft.wire import Frame, FrameReader, Refusal, encode_answer
 from pyspark_dledger.store.base import Entry, Run
 
 IDS: dict[str, Any] = {"group": "g1", "remote_id": "n1", "local_id": "n0", "leader_id": "n0", "term": 3}
-
-
-def entry(index: int, term: int, pos: int, body: bytes) -> bytes:
-    header = EntryHeader(1, 48 + len(body), index, term, pos, 0, 0, 0, len(body))
-    return encode_entry_header(header) + body
 
 
 def one_body(body: bytes) -> Bodies:
@@ -45,8 +40,8 @@ def encoded(message: Message, opaque: int, is_binary: bool) -> bytes:
 
 
 TWO = bytes(range(2))
-BATCH = b"".join(entry(13 + number, 3, 8192 + number * 50, TWO) for number in range(3))
-LONG_ENTRY = entry(13, 3, 8192, bytes(range(100)))
+BATCH = b"".join(encode_entry(13 + number, 3, 8192 + number * 50, TWO) for number in range(3))
+LONG_ENTRY = encode_entry(13, 3, 8192, bytes(range(100)))
 JAVA_MESSAGES: dict[str, Message] = {
     "metadata": m.MetadataRequest(**IDS),
     "metadata-answer": m.MetadataAnswer(**IDS, peers={"n0": "127.0.0.1:20911", "n1": "[::1]:20912"}),
@@ -68,7 +63,9 @@ JAVA_MESSAGES: dict[str, Message] = {
         for kind in (PushType.APPEND, PushType.COMPARE, PushType.TRUNCATE)
     },
     "push-batch": m.PushRequest(**IDS, first_index=13, count=3, data=BATCH),
-    "push-batch-of-one": m.PushRequest(**IDS, first_index=13, count=1, data=entry(13, 3, 8192, TWO), is_batch=True),
+    "push-batch-of-one": m.PushRequest(
+        **IDS, first_index=13, count=1, data=encode_entry(13, 3, 8192, TWO), is_batch=True
+    ),
     "push-answer": m.PushAnswer(group="g1", term=3, index=13, count=3, begin_index=0, end_index=15),
     "push-commit-answer": m.PushAnswer(group="g1", term=3),
     "transfer": m.TransferRequest(**IDS, transfer_id="n0", transferee_id="n1", take_leadership_ledger_index=0),
@@ -85,7 +82,7 @@ READ_ONLY: dict[str, Message | Refusal] = {
     "append-nothing": m.AppendRequest(**IDS),
     "append-batch": m.AppendRequest(**IDS),
     "pull": Refusal(3, "request code 51003 is not supported"),
-    "push-reference": m.PushRequest(**IDS, first_index=13, count=1, data=entry(13, 3, 8192, TWO)),
+    "push-reference": m.PushRequest(**IDS, first_index=13, count=1, data=encode_entry(13, 3, 8192, TWO)),
     "refused-unsupported": Refusal(3, " request type 51006 not supported"),
     "refused-error": Refusal(1, 'java.lang.NullPointerException\n\tat "x"'),
 }

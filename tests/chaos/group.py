@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from tests.chaos.proxy import Network
-from tests.groups import free_ports
+from tests.groups import free_ports, peers_text
 
 # Short, so that a round takes a second or two; the ratios are those of the defaults.
 SETTINGS = {
@@ -41,11 +41,11 @@ class Group:
     @property
     def peers(self) -> str:
         """The members as a client reaches them: directly."""
-        return ";".join(f"{node}-127.0.0.1:{port}" for node, port in self.ports.items())
+        return peers_text(self.ports)
 
     def _peers_of(self, node: str) -> str:
-        ports = {other: self.network.links[node, other].port for other in self.ids if other != node}
-        return ";".join(f"{other}-127.0.0.1:{ports.get(other, self.ports[other])}" for other in self.ids)
+        links = {other: self.network.links[node, other].port for other in self.ids if other != node}
+        return peers_text({**self.ports, **links})
 
     def start(self, node: str) -> None:
         command = [sys.executable, "-m", "pyspark_dledger", "serve", "--config", str(self._settings)]

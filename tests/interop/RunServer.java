@@ -15,7 +15,6 @@ import java.net.InetSocketAddress;
 import java.net.SocketAddress;
 import java.nio.ByteBuffer;
 import java.security.MessageDigest;
-import java.util.Base64;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.Semaphore;
 import java.util.concurrent.atomic.AtomicInteger;
@@ -26,7 +25,7 @@ import java.util.concurrent.atomic.AtomicInteger;
  * Arguments: name=value, each a setting of DLedgerConfig (group, selfId, peers, storeBaseDir and so on). Each line of
  * standard input is a command, answered by a line with a JSON object; the first such line says that the member runs:
  *
- * state: role, term, leader, begin, end, committed. get INDEX: that entry. digest FIRST LAST: SHA-256 of these entries.
+ * state: role, term, leader, begin, end, committed. digest FIRST LAST: SHA-256 of these entries.
  * append COUNT SIZE IN_FLIGHT: appends here, and how many had which answer. transfer ID: leadership from here to there.
  * stop: an orderly end.
  */
@@ -105,8 +104,6 @@ public final class RunServer {
         switch (words[0]) {
             case "state":
                 return state(server);
-            case "get":
-                return entry(server.getdLedgerStore().get(Long.parseLong(words[1])));
             case "digest":
                 return digest(server.getdLedgerStore(), Long.parseLong(words[1]), Long.parseLong(words[2]));
             case "append":
@@ -127,11 +124,6 @@ public final class RunServer {
             "{\"role\": \"%s\", \"term\": %d, \"leader\": %s, \"begin\": %d, \"end\": %d, \"committed\": %d}",
             state.getRole(), state.currTerm(), leader == null ? "null" : "\"" + leader + "\"",
             store.getLedgerBeginIndex(), store.getLedgerEndIndex(), store.getCommittedIndex());
-    }
-
-    private static String entry(DLedgerEntry entry) {
-        return String.format("{\"index\": %d, \"term\": %d, \"pos\": %d, \"body\": \"%s\"}", entry.getIndex(),
-            entry.getTerm(), entry.getPos(), Base64.getEncoder().encodeToString(entry.getBody()));
     }
 
     /** Of index, term, pos (64 bits each), length of the body (32 bits) and the body, entry by entry. */

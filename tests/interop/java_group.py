@@ -8,20 +8,15 @@ import signal
 import subprocess
 import threading
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from tests.interop.java_stores import BUILD, JAVA, prepare
+from tests.interop.java_stores import BUILD, JAVA, pass_on, prepare
 
 # Elections in half a second, as both sides allow.
 QUICK = {"heartBeatTimeIntervalMs": 150, "maxHeartBeatLeak": 3, "minVoteIntervalMs": 60, "maxVoteIntervalMs": 250}
 SMALL_FILES = {"mappedFileSizeForEntryData": 1 << 20, "mappedFileSizeForEntryIndex": 32 * 4096}
 # The loggers of 0.2.2 and of its remoting write below the home folder.
 _QUIET = (f"-Duser.home={BUILD}", "-Dlog4j.configuration=none", "-Drocketmq.client.logUseSlf4j=true")
-
-
-def peers_of(ports: dict[str, int]) -> str:
-    """The string that says to DLedger where the members of a group listen."""
-    return ";".join(f"{node}-127.0.0.1:{port}" for node, port in ports.items())
 
 
 class JavaProcess:
@@ -39,7 +34,7 @@ class JavaProcess:
         )
         self._answers: queue.Queue[str] = queue.Queue()
         assert self._process.stdout
-        threading.Thread(target=self._read, args=(self._process.stdout,), daemon=True).start()
+        threading.Thread(target=pass_on, args=(self._process.stdout, self._answers), daemon=True).start()
         self._is_started = False
 
     def ask(self, command: str, patience: float = 30) -> dict[str, Any]:
@@ -90,15 +85,6 @@ class JavaProcess:
             raise ConnectionError(f"the process ended with {self._process.wait()}")
         answer: dict[str, Any] = json.loads(line)
         return answer
-
-    def _read(self, lines: IO[str]) -> None:
-        try:
-            for line in lines:
-                if line.startswith("{"):
-                    self._answers.put(line)
-        except ValueError:
-            return
-        self._answers.put("")
 
 
 class JavaNode(JavaProcess):

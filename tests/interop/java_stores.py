@@ -8,8 +8,12 @@ import queue
 import shutil
 import subprocess
 import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
+
+import pytest
 
 HERE = Path(__file__).resolve().parent
 BUILD = HERE.parent.parent / "build" / "interop"
@@ -121,16 +125,31 @@ class Judge:
         )
         self._answers = queue.Queue()
         assert process.stdout
-        threading.Thread(target=_pass_on, args=(process.stdout, self._answers), daemon=True).start()
+        threading.Thread(target=pass_on, args=(process.stdout, self._answers), daemon=True).start()
         return process
 
 
-def _pass_on(lines: IO[str], answers: queue.Queue[str]) -> None:
-    """Every line that is an answer, and an empty one at the end."""
-    for line in lines:
-        if line.startswith("{"):
-            answers.put(line)
+def pass_on(lines: IO[str], answers: queue.Queue[str]) -> None:
+    """Every line that is an answer, and an empty one at the end, or where `lines` were closed."""
+    with suppress(ValueError):
+        for line in lines:
+            if line.startswith("{"):
+                answers.put(line)
     answers.put("")
+
+
+@contextmanager
+def judged(versions: Iterable[str]) -> Iterator[dict[str, Judge]]:
+    """A judge of each version; the tests are skipped where they cannot be had."""
+    try:
+        judges = {version: Judge(version) for version in versions}
+    except JavaMissing as reason:
+        pytest.skip(f"no Java DLedger to open stores with: {reason}")
+    try:
+        yield judges
+    finally:
+        for judge in judges.values():
+            judge.close()
 
 
 class BrokerJudge:

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple, final
 
 import pyspark_dledger as dl
 from pyspark_dledger.errors import GroupError, UnknownOutcomeError
-from tests.groups import free_ports
-from tests.interop.java_group import QUICK, SMALL_FILES, JavaNode, peers_of
+from tests.groups import free_ports, peers_text
+from tests.interop.java_group import QUICK, SMALL_FILES, JavaNode
 
 OURS = "ours"
 GROUP = "mixed"
@@ -122,7 +122,7 @@ class Group:
         self.kinds = kinds
         self.flush = flush
         self.settings: dict[str, object] = {**QUICK, **SMALL_FILES, **(settings or {})}
-        self.peers = peers_of(dict(zip(kinds, free_ports(len(kinds)), strict=True)))
+        self.peers = peers_text(dict(zip(kinds, free_ports(len(kinds)), strict=True)))
         self.members: dict[str, OurNode | JavaNode] = {}
         self._client: dl.Client | None = None
 

@@ -18,9 +18,9 @@ import pytest
 
 import pyspark_dledger as dl
 from pyspark_dledger.errors import IndexRangeError
-from tests.groups import free_ports
+from tests.groups import free_ports, peers_text
 from tests.interop import damages
-from tests.interop.java_group import QUICK, SMALL_FILES, JavaClient, JavaNode, peers_of
+from tests.interop.java_group import QUICK, SMALL_FILES, JavaClient, JavaNode
 from tests.interop.java_stores import JavaMissing, prepare
 from tests.interop.mixed_group import GROUP, OURS, Group, Load, differing_files, lost, stored_entries
 
@@ -46,7 +46,7 @@ def test_java_nodes_form_a_group(tmp_path: Path) -> None:
     settings: dict[str, object] = {**QUICK, **SMALL_FILES}
     versions = (NEW, OLD, NEW)
     nodes = {
-        node: JavaNode(version, GROUP, node, peers_of(ports), tmp_path, settings)
+        node: JavaNode(version, GROUP, node, peers_text(ports), tmp_path, settings)
         for node, version in zip(ports, versions, strict=True)
     }
     try:
@@ -58,8 +58,7 @@ def test_java_nodes_form_a_group(tmp_path: Path) -> None:
         leader = _java_leader(nodes)
         assert nodes[leader].append(500, 100)["acknowledged"] == 500
         other = next(node for node in nodes if node != leader)
-        assert nodes[leader].transfer(other) == 200
-        assert nodes[other].state()["role"] == "LEADER"
+        _lead(nodes, other)
         for node in nodes.values():
             node.stop()
     finally:
@@ -76,6 +75,15 @@ def _java_leader(nodes: dict[str, JavaNode]) -> str:
                 return name
         time.sleep(0.02)
     raise AssertionError("no leader")
+
+
+def _lead(nodes: dict[str, JavaNode], wanted: str) -> None:
+    """Hand leadership over. Java refuses it (417) or lets it fail (418) while the member is behind: tried again."""
+    until, codes = time.monotonic() + 20, list[int]()
+    while (leader := _java_leader(nodes)) != wanted:
+        assert time.monotonic() < until, codes
+        codes.append(nodes[leader].transfer(wanted))
+        time.sleep(0.1)
 
 
 def _wait_committed(nodes: dict[str, JavaNode], index: int) -> None:

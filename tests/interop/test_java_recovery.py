@@ -20,7 +20,7 @@ from pyspark_dledger.log.recovery.preview import preview
 from tests import golden
 from tests.interop import damages
 from tests.interop.damages import Damage, RandomDamage
-from tests.interop.java_stores import VERSIONS, JavaMissing, Judge
+from tests.interop.java_stores import VERSIONS, Judge, judged
 
 Unpack = Callable[[str], Path]
 
@@ -33,13 +33,8 @@ BASES = [each for each in golden.ALL if each.is_raw and each.case != "raw-multip
 
 @pytest.fixture(scope="module")
 def judges() -> Iterator[dict[str, Judge]]:
-    try:
-        found = {version: Judge(version) for version in VERSIONS}
-    except JavaMissing as reason:
-        pytest.skip(f"no Java DLedger to compare with: {reason}")
-    yield found
-    for judge in found.values():
-        judge.close()
+    with judged(VERSIONS) as found:
+        yield found
 
 
 def java_says(judge: Judge, node: Path, case: str, expects_answer: bool) -> dict[str, Any]:

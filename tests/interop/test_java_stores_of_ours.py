@@ -18,12 +18,12 @@ from typing import Any
 
 import pytest
 
-from pyspark_dledger.store.config import StoreConfig
 from pyspark_dledger.store.mmap_file_store import MmapFileStore
 from tests import golden
 from tests.golden import Golden
 from tests.interop import damages
-from tests.interop.java_stores import JavaMissing, Judge
+from tests.interop.java_stores import Judge, judged
+from tests.stores import entries, opened
 
 Unpack = Callable[[str], Path]
 
@@ -37,29 +37,19 @@ SIZES = (4096, 32 * 50)
 
 @pytest.fixture(scope="module")
 def judges() -> Iterator[dict[str, Judge]]:
-    try:
-        found = {version: Judge(version) for version in VERSIONS}
-    except JavaMissing as reason:
-        pytest.skip(f"no Java DLedger to open stores with: {reason}")
-    yield found
-    for judge in found.values():
-        judge.close()
+    with judged(VERSIONS) as found:
+        yield found
 
 
-def open_store(folder: Path, node: str = "n0", sizes: tuple[int, int] = SIZES, **settings: Any) -> MmapFileStore:
-    config = StoreConfig(folder, node, data_file_size=sizes[0], index_file_size=sizes[1], **settings)
-    store = MmapFileStore(config)
-    store.startup()
-    return store
+def open_store(folder: Path, node: str = "n0", sizes: tuple[int, int] = SIZES) -> MmapFileStore:
+    return opened(folder, self_id=node, data_file_size=sizes[0], index_file_size=sizes[1])
 
 
 def digest(store: MmapFileStore) -> str:
     """As OpenStores.java has it."""
     found = hashlib.sha256()
-    if store.ledger_begin_index >= 0:
-        for index in range(store.ledger_begin_index, store.ledger_end_index + 1):
-            entry = store.get(index)
-            found.update(struct.pack(">qqqi", entry.index, entry.term, entry.pos, len(entry.body)) + entry.body)
+    for entry in entries(store):
+        found.update(struct.pack(">qqqi", entry.index, entry.term, entry.pos, len(entry.body)) + entry.body)
     return found.hexdigest()
 
 
@@ -127,14 +117,14 @@ def test_ours_goes_on_in_a_store_of_java(
     copied(case_folder(base.case), node, tmp_path / "ours")
     before = java_says(judges["0.3.1.2"], tmp_path / "java", node, sizes)
     store = open_store(tmp_path / "ours", node, sizes)
-    opened = told(store)
-    assert before == opened
-    store.save_term(opened["currTerm"] + 1, None)
+    found = told(store)
+    assert before == found
+    store.save_term(found["currTerm"] + 1, None)
     store.append_as_leader([b"ours %d" % number * 20 for number in range(200)])
     store.update_committed_index(store.curr_term, store.ledger_end_index - 10)
     expected = told(store)
     store.shutdown()
-    assert expected["endIndex"] == opened["endIndex"] + 200
+    assert expected["endIndex"] == found["endIndex"] + 200
     for judge in judges.values():
         assert java_says(judge, tmp_path / "ours", node, sizes) == expected
 

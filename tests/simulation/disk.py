@@ -57,11 +57,6 @@ class SimStore(MemoryStore):
         """The highest index that a crash now would leave in any case."""
         return self._flushed if self.is_sync else self.ledger_end_index
 
-    @property
-    def is_hollow(self) -> bool:
-        """Whether the log was reset and nothing is in it yet."""
-        return self.aside is not None and not self._entries
-
     # What the core calls.
 
     def append_as_leader(self, bodies: Bodies | Sequence[Buffer], term: int | None = None) -> Appended:

@@ -31,26 +31,20 @@ from pyspark_dledger.format.codec import encode_entry
 from pyspark_dledger.raft.core import Core, CoreConfig, Reply, Send
 from pyspark_dledger.raft.messages import (
     Answer,
-    AppendAnswer,
     AppendRequest,
     GetAnswer,
     GetRequest,
-    HeartBeatAnswer,
     HeartBeatRequest,
-    MetadataAnswer,
     MetadataRequest,
-    PushAnswer,
     PushRequest,
     PushType,
     Request,
-    StatusAnswer,
     StatusRequest,
-    TransferAnswer,
     TransferRequest,
-    VoteAnswer,
     VoteRequest,
     VoteResult,
 )
+from pyspark_dledger.raft.wire import kinds
 from tests.simulation.clients import pack
 from tests.simulation.disk import SimStore
 from tests.simulation.judge import HEADER_SIZE, Judge
@@ -64,16 +58,7 @@ REQUESTS: dict[str, type[Request]] = {
     "METADATA": MetadataRequest,
     "STATUS": StatusRequest,
 }
-ANSWERS: dict[type[Request], type[Answer]] = {
-    VoteRequest: VoteAnswer,
-    HeartBeatRequest: HeartBeatAnswer,
-    TransferRequest: TransferAnswer,
-    PushRequest: PushAnswer,
-    AppendRequest: AppendAnswer,
-    GetRequest: GetAnswer,
-    MetadataRequest: MetadataAnswer,
-    StatusRequest: StatusAnswer,
-}
+ANSWERS: dict[type[Request], type[Answer]] = {kinds.REQUESTS[code]: kinds.ANSWERS[code] for code in kinds.REQUESTS}
 BODY_SIZE = 8
 TICK = 10
 
