@@ -106,8 +106,9 @@ class JavaNode(JavaProcess):
     def append(self, count: int, size: int, in_flight: int = 100) -> dict[str, Any]:
         return self.ask(f"append {count} {size} {in_flight}", 120)
 
-    def transfer(self, node: str) -> int:
-        return int(self.ask(f"transfer {node}")["code"])
+    def transfer(self, node: str) -> dict[str, Any]:
+        """Ask it to hand leadership to that member: ``code``, or the ``error`` that Java throws where it cannot."""
+        return self.ask(f"transfer {node}")
 
     def stop(self) -> None:
         """An orderly end."""

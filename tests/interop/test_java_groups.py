@@ -13,6 +13,7 @@ import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -79,10 +80,10 @@ def _java_leader(nodes: dict[str, JavaNode]) -> str:
 
 def _lead(nodes: dict[str, JavaNode], wanted: str) -> None:
     """Hand leadership over. Java refuses it (417) or lets it fail (418) while the member is behind: tried again."""
-    until, codes = time.monotonic() + 20, list[int]()
+    until, answers = time.monotonic() + 20, list[dict[str, Any]]()
     while (leader := _java_leader(nodes)) != wanted:
-        assert time.monotonic() < until, codes
-        codes.append(nodes[leader].transfer(wanted))
+        assert time.monotonic() < until, answers
+        answers.append(nodes[leader].transfer(wanted))
         time.sleep(0.1)
 
 
