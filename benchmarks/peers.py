@@ -68,18 +68,25 @@ def java(store: Store) -> Peer:
     return Peer([*java_command("SequentialGet", *memory), str(store.path), *sizes])
 
 
-def java_command(program: str, *options: str) -> list[str]:
-    """How to run a program of ``java/`` with DLedger 0.3.1.2. Raises PeerMissing where that cannot be."""
+def java_command(program: str, *options: str, pom: str = "pom.xml") -> list[str]:
+    """How to run a program of ``java/`` with the jars of a pom there: DLedger 0.3.1.2, or RocketMQ's store.
+
+    Raises PeerMissing where that cannot be.
+    """
     _need("java", "javac", "mvn")
     build = BUILD / "java"
-    if not (build / "lib").exists():
-        pom = str(HERE / "java" / "pom.xml")
-        target = f"-DoutputDirectory={(build / 'lib.partial').absolute()}"
-        _run("mvn", "-q", "-B", "-f", pom, "dependency:copy-dependencies", "-DincludeScope=runtime", target)
-        (build / "lib.partial").rename(build / "lib")
-    _run("javac", "-cp", f"{build}/lib/*", "-d", f"{build}/classes", str(HERE / "java" / f"{program}.java"))
+    jars = build / ("lib" if pom == "pom.xml" else f"lib-{Path(pom).stem}")
+    if not jars.exists():
+        partial = jars.with_name(f"{jars.name}.partial")
+        target = f"-DoutputDirectory={partial.absolute()}"
+        _run(
+            *("mvn", "-q", "-B", "-f", str(HERE / "java" / pom), "dependency:copy-dependencies"),
+            *("-DincludeScope=runtime", target),
+        )
+        partial.rename(jars)
+    _run("javac", "-cp", f"{jars}/*", "-d", f"{build}/classes", str(HERE / "java" / f"{program}.java"))
     opened = [word for package in OPENED for word in ("--add-opens", f"{package}=ALL-UNNAMED")]
-    return ["java", *options, *opened, "-cp", f"{build}/lib/*:{build}/classes", program]
+    return ["java", *options, *opened, "-cp", f"{jars}/*:{build}/classes", program]
 
 
 def cpp_walk(segment: Path) -> Peer:

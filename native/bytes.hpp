@@ -1,4 +1,4 @@
-// Big-endian loads and stores, and a mapped file that survives being truncated while it is read.
+// Loads and stores of fixed byte orders, and a mapped file that survives being truncated while it is read.
 #pragma once
 
 #include <atomic>
@@ -44,6 +44,34 @@ inline void store_be64(uint8_t* p, uint64_t value) {
   value = __builtin_bswap64(value);
 #endif
   std::memcpy(p, &value, sizeof value);
+}
+
+inline uint64_t load_le64(const uint8_t* p) {
+  uint64_t value;
+  std::memcpy(&value, p, sizeof value);
+#if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
+  value = __builtin_bswap64(value);
+#endif
+  return value;
+}
+
+inline void store_le64(uint8_t* p, uint64_t value) {
+#if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
+  value = __builtin_bswap64(value);
+#endif
+  std::memcpy(p, &value, sizeof value);
+}
+
+inline void store_le32(uint8_t* p, uint32_t value) {
+#if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
+  value = __builtin_bswap32(value);
+#endif
+  std::memcpy(p, &value, sizeof value);
+}
+
+inline void store_be16(uint8_t* p, uint32_t value) {
+  p[0] = static_cast<uint8_t>(value >> 8);
+  p[1] = static_cast<uint8_t>(value);
 }
 
 // A file that cannot be read, or a request that contradicts it. Becomes errors.StoreError in Python.

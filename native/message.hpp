@@ -14,6 +14,7 @@ constexpr int32_t kMessageMagicBlank = -875286124;
 constexpr int64_t kMinMessageSize = 91;
 
 constexpr int32_t kFlagCompressed = 0x1;
+constexpr int32_t kFlagMultiTags = 0x2;
 constexpr int32_t kFlagTransactionMask = 0xC;
 constexpr int32_t kFlagBornHostV6 = 0x10;
 constexpr int32_t kFlagStoreHostV6 = 0x20;

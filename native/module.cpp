@@ -6,12 +6,11 @@
 #include <memory>
 #include <utility>
 
-#include "append.hpp"
 #include "crc32.hpp"
+#include "puts.hpp"
+#include "python_values.hpp"
 #include "scan.hpp"
 #include "survey.hpp"
-
-namespace py = pybind11;
 
 namespace dledger {
 namespace {
@@ -163,6 +162,12 @@ py::list find_term_runs(const py::object& segment, int64_t start, int64_t end) {
   return list;
 }
 
+// The fields of a format.puts.PutIds, arrays as their bytes.
+py::tuple find_put_ids(const py::object& segment, int64_t start, int64_t end) {
+  const PutIds found = on_segment(segment, start, [&](const SegmentView& view) { return put_ids(view, start, end); });
+  return py::make_tuple(array_of(found.index), bytes_of(found.ids), array_of(found.store_timestamp));
+}
+
 // `request` is a format.spec.SurveyRequest; the fields of a format.spec.Survey, in their order.
 py::tuple take_survey(const py::object& request) {
   SurveyRequest native;
@@ -193,55 +198,6 @@ py::tuple take_survey(const py::object& request) {
                         found.last_store_timestamp, sizes, extents, problems, counts);
 }
 
-// Less is done in a millisecond, and to get the lock back from a thread that computes takes five.
-constexpr int64_t kReleasedBytes = 8 * 1024 * 1024;
-constexpr int64_t kHighest = int64_t{1} << 62;  // of indexes and positions: no sum of them overflows
-
-// Calls `work` without the interpreter's lock if it has that many bytes to go through.
-template <typename Work>
-auto released(int64_t size, Work work) {
-  std::optional<py::gil_scoped_release> release;
-  if (size >= kReleasedBytes) release.emplace();
-  return work();
-}
-
-// The bytes of anything that has some, in one piece, which stay in their place as long as this lives.
-class HeldBytes {
- public:
-  HeldBytes(const py::handle& object, const std::string& name) {
-    if (PyObject_GetBuffer(object.ptr(), &view_, PyBUF_SIMPLE) == 0) return;
-    PyErr_Clear();
-    const auto type = py::type::handle_of(object).attr("__name__").cast<std::string>();
-    throw py::type_error("expected contiguous bytes as " + name + ", found " + type);
-  }
-  ~HeldBytes() { PyBuffer_Release(&view_); }
-  HeldBytes(const HeldBytes&) = delete;
-  HeldBytes& operator=(const HeldBytes&) = delete;
-
-  ByteRange range() const { return {static_cast<const uint8_t*>(view_.buf), view_.len}; }
-
- private:
-  Py_buffer view_;
-};
-
-int64_t integer(const char* name, const py::handle& value, int64_t low, int64_t high) {
-  const auto number = py::reinterpret_steal<py::object>(PyNumber_Index(value.ptr()));
-  if (!number) throw py::error_already_set();
-  int overflow = 0;
-  const int64_t found = PyLong_AsLongLongAndOverflow(number.ptr(), &overflow);
-  if (overflow == 0 && found >= low && found <= high) return found;
-  throw py::value_error(std::string("expected ") + name + " from " + std::to_string(low) + " to " +
-                        std::to_string(high) + ", found " + py::str(number).cast<std::string>());
-}
-
-// Memory of a Python object, not yet filled.
-std::pair<py::bytearray, uint8_t*> make_bytearray(int64_t size) {
-  auto made = py::reinterpret_steal<py::bytearray>(PyByteArray_FromStringAndSize(nullptr, size));
-  if (!made) throw py::error_already_set();
-  auto* const data = reinterpret_cast<uint8_t*>(PyByteArray_AS_STRING(made.ptr()));
-  return {std::move(made), data};
-}
-
 // The block of bodies, and how many there are.
 py::tuple pack_bodies(const py::object& bodies) {
   // A list could be changed by another thread, and what it holds be freed.
@@ -259,14 +215,11 @@ py::tuple pack_bodies(const py::object& bodies) {
     ranges.push_back(held.back()->range());
   }
   const int64_t size = block_size(ranges);
-  auto block = py::reinterpret_steal<py::bytes>(PyBytes_FromStringAndSize(nullptr, size));
-  if (!block) throw py::error_already_set();
-  auto* const data = reinterpret_cast<uint8_t*>(PyBytes_AS_STRING(block.ptr()));
-  released(size, [&] { pack(ranges, data); });
+  const auto [block, data] = make_bytes(size);
+  uint8_t* const to = data;
+  released(size, [&] { pack(ranges, to); });
   return py::make_tuple(ranges.size(), block);
 }
-
-int64_t count_of(const py::handle& count) { return integer("count", count, 1, kMaxBlockSize / kLengthSize); }
 
 py::list unpack_bodies(const py::object& count, const py::object& block) {
   const int64_t bodies = count_of(count);
@@ -360,6 +313,8 @@ PYBIND11_MODULE(_native, module) {
       PyErr_SetString(error_class("StoreError").ptr(), fault.what());
     } catch (const MalformedFault& fault) {
       PyErr_SetString(error_class("MalformedError").ptr(), fault.what());
+    } catch (const PutFault& fault) {
+      PyErr_SetObject(PyExc_ValueError, py::str(fault.text).ptr());
     }
   });
 
@@ -378,12 +333,14 @@ PYBIND11_MODULE(_native, module) {
     return on_segment(segment, start, [&](const SegmentView& view) { return seek(view, start, end, index); });
   });
   module.def("term_runs", &find_term_runs);
+  module.def("put_ids", &find_put_ids);
   module.def("survey", &take_survey);
   module.def("pack_bodies", &pack_bodies);
   module.def("unpack_bodies", &unpack_bodies);
   module.def("encode_entries", &encode_bodies);
   module.def("check_entries", &check_bytes);
   module.def("find_torn", &find_torn_in);
+  add_puts(module);
   module.def("crc32", &crc_of<crc32>);
   module.def("crc32_portable", &crc_of<crc32_portable>);
   module.def("layout", &layout);

@@ -9,7 +9,7 @@ import pytest
 
 from pyspark_dledger.errors import InconsistentError, IndexRangeError
 from pyspark_dledger.format import append
-from pyspark_dledger.format.codec import encode_entry
+from pyspark_dledger.format.codec import decode_entry_header, decode_index_unit, encode_entry
 from pyspark_dledger.format.entries import Bodies
 from pyspark_dledger.store.base import DLedgerStore, Entry, Run
 from pyspark_dledger.store.memory import MemoryStore
@@ -121,17 +121,23 @@ def test_bodies_that_no_store_takes(store: DLedgerStore, given: list[bytes] | Bo
 
 
 def test_append_hook_sees_entries_and_changes_bodies(store: DLedgerStore) -> None:
-    """DLedgerMappedFileStoreTest.testAppendHook: the buffer of the entry, and 48 as the body's offset."""
-    seen: list[tuple[int, int]] = []
+    """DLedgerMappedFileStoreTest.testAppendHook, for whole pieces: the entries' bytes, and where each will stand."""
+    seen: list[tuple[int, int, int]] = []
 
-    def hook(entry: memoryview, offset: int) -> None:
-        seen.append((len(entry), offset))
-        entry[offset : offset + 2] = b"%02d" % len(seen)
+    def hook(data: bytearray, units: bytearray) -> None:
+        start = 0
+        for at in range(0, len(units), 32):
+            unit = decode_index_unit(bytes(units), at)
+            seen.append((unit.index, unit.pos, unit.size))
+            assert decode_entry_header(bytes(data), start).index == unit.index
+            data[start + 48 : start + 50] = b"%02d" % len(seen)
+            start += unit.size
+        assert start == len(data)
 
     store.append_hook = hook
     store.append_as_leader([b"..aaa", b"..bbbb"])
     store.append_as_leader([b"..c"])
-    assert seen == [(53, 48), (54, 48), (51, 48)]
+    assert seen == [(0, 0, 53), (1, 53, 54), (2, 107, 51)]
     assert [entry.body for entry in entries(store)] == [b"01aaa", b"02bbbb", b"03c"]
 
 

@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING, Protocol
 
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.format.entries import Bodies, Buffer, Checked, Encoded
+from pyspark_dledger.format.puts import Ordinals, PutIds, Puts, PutSettings
 from pyspark_dledger.format.spec import Compressed, LogEnd, ScanRequest, Segment, Survey, SurveyRequest, TermRun
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     import pyarrow as pa
 
 ENGINES = ("auto", "native", "python")
@@ -22,7 +25,10 @@ _HOW_TO_BUILD = "reinstall pyspark_dledger where a C++17 compiler is found, or r
 
 
 class Engine(Protocol):
-    """The calls that both engines have; `python_engine` and `append` say what each of them does."""
+    """The calls that both engines have.
+
+    `python_engine`, `append`, `put_rows` and `put_messages` say what each of them does.
+    """
 
     NAME: str
 
@@ -49,6 +55,27 @@ class Engine(Protocol):
     def check_entries(self, data: Buffer, index: int, pos: int, least_term: int, most_term: int) -> Checked: ...
 
     def find_torn(self, data: Buffer, pos: int) -> int | None: ...
+
+    def new_ordinals(self) -> Ordinals: ...
+
+    def encode_messages(self, batch: pa.RecordBatch, settings: PutSettings, ordinals: Ordinals) -> Bodies: ...
+
+    def read_puts(self, bodies: Bodies) -> Puts: ...
+
+    def stamp_puts(
+        self,
+        bodies: Bodies,
+        keep: npt.NDArray[np.bool_],
+        queue_offsets: npt.NDArray[np.int64],
+        store_timestamp: int,
+        store_host: bytes,
+    ) -> Bodies: ...
+
+    def patch_physical_offsets(self, data: bytearray, units: bytearray) -> None: ...
+
+    def put_ids(self, segment: Segment, start: int, end: int) -> PutIds: ...
+
+    def java_hashes(self, strings: pa.StringArray) -> npt.NDArray[np.int32]: ...
 
 
 def get_engine(name: str = "auto") -> Engine:

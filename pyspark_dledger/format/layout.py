@@ -82,6 +82,7 @@ MIN_MESSAGE_SIZE = 91  # V1, IPv4 hosts, nothing in body, topic and properties
 
 # MessageSysFlag
 FLAG_COMPRESSED = 0x1
+FLAG_MULTI_TAGS = 0x2
 FLAG_TRANSACTION_MASK = 0xC
 FLAG_BORN_HOST_V6 = 0x10
 FLAG_STORE_HOST_V6 = 0x20
@@ -98,9 +99,18 @@ NAME_VALUE_SEPARATOR = 0x01
 PROPERTY_TAGS = "TAGS"
 PROPERTY_KEYS = "KEYS"
 PROPERTY_UNIQ_KEY = "UNIQ_KEY"
+PROPERTY_DELAY = "DELAY"
+PROPERTY_REAL_TOPIC = "REAL_TOPIC"
+PROPERTY_REAL_QUEUE_ID = "REAL_QID"
+# Of ours alone: the identity of a put, 24 bytes as 32 characters of base64url.
+PROPERTY_ID = "__DLEDGER_ID"
 # "__CRC32#" 0x01, ten decimal digits with the least significant first, 0x02 (enabledAppendPropCRC, from 5.2.0)
 PROPERTY_CRC = "__CRC32#"
 PROPERTY_CRC_SIZE = 20
+
+# Where a delayed message waits, in the queue of its level - 1 (ScheduleMessageService).
+SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
+MAX_DELAY_LEVEL = 18
 
 # One unit of a ConsumeQueue file.
 CONSUME_QUEUE_UNIT = (

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyspark_dledger._native as _native
 from pyspark_dledger.format.entries import Bodies, Buffer, Checked, Encoded
 from pyspark_dledger.format.layout import COMPRESSIONS
+from pyspark_dledger.format.puts import Ordinals, PutIds, Puts, PutSettings, check_stamps
 from pyspark_dledger.format.spec import (
     Compressed,
     Extent,
@@ -21,7 +22,10 @@ from pyspark_dledger.format.spec import (
 )
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     import pyarrow as pa
+
 
 NAME = "native"
 
@@ -29,6 +33,7 @@ crc32 = _native.crc32
 split = _native.split
 seek = _native.seek
 find_torn = _native.find_torn
+patch_physical_offsets = _native.patch_physical_offsets
 
 
 def scan(request: ScanRequest) -> Iterator[tuple[pa.RecordBatch, list[Compressed]]]:
@@ -79,3 +84,56 @@ def encode_entries(bodies: Bodies, first: int, index: int, term: int, pos: int, 
 def check_entries(data: Buffer, index: int, pos: int, least_term: int, most_term: int) -> Checked:
     """What consecutive whole entries are, which begin with ``index`` at ``pos``; ValueError where they are not."""
     return Checked(*_native.check_entries(data, index, pos, least_term, most_term))
+
+
+def new_ordinals() -> Ordinals:
+    """Counts of equal contents, for all batches of one attempt of a task."""
+    return _native.Ordinals()
+
+
+def encode_messages(batch: pa.RecordBatch, settings: PutSettings, ordinals: Ordinals) -> Bodies:
+    """The rows of a batch as puts, in their order; ValueError names the first row that is no message."""
+    from pyspark_dledger.format.put_rows import check_batch, check_settings
+
+    check_batch(batch)
+    check_settings(settings)
+    if not isinstance(ordinals, _native.Ordinals):
+        raise TypeError(f"expected ordinals of this engine's new_ordinals, found {type(ordinals).__name__}")
+    return Bodies(*_native.encode_messages(batch, settings, ordinals))
+
+
+def read_puts(bodies: Bodies) -> Puts:
+    """What a leader has to know of puts; ValueError names the first that is no message as RocketMQ encodes it."""
+    queues, queue, sys_flag, ids, has_id = _native.read_puts(bodies.count, bodies.block)
+    return Puts(queues, _array(queue, "i4"), _array(sys_flag, "i4"), ids, _array(has_id, "?"))
+
+
+def stamp_puts(
+    bodies: Bodies,
+    keep: npt.NDArray[np.bool_],
+    queue_offsets: npt.NDArray[np.int64],
+    store_timestamp: int,
+    store_host: bytes,
+) -> Bodies:
+    """The puts to keep, each with its queue offset, and all with the store's time (ms) and host."""
+    check_stamps(bodies, keep, queue_offsets, store_timestamp, store_host)
+    # A copy where a slice with a step has no bytes in one piece.
+    kept, offsets = (values if values.flags.c_contiguous else values.copy() for values in (keep, queue_offsets))
+    return Bodies(*_native.stamp_puts(bodies.count, bodies.block, kept, offsets, store_timestamp, store_host))
+
+
+def put_ids(segment: Segment, start: int, end: int) -> PutIds:
+    """The identities of the messages among the entries of ``[start, end)``."""
+    index, ids, store_timestamps = _native.put_ids(segment, start, end)
+    return PutIds(_array(index, "i8"), ids, _array(store_timestamps, "i8"))
+
+
+def java_hashes(strings: pa.StringArray) -> npt.NDArray[np.int32]:
+    """Java's ``String.hashCode`` of each; 0 for a null."""
+    return _array(_native.java_hashes(strings), "i4")
+
+
+def _array(data: bytearray, kind: str) -> npt.NDArray[Any]:
+    import numpy as np  # most calls need none
+
+    return np.frombuffer(data, kind)

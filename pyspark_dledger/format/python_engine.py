@@ -9,16 +9,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from pyspark_dledger.errors import DLedgerError, MalformedError, StoreError
-from pyspark_dledger.format import append, codec
+from pyspark_dledger.format import append, codec, put_messages, put_rows
 from pyspark_dledger.format.columns import COLUMN_BY_NAME, arrow_schema
 from pyspark_dledger.format.frames import Frames, frames_of
+from pyspark_dledger.format.puts import PutIds
 from pyspark_dledger.format.rows import COLUMN_READERS, Row, codec_name, first_problem, row_test
 from pyspark_dledger.format.segment_file import FileShrunk, SegmentFile
 from pyspark_dledger.format.spec import Compressed, LogEnd, ScanRequest, Segment, Survey, SurveyRequest, TermRun
 from pyspark_dledger.format.survey import take
+from pyspark_dledger.format.text import decode_utf8, java_hash
 from pyspark_dledger.format.walk import Walk, find_log_end, find_splits
 
 NAME = "python"
@@ -33,6 +37,11 @@ unpack_bodies = append.unpack_bodies
 encode_entries = append.encode_entries
 check_entries = append.check_entries
 find_torn = append.find_torn
+new_ordinals = put_rows.new_ordinals
+encode_messages = put_rows.encode_messages
+read_puts = put_messages.read_puts
+stamp_puts = put_messages.stamp_puts
+patch_physical_offsets = put_messages.patch_physical_offsets
 
 _Result = TypeVar("_Result")
 
@@ -230,3 +239,17 @@ def survey(request: SurveyRequest) -> Survey:
 def crc32(data: bytes) -> int:
     """CRC-32 as ``java.util.zip.CRC32``, unsigned."""
     return codec.crc32(data)
+
+
+def put_ids(segment: Segment, start: int, end: int) -> PutIds:
+    """The identities of the messages among the entries of ``[start, end)``, where an entry begins.
+
+    Messages without one, or with one that is none of ours, are left out, and so is what is damaged.
+    """
+    return _with_frames(segment, lambda frames: put_messages.find_put_ids(frames, start, end))
+
+
+def java_hashes(strings: pa.StringArray) -> npt.NDArray[np.int32]:
+    """Java's ``String.hashCode`` of each; 0 for a null. What is not UTF-8 counts as Java decodes it."""
+    values = strings.cast(pa.binary()).to_pylist()
+    return np.array([0 if value is None else java_hash(decode_utf8(value)) for value in values], np.int32)

@@ -19,6 +19,15 @@ def decode_utf8(data: bytes) -> str:
         return _ENCODED_SURROGATE.sub(_REPLACEMENT, data).decode(errors="replace")
 
 
+def java_hash(text: str) -> int:
+    """Java's ``String.hashCode``: of the UTF-16 units, so that a character beyond U+FFFF counts as its two."""
+    value = 0
+    units = text.encode("utf-16-be", "surrogatepass")
+    for (unit,) in struct.iter_unpack(">H", units):
+        value = 31 * value + unit & 0xFFFFFFFF
+    return (value ^ 0x80000000) - 0x80000000
+
+
 def ipv6_text(address: bytes) -> str:
     """16 bytes as RFC 5952 writes them: lower case, the first of the longest runs of zero groups as ``::``."""
     if address.startswith(_IPV4_MAPPED):

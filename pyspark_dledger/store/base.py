@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 from pyspark_dledger.format.entries import Bodies, Buffer
 
-# Sees an entry before it is written: its bytes, which it may change from the body on, and where the body begins (48).
-AppendHook = Callable[[memoryview, int], None]
+# Sees entries before they are written, one behind the other, of which it may change what stands in the bodies, and
+# their index units of 32 bytes each, which tell where each of them is going to stand (`patch_physical_offsets`).
+AppendHook = Callable[[bytearray, bytearray], None]
 
 
 class Run(NamedTuple):

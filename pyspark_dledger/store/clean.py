@@ -35,6 +35,10 @@ def used_ratio(path: Path) -> float:
     return usage.used / (usage.used + usage.free) if usage.used + usage.free else 0.0
 
 
+def _has_files(folder: Path | None) -> bool:
+    return folder is not None and folder.is_dir() and any(path.is_file() for path in folder.iterdir())
+
+
 class CleanSpaceService:
     """Looks every 100 ms. `now` gives seconds since 1970, `used` how full the disk of a folder is."""
 
@@ -79,6 +83,8 @@ class CleanSpaceService:
         is_due = time.localtime(self._now()).tm_hour in config.delete_hours
         if not is_due and fullest <= config.disk_space_ratio_to_check_expired:
             return 0
+        if _has_files(config.old_log_dir):
+            return 0  # what is older has to go first (DLedgerCommitLog.disableDeleteDledger)
         begin = self._store.ledger_begin_index
         count = self._store.delete_expired(self._now() - config.file_reserved_hours * _HOUR, force)
         if count:

@@ -29,6 +29,7 @@ class StoreConfig:
     whenever a disk is fuller than ``disk_space_ratio_to_check_expired``, files that were not changed for
     ``file_reserved_hours`` are deleted; above ``disk_space_ratio_to_force_clean`` any but the last. ``truncate_at`` is
     for repair only: a damaged store loses the entry of that index and all behind it, which are kept in a side file.
+    ``old_log_dir`` is the folder of a CommitLog behind which this log goes on: while it has files, none go here.
     Folders may be given as text; the configuration has them as paths.
 
     Raises OptionError for a value that cannot be honoured.
@@ -49,12 +50,14 @@ class StoreConfig:
     disk_space_ratio_to_force_clean: float = 0.85
     enable_disk_force_clean: bool = True
     truncate_at: int | None = None
+    old_log_dir: Path | None = None
     engine: str = "auto"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "base_dir", Path(self.base_dir))
         for name in ("data_dirs", "read_only_data_dirs"):
             object.__setattr__(self, name, tuple(map(Path, getattr(self, name))))
+        object.__setattr__(self, "old_log_dir", None if self.old_log_dir is None else Path(self.old_log_dir))
         least = ENTRY_HEADER_SIZE + MIN_BLANK_SIZE
         _check(least <= self.data_file_size <= _LARGEST_FILE, "data_file_size", f"{least} to {_LARGEST_FILE}", self)
         _check(

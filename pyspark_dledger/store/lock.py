@@ -6,7 +6,7 @@ import fcntl
 import os
 from pathlib import Path
 
-from pyspark_dledger.errors import StoreError
+from pyspark_dledger.errors import StoreInUseError
 
 
 class StoreLock:
@@ -17,14 +17,14 @@ class StoreLock:
         self._descriptor = -1
 
     def acquire(self) -> None:
-        """Raises StoreError, which names the process, where another one has the store open."""
+        """Raises StoreInUseError, which names the process, where another one has the store open."""
         descriptor = os.open(self._file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             owner = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip() or "unknown"
             os.close(descriptor)
-            raise StoreError(
+            raise StoreInUseError(
                 f"{self._file.parent}: expected a store that nobody writes, found it in use by process {owner}: stop "
                 "that process, or use another folder"
             ) from None

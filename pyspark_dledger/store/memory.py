@@ -8,7 +8,7 @@ from typing import NamedTuple
 from pyspark_dledger.format.codec import decode_entry_header, encode_entry, record_struct
 from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.format.entries import Bodies, Buffer
-from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, INDEX_UNIT
+from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, INDEX_UNIT, MAGIC_NORMAL
 from pyspark_dledger.store.base import Appended, DLedgerStore, Entry, EntryRange, Run
 from pyspark_dledger.store.rules import (
     End,
@@ -106,7 +106,8 @@ class MemoryStore(DLedgerStore):
             at = place(pos, ENTRY_HEADER_SIZE + len(body), self._file_size)
             if not runs or at != pos:
                 runs.append(Run(index, at))
-            stored.append(_Stored(at, term, self._hooked(encode_entry(index, term, at, bytes(body)))))
+            data = self._hooked(encode_entry(index, term, at, bytes(body)), index, term, at)
+            stored.append(_Stored(at, term, data))
             pos = stored[-1].end
         first = self._next_index
         self._extend(stored)
@@ -120,11 +121,11 @@ class MemoryStore(DLedgerStore):
         check_lengths(map(len, bodies), self._file_size)
         return bodies
 
-    def _hooked(self, data: bytes) -> bytes:
+    def _hooked(self, data: bytes, index: int, term: int, pos: int) -> bytes:
         if self.append_hook is None:
             return data
         changed = bytearray(data)
-        self.append_hook(memoryview(changed), ENTRY_HEADER_SIZE)
+        self.append_hook(changed, bytearray(_UNIT.pack(MAGIC_NORMAL, pos, len(data), index, term)))
         return bytes(changed)
 
     def _extend(self, stored: list[_Stored]) -> None:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from pyspark_dledger.format.codec import encode_blank, record_struct
+from pyspark_dledger.format.codec import encode_blank
 from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.entries import Bodies
-from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, INDEX_UNIT
 from pyspark_dledger.store.base import AppendHook, Run
 from pyspark_dledger.store.files import FileList
 
-_UNIT = record_struct(INDEX_UNIT)
 # Entries are encoded and written in pieces that stay in the processor's cache. Each piece looks at the lengths of the
 # whole block again, so that pieces grow with the count of bodies: all of them together then take linear time.
 _PIECE = 1 << 20
@@ -40,7 +38,7 @@ def write_bodies(
     hook: AppendHook | None,
     asks_doubt: bool,
 ) -> Written:
-    """Write all bodies as entries from an index and a position on; `hook` sees each before it is written.
+    """Write all bodies as entries from an index and a position on; `hook` sees all before they are written.
 
     Each fits a data file. Raises ValueError for a block that is none, OSError where the disk fails: some may be there.
     """
@@ -59,7 +57,7 @@ def write_bodies(
             pos += left
             continue
         if hook is not None:
-            _call(hook, encoded.data, encoded.units)
+            hook(encoded.data, encoded.units)
         if asks_doubt and not is_doubtful:
             is_doubtful = engine.find_torn(encoded.data, pos % size) is not None
         data.write(pos, encoded.data)
@@ -68,11 +66,3 @@ def write_bodies(
         units.append(encoded.units)
         index, wrote, pos = index + encoded.count, wrote + encoded.count, pos + len(encoded.data)
     return Written(tuple(runs), units[0] if len(units) == 1 else b"".join(units), pos, is_doubtful)
-
-
-def _call(hook: AppendHook, data: bytearray, units: bytearray) -> None:
-    view = memoryview(data)
-    start = 0
-    for _, _, size, _, _ in _UNIT.iter_unpack(units):
-        hook(view[start : start + size], ENTRY_HEADER_SIZE)
-        start += size

@@ -18,7 +18,7 @@ from pathlib import Path
 from tests.fuzz import corpus
 from tests.fuzz.build import BUILD, ENVIRONMENT, TARGETS, BuildError, build, libfuzzer
 
-LONGEST = {"fuzz_scan": 16384, "fuzz_walk": 16384, "fuzz_codec": 2048, "fuzz_append": 8192}
+LONGEST = {"fuzz_scan": 16384, "fuzz_walk": 16384, "fuzz_codec": 2048, "fuzz_append": 8192, "fuzz_puts": 8192}
 SCRIPTS = ("differential", "wire")
 # Seconds for one input, and megabytes for the process; an allocation is limited by ASan.
 LIMITS = ("-timeout=60", "-rss_limit_mb=2048")

@@ -16,9 +16,9 @@ ROOT = FOLDER.parent.parent
 NATIVE = ROOT / "native"
 BUILD = ROOT / "build" / "fuzz"
 
-TARGETS = ("fuzz_scan", "fuzz_walk", "fuzz_codec", "fuzz_append")
+TARGETS = ("fuzz_scan", "fuzz_walk", "fuzz_codec", "fuzz_append", "fuzz_puts")
 # Python's module, and the mapped file that memory_file.cpp stands in for.
-LEFT_OUT = {"module.cpp", "bytes.cpp"}
+LEFT_OUT = {"module.cpp", "module_puts.cpp", "bytes.cpp"}
 SANITIZE = "-fsanitize=address,undefined"
 FLAGS = [
     "-std=c++17",

@@ -156,7 +156,8 @@ def write(folder: Path) -> int:
     # A codec's seed is a byte without meaning, then the bytes of a message, or texts that are none.
     texts = [b"\0" + text for text in (b"", b"\xe6\xa0\x87", b"\xed\xa0\x80\xf4\x90", b"\xf0\x9f\x98\x80", bytes(20))]
     written += _write_all(folder / "fuzz_codec", [*texts, *(b"\0" + piece.data[48:] for piece in found)])
-    return written + _write_all(folder / "fuzz_append", _append_inputs(found))
+    written += _write_all(folder / "fuzz_append", _append_inputs(found))
+    return written + _write_all(folder / "fuzz_puts", _put_inputs(found))
 
 
 def _append_inputs(found: Iterable[Piece]) -> Iterator[bytes]:
@@ -167,6 +168,26 @@ def _append_inputs(found: Iterable[Piece]) -> Iterator[bytes]:
         bodies = [piece.data[at : at + 1 + number] for at in range(0, len(piece.data), 1 + number)][: number % 32 + 1]
         lengths = b"".join(struct.pack(">I", len(body)) for body in bodies)
         yield bytes([len(bodies) - 1]) + numbers[1:] + lengths + b"".join(bodies)
+
+
+def _put_inputs(found: Iterable[Piece]) -> Iterator[bytes]:
+    """Blocks of messages; before them how many there are, the host, which are kept, and the time."""
+    properties = b"a\x01b\x02__DLEDGER_ID\x01" + b"aA0_-zZ9" * 4 + b"\x02"
+    made = [
+        encode_message(b"T" * length, b"body", 0, properties=properties, store_host=bytes(width), sys_flag=flags)
+        for length, width, flags in ((1, 8, 0), (127, 20, 4), (128, 8, 8), (255, 20, 0x70D))
+    ]
+    ledger = (piece.data for piece in found if piece.source == DLEDGER)
+    stored = [data[48 : codec.decode_entry_header(data).size] for data in ledger if len(data) > 48]
+    for number, body in enumerate([*made, *stored]):
+        bodies = [body, *made[: number % 3]]
+        lengths = b"".join(struct.pack(">I", len(body)) for body in bodies)
+        yield (
+            bytes([len(bodies) - 1])
+            + struct.pack(">BHq", number % 2, 65535 - number, number)
+            + lengths
+            + b"".join(bodies)
+        )
 
 
 def _variation(number: int) -> dict[str, Any]:

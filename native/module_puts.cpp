@@ -1,0 +1,137 @@
+// The part of the Python module that makes puts of rows, and entries of puts.
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <memory>
+
+#include "put_rows.hpp"
+#include "python_values.hpp"
+#include "text.hpp"
+
+namespace dledger {
+namespace {
+
+// Arrow data of somebody who keeps it: what the Arrow PyCapsule protocol gives, for as long as this lives.
+class HeldArrow {
+ public:
+  explicit HeldArrow(const py::object& object) : capsules_(object.attr("__arrow_c_array__")()) {}
+
+  const ArrowSchema& schema() const { return *pointer<ArrowSchema>(0, "arrow_schema"); }
+  const ArrowArray& array() const { return *pointer<ArrowArray>(1, "arrow_array"); }
+
+ private:
+  template <typename T>
+  const T* pointer(size_t place, const char* name) const {
+    const void* const found = PyCapsule_GetPointer(py::object(capsules_[place]).ptr(), name);
+    if (found == nullptr) throw py::error_already_set();
+    return static_cast<const T*>(found);
+  }
+
+  py::tuple capsules_;
+};
+
+// `settings` is a format.puts.PutSettings that was checked.
+PutSettings put_settings(const py::object& settings) {
+  PutSettings native;
+  native.producer = settings.attr("producer").cast<std::optional<std::string>>();
+  native.born_timestamp = settings.attr("born_timestamp").cast<int64_t>();
+  native.born_host = settings.attr("born_host").cast<std::string>();
+  native.store_host = settings.attr("store_host").cast<std::string>();
+  native.round_robin = settings.attr("round_robin").cast<int64_t>();
+  native.has_trailing_separator = settings.attr("has_trailing_separator").cast<bool>();
+  for (const auto& [topic, queues] : py::dict(settings.attr("queue_counts"))) {
+    native.queue_counts.emplace_back(topic.cast<std::string>(), queues.cast<int32_t>());
+  }
+  return native;
+}
+
+// What it costs to encode rows, as bytes to go through.
+int64_t cost_of(const PutBatch& batch) {
+  constexpr int64_t kCostOfRow = 2048, kCostOfByte = 4;  // bytes are hashed, summed and copied
+  const int32_t* const ends = batch.body.offsets + batch.body.offset;
+  const int64_t bytes = batch.body.is_there ? ends[batch.rows] - ends[0] : 0;
+  return kCostOfRow * batch.rows + kCostOfByte * bytes;
+}
+
+// The fields of a format.entries.Bodies.
+py::tuple encode_messages(const py::object& batch, const py::object& settings, Ordinals& ordinals) {
+  const PutSettings native = put_settings(settings);
+  const HeldArrow held(batch);
+  const PutBatch rows = view_batch(held.schema(), held.array());
+  const int64_t cost = cost_of(rows);
+  const auto encoder = released(cost, [&] { return std::make_unique<RowEncoder>(rows, native); });
+  const auto [block, data] = make_bytes(encoder->block_size());
+  uint8_t* const to = data;
+  released(cost, [&] { encoder->encode(ordinals, to); });
+  return py::make_tuple(rows.rows, block);
+}
+
+// The fields of a format.puts.Puts, arrays as their bytes.
+py::tuple read_bodies(const py::object& count, const py::object& block) {
+  PackedBodies bodies{count_of(count), {}};
+  const HeldBytes held(block, "block");
+  bodies.block = held.range();
+  const ReadPuts puts = released(bodies.block.size, [&] { return read_puts(bodies); });
+  return py::make_tuple(puts.queues, array_of(puts.queue), array_of(puts.sys_flag), bytes_of(puts.ids),
+                        array_of(puts.has_id));
+}
+
+// The fields of a format.entries.Bodies. `keep` is an array of bool and `queue_offsets` one of int64, of as many values
+// as there are bodies.
+py::tuple stamp_bodies(const py::object& count, const py::object& block, const py::object& keep,
+                       const py::object& queue_offsets, int64_t store_timestamp, const py::bytes& store_host) {
+  PackedBodies bodies{count_of(count), {}};
+  const HeldBytes held(block, "block"), kept(keep, "keep"), offsets(queue_offsets, "queue_offsets");
+  bodies.block = held.range();
+  if (kept.range().size != bodies.count || offsets.range().size != 8 * bodies.count) {
+    throw py::value_error("expected a value of keep and queue_offsets for each body, found others");
+  }
+  const auto* const numbers = reinterpret_cast<const int64_t*>(offsets.range().data);
+  const std::string host = store_host;
+  const Stamp stamp{store_timestamp, host};
+  const Stamped plan =
+      released(bodies.block.size, [&] { return plan_stamps(bodies, kept.range().data, numbers, stamp); });
+  const auto [stamped, data] = make_bytes(plan.block_size);
+  uint8_t* const to = data;
+  released(plan.block_size, [&] { stamp_puts(plan, stamp, to); });
+  return py::make_tuple(plan.sizes.size(), stamped);
+}
+
+void patch_entries(const py::object& data, const py::object& units) {
+  const HeldBytes entries(data, "entries", PyBUF_WRITABLE), held(units, "units");
+  patch_physical_offsets(const_cast<uint8_t*>(entries.range().data), entries.range().size, held.range());
+}
+
+// An int32 for each of an Arrow array of strings; 0 for a null.
+py::bytearray java_hashes(const py::object& strings) {
+  const HeldArrow held(strings);
+  const TextColumn column = view_text(held.schema(), held.array());
+  const int64_t count = held.array().length;
+  const auto [made, data] = make_bytearray(4 * count);
+  for (int64_t i = 0; i < count; i++) {
+    const Text text = column.at(i);
+    const auto size = static_cast<size_t>(std::max<int64_t>(text.size, 0));
+    int32_t hash = 0;
+    if (is_utf8(text.data, size)) {
+      hash = java_hash(text.data, size);
+    } else {
+      const std::string decoded = sanitize_utf8(text.data, size);
+      hash = java_hash(reinterpret_cast<const uint8_t*>(decoded.data()), decoded.size());
+    }
+    std::memcpy(data + 4 * i, &hash, sizeof hash);
+  }
+  return made;
+}
+
+}  // namespace
+
+void add_puts(py::module_& module) {
+  py::class_<Ordinals>(module, "Ordinals").def(py::init<>()).def("__len__", &Ordinals::size);
+  module.def("encode_messages", &encode_messages);
+  module.def("read_puts", &read_bodies);
+  module.def("stamp_puts", &stamp_bodies);
+  module.def("patch_physical_offsets", &patch_entries);
+  module.def("java_hashes", &java_hashes);
+}
+
+}  // namespace dledger

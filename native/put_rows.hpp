@@ -1,0 +1,178 @@
+// Rows of an Arrow batch become puts, each with its identity. The texts of errors are those of format/put_rows.py.
+#pragma once
+
+#include <cstdint>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "columns.hpp"
+#include "hash.hpp"
+#include "puts.hpp"
+
+namespace dledger {
+
+// A text or bytes of a row; null where `size` is -1.
+struct Text {
+  const uint8_t* data = nullptr;
+  int64_t size = -1;
+
+  bool is_null() const { return size < 0; }
+  bool is_empty() const { return size <= 0; }
+  std::string_view view() const {
+    return is_null() ? std::string_view() : std::string_view(reinterpret_cast<const char*>(data), size_t(size));
+  }
+};
+
+// Views of somebody's Arrow columns, which have to stay as long as these are used. A column that is not there is null
+// throughout.
+struct ColumnView {
+  const uint8_t* valid = nullptr;
+  int64_t offset = 0;
+  bool is_there = false;
+
+  bool is_null(int64_t row) const {
+    if (!is_there) return true;
+    const int64_t bit = offset + row;
+    return valid != nullptr && (valid[bit / 8] >> (bit % 8) & 1) == 0;
+  }
+};
+
+template <typename T>
+struct NumberColumn : ColumnView {
+  const T* values = nullptr;
+
+  std::optional<int64_t> at(int64_t row) const {
+    return is_null(row) ? std::nullopt : std::optional<int64_t>(values[offset + row]);
+  }
+};
+
+struct TextColumn : ColumnView {
+  const int32_t* offsets = nullptr;
+  const uint8_t* bytes = nullptr;
+
+  Text at(int64_t row) const {
+    if (is_null(row)) return {};
+    const int32_t start = offsets[offset + row];
+    return {bytes + start, offsets[offset + row + 1] - start};
+  }
+};
+
+struct MapColumn : ColumnView {
+  const int32_t* offsets = nullptr;
+  TextColumn names, values;
+
+  // The places of a row's pairs in `names` and `values`.
+  std::pair<int64_t, int64_t> range(int64_t row) const {
+    if (is_null(row)) return {0, 0};
+    return {offsets[offset + row], offsets[offset + row + 1]};
+  }
+};
+
+// The columns of format.put_rows.PUT_SCHEMA.
+struct PutBatch {
+  int64_t rows = 0;
+  TextColumn topic, body, tags, keys;
+  MapColumn properties;
+  NumberColumn<int32_t> queue_id, flag, transaction, delay_level;
+  NumberColumn<int64_t> born_timestamp;
+};
+
+// Throws std::invalid_argument for columns that are not of PUT_SCHEMA.
+PutBatch view_batch(const ArrowSchema& schema, const ArrowArray& array);
+TextColumn view_text(const ArrowSchema& schema, const ArrowArray& array);
+
+// What the messages of a batch have in common; see format.puts.PutSettings.
+struct PutSettings {
+  std::optional<std::string> producer;
+  int64_t born_timestamp = 0;
+  std::string born_host, store_host;
+  std::vector<std::pair<std::string, int32_t>> queue_counts;
+  int64_t round_robin = 0;
+  bool has_trailing_separator = true;
+};
+
+// How often each content came so far: 16 bytes for each distinct one in a table that is at most three quarters full,
+// and more only for those that came more than once.
+class Ordinals {
+ public:
+  std::mutex mutex;  // held by whoever counts
+
+  size_t size() const { return used_ + (zeros_ > 0 ? 1 : 0); }
+  uint64_t next(const Hash128& content);  // how often it came before
+  void prefetch(const Hash128& content) const {
+    if (!slots_.empty()) __builtin_prefetch(&slots_[content.first & (slots_.size() - 1)]);
+  }
+
+ private:
+  struct Hash {
+    size_t operator()(const Hash128& value) const { return static_cast<size_t>(value.first); }
+  };
+
+  size_t slot_of(const Hash128& content) const;
+  void grow();
+
+  std::vector<Hash128> slots_;  // zeros where it is free
+  size_t used_ = 0;
+  uint64_t zeros_ = 0;  // how often the content whose hash is zero came
+  std::unordered_map<Hash128, uint64_t, Hash> repeats_;
+};
+
+// Encodes the rows of one batch: all are checked before the first is written.
+class RowEncoder {
+ public:
+  // Throws PutFault that names the first row that is no message.
+  RowEncoder(const PutBatch& batch, const PutSettings& settings);
+
+  int64_t block_size() const { return block_size_; }
+
+  // Fills a block of `block_size` bytes.
+  void encode(Ordinals& ordinals, uint8_t* block);
+
+ private:
+  struct Topic {
+    std::string name, problem;
+    int32_t queues = 0;  // 0: unknown
+    uint64_t in_turn = 0;
+  };
+
+  // What becomes of a row.
+  struct Planned {
+    const Topic* topic;
+    int32_t size, queue_id, properties_size;
+    int32_t delay_level;  // 0: none
+    bool waits;           // in the topic of delays
+  };
+
+  Planned plan(int64_t row);
+  Topic& topic_of(const Text& name);
+  void check_numbers(int64_t row, const Topic& topic) const;
+  int64_t plan_properties(int64_t row, const Topic& topic, Text& keys);
+  void check_property(const Text& name, const Text& value, bool may_delay) const;
+  int64_t add_property(std::string_view name, int64_t value_size);
+  bool is_new(std::string_view name);
+  int32_t queue_id(int64_t row, Topic& topic, const Text& keys) const;
+  int64_t plan_delay(int64_t row, Planned& planned);
+  Hash128 content(int64_t row);
+  size_t content_bound(int64_t row) const;
+  void make_id(const Hash128& content, Ordinals& ordinals, uint8_t* id) const;
+  void write(int64_t row, const uint8_t* id, uint8_t* to) const;
+  void write_properties(int64_t row, const uint8_t* id, uint8_t* to) const;
+
+  const PutBatch& batch_;
+  const PutSettings& settings_;
+  std::unordered_map<std::string, Topic> topics_;
+  Topic* last_topic_ = nullptr;
+  std::vector<std::string_view> names_;  // of the properties of the row that is planned
+  std::unordered_set<std::string_view> many_names_;
+  std::vector<Planned> planned_;
+  std::vector<uint8_t> content_, front_;
+  int64_t block_size_ = 0;
+};
+
+}  // namespace dledger

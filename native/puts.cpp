@@ -1,0 +1,356 @@
+#include "puts.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <unordered_map>
+
+#include "crc32.hpp"
+#include "text.hpp"
+
+namespace dledger {
+namespace {
+
+constexpr uint8_t kPropertySeparator = 0x02;
+constexpr uint8_t kNameValueSeparator = 0x01;
+constexpr int64_t kPhysicalOffset = 28;  // in a message
+// An inner batch is several messages of a queue: it would need as many queue offsets.
+constexpr int32_t kKnownFlags = kFlagCompressed | kFlagMultiTags | kFlagTransactionMask | kFlagBornHostV6 |
+                                kFlagStoreHostV6 | (kFlagCompressionMask << kFlagCompressionShift);
+constexpr char kDigits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
+constexpr uint8_t kNoDigit = 64;
+
+std::array<uint8_t, 256> make_values() {
+  std::array<uint8_t, 256> values;
+  values.fill(kNoDigit);
+  for (uint8_t i = 0; i < 64; i++) values[static_cast<uint8_t>(kDigits[i])] = i;
+  return values;
+}
+
+const std::array<uint8_t, 256> kValues = make_values();
+
+bool is_topic_byte(uint8_t byte) { return kValues[byte] != kNoDigit || byte == '%' || byte == '|'; }
+
+[[noreturn]] void fail(const std::string& text) { throw PutFault(text); }
+
+[[noreturn]] void fail_changed() { fail("expected a block that nobody changes while it is read, found a changed one"); }
+
+std::string number(int64_t value) { return std::to_string(value); }
+
+std::string hex(uint32_t value) {
+  std::string text;
+  do {
+    text.insert(text.begin(), "0123456789abcdef"[value & 15]);
+    value >>= 4;
+  } while (value != 0);
+  return "0x" + text;
+}
+
+std::string_view view_of(const uint8_t* p, size_t size) { return {reinterpret_cast<const char*>(p), size}; }
+
+Message parse(const ByteRange& body) {
+  Message message;
+  MessageFault fault;
+  if (body.size >= kMinMessageSize && !is_message_magic(load_be32(body.data + 4))) {
+    fail("expected message magic " + number(kMessageMagicV1) + " or " + number(kMessageMagicV2) + ", found " +
+         number(load_be32(body.data + 4)));
+  }
+  if (!parse_message(body.data, body.size, message, fault)) fail(fault.text(body.size, 0));
+  return message;
+}
+
+// Calls work(i) for each of so many bodies, and names the one that is no put by `number_of(i)`.
+template <typename Work, typename Number>
+void for_each_body(size_t count, Work work, Number number_of) {
+  size_t i = 0;
+  try {
+    for (; i < count; i++) work(i);
+  } catch (const PutFault& fault) {
+    throw PutFault("message " + std::to_string(number_of(i)) + ": " + fault.text);
+  }
+}
+
+void check_fields(const Message& message, std::string_view topic) {
+  const int32_t magic = topic.size() <= kLongestV1Topic ? kMessageMagicV1 : kMessageMagicV2;
+  if (message.magic() != magic) {
+    fail("expected magic " + number(magic) + " for a topic of " + std::to_string(topic.size()) + " bytes, found " +
+         number(message.magic()));
+  }
+  if (const std::string problem = topic_problem(topic); !problem.empty()) fail(problem);
+  if (message.queue_id() < 0) fail("expected a queueId of at least 0, found " + number(message.queue_id()));
+  if ((message.flags & ~kKnownFlags) != 0) {
+    fail("expected a sysFlag of the bits " + hex(kKnownFlags) + ", found " + hex(static_cast<uint32_t>(message.flags)));
+  }
+  const int64_t stored = message.body_crc();
+  const int64_t found = crc32(message.body, static_cast<size_t>(message.body_length)) & 0x7FFFFFFFu;
+  if (stored != found) fail("expected message CRC " + number(stored) + ", found " + number(found));
+}
+
+// Takes the identity among properties that all have a name, and one value; false without one.
+bool check_properties(std::string_view properties, uint8_t* id) {
+  if (properties.size() > kMaxPropertiesSize) {
+    fail("expected at most " + number(kMaxPropertiesSize) + " bytes of properties, found " +
+         std::to_string(properties.size()));
+  }
+  if (!is_utf8(reinterpret_cast<const uint8_t*>(properties.data()), properties.size())) {
+    fail("expected UTF-8 as properties, found other bytes");
+  }
+  if (properties.empty()) return false;
+  if (properties.back() == kPropertySeparator) properties.remove_suffix(1);
+  bool has_id = false;
+  for (size_t start = 0, part = 0; start <= properties.size(); part++) {
+    const size_t end = std::min(properties.find(kPropertySeparator, start), properties.size());
+    const std::string_view pair = properties.substr(start, end - start);
+    const size_t middle = pair.find(kNameValueSeparator);
+    start = end + 1;
+    if (middle == 0 || middle == pair.npos || pair.find(kNameValueSeparator, middle + 1) != pair.npos) {
+      fail("expected a name, character 1 and a value as property " + std::to_string(part) + ", found something else");
+    }
+    if (pair.substr(0, middle) != kPropertyId) continue;
+    if (has_id) fail(std::string("expected property ") + kPropertyId + " once, found it twice");
+    if (!read_id_text(pair.substr(middle + 1), id)) {
+      fail(std::string("expected 32 characters of a-zA-Z0-9_- as ") + kPropertyId + ", found something else");
+    }
+    has_id = true;
+  }
+  return has_id;
+}
+
+// Numbers queues in the order in which they come.
+class QueueNumbers {
+ public:
+  explicit QueueNumbers(std::vector<std::pair<std::string, int32_t>>& queues) : queues_(queues) {}
+
+  int32_t operator()(const std::string& topic, int32_t queue_id) {
+    if (of_topic_ == nullptr || topic != topic_) {
+      topic_ = topic;
+      of_topic_ = &numbers_[topic];
+    }
+    const auto [found, is_new] = of_topic_->try_emplace(queue_id, static_cast<int32_t>(queues_.size()));
+    if (is_new) queues_.emplace_back(topic, queue_id);
+    return found->second;
+  }
+
+ private:
+  std::vector<std::pair<std::string, int32_t>>& queues_;
+  std::unordered_map<std::string, std::unordered_map<int32_t, int32_t>> numbers_;
+  std::string topic_;
+  std::unordered_map<int32_t, int32_t>* of_topic_ = nullptr;  // those of the topic that came last
+};
+
+int64_t stamped_size(const Message& message, const Stamp& stamp) {
+  return message.size - message.store_host_length() + static_cast<int64_t>(stamp.host.size());
+}
+
+// The same by nothing but the flags: of what may be no message.
+int64_t stamped_size(const ByteRange& body, const Stamp& stamp) {
+  if (body.size < kMinMessageSize) return body.size;
+  Message message;
+  message.size = static_cast<int32_t>(body.size);
+  message.flags = load_be32(body.data + 36);
+  return stamped_size(message, stamp);
+}
+
+template <typename Work>
+void for_each_put(const Stamped& plan, Work work) {
+  for_each_body(plan.numbers.size(), work, [&](size_t i) { return plan.numbers[i]; });
+}
+
+// Throws PutFault where not all can be stamped.
+void check_stamps(const Stamped& plan, const Stamp& stamp) {
+  for_each_put(plan, [&](size_t i) {
+    const int64_t size = stamped_size(parse(plan.messages[i]), stamp);
+    if (size > kMaxBodySize) {
+      fail("expected at most " + number(kMaxBodySize) + " bytes with the store's host, found " + number(size));
+    }
+  });
+  if (plan.block_size > kMaxBlockSize) {
+    fail("expected at most " + number(kMaxBlockSize) + " bytes of messages with their lengths, found " +
+         number(plan.block_size));
+  }
+}
+
+// Writes the message as a store holds it, but for its physicalOffset.
+void write_stamped(const Message& message, int64_t queue_offset, const Stamp& stamp, int64_t size, uint8_t* to) {
+  const auto born = static_cast<size_t>(message.store_host() - 8 - message.p);
+  std::memcpy(to, message.p, born);
+  store_be32(to, static_cast<uint32_t>(size));
+  store_be64(to + 20, static_cast<uint64_t>(queue_offset));
+  const int32_t width = stamp.host.size() == 20 ? kFlagStoreHostV6 : 0;
+  store_be32(to + 36, static_cast<uint32_t>((message.flags & ~kFlagStoreHostV6) | width));
+  store_be64(to + born, static_cast<uint64_t>(stamp.timestamp));
+  std::memcpy(to + born + 8, stamp.host.data(), stamp.host.size());
+  const uint8_t* const rest = message.after_store_host();
+  std::memcpy(to + born + 8 + stamp.host.size(), rest, static_cast<size_t>(message.p + message.size - rest));
+}
+
+// The last property of that name, as it is stored; nothing without one.
+std::optional<std::string_view> last_property(std::string_view properties, std::string_view name) {
+  for (size_t end = properties.size();;) {
+    size_t start = end;
+    while (start > 0 && properties[start - 1] != kPropertySeparator) start--;
+    const std::string_view pair = properties.substr(start, end - start);
+    if (pair.size() > name.size() && pair[name.size()] == kNameValueSeparator && pair.substr(0, name.size()) == name) {
+      return pair.substr(name.size() + 1);
+    }
+    if (start == 0) return std::nullopt;
+    end = start - 1;
+  }
+}
+
+bool is_message(const uint8_t* body, int64_t size) {
+  return size >= kMinMessageSize && is_message_magic(load_be32(body + 4)) && load_be32(body) == size;
+}
+
+}  // namespace
+
+std::string topic_problem(std::string_view topic) {
+  if (topic.empty() || topic.size() > kMaxTopicSize) {
+    return "expected a topic of 1 to " + number(kMaxTopicSize) + " characters, found " + std::to_string(topic.size());
+  }
+  for (const char c : topic) {
+    const auto byte = static_cast<uint8_t>(c);
+    if (!is_topic_byte(byte)) {
+      return "expected a topic of %|a-zA-Z0-9_-, found byte " + std::to_string(byte) + " in it";
+    }
+  }
+  return {};
+}
+
+void write_id_text(const uint8_t* id, uint8_t* text) {
+  for (size_t i = 0; i < kIdSize; i += 3, text += 4) {
+    const uint32_t three = uint32_t{id[i]} << 16 | uint32_t{id[i + 1]} << 8 | id[i + 2];
+    for (int digit = 0; digit < 4; digit++) text[digit] = static_cast<uint8_t>(kDigits[three >> (18 - 6 * digit) & 63]);
+  }
+}
+
+bool read_id_text(std::string_view text, uint8_t* id) {
+  if (text.size() != kIdTextSize) return false;
+  uint32_t seen = 0;
+  uint8_t read[kIdSize];
+  for (size_t i = 0; i < kIdTextSize / 4; i++) {
+    uint32_t three = 0;
+    for (size_t digit = 0; digit < 4; digit++) {
+      const uint8_t value = kValues[static_cast<uint8_t>(text[4 * i + digit])];
+      seen |= value;
+      three = three << 6 | (value & 63u);
+    }
+    for (size_t byte = 0; byte < 3; byte++) read[3 * i + byte] = static_cast<uint8_t>(three >> (16 - 8 * byte));
+  }
+  if ((seen & kNoDigit) != 0) return false;
+  std::memcpy(id, read, kIdSize);
+  return true;
+}
+
+ReadPuts read_puts(const PackedBodies& bodies) {
+  const std::vector<ByteRange> ranges = unpack(bodies);
+  ReadPuts puts;
+  puts.queue.resize(ranges.size());
+  puts.sys_flag.resize(ranges.size());
+  puts.has_id.resize(ranges.size());
+  puts.ids.resize(ranges.size() * kIdSize);
+  QueueNumbers queue_number(puts.queues);
+  std::string topic;
+  for_each_body(
+      ranges.size(),
+      [&](size_t i) {
+        const Message message = parse(ranges[i]);
+        // A copy: what was checked is what goes on.
+        topic.assign(view_of(message.topic, message.topic_length));
+        check_fields(message, topic);
+        puts.has_id[i] =
+            check_properties(view_of(message.properties, message.properties_length), &puts.ids[i * kIdSize]);
+        puts.sys_flag[i] = message.flags;
+        puts.queue[i] = queue_number(topic, message.queue_id());
+      },
+      [](size_t i) { return i; });
+  return puts;
+}
+
+Stamped plan_stamps(const PackedBodies& bodies, const uint8_t* keep, const int64_t* queue_offsets, const Stamp& stamp) {
+  const std::vector<ByteRange> ranges = unpack(bodies);
+  Stamped plan;
+  bool may_fail = false;
+  for (size_t i = 0; i < ranges.size(); i++) {
+    if (keep[i] == 0) continue;
+    const int64_t size = stamped_size(ranges[i], stamp);
+    may_fail = may_fail || ranges[i].size < kMinMessageSize || size > kMaxBodySize;
+    plan.numbers.push_back(static_cast<int32_t>(i));
+    plan.messages.push_back(ranges[i]);
+    plan.queue_offsets.push_back(queue_offsets[i]);
+    plan.sizes.push_back(static_cast<int32_t>(size));
+    plan.block_size += kLengthSize + size;
+  }
+  may_fail = may_fail || plan.block_size > kMaxBlockSize;
+  if (may_fail) check_stamps(plan, stamp);
+  return plan;
+}
+
+void stamp_puts(const Stamped& plan, const Stamp& stamp, uint8_t* block) {
+  uint8_t* to = block + kLengthSize * static_cast<int64_t>(plan.sizes.size());
+  for_each_put(plan, [&](size_t i) {
+    const Message message = parse(plan.messages[i]);
+    const int64_t size = stamped_size(message, stamp);
+    if (size != plan.sizes[i]) fail_changed();
+    store_be32(block + kLengthSize * static_cast<int64_t>(i), static_cast<uint32_t>(size));
+    write_stamped(message, plan.queue_offsets[i], stamp, size, to);
+    to += size;
+  });
+}
+
+void patch_physical_offsets(uint8_t* data, int64_t size, const ByteRange& units) {
+  if (units.size % kIndexUnitSize != 0) {
+    throw std::invalid_argument("expected units of 32 bytes, found " + number(units.size) + " bytes");
+  }
+  int64_t found = 0;
+  for (int64_t i = 0; i < units.size / kIndexUnitSize; i++) {
+    const int64_t entry_size = load_be32(units.data + i * kIndexUnitSize + 12);
+    if (entry_size < kEntryHeaderSize) {
+      throw std::invalid_argument("unit " + number(i) + ": expected a size of at least 48, found " +
+                                  number(entry_size));
+    }
+    found += entry_size;
+  }
+  if (found != size) {
+    throw std::invalid_argument("expected " + number(found) + " bytes of entries by their units, found " +
+                                number(size));
+  }
+  for (const uint8_t *unit = units.data, *const end = unit + units.size; unit < end; unit += kIndexUnitSize) {
+    const int64_t entry_size = load_be32(unit + 12);
+    uint8_t* const body = data + kEntryHeaderSize;
+    if (is_message(body, entry_size - kEntryHeaderSize)) {
+      store_be64(body + kPhysicalOffset, load_be64u(unit + 4) + kEntryHeaderSize);
+    }
+    data += entry_size;
+  }
+}
+
+PutIds put_ids(const SegmentView& view, int64_t start, int64_t end) {
+  struct Find : Visitor {
+    const SegmentView& view;
+    PutIds found;
+
+    explicit Find(const SegmentView& v) : view(v) {}
+    bool entry(int64_t pos, int64_t size) {
+      const EntryHeader header{view.at(pos)};
+      Message message;
+      MessageFault fault;
+      const int64_t body_size = size - kEntryHeaderSize;
+      if (body_size < kMinMessageSize || !is_message_magic(load_be32(header.body() + 4))) return true;
+      if (!parse_message(header.body(), body_size, message, fault)) return true;
+      const auto text = last_property(view_of(message.properties, message.properties_length), kPropertyId);
+      uint8_t id[kIdSize];
+      if (!text || !read_id_text(*text, id)) return true;
+      found.index.push_back(header.index());
+      found.store_timestamp.push_back(message.store_timestamp());
+      found.ids.insert(found.ids.end(), id, id + kIdSize);
+      return true;
+    }
+  };
+  Find visit(view);
+  Resync resync(view.id(), start);
+  if (view.is_dledger()) walk(view, resync, start, end, visit);
+  return std::move(visit.found);
+}
+
+}  // namespace dledger
