@@ -13,8 +13,16 @@ class StoreError(DLedgerError):
     """A path that holds no readable store, or a store that cannot answer what was asked."""
 
 
+class DataLossError(StoreError):
+    """A stream's log that no longer holds what was read, or what would be read next; see failOnDataLoss."""
+
+
 class MalformedError(DLedgerError):
     """A row with a problem, read with ``mode=FAILFAST``."""
+
+
+class StoreInUseError(StoreError):
+    """A store that another process writes."""
 
 
 class DiskFullError(StoreError):

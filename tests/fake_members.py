@@ -20,8 +20,12 @@ from pyspark_dledger.raft.messages import (
     GetRequest,
     MetadataAnswer,
     MetadataRequest,
+    PutAnswer,
+    PutRequest,
     Request,
     ResponseCode,
+    TopicsAnswer,
+    TopicsRequest,
 )
 from pyspark_dledger.raft.wire import Asked, Connection, Refusal
 from pyspark_dledger.store.base import Entry, Run
@@ -42,6 +46,22 @@ class Log:
             index, pos = len(self.bodies), sum(map(len, self.bodies)) + HEADER * len(self.bodies)
             self.bodies += bodies
         return AppendAnswer(group="g", index=index, pos=pos, term=term, count=len(bodies), runs=(Run(index, pos),))
+
+    def put(self, bodies: list[bytes]) -> PutAnswer:
+        """As a leader that serves messages: bodies that are there already are not appended again.
+
+        Those that begin with ``anonymous`` have no identity.
+        """
+        with self.lock:
+            answer = PutAnswer(group="g", term=1, count=len(bodies))
+            for body in bodies:
+                if body.startswith(b"anonymous") or body not in self.bodies:
+                    self.bodies.append(body)
+                    index = len(self.bodies) - 1
+                else:
+                    index = self.bodies.index(body)
+                answer.places = bytes(answer.places) + struct.pack(">qqq", index, self.get(index).pos, index % 100)
+        return answer
 
     def get(self, index: int) -> Entry:
         return Entry(index, 1, sum(map(len, self.bodies[:index])) + HEADER * index, 1, self.bodies[index])
@@ -82,6 +102,7 @@ class Seen:
     bodies: list[bytes]
     is_restart: bool
     connection: int
+    queue_nums: int | None = None
 
 
 @dataclass
@@ -95,6 +116,7 @@ class Fake:
     leader_id: str | None = "n0"
     log: Log = field(default_factory=Log)
     is_ours: bool = True
+    serves_messages: bool = False
     script: deque[Act] = field(default_factory=deque)
     answers: dict[type[Request], Callable[[Request], Answer | None]] = field(default_factory=dict)
     hello_code: int = ResponseCode.SUCCESS
@@ -180,21 +202,35 @@ class _Served:
         if isinstance(request, MetadataRequest):
             peers = fake.peers or {fake.node_id: f"{HOST}:{fake.port}"}
             return MetadataAnswer(group="g", leader_id=fake.leader_id, peers=peers, code=fake.hello_code)
+        if isinstance(request, TopicsRequest):
+            return self._topics(request)
         assert isinstance(request, GetRequest)
         if 0 <= request.begin_index < len(fake.log.bodies):
             return GetAnswer(group="g", entries=[fake.log.get(request.begin_index)])
         return GetAnswer(group="g", code=ResponseCode.INDEX_OUT_OF_RANGE)
 
+    def _topics(self, request: TopicsRequest) -> Answer:
+        if not self.fake.serves_messages:
+            return TopicsAnswer(group="g", code=ResponseCode.UNSUPPORTED)
+        counts = dict.fromkeys(request.names, request.queue_nums)
+        return TopicsAnswer(group="g", queue_counts=counts, store_host=bytes(range(8)))
+
     def _append(self, asked: Asked, request: AppendRequest) -> bool:
         fake = self.fake
         bodies = unpack_bodies(request.bodies)
-        fake.seen.append(Seen(bodies, request.is_restart, self.number))
+        is_put = isinstance(request, PutRequest)
+        queue_nums = request.queue_nums if isinstance(request, PutRequest) else None
+        fake.seen.append(Seen(bodies, request.is_restart, self.number, queue_nums))
         if request.is_restart or not fake.is_ours:
             self.refused = None
         act = self.refused or (fake.script.popleft() if fake.script else ACK)
+        if is_put and not fake.serves_messages:
+            act = refuse(ResponseCode.UNSUPPORTED)
         if not act.is_appended and act.code is not None:
             self.refused = act
-        answer = fake.log.append(bodies) if act.is_appended else AppendAnswer(group="g", term=1)
+        answer: AppendAnswer | PutAnswer = PutAnswer(term=1) if is_put else AppendAnswer(term=1)
+        if act.is_appended:
+            answer = fake.log.put(bodies) if is_put else fake.log.append(bodies)
         if act.delay:
             time.sleep(act.delay)
         if act.raw:
@@ -202,11 +238,20 @@ class _Served:
         if act.refusal is not None:
             self.socket.sendall(b"".join(self.wire.refuse(asked, act.refusal)))
         elif act.code is not None:
-            answer.code, answer.leader_id, answer.count = act.code, act.leader_id, answer.count + act.count_off
+            answer.group, answer.code, answer.leader_id = "g", act.code, act.leader_id
+            answer.count += act.count_off
+            if isinstance(answer, PutAnswer):
+                self._finish(answer, act)
             self.socket.sendall(b"".join(self.wire.answer(asked, answer)))
         if act.cuts:
             self.socket.close()
         return not act.cuts
+
+    def _finish(self, answer: PutAnswer, act: Act) -> None:
+        if act.code != ResponseCode.SUCCESS or act.count_off:
+            answer.places = b""
+        if act.code == ResponseCode.UNEXPECTED_ARGUMENT:
+            answer.reason = "message 3: expected a topic, found none"
 
 
 @contextmanager

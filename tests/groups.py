@@ -123,7 +123,7 @@ class Caller:
 
 
 class Nodes:
-    """Nodes on an event loop in a thread of this process."""
+    """Nodes on an event loop in a thread of this process; ``application`` makes one for a node, by its id."""
 
     def __init__(self, folder: Path, count: int, **options: Any) -> None:
         self.folder = folder
@@ -148,7 +148,9 @@ class Nodes:
         for node_id in ids or self.ids:
             settings: dict[str, Any] = {"group": "g", "peers": self.peers, "store": self.folder}
             settings |= {**self._options, **options}
-            node = Node(NodeConfig(self_id=node_id, **settings))
+            make_application = settings.pop("application", None)
+            application = None if make_application is None else make_application(node_id)
+            node = Node(NodeConfig(self_id=node_id, **settings), application)
             self.run(node.start())
             self.nodes[node_id] = node
         return self

@@ -28,7 +28,7 @@ from pyspark_dledger.raft.messages import (
     VoteRequest,
     VoteResult,
 )
-from tests.simulation.clients import pack
+from tests.simulation.ledger import pack
 from tests.simulation.scenario import Scenario
 from tests.simulation.script import Script
 from tests.simulation.world import Call, SimNode, World

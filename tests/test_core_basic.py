@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any
 
@@ -12,28 +13,38 @@ from pyspark_dledger.errors import DiskFullError, OptionError, StoreError
 from pyspark_dledger.format.codec import encode_entry
 from pyspark_dledger.format.entries import Bodies
 from pyspark_dledger.raft.core import Core, CoreConfig, Reply, Send
+from pyspark_dledger.raft.core.application import Admitted, Application, Refused
 from pyspark_dledger.raft.core.entries import only_entry, same, split
+from pyspark_dledger.raft.core.serving import ApplicationError
 from pyspark_dledger.raft.messages import (
     Answer,
     AppendRequest,
+    ConfigAnswer,
+    ConfigRequest,
     GetRequest,
     HeartBeatRequest,
     MetadataRequest,
     PushAnswer,
     PushRequest,
     PushType,
+    PutAnswer,
+    PutRequest,
     ReadRequest,
     Request,
     ResponseCode,
     Role,
     StatusAnswer,
     StatusRequest,
+    TopicsAnswer,
+    TopicsRequest,
     TransferRequest,
     VoteAnswer,
     VoteRequest,
     VoteResult,
 )
+from pyspark_dledger.store.base import Appended
 from pyspark_dledger.store.memory import MemoryStore
+from tests.simulation.ledger import Ledger, Message, pack, places
 
 SIZE = 48 + 4
 
@@ -46,11 +57,13 @@ def entry(index: int, term: int, pos: int | None = None, body: bytes | None = No
 class OneCore:
     """One core whose peers are the test."""
 
-    def __init__(self, store: MemoryStore | None = None, peers: int = 3, **options: Any) -> None:
+    def __init__(
+        self, store: MemoryStore | None = None, peers: int = 3, application: Application | None = None, **options: Any
+    ) -> None:
         self.store = store or MemoryStore()
         self.now = 0
         config = CoreConfig("g", "n0", tuple(f"n{number}" for number in range(peers)), **options)
-        self.core = Core(config, self.store, Random(7), 0, {"n0": "127.0.0.1:1"})
+        self.core = Core(config, self.store, Random(7), 0, {"n0": "127.0.0.1:1"}, application)
         self.sent: list[Send] = []
         self.answers: list[Answer] = []
 
@@ -729,7 +742,7 @@ def hostile(random: Random) -> Request:
     leader = random.choice(["n1", "n1", "n2", node()])
     term = random.choice([3, 3, 3, number()])
     base: dict[str, Any] = {"leader_id": leader, "term": term}
-    kind = random.randrange(8)
+    kind = random.randrange(11)
     if kind == 0:
         return VoteRequest(**base, ledger_end_index=number(), ledger_end_term=number())
     if kind == 1:
@@ -740,6 +753,10 @@ def hostile(random: Random) -> Request:
         return GetRequest(begin_index=number(), is_committed=random.random() < 0.5)
     if kind == 4:
         return AppendRequest(bodies=Bodies(random.randrange(-1, 3), random.randbytes(random.randrange(12))))
+    if kind == 8:
+        return PutRequest(bodies=Bodies(random.randrange(-1, 3), random.randbytes(random.randrange(12))))
+    if kind == 9:
+        return random.choice([TopicsRequest(names=("x",)), ConfigRequest()])
     count = random.choice([len(data) // SIZE, number()])
     first = random.choice([index, index, number()])
     return PushRequest(
@@ -769,3 +786,212 @@ def test_no_request_and_no_answer_breaks_the_core(seed: int) -> None:
         store.flush()
         core.core.persisted(store.flushed_index, core.now)
         assert store.committed_index <= store.ledger_end_index or store.ledger_end_index == -1
+
+
+# An application
+
+
+class Raising(Ledger):
+    """Raises in one of its methods, from when it is told to."""
+
+    is_slow = False
+    in_method = ""
+
+    def _check(self, method: str) -> None:
+        if method == self.in_method:
+            raise OSError("broken")
+
+    def role_changed(self, is_leader: bool, term: int) -> None:
+        self._check("role_changed")
+        super().role_changed(is_leader, term)
+
+    def committed(self, index: int) -> None:
+        self._check("committed")
+        super().committed(index)
+
+    def admit(self, bodies: Bodies, queue_nums: int) -> Admitted | Refused:
+        self._check("admit")
+        if self.in_method == "strange code":
+            return Refused(999, "no code of DLedger")
+        return super().admit(bodies, queue_nums)
+
+    def appended(self, admitted: Admitted, appended: Appended | None) -> bytes:
+        self._check("appended")
+        found = super().appended(admitted, appended)
+        return found[:-1] if self.in_method == "short places" else found
+
+    def topics(self, names: Sequence[str], queue_nums: int) -> tuple[Mapping[str, int], bytes] | Refused:
+        self._check("topics")
+        if names == ("bad name",):
+            return Refused(ResponseCode.UNEXPECTED_ARGUMENT, "expected a topic, found bad name")
+        return super().topics(names, queue_nums)
+
+    def config(self) -> Mapping[str, bytes]:
+        self._check("config")
+        return {"topics.json": b"{}"}
+
+
+def puts(*numbers: int) -> PutRequest:
+    return PutRequest(bodies=pack([Message((1, number), 0, 0, b"").body() for number in numbers]))
+
+
+def serving(**options: Any) -> tuple[OneCore, Raising]:
+    application = Raising()
+    store = MemoryStore()
+    application.started(store)
+    return OneCore(store, application=application, **options), application
+
+
+@pytest.mark.parametrize(
+    ("method", "request_"),
+    [
+        *((method, puts(1)) for method in ("role_changed", "committed", "admit", "appended")),
+        *((method, puts(1)) for method in ("strange code", "short places")),
+        ("topics", TopicsRequest()),
+        ("config", ConfigRequest()),
+    ],
+)
+def test_what_an_application_raises_ends_the_core(method: str, request_: Request) -> None:
+    """Also what would be taken for a disk that fails, if the store raised it."""
+    core, application = serving(peers=1)
+    application.in_method = method
+
+    def lead_and_ask() -> None:
+        core.tick(1000)
+        core.ask(request_)
+
+    with pytest.raises(ApplicationError, match="expected"):
+        lead_and_ask()
+
+
+def test_an_application_is_told_of_its_leadership_before_it_is_asked() -> None:
+    """Although nobody has taken yet what came of the election."""
+    core, application = serving(peers=3)
+    core.tick(300)
+    vote = next(send for send in core.sent if isinstance(send.request, VoteRequest))
+    core.core.answered(vote.token, VoteAnswer(vote_result=VoteResult.ACCEPT, term=core.core.term), core.now)
+    assert core.core.role is Role.LEADER
+    request = puts(1)
+    request.remote_id, request.group = "n0", "g"
+    assert core.core.handle(request, object(), core.now)
+    assert application.tables is not None
+    assert list(application.tables.where) == [(1, 1)]
+
+
+def test_a_group_of_one_acknowledges_a_put_at_once() -> None:
+    core, _ = serving(peers=1)
+    core.tick(1000)
+    answer = core.ask(puts(1, 2))
+    assert isinstance(answer, PutAnswer)
+    assert [place[0::2] for place in places(bytes(answer.places))] == [(0, 0), (1, 1)]
+    again = core.ask(puts(2, 3))
+    assert isinstance(again, PutAnswer)
+    assert (again.index, again.count) == (2, 2)
+    assert [place[0::2] for place in places(bytes(again.places))] == [(1, 1), (2, 2)]
+
+
+def test_a_put_is_refused_with_the_application_s_reason() -> None:
+    core, _ = serving(peers=1)
+    core.tick(1000)
+    answer = core.ask(PutRequest(bodies=pack([b"no message"])))
+    assert isinstance(answer, PutAnswer)
+    assert (answer.code, answer.reason) == (
+        ResponseCode.UNEXPECTED_ARGUMENT,
+        "expected messages, found another body",
+    )
+    assert core.store.ledger_end_index == -1
+    topics = core.ask(TopicsRequest(names=("bad name",)))
+    assert isinstance(topics, TopicsAnswer)
+    assert (topics.code, topics.reason) == (ResponseCode.UNEXPECTED_ARGUMENT, "expected a topic, found bad name")
+    assert any("expected messages" in text for text in core.core.problems)
+    assert core.core.status().problem == ""
+
+
+def test_a_leader_tells_topics_and_metadata() -> None:
+    core, _ = serving(peers=1)
+    core.tick(1000)
+    topics = core.ask(TopicsRequest(names=("a", "b"), queue_nums=3))
+    assert isinstance(topics, TopicsAnswer)
+    assert topics.queue_counts == {"a": 3, "b": 3}
+    config = core.ask(ConfigRequest())
+    assert isinstance(config, ConfigAnswer)
+    assert config.files == {"topics.json": b"{}"}
+
+
+def test_raw_entries_are_appended_beside_messages() -> None:
+    core, application = serving(peers=1)
+    core.tick(1000)
+    assert core.append(b"raw") is not None
+    answer = core.ask(puts(1))
+    assert isinstance(answer, PutAnswer) and answer.index == 1
+    assert application.dispatched == 1
+
+
+def test_a_put_that_no_data_file_holds_is_refused() -> None:
+    core = OneCore(MemoryStore(data_file_size=100), peers=1, application=(application := Raising()))
+    application.started(core.store)
+    core.tick(1000)
+    large = PutRequest(bodies=pack([Message((1, 1), 0, 0, bytes(200)).body()]))
+    answer = core.ask(large)
+    assert answer is not None and answer.code == ResponseCode.UNEXPECTED_ARGUMENT
+    answer = core.ask(puts(1))
+    assert isinstance(answer, PutAnswer) and places(bytes(answer.places)) == [(0, 0, 0)]
+
+
+# Metadata
+
+
+def asked_for_config(core: OneCore) -> list[Send]:
+    found = [send for send in core.sent if isinstance(send.request, ConfigRequest)]
+    core.sent.clear()
+    return found
+
+
+def test_a_follower_copies_its_leader_s_metadata_now_and_then() -> None:
+    core, application = serving(copy_config_first_ms=300, copy_config_every_ms=1000)
+    core.core.peer_is_ours("n1", True)
+    core.follow()
+    core.tick(290)
+    assert not asked_for_config(core)
+    core.tick(10)
+    (first,) = asked_for_config(core)
+    assert first.peer_id == "n1"
+    core.core.answered(first.token, ConfigAnswer(files={"dispatched": b"7"}, term=3), core.now)
+    core.tick(990)
+    assert not asked_for_config(core) and application.copies == [7]
+    core.tick(10)
+    (second,) = asked_for_config(core)
+    core.core.answered(second.token, ConfigAnswer(code=ResponseCode.NOT_LEADER), core.now)
+    core.tick(1000)
+    (third,) = asked_for_config(core)
+    core.core.answered(third.token, None, core.now)
+    core.tick(1000)
+    (fourth,) = asked_for_config(core)
+    # Who no longer follows takes nothing.
+    core.ask(VoteRequest(leader_id="n2", term=4, ledger_end_index=0, ledger_end_term=0))
+    core.core.answered(fourth.token, ConfigAnswer(files={"dispatched": b"8"}, term=3), core.now)
+    core.tick(2000)
+    assert application.copies == [7]
+    assert not asked_for_config(core)
+
+
+def test_nobody_asks_java_for_metadata_nor_without_an_application() -> None:
+    core, _ = serving(copy_config_first_ms=0)
+    core.follow()
+    core.tick(2000)
+    assert not asked_for_config(core)
+    plain = OneCore(copy_config_first_ms=0)
+    plain.core.peer_is_ours("n1", True)
+    plain.follow()
+    plain.tick(2000)
+    assert not asked_for_config(plain)
+
+
+def test_an_application_that_cannot_copy_ends_the_core() -> None:
+    core, _ = serving(copy_config_first_ms=0)
+    core.core.peer_is_ours("n1", True)
+    core.follow()
+    core.tick(10)
+    (asked,) = asked_for_config(core)
+    with pytest.raises(ApplicationError, match="expected"):
+        core.core.answered(asked.token, ConfigAnswer(files={"strange": b""}, term=3), core.now)

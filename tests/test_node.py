@@ -17,13 +17,15 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
+from dataclasses import replace
 from pathlib import Path
 from subprocess import DEVNULL, PIPE
 from typing import Any
 
 import pytest
 
-from pyspark_dledger.errors import DLedgerError, OptionError, StoreError
+import pyspark_dledger as dl
+from pyspark_dledger.errors import DLedgerError, GroupError, OptionError, StoreError
 from pyspark_dledger.raft.core import RoleChanged
 from pyspark_dledger.raft.messages import (
     Answer,
@@ -36,6 +38,8 @@ from pyspark_dledger.raft.messages import (
     MetadataAnswer,
     MetadataRequest,
     PushRequest,
+    PutAnswer,
+    PutRequest,
     ReadRequest,
     Request,
     ResponseCode,
@@ -52,6 +56,7 @@ from pyspark_dledger.raft.node.settings import node_config, read_settings
 from pyspark_dledger.raft.peers import Address, format_peers, parse_peers
 from pyspark_dledger.raft.tls import Tls
 from pyspark_dledger.raft.wire import Answered, Asked, Connection, Refusal
+from pyspark_dledger.raft.wire.kinds import REQUEST_CODES
 from tests.certificates import make_tls
 from tests.groups import HOST, Caller, Nodes, Served, eventually, free_ports, nodes, packed, peers_text
 
@@ -530,6 +535,129 @@ def test_appends_behind_a_refused_one_are_refused() -> None:
         assert len(server.taken) == 2
 
     asyncio.run(run())
+
+
+def test_puts_and_appends_are_refused_behind_each_other() -> None:
+    """Each with an answer of its own kind."""
+
+    async def run() -> None:
+        server, transport = OneByOne(b"no"), Wire()
+        inbound = Inbound(server, 1 << 20, Room(1 << 30), Limited(), lambda _: True, lambda _: None)
+        inbound._transport = transport  # type: ignore[assignment]  # a stand-in
+
+        def ask(opaque: int, request: AppendRequest) -> None:
+            code = REQUEST_CODES[type(request)]
+            transport.client._asked[opaque] = code
+            transport.client._asked_in_binary.add(opaque)
+            inbound.received([Asked(opaque, request, True, False, False, code)])
+
+        ask(0, PutRequest(bodies=packed(b"no")))
+        ask(1, AppendRequest(bodies=packed(b"behind"), is_restart=False))
+        ask(2, PutRequest(bodies=packed(b"behind"), is_restart=False))
+        server.refusals[0].answer(PutAnswer(code=ResponseCode.LEADER_NOT_READY, leader_id="n0", reason="not yet"))
+        ask(3, AppendRequest(bodies=packed(b"later"), is_restart=False))
+        assert not server.taken
+        found = [transport.answers[opaque] for opaque in range(4)]
+        assert [type(answer) for answer in found] == [PutAnswer, AppendAnswer, PutAnswer, AppendAnswer]
+        assert all((answer.code, answer.leader_id) == (505, "n0") for answer in found)  # type: ignore[union-attr]
+        ask(4, AppendRequest(bodies=packed(b"no"), is_restart=True))
+        ask(5, PutRequest(bodies=packed(b"behind"), is_restart=False))
+        server.refusals[1].answer(AppendAnswer(code=ResponseCode.DISK_FULL))
+        assert isinstance(transport.answers[5], PutAnswer) and transport.answers[5].code == 415
+        ask(6, PutRequest(bodies=packed(b"again"), is_restart=True))
+        assert len(server.taken) == 1
+
+    asyncio.run(run())
+
+
+# A secret.
+
+
+SECRET = "of this test"
+
+
+@pytest.fixture
+def secret(tmp_path: Path) -> Iterator[Nodes]:
+    with nodes(tmp_path, 1, core_options={}, secret=SECRET) as group:
+        group.leader()
+        yield group
+
+
+@pytest.mark.parametrize("given", [None, "another", SECRET + "x", ""])
+@pytest.mark.parametrize(
+    "request_", [MetadataRequest(), AppendRequest(bodies=packed(b"x")), GetRequest(begin_index=0)], ids=repr
+)
+def test_who_does_not_give_the_secret_is_refused_and_cut_off(
+    secret: Nodes, given: str | None, request_: Request
+) -> None:
+    with closing(secret.caller("n0")) as caller:
+        caller.wire = Connection(secret=given)
+        answer = caller.call(replace(request_))
+        assert isinstance(answer, Refusal)
+        found = "another" if given is not None and isinstance(request_, MetadataRequest) else "none"
+        assert answer == Refusal(
+            16, f"expected the secret of this node in the first request, found {found}: connect with it"
+        )
+        assert caller.is_closed()
+    assert secret.status("n0")["endIndex"] == -1
+
+
+def test_what_comes_behind_a_wrong_secret_is_not_done(secret: Nodes) -> None:
+    """Also where it came in one piece with it, and with the right secret."""
+    with closing(secret.caller("n0")) as caller:
+        wrong, right = Connection(secret="wrong"), Connection(secret=SECRET)
+        frames = [
+            *wrong.request(MetadataRequest(group="g", remote_id="n0"))[1],
+            *right.request(MetadataRequest(group="g", remote_id="n0"))[1],
+            *right.request(AppendRequest(group="g", remote_id="n0", bodies=packed(b"x")))[1],
+        ]
+        caller.sock.sendall(b"".join(frames))
+        assert caller.is_closed()
+    time.sleep(0.1)
+    assert secret.status("n0")["endIndex"] == -1
+
+
+def test_who_gives_the_secret_once_may_ask_anything(secret: Nodes) -> None:
+    with closing(secret.caller("n0")) as caller:
+        caller.wire = Connection(secret=SECRET)
+        caller.hello()
+        assert caller.append(b"x").code == 200
+        # As Java would, if it knew how to give it.
+    with closing(secret.caller("n0")) as caller:
+        caller.wire = Connection(offers_binary=False, secret=SECRET)
+        assert caller.call(MetadataRequest()).leader_id == "n0"
+        assert caller.call(GetRequest(begin_index=0)).entries[0].body == b"x"
+
+
+def test_members_and_clients_with_one_secret_work_together(tmp_path: Path) -> None:
+    with nodes(tmp_path, 3, secret=SECRET) as group:
+        group.leader()
+        with dl.connect("g", group.peers, secret=SECRET) as client:
+            assert client.append(b"x").index == 0
+            assert client.status("n1").end_index >= -1
+        for wrong in (None, "wrong"):
+            with dl.connect("g", group.peers, secret=wrong) as client:
+                started = time.monotonic()
+                with pytest.raises(GroupError, match="connect with the secret of that node") as caught:
+                    client.append(b"y")
+                assert caught.value.code == ResponseCode.UNKNOWN_MEMBER
+                assert time.monotonic() - started < 2
+        # A member with another secret is none.
+        group.stop("n2")
+        group.start("n2", secret="wrong")
+        time.sleep(1)
+        assert group.status("n2")["role"] == Role.CANDIDATE.value
+        assert SECRET not in repr(group.nodes["n0"].config)
+
+
+@pytest.mark.parametrize("value", ["", "x" * 1001, "gr\u00fcn", "a\nb", "\ud800"])
+def test_what_is_no_secret_is_said_without_showing_it(value: str) -> None:
+    for make in (
+        lambda: NodeConfig("g", "n0", "n0-127.0.0.1:1", secret=value),
+        lambda: dl.connect("g", "n0-127.0.0.1:1", secret=value),
+    ):
+        with pytest.raises(OptionError, match=f"^secret: expected .* found another text of {len(value)}"):
+            make()
 
 
 # The connection to a peer.

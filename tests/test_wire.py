@@ -35,6 +35,7 @@ from pyspark_dledger.raft.wire import (
     encode_request,
     frames,
 )
+from pyspark_dledger.raft.wire.binary_layout import OWN_TEXTS
 from pyspark_dledger.raft.wire.json_bodies import decode_answer, decode_request
 from pyspark_dledger.raft.wire.kinds import ANSWERS, REQUEST_CODES, REQUESTS
 from pyspark_dledger.store.base import Entry, Run
@@ -43,7 +44,9 @@ from tests.wire_messages import (
     BATCH,
     IDS,
     JAVA_MESSAGES,
+    OURS,
     READ_ONLY,
+    SAMPLES,
     encoded,
     framed,
     joined,
@@ -229,6 +232,7 @@ def test_entry_fields_that_no_java_fills_are_kept() -> None:
 INT64 = st.integers(-(2**63), 2**63 - 1)
 INDEX = st.integers(-1, 2**63 - 1)
 COUNT = st.integers(0, 2**31 - 1)
+UINT32 = st.integers(0, 2**32 - 1)
 TEXT = st.none() | st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 NAME = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 BASE: dict[str, st.SearchStrategy[Any]] = {
@@ -299,6 +303,14 @@ def append_answers(draw: st.DrawFn) -> Message:
     return m.AppendAnswer(**named, index=draw(INT64), pos=draw(INT64), count=count, runs=tuple(runs))
 
 
+@st.composite
+def put_answers(draw: st.DrawFn) -> Message:
+    named = {name: draw(strategy) for name, strategy in BASE.items()}
+    count = draw(st.integers(0, 4))
+    places = draw(st.sampled_from([b"", bytes(range(24)) * count]))
+    return m.PutAnswer(**named, index=draw(INT64), pos=draw(INT64), count=count, places=places, reason=draw(TEXT))
+
+
 BINARY = st.one_of(
     BOTH,
     build(m.AppendRequest, bodies=many_bodies(), is_restart=st.booleans()),
@@ -313,9 +325,21 @@ BINARY = st.one_of(
         end_term=INT64,
         committed_index=INT64,
         peers=PEERS,
+        serves_messages=st.booleans(),
     ),
     build(m.ReadRequest, first_index=INT64, max_bytes=st.integers(0, 2**32 - 1), wait_ms=st.integers(0, 2**32 - 1)),
     with_entries(m.ReadAnswer, 4, begin_index=INT64, committed_index=INT64),
+    build(m.TopicsRequest, names=st.lists(NAME, max_size=4).map(tuple), queue_nums=UINT32),
+    build(
+        m.TopicsAnswer,
+        queue_counts=st.dictionaries(NAME, UINT32, max_size=4),
+        store_host=st.sampled_from([b"", bytes(range(8)), bytes(range(20))]),
+        reason=TEXT,
+    ),
+    build(m.PutRequest, bodies=many_bodies(), is_restart=st.booleans(), queue_nums=UINT32),
+    put_answers(),
+    build(m.ConfigRequest),
+    build(m.ConfigAnswer, files=st.dictionaries(NAME, BODY, max_size=4)),
 )
 
 
@@ -351,10 +375,9 @@ def is_boundary(stream: bytes, place: int) -> bool:
 
 
 def test_every_kind_of_message_is_tried() -> None:
-    binary_only = {m.StatusRequest, m.StatusAnswer, m.ReadRequest, m.ReadAnswer}
-    assert {*REQUESTS.values(), *ANSWERS.values()} == {
-        type(message) for message in JAVA_MESSAGES.values()
-    } | binary_only
+    java = {type(message) for message in JAVA_MESSAGES.values()}
+    assert {*REQUESTS.values(), *ANSWERS.values()} == java | set(OURS)
+    assert {type(message) for message in SAMPLES} == java | set(OURS)
 
 
 def test_binary_copies_no_entries() -> None:
@@ -377,10 +400,13 @@ def test_binary_copies_no_entries() -> None:
 @pytest.mark.parametrize(
     ("message", "is_binary"),
     [
-        (m.StatusRequest(), False),
-        (m.StatusAnswer(), False),
-        (m.ReadRequest(), False),
-        (m.ReadAnswer(), False),
+        *((kind(), False) for kind in OURS),
+        (m.PutRequest(bodies=one_body(b"x")), False),
+        (m.TopicsRequest(names=("x" * 5000,)), True),
+        (m.TopicsRequest(names=("x",) * 65536), True),
+        (m.TopicsRequest(queue_nums=-1), True),
+        (m.TopicsAnswer(queue_counts={"x": 2**32}), True),
+        (m.ConfigAnswer(files={"x": bytes(MAX_FRAME_SIZE)}), True),
         (m.AppendRequest(), False),
         (m.AppendRequest(bodies=Bodies(2, bytes(8))), False),
         (m.AppendRequest(bodies=Bodies(1, struct.pack(">I", 5))), False),
@@ -471,6 +497,11 @@ FATAL = {
     "append of more than there is": framed(0x44, binary_header(50001, struct.pack(">IB", 2, 1)), bytes(7)),
     "append of endlessly many": framed(0x44, binary_header(50001, struct.pack(">IB", 2**32 - 1, 1)), bytes(7)),
     "append of none with data": framed(0x44, binary_header(50001, struct.pack(">IB", 0, 1)), bytes(7)),
+    "put of more than there is": framed(0x44, binary_header(58004, struct.pack(">IBI", 2, 1, 4)), bytes(7)),
+    "put of endlessly many": framed(0x44, binary_header(58004, struct.pack(">IBI", 2**32 - 1, 1, 4)), bytes(7)),
+    "names that are not there": framed(0x44, binary_header(58003, struct.pack(">HI", 2, 4)), b"\0\1x"),
+    "a name that is none": framed(0x44, binary_header(58003, struct.pack(">HI", 1, 4)), b"\xff\xff"),
+    "more than names": framed(0x44, binary_header(58003, struct.pack(">HI", 1, 4)), b"\0\1xy"),
 }
 
 
@@ -484,7 +515,14 @@ def test_what_is_no_frame_ends_the_connection(name: str) -> None:
 
 FATAL_ANSWERS = {
     "vote result": (51001, struct.pack(">B", 12), b""),
-    "role": (58001, struct.pack(">BqqqqH", 3, 0, 0, 0, 0, 0), b""),
+    "role": (58001, struct.pack(">BqqqqHB", 3, 0, 0, 0, 0, 0, 0), b"\0\0"),
+    "places of too few": (58004, struct.pack(">qqI", 0, 0, 2), bytes(24)),
+    "half a place": (58004, struct.pack(">qqI", 0, 0, 1), bytes(23)),
+    "topics that are not there": (58003, struct.pack(">H", 65535), b""),
+    "topics without names": (58003, struct.pack(">H", 1), bytes(4)),
+    "a host that is none": (58003, struct.pack(">H", 0), bytes(7)),
+    "files that are not there": (58005, struct.pack(">H", 1), b"\0\0\0\2\0\1xy"),
+    "more than files": (58005, struct.pack(">H", 0), b"x"),
     "peers that are not there": (50000, struct.pack(">H", 65535), b""),
     "peers without an address": (50000, struct.pack(">H", 1), b"\x00\x01a\xff\xff"),
     "more than peers": (50000, struct.pack(">H", 0), b"\x00\x01a"),
@@ -501,8 +539,9 @@ FATAL_ANSWERS = {
 @pytest.mark.parametrize("name", FATAL_ANSWERS)
 def test_answers_that_cannot_be_read(name: str) -> None:
     code, own, body = FATAL_ANSWERS[name]
-    with pytest.raises(WireError, match="expected"):
-        decode(only(framed(0x44, binary_header(code, own, flags=1), body)), {1: code})
+    texts = TEXTS + b"\xff\xff" * len(OWN_TEXTS.get((code, True), ()))
+    with pytest.raises(WireError, match=r"expected (?![45] texts)"):
+        decode(only(framed(0x44, binary_header(code, own, flags=1, texts=texts), body)), {1: code})
 
 
 @pytest.mark.parametrize("body", [b'{"count":-1}', b"[]", b"", b'{"index":true}'])
@@ -582,7 +621,7 @@ def test_a_batch_cannot_refer_to_one_entry_many_times() -> None:
     assert peak < 20 * len(body)
 
 
-@pytest.mark.parametrize("code", [51003, 51006, 59999, 58001, 58002, 1, -1])
+@pytest.mark.parametrize("code", [51003, 51006, 59999, 58001, 58002, 58003, 58004, 58005, 1, -1])
 def test_requests_that_are_not_known_are_refused(code: int) -> None:
     (found,) = Connection().feed(framed(0, b'{"code":%d,"flag":0,"opaque":9}' % code, b"{}"))
     assert isinstance(found, Asked)
@@ -653,6 +692,25 @@ def test_java_makes_no_offer() -> None:
     assert not client.is_binary
 
 
+def test_a_secret_goes_with_the_hello_and_nothing_else() -> None:
+    client, server = Connection(secret='s"\\1'), Connection()
+    heart_beat, _ = exchange(client, server, m.HeartBeatRequest(**IDS), m.HeartBeatAnswer())
+    hello, _ = exchange(client, server, m.MetadataRequest(**IDS), m.MetadataAnswer())
+    again, _ = exchange(client, server, m.MetadataRequest(**IDS), m.MetadataAnswer())
+    assert (heart_beat.secret, hello.secret, again.secret) == (None, 's"\\1', None)
+    assert hello.offers_binary and again.is_binary
+    unsaid, _ = exchange(Connection(), Connection(), m.MetadataRequest(**IDS), m.MetadataAnswer())
+    assert unsaid.secret is None
+
+
+@pytest.mark.parametrize("value", [b"7", b"null", b'["s"]', b"{}"])
+def test_what_is_no_secret_is_none(value: bytes) -> None:
+    header = b'{"code":50000,"extFields":{"dledgerSecret":%s},"flag":0,"opaque":1}' % value
+    (found,) = Connection().feed(framed(0, header, b"{}"))
+    assert isinstance(found, Asked)
+    assert found.secret is None
+
+
 def test_an_offer_that_was_not_asked_for_is_ignored() -> None:
     client = Connection(offers_binary=False)
     opaque, _ = client.request(m.MetadataRequest())
@@ -710,9 +768,9 @@ def test_refusals_reach_who_asked() -> None:
 def test_an_unknown_binary_request_is_refused() -> None:
     server = Connection()
     server.peer_is_ours = True
-    (found,) = server.feed(framed(0x44, binary_header(58003, b"whatever")))
+    (found,) = server.feed(framed(0x44, binary_header(58099, b"whatever")))
     assert isinstance(found, Asked)
-    assert found.request == Refusal(3, "request code 58003 is not supported")
+    assert found.request == Refusal(3, "request code 58099 is not supported")
     assert found.is_binary
     assert only(joined(server.refuse(found, Refusal(3, "")))).kind == frames.KIND_BINARY
 

@@ -97,11 +97,25 @@ SAMPLES: list[Message] = [
     m.ReadAnswer(**IDS, first_index=13, count=3, data=BATCH),
     m.AppendRequest(**IDS, bodies=Bodies(3, struct.pack(">3I", 1, 2, 0) + b"abc")),
     m.AppendAnswer(**IDS, count=3, runs=(Run(1, 2), Run(3, 4))),
+    m.StatusAnswer(**IDS, peers={}, serves_messages=True),
+    m.TopicsRequest(**IDS, names=("Orders", "%RETRY%g"), queue_nums=8),
+    m.TopicsAnswer(**IDS, queue_counts={"Orders": 8, "%RETRY%g": 1}, store_host=bytes(range(8))),
+    m.TopicsAnswer(**IDS, code=411, reason="expected a topic, found none"),
+    m.PutRequest(**IDS, bodies=Bodies(3, struct.pack(">3I", 1, 2, 0) + b"abc"), queue_nums=8),
+    m.PutAnswer(**IDS, index=5, pos=640, count=2, places=struct.pack(">6q", 5, 640, 0, 6, 700, -1)),
+    m.PutAnswer(**IDS, code=505, reason="not ready"),
+    m.ConfigRequest(**IDS),
+    m.ConfigAnswer(**IDS, files={"topics.json": b"{}", "delayOffset.json": b""}),
 ]
+OURS = (
+    *(m.StatusRequest, m.StatusAnswer, m.ReadRequest, m.ReadAnswer, m.TopicsRequest, m.TopicsAnswer),
+    *(m.PutRequest, m.PutAnswer, m.ConfigRequest, m.ConfigAnswer),
+)
+"""What Java does not know."""
 
 
 def goes_as_json(message: Message) -> bool:
     """Whether Java's messages can carry it."""
-    if isinstance(message, m.AppendRequest):
+    if type(message) is m.AppendRequest:
         return message.bodies.count == 1
-    return not isinstance(message, (m.StatusRequest, m.StatusAnswer, m.ReadRequest, m.ReadAnswer))
+    return not isinstance(message, OURS)

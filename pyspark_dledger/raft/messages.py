@@ -13,7 +13,7 @@ from pyspark_dledger.store.base import Entry, Run
 
 
 class RequestCode(IntEnum):
-    """``DLedgerRequestCode``. 51006 and 59999 are 0.4.0's, answered as unsupported; 58001 and 58002 are our own."""
+    """``DLedgerRequestCode``. 51006 and 59999 are 0.4.0's, answered as unsupported; 58001 to 58005 are our own."""
 
     METADATA = 50000
     APPEND = 50001
@@ -26,6 +26,9 @@ class RequestCode(IntEnum):
     INSTALL_SNAPSHOT = 51006
     STATUS = 58001
     READ = 58002
+    TOPICS = 58003
+    PUT_MESSAGES = 58004
+    CONFIG = 58005
     USER_DEFINE_REQUEST = 59999
 
 
@@ -252,7 +255,10 @@ class StatusRequest(Request):
 
 @dataclass(slots=True, kw_only=True)
 class StatusAnswer(Answer):
-    """How the member stands; ``peers`` maps id to address, ``problem`` is the latest that is not solved, or ""."""
+    """How the member stands; ``peers`` maps id to address, ``problem`` is the latest that is not solved, or "".
+
+    ``serves_messages``: it answers `TopicsRequest`, `PutRequest` and `ConfigRequest` while it leads.
+    """
 
     role: Role = Role.CANDIDATE
     begin_index: int = -1
@@ -261,6 +267,7 @@ class StatusAnswer(Answer):
     committed_index: int = -1
     peers: dict[str, str] = field(default_factory=dict)
     problem: str = ""
+    serves_messages: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
@@ -284,3 +291,65 @@ class ReadAnswer(Answer):
     begin_index: int = -1
     committed_index: int = -1
     data: Buffer = b""
+
+
+@dataclass(slots=True, kw_only=True)
+class TopicsRequest(Request):
+    """Ours: how many queues topics have, which a leader makes with ``queue_nums`` where they are new. Binary only."""
+
+    names: tuple[str, ...] = ()
+    queue_nums: int = 4
+
+
+@dataclass(slots=True, kw_only=True)
+class TopicsAnswer(Answer):
+    """The queues of each topic, and the host that messages are stored with: 8 (IPv4 and port) or 20 bytes.
+
+    ``reason`` says why it was refused, where the application says so.
+    """
+
+    queue_counts: dict[str, int] = field(default_factory=dict)
+    store_host: bytes = b""
+    reason: str | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class PutRequest(AppendRequest):
+    """Ours: bodies are messages, of which the leader's application makes entries. Binary only.
+
+    In a pipeline it counts as an append. ``queue_nums`` is of topics that are new.
+    """
+
+    queue_nums: int = 4
+
+
+PLACE_SIZE = 24
+"""Bytes of index, pos and queueOffset of one message."""
+
+
+@dataclass(slots=True, kw_only=True)
+class PutAnswer(Answer):
+    """Where the ``count`` messages of the request stand, once all of them are committed.
+
+    ``places`` has index, pos and queueOffset (i64, big-endian) of each, in the request's order, whether it was appended
+    by this put or was there already; empty where the put was not done. ``index`` and ``pos`` are of the first entry
+    that this put appended, -1 where it appended none. ``reason`` says why it was refused, where the application does.
+    """
+
+    index: int = -1
+    pos: int = -1
+    count: int = 0
+    places: Buffer = b""
+    reason: str | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class ConfigRequest(Request):
+    """Ours: asks a leader for the metadata that is kept beside the log. Binary only."""
+
+
+@dataclass(slots=True, kw_only=True)
+class ConfigAnswer(Answer):
+    """The metadata by file name."""
+
+    files: dict[str, bytes] = field(default_factory=dict)

@@ -44,3 +44,17 @@ class Tls:
                 f"{self.ca}, found what OpenSSL does not take: {error}"
             ) from None
         return context
+
+
+def tls_of(cert: str | None, key: str | None, ca: str | None) -> Tls | None:
+    """TLS with the files that a user's options tlsCert, tlsKey and tlsCa name; None without them.
+
+    Raises OptionError where some of them are missing. The files are looked at where a connection is made.
+    """
+    given = {"tlsCert": cert, "tlsKey": key, "tlsCa": ca}
+    missing = [name for name, value in given.items() if value is None]
+    if len(missing) == len(given):
+        return None
+    if cert is None or key is None or ca is None:
+        raise OptionError(f"expected options tlsCert, tlsKey and tlsCa together, found no {' and no '.join(missing)}")
+    return Tls(Path(cert), Path(key), Path(ca))

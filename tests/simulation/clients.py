@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from pyspark_dledger.format.entries import Bodies
 from pyspark_dledger.raft.messages import (
     Answer,
     AppendAnswer,
@@ -18,13 +15,10 @@ from pyspark_dledger.raft.messages import (
     StatusRequest,
     TransferRequest,
 )
+from tests.simulation.ledger import pack
 
 if TYPE_CHECKING:
     from tests.simulation.world import SimNode, World
-
-
-def pack(bodies: Sequence[bytes]) -> Bodies:
-    return Bodies(len(bodies), struct.pack(f">{len(bodies)}I", *map(len, bodies)) + b"".join(bodies))
 
 
 class Client:
@@ -57,6 +51,8 @@ class Client:
             # Nobody answered for a while.
             self.leader_id = None
         if kind < 0.72:
+            if not self.world.scenario.is_appending:
+                return
             self.append(node, random.choice((1, 1, 1, 2, 5)))
         elif kind < 0.94:
             # A client that has not heard of a change yet asks a former leader.

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
-from pyspark_dledger.raft.messages import AppendAnswer, GetAnswer, GetRequest, ResponseCode, Role
+from pyspark_dledger.raft.messages import AppendAnswer, GetAnswer, GetRequest, PutAnswer, ResponseCode, Role
 from pyspark_dledger.store.base import Entry
+from tests.simulation.ledger import FILLER, parse, places
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tests.simulation.disk import SimStore
+    from tests.simulation.ledger import Message
     from tests.simulation.world import SimNode
 
 HEADER_SIZE = 48
@@ -54,6 +56,10 @@ class Judge:
         self.acknowledged: dict[bytes, int] = {}
         self.refused: set[bytes] = set()
         self.acknowledged_end = -1
+        # Where the messages of puts stand that are committed, by their identities, and the next offset of each queue.
+        self.messages: dict[tuple[int, int], tuple[int, int, int]] = {}
+        self.queue_ends: Counter[int] = Counter()
+        self.told: dict[tuple[int, int], tuple[int, int, int]] = {}
 
     def count(self, what: str) -> None:
         self.counts[what] += 1
@@ -184,10 +190,29 @@ class Judge:
             self.history.append(Committed(stored.term, stored.pos, stored.data, term))
             if stored.data[HEADER_SIZE:] in self.refused:
                 raise Violation(f"an append that was refused is committed as entry {len(self.history) - 1}")
+            self._check_message(len(self.history) - 1, stored.pos, stored.data[HEADER_SIZE:])
         self._check_quorum(node, committed, term)
         for other in self.nodes:
             if other.core is not None and other.core.role is Role.LEADER and other.core.term > term:
                 self._check_complete(other)
+
+    def _check_message(self, index: int, pos: int, body: bytes) -> None:
+        """A message is committed once, with the next offset of its queue."""
+        if body == FILLER:
+            self.count("fillers")
+        message = parse(body)
+        if message is None:
+            return
+        if message.identity in self.messages:
+            first = self.messages[message.identity][0]
+            raise Violation(f"message {message.identity} is committed twice, as entries {first} and {index}")
+        if message.offset != self.queue_ends[message.queue]:
+            raise Violation(
+                f"entry {index} is committed with offset {message.offset} of queue {message.queue}, "
+                f"which ends at {self.queue_ends[message.queue]}"
+            )
+        self.queue_ends[message.queue] += 1
+        self.messages[message.identity] = index, pos, message.offset
 
     def _check_quorum(self, node: SimNode, index: int, term: int) -> None:
         """What is first known as committed is durable on a majority, and is safe from every later leader."""
@@ -239,6 +264,28 @@ class Judge:
             raise Violation(f"{len(bodies)} bodies were appended and {answer.count} acknowledged")
         self.acknowledged_end = max(self.acknowledged_end, answer.index + len(bodies) - 1)
 
+    def told_put(self, messages: Sequence[Message], answer: PutAnswer, acknowledged_end: int) -> None:
+        """A put is acknowledged: all its messages are committed, where the answer says, and always said."""
+        self.count("puts acknowledged")
+        found = places(bytes(answer.places))
+        if len(found) != len(messages) or answer.count != len(messages):
+            raise Violation(f"{len(messages)} messages were put, and {answer.count} acknowledged")
+        for message, place in zip(messages, found, strict=True):
+            if self.messages.get(message.identity) != place:
+                raise Violation(
+                    f"message {message.identity} is acknowledged at {place}, committed it is at "
+                    f"{self.messages.get(message.identity)}"
+                )
+            if self.told.setdefault(message.identity, place) != place:
+                raise Violation(f"message {message.identity} is said to be at {place} after {self.told}")
+        if answer.index < 0:
+            self.count("puts of which all was there already")
+        elif answer.index <= acknowledged_end:
+            raise Violation(f"entry {answer.index} was asked for when {acknowledged_end} was acknowledged already")
+        elif any(index < answer.index for index, _, _ in found):
+            self.count("puts of which some was there already")
+        self.acknowledged_end = max(self.acknowledged_end, *(index for index, _, _ in found))
+
     def told_refused(self, bodies: Sequence[bytes], code: int) -> None:
         self.count(f"appends answered {code}")
         if code not in UNKNOWN_OUTCOMES:
@@ -267,11 +314,13 @@ class Judge:
                 if stored != tuple(_stored(self.history[at])):
                     raise Violation(f"{node.id} has other bytes in entry {at} than were committed")
         bodies = [entry.data[HEADER_SIZE:] for entry in self.history]
-        if len(set(bodies)) != len(bodies):
+        if len(set(bodies)) + max(0, bodies.count(FILLER) - 1) != len(bodies):
             raise Violation("a body that was appended once is in the log twice")
         for body, index in self.acknowledged.items():
             if bodies[index] != body:
                 raise Violation(f"entry {index} was acknowledged and is lost")
+        if self.told.keys() != self.messages.keys():
+            raise Violation(f"{len(self.told)} messages are acknowledged, and {len(self.messages)} are committed")
 
 
 # An append that was answered so may be in the log.

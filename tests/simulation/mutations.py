@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from pyspark_dledger.raft.core import Core
+from pyspark_dledger.raft.core.application import Admitted, Refused
 from pyspark_dledger.raft.messages import (
     AppendAnswer,
     AppendRequest,
     PushRequest,
     PushType,
+    PutRequest,
     ResponseCode,
     VoteRequest,
     VoteResult,
 )
+from tests.simulation.ledger import Ledger, Message, Tables, parse, unpack
 from tests.simulation.run import Outcome, play
 from tests.simulation.scenario import Scenario, make
 
@@ -158,7 +162,7 @@ class RefusesWhatItAppended(Mutant):
         handle = appends.handle
 
         def confused(request: AppendRequest, token: object) -> bool:
-            if appends.count != 1:
+            if appends.count != 1 or isinstance(request, PutRequest):
                 return handle(request, token)
             member.store.append_as_leader(request.bodies, member.term)
             member.refuse(token, request, AppendAnswer(), ResponseCode.LEADER_PENDING_FULL)
@@ -260,6 +264,85 @@ class LeadsWithoutAMajority(Mutant):
 
     def damage(self) -> None:
         self._member.quorum = max(1, self._member.quorum - 1)
+
+
+def with_puts(scenario: Scenario) -> Scenario:
+    """A scenario in which much is put, and leaders change."""
+    faults = ("crash leader", "isolate leader", "pause leader", "disk full")
+    return replace(scenario, nodes=3, putters=2, faults=faults, is_appending=False)
+
+
+class AcknowledgesDuplicatesAtOnce(Mutant):
+    """Answers a put of what is there already before that is committed."""
+
+    def damage(self) -> None:
+        serving = self._serving
+        admit = serving.admit
+
+        def hasty(request: PutRequest) -> Admitted | Refused:
+            found = admit(request)
+            return found._replace(least_commit=-1) if isinstance(found, Admitted) else found
+
+        serving.admit = hasty  # type: ignore[method-assign]
+
+    focus = staticmethod(with_puts)
+
+
+class _Forgetful(Ledger):
+    def rebuilt(self) -> Tables:
+        return self.committed_tables.copy()
+
+
+class ForgetsTheTail(Mutant):
+    """A new leader's application knows only of what is committed."""
+
+    application_class = _Forgetful
+
+    def damage(self) -> None:
+        pass
+
+    focus = staticmethod(with_puts)
+
+
+class _Stale(Ledger):
+    old: Tables | None = None
+
+    def rebuilt(self) -> Tables:
+        self.old = self.old or super().rebuilt()
+        return self.old
+
+
+class KeepsOldTables(Mutant):
+    """A leader that leads again goes on with what it knew of its first leadership."""
+
+    application_class = _Stale
+
+    def damage(self) -> None:
+        pass
+
+    focus = staticmethod(with_puts)
+
+
+class _Counting(Ledger):
+    def numbered(self, messages: Sequence[Message]) -> Admitted:
+        assert self.tables is not None
+        found = super().numbered(messages)
+        for body in unpack(found.bodies) if found.bodies else ():
+            message = parse(body)
+            assert message is not None
+            self.tables.ends[message.queue] = message.offset + 1
+        return found
+
+
+class CountsWhatIsRefused(Mutant):
+    """An application that gives offsets away before it is known that anything is appended."""
+
+    application_class = _Counting
+
+    def damage(self) -> None:
+        pass
+
+    focus = staticmethod(with_puts)
 
 
 def run_mutant(mutant: type[Mutant], seed: int) -> Outcome:

@@ -9,6 +9,7 @@ from pyspark_dledger.raft.core import Core
 from tests.simulation.clients import Client
 from tests.simulation.faults import Faults
 from tests.simulation.judge import Violation
+from tests.simulation.putters import Putter
 from tests.simulation.scenario import Scenario, make
 from tests.simulation.world import World
 
@@ -41,31 +42,35 @@ def play(scenario: Scenario, core_class: type[Core] = Core, lines: list[str] | N
 def _play(world: World) -> None:
     scenario = world.scenario
     clients = [Client(world, number) for number in range(scenario.clients)]
+    putters = [Putter(world, number) for number in range(scenario.putters)]
     faults = Faults(world, clients[0])
     for node in world.nodes:
         node.start()
-    for client in clients:
+    for client in (*clients, *putters):
         world.at(scenario.tick, client.run, scenario.faulty_time)
     if scenario.faults:
         world.at(scenario.fault_pause, faults.run, scenario.faulty_time)
     world.run_until(scenario.faulty_time)
-    _settle(world, faults, clients[0])
+    _settle(world, faults, clients[0], putters)
 
 
-def _settle(world: World, faults: Faults, client: Client) -> None:
-    """Liveness: without faults a new append is acknowledged and all logs end alike within bounded time."""
+def _settle(world: World, faults: Faults, client: Client, putters: list[Putter]) -> None:
+    """Liveness: without faults appends and puts are acknowledged and all logs end alike within bounded time."""
     scenario = world.scenario
     world.cut.clear()
     faults.end()
     limit = world.now + scenario.calm_time
     acknowledged = len(world.judge.acknowledged)
     pause = scenario.client_pause
-    while len(world.judge.acknowledged) == acknowledged:
+    while len(world.judge.acknowledged) == acknowledged or any(putter.open for putter in putters):
         if world.now >= limit:
-            raise Violation(f"no append was acknowledged within {scenario.calm_time} ms without faults")
+            raise Violation(f"not all was acknowledged within {scenario.calm_time} ms without faults")
         leader = world.leader
         if leader is not None:
-            client.append(leader, 1)
+            if len(world.judge.acknowledged) == acknowledged:
+                client.append(leader, 1)
+            for putter in putters:
+                putter.settle(leader)
         # Ever more rarely: what was left behind has to be replicated before it.
         world.run(pause)
         pause *= 2

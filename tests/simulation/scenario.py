@@ -44,6 +44,10 @@ class Scenario:
     faulty_time: int = 20_000
     calm_time: int = 120_000
     clients: int = 2
+    # Clients that put messages; with them every node has an application.
+    putters: int = 0
+    # Whether others append meanwhile: where nobody does, what former leaders left waits for a filler.
+    is_appending: bool = True
     client_pause: int = 150
     body_size: int = 40
     # What goes wrong, one of them about every `fault_pause`.
@@ -99,11 +103,20 @@ def make(seed: int) -> Scenario:
         is_coalescing=random.random() < 0.7,
         faulty_time=faulty_time,
         clients=random.randint(1, 3),
+        putters=_putters(seed, kinds),
+        is_appending=seed % 3 > 0 or not _putters(seed, kinds),
         client_pause=max(20, faulty_time // random.choice((40, 80, 150))),
         body_size=random.choice((10, 40, 300)),
         faults=tuple(kinds),
         fault_pause=max(200, faulty_time // random.choice((6, 12, 20))),
     )
+
+
+def _putters(seed: int, kinds: list[str]) -> int:
+    """None where logs lose their front: the simulated application knows nothing but what is in the log."""
+    if "expire" in kinds or "long outage" in kinds:
+        return 0
+    return Random(seed ^ 0xA99).choice((0, 1, 1, 2))
 
 
 def _network(random: Random, heart_beat: int) -> Network:

@@ -2,15 +2,17 @@
 
 One step a line; ``#`` begins a comment. Entry `i` of term `t` has the same bytes wherever a script names it.
 
-    node n0 of n0 n1 n2 sync max_pending_requests_num=2   settings; the first line
-    log 0 0 1                    terms of the entries that the disk holds, from `begin 3` on if that was said
+    node n0 of n0 n1 n2 sync serves max_pending_requests_num=2   settings; the first line; `serves`: has an application
+    log 0 0 1:7@0                terms of the entries that the disk holds, from `begin 3` on if that was said
     saved 2 n1                   term and vote on the disk (`-`: no vote)
     committed 1                  the committed index on the disk
     start                        the core begins
     n1 > VOTE term=3 ledger_end_index=2           a request of n1; also HEART_BEAT, COMPARE, TRUNCATE, APPEND, COMMIT,
-    n1 > APPEND term=3 entries=3:1,4:3            TRANSFER; `entries` are index:term
-    client > APPEND bodies=2     a client's request; also GET, METADATA, STATUS, TRANSFER
-    < code=200 term=3            the next answer has that; `< nothing`: there is none
+    n1 > APPEND term=3 entries=3:1,4:3            TRANSFER; `entries` are index:term, index:term:7@0 is message 7, with
+                                 offset 0 in its queue, index:term:filler a filler
+    client > APPEND bodies=2     a client's request; also GET, METADATA, STATUS, TRANSFER, TOPICS, CONFIG
+    client > PUT messages=7,8    puts these, all of one queue
+    < code=200 term=3            the next answer has that; `< nothing`: there is none; `places` are index@offset
     > n1 APPEND entries=3:1      the next request to n1 of that kind has that; `> n1 APPEND nothing`: there is none
     n1 < code=200                n1 answers the request that was matched last; `n1 < nothing`: it cannot be reached
     tick 300                     time passes, 10 ms by 10 ms
@@ -32,22 +34,27 @@ from pyspark_dledger.raft.core import Core, CoreConfig, Reply, Send
 from pyspark_dledger.raft.messages import (
     Answer,
     AppendRequest,
+    ConfigRequest,
     GetAnswer,
     GetRequest,
     HeartBeatRequest,
     MetadataRequest,
     PushRequest,
     PushType,
+    PutAnswer,
+    PutRequest,
     Request,
     StatusRequest,
+    TopicsRequest,
     TransferRequest,
     VoteRequest,
     VoteResult,
 )
 from pyspark_dledger.raft.wire import kinds
-from tests.simulation.clients import pack
+from tests.simulation import ledger
 from tests.simulation.disk import SimStore
 from tests.simulation.judge import HEADER_SIZE, Judge
+from tests.simulation.ledger import FILLER, Ledger, Message, pack
 
 PUSHES = ("COMPARE", "TRUNCATE", "APPEND", "COMMIT")
 REQUESTS: dict[str, type[Request]] = {
@@ -57,21 +64,31 @@ REQUESTS: dict[str, type[Request]] = {
     "GET": GetRequest,
     "METADATA": MetadataRequest,
     "STATUS": StatusRequest,
+    "TOPICS": TopicsRequest,
+    "CONFIG": ConfigRequest,
 }
 ANSWERS: dict[type[Request], type[Answer]] = {kinds.REQUESTS[code]: kinds.ANSWERS[code] for code in kinds.REQUESTS}
-BODY_SIZE = 8
+BODY_SIZE = 16
 TICK = 10
 
 
-def entry(index: int, term: int) -> bytes:
-    """The entry that scripts mean by `index:term`."""
-    return encode_entry(index, term, index * (HEADER_SIZE + BODY_SIZE), b"%04d@%03d" % (index, term))
+def message(number: int, offset: int = 0) -> bytes:
+    """The message that scripts mean by its number."""
+    return Message((1, number), 0, offset, b"").body()
+
+
+def entry(index: int, term: int, what: str = "") -> bytes:
+    """The entry that scripts mean by `index:term`, or `index:term:what`."""
+    body = b"%011d@%04d" % (index, term)
+    if what:
+        body = FILLER if what == "filler" else message(*map(int, what.split("@")))
+    return encode_entry(index, term, index * (HEADER_SIZE + BODY_SIZE), body)
 
 
 def entries(text: str) -> tuple[int, bytes]:
     """The first index and the bytes of ``3:1,4:3``."""
-    pairs = [tuple(map(int, pair.split(":"))) for pair in text.split(",")]
-    return pairs[0][0], b"".join(entry(index, term) for index, term in pairs)
+    parts = [(int(index), int(term), *what) for index, term, *what in (part.split(":") for part in text.split(","))]
+    return parts[0][0], b"".join(entry(*part) for part in parts)
 
 
 def values(words: list[str]) -> dict[str, str]:
@@ -126,6 +143,7 @@ class Script:
         peers = tuple(word for word in words if word.startswith("n") and "=" not in word)
         options = {key: self._option(value) for key, value in values([word for word in words if "=" in word]).items()}
         is_sync = "sync" in words
+        self.serves = "serves" in words
         self.config = CoreConfig(group="g", self_id=self_id, peers=peers, is_sync=is_sync, **options)
         self.store.is_sync = is_sync
 
@@ -139,8 +157,9 @@ class Script:
         self.store.reset(self.begin, self.begin * (HEADER_SIZE + BODY_SIZE))
 
     def do_log(self, *terms: str) -> None:
-        data = b"".join(entry(index, int(term)) for index, term in enumerate(terms, start=self.begin))
-        self.store.append_as_follower(data, int(terms[-1]))
+        parts = [term.split(":") for term in terms]
+        data = b"".join(entry(index, int(term), *what) for index, (term, *what) in enumerate(parts, start=self.begin))
+        self.store.append_as_follower(data, int(parts[-1][0]))
         self.store._flushed = self.store.ledger_end_index
 
     def do_saved(self, term: str, vote: str) -> None:
@@ -152,7 +171,12 @@ class Script:
 
     def do_start(self) -> None:
         addresses = {peer: f"127.0.0.1:{20911 + at}" for at, peer in enumerate(self.config.peers)}
-        self.core = Core(self.config, self.store, Random(1), self.now, addresses)
+        application = Ledger() if self.serves else None
+        if application is not None:
+            # Rules are about others than a leader that has only begun.
+            application.is_slow = False
+            application.started(self.store)
+        self.core = Core(self.config, self.store, Random(1), self.now, addresses, application)
         self._drain()
 
     # What happens to it.
@@ -165,7 +189,10 @@ class Script:
             fields |= {"local_id": sender, "leader_id": sender}
         cls: type[Request]
         if sender == "client" and kind == "APPEND":
-            cls, fields["bodies"] = AppendRequest, pack([b"%08d" % at for at in range(int(given.pop("bodies", "1")))])
+            cls, fields["bodies"] = AppendRequest, pack([b"%016d" % at for at in range(int(given.pop("bodies", "1")))])
+        elif kind == "PUT":
+            numbers = map(int, given.pop("messages").split(","))
+            cls, fields["bodies"] = PutRequest, pack([message(number) for number in numbers])
         elif kind in PUSHES:
             cls, fields["type"] = PushRequest, PushType[kind]
             if "entries" in given:
@@ -276,6 +303,10 @@ class Script:
                 assert isinstance(message, PushRequest)
                 found: Any = (message.first_index, bytes(message.data))
                 assert found == entries(text), f"found {message}"
+            elif name == "places":
+                assert isinstance(message, PutAnswer)
+                places = ",".join(f"{index}@{offset}" for index, _, offset in ledger.places(bytes(message.places)))
+                assert places == text, f"places are {places}"
             elif name == "read":
                 assert isinstance(message, GetAnswer)
                 assert [f"{found.index}:{found.term}" for found in message.entries] == [text], f"found {message}"

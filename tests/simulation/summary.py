@@ -55,6 +55,16 @@ EXPECTED = (
     "appends answered 502",
     "appends answered 503",
     "appends answered 506",
+    "puts acknowledged",
+    "puts of which all was there already",
+    "puts of which some was there already",
+    "puts answered 404",
+    "puts answered 415",
+    "puts answered 501",
+    "puts answered 502",
+    "puts answered 503",
+    "puts answered 505",
+    "puts answered 506",
     "committed reads answered 200",
     "committed reads answered 404",
     "committed reads answered 410",
@@ -64,6 +74,7 @@ EXPECTED = (
 )
 # What a few hundred seeds may not meet.
 RARE = (
+    "fillers",
     "power cut before truncate",
     "power cut after truncate",
     "power cut after reset",

@@ -13,6 +13,7 @@ from pyspark_dledger.raft.messages import Answer, PushRequest, PushType, Request
 from tests.simulation.disk import PowerCut, SimStore
 from tests.simulation.frames import through_frames
 from tests.simulation.judge import Judge, Violation
+from tests.simulation.ledger import Ledger
 from tests.simulation.scenario import Scenario
 
 CALL_TIMEOUT = 3000
@@ -75,7 +76,10 @@ class SimNode:
         config = world.config(self)
         world.trace(self.id, "starts, log %s to %s", self.store.ledger_begin_index, self.store.ledger_end_index)
         try:
-            self.core = world.core_class(config, self.store, random, self.clock, world.addresses)
+            application = world.application_class() if world.scenario.putters else None
+            if application is not None:
+                application.started(self.store)
+            self.core = world.core_class(config, self.store, random, self.clock, world.addresses, application)
             self.seen_term = self.store.curr_term
             self.seen_committed = self.told_committed = self.core.committed_index
             self.told_role = RoleChanged(self.core.role, self.core.term, self.core.leader_id)
@@ -217,6 +221,7 @@ class World:
     def __init__(self, scenario: Scenario, core_class: type[Core] = Core, lines: list[str] | None = None) -> None:
         self.scenario = scenario
         self.core_class = core_class
+        self.application_class: type[Ledger] = getattr(core_class, "application_class", Ledger)
         self.random = Random(scenario.seed ^ 0x5EED)
         self.now = 0
         self.steps = 0
@@ -414,7 +419,7 @@ def describe(message: Request | Answer | None) -> str:
         value = getattr(message, name)
         if callable(value) or value in (-1, None, (), [], b"") or (name == "code" and isinstance(message, Request)):
             continue
-        if name in ("data", "bodies"):
-            value = f"{len(value)} bytes" if name == "data" else f"{value.count} bodies"
+        if name in ("data", "bodies", "places"):
+            value = f"{value.count} bodies" if name == "bodies" else f"{len(value)} bytes"
         shown.append(f"{name}={getattr(value, 'name', value)}")
     return f"{type(message).__name__} {' '.join(shown)}"

@@ -9,6 +9,10 @@ from pyspark_dledger.raft.client.results import (
     Metadata,
     PartialAppendError,
     Piece,
+    Put,
+    PutPiece,
+    PutResult,
+    Topics,
 )
 
 __all__ = [
@@ -20,5 +24,9 @@ __all__ = [
     "Metadata",
     "PartialAppendError",
     "Piece",
+    "Put",
+    "PutPiece",
+    "PutResult",
+    "Topics",
     "connect",
 ]

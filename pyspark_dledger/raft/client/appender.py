@@ -6,7 +6,8 @@ the first that was refused (``is_restart``). Java's leader knows no such rule an
 
 Only what is certainly not appended is sent again: what a leader refused, and what was never handed to a connection.
 All else, an append without an answer above all, ends with UnknownOutcomeError. It can still come into the log behind
-an append that was made after it.
+an append that was made after it. Messages that carry identities are sent again whatever became of them: a leader that
+serves messages appends none twice. Other leaders get no messages.
 
 What bounds it. A request waits ``timeout`` for its answer from when all before it have theirs, then the connection is
 given up. Looking for a leader takes as long at most. Both count as an attempt, of which a request has
@@ -37,14 +38,16 @@ from pyspark_dledger.raft.client.outcomes import (
     Outcome,
     code_name,
     leader_named,
+    no_messages,
     outcome_of,
     refused,
+    serves_no_messages,
     unknown,
 )
 from pyspark_dledger.raft.client.results import Appended
 from pyspark_dledger.raft.client.units import UNIT_BYTES, Singles, Unit
 from pyspark_dledger.raft.loops import cancel, pause_after
-from pyspark_dledger.raft.messages import AppendAnswer, AppendRequest, ResponseCode
+from pyspark_dledger.raft.messages import AppendAnswer, PutAnswer, ResponseCode
 from pyspark_dledger.raft.wire import EncodeError
 
 log = logging.getLogger(__name__)
@@ -176,8 +179,8 @@ class Appender:
         """What goes next; each body for itself if it is to be alone."""
         while (unit := self._refused.popleft() if self._refused else self._take_added(is_alone)) is not None:
             if unit.owner.is_over:
-                unit.owner.failed(unit, self._not_sent("an append before it failed"))
-            elif is_alone and unit.count > 1:
+                unit.failed(self._not_sent("an append before it failed"))
+            elif is_alone and unit.count > 1 and not unit.are_messages:
                 self._refused.extendleft(reversed(unit.split()))
             else:
                 return unit
@@ -227,12 +230,21 @@ class Appender:
                 continue
             unit.attempts += not ended.has_progress
             if is_lasting or unit.attempts >= self._most_attempts:
-                unit.owner.failed(
-                    unit, refused(self._members.group, "an append", ended.member_id, answer, unit.attempts)
-                )
+                unit.failed(self._final(unit, ended.member_id, answer))
             else:
                 again.append(unit)
         self._refused.extendleft(reversed(again))
+
+    def _final(self, unit: Unit, member_id: str, answer: Answered | None) -> GroupError | UnknownOutcomeError:
+        """The error for what is tried no more after that answer."""
+        group = self._members.group
+        if unit.doubt is not None and (answer is None or outcome_of(answer) is Outcome.UNKNOWN):
+            return unit.doubt
+        assert answer is not None
+        if unit.are_messages and serves_no_messages(answer):
+            return no_messages(group, member_id, f"to serve none ({code_name(answer)})")
+        what = "messages" if unit.are_messages else "an append"
+        return refused(group, what, member_id, answer, unit.attempts)
 
     def _without_leader(self, error: GroupError, begun: float) -> None:
         """An attempt of everything that waits has failed, which began then by the loop's clock."""
@@ -245,7 +257,7 @@ class Appender:
             if unit.leaderless_since is None:
                 unit.leaderless_since = begun
             if unit.attempts >= self._most_attempts or error.code in STRANGERS:
-                unit.owner.failed(unit, self._members.in_all(error, self._loop.time() - unit.leaderless_since))
+                unit.failed(self._members.in_all(error, self._loop.time() - unit.leaderless_since))
             else:
                 self._refused.append(unit)
 
@@ -260,7 +272,7 @@ class Appender:
             self._room.notify_all()
         error = self._not_sent(self._closed)
         while (unit := self._take()) is not None:
-            unit.owner.failed(unit, error)
+            unit.failed(error)
         if not task.cancelled() and (failure := task.exception()) is not None:
             log.error("the client of group %s failed", self._members.group, exc_info=failure)
 
@@ -278,7 +290,7 @@ class _Round:
         self._sent: dict[int, Unit] = {}
         self._sent_bytes = 0
         self._number = 0
-        self._refused: dict[int, tuple[Unit, Answered]] = {}
+        self._refused: dict[int, tuple[Unit, Answered | None]] = {}
         self._is_ending = False
         self._ticks = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -304,8 +316,8 @@ class _Round:
         """Whether something was sent that has no answer, or was refused and not yet judged."""
         return bool(self._sent or self._refused)
 
-    def take_refused(self) -> list[tuple[Unit, Answered]]:
-        """The units that are certainly not appended, in the order in which they were sent, and why."""
+    def take_refused(self) -> list[tuple[Unit, Answered | None]]:
+        """The units that may be sent again, in the order in which they were sent, and what was answered."""
         refused = [self._refused[number] for number in sorted(self._refused)]
         self._refused.clear()
         return refused
@@ -322,16 +334,15 @@ class _Round:
             self._send(unit)
 
     def _send(self, unit: Unit) -> None:
-        number = self._number
-        request = AppendRequest(
-            group=self._members.group, remote_id=self.member_id, bodies=unit.bodies, is_restart=number == 0
-        )
+        number, group = self._number, self._members.group
+        if unit.are_messages and not self.is_ours:
+            unit.failed(no_messages(group, self.member_id, "to be a node of Java, which takes raw entries only"))
+            return
         try:
+            request = unit.request(group, self.member_id, is_restart=number == 0)
             self._connection.send(request, partial(self._answered, number))
         except EncodeError as error:
-            unit.owner.failed(
-                unit, GroupError(f"group {self._members.group}: {error}", ResponseCode.UNEXPECTED_ARGUMENT)
-            )
+            unit.failed(GroupError(f"group {group}: {error}", ResponseCode.UNEXPECTED_ARGUMENT))
             return
         self._number += 1
         if not self._sent:
@@ -349,15 +360,16 @@ class _Round:
         unit = self._sent.pop(number)
         self._sent_bytes -= unit.size
         outcome = outcome_of(answer)
-        if outcome is Outcome.ACKNOWLEDGED and isinstance(answer, AppendAnswer) and answer.count == unit.count:
+        if outcome is Outcome.ACKNOWLEDGED and unit.is_answered_by(answer):
             self.has_progress = True
             self.window = min(self.window + unit.size // 8, _WINDOW_BYTES)
+            assert isinstance(answer, (AppendAnswer, PutAnswer))
             unit.owner.acknowledged(unit, answer)
         elif outcome in (Outcome.PASSING, Outcome.LASTING) and answer is not None:
             self._refuse(number, unit, answer)
         else:
             self._is_ending = True
-            unit.owner.failed(unit, self._unknown(answer))
+            self._doubt(number, unit, answer)
         if not self._is_ending:
             self.pump()
         elif not self._sent:
@@ -371,16 +383,24 @@ class _Round:
         self._is_ending = True
         self._refused[number] = (unit, answer)
 
-    def _unknown(self, answer: Answered | None) -> UnknownOutcomeError:
-        group = self._members.group
+    def _doubt(self, number: int, unit: Unit, answer: Answered | None) -> None:
+        """The outcome is unknown: the end of it, unless a leader can tell that it was done already."""
+        unit.doubt = self._unknown(unit, answer)
+        if unit.repeats:
+            self._refused[number] = (unit, answer)
+        else:
+            unit.failed(unit.doubt)
+
+    def _unknown(self, unit: Unit, answer: Answered | None) -> UnknownOutcomeError:
+        make = partial(unknown, self._members.group, self.member_id, are_messages=unit.are_messages)
         if answer is None:
-            return unknown(group, self.member_id, self._reason, ResponseCode.NETWORK_ERROR)
+            return make(self._reason, ResponseCode.NETWORK_ERROR)
         reason = code_name(answer)
         if outcome_of(answer) is Outcome.ACKNOWLEDGED:
             reason = "an answer for another number of entries"
         elif answer.code == ResponseCode.TERM_CHANGED:
             self.leader_is_lost = True
-        return unknown(group, self.member_id, reason, int(answer.code), leader_named(answer))
+        return make(reason, int(answer.code), leader_named(answer))
 
     def _check_time(self) -> None:
         """Gives the connection up when the oldest request has waited for too long.
@@ -417,6 +437,6 @@ class _Round:
         self._reason = reason
         sent, self._sent = self._sent, {}
         for unit in sent.values():
-            unit.owner.failed(unit, self._unknown(None))
+            unit.failed(self._unknown(unit, None))
         self._end()
         return [unit for unit, _ in self.take_refused()]

@@ -9,6 +9,7 @@ import os
 import ssl
 import threading
 import weakref
+from array import array
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -18,12 +19,21 @@ from typing import Any, SupportsIndex, TypeVar, final
 
 from pyspark_dledger.errors import DLedgerError, GroupError, OptionError
 from pyspark_dledger.format.entries import Bodies, Buffer
-from pyspark_dledger.raft.client.results import Appended, BatchResult, CommittedRange, MemberStatus, Metadata
+from pyspark_dledger.raft.client.results import (
+    Appended,
+    BatchResult,
+    CommittedRange,
+    MemberStatus,
+    Metadata,
+    PutResult,
+    Topics,
+)
 from pyspark_dledger.raft.client.session import Session
-from pyspark_dledger.raft.client.units import Batch, check_body, cut, sizes_of
+from pyspark_dledger.raft.client.units import Batch, Puts, Together, check_body, cut, sizes_of
 from pyspark_dledger.raft.loops import cancel, new_loop
 from pyspark_dledger.raft.messages import ResponseCode
 from pyspark_dledger.raft.peers import Address, parse_peers
+from pyspark_dledger.raft.secret import check_secret
 from pyspark_dledger.raft.tls import Tls
 from pyspark_dledger.store.base import Entry
 
@@ -45,13 +55,15 @@ def connect(
     tls: Tls | ssl.SSLContext | None = None,
     timeout_ms: int = 3000,
     max_retries: int = 10,
+    secret: str | None = None,
 ) -> Client:
     """A client of a group whose members are ``n0-127.0.0.1:20911;n1-...``; it finds the leader and follows it.
 
     ``timeout_ms`` bounds one attempt: finding the leader, and then its answer. What is certainly not done is tried
     again, up to ``max_retries`` times with growing pauses, so a call takes at most about
-    ``(1 + max_retries) * 2 * timeout_ms``. Nothing is sent before the first call.
-    Raises OptionError for a group, peers, certificates or numbers that cannot be meant.
+    ``(1 + max_retries) * 2 * timeout_ms``. Nothing is sent before the first call. ``secret`` is what nodes want that
+    were started with one.
+    Raises OptionError for a group, peers, certificates, numbers or a secret that cannot be meant.
     """
     if timeout_ms <= 0 or max_retries < 0:
         raise OptionError(
@@ -64,7 +76,8 @@ def connect(
             f"peers: expected a text such as n0-127.0.0.1:20911;n1-127.0.0.1:20912, found {type(peers).__name__}"
         )
     context = tls.client_context() if isinstance(tls, Tls) else tls
-    return Client(group, parse_peers(peers), context, timeout_ms / 1000, max_retries)
+    check_secret(secret)
+    return Client(group, parse_peers(peers), context, timeout_ms / 1000, max_retries, secret)
 
 
 @final
@@ -82,6 +95,7 @@ class Client:
         tls: ssl.SSLContext | None,
         timeout: float,
         max_retries: int,
+        secret: str | None = None,
     ) -> None:
         self.group = group
         self._pid = os.getpid()
@@ -95,7 +109,7 @@ class Client:
         _threads[self._thread] = self._loop
 
         async def start() -> Session:
-            return Session(group, addresses, tls, timeout, max_retries)
+            return Session(group, addresses, tls, timeout, max_retries, secret)
 
         self._session = asyncio.run_coroutine_threadsafe(start(), self._loop).result()
         # A client that nobody closed, and nobody has any longer, does not run on.
@@ -136,17 +150,65 @@ class Client:
         sizes = sizes_of(bodies)
         batch = Batch(sizes)
         try:
-            for first, part in cut(bodies, sizes):
-                if not batch.wait_for_room():
-                    break
-                unit = batch.unit(first, part)
-                try:
-                    self._session.appender.add(unit)
-                except GroupError as error:
-                    batch.failed(unit, error)
+            self._add(batch, bodies, sizes)
             return batch.result()
         finally:
             batch.abandon()
+
+    def put_messages(
+        self, bodies: Bodies | Sequence[Buffer], queue_nums: int = 4, *, is_idempotent: bool = True
+    ) -> PutResult:
+        """Append whole messages of RocketMQ, and wait until all are committed: where each stands, and in its queue.
+
+        The leader numbers them per topic and queue, and makes topics that are new with ``queue_nums`` queues. A message
+        whose identity (property ``__DLEDGER_ID``) is in the log already is not appended again, and gets the place that
+        it has. So what has an unknown outcome is sent again, to whoever leads then, until ``max_retries`` attempts in a
+        row brought nothing. Messages without identities may come to stand twice by that: for these say
+        ``is_idempotent=False``, and it is as with `append_batch`.
+
+        They go in requests of about 1 MiB, several at a time, in each of which all are appended that are not there yet.
+        Raises GroupError if nothing was appended: with code UNSUPPORTED (303) if the leader serves no messages, as
+        Java's. Raises PartialAppendError (an UnknownOutcomeError) if it is known of some messages only, or only some
+        were appended; OptionError, TypeError and ValueError for what cannot be sent, before anything is.
+        """
+        self._check()
+        self._may_wait()
+        _check_number("queue_nums", queue_nums, 1, _MOST_NUMBER)
+        if not isinstance(bodies, (Bodies, list, tuple)):
+            bodies = list(bodies)
+        sizes = sizes_of(bodies)
+        puts = Puts(len(sizes), index(queue_nums), is_idempotent)
+        try:
+            self._add(puts, bodies, sizes)
+            return puts.result()
+        finally:
+            puts.abandon()
+
+    def _add(self, together: Together, bodies: Bodies | Sequence[Buffer], sizes: array[int]) -> None:
+        """Have all bodies sent, in parts, unless one of them fails before."""
+        for first, part in cut(bodies, sizes):
+            if not together.wait_for_room():
+                return
+            unit = together.unit(first, part)
+            try:
+                self._session.appender.add(unit)
+            except GroupError as error:
+                together.failed(unit, error)
+
+    def topics(self, names: Sequence[str], queue_nums: int = 4) -> Topics:
+        """How many queues each topic has, and with which host messages are stored; the leader tells.
+
+        It makes topics that are new, with ``queue_nums`` queues. Raises GroupError with code UNSUPPORTED (303) where
+        the leader serves no messages, and GroupError for a topic that cannot be.
+        """
+        if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+            raise TypeError(f"names: expected a sequence of texts, found {names!r}")
+        _check_number("queue_nums", queue_nums, 1, _MOST_NUMBER)
+        return self._wait(self._session.topics(tuple(names), index(queue_nums)))
+
+    def config(self) -> dict[str, bytes]:
+        """The metadata that a leader that serves messages keeps beside its log, by file name."""
+        return self._wait(self._session.config())
 
     def get(self, index: int) -> Entry:
         """The entry of that index. Raises IndexRangeError where there is none, as far as is committed.

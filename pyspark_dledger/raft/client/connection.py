@@ -32,14 +32,14 @@ class LostError(Exception):
 class MemberConnection(asyncio.BufferedProtocol):
     """To be used by the thread of its event loop only."""
 
-    def __init__(self, member_id: str) -> None:
+    def __init__(self, member_id: str, secret: str | None = None) -> None:
         self.member_id = member_id
         self.is_lost = False
         self.can_write = True
         self.received_at = 0.0
         self.on_writable: Callable[[], None] | None = None
         self.on_lost: Callable[[], None] | None = None
-        self._wire = Connection()
+        self._wire = Connection(secret=secret)
         self._waiting: dict[int, OnAnswer] = {}
         self._unsent: list[Buffer] = []
         self._transport: asyncio.Transport | None = None

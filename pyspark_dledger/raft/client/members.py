@@ -12,6 +12,7 @@ from pyspark_dledger.raft.client.connection import LostError, MemberConnection
 from pyspark_dledger.raft.client.outcomes import STRANGERS, Answered, code_name, leader_named
 from pyspark_dledger.raft.messages import MetadataAnswer, MetadataRequest, ResponseCode
 from pyspark_dledger.raft.peers import Address, parse_address
+from pyspark_dledger.raft.wire import NO_PERMISSION, Refusal
 
 # Between two rounds of asking who leads, in seconds.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.25
@@ -52,12 +53,18 @@ class Members:
     """To be used by the thread of its event loop only. Times are seconds."""
 
     def __init__(
-        self, group: str, addresses: Mapping[str, Address], tls: ssl.SSLContext | None, timeout: float
+        self,
+        group: str,
+        addresses: Mapping[str, Address],
+        tls: ssl.SSLContext | None,
+        timeout: float,
+        secret: str | None = None,
     ) -> None:
         self.group = group
         self.timeout = timeout
         self.addresses = dict(addresses)
         self._tls = tls
+        self._secret = secret
         self._leader_id: str | None = None
         self._connections: dict[str, MemberConnection] = {}
         self._connecting: dict[str, asyncio.Task[MemberConnection]] = {}
@@ -129,7 +136,10 @@ class Members:
         loop = asyncio.get_running_loop()
         named = address.host if self._tls is not None else None
         opening = loop.create_connection(
-            lambda: MemberConnection(member_id), address.host, address.port, ssl=self._tls, server_hostname=named
+            lambda: MemberConnection(member_id, self._secret),
+            *(address.host, address.port),
+            ssl=self._tls,
+            server_hostname=named,
         )
         try:
             _, connection = await asyncio.wait_for(opening, self.timeout)
@@ -172,6 +182,12 @@ class Members:
         return answer
 
     def _stranger(self, member_id: str, answer: Answered) -> GroupError:
+        if isinstance(answer, Refusal) and answer.code == NO_PERMISSION:
+            return GroupError(
+                f"expected member {member_id} of group {self.group} at {self.addresses[member_id]} to let this client "
+                f"in, found {code_name(answer)}: connect with the secret of that node",
+                ResponseCode.UNKNOWN_MEMBER,
+            )
         return GroupError(
             f"expected member {member_id} of group {self.group} at {self.addresses[member_id]}, found "
             f"{code_name(answer)}: give group and peers as that node has them",

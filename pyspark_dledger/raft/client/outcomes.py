@@ -5,8 +5,14 @@ from __future__ import annotations
 from enum import Enum
 
 from pyspark_dledger.errors import GroupError, UnknownOutcomeError
-from pyspark_dledger.raft.messages import Answer, ResponseCode
-from pyspark_dledger.raft.wire import REQUEST_CODE_NOT_SUPPORTED, SYSTEM_BUSY, SYSTEM_ERROR, Refusal
+from pyspark_dledger.raft.messages import Answer, PutAnswer, ResponseCode, TopicsAnswer
+from pyspark_dledger.raft.wire import (
+    NO_PERMISSION,
+    REQUEST_CODE_NOT_SUPPORTED,
+    SYSTEM_BUSY,
+    SYSTEM_ERROR,
+    Refusal,
+)
 
 Answered = Answer | Refusal
 
@@ -15,7 +21,11 @@ _REMOTING_NAMES = {
     SYSTEM_ERROR: "SYSTEM_ERROR",
     SYSTEM_BUSY: "SYSTEM_BUSY",
     REQUEST_CODE_NOT_SUPPORTED: "REQUEST_CODE_NOT_SUPPORTED",
+    NO_PERMISSION: "NO_PERMISSION",
 }
+# Of requests that a node does, or does not do, as long as it lives.
+_NEVER_BEGUN = (REQUEST_CODE_NOT_SUPPORTED, NO_PERMISSION)
+
 
 # Given by a node before it writes anything, and gone after a while or at another node.
 _PASSING = frozenset(
@@ -58,6 +68,10 @@ _ADVICE: dict[int, str] = {
     ResponseCode.UNEXPECTED_ARGUMENT: "the node takes no such body, it may be larger than a data file of its store",
 }
 
+# What to do about an unknown outcome.
+_LOOK_FIRST = "look for it there before it is sent again"
+_ONCE_MORE = "put them again if they have identities, what is there is not appended twice"
+
 
 class Outcome(Enum):
     """Of an append. Only what is `PASSING` may be sent again: a repeated `UNKNOWN` one could be in the log twice."""
@@ -73,8 +87,9 @@ def outcome_of(answer: Answered | None) -> Outcome:
     if answer is None:
         return Outcome.UNKNOWN
     if isinstance(answer, Refusal):
-        not_begun = {SYSTEM_BUSY: Outcome.PASSING, REQUEST_CODE_NOT_SUPPORTED: Outcome.LASTING}
-        return not_begun.get(answer.code, Outcome.UNKNOWN)
+        if answer.code == SYSTEM_BUSY:
+            return Outcome.PASSING
+        return Outcome.LASTING if answer.code in _NEVER_BEGUN else Outcome.UNKNOWN
     if answer.code == ResponseCode.SUCCESS:
         return Outcome.ACKNOWLEDGED
     if answer.code in _PASSING:
@@ -115,11 +130,30 @@ def refused(group: str, what: str, member_id: str, answer: Answered, times: int 
     return GroupError(text, int(answer.code), leader_named(answer))
 
 
-def unknown(group: str, member_id: str, reason: str, code: int, leader_id: str | None = None) -> UnknownOutcomeError:
-    """The error for an append that may have been done."""
+def serves_no_messages(answer: Answered) -> bool:
+    """Whether that is the answer of a leader that knows nothing of messages."""
+    if isinstance(answer, Refusal):
+        return answer.code == REQUEST_CODE_NOT_SUPPORTED
+    return answer.code == ResponseCode.UNSUPPORTED
+
+
+def no_messages(group: str, member_id: str, found: str) -> GroupError:
+    """The error where a leader serves no messages: it may be one of Java, or one of ours without an application."""
+    return GroupError(
+        f"group {group}: expected its leader to serve messages, found {member_id} {found}: start the nodes with "
+        "--messages, or write with a RocketMQ producer where brokers lead",
+        ResponseCode.UNSUPPORTED,
+    )
+
+
+def unknown(
+    group: str, member_id: str, reason: str, code: int, leader_id: str | None = None, *, are_messages: bool = False
+) -> UnknownOutcomeError:
+    """The error for an append, or for messages, that may have been done."""
+    what, it = ("messages", "they") if are_messages else ("an append", "it")
     return UnknownOutcomeError(
-        f"group {group}: expected {member_id} to acknowledge an append, found {reason}: it may be in the log, now or "
-        "later, or never: look for it there before it is sent again",
+        f"group {group}: expected {member_id} to acknowledge {what}, found {reason}: {it} may be in the log, now or "
+        f"later, or never: {_ONCE_MORE if are_messages else _LOOK_FIRST}",
         code,
         leader_id,
     )
@@ -138,7 +172,9 @@ def unknown_transfer(
 
 
 def _advice(answer: Answered) -> str:
-    """What to do about it."""
+    """What to do about it, or what the application says of it."""
+    if isinstance(answer, (PutAnswer, TopicsAnswer)) and answer.reason:
+        return answer.reason
     if isinstance(answer, Refusal):
         return "it was not begun, try again later" if answer.code == SYSTEM_BUSY else "it needs a node that knows it"
     return _ADVICE.get(answer.code, "nothing was changed")

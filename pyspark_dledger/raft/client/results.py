@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+import sys
 from array import array
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
@@ -12,6 +14,8 @@ from pyspark_dledger.format.entries import Buffer
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
 from pyspark_dledger.raft.messages import Role
 from pyspark_dledger.store.base import Entry, Run
+
+_PLACE = struct.Struct(">qqq")
 
 
 class Appended(NamedTuple):
@@ -79,8 +83,81 @@ def places(index: int, term: int, runs: tuple[Run, ...], sizes: Iterable[int]) -
         pos += ENTRY_HEADER_SIZE + size
 
 
+class Put(NamedTuple):
+    """A message that is committed: where it stands in the log, and in its queue."""
+
+    index: int  # type: ignore[assignment]  # shadows tuple.index, which nobody calls
+    pos: int
+    queue_offset: int
+
+
+class PutPiece(NamedTuple):
+    """Messages of a put that were acknowledged in one go: ``count`` from the one with ordinal ``first`` on.
+
+    ``places`` has index, pos and queueOffset (i64, big-endian) of each.
+    """
+
+    first: int
+    count: int  # type: ignore[assignment]  # shadows tuple.count, which nobody calls
+    places: bytes
+
+
+class PutResult:
+    """Where the messages of a put stand; iterating gives a `Put` for each, in their order.
+
+    A message that was there already has the place that it got then, so places need not ascend.
+    """
+
+    def __init__(self, pieces: Iterable[PutPiece]) -> None:
+        self.pieces = tuple(sorted(pieces))
+
+    def __len__(self) -> int:
+        """How many messages are committed."""
+        return sum(piece.count for piece in self.pieces)
+
+    def __iter__(self) -> Iterator[Put]:
+        for piece in self.pieces:
+            yield from map(Put._make, _PLACE.iter_unpack(piece.places))
+
+    def __repr__(self) -> str:
+        return f"PutResult({len(self)} messages, indexes {self.first_index} to {self.last_index})"
+
+    @property
+    def count(self) -> int:
+        """How many messages are committed."""
+        return len(self)
+
+    @property
+    def places(self) -> bytes:
+        """Index, pos and queueOffset (i64, big-endian) of each, in their order."""
+        return b"".join(piece.places for piece in self.pieces)
+
+    @property
+    def first_index(self) -> int:
+        """The lowest index of a message of the put; -1 where none is committed."""
+        return min(self._indexes(), default=-1)
+
+    @property
+    def last_index(self) -> int:
+        """The highest index of a message of the put; -1 where none is committed."""
+        return max(self._indexes(), default=-1)
+
+    def _indexes(self) -> array[int]:
+        numbers = array("q", self.places)
+        if sys.byteorder == "little":
+            numbers.byteswap()
+        return numbers[::3]
+
+
+class Topics(NamedTuple):
+    """How many queues topics have, by name, and the host that messages are to be stored with: 8 or 20 bytes."""
+
+    queue_counts: dict[str, int]
+    store_host: bytes
+
+
 class PartialAppendError(UnknownOutcomeError):
-    """A batch that ended midway: some of it is acknowledged, or nobody knows.
+    """A batch, or a put, that ended midway: some of it is acknowledged, or nobody knows.
 
     ``acknowledged`` is where the acknowledged bodies stand. ``unknown`` are the ordinals of bodies that may be in the
     log, now or later, or never; ``not_appended`` those of bodies that certainly are not, and may be sent again.
@@ -91,7 +168,7 @@ class PartialAppendError(UnknownOutcomeError):
         text: str,
         code: int,
         leader_id: str | None,
-        acknowledged: BatchResult,
+        acknowledged: BatchResult | PutResult,
         unknown: tuple[range, ...],
         not_appended: tuple[range, ...],
     ) -> None:
@@ -114,7 +191,10 @@ class Metadata(NamedTuple):
 
 
 class MemberStatus(NamedTuple):
-    """How a member stands. Indexes and terms are -1 where there is none; ``problem`` is "" while there is none."""
+    """How a member stands. Indexes and terms are -1 where there is none; ``problem`` is "" while there is none.
+
+    ``serves_messages``: it takes puts while it leads.
+    """
 
     node_id: str
     role: Role
@@ -125,6 +205,7 @@ class MemberStatus(NamedTuple):
     end_term: int
     committed_index: int
     problem: str = ""
+    serves_messages: bool = False
 
 
 class CommittedRange(NamedTuple):

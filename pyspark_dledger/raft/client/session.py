@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from typing import TypeVar
 
 from pyspark_dledger.errors import GroupError, IndexRangeError, OptionError
@@ -19,13 +20,17 @@ from pyspark_dledger.raft.client.outcomes import (
     is_passing,
     leader_named,
     may_transfer,
+    no_messages,
     refused,
+    serves_no_messages,
     unknown_transfer,
 )
-from pyspark_dledger.raft.client.results import CommittedRange, MemberStatus, Metadata
+from pyspark_dledger.raft.client.results import CommittedRange, MemberStatus, Metadata, Topics
 from pyspark_dledger.raft.loops import pause_after
 from pyspark_dledger.raft.messages import (
     Answer,
+    ConfigAnswer,
+    ConfigRequest,
     GetAnswer,
     GetRequest,
     MetadataAnswer,
@@ -35,6 +40,8 @@ from pyspark_dledger.raft.messages import (
     ResponseCode,
     StatusAnswer,
     StatusRequest,
+    TopicsAnswer,
+    TopicsRequest,
     TransferRequest,
     VoteAnswer,
     VoteRequest,
@@ -63,10 +70,11 @@ class Session:
         tls: ssl.SSLContext | None,
         timeout: float,
         max_retries: int,
+        secret: str | None = None,
     ) -> None:
         self.group = group
         self._attempts = 1 + max_retries
-        self._members = Members(group, addresses, tls, timeout)
+        self._members = Members(group, addresses, tls, timeout, secret)
         self.appender = Appender(self._members, max_retries)
 
     async def close(self, waits: bool = True) -> None:
@@ -135,7 +143,36 @@ class Session:
             *(node_id, answer.role, answer.term, answer.leader_id),
             *(answer.begin_index, answer.end_index, answer.end_term, answer.committed_index),
             answer.problem,
+            answer.serves_messages,
         )
+
+    async def topics(self, names: tuple[str, ...], queue_nums: int) -> Topics:
+        """How many queues topics have. Raises GroupError where the leader serves no messages."""
+        what = f"topics {', '.join(names)}"
+        answer = await self._ask_messages(TopicsRequest(names=names, queue_nums=queue_nums), TopicsAnswer, what)
+        return Topics(answer.queue_counts, answer.store_host)
+
+    async def config(self) -> dict[str, bytes]:
+        """The metadata of the leader. Raises GroupError where it serves no messages."""
+        return (await self._ask_messages(ConfigRequest(), ConfigAnswer, "for metadata")).files
+
+    async def _ask_messages(self, request: Request, kind: type[A], what: str) -> A:
+        """What a leader answers to what only one that serves messages answers."""
+
+        async def ask() -> tuple[MemberConnection, Answered]:
+            connection = await self._members.leader()
+            member_id = connection.member_id
+            if not connection.is_binary:
+                raise no_messages(self.group, member_id, "to be a node of Java, which takes raw entries only")
+            answer = await self._answer(connection, replace(request, group=self.group, remote_id=member_id))
+            if serves_no_messages(answer):
+                raise no_messages(self.group, member_id, f"to serve none ({code_name(answer)})")
+            return connection, answer
+
+        answer = await self._retried(ask, what)
+        if isinstance(answer, kind) and answer.code == ResponseCode.SUCCESS:
+            return answer
+        raise refused(self.group, f"a request {what}", "its leader", answer)
 
     async def read(self, first_index: int, node_id: str | None, max_bytes: int, wait_ms: int) -> CommittedRange:
         """Committed entries of that member, or of the first of ours that answers."""
@@ -227,7 +264,7 @@ class Session:
             try:
                 connection, answer = await ask()
             except GroupError as error:
-                if error.code in STRANGERS:
+                if error.code in STRANGERS or error.code == ResponseCode.UNSUPPORTED:
                     raise
                 failure = self._members.in_all(error, loop.time() - begun)
                 continue

@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import sys
 import threading
+from abc import ABC, abstractmethod
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from copy import copy
 from itertools import accumulate
-from typing import Protocol
+from typing import Any, Protocol
 
 from pyspark_dledger.errors import GroupError, UnknownOutcomeError
 from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.format.entries import MAX_BODY_SIZE, Bodies, Buffer
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
-from pyspark_dledger.raft.client.results import Appended, BatchResult, PartialAppendError, Piece, places
-from pyspark_dledger.raft.messages import AppendAnswer
+from pyspark_dledger.raft.client.results import (
+    Appended,
+    BatchResult,
+    PartialAppendError,
+    Piece,
+    PutPiece,
+    PutResult,
+    places,
+)
+from pyspark_dledger.raft.messages import PLACE_SIZE, AppendAnswer, AppendRequest, PutAnswer, PutRequest
 from pyspark_dledger.store.base import Run
 
 # Log bytes in one request: enough that its own costs vanish, little enough that several are on their way at a time.
@@ -33,20 +42,29 @@ class Owner(Protocol):
     def is_over(self) -> bool:
         """Whether a unit that was not sent yet is no longer to be sent, for what went wrong before it."""
 
-    def acknowledged(self, unit: Unit, answer: AppendAnswer) -> None: ...
+    def acknowledged(self, unit: Unit, answer: AppendAnswer | PutAnswer) -> None: ...
 
     def failed(self, unit: Unit, error: GroupError | UnknownOutcomeError) -> None: ...
 
 
 class Unit:
-    """Bodies in one request, all or none of which are appended: those from ordinal ``first`` of its owner on."""
+    """Bodies in one request, all or none of which are appended: those from ordinal ``first`` of its owner on.
 
-    __slots__ = ("attempts", "bodies", "first", "leaderless_since", "owner", "size")
+    They are messages where ``queue_nums`` is given. One that ``repeats`` may be sent again after an unknown outcome;
+    ``doubt`` is the latest of these.
+    """
 
-    def __init__(self, owner: Owner, first: int, bodies: Bodies) -> None:
+    __slots__ = ("attempts", "bodies", "doubt", "first", "leaderless_since", "owner", "queue_nums", "repeats", "size")
+
+    def __init__(
+        self, owner: Owner, first: int, bodies: Bodies, queue_nums: int | None = None, repeats: bool = False
+    ) -> None:
         self.owner = owner
         self.first = first
         self.bodies = bodies
+        self.queue_nums = queue_nums
+        self.repeats = repeats
+        self.doubt: UnknownOutcomeError | None = None
         self.size = len(bodies.block) + ENTRY_HEADER_SIZE * bodies.count
         self.attempts = 0
         # By the loop's clock, in seconds: since when a leader was looked for, which was not found.
@@ -55,6 +73,33 @@ class Unit:
     @property
     def count(self) -> int:
         return self.bodies.count
+
+    @property
+    def are_messages(self) -> bool:
+        return self.queue_nums is not None
+
+    def request(self, group: str, member_id: str, is_restart: bool) -> AppendRequest:
+        if self.queue_nums is None:
+            return AppendRequest(group=group, remote_id=member_id, bodies=self.bodies, is_restart=is_restart)
+        return PutRequest(
+            group=group,
+            remote_id=member_id,
+            bodies=self.bodies,
+            is_restart=is_restart,
+            queue_nums=self.queue_nums,
+        )
+
+    def is_answered_by(self, answer: object) -> bool:
+        """Whether that answer tells where these bodies are."""
+        if isinstance(answer, PutAnswer):
+            return self.are_messages and len(answer.places) == self.count * PLACE_SIZE
+        return not self.are_messages and isinstance(answer, AppendAnswer) and answer.count == self.count
+
+    def failed(self, error: GroupError | UnknownOutcomeError) -> None:
+        """It is not tried again. What was once sent in vain may be in the log, whatever came of it later."""
+        if self.doubt is not None and not isinstance(error, UnknownOutcomeError):
+            error = UnknownOutcomeError(f"{self.doubt}; then: {error}", error.code, error.leader_id)
+        self.owner.failed(self, error)
 
     def split(self) -> list[Unit]:
         """A unit for each body, for a leader that takes no more in one request."""
@@ -76,7 +121,8 @@ class Singles:
         self._sizes = list(map(len, bodies))
         self._futures = futures
 
-    def acknowledged(self, unit: Unit, answer: AppendAnswer) -> None:
+    def acknowledged(self, unit: Unit, answer: AppendAnswer | PutAnswer) -> None:
+        assert isinstance(answer, AppendAnswer)
         chosen = slice(unit.first, unit.first + unit.count)
         found = places(answer.index, answer.term, runs_of(answer), self._sizes[chosen])
         for future, appended in zip(self._futures[chosen], found, strict=True):
@@ -88,14 +134,13 @@ class Singles:
             future.set_exception(copy(error))
 
 
-class Batch:
-    """The bodies of one ``append_batch``, by which the thread that called it waits."""
+class Together(ABC):
+    """Bodies of one call, by which the thread that called it waits."""
 
-    def __init__(self, sizes: array[int]) -> None:
-        self._sizes = sizes
+    def __init__(self, count: int) -> None:
+        self._count = count
         self._changed = threading.Condition()
         self._outstanding = 0
-        self._pieces: list[Piece] = []
         self._unknown: list[range] = []
         self._error: GroupError | UnknownOutcomeError | None = None
         self._is_over = False
@@ -104,9 +149,20 @@ class Batch:
     def is_over(self) -> bool:
         return self._is_over
 
+    @abstractmethod
+    def _unit(self, first: int, bodies: Bodies) -> Unit: ...
+
+    @abstractmethod
+    def _note(self, unit: Unit, answer: Any) -> None:
+        """Keep what an answer says."""
+
+    @abstractmethod
+    def _done(self) -> list[range]:
+        """The ordinals of what was acknowledged."""
+
     def unit(self, first: int, bodies: Bodies) -> Unit:
-        """A unit of this batch, which is waited for from now on."""
-        unit = Unit(self, first, bodies)
+        """A unit of it, which is waited for from now on."""
+        unit = self._unit(first, bodies)
         with self._changed:
             self._outstanding += unit.size
         return unit
@@ -121,9 +177,9 @@ class Batch:
         """Nobody waits any longer: what was not sent yet is not sent."""
         self._is_over = True
 
-    def acknowledged(self, unit: Unit, answer: AppendAnswer) -> None:
+    def acknowledged(self, unit: Unit, answer: AppendAnswer | PutAnswer) -> None:
         with self._changed:
-            self._pieces.append(Piece(unit.first, unit.count, answer.index, answer.term, runs_of(answer)))
+            self._note(unit, answer)
             self._resolve(unit)
 
     def failed(self, unit: Unit, error: GroupError | UnknownOutcomeError) -> None:
@@ -140,21 +196,72 @@ class Batch:
         self._outstanding -= unit.size
         self._changed.notify_all()
 
-    def result(self) -> BatchResult:
-        """Waits for all units that were made. Raises GroupError if nothing was appended, else PartialAppendError."""
+    def _wait(self) -> None:
         with self._changed:
             self._changed.wait_for(lambda: self._outstanding == 0)
-        result = BatchResult(self._sizes, self._pieces)
+
+    def _check(self, result: BatchResult | PutResult, what: str) -> None:
+        """Raises GroupError if nothing was appended, PartialAppendError if not all was."""
         if self._error is None:
-            return result
-        unknown = _joined(self._unknown)
-        if not (unknown or self._pieces):
+            return
+        unknown, done = _joined(self._unknown), _joined(self._done())
+        if not (unknown or done):
             raise self._error
-        rest = _rest([*unknown, *_joined([range(piece.first, piece.first + piece.count) for piece in self._pieces])],
-                     len(self._sizes))  # fmt: skip
-        text = f"of {len(self._sizes)} entries {len(result)} were appended, of {sum(map(len, unknown))} it is unknown, "
+        rest = _rest([*unknown, *done], self._count)
+        text = f"of {self._count} {what} {len(result)} were appended, of {sum(map(len, unknown))} it is unknown, "
         text += f"and {sum(map(len, rest))} were not appended: {self._error}"
         raise PartialAppendError(text, self._error.code, self._error.leader_id, result, unknown, rest) from self._error
+
+
+class Batch(Together):
+    """The bodies of one ``append_batch``."""
+
+    def __init__(self, sizes: array[int]) -> None:
+        super().__init__(len(sizes))
+        self._sizes = sizes
+        self._pieces: list[Piece] = []
+
+    def _unit(self, first: int, bodies: Bodies) -> Unit:
+        return Unit(self, first, bodies)
+
+    def _note(self, unit: Unit, answer: AppendAnswer) -> None:
+        self._pieces.append(Piece(unit.first, unit.count, answer.index, answer.term, runs_of(answer)))
+
+    def _done(self) -> list[range]:
+        return [range(piece.first, piece.first + piece.count) for piece in self._pieces]
+
+    def result(self) -> BatchResult:
+        """Waits for all units that were made. Raises GroupError if nothing was appended, else PartialAppendError."""
+        self._wait()
+        result = BatchResult(self._sizes, self._pieces)
+        self._check(result, "entries")
+        return result
+
+
+class Puts(Together):
+    """The messages of one ``put_messages``."""
+
+    def __init__(self, count: int, queue_nums: int, repeats: bool) -> None:
+        super().__init__(count)
+        self._queue_nums = queue_nums
+        self._repeats = repeats
+        self._pieces: list[PutPiece] = []
+
+    def _unit(self, first: int, bodies: Bodies) -> Unit:
+        return Unit(self, first, bodies, self._queue_nums, self._repeats)
+
+    def _note(self, unit: Unit, answer: PutAnswer) -> None:
+        self._pieces.append(PutPiece(unit.first, unit.count, bytes(answer.places)))
+
+    def _done(self) -> list[range]:
+        return [range(piece.first, piece.first + piece.count) for piece in self._pieces]
+
+    def result(self) -> PutResult:
+        """Waits for all units that were made. Raises GroupError if nothing was appended, else PartialAppendError."""
+        self._wait()
+        result = PutResult(self._pieces)
+        self._check(result, "messages")
+        return result
 
 
 def runs_of(answer: AppendAnswer) -> tuple[Run, ...]:

@@ -15,7 +15,9 @@ class CoreConfig:
 
     ``peers`` holds the ids of all members, this one included. Under ``is_sync`` an entry counts as stored by this
     member, and is acknowledged to its leader, only once it is durable. ``max_push_bytes`` bounds one push to a member
-    of our own kind, ``max_batch_push_size`` one to a Java member. Raises OptionError for settings that fit no group.
+    of our own kind, ``max_batch_push_size`` one to a Java member. A follower with an application copies its leader's
+    metadata first ``copy_config_first_ms`` after it began to follow, then every ``copy_config_every_ms``.
+    Raises OptionError for settings that fit no group.
     """
 
     group: str
@@ -42,6 +44,8 @@ class CoreConfig:
     peer_push_quota: int | None = None
     peer_push_throttle_point: int = 300 * _MIB
     enable_batch_push: bool = True
+    copy_config_first_ms: int = 3000
+    copy_config_every_ms: int = 10_000
 
     def __post_init__(self) -> None:
         if len(set(self.peers)) != len(self.peers) or self.self_id not in self.peers:
@@ -83,6 +87,7 @@ _POSITIVE = (
     "max_batch_push_size",
     "max_in_flight_bytes",
     "max_in_flight_requests",
+    "copy_config_every_ms",
 )
 
 

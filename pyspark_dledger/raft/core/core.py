@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from pyspark_dledger.raft.core.appends import Appends
+from pyspark_dledger.raft.core.application import Application
 from pyspark_dledger.raft.core.config import CoreConfig
 from pyspark_dledger.raft.core.effects import Effect, PeerStatus, Status
 from pyspark_dledger.raft.core.election import Election
@@ -16,11 +17,14 @@ from pyspark_dledger.raft.core.heartbeats import Heartbeats
 from pyspark_dledger.raft.core.member import DISK_FAILURES, Member
 from pyspark_dledger.raft.core.reads import Reads
 from pyspark_dledger.raft.core.replication import Replication
+from pyspark_dledger.raft.core.serving import Serving
 from pyspark_dledger.raft.core.transfer import Transfer
 from pyspark_dledger.raft.messages import (
     Answer,
     AppendAnswer,
     AppendRequest,
+    ConfigAnswer,
+    ConfigRequest,
     GetAnswer,
     GetRequest,
     HeartBeatAnswer,
@@ -29,11 +33,15 @@ from pyspark_dledger.raft.messages import (
     MetadataRequest,
     PushAnswer,
     PushRequest,
+    PutAnswer,
+    PutRequest,
     Request,
     ResponseCode,
     Role,
     StatusAnswer,
     StatusRequest,
+    TopicsAnswer,
+    TopicsRequest,
     TransferAnswer,
     TransferRequest,
     VoteAnswer,
@@ -43,11 +51,14 @@ from pyspark_dledger.store.base import DLedgerStore
 
 _ANSWERS: dict[type[Request], type[Answer]] = {
     AppendRequest: AppendAnswer,
+    ConfigRequest: ConfigAnswer,
     GetRequest: GetAnswer,
     HeartBeatRequest: HeartBeatAnswer,
     MetadataRequest: MetadataAnswer,
     PushRequest: PushAnswer,
+    PutRequest: PutAnswer,
     StatusRequest: StatusAnswer,
+    TopicsRequest: TopicsAnswer,
     TransferRequest: TransferAnswer,
     VoteRequest: VoteAnswer,
 }
@@ -58,7 +69,8 @@ class Core:
 
     Times are integer milliseconds of any clock that does not run backwards. `store` has been started and is written by
     nobody else. After every call, `drain` gives what is to be sent. Under ``is_sync``, `persisted` is to be called when
-    more of the log has become durable. Constructing raises StoreError where a term cannot be saved.
+    more of the log has become durable. Without an `application` puts are refused; one that raises ends the core, whose
+    calls then raise `ApplicationError`. Constructing raises StoreError where a term cannot be saved.
     """
 
     def __init__(
@@ -68,23 +80,28 @@ class Core:
         random: random.Random,
         now: int,
         peer_addresses: Mapping[str, str] | None = None,
+        application: Application | None = None,
     ) -> None:
         self._member = member = Member(config, store, random, now)
+        self._serving = serving = Serving(member, application)
         self._addresses = dict(peer_addresses or {})
         self._election = Election(member)
         self._heartbeats = Heartbeats(member)
         self._follower = Follower(member)
-        self._appends = Appends(member)
+        self._appends = Appends(member, serving)
         self._replication = Replication(member, self._appends)
         self._reads = Reads(member, self._replication, self._heartbeats)
         self._transfer = Transfer(member, self._election, self._heartbeats, self._replication)
         self._handlers: dict[type[Request], Callable[[Any, object], bool | None]] = {
             AppendRequest: self._append,
+            ConfigRequest: serving.handle_config,
             GetRequest: self._reads.handle,
             HeartBeatRequest: self._election.handle_heartbeat,
             MetadataRequest: self._metadata,
             PushRequest: self._follower.handle,
+            PutRequest: self._append,
             StatusRequest: self._status,
+            TopicsRequest: serving.handle_topics,
             TransferRequest: self._transfer.handle,
             VoteRequest: self._election.handle_vote,
         }
@@ -129,6 +146,7 @@ class Core:
         self._replication.tick()
         self._transfer.tick()
         self._appends.tick()
+        self._serving.tick()
 
     def persisted(self, index: int, now: int) -> None:
         """The log is durable up to that index."""
@@ -234,5 +252,6 @@ class Core:
             committed_index=status.committed_index,
             peers=dict(self._addresses),
             problem=status.problem,
+            serves_messages=self._serving.serves_messages,
         )
         member.reply(token, answer)

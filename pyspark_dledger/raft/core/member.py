@@ -27,6 +27,7 @@ _SOLVED_AFTER_MS = 60_000
 # Takes what was given when the request was sent, and the answer, or None where none came.
 Answered = Callable[[Any, Answer | None], None]
 RoleListener = Callable[[], None]
+CommitListener = Callable[[int], None]
 
 
 class _Problem(NamedTuple):
@@ -70,6 +71,7 @@ class Member:
         self._told: dict[str, int] = {}
         self._latest = _NO_PROBLEM
         self.role_listeners: list[RoleListener] = []
+        self.commit_listeners: list[CommitListener] = []
         self._persisted = store.flushed_index
         self._lost_end = -1, -1
         self._last_token = 0
@@ -82,9 +84,13 @@ class Member:
 
         Problems of one kind, or with the same text where no kind is given, are told once in ``again_ms``.
         """
-        kind, now = kind or text, self.now
         self.problem_count += 1
-        self._latest = _Problem(text, kind, now)
+        self._latest = _Problem(text, kind or text, self.now)
+        self.tell(text, kind or text, again_ms)
+
+    def tell(self, text: str, kind: str, again_ms: int = _TELL_AGAIN_MS) -> None:
+        """Something for the log that is no problem of this member, told once in ``again_ms`` for each kind."""
+        now = self.now
         if now - self._told.get(kind, now - again_ms) < again_ms:
             return
         if len(self._told) >= _MOST_PROBLEMS:
@@ -227,4 +233,6 @@ class Member:
         if after <= before:
             return False
         self.effects.append(Committed(after))
+        for listener in self.commit_listeners:
+            listener(after)
         return True

@@ -25,8 +25,8 @@ _JOINED = 64 * 1024
 class Channel(asyncio.BufferedProtocol):
     """Reads frames into one buffer each, and writes what was collected with `write` when `flush` is called."""
 
-    def __init__(self, max_frame_bytes: int) -> None:
-        self.wire = Connection(max_frame_size=max_frame_bytes)
+    def __init__(self, max_frame_bytes: int, secret: str | None = None) -> None:
+        self.wire = Connection(max_frame_size=max_frame_bytes, secret=secret)
         self.address = "an unknown address"
         self._transport: asyncio.Transport | None = None
         self._out: list[Buffer] = []

@@ -9,6 +9,7 @@ from pathlib import Path
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.raft.core import CoreConfig
 from pyspark_dledger.raft.peers import Address, parse_address, parse_peers
+from pyspark_dledger.raft.secret import check_secret
 from pyspark_dledger.raft.tls import Tls
 from pyspark_dledger.raft.wire import MAX_FRAME_SIZE
 from pyspark_dledger.store.config import FLUSHES, Flush, StoreConfig
@@ -22,6 +23,8 @@ class NodeConfig:
     ``flush`` is by default ``sync`` for a group of one, of whose log nobody has a copy, and ``async`` for larger ones.
     ``listen`` is ``HOST`` or ``HOST:PORT``, by default the node's own address from ``peers``, if only this machine
     can reach that.
+    ``secret`` is what every peer and client has to give when it connects: the others are refused everything. Without
+    TLS it can be read by whoever reads the network.
     ``store_options`` are fields of ``StoreConfig`` and ``core_options`` of ``CoreConfig``, by name.
     """
 
@@ -32,10 +35,14 @@ class NodeConfig:
     flush: Flush | None = None
     listen: str | None = None
     tls: Tls | None = None
+    secret: str | None = field(default=None, repr=False)
     max_frame_bytes: int = MAX_FRAME_SIZE
     max_connections: int = 1024
     store_options: Mapping[str, object] = field(default_factory=dict)
     core_options: Mapping[str, object] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_secret(self.secret)
 
     def members(self) -> dict[str, Address]:
         """The members by id. Raises OptionError where this node is none of them."""

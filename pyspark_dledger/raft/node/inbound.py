@@ -6,21 +6,26 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from typing import NamedTuple, Protocol
 
 from pyspark_dledger.format.entries import Bodies
 from pyspark_dledger.raft.messages import (
     Answer,
+    AppendAnswer,
     AppendRequest,
     GetRequest,
     PushRequest,
+    PutAnswer,
+    PutRequest,
     ReadRequest,
     Request,
     ResponseCode,
 )
 from pyspark_dledger.raft.node.channel import Channel
 from pyspark_dledger.raft.node.logs import Limited
-from pyspark_dledger.raft.wire import SYSTEM_ERROR, Answered, Asked, EncodeError, Refusal
+from pyspark_dledger.raft.secret import is_same
+from pyspark_dledger.raft.wire import NO_PERMISSION, SYSTEM_ERROR, Answered, Asked, EncodeError, Refusal
 
 # Requests of one connection that are unanswered, and those of them whose answers hold entries.
 _MOST_UNANSWERED = 16384
@@ -34,6 +39,7 @@ _OUTCOME_UNKNOWN = (ResponseCode.TERM_CHANGED, ResponseCode.WAIT_QUORUM_ACK_TIME
 _SHELLS: dict[type[Request], Request] = {
     AppendRequest: AppendRequest(bodies=Bodies(0, b"")),
     PushRequest: PushRequest(),
+    PutRequest: PutRequest(),
 }
 
 
@@ -47,10 +53,23 @@ class Caller(NamedTuple):
         self.inbound.answered(self.asked, answer)
 
 
+class OwnCaller:
+    """The token in the core of what this process itself asked."""
+
+    inbound = None
+
+    def __init__(self, future: asyncio.Future[Answer]) -> None:
+        self._future = future
+
+    def answer(self, answer: Answer) -> None:
+        if not self._future.done():
+            self._future.set_result(answer)
+
+
 class Server(Protocol):
     """What does the requests (`Service`)."""
 
-    def handle(self, request: Request, caller: Caller) -> bool:
+    def handle(self, request: Request, caller: Caller | OwnCaller) -> bool:
         """Whether it was taken up; False for an append that is refused."""
 
     def dirty(self, channel: Channel) -> None:
@@ -73,8 +92,9 @@ class Room:
 class Inbound(Channel):
     """Requests of one client or peer. Takes no more of them while the other side does not take its answers.
 
-    A connection whose next frame finds no `Room` is closed. ``begun`` is asked whether the connection is admitted,
-    ``ended`` told when it is gone.
+    A connection whose next frame finds no `Room` is closed, and so is one whose first request does not give the
+    ``secret``, where there is one. ``begun`` is asked whether the connection is admitted, ``ended`` told when it is
+    gone.
     """
 
     def __init__(
@@ -85,6 +105,7 @@ class Inbound(Channel):
         log: Limited,
         begun: Callable[[Inbound], bool],
         ended: Callable[[Inbound], None],
+        secret: str | None = None,
     ) -> None:
         super().__init__(max_frame_bytes)
         self._server = server
@@ -93,6 +114,8 @@ class Inbound(Channel):
         self._log = log
         self._begun = begun
         self._ended = ended
+        # None once it was given, or where none is wanted.
+        self._wanted = secret
         self._todo: deque[Asked] = deque()
         self._unanswered = 0
         self._reads = 0
@@ -146,6 +169,8 @@ class Inbound(Channel):
 
     def _do(self, asked: Asked) -> None:
         request = asked.request
+        if self._wanted is not None and not self._is_let_in(asked, self._wanted):
+            return
         if isinstance(request, Refusal):
             self._refuse(asked, request)
             return
@@ -158,6 +183,18 @@ class Inbound(Channel):
         if not self._server.handle(request, caller):
             self._is_refusing = True
 
+    def _is_let_in(self, asked: Asked, secret: str) -> bool:
+        """Whether that request gives the secret; the connection of one that does not is closed."""
+        if is_same(asked.secret, secret):
+            self._wanted = None
+            return True
+        found = "none" if asked.secret is None else "another"
+        reason = f"expected the secret of this node in the first request, found {found}: connect with it"
+        self._refuse(asked, Refusal(NO_PERMISSION, reason))
+        self._log(logging.WARNING, "connection refused", address=self.address, reason=reason)
+        self.close()
+        return False
+
     def _is_behind_refused(self, asked: Asked, request: AppendRequest) -> bool:
         """Refuses an append that follows a refused one in a pipeline: it must not overtake it."""
         if request.is_restart:
@@ -165,10 +202,17 @@ class Inbound(Channel):
         if not self._is_refusing:
             return False
         if self._refusal is None:
-            self._held.append(asked._replace(request=_SHELLS[AppendRequest]))
+            self._held.append(asked._replace(request=_SHELLS[type(request)]))
         else:
-            self._send(asked, self._refusal)
+            self._send_refusal(asked, self._refusal)
         return True
+
+    def _send_refusal(self, asked: Asked, refusal: Answer) -> None:
+        """Refuses an append as the one before it, be it a put or not."""
+        kind = PutAnswer if isinstance(asked.request, PutRequest) else AppendAnswer
+        if not isinstance(refusal, kind):
+            refusal = kind(**{field.name: getattr(refusal, field.name) for field in fields(Answer)})
+        self._send(asked, refusal)
 
     def answered(self, asked: Asked, answer: Answer) -> None:
         """Send the answer to one of its requests."""
@@ -179,7 +223,7 @@ class Inbound(Channel):
             self._refusal = answer
             held, self._held = self._held, []
             for behind in held:
-                self._send(behind, answer)
+                self._send_refusal(behind, answer)
         if not self._is_reading:
             asyncio.get_running_loop().call_soon(self._go_on)
 

@@ -41,6 +41,7 @@ class Link:
         max_frame_bytes: int,
         answered: AnswerTo,
         is_ours: Callable[[str, bool], None],
+        secret: str | None = None,
     ) -> None:
         self.peer_id = peer_id
         self._address = address
@@ -49,6 +50,7 @@ class Link:
         self._max_frame_bytes = max_frame_bytes
         self._answered = answered
         self._is_ours = is_ours
+        self._secret = secret
         self._channel: _PeerChannel | None = None
         self._waiting: deque[tuple[int, Request]] = deque()
         self._is_connecting = False
@@ -118,7 +120,7 @@ class Link:
         self._is_connecting = True
         host = self._address.host
         made = loop.create_connection(
-            lambda: _PeerChannel(self._max_frame_bytes, self._answered),
+            lambda: _PeerChannel(self._max_frame_bytes, self._answered, self._secret),
             host,
             self._address.port,
             ssl=self._tls,
@@ -156,8 +158,8 @@ class _HelloError(Exception):
 class _PeerChannel(Channel):
     """The connection itself, and what is unanswered on it."""
 
-    def __init__(self, max_frame_bytes: int, answered: AnswerTo) -> None:
-        super().__init__(max_frame_bytes)
+    def __init__(self, max_frame_bytes: int, answered: AnswerTo, secret: str | None) -> None:
+        super().__init__(max_frame_bytes, secret)
         self.is_ready = False
         self.gone = asyncio.Event()
         self._answered = answered

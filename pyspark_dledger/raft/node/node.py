@@ -9,11 +9,12 @@ import ssl
 import time
 from typing import Any
 
-from pyspark_dledger.errors import DLedgerError
+from pyspark_dledger.errors import DLedgerError, GroupError
 from pyspark_dledger.raft.core import Core, CoreConfig
-from pyspark_dledger.raft.messages import MetadataRequest
+from pyspark_dledger.raft.core.application import Application
+from pyspark_dledger.raft.messages import Answer, MetadataRequest, Request, ResponseCode
 from pyspark_dledger.raft.node.config import NodeConfig
-from pyspark_dledger.raft.node.inbound import Inbound, Room
+from pyspark_dledger.raft.node.inbound import Inbound, OwnCaller, Room
 from pyspark_dledger.raft.node.link import Link
 from pyspark_dledger.raft.node.listener import BACKLOG, TlsListener, listen_with_tls
 from pyspark_dledger.raft.node.logs import LOG, Limited, record
@@ -29,16 +30,22 @@ _MOST_UNFINISHED = 512 * 1024 * 1024
 
 
 class Node:
-    """Runs in the loop that `start` is awaited in. `failed` is done, with the error, when the node can do no more."""
+    """Runs in the loop that `start` is awaited in. `failed` is done, with the error, when the node can do no more.
 
-    def __init__(self, config: NodeConfig) -> None:
+    With an `application` it serves messages while it leads; what the application raises ends the node, too.
+    """
+
+    def __init__(self, config: NodeConfig, application: Application | None = None) -> None:
         self.config = config
+        self._application = application
+        self._is_application_started = False
         self._members = config.members()
         self._listen = config.listen_address()
         self._is_sync = config.flush_mode() == "sync" and config.store is not None
         self._log = Limited()
         self._inbound: set[Inbound] = set()
         self._room = Room(_MOST_UNFINISHED)
+        self._own: set[asyncio.Future[Answer]] = set()
         self._links: dict[str, Link] = {}
         self._server: asyncio.Server | TlsListener | None = None
         self._store: DLedgerStore | None = None
@@ -70,7 +77,10 @@ class Node:
         loop = asyncio.get_running_loop()
         addresses = {peer_id: str(address) for peer_id, address in self._members.items()}
         now = int(loop.time() * 1000)
-        self._core = Core(core_config, store, random.SystemRandom(), now, addresses)
+        if self._application is not None:
+            self._application.started(store)
+            self._is_application_started = True
+        self._core = Core(core_config, store, random.SystemRandom(), now, addresses, self._application)
         config = self.config
         tails = Tails(store, config.group, config.self_id)
         self._tails = tails
@@ -85,12 +95,14 @@ class Node:
             link.start()
         record(logging.INFO, "started", group=config.group, id=config.self_id, listen=self.address, **self.status())
         if config.tls is None and not self.address.is_loopback:
-            record(logging.WARNING, "open", listen=self.address, found="whoever reaches it can write: use TLS")
+            who = "reaches it can write" if config.secret is None else "reads the network can read the secret"
+            record(logging.WARNING, "open", listen=self.address, found=f"whoever {who}: use TLS")
 
     async def stop(self) -> None:
         """Leave the group, close every connection, and the store with everything flushed. May be called twice."""
         if self._service is not None:
             self._service.stop()
+        self._end_own()
         if self._server is not None:
             self._server.close()
         for link in self._links.values():
@@ -98,6 +110,14 @@ class Node:
         self._links.clear()
         await self._end_connections()
         self._server = None
+        try:
+            if self._application is not None and self._is_application_started:
+                self._is_application_started = False
+                self._application.stopped()
+        finally:
+            self._close_store()
+
+    def _close_store(self) -> None:
         if self._store is not None:
             store, self._store = self._store, None
             store.shutdown()
@@ -130,6 +150,31 @@ class Node:
     def core(self) -> Core:
         assert self._core is not None
         return self._core
+
+    async def ask(self, request: Request) -> Answer:
+        """What this node answers to a request of its own process, as it would answer it on a connection.
+
+        Group and member are filled in. To be awaited in the loop of `start`. Raises GroupError where the node stops, or
+        has failed, before it has answered.
+        """
+        if self._service is None or self._service.is_stopped:
+            raise self._not_running()
+        request.group, request.remote_id = self.config.group, self.config.self_id
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._own.add(future)
+        future.add_done_callback(self._own.discard)
+        self._service.handle(request, OwnCaller(future))
+        return await future
+
+    def _not_running(self) -> GroupError:
+        text = f"group {self.config.group}: expected {self.config.self_id} to answer, found that it does not run"
+        return GroupError(text, ResponseCode.NETWORK_ERROR)
+
+    def _end_own(self) -> None:
+        """Nobody of this process is left waiting."""
+        for future in list(self._own):
+            if not future.done():
+                future.set_exception(self._not_running())
 
     def status(self) -> dict[str, Any]:
         """How it stands: role, term, leaderId, and the indexes of its log."""
@@ -181,7 +226,10 @@ class Node:
 
     def _new_inbound(self) -> Inbound:
         assert self._service is not None
-        return Inbound(self._service, self.config.max_frame_bytes, self._room, self._log, self._begun, self._ended)
+        config = self.config
+        return Inbound(
+            self._service, config.max_frame_bytes, self._room, self._log, self._begun, self._ended, config.secret
+        )
 
     def _begun(self, inbound: Inbound) -> bool:
         """Whether one more connection is admitted. One whose TLS handshake fails never comes here."""
@@ -197,10 +245,14 @@ class Node:
         config = self.config
         hello = MetadataRequest(group=config.group, remote_id=peer_id, local_id=config.self_id)
         service = self._service
-        return Link(peer_id, address, hello, tls, config.max_frame_bytes, service.answered, service.peer_is_ours)
+        return Link(
+            *(peer_id, address, hello, tls, config.max_frame_bytes),
+            *(service.answered, service.peer_is_ours, config.secret),
+        )
 
     def _fail(self, error: Exception) -> None:
         fields = {"group": self.config.group, "id": self.config.self_id, "reason": repr(error)}
         LOG.critical("failed", exc_info=error, extra={"fields": fields})
+        self._end_own()
         if not self.failed.done():
             self.failed.set_result(error)

@@ -10,7 +10,7 @@ from pyspark_dledger.errors import StoreError
 from pyspark_dledger.raft.core import Committed, Core, Effect, Reply, RoleChanged, Send
 from pyspark_dledger.raft.messages import Answer, PushRequest, ReadRequest, Request, Role
 from pyspark_dledger.raft.node.channel import Channel
-from pyspark_dledger.raft.node.inbound import Caller
+from pyspark_dledger.raft.node.inbound import Caller, OwnCaller
 from pyspark_dledger.raft.node.link import Link
 from pyspark_dledger.raft.node.logs import Seldom, record
 from pyspark_dledger.raft.node.tails import Tails
@@ -45,6 +45,10 @@ class Service:
         self._persisted = -1
         self._problem = Seldom()
 
+    @property
+    def is_stopped(self) -> bool:
+        return self._is_stopped
+
     def start(self, links: Mapping[str, Link]) -> None:
         self._links = links
         self._tick()
@@ -56,7 +60,7 @@ class Service:
 
     # What comes.
 
-    def handle(self, request: Request, caller: Caller) -> bool:
+    def handle(self, request: Request, caller: Caller | OwnCaller) -> bool:
         """Whether it was taken up; False for an append that is refused."""
         if self._is_stopped:
             return True
@@ -164,7 +168,7 @@ class Service:
                 self._links[effect.peer_id].send(effect.token, effect.request, now)
             elif isinstance(effect, Reply):
                 caller = effect.token
-                assert isinstance(caller, Caller)
+                assert isinstance(caller, (Caller, OwnCaller))
                 caller.answer(effect.answer)
             elif isinstance(effect, Committed):
                 self._tails.committed(effect.index)

@@ -9,7 +9,7 @@ from itertools import count
 
 from pyspark_dledger.errors import IndexRangeError, StoreError
 from pyspark_dledger.raft.messages import ReadAnswer, ReadRequest, ResponseCode
-from pyspark_dledger.raft.node.inbound import Caller
+from pyspark_dledger.raft.node.inbound import Caller, OwnCaller
 from pyspark_dledger.store.base import DLedgerStore, EntryRange
 
 # An answer's entries in bytes, at most; one entry, of 4 MiB or less, is always answered.
@@ -22,7 +22,7 @@ class _Waiting:
     first_index: int
     order: int
     request: ReadRequest = field(compare=False)
-    caller: Caller = field(compare=False)
+    caller: Caller | OwnCaller = field(compare=False)
     timer: asyncio.TimerHandle | None = field(compare=False, default=None)
 
 
@@ -36,7 +36,7 @@ class Tails:
         self._waiting: list[_Waiting] = []
         self._orders = count()
 
-    def read(self, request: ReadRequest, caller: Caller) -> None:
+    def read(self, request: ReadRequest, caller: Caller | OwnCaller) -> None:
         """Answer now, or when the entry is committed, or when the time to wait is over."""
         if (code := self._refusal(request)) is not None:
             caller.answer(ReadAnswer(group=request.group, local_id=self._self_id, code=code))

@@ -4,10 +4,17 @@ from pyspark_dledger.raft.wire.connection import Answered, Asked, Connection
 from pyspark_dledger.raft.wire.dialects import Decoded, decode, encode_answer, encode_refusal, encode_request
 from pyspark_dledger.raft.wire.errors import EncodeError, WireError
 from pyspark_dledger.raft.wire.frames import MAX_FRAME_SIZE, Frame, FrameReader
-from pyspark_dledger.raft.wire.remoting import REQUEST_CODE_NOT_SUPPORTED, SYSTEM_BUSY, SYSTEM_ERROR, Refusal
+from pyspark_dledger.raft.wire.remoting import (
+    NO_PERMISSION,
+    REQUEST_CODE_NOT_SUPPORTED,
+    SYSTEM_BUSY,
+    SYSTEM_ERROR,
+    Refusal,
+)
 
 __all__ = [
     "MAX_FRAME_SIZE",
+    "NO_PERMISSION",
     "REQUEST_CODE_NOT_SUPPORTED",
     "SYSTEM_BUSY",
     "SYSTEM_ERROR",

@@ -34,6 +34,7 @@ _ENTRY_INDEX_OFFSET = ENTRY_HEADER[2].offset
 _TEXT_SIZE = 2
 _NO_TEXT = layout.NO_TEXT.to_bytes(_TEXT_SIZE, "big")
 _LENGTH_SIZE = 4
+_HOST_SIZES = (0, 8, 20)
 _PUSH_PLACES = {kind: place for place, kind in enumerate(layout.PUSH_TYPES)}
 _VOTE_PLACES = {kind: place for place, kind in enumerate(layout.VOTE_RESULTS)}
 _ROLE_PLACES = {kind: place for place, kind in enumerate(layout.ROLES)}
@@ -70,12 +71,12 @@ def encode(message: Message, opaque: int, is_one_way: bool = False) -> tuple[byt
     kind = type(message)
     request_code = REQUEST_CODES[kind]
     packing = _LAYOUTS[kind]
-    own, body = packing.to_bytes(message)
     flags = (0 if isinstance(message, m.Request) else layout.FLAG_ANSWER) | layout.FLAG_ONE_WAY * is_one_way
     texts: Texts = (message.group, message.remote_id, message.local_id, message.leader_id)
     if packing.own_texts:
         texts += tuple(getattr(message, name) for name in packing.own_texts)
     try:
+        own, body = packing.to_bytes(message)
         fixed = packing.packer.pack(layout.VERSION, flags, request_code, opaque, message.code, message.term, *own)
     except struct.error as error:
         raise EncodeError(f"expected values that fit, found {kind.__name__} with one that does not: {error}") from None
@@ -191,6 +192,22 @@ def _parse_texts(raw: bytes, start: int, count: int) -> tuple[list[str | None], 
     return found, start
 
 
+def _names(raw: bytes, start: int, count: int) -> tuple[list[str], int]:
+    """So many texts from there on, none of which is missing, and where they end."""
+    texts, end = _parse_texts(raw, start, count)
+    if None in texts:
+        raise WireError(f"expected {count} texts, found one missing")
+    return texts, end  # type: ignore[return-value]  # None was refused
+
+
+def _numbers(count: int, body: memoryview, what: str) -> tuple[int, ...]:
+    """So many u32 at the start of ``body``. Raises WireError."""
+    if len(body) < count * _LENGTH_SIZE:
+        raise WireError(f"expected {what} {count} times, found {len(body)} bytes")
+    found: tuple[int, ...] = struct.unpack_from(f">{count}I", body)
+    return found
+
+
 def _place(places: Sequence[Any], place: int, name: str) -> Any:
     if place >= len(places):
         raise WireError(f"expected {name} from 0 to {len(places) - 1}, found {place}")
@@ -229,10 +246,9 @@ def _peers_bytes(peers: dict[str, str]) -> bytes:
 
 def _peers(count: int, body: memoryview, more: int = 0) -> tuple[dict[str, str], list[str]]:
     """The peers in ``body``, and so many texts behind them, which fill it. Raises WireError."""
-    texts, end = _parse_texts(bytes(body), 0, 2 * count + more)
-    if end != len(body) or None in texts:
+    found, end = _names(bytes(body), 0, 2 * count + more)
+    if end != len(body):
         raise WireError(f"expected {count} ids and addresses in {len(body)} bytes, found {end} bytes of them")
-    found: list[str] = texts  # type: ignore[assignment]  # None was refused
     pairs = found[: 2 * count]
     return dict(zip(pairs[::2], pairs[1::2], strict=True)), found[2 * count :]
 
@@ -356,11 +372,12 @@ def _from_transfer_request(own: Values, body: memoryview) -> dict[str, Any]:
 
 def _status_answer(answer: m.StatusAnswer) -> tuple[Values, Sequence[Buffer]]:
     own = _ROLE_PLACES[answer.role], answer.begin_index, answer.end_index, answer.end_term, answer.committed_index
-    return (*own, len(answer.peers)), (_peers_bytes(answer.peers) + _text_bytes(_fitting(answer.problem)),)
+    own_end = len(answer.peers), answer.serves_messages
+    return (*own, *own_end), (_peers_bytes(answer.peers) + _text_bytes(_fitting(answer.problem)),)
 
 
 def _from_status_answer(own: Values, body: memoryview) -> dict[str, Any]:
-    role, begin_index, end_index, end_term, committed_index, count = own
+    role, begin_index, end_index, end_term, committed_index, count, serves_messages = own
     peers, (problem,) = _peers(count, body, 1)
     return {
         "role": _place(layout.ROLES, role, "role"),
@@ -370,6 +387,7 @@ def _from_status_answer(own: Values, body: memoryview) -> dict[str, Any]:
         "committed_index": committed_index,
         "peers": peers,
         "problem": problem,
+        "serves_messages": bool(serves_messages),
     }
 
 
@@ -399,6 +417,73 @@ def _from_read_answer(own: Values, body: memoryview) -> dict[str, Any]:
     }
 
 
+def _topics_request(request: m.TopicsRequest) -> tuple[Values, Sequence[Buffer]]:
+    return (len(request.names), request.queue_nums), (b"".join(map(_text_bytes, request.names)),)
+
+
+def _from_topics_request(own: Values, body: memoryview) -> dict[str, Any]:
+    count, queue_nums = own
+    names, end = _names(bytes(body), 0, count)
+    _check_empty(body[end:])
+    return {"names": tuple(names), "queue_nums": queue_nums}
+
+
+def _topics_answer(answer: m.TopicsAnswer) -> tuple[Values, Sequence[Buffer]]:
+    counts = answer.queue_counts
+    numbers = struct.pack(f">{len(counts)}I", *counts.values())
+    return (len(counts),), (numbers, b"".join(map(_text_bytes, counts)), answer.store_host)
+
+
+def _from_topics_answer(own: Values, body: memoryview) -> dict[str, Any]:
+    (count,) = own
+    numbers = _numbers(count, body, "a number of queues")
+    names, end = _names(bytes(body), count * _LENGTH_SIZE, count)
+    host = bytes(body[end:])
+    if len(host) not in _HOST_SIZES:
+        raise WireError(f"expected a host of 8 or 20 bytes, or none, found {len(host)} bytes")
+    return {"queue_counts": dict(zip(names, numbers, strict=True)), "store_host": host}
+
+
+def _put_request(request: m.PutRequest) -> tuple[Values, Sequence[Buffer]]:
+    (count, is_restart), body = _append_request(request)
+    return (count, is_restart, request.queue_nums), body
+
+
+def _from_put_request(own: Values, body: memoryview) -> dict[str, Any]:
+    *append, queue_nums = own
+    return {**_from_append_request(tuple(append), body), "queue_nums": queue_nums}
+
+
+def _put_answer(answer: m.PutAnswer) -> tuple[Values, Sequence[Buffer]]:
+    return (answer.index, answer.pos, answer.count), (answer.places,)
+
+
+def _from_put_answer(own: Values, body: memoryview) -> dict[str, Any]:
+    index, pos, count = own
+    if len(body) not in (0, count * m.PLACE_SIZE):
+        raise WireError(f"expected {count} places of {m.PLACE_SIZE} bytes, found {len(body)} bytes")
+    return {"index": index, "pos": pos, "count": count, "places": body}
+
+
+def _config_answer(answer: m.ConfigAnswer) -> tuple[Values, Sequence[Buffer]]:
+    files = answer.files
+    sizes = struct.pack(f">{len(files)}I", *map(len, files.values()))
+    return (len(files),), (sizes, b"".join(map(_text_bytes, files)), *files.values())
+
+
+def _from_config_answer(own: Values, body: memoryview) -> dict[str, Any]:
+    (count,) = own
+    sizes = _numbers(count, body, "the size of a file")
+    names, start = _names(bytes(body), count * _LENGTH_SIZE, count)
+    if start + sum(sizes) != len(body):
+        raise WireError(f"expected {sum(sizes)} bytes of files, found {len(body) - start}")
+    files = {}
+    for name, size in zip(names, sizes, strict=True):
+        files[name] = bytes(body[start : start + size])
+        start += size
+    return {"files": files}
+
+
 _CODECS: dict[type[Message], tuple[Callable[[Any], Any], Callable[[Values, memoryview], dict[str, Any]]]] = {
     m.MetadataRequest: (_nothing, _no_values),
     m.MetadataAnswer: (lambda answer: ((len(answer.peers),), (_peers_bytes(answer.peers),)), _from_metadata_answer),
@@ -418,8 +503,14 @@ _CODECS: dict[type[Message], tuple[Callable[[Any], Any], Callable[[Values, memor
     m.StatusAnswer: (_status_answer, _from_status_answer),
     m.ReadRequest: (_read_request, _from_read_request),
     m.ReadAnswer: (_read_answer, _from_read_answer),
+    m.TopicsRequest: (_topics_request, _from_topics_request),
+    m.TopicsAnswer: (_topics_answer, _from_topics_answer),
+    m.PutRequest: (_put_request, _from_put_request),
+    m.PutAnswer: (_put_answer, _from_put_answer),
+    m.ConfigRequest: (_nothing, _no_values),
+    m.ConfigAnswer: (_config_answer, _from_config_answer),
 }
-_ATTRIBUTES = {"transferId": "transfer_id", "transfereeId": "transferee_id"}
+_ATTRIBUTES = {"transferId": "transfer_id", "transfereeId": "transferee_id", "reason": "reason"}
 
 
 def _layout_of(kind: type[Message]) -> _Layout:

@@ -99,6 +99,7 @@ OWN: dict[tuple[int, bool], tuple[WireField, ...]] = {
         WireField("endTerm", "q", _INDEX),
         WireField("committedIndex", "q", _INDEX),
         WireField("peers", "H", "how many stand in the body"),
+        WireField("servesMessages", "B", "1 where it does while it leads"),
     ),
     (RequestCode.READ, False): (
         WireField("firstIndex", "q"),
@@ -111,22 +112,48 @@ OWN: dict[tuple[int, bool], tuple[WireField, ...]] = {
         WireField("beginIndex", "q", "the member's first, " + _INDEX),
         WireField("committedIndex", "q", _INDEX),
     ),
+    (RequestCode.TOPICS, False): (
+        WireField("names", "H", "how many stand in the body"),
+        WireField("queueNums", "I", "of topics that are new"),
+    ),
+    (RequestCode.TOPICS, True): (WireField("topics", "H", "how many stand in the body"),),
+    (RequestCode.PUT_MESSAGES, False): (
+        WireField("count", "I", "messages in the body"),
+        WireField("isRestart", "B", "1 begins a refused pipeline anew"),
+        WireField("queueNums", "I", "of topics that are new"),
+    ),
+    (RequestCode.PUT_MESSAGES, True): (
+        WireField("index", "q", "of the first entry that was appended, " + _INDEX),
+        WireField("pos", "q", "of the first entry that was appended, " + _INDEX),
+        WireField("count", "I", "messages of the request"),
+    ),
+    (RequestCode.CONFIG, False): (),
+    (RequestCode.CONFIG, True): (WireField("files", "H", "how many stand in the body"),),
 }
 OWN_TEXTS: dict[tuple[int, bool], tuple[str, ...]] = {
     (RequestCode.LEADERSHIP_TRANSFER, False): ("transferId", "transfereeId"),
+    (RequestCode.TOPICS, True): ("reason",),
+    (RequestCode.PUT_MESSAGES, True): ("reason",),
 }
 """Beside those of every message. A refusal has `COMMON` and one text alone, its remark, whatever was asked."""
 
 PEERS_BODY = "`peers` times two texts: id, address"
 ENTRIES_BODY = "`count` encoded entries, as they stand in a data file"
+APPEND_BODY = "`count` lengths (u32), then the bodies, nothing between"
 BODIES: dict[tuple[int, bool], str] = {
     (RequestCode.METADATA, True): PEERS_BODY,
-    (RequestCode.APPEND, False): "`count` lengths (u32), then the bodies, nothing between",
+    (RequestCode.APPEND, False): APPEND_BODY,
     (RequestCode.APPEND, True): "runs to the end: index (i64) and pos (i64) of the first entry of each",
     (RequestCode.GET, True): ENTRIES_BODY,
     (RequestCode.PUSH, False): ENTRIES_BODY,
     (RequestCode.STATUS, True): PEERS_BODY + "; then a text: its latest problem, empty without one",
     (RequestCode.READ, True): ENTRIES_BODY,
+    (RequestCode.TOPICS, False): "`names` texts",
+    (RequestCode.TOPICS, True): "`topics` numbers of queues (u32), then the names as texts, then the host of messages: "
+    "nothing, or address and port, of 8 or 20 bytes",
+    (RequestCode.PUT_MESSAGES, False): APPEND_BODY,
+    (RequestCode.PUT_MESSAGES, True): "nothing, or `count` times index, pos and queueOffset (i64)",
+    (RequestCode.CONFIG, True): "`files` sizes (u32), then the names as texts, then the contents, nothing between",
 }
 """What the frame's body holds; those not named have none."""
 

@@ -7,7 +7,8 @@ How the two sides agree on the binary dialect:
 2. Who speaks binary, too, answers that METADATA, whatever its response code, with the same in the header of the answer.
    Java ignores the one and never sends the other.
 3. From that answer on, who opened the connection sends binary requests. An answer comes in the dialect of its request.
-4. A binary request on a connection without such a hello, and a binary answer to a request in JSON, are errors: the
+4. Where the node wants a secret, the hello's ``extFields`` has it, too (``dledgerSecret``); without it nothing is done.
+5. A binary request on a connection without such a hello, and a binary answer to a request in JSON, are errors: the
    connection is closed. JSON stays allowed for ever.
 """
 
@@ -27,7 +28,10 @@ _MAX_OPAQUE = 2**31 - 1
 
 
 class Asked(NamedTuple):
-    """A request of the other side. A Refusal in its place is to be given to `Connection.refuse`, and that is all."""
+    """A request of the other side. A Refusal in its place is to be given to `Connection.refuse`, and that is all.
+
+    ``secret`` is what a hello gives to be let in.
+    """
 
     opaque: int
     request: Request | Refusal
@@ -35,6 +39,7 @@ class Asked(NamedTuple):
     is_one_way: bool
     offers_binary: bool
     request_code: int
+    secret: str | None = None
 
 
 class Answered(NamedTuple):
@@ -48,13 +53,16 @@ class Connection:
     """Turns bytes into messages and messages into bytes, and keeps what was asked and is not answered.
 
     ``is_binary``: requests are sent in binary now. ``peer_is_ours``: the other side has offered the binary dialect, and
-    so has this one.
+    so has this one. ``secret`` is given with every METADATA in JSON.
     """
 
-    def __init__(self, offers_binary: bool = True, max_frame_size: int = MAX_FRAME_SIZE) -> None:
+    def __init__(
+        self, offers_binary: bool = True, max_frame_size: int = MAX_FRAME_SIZE, secret: str | None = None
+    ) -> None:
         self.is_binary = False
         self.peer_is_ours = False
         self._offers_binary = offers_binary
+        self._secret = secret
         self._reader = FrameReader(max_frame_size)
         self._next_opaque = 0
         self._asked: dict[int, int] = {}  # opaque -> request code, in the order they were asked
@@ -80,8 +88,9 @@ class Connection:
     def request(self, request: Request) -> tuple[int, list[Buffer]]:
         """The opaque that the answer will have, and the buffers to send. Raises EncodeError."""
         opaque = self._free_opaque()
-        is_hello = self._offers_binary and not self.is_binary and isinstance(request, MetadataRequest)
-        buffers = encode_request(request, opaque, self.is_binary, is_hello)
+        is_hello = not self.is_binary and isinstance(request, MetadataRequest)
+        offers, secret = is_hello and self._offers_binary, self._secret if is_hello else None
+        buffers = encode_request(request, opaque, self.is_binary, offers, secret)
         self._asked[opaque] = REQUEST_CODES[type(request)]
         if self.is_binary:
             self._asked_in_binary.add(opaque)
@@ -130,7 +139,8 @@ class Connection:
         request = decoded.message
         assert isinstance(request, (Request, Refusal))
         opaque, code = decoded.opaque, decoded.request_code
-        return Asked(opaque, request, decoded.is_binary, decoded.is_one_way, decoded.offers_binary, code)
+        is_one_way, offers = decoded.is_one_way, decoded.offers_binary
+        return Asked(opaque, request, decoded.is_binary, is_one_way, offers, code, decoded.secret)
 
     def _answered(self, decoded: Decoded) -> Answered | None:
         if decoded.request_code == NOT_ASKED:

@@ -32,7 +32,7 @@ class Decoded(NamedTuple):
     """What a frame says.
 
     A Refusal for a request: it is unknown or its body cannot be read, and this is what to answer. None: an answer that
-    nobody waits for.
+    nobody waits for. ``secret`` is that of a METADATA request.
     """
 
     opaque: int
@@ -42,11 +42,18 @@ class Decoded(NamedTuple):
     is_one_way: bool
     is_binary: bool
     offers_binary: bool
+    secret: str | None = None
 
 
-def encode_request(request: Request, opaque: int, is_binary: bool = False, offers_binary: bool = False) -> list[Buffer]:
+def encode_request(
+    request: Request,
+    opaque: int,
+    is_binary: bool = False,
+    offers_binary: bool = False,
+    secret: str | None = None,
+) -> list[Buffer]:
     """A request as buffers to be sent one behind the other. Raises EncodeError for what that dialect cannot carry."""
-    return _encode(request, opaque, is_binary, offers_binary, is_answer=False)
+    return _encode(request, opaque, is_binary, offers_binary, is_answer=False, secret=secret)
 
 
 def encode_answer(answer: Answer, opaque: int, is_binary: bool = False, offers_binary: bool = False) -> list[Buffer]:
@@ -73,11 +80,14 @@ def decode(found: Frame, asked: Mapping[int, int] = _NOBODY) -> Decoded:
     if header.is_answer:
         return _decode_answer(header, found.body, asked)
     message = _request_or_refusal(header.code, found.body)
-    offers = header.offers_binary and header.code == RequestCode.METADATA
-    return Decoded(header.opaque, header.code, message, False, header.is_one_way, False, offers)
+    is_hello = header.code == RequestCode.METADATA
+    offers, secret = header.offers_binary and is_hello, header.secret if is_hello else None
+    return Decoded(header.opaque, header.code, message, False, header.is_one_way, False, offers, secret)
 
 
-def _encode(message: Message, opaque: int, is_binary: bool, offers_binary: bool, is_answer: bool) -> list[Buffer]:
+def _encode(
+    message: Message, opaque: int, is_binary: bool, offers_binary: bool, is_answer: bool, secret: str | None = None
+) -> list[Buffer]:
     code = REQUEST_CODES[type(message)]
     if offers_binary and (is_binary or code != RequestCode.METADATA):
         raise EncodeError(
@@ -85,7 +95,7 @@ def _encode(message: Message, opaque: int, is_binary: bool, offers_binary: bool,
         )
     if is_binary:
         return frame(KIND_BINARY, *binary.encode(message, opaque))
-    header = Header(SUCCESS if is_answer else code, opaque, is_answer, offers_binary=offers_binary)
+    header = Header(SUCCESS if is_answer else code, opaque, is_answer, offers_binary=offers_binary, secret=secret)
     return frame(KIND_JSON, encode_header(header), [encode_body(message)])
 
 

@@ -15,6 +15,9 @@ REQUESTS: dict[int, type[m.Request]] = {
     RequestCode.LEADERSHIP_TRANSFER: m.TransferRequest,
     RequestCode.STATUS: m.StatusRequest,
     RequestCode.READ: m.ReadRequest,
+    RequestCode.TOPICS: m.TopicsRequest,
+    RequestCode.PUT_MESSAGES: m.PutRequest,
+    RequestCode.CONFIG: m.ConfigRequest,
 }
 ANSWERS: dict[int, type[m.Answer]] = {
     RequestCode.METADATA: m.MetadataAnswer,
@@ -26,10 +29,18 @@ ANSWERS: dict[int, type[m.Answer]] = {
     RequestCode.LEADERSHIP_TRANSFER: m.TransferAnswer,
     RequestCode.STATUS: m.StatusAnswer,
     RequestCode.READ: m.ReadAnswer,
+    RequestCode.TOPICS: m.TopicsAnswer,
+    RequestCode.PUT_MESSAGES: m.PutAnswer,
+    RequestCode.CONFIG: m.ConfigAnswer,
 }
 REQUEST_CODES: dict[type[m.Message], int] = {
     kind: int(code) for kinds in (REQUESTS, ANSWERS) for code, kind in kinds.items()
 }
 """The request code of every request and answer class."""
 
-BINARY_ONLY = frozenset({int(RequestCode.STATUS), int(RequestCode.READ)})
+BINARY_ONLY = frozenset(
+    map(
+        int,
+        (RequestCode.STATUS, RequestCode.READ, RequestCode.TOPICS, RequestCode.PUT_MESSAGES, RequestCode.CONFIG),
+    )
+)

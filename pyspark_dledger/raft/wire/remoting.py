@@ -12,6 +12,7 @@ from pyspark_dledger.raft.wire.text import integer, parse_object, quote
 SYSTEM_ERROR = 1
 SYSTEM_BUSY = 2
 REQUEST_CODE_NOT_SUPPORTED = 3
+NO_PERMISSION = 16
 # DLedger answers 200 always: whether a request was done stands in the body. 0 is remoting's own success.
 SUCCESS = 200
 _SUCCESSES = (SUCCESS, 0)
@@ -20,6 +21,7 @@ _ANSWER = 1
 _ONE_WAY = 2
 _OFFER_KEY = "dledgerBinary"
 _OFFER = "1"
+_SECRET_KEY = "dledgerSecret"  # noqa: S105  # the name of a key
 _MAX_REMARK = 1000
 # Nearly every header: read without making a JSON object of it, which takes several times as long.
 _USUAL = re.compile(
@@ -32,7 +34,8 @@ _USUAL = re.compile(
 class Refusal:
     """What is answered by the layer below DLedger's messages (``RemotingSysResponseCode``): the request was not done.
 
-    Only after `SYSTEM_ERROR` it may have been. ``remark`` says why, in the words of whoever refused.
+    Only after `SYSTEM_ERROR` it may have been. `NO_PERMISSION` is RocketMQ's, here of a node that wants a secret.
+    ``remark`` says why, in the words of whoever refused.
     """
 
     code: int
@@ -45,7 +48,10 @@ def not_supported(request_code: int) -> Refusal:
 
 
 class Header(NamedTuple):
-    """A JSON header; ``code`` is a request code, or of an answer the remoting code."""
+    """A JSON header; ``code`` is a request code, or of an answer the remoting code.
+
+    ``secret`` is what a request gives to be let in; it stands in no text.
+    """
 
     code: int
     opaque: int
@@ -53,6 +59,7 @@ class Header(NamedTuple):
     is_one_way: bool = False
     offers_binary: bool = False
     remark: str | None = None
+    secret: str | None = None
 
     @property
     def is_success(self) -> bool:
@@ -61,7 +68,10 @@ class Header(NamedTuple):
 
 def encode_header(header: Header) -> bytes:
     """As fastjson writes it: keys sorted, nulls omitted."""
-    offer = f'"extFields":{{"{_OFFER_KEY}":"{_OFFER}"}},' if header.offers_binary else ""
+    fields = [f'"{_OFFER_KEY}":"{_OFFER}"'] if header.offers_binary else []
+    if header.secret is not None:
+        fields.append(f'"{_SECRET_KEY}":{quote(header.secret)}')
+    offer = f'"extFields":{{{",".join(fields)}}},' if fields else ""
     flag = _ANSWER * header.is_answer | _ONE_WAY * header.is_one_way
     remark = f'"remark":{quote(header.remark[:_MAX_REMARK])},' if header.remark is not None else ""
     return (
@@ -87,6 +97,7 @@ def decode_header(data: memoryview) -> Header:
         is_answer=bool(flag & _ANSWER),
         is_one_way=bool(flag & _ONE_WAY),
         offers_binary=_has_offer(fields.get("extFields")),
+        secret=_secret(fields.get("extFields")),
         remark=_printable(remark[:_MAX_REMARK]) if isinstance(remark, str) else None,
     )
 
@@ -100,3 +111,8 @@ def _has_offer(ext_fields: Any) -> bool:
     """A later version may offer several, separated by commas."""
     offer = ext_fields.get(_OFFER_KEY) if isinstance(ext_fields, dict) else None
     return isinstance(offer, str) and _OFFER in offer.split(",")
+
+
+def _secret(ext_fields: Any) -> str | None:
+    secret = ext_fields.get(_SECRET_KEY) if isinstance(ext_fields, dict) else None
+    return secret if isinstance(secret, str) else None

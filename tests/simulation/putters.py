@@ -1,0 +1,100 @@
+"""Clients that put messages: they repeat what they know nothing of, to whoever leads, in other company than before."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark_dledger.raft.messages import Answer, PutAnswer, PutRequest, ResponseCode
+from tests.simulation.ledger import Message, pack
+
+if TYPE_CHECKING:
+    from tests.simulation.world import SimNode, World
+
+QUEUES = 3
+# Of other clients than those that append.
+FIRST_NUMBER = 100
+# In heartbeats: in every other of such times nothing new is put.
+NEW_PERIOD = 8
+
+
+class Putter:
+    """Acts about every `client_pause`. What was not acknowledged yet is put again and again, without waiting long."""
+
+    def __init__(self, world: World, number: int) -> None:
+        self.world = world
+        self.number = FIRST_NUMBER + number
+        self.made = 0
+        self.leader_id: str | None = None
+        # By identity, oldest first.
+        self.open: dict[tuple[int, int], Message] = {}
+        self.done: list[Message] = []
+
+    def run(self, until: int) -> None:
+        """Goes on acting until that time."""
+        if self.world.now >= until:
+            return
+        self.act()
+        pause = self.world.scenario.client_pause
+        self.world.at(self.world.now + 1 + self.world.random.randrange(2 * pause), self.run, until)
+
+    def act(self) -> None:
+        """Put what is new, what is open, what is done, or a mixture."""
+        random = self.world.random
+        # Now and then nothing new comes for a while, as at the end of a job.
+        heart_beat = self.world.base_config.heart_beat_time_interval_ms
+        is_new = self.world.now // (NEW_PERIOD * heart_beat) % 2 > 0
+        chosen = [self.make() for _ in range(random.choice((0, 0, 1, 2, 4)) if is_new else 0)]
+        if self.open and (not chosen or random.random() < 0.5):
+            chosen += random.sample(list(self.open.values()), random.randint(1, min(5, len(self.open))))
+        if self.done and random.random() < 0.15:
+            chosen.append(random.choice(self.done))
+        if chosen and random.random() < 0.1:
+            chosen.append(random.choice(chosen))
+        if chosen:
+            self.put(self.node(), chosen)
+
+    def make(self) -> Message:
+        """A message that is not in the log yet."""
+        random = self.world.random
+        self.made += 1
+        identity = self.number, self.made
+        message = Message(identity, random.randrange(QUEUES), 0, b"." * random.randrange(self.world.scenario.body_size))
+        self.open[identity] = message
+        self.world.judge.count("messages made")
+        return message
+
+    def node(self) -> SimNode:
+        node = self.world.by_id.get(self.leader_id or "")
+        if node is None or node.core is None or self.world.random.random() < 0.1:
+            return self.world.random.choice(self.world.nodes)
+        return node
+
+    def put(self, node: SimNode, messages: list[Message]) -> None:
+        if node.core is None or node.paused_until > self.world.now:
+            self.leader_id = None
+        if node.core is None:
+            return
+        bodies = pack([message.body() for message in messages])
+        request = PutRequest(group="g", remote_id=node.id, bodies=bodies)
+        end = self.world.judge.acknowledged_end
+        self.world.judge.count("puts asked")
+        self.world.ask(node, request, lambda answer: self.answered(node, messages, answer, end))
+
+    def answered(self, node: SimNode, messages: list[Message], answer: Answer, acknowledged_end: int) -> None:
+        self.world.trace(f"c{self.number}", "put is answered %s", answer.code)
+        judge = self.world.judge
+        judge.count(f"puts answered {int(answer.code)}")
+        if answer.code != ResponseCode.SUCCESS:
+            self.leader_id = answer.leader_id if answer.leader_id != node.id else self.leader_id
+            return
+        assert isinstance(answer, PutAnswer)
+        judge.told_put(messages, answer, acknowledged_end)
+        self.leader_id = node.id
+        for message in messages:
+            if self.open.pop(message.identity, None) is not None:
+                self.done.append(message)
+
+    def settle(self, leader: SimNode) -> None:
+        """Put all that is open, once more."""
+        if self.open:
+            self.put(leader, list(self.open.values()))
