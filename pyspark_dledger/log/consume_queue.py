@@ -67,13 +67,14 @@ def queues(root: Path) -> list[Queue]:
     found = []
     for topic in _entries(root / FOLDER):
         for queue in _entries(Path(topic.path)) if topic.is_dir() else []:
-            files = _files(Path(queue.path)) if queue.name.isdecimal() and queue.is_dir() else ()
+            files = queue_files(Path(queue.path)) if queue.name.isdecimal() and queue.is_dir() else ()
             if files:
                 found.append(Queue(topic.name, int(queue.name), files))
     return sorted(found, key=lambda queue: (queue.topic, queue.queue_id))
 
 
-def _files(folder: Path) -> tuple[QueueFile, ...]:
+def queue_files(folder: Path) -> tuple[QueueFile, ...]:
+    """The files of the queue that a folder holds, in order; none where it cannot be read."""
     files = []
     for entry in _entries(folder):
         if len(entry.name) == SEGMENT_NAME_DIGITS and entry.name.isdecimal() and entry.is_file():

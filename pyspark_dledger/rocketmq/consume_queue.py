@@ -20,6 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from pyspark_dledger.errors import StoreError
+from pyspark_dledger.format import layout
 from pyspark_dledger.format.codec import decode_records
 from pyspark_dledger.format.layout import (
     BATCH_UNIT,
@@ -33,6 +34,7 @@ from pyspark_dledger.log.consume_queue import (
     FILLER_SIZE,
     FOLDER,
     UNIT_DTYPE,
+    UNITS_AT_ONCE,
     Queue,
     QueueFile,
     Units,
@@ -48,7 +50,7 @@ from pyspark_dledger.log.table import Table, TableColumn, relative_file, table_s
 
 BATCH_FOLDER = "batchconsumequeue"
 
-SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
+SCHEDULE_TOPIC = layout.SCHEDULE_TOPIC
 # A tagsCode is a hash of 32 bits, the time to deliver in milliseconds, or, up to this, an address in consumequeue_ext.
 LAST_EXT_ADDRESS = -(2**31) - 1
 _LAST_HASH = 2**31 - 1
@@ -329,11 +331,11 @@ class QueueUnits:
         return np.concatenate(numbers), np.concatenate(parts)
 
     def rank_behind(self, offset: int) -> int:
-        """The rank behind the last unit of a message below `offset` of the log.
+        """The rank behind the last unit of a message below `offset` of the log, and behind fillers in front of it.
 
         Found by halving, because the units of a queue ascend; it never falls as `offset` rises, even where they do not.
         """
-        low, high = 0, self.count
+        high = self.count
         with ExitStack() as opened:
             descriptors: dict[int, int] = {}
 
@@ -343,29 +345,49 @@ class QueueUnits:
                     opened.callback(os.close, descriptors[place])
                 return descriptors[place]
 
+            low = self._fillers_in_front(descriptor)
             while low < high:
                 middle = (low + high) // 2
-                rank = self._written_from(middle, descriptor)
+                rank = self._real_from(middle, descriptor)
                 if rank is not None and rank[1] < offset:
                     low = rank[0] + 1
                 else:
                     high = middle
         return low
 
-    def _written_from(self, rank: int, descriptor: Callable[[int], int]) -> tuple[int, int] | None:
-        """The rank of the first written unit from `rank` on, and what it points to; fillers come before everything."""
+    def _fillers_in_front(self, descriptor: Callable[[int], int]) -> int:
+        """How many fillers stand before everything else."""
+        rank, around = 0, _AROUND
         while rank < self.count:
-            place = self._file_of(rank)
-            first, end = self._ranks[place], self._ranks[place + 1]
-            wanted = min(_AROUND, end - rank) * CONSUME_QUEUE_UNIT_SIZE
-            try:
-                data = os.pread(descriptor(place), wanted, (rank - first) * CONSUME_QUEUE_UNIT_SIZE)
-            except OSError:
+            units = self._around(rank, around, descriptor)
+            others = np.flatnonzero(~is_filler(units))
+            if len(others):
+                return rank + int(others[0])
+            if not len(units):
+                return rank
+            rank, around = rank + len(units), min(2 * around, UNITS_AT_ONCE)
+        return rank
+
+    def _real_from(self, rank: int, descriptor: Callable[[int], int]) -> tuple[int, int] | None:
+        """The rank of the first unit of a message from `rank` on, and what it points to."""
+        around = _AROUND
+        while rank < self.count:
+            units = self._around(rank, around, descriptor)
+            real = np.flatnonzero((units["size"] > 0) & ~is_filler(units))
+            if len(real):
+                return rank + int(real[0]), int(units["commitLogOffset"][real[0]])
+            if not len(units):
                 return None
-            units = decode_records(data, CONSUME_QUEUE_UNIT)
-            written = np.flatnonzero(units["size"] > 0)
-            if len(written):
-                unit = units[written[:1]]
-                return rank + int(written[0]), -1 if is_filler(unit)[0] else int(unit["commitLogOffset"][0])
-            rank += max(len(units), 1)
+            rank, around = rank + len(units), min(2 * around, UNITS_AT_ONCE)
         return None
+
+    def _around(self, rank: int, count: int, descriptor: Callable[[int], int]) -> Units:
+        """Up to so many units of one file, from a rank on; none where it cannot be read."""
+        place = self._file_of(rank)
+        first, end = self._ranks[place], self._ranks[place + 1]
+        wanted = min(count, end - rank) * CONSUME_QUEUE_UNIT_SIZE
+        try:
+            data = os.pread(descriptor(place), wanted, (rank - first) * CONSUME_QUEUE_UNIT_SIZE)
+        except OSError:
+            return _NO_UNITS
+        return decode_records(data, CONSUME_QUEUE_UNIT)

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from pyspark_dledger.format import layout
 from pyspark_dledger.format.message import Message, parse_message, parse_properties
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER
-from pyspark_dledger.format.text import decode_utf8
+from pyspark_dledger.format.text import decode_utf8, java_hash
 from pyspark_dledger.log.entries import entry_at, read_at, segment_at
 from pyspark_dledger.log.store import Log
 
@@ -76,14 +76,6 @@ class Messages:
             return np.zeros(len(offsets), np.int64), np.zeros(len(offsets), bool)
         places = np.minimum(np.searchsorted(self.offset, offsets), len(self) - 1)
         return places, self.offset[places] == offsets
-
-
-def java_hash(text: str) -> int:
-    """Java's ``String.hashCode``."""
-    value = 0
-    for unit in np.frombuffer(text.encode("utf-16-be", "surrogatepass"), ">u2").tolist():
-        value = (31 * value + unit) & 0xFFFFFFFF
-    return value - (1 << 32) if value >= 1 << 31 else value
 
 
 def scanned(batches: Iterable[pa.RecordBatch], names: QueueNames) -> Messages:
