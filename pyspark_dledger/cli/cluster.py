@@ -51,11 +51,11 @@ async def _cluster(given: argparse.Namespace, out: Output) -> int:
     peers = {f"n{number}": Address(_HOST, given.base_port + number) for number in range(given.nodes)}
     store = Path(given.store)
     store.mkdir(parents=True, exist_ok=True)
-    _check_stores(store, given.nodes)
+    _check_stores(store, given)
     if not any(text.startswith("store") for text in given.set):
         # All at once: a start that is broken off leaves no smaller group.
         for peer_id in peers:
-            (store / f"dledger-{peer_id}").mkdir(exist_ok=True)
+            (_root(store, peer_id, given) / f"dledger-{peer_id}").mkdir(parents=True, exist_ok=True)
     members: list[_Member] = []
     try:
         for peer_id in peers:
@@ -72,13 +72,26 @@ async def _cluster(given: argparse.Namespace, out: Output) -> int:
     return signals.exit_code
 
 
-def _check_stores(store: Path, count: int) -> None:
+def _root(store: Path, peer_id: str, given: argparse.Namespace) -> Path:
+    """In which folder a member's store stands. Who serves messages keeps more there than its log."""
+    return store / peer_id if given.messages else store
+
+
+def _check_stores(store: Path, given: argparse.Namespace) -> None:
     """A group goes on with the members that it had: others would lack entries, and votes, that they once gave."""
-    found = sorted(each.name for each in store.glob("dledger-n*") if _STORE.fullmatch(each.name))
-    if found and set(found) != {f"dledger-n{number}" for number in range(count)}:
+    plain = sorted(each.name for each in store.glob("dledger-n*") if _STORE.fullmatch(each.name))
+    serving = sorted(each.name for each in store.glob("n*/dledger-n*") if _STORE.fullmatch(each.name))
+    found, others = (serving, plain) if given.messages else (plain, serving)
+    if others:
+        advice = "without --messages" if given.messages else "with --messages"
         raise OptionError(
-            f"--nodes {count}: expected the stores of {count} members in {store}, or none, found {', '.join(found)}: "
-            f"say --nodes {len(found)}, or another --store"
+            f"--store {store}: expected stores {'with' if given.messages else 'without'} messages, or none, found "
+            f"{', '.join(others)} of a group that was started {advice}: start it so, or say another --store"
+        )
+    if found and set(found) != {f"dledger-n{number}" for number in range(given.nodes)}:
+        raise OptionError(
+            f"--nodes {given.nodes}: expected the stores of {given.nodes} members in {store}, or none, found "
+            f"{', '.join(found)}: say --nodes {len(found)}, or another --store"
         )
 
 
@@ -95,8 +108,18 @@ async def _unless_stopped(signals: Signals, work: asyncio.Future[Any]) -> None:
 async def _start(peer_id: str, peers: str, store: Path, given: argparse.Namespace) -> _Member:
     log = store / f"{peer_id}.log"
     arguments = ["serve", "--log-format", given.log_format]
-    arguments += ["--group", given.group, "--id", peer_id, "--peers", peers, "--store", str(store)]
-    for name in ("flush", "data_file_size", "index_file_size"):
+    arguments += [
+        "--group",
+        given.group,
+        "--id",
+        peer_id,
+        "--peers",
+        peers,
+        "--store",
+        str(_root(store, peer_id, given)),
+    ]
+    arguments += ["--messages"] if given.messages else []
+    for name in ("flush", "data_file_size", "index_file_size", "producer_id_expiry_ms"):
         if (value := getattr(given, name)) is not None:
             arguments += [f"--{name.replace('_', '-')}", str(value)]
     for text in given.set:

@@ -14,7 +14,7 @@ from pathlib import Path
 from pyspark_dledger.cli.exits import CLEAN, FINDINGS
 from pyspark_dledger.cli.output import Output, Row, body_form, json_line, note, print_fields, print_table, text_line
 from pyspark_dledger.errors import GroupError, IndexRangeError, OptionError, UnknownOutcomeError
-from pyspark_dledger.raft.client import Appended, Client, PartialAppendError, connect
+from pyspark_dledger.raft.client import Appended, BatchResult, Client, PartialAppendError, connect
 from pyspark_dledger.raft.tls import Tls
 
 # Bodies of lines that are appended, and then printed, together.
@@ -58,6 +58,7 @@ def _append_batch(client: Client, bodies: list[bytes], done: _Done, out: Output,
     try:
         appended = client.append_batch(bodies)
     except PartialAppendError as error:
+        assert isinstance(error.acknowledged, BatchResult)
         appended, problem = error.acknowledged, error
     except ValueError as error:
         raise OptionError(str(error)) from None

@@ -242,6 +242,12 @@ def _add_serve(verb: argparse.ArgumentParser) -> None:
     text = "HOST or HOST:PORT to listen at; default: the own address of --peers, if it is a loopback one"
     verb.add_argument("--listen", metavar="HOST", help=text)
     _add_tls(verb)
+    text = (
+        "serve messages, too, as a broker's leader; DIR is a storePathRootDir then, with consumequeue/, index/, config/"
+    )
+    verb.add_argument("--messages", action="store_true", help=text)
+    text = "a broker.conf with enableDLegerCommitLog=true, taken as the broker takes it: with it messages are served"
+    verb.add_argument("--broker-conf", metavar="FILE", help=text)
     text = "the entry of that index and all behind it are put aside first: repair of a damaged store only"
     verb.add_argument("--truncate-at", type=_natural, metavar="INDEX", help=text)
     # What `cluster` starts ends with it, however that ends.
@@ -256,6 +262,8 @@ def _add_cluster(verb: argparse.ArgumentParser) -> None:
     text = "the first member's port on 127.0.0.1, the others have the next ones; default 20911"
     verb.add_argument("--base-port", type=_natural, default=20911, metavar="PORT", help=text)
     verb.add_argument("--group", default="g", metavar="NAME", help="the group's name; default g")
+    text = "serve messages, too: each member in a folder of its own, n0/, n1/, ..., which is a storePathRootDir"
+    verb.add_argument("--messages", action="store_true", help=text)
     _add_node(verb)
 
 
@@ -268,6 +276,8 @@ def _add_node(verb: argparse.ArgumentParser) -> None:
     for name, default in (("data", "1g"), ("index", "160m")):
         text = f"of a new store; default {default}"
         verb.add_argument(f"--{name}-file-size", metavar="SIZE", help=text)
+    text = "with messages: how long one that comes again is known, in milliseconds; default 604800000, 7 days"
+    verb.add_argument("--producer-id-expiry-ms", type=_natural, metavar="MS", help=text)
     verb.add_argument("--log-format", choices=("text", "json"), default="text", help="of the log on standard error")
 
 

@@ -13,8 +13,9 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyspark_dledger.cli.exits import CLEAN, INTERRUPTED
 from pyspark_dledger.cli.output import Output, json_line, text_line
@@ -23,6 +24,11 @@ from pyspark_dledger.raft.loops import new_loop
 from pyspark_dledger.raft.node import Node, NodeConfig
 from pyspark_dledger.raft.node.logs import LOG, log_to_stderr, record
 from pyspark_dledger.raft.node.settings import Settings, node_config, read_settings
+
+if TYPE_CHECKING:
+    # Arrow, which they need, is loaded where messages are served only.
+    from pyspark_dledger.rocketmq.broker_conf import BrokerConf
+    from pyspark_dledger.rocketmq.message_service import MessageService
 
 # Seconds between two lines of how a node stands, and between two looks at it.
 _STATUS_SECONDS = 10.0
@@ -48,9 +54,22 @@ _FLAGS = {
 
 def serve(given: argparse.Namespace, out: Output) -> int:
     """Run a node; the exit code tells what ended it."""
-    config = node_config(_settings(given))
+    conf = _broker_conf(given)
+    config = node_config(_settings(given, conf))
     log_to_stderr(given.log_format, id=config.self_id)
-    return run_loop(lambda: _serve(config, given, out))
+    if conf is not None:
+        passed_over = ",".join(conf.passed_over) or None
+        record(logging.INFO, "broker-conf", file=given.broker_conf, brokerId=conf.broker_id, passedOver=passed_over)
+    if conf is None and not given.messages:
+        return run_loop(lambda: _serve(config, None, given, out))
+    from pyspark_dledger.cli.messages import open_messages
+
+    service = open_messages(config, given, conf)
+    try:
+        config = replace(config, store_options={**config.store_options, **service.store_options})
+        return run_loop(lambda: _serve(config, service, given, out))
+    finally:
+        service.close()
 
 
 def run_loop(work: Callable[[], Any]) -> int:
@@ -65,9 +84,15 @@ def run_loop(work: Callable[[], Any]) -> int:
         loop.close()
 
 
-def _settings(given: argparse.Namespace) -> Settings:
-    """Those of the file, and over them those of the flags."""
-    settings = read_settings(Path(given.config)) if given.config else Settings()
+def _settings(given: argparse.Namespace, conf: BrokerConf | None) -> Settings:
+    """Those of the broker.conf, over them those of the file, and over these those of the flags."""
+    settings = Settings()
+    for name, said in conf.settings.items() if conf is not None else ():
+        settings.say(name, said.text, said.place)
+    if given.config:
+        read = read_settings(Path(given.config))
+        for name, text in read.items():
+            settings.say(name, text, read.places[name])
     for flag, name in _FLAGS.items():
         if (value := getattr(given, flag)) is not None:
             settings.say(name, str(value), f"--{flag.replace('_', '-')}")
@@ -79,13 +104,21 @@ def _settings(given: argparse.Namespace) -> Settings:
     return settings
 
 
-async def _serve(config: NodeConfig, given: argparse.Namespace, out: Output) -> int:
+def _broker_conf(given: argparse.Namespace) -> BrokerConf | None:
+    if not given.broker_conf:
+        return None
+    from pyspark_dledger.rocketmq.broker_conf import read_broker_conf
+
+    return read_broker_conf(Path(given.broker_conf))
+
+
+async def _serve(config: NodeConfig, service: MessageService | None, given: argparse.Namespace, out: Output) -> int:
     asyncio.get_running_loop().set_exception_handler(_unexpected)
     _allow_files()
     signals = Signals()
     if given.until_input_ends:
         signals.stop_at_end_of_input()
-    node = Node(config)
+    node = Node(config, application=service)
     await node.start()
     # What was loaded stays: the collector need not look at it again, which would cost milliseconds now and then.
     gc.collect()
