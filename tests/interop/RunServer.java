@@ -1,4 +1,3 @@
-import io.netty.bootstrap.ServerBootstrap;
 import io.openmessaging.storage.dledger.DLedgerConfig;
 import io.openmessaging.storage.dledger.DLedgerServer;
 import io.openmessaging.storage.dledger.MemberState;
@@ -9,10 +8,7 @@ import io.openmessaging.storage.dledger.protocol.LeadershipTransferRequest;
 import io.openmessaging.storage.dledger.store.DLedgerStore;
 import java.io.BufferedReader;
 import java.io.InputStreamReader;
-import java.lang.reflect.Field;
 import java.lang.reflect.Method;
-import java.net.InetSocketAddress;
-import java.net.SocketAddress;
 import java.nio.ByteBuffer;
 import java.security.MessageDigest;
 import java.util.concurrent.CompletableFuture;
@@ -37,7 +33,7 @@ public final class RunServer {
             set(config, arg.substring(0, equals), arg.substring(equals + 1));
         }
         DLedgerServer server = new DLedgerServer(config);
-        listenOnLoopbackOnly(server);
+        Loopback.only(server);
         server.startup();
         answer("{\"started\": true}");
         BufferedReader lines = new BufferedReader(new InputStreamReader(System.in, "UTF-8"));
@@ -79,25 +75,6 @@ public final class RunServer {
             }
         }
         throw new IllegalArgumentException("no setting " + name);
-    }
-
-    /** DLedger has no setting for it, and would listen on every address. */
-    private static void listenOnLoopbackOnly(DLedgerServer server) throws Exception {
-        Object remoting = field(server.getdLedgerRpcService(), "remotingServer");
-        Field bootstrap = remoting.getClass().getDeclaredField("serverBootstrap");
-        bootstrap.setAccessible(true);
-        bootstrap.set(remoting, new ServerBootstrap() {
-            @Override
-            public ServerBootstrap localAddress(SocketAddress address) {
-                return super.localAddress(new InetSocketAddress("127.0.0.1", ((InetSocketAddress) address).getPort()));
-            }
-        });
-    }
-
-    private static Object field(Object owner, String name) throws Exception {
-        Field field = owner.getClass().getDeclaredField(name);
-        field.setAccessible(true);
-        return field.get(owner);
     }
 
     private static String obey(DLedgerServer server, String[] words) throws Exception {

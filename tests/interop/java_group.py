@@ -7,6 +7,7 @@ import queue
 import signal
 import subprocess
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,13 @@ _QUIET = (f"-Duser.home={BUILD}", "-Dlog4j.configuration=none", "-Drocketmq.clie
 class JavaProcess:
     """A Java program that answers each line of its standard input with a JSON object."""
 
-    def __init__(self, program: str, version: str, *args: str) -> None:
-        """Raises JavaMissing where it cannot run."""
-        class_path = prepare(program, version, "0.3.1.2")
+    def __init__(
+        self, program: str, version: str, *args: str, compiled_with: str = "0.3.1.2", options: Iterable[str] = ()
+    ) -> None:
+        """Raises JavaMissing where it cannot run. `options` are those of the virtual machine."""
+        class_path = prepare(program, version, compiled_with)
         self._process = subprocess.Popen(
-            [*JAVA, *_QUIET, "-cp", class_path, program, *args],
+            [*JAVA, *_QUIET, *options, "-cp", class_path, program, *args],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -50,7 +53,7 @@ class JavaProcess:
 
     def wait_started(self) -> None:
         if not self._is_started:
-            assert self._answer(30) == {"started": True}
+            assert self._answer(120) == {"started": True}
             self._is_started = True
 
     def send_signal(self, number: int) -> None:

@@ -1,0 +1,131 @@
+"""Messages that a leader of ours checks, numbers and tells apart, against the same bytes appended as they are."""
+
+from __future__ import annotations
+
+import signal
+import statistics
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from functools import partial
+from pathlib import Path
+
+import pyspark_dledger as dl
+from benchmarks.generate import new_folder
+from benchmarks.measure import Result, rounded
+from benchmarks.message_load import encoded, wait_for_leader
+from benchmarks.peers import Process
+from benchmarks.replication import GROUP, LEAK, Side, acknowledged, free_ports, in_turns, pause, resume
+from benchmarks.tail import rows_behind, tail_of
+from pyspark_dledger.log.tail import NO_LIMITS, NOTHING
+
+SIZE = 1024
+SECONDS, TRIGGER = 20.0, 0.1
+_TIME = struct.Struct(">d")
+COUNT = 100_000  # a round: half a second or a second
+GOAL = 0.8
+
+
+class Nodes:
+    """A group of ours, each node a process with a folder of its own, and a writer, another one."""
+
+    def __init__(self, folder: Path, count: int, flush: str, *flags: str) -> None:
+        ports = free_ports(count)
+        self.peers = peers = ";".join(f"n{number}-127.0.0.1:{port}" for number, port in enumerate(ports))
+        with ExitStack() as stack:
+            processes = [stack.enter_context(_node(folder, f"n{n}", peers, flush, flags)) for n in range(count)]
+            self._writer = Process([sys.executable, "-m", "benchmarks.message_load", GROUP, peers])
+            stack.callback(self._writer.close)
+            self._stack = stack.pop_all()
+        self.pids = [*(process.pid for process in processes), self._writer.pid]
+        pause(self.pids)
+
+    def send(self, how: str) -> dict[str, float]:
+        return acknowledged(COUNT, self._writer.ask(f"{how} {COUNT} {SIZE}"))
+
+    def close(self) -> None:
+        resume(self.pids)
+        self._stack.close()
+
+
+@contextmanager
+def _node(folder: Path, node: str, peers: str, flush: str, flags: tuple[str, ...]) -> Iterator[subprocess.Popen[bytes]]:
+    command = ("serve", "--group", GROUP, "--id", node, "--peers", peers, "--store", str(folder / node))
+    settings = ("--flush", flush, "--set", f"maxHeartBeatLeak={LEAK}")
+    with (folder / f"{node}.log").open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "pyspark_dledger", *command, *settings, *flags],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+        )
+    try:
+        yield process
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait()
+
+
+def put_messages(name: str, count: int, flush: str) -> Result:
+    """Two groups, one of which serves messages: what differs is what its leader does, and the queues of its members."""
+    with (
+        new_folder("messages/put") as served,
+        new_folder("messages/append") as plain,
+        closing(Nodes(served, count, flush, "--messages")) as by_put,
+        closing(Nodes(plain, count, flush)) as by_append,
+    ):
+        sides = {
+            "put": Side(by_put.pids, partial(by_put.send, "put")),
+            "append": Side(by_append.pids, partial(by_append.send, "append")),
+        }
+        seconds = in_turns(sides, "seconds")
+    rates = {how: COUNT / taken for how, taken in seconds.items()}
+    detail = {"flush": flush, "bodiesMBps": rounded(rates["put"] * SIZE / 1e6)}
+    result = Result(name, rates["put"], "messages/s", "append_batch of the same bytes", rates["append"], detail=detail)
+    return result.with_ratio_goal(GOAL)
+
+
+def queue_latency(name: str) -> Result:
+    """From before a put, which its acknowledgement follows, to its row in a tail by path; without Spark.
+
+    The first rows do not count: they waited for a leader.
+    """
+    delays: list[float] = []
+    done = threading.Event()
+    with new_folder("messages/latency") as folder, closing(Nodes(folder, 1, "sync", "--messages")) as nodes:
+        resume(nodes.pids)
+        writer = threading.Thread(target=put_times, args=(nodes.peers, done))
+        writer.start()
+        tail = tail_of(folder / "n0")
+        start, deadline = tail.latest(NOTHING, NO_LIMITS), time.monotonic() + SECONDS
+        while time.monotonic() < deadline:
+            time.sleep(TRIGGER)
+            end = tail.latest(start, NO_LIMITS)
+            bodies = list(rows_behind(tail, start, end))
+            if start.is_entry:
+                delays += [time.time() - _TIME.unpack_from(body)[0] for body in bodies]
+            start = end
+        done.set()
+        writer.join()
+    worst = statistics.quantiles(delays, n=100)[98]
+    detail = {"triggerMs": TRIGGER * 1e3, "rows": len(delays), "medianMs": rounded(statistics.median(delays) * 1e3)}
+    return Result(name, worst * 1e3, "ms at most for 99 %", detail=detail).with_most(TRIGGER * 1e3 + 150)
+
+
+def put_times(peers: str, done: threading.Event) -> None:
+    """Puts a message every few milliseconds, with the time at which it was handed over in it."""
+    with dl.connect(GROUP, peers) as client:
+        wait_for_leader(client)
+        while not done.wait(0.002):
+            client.put_messages(encoded([_TIME.pack(time.time()) + b"x" * (SIZE - _TIME.size)]))
+
+
+BENCHMARKS: dict[str, Callable[[str], Result]] = {
+    "put-messages-one-node": partial(put_messages, count=1, flush="sync"),
+    "put-messages-three-nodes": partial(put_messages, count=3, flush="async"),
+    "tail-latency-queues": queue_latency,
+}

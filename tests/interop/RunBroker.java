@@ -1,0 +1,57 @@
+import io.openmessaging.storage.dledger.DLedgerServer;
+import io.openmessaging.storage.dledger.store.DLedgerStore;
+import java.io.BufferedReader;
+import java.io.InputStreamReader;
+import java.nio.charset.StandardCharsets;
+import org.apache.rocketmq.broker.BrokerController;
+import org.apache.rocketmq.broker.BrokerStartup;
+import org.apache.rocketmq.store.DefaultMessageStore;
+import org.apache.rocketmq.store.dledger.DLedgerCommitLog;
+
+/**
+ * A RocketMQ broker in DLedger mode, all of whose ports are on the loopback address.
+ *
+ * Argument: its configuration file. Each line of standard input is a command, answered by a line with a JSON object; the
+ * first such line says that it runs:
+ *
+ * state: role and brokerRole, term, end and committed index, maxOffset, behind (bytes), brokerId. stop: an orderly end.
+ */
+public final class RunBroker {
+    public static void main(String[] args) throws Exception {
+        BrokerController controller = BrokerStartup.createBrokerController(new String[] {"-c", args[0]});
+        DefaultMessageStore store = (DefaultMessageStore) controller.getMessageStore();
+        DLedgerServer server = ((DLedgerCommitLog) store.getCommitLog()).getdLedgerServer();
+        Loopback.only(server);
+        BrokerStartup.start(controller);
+        answer("{\"started\": true}");
+        BufferedReader lines = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
+        for (String line = lines.readLine(); line != null; line = lines.readLine()) {
+            if (line.equals("stop")) {
+                controller.shutdown();
+                answer("{\"stopped\": true}");
+                break;
+            }
+            try {
+                answer(state(controller, store, server));
+            } catch (Throwable thrown) {
+                answer("{\"error\": \"" + thrown.toString().replaceAll("[\"\\\\\\p{Cntrl}]", " ") + "\"}");
+            }
+        }
+        Runtime.getRuntime().halt(0);
+    }
+
+    private static void answer(String text) {
+        System.out.println(text);
+        System.out.flush();
+    }
+
+    private static String state(BrokerController controller, DefaultMessageStore store, DLedgerServer server) {
+        DLedgerStore ledger = server.getdLedgerStore();
+        return String.format(
+            "{\"role\": \"%s\", \"brokerRole\": \"%s\", \"brokerId\": %d, \"term\": %d, \"end\": %d, \"committed\": %d, "
+                + "\"maxOffset\": %d, \"behind\": %d}",
+            server.getMemberState().getRole(), controller.getMessageStoreConfig().getBrokerRole(),
+            controller.getBrokerConfig().getBrokerId(), server.getMemberState().currTerm(),
+            ledger.getLedgerEndIndex(), ledger.getCommittedIndex(), store.getMaxPhyOffset(), store.dispatchBehindBytes());
+    }
+}

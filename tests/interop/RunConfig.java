@@ -1,0 +1,98 @@
+import com.alibaba.fastjson.JSON;
+import com.alibaba.fastjson.serializer.SerializerFeature;
+import java.io.BufferedReader;
+import java.io.InputStreamReader;
+import java.lang.reflect.Proxy;
+import java.nio.charset.StandardCharsets;
+import java.util.LinkedHashMap;
+import java.util.Map;
+import java.util.TreeMap;
+import org.apache.rocketmq.broker.BrokerController;
+import org.apache.rocketmq.common.BrokerConfig;
+import org.apache.rocketmq.common.TopicConfig;
+import org.apache.rocketmq.remoting.netty.NettyClientConfig;
+import org.apache.rocketmq.remoting.netty.NettyServerConfig;
+import org.apache.rocketmq.remoting.protocol.subscription.SubscriptionGroupConfig;
+import org.apache.rocketmq.store.MessageStore;
+import org.apache.rocketmq.store.config.MessageStoreConfig;
+
+/**
+ * A RocketMQ broker's own classes on the files below config/ of a root.
+ *
+ * Each line of standard input is a command with fields between tabs, answered by a line with a JSON object:
+ *
+ * read ROOT: whether each file was loaded, and what they say: topics (readQueueNums, writeQueueNums, perm) and the
+ * counter of their version, groups, consumerOffsets and delayOffsets. write ROOT: the same, then a topic, a group and
+ * offsets more, all files written.
+ */
+public final class RunConfig {
+    public static void main(String[] args) throws Exception {
+        System.out.println("{\"started\": true}");
+        BufferedReader lines = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
+        for (String line = lines.readLine(); line != null; line = lines.readLine()) {
+            String[] words = line.split("\t");
+            BrokerController broker = broker(words[1]);
+            Map<String, Object> found = read(broker);
+            if (words[0].equals("write")) {
+                write(broker);
+            }
+            System.out.println(JSON.toJSONString(found, SerializerFeature.WriteNonStringKeyAsString));
+            System.out.flush();
+        }
+        Runtime.getRuntime().halt(0);
+    }
+
+    private static BrokerController broker(String root) {
+        MessageStoreConfig config = new MessageStoreConfig();
+        config.setStorePathRootDir(root);
+        config.setStorePathCommitLog(root + "/commitlog");
+        BrokerController broker =
+            new BrokerController(new BrokerConfig(), new NettyServerConfig(), new NettyClientConfig(), config);
+        // Only asked where the delay offsets are; a real one would open the log.
+        Class<?>[] store = {MessageStore.class};
+        broker.setMessageStore(
+            (MessageStore) Proxy.newProxyInstance(RunConfig.class.getClassLoader(), store, (proxy, method, given) -> {
+                if (method.getName().equals("getMessageStoreConfig")) {
+                    return config;
+                }
+                throw new UnsupportedOperationException(method.getName());
+            }));
+        return broker;
+    }
+
+    private static Map<String, Object> read(BrokerController broker) {
+        Map<String, Object> found = new LinkedHashMap<>();
+        // The classes fill in system topics and groups by themselves; what is below is only what the files say.
+        broker.getTopicConfigManager().getTopicConfigTable().clear();
+        broker.getSubscriptionGroupManager().getSubscriptionGroupTable().clear();
+        found.put("topics.json", broker.getTopicConfigManager().load());
+        found.put("consumerOffset.json", broker.getConsumerOffsetManager().load());
+        found.put("subscriptionGroup.json", broker.getSubscriptionGroupManager().load());
+        found.put("delayOffset.json", broker.getScheduleMessageService().loadWhenSyncDelayOffset());
+        Map<String, Object> topics = new TreeMap<>();
+        for (TopicConfig topic : broker.getTopicConfigManager().getTopicConfigTable().values()) {
+            int[] numbers = {topic.getReadQueueNums(), topic.getWriteQueueNums(), topic.getPerm()};
+            topics.put(topic.getTopicName(), numbers);
+        }
+        found.put("topics", topics);
+        found.put("topicsVersion", broker.getTopicConfigManager().getDataVersion().getCounter().get());
+        found.put("groups", broker.getSubscriptionGroupManager().getSubscriptionGroupTable().keySet());
+        found.put("consumerOffsets", new TreeMap<>(broker.getConsumerOffsetManager().getOffsetTable()));
+        found.put("delayOffsets", new TreeMap<>(broker.getScheduleMessageService().getOffsetTable()));
+        return found;
+    }
+
+    private static void write(BrokerController broker) {
+        TopicConfig topic = new TopicConfig("JavaTopic", 6, 5, 6);
+        broker.getTopicConfigManager().putTopicConfig(topic);
+        broker.getTopicConfigManager().persist();
+        SubscriptionGroupConfig group = new SubscriptionGroupConfig();
+        group.setGroupName("JavaGroup");
+        broker.getSubscriptionGroupManager().getSubscriptionGroupTable().put("JavaGroup", group);
+        broker.getSubscriptionGroupManager().persist();
+        broker.getConsumerOffsetManager().commitOffset("host", "JavaGroup", "JavaTopic", 3, 77);
+        broker.getConsumerOffsetManager().persist();
+        broker.getScheduleMessageService().getOffsetTable().put(5, 21L);
+        broker.getScheduleMessageService().persist();
+    }
+}

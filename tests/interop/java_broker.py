@@ -1,0 +1,197 @@
+"""A RocketMQ name server, brokers in DLedger mode, a producer and a consumer, all real and on the loopback address."""
+
+from __future__ import annotations
+
+import random
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tests.groups import HOST, eventually, free_ports, peers_text
+from tests.interop.java_group import JavaProcess
+
+# RocketMQ's name server and broker of 4.9.8 are not in Maven Central.
+VERSION = "5.3.3"
+GROUP = "g"
+PAUSE = 0.5
+"""Seconds between two attempts to reach a broker: its name server learns of it once a second at most."""
+SMALL_FILES: dict[str, object] = {
+    "mappedFileSizeCommitLog": 1 << 20,
+    "mappedFileSizeConsumeQueue": 20 * 2000,
+    "maxHashSlotNum": 5000,
+    "maxIndexNum": 20_000,
+}
+
+
+class Sent(NamedTuple):
+    """A message that the producer has an acknowledgement of."""
+
+    number: int
+    queue_id: int
+    queue_offset: int
+    offset_msg_id: str
+
+
+class Consumed(NamedTuple):
+    """A message as the consumer got it from the broker."""
+
+    text: str
+    queue_id: int
+    queue_offset: int
+    physical_offset: int
+
+
+class JavaBroker(JavaProcess):
+    """One broker, the member `node` of its DLedger group, with its store below `root`."""
+
+    def __init__(self, root: Path, node: str, peers: str, names_port: int, settings: dict[str, object]) -> None:
+        """Raises JavaMissing where it cannot run. `settings` are those of its configuration file."""
+        root.mkdir(parents=True, exist_ok=True)
+        fields = {
+            "brokerName": "broker",
+            "brokerIP1": HOST,
+            "bindAddress": HOST,
+            "listenPort": _broker_port(),
+            "namesrvAddr": f"{HOST}:{names_port}",
+            "storePathRootDir": root,
+            "storePathCommitLog": root / "commitlog",
+            "enableDLegerCommitLog": True,
+            "dLegerGroup": GROUP,
+            "dLegerPeers": peers,
+            "dLegerSelfId": node,
+            **settings,
+        }
+        file = root.parent / f"{root.name}.conf"
+        file.write_text(
+            "".join(
+                f"{name}={str(text).lower() if isinstance(text, bool) else text}\n" for name, text in fields.items()
+            )
+        )
+        options = (f"-Drocketmq.home.dir={root.parent}", f"-Duser.home={root.parent}")
+        super().__init__("RunBroker", VERSION, str(file), compiled_with=VERSION, options=options)
+
+    def state(self) -> dict[str, Any]:
+        return self.ask("state")
+
+    def serves(self) -> bool:
+        """Whether it is the master, that takes messages."""
+        return bool(self.state()["brokerRole"] == "SYNC_MASTER")
+
+    def stop(self) -> None:
+        """An orderly end."""
+        assert self.ask("stop", 60) == {"stopped": True}
+        self.wait()
+
+
+class JavaClients(JavaProcess):
+    """The name server, with a producer and a consumer."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises JavaMissing where they cannot run."""
+        self.port = free_ports(1)[0]
+        self._file = folder / "clients.tsv"
+        options = (f"-Duser.home={folder}",)
+        super().__init__("RunClients", VERSION, str(self.port), compiled_with=VERSION, options=options)
+
+    def send_first(self, topic: str) -> None:
+        """Send one message, as soon as a broker takes it: from then on the topic is known."""
+        assert self._ask_broker(f"send\t{topic}") == {"status": "SEND_OK"}
+
+    def load(self, topic: str, threads: int) -> None:
+        """Send messages from now on, whose bodies are the numbers from 0 on, until `end`."""
+        assert self.ask(f"load\t{topic}\t{threads}") == {}
+
+    def wait_for(self, more: int, seconds: float = 180) -> None:
+        """Until so many more of the load have been acknowledged."""
+        wanted = self._acknowledged() + more
+        eventually(lambda: self._acknowledged() >= wanted, seconds)
+
+    def _acknowledged(self) -> int:
+        return int(self.ask("progress")["acknowledged"])
+
+    def end(self) -> list[Sent]:
+        """End the load: what was acknowledged. Of the other numbers it is not known whether the broker has them."""
+        answer = self.ask(f"end\t{self._file}")
+        sent = [Sent(int(number), int(queue), int(at), msg_id) for number, queue, at, msg_id in self._lines()]
+        assert len(sent) == answer["acknowledged"]
+        return sent
+
+    def max_offsets(self, topic: str) -> dict[int, int]:
+        """The maximum offset of each queue, as the broker tells its consumers."""
+        answer = self._ask_broker(f"max\t{topic}")
+        return {int(queue): offset for queue, offset in answer.items()}
+
+    def consume(self, topic: str) -> list[Consumed]:
+        """Every message of the topic that the broker has for consumers."""
+        self._ask_broker(f"consume\t{topic}\t{self._file}")
+        return [Consumed(text, int(queue), int(at), int(pos)) for text, queue, at, pos in self._lines()]
+
+    def _ask_broker(self, command: str) -> dict[str, Any]:
+        """An answer that needs a broker: tried again while none is known, or none answers."""
+
+        def answered() -> dict[str, Any]:
+            answer = self.ask(command, 120)
+            if "error" in answer:
+                time.sleep(PAUSE)
+                raise AssertionError(answer["error"])
+            return answer
+
+        return eventually(lambda: (answered(),), 180)[0]
+
+    def _lines(self) -> Iterator[list[str]]:
+        for line in self._file.read_text().splitlines():
+            yield line.split("\t")
+
+
+class Cluster:
+    """A name server and the brokers of one DLedger group; broker `node` has its store in ``folder/node``."""
+
+    def __init__(self, folder: Path, count: int = 1, settings: dict[str, object] | None = None) -> None:
+        self._folder, self._settings = folder, {**SMALL_FILES, **(settings or {})}
+        ports = dict(zip((f"n{number}" for number in range(count)), free_ports(count), strict=True))
+        self._peers = peers_text(ports)
+        self.brokers: dict[str, JavaBroker] = {}
+        self.clients = JavaClients(folder)
+        for node in ports:
+            self.start(node)
+
+    def root(self, node: str = "n0") -> Path:
+        return self._folder / node
+
+    def start(self, node: str = "n0") -> None:
+        root, port = self.root(node), self.clients.port
+        self.brokers[node] = JavaBroker(root, node, self._peers, port, self._settings)
+
+    def kill(self, node: str = "n0") -> None:
+        self.brokers.pop(node).kill()
+
+    def master(self, seconds: float = 120) -> str:
+        """The broker that takes messages."""
+        return eventually(lambda: next((node for node, broker in self.brokers.items() if broker.serves()), ""), seconds)
+
+    def close(self) -> None:
+        for process in (*self.brokers.values(), self.clients):
+            process.close()
+
+
+@contextmanager
+def cluster(folder: Path, count: int = 1, settings: dict[str, object] | None = None) -> Iterator[Cluster]:
+    """A cluster that is killed at the end. Raises JavaMissing."""
+    found = Cluster(folder, count, settings)
+    try:
+        yield found
+    finally:
+        found.close()
+
+
+def _broker_port() -> int:
+    """A port that is free with those that a broker takes beside it: 2 below for its clients, 1 above for its slaves."""
+    while True:
+        port = random.randrange(20_000, 32_000)
+        with suppress(OSError):
+            for each in (port - 2, port, port + 1):
+                socket.create_server((HOST, each)).close()
+            return port

@@ -1,0 +1,125 @@
+"""The message store of a RocketMQ broker in DLedger mode, a process that can be killed; and what it says of a root."""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tests.groups import eventually, free_ports
+from tests.interop.java_group import JavaProcess
+
+COMPILED_WITH = "5.3.3"
+MAIN_VERSIONS = ("4.9.8", "5.3.3")
+
+
+class Got(NamedTuple):
+    """One message as a consumer of the store gets it."""
+
+    queue: tuple[str, int]
+    """Topic and id of the queue that it was got from."""
+    topic: str
+    queue_id: int
+    queue_offset: int
+    physical_offset: int
+    store_size: int
+    flag: int
+    sys_flag: int
+    born_timestamp: int
+    store_timestamp: int
+    body: bytes
+    properties: dict[str, str]
+
+
+class Dump(NamedTuple):
+    """Every message of every queue, and those (physical offset) that are not found by their offset, or by a key."""
+
+    messages: list[Got]
+    missing_by_offset: list[int]
+    missing_by_key: list[int]
+
+
+class JavaStore(JavaProcess):
+    """RocketMQ's DefaultMessageStore over a root, the only member of its group."""
+
+    def __init__(
+        self, version: str, root: Path, settings: dict[str, object], group: str = "g", node: str = "n0"
+    ) -> None:
+        """Raises JavaMissing where it cannot run. `settings` are those of MessageStoreConfig."""
+        self._dump = root.parent / f"{root.name}.dump"
+        fields = {
+            "storePathRootDir": root,
+            "storePathCommitLog": root / "commitlog",
+            "dLegerGroup": group,
+            "dLegerSelfId": node,
+            "dLegerPeers": f"{node}-127.0.0.1:{free_ports(1)[0]}",
+            **settings,
+        }
+        words = (f"{name}={str(value).lower() if isinstance(value, bool) else value}" for name, value in fields.items())
+        super().__init__("RunStore", version, *words, compiled_with=COMPILED_WITH)
+
+    def state(self) -> dict[str, Any]:
+        return self.ask("state")
+
+    def lead(self) -> dict[str, Any]:
+        """Its state once it is the master: it leads, and all that it holds is committed and dispatched."""
+
+        def leads() -> dict[str, Any] | None:
+            state = self.state()
+            is_done = state["role"] == "LEADER" and state["committed"] == state["end"] and state["behind"] <= 0
+            return state if is_done else None
+
+        state = eventually(leads, 30)
+        assert state is not None
+        assert self.ask("lead") == {}
+        return state
+
+    def settle(self) -> dict[str, Any]:
+        """Its state once it has dispatched what it has committed."""
+        assert eventually(lambda: self.state()["behind"] <= 0, 30)
+        return self.state()
+
+    def put(self, count: int, topic: str, queues: int) -> int:
+        """Put that many messages, one queue after the other; the physical offset of the last."""
+        answer = self.ask(f"put\t{count}\t{topic}\t{queues}")
+        assert answer["statuses"] == {"PUT_OK": count}, answer
+        return int(answer["last"])
+
+    def queues(self) -> dict[tuple[str, int], tuple[int, int]]:
+        """Minimum and maximum offset of every queue."""
+        found = self.ask("queues")
+        return {_queue(name): (least, most) for name, (least, most) in found.items()}
+
+    def by_key(self, topic: str, key: str) -> set[int]:
+        """Physical offsets of the messages that the index has for a key, or for one of the same hash."""
+        return set(self.ask(f"key\t{topic}\t{key}")["offsets"])
+
+    def dump(self) -> Dump:
+        answer = self.ask(f"dump\t{self._dump}", 120)
+        assert "error" not in answer, answer
+        messages = [_got(line) for line in self._dump.read_text().split("\n")[:-1]]
+        assert len(messages) == answer["count"]
+        return Dump(messages, answer["missingByOffset"], answer["missingByKey"])
+
+    def stop(self) -> None:
+        """An orderly end."""
+        assert self.ask("stop", 60) == {"stopped": True}
+        self.wait()
+
+
+def _queue(name: str) -> tuple[str, int]:
+    topic, _, queue = name.rpartition("/")
+    return topic, int(queue)
+
+
+def _got(line: str) -> Got:
+    asked_topic, asked_queue, topic, *numbers, body, properties = line.split("\t")
+    pairs = (pair.split("\1") for pair in base64.b64decode(properties).decode().split("\2") if pair)
+    values = [int(number) for number in numbers]
+    return Got(
+        (asked_topic, int(asked_queue)),
+        topic,
+        *values,
+        body=base64.b64decode(body),
+        properties=dict(pairs),
+    )

@@ -1,0 +1,90 @@
+"""A broker's own classes read the metadata files that ours writes or copies, and ours those of a broker.
+
+With RocketMQ 5.3.3: Maven Central has no broker of 4.9.8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyspark_dledger.rocketmq.config import read_config
+from pyspark_dledger.rocketmq.metadata import Metadata
+from tests.interop.java_broker import VERSION
+from tests.interop.java_group import JavaProcess
+from tests.interop.java_stores import JavaMissing
+
+COUNTS = {"Orders": 4, "%RETRY%group": 1, "with|bar-and_more": 16, "T" * 200: 8}
+
+
+class JavaConfig(JavaProcess):
+    def __init__(self, folder: Path) -> None:
+        """Raises JavaMissing where it cannot run."""
+        options = (f"-Drocketmq.home.dir={folder}", f"-Duser.home={folder}")
+        super().__init__("RunConfig", VERSION, compiled_with=VERSION, options=options)
+
+    def read(self, root: Path) -> dict[str, Any]:
+        return self.ask(f"read\t{root}")
+
+    def write(self, root: Path) -> None:
+        """A topic JavaTopic (6 queues to read, 5 to write), a group JavaGroup, its offset 77, and a delay offset 21."""
+        self.ask(f"write\t{root}")
+
+
+@pytest.fixture(scope="module")
+def java(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JavaConfig]:
+    try:
+        process = JavaConfig(tmp_path_factory.mktemp("broker"))
+    except JavaMissing as reason:
+        pytest.skip(f"no RocketMQ broker to read metadata: {reason}")
+    yield process
+    process.close()
+
+
+def topics_of(found: dict[str, Any]) -> dict[str, list[int]]:
+    """Queues to read and to write, and the permission, of each topic."""
+    return dict(found["topics"])
+
+
+def test_a_broker_reads_the_topics_that_ours_makes(java: JavaConfig, tmp_path: Path) -> None:
+    metadata = Metadata(tmp_path)
+    metadata.add_topics(COUNTS)
+    found = java.read(tmp_path)
+    assert topics_of(found) == {name: [count, count, 6] for name, count in COUNTS.items()}
+    metadata.add_topics({"Orders": 7})
+    again = java.read(tmp_path)
+    assert topics_of(again) == {**topics_of(found), "Orders": [7, 7, 6]}
+    assert again["topicsVersion"] > found["topicsVersion"]
+
+
+def test_a_broker_falls_back_to_the_copy_that_ours_keeps(java: JavaConfig, tmp_path: Path) -> None:
+    metadata = Metadata(tmp_path)
+    metadata.add_topics(COUNTS)
+    metadata.add_topics({"Late": 1})
+    assert "Late" in topics_of(java.read(tmp_path))
+    (tmp_path / "config" / "topics.json").write_bytes(b"")
+    assert topics_of(java.read(tmp_path)) == {name: [count, count, 6] for name, count in COUNTS.items()}
+
+
+def test_a_follower_of_ours_has_all_that_a_broker_wrote(java: JavaConfig, tmp_path: Path) -> None:
+    """What a follower copies says the same to a broker; ours adds a topic, and leaves the others as they were."""
+    leader, follower = tmp_path / "leader", tmp_path / "follower"
+    java.write(leader)
+    copied = Metadata(follower)
+    copied.take_over(Metadata(leader).files())
+    written = java.read(leader)
+    assert java.read(follower) == written
+    assert topics_of(written) == {"JavaTopic": [6, 5, 6]}
+    assert written["consumerOffsets"] == {"JavaTopic@JavaGroup": {"3": 77}}
+    assert written["delayOffsets"] == {"5": 21}
+    assert written["groups"] == ["JavaGroup"]
+    assert copied.queue_count("JavaTopic") == 6
+    copied.add_topics(COUNTS)
+    grown = java.read(follower)
+    assert topics_of(grown) == {"JavaTopic": [6, 5, 6], **{name: [count, count, 6] for name, count in COUNTS.items()}}
+    assert grown["topicsVersion"] > written["topicsVersion"]
+    java.write(follower)
+    assert read_config(follower).topic_queues == {"JavaTopic": 6, **COUNTS}

@@ -1,0 +1,167 @@
+"""A stream of ours tails the store of a real RocketMQ broker that takes messages, is killed and comes back.
+
+The suite takes one course; with DLEDGER_INTEROP=SECONDS a broker is killed again and again for so long, and a group of
+two is kept from committing (DLEDGER_INTEROP_SEED chooses the moments).
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from tests.groups import eventually
+from tests.interop.java_broker import VERSION, Cluster, Consumed, Sent, cluster
+from tests.interop.java_stores import JavaMissing, prepare
+
+SECONDS = float(os.environ.get("DLEDGER_INTEROP") or 0)
+SEED = int(os.environ.get("DLEDGER_INTEROP_SEED") or 1)
+TOPIC = "Tailed"
+# A stream's first batch takes Spark long, on a machine that does other things.
+PATIENCE = 180
+COLUMNS = ("index", "queueId", "queueOffset", "commitLogOffset", "offsetMsgId", "body", "committed")
+
+
+class Row(NamedTuple):
+    """A row of the stream."""
+
+    index: int  # type: ignore[assignment]  # shadows tuple.index, which nobody calls
+    queue_id: int
+    queue_offset: int
+    physical_offset: int
+    offset_msg_id: str
+    body: bytes
+    committed: bool
+
+    @property
+    def consumed(self) -> Consumed:
+        return Consumed(self.body.decode(), self.queue_id, self.queue_offset, self.physical_offset)
+
+
+class Tail:
+    """A streaming query over a store, and its rows so far, in the order in which they came."""
+
+    def __init__(self, spark: SparkSession, root: Path, checkpoint: Path) -> None:
+        self._batches: dict[int, list[Row]] = {}
+        self._lock = threading.Lock()
+        rows = spark.readStream.format("dledger").option("startingOffsets", "earliest").option("topic", TOPIC)
+        writer = rows.load(str(root)).select(*COLUMNS).writeStream.foreachBatch(self._take)
+        self._query = writer.option("checkpointLocation", str(checkpoint)).start()
+
+    def _take(self, batch: DataFrame, number: int) -> None:
+        """A batch that comes again, after a restart, replaces what it was before."""
+        rows = [Row(*row) for row in batch.collect()]
+        with self._lock:
+            self._batches[number] = rows
+
+    @property
+    def rows(self) -> list[Row]:
+        """Raises what the query failed with."""
+        if failed := self._query.exception():
+            raise failed
+        with self._lock:
+            return [row for number in sorted(self._batches) for row in self._batches[number]]
+
+    def stop(self) -> None:
+        """Between two batches, where it can be: Spark writes a very long trace where one is interrupted."""
+        until = time.monotonic() + PATIENCE
+        while self._query.status["isTriggerActive"] and time.monotonic() < until:
+            time.sleep(0.01)
+        self._query.stop()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _java() -> None:
+    try:
+        for program in ("RunBroker", "RunClients"):
+            prepare(program, VERSION, VERSION)
+    except JavaMissing as reason:
+        pytest.skip(f"no RocketMQ broker to tail: {reason}")
+
+
+@contextmanager
+def tailed(spark: SparkSession, brokers: Cluster, node: str, folder: Path) -> Iterator[Tail]:
+    """A broker that takes messages all the time, and the tail of its store."""
+    brokers.clients.send_first(TOPIC)
+    tail = Tail(spark, brokers.root(node), folder / "checkpoint")
+    try:
+        brokers.clients.load(TOPIC, 4)
+        yield tail
+    finally:
+        tail.stop()
+
+
+def check(tail: Tail, brokers: Cluster, sent: list[Sent]) -> None:
+    """Every message that a consumer gets is a row, once and in order; among them all that was acknowledged."""
+    consumed = brokers.clients.consume(TOPIC)
+    eventually(lambda: len(tail.rows) >= len(consumed), PATIENCE)
+    rows = tail.rows
+    assert sorted(row.consumed for row in rows) == sorted(consumed)
+    assert [row.index for row in rows] == sorted({row.index for row in rows})
+    assert all(row.committed for row in rows)
+    assert {row.queue_id: row.queue_offset + 1 for row in rows} == brokers.clients.max_offsets(TOPIC)
+    found = {row.body: row for row in rows}
+    for each in sent:
+        row = found[b"%d" % each.number]
+        assert (row.queue_id, row.queue_offset, row.offset_msg_id) == each[1:]
+
+
+def test_stream_has_every_message_of_a_broker_once(spark: SparkSession, tmp_path: Path) -> None:
+    """It is killed under load, and comes back; the stream goes on."""
+    with cluster(tmp_path) as brokers, tailed(spark, brokers, "n0", tmp_path) as tail:
+        brokers.clients.wait_for(200)
+        eventually(lambda: len(tail.rows) >= 100, PATIENCE)
+        brokers.kill()
+        before = len(tail.rows)
+        brokers.start()
+        brokers.clients.wait_for(200)
+        eventually(lambda: len(tail.rows) > before, PATIENCE)
+        check(tail, brokers, brokers.clients.end())
+
+
+@pytest.mark.skipif(not SECONDS, reason="takes long; DLEDGER_INTEROP=SECONDS kills a broker for so long")
+def test_stream_of_a_broker_that_is_killed_again_and_again(spark: SparkSession, tmp_path: Path) -> None:
+    """The query is ended and goes on from its checkpoint between the kills, too."""
+    choice, ends = random.Random(SEED), time.monotonic() + SECONDS
+    with cluster(tmp_path) as brokers, tailed(spark, brokers, "n0", tmp_path) as tail:
+        while time.monotonic() < ends:
+            brokers.clients.wait_for(choice.randrange(1, 2000))
+            time.sleep(choice.random())
+            brokers.kill()
+            time.sleep(choice.random() * 4)
+            assert tail.rows is not None
+            brokers.start()
+        check(tail, brokers, brokers.clients.end())
+
+
+@pytest.mark.skipif(not SECONDS, reason="takes long; DLEDGER_INTEROP=SECONDS keeps two brokers from committing")
+def test_stream_shows_nothing_before_it_is_committed(spark: SparkSession, tmp_path: Path) -> None:
+    """The other of two brokers is stopped: what the master writes from then on is not committed, and no row."""
+    with cluster(tmp_path, 2) as brokers:
+        master = brokers.master()
+        other = next(node for node in brokers.brokers if node != master)
+        with tailed(spark, brokers, master, tmp_path) as tail:
+            brokers.clients.wait_for(500)
+            eventually(lambda: len(tail.rows) >= 500, PATIENCE)
+            brokers.brokers[other].send_signal(signal.SIGSTOP)
+            leader = brokers.brokers[master]
+            eventually(lambda: leader.state()["end"] > leader.state()["committed"])
+            # What was on its way when the other stopped may still be acknowledged.
+            time.sleep(0.5)
+            committed = leader.state()["committed"]
+            time.sleep(4)
+            assert leader.state()["end"] > committed == leader.state()["committed"]
+            assert max(row.index for row in tail.rows) <= committed
+            brokers.brokers[other].send_signal(signal.SIGCONT)
+            brokers.clients.wait_for(200)
+            eventually(lambda: max(row.index for row in tail.rows) > committed, PATIENCE)
+            check(tail, brokers, brokers.clients.end())

@@ -1,0 +1,155 @@
+"""The first start of message mode over the CommitLog of a broker that knew no DLedger, beside RocketMQ's own.
+
+With DLEDGER_INTEROP=SECONDS the old log is damaged first, in another way again and again for so long
+(DLEDGER_INTEROP_SEED chooses them).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import shutil
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+import pyspark_dledger as dl
+from pyspark_dledger.rocketmq.upgrade import begin_over_old_log
+from tests.golden import Golden
+from tests.groups import Served, free_ports, peers_text
+from tests.interop.java_store import COMPILED_WITH, Got, JavaStore
+from tests.interop.java_stores import JavaMissing, prepare
+from tests.interop.written import LONG_TOPIC, TOPICS, Writer, problems, random_rows
+
+SECONDS = float(os.environ.get("DLEDGER_INTEROP") or 0)
+VERSION = "5.3.3"
+SEED = int(os.environ.get("DLEDGER_INTEROP_SEED") or 1)
+# The suite takes the first, make interop both.
+CASES = ("mq-plain", "mq-plain-crc") if SECONDS else ("mq-plain",)
+JAVA_TOPIC = "JavaTopic"
+# The files are old: as old as they are, a broker would delete them.
+KEPT = {"fileReservedTime": 1_000_000}
+
+Unpack = Callable[[str], Path]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _java() -> None:
+    try:
+        prepare("RunStore", VERSION, COMPILED_WITH)
+    except JavaMissing as reason:
+        pytest.skip(f"no RocketMQ to open stores with: {reason}")
+
+
+def opened(case: str, root: Path) -> JavaStore:
+    store = JavaStore(VERSION, root, {**Golden(case, "").meta["config"], **KEPT})
+    store.wait_started()
+    store.lead()
+    return store
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_ours_upgrades_an_old_log_as_rocketmq_does(case: str, case_folder: Unpack, tmp_path: Path) -> None:
+    """RocketMQ upgrades one copy, ours another; RocketMQ then reads old and new messages in ours, and goes on."""
+    theirs, ours = (Path(shutil.copytree(case_folder(case), tmp_path / name)) for name in ("theirs", "ours"))
+    with closing(opened(case, theirs)) as java:
+        divided = java.state()["dividedOffset"]
+        old = java.dump().messages
+    rows = random_rows(random.Random(case), 300, (*TOPICS, LONG_TOPIC, old[0].topic))
+    config = Golden(case, "").meta["config"]
+    peers = peers_text(free_ports(1))
+    flags = ("--messages", "--data-file-size", config["mappedFileSizeCommitLog"])
+    with closing(Served("n0", peers, ours, *flags)) as node:
+        node.ready()
+        with dl.connect("g", peers) as client:
+            written = Writer(client).write(rows)
+        assert node.terminate() == 0, node.errors()
+    assert written[0].pos == divided
+    assert dl.open_log(str(ours)).state.divided_commitlog_offset == divided
+    assert contents(ours / "commitlog") == contents(theirs / "commitlog")
+    with closing(opened(case, ours)) as java:
+        assert java.state()["dividedOffset"] == divided
+        found = java.dump()
+        assert [each for each in by_place(found.messages) if each.physical_offset < divided] == by_place(old)
+        assert problems(written, [each for each in found.messages if each.physical_offset >= divided]) == []
+        assert found.missing_by_offset == []
+        assert found.missing_by_key == []
+        java.put(20, JAVA_TOPIC, 2)
+        java.put(20, old[0].topic, 1)
+        java.settle()
+        assert queues_without_order(java.dump().messages) == []
+
+
+@pytest.mark.skipif(not SECONDS, reason="takes long; DLEDGER_INTEROP=SECONDS damages old logs for so long")
+def test_a_damaged_old_log_ends_where_rocketmq_ends_it(case_folder: Unpack, tmp_path: Path) -> None:
+    choice, ends = random.Random(SEED), time.monotonic() + SECONDS
+    compared = 0
+    while time.monotonic() < ends:
+        case = choice.choice(CASES)
+        theirs = Path(shutil.copytree(case_folder(case), tmp_path / "theirs"))
+        done = damage(theirs, choice)
+        ours = Path(shutil.copytree(theirs, tmp_path / "ours"))
+        divided = rocketmq_divides(case, theirs)
+        if divided is not None:
+            data = ours / "dledger-n0" / "data"
+            assert begin_over_old_log(ours, [data]) == divided, f"{case} after {done}"
+            assert contents(ours / "commitlog") == contents(theirs / "commitlog"), f"{case} after {done}"
+            assert sorted(file.name for file in data.iterdir()) == [f"{divided:020d}"], f"{case} after {done}"
+            compared += 1
+        for copy in (theirs, ours):
+            shutil.rmtree(copy)
+    assert compared > 0
+
+
+def rocketmq_divides(case: str, root: Path) -> int | None:
+    """Where RocketMQ lets DLedger begin; None where it does not start."""
+    with closing(JavaStore(VERSION, root, {**Golden(case, "").meta["config"], **KEPT})) as java:
+        try:
+            return int(java.state()["dividedOffset"])
+        except (AssertionError, ConnectionError):
+            return None
+
+
+def damage(root: Path, choice: random.Random) -> list[str]:
+    """What a crash, or a copy by hand that lacks the last files, does to an old log.
+
+    Not damage before intact messages: RocketMQ ends the log there and loses them, and ours goes over it.
+    """
+    files = sorted((root / "commitlog").iterdir())
+    done = []
+    for kind in choice.sample(("torn", "shorter", "abort"), choice.randrange(1, 4)):
+        file = files[-1]
+        data = bytearray(file.read_bytes())
+        used = len(data.rstrip(b"\0"))
+        at = choice.randrange(max(used, 1))
+        if kind == "torn":
+            data[at:] = bytes(len(data) - at)
+        elif kind == "shorter" and len(files) > 1:
+            file.unlink()
+            files.pop()
+        elif kind == "abort":
+            (root / "abort").touch()
+        if file.exists():
+            file.write_bytes(data)
+        done.append(f"{kind} {file.name} at {at}")
+    return done
+
+
+def by_place(messages: list[Got]) -> list[Got]:
+    return sorted(messages, key=lambda each: each.physical_offset)
+
+
+def contents(folder: Path) -> dict[str, str]:
+    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(folder.iterdir())}
+
+
+def queues_without_order(messages: list[Got]) -> list[tuple[str, int]]:
+    """Queues whose offsets have gaps, or do not ascend with the log, from whichever they begin at."""
+    queues = dict[tuple[str, int], list[int]]()
+    for each in by_place(messages):
+        queues.setdefault(each.queue, []).append(each.queue_offset)
+    return [name for name, found in queues.items() if found != list(range(found[0], found[0] + len(found)))]
