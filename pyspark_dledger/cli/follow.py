@@ -32,7 +32,7 @@ def follow(given: argparse.Namespace, out: Output) -> int:
         tail.print_new(log)
         out.flush()
         _wait(given.interval)
-        log = open_given(given)
+        log = log.refreshed()
 
 
 def _wait(seconds: float) -> None:

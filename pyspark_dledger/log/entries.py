@@ -10,7 +10,8 @@ from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.codec import EntryHeader, IndexUnit, decode_entry_header, decode_index_unit, decode_records
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, ENTRY_MAGICS, INDEX_UNIT_SIZE, MESSAGE_HEADER
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Segment
-from pyspark_dledger.log.find import HIGHEST_BASE, list_segments
+from pyspark_dledger.log.find import HIGHEST_BASE
+from pyspark_dledger.log.listing import Listing, listing
 
 
 def read_at(path: str, offset: int, size: int) -> bytes:
@@ -52,11 +53,13 @@ def segment_at(segments: list[Segment], pos: int) -> Segment | None:
 class IndexFiles:
     """The DLedger index of a node: 32 bytes for each entry, in mostly sparse files. Only single units are read."""
 
-    def __init__(self, folder: Path | None) -> None:
+    def __init__(self, folder: Path | None, before: IndexFiles | None = None) -> None:
         self.files: list[Segment] = []
+        self.listing: Listing | None = None
         try:
             if folder is not None and folder.is_dir():
-                self.files = list_segments([folder], "index", True)
+                self.listing = listing([folder], "index", True, before.listing if before is not None else None)
+                self.files = list(self.listing.segments)
         except (OSError, StoreError):
             pass  # it only tells where to look: without it the log itself is searched
 

@@ -118,6 +118,9 @@ class ReadOptions:
     max_body_bytes: int = 64 * _MEBIBYTE
     group: str | None = None
     peers: str | None = None
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    tls_ca: str | None = None
     engine: str = "auto"
 
 
@@ -135,7 +138,7 @@ def parse_options(options: Mapping[str, Any]) -> ReadOptions:
             continue
         if option.field in values:
             raise OptionError(f"option {option.name} is given twice, in different case: give it once")
-        values[option.field] = _parse(option, value)
+        values[option.field] = parse_value(option, value)
     more_paths = read_paths(options)[1:]
     if more_paths:
         values["replicas"] = (*more_paths, *values.get("replicas", ()))
@@ -197,7 +200,7 @@ def microseconds(value: datetime) -> int:
     return (aware - _EPOCH) // _MICROSECOND
 
 
-def _parse(option: Option, value: object) -> Any:
+def parse_value(option: Option, value: object) -> Any:
     try:
         return option.parser.parse(value.strip() if isinstance(value, str) else value)
     except OptionError:
@@ -237,7 +240,7 @@ def _checked(number: int, low: int, high: int) -> int:
     return number
 
 
-def _integer(low: int, high: int) -> Parser:
+def integer_from(low: int, high: int) -> Parser:
     accepts = f"an integer from {low} to {high}" if high < INT64_MAX else f"an integer of at least {low}"
     return Parser(accepts, lambda value: _checked(_any_integer(value), low, high))
 
@@ -249,14 +252,14 @@ def parse_size(value: object) -> int:
     return _checked(number, 1, INT64_MAX)
 
 
-def _size(high: int, shown: str | None = None) -> Parser:
+def size_up_to(high: int, shown: str | None = None) -> Parser:
     limit = f" from 1 to {shown}" if shown else ""
     return Parser(
         f"a size in bytes{limit}, such as 65536, 64k, 128m or 1g", lambda value: _checked(parse_size(value), 1, high)
     )
 
 
-def _choice(values: tuple[str, ...]) -> Parser:
+def choice(values: tuple[str, ...]) -> Parser:
     by_key = {value.lower(): value for value in values}
 
     def parse(value: object) -> str:
@@ -268,7 +271,7 @@ def _choice(values: tuple[str, ...]) -> Parser:
 
 
 def _one_of(values: tuple[str, ...]) -> str:
-    return f"{', '.join(values[:-1])} or {values[-1]}"
+    return f"{', '.join(values[:-1])} or {values[-1]}" if len(values) > 1 else values[0]
 
 
 def parse_boolean(value: object) -> bool:
@@ -333,7 +336,7 @@ def _parse_bound(value: object) -> str | int:
     try:
         return _checked(_any_integer(value), -1, INT64_MAX)
     except ValueError:
-        name: str = _choice(COMMITTED_BOUNDS).parse(value)
+        name: str = choice(COMMITTED_BOUNDS).parse(value)
         return name
 
 
@@ -369,9 +372,9 @@ def _parse_timestamp(value: object) -> int:
     return microseconds(datetime.fromisoformat(text + zone))
 
 
-_COUNT = _integer(1, INT64_MAX)
-_BOOLEAN = Parser("true or false", parse_boolean)
-_TEXT = Parser("some text", _parse_text)
+_COUNT = integer_from(1, INT64_MAX)
+BOOLEAN = Parser("true or false", parse_boolean)
+TEXT = Parser("some text", _parse_text)
 _NAMES = Parser("a comma list or a JSON list of strings", _string_list)
 _PATHS = Parser('a JSON list of paths such as ["/data/a", "/data/b"], or a comma list', _path_list)
 _OFFSET = Parser('earliest, latest, an index, {"index": n} or {"pos": n}', _parse_offset)
@@ -384,14 +387,14 @@ OPTIONS = (
     Option(
         "mode",
         "PERMISSIVE",
-        _choice(MODES),
+        choice(MODES),
         "what becomes of a row with a `problem`: kept, dropped, or an error",
     ),
-    Option("verifyCrc", "true", _BOOLEAN, "check the message's CRC"),
+    Option("verifyCrc", "true", BOOLEAN, "check the message's CRC"),
     Option(
         "isolationLevel",
         None,
-        _choice(ISOLATION_LEVELS),
+        choice(ISOLATION_LEVELS),
         "whether entries past the committed bound are rows; default: batch `read_uncommitted`, stream `read_committed`",
     ),
     Option(
@@ -422,22 +425,25 @@ OPTIONS = (
     Option(
         "maxPartitionBytes",
         "128m",
-        _size(INT64_MAX),
+        size_up_to(INT64_MAX),
         "a larger segment is split; the default grows for a selective scan",
     ),
-    Option("minPartitions", None, _integer(1, _INT32_MAX), "split further until there are so many partitions"),
-    Option("maxBatchRows", "10000", _integer(1, 1_000_000), "rows of one Arrow batch"),
-    Option("maxBatchBytes", "10m", _size(_MAX_BATCH_BYTES, "512m"), "bytes of one Arrow batch"),
+    Option("minPartitions", None, integer_from(1, _INT32_MAX), "split further until there are so many partitions"),
+    Option("maxBatchRows", "10000", integer_from(1, 1_000_000), "rows of one Arrow batch"),
+    Option("maxBatchBytes", "10m", size_up_to(_MAX_BATCH_BYTES, "512m"), "bytes of one Arrow batch"),
     Option("maxOffsetsPerTrigger", None, _COUNT, "entries of one micro-batch at most", "stream"),
-    Option("maxBytesPerTrigger", None, _size(INT64_MAX), "bytes of one micro-batch at most", "stream"),
-    Option("failOnDataLoss", "true", _BOOLEAN, "fail where entries below the start are gone"),
-    Option("selfId", None, _TEXT, "which node, where a root holds several"),
+    Option("maxBytesPerTrigger", None, size_up_to(INT64_MAX), "bytes of one micro-batch at most", "stream"),
+    Option("failOnDataLoss", "true", BOOLEAN, "fail where entries below the start are gone"),
+    Option("selfId", None, TEXT, "which node, where a root holds several"),
     Option("dataDirs", None, _PATHS, "extra data folders of a multi-path store"),
-    Option("includeEntryBody", "false", _BOOLEAN, "add the column entryBody"),
-    Option("maxBodyBytes", "64m", _size(_INT32_MAX, "2147483647"), "a body may decompress to this much"),
-    Option("group", None, _TEXT, "name of a live group to read instead of a path", "stream"),
-    Option("peers", None, _TEXT, "addresses of a live group", "stream"),
-    Option("engine", "auto", _choice(ENGINES), "`native`, `python`, or `auto`: native where it is built"),
+    Option("includeEntryBody", "false", BOOLEAN, "add the column entryBody"),
+    Option("maxBodyBytes", "64m", size_up_to(_INT32_MAX, "2147483647"), "a body may decompress to this much"),
+    Option("group", None, TEXT, "name of a live group to read instead of a path", "stream"),
+    Option("peers", None, TEXT, "addresses of a live group", "stream"),
+    Option("tlsCert", None, TEXT, "certificate towards the group, a PEM file that every executor has", "stream"),
+    Option("tlsKey", None, TEXT, "key of that certificate", "stream"),
+    Option("tlsCa", None, TEXT, "certificate of the authority that the group's nodes have theirs of", "stream"),
+    Option("engine", "auto", choice(ENGINES), "`native`, `python`, or `auto`: native where it is built"),
 )
 """Every option of a read, in the order of the documentation."""
 

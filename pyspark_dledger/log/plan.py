@@ -76,7 +76,35 @@ def plan(
     """The partitions of a read; see `Log.plan`."""
     if _never_holds(filters):
         return []
-    window = _window(log, options, filters, committed)
+    return _plan(log, columns, options, filters, committed, _window(log, options, filters, committed))
+
+
+def plan_between(
+    log: Log,
+    columns: tuple[str, ...],
+    options: ReadOptions,
+    filters: Filters,
+    committed: int | None,
+    start: int,
+    end: int,
+) -> list[Partition]:
+    """The partitions of the rows that begin at positions ``[start, end)``, both where the walk over the log arrives.
+
+    Of `options` only those count that say how rows are read and how much of them is one partition.
+    """
+    if _never_holds(filters):
+        return []
+    return _plan(log, columns, options, filters, committed, _Window(start, end, start, end))
+
+
+def _plan(
+    log: Log,
+    columns: tuple[str, ...],
+    options: ReadOptions,
+    filters: Filters,
+    committed: int | None,
+    window: _Window,
+) -> list[Partition]:
     wanted = _with_window(filters, window)
     template = ScanRequest(
         segment=Segment("", "", 0, 0, DLEDGER),

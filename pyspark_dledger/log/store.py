@@ -9,16 +9,18 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyspark_dledger.errors import OptionError, StoreError
 from pyspark_dledger.format.codec import decode_blank
 from pyspark_dledger.format.engine import get_engine
-from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, INDEX_UNIT_SIZE, MIN_BLANK_SIZE
+from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, INDEX_UNIT_SIZE, MESSAGE_HEADER_SIZE, MIN_BLANK_SIZE
+from pyspark_dledger.format.message import has_message_magic
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, INT64_MIN, Before, Filters, LogEnd, Segment, TermRun
 from pyspark_dledger.log.committed import Bound, best, read_checkpoint, read_current_term
-from pyspark_dledger.log.entries import IndexFiles, entry_at, lone_segment, read_at
-from pyspark_dledger.log.find import file_size, find_store, list_segments
+from pyspark_dledger.log.entries import IndexFiles, entry_at, lone_segment, read_at, segment_at
+from pyspark_dledger.log.find import file_size, find_store
+from pyspark_dledger.log.listing import Listing, listing
 from pyspark_dledger.log.options import ReadOptions, find_option, nearest, option_filters, parse_options
 from pyspark_dledger.log.plan import Partition, plan, read_partition
 from pyspark_dledger.log.replicas import check_replicas, quorum_bound
@@ -32,6 +34,37 @@ if TYPE_CHECKING:
 _HEAD_BYTES = 64 * 1024
 _UNITS_TRIED = 1_000
 _NO_ENTRY = LogEnd(0, 0, -1, -1, -1, -1, -1, -1)
+
+
+class _Last(NamedTuple):
+    """The last entry of a source: the base of its segment, where it stands, its index and term."""
+
+    base: int
+    pos: int
+    index: int  # type: ignore[assignment]  # shadows tuple.index, which nobody calls
+    term: int
+
+    @classmethod
+    def of(cls, segment: Segment, end: LogEnd) -> _Last:
+        return cls(segment.base, end.last_pos, end.last_index, end.last_term)
+
+
+class _Known(NamedTuple):
+    """What an earlier look at a store found, by which a later one saves reading.
+
+    Segments are by what they are without the entry before them. ``sought`` says why the log seemed to go on behind its
+    end, and did not.
+    """
+
+    listings: tuple[Listing, Listing] | None
+    segments: dict[Segment, Segment]
+    lasts: dict[str, _Last]
+    index_files: IndexFiles | None
+    sought: tuple[Any, ...] | None
+
+
+def _whole(segment: Segment) -> Segment:
+    return replace(segment, before=None)
 
 
 @dataclass(frozen=True)
@@ -74,20 +107,43 @@ def open_log(path: str | os.PathLike[str], **options: Any) -> Log:
 class Log:
     """One store. Nothing of it is read before it is asked for, and nothing is ever written."""
 
-    def __init__(self, path: str, options: ReadOptions) -> None:
+    def __init__(self, path: str, options: ReadOptions, before: Log | None = None) -> None:
         self.path = path
         self.options = options
         self.engine = get_engine(options.engine)
+        self._known = _Known(None, {}, {}, None, None) if before is None else before.what_is_known()
+        self._sought: tuple[Any, ...] | None = None
         try:
             self.paths = find_store(path, options.self_id, options.data_dirs)
             self.segments = self._list_segments()
         except OSError as error:
             raise StoreError(f"{error.filename}: cannot be read ({error.strerror}): check its permissions") from None
 
+    def refreshed(self) -> Log:
+        """The store as it stands now.
+
+        What is known of it is not read again: folders in which nothing changed, the heads of files, and the log below
+        its last entry, as long as that still stands there.
+        """
+        return Log(self.path, self.options, self)
+
+    def what_is_known(self) -> _Known:
+        """What a later look at the store need not find out again."""
+        ends = self.__dict__.get("ends")  # where it was asked for
+        lasts = self._known.lasts if ends is None else {source: _Last.of(*end) for source, end in ends.items()}
+        segments = self.segments[:-1]  # what the last file begins with may have been written since
+        index_files = self.__dict__.get("index_files", self._known.index_files)
+        known = {_whole(segment): segment for segment in segments}
+        return _Known(self._listings, known, lasts, index_files, self._sought)
+
     def _list_segments(self) -> list[Segment]:
         only = self.paths.only
-        ledger = list_segments(self.paths.data_dirs, DLEDGER, self.dialect != "0.4")
-        old = list_segments(self.paths.commitlog_dirs, COMMITLOG, True)
+        known = self._known.listings
+        self._listings = (
+            listing(self.paths.data_dirs, DLEDGER, self.dialect != "0.4", known[0] if known else None),
+            listing(self.paths.commitlog_dirs, COMMITLOG, True, known[1] if known else None),
+        )
+        ledger, old = map(list, (found.segments for found in self._listings))
         self._divided = ledger[0].base if ledger else None
         ledger = [self._with_before(*pair) for pair in zip([None, *ledger], ledger, strict=False)]
         if only is not None:
@@ -101,6 +157,8 @@ class Log:
 
     def _with_before(self, previous: Segment | None, segment: Segment) -> Segment:
         """The segment, with the entry before it where it does not begin with one itself and is not just empty."""
+        if segment in self._known.segments:
+            return self._known.segments[segment]
         head = read_at(segment.path, 0, ENTRY_HEADER_SIZE)
         is_whole = entry_at(segment, segment.base) is not None
         if previous is None or is_whole or (len(head) >= MIN_BLANK_SIZE and decode_blank(head) is not None):
@@ -143,7 +201,7 @@ class Log:
     @cached_property
     def index_files(self) -> IndexFiles:
         node_dir = self.paths.node_dir
-        return IndexFiles(node_dir / "index" if node_dir is not None else None)
+        return IndexFiles(node_dir / "index" if node_dir is not None else None, self._known.index_files)
 
     @cached_property
     def ends(self) -> dict[str, tuple[Segment, LogEnd]]:
@@ -158,14 +216,34 @@ class Log:
         return ends
 
     def _end_in(self, segment: Segment) -> LogEnd:
-        start = self._committed_in(segment)
+        start = self._last_known_in(segment)
+        if start == segment.base:
+            start = self._committed_in(segment)
         # Of a file alone nothing else tells whether it goes on behind damage.
         end = self.engine.log_end(segment, start, self.paths.only is not None)
         if end.entries == 0 and not self._is_blank(segment):
-            return self.engine.log_end(segment, start, True)
-        if segment.source == DLEDGER and end.entries > 0 and self._goes_on(segment, end):
-            return self.engine.log_end(segment, start, True)
+            # Perhaps its first entry was just written.
+            end = self.engine.log_end(segment, start, False)
+            if end.entries == 0:
+                return self.engine.log_end(segment, start, True)
+        while segment.source == DLEDGER and end.entries > 0 and self._goes_on(segment, end):
+            # A log that is being written has grown meanwhile; what is damaged still ends where it ended.
+            later = self.engine.log_end(segment, end.last_pos, False)
+            if later.last_index <= end.last_index:
+                return self._sought_end(segment, start, end)
+            end = later
         return end
+
+    def _sought_end(self, segment: Segment, start: int, end: LogEnd) -> LogEnd:
+        """The end, looked for in all of the segment, unless an earlier look did so for the same reasons and in vain.
+
+        Java leaves index units of entries that it cut.
+        """
+        checkpointed = self.checkpoint.end_index if self.checkpoint is not None else None
+        reasons = (end.pos, end.last_index, end.last_term, self.index_files.unit(end.last_index + 1), checkpointed)
+        found = end if reasons == self._known.sought else self.engine.log_end(segment, start, True)
+        self._sought = reasons if found.pos == end.pos else None
+        return found
 
     def _is_blank(self, segment: Segment) -> bool:
         """Whether a segment without entries up front is one that was only created ahead: zeros, and no index of it."""
@@ -185,6 +263,24 @@ class Log:
         index = self.checkpoint.committed_index if self.checkpoint is not None else -1
         unit = self._agreed_unit(segment, index) if segment.source == DLEDGER and segment.check_pos else None
         return unit.pos if unit is not None else segment.base
+
+    def _last_known_in(self, segment: Segment) -> int:
+        """Where the log's last entry stood at an earlier look, if it stands there still; else the segment's base."""
+        last = self._known.lasts.get(segment.source)
+        if last is None or last.base != segment.base:
+            return segment.base
+        if segment.source == COMMITLOG:
+            head = read_at(segment.path, last.pos - segment.base, MESSAGE_HEADER_SIZE)
+            return last.pos if has_message_magic(head, 0, len(head)) else segment.base
+        header = entry_at(segment, last.pos)
+        is_same = header is not None and (header.index, header.term) == (last.index, last.term)
+        return last.pos if is_same else segment.base
+
+    def indexed(self, index: int) -> int | None:
+        """Where an entry stands that the index file and the log agree on."""
+        unit = self.index_files.unit(index) if index >= 0 else None
+        segment = segment_at(self.ledger_segments, unit.pos) if unit is not None else None
+        return self._indexed(segment, index) if segment is not None else None
 
     def _indexed(self, segment: Segment, index: int) -> int | None:
         """Where the index file says that an entry of the segment stands, if an entry there agrees."""
@@ -298,14 +394,15 @@ class Log:
         if wanted == "end":
             return Bound(self.end.last_index, "end")
         proofs = {
-            "checkpoint": self._checkpoint_bound,
+            "checkpoint": self.checkpoint_bound,
             "consumeQueue": self._consume_queue_bound,
             "quorum": lambda: quorum_bound(self, self.replicas, options.group_size),
         }
         names = [wanted] if wanted != "auto" else ["checkpoint", "consumeQueue", *(["quorum"] if self.replicas else [])]
         return best([proofs[name]() for name in names], self.end.last_index)
 
-    def _checkpoint_bound(self) -> Bound:
+    def checkpoint_bound(self) -> Bound:
+        """What the checkpoint says that is committed; it may lie beyond the end of the log."""
         checkpoint, name = self._checkpoint
         if checkpoint is None:
             return Bound(None, None, f"checkpoint: {name}")
