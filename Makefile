@@ -41,8 +41,8 @@ test: $(INSTALLED) ## run the test suite; ARGS goes to pytest
 test-spark-versions: $(PYSPARK_VERSIONS:%=test-spark-%) ## run the smoke tests on PySpark 4.0 and 4.1
 
 .PHONY: interop
-interop: $(INSTALLED) ## compare stores, recovery and groups with the real Java DLedger (needs Maven); SECONDS=120
-	@DLEDGER_INTEROP=$(or $(SECONDS),120) $(PYTHON_BIN) -m pytest tests/interop -o faulthandler_timeout=0
+interop: $(INSTALLED) ## compare stores, groups, messages and tails with Java DLedger and RocketMQ (needs Maven); SECONDS=120
+	@$(SPARK) DLEDGER_INTEROP=$(or $(SECONDS),120) $(PYTHON_BIN) -m pytest tests/interop -o faulthandler_timeout=0
 
 .PHONY: chaos
 chaos: $(INSTALLED) ## kill, stop and cut off real nodes under load; ROUNDS=100, ARGS=--flush=sync
@@ -51,6 +51,15 @@ chaos: $(INSTALLED) ## kill, stop and cut off real nodes under load; ROUNDS=100,
 .PHONY: crashes
 crashes: $(INSTALLED) ## kill a process that writes a store, again and again; ROUNDS=60, ARGS="--flush sync"
 	@$(PYTHON_BIN) -m tests.crashes --rounds $(or $(ROUNDS),60) $(ARGS)
+
+.PHONY: exactly-once
+exactly-once: $(INSTALLED) ## write and tail a group from Spark while leaders and the driver are killed; ROUNDS=20
+	@$(PYTHON_BIN) -m tests.exactly_once --rounds $(or $(ROUNDS),20) $(ARGS)
+
+.PHONY: sink-faults
+sink-faults: $(INSTALLED) ## kill workers, sink and driver at every point of a micro-batch; hold a task for 3 minutes
+	@$(SPARK) DLEDGER_SINK_FAULTS=1 DLEDGER_SINK_HELD=1 $(PYTHON_BIN) -m pytest -o faulthandler_timeout=0 \
+		tests/test_sink_faults.py tests/test_spark_writer.py -k "whoever_is_killed or longer_than_the_lease" $(ARGS)
 
 .PHONY: power
 power: $(INSTALLED) ## let a store lose power at any moment, block by block; RUNS=1000, ARGS="--seed N"

@@ -10,7 +10,20 @@ from importlib import import_module
 
 from benchmarks.measure import PeerMissing, Result
 
-MODULES = ("scans", "damage", "memory", "spark_jobs", "command_line", "store", "replication")
+MODULES = (
+    "scans",
+    "damage",
+    "memory",
+    "spark_jobs",
+    "command_line",
+    "encode",
+    "store",
+    "replication",
+    "messages",
+    "group_tail",
+    "tail",
+    "spark_write",
+)
 
 
 def line(name: str, run: Callable[[str], Result]) -> str:

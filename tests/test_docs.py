@@ -25,7 +25,11 @@ SETUP, *COMMANDS = re.findall(r"```\n(.*?)```", _INCIDENT, re.DOTALL)
 _GROUP = README[README.index("## A replicated log in two minutes") : README.index("## Fast")]
 CLUSTER, SESSION = re.findall(r"```\n(\$.*?)```", _GROUP, re.DOTALL)
 CLIENT_CODE = re.findall(r"```python\n(.*?)```", _GROUP, re.DOTALL)[0]
-EXAMPLES = re.findall(r"```python\n(.*?)```\n\n```\n(.*?)```", README, re.DOTALL)
+# Each by the heading that it stands below.
+EXAMPLES = {
+    README[: found.start()].rpartition("\n## ")[2].partition("\n")[0]: found.groups()
+    for found in re.finditer(r"```python\n(.*?)```\n\n```\n(.*?)```", README, re.DOTALL)
+}
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
@@ -34,10 +38,10 @@ def test_tables_are_those_of_the_code(file: Path) -> None:
 
 
 def test_the_readme_has_examples() -> None:
-    assert len(EXAMPLES) == 2
+    assert {"Ten lines", "Write", "Without Spark"} <= set(EXAMPLES)
 
 
-@pytest.mark.parametrize(("code", "output"), EXAMPLES, ids=["spark", "python"])
+@pytest.mark.parametrize(("code", "output"), EXAMPLES.values(), ids=list(EXAMPLES))
 def test_examples_print_what_the_readme_shows(code: str, output: str, case_folder: Callable[[str], Path]) -> None:
     environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_CONF_DIR": str(ROOT / "examples" / "conf")}
     folder = case_folder("mq-53-upgrade").parent
@@ -162,7 +166,20 @@ def test_the_replicated_log_is_as_the_readme_shows(cluster: tuple[Path, int, lis
 
 
 @pytest.mark.parametrize(
-    "target", ["demo", "test", "lint", "bench", "test-spark-versions", "docs", "help", "simulate", "chaos", "interop"]
+    "target",
+    [
+        "demo",
+        "test",
+        "lint",
+        "bench",
+        "test-spark-versions",
+        "docs",
+        "help",
+        "simulate",
+        "chaos",
+        "interop",
+        "sink-faults",
+    ],
 )
 def test_targets_of_the_readme_exist(target: str) -> None:
     assert f"make {target}" in README

@@ -8,12 +8,13 @@ from pathlib import Path
 
 from pyspark_dledger.format.columns import ALL_COLUMNS
 from pyspark_dledger.format.layout import LAYOUTS, ROCKETMQ_LAYOUTS, Field
-from pyspark_dledger.log.options import OPTIONS
+from pyspark_dledger.log.options import OPTIONS, Option
 from pyspark_dledger.log.verify.findings import CATALOGUE
 from pyspark_dledger.raft.messages import RequestCode
 from pyspark_dledger.raft.node.settings import SETTINGS, default_of
 from pyspark_dledger.raft.wire import binary_layout
 from pyspark_dledger.rocketmq.tables import TABLES as READ_TABLES
+from pyspark_dledger.spark.write_options import WRITE_OPTIONS
 
 ROOT = Path(__file__).resolve().parent.parent
 SPARK_NAMES = {
@@ -37,7 +38,16 @@ def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 
 def options() -> str:
     """The options of a read."""
-    rows = ((f"`{o.name}`", f"`{o.default}`" if o.default else "", o.parser.accepts, o.doc) for o in OPTIONS)
+    return _options(OPTIONS)
+
+
+def write_options() -> str:
+    """The options of a write."""
+    return _options(WRITE_OPTIONS)
+
+
+def _options(found: Iterable[Option]) -> str:
+    rows = ((f"`{o.name}`", f"`{o.default}`" if o.default else "", o.parser.accepts, o.doc) for o in found)
     return table(("option", "default", "takes", "meaning"), rows)
 
 
@@ -123,6 +133,7 @@ def settings() -> str:
 TABLES = {
     "settings": settings,
     "options": options,
+    "write-options": write_options,
     "columns": columns,
     "tables": tables,
     "findings": findings,

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from pyspark_dledger.cli.exits import CLEAN, FINDINGS
 from pyspark_dledger.cli.output import Output, Row, body_form, json_line, note, print_fields, print_table, text_line
@@ -58,8 +59,7 @@ def _append_batch(client: Client, bodies: list[bytes], done: _Done, out: Output,
     try:
         appended = client.append_batch(bodies)
     except PartialAppendError as error:
-        assert isinstance(error.acknowledged, BatchResult)
-        appended, problem = error.acknowledged, error
+        appended, problem = cast(BatchResult, error.acknowledged), error
     except ValueError as error:
         raise OptionError(str(error)) from None
     done.under_way = 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import MutableMapping
+from functools import cached_property
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -25,12 +26,14 @@ if TYPE_CHECKING:
     )
     from pyspark.sql.types import StructType
 
+    from pyspark_dledger.log.options import ReadOptions
+
 _PUSHDOWN_PLANNER = "pyspark.sql.worker.data_source_pushdown_filters"
 _CREATE_VIEW = "CREATE TEMPORARY VIEW name USING dledger OPTIONS (path '...')"
 
 
 class DLedgerDataSource(DataSource):
-    """Read the DLedger logs of Apache RocketMQ: one row per log entry, and tables about what is around it.
+    """Read and write the DLedger logs of Apache RocketMQ: one row per log entry, and tables about what is around it.
 
     Name
     ----
@@ -52,9 +55,12 @@ class DLedgerDataSource(DataSource):
 
     ``.schema("index long, topic string")`` reads just these columns, and the others cost nothing.
 
+    A write to a path, or to ``group`` and ``peers``, has the options of `pyspark_dledger.spark.write_options`: messages
+    of RocketMQ where there is a topic (``topic``, a column or an option), else raw entries of the column ``body``.
+
     Modes
     -----
-    Batch reads. This version neither streams nor writes.
+    Reads and writes, as batches and as streams. A stream reads what is proven committed; see `docs/tail.md`.
 
     Examples
     --------
@@ -63,16 +69,25 @@ class DLedgerDataSource(DataSource):
     >>> log = spark.read.format("dledger").option("topic", "Orders").schema("index long, keys string, body binary")
     >>> log.load("/data/rocketmq/store").show()
 
+    >>> orders.write.format("dledger").mode("append").option("topic", "Orders").save("/data/mylog")
+
     """
 
     @plain_errors
     def __init__(self, options: MutableMapping[str, str]) -> None:
-        from pyspark_dledger.log.options import parse_options
-
         super().__init__(options)
         if "provider" in options:  # a property of a catalog's table, whose options Spark forgets before it reads it
             raise OptionError(f"CREATE TABLE cannot keep the path of a dledger log: use {_CREATE_VIEW}")
-        self.read_options = parse_options(options)
+
+    @cached_property
+    def read_options(self) -> ReadOptions:
+        """The options, for a read. Raises OptionError."""
+        from pyspark_dledger.log.options import parse_options
+        from pyspark_dledger.spark.write_options import is_write_only
+
+        for name in filter(None, map(is_write_only, self.options)):
+            raise OptionError(f"option {name} is one of a write: leave it out of a read")
+        return parse_options(self.options)
 
     @classmethod
     def name(cls) -> str:
@@ -81,11 +96,18 @@ class DLedgerDataSource(DataSource):
 
     @plain_errors
     def schema(self) -> StructType:
-        """Return the schema of the table; a path that holds no readable store is refused here, at ``load``."""
+        """Return the schema of the table; a path that holds no readable store is refused here, at ``load``.
+
+        A live group is not connected to before it is read.
+        """
         from pyspark_dledger.log import Log
+        from pyspark_dledger.log.options import read_paths
         from pyspark_dledger.spark.schema import whole_schema
 
-        Log(self._path(), self.read_options)
+        if not self._is_group:
+            Log(self._path(), self.read_options)
+        elif read_paths(self.options):
+            raise OptionError("a path and options group and peers are both given: load() a group without a path")
         return whole_schema(self.read_options)
 
     @plain_errors
@@ -103,23 +125,50 @@ class DLedgerDataSource(DataSource):
 
         return LogReader(self._path(), self.read_options, schema)
 
+    @plain_errors
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
-        """Refuse: Spark's own error would name a method that no user knows."""
-        raise OptionError("this version of pyspark_dledger does not stream: read the log as a batch, with spark.read")
+        """Return the reader of a stream, over a live group or over a store on disk."""
+        from pyspark_dledger.log.tail import stream_options
 
+        options = stream_options(self.read_options, self.options)
+        if self._is_group:
+            from pyspark_dledger.spark.group_stream import GroupStreamReader, check_group_options
+
+            check_group_options(options, self.options)
+            return GroupStreamReader(options, schema)
+        from pyspark_dledger.spark.stream import StoreStreamReader
+
+        return StoreStreamReader(self._path(), options, schema)
+
+    @property
+    def _is_group(self) -> bool:
+        return bool(self.read_options.group or self.read_options.peers)
+
+    @plain_errors
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """Refuse, in words."""
-        raise OptionError("this version of pyspark_dledger does not write: it reads, with spark.read")
+        """Return the writer of a batch; everything that can be refused without a row is refused here, on the driver."""
+        from pyspark_dledger.spark.write_options import parse_write_options
+        from pyspark_dledger.spark.writer import BatchWriter
 
+        _check_append(overwrite)
+        return BatchWriter(parse_write_options(self.options), schema)
+
+    @plain_errors
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
-        """Refuse, in words."""
-        raise OptionError("this version of pyspark_dledger does not write: it reads, with spark.read")
+        """Return the writer of a micro-batch, for its tasks or for its commit."""
+        from pyspark_dledger.spark.write_options import parse_write_options
+        from pyspark_dledger.spark.writer import StreamWriter
+
+        _check_append(overwrite)
+        return StreamWriter(parse_write_options(self.options), schema)
 
     def _path(self) -> str:
         from pyspark_dledger.log.options import read_paths
 
-        if self.read_options.group or self.read_options.peers:
-            raise OptionError("options group and peers name a live group, which this version cannot read: load a path")
+        if self._is_group:
+            raise OptionError(
+                "options group and peers name a live group, which is a stream: use spark.readStream, or load a path"
+            )
         paths = read_paths(self.options)
         if not paths:
             raise OptionError(f"no path is given: name the store in load(path), or in SQL use {_CREATE_VIEW}")
@@ -127,6 +176,14 @@ class DLedgerDataSource(DataSource):
 
 
 DefaultSource = DLedgerDataSource
+
+
+def _check_append(overwrite: bool) -> None:
+    if overwrite:
+        raise OptionError(
+            "expected mode append, found overwrite: a log is append-only, and whoever follows it holds on to what was "
+            "committed; append, or write to a new folder"
+        )
 
 
 def _pushes_filters() -> bool:

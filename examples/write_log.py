@@ -1,0 +1,81 @@
+"""Write a log with Spark, as a batch and as a stream, and read it back.
+
+``python examples/write_log.py [PATH]``: without a path the log is written to a folder that is removed at the end.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+HERE = Path(__file__).resolve().parent
+
+
+def start_spark() -> SparkSession:
+    """Start a local session that prints errors only."""
+    # Spark's workers must be a Python that has this package: the one that runs this file.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("SPARK_CONF_DIR", str(HERE / "conf"))
+    return (
+        SparkSession.builder.master("local[2]")
+        .appName("write_log")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.sql.session.timeZone", "UTC")
+        .getOrCreate()
+    )
+
+
+def orders(rows: DataFrame) -> DataFrame:
+    """Messages of the numbers in the column ``id``."""
+    return rows.select(
+        F.lit("Orders").alias("topic"),
+        F.col("id").cast("string").alias("keys"),
+        F.when(F.col("id") % 2 == 0, "paid").alias("tags"),
+        F.create_map(F.lit("customer"), (F.col("id") % 7).cast("string")).alias("properties"),
+        F.concat(F.lit("order "), F.col("id")).alias("body"),
+    )
+
+
+def write_batch(spark: SparkSession, path: str) -> None:
+    """Write a thousand messages in one job."""
+    orders(spark.range(1000)).write.format("dledger").mode("append").save(path)
+
+
+def write_stream(spark: SparkSession, path: str, folder: Path) -> None:
+    """Write what is found in a folder of files, a micro-batch for each, then stop."""
+    source = str(folder / "source")
+    for first in (1000, 1100, 1200):
+        spark.range(first, first + 100).coalesce(1).write.mode("append").parquet(source)
+    rows = spark.readStream.schema("id long").option("maxFilesPerTrigger", 1).parquet(source)
+    stream = orders(rows).writeStream.format("dledger").option("checkpointLocation", str(folder / "checkpoint"))
+    stream.trigger(availableNow=True).start(path).awaitTermination()
+
+
+def show(spark: SparkSession, path: str) -> None:
+    """Print what the log holds."""
+    log = spark.read.format("dledger").load(path)
+    print("\nThe first messages:\n")
+    log.select("index", "topic", "queueId", "queueOffset", "tags", "keys").orderBy("index").show(5)
+    print("Messages by queue:\n")
+    log.groupBy("topic", "queueId", "committed").count().orderBy("queueId").show()
+
+
+def main(arguments: list[str]) -> None:
+    """Write to the given path, or to a folder for the moment."""
+    with tempfile.TemporaryDirectory(prefix="dledger-") as folder:
+        path = arguments[0] if arguments else str(Path(folder) / "log")
+        spark = start_spark()
+        write_batch(spark, path)
+        write_stream(spark, path, Path(folder))
+        show(spark, path)
+        spark.stop()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,158 @@
+"""Starting the process of an embedded sink, on the driver's machine; and finding that of a stream again."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import secrets
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from pyspark_dledger.errors import DLedgerError, OptionError, StoreError
+from pyspark_dledger.spark.driver import driver_pid, host_for_tasks
+from pyspark_dledger.spark.embedded import Settings
+from pyspark_dledger.spark.lease import Sink, ask
+from pyspark_dledger.spark.place import place_of
+from pyspark_dledger.spark.write_options import WriteOptions
+
+_MODULE = "pyspark_dledger.spark.embedded"
+# A Python's module, with this standard input, as a child of nobody here: nobody has to wait for its end.
+_DETACHED = 'exec 3<&0; "$0" -m "$1" <&3 3<&- &'
+
+
+def start_sink(options: WriteOptions, is_message: bool) -> Sink:
+    """A process of its own for one job, with its store open. It outlives this one, and ends with the driver.
+
+    Raises StoreError and OptionError where the store cannot be written.
+    """
+    return start(_settings(options, is_message))
+
+
+def stream_sink(options: WriteOptions, is_message: bool) -> Sink:
+    """The process that serves the streams of this driver to that path, started where there is none.
+
+    Where it listens, and its secret, stand in a file that only this user can read.
+    """
+    settings = _settings(options, is_message)
+    file, lock = _files_of(settings)
+    with _locked(lock):
+        found = _read(file)
+        if found is not None and is_alive(found):
+            return found
+        sink = start(settings._replace(files=[str(file), str(lock)]))
+        _write(file, sink)
+        return sink
+
+
+def _settings(options: WriteOptions, is_message: bool) -> Settings:
+    assert options.path is not None
+    place = place_of(options.path, options.self_id, is_message)
+    return Settings(
+        root=str(place.root),
+        self_id=place.self_id,
+        host=options.listen or host_for_tasks(),
+        secret=secrets.token_hex(32),
+        driver=driver_pid(),
+        lease_ms=options.lease_ms,
+        flush=options.flush,
+        data_file_size=options.data_file_size,
+        index_file_size=options.index_file_size,
+        is_message=is_message,
+        producer_id_expiry_ms=options.producer_id_expiry_ms,
+    )
+
+
+def start(settings: Settings) -> Sink:
+    """Start the process, in a session of its own: what ends this one, or its group, does not end it."""
+    folders = [str(Path(folder).absolute()) for folder in sys.path]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(folders)}
+    process = subprocess.Popen(  # noqa: S603  # this Python
+        ["/bin/sh", "-c", _DETACHED, sys.executable, _MODULE],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+        env=environment,
+        cwd="/",
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    with process.stdin, process.stdout:
+        # One that has ended already says so by an empty answer.
+        with suppress(BrokenPipeError):
+            process.stdin.write(json.dumps(settings._asdict()).encode() + b"\n")
+            process.stdin.flush()
+        line = process.stdout.readline()
+    process.wait()
+    if not line:
+        raise DLedgerError("expected the embedded sink to start, found that it ended at once: standard error says more")
+    answer = json.loads(line)
+    if "error" in answer:
+        raise _error(answer)
+    return Sink(settings.host, answer["port"], answer["pid"], settings.secret, settings.lease_ms)
+
+
+def _error(answer: dict[str, str]) -> DLedgerError:
+    return (OptionError if answer.get("kind") == "OptionError" else StoreError)(answer["error"])
+
+
+def is_alive(sink: Sink) -> bool:
+    """Whether it is there, and knows its secret: somebody else may have its port by now."""
+    try:
+        ask(sink, "flush")
+    except DLedgerError:
+        return False
+    return True
+
+
+# The file by which a stream's process is found again.
+
+
+def _files_of(settings: Settings) -> tuple[Path, Path]:
+    """Of each driver and store, and each way of writing it: what tells of the process, and who may start it."""
+    key = json.dumps(settings._replace(secret="", host="")._asdict(), sort_keys=True)
+    file = _folder() / f"{hashlib.blake2b(key.encode(), digest_size=16).hexdigest()}.json"
+    return file, file.with_suffix(".lock")
+
+
+def _folder() -> Path:
+    """A folder of this user's. Raises DLedgerError where somebody else made it."""
+    folder = Path(tempfile.gettempdir()) / f"pyspark-dledger-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise DLedgerError(f"{folder}: expected a folder that only this user can read, found another: remove it")
+    return folder
+
+
+@contextmanager
+def _locked(lock: Path) -> Iterator[None]:
+    """Of two processes that look for one that is not there only one starts it."""
+    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _read(file: Path) -> Sink | None:
+    try:
+        return Sink(**json.loads(file.read_text()))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _write(file: Path, sink: Sink) -> None:
+    temporary = file.with_suffix(".tmp")
+    temporary.unlink(missing_ok=True)
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with open(descriptor, "w") as stream:
+        json.dump(sink._asdict(), stream)
+    temporary.replace(file)

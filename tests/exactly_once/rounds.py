@@ -1,0 +1,251 @@
+"""Rounds of faults while messages are written and tailed, and what is to hold at the end."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlparse
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+import pyspark_dledger as dl
+from pyspark_dledger.errors import DLedgerError
+from tests.chaos.group import GROUP
+from tests.exactly_once.group import MessageGroup
+from tests.groups import eventually
+from tests.spark_cluster import ROOT, SHORT_LIVED, kill_tree
+
+TOPIC = "Orders"
+FILES_A_ROUND, MESSAGES_A_FILE, EQUAL_ONES = 4, 100, 3
+# Seconds within which all that was given to the writer has to have come out of the tail, once nothing is broken.
+PATIENCE = 600.0
+_MOST_SHOWN = 5
+_DRIVER = Path(__file__).parent / "driver.py"
+_SETTINGS = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.driver.memory": "512m",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+}
+
+
+@dataclass
+class Report:
+    """What happened; ``wrong`` is empty if each message is in the log and in the tail's rows exactly once."""
+
+    faults: Counter[str] = field(default_factory=Counter)
+    messages: int = 0
+    drivers: int = 0
+    drivers_ended: int = 0
+    terms: int = 0
+    wrong: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        faults = ", ".join(f"{name} {count}" for name, count in sorted(self.faults.items()))
+        return (
+            f"{self.messages} messages, {self.drivers} drivers, of which {self.drivers_ended} ended by themselves, "
+            f"term {self.terms}; faults: {faults or 'none'}; {len(self.wrong)} wrong"
+        )
+
+
+class Job:
+    """The group, the driver and the files between them, below ``folder``."""
+
+    def __init__(self, folder: Path, report: Report) -> None:
+        self.folder = folder
+        self.report = report
+        self.input, self.rows = folder / "input", folder / "rows"
+        (folder / "nodes").mkdir()
+        self.input.mkdir()
+        self.group = MessageGroup(folder / "nodes", 3, "async")
+        self.expected: Counter[bytes] = Counter()
+        self._driver: subprocess.Popen[bytes] | None = None
+        self._files = 0
+
+    def give(self, files: int) -> None:
+        """More files for the writer. A file holds a few messages that are equal, each of which counts."""
+        for _ in range(files):
+            first = self._files * MESSAGES_A_FILE
+            bodies = [f"message {first + number}" for number in range(MESSAGES_A_FILE - EQUAL_ONES)]
+            bodies += [f"equal in file {self._files}"] * EQUAL_ONES
+            self.expected.update(body.encode() for body in bodies)
+            keys = [f"k{number % 7}" for number in range(MESSAGES_A_FILE)]
+            table = pa.table({"topic": [TOPIC] * MESSAGES_A_FILE, "body": bodies, "keys": keys})
+            hidden = self.input / f".{self._files}.parquet"
+            pq.write_table(table, hidden)
+            hidden.rename(self.input / f"{self._files}.parquet")
+            self._files += 1
+        self.report.messages = self.expected.total()
+
+    def start_driver(self) -> None:
+        peers = self.group.peers
+        told = {"input": str(self.input), "rows": str(self.rows), "folder": str(self.folder), "topic": TOPIC}
+        submit = " ".join(f"--conf {name}={value}" for name, value in _SETTINGS.items())
+        environment = {
+            **os.environ,
+            **SHORT_LIVED,
+            "PYSPARK_SUBMIT_ARGS": f"{submit} pyspark-shell",
+            "PYSPARK_PYTHON": os.path.relpath(sys.executable, ROOT),
+            "SPARK_CONF_DIR": str(ROOT / "examples" / "conf"),
+        }
+        with (self.folder / "driver.log").open("ab") as log:
+            self._driver = subprocess.Popen(
+                [sys.executable, str(_DRIVER), json.dumps({**told, "group": GROUP, "peers": peers})],
+                cwd=ROOT,
+                env=environment,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        self.report.drivers += 1
+
+    def kill_driver(self) -> None:
+        """kill -9, with its JVM and its Python workers."""
+        if self._driver is not None:
+            kill_tree(self._driver)
+            self._driver = None
+
+    def kill_leader(self) -> None:
+        leader = eventually(self.group.leader, PATIENCE)
+        assert leader is not None
+        self.group.kill(leader)
+
+    def heal(self) -> None:
+        """Start whatever does not run. A driver that ended by itself is started again, as who runs it would."""
+        self.report.wrong += [f"{node} ended by itself, see {node}.log" for node in self.group.crashed()]
+        self.group.start_all()
+        if self._driver is not None and self._driver.poll() is not None:
+            self.report.drivers_ended += 1
+            self.kill_driver()
+        if self._driver is None:
+            self.start_driver()
+
+    def await_rows(self, count: int) -> bool:
+        """Whether the tail gives so many rows in time."""
+        deadline = time.monotonic() + PATIENCE
+        while (found := self.count_rows()) < count and time.monotonic() < deadline:
+            time.sleep(0.2)
+            self.heal()
+        return found >= count
+
+    def count_rows(self) -> int:
+        return sum(pq.read_metadata(file).num_rows for file in _committed_files(self.rows))
+
+    def stop(self) -> None:
+        self.kill_driver()
+        self.group.stop()
+
+
+def run(folder: Path, rounds: int, seed: int, say: Callable[[str], None] = lambda _: None) -> Report:
+    """Rounds of faults, of which the first two are a leader's and the driver's."""
+    report = Report()
+    chance = random.Random(seed)
+    job = Job(folder, report)
+    try:
+        job.group.start_all()
+        job.give(FILES_A_ROUND)
+        job.heal()
+        if not job.await_rows(1):
+            report.wrong.append(f"no row within {PATIENCE:.0f} s, see driver.log")
+        for number in range(rounds):
+            if report.wrong:
+                break
+            _round(job, number, chance, report)
+            say(f"round {number + 1} of {rounds}: {report}")
+        if not report.wrong and not job.await_rows(report.messages):
+            report.wrong.append(f"{job.count_rows()} of {report.messages} rows within {PATIENCE:.0f} s, see driver.log")
+        job.kill_driver()
+        report.terms = _settle(job)
+    finally:
+        job.stop()
+    _judge(job, report)
+    return report
+
+
+def _round(job: Job, number: int, chance: random.Random, report: Report) -> None:
+    """New files, a fault while they are written and tailed, and the fault mended while they still are."""
+    job.give(FILES_A_ROUND)
+    time.sleep(chance.choice((0.1, 0.5, 1.0, 2.0)))
+    faults: list[list[Callable[[], None]]] = [[job.kill_leader], [job.kill_driver], [job.kill_leader, job.kill_driver]]
+    for fault in faults[number] if number < len(faults) else chance.choice(faults):
+        fault()
+        report.faults[fault.__name__] += 1
+        time.sleep(chance.choice((0.0, 0.3, 1.0)))
+    job.heal()
+    # Not all of them: the next fault is to come while rows are still on their way.
+    if not job.await_rows(report.messages - FILES_A_ROUND * MESSAGES_A_FILE // 2):
+        report.wrong.append(f"{job.count_rows()} rows within {PATIENCE:.0f} s after a fault, see driver.log")
+
+
+def _settle(job: Job) -> int:
+    """Wait until every member knows that it holds everything; the term that they are in."""
+    with dl.connect(group=GROUP, peers=job.group.peers, max_retries=20) as client:
+        deadline = time.monotonic() + PATIENCE
+        while time.monotonic() < deadline:
+            try:
+                statuses = [client.status(node) for node in job.group.ids]
+            except DLedgerError:
+                continue
+            if len({(status.end_index, status.committed_index) for status in statuses}) == 1:
+                return max(status.term for status in statuses)
+            time.sleep(0.1)
+    job.report.wrong.append(f"the members did not come to the same end within {PATIENCE:.0f} s")
+    return -1
+
+
+def _judge(job: Job, report: Report) -> None:
+    columns = ["index", "queueId", "queueOffset", "body"]
+    logs = {}
+    for node in job.group.ids:
+        log = dl.open_log(job.group.root(node))
+        logs[node] = [row for batch in log.scan(columns, topic=TOPIC) for row in batch.to_pylist()]
+    for node, rows in logs.items():
+        texts = chain(differences(rows, job.expected), wrong_offsets(rows))
+        report.wrong += [f"log of {node}: {text}" for text in islice(texts, _MOST_SHOWN)]
+    tailed = [row for file in _committed_files(job.rows) for row in pq.read_table(file).select(columns).to_pylist()]
+    tailed.sort(key=lambda row: row["index"])
+    report.wrong += [f"tail: {text}" for text in islice(differences(tailed, job.expected), _MOST_SHOWN)]
+    if tailed != logs[job.group.ids[0]] and not report.wrong:
+        report.wrong.append("tail: the rows are not those of the log")
+
+
+def differences(rows: list[dict[str, Any]], expected: Counter[bytes]) -> Iterator[str]:
+    """Each body that is there more or less often than it was given."""
+    found = Counter(row["body"] for row in rows)
+    for body in sorted(found.keys() | expected.keys()):
+        if found[body] != expected[body]:
+            yield f"{body.decode()!r} expected {expected[body]} times, found {found[body]} times"
+
+
+def wrong_offsets(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """A queue's offsets are 0, 1, 2 and so on, in the order of the log."""
+    following: Counter[int] = Counter()
+    for row in rows:
+        if row["queueOffset"] != following[row["queueId"]]:
+            yield (
+                f"index {row['index']}: expected offset {following[row['queueId']]} of queue {row['queueId']}, found "
+                f"{row['queueOffset']}"
+            )
+        following[row["queueId"]] += 1
+
+
+def _committed_files(folder: Path) -> list[Path]:
+    """The files of a streaming file sink that its log of micro-batches names; others are of batches that failed."""
+    files: dict[Path, None] = {}
+    for batch in sorted((folder / "_spark_metadata").glob("[0-9]*")):
+        for line in batch.read_text().splitlines()[1:]:
+            files[Path(unquote(urlparse(json.loads(line)["path"]).path))] = None
+    return list(files)

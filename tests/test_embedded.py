@@ -1,0 +1,390 @@
+"""The process of the embedded sink: its lease, its lock, its secret, and what ends it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from pyspark_dledger.errors import DLedgerError, GroupError, StoreError
+from pyspark_dledger.format.engine import get_engine
+from pyspark_dledger.format.puts import PutSettings
+from pyspark_dledger.log import open_log
+from pyspark_dledger.raft.client import connect
+from pyspark_dledger.spark import driver, launch
+from pyspark_dledger.spark.lease import Lease, Sink, SinkGoneError, ask, open_store
+from pyspark_dledger.spark.place import Place, place_of
+from pyspark_dledger.spark.targets import EmbeddedTarget
+from pyspark_dledger.spark.write_options import WriteOptions
+from pyspark_dledger.store.state import write_current_term
+from tests import golden
+from tests.groups import eventually
+from tests.sinks import SECRET, Sinks, bodies, client_of, end, is_free, is_gone, is_running, kill, sinks
+
+__all__ = ["sinks"]
+
+LEASE = 300
+
+
+def test_it_serves_a_log_and_ends_with_everything_on_disk(sinks: Sinks) -> None:
+    sink = sinks.start()
+    with client_of(sink) as client:
+        client.append_batch([b"one", b"two"])
+    end(sink)
+    assert bodies(sinks.root) == [b"one", b"two"]
+    assert is_free(sinks.root)
+
+
+def test_a_log_goes_on_with_the_next_job(sinks: Sinks) -> None:
+    for body in (b"one", b"two"):
+        sink = sinks.start()
+        with client_of(sink) as client:
+            client.append(body)
+        end(sink)
+    assert bodies(sinks.root) == [b"one", b"two"]
+
+
+def test_messages_go_on_behind_a_brokers_old_commitlog(tmp_path: Path) -> None:
+    root = golden.unpack("mq-plain", tmp_path)
+    sinks = Sinks(root)
+    try:
+        sink = sinks.start(is_message=True)
+        with client_of(sink) as client:
+            counts = client.topics(["OrderTopic"])
+            rows = pa.RecordBatch.from_arrays([pa.array(["OrderTopic"]), pa.array([b"new"])], names=["topic", "body"])
+            settings = PutSettings(bytes(8), 0, bytes(8), counts.store_host, counts.queue_counts)
+            engine = get_engine()
+            put = client.put_messages(engine.encode_messages(rows, settings, engine.new_ordinals()))
+        end(sink)
+    finally:
+        sinks.close()
+    columns = ["source", "queueId", "queueOffset", "problem", "committed", "body"]
+    found = [row for batch in open_log(root).scan(columns, topic="OrderTopic") for row in batch.to_pylist()]
+    *old, new = found
+    before = [row["queueOffset"] for row in old if row["queueId"] == new["queueId"]]
+    assert {row["source"] for row in old} == {"commitlog"}
+    assert (new["source"], new["problem"], new["committed"], new["body"]) == ("dledger", None, True, b"new")
+    assert new["queueOffset"] == next(iter(put)).queue_offset == max(before) + 1
+
+
+# The lease
+
+
+def test_without_a_task_the_store_is_let_go_and_opened_again_for_the_next(sinks: Sinks) -> None:
+    sink = sinks.start(lease_ms=LEASE)
+    with client_of(sink) as client:
+        client.append(b"before")
+    assert eventually(lambda: is_free(sinks.root))
+    assert is_running(sink.pid)
+    with client_of(sink) as client:
+        client.append(b"after")
+    end(sink)
+    assert bodies(sinks.root) == [b"before", b"after"]
+
+
+def test_a_task_that_waits_keeps_the_store_open(sinks: Sinks) -> None:
+    sink = sinks.start(lease_ms=LEASE)
+    opened = open_store(sink)
+    with Lease(sink), connect(opened.group, opened.peers, secret=sink.secret, max_retries=0) as client:
+        client.append(b"before")
+        time.sleep(5 * LEASE / 1000)
+        assert not is_free(sinks.root)
+        client.append(b"after")
+    end(sink)
+    assert bodies(sinks.root) == [b"before", b"after"]
+
+
+def test_a_process_that_was_stopped_for_longer_than_its_lease_has_not_lost_it(sinks: Sinks) -> None:
+    sink = sinks.start(lease_ms=2000)
+    opened = open_store(sink)
+    os.kill(sink.pid, signal.SIGSTOP)
+    time.sleep(3)
+    os.kill(sink.pid, signal.SIGCONT)
+    assert open_store(sink) == opened
+
+
+# Who may ask
+
+
+def test_who_does_not_know_the_secret_is_refused(sinks: Sinks) -> None:
+    sink = sinks.start()
+    with pytest.raises(StoreError, match="expected the job's secret, found another"):
+        ask(sink._replace(secret="wrong"), "end")
+    opened = open_store(sink)
+    for secret in (None, "wrong"):
+        with connect(opened.group, opened.peers, secret=secret, max_retries=0) as client, pytest.raises(GroupError):
+            client.append(b"intruder")
+    end(sink)
+    assert bodies(sinks.root) == []
+
+
+def test_what_is_no_request_does_no_harm(sinks: Sinks) -> None:
+    sink = sinks.start()
+    for line in (b"\n", b"[]\n", b'{"secret": 5}\n', b"\xff\n", b"x" * 100_000 + b"\n", b""):
+        with socket.create_connection((sink.host, sink.port), 10) as connection:
+            connection.sendall(line)
+            connection.shutdown(socket.SHUT_WR)
+            answer = b"".join(iter(lambda: connection.recv(4096), b""))
+        assert not answer or "secret" in json.loads(answer)["error"]
+    end(sink)
+
+
+def test_the_secret_is_in_no_command_line_and_no_environment(sinks: Sinks) -> None:
+    sink = sinks.start()
+    for name in ("cmdline", "environ"):
+        assert SECRET.encode() not in Path(f"/proc/{sink.pid}/{name}").read_bytes()
+    assert SECRET not in repr(sink)
+
+
+# What ends it
+
+
+def test_it_ends_with_the_driver(sinks: Sinks) -> None:
+    process = subprocess.Popen(["sleep", "1000"])
+    sink = sinks.start(driver=process.pid)
+    with client_of(sink) as client:
+        client.append(b"kept")
+    process.kill()
+    process.wait()
+    assert eventually(lambda: not is_running(sink.pid))
+    assert bodies(sinks.root) == [b"kept"]
+
+
+def test_it_does_not_begin_without_the_driver(sinks: Sinks) -> None:
+    process = subprocess.Popen(["true"])
+    process.wait()
+    sink = sinks.start(driver=process.pid)
+    assert eventually(lambda: not is_running(sink.pid))
+
+
+def test_a_killed_process_leaves_no_lock_and_everything_that_it_acknowledged(sinks: Sinks) -> None:
+    sink = sinks.start()
+    with client_of(sink) as client:
+        client.append_batch([b"%d" % number for number in range(1000)])
+        kill(sink.pid)
+    assert is_gone(sink)
+    with pytest.raises(SinkGoneError, match="what it acknowledged is in the log"):
+        ask(sink, "end")
+    following = sinks.start()
+    with client_of(following) as client:
+        client.append(b"more")
+    end(following)
+    assert bodies(sinks.root) == [*(b"%d" % number for number in range(1000)), b"more"]
+
+
+def test_sigterm_closes_the_store(sinks: Sinks) -> None:
+    sink = sinks.start()
+    with client_of(sink) as client:
+        client.append(b"kept")
+    os.kill(sink.pid, signal.SIGTERM)
+    assert eventually(lambda: not is_running(sink.pid))
+    assert bodies(sinks.root) == [b"kept"]
+
+
+def test_a_commit_without_the_process_is_one_only_if_all_is_on_disk(sinks: Sinks) -> None:
+    sink = sinks.start()
+    kill(sink.pid)
+    in_sync, later = (EmbeddedTarget("/log", sink, is_sync, 3000, 1) for is_sync in (True, False))
+    in_sync.ended()
+    in_sync.made_durable({sink.pid})
+    for commit in (later.ended, lambda: later.made_durable({sink.pid})):
+        with pytest.raises(DLedgerError, match="with flush=async it may not be on disk yet"):
+            commit()
+
+
+def test_a_micro_batch_that_another_process_acknowledged_is_not_known_to_be_on_disk(sinks: Sinks) -> None:
+    sink = sinks.start(flush="async")
+    target = EmbeddedTarget("/log", sink, False, 3000, 1)
+    target.made_durable({sink.pid})
+    with pytest.raises(DLedgerError, match=rf"in process {sink.pid}, found that .*1.* acknowledged entries; with"):
+        target.made_durable({sink.pid, 1})
+
+
+def test_executors_that_do_not_reach_a_loopback_address_are_told_what_to_say() -> None:
+    """Nobody listens there."""
+    target = EmbeddedTarget("/log", Sink("127.0.0.1", 1, 2, SECRET, 1000), True, 3000, 1)
+    with pytest.raises(DLedgerError, match="say with the option listen at which address"), target.connected("yarn"):
+        pass
+    with pytest.raises(SinkGoneError), target.connected("local[2]"):
+        pass
+
+
+# Two jobs on one path
+
+
+def test_a_second_job_fails_clearly_when_the_first_does_not_end(sinks: Sinks) -> None:
+    first = sinks.start()
+    with pytest.raises(StoreError, match=rf"found it in use by process {first.pid}: .*waited 0\.\d s for it"):
+        sinks.start(lease_ms=LEASE)
+    with client_of(first) as client:
+        client.append(b"undisturbed")
+    end(first)
+    assert bodies(sinks.root) == [b"undisturbed"]
+
+
+def test_a_second_job_waits_for_the_first(sinks: Sinks) -> None:
+    first = sinks.start()
+    # It has the store as long as it is told to, so the second has to wait for it.
+    waiting = subprocess.Popen([sys.executable, "-c", f"import time; time.sleep(1); {ENDS}", *map(str, first)])
+    second = sinks.start(lease_ms=20_000)
+    waiting.wait()
+    assert not is_running(first.pid)
+    end(second)
+
+
+ENDS = """
+import sys
+from pyspark_dledger.spark.lease import Sink, ask
+host, port, pid, secret, lease_ms = sys.argv[1:]
+ask(Sink(host, int(port), int(pid), secret, int(lease_ms)), "end")
+"""
+ENDS = f"exec({ENDS!r})"
+
+
+def test_a_job_whose_lease_ran_out_waits_for_who_has_the_store_now(sinks: Sinks) -> None:
+    first = sinks.start(lease_ms=LEASE)
+    assert eventually(lambda: is_free(sinks.root))
+    second = sinks.start()
+    with pytest.raises(StoreError, match=rf"found it in use by process {second.pid}"):
+        open_store(first)
+    end(second)
+    assert open_store(first)
+
+
+# Finding a stream's process again
+
+
+def options_of(root: Path) -> WriteOptions:
+    return WriteOptions(path=str(root), data_file_size=1 << 20, index_file_size=32 * 1024)
+
+
+def test_a_streams_process_is_found_again_and_replaced_when_it_is_gone(
+    sinks: Sinks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch.tempfile, "gettempdir", lambda: str(tmp_path))
+    first = launch.stream_sink(options_of(sinks.root), False)
+    assert launch.stream_sink(options_of(sinks.root), False) == first
+    (folder,) = tmp_path.glob("pyspark-dledger-*")
+    assert [file.stat().st_mode & 0o777 for file in (folder, *folder.iterdir())] == [0o700, 0o600, 0o600]
+    kill(first.pid)
+    second = launch.stream_sink(options_of(sinks.root), False)
+    assert second.pid != first.pid
+    end(second)
+    assert list(folder.iterdir()) == []
+
+
+def test_a_port_that_somebody_else_has_now_is_no_process_of_ours(sinks: Sinks) -> None:
+    sink = sinks.start()
+    assert not launch.is_alive(sink._replace(secret="another job's"))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=answer_once, args=(server,))
+        thread.start()
+        assert not launch.is_alive(sink._replace(port=server.getsockname()[1]))
+        thread.join()
+    assert launch.is_alive(sink)
+
+
+def answer_once(server: socket.socket) -> None:
+    connection, _ = server.accept()
+    with connection:
+        connection.recv(4096)
+        connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+
+def test_somebody_elses_folder_is_not_trusted(sinks: Sinks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch.tempfile, "gettempdir", lambda: str(tmp_path))
+    (tmp_path / f"pyspark-dledger-{os.getuid()}").mkdir(mode=0o755)
+    with pytest.raises(DLedgerError, match="expected a folder that only this user can read"):
+        launch.stream_sink(options_of(sinks.root), False)
+
+
+# Where it writes
+
+
+def made(root: Path, *names: str) -> Path:
+    for name in names:
+        (root / name).mkdir(parents=True)
+    return root
+
+
+def test_the_place_of_a_new_log_and_of_one_that_is_there(tmp_path: Path) -> None:
+    assert place_of(str(tmp_path / "new"), None, False) == Place(tmp_path / "new", "n0")
+    assert place_of(str(tmp_path / "new"), "n7", False) == Place(tmp_path / "new", "n7")
+    root = made(tmp_path, "dledger-n3/data")
+    assert place_of(str(root), None, False) == Place(root, "n3")
+    assert place_of(str(root / "dledger-n3"), None, False) == Place(root, "n3")
+    assert place_of(str(root / "dledger-n3"), "n3", False) == Place(root, "n3")
+    (tmp_path / "link").symlink_to(root / "dledger-n3")
+    assert place_of(str(tmp_path / "link"), None, False) == Place(root, "n3")
+
+
+@pytest.mark.parametrize(
+    ("names", "self_id", "is_message", "problem"),
+    [
+        (("dledger-n0", "dledger-n1"), None, True, "found n0, n1: they are members of a group; write to its group"),
+        (("dledger-n0", "dledger-n1"), "n0", True, "found n0, n1: they are members of a group"),
+        (("dledger-n3",), "n0", True, "expected the node n0 .selfId., found n3"),
+        (("dledger-n0/snapshot",), None, True, "found a snapshot folder, which only 0.4.0 has"),
+        (("photos",), None, True, "expected a store, or an empty or new folder, found photos"),
+        (("commitlog",), None, False, "found commitlog/ of a broker, which raw entries would confuse"),
+        (("dledger-n0", "consumequeue"), None, False, "found consumequeue/ of a broker"),
+    ],
+)
+def test_a_place_that_is_not_for_a_group_of_one(
+    tmp_path: Path, names: tuple[str, ...], self_id: str | None, is_message: bool, problem: str
+) -> None:
+    with pytest.raises(StoreError, match=problem):
+        place_of(str(made(tmp_path, *names)), self_id, is_message)
+
+
+def test_a_member_of_a_larger_group_is_known_by_its_vote(tmp_path: Path) -> None:
+    node = made(tmp_path, "dledger-n0/data") / "dledger-n0"
+    write_current_term(node, 3, "n0")
+    assert place_of(str(tmp_path), None, False).self_id == "n0"
+    write_current_term(node, 4, "n2")
+    with pytest.raises(StoreError, match="found that n0 voted for n2: it is a member of a larger group"):
+        place_of(str(tmp_path), None, False)
+
+
+def test_a_file_is_no_place(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreError, match="expected a folder to write a log in, found a file"):
+        place_of(str(tmp_path / "file"), None, False)
+
+
+# What a worker knows of its driver
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["java", "org.apache.spark.deploy.SparkSubmit", "--conf", "spark.master=local[2]"], "127.0.0.1"),
+        (["java", "SparkSubmit"], "127.0.0.1"),
+        (["java", "--master", "spark://h:7077", "--conf", "spark.driver.host=10.1.2.3"], "10.1.2.3"),
+        (["java", "--master", "local-cluster[2,1,1024]", "--conf", "spark.driver.host=10.1.2.3"], "10.1.2.3"),
+        (["java", "-Dspark.master=yarn", "-Dspark.driver.host=10.1.2.3", "Main"], "10.1.2.3"),
+        (["java", "--master", "k8s://h", "--properties-file", "{conf}"], "10.9.9.9"),
+    ],
+)
+def test_tasks_reach_the_sink_by_loopback_or_as_the_driver(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arguments: list[str], expected: str
+) -> None:
+    conf = tmp_path / "spark.properties"
+    conf.write_text("# comment\nspark.driver.host=10.9.9.9\nspark.master local\n")
+    given = [argument.replace("{conf}", str(conf)) for argument in arguments]
+    monkeypatch.setattr(driver, "_arguments", lambda _: given)
+    monkeypatch.delenv("SPARK_CONF_DIR", raising=False)
+    assert driver.host_for_tasks() == expected
+
+
+def test_the_driver_of_a_process_without_java_is_its_parent() -> None:
+    assert driver.driver_pid() == os.getppid()

@@ -1,0 +1,37 @@
+"""A streaming writer and a streaming tail over a group, while the leader and the Spark driver are killed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+from tests.exactly_once.rounds import differences, run, wrong_offsets
+
+
+def test_each_message_is_written_and_tailed_exactly_once(tmp_path: Path) -> None:
+    """The long form is `make exactly-once`."""
+    report = run(tmp_path, rounds=2, seed=7)
+    assert report.wrong == []
+    assert set(report.faults) == {"kill_leader", "kill_driver"}
+    assert report.drivers >= 2, report
+    assert report.terms >= 1, report
+
+
+def test_what_is_missing_or_there_twice_is_seen() -> None:
+    rows = [{"body": body} for body in (b"a", b"b", b"b", b"c")]
+    assert list(differences(rows, Counter([b"a", b"b", b"d", b"d"]))) == [
+        "'b' expected 1 times, found 2 times",
+        "'c' expected 0 times, found 1 times",
+        "'d' expected 2 times, found 0 times",
+    ]
+    assert list(differences(rows, Counter([b"a", b"b", b"b", b"c"]))) == []
+
+
+def test_an_offset_that_is_left_out_or_given_twice_is_seen() -> None:
+    places = [(0, 0), (1, 0), (0, 1), (0, 1), (1, 2)]
+    rows = [{"index": index, "queueId": queue, "queueOffset": at} for index, (queue, at) in enumerate(places)]
+    assert list(wrong_offsets(rows[:3])) == []
+    assert list(wrong_offsets(rows)) == [
+        "index 3: expected offset 2 of queue 0, found 1",
+        "index 4: expected offset 1 of queue 1, found 2",
+    ]
