@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
 
+from pyspark_dledger.cli.messages import _message_settings
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.format.message import encode_host
 from pyspark_dledger.raft.node import NodeConfig
 from pyspark_dledger.raft.node.settings import Settings, node_config
 from pyspark_dledger.rocketmq.broker_conf import BrokerConf, broker_id, read_broker_conf
+from pyspark_dledger.store import StoreConfig
 from tests.groups import Served, free_ports
 
 LEAST = """
@@ -145,6 +148,14 @@ def test_a_wrong_value_of_a_setting_is_refused_with_the_line_of_the_broker_conf(
 @pytest.mark.parametrize(("self_id", "expected"), [("n0", 1), ("n1", 2), ("x41", 42)])
 def test_broker_ids(self_id: str, expected: int) -> None:
     assert broker_id(self_id) == expected
+
+
+def test_queues_are_built_by_the_stores_engine(tmp_path: Path) -> None:
+    store = StoreConfig(tmp_path, engine="python")
+    given = Namespace(producer_id_expiry_ms=None)
+    for conf in (None, conf_of(tmp_path, LEAST)):
+        settings = _message_settings(store, given, conf)
+        assert (settings.engine, settings.dispatch.engine) == ("python", "python")
 
 
 def test_serve_takes_a_broker_conf(tmp_path: Path) -> None:

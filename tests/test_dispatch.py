@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -24,7 +25,7 @@ from pyspark_dledger.log import open_log
 from pyspark_dledger.rocketmq.clean import CleanSettings, FileCleaner
 from pyspark_dledger.rocketmq.dispatch import Dispatched, DispatchSettings
 from pyspark_dledger.rocketmq.index_file import index_files, read_header
-from pyspark_dledger.rocketmq.index_writer import IndexWriter
+from pyspark_dledger.rocketmq.index_writer import IndexWriter, Keys
 from pyspark_dledger.rocketmq.log_files import LogFiles
 from pyspark_dledger.rocketmq.presence import Presence
 from pyspark_dledger.rocketmq.queue_writer import QueueWriter
@@ -287,6 +288,17 @@ def test_the_index_goes_on_in_a_new_file_when_one_is_full(tmp_path: Path) -> Non
         assert path.stat().st_size == 40 + 4 * SMALL.hash_slots + 20 * SMALL.index_units
 
 
+def test_names_of_index_files_ascend_though_the_clock_goes_back(tmp_path: Path) -> None:
+    times = iter([1_700_000_000_000, 1_600_000_000_000, 1_800_000_000_000])
+    writer = IndexWriter(tmp_path, hash_slots=3, index_units=3, now=lambda: next(times))
+    numbers = np.arange(6)
+    writer.put(Keys(numbers, 1_700_000_000_000 + numbers, numbers))
+    writer.flush()
+    writer.close()
+    first, second, third = (int(path.name) for path in index_files(tmp_path))
+    assert (second, third > second) == (first + 1, True)
+
+
 # What is no message
 
 
@@ -324,6 +336,22 @@ def test_a_damaged_record_costs_only_itself(tmp_path: Path, caplog: pytest.LogCa
     assert [row["code"] for row in audit(tmp_path)] == []
     assert "1 entries are in no queue" in caplog.text
     assert f"at {bad['pos']}, topic=None" in caplog.text
+
+
+def test_a_damaged_end_is_gone_by(tmp_path: Path) -> None:
+    """A new leader waits until what was committed is dispatched, also where nobody can read it any more."""
+    store = write_dledger(tmp_path, Messages().some(20))
+    bad = store.rows[-1]
+    with (tmp_path / "dledger-n0" / "data" / bad["segment"]).open("r+b") as file:
+        file.seek(bad["pos"] - int(bad["segment"]))
+        file.write(b"\xff" * 12)
+    one = dispatcher(tmp_path)
+    one.recover(store.end, False)
+    one.committed(last(store), store.end)
+    while one._step():
+        pass
+    assert (one.dispatched_index, one.dispatched_offset) == (last(store), store.end)
+    one.stop()
 
 
 # Starting anew
@@ -567,6 +595,20 @@ def test_expired_files_do_not_stop_dispatch(tmp_path: Path) -> None:
     # Nothing is left of what stood before the hole, which no message can fill.
     cleaner(tmp_path).run_once()
     assert audit(tmp_path) == []
+
+
+@pytest.mark.parametrize("written", range(1, 8))
+def test_a_message_whose_keys_fill_several_index_files_is_continued(tmp_path: Path, written: int) -> None:
+    offsets = np.array([148, 520, 520, 520, 520, 520, 900])
+    keys = Keys(offsets, np.full(7, LONG_AGO), np.arange(1, 8))
+    for part in (keys[:written], keys):  # the second time as after an unclean end: all of it comes again
+        writer = IndexWriter(tmp_path, hash_slots=7, index_units=3)
+        assert writer.sort_out(lambda _: False)[1] == []
+        writer.resume()
+        writer.put(part)
+        writer.flush()
+        writer.close()
+    assert index_units(tmp_path) == list(zip(range(1, 8), offsets.tolist(), strict=True))
 
 
 class Lives:

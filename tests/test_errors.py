@@ -235,17 +235,6 @@ def test_timestamp_under_timestamp_ntz_names_the_reason(spark: SparkSession, sto
     assert sentence(error.value).startswith(f"{NTZ_IS_REFUSED}, which holds whatever spark.sql.timestampType makes")
 
 
-# What this version cannot do
-
-
-def test_writing_is_refused(spark: SparkSession, tmp_path: Path) -> None:
-    target = tmp_path / "new"
-    with pytest.raises(PySparkException) as error:
-        spark.range(1).write.format("dledger").mode("append").save(str(target))
-    assert sentence(error.value) == "this version of pyspark_dledger does not write: it reads, with spark.read"
-    assert not target.exists()
-
-
 # Damage
 
 

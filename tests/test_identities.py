@@ -154,6 +154,15 @@ def test_expired_identities_are_new_again(tmp_path: Path, clock: Clock) -> None:
     assert identities.find(ids_of(range(20))) == {n: n for n in range(10, 20)}
 
 
+def test_what_is_older_than_what_stands_before_it_hides_nothing(tmp_path: Path, clock: Clock) -> None:
+    """Raw entries of a restored log bring the times that they had."""
+    identities = opened(tmp_path, clock, expiry_ms=DAY, run_ids=10)
+    add(identities, range(10), clock)
+    identities.add(covered(range(10, 20), clock.now - 30 * DAY), ids_of(range(10, 20)), np.arange(10, 20))
+    assert len(run_files(tmp_path)) == 2
+    assert identities.find(ids_of(range(20))) == {n: n for n in range(10)}
+
+
 def test_a_run_of_entries_without_identities_covers_them(tmp_path: Path, clock: Clock) -> None:
     identities = opened(tmp_path, clock)
     identities.add(covered(range(100), clock.now), b"", np.empty(0, np.int64))

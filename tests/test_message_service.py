@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from pyspark_dledger.errors import GroupError, StoreError
@@ -23,18 +24,22 @@ from pyspark_dledger.format.admission import Admitted, Refused
 from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.format.entries import Bodies
 from pyspark_dledger.format.message import Message, parse_message
+from pyspark_dledger.format.puts import PutIds
 from pyspark_dledger.log import open_log
 from pyspark_dledger.raft.client import Client, connect
 from pyspark_dledger.raft.client.results import Put, PutResult
 from pyspark_dledger.raft.messages import AppendRequest, PutRequest, ResponseCode
 from pyspark_dledger.rocketmq.config import parse_json, read_config
-from pyspark_dledger.rocketmq.message_service import MessageService
+from pyspark_dledger.rocketmq.dispatch import Dispatched
+from pyspark_dledger.rocketmq.log_files import LogFiles
+from pyspark_dledger.rocketmq.log_tail import read_tail
+from pyspark_dledger.rocketmq.message_service import MessageService, _covered
 from pyspark_dledger.rocketmq.metadata import Metadata, fastjson
 from pyspark_dledger.rocketmq.statistics import Put as Figures
 from pyspark_dledger.rocketmq.statistics import PutStatistics
 from pyspark_dledger.rocketmq.tables import read_table
 from pyspark_dledger.store import MmapFileStore, StoreConfig
-from tests.generate import mq_message, write_commitlog
+from tests.generate import mq_message, write_commitlog, write_dledger
 from tests.groups import FAST, SMALL, Served, eventually, free_ports, peers_text
 from tests.message_nodes import HOST_BYTES, SMALL_QUEUES, MessageNodes, joined, message_nodes, puts, rows
 
@@ -188,8 +193,9 @@ def test_topics_are_made_once_and_written_as_a_broker_writes_them(one: tuple[Mes
     group, client = one
     topics = client.topics(["A", "%RETRY%group"], 6)
     assert (topics.queue_counts, topics.store_host) == ({"A": 6, "%RETRY%group": 6}, HOST_BYTES)
-    assert client.topics(["A", "B"], 2).queue_counts == {"A": 6, "B": 2}
     file = group.root("n0") / "config" / "topics.json"
+    eventually(file.exists)
+    assert client.topics(["A", "B"], 2).queue_counts == {"A": 6, "B": 2}
     eventually(lambda: file.exists() and '"B"' in file.read_text())
     assert '\t\t"A":{\n\t\t\t"attributes":{},\n\t\t\t"order":false,\n\t\t\t"perm":6,' in file.read_text()
     assert '"A"' in file.with_name("topics.json.bak").read_text()
@@ -248,6 +254,22 @@ def _config(group: MessageNodes, node_id: str, name: str, is_wanted: Callable[[s
     """Waits until a config file of a node is as it is wanted."""
     file = group.root(node_id) / "config" / name
     eventually(lambda: file.exists() and is_wanted(file.read_text()))
+
+
+def test_topics_that_come_while_others_are_written_are_written_together(tmp_path: Path) -> None:
+    waiting: list[Callable[[], None]] = []
+    metadata = Metadata(tmp_path, waiting.append)
+    metadata.add_topics({"A": 1})
+    metadata.add_topics({"B": 2})
+    told = metadata.files()["topics.json"]
+    assert len(waiting) == 1
+    waiting.pop()()
+    assert (tmp_path / "config" / "topics.json").read_bytes() == told
+    metadata.add_topics({"C": 3})
+    waiting.pop()()
+    counts = {name: Metadata(tmp_path).queue_count(name) for name in "ABC"}
+    assert counts == {"A": 1, "B": 2, "C": 3}
+    assert told != metadata.files()["topics.json"]
 
 
 def test_only_a_brokers_files_are_taken_over_and_only_whole_ones(tmp_path: Path) -> None:
@@ -373,6 +395,25 @@ def test_a_damaged_original_is_known_and_its_place_is_not(one: tuple[MessageNode
     assert end_index(group) == 2
 
 
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_of_many_originals_a_damaged_one_costs_only_itself(tmp_path: Path, is_restarted: bool) -> None:
+    """What was written just now is read unchecked, anything else only up to what is damaged."""
+    with message_nodes(tmp_path, 1) as group, client_of(group) as client:
+        first = [tuple(put) for put in client.put_messages(puts(rows(300, size=900)))]
+        if is_restarted:
+            group.stop("n0")
+            group.start("n0")
+        file = group.root("n0") / "dledger-n0" / "data" / "00000000000000000000"
+        damaged = (0, 17, 18, 90)
+        with file.open("r+b") as stream:
+            for number, field in zip(damaged, (0, 4, 8, 44), strict=True):
+                stream.seek(first[number][1] + field)
+                stream.write(b"\x7f" * 4)
+        expected = [(n, -1, -1) if n in damaged else put for n, put in enumerate(first)]
+        assert [tuple(put) for put in client.put_messages(puts(rows(300, size=900)))] == expected
+        assert end_index(group) == 299
+
+
 def _pool(rng: random.Random) -> list[Bodies]:
     """Messages of one row each, some without an identity."""
     pool = []
@@ -485,6 +526,34 @@ def test_a_killed_node_knows_what_it_acknowledged(tmp_path: Path) -> None:
     assert [found[3][:10] for found in contents(tmp_path)] == [b"%010d" % n for n in range(510)]
     assert not (tmp_path / "abort").exists()
     assert not [row for batch in read_table(open_log(tmp_path), "audit") for row in batch.to_pylist()]
+
+
+def test_folders_that_are_only_read_may_be_among_the_others(tmp_path: Path) -> None:
+    """As in a broker.conf: storePathDLedgerCommitLog names all folders, readOnlyCommitLogStorePaths some of them."""
+    dirs, read_only = (tmp_path / "a", tmp_path / "b"), (tmp_path / "b",)
+    store = MmapFileStore(StoreConfig(tmp_path, **SMALL, data_dirs=dirs, read_only_data_dirs=read_only))
+    service = MessageService.open(tmp_path, "n0", HOST_BYTES, dirs, SMALL_QUEUES, read_only)
+    store.startup()
+    service.started(store)
+    try:
+        service.role_changed(True, 1)
+        for start in (0, 3):
+            bodies = puts(rows(3, start, queueId=[0] * 3))
+            admitted = eventually(lambda bodies=bodies: _admitted(service, bodies))
+            assert admitted.bodies is not None
+            found = service.appended(admitted, store.append_as_leader(admitted.bodies, 1))
+            assert [place for _, _, place in struct.iter_unpack(">qqq", found)] == [*range(start, start + 3)]
+            service.committed(_commit(store, store.ledger_end_index))
+            service.role_changed(True, 1)
+    finally:
+        service.stopped()
+        store.shutdown()
+        service.close()
+
+
+def _admitted(service: MessageService, bodies: Bodies) -> Admitted | None:
+    admitted = service.admit(bodies, 4)
+    return admitted if isinstance(admitted, Admitted) else None
 
 
 def test_two_nodes_do_not_take_one_root(one: tuple[MessageNodes, Client]) -> None:
@@ -707,6 +776,38 @@ def test_raw_entries_and_messages_share_a_log(one: tuple[MessageNodes, Client]) 
         assert caller.call(AppendRequest(bodies=Bodies(1, b"\0\0\0\0"))).index == 4
     finally:
         caller.close()
+
+
+def test_numbers_go_on_behind_messages_that_came_as_raw_entries(one: tuple[MessageNodes, Client]) -> None:
+    """A log is restored, and the leader that took it takes puts then: none of them stands behind another."""
+    group, client = one
+    caller = group.caller("n0").hello()
+    try:
+        caller.append(*(mq_message("Orders", queue_id=1, queue_offset=n).make(0) for n in range(5)))
+        unit = group.root("n0") / "consumequeue" / "Orders" / "1" / "00000000000000000000"
+        eventually(lambda: unit.exists() and any(unit.read_bytes()[80:100]))
+        assert [put.queue_offset for put in client.put_messages(puts(rows(2, queueId=[1, 1])))] == [5, 6]
+    finally:
+        caller.close()
+    eventually(lambda: any(unit.read_bytes()[120:140]))
+
+
+def test_old_messages_among_new_ones_make_none_of_them_expire() -> None:
+    now = time.time_ns() // 1_000_000
+    for stamps in ([now - 5, now, 1_000], [now + 10**9, now - 5], []):
+        ids = PutIds(np.arange(len(stamps)), b"", np.array(stamps, np.int64))
+        found = _covered(Dispatched(3, 8, 2, 900, {}, ids, now - 5, 1_000), ids)
+        assert (found.first_index, found.last_index, found.last_term) == (3, 8, 2)
+        assert found.first_store_timestamp == min([*stamps, now - 5])
+        assert found.last_store_timestamp == 1_000 if not stamps else found.last_store_timestamp >= now
+
+
+@pytest.mark.parametrize("place", [2**62, 2**63 - 1])
+def test_a_place_that_no_queue_has_numbers_nothing(tmp_path: Path, place: int) -> None:
+    store = write_dledger(tmp_path, [mq_message("A", queue_offset=3), mq_message("A", queue_offset=place)])
+    tail = read_tail(get_engine(), LogFiles(tmp_path, [tmp_path / "dledger-n0" / "data"]), 0, store.end)
+    assert tail is not None
+    assert tail.ends == {("A", 0): 4}
 
 
 def test_results_are_those_of_the_order_given(one: tuple[MessageNodes, Client]) -> None:

@@ -156,8 +156,13 @@ def test_a_node_that_stops_is_an_unknown_error() -> None:
         (OutgoingMessage("no topic", b"x"), "MESSAGE_ILLEGAL", AppendMessageResult("UNKNOWN_ERROR")),
         (OutgoingMessage("T", b"x", transaction="maybe"), "MESSAGE_ILLEGAL", None),
         (OutgoingMessage("T", b"x", flag=1 << 40), "MESSAGE_ILLEGAL", AppendMessageResult("UNKNOWN_ERROR")),
+        (
+            OutgoingMessage("T", b"x", properties={"a": "\ud800"}),
+            "MESSAGE_ILLEGAL",
+            AppendMessageResult("UNKNOWN_ERROR"),
+        ),
     ],
-    ids=["topic", "properties", "size", "name", "transaction", "flag"],
+    ids=["topic", "properties", "size", "name", "transaction", "flag", "text"],
 )
 def test_what_a_broker_refuses_before_it_appends(
     message: OutgoingMessage, status: str, append: AppendMessageResult | None

@@ -269,6 +269,28 @@ def test_the_first_file_stands_in_the_folder_whose_turn_it_is(tmp_path: Path) ->
     opened.shutdown()
 
 
+def test_no_file_is_made_where_files_are_only_read(tmp_path: Path) -> None:
+    store = old_log(tmp_path)
+    dirs = [tmp_path / name for name in ("a", "b", "c")]
+    turn = store.segments[-1].end // SIZE
+    read_only = dirs[turn % 3]
+    divided = begin_over_old_log(tmp_path, dirs, read_only=[read_only])
+    writable = [folder for folder in dirs if folder != read_only]
+    assert [path.parent for folder in dirs if folder.is_dir() for path in folder.iterdir()] == [writable[turn % 2]]
+    opened = MmapFileStore(StoreConfig(tmp_path, data_dirs=tuple(dirs), read_only_data_dirs=(read_only,)))
+    opened.startup()
+    assert opened.end_pos == divided == store.segments[-1].end
+    opened.shutdown()
+
+
+def test_an_old_log_is_left_as_it_is_where_no_file_can_be_made(tmp_path: Path) -> None:
+    old_log(tmp_path)
+    before = old_files(tmp_path)
+    with pytest.raises(StoreError, match="found read-only ones only"):
+        begin_over_old_log(tmp_path, [tmp_path / "a"], read_only=[tmp_path / "a"])
+    assert old_files(tmp_path) == before
+
+
 def test_dledger_that_was_started_without_the_old_log_is_refused(tmp_path: Path) -> None:
     write_dledger(tmp_path, Messages().some(5))
     old_log(tmp_path)

@@ -31,8 +31,9 @@ def open_messages(config: NodeConfig, given: argparse.Namespace, conf: BrokerCon
         config.store,
         config.self_id,
         host or host_bytes(own.host, own.port),
-        (*store.all_data_dirs, *store.read_only_data_dirs),
+        store.all_data_dirs,
         _message_settings(store, given, conf),
+        store.read_only_data_dirs,
     )
 
 
@@ -47,7 +48,8 @@ def _message_settings(store: StoreConfig, given: argparse.Namespace, conf: Broke
     )
     settings = MessageSettings(dispatch=DispatchSettings(clean=clean, engine=store.engine), engine=store.engine)
     if conf is not None:
-        settings = replace(settings, dispatch=conf.dispatch, max_message_size=conf.max_message_size)
+        dispatch = replace(conf.dispatch, engine=store.engine)
+        settings = replace(settings, dispatch=dispatch, max_message_size=conf.max_message_size)
     if given.producer_id_expiry_ms is not None:
         settings = replace(settings, producer_id_expiry_ms=given.producer_id_expiry_ms)
     return settings

@@ -431,6 +431,9 @@ class Dispatcher:
             self._index_pos = end
         if part is not None and part.last_index >= 0:
             self._dispatched = part.last_index
+        if end >= self._bound:
+            # Also where the last entries are damaged, or have expired: a new leader waits for what was committed.
+            self._dispatched = max(self._dispatched, self._bound_index)
         self._pos = end
 
     def _dispatch_index(self, bound: int) -> None:

@@ -198,8 +198,10 @@ class Identities:
         oldest = self._clock() - self._expiry_ms
         for producer, rest in _by_producer(asked.producer, maybe):
             for run in reversed(runs):
-                if not len(rest) or run.range.last_store_timestamp < oldest:
+                if not len(rest):
                     break
+                if run.range.last_store_timestamp < oldest:
+                    continue  # and not the end: what was restored as raw entries is older than what stands before it
                 index = run.find(producer, asked.first[rest], asked.second[rest])
                 hits = index >= 0
                 found.update(zip(rest[hits].tolist(), index[hits].tolist(), strict=True))

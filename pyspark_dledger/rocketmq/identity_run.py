@@ -99,7 +99,8 @@ class Run:
         size = _HEADER.size + 2 * 8 * producers + 3 * 8 * self.count
         if path.stat().st_size != size:
             raise ValueError(f"{path}: expected {size} bytes, found {path.stat().st_size}")
-        data = np.memmap(path, np.uint8, "r") if size > _HEADER.size else np.empty(0, np.uint8)
+        # Not as a memmap, of which each slice costs microseconds.
+        data = np.asarray(np.memmap(path, np.uint8, "r")) if size > _HEADER.size else np.empty(0, np.uint8)
         if zlib.crc32(data[_HEADER.size :].data) != crc:
             raise ValueError(f"{path}: expected contents of CRC {crc}, found others")
         words = data[_HEADER.size :].view(_WORD)
@@ -134,8 +135,10 @@ class Run:
             return found
         at = np.searchsorted(keys, first, "right") - 1
         same = np.flatnonzero((at >= 0) & (keys[at] == first))
-        # One hash in 2^64 has a neighbour with the same first half, so this is done for what is there, one by one.
-        for place in same.tolist():
+        is_whole = self._second[section][at[same]] == second[same]
+        found[same[is_whole]] = self._index[section][at[same[is_whole]]]
+        # One hash in 2^64 has a neighbour with the same first half, so this is done one by one.
+        for place in same[~is_whole].tolist():
             found[place] = self._last(section, int(at[place]), int(first[place]), int(second[place]))
         return found
 

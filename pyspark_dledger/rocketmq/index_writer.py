@@ -39,6 +39,8 @@ _UNIT_DTYPE = record_dtype(INDEX_FILE_UNIT)
 _HIGHEST = 2**31 - 1
 # Slots that are written together: a page of 4 KiB.
 _PAGE = 1024
+# Of one message: its properties have 32,767 bytes at most, and a blank stands between two keys.
+_MOST_KEYS = 1 << 14
 
 Ints = npt.NDArray[np.int32]
 
@@ -149,8 +151,8 @@ class IndexWriter:
         if not files:
             return
         file = _IndexFile.opened(files[-1])
-        # A message whose keys did not fit into a file has the rest of them in the next.
         self._done, self._done_keys = file.header.end_phy_offset, file.count_last()
+        self._done_keys += _count_before(files[:-1], file)
         if file.room:
             self._file = file
         else:
@@ -186,10 +188,9 @@ class IndexWriter:
         folder = self._root / FOLDER
         folder.mkdir(parents=True, exist_ok=True)
         last = max((path.name for path in index_files(self._root)), default="")
-        now = self._now()
-        while (name := _file_name(now)) <= last:
-            now += 1
-        return folder / name
+        name = _file_name(self._now())
+        # A clock goes back, as local ones do each autumn.
+        return folder / (name if name > last else f"{int(last) + 1:0{len(last)}}")
 
     def flush(self) -> None:
         """Write slots and headers, and make everything durable."""
@@ -217,6 +218,19 @@ class IndexWriter:
             path.unlink()
             count += 1
         return count
+
+
+def _count_before(files: list[Path], last: _IndexFile) -> int:
+    """How many keys of the last message stand before the last file: those that did not fit begin the next one."""
+    count, offset, is_rest = 0, last.header.end_phy_offset, last.has_one_message
+    for path in reversed(files):
+        header = read_header(path)
+        if not is_rest or header is None or header.end_phy_offset != offset:
+            break
+        before = _IndexFile.opened(path)
+        count, is_rest = count + before.count_last(), before.has_one_message
+        before.close()
+    return count
 
 
 def _file_name(milliseconds: int) -> str:
@@ -265,10 +279,15 @@ class _IndexFile:
         """For how many units there is room."""
         return self._units - self.header.index_count
 
+    @property
+    def has_one_message(self) -> bool:
+        """Whether all its units are of one message."""
+        return self.header.begin_phy_offset == self.header.end_phy_offset
+
     def count_last(self) -> int:
         """How many units its last message has in it."""
         count = self.header.index_count
-        start = max(1, count - _PAGE)
+        start = max(1, count - _MOST_KEYS)
         at = self._unit_at(start)
         data = read_at(str(self._path), at, (count - start) * INDEX_FILE_UNIT_SIZE)
         units = np.frombuffer(data, _UNIT_DTYPE)

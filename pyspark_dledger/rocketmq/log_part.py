@@ -17,7 +17,7 @@ from pyspark_dledger.format.spec import DLEDGER, Filters, ScanRequest, Segment
 from pyspark_dledger.log.consume_queue import Units
 from pyspark_dledger.rocketmq.index_writer import Keys, is_valid, keys_of, values_of
 from pyspark_dledger.rocketmq.messages import Longs, Messages, QueueNames
-from pyspark_dledger.rocketmq.queue_writer import is_queue, units_of
+from pyspark_dledger.rocketmq.queue_writer import HIGHEST_OFFSET, is_queue, units_of
 
 _COLUMNS = (
     *("pos", "size", "index", "term", "topic", "queueId", "queueOffset", "storeSize", "sysFlag", "storeTimestamp"),
@@ -136,7 +136,8 @@ def _topics(batch: pa.RecordBatch) -> tuple[Flags, list[str], Longs]:
     known: list[str] = encoded.dictionary.to_pylist()
     topic = np.where(is_valid(encoded.indices), values_of(encoded.indices), len(known)).astype(np.int64)
     is_good: Flags = np.array([*(is_queue((each, 0)) for each in known), False])[topic]
-    is_good &= (values_of(batch["queueId"]) >= 0) & (values_of(batch["queueOffset"]) >= 0)
+    place = values_of(batch["queueOffset"])
+    is_good &= (values_of(batch["queueId"]) >= 0) & (place >= 0) & (place <= HIGHEST_OFFSET)
     return is_good, known, topic
 
 

@@ -29,7 +29,7 @@ from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.format.entries import MAX_BODY_SIZE, Bodies
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, FLAG_TRANSACTION_MASK
 from pyspark_dledger.format.message import encode_host, encode_message
-from pyspark_dledger.format.puts import ID_SIZE, Puts
+from pyspark_dledger.format.puts import ID_SIZE, PutIds, Puts
 from pyspark_dledger.rocketmq.dispatch import Dispatched, Dispatcher, DispatchSettings
 from pyspark_dledger.rocketmq.identities import (
     FOLDER,
@@ -92,6 +92,8 @@ class RunningStore(Protocol):
     def term_at(self, index: int) -> int: ...
 
     def get(self, index: int) -> Any: ...
+
+    def read(self, first_index: int, max_bytes: int) -> Any: ...
 
 
 class AppendedEntries(Protocol):
@@ -163,12 +165,20 @@ class MessageService:
     """
 
     def __init__(
-        self, root: Path, self_id: str, store_host: bytes, data_dirs: Sequence[Path], settings: MessageSettings
+        self,
+        root: Path,
+        self_id: str,
+        store_host: bytes,
+        data_dirs: Sequence[Path],
+        read_only_dirs: Sequence[Path],
+        settings: MessageSettings,
     ) -> None:
         self._root = root
         self._host = store_host
         self._engine = get_engine(settings.engine)
-        self._data_dirs = tuple(data_dirs)
+        # Those that are read only may be among the others, as in a broker.conf.
+        self._data_dirs = tuple(dict.fromkeys((*data_dirs, *read_only_dirs)))
+        self._read_only_dirs = tuple(read_only_dirs)
         self._settings = settings
         self._worker = ThreadPoolExecutor(1, "messages")
         self._metadata = Metadata(root, self._worker.submit)
@@ -180,7 +190,7 @@ class MessageService:
         self._divided = -1
         self._store: RunningStore | None = None
         self._dispatcher: Dispatcher | None = None
-        # Of the dispatcher's thread, and read by others under the lock.
+        # Of the dispatcher's thread, and read by others under the lock: all but the end of a single queue.
         self._lock = threading.Lock()
         self._committed = TopicQueues()
         self._dispatched_pos = 0
@@ -198,14 +208,17 @@ class MessageService:
         store_host: bytes | None = None,
         data_dirs: Sequence[Path] = (),
         settings: MessageSettings | None = None,
+        read_only_dirs: Sequence[Path] = (),
     ) -> MessageService:
         """Take the broker's root, and close an old CommitLog in it. To be followed by a node's start, or by `close`.
 
         ``store_host`` is what messages say to be stored at (`encode_host`); ``data_dirs`` are the folders of the log's
-        data files, by default that of the node. Raises StoreError where a broker or a node has the root.
+        data files, by default that of the node; in ``read_only_dirs`` none is made. Raises StoreError where a broker or
+        a node has the root.
         """
         folders = tuple(data_dirs) or (root / f"dledger-{self_id}" / "data",)
-        service = cls(root, self_id, store_host or encode_host("127.0.0.1", 0), folders, settings or MessageSettings())
+        host = store_host or encode_host("127.0.0.1", 0)
+        service = cls(root, self_id, host, folders, read_only_dirs, settings or MessageSettings())
         try:
             service._open()
         except BaseException:
@@ -216,7 +229,7 @@ class MessageService:
     def _open(self) -> None:
         self._is_unclean = self._presence.acquire()
         self._is_open = True
-        self._divided = divided = begin_over_old_log(self._root, self._data_dirs)
+        self._divided = divided = begin_over_old_log(self._root, self._data_dirs, read_only=self._read_only_dirs)
         logged(logging.INFO, "messages", root=self._root, unclean=self._is_unclean, dividedCommitlogOffset=divided)
 
     @property
@@ -325,10 +338,7 @@ class MessageService:
             self._committed.raise_to(part.ends)
             self._dispatched_pos = part.end_pos
             if part.ids is not None and part.last_index >= 0:
-                now = milliseconds()
-                stamps = part.first_store_timestamp or now, part.last_store_timestamp or now
-                covered = Range(part.first_index, part.last_index, part.last_term, *stamps)
-                self._identities.add(covered, part.ids.ids, part.ids.index)
+                self._identities.add(_covered(part, part.ids), part.ids.ids, part.ids.index)
 
     # Leadership
 
@@ -423,6 +433,8 @@ class MessageService:
         self, leadership: _Leadership, bodies: Bodies, puts: Puts, new_topics: dict[str, int], began: float
     ) -> Admitted:
         originals, twins = self._duplicates(leadership, puts)
+        # Raw entries may be messages, too, with places that they brought: known once they are in their queues.
+        leadership.queues.raise_to({queue: self._committed.end(queue) for queue in puts.queues})
         keep = np.ones(bodies.count, np.bool_)
         keep[[*originals, *twins]] = False
         kept = np.flatnonzero(keep)
@@ -457,8 +469,8 @@ class MessageService:
         if appended is not None:
             self._note(leadership, details, appended, places)
             self._ends.append((appended.last_index, store.end_pos))
-        for ordinal, place in details.originals.items():
-            places[ordinal] = np.array(place)
+        if details.originals:
+            places[list(details.originals)] = np.array(list(details.originals.values()), _PLACE)
         for ordinal, first in details.twins.items():
             places[ordinal] = places[first]
         if details.new_topics:
@@ -474,12 +486,13 @@ class MessageService:
         """Take note of what was appended, and write down where it stands."""
         puts, kept = details.puts, details.kept
         assert details.bodies is not None
-        places[kept, 0] = np.arange(appended.first_index, appended.last_index + 1)
+        index = np.arange(appended.first_index, appended.last_index + 1)
+        places[kept, 0] = index
         places[kept, 1] = _positions(details.bodies, appended)
         places[kept, 2] = details.queue_offsets[kept]
         leadership.queues.take(puts.queues, puts.queue[kept], puts.sys_flag[kept])
         leadership.see(puts.queues)
-        ids, index = puts.ids, np.arange(appended.first_index, appended.last_index + 1)
+        ids = puts.ids
         is_told_apart = puts.has_id[kept]
         if len(kept) < len(puts.queue) or not is_told_apart.all():
             ids = np.frombuffer(ids, _ID)[kept[is_told_apart]].tobytes()
@@ -534,6 +547,16 @@ class MessageService:
     def copied(self, files: Mapping[str, bytes]) -> None:
         """The leader's metadata: put in the place of what this member has."""
         self._metadata.take_over(files)
+
+
+def _covered(part: Dispatched, ids: PutIds) -> Range:
+    """What a part of the log covers; its times are those of its identities, among which raw entries may be older."""
+    now, stamps = milliseconds(), ids.store_timestamps
+    if len(stamps):
+        first, last = int(stamps.min()), int(stamps.max())
+    else:
+        first, last = part.first_store_timestamp or now, part.last_store_timestamp or now
+    return Range(part.first_index, part.last_index, part.last_term, first, min(last, now))
 
 
 def _checked_count(queue_nums: int) -> int:

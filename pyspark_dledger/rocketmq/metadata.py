@@ -34,22 +34,26 @@ _NUMBER = re.compile(r"-?[0-9]+")
 class Metadata:
     """The topics with their queue counts, and the files of a broker's root. All methods are for one thread.
 
-    ``write`` runs what writes files, at once or in a thread of its own, one after the other.
+    ``write`` runs what encodes and writes files, at once or in a thread of its own, one after the other.
     """
 
     def __init__(self, root: Path, write: Callable[[Callable[[], None]], object] = lambda work: work()) -> None:
         self._folder = root / FOLDER
         self._write = write
         self._told: set[str] = set()
+        # Never changed, but replaced: what writes it may be another thread.
         self._topics: dict[str, Any] = {}
+        self._encoded: tuple[dict[str, Any], bytes] = {}, b""
+        self._is_saving = False
         self._counts: dict[str, int] = {}
         self._load_topics(_read(self._folder / TOPICS))
 
     def _load_topics(self, data: bytes | None) -> None:
-        self._topics = {"dataVersion": _FIRST_VERSION, **(parse_json(data) if data is not None else {})}
-        table = self._topics.get("topicConfigTable")
+        topics = {"dataVersion": _FIRST_VERSION, **(parse_json(data) if data is not None else {})}
+        table = topics.get("topicConfigTable")
         if not isinstance(table, dict):
-            table = self._topics["topicConfigTable"] = {}
+            table = topics["topicConfigTable"] = {}
+        self._topics = topics
         self._counts = {name: count for name, config in table.items() if (count := _queue_count(config))}
         self._counts[SCHEDULE_TOPIC] = max(self._counts.get(SCHEDULE_TOPIC, 0), MAX_DELAY_LEVEL)
 
@@ -61,14 +65,29 @@ class Metadata:
 
     def add_topics(self, counts: Mapping[str, int]) -> None:
         """Make topics with so many queues, or give more to those that there are; written to ``topics.json``."""
-        table = self._topics["topicConfigTable"]
+        table = {**self._topics["topicConfigTable"]}
         for name, count in counts.items():
             known = table.get(name)
             fresh = _new_topic(name) if not isinstance(known, dict) else known
             table[name] = {**fresh, "readQueueNums": count, "writeQueueNums": count}
             self._counts[name] = count
-        self._topics = {**self._topics, "dataVersion": _next_version(self._topics.get("dataVersion"))}
-        self._replace({TOPICS: fastjson(self._topics).encode()})
+        version = _next_version(self._topics.get("dataVersion"))
+        self._topics = {**self._topics, "topicConfigTable": table, "dataVersion": version}
+        if not self._is_saving:
+            self._is_saving = True
+            self._write(self._save_topics)
+
+    def _save_topics(self) -> None:
+        """Write the topics as they are by now: to encode thousands takes longer than anybody who puts should wait."""
+        self._is_saving = False
+        self._write_files({TOPICS: self._encoded_topics()})
+
+    def _encoded_topics(self) -> bytes:
+        topics, (known, data) = self._topics, self._encoded
+        if known is not topics:
+            data = fastjson(topics).encode()
+            self._encoded = topics, data
+        return data
 
     # Copies
 
@@ -76,7 +95,7 @@ class Metadata:
         """The files as they stand, by name; those that are missing or damaged are left out."""
         found: dict[str, bytes] = {}
         for name in FILES:
-            data = fastjson(self._topics).encode() if name == TOPICS else self._intact(name)
+            data = self._encoded_topics() if name == TOPICS else self._intact(name)
             if data is None:
                 continue
             if sum(map(len, found.values())) + len(data) > _MOST_COPIED:

@@ -171,7 +171,8 @@ class MessagePutter:
             reason = f"expected transaction {', '.join(_TRANSACTIONS)}, found {message.transaction!r}"
             return PutMessageResult(MESSAGE_ILLEGAL, None, reason)
         given = {**message.properties, layout.PROPERTY_KEYS: message.keys, layout.PROPERTY_TAGS: message.tags}
-        size = sum(len(f"{name}={text};".encode()) for name, text in given.items() if text is not None)
+        texts = (f"{name}={text};" for name, text in given.items() if text is not None)
+        size = sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
         if size > MAX_PROPERTIES_SIZE:
             reason = f"expected at most {MAX_PROPERTIES_SIZE} bytes of properties, found {size}"
             return PutMessageResult(PROPERTIES_SIZE_EXCEEDED, None, reason)

@@ -37,9 +37,11 @@ from pyspark_dledger.rocketmq.messages import Longs, QueueName
 UNITS_PER_FILE = 300_000
 """RocketMQ's default (``mappedFileSizeConsumeQueue``)."""
 
+HIGHEST_OFFSET = 2**62 // CONSUME_QUEUE_UNIT_SIZE
+"""The last queueOffset that a unit can have: files are named by their first byte."""
+
 # A folder's name in bytes, which is all that a topic has to be here; RocketMQ's own topics are of fewer characters.
 _LONGEST_TOPIC = 255
-_HIGHEST_OFFSET = 2**62 // CONSUME_QUEUE_UNIT_SIZE
 _MOST_OPEN = 256
 _FILLED_AT_ONCE = 64 * 1024
 
@@ -149,7 +151,7 @@ class QueueWriter:
     def _put(self, name: QueueName, offsets: Longs, units: Units) -> int:
         state = self._states.setdefault(name, _QueueState(Queue(*name, ())))
         before = np.concatenate([[state.end - 1], offsets[:-1]])
-        is_new = (offsets > np.maximum.accumulate(before)) & (offsets <= _HIGHEST_OFFSET)
+        is_new = offsets > np.maximum.accumulate(before)
         offsets, units = offsets[is_new], units[is_new]
         if not len(offsets):
             return max(state.end, 0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import struct
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import pyarrow.compute as pc
@@ -28,12 +28,14 @@ _LOG = logging.getLogger(__name__)
 _FILLER = struct.Struct(">ii")
 
 
-def begin_over_old_log(root: Path, data_dirs: Sequence[Path], engine_name: str = "auto") -> int:
+def begin_over_old_log(
+    root: Path, data_dirs: Sequence[Path], engine_name: str = "auto", read_only: Collection[Path] = ()
+) -> int:
     """Where DLedger's log begins (``dividedCommitlogOffset``); -1 where there is neither an old log nor DLedger files.
 
     Before DLedger's first start over ``root/commitlog`` this closes the old log and makes DLedger's first file, in one
-    of `data_dirs`, as long as the old ones. Everything is durable, and a start that was broken off is made good. Not
-    while anybody has the store open.
+    of `data_dirs` that is not `read_only`, as long as the old ones. Everything is durable, and a start that was broken
+    off is made good. Not while anybody has the store open.
 
     Raises StoreError where the old log does not end before DLedger's begins, or where files cannot be read or written.
     """
@@ -45,8 +47,13 @@ def begin_over_old_log(root: Path, data_dirs: Sequence[Path], engine_name: str =
         return min(bases)
     if not old:
         return -1
+    writable = sorted({*map(str, data_dirs)} - {*map(str, read_only)})
+    if not writable:
+        raise StoreError(
+            f"{root}: expected a folder in which data files can be created, found read-only ones only: add one"
+        )
     try:
-        return _close(engine, old, data_dirs)
+        return _close(engine, old, writable)
     except OSError as error:
         raise StoreError(f"{root}: expected to close the old CommitLog, found {error}: check the disk") from error
 
@@ -76,7 +83,7 @@ def _check_before(engine: Engine, old: list[Segment], begin: int) -> None:
             )
 
 
-def _close(engine: Engine, old: list[Segment], data_dirs: Sequence[Path]) -> int:
+def _close(engine: Engine, old: list[Segment], folders: list[str]) -> int:
     last, end = _find_end(engine, old)
     divided = last.end
     if divided % last.size:
@@ -90,7 +97,6 @@ def _close(engine: Engine, old: list[Segment], data_dirs: Sequence[Path]) -> int
             Path(file.path).unlink()
     _write_filler(last, end)
     _sync_dir(Path(last.path).parent)
-    folders = sorted(map(str, data_dirs))
     _make_data_file(Path(folders[divided // last.size % len(folders)]), divided, last.size)
     _LOG.info("the old CommitLog ends at %d; DLedger begins at %d", end, divided)
     return divided
