@@ -31,19 +31,12 @@ JAVA = (
 )
 
 
-# Those of RocketMQ are hundreds: the suite uses them where they are, and does not fetch them.
-_FETCHES_ROCKETMQ = bool(os.environ.get("DLEDGER_INTEROP"))
-
-
 class JavaMissing(Exception):
     """Java, Maven or the jars cannot be had; the text says why."""
 
 
 def prepare(program: str, version: str, compiled_with: str) -> str:
-    """The class path of a Java program with that version, fetched from Maven Central once. Raises JavaMissing.
-
-    RocketMQ's are only fetched by ``make interop``.
-    """
+    """The class path of a Java program with that version, fetched from Maven Central once. Raises JavaMissing."""
     for tool in ("java", "javac", "mvn"):
         if shutil.which(tool) is None:
             raise JavaMissing(f"{tool} is not installed")
@@ -59,8 +52,6 @@ def _jars(program: str, version: str) -> Path:
     pom, name = _POMS[program]
     folder = BUILD / f"{name}-{version}"
     if not folder.exists():
-        if name != "dledger" and not _FETCHES_ROCKETMQ:
-            raise JavaMissing(f"the jars of RocketMQ {version} were not fetched yet, which make interop does")
         partial = folder.with_name(f"{folder.name}.partial.{os.getpid()}")
         _run(
             *("mvn", "-q", "-B", "-f", str(HERE / pom), f"-D{name}.version={version}"),
