@@ -33,26 +33,31 @@ class Sinks:
 
     def start(self, **changed: Any) -> Sink:
         """A process with a store of small files; it ends with this one."""
-        settings = Settings(
-            root=str(self.root),
-            self_id="n0",
-            host="127.0.0.1",
-            secret=SECRET,
-            driver=os.getpid(),
-            lease_ms=30_000,
-            flush="sync",
-            data_file_size=SMALL["data_file_size"],
-            index_file_size=SMALL["index_file_size"],
-            is_message=False,
-            producer_id_expiry_ms=1000,
-        )
-        sink = start(settings._replace(**changed))
+        sink = start(settings_of(self.root, **changed))
         self._pids.append(sink.pid)
         return sink
 
     def close(self) -> None:
         for pid in self._pids:
             kill(pid)
+
+
+def settings_of(root: Path, **changed: Any) -> Settings:
+    """Of a sink with a store of small files, which ends with this process."""
+    settings = Settings(
+        root=str(root),
+        self_id="n0",
+        host="127.0.0.1",
+        secret=SECRET,
+        driver=os.getpid(),
+        lease_ms=30_000,
+        flush="sync",
+        data_file_size=SMALL["data_file_size"],
+        index_file_size=SMALL["index_file_size"],
+        is_message=False,
+        producer_id_expiry_ms=1000,
+    )
+    return settings._replace(**changed)
 
 
 @pytest.fixture

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
+import fcntl
 import json
 import os
 import signal
@@ -10,17 +13,21 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from pyspark_dledger.errors import DLedgerError, GroupError, StoreError
+from pyspark_dledger.errors import DLedgerError, GroupError, OptionError, StoreError
 from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.format.puts import PutSettings
 from pyspark_dledger.log import open_log
 from pyspark_dledger.raft.client import connect
-from pyspark_dledger.spark import driver, launch
+from pyspark_dledger.spark import driver, launch, sink_files
+from pyspark_dledger.spark.embedded import EmbeddedSink
 from pyspark_dledger.spark.lease import Lease, Sink, SinkGoneError, ask, open_store
 from pyspark_dledger.spark.place import Place, place_of
 from pyspark_dledger.spark.targets import EmbeddedTarget
@@ -28,29 +35,23 @@ from pyspark_dledger.spark.write_options import WriteOptions
 from pyspark_dledger.store.state import write_current_term
 from tests import golden
 from tests.groups import eventually
-from tests.sinks import SECRET, Sinks, bodies, client_of, end, is_free, is_gone, is_running, kill, sinks
+from tests.sinks import SECRET, Sinks, bodies, client_of, end, is_free, is_gone, is_running, kill, settings_of, sinks
 
 __all__ = ["sinks"]
 
 LEASE = 300
 
 
-def test_it_serves_a_log_and_ends_with_everything_on_disk(sinks: Sinks) -> None:
-    sink = sinks.start()
-    with client_of(sink) as client:
-        client.append_batch([b"one", b"two"])
-    end(sink)
-    assert bodies(sinks.root) == [b"one", b"two"]
-    assert is_free(sinks.root)
-
-
-def test_a_log_goes_on_with_the_next_job(sinks: Sinks) -> None:
-    for body in (b"one", b"two"):
+def test_it_serves_a_log_ends_with_everything_on_disk_and_the_next_job_goes_on(sinks: Sinks) -> None:
+    written: list[bytes] = []
+    for part in ([b"one", b"two"], [b"three"]):
         sink = sinks.start()
         with client_of(sink) as client:
-            client.append(body)
+            client.append_batch(part)
         end(sink)
-    assert bodies(sinks.root) == [b"one", b"two"]
+        written += part
+        assert bodies(sinks.root) == written
+        assert is_free(sinks.root)
 
 
 def test_messages_go_on_behind_a_brokers_old_commitlog(tmp_path: Path) -> None:
@@ -104,45 +105,79 @@ def test_a_task_that_waits_keeps_the_store_open(sinks: Sinks) -> None:
 
 
 def test_a_process_that_was_stopped_for_longer_than_its_lease_has_not_lost_it(sinks: Sinks) -> None:
-    sink = sinks.start(lease_ms=2000)
+    sink = sinks.start(lease_ms=1000)
     opened = open_store(sink)
     os.kill(sink.pid, signal.SIGSTOP)
-    time.sleep(3)
+    time.sleep(1.5)
     os.kill(sink.pid, signal.SIGCONT)
     assert open_store(sink) == opened
+
+
+def test_a_lease_that_was_renewed_while_its_end_waited_goes_on(tmp_path: Path) -> None:
+    sink = EmbeddedSink(settings_of(tmp_path, lease_ms=LEASE))
+
+    async def renewed() -> bool:
+        node = sink._node = FakeNode()
+        sink._opening.locked = lambda: False  # type: ignore[method-assign]  # as between two who hold it
+        watching = asyncio.ensure_future(sink._watch_lease())
+        async with sink._opening:
+            while sink._left_ms > 0:
+                await asyncio.sleep(LEASE / 10_000)
+            sink._left_ms = 1000 * LEASE
+        await asyncio.sleep(LEASE / 1000)
+        watching.cancel()
+        return not node.is_stopped
+
+    assert asyncio.run(renewed())
+
+
+class FakeNode:
+    """A node whose store failed, if it did so."""
+
+    def __init__(self, failure: str | None = None) -> None:
+        self.store: Any = SimpleNamespace(failure=failure)
+        self.is_stopped = False
+
+    async def stop(self) -> None:
+        self.is_stopped = True
 
 
 # Who may ask
 
 
-def test_who_does_not_know_the_secret_is_refused(sinks: Sinks) -> None:
-    sink = sinks.start()
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sink]:
+    """A process that nobody writes to."""
+    found = Sinks(tmp_path_factory.mktemp("asked") / "log")
+    yield found.start()
+    found.close()
+    assert bodies(found.root) == []
+
+
+def test_who_does_not_know_the_secret_is_refused(asked: Sink) -> None:
+    sink = asked
     with pytest.raises(StoreError, match="expected the job's secret, found another"):
         ask(sink._replace(secret="wrong"), "end")
     opened = open_store(sink)
     for secret in (None, "wrong"):
         with connect(opened.group, opened.peers, secret=secret, max_retries=0) as client, pytest.raises(GroupError):
             client.append(b"intruder")
-    end(sink)
-    assert bodies(sinks.root) == []
 
 
-def test_what_is_no_request_does_no_harm(sinks: Sinks) -> None:
-    sink = sinks.start()
+def test_what_is_no_request_does_no_harm(asked: Sink) -> None:
     for line in (b"\n", b"[]\n", b'{"secret": 5}\n', b"\xff\n", b"x" * 100_000 + b"\n", b""):
-        with socket.create_connection((sink.host, sink.port), 10) as connection:
+        with socket.create_connection((asked.host, asked.port), 10) as connection:
             connection.sendall(line)
             connection.shutdown(socket.SHUT_WR)
             answer = b"".join(iter(lambda: connection.recv(4096), b""))
         assert not answer or "secret" in json.loads(answer)["error"]
-    end(sink)
+    assert open_store(asked)
 
 
-def test_the_secret_is_in_no_command_line_and_no_environment(sinks: Sinks) -> None:
-    sink = sinks.start()
+def test_the_secret_is_in_no_command_line_and_no_environment(asked: Sink) -> None:
     for name in ("cmdline", "environ"):
-        assert SECRET.encode() not in Path(f"/proc/{sink.pid}/{name}").read_bytes()
-    assert SECRET not in repr(sink)
+        assert SECRET.encode() not in Path(f"/proc/{asked.pid}/{name}").read_bytes()
+    assert SECRET not in repr(asked)
 
 
 # What ends it
@@ -157,6 +192,74 @@ def test_it_ends_with_the_driver(sinks: Sinks) -> None:
     process.wait()
     assert eventually(lambda: not is_running(sink.pid))
     assert bodies(sinks.root) == [b"kept"]
+
+
+def test_it_does_not_wait_for_a_store_without_the_driver(sinks: Sinks) -> None:
+    first = sinks.start()
+    process = subprocess.Popen(["sleep", "1"])
+    reaper = threading.Thread(target=process.wait)
+    reaper.start()
+    began = time.monotonic()
+    with pytest.raises(StoreError, match="expected to wait for the store, found that the job has ended"):
+        sinks.start(driver=process.pid, lease_ms=600_000)
+    assert time.monotonic() - began < 60
+    reaper.join()
+    end(first)
+
+
+def test_it_ends_when_nobody_hears_where_it_listens(sinks: Sinks) -> None:
+    """Whoever started it was killed, so nobody will tell it to end."""
+    read, write = os.pipe()
+    os.close(read)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pyspark_dledger.spark.embedded"], stdin=subprocess.PIPE, stdout=write
+    )
+    os.close(write)
+    process.communicate(json.dumps(settings_of(sinks.root)._asdict()).encode() + b"\n", 60)
+    assert process.returncode == 0
+    assert is_free(sinks.root)
+
+
+def test_an_end_is_the_last_of_it(tmp_path: Path) -> None:
+    """A renewal that was under way does not open the store again."""
+    sink = EmbeddedSink(settings_of(tmp_path / "log"))
+
+    async def opened_after_the_end() -> None:
+        await sink._closed()
+        await sink._open()
+
+    with pytest.raises(StoreError, match="expected a job that writes, found that it has ended"):
+        asyncio.run(opened_after_the_end())
+    assert not (tmp_path / "log").exists()
+
+
+@pytest.mark.parametrize("flush", ["sync", "async"])
+def test_a_disk_that_failed_behind_the_last_append_is_told_at_the_end(tmp_path: Path, flush: str) -> None:
+    """Also if the store was closed meanwhile. What ``sync`` acknowledged was on disk before."""
+    sink = EmbeddedSink(settings_of(tmp_path, flush=flush))
+
+    async def told() -> list[dict[str, Any]]:
+        sink._node = FakeNode("flushing failed (on purpose)")  # type: ignore[assignment]
+        await sink._close()
+        asked = ("flush", "end", "end")
+        return [(await sink._answered(request(operation)))[0] for operation in asked]
+
+    error = {"error": f"{tmp_path}: expected everything on disk, found flushing failed (on purpose): read the log back"}
+    assert asyncio.run(told()) == [{} if flush == "sync" else error] * 3
+
+
+def request(operation: str) -> bytes:
+    return json.dumps({"secret": SECRET, "operation": operation}).encode()
+
+
+def test_a_place_where_no_folder_can_be_made_is_said_to_be_one() -> None:
+    with pytest.raises(StoreError, match=r"/proc/no: expected a folder to write a log in, found .*: check permissions"):
+        Sinks(Path("/proc/no")).start()
+
+
+def test_an_address_that_is_not_of_this_machine_is_said_to_be_none(sinks: Sinks) -> None:
+    with pytest.raises(StoreError, match=r"expected to listen at 192\.0\.2\.1, found .*: say with the option listen"):
+        sinks.start(host="192.0.2.1")
 
 
 def test_it_does_not_begin_without_the_driver(sinks: Sinks) -> None:
@@ -234,20 +337,14 @@ def test_a_second_job_fails_clearly_when_the_first_does_not_end(sinks: Sinks) ->
 def test_a_second_job_waits_for_the_first(sinks: Sinks) -> None:
     first = sinks.start()
     # It has the store as long as it is told to, so the second has to wait for it.
-    waiting = subprocess.Popen([sys.executable, "-c", f"import time; time.sleep(1); {ENDS}", *map(str, first)])
+    waiting = threading.Timer(1.5, ask, (first, "end"))
+    waiting.start()
+    began = time.monotonic()
     second = sinks.start(lease_ms=20_000)
-    waiting.wait()
-    assert not is_running(first.pid)
+    assert time.monotonic() - began > 1.4
+    waiting.join()
+    assert eventually(lambda: not is_running(first.pid))
     end(second)
-
-
-ENDS = """
-import sys
-from pyspark_dledger.spark.lease import Sink, ask
-host, port, pid, secret, lease_ms = sys.argv[1:]
-ask(Sink(host, int(port), int(pid), secret, int(lease_ms)), "end")
-"""
-ENDS = f"exec({ENDS!r})"
 
 
 def test_a_job_whose_lease_ran_out_waits_for_who_has_the_store_now(sinks: Sinks) -> None:
@@ -270,7 +367,7 @@ def options_of(root: Path) -> WriteOptions:
 def test_a_streams_process_is_found_again_and_replaced_when_it_is_gone(
     sinks: Sinks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launch.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(sink_files.tempfile, "gettempdir", lambda: str(tmp_path))
     first = launch.stream_sink(options_of(sinks.root), False)
     assert launch.stream_sink(options_of(sinks.root), False) == first
     (folder,) = tmp_path.glob("pyspark-dledger-*")
@@ -282,29 +379,78 @@ def test_a_streams_process_is_found_again_and_replaced_when_it_is_gone(
     assert list(folder.iterdir()) == []
 
 
-def test_a_port_that_somebody_else_has_now_is_no_process_of_ours(sinks: Sinks) -> None:
-    sink = sinks.start()
-    assert not launch.is_alive(sink._replace(secret="another job's"))
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        thread = threading.Thread(target=answer_once, args=(server,))
-        thread.start()
-        assert not launch.is_alive(sink._replace(port=server.getsockname()[1]))
-        thread.join()
-    assert launch.is_alive(sink)
+def test_a_stream_that_is_told_to_listen_elsewhere_gets_another_process(
+    sinks: Sinks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sink_files.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(launch, "is_alive", lambda _: True)
+    monkeypatch.setattr(launch, "start", lambda settings: Sink(settings.host, 1, 2, SECRET, settings.lease_ms))
+    for host in ("127.0.0.1", "10.1.2.3"):
+        told = dataclasses.replace(options_of(sinks.root), listen=host)
+        assert launch.stream_sink(told, False) == launch.stream_sink(told, False)
+        assert launch.stream_sink(told, False).host == host
 
 
-def answer_once(server: socket.socket) -> None:
+def test_a_port_that_somebody_else_has_now_is_no_process_of_ours(asked: Sink) -> None:
+    assert not launch.is_alive(asked._replace(secret="another job's"))
+    for answer in (b"HTTP/1.1 400 Bad Request\r\n\r\n", b"{}\n", b'{"pid": 1}\n'):
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            thread = threading.Thread(target=answer_once, args=(server, answer))
+            thread.start()
+            assert not launch.is_alive(asked._replace(port=server.getsockname()[1]))
+            thread.join()
+    assert launch.is_alive(asked)
+
+
+def answer_once(server: socket.socket, answer: bytes) -> None:
     connection, _ = server.accept()
     with connection:
         connection.recv(4096)
-        connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        connection.sendall(answer)
+
+
+def test_the_files_of_one_that_follows_stay(tmp_path: Path) -> None:
+    file = tmp_path / "key.json"
+    following = Sink("127.0.0.1", 1, 2, SECRET, 1000)
+    with sink_files.locked(file):
+        sink_files.write_sink(file, following)
+        sink_files.forget_sink(file, following.pid)
+        assert sink_files.read_sink(file) == following
+    sink_files.forget_sink(file, following.pid + 1)
+    assert sink_files.read_sink(file) == following
+    sink_files.forget_sink(file, following.pid)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_lock_whose_file_was_taken_away_meanwhile_is_none(tmp_path: Path) -> None:
+    file, entered = tmp_path / "key.json", threading.Event()
+
+    def enter() -> None:
+        with sink_files.locked(file):
+            entered.set()
+
+    with sink_files.locked(file):
+        waiting = threading.Thread(target=enter)
+        waiting.start()
+        time.sleep(0.2)
+        file.with_suffix(".lock").unlink()
+        following = os.open(file.with_suffix(".lock"), os.O_RDWR | os.O_CREAT)
+        fcntl.flock(following, fcntl.LOCK_EX)
+    assert not entered.wait(0.2)
+    os.close(following)
+    waiting.join()
+    assert entered.is_set()
 
 
 def test_somebody_elses_folder_is_not_trusted(sinks: Sinks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch.tempfile, "gettempdir", lambda: str(tmp_path))
-    (tmp_path / f"pyspark-dledger-{os.getuid()}").mkdir(mode=0o755)
-    with pytest.raises(DLedgerError, match="expected a folder that only this user can read"):
-        launch.stream_sink(options_of(sinks.root), False)
+    monkeypatch.setattr(sink_files.tempfile, "gettempdir", lambda: str(tmp_path))
+    folder = tmp_path / f"pyspark-dledger-{os.getuid()}"
+    (tmp_path / "own").mkdir(mode=0o700)
+    for make in (lambda: folder.mkdir(mode=0o755), folder.touch, lambda: folder.symlink_to(tmp_path / "own")):
+        make()
+        with pytest.raises(DLedgerError, match="expected a folder that only this user can read"):
+            launch.stream_sink(options_of(sinks.root), False)
+        (folder.rmdir if folder.is_dir() and not folder.is_symlink() else folder.unlink)()
 
 
 # Where it writes
@@ -325,6 +471,15 @@ def test_the_place_of_a_new_log_and_of_one_that_is_there(tmp_path: Path) -> None
     assert place_of(str(root / "dledger-n3"), "n3", False) == Place(root, "n3")
     (tmp_path / "link").symlink_to(root / "dledger-n3")
     assert place_of(str(tmp_path / "link"), None, False) == Place(root, "n3")
+
+
+def test_what_a_first_write_left_that_could_not_begin_is_no_log_of_somebody_else(sinks: Sinks) -> None:
+    with pytest.raises(OptionError, match="index_file_size: expected"):
+        sinks.start(is_message=True, index_file_size=33)
+    assert [path.name for path in sinks.root.iterdir() if path.name.startswith("dledger-")] == []
+    assert any(sinks.root.iterdir())
+    for is_message in (True, False):
+        assert place_of(str(sinks.root), None, is_message) == Place(sinks.root, "n0")
 
 
 @pytest.mark.parametrize(

@@ -72,8 +72,10 @@ def test_rows_become_entries_and_are_read_back(
     assert not shown or "dledger: wrote 1000 entries, indexes 0 to 999" in shown
 
 
-def test_rows_of_a_partition_keep_their_order(spark: SparkSession, root: Path) -> None:
-    write_small(numbers(spark, 25_000, 1), root)
+def test_rows_of_a_partition_keep_their_order_and_columns_are_left_out_on_demand(
+    spark: SparkSession, root: Path
+) -> None:
+    write_small(numbers(spark, 25_000, 1).withColumn("extra", F.lit(1)), root, ignoreExtraColumns=True)
     assert bodies(root) == expected(25_000)
 
 
@@ -88,11 +90,6 @@ def test_no_rows_are_no_entries(spark: SparkSession, root: Path) -> None:
     write_small(numbers(spark, 0), root)
     write_small(numbers(spark, 5, 4).where("body = '3'"), root)
     assert bodies(root) == [b"3"]
-
-
-def test_columns_that_cannot_be_written_are_left_out_on_demand(spark: SparkSession, root: Path) -> None:
-    write_small(numbers(spark, 10, 1).withColumn("extra", F.lit(1)), root, ignoreExtraColumns=True)
-    assert bodies(root) == expected(10)
 
 
 @pytest.mark.smoke
@@ -227,11 +224,8 @@ def test_a_place_that_cannot_be_written(spark: SparkSession, tmp_path: Path) -> 
 # What a failure leaves
 
 
-@pytest.mark.parametrize("body", ["null", "repeat('x', 5000000)"], ids=["null", "too large"])
-def test_a_row_that_cannot_be_written_is_named_and_the_store_is_let_go(
-    spark: SparkSession, root: Path, body: str
-) -> None:
-    frame = spark.range(0, 20, 1, 1).selectExpr(f"if(id = 13, {body}, string(id)) body")
+def test_a_row_that_cannot_be_written_is_named_and_the_store_is_let_go(spark: SparkSession, root: Path) -> None:
+    frame = spark.range(0, 20, 1, 1).selectExpr("if(id = 13, repeat('x', 5000000), string(id)) body")
     with pytest.raises(PySparkException, match=r"partition 0: row 13: expected a body"):
         write_small(frame, root)
     assert is_free(root)
@@ -316,14 +310,6 @@ def test_a_row_that_is_no_message_is_named(spark: SparkSession, root: Path) -> N
     frame = spark.range(0, 20, 1, 1).selectExpr("string(id) body", "if(id = 13, 'no topic', 'T') topic")
     with pytest.raises(PySparkException, match=r"partition 0: row 13: expected a topic of .*found byte 32 in it"):
         write_small(frame, root)
-    frame = spark.range(0, 20, 1, 1).selectExpr("string(id) body", "'T' topic", "if(id = 13, 1L << 31, id) flag")
-    with pytest.raises(PySparkException, match=r"row 13: expected a flag of 32 bits, found 2147483648"):
-        write_small(frame, root)
-    frame = spark.range(0, 20, 1, 1).selectExpr(
-        "string(id) body", "'T' topic", "if(id = 13, 'maybe', null) transaction"
-    )
-    with pytest.raises(PySparkException, match=r"row 13: expected a transaction none, prepared, .*found 'maybe'"):
-        write_small(frame, root)
     assert bodies(root) == []
 
 
@@ -365,7 +351,7 @@ def test_a_stream_of_raw_entries(source: Callable[[int, int], DataFrame], root: 
 
 def test_a_task_that_waits_for_longer_than_the_lease(spark: SparkSession, root: Path) -> None:
     """As one does whose rows take long to be made; `make sink-faults` holds it for 3 minutes."""
-    held, lease = (180, 30_000) if os.environ.get("DLEDGER_SINK_HELD") else (2, 500)
+    held, lease = (180, 30_000) if os.environ.get("DLEDGER_SINK_HELD") else (1, 250)
     frame = numbers(spark, 4, 1).select(held_for(held)("body").alias("body"))
     write_small(frame.union(numbers(spark, 1, 1)), root, leaseMs=lease)
     assert sorted(bodies(root)) == sorted([*expected(4), b"0"])

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import datetime as dt
-from typing import Any
+import time
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pytest
 from pyspark.sql.types import MapType, StringType, StructType
 
-from pyspark_dledger.errors import OptionError
+from pyspark_dledger.errors import DLedgerError, OptionError, StoreError
 from pyspark_dledger.format.engine import get_engine
+from pyspark_dledger.format.entries import Bodies
 from pyspark_dledger.format.put_rows import check_batch
-from pyspark_dledger.spark import rows
+from pyspark_dledger.spark import rows, writer
 from pyspark_dledger.spark.rows import RowShape, shape_of
 from pyspark_dledger.spark.write_options import WriteOptions
 
@@ -58,6 +62,63 @@ def test_a_null_or_too_large_body_is_named_by_its_row(monkeypatch: pytest.Monkey
     monkeypatch.setattr(rows, "MAX_BODY_SIZE", 5)
     with pytest.raises(OptionError, match=r"row 101: expected a body of at most 5 bytes, found 6"):
         list(RAW.bodies(pa.RecordBatch.from_arrays([pa.array([b"12345", b"123456"])], names=["body"]), 100))
+
+
+def test_blocks_end_where_offsets_of_32_bits_do() -> None:
+    offsets = np.array([2**31 - 30, 2**31 - 20, 2**31 - 10, 2**31 - 1], np.int32)
+    assert list(rows._blocks(offsets)) == [(0, 3)]
+
+
+def test_batches_are_encoded_in_parts_however_skewed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer, "_MOST_ENCODED", 1000)
+    values = [b"x" * 900] * 3 + [b"y"] * 50 + [b"z" * 5000]
+    batch = pa.RecordBatch.from_arrays([pa.array(values)], names=["body"])
+    parts = list(writer._slices(batch, 100))
+    assert [start for start, _ in parts] == [
+        100 + sum(part.num_rows for _, part in parts[:i]) for i in range(len(parts))
+    ]
+    assert [body for _, part in parts for body in part.column(0).to_pylist()] == values
+    assert all(part.nbytes <= 1000 or part.num_rows == 1 for _, part in parts)
+    assert list(writer._slices(batch.slice(0, 0), 0)) == []
+
+
+class Placed(NamedTuple):
+    first_index: int
+    last_index: int
+
+
+class FailingRows(writer._Rows):
+    """Of which the body ``bad`` cannot be written, and that takes a while to tell."""
+
+    def __init__(self) -> None:
+        self.put_bodies: list[bytes] = []
+
+    def parts(self, batch: pa.RecordBatch, first_row: int) -> Iterator[Bodies]:
+        return RAW.bodies(batch, first_row)
+
+    def put(self, bodies: Bodies) -> Any:
+        (body,) = get_engine().unpack_bodies(bodies)
+        time.sleep(0.05)
+        if body == b"bad":
+            raise StoreError("on purpose")
+        self.put_bodies.append(bytes(body))
+        return Placed(0, 0)
+
+
+def test_nothing_is_written_behind_what_failed() -> None:
+    batches = [pa.RecordBatch.from_arrays([pa.array([body])], names=["body"]) for body in (b"1", b"bad", b"2", b"3")]
+    found = FailingRows()
+    with pytest.raises(StoreError, match="on purpose"):
+        writer._send(iter(batches), found, writer.Written(0))
+    assert found.put_bodies == [b"1"]
+
+
+def test_a_micro_batch_without_a_name_is_refused() -> None:
+    """All of these would be taken for repetitions of one another."""
+    given = {"sql.streaming.queryId": "q", "streaming.sql.batchId": "0"}
+    assert writer._micro_batch(SimpleNamespace(getLocalProperty=given.get)) == "q/0"
+    with pytest.raises(DLedgerError, match="expected the local properties"):
+        writer._micro_batch(SimpleNamespace(getLocalProperty={}.get))
 
 
 def schema_of(text: str) -> StructType:
@@ -122,6 +183,15 @@ def test_a_null_topic_is_an_error() -> None:
 
 
 def test_numbers_that_do_not_fit_are_named() -> None:
+    wrong = pa.array([None, 2**31 - 1, 2**31])
+    with pytest.raises(OptionError, match="row 2: expected a flag of 32 bits, found 2147483648"):
+        puts("body string, flag long", [pa.array(["a", "b", "c"]), wrong], topic="T")
     wrong = pa.array(np.array([5, -(2**31), -(2**31) - 1]))
     with pytest.raises(OptionError, match="row 2: expected a queueId of 32 bits, found -2147483649"):
         puts("body string, queueId long", [pa.array(["a", "b", "c"]), wrong], topic="T")
+
+
+def test_a_transaction_that_is_none_is_named() -> None:
+    found = pa.array([None, "commit", "maybe"])
+    with pytest.raises(OptionError, match=r"row 2: expected a transaction none, prepared, .*found 'maybe'"):
+        puts("body string, transaction string", [pa.array(["a", "b", "c"]), found], topic="T")

@@ -17,7 +17,6 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,6 +29,7 @@ from pyspark_dledger.raft.node.logs import LOG, log_to_stderr, record
 from pyspark_dledger.raft.peers import Address, format_peers
 from pyspark_dledger.rocketmq.message_service import MessageService, MessageSettings
 from pyspark_dledger.spark.lease import MOST_LINE
+from pyspark_dledger.spark.sink_files import forget_sink
 from pyspark_dledger.store.mmap_file_store import MmapFileStore
 
 GROUP = "spark"
@@ -53,7 +53,7 @@ _AT_ONCE = {"min_vote_interval_ms": 1, "max_vote_interval_ms": 2}
 class Settings(NamedTuple):
     """What the process is told. Times are milliseconds, sizes bytes; ``driver`` is the process that it ends with.
 
-    ``files`` are those by which it is found, which it removes at its end.
+    ``file`` is that by which a stream finds it (`sink_files`), removed at its end.
     """
 
     root: str
@@ -67,7 +67,7 @@ class Settings(NamedTuple):
     index_file_size: int
     is_message: bool
     producer_id_expiry_ms: int
-    files: Sequence[str] = ()
+    file: str = ""
 
 
 class EmbeddedSink:
@@ -78,15 +78,17 @@ class EmbeddedSink:
         self._node: Node | None = None
         self._opening = asyncio.Lock()
         self._ended = asyncio.Event()
+        self._is_over = False
         self._left_ms = 0.0
+        self._failure: str | None = None
 
     async def run(self) -> None:
         """Say where it listens, when the store is open, and serve until it has ended.
 
-        Raises StoreError and OptionError where the store cannot be opened, and OSError where it cannot listen.
+        Raises StoreError and OptionError where the store cannot be opened, and DLedgerError where it cannot listen.
         """
         loop = asyncio.get_running_loop()
-        server = await asyncio.start_server(self._connected, self._settings.host, 0, limit=MOST_LINE)
+        server = await self._listening()
         loop.add_signal_handler(signal.SIGTERM, self._ended.set)
         watching = [asyncio.ensure_future(self._watch_driver()), asyncio.ensure_future(self._watch_lease())]
         try:
@@ -94,25 +96,39 @@ class EmbeddedSink:
             # What was loaded stays: the collector need not look at it again.
             gc.collect()
             gc.freeze()
-            _say({"port": server.sockets[0].getsockname()[1], "pid": os.getpid()})
-            await self._ended.wait()
+            if _say({"port": server.sockets[0].getsockname()[1], "pid": os.getpid()}):
+                await self._ended.wait()
         finally:
             for task in watching:
                 task.cancel()
             server.close()
             async with self._opening:
+                self._is_over = True
                 await self._close()
-            for file in self._settings.files:
-                Path(file).unlink(missing_ok=True)
+            if self._settings.file:
+                forget_sink(Path(self._settings.file), os.getpid())
             # The answer to who ended it is on its way.
             await asyncio.sleep(0)
         await loop.shutdown_asyncgens()
+
+    async def _listening(self) -> asyncio.Server:
+        host = self._settings.host
+        try:
+            return await asyncio.start_server(self._connected, host, 0, limit=MOST_LINE)
+        except OSError as error:
+            raise DLedgerError(
+                f"expected to listen at {host}, found {error}: say with the option listen at which address of this "
+                "machine tasks reach it"
+            ) from None
 
     # The store.
 
     async def _open(self) -> Node:
         """The node, started where it is not; the lease begins anew. Waits for another job as long as a lease."""
         async with self._opening:
+            if self._is_over:
+                # A renewal that was under way when its task ended, or an attempt that Spark has given up.
+                raise StoreError(f"{self._settings.root}: expected a job that writes, found that it has ended")
             if self._node is not None and self._node.failed.done():
                 failed = self._node.failed.result()
                 await self._close()
@@ -138,7 +154,14 @@ class EmbeddedSink:
                 # Of the errors of a node only the one that it cannot listen has no kind of its own.
                 if type(error) is not DLedgerError or ports >= _MOST_PORTS:
                     raise
-            await asyncio.sleep(_RETRY_SECONDS)
+            except OSError as error:
+                raise StoreError(
+                    f"{self._settings.root}: expected a folder to write a log in, found {error}: check permissions"
+                ) from None
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._ended.wait(), _RETRY_SECONDS)
+                # Nobody is left to open it for, however long the lease.
+                raise StoreError(f"{self._settings.root}: expected to wait for the store, found that the job has ended")
             waited_ms += 1000 * _RETRY_SECONDS
 
     async def _start_node(self) -> Node:
@@ -190,10 +213,23 @@ class EmbeddedSink:
         return ""
 
     async def _close(self) -> None:
-        """Everything flushed, the checkpoint written, the lock let go."""
+        """Everything flushed, the checkpoint written, the lock let go. What failed is told by the next flush or end."""
         node, self._node = self._node, None
-        if node is not None:
+        if node is None:
+            return
+        failure = node.store.failure
+        try:
             await node.stop()
+        except Exception as error:  # noqa: BLE001  # whatever it is, the store is closed, and may be opened again
+            failure = failure or str(error)
+        if failure is not None:
+            record(logging.ERROR, "failed", reason=failure)
+            self._failure = f"{self._settings.root}: expected everything on disk, found {failure}: read the log back"
+
+    def _check_durable(self) -> None:
+        """Raises StoreError where acknowledged entries may be lost; with ``flush=sync`` those are on disk."""
+        if self._failure is not None and self._settings.flush != "sync":
+            raise StoreError(self._failure)
 
     # Who asks.
 
@@ -202,7 +238,8 @@ class EmbeddedSink:
         try:
             line = await asyncio.wait_for(reader.readline(), _REQUEST_SECONDS)
             answer, is_end = await self._answered(line)
-            writer.write(json.dumps(answer).encode() + b"\n")
+            # By its process who asks tells it from whoever else may have its port by now.
+            writer.write(json.dumps({**answer, "pid": os.getpid()}).encode() + b"\n")
             await writer.drain()
         except (asyncio.TimeoutError, OSError, ValueError):
             # Whoever sends no line, or does not wait for the answer, gets none; an end is one all the same.
@@ -230,7 +267,7 @@ class EmbeddedSink:
                     return await self._closed(), True
             return {"error": f"expected open, flush or end, found {request.get('operation')!r}"}, False
         except DLedgerError as error:
-            return {"error": str(error)}, False
+            return {"error": str(error)}, request.get("operation") == "end"
 
     def _places(self, node: Node) -> dict[str, Any]:
         return {"group": GROUP, "peers": node.config.peers}
@@ -244,11 +281,14 @@ class EmbeddedSink:
             if self._node is not None:
                 self._left_ms = self._settings.lease_ms
                 await asyncio.get_running_loop().run_in_executor(None, _make_durable, self._node)
+            self._check_durable()
         return {}
 
     async def _closed(self) -> dict[str, Any]:
         async with self._opening:
+            self._is_over = True
             await self._close()
+            self._check_durable()
         return {}
 
     # What ends it.
@@ -261,7 +301,9 @@ class EmbeddedSink:
             self._left_ms -= part_ms
             if self._left_ms <= 0 and self._node is not None and not self._opening.locked():
                 async with self._opening:
-                    await self._close()
+                    # Whoever came before may have renewed it.
+                    if self._left_ms <= 0:
+                        await self._close()
 
     async def _watch_driver(self) -> None:
         await _ended(self._settings.driver)
@@ -329,14 +371,18 @@ def _parsed(line: bytes) -> dict[str, Any]:
     return request if isinstance(request, dict) else {}
 
 
-def _say(answer: dict[str, Any]) -> None:
-    """One line to who started this process; nobody reads standard output any more behind it."""
-    with suppress(OSError):
+def _say(answer: dict[str, Any]) -> bool:
+    """One line to who started this process; nobody reads standard output any more behind it. Whether it was there."""
+    is_heard = True
+    try:
         os.write(sys.stdout.fileno(), json.dumps(answer).encode() + b"\n")
+    except OSError:
+        is_heard = False
     nothing = os.open(os.devnull, os.O_RDWR)
     for stream in (sys.stdin, sys.stdout):
         os.dup2(nothing, stream.fileno())
     os.close(nothing)
+    return is_heard
 
 
 def main() -> int:

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
 import json
 import os
 import secrets
-import stat
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 from pyspark_dledger.errors import DLedgerError, OptionError, StoreError
@@ -20,6 +15,7 @@ from pyspark_dledger.spark.driver import driver_pid, host_for_tasks
 from pyspark_dledger.spark.embedded import Settings
 from pyspark_dledger.spark.lease import Sink, ask
 from pyspark_dledger.spark.place import place_of
+from pyspark_dledger.spark.sink_files import file_of, locked, read_sink, write_sink
 from pyspark_dledger.spark.write_options import WriteOptions
 
 _MODULE = "pyspark_dledger.spark.embedded"
@@ -41,13 +37,14 @@ def stream_sink(options: WriteOptions, is_message: bool) -> Sink:
     Where it listens, and its secret, stand in a file that only this user can read.
     """
     settings = _settings(options, is_message)
-    file, lock = _files_of(settings)
-    with _locked(lock):
-        found = _read(file)
+    # Of each driver and store, and each way of writing it, where it listens among them.
+    file = file_of(json.dumps(settings._replace(secret="")._asdict(), sort_keys=True))
+    with locked(file):
+        found = read_sink(file)
         if found is not None and is_alive(found):
             return found
-        sink = start(settings._replace(files=[str(file), str(lock)]))
-        _write(file, sink)
+        sink = start(settings._replace(file=str(file)))
+        write_sink(file, sink)
         return sink
 
 
@@ -109,50 +106,3 @@ def is_alive(sink: Sink) -> bool:
     except DLedgerError:
         return False
     return True
-
-
-# The file by which a stream's process is found again.
-
-
-def _files_of(settings: Settings) -> tuple[Path, Path]:
-    """Of each driver and store, and each way of writing it: what tells of the process, and who may start it."""
-    key = json.dumps(settings._replace(secret="", host="")._asdict(), sort_keys=True)
-    file = _folder() / f"{hashlib.blake2b(key.encode(), digest_size=16).hexdigest()}.json"
-    return file, file.with_suffix(".lock")
-
-
-def _folder() -> Path:
-    """A folder of this user's. Raises DLedgerError where somebody else made it."""
-    folder = Path(tempfile.gettempdir()) / f"pyspark-dledger-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise DLedgerError(f"{folder}: expected a folder that only this user can read, found another: remove it")
-    return folder
-
-
-@contextmanager
-def _locked(lock: Path) -> Iterator[None]:
-    """Of two processes that look for one that is not there only one starts it."""
-    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def _read(file: Path) -> Sink | None:
-    try:
-        return Sink(**json.loads(file.read_text()))
-    except (OSError, ValueError, TypeError):
-        return None
-
-
-def _write(file: Path, sink: Sink) -> None:
-    temporary = file.with_suffix(".tmp")
-    temporary.unlink(missing_ok=True)
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with open(descriptor, "w") as stream:
-        json.dump(sink._asdict(), stream)
-    temporary.replace(file)

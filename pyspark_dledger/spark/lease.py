@@ -66,6 +66,8 @@ def ask(sink: Sink, operation: Operation) -> dict[str, Any]:
     answer = _parsed(line)
     if answer is None:
         raise _gone(sink, f"{line[:80]!r} for an answer")
+    if answer.get("pid") != sink.pid:
+        raise _gone(sink, "another process there")
     if "error" in answer:
         raise StoreError(answer["error"])
     return answer

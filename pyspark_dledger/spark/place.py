@@ -15,6 +15,8 @@ _NODE_PREFIX = "dledger-"
 _NEW_NODE = "n0"
 # What a broker has in its storePathRootDir beside the log.
 _OF_BROKERS = ("commitlog", "consumequeue")
+# And what a first write may leave that ended before there was a log; a file system has the last at its own root.
+_NOTHING_YET = {"abort", "checkpoint", "config", "index", "lock", "lost+found"}
 _INSTEAD = "write to its group, with the options group and peers"
 
 
@@ -42,7 +44,7 @@ def place_of(path: str, self_id: str | None, is_message: bool) -> Place:
     names = sorted(os.listdir(root)) if root.is_dir() else []
     nodes = node_folders(root, names)
     _check_nodes(path, nodes, node)
-    if names and not nodes and not any(name in names for name in _OF_BROKERS):
+    if not nodes and not _NOTHING_YET.issuperset(names) and not any(name in names for name in _OF_BROKERS):
         raise StoreError(
             f"{path}: expected a store, or an empty or new folder, found {', '.join(names[:8])}: name another folder"
         )

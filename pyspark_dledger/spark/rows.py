@@ -192,7 +192,8 @@ def _blocks(offsets: _Integers) -> Iterator[tuple[int, int]]:
     """Ranges of values that take about `_MOST_BLOCK` bytes each, but at least one value."""
     start, count = 0, len(offsets) - 1
     while start < count:
-        end = int(np.searchsorted(offsets, offsets[start] + _MOST_BLOCK, "right")) - 1
+        # As a Python integer: behind 2 GiB of bodies the sum does not fit 32 bits.
+        end = int(np.searchsorted(offsets, int(offsets[start]) + _MOST_BLOCK, "right")) - 1
         end = min(max(end, start + 1), count)
         yield start, end
         start = end

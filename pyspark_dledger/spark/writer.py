@@ -148,8 +148,18 @@ def _task(job: str | None) -> _Task:
     context = TaskContext.get()
     assert context is not None
     if job is None:
-        job = f"{context.getLocalProperty(_QUERY_ID)}/{context.getLocalProperty(_BATCH_ID)}"
+        job = _micro_batch(context)
     return _Task(job, context.partitionId(), context.getLocalProperty(_MASTER) or "")
+
+
+def _micro_batch(context: TaskContext) -> str:
+    """The name that a micro-batch keeps. Raises DLedgerError without one: all such would be taken for the same."""
+    names = [context.getLocalProperty(name) for name in (_QUERY_ID, _BATCH_ID)]
+    if not all(names):
+        raise DLedgerError(
+            f"expected the local properties {_QUERY_ID} and {_BATCH_ID}, found {names}: let Spark set them"
+        )
+    return "/".join(str(name) for name in names)
 
 
 def _write(
@@ -186,13 +196,14 @@ def _send(batches: Iterator[pa.RecordBatch], rows: _Rows, written: Written) -> N
     """Write batch after batch, in order, each while the next is read. An error ends it at the batch that failed."""
     pending: deque[Future[Any]] = deque()
     first_row = 0
+    put = _until_it_fails(rows.put)
     with ThreadPoolExecutor(1, "dledger-write") as pool:
         try:
             for batch in batches:
                 for bodies in rows.parts(batch, first_row):
                     while len(pending) >= _MOST_AHEAD:
                         _note(pending.popleft().result(), written)
-                    pending.append(pool.submit(rows.put, bodies))
+                    pending.append(pool.submit(put, bodies))
                 first_row += batch.num_rows
             while pending:
                 _note(pending.popleft().result(), written)
@@ -200,6 +211,22 @@ def _send(batches: Iterator[pa.RecordBatch], rows: _Rows, written: Written) -> N
             # What was not begun is not to be written behind what failed.
             for future in pending:
                 future.cancel()
+
+
+def _until_it_fails(put: Callable[[Bodies], Any]) -> Callable[[Bodies], Any]:
+    """The same, but nothing is written behind what failed: the next may have begun when that is heard of."""
+    failed: list[BaseException] = []
+
+    def guarded(bodies: Bodies) -> Any:
+        if failed:
+            raise failed[0]
+        try:
+            return put(bodies)
+        except BaseException as error:
+            failed.append(error)
+            raise
+
+    return guarded
 
 
 def _note(result: Any, written: Written) -> None:
@@ -239,13 +266,13 @@ class _Messages(_Rows):
         )
 
     def parts(self, batch: pa.RecordBatch, first_row: int) -> Iterator[Bodies]:
-        puts = self._shape.puts(batch, first_row)
-        for start, part in _slices(puts):
-            self._learn(part.column(TOPIC), first_row + start)
+        for start, part in _slices(batch, first_row):
+            puts = self._shape.puts(part, start)
+            self._learn(puts.column(TOPIC), start)
             settings = self._settings._replace(
-                born_timestamp=time.time_ns() // 1_000_000, round_robin=self._settings.round_robin + first_row + start
+                born_timestamp=time.time_ns() // 1_000_000, round_robin=self._settings.round_robin + start
             )
-            yield self._encoded(part, settings, first_row + start)
+            yield self._encoded(puts, settings, start)
 
     def _encoded(self, part: pa.RecordBatch, settings: PutSettings, first_row: int) -> Bodies:
         try:
@@ -270,14 +297,14 @@ class _Messages(_Rows):
         return self._client.put_messages(bodies, self._queue_nums)
 
 
-def _slices(batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """A batch in parts of about `_MOST_ENCODED` bytes, with the number of each one's first row."""
-    if batch.num_rows == 0:
-        return
-    parts = -(-batch.nbytes // _MOST_ENCODED) or 1
-    size = -(-batch.num_rows // parts)
-    for start in range(0, batch.num_rows, size):
-        yield start, batch.slice(start, size)
+def _slices(batch: pa.RecordBatch, first_row: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """A batch in parts of at most `_MOST_ENCODED` bytes, or of one row, with the number of each one's first row."""
+    if batch.num_rows > 1 and batch.nbytes > _MOST_ENCODED:
+        half = batch.num_rows // 2
+        yield from _slices(batch.slice(0, half), first_row)
+        yield from _slices(batch.slice(half), first_row + half)
+    elif batch.num_rows:
+        yield first_row, batch
 
 
 def _summary(messages: Sequence[WriterCommitMessage | None]) -> str:
