@@ -513,6 +513,21 @@ def test_follow_goes_on_where_the_log_became_shorter(tmp_path: Path, capsys: pyt
     assert "what stood at index 5 and behind is no longer in it" in done.err
 
 
+def test_follow_notices_what_was_rewritten_in_the_same_term(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As in a one-node group, which never raises its term."""
+    path = write_dledger(tmp_path, [raw(b"x")] * 8).path
+    _, look = follower(path, "--from", "5")
+    look()
+    rewritten = [raw(b"x")] * 6 + [raw(b"longer")] * 5
+    write_dledger(tmp_path, rewritten[:9])
+    look()
+    write_dledger(tmp_path, rewritten)
+    look()
+    done = capsys.readouterr()
+    assert [json.loads(line)["index"] for line in done.out.splitlines()] == [5, 6, 7, 8, 9, 10]
+    assert done.err.count("what stood at index 7, and perhaps before, was written anew in the same term") == 1
+
+
 def test_follow_says_what_was_deleted_before_it_was_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     entries = [raw(b"x" * 300)] * 40
     path = write_dledger(tmp_path, entries[:2]).path

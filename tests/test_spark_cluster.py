@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import queue
 import signal
 import subprocess
 import threading
@@ -25,6 +27,9 @@ DRIVER = Path(__file__).parent / "cluster_driver.py"
 BODIES = [b"%d " % number * 300 for number in range(1500)]
 SECONDS = 300.0
 BATCH_ROWS = 1000
+# Spark gives a Python process on the driver ten seconds to start, which a machine under load may not do.
+NO_WORKER = "Python worker failed to connect back"
+MOST_TRIES = 5
 
 
 class Driver:
@@ -33,14 +38,21 @@ class Driver:
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
         self._errors: list[str] = []
+        self._answers: queue.SimpleQueue[str] = queue.SimpleQueue()
         # Read all the time: a driver whose pipe is full would stand still.
-        self._reader = threading.Thread(target=self._read_errors, daemon=True)
-        self._reader.start()
+        for read in (self._read_errors, self._read_answers):
+            threading.Thread(target=read, daemon=True).start()
         self.answer()
 
     def _read_errors(self) -> None:
         assert self.process.stderr is not None
         self._errors.extend(self.process.stderr)
+
+    def _read_answers(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self._answers.put(line)
+        self._answers.put("")
 
     def begin(self, job: str, **arguments: Any) -> None:
         assert self.process.stdin is not None
@@ -48,8 +60,7 @@ class Driver:
         self.process.stdin.flush()
 
     def answer(self) -> dict[str, Any]:
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
+        line = self._answers.get(timeout=SECONDS)
         assert line, "".join(self._errors)[-4000:]
         given: dict[str, Any] = json.loads(line)
         assert "error" not in given, given["error"]
@@ -73,16 +84,18 @@ class Driver:
         """Does a job whose tasks get through to their end while no Python of the driver runs."""
         gate = folder / "gate"
         gate.mkdir()
-        self.begin(job, gate=str(gate), **arguments)
-        eventually(lambda: self._failed() or list(gate.glob("begun-*")), SECONDS)
+        for _ in range(MOST_TRIES):
+            self.begin(job, gate=str(gate), **arguments)
+            eventually(lambda: not self._answers.empty() or list(gate.glob("begun-*")), SECONDS)
+            if self._answers.empty():
+                break
+            with pytest.raises(AssertionError, match=NO_WORKER):
+                self.answer()
         with self.standing_still():
             (gate / "go").touch()
             eventually(lambda: len(list(gate.glob("ended-*"))) == tasks, SECONDS)
         self.answer()
-
-    def _failed(self) -> bool:
-        assert self.process.poll() is None, "".join(self._errors)[-4000:]
-        return False
+        assert len(list(gate.glob("ended-*"))) == tasks
 
 
 def _is_sink(process: psutil.Process) -> bool:
@@ -141,7 +154,7 @@ def test_a_store_is_read_by_executors(driver: Driver, group: Nodes, tmp_path: Pa
 def test_a_group_is_tailed_by_executors(driver: Driver, group: Nodes, tmp_path: Path) -> None:
     rows = tmp_path / "rows"
     options = {"group": "g", "peers": group.peers, "startingOffsets": "earliest", "maxPartitionBytes": "300k"}
-    driver.run(tmp_path, 6, "tail", rows=str(rows), checkpoint=str(tmp_path / "checkpoint"), options=options)
+    driver.run(tmp_path, 7, "tail", rows=str(rows), checkpoint=str(tmp_path / "checkpoint"), options=options)
     assert rows_of(rows) == list(enumerate(BODIES))
 
 
@@ -158,6 +171,7 @@ def test_a_path_is_written_by_executors(driver: Driver, tmp_path: Path) -> None:
     assert sorted(map(int, bodies_of(store))) == list(range(2000))
 
 
+@pytest.mark.skipif(not os.environ.get("DLEDGER_SINK_FAULTS"), reason="make sink-faults runs it")
 def test_messages_of_a_worker_that_is_killed_are_written_once(
     cluster: SparkCluster, driver: Driver, tmp_path: Path
 ) -> None:

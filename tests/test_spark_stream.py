@@ -264,16 +264,18 @@ def faulty(folder: Path) -> type[DLedgerDataSource]:
     return Faulty
 
 
-POINTS = [
-    *("initialOffset", "before latestOffset", "after latestOffset", "before partitions", "after partitions"),
-    *("read", "commit", "before the sink writes", "after the sink wrote"),
-]
+POINTS = ["after latestOffset", "after partitions", "read", "after the sink wrote", "commit"]
+if os.environ.get("DLEDGER_SINK_FAULTS"):
+    POINTS += ["initialOffset", "before latestOffset", "before partitions", "before the sink writes"]
 
 
 def test_a_stream_that_fails_anywhere_gives_every_row_once(
     spark: SparkSession, streams: Streams, store: MmapFileStore, tmp_path: Path
 ) -> None:
-    """Each point of a micro-batch in turn, first of the first one; the source's processes are also killed."""
+    """One point of a micro-batch after the other, first of the first one; the source's processes are also killed.
+
+    What Spark cannot tell from one of these points is added by `make sink-faults`.
+    """
     faults = tmp_path / "faults"
     faults.mkdir()
     spark.dataSource.register(faulty(faults))

@@ -19,7 +19,7 @@ import pytest
 from pyspark_dledger.errors import DataLossError, OptionError, StoreError
 from pyspark_dledger.format.codec import decode_entry_header
 from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT_SIZE
-from pyspark_dledger.format.spec import Segment
+from pyspark_dledger.format.spec import INT64_MAX, Segment
 from pyspark_dledger.log import open_log
 from pyspark_dledger.log import store_tail as module
 from pyspark_dledger.log.options import parse_options
@@ -29,6 +29,7 @@ from pyspark_dledger.log.tail import NOTHING, Limits, TailOffset, offset_from_js
 from pyspark_dledger.store.mmap_file_store import MmapFileStore
 from pyspark_dledger.store.state import write_checkpoint
 from tests.crashes import body_of, config
+from tests.generate import mq_message, raw, write_commitlog, write_dledger
 from tests.golden import ALL, Golden, unpack
 from tests.queues import Unit, file_of, units_of, write_units
 from tests.stores import bodies, change, data_files, opened
@@ -264,6 +265,28 @@ def test_nothing_behind_the_end_of_an_available_now_query_is_read(store: MmapFil
     assert tail_of(path_of(store)).latest(NOTHING, Limits(until=until)) == until
 
 
+def test_an_available_now_query_begins_at_the_end_that_is_known_a_little_later(store: MmapFileStore) -> None:
+    (store.config.node_dir / "checkpoint").unlink()
+    tail = tail_of(path_of(store))
+    until = tail.available()
+    assert until == NOTHING
+    commit(store, 13)
+    assert tail.latest(NOTHING, Limits(until=until)).index == 13
+
+
+def test_an_available_now_query_ends_although_its_end_was_rewritten(store: MmapFileStore) -> None:
+    tail = tail_of(path_of(store), startingOffsets="earliest")
+    start = tail.latest(NOTHING, Limits(entries=4))
+    until = tail.available()
+    forget(store, 8)
+    store.append_as_leader(bodies(1000, 9), 1)
+    commit(store, 14)
+    end = tail.latest(start, Limits(until=until))
+    assert end.index == 14
+    commit(store, 17)
+    assert tail.latest(end, Limits(until=until)) == end
+
+
 GOLDENS = [golden for golden in ALL if golden.case not in ("raw-multipath", "raw-040-snapshot-blank")]
 
 
@@ -327,6 +350,13 @@ def test_a_plain_commitlog_that_grows_gives_whole_messages_only(tmp_path: Path) 
     assert found == expected
 
 
+def test_a_message_without_properties_is_whole(tmp_path: Path) -> None:
+    """Its last bytes are zeros, as those of one that is still being written."""
+    path = write_commitlog(tmp_path, [mq_message("T", b"x", properties=[])] * 3).path
+    tail = tail_of(path, startingOffsets="earliest")
+    assert len(rows(tail, NOTHING, tail.latest(NOTHING, NO_LIMITS))) == 3
+
+
 def test_damage_is_a_row_of_one_micro_batch(tmp_path: Path) -> None:
     path = unpack("mq-53-three", tmp_path) / "n1"
     change(path / "dledger-n1/data/00000000000000393216", 40960, bytes(4096))
@@ -335,6 +365,18 @@ def test_damage_is_a_row_of_one_micro_batch(tmp_path: Path) -> None:
     expected = all_rows(path, isolationLevel="read_committed")
     assert [row for row in expected if row["kind"] == "corrupt"]
     assert found == expected
+
+
+def test_damage_at_the_committed_index_shows_nothing_uncommitted(store: MmapFileStore) -> None:
+    at = open_log(path_of(store)).position_of(11)
+    file_size = store.config.data_file_size
+    change(data_files(store)[at // file_size], at % file_size, bytes(40))
+    tail = tail_of(path_of(store), startingOffsets="earliest")
+    end = tail.latest(NOTHING, NO_LIMITS)
+    assert indexes(tail, NOTHING, end) == list(range(11))
+    assert tail.latest(end, NO_LIMITS) == end
+    commit(store, 13)
+    assert indexes(tail, end, tail.latest(end, NO_LIMITS)) == [None, 12, 13]
 
 
 def test_progress_tells_how_far_the_log_is(store: MmapFileStore) -> None:
@@ -459,21 +501,61 @@ def test_a_queue_that_was_cut_or_deleted_proves_what_is_left(broker: tuple[Path,
     tails = QueueTails(root)
     tails.look()
     proven = {row["pos"] + 48: row["index"] for row in all_rows(root)}
-    assert tails.proven_index(segments) == proven[units[299].commit_log_offset]
+    assert tails.proven_index(segments, INT64_MAX) == proven[units[299].commit_log_offset]
     last = units[299]
     file = file_of(root, last.topic, last.queue_id, last.queue_offset)
     change(file, last.queue_offset * CONSUME_QUEUE_UNIT_SIZE % 2000, bytes(CONSUME_QUEUE_UNIT_SIZE))
     tails.look()
     tails.look()
-    assert tails.proven_index(segments) == proven[units[298].commit_log_offset]
+    assert tails.proven_index(segments, INT64_MAX) == proven[units[298].commit_log_offset]
     shutil.rmtree(root / "consumequeue" / units[298].topic / str(units[298].queue_id))
     tails.look()
     tails.look()
     left = [unit for unit in units[:299] if (unit.topic, unit.queue_id) != units[298][:2]]
-    assert tails.proven_index(segments) == proven[left[-1].commit_log_offset]
+    assert tails.proven_index(segments, INT64_MAX) == proven[left[-1].commit_log_offset]
+
+
+def test_a_queue_that_was_cut_to_nothing_is_found_when_it_comes_back(broker: tuple[Path, list[Unit]]) -> None:
+    root, units = broker
+    write_units(root, units[:300])
+    segments = open_log(root).ledger_segments
+    tails = QueueTails(root)
+    tails.look()
+    before = tails.proven_index(segments, INT64_MAX)
+    queue = root / "consumequeue" / units[299].topic / str(units[299].queue_id)
+    cut = [unit for unit in units[:300] if (unit.topic, unit.queue_id) == units[299][:2]]
+    for file in queue.iterdir():
+        file.unlink()
+    for folder in (root / "consumequeue", queue.parent, queue):
+        os.utime(folder, (1, 1))
+    tails.look()
+    tails.look()
+    assert tails.proven_index(segments, INT64_MAX) < before
+    write_units(root, cut)
+    tails.look()
+    assert tails.proven_index(segments, INT64_MAX) == before
+
+
+def test_a_queue_proves_what_was_written_since_and_nothing_that_was_cut(store: MmapFileStore) -> None:
+    def proven(_: list[Segment], end: int) -> int:
+        return 25 if end == INT64_MAX else 7
+
+    log = open_log(path_of(store))
+    assert log.end.last_index == 19
+    assert log.proven_by_queues(proven) == 7
+    store.append_as_leader(bodies(20, 6), 1)
+    assert log.proven_by_queues(proven) == 25
 
 
 # What a look costs
+
+
+def test_a_position_behind_the_end_is_waited_for_without_reading(
+    store: MmapFileStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tail = tail_of(path_of(store), startingOffsets={"pos": 10**6})
+    monkeypatch.setattr(open_log(path_of(store)).engine, "scan", None)
+    assert tail.latest(NOTHING, NO_LIMITS) == NOTHING
 
 
 def test_a_look_walks_only_what_is_new(store: MmapFileStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -577,7 +659,32 @@ def test_an_entry_of_another_term_is_noticed(store: MmapFileStore, caplog: pytes
     assert "expected index 11 (term 1" in message and "found index 11 (term 2" in message
     assert end.index == 8 and rows(tail, start, end) == []
     assert "reading goes on with index 9" in caplog.text and "nothing is skipped" in caplog.text
-    assert indexes(tail, end, tail.latest(end, NO_LIMITS)) == [9, 10, 11, 12, 13, 14]
+    last = tail.latest(end, NO_LIMITS)
+    assert indexes(tail, end, last) == [9, 10, 11, 12, 13, 14]
+    assert indexes(tail, start, last) == [9, 10, 11, 12, 13, 14], "as PySpark 4.0 plans it after a restart"
+
+
+def test_what_java_leaves_of_a_log_that_was_cut_is_no_part_of_it(tmp_path: Path) -> None:
+    """Behind what a new leader wrote, which is shorter, stands the old end still, and its index units."""
+    path = write_dledger(tmp_path, [raw(b"x" * 100)] * 20, committed=8).path
+    tail = tail_of(path, startingOffsets="earliest")
+    uncommitted = tail_of(path, startingOffsets="earliest", isolationLevel="read_uncommitted")
+    start, far = (looking.latest(NOTHING, NO_LIMITS) for looking in (tail, uncommitted))
+    assert (start.index, far.index) == (8, 19)
+    (file,) = (path / "dledger-n0" / "data").iterdir()
+    left = file.read_bytes()
+    new = [raw(b"x" * 100)] * 9 + [raw(b"y")] * 13
+    for count, last in ((11, 9), (22, 20)):
+        terms = [1] * 9 + [2] * (count - 9)
+        write_dledger(tmp_path, new[:count], terms=terms, committed=last, stale=lambda _: left)
+        assert file.read_bytes()[far.pos : far.pos + SIZE] == left[far.pos : far.pos + SIZE]
+        end = tail.latest(start, NO_LIMITS)
+        assert indexes(tail, start, end) == list(range(start.index + 1, last + 1))
+        assert {row["term"] for row in rows(tail, start, end)} == {2}
+        for looking in (uncommitted, tail_of(path, isolationLevel="read_uncommitted")):
+            with pytest.raises(DataLossError, match=r"expected index 19 \(term 1"):
+                looking.latest(far, NO_LIMITS)
+        start = end
 
 
 def test_other_bytes_of_the_same_term_are_noticed(store: MmapFileStore, caplog: pytest.LogCaptureFixture) -> None:

@@ -16,8 +16,9 @@ from pyspark_dledger.cli.places import Places
 from pyspark_dledger.cli.rows import RowPrinter
 from pyspark_dledger.cli.store import open_given
 from pyspark_dledger.errors import StoreError
-from pyspark_dledger.log.entries import entry_at, segment_at
+from pyspark_dledger.log.committed import Bound
 from pyspark_dledger.log.options import EARLIEST
+from pyspark_dledger.log.tail_view import Place, View
 
 if TYPE_CHECKING:
     from pyspark_dledger.format.spec import TermRun
@@ -48,7 +49,7 @@ def _wait(seconds: float) -> None:
 
 
 class _Tail:
-    """How far a log that grows was printed, and the terms of its entries, by which a rewrite is told."""
+    """How far a log that grows was printed, and by what a rewrite is told: the terms of its entries, and the last."""
 
     def __init__(self, given: argparse.Namespace, printer: RowPrinter) -> None:
         self._printer = printer
@@ -56,6 +57,7 @@ class _Tail:
         self._from = given.starting
         self._next: int | None = None
         self._runs: list[TermRun] = []
+        self._last: Place | None = None
         self._has_waited = False
 
     def print_new(self, log: Log) -> None:
@@ -97,9 +99,16 @@ class _Tail:
         if position < first:
             note(f"{log.path}: positions {position} to {first - 1} were deleted before they were printed")
             return first
-        rewritten = _first_difference(self._runs, log) if self._runs and _last_differs(self._runs, log) else None
-        if rewritten is None:
+        if not self._runs or _entry(log, _last_index(self._runs)) == self._last:
             return position
+        rewritten = _first_difference(self._runs, log)
+        if rewritten is None:
+            index = _last_index(self._runs)
+            note(
+                f"{log.path}: what stood at index {index}, and perhaps before, was written anew in the same term: "
+                "going on behind it"
+            )
+            return log.position_of(index + 1)
         index, place = rewritten
         self._runs = _before(self._runs, index)
         note(f"{log.path}: the log was truncated: what stood at index {index} and behind is no longer in it")
@@ -114,6 +123,8 @@ class _Tail:
                         self._runs[-1] = self._runs[-1]._replace(entries=self._runs[-1].entries + run.entries)
                     else:
                         self._runs.append(run)
+        if self._runs:
+            self._last = _entry(log, _last_index(self._runs))
 
 
 def _segment_before(log: Log, pos: int) -> int:
@@ -130,15 +141,9 @@ def _term_at(runs: list[TermRun], index: int) -> int | None:
     return runs[place].term if place >= 0 and index <= _last_index(runs) else None
 
 
-def _last_differs(runs: list[TermRun], log: Log) -> bool:
-    """Whether the last entry that was printed is no longer what stands at its index."""
-    index = _last_index(runs)
-    if index > log.end.last_index:
-        return True
-    pos = log.position_of(index)
-    segment = segment_at(log.ledger_segments, pos)
-    header = entry_at(segment, pos) if segment is not None else None
-    return header is None or (header.index, header.term) != (index, runs[-1].term)
+def _entry(log: Log, index: int) -> Place | None:
+    """The entry of that index, with the CRC of its bytes."""
+    return View(log, Bound(None, None), None).entry(index)
 
 
 def _first_difference(runs: list[TermRun], log: Log) -> tuple[int, int] | None:

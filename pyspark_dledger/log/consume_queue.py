@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,8 +65,8 @@ def queues(root: Path) -> list[Queue]:
     Nothing of the files is read, and what cannot be listed is left out.
     """
     found = []
-    for topic in _entries(root / FOLDER):
-        for queue in _entries(Path(topic.path)) if topic.is_dir() else []:
+    for topic in folder_entries(root / FOLDER):
+        for queue in folder_entries(Path(topic.path)) if topic.is_dir() else []:
             files = queue_files(Path(queue.path)) if queue.name.isdecimal() and queue.is_dir() else ()
             if files:
                 found.append(Queue(topic.name, int(queue.name), files))
@@ -76,7 +76,7 @@ def queues(root: Path) -> list[Queue]:
 def queue_files(folder: Path) -> tuple[QueueFile, ...]:
     """The files of the queue that a folder holds, in order; none where it cannot be read."""
     files = []
-    for entry in _entries(folder):
+    for entry in folder_entries(folder):
         if len(entry.name) == SEGMENT_NAME_DIGITS and entry.name.isdecimal() and entry.is_file():
             try:
                 units = entry.stat().st_size // CONSUME_QUEUE_UNIT_SIZE
@@ -162,12 +162,16 @@ def proven_index(root: Path, segments: list[Segment], end: int) -> int | None:
 
     A unit that points nowhere proves nothing (a queue can be ahead of a log that was cut).
     """
-    units = sorted(last_units(root), key=lambda unit: unit.commit_log_offset, reverse=True)
-    for unit in units:
-        pos = unit.commit_log_offset - ENTRY_HEADER_SIZE
+    return index_proven_by(((unit.commit_log_offset, unit.size) for unit in last_units(root)), segments, end)
+
+
+def index_proven_by(messages: Iterable[tuple[int, int]], segments: list[Segment], end: int) -> int | None:
+    """The highest index of the messages, each where it stands and its size in bytes, that are entries below `end`."""
+    for place, size in sorted(messages, reverse=True):
+        pos = place - ENTRY_HEADER_SIZE
         segment = segment_at(segments, pos) if pos < end else None
         header = entry_at(segment, pos) if segment is not None else None
-        if header is not None and header.body_size == unit.size:
+        if header is not None and header.body_size == size:
             return header.index
     return None
 
@@ -184,7 +188,7 @@ def last_units(root: Path) -> Iterator[ConsumeQueueUnit]:
                 break
 
 
-def _entries(folder: Path) -> list[os.DirEntry[str]]:
+def folder_entries(folder: Path) -> list[os.DirEntry[str]]:
     """What is in a folder but FIFOs and the like; nothing where it cannot be read."""
     try:
         with os.scandir(folder) as entries:

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from operator import attrgetter
 from pathlib import Path
 
 from pyspark_dledger.format.codec import decode_consume_queue_unit
-from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT_SIZE, ENTRY_HEADER_SIZE, SEGMENT_NAME_DIGITS
+from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT_SIZE, SEGMENT_NAME_DIGITS
 from pyspark_dledger.format.message import Message, transaction
 from pyspark_dledger.format.spec import Segment
-from pyspark_dledger.log.consume_queue import FILLER_SIZE, FOLDER, Queue, queues, written_units
-from pyspark_dledger.log.entries import entry_at, read_at, segment_at
+from pyspark_dledger.log.consume_queue import (
+    FILLER_SIZE,
+    FOLDER,
+    Queue,
+    folder_entries,
+    index_proven_by,
+    queues,
+    written_units,
+)
+from pyspark_dledger.log.entries import read_at
 from pyspark_dledger.log.listing import Stamps, folder_stamps, is_settled
 
 _BYTES_AT_ONCE = 512 * CONSUME_QUEUE_UNIT_SIZE
@@ -56,6 +64,7 @@ class _Last:
             os.close(descriptor)
 
     def _look(self, descriptor: int) -> bool:
+        self.size = max(self.size, os.fstat(descriptor).st_size)  # a file that was just created is still empty
         size = 2 * CONSUME_QUEUE_UNIT_SIZE  # mostly nothing is new
         while True:
             data = os.pread(descriptor, size, max(self.at, 0))
@@ -104,16 +113,10 @@ class QueueTails:
             elif last.is_full:
                 self._lasts[key] = _following(last)
 
-    def proven_index(self, segments: list[Segment]) -> int | None:
-        """The highest index whose message a queue points to; see `consume_queue.proven_index`."""
+    def proven_index(self, segments: list[Segment], end: int) -> int | None:
+        """The highest index below the log's `end` whose message a queue points to; see `consume_queue.proven_index`."""
         found = [last for last in self._lasts.values() if last.commit_log_offset >= 0]
-        for last in sorted(found, key=attrgetter("commit_log_offset"), reverse=True):
-            pos = last.commit_log_offset - ENTRY_HEADER_SIZE
-            segment = segment_at(segments, pos)
-            header = entry_at(segment, pos) if segment is not None else None
-            if header is not None and header.body_size == last.message_size:
-                return header.index
-        return None
+        return index_proven_by(((last.commit_log_offset, last.message_size) for last in found), segments, end)
 
     def has_unit_of(self, message: Message, topic: str) -> bool | None:
         """Whether the message's own queue has its unit by now; None where it has no unit, or that cannot be told.
@@ -129,10 +132,8 @@ class QueueTails:
         """List the queues anew where a topic or a queue was added or removed."""
         if self._stamps is not None and folder_stamps(self._folders) == self._stamps:
             return
-        folder = self.root / FOLDER
         found = queues(self.root)
-        topics = dict.fromkeys(folder / queue.topic for queue in found)
-        self._folders = (folder, *topics)
+        self._folders = tuple(_watched(self.root / FOLDER, found))
         stamps = folder_stamps(self._folders)
         self._stamps = stamps if is_settled(stamps) else None
         known = self._lasts
@@ -140,6 +141,17 @@ class QueueTails:
         for queue in found:
             key = (queue.topic, queue.queue_id)
             self._lasts[key] = known[key] if key in known else _last_of(queue)
+
+
+def _watched(folder: Path, found: Iterable[Queue]) -> Iterator[Path]:
+    """The folders that change where a queue comes or goes: of all topics, and of queues that were cut to nothing."""
+    held = {(queue.topic, str(queue.queue_id)) for queue in found}
+    yield folder
+    for topic in filter(os.DirEntry.is_dir, folder_entries(folder)):
+        yield Path(topic.path)
+        for queue in filter(os.DirEntry.is_dir, folder_entries(Path(topic.path))):
+            if (topic.name, queue.name) not in held:
+                yield Path(queue.path)
 
 
 def _last_of(queue: Queue) -> _Last:

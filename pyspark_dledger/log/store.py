@@ -5,9 +5,9 @@ from __future__ import annotations
 import operator
 import os
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,7 +16,17 @@ from pyspark_dledger.format.codec import decode_blank
 from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, INDEX_UNIT_SIZE, MESSAGE_HEADER_SIZE, MIN_BLANK_SIZE
 from pyspark_dledger.format.message import has_message_magic
-from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, INT64_MIN, Before, Filters, LogEnd, Segment, TermRun
+from pyspark_dledger.format.spec import (
+    COMMITLOG,
+    DLEDGER,
+    INT64_MAX,
+    INT64_MIN,
+    Before,
+    Filters,
+    LogEnd,
+    Segment,
+    TermRun,
+)
 from pyspark_dledger.log.committed import Bound, best, read_checkpoint, read_current_term
 from pyspark_dledger.log.entries import IndexFiles, entry_at, lone_segment, read_at, segment_at
 from pyspark_dledger.log.find import file_size, find_store
@@ -274,7 +284,13 @@ class Log:
             return last.pos if has_message_magic(head, 0, len(head)) else segment.base
         header = entry_at(segment, last.pos)
         is_same = header is not None and (header.index, header.term) == (last.index, last.term)
-        return last.pos if is_same else segment.base
+        return last.pos if is_same and self._is_of_current_term(last.term) else segment.base
+
+    def _is_of_current_term(self, term: int) -> bool:
+        """Whether no later term has begun, whose leader may have cut off an entry of `term`; Java leaves its bytes."""
+        node_dir = self.paths.node_dir
+        current = read_current_term(node_dir)[0] if node_dir is not None else None
+        return current is None or current.curr_term is None or current.curr_term <= term
 
     def indexed(self, index: int) -> int | None:
         """Where an entry stands that the index file and the log agree on."""
@@ -291,9 +307,12 @@ class Log:
         return unit.pos
 
     def _goes_on(self, segment: Segment, end: LogEnd) -> bool:
-        """Whether the index or the checkpoint knows of entries behind what looks like the end."""
+        """Whether the index or the checkpoint knows of entries behind what looks like the end.
+
+        A unit of an earlier term is one of an entry that was cut off.
+        """
         unit = self.index_files.unit(end.last_index + 1)
-        if unit is not None and end.pos <= unit.pos < segment.end:
+        if unit is not None and end.pos <= unit.pos < segment.end and unit.term >= end.last_term:
             return True
         is_last = self.paths.only is None and segment == self.ledger_segments[-1]
         return is_last and self.checkpoint is not None and self.checkpoint.end_index > end.last_index
@@ -413,10 +432,21 @@ class Log:
         if root is not None and self.paths.node_dir is not None and (root / "consumequeue").is_dir():
             from pyspark_dledger.log.consume_queue import proven_index  # needs numpy, which takes a while to load
 
-            index = proven_index(root, self.ledger_segments, self.end.pos)
+            index = self.proven_by_queues(partial(proven_index, root))
         if index is None:
             return Bound(None, None, "consumeQueue: no unit that points to an entry of this log")
         return Bound(index, "consumeQueue")
+
+    def proven_by_queues(self, proven: Callable[[list[Segment], int], int | None]) -> int | None:
+        """The index that ConsumeQueues prove committed: what `proven` finds in segments, up to a position.
+
+        They are read later than the log's end, and may know of what was written since. A queue that is ahead of a log
+        that was cut may point to bytes that Java left there.
+        """
+        index = proven(self.ledger_segments, INT64_MAX)
+        if index is None or index <= self.end.last_index or index <= self.refreshed().end.last_index:
+            return index
+        return proven(self.ledger_segments, self.end.pos)
 
     @cached_property
     def state(self) -> State:

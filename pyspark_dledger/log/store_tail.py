@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from pyspark_dledger.errors import DataLossError, StoreError
+from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, INT64_MAX, Filters, IntFilter
 from pyspark_dledger.log.committed import Bound, best
 from pyspark_dledger.log.holes import Hole
@@ -59,6 +60,7 @@ class StoreTail(Tail):
         self._first_row: int | None = None
         self._searched_to = 0
         self._given: tuple[TailOffset, int | None] = (NOTHING, None)
+        self._until_instead: tuple[TailOffset, Place] | None = None
 
     def latest(self, start: TailOffset, limits: Limits) -> TailOffset:
         """See `Tail.latest`."""
@@ -70,7 +72,7 @@ class StoreTail(Tail):
         if resumed.pinned is not None:
             given = resumed.pinned
         elif start == NOTHING and self._options.starting_offsets == LATEST:
-            given = self._pinned_latest(view, last)
+            given = self._pinned_latest(view, last or view.end)
         elif last is None or resumed.pos is None or last.end <= resumed.pos:
             given = start
         else:
@@ -91,13 +93,15 @@ class StoreTail(Tail):
         return self._looking(lambda view: self._plan(view, start, end), view)
 
     def _plan(self, view: View, start: TailOffset, end: TailOffset) -> list[Partition]:
-        first, last = self._resume(view, start), self._planned_end(view, end)
-        if first.pinned is not None or first.pos is None or last is None or last <= first.pos:
+        resumed, last = self._resume(view, start), self._planned_end(view, end)
+        # PySpark 4.0 and 4.1 ask after a restart for a batch that ends behind the place where reading goes on.
+        first = resumed.pos if resumed.pinned is None else self._check(view, resumed.pinned)[0]
+        if first is None or last is None or last <= first:
             return []
         committed = view.bound.index
         if self._options.isolation_level == "read_committed" and end.index is not None:
             committed = max(end.index, -1 if committed is None else committed)
-        return plan_between(view.log, self._columns, self._options, self._filters, committed, first.pos, last)
+        return plan_between(view.log, self._columns, self._options, self._filters, committed, first, last)
 
     def progress(self) -> Progress:
         """See `Tail.progress`."""
@@ -147,9 +151,16 @@ class StoreTail(Tail):
         known = bounds[0].index if bounds else None
         # Queues need not be looked at where the checkpoint knows all that there is.
         if wanted != "checkpoint" and (known is None or known < log.end.last_index):
-            before = self._view.bound.index if self._view is not None else None
-            bounds.append(self._queue_bound(log, before))
+            bounds.append(self._queue_bound(log, self._committed_before(log)))
         return best(bounds, log.end.last_index)
+
+    def _committed_before(self, log: Log) -> int | None:
+        """The highest index that an earlier look knew to be committed; None if another log stands there now."""
+        before = self._view
+        if before is None or before.end is None or before.end.offset.index is None:
+            return None
+        is_there = View(log, before.bound, None).place(DLEDGER, before.end.pos) == before.end
+        return before.bound.index if is_there else None
 
     def _queue_bound(self, log: Log, before: int | None) -> Bound:
         """What the queues prove; `before` is the highest index that was known to be committed already."""
@@ -163,7 +174,7 @@ class StoreTail(Tail):
             if following is not None and self._queues.has_unit_of(*following) is False:
                 return Bound(before, "consumeQueue")
             self._queues.look()
-            index = self._queues.proven_index(log.ledger_segments)
+            index = log.proven_by_queues(self._queues.proven_index)
         if index is None:
             return Bound(None, None, "consumeQueue: no unit that points to an entry of this log")
         return Bound(index, "consumeQueue")
@@ -181,7 +192,10 @@ class StoreTail(Tail):
         begin = view.begin_index
         if begin is None or view.bound.index < begin:
             return view.old_end()
-        return view.entry(view.bound.index)
+        last = view.entry(view.bound.index)
+        # Where damage took that entry, the one behind it is not known to be committed.
+        is_behind = last is not None and last.offset.index is not None and last.offset.index > view.bound.index
+        return self._before(view, last) if last is not None and is_behind else last
 
     def _wait(self, log: Log, bound: Bound) -> None:
         """Say once that nothing is known to be committed. Raises StoreError where nothing ever will be."""
@@ -212,7 +226,7 @@ class StoreTail(Tail):
         if last is None or (last.offset.index is not None and view.log.indexed(last.offset.index) == last.pos):
             return last
         if last.offset.index is None:
-            return last if view.is_whole(last) else self._message_before(view, last)
+            return last if view.is_whole(last) else self._before(view, last)
         begin = view.begin_index
         before = view.entry(last.offset.index - 1) if begin is not None and begin < last.offset.index else None
         if before is not None and before.offset.index is not None and view.log.indexed(before.offset.index) is not None:
@@ -222,10 +236,11 @@ class StoreTail(Tail):
         self._unsettled = view.place(DLEDGER, last.pos)
         return last if self._unsettled == last else before
 
-    def _message_before(self, view: View, last: Place) -> Place | None:
-        """The message before the last one, looked for from the last known one on, else in the last two files."""
+    def _before(self, view: View, last: Place) -> Place | None:
+        """The message or entry before that one, looked for from the last known one on, else in the last two files."""
         known = view.known
-        if known is None or known.offset.index is not None or known.pos >= last.pos:
+        is_known = known is not None and (known.offset.index is None) == (last.offset.index is None)
+        if known is None or not is_known or known.pos >= last.pos:
             segments = [segment for segment in view.log.segments if segment.base <= last.pos]
             low = segments[-2:][0].base
         else:
@@ -254,7 +269,8 @@ class StoreTail(Tail):
             return (start.pos, None) if start.pos >= view.begin else (None, expired_positions(view, start))
         source = DLEDGER if start.index is not None else COMMITLOG
         found = view.place(source, start.pos)
-        if found is not None and found.offset == start:
+        # Java leaves the bytes of what it cut off behind the end of its log.
+        if found is not None and found.offset == start and (source == COMMITLOG or found.end <= view.log.end.pos):
             return found.end, None
         if start.index is None:
             return None, lost_message(view, start)
@@ -301,6 +317,8 @@ class StoreTail(Tail):
             low = view.position_of(max(offset.value, view.begin_index or 0))
         if offset.kind == "pos":
             self._check_start(view.begin, "pos", "row at pos")
+            if offset.value >= end:
+                return None
             found = self._first_row_of(view.log, low, end, Filters(pos=IntFilter(low=offset.value)))
             if found is None:
                 return None
@@ -373,7 +391,8 @@ class StoreTail(Tail):
 
         rows_left = INT64_MAX if limits.entries is None else limits.entries
         bytes_left = INT64_MAX if limits.size is None else limits.size
-        options = replace(_whole_segments(self._options), max_batch_rows=min(rows_left, _MOST_ROWS_AT_ONCE))
+        at_once = min(rows_left, bytes_left // ENTRY_HEADER_SIZE + 1, _MOST_ROWS_AT_ONCE)
+        options = replace(_whole_segments(self._options), max_batch_rows=at_once)
         found: tuple[str, int] | None = None
         for part in plan_between(view.log, ("pos", "size", "kind", "source"), options, Filters(), None, start, end):
             for batch in filter(len, read_partition(part)):
@@ -415,8 +434,12 @@ class StoreTail(Tail):
         if not until.is_entry or until.pos is None:
             return None
         found = view.place(DLEDGER if until.index is not None else COMMITLOG, until.pos)
-        is_there = found is not None and found.offset == until
-        return found if is_there and until.pos < end.pos else end
+        if found is not None and found.offset == until:
+            return found if until.pos < end.pos else end
+        # It is gone: the query ends where the log ended when that was noticed, or it would never end.
+        if self._until_instead is None or self._until_instead[0] != until:
+            self._until_instead = until, end
+        return self._until_instead[1]
 
 
 def read_planned(partition: Partition, fail_on_data_loss: bool) -> Iterator[pa.RecordBatch]:

@@ -80,7 +80,8 @@ class View:
         indexed = self.log.indexed(index)
         if indexed is not None:
             return indexed
-        if known is not None and known.offset.index is not None and known.offset.index <= index <= end.last_index:
+        is_before = known is not None and known.offset.index is not None and known.offset.index <= index
+        if known is not None and is_before and index <= end.last_index and known.end <= end.pos:
             segment = segment_at(self.log.ledger_segments, known.pos)
             if segment is not None and self.place(DLEDGER, known.pos) == known:
                 stop = self.log.segment_end(segment)
@@ -99,7 +100,10 @@ class View:
         return self.place(COMMITLOG, found[1].last_pos) if found is not None else None
 
     def is_whole(self, place: Place) -> bool:
-        """Whether a message is written to its end, as its lengths, its CRC and its last byte tell, which is never 0."""
+        """Whether a message is written to its end, as its lengths, its CRC and its last byte tell, which is never 0.
+
+        Without properties that is its topic's.
+        """
         segment = segment_at([part for part in self.log.segments if part.source == COMMITLOG], place.pos)
         if segment is None:
             return False
@@ -108,7 +112,8 @@ class View:
         if isinstance(message, str):
             return False
         body = data[message.body_start : message.body_start + message.body_length]
-        return self.log.engine.crc32(body) & MESSAGE_CRC_MASK == message.body_crc and data[-1] != 0
+        written = data if message.properties_length else data[: message.properties_start - 2]
+        return self.log.engine.crc32(body) & MESSAGE_CRC_MASK == message.body_crc and written[-1] != 0
 
 
 def message_of(log: Log, index: int) -> tuple[Message, str] | None:

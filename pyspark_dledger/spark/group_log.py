@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import NamedTuple, final
@@ -226,6 +227,11 @@ class GroupLog:
             log.info("group %s: %s is not asked for %.0f s: %s", self.group, member, _REST, error)
         self._rests_until[member] = time.monotonic() + _REST
         return error
+
+
+def begin_of(statuses: Mapping[str, MemberStatus]) -> int:
+    """The lowest index that a member has; 0 in an empty log."""
+    return max(min((status.begin_index for status in statuses.values() if status.end_index >= 0), default=0), 0)
 
 
 def _guess(low: PlacedEntry, high: PlacedEntry, pos: int) -> int:

@@ -19,7 +19,7 @@ from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
 from pyspark_dledger.format.spec import DLEDGER, ScanRequest, Segment
 from pyspark_dledger.log.options import ReadOptions, option_filters
 from pyspark_dledger.log.tail import report_loss
-from pyspark_dledger.spark.group_log import GroupAddress, GroupLog
+from pyspark_dledger.spark.group_log import GroupAddress, GroupLog, begin_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -115,7 +115,7 @@ def _pieces(group: GroupLog, partition: GroupPartition) -> Iterator[_Chunk]:
 
 def _index_behind_loss(group: GroupLog, partition: GroupPartition, index: int, error: IndexRangeError) -> int:
     """Where to go on when `index` is not to be had: at the lowest index that a member has."""
-    begin = min(status.begin_index for status in group.statuses().values())
+    begin = begin_of(group.statuses())
     if begin <= index:
         raise error
     lost = f"entries {index} to {min(begin - 1, partition.last_index)}"

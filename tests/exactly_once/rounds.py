@@ -150,7 +150,7 @@ class Job:
 
 
 def run(folder: Path, rounds: int, seed: int, say: Callable[[str], None] = lambda _: None) -> Report:
-    """Rounds of faults, of which the first two are a leader's and the driver's."""
+    """Rounds of faults, of which the first is a leader's and the driver's."""
     report = Report()
     chance = random.Random(seed)
     job = Job(folder, report)
@@ -179,7 +179,7 @@ def _round(job: Job, number: int, chance: random.Random, report: Report) -> None
     """New files, a fault while they are written and tailed, and the fault mended while they still are."""
     job.give(FILES_A_ROUND)
     time.sleep(chance.choice((0.1, 0.5, 1.0, 2.0)))
-    faults: list[list[Callable[[], None]]] = [[job.kill_leader], [job.kill_driver], [job.kill_leader, job.kill_driver]]
+    faults: list[list[Callable[[], None]]] = [[job.kill_leader, job.kill_driver], [job.kill_leader], [job.kill_driver]]
     for fault in faults[number] if number < len(faults) else chance.choice(faults):
         fault()
         report.faults[fault.__name__] += 1
