@@ -52,7 +52,7 @@ from pyspark_dledger.raft.wire import SYSTEM_BUSY, SYSTEM_ERROR, Refusal
 from pyspark_dledger.store.base import Run
 from tests.certificates import make_tls
 from tests.fake_members import ACK, APPENDED_AND_CUT, CUT, SILENT, Act, Fake, appended_but, fakes, refuse
-from tests.groups import HOST, eventually, free_ports, nodes
+from tests.groups import FASTER, HOST, eventually, free_ports, nodes
 
 NOT_LEADER, PENDING_FULL = ResponseCode.NOT_LEADER, ResponseCode.LEADER_PENDING_FULL
 BOTH = pytest.mark.parametrize("is_ours", [True, False], ids=["ours", "java"])
@@ -443,21 +443,21 @@ def test_no_answer_is_unknown(is_ours: bool) -> None:
 
 @BOTH
 def test_answers_that_came_while_this_process_stood_still_count(is_ours: bool) -> None:
-    fake = Fake(is_ours=is_ours, script=deque([ACK, Act(delay=0.3)]))
+    fake = Fake(is_ours=is_ours, script=deque([ACK, Act(delay=0.2)]))
 
     def answer(_: Request) -> GetAnswer:
-        time.sleep(0.3)
+        time.sleep(0.2)
         return GetAnswer(group="g", entries=[fake.log.get(0)])
 
     fake.answers[GetRequest] = answer
-    with connected(fake, timeout_ms=500) as client:
+    with connected(fake, timeout_ms=300) as client:
         client.append(b"x")
         # It stands still from when the request is sent until long after its time is over.
         future = client.submit(b"y")
         eventually(lambda: len(fake.seen) == 2)
-        client._loop.call_soon_threadsafe(time.sleep, 1.5)
+        client._loop.call_soon_threadsafe(time.sleep, 1.0)
         assert future.result().index == 1
-        asked = threading.Timer(0.1, client._loop.call_soon_threadsafe, (time.sleep, 1.5))
+        asked = threading.Timer(0.05, client._loop.call_soon_threadsafe, (time.sleep, 1.0))
         asked.start()
         assert client.get(0).body == b"x"
     assert len(fake.connections) == 1
@@ -1033,7 +1033,10 @@ def test_tls(tmp_path: Path) -> None:
 def test_outcomes_are_true_while_leaders_go(tmp_path: Path) -> None:
     """Leaders stop under load, one after the other: the log holds what was acknowledged, once, and nothing refused."""
     outcomes: dict[bytes, object] = {}
-    with nodes(tmp_path, 3) as group, dl.connect("g", group.peers, timeout_ms=2000) as client:
+    with (
+        nodes(tmp_path, 3, core_options=FASTER) as group,
+        dl.connect("g", group.peers, timeout_ms=2000) as client,
+    ):
         futures: dict[bytes, Future[Appended]] = {}
         is_over = threading.Event()
 

@@ -35,7 +35,7 @@ from pyspark_dledger.raft.wire import SYSTEM_BUSY, SYSTEM_ERROR, Refusal
 from pyspark_dledger.raft.wire.kinds import ANSWERS, REQUEST_CODES
 from pyspark_dledger.store import MmapFileStore, StoreConfig
 from tests.fake_members import ACK, APPENDED_AND_CUT, CUT, SILENT, Act, Fake, appended_but, refuse
-from tests.groups import FAST, SMALL, Nodes, eventually, nodes
+from tests.groups import FAST, FASTER, SMALL, Nodes, eventually, nodes
 from tests.simulation.ledger import FILLER, Ledger, Message, pack, parse
 from tests.test_client import batch_of, connected
 
@@ -131,6 +131,16 @@ def test_topics() -> None:
         with pytest.raises(GroupError, match=r"UNEXPECTED_ARGUMENT.*: expected a topic, found 'b b'"):
             client.topics(["b b"])
     assert len(asked) == 2
+
+
+@pytest.mark.parametrize("names", [["x" * 5000], ["\ud800"], ["x"] * 65536], ids=["long", "surrogate", "many"])
+def test_topics_that_cannot_be_asked_for(names: list[str]) -> None:
+    with connected(serving()) as client:
+        started = time.monotonic()
+        with pytest.raises(GroupError, match=r"^group g: expected") as caught:
+            client.topics(names)
+        assert caught.value.code == ResponseCode.UNEXPECTED_ARGUMENT
+        assert time.monotonic() - started < 2
 
 
 def refusal(kind: type[Request], code: int, reason: str | None = None) -> Any:
@@ -389,7 +399,7 @@ def test_puts_in_a_group_whose_leaders_go(tmp_path: Path) -> None:
     done: list[int] = []
     told: dict[int, Put] = {}
     with (
-        nodes(tmp_path, 3, application=Application) as group,
+        nodes(tmp_path, 3, application=Application, core_options=FASTER) as group,
         dl.connect("g", group.peers, timeout_ms=2000, max_retries=20) as client,
     ):
         is_over = threading.Event()
@@ -441,10 +451,10 @@ def check_log(client: Client, told: dict[int, Put]) -> None:
 
 
 def write_uncommitted(folder: Path, node_id: str, bodies: list[bytes]) -> None:
-    """The store of a member that has entries of which it does not know whether they are committed."""
+    """The store of a member that has entries of n2's term, and does not know whether they are committed."""
     store = MmapFileStore(StoreConfig(folder, node_id, **SMALL))  # type: ignore[arg-type]
     store.startup()
-    store.save_term(1, None)
+    store.save_term(1, "n2")
     store.append_as_leader(bodies, 1)
     store.shutdown()
 
@@ -452,13 +462,13 @@ def write_uncommitted(folder: Path, node_id: str, bodies: list[bytes]) -> None:
 def test_duplicates_alone_are_committed_with_one_member_down(tmp_path: Path) -> None:
     """The last unit of a job: its leader fell before it was committed, and nobody puts anything else."""
     bodies = [Message((1, number), 0, number, b"").body() for number in range(10)]
-    group = Nodes(tmp_path, 3, application=Application)
+    group = Nodes(tmp_path, 3, application=Application, core_options={**FAST, "max_wait_ack_time_ms": 1000})
     for node_id in ("n0", "n1"):
         write_uncommitted(tmp_path, node_id, bodies)
     try:
         leader = group.start("n0", "n1").leader()
         with dl.connect("g", group.peers, max_retries=2) as client:
-            time.sleep(1)
+            time.sleep(0.3)
             assert group.status(leader)["committedIndex"] == -1
             result = client.put_messages(bodies)
             assert [(put.index, put.queue_offset) for put in result] == [(index, index) for index in range(10)]
@@ -509,6 +519,20 @@ def test_followers_copy_the_leader_s_metadata(tmp_path: Path) -> None:
             assert isinstance(follower, Application)
             eventually(lambda follower=follower: len(follower.copies) > 1)  # type: ignore[misc]
         assert group.nodes[leader]._application.copies == []  # type: ignore[union-attr]
+
+
+def test_metadata_that_no_frame_holds_is_said_at_the_leader(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Large(Application):
+        def config(self) -> dict[str, bytes]:
+            return {"topics.json": bytes(17 << 20)}
+
+    with nodes(tmp_path, 1, application=Large) as group, dl.connect("g", group.peers) as client:
+        group.leader()
+        with caplog.at_level("ERROR", "pyspark_dledger.node"), pytest.raises(GroupError, match="look at the log"):
+            client.config()
+    (record,) = caplog.records
+    assert record.getMessage() == "answer not sent"
+    assert "expected a frame of at most 16777216 bytes" in record.fields["reason"]  # type: ignore[attr-defined]  # an extra
 
 
 def test_a_process_asks_its_own_node(tmp_path: Path) -> None:

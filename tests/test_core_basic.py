@@ -938,6 +938,16 @@ def test_a_put_that_no_data_file_holds_is_refused() -> None:
     assert isinstance(answer, PutAnswer) and places(bytes(answer.places)) == [(0, 0, 0)]
 
 
+def test_duplicates_that_wait_count_as_pending_bytes() -> None:
+    """Who puts the same again and again, while nothing is committed, fills no memory with its places."""
+    core, _ = serving(max_pending_bytes=400)
+    core.lead()
+    assert core.ask(puts(*range(5))) is None
+    assert [core.ask(puts(*range(5))) for _ in range(3)] == [None] * 3
+    answer = core.ask(puts(*range(5)))
+    assert answer is not None and answer.code == ResponseCode.LEADER_PENDING_FULL
+
+
 # Metadata
 
 

@@ -46,7 +46,7 @@ from pyspark_dledger.raft.messages import (
     Role,
     StatusRequest,
 )
-from pyspark_dledger.raft.node import NodeConfig
+from pyspark_dledger.raft.node import NodeConfig, inbound
 from pyspark_dledger.raft.node.inbound import Caller as Token
 from pyspark_dledger.raft.node.inbound import Inbound, Room
 from pyspark_dledger.raft.node.link import Link
@@ -627,6 +627,27 @@ def test_who_gives_the_secret_once_may_ask_anything(secret: Nodes) -> None:
         caller.wire = Connection(offers_binary=False, secret=SECRET)
         assert caller.call(MetadataRequest()).leader_id == "n0"
         assert caller.call(GetRequest(begin_index=0)).entries[0].body == b"x"
+
+
+def test_large_frames_are_for_who_gave_the_secret(secret: Nodes) -> None:
+    """Strangers take no memory, and no room from others."""
+    with closing(secret.caller("n0")) as caller:
+        caller.sock.sendall(struct.pack(">iI", 1 << 20, 100))
+        assert caller.is_closed()
+    with closing(secret.caller("n0")) as caller:
+        caller.wire = Connection(secret=SECRET)
+        caller.hello()
+        assert caller.append(bytes(1 << 19)).code == 200
+
+
+def test_who_gives_no_secret_soon_is_cut_off(secret: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inbound, "_HELLO_SECONDS", 0.2)
+    with closing(secret.caller("n0")) as silent, closing(secret.caller("n0")) as caller:
+        caller.wire = Connection(secret=SECRET)
+        caller.hello()
+        assert silent.is_closed()
+        time.sleep(0.1)
+        assert caller.append(b"x").code == 200
 
 
 def test_members_and_clients_with_one_secret_work_together(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -506,6 +507,18 @@ def test_expired_files_are_deleted_at_their_hour(old: MmapFileStore) -> None:
     assert [entry.index for entry in entries(again)] == list(range(20, 34))
     again.shutdown()
     assert findings(again) == []
+
+
+def test_files_stay_while_an_older_log_has_any(old: MmapFileStore, tmp_path: Path) -> None:
+    older = tmp_path / "commitlog"
+    cleaner = CleanSpaceService(old, replace(old.config, old_log_dir=older), at_hour(4), lambda _: 0.1)
+    older.mkdir()
+    (older / f"{0:020}").touch()
+    # What is no file of a log stays for ever, and nothing waits for it.
+    (older / ".DS_Store").touch()
+    assert cleaner.run_once() == 0
+    (older / f"{0:020}").unlink()
+    assert cleaner.run_once() == 4
 
 
 def test_recent_files_stay_and_those_behind_them(old: MmapFileStore) -> None:

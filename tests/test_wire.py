@@ -394,6 +394,12 @@ def test_binary_copies_no_entries() -> None:
     assert received.data is found.body
 
 
+@pytest.mark.parametrize("kind", [m.PutAnswer, m.TopicsAnswer])
+def test_reasons_are_sent_as_far_as_they_fit(kind: Any) -> None:
+    assert sent(kind(reason="x" * 5000), is_binary=True) == kind(reason="x" * 4096)
+    assert sent(kind(reason="\ud800 \u20ac"), is_binary=True) == kind(reason="? \u20ac")
+
+
 # What cannot be sent
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from pyspark_dledger.errors import StoreError
+from pyspark_dledger.format.layout import SEGMENT_NAME_DIGITS
 from pyspark_dledger.store.config import StoreConfig
 
 _LOG = logging.getLogger(__name__)
@@ -35,8 +36,11 @@ def used_ratio(path: Path) -> float:
     return usage.used / (usage.used + usage.free) if usage.used + usage.free else 0.0
 
 
-def _has_files(folder: Path | None) -> bool:
-    return folder is not None and folder.is_dir() and any(path.is_file() for path in folder.iterdir())
+def _has_log(folder: Path | None) -> bool:
+    """Whether a log has files in that folder. What else lies there never expires, and nothing waits for it."""
+    if folder is None or not folder.is_dir():
+        return False
+    return any(len(path.name) == SEGMENT_NAME_DIGITS and path.name.isdecimal() for path in folder.iterdir())
 
 
 class CleanSpaceService:
@@ -83,7 +87,7 @@ class CleanSpaceService:
         is_due = time.localtime(self._now()).tm_hour in config.delete_hours
         if not is_due and fullest <= config.disk_space_ratio_to_check_expired:
             return 0
-        if _has_files(config.old_log_dir):
+        if _has_log(config.old_log_dir):
             return 0  # what is older has to go first (DLedgerCommitLog.disableDeleteDledger)
         begin = self._store.ledger_begin_index
         count = self._store.delete_expired(self._now() - config.file_reserved_hours * _HOUR, force)

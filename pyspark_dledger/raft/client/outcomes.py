@@ -67,6 +67,10 @@ _ADVICE: dict[int, str] = {
     ResponseCode.UNSUPPORTED: "it needs a node of pyspark_dledger, not one of Java",
     ResponseCode.UNEXPECTED_ARGUMENT: "the node takes no such body, it may be larger than a data file of its store",
 }
+_REMOTING_ADVICE = {
+    SYSTEM_BUSY: "it was not begun, try again later",
+    REQUEST_CODE_NOT_SUPPORTED: "it needs a node that knows it",
+}
 
 # What to do about an unknown outcome.
 _LOOK_FIRST = "look for it there before it is sent again"
@@ -176,5 +180,5 @@ def _advice(answer: Answered) -> str:
     if isinstance(answer, (PutAnswer, TopicsAnswer)) and answer.reason:
         return answer.reason
     if isinstance(answer, Refusal):
-        return "it was not begun, try again later" if answer.code == SYSTEM_BUSY else "it needs a node that knows it"
+        return _REMOTING_ADVICE.get(answer.code, "look at the log of that node")
     return _ADVICE.get(answer.code, "nothing was changed")

@@ -47,6 +47,7 @@ from pyspark_dledger.raft.messages import (
     VoteRequest,
 )
 from pyspark_dledger.raft.peers import Address
+from pyspark_dledger.raft.wire import EncodeError
 from pyspark_dledger.store.base import Entry
 
 A = TypeVar("A", bound=Answer)
@@ -56,6 +57,8 @@ N = TypeVar("N", bound="Answered | None")
 _TRANSFER_TIMEOUT = 10.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 1.0
 _NOT_THERE = frozenset((ResponseCode.INDEX_OUT_OF_RANGE, ResponseCode.INDEX_LESS_THAN_LOCAL_BEGIN))
+# What stays as it is, however often it is asked.
+_NEVER = STRANGERS | {ResponseCode.UNSUPPORTED, ResponseCode.UNEXPECTED_ARGUMENT}
 # A candidate that is in no group: it is told the term and changes nothing.
 _NO_MEMBER = "client"
 
@@ -148,7 +151,7 @@ class Session:
 
     async def topics(self, names: tuple[str, ...], queue_nums: int) -> Topics:
         """How many queues topics have. Raises GroupError where the leader serves no messages."""
-        what = f"topics {', '.join(names)}"
+        what = f"for topics {', '.join(names)}"
         answer = await self._ask_messages(TopicsRequest(names=names, queue_nums=queue_nums), TopicsAnswer, what)
         return Topics(answer.queue_counts, answer.store_host)
 
@@ -264,7 +267,7 @@ class Session:
             try:
                 connection, answer = await ask()
             except GroupError as error:
-                if error.code in STRANGERS or error.code == ResponseCode.UNSUPPORTED:
+                if error.code in _NEVER:
                     raise
                 failure = self._members.in_all(error, loop.time() - begun)
                 continue
@@ -277,9 +280,11 @@ class Session:
         raise failure
 
     async def _answer(self, connection: MemberConnection, request: Request, more_time: float = 0.0) -> Answered:
-        """What a member answers. Raises GroupError if it does not."""
+        """What a member answers. Raises GroupError if it does not, or cannot be asked that."""
         try:
             return await connection.ask(request, self._members.timeout + more_time)
+        except EncodeError as error:
+            raise GroupError(f"group {self.group}: {error}", ResponseCode.UNEXPECTED_ARGUMENT) from None
         except (LostError, TimeoutError) as error:
             self._members.not_leader(connection.member_id)
             text = f"group {self.group}: expected an answer of {connection.member_id}, found none: {error}"

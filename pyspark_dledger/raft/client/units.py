@@ -75,6 +75,11 @@ class Unit:
         return self.bodies.count
 
     @property
+    def ordinals(self) -> range:
+        """Of its bodies, as its owner counts them."""
+        return range(self.first, self.first + self.count)
+
+    @property
     def are_messages(self) -> bool:
         return self.queue_nums is not None
 
@@ -141,6 +146,8 @@ class Together(ABC):
         self._count = count
         self._changed = threading.Condition()
         self._outstanding = 0
+        # Ordinals.
+        self._done: list[range] = []
         self._unknown: list[range] = []
         self._error: GroupError | UnknownOutcomeError | None = None
         self._is_over = False
@@ -155,10 +162,6 @@ class Together(ABC):
     @abstractmethod
     def _note(self, unit: Unit, answer: Any) -> None:
         """Keep what an answer says."""
-
-    @abstractmethod
-    def _done(self) -> list[range]:
-        """The ordinals of what was acknowledged."""
 
     def unit(self, first: int, bodies: Bodies) -> Unit:
         """A unit of it, which is waited for from now on."""
@@ -179,6 +182,7 @@ class Together(ABC):
 
     def acknowledged(self, unit: Unit, answer: AppendAnswer | PutAnswer) -> None:
         with self._changed:
+            self._done.append(unit.ordinals)
             self._note(unit, answer)
             self._resolve(unit)
 
@@ -187,7 +191,7 @@ class Together(ABC):
         with self._changed:
             self._is_over = True
             if is_unknown:
-                self._unknown.append(range(unit.first, unit.first + unit.count))
+                self._unknown.append(unit.ordinals)
             if self._error is None or (is_unknown and not isinstance(self._error, UnknownOutcomeError)):
                 self._error = error
             self._resolve(unit)
@@ -204,7 +208,7 @@ class Together(ABC):
         """Raises GroupError if nothing was appended, PartialAppendError if not all was."""
         if self._error is None:
             return
-        unknown, done = _joined(self._unknown), _joined(self._done())
+        unknown, done = _joined(self._unknown), _joined(self._done)
         if not (unknown or done):
             raise self._error
         rest = _rest([*unknown, *done], self._count)
@@ -226,9 +230,6 @@ class Batch(Together):
 
     def _note(self, unit: Unit, answer: AppendAnswer) -> None:
         self._pieces.append(Piece(unit.first, unit.count, answer.index, answer.term, runs_of(answer)))
-
-    def _done(self) -> list[range]:
-        return [range(piece.first, piece.first + piece.count) for piece in self._pieces]
 
     def result(self) -> BatchResult:
         """Waits for all units that were made. Raises GroupError if nothing was appended, else PartialAppendError."""
@@ -252,9 +253,6 @@ class Puts(Together):
 
     def _note(self, unit: Unit, answer: PutAnswer) -> None:
         self._pieces.append(PutPiece(unit.first, unit.count, bytes(answer.places)))
-
-    def _done(self) -> list[range]:
-        return [range(piece.first, piece.first + piece.count) for piece in self._pieces]
 
     def result(self) -> PutResult:
         """Waits for all units that were made. Raises GroupError if nothing was appended, else PartialAppendError."""

@@ -142,7 +142,7 @@ class Appends:
         places = self._serving.appended(admitted, appended, count)
         answer = PutAnswer(term=member.term, count=count, places=places)
         if appended is None or admitted.bodies is None:
-            return _Pending(token, answer, admitted.least_commit, 0, member.now, is_appended=False)
+            return _Pending(token, answer, admitted.least_commit, len(places), member.now, is_appended=False)
         answer.index, answer.pos = appended.first_index, appended.pos
         until = max(admitted.least_commit, appended.last_index)
         return _Pending(token, answer, until, len(admitted.bodies.block), member.now)

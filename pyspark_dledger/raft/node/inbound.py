@@ -32,6 +32,9 @@ _MOST_UNANSWERED = 16384
 _MOST_READS = 16
 # Every connection may hold so much, whatever others do, in bytes.
 _SMALL_BYTES = 256 * 1024
+# Before a secret is given: what a hello never needs, in bytes, and how long it may take, in seconds.
+_HELLO_BYTES = 64 * 1024
+_HELLO_SECONDS = 10.0
 # An append that may be in the log all the same: those behind it are not held back.
 _OUTCOME_UNKNOWN = (ResponseCode.TERM_CHANGED, ResponseCode.WAIT_QUORUM_ACK_TIMEOUT)
 
@@ -92,9 +95,9 @@ class Room:
 class Inbound(Channel):
     """Requests of one client or peer. Takes no more of them while the other side does not take its answers.
 
-    A connection whose next frame finds no `Room` is closed, and so is one whose first request does not give the
-    ``secret``, where there is one. ``begun`` is asked whether the connection is admitted, ``ended`` told when it is
-    gone.
+    A connection whose next frame finds no `Room` is closed. Where there is a ``secret``, so is one whose first request
+    does not give it, in a small frame and soon. ``begun`` is asked whether the connection is admitted, ``ended`` told
+    when it is gone.
     """
 
     def __init__(
@@ -107,7 +110,8 @@ class Inbound(Channel):
         ended: Callable[[Inbound], None],
         secret: str | None = None,
     ) -> None:
-        super().__init__(max_frame_bytes)
+        super().__init__(max_frame_bytes if secret is None else min(max_frame_bytes, _HELLO_BYTES))
+        self._max_frame_bytes = max_frame_bytes
         self._server = server
         self._room = room
         self._held_bytes = 0
@@ -116,6 +120,7 @@ class Inbound(Channel):
         self._ended = ended
         # None once it was given, or where none is wanted.
         self._wanted = secret
+        self._hello_timer: asyncio.TimerHandle | None = None
         self._todo: deque[Asked] = deque()
         self._unanswered = 0
         self._reads = 0
@@ -130,6 +135,8 @@ class Inbound(Channel):
         if not self._begun(self):
             self._log(logging.WARNING, "connection refused", address=self.address, reason="too many connections")
             self.abort()
+        elif self._wanted is not None:
+            self._hello_timer = asyncio.get_running_loop().call_later(_HELLO_SECONDS, self._give_up_waiting)
 
     def buffer_updated(self, nbytes: int) -> None:
         super().buffer_updated(nbytes)
@@ -187,6 +194,8 @@ class Inbound(Channel):
         """Whether that request gives the secret; the connection of one that does not is closed."""
         if is_same(asked.secret, secret):
             self._wanted = None
+            self._stop_waiting()
+            self.wire.take_up_to(self._max_frame_bytes)
             return True
         found = "none" if asked.secret is None else "another"
         reason = f"expected the secret of this node in the first request, found {found}: connect with it"
@@ -194,6 +203,15 @@ class Inbound(Channel):
         self._log(logging.WARNING, "connection refused", address=self.address, reason=reason)
         self.close()
         return False
+
+    def _give_up_waiting(self) -> None:
+        reason = f"expected the secret of this node in {_HELLO_SECONDS:.0f} s, found no request"
+        self._log(logging.WARNING, "connection refused", address=self.address, reason=reason)
+        self.abort()
+
+    def _stop_waiting(self) -> None:
+        if self._hello_timer is not None:
+            self._hello_timer.cancel()
 
     def _is_behind_refused(self, asked: Asked, request: AppendRequest) -> bool:
         """Refuses an append that follows a refused one in a pipeline: it must not overtake it."""
@@ -233,6 +251,7 @@ class Inbound(Channel):
         try:
             parts = self.wire.answer(asked, answer)
         except EncodeError as error:
+            self._log(logging.ERROR, "answer not sent", address=self.address, reason=str(error))
             parts = self.wire.refuse(asked, Refusal(SYSTEM_ERROR, str(error)))
         self.write(parts)
         self._server.dirty(self)
@@ -250,6 +269,7 @@ class Inbound(Channel):
         self._log(logging.WARNING, "connection closed", address=self.address, reason=error)
 
     def lost(self) -> None:
+        self._stop_waiting()
         self._todo.clear()
         self._held.clear()
         self._hold(0)

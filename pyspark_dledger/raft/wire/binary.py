@@ -39,6 +39,8 @@ _PUSH_PLACES = {kind: place for place, kind in enumerate(layout.PUSH_TYPES)}
 _VOTE_PLACES = {kind: place for place, kind in enumerate(layout.VOTE_RESULTS)}
 _ROLE_PLACES = {kind: place for place, kind in enumerate(layout.ROLES)}
 
+# Texts of a message that nobody but a person reads: whatever they say, the message is to be sent.
+_FOR_PEOPLE = ("reason",)
 # The same few names come with every message: their bytes are made, and read, once. Emptied when full, so that a peer
 # that invents names costs no memory.
 _MAX_CACHED = 256
@@ -74,7 +76,7 @@ def encode(message: Message, opaque: int, is_one_way: bool = False) -> tuple[byt
     flags = (0 if isinstance(message, m.Request) else layout.FLAG_ANSWER) | layout.FLAG_ONE_WAY * is_one_way
     texts: Texts = (message.group, message.remote_id, message.local_id, message.leader_id)
     if packing.own_texts:
-        texts += tuple(getattr(message, name) for name in packing.own_texts)
+        texts += tuple(_own_text(message, name) for name in packing.own_texts)
     try:
         own, body = packing.to_bytes(message)
         fixed = packing.packer.pack(layout.VERSION, flags, request_code, opaque, message.code, message.term, *own)
@@ -141,6 +143,11 @@ def _texts_bytes(texts: Texts) -> bytes:
         if len(packed) <= _MAX_CACHED_SIZE:
             _packed_texts[texts] = packed
     return packed
+
+
+def _own_text(message: Message, name: str) -> str | None:
+    text: str | None = getattr(message, name)
+    return text if text is None or name not in _FOR_PEOPLE else _fitting(text)
 
 
 def _fitting(text: str) -> str:

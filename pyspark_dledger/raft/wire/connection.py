@@ -76,6 +76,10 @@ class Connection:
         """
         return self._messages(self._reader.buffer_updated(count))
 
+    def take_up_to(self, max_frame_size: int) -> None:
+        """Frames that come from now on may have so many bytes."""
+        self._reader.limit = max_frame_size
+
     @property
     def held(self) -> int:
         """How many bytes of memory what is received takes until a frame is whole."""

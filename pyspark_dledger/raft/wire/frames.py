@@ -47,12 +47,13 @@ class FrameReader:
 
     Bytes are received right into the buffer that frames are views of. A buffer is never used twice, so a view stays
     valid as long as someone holds it. A frame too large for the buffer gets one of its own size.
+    ``limit`` bounds the frames that are not whole yet, in bytes, and may be changed.
     """
 
-    __slots__ = ("_block", "_end", "_limit", "_start", "_view")
+    __slots__ = ("_block", "_end", "_start", "_view", "limit")
 
     def __init__(self, max_frame_size: int = MAX_FRAME_SIZE) -> None:
-        self._limit = max_frame_size
+        self.limit = max_frame_size
         self._block = _FIRST_BLOCK
         self._view = memoryview(b"")
         self._start = 0  # of the first frame that is not whole yet
@@ -75,8 +76,8 @@ class FrameReader:
         while end - start >= _PREFIX.size:
             length, mark = _PREFIX.unpack_from(view, start)
             header_size = mark & 0xFFFFFF
-            if not 4 + header_size <= length <= self._limit - _LENGTH_SIZE or header_size > MAX_HEADER_SIZE:
-                raise WireError(_why_refused(length, header_size, self._limit))
+            if not 4 + header_size <= length <= self.limit - _LENGTH_SIZE or header_size > MAX_HEADER_SIZE:
+                raise WireError(_why_refused(length, header_size, self.limit))
             if mark >> 24 not in (KIND_JSON, KIND_BINARY):
                 raise WireError(_why_kind_refused(mark >> 24))
             stop = start + _LENGTH_SIZE + length
