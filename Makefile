@@ -34,8 +34,8 @@ demo: $(INSTALLED) ## read a store that RocketMQ wrote, with Spark; ARGS=PATH re
 	@$(SPARK) $(PYTHON_BIN) examples/read_store.py $(ARGS)
 
 .PHONY: test
-test: $(INSTALLED) ## run the test suite; ARGS goes to pytest
-	@$(SPARK) $(PYTHON_BIN) -m pytest $(ARGS)
+test: $(INSTALLED) ## run the test suite, files side by side; ARGS goes to pytest (-n0: one after the other)
+	@$(SPARK) $(PYTHON_BIN) -m pytest -n auto --maxprocesses 4 --dist loadfile $(ARGS)
 
 .PHONY: test-spark-versions
 test-spark-versions: $(PYSPARK_VERSIONS:%=test-spark-%) ## run the smoke tests on PySpark 4.0 and 4.1
