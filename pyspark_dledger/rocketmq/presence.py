@@ -10,6 +10,7 @@ import os
 from pathlib import Path
 
 from pyspark_dledger.errors import StoreError, StoreInUseError
+from pyspark_dledger.format.durable import sync_dir
 
 LOCK = "lock"
 ABORT = "abort"
@@ -70,7 +71,7 @@ class Presence:
             return
         if is_clean:
             (self._root / ABORT).unlink(missing_ok=True)
-            _sync_dir(self._root)
+            sync_dir(self._root)
         self._let_go()
 
     def _let_go(self) -> None:
@@ -89,12 +90,4 @@ def _write_durably(path: Path, data: bytes) -> None:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
-    _sync_dir(path.parent)
-
-
-def _sync_dir(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync_dir(path.parent)

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pyspark_dledger.errors import StoreError
+from pyspark_dledger.format.durable import sync_dir
 from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT_SIZE, SEGMENT_NAME_DIGITS
 from pyspark_dledger.log.consume_queue import (
     FILLER_SIZE,
@@ -345,7 +346,9 @@ class _OpenFiles:
                 self._dirty.add(path)
                 raise
         while self._changed_dirs:
-            _sync_dir(self._changed_dirs.pop())
+            folder = self._changed_dirs.pop()
+            if folder.is_dir():
+                sync_dir(folder)
 
     def close(self) -> None:
         for descriptor in self._open.values():
@@ -359,16 +362,6 @@ def _missing(folder: Path) -> Iterator[Path]:
     if not folder.is_dir():
         yield from _missing(folder.parent)
         yield folder
-
-
-def _sync_dir(folder: Path) -> None:
-    if not folder.is_dir():
-        return
-    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def units_of(offset: Longs, size: Longs, tags_code: Longs) -> Units:

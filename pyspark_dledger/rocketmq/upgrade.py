@@ -15,6 +15,7 @@ from pathlib import Path
 import pyarrow.compute as pc
 
 from pyspark_dledger.errors import StoreError
+from pyspark_dledger.format.durable import sync_dir
 from pyspark_dledger.format.engine import Engine, get_engine
 from pyspark_dledger.format.layout import MESSAGE_MAGIC_BLANK, SEGMENT_NAME_DIGITS
 from pyspark_dledger.format.spec import COMMITLOG, ScanRequest, Segment
@@ -96,7 +97,7 @@ def _close(engine: Engine, old: list[Segment], folders: list[str]) -> int:
             # Made ahead and never written.
             Path(file.path).unlink()
     _write_filler(last, end)
-    _sync_dir(Path(last.path).parent)
+    sync_dir(Path(last.path).parent)
     _make_data_file(Path(folders[divided // last.size % len(folders)]), divided, last.size)
     _LOG.info("the old CommitLog ends at %d; DLedger begins at %d", end, divided)
     return divided
@@ -166,12 +167,4 @@ def _make_data_file(folder: Path, base: int, size: int) -> None:
     finally:
         os.close(descriptor)
     for each in (folder, *list(folder.parents)[:2]):
-        _sync_dir(each)
-
-
-def _sync_dir(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        sync_dir(each)

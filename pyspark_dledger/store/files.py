@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from pyspark_dledger.errors import IndexRangeError
+from pyspark_dledger.format.durable import sync_dir
 from pyspark_dledger.format.entries import Buffer
 from pyspark_dledger.format.layout import SEGMENT_NAME_DIGITS
 from pyspark_dledger.log.consume_queue import data_extents
@@ -271,12 +272,3 @@ def make_dir(folder: Path) -> None:
         make_dir(folder.parent)
         folder.mkdir(exist_ok=True)
         sync_dir(folder.parent)
-
-
-def sync_dir(folder: Path) -> None:
-    """Make names in a folder durable: files that were created, renamed or deleted."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -10,11 +10,12 @@ from pathlib import Path
 
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.codec import decode_entry_header, decode_index_unit
+from pyspark_dledger.format.durable import sync_dir
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, INDEX_UNIT_SIZE, MIN_BLANK_SIZE, SEGMENT_NAME_DIGITS
 from pyspark_dledger.format.state_files import Checkpoint
 from pyspark_dledger.log.entries import read_at
 from pyspark_dledger.log.find import HIGHEST_BASE
-from pyspark_dledger.store.files import LogFile, sync_dir, sync_file
+from pyspark_dledger.store.files import LogFile, sync_file
 from pyspark_dledger.store.state import Reset, load_reset, remove_reset, write_checkpoint
 
 _NAME = re.compile(rf"\d{{{SEGMENT_NAME_DIGITS}}}")

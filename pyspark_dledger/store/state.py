@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pyspark_dledger.errors import StoreError
+from pyspark_dledger.format.durable import sync_dir
 from pyspark_dledger.format.state_files import (
     COMMITTED_INDEX,
     CURR_TERM,
@@ -22,7 +23,6 @@ from pyspark_dledger.format.state_files import (
     parse_properties_file,
 )
 from pyspark_dledger.log.committed import read_checkpoint, read_current_term
-from pyspark_dledger.store.files import sync_dir
 
 CHECKPOINT = "checkpoint"
 CURRTERM = "currterm"
