@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import signal
-import statistics
-import struct
 import subprocess
 import sys
 import threading
@@ -21,11 +19,9 @@ from benchmarks.message_load import encoded, wait_for_leader
 from benchmarks.peers import Process
 from benchmarks.replication import GROUP, LEAK, Side, acknowledged, free_ports, in_turns, pause, resume
 from benchmarks.tail import rows_behind, tail_of
-from pyspark_dledger.log.tail import NO_LIMITS, NOTHING
+from benchmarks.tailing import TIME, delays, latency_result
 
 SIZE = 1024
-SECONDS, TRIGGER = 20.0, 0.1
-_TIME = struct.Struct(">d")
 COUNT = 100_000  # a round: half a second or a second
 GOAL = 0.8
 
@@ -94,26 +90,16 @@ def queue_latency(name: str) -> Result:
 
     The first rows do not count: they waited for a leader.
     """
-    delays: list[float] = []
     done = threading.Event()
     with new_folder("messages/latency") as folder, closing(Nodes(folder, 1, "sync", "--messages")) as nodes:
         resume(nodes.pids)
         writer = threading.Thread(target=put_times, args=(nodes.peers, done))
         writer.start()
         tail = tail_of(folder / "n0")
-        start, deadline = tail.latest(NOTHING, NO_LIMITS), time.monotonic() + SECONDS
-        while time.monotonic() < deadline:
-            time.sleep(TRIGGER)
-            end = tail.latest(start, NO_LIMITS)
-            bodies = list(rows_behind(tail, start, end))
-            if start.is_entry:
-                delays += [time.time() - _TIME.unpack_from(body)[0] for body in bodies]
-            start = end
+        taken = delays(tail, partial(rows_behind, tail))
         done.set()
         writer.join()
-    worst = statistics.quantiles(delays, n=100)[98]
-    detail = {"triggerMs": TRIGGER * 1e3, "rows": len(delays), "medianMs": rounded(statistics.median(delays) * 1e3)}
-    return Result(name, worst * 1e3, "ms at most for 99 %", detail=detail).with_most(TRIGGER * 1e3 + 150)
+    return latency_result(name, taken, 150)
 
 
 def put_times(peers: str, done: threading.Event) -> None:
@@ -121,7 +107,7 @@ def put_times(peers: str, done: threading.Event) -> None:
     with dl.connect(GROUP, peers) as client:
         wait_for_leader(client)
         while not done.wait(0.002):
-            client.put_messages(encoded([_TIME.pack(time.time()) + b"x" * (SIZE - _TIME.size)]))
+            client.put_messages(encoded([TIME.pack(time.time()) + b"x" * (SIZE - TIME.size)]))
 
 
 BENCHMARKS: dict[str, Callable[[str], Result]] = {

@@ -5,11 +5,8 @@
 
 from __future__ import annotations
 
-import statistics
-import struct
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,44 +14,27 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.generate import RAW_1K, SEGMENT_SIZE, Store, ensure, new_folder
-from benchmarks.measure import Result, rounded
+from benchmarks.measure import Result
+from benchmarks.tailing import LOOKS, TIME, delays, idle_seconds, latency_result
 from pyspark_dledger.log.options import parse_options
 from pyspark_dledger.log.store_tail import StoreTail, read_planned
-from pyspark_dledger.log.tail import NO_LIMITS, NOTHING, TailOffset, stream_options
+from pyspark_dledger.log.tail import TailOffset, stream_options
 from pyspark_dledger.store.config import StoreConfig
 from pyspark_dledger.store.mmap_file_store import MmapFileStore
 from tests.queues import Unit, write_units
 
 RAW_8G = Store("raw-8g", 1024, messages=False, segments=8)
-LOOKS = 500
 CHECKPOINT_MS = 100
 QUEUES = 1000
-SECONDS = 20
-TRIGGER = 0.1
-_TIME = struct.Struct(">d")
 
 
 def tail_of(path: Path, **options: str) -> StoreTail:
     return StoreTail(str(path), stream_options(parse_options(options), options), ("index", "body"))
 
 
-def idle_seconds(path: Path) -> float:
-    """The median of a trigger with nothing new, as Spark makes it: where it ends, and how far the log is."""
-    tail = tail_of(path)
-    end = tail.latest(NOTHING, NO_LIMITS)
-    taken = []
-    for _ in range(LOOKS):
-        start = time.perf_counter()
-        if tail.latest(end, NO_LIMITS) != end:
-            raise AssertionError("expected nothing new")
-        tail.progress()
-        taken.append(time.perf_counter() - start)
-    return statistics.median(taken)
-
-
 def idle(name: str, store: Store) -> Result:
     """Against a log of one segment, which is an eighth of the other."""
-    value, peer = idle_seconds(ensure(store)), idle_seconds(ensure(RAW_1K))
+    value, peer = idle_seconds(tail_of(ensure(store))), idle_seconds(tail_of(ensure(RAW_1K)))
     size = store.segments * SEGMENT_SIZE
     detail = {"logBytes": size, "looks": LOOKS}
     return Result(name, value * 1e3, "ms", "a log of 1 GiB", peer * 1e3, detail=detail).with_most(20)
@@ -70,7 +50,7 @@ def idle_queues(name: str) -> Result:
         units = [Unit(f"topic{number // 4}", number % 4, 0, 48 + 1048 * number, 1000, 0) for number in range(QUEUES)]
         write_units(folder, units, file_size=6_000_000)
         time.sleep(4)  # until the folders count as settled
-        value = idle_seconds(folder)
+        value = idle_seconds(tail_of(folder))
         store.shutdown()
     return Result(name, value * 1e3, "ms", detail={"queues": QUEUES, "looks": LOOKS}).with_most(20)
 
@@ -94,7 +74,7 @@ def write(folder: Path) -> None:
     store.startup(services=True)
     store.save_term(1, "n0")
     while True:
-        store.append_as_leader([_TIME.pack(time.time()) + b"x" * 1016], 1)
+        store.append_as_leader([TIME.pack(time.time()) + b"x" * 1016], 1)
         store.update_committed_index(1, store.ledger_end_index)
         time.sleep(0.002)
 
@@ -109,29 +89,9 @@ def latency(name: str) -> Result:
     """From an append to its row, without Spark, at a trigger of 100 ms; a checkpoint proves it committed."""
     with new_folder("tail-latency") as folder, written(folder):
         tail = tail_of(folder)
-        start = tail.latest(NOTHING, NO_LIMITS)
-        delays: list[float] = []
-        done = threading.Event()
-        timer = threading.Timer(SECONDS, done.set)
-        timer.start()
-        while not done.wait(TRIGGER):
-            end = tail.latest(start, NO_LIMITS)
-            bodies = list(rows_behind(tail, start, end))
-            now = time.time()
-            delays += [now - _TIME.unpack_from(body)[0] for body in bodies]
-            start = end
-        timer.cancel()
-    worst = statistics.quantiles(delays, n=100)[98]
-    detail = {
-        "triggerMs": TRIGGER * 1e3,
-        "checkpointMs": CHECKPOINT_MS,
-        "rows": len(delays),
-        "medianMs": rounded(statistics.median(delays) * 1e3),
-    }
-    # One trigger, one interval of the checkpoint, and 150 ms.
-    return Result(name, worst * 1e3, "ms at most for 99 %", detail=detail).with_most(
-        TRIGGER * 1e3 + CHECKPOINT_MS + 150
-    )
+        taken = delays(tail, partial(rows_behind, tail))
+    # One interval of the checkpoint, and 150 ms.
+    return latency_result(name, taken, CHECKPOINT_MS + 150, checkpointMs=CHECKPOINT_MS)
 
 
 BENCHMARKS: dict[str, Callable[[str], Result]] = {

@@ -119,11 +119,6 @@ def _ps(pid: int, columns: str) -> str:
     return run.stdout.strip()
 
 
-def host_bytes(host: str) -> bytes:
-    """A host as messages have it: the address and no port (4 bytes of 0)."""
-    return ipaddress.ip_address(host).packed + bytes(4)
-
-
 def own_address() -> str:
     """The address of this machine's name, as Spark takes it, unless that is loopback; then that of its interface."""
     try:

@@ -22,12 +22,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pyspark_dledger.errors import DLedgerError, StoreError, StoreInUseError
-from pyspark_dledger.format.message import encode_host
 from pyspark_dledger.raft.loops import new_loop
 from pyspark_dledger.raft.node import Node, NodeConfig
 from pyspark_dledger.raft.node.logs import LOG, log_to_stderr, record
 from pyspark_dledger.raft.peers import Address, format_peers
-from pyspark_dledger.rocketmq.message_service import MessageService, MessageSettings
+from pyspark_dledger.rocketmq.message_service import MessageService, MessageSettings, host_bytes
 from pyspark_dledger.spark.lease import MOST_LINE
 from pyspark_dledger.spark.sink_files import forget_sink
 from pyspark_dledger.store.mmap_file_store import MmapFileStore
@@ -183,7 +182,7 @@ class EmbeddedSink:
         if not settings.is_message:
             return None
         serving = MessageSettings(producer_id_expiry_ms=settings.producer_id_expiry_ms)
-        host = encode_host(_ip_of(address.host), address.port)
+        host = host_bytes(address.host, address.port)
         return MessageService.open(Path(settings.root), settings.self_id, store_host=host, settings=serving)
 
     def _node_config(self, address: Address, service: MessageService | None) -> NodeConfig:
@@ -355,12 +354,6 @@ def _free_port(host: str) -> int:
         probe.bind((host, 0))
         port: int = probe.getsockname()[1]
         return port
-
-
-def _ip_of(host: str) -> str:
-    """An address of a host: messages name no names."""
-    found = str(socket.getaddrinfo(host, None)[0][4][0])
-    return found.partition("%")[0]
 
 
 def _parsed(line: bytes) -> dict[str, Any]:

@@ -28,10 +28,11 @@ from pyspark.sql.types import StructType
 from pyspark_dledger.errors import DLedgerError, OptionError
 from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.format.entries import Bodies
+from pyspark_dledger.format.message import encode_host
 from pyspark_dledger.format.put_rows import topic_problem
 from pyspark_dledger.format.puts import PutSettings, producer_of
 from pyspark_dledger.raft.client import Client
-from pyspark_dledger.spark.driver import host_bytes, own_address
+from pyspark_dledger.spark.driver import own_address
 from pyspark_dledger.spark.launch import start_sink, stream_sink
 from pyspark_dledger.spark.plain_errors import plain_errors
 from pyspark_dledger.spark.rows import TOPIC, RowShape, shape_of
@@ -258,7 +259,7 @@ class _Messages(_Rows):
         self._settings = PutSettings(
             producer=producer_of(task.job, task.partition),
             born_timestamp=0,
-            born_host=host_bytes(own_address()),
+            born_host=encode_host(own_address(), 0),
             store_host=b"",
             queue_counts=self._queue_counts,
             # Partitions do not all begin with queue 0.

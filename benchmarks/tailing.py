@@ -1,0 +1,55 @@
+"""What benchmarks of tails share: a trigger with nothing new, and how long it takes until what is written is a row."""
+
+from __future__ import annotations
+
+import statistics
+import struct
+import time
+from collections.abc import Callable, Iterable
+
+from benchmarks.measure import Result, rounded
+from pyspark_dledger.log.tail import NO_LIMITS, NOTHING, Tail, TailOffset
+
+LOOKS = 500
+SECONDS = 20.0
+TRIGGER = 0.1
+# Bodies begin with the time at which they were handed over.
+TIME = struct.Struct(">d")
+
+
+def idle_seconds(tail: Tail) -> float:
+    """The median of a trigger with nothing new, as Spark makes it: where it ends, and how far the log is."""
+    end = tail.latest(NOTHING, NO_LIMITS)
+    taken = []
+    for _ in range(LOOKS):
+        start = time.perf_counter()
+        if tail.latest(end, NO_LIMITS) != end:
+            raise AssertionError("expected nothing new")
+        tail.progress()
+        taken.append(time.perf_counter() - start)
+    return statistics.median(taken)
+
+
+def delays(tail: Tail, bodies_between: Callable[[TailOffset, TailOffset], Iterable[bytes]]) -> list[float]:
+    """Seconds until each body was there, of triggers for `SECONDS`; those before the first entry do not count."""
+    start = tail.latest(NOTHING, NO_LIMITS)
+    found: list[float] = []
+    deadline = time.monotonic() + SECONDS
+    while time.monotonic() < deadline:
+        time.sleep(TRIGGER)
+        end = tail.latest(start, NO_LIMITS)
+        bodies = list(bodies_between(start, end))
+        now = time.time()
+        if start.is_entry:
+            found += [now - TIME.unpack_from(body)[0] for body in bodies]
+        start = end
+    return found
+
+
+def latency_result(name: str, seconds: list[float], most_ms: float, **detail: float) -> Result:
+    """What 99 of 100 rows took at most, against one trigger and `most_ms` more."""
+    worst = statistics.quantiles(seconds, n=100)[98]
+    median = rounded(statistics.median(seconds) * 1e3)
+    given = {"triggerMs": TRIGGER * 1e3, **detail, "rows": len(seconds), "medianMs": median}
+    result = Result(name, worst * 1e3, "ms at most for 99 %", detail=given)
+    return result.with_most(TRIGGER * 1e3 + most_ms)
