@@ -91,6 +91,9 @@ FLAG_INNER_BATCH = 0x80
 FLAG_COMPRESSION_SHIFT = 8
 FLAG_COMPRESSION_MASK = 0x7
 TRANSACTIONS = {0x0: "none", 0x4: "prepared", 0x8: "commit", 0xC: "rollback"}
+TRANSACTION_FLAGS = {name: flag for flag, name in TRANSACTIONS.items()}
+# Messages of these are in no queue: the former is put into one when it is committed.
+TRANSACTIONS_OUTSIDE_QUEUES = (TRANSACTION_FLAGS["prepared"], TRANSACTION_FLAGS["rollback"])
 # Type 0 predates the type bits: such brokers knew zlib only.
 COMPRESSIONS = {0: "zlib", 1: "lz4", 2: "zstd", 3: "zlib"}
 

@@ -50,8 +50,6 @@ PUT_SCHEMA = pa.schema(
 throughout. Only the topic may not be null. ``bornTimestamp`` is in milliseconds; ``transaction`` is in the bits of
 sysFlag (0 none, 4 prepared, 8 commit, 12 rollback); ``delayLevel`` 0 is none, and levels above 18 count as 18."""
 
-_TRANSACTIONS = (0, 4, 8, 12)
-_DELAYED_TRANSACTIONS = (0, 8)
 _MOST_QUEUES = 2**31 - 1
 _TOPIC_BYTE = re.compile(rb"[%|a-zA-Z0-9_-]*")
 _SEPARATOR = re.compile(rb"[\x01\x02]")
@@ -218,7 +216,7 @@ class _Encoder:
 
     def _message(self, row: _Row) -> _Message:
         topic = _checked_topic(row.topic)
-        if (row.transaction or 0) not in _TRANSACTIONS:
+        if (row.transaction or 0) not in layout.TRANSACTIONS:
             raise _Malformed(f"expected transaction 0, 4, 8 or 12, found {row.transaction}: 0 is none")
         if (row.delay_level or 0) < 0:
             raise _Malformed(f"expected a delayLevel of at least 0, found {row.delay_level}: 0 is none")
@@ -349,7 +347,7 @@ def _checked_topic(topic: bytes | None) -> bytes:
 
 def _delay(level: int, transaction: int, topic: bytes, queue_id: int, properties: _Properties) -> tuple[bytes, int]:
     """The topic and queue that a delayed message waits in; where it is to go stands in its properties."""
-    if transaction not in _DELAYED_TRANSACTIONS:  # delayed when it is committed
+    if transaction in layout.TRANSACTIONS_OUTSIDE_QUEUES:  # delayed when it is committed
         properties.put(_DELAY, str(level).encode())
         return topic, queue_id
     level = min(level, layout.MAX_DELAY_LEVEL)

@@ -21,7 +21,6 @@ import numpy.typing as npt
 from pyspark_dledger.format.puts import ID_SIZE
 from pyspark_dledger.rocketmq.identity_run import (
     Identified,
-    Longs,
     Range,
     Run,
     Words,
@@ -30,6 +29,7 @@ from pyspark_dledger.rocketmq.identity_run import (
     run_files,
     write_run,
 )
+from pyspark_dledger.rocketmq.messages import Longs
 
 _LOG = logging.getLogger("pyspark_dledger.node")
 

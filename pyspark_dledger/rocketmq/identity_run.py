@@ -19,9 +19,9 @@ import numpy as np
 import numpy.typing as npt
 
 from pyspark_dledger.format.puts import ID_SIZE
+from pyspark_dledger.rocketmq.messages import Longs
 
 Words = npt.NDArray[np.uint64]
-Longs = npt.NDArray[np.int64]
 
 # Magic, first and last index, term of the last, first and last store timestamp, identities, producers; the CRC-32 of
 # what follows the header; the CRC-32 of the header up to there.

@@ -12,7 +12,7 @@ from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.rocketmq.identity_run import Identified, identified
 from pyspark_dledger.rocketmq.log_files import LogFiles
 from pyspark_dledger.rocketmq.log_part import DELAYS_MS, LogPart, read_part
-from pyspark_dledger.rocketmq.topic_queues import QueueName
+from pyspark_dledger.rocketmq.messages import QueueName
 
 _CHUNK_BYTES = 16 * 1024 * 1024
 

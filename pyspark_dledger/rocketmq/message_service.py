@@ -27,7 +27,7 @@ from pyspark_dledger.errors import OptionError, StoreError
 from pyspark_dledger.format.admission import Admitted, Refused
 from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.format.entries import MAX_BODY_SIZE, Bodies
-from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, FLAG_TRANSACTION_MASK
+from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, TRANSACTION_FLAGS
 from pyspark_dledger.format.message import encode_host, encode_message
 from pyspark_dledger.format.puts import ID_SIZE, PutIds, Puts
 from pyspark_dledger.rocketmq.dispatch import Dispatched, Dispatcher, DispatchSettings
@@ -42,11 +42,12 @@ from pyspark_dledger.rocketmq.identities import (
 from pyspark_dledger.rocketmq.identity_run import Range
 from pyspark_dledger.rocketmq.log_files import OLD_FOLDER, LogFiles
 from pyspark_dledger.rocketmq.log_tail import read_tail
+from pyspark_dledger.rocketmq.messages import QueueName
 from pyspark_dledger.rocketmq.metadata import MOST_QUEUES, TOPIC_NAME, Metadata
 from pyspark_dledger.rocketmq.originals import Place, places_of, stored_at
 from pyspark_dledger.rocketmq.presence import Presence
 from pyspark_dledger.rocketmq.statistics import Put, PutStatistics, logged
-from pyspark_dledger.rocketmq.topic_queues import QueueName, TopicQueues
+from pyspark_dledger.rocketmq.topic_queues import TopicQueues
 from pyspark_dledger.rocketmq.upgrade import begin_over_old_log
 
 # Codes of ``DLedgerResponseCode``.
@@ -506,7 +507,7 @@ class MessageService:
             _FILLER_TOPIC,
             b"",
             0,
-            sys_flag=FLAG_TRANSACTION_MASK,
+            sys_flag=TRANSACTION_FLAGS["rollback"],
             born_timestamp=now,
             born_host=self._host,
             store_timestamp=now,

@@ -41,7 +41,6 @@ IN_SYNC_REPLICAS_NOT_ENOUGH = "IN_SYNC_REPLICAS_NOT_ENOUGH"
 
 _VERSION = re.compile(r"([45])\.([0-9]{1,3})(?:\.([0-9]{1,3}))?(-[A-Za-z]+)?")
 _PLACE = struct.Struct(">qqq")
-_TRANSACTIONS = {name: flag for flag, name in layout.TRANSACTIONS.items()}
 
 
 @dataclass(frozen=True)
@@ -167,8 +166,8 @@ class MessagePutter:
         if length > self._names.longest_topic:
             reason = f"expected a topic of at most {self._names.longest_topic} bytes, found {length}"
             return PutMessageResult(MESSAGE_ILLEGAL, None, reason)
-        if message.transaction not in _TRANSACTIONS:
-            reason = f"expected transaction {', '.join(_TRANSACTIONS)}, found {message.transaction!r}"
+        if message.transaction not in layout.TRANSACTION_FLAGS:
+            reason = f"expected transaction {', '.join(layout.TRANSACTION_FLAGS)}, found {message.transaction!r}"
             return PutMessageResult(MESSAGE_ILLEGAL, None, reason)
         given = {**message.properties, layout.PROPERTY_KEYS: message.keys, layout.PROPERTY_TAGS: message.tags}
         texts = (f"{name}={text};" for name, text in given.items() if text is not None)
@@ -192,7 +191,7 @@ class MessagePutter:
             "properties": list(message.properties.items()),
             "flag": message.flag,
             "bornTimestamp": message.born_timestamp,
-            "transaction": _TRANSACTIONS[message.transaction],
+            "transaction": layout.TRANSACTION_FLAGS[message.transaction],
             "delayLevel": message.delay_level,
         }
         try:

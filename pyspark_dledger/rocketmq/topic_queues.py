@@ -7,12 +7,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from pyspark_dledger.format.layout import FLAG_TRANSACTION_MASK
+from pyspark_dledger.format.layout import FLAG_TRANSACTION_MASK, TRANSACTIONS_OUTSIDE_QUEUES
+from pyspark_dledger.rocketmq.messages import Longs, QueueName
 
-QueueName = tuple[str, int]
-Longs = npt.NDArray[np.int64]
-
-_PREPARED, _ROLLBACK = 0x4, 0xC
+_PREPARED, _ROLLBACK = TRANSACTIONS_OUTSIDE_QUEUES
 
 
 class TopicQueues:

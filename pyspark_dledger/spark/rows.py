@@ -25,6 +25,7 @@ from pyspark.sql.types import (
 
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.format.entries import MAX_BODY_SIZE, Bodies
+from pyspark_dledger.format.layout import TRANSACTION_FLAGS
 from pyspark_dledger.log.options import nearest
 from pyspark_dledger.spark.write_options import WriteOptions
 
@@ -32,8 +33,6 @@ _Integers = npt.NDArray[np.signedinteger[Any]]
 BODY, TOPIC = "body", "topic"
 _INTEGERS: tuple[type[DataType], ...] = (ByteType, ShortType, IntegerType, LongType)
 _TEXTS: tuple[type[DataType], ...] = (StringType,)
-# Bits 2 and 3 of sysFlag, by their names in the column ``transaction`` of a read.
-TRANSACTIONS = {"none": 0, "prepared": 4, "commit": 8, "rollback": 12}
 _MICROSECONDS_OF_MS = 1000
 # Bytes of one block of bodies: what a larger batch is cut into.
 _MOST_BLOCK = 64 * 1024 * 1024
@@ -232,12 +231,12 @@ def _milliseconds(column: pa.Array) -> pa.Array:
 
 
 def _sys_flags(column: pa.Array, first_row: int) -> pa.Array:
-    found = pc.index_in(column, pa.array(list(TRANSACTIONS), column.type))
+    found = pc.index_in(column, pa.array(list(TRANSACTION_FLAGS), column.type))
     wrong = np.asarray(pc.and_(found.is_null(), column.is_valid()))
     if wrong.any():
         row = int(np.argmax(wrong))
         raise OptionError(
-            f"row {first_row + row}: expected a transaction {', '.join(TRANSACTIONS)} or null, found "
+            f"row {first_row + row}: expected a transaction {', '.join(TRANSACTION_FLAGS)} or null, found "
             f"{column[row].as_py()!r}: correct it"
         )
-    return pa.array(list(TRANSACTIONS.values()), pa.int32()).take(found.cast(pa.int32()))
+    return pa.array(list(TRANSACTION_FLAGS.values()), pa.int32()).take(found.cast(pa.int32()))
