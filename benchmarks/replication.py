@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import random
 import signal
@@ -18,7 +17,7 @@ from typing import Any, NamedTuple
 
 import pyspark_dledger as dl
 from benchmarks.generate import new_folder
-from benchmarks.measure import PeerMissing, Result, alternate, rounded
+from benchmarks.measure import PeerMissing, Result, alternate, rounded, touch_memory
 from benchmarks.peers import Process, java_command
 from pyspark_dledger.errors import GroupError
 
@@ -183,16 +182,6 @@ def awake(pids: Sequence[int]) -> Iterator[None]:
         pause(pids)
 
 
-def touch_memory() -> None:
-    """Take and give back the memory that a round's files will be kept in.
-
-    A virtual machine whose host takes back what is free gets it again page by page, several times slower than it is
-    written: that would be measured otherwise, in whichever round comes first.
-    """
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_POPULATE", 0)
-    mmap.mmap(-1, ROUND_BYTES, flags=flags).close()
-
-
 class Side(NamedTuple):
     """What takes turns: a round, and the processes that do it."""
 
@@ -200,7 +189,7 @@ class Side(NamedTuple):
     round: Callable[[], dict[str, Any]]
 
     def figure(self, name: str) -> float:
-        touch_memory()
+        touch_memory(ROUND_BYTES)
         with awake(self.pids):
             return float(self.round()[name])
 

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from benchmarks.generate import new_folder
-from benchmarks.measure import Result, Seconds, alternate, rounded, timed
+from benchmarks.measure import Result, Seconds, alternate, rounded, timed, touch_memory
 from benchmarks.replication import GROUP, Ours
 from benchmarks.spark_jobs import spark
 
@@ -21,6 +21,8 @@ SIZE = 1024
 COUNT = 1_000_000  # a round: some seconds, beside which what a job costs by itself is little
 PARTITIONS = 2
 ROUNDS, WARM_UPS = 5, 2
+# A round writes one GiB; of what it finds free the host takes back some again while it lasts.
+ROUND_BYTES = 4 << 30
 _HASH_SIZE = 32
 
 
@@ -63,6 +65,7 @@ def saved(frame: Callable[[], DataFrame], form: str, fresh: Callable[[], Path], 
 
     def seconds() -> float:
         path = str(fresh())
+        touch_memory(ROUND_BYTES)
         return timed(lambda: frame().write.format(form).mode("append").options(**options).save(path))()
 
     return seconds

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import gc
 import logging
 import os
 import resource
@@ -23,6 +22,7 @@ from pyspark_dledger.errors import DLedgerError
 from pyspark_dledger.raft.loops import new_loop
 from pyspark_dledger.raft.node import Node, NodeConfig
 from pyspark_dledger.raft.node.logs import LOG, log_to_stderr, record
+from pyspark_dledger.raft.node.memory import settle_memory
 from pyspark_dledger.raft.node.settings import Settings, node_config, read_settings
 
 if TYPE_CHECKING:
@@ -120,9 +120,7 @@ async def _serve(config: NodeConfig, service: MessageService | None, given: argp
         signals.stop_at_end_of_input()
     node = Node(config, application=service)
     await node.start()
-    # What was loaded stays: the collector need not look at it again, which would cost milliseconds now and then.
-    gc.collect()
-    gc.freeze()
+    settle_memory()
     try:
         ready = {"event": "ready", "group": config.group, "id": config.self_id, "address": str(node.address)}
         row = {**ready, "pid": os.getpid()}

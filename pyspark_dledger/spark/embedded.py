@@ -9,7 +9,6 @@ to, and when the driver is gone. Whoever asks has to know the job's secret.
 from __future__ import annotations
 
 import asyncio
-import gc
 import hmac
 import json
 import logging
@@ -19,17 +18,20 @@ import socket
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyspark_dledger.errors import DLedgerError, StoreError, StoreInUseError
 from pyspark_dledger.raft.loops import new_loop
 from pyspark_dledger.raft.node import Node, NodeConfig
 from pyspark_dledger.raft.node.logs import LOG, log_to_stderr, record
+from pyspark_dledger.raft.node.memory import settle_memory
 from pyspark_dledger.raft.peers import Address, format_peers
-from pyspark_dledger.rocketmq.message_service import MessageService, MessageSettings, host_bytes
 from pyspark_dledger.spark.lease import MOST_LINE
 from pyspark_dledger.spark.sink_files import forget_sink
 from pyspark_dledger.store.mmap_file_store import MmapFileStore
+
+if TYPE_CHECKING:
+    from pyspark_dledger.rocketmq.message_service import MessageService
 
 GROUP = "spark"
 # Seconds between two looks: at a store that another process writes, at the driver where the system does not tell.
@@ -92,9 +94,7 @@ class EmbeddedSink:
         watching = [asyncio.ensure_future(self._watch_driver()), asyncio.ensure_future(self._watch_lease())]
         try:
             await self._open()
-            # What was loaded stays: the collector need not look at it again.
-            gc.collect()
-            gc.freeze()
+            settle_memory()
             if _say({"port": server.sockets[0].getsockname()[1], "pid": os.getpid()}):
                 await self._ended.wait()
         finally:
@@ -181,6 +181,9 @@ class EmbeddedSink:
         settings = self._settings
         if not settings.is_message:
             return None
+        # Loading it takes half as long as everything else together: raw entries need not wait for that.
+        from pyspark_dledger.rocketmq.message_service import MessageService, MessageSettings, host_bytes
+
         serving = MessageSettings(producer_id_expiry_ms=settings.producer_id_expiry_ms)
         host = host_bytes(address.host, address.port)
         return MessageService.open(Path(settings.root), settings.self_id, store_host=host, settings=serving)

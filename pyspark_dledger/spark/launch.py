@@ -69,7 +69,8 @@ def _settings(options: WriteOptions, is_message: bool) -> Settings:
 def start(settings: Settings) -> Sink:
     """Start the process, in a session of its own: what ends this one, or its group, does not end it."""
     folders = [str(Path(folder).absolute()) for folder in sys.path]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(folders)}
+    # NumPy's linear algebra, which nothing there uses, would start threads that wait busily.
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(folders), "OPENBLAS_NUM_THREADS": "1"}
     process = subprocess.Popen(  # noqa: S603  # this Python
         ["/bin/sh", "-c", _DETACHED, sys.executable, _MODULE],
         stdin=subprocess.PIPE,
