@@ -31,8 +31,13 @@ def idle_seconds(tail: Tail) -> float:
 
 
 def delays(tail: Tail, bodies_between: Callable[[TailOffset, TailOffset], Iterable[bytes]]) -> list[float]:
-    """Seconds until each body was there, of triggers for `SECONDS`; those before the first entry do not count."""
-    start = tail.latest(NOTHING, NO_LIMITS)
+    """Seconds until each body was there, of triggers for `SECONDS`, after one that loads what reading takes."""
+    start, is_loaded = tail.latest(NOTHING, NO_LIMITS), False
+    while not is_loaded:
+        time.sleep(TRIGGER)
+        end = tail.latest(start, NO_LIMITS)
+        is_loaded = bool(list(bodies_between(start, end)))
+        start = tail.latest(end, NO_LIMITS)
     found: list[float] = []
     deadline = time.monotonic() + SECONDS
     while time.monotonic() < deadline:
@@ -40,8 +45,7 @@ def delays(tail: Tail, bodies_between: Callable[[TailOffset, TailOffset], Iterab
         end = tail.latest(start, NO_LIMITS)
         bodies = list(bodies_between(start, end))
         now = time.time()
-        if start.is_entry:
-            found += [now - TIME.unpack_from(body)[0] for body in bodies]
+        found += [now - TIME.unpack_from(body)[0] for body in bodies]
         start = end
     return found
 

@@ -14,6 +14,7 @@ from pyspark.sql import SparkSession
 
 from pyspark_dledger.format.engine import Engine, get_engine
 from tests import golden
+from tests.spark_cluster import SHORT_LIVED
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -22,6 +23,10 @@ ROOT = Path(__file__).resolve().parent.parent
 for ignored, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
     if signal.getsignal(ignored) is signal.SIG_IGN:
         signal.signal(ignored, handler)
+
+# Spark and the judges live for minutes, and would spend much of them on compiling.
+for name, flags in SHORT_LIVED.items():
+    os.environ.setdefault(name, flags)
 
 
 @pytest.fixture(params=["native", "python"])

@@ -26,7 +26,7 @@ _POMS = {
 }
 _OPENED = ("java.base/java.nio", "java.base/sun.nio.ch", "java.base/jdk.internal.ref")  # to unmap files on Java 17
 JAVA = (
-    *("java", "-XX:TieredStopAtLevel=1", "-Xmx512m"),
+    *("java", "-Xmx512m"),
     *(word for package in _OPENED for word in ("--add-opens", f"{package}=ALL-UNNAMED")),
 )
 
