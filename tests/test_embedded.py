@@ -26,6 +26,7 @@ from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.format.puts import PutSettings
 from pyspark_dledger.log import open_log
 from pyspark_dledger.raft.client import connect
+from pyspark_dledger.rocketmq.message_service import MessageService
 from pyspark_dledger.spark import driver, launch, sink_files
 from pyspark_dledger.spark.embedded import EmbeddedSink
 from pyspark_dledger.spark.lease import Lease, Sink, SinkGoneError, ask, open_store
@@ -75,6 +76,37 @@ def test_messages_go_on_behind_a_brokers_old_commitlog(tmp_path: Path) -> None:
     assert {row["source"] for row in old} == {"commitlog"}
     assert (new["source"], new["problem"], new["committed"], new["body"]) == ("dledger", None, True, b"new")
     assert new["queueOffset"] == next(iter(put)).queue_offset == max(before) + 1
+
+
+def test_a_store_is_open_when_messages_are_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tasks would give up sooner than a large old CommitLog is dispatched."""
+    dispatched = threading.Event()
+    monkeypatch.setattr(MessageService, "is_ready", property(lambda _: dispatched.is_set()))
+    sink = EmbeddedSink(settings_of(tmp_path, is_message=True))
+
+    async def opened() -> None:
+        opening = asyncio.ensure_future(sink._open())
+        await asyncio.sleep(0.3)
+        assert not opening.done()
+        dispatched.set()
+        await opening
+        await sink._close()
+
+    asyncio.run(opened())
+
+
+def test_who_waits_for_a_large_commitlog_can_be_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MessageService, "is_ready", property(lambda _: False))
+    sink = EmbeddedSink(settings_of(tmp_path, is_message=True))
+
+    async def ended() -> None:
+        opening = asyncio.ensure_future(sink._open())
+        await asyncio.sleep(0.1)
+        sink._ended.set()
+        await asyncio.wait_for(opening, 10)
+        await sink._close()
+
+    asyncio.run(ended())
 
 
 # The lease

@@ -386,6 +386,11 @@ class MessageService:
             self._leadership, self._rebuilt = self._rebuilt.result(), None
         return self._leadership
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether puts are taken: a leader has rebuilt its tables, and dispatched an old CommitLog."""
+        return self._leading() is not None
+
     # Puts
 
     def admit(self, bodies: Bodies, queue_nums: int) -> Admitted | Refused:

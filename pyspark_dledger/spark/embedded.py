@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 GROUP = "spark"
 # Seconds between two looks: at a store that another process writes, at the driver where the system does not tell.
 _RETRY_SECONDS, _DRIVER_SECONDS = 0.1, 1.0
+# And at a node that is not ready yet, as most are within milliseconds.
+_READY_SECONDS = 0.005
 # Into so many parts a lease is divided, to notice when it has run out.
 _TICKS = 20
 # Ports that were free when asked for, and taken when listened at.
@@ -174,7 +176,14 @@ class EmbeddedSink:
             if service is not None:
                 service.close()
             raise
+        if service is not None:
+            await self._until_ready(node, service)
         return node
+
+    async def _until_ready(self, node: Node, service: MessageService) -> None:
+        """No task has to wait out how long a broker's old CommitLog, which may be large, takes to be dispatched."""
+        while not (service.is_ready or node.failed.done() or self._ended.is_set()):
+            await asyncio.sleep(_READY_SECONDS)
 
     def _new_service(self, address: Address) -> MessageService | None:
         """What makes messages of puts, where messages are written; it takes the root, as a broker does."""
