@@ -818,7 +818,7 @@ def test_the_lock_is_the_one_that_java_takes(tmp_path: Path) -> None:
     assert holder.stdout is not None
     holder.stdout.readline()
     try:
-        with pytest.raises(StoreError, match="in use by a broker or a node"):
+        with pytest.raises(StoreError, match="in use by a broker, a node or a job"):
             presence.acquire()
     finally:
         holder.communicate(b"\n")

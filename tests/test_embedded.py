@@ -33,7 +33,7 @@ from pyspark_dledger.spark.lease import Lease, Sink, SinkGoneError, ask, open_st
 from pyspark_dledger.spark.place import Place, place_of
 from pyspark_dledger.spark.targets import EmbeddedTarget
 from pyspark_dledger.spark.write_options import WriteOptions
-from pyspark_dledger.store.state import write_current_term
+from pyspark_dledger.store.state import write_current_term, write_members
 from tests import golden
 from tests.groups import eventually
 from tests.sinks import SECRET, Sinks, bodies, client_of, end, is_free, is_gone, is_running, kill, settings_of, sinks
@@ -522,8 +522,8 @@ def test_what_a_first_write_left_that_could_not_begin_is_no_log_of_somebody_else
         (("dledger-n3",), "n0", True, "expected the node n0 .selfId., found n3"),
         (("dledger-n0/snapshot",), None, True, "found a snapshot folder, which only 0.4.0 has"),
         (("photos",), None, True, "expected a store, or an empty or new folder, found photos"),
-        (("commitlog",), None, False, "found commitlog/ of a broker, which raw entries would confuse"),
-        (("dledger-n0", "consumequeue"), None, False, "found consumequeue/ of a broker"),
+        (("commitlog",), None, False, "found commitlog/, which stands beside messages"),
+        (("dledger-n0", "consumequeue"), None, False, "found consumequeue/, which stands beside messages"),
     ],
 )
 def test_a_place_that_is_not_for_a_group_of_one(
@@ -540,6 +540,18 @@ def test_a_member_of_a_larger_group_is_known_by_its_vote(tmp_path: Path) -> None
     write_current_term(node, 4, "n2")
     with pytest.raises(StoreError, match="found that n0 voted for n2: it is a member of a larger group"):
         place_of(str(tmp_path), None, False)
+
+
+def test_a_member_of_a_larger_group_is_known_when_a_node_ran_it(tmp_path: Path) -> None:
+    """The one that led voted for itself, as one of a group of one does."""
+    root = made(tmp_path, "dledger-n0/data")
+    write_members(root / "dledger-n0", ["n0"])
+    assert place_of(str(root), None, False) == Place(root, "n0")
+    write_members(root / "dledger-n0", ["n0", "n1", "n2"])
+    with pytest.raises(
+        StoreError, match="found that n0 is a member of that of n0, n1, n2, which would be contradicted"
+    ):
+        place_of(str(root), None, False)
 
 
 def test_a_file_is_no_place(tmp_path: Path) -> None:

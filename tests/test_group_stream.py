@@ -383,8 +383,19 @@ def test_a_member_that_never_answers_is_left_alone_while_another_does(
 
 def test_a_group_that_nobody_answers_for_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pyspark_dledger.spark.group_log.PATIENCE", 0.2)
-    with pytest.raises(GroupError, match="expected to reach n0, found"):
+    with pytest.raises(
+        GroupError, match=r"expected a member that answers within .* s, found none \(.*expected to reach n0, found"
+    ):
         tail_of(peers_text(free_ports(1))).latest(NOTHING, NO_LIMITS)
+
+
+def test_a_group_of_another_name_is_an_error_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pyspark_dledger.spark.group_log.PATIENCE", 1e6)
+    with nodes(tmp_path, 1) as group:
+        reader = GroupStreamReader(options_of(group.peers, group="other"), log_schema(False))
+        with pytest.raises(GroupError, match=r"group other: expected a member of the group, found .*UNKNOWN_GROUP"):
+            reader.latestOffset(reader.initialOffset())
+        reader.stop()
 
 
 def test_a_group_with_tls_is_tailed_with_certificates(tmp_path: Path) -> None:

@@ -57,6 +57,7 @@ from pyspark_dledger.raft.peers import Address, format_peers, parse_peers
 from pyspark_dledger.raft.tls import Tls
 from pyspark_dledger.raft.wire import Answered, Asked, Connection, Refusal
 from pyspark_dledger.raft.wire.kinds import REQUEST_CODES
+from pyspark_dledger.store.state import load_members
 from tests.certificates import make_tls
 from tests.groups import HOST, Caller, Nodes, Served, eventually, free_ports, nodes, packed, peers_text
 
@@ -648,6 +649,15 @@ def test_who_gives_no_secret_soon_is_cut_off(secret: Nodes, monkeypatch: pytest.
         assert silent.is_closed()
         time.sleep(0.1)
         assert caller.append(b"x").code == 200
+
+
+def test_a_store_tells_which_group_its_node_ran_in_last(tmp_path: Path) -> None:
+    with nodes(tmp_path, 2) as group:
+        group.leader()
+        folders = [tmp_path / f"dledger-{node}" for node in ("n0", "n1")]
+        assert [load_members(folder) for folder in folders] == [("n0", "n1")] * 2
+    with nodes(tmp_path, 1):
+        assert [load_members(folder) for folder in folders] == [("n0",), ("n0", "n1")]
 
 
 def test_members_and_clients_with_one_secret_work_together(tmp_path: Path) -> None:

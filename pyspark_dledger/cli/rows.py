@@ -76,7 +76,7 @@ def _known(names: tuple[str, ...], columns: Iterable[str]) -> tuple[str, ...]:
     """`names`, which have to be among `columns`."""
     for name in names:
         if name not in columns:
-            raise OptionError(f"unknown column {name}: the nearest is {nearest(name, columns)}")
+            raise OptionError(f"unknown column {name}: {nearest(name, columns)}")
     return names
 
 

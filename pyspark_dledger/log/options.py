@@ -39,6 +39,8 @@ _MEBIBYTE = 1024 * 1024
 # An Arrow batch addresses its strings and bodies with 32 bits; the engines take no more than this for one batch.
 _MAX_BATCH_BYTES = 512 * _MEBIBYTE
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+# Of 1 for equal names; below it two have nothing to do with each other.
+_NEAR = 0.5
 _MICROSECOND = timedelta(microseconds=1)
 # The years 1 to 9999 in milliseconds since 1970.
 _MS_MIN, _MS_MAX = -62135596800000, 253402300799999
@@ -151,7 +153,7 @@ def find_option(name: str) -> Option:
     """Return the option called `name` in any case, or raise an OptionError that names the nearest."""
     option = _BY_KEY.get(name.lower())
     if option is None:
-        raise OptionError(f"unknown option {name}: the nearest is {nearest(name, (option.name for option in OPTIONS))}")
+        raise OptionError(f"unknown option {name}: {nearest(name, (option.name for option in OPTIONS))}")
     return option
 
 
@@ -188,10 +190,14 @@ def option_filters(options: ReadOptions) -> Filters:
     return Filters(queue_id=queue_id, store_timestamp=store_timestamp, topic=options.topic, tags=options.tags)
 
 
-def nearest(name: str, candidates: Iterable[str]) -> str:
-    """Return the candidate most like `name`, without regard to case, in its own spelling."""
+def nearest(name: str, candidates: Iterable[str], of: str = "") -> str:
+    """``the nearest is NAME``, without regard to case, in its own spelling; all names where none is near.
+
+    ``of`` says what they are names of.
+    """
     by_key = {candidate.lower(): candidate for candidate in candidates}
-    return by_key[difflib.get_close_matches(name.lower(), by_key, n=1, cutoff=0.0)[0]]
+    found = difflib.get_close_matches(name.lower(), by_key, n=1, cutoff=_NEAR)
+    return f"the nearest{of} is {by_key[found[0]]}" if found else f"those{of} are {', '.join(by_key.values())}"
 
 
 def microseconds(value: datetime) -> int:
@@ -328,7 +334,7 @@ def _parse_table(value: object) -> str:
     name = value if isinstance(value, str) else repr(value)
     known = {table.lower(): table for table in TABLES}.get(name.lower())
     if known is None:
-        raise OptionError(f"option table: unknown table {name}, the nearest is {nearest(name, TABLES)}")
+        raise OptionError(f"option table: unknown table {name}, {nearest(name, TABLES)}")
     return known
 
 
@@ -438,7 +444,7 @@ OPTIONS = (
     Option("dataDirs", None, _PATHS, "extra data folders of a multi-path store"),
     Option("includeEntryBody", "false", BOOLEAN, "add the column entryBody"),
     Option("maxBodyBytes", "64m", size_up_to(_INT32_MAX, "2147483647"), "a body may decompress to this much"),
-    Option("group", None, TEXT, "name of a live group to read instead of a path", "stream"),
+    Option("group", None, TEXT, "streams only: name of a live group to read instead of a path", "stream"),
     Option("peers", None, TEXT, "addresses of a live group", "stream"),
     Option("tlsCert", None, TEXT, "certificate towards the group, a PEM file that every executor has", "stream"),
     Option("tlsKey", None, TEXT, "key of that certificate", "stream"),

@@ -555,5 +555,5 @@ def _checked_columns(columns: Iterable[str] | None, options: ReadOptions) -> tup
     names = (columns,) if isinstance(columns, str) else tuple(columns)
     for name in names:
         if name not in COLUMN_BY_NAME:
-            raise OptionError(f"unknown column {name}: the nearest is {nearest(name, COLUMN_BY_NAME)}")
+            raise OptionError(f"unknown column {name}: {nearest(name, COLUMN_BY_NAME)}")
     return names

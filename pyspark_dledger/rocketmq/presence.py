@@ -58,8 +58,8 @@ class Presence:
         except OSError:
             os.close(descriptor)
             raise StoreInUseError(
-                f"{path}: expected a store that nobody writes, found it in use by a broker or a node: stop that, or "
-                "use another folder"
+                f"{path}: expected a store that nobody writes, found it in use by a broker, a node or a job of "
+                "Spark: end that, or use another folder"
             ) from None
         self._descriptor, self._file = descriptor, _identity(os.fstat(descriptor))
         _held.add(self._file)

@@ -170,6 +170,6 @@ def read_table(log: Log, name: str, options: ReadOptions | None = None) -> Itera
     answer.
     """
     if name not in TABLES:
-        raise OptionError(f"unknown table {name}: the nearest is {nearest(name, TABLES)}")
+        raise OptionError(f"unknown table {name}: {nearest(name, TABLES)}")
     for part in TABLES[name].plan(log, log.options if options is None else options):
         yield from TABLES[name].read(part)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import NamedTuple, final
@@ -14,6 +14,7 @@ from pyspark_dledger.errors import GroupError, IndexRangeError, OptionError, Sto
 from pyspark_dledger.format.codec import decode_entry_header
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
 from pyspark_dledger.raft.client import Client, CommittedRange, MemberStatus, connect
+from pyspark_dledger.raft.client.outcomes import STRANGERS
 from pyspark_dledger.raft.messages import ResponseCode
 from pyspark_dledger.raft.peers import parse_peers
 from pyspark_dledger.raft.tls import Tls
@@ -177,24 +178,33 @@ class GroupLog:
     # How the members stand.
 
     def statuses(self) -> dict[str, MemberStatus]:
-        """How every member of ours stands that answers, by its id. Raises GroupError where none does in `PATIENCE`."""
+        """How every member of ours stands that answers, by its id.
+
+        Raises GroupError where none does in `PATIENCE`, and at once where all that answer are of another group.
+        """
         deadline = time.monotonic() + PATIENCE
         pause = _FIRST_PAUSE
         while True:
             found: dict[str, MemberStatus] = {}
-            problem: GroupError | None = None
+            problems: list[GroupError] = []
             for member in self._to_ask():
                 try:
                     found[member] = self._client.status(member)
                     self._rests_until.pop(member, None)
                 except GroupError as error:
-                    problem = self._failed(member, error)
+                    problems.append(self._failed(member, error))
             if found:
                 return found
-            if time.monotonic() >= deadline:
-                raise problem or GroupError(f"group {self.group}: no member answers", ResponseCode.NETWORK_ERROR)
+            if time.monotonic() >= deadline or _are_strangers(problems):
+                raise self._unanswered(problems)
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def _unanswered(self, problems: Sequence[GroupError]) -> GroupError:
+        what = "of the group" if _are_strangers(problems) else f"that answers within {PATIENCE:.0f} s"
+        texts = "; ".join(map(str, problems))
+        code = problems[-1].code if problems else ResponseCode.NETWORK_ERROR
+        return GroupError(f"group {self.group}: expected a member {what}, found none ({texts})", code)
 
     @property
     def size(self) -> int:
@@ -227,6 +237,12 @@ class GroupLog:
             log.info("group %s: %s is not asked for %.0f s: %s", self.group, member, _REST, error)
         self._rests_until[member] = time.monotonic() + _REST
         return error
+
+
+def _are_strangers(problems: Sequence[GroupError]) -> bool:
+    """Whether every member that answers says that it is of another group, or has another id."""
+    answered = [problem.code for problem in problems if problem.code != ResponseCode.NETWORK_ERROR]
+    return bool(answered) and STRANGERS.issuperset(answered)
 
 
 def begin_of(statuses: Mapping[str, MemberStatus]) -> int:

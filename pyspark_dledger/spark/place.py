@@ -9,7 +9,7 @@ from typing import NamedTuple
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.log.find import node_folders
 from pyspark_dledger.store.load import check_version
-from pyspark_dledger.store.state import load_current_term
+from pyspark_dledger.store.state import load_current_term, load_members
 
 _NODE_PREFIX = "dledger-"
 _NEW_NODE = "n0"
@@ -30,8 +30,9 @@ class Place(NamedTuple):
 def place_of(path: str, self_id: str | None, is_message: bool) -> Place:
     """The store at `path`, a root or a node's folder, or the one to be made there. Nothing is made yet.
 
-    Raises StoreError where no group of one may write: several nodes, a member of a larger group as far as its vote
-    tells, a store of DLedger 0.4.0, raw entries beside a broker's files; and for what is no place for a store.
+    Raises StoreError where no group of one may write: several nodes, a member of a larger group, as far as a node
+    of ours has noted it or its vote tells, a store of DLedger 0.4.0, raw entries beside a broker's files; and for what
+    is no place for a store.
     """
     given = Path(os.path.realpath(path))
     if os.path.lexists(given) and not given.is_dir():
@@ -50,7 +51,8 @@ def place_of(path: str, self_id: str | None, is_message: bool) -> Place:
         )
     if not is_message and (found := [name for name in _OF_BROKERS if name in names]):
         raise StoreError(
-            f"{path}: expected a log of raw entries, found {found[0]}/ of a broker, which raw entries would confuse: "
+            f"{path}: expected a log of raw entries, found {found[0]}/, which stands beside messages, and raw "
+            "entries would confuse: "
             "write messages (writeAs=message), or name another folder"
         )
     place = Place(root, node or next(iter(nodes), _NEW_NODE))
@@ -70,6 +72,11 @@ def _check_nodes(path: str, nodes: dict[str, Path], node: str | None) -> None:
 
 def _check_store(path: str, node_dir: Path, self_id: str) -> None:
     check_version(node_dir)
+    if len(members := load_members(node_dir)) > 1:
+        raise StoreError(
+            f"{path}: expected a store of a group of one, found that {self_id} is a member of that of "
+            f"{', '.join(members)}, which would be contradicted; {_INSTEAD}"
+        )
     voted = load_current_term(node_dir).vote_leader
     if voted not in (None, "", self_id):
         raise StoreError(

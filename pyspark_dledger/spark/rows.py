@@ -26,6 +26,7 @@ from pyspark.sql.types import (
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.format.entries import MAX_BODY_SIZE, Bodies
 from pyspark_dledger.format.layout import TRANSACTION_FLAGS
+from pyspark_dledger.format.put_rows import topic_problem
 from pyspark_dledger.log.options import nearest
 from pyspark_dledger.spark.write_options import WriteOptions
 
@@ -109,6 +110,8 @@ def shape_of(schema: StructType, options: WriteOptions) -> RowShape:
     )
     if not is_message and options.topic is not None:
         raise OptionError("option topic: expected none for raw entries, found one: leave it out, or writeAs=raw")
+    if options.topic is not None and (problem := topic_problem(options.topic.encode())):
+        raise OptionError(f"option topic: {problem}: name another one")
     accepted = _MESSAGE_COLUMNS if is_message else _RAW_COLUMNS
     columns = _taken(schema, accepted, options)
     found = [name for _, name in columns]
@@ -138,11 +141,13 @@ def _taken(schema: StructType, accepted: Mapping[str, Accepted], options: WriteO
 
 
 def _extra(field: StructField, accepted: Mapping[str, Accepted]) -> OptionError:
-    kind = "messages" if TOPIC in accepted else "raw entries"
-    near = f", such as {nearest(field.name, accepted)}" if len(accepted) > 1 else ""
+    if TOPIC in accepted:
+        expected, more = f"the columns of messages, {nearest(field.name, accepted)}", ""
+    else:
+        expected, more = f"the column {BODY} of raw entries", "; rows with a topic, column or option, are messages"
     return OptionError(
-        f"column {field.name} cannot be written: expected the columns {', '.join(accepted)} of {kind}{near}; select "
-        "these, or leave others out with ignoreExtraColumns=true"
+        f"column {field.name} cannot be written: expected {expected}; select these, or leave others out with "
+        f"ignoreExtraColumns=true{more}"
     )
 
 

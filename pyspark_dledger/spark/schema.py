@@ -92,7 +92,7 @@ def arrow_schema(schema: StructType, table: str = LOG) -> pa.Schema:
 def _column_name(name: str, table: str, types: dict[str, pa.DataType]) -> str:
     known = {column.lower(): column for column in types}.get(name.lower())
     if known is None:
-        raise OptionError(f"unknown column {name}: the nearest of table {table} is {nearest(name, types)}")
+        raise OptionError(f"unknown column {name}: {nearest(name, types, f' of table {table}')}")
     return known
 
 

@@ -135,7 +135,7 @@ def find_write_option(name: str) -> Option:
             f"{', '.join(option.name for option in WRITE_OPTIONS)}"
         )
     raise OptionError(
-        f"unknown option {name}: the nearest of a write is {nearest(name, (option.name for option in WRITE_OPTIONS))}"
+        f"unknown option {name}: {nearest(name, (option.name for option in WRITE_OPTIONS), ' of a write')}"
     )
 
 

@@ -1,4 +1,4 @@
-"""A node's small files: ``checkpoint`` and ``currterm`` as Java writes them, and our own note of a reset.
+"""A node's small files: ``checkpoint`` and ``currterm`` as Java writes them; our notes of a reset and the members.
 
 Each is replaced as a whole: written beside, synced, renamed, and the folder synced (``IOUtils.string2File`` of the Java
 DLedger syncs nothing and leaves a moment without the file).
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,6 +28,7 @@ from pyspark_dledger.log.committed import read_checkpoint, read_current_term
 CHECKPOINT = "checkpoint"
 CURRTERM = "currterm"
 RESET = "reset"
+MEMBERS = "members"
 
 
 class Reset(NamedTuple):
@@ -95,6 +97,21 @@ def load_current_term(node_dir: Path) -> CurrentTerm:
 def _was_written(file: Path) -> bool:
     """Whether a file was ever there. One that was being written for the first time only leaves ``.tmp`` behind."""
     return file.exists() or file.with_name(f"{file.name}.bak").exists()
+
+
+def write_members(node_dir: Path, member_ids: Sequence[str]) -> None:
+    """Note which group the node is of: whoever would write its store without the others is to know."""
+    if load_members(node_dir) != tuple(member_ids):
+        write_properties(node_dir / MEMBERS, {MEMBERS: ";".join(member_ids)})
+
+
+def load_members(node_dir: Path) -> tuple[str, ...]:
+    """The members of the group that a node of ours last ran in; none where none did, or the file says none."""
+    try:
+        text = parse_properties_file((node_dir / MEMBERS).read_bytes()).get(MEMBERS, "")
+    except (OSError, ValueError):
+        return ()
+    return tuple(filter(None, text.split(";")))
 
 
 def write_reset(node_dir: Path, reset: Reset) -> None:

@@ -202,11 +202,17 @@ class Node:
 
             return MemoryStore()
         from pyspark_dledger.store.mmap_file_store import MmapFileStore
+        from pyspark_dledger.store.state import write_members
 
         store = MmapFileStore(self.config.store_config(self.config.store))
         if self._is_sync:
             store.on_flushed(self._flushed_in_thread)
         store.startup(services=True)
+        try:
+            write_members(store.config.node_dir, sorted(self._members))
+        except BaseException:
+            store.shutdown()
+            raise
         return store
 
     def _flushed_in_thread(self, index: int) -> None:
