@@ -174,7 +174,7 @@ def test_a_bad_option_with_a_users_schema_is_said_before_any_task(
     frame = read(spark, store, "index long", foo="bar")
     with pytest.raises(PySparkException) as error:
         frame.collect()
-    assert sentence(error.value).startswith("unknown option foo: the nearest is ")
+    assert sentence(error.value).startswith("unknown option foo: those are table, mode, ")
     assert started_jobs() == 0
 
 
