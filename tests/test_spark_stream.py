@@ -307,6 +307,9 @@ def test_a_first_batch_that_fails_does_not_move_the_start(streams: Streams, stor
         streams.run(startingOffsets="latest")
     commit(store, 15)
     streams.run(startingOffsets="latest")
+    if not HAS_LIMITS:
+        # There a run with AvailableNow that repeats a batch ends with that one.
+        streams.run(startingOffsets="latest")
     assert streams.sink.rows == [12, 13, 14, 15]
 
 
