@@ -17,7 +17,7 @@ from pyspark_dledger.format.puts import PutSettings, producer_of
 from pyspark_dledger.raft.node import Node, NodeConfig
 from pyspark_dledger.rocketmq.dispatch import DispatchSettings
 from pyspark_dledger.rocketmq.message_service import MessageService, MessageSettings
-from tests.groups import FAST, Nodes
+from tests.groups import FAST, Nodes, eventually
 
 HOST_BYTES = encode_host("127.0.0.1", 20911)
 # Files that a test can fill, and an index of keys that it need not make.
@@ -52,6 +52,18 @@ class MessageNodes(Nodes):
                 raise
             self.nodes[node_id] = node
         return self
+
+    def ready_leader(self) -> str:
+        """The leader, when it takes puts: it has read what it holds."""
+        leader = self.leader()
+
+        async def is_ready() -> bool:
+            service = self.nodes[leader]._application
+            assert isinstance(service, MessageService)
+            return service.is_ready
+
+        assert eventually(lambda: self.run(is_ready()))
+        return leader
 
 
 @contextmanager

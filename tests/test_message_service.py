@@ -177,7 +177,7 @@ def test_messages_above_the_brokers_limit_are_refused(tmp_path: Path) -> None:
     group.settings = replace(SMALL_QUEUES, max_message_size=1000)
     try:
         group.start()
-        group.leader()
+        group.ready_leader()
         code, reason = refusal(group, puts(rows(1, size=1000)))
         assert (code, reason.split(",")[0]) == (411, "expected messages of at most 1000 bytes")
         with client_of(group) as client:

@@ -14,7 +14,6 @@ from pyspark_dledger.format.entries import Bodies
 from pyspark_dledger.format.layout import MESSAGE_MAGIC_V2
 from pyspark_dledger.format.message import Message, offset_msg_id, parse_message, parse_properties
 from pyspark_dledger.raft.messages import PutRequest
-from pyspark_dledger.rocketmq.message_service import MessageService
 from pyspark_dledger.rocketmq.put import (
     AppendMessageResult,
     MessagePutter,
@@ -23,7 +22,7 @@ from pyspark_dledger.rocketmq.put import (
     outcome_of,
     put_message_status,
 )
-from tests.groups import FAST, eventually
+from tests.groups import FAST
 from tests.message_nodes import HOST_BYTES, MessageNodes, message_nodes
 
 BUSY_4, BUSY_5 = "OS_PAGECACHE_BUSY", "OS_PAGE_CACHE_BUSY"
@@ -75,22 +74,9 @@ def putter_of(group: MessageNodes, node_id: str, **given: Any) -> MessagePutter:
     return MessagePutter(submit, HOST_BYTES, **given)
 
 
-def ready_leader(group: MessageNodes) -> str:
-    """The leader, when it takes puts: it has read what it holds."""
-    leader = group.leader()
-
-    async def is_ready() -> bool:
-        service = group.nodes[leader]._application
-        assert isinstance(service, MessageService)
-        return service.is_ready
-
-    assert eventually(lambda: group.run(is_ready()))
-    return leader
-
-
 def test_a_message_is_put_and_found_where_the_result_says(tmp_path: Path) -> None:
     with message_nodes(tmp_path, 1) as group:
-        ready_leader(group)
+        group.ready_leader()
         putter = putter_of(group, "n0")
         given = {"tags": "t", "keys": "k1 k2", "properties": {"a": "b"}, "flag": 7, "born_timestamp": 12345}
         results = [putter.put_message(OutgoingMessage("T", b"body", 1, **given)) for _ in range(3)]
@@ -123,7 +109,7 @@ def test_a_member_that_does_not_lead_is_busy_to_a_producer(tmp_path: Path) -> No
 
 def test_without_a_quorum_nobody_knows(tmp_path: Path) -> None:
     with message_nodes(tmp_path, 2, core_options={**FAST, "max_wait_ack_time_ms": 200}) as group:
-        leader = ready_leader(group)
+        leader = group.ready_leader()
         group.stop(*(node_id for node_id in group.ids if node_id != leader))
         statuses = {
             version: putter_of(group, leader, version=version).put_message(OutgoingMessage("T", b"x")).status
