@@ -39,7 +39,7 @@ _MEBIBYTE = 1024 * 1024
 # An Arrow batch addresses its strings and bodies with 32 bits; the engines take no more than this for one batch.
 _MAX_BATCH_BYTES = 512 * _MEBIBYTE
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
-# Of 1 for equal names; below it two have nothing to do with each other.
+# Names that are less like each other have nothing to do with each other.
 _NEAR = 0.5
 _MICROSECOND = timedelta(microseconds=1)
 # The years 1 to 9999 in milliseconds since 1970.
@@ -190,14 +190,21 @@ def option_filters(options: ReadOptions) -> Filters:
     return Filters(queue_id=queue_id, store_timestamp=store_timestamp, topic=options.topic, tags=options.tags)
 
 
-def nearest(name: str, candidates: Iterable[str], of: str = "") -> str:
-    """``the nearest is NAME``, without regard to case, in its own spelling; all names where none is near.
+def similar(name: str, candidates: Iterable[str], likeness: float) -> str | None:
+    """The candidate most like `name`, without regard to case, in its own spelling; None where none is that like it.
 
-    ``of`` says what they are names of.
+    ``likeness`` is 1 for equal names and 0 for such that have nothing in common.
     """
     by_key = {candidate.lower(): candidate for candidate in candidates}
-    found = difflib.get_close_matches(name.lower(), by_key, n=1, cutoff=_NEAR)
-    return f"the nearest{of} is {by_key[found[0]]}" if found else f"those{of} are {', '.join(by_key.values())}"
+    found = difflib.get_close_matches(name.lower(), by_key, n=1, cutoff=likeness)
+    return by_key[found[0]] if found else None
+
+
+def nearest(name: str, candidates: Iterable[str], of: str = "") -> str:
+    """``the nearest is NAME``, or all names where none is near; ``of`` says what they are names of."""
+    names = list(candidates)
+    near = similar(name, names, _NEAR)
+    return f"the nearest{of} is {near}" if near is not None else f"those{of} are {', '.join(names)}"
 
 
 def microseconds(value: datetime) -> int:

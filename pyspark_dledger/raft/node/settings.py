@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import NamedTuple
 
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.format.state_files import property_lines
-from pyspark_dledger.log.options import parse_boolean, parse_size
+from pyspark_dledger.log.options import parse_boolean, parse_size, similar
 from pyspark_dledger.raft.core import CoreConfig
 from pyspark_dledger.raft.node.config import NodeConfig
 from pyspark_dledger.raft.tls import Tls
@@ -255,9 +254,8 @@ def node_config(settings: Mapping[str, str]) -> NodeConfig:
 
 def _advice(name: str) -> str:
     """The setting that was meant, where one is much like it."""
-    by_key = {known.lower(): known for known in SETTINGS}
-    near = difflib.get_close_matches(name.lower(), by_key, n=1, cutoff=_NEAR)
-    return f"the nearest is {by_key[near[0]]}" if near else "docs/node.md lists those that there are"
+    near = similar(name, SETTINGS, _NEAR)
+    return f"the nearest is {near}" if near is not None else "docs/node.md lists those that there are"
 
 
 def _check(config: NodeConfig, places: Mapping[str, str]) -> None:
