@@ -111,31 +111,46 @@ int take_slot(uintptr_t begin, uintptr_t end) {
 
 }  // namespace
 
-MappedFile::MappedFile(const std::string& path) : path_(path) {
+MappedFile::MappedFile(const SegmentBytes& bytes) : path_(bytes.path), is_partial_(bytes.is_partial) {
   install_handler();
-  fd_ = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd_ < 0) fail(path, "cannot be opened", errno);
+  fd_ = open(bytes.local.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd_ < 0) fail(path_, "cannot be opened", errno);
   struct stat status{};
   if (fstat(fd_, &status) != 0 || !S_ISREG(status.st_mode)) {
     const int error = S_ISREG(status.st_mode) ? errno : EINVAL;
     close(fd_);
-    fail(path, "is not a readable file", error);
+    fail(path_, "is not a readable file", error);
   }
   size_ = status.st_size;
   if (size_ == 0) return;
-  void* const mapped = mmap(nullptr, static_cast<size_t>(size_), PROT_READ, MAP_SHARED, fd_, 0);
-  if (mapped == MAP_FAILED) {
-    const int error = errno;
+  try {
+    map(bytes);
+    const auto begin = reinterpret_cast<uintptr_t>(data_);
+    slot_ = take_slot(begin, begin + static_cast<uintptr_t>(size_));
+    if (slot_ < 0) throw StoreFault(path_ + ": more than 1024 segments are being read at once by this process");
+  } catch (...) {
+    if (data_ != nullptr) munmap(data_, static_cast<size_t>(size_));
     close(fd_);
-    fail(path, "cannot be mapped", error);
+    throw;
   }
+}
+
+void MappedFile::map(const SegmentBytes& bytes) {
+  const auto size = static_cast<size_t>(size_);
+  // Pages behind the end of a file cannot be read: those stand for what a partial copy does not hold.
+  const auto behind = static_cast<off_t>((static_cast<uintptr_t>(size_) + page_size - 1) & ~(page_size - 1));
+  void* const mapped = mmap(nullptr, size, PROT_READ, MAP_SHARED, fd_, is_partial_ ? behind : 0);
+  if (mapped == MAP_FAILED) fail(path_, "cannot be mapped", errno);
   data_ = static_cast<uint8_t*>(mapped);
-  const auto begin = reinterpret_cast<uintptr_t>(mapped);
-  slot_ = take_slot(begin, begin + static_cast<uintptr_t>(size_));
-  if (slot_ < 0) {
-    munmap(mapped, static_cast<size_t>(size_));
-    close(fd_);
-    throw StoreFault(path + ": more than 1024 segments are being read at once by this process");
+  if (!is_partial_) return;
+  for (const auto& [from, to] : bytes.extents) {
+    const int64_t end = std::min(to, size_);
+    if (from < 0 || from >= end || static_cast<uintptr_t>(from) % page_size != 0) continue;
+    if (end < size_ && static_cast<uintptr_t>(end) % page_size != 0) continue;
+    void* const at = data_ + from;
+    if (mmap(at, static_cast<size_t>(end - from), PROT_READ, MAP_SHARED | MAP_FIXED, fd_, from) != at) {
+      fail(path_, "cannot be mapped", errno);
+    }
   }
 }
 
@@ -148,6 +163,7 @@ MappedFile::~MappedFile() {
 int64_t MappedFile::readable() {
   if (size_ == 0) return 0;
   const auto fault = static_cast<int64_t>(slots[slot_].fault.load() - slots[slot_].begin.load());
+  if (is_partial_ && fault < size_) throw MissingFault(fault);
   struct stat status{};
   const int64_t now = fstat(fd_, &status) == 0 ? static_cast<int64_t>(status.st_size) : 0;
   return std::min({size_, fault, now});

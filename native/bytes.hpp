@@ -7,6 +7,8 @@
 #include <cstring>
 #include <stdexcept>
 #include <string>
+#include <utility>
+#include <vector>
 
 namespace dledger {
 
@@ -79,13 +81,34 @@ struct StoreFault : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// Bytes that were asked for and are not in a partial copy of a file: it has to hold those at `offset` of the file. No
+// runtime_error, which stands for what is wrong with bytes that are there. Becomes segment_file.MissingBytes in Python.
+struct MissingFault : std::exception {
+  explicit MissingFault(int64_t at) : offset(at) {}
+  const char* what() const noexcept override { return "bytes that a partial copy does not hold"; }
+
+  int64_t offset;
+};
+
+// The parts [from, to) of a file that a partial copy of it holds, ascending, apart and in whole pages.
+using Extents = std::vector<std::pair<int64_t, int64_t>>;
+
+// The file that holds a segment's bytes: its path, or a partial copy of it, of the same size.
+struct SegmentBytes {
+  std::string path;   // as errors name it
+  std::string local;  // where it is opened
+  bool is_partial = false;
+  Extents extents = {};  // of a partial copy
+};
+
 // A read-only mapping of a whole file. Pages that vanish while it is mapped (the file was truncated, the disk failed)
 // read as zeros from the first bad page on instead of raising SIGBUS; `readable()` then tells how far the bytes are
-// real.
+// real. What a partial copy does not hold reads as zeros just so, and `readable()` throws MissingFault then: nothing that
+// was read before may be used.
 class MappedFile {
  public:
   // Throws StoreFault naming the path and the reason.
-  explicit MappedFile(const std::string& path);
+  explicit MappedFile(const SegmentBytes& bytes);
   ~MappedFile();
   MappedFile(const MappedFile&) = delete;
   MappedFile& operator=(const MappedFile&) = delete;
@@ -93,14 +116,18 @@ class MappedFile {
   const uint8_t* data() const { return data_; }
   const std::string& path() const { return path_; }
 
-  // Bytes from the start that are real now: the mapped size, or less if the file shrank or failed to read since.
+  // Bytes from the start that are real now: the mapped size, or less if the file shrank or failed to read since. Throws
+  // MissingFault where bytes were read that a partial copy does not hold.
   int64_t readable();
 
   // Asks for the pages of [from, from + length) in one call, which is cheaper than a fault for every 16 pages.
   void populate(int64_t from, int64_t length) const;
 
  private:
+  void map(const SegmentBytes& bytes);
+
   std::string path_;
+  bool is_partial_ = false;
   int fd_ = -1;
   int slot_ = -1;
   uint8_t* data_ = nullptr;

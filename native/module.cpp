@@ -62,6 +62,10 @@ SegmentId segment_id(const py::object& segment) {
   if (id.base < 0 || id.size < 0 || id.base > kHighestEnd - id.size) {
     throw StoreFault(id.path + ": expected positions from 0 to 2^62, found a segment at " + std::to_string(id.base));
   }
+  id.bytes = {id.path, id.path};
+  if (const py::object copy = segment.attr("copy"); !copy.is_none()) {
+    id.bytes = {id.path, copy.attr("path").cast<std::string>(), true, copy.attr("extents").cast<Extents>()};
+  }
   if (const auto before = segment.attr("before").cast<std::optional<std::tuple<int64_t, int64_t, int64_t>>>()) {
     const auto [index, term, end] = *before;
     id.before = Before{std::max<int64_t>(index, 0), term, std::clamp<int64_t>(end, 0, id.base)};
@@ -137,11 +141,17 @@ auto on_segment(const py::object& segment, int64_t start, Walk walk) {
   const SegmentId id = segment_id(segment);
   checked_start(id, start);
   py::gil_scoped_release release;
-  MappedFile file(id.path);
+  MappedFile file(id.bytes);
   for (int64_t readable = file.readable();;) {
-    auto result = walk(SegmentView(id, file.data(), readable));
+    std::optional<decltype(walk(std::declval<SegmentView>()))> result;
+    try {
+      result.emplace(walk(SegmentView(id, file.data(), readable)));
+    } catch (const std::runtime_error&) {
+      file.readable();  // throws where it comes of bytes that a partial copy does not hold
+      throw;
+    }
     const int64_t now = file.readable();
-    if (now >= readable) return result;
+    if (now >= readable) return std::move(*result);
     readable = now;
   }
 }
@@ -311,6 +321,9 @@ PYBIND11_MODULE(_native, module) {
       if (pointer) std::rethrow_exception(pointer);
     } catch (const StoreFault& fault) {
       PyErr_SetString(error_class("StoreError").ptr(), fault.what());
+    } catch (const MissingFault& fault) {
+      const py::object missing = py::module_::import("pyspark_dledger.format.segment_file").attr("MissingBytes");
+      PyErr_SetObject(missing.ptr(), py::int_(fault.offset).ptr());
     } catch (const MalformedFault& fault) {
       PyErr_SetString(error_class("MalformedError").ptr(), fault.what());
     } catch (const PutFault& fault) {

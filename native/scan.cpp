@@ -90,7 +90,7 @@ bool IntCondition::holds(int64_t value) const {
 
 Scan::Scan(Request request)
     : request_(std::move(request)),
-      file_(request_.segment.path),
+      file_(request_.segment.bytes),
       resync_(request_.segment, request_.start),
       pos_(request_.start),
       end_(std::min(request_.end, request_.segment.base + request_.segment.size)),
@@ -126,7 +126,13 @@ std::unique_ptr<Batch> Scan::next() {
     const Extent corrupt = corrupt_;
     const Course course = resync_.course;
     SegmentView view(request_.segment, file_.data(), readable);
-    std::unique_ptr<Batch> batch = build(view);
+    std::unique_ptr<Batch> batch;
+    try {
+      batch = build(view);
+    } catch (const std::runtime_error&) {
+      file_.readable();  // throws where it comes of bytes that a partial copy does not hold
+      throw;
+    }
     const int64_t now = file_.readable();
     if (now >= readable) return batch;
     // The file shrank or failed under the scan: what was built may hold bytes that were never there.

@@ -255,7 +255,7 @@ class Surveyor : public Visitor {
 }  // namespace
 
 Survey survey(const SurveyRequest& request) {
-  MappedFile file(request.segment.path);
+  MappedFile file(request.segment.bytes);
   for (int64_t readable = file.readable();;) {
     const SegmentView view(request.segment, file.data(), readable);
     Survey found = Surveyor(request, file, view).take();

@@ -20,6 +20,7 @@ struct Before {
 // A segment as a request names it: the file at [base, base + size) of the log's positions.
 struct SegmentId {
   std::string path;
+  SegmentBytes bytes;
   std::string name;
   int64_t base = 0;
   int64_t size = 0;

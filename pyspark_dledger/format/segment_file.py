@@ -18,6 +18,17 @@ class FileShrunk(Exception):
     """The file holds fewer bytes than before; `SegmentFile.end` has moved down, and what was begun starts again."""
 
 
+class MissingBytes(Exception):
+    """Bytes that a partial copy does not hold were asked for: `offset` is that of the first one, from the file's start.
+
+    Nothing that was found out before may be used: the call is made again on a copy that holds them.
+    """
+
+    def __init__(self, offset: int) -> None:
+        super().__init__(offset)
+        self.offset = offset
+
+
 @final
 class SegmentFile:
     """A `Buffer` whose slices are positions of the log, in ``[segment.base, end)``.
@@ -29,7 +40,7 @@ class SegmentFile:
     def __init__(self, segment: Segment) -> None:
         self.segment = segment
         try:
-            self._fd = os.open(segment.path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+            self._fd = os.open(segment.copy.path if segment.copy else segment.path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
         except OSError as error:
             raise StoreError(f"{segment.path}: cannot be opened: {error.strerror}") from error
         status = os.fstat(self._fd)
@@ -69,7 +80,7 @@ class SegmentFile:
     def _read_window(self, start: int, stop: int) -> bytes:
         try:
             return self._read(start, min(start + WINDOW, self.end))
-        except OSError:
+        except (OSError, MissingBytes):
             return self._read_exactly(start, stop)
 
     def _read_exactly(self, start: int, stop: int) -> bytes:
@@ -81,6 +92,7 @@ class SegmentFile:
             raise FileShrunk from error
 
     def _read(self, start: int, stop: int) -> bytes:
+        self._check_held(start - self.segment.base, stop - self.segment.base)
         parts: list[bytes] = []
         at = start
         while at < stop:
@@ -93,3 +105,12 @@ class SegmentFile:
             parts.append(part)
             at += len(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _check_held(self, start: int, stop: int) -> None:
+        """Raises MissingBytes for the first byte of ``[start, stop)`` that a partial copy does not hold."""
+        at = start
+        for low, high in self.segment.copy.extents if self.segment.copy else ():
+            if low <= at < high:
+                at = high
+        if self.segment.copy and at < stop:
+            raise MissingBytes(at)

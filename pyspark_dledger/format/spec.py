@@ -22,12 +22,24 @@ class Before(NamedTuple):
     end: int
 
 
+class PartialCopy(NamedTuple):
+    """A local file that stands for another one of the same size, and holds only the bytes of some extents of it.
+
+    ``extents`` are ``(start, end)`` in bytes from the file's beginning, ascending, apart, and whole mebibytes but for
+    the file's last. An engine that needs other bytes raises `segment_file.MissingBytes`.
+    """
+
+    path: str
+    extents: tuple[tuple[int, int], ...]
+
+
 @dataclass(frozen=True)
 class Segment:
     """One file of the log, at ``[base, base + size)`` of the log's positions.
 
     ``check_pos`` is false for DLedger 0.4.0 stores, whose followers keep the leader's ``pos``. ``before`` is known
-    where the segment does not begin with an entry: it tells which entries can go on behind damage at ``base``.
+    where the segment does not begin with an entry: it tells which entries can go on behind damage at ``base``. With a
+    ``copy`` the bytes are read from that, and errors name ``path``.
     """
 
     path: str
@@ -37,6 +49,7 @@ class Segment:
     source: str
     check_pos: bool = True
     before: Before | None = None
+    copy: PartialCopy | None = None
 
     @property
     def end(self) -> int:

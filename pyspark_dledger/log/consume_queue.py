@@ -5,8 +5,6 @@ A broker dispatches committed messages only (`DLedgerCommitLog.getData`), so a u
 
 from __future__ import annotations
 
-import errno
-import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +22,7 @@ from pyspark_dledger.format.layout import (
 )
 from pyspark_dledger.format.spec import Segment
 from pyspark_dledger.log.entries import entry_at, segment_at
+from pyspark_dledger.log.files import FolderEntry, last_data, looked_up, open_file, scan_folder
 
 Units = npt.NDArray[Any]
 """Units as a numpy array with the fields of `layout.CONSUME_QUEUE_UNIT`, big-endian as on disk."""
@@ -34,7 +33,6 @@ UNIT_DTYPE = record_dtype(CONSUME_QUEUE_UNIT)
 UNITS_AT_ONCE = 64 * 1024
 # ConsumeQueue.fillPreBlank: (0, this, 0) fills a file before the first unit of a queue that begins in its middle.
 FILLER_SIZE = 0x7FFFFFFF
-_TAIL_BLOCK = 64 * 1024
 # Among so many units behind which nothing is written, one is intact.
 _LAST_UNITS = 1024
 _NO_UNITS = np.empty(0, UNIT_DTYPE)
@@ -65,9 +63,11 @@ def queues(root: Path) -> list[Queue]:
     Nothing of the files is read, and what cannot be listed is left out.
     """
     found = []
-    for topic in folder_entries(root / FOLDER):
-        for queue in folder_entries(Path(topic.path)) if topic.is_dir() else []:
-            files = queue_files(Path(queue.path)) if queue.name.isdecimal() and queue.is_dir() else ()
+    folder = root / FOLDER
+    for topic in folder_entries(folder):
+        for queue in folder_entries(folder / topic.name) if topic.is_dir() else []:
+            is_queue = queue.name.isdecimal() and queue.is_dir()
+            files = queue_files(folder / topic.name / queue.name) if is_queue else ()
             if files:
                 found.append(Queue(topic.name, int(queue.name), files))
     return sorted(found, key=lambda queue: (queue.topic, queue.queue_id))
@@ -94,14 +94,14 @@ def read_units(file: QueueFile, start: int = 0, stop: int | None = None) -> Iter
     """
     stop = written_units(file) if stop is None else min(stop, file.units)
     try:
-        descriptor = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
+        opened = open_file(file.path)
     except OSError:
         return
-    try:
+    with opened:
         while start < stop:
             size = min(UNITS_AT_ONCE, stop - start) * CONSUME_QUEUE_UNIT_SIZE
             try:
-                data = os.pread(descriptor, size, start * CONSUME_QUEUE_UNIT_SIZE)
+                data = opened.read(start * CONSUME_QUEUE_UNIT_SIZE, size)
             except OSError:
                 return
             units = decode_records(data, CONSUME_QUEUE_UNIT)
@@ -109,52 +109,16 @@ def read_units(file: QueueFile, start: int = 0, stop: int | None = None) -> Iter
                 return
             yield units
             start += len(units)
-    finally:
-        os.close(descriptor)
 
 
 def written_units(file: QueueFile) -> int:
     """How many units a file has up to the last one that is not zeros; looked for from its end, over its holes."""
     try:
-        descriptor = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
+        with open_file(file.path) as opened:
+            end = last_data(opened, 0, opened.size())
     except OSError:
         return 0
-    try:
-        end = last_data(descriptor, 0, os.fstat(descriptor).st_size)
-    except OSError:
-        return 0
-    finally:
-        os.close(descriptor)
     return min(-(-end // CONSUME_QUEUE_UNIT_SIZE), file.units)
-
-
-def last_data(descriptor: int, start: int, end: int) -> int:
-    """The byte behind the last one of a file's ``[start, end)`` that is not 0; `start` if all are. Holes are free."""
-    for low, high in reversed(list(data_extents(descriptor, start, end))):
-        while low < high:
-            block = max(low, high - _TAIL_BLOCK)
-            data = os.pread(descriptor, high - block, block).rstrip(b"\0")
-            if data:
-                return block + len(data)
-            high = block
-    return start
-
-
-def data_extents(descriptor: int, start: int, end: int) -> Iterator[tuple[int, int]]:
-    """The parts of a file's ``[start, end)`` that are no holes, as its file system says it, ascending."""
-    while start < end:
-        try:
-            low = os.lseek(descriptor, start, os.SEEK_DATA)
-            high = os.lseek(descriptor, low, os.SEEK_HOLE)
-        except OSError as error:
-            # Nothing but a hole is left; else the file system knows no holes, and data is everywhere.
-            if error.errno != errno.ENXIO:
-                yield start, end
-            return
-        if low >= end:
-            return
-        yield low, min(high, end)
-        start = high
 
 
 def proven_index(root: Path, segments: list[Segment], end: int) -> int | None:
@@ -178,20 +142,24 @@ def index_proven_by(messages: Iterable[tuple[int, int]], segments: list[Segment]
 
 def last_units(root: Path) -> Iterator[ConsumeQueueUnit]:
     """The last unit that was written to each queue."""
-    for queue in queues(root):
-        for file in reversed(queue.files):
-            written = written_units(file)
-            units = next(read_units(file, max(0, written - _LAST_UNITS), written), _NO_UNITS)
-            units = units[(units["size"] > 0) & (units["size"] < FILLER_SIZE)]
-            if len(units):
-                yield ConsumeQueueUnit(*units[-1].tolist())
-                break
+    for unit in looked_up(_last_unit, queues(root), str(root)):
+        if unit is not None:
+            yield unit
 
 
-def folder_entries(folder: Path) -> list[os.DirEntry[str]]:
-    """What is in a folder but FIFOs and the like; nothing where it cannot be read."""
+def _last_unit(queue: Queue) -> ConsumeQueueUnit | None:
+    for file in reversed(queue.files):
+        written = written_units(file)
+        units = next(read_units(file, max(0, written - _LAST_UNITS), written), _NO_UNITS)
+        units = units[(units["size"] > 0) & (units["size"] < FILLER_SIZE)]
+        if len(units):
+            return ConsumeQueueUnit(*units[-1].tolist())
+    return None
+
+
+def folder_entries(folder: Path) -> list[FolderEntry]:
+    """What is in a folder but FIFOs and the like; nothing where it cannot be read. StoreError for a remote folder."""
     try:
-        with os.scandir(folder) as entries:
-            return [entry for entry in entries if entry.is_dir() or entry.is_file()]
+        return [entry for entry in scan_folder(folder) if entry.is_dir() or entry.is_file()]
     except OSError:
         return []

@@ -12,10 +12,16 @@ from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, ENTRY_MAGICS, INDEX
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Segment
 from pyspark_dledger.log.find import HIGHEST_BASE
 from pyspark_dledger.log.listing import Listing, listing
+from pyspark_dledger.log.uris import RemoteUri
 
 
 def read_at(path: str, offset: int, size: int) -> bytes:
-    """The bytes of a file at `offset`; fewer at its end, none where it cannot be read."""
+    """The bytes of a file at `offset`; fewer at its end, none where it cannot be read.
+
+    Raises StoreError where a remote file cannot be read: it may well be there.
+    """
+    if isinstance(path, RemoteUri):
+        return _read_remote_at(path, offset, size)
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -26,6 +32,15 @@ def read_at(path: str, offset: int, size: int) -> bytes:
         return b""
     finally:
         os.close(descriptor)
+
+
+def _read_remote_at(uri: RemoteUri, offset: int, size: int) -> bytes:
+    from pyspark_dledger.log.remote import read_remote  # imports pyarrow's file systems
+
+    try:
+        return read_remote(uri, offset, size)
+    except FileNotFoundError:
+        return b""
 
 
 def entry_at(segment: Segment, pos: int) -> EntryHeader | None:

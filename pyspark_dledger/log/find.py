@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import stat
 from collections import Counter
@@ -16,6 +15,7 @@ from pyspark_dledger.format.codec import decode_blank
 from pyspark_dledger.format.layout import ENTRY_MAGICS, SEGMENT_NAME_DIGITS
 from pyspark_dledger.format.message import has_message_magic
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Segment
+from pyspark_dledger.log.files import is_readable, is_there, names_in, path_of
 
 _SEGMENT_NAME = re.compile(rf"\d{{{SEGMENT_NAME_DIGITS}}}")
 _NODE_PREFIX = "dledger-"
@@ -52,9 +52,8 @@ def find_store(path: str, self_id: str | None = None, data_dirs: tuple[str, ...]
     Raises StoreError where the path is missing, unreadable, empty or no store, and where a root holds several nodes and
     `self_id` does not choose one.
     """
-    local = path.removeprefix("file://") if path.startswith("file:///") else path.removeprefix("file:")
-    given = Path(local).absolute()
-    if not os.path.lexists(given):
+    given = path_of(path).absolute()
+    if not is_there(given):
         raise StoreError(f"{path}: expected {_ACCEPTED}, found nothing there: check the path")
     extra = tuple(_existing_dir(folder) for folder in data_dirs or ())
     if given.is_file():
@@ -74,15 +73,16 @@ def find_store(path: str, self_id: str | None = None, data_dirs: tuple[str, ...]
 
 
 def _existing_dir(folder: str) -> Path:
-    if not Path(folder).is_dir():
+    found = path_of(folder)
+    if not found.is_dir():
         raise StoreError(f"dataDirs: expected a folder with segment files at {folder}, found none: check the path")
-    _names(Path(folder))
-    return Path(folder)
+    _names(found)
+    return found
 
 
 def _names(folder: Path) -> list[str]:
     try:
-        return sorted(os.listdir(folder))
+        return sorted(names_in(folder))
     except OSError as error:
         raise StoreError(f"{folder}: cannot be read ({error.strerror}): check its type and its permissions") from None
 
@@ -98,7 +98,7 @@ def _node_id(folder: Path) -> str | None:
 
 
 def _of_file(path: str, file: Path) -> StorePaths:
-    if not os.access(file, os.R_OK):
+    if not is_readable(file):
         raise StoreError(f"{path}: cannot be read (Permission denied): check its permissions")
     return _of_folder(path, file.parent, (), only=file)
 
@@ -175,7 +175,7 @@ def _of_root(path: str, root: Path, names: list[str], self_id: str | None, extra
 
 
 def _is_store(folder: Path) -> bool:
-    names = os.listdir(folder) if os.access(folder, os.R_OK) else []
+    names = names_in(folder) if is_readable(folder) else []
     return "commitlog" in names or any(name.startswith(_NODE_PREFIX) for name in names)
 
 

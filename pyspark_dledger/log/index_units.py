@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -14,8 +13,8 @@ import pyarrow as pa
 from pyspark_dledger.format.codec import decode_blank, decode_records
 from pyspark_dledger.format.layout import ENTRY_MAGICS, INDEX_UNIT, INDEX_UNIT_SIZE, MAGIC_NOOP, MAGIC_NORMAL
 from pyspark_dledger.format.spec import Filters, IntFilter, Segment
-from pyspark_dledger.log.consume_queue import data_extents
 from pyspark_dledger.log.entries import entry_at, read_at, segment_at
+from pyspark_dledger.log.files import open_file
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.plan import read_partition
 from pyspark_dledger.log.store import Log
@@ -76,13 +75,11 @@ def plan(log: Log, options: ReadOptions) -> list[IndexPart]:
 def _extents(file: Segment) -> list[tuple[int, int]]:
     """The parts of a file that are no holes, in bytes from its start."""
     try:
-        descriptor = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
+        opened = open_file(file.path)
     except OSError:
         return []
-    try:
-        return list(data_extents(descriptor, 0, min(file.size, os.fstat(descriptor).st_size)))
-    finally:
-        os.close(descriptor)
+    with opened:
+        return list(opened.extents(0, min(file.size, opened.size())))
 
 
 def read(part: IndexPart) -> Iterator[pa.RecordBatch]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pyspark_dledger.format.spec import Segment
+from pyspark_dledger.log.files import is_remote_path
 from pyspark_dledger.log.find import list_segments
 
 Stamps = tuple[tuple[int, int, int], ...]
@@ -18,9 +19,15 @@ _SETTLED_NS = 3_000_000_000
 
 
 def folder_stamps(folders: Iterable[Path]) -> Stamps | None:
-    """What changes with every file that is created in, or removed from, one of the folders; None where one is gone."""
+    """What changes with every file that is created in, or removed from, one of the folders.
+
+    None where one is gone, and for remote folders, which have no such thing.
+    """
+    watched = list(folders)
+    if any(map(is_remote_path, watched)):
+        return None
     try:
-        found = [folder.stat() for folder in folders]
+        found = [folder.stat() for folder in watched]
     except OSError:
         return None
     return tuple((status.st_dev, status.st_ino, status.st_mtime_ns) for status in found)

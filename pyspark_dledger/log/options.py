@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.format.spec import INT64_MAX, MODES, Filters, IntFilter
+from pyspark_dledger.log.uris import store_path
 
 TABLES = (
     "log",
@@ -161,17 +162,7 @@ def read_paths(options: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the paths that Spark's ``load`` was given: the one to read, then its replicas."""
     given = {name.lower(): value for name, value in options.items()}
     path, paths = given.get("path"), given.get("paths")
-    return (*((local_path(str(path)),) if path else ()), *(_path_list(paths) if paths else ()))
-
-
-def local_path(path: str) -> str:
-    """Return `path` without a ``file:`` in front, as Spark's users write it; no other scheme can be read."""
-    scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):(?=/)/*", path)
-    if scheme is None:
-        return path
-    if scheme[1].lower() != "file":
-        raise OptionError(f"path {path}: expected a local path, found {scheme[1]}: copy the store to a local folder")
-    return f"/{path[scheme.end() :]}"
+    return (*((store_path(str(path)),) if path else ()), *(_path_list(paths) if paths else ()))
 
 
 def option_filters(options: ReadOptions) -> Filters:
@@ -330,7 +321,7 @@ def _string_list(value: object) -> tuple[str, ...]:
 
 def _path_list(value: object) -> tuple[str, ...]:
     items = _items(str(value) if isinstance(value, os.PathLike) else value)
-    return _distinct([local_path(_parse_text(str(item) if isinstance(item, os.PathLike) else item)) for item in items])
+    return _distinct([store_path(_parse_text(str(item) if isinstance(item, os.PathLike) else item)) for item in items])
 
 
 def _queue_ids(value: object) -> tuple[int, ...]:

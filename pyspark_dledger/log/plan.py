@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pyspark_dledger.errors import StoreError
-from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, INT64_MAX, Filters, IntFilter, ScanRequest, Segment
+from pyspark_dledger.log.engine import engine_of
 from pyspark_dledger.log.holes import Hole, hole_batches
 from pyspark_dledger.log.options import Offset, ReadOptions
 
@@ -62,12 +62,11 @@ def read_partition(partition: Partition) -> Iterator[pa.RecordBatch]:
     """The rows of a partition. Raises StoreError and, with mode=FAILFAST, MalformedError."""
     from pyspark_dledger.format.bodies import expand
 
-    engine = get_engine(partition.engine)
     for part in partition.ranges:
         if isinstance(part, Hole):
             yield from hole_batches(part)
         else:
-            yield from expand(engine.scan(part), part)
+            yield from expand(engine_of(partition.engine, part.segment).scan(part), part)
 
 
 def plan(

@@ -147,9 +147,9 @@ def _watched(folder: Path, found: Iterable[Queue]) -> Iterator[Path]:
     """The folders that change where a queue comes or goes: of all topics, and of queues that were cut to nothing."""
     held = {(queue.topic, str(queue.queue_id)) for queue in found}
     yield folder
-    for topic in filter(os.DirEntry.is_dir, folder_entries(folder)):
+    for topic in (entry for entry in folder_entries(folder) if entry.is_dir()):
         yield Path(topic.path)
-        for queue in filter(os.DirEntry.is_dir, folder_entries(Path(topic.path))):
+        for queue in (entry for entry in folder_entries(Path(topic.path)) if entry.is_dir()):
             if (topic.name, queue.name) not in held:
                 yield Path(queue.path)
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from pyspark_dledger.format.columns import TIMESTAMP
-from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.format.spec import Survey, SurveyRequest
+from pyspark_dledger.log.engine import engine_of
+from pyspark_dledger.log.files import path_of
 from pyspark_dledger.log.find import file_size
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.store import Log
@@ -67,7 +67,7 @@ def plan(log: Log, options: ReadOptions) -> list[SegmentPart]:
 
 def read(part: SegmentPart) -> Iterator[pa.RecordBatch]:
     """The row of a file."""
-    survey = get_engine(part.engine).survey(part.request)
+    survey = engine_of(part.engine, part.request.segment).survey(part.request)
     yield from batches_of(_SCHEMA, [_row(part, survey)], 1)
 
 
@@ -80,7 +80,7 @@ def _row(part: SegmentPart, survey: Survey) -> dict[str, Any]:
         "file": part.file,
         "segment": segment.name,
         "baseOffset": segment.base,
-        "fileSize": file_size(Path(segment.path)),
+        "fileSize": file_size(path_of(segment.path)),
         "entries": survey.entries,
         "firstIndex": survey.first_index if has_index else None,
         "lastIndex": survey.last_index if has_index else None,

@@ -8,12 +8,10 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyspark_dledger.errors import OptionError, StoreError
 from pyspark_dledger.format.codec import decode_blank
-from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, INDEX_UNIT_SIZE, MESSAGE_HEADER_SIZE, MIN_BLANK_SIZE
 from pyspark_dledger.format.message import has_message_magic
 from pyspark_dledger.format.spec import (
@@ -28,12 +26,15 @@ from pyspark_dledger.format.spec import (
     TermRun,
 )
 from pyspark_dledger.log.committed import Bound, best, read_checkpoint, read_current_term
+from pyspark_dledger.log.engine import engine_over
 from pyspark_dledger.log.entries import IndexFiles, entry_at, lone_segment, read_at, segment_at
+from pyspark_dledger.log.files import looked_up, path_of
 from pyspark_dledger.log.find import file_size, find_store
 from pyspark_dledger.log.listing import Listing, listing
 from pyspark_dledger.log.options import ReadOptions, find_option, nearest, option_filters, parse_options
 from pyspark_dledger.log.plan import Partition, plan, read_partition
 from pyspark_dledger.log.replicas import check_replicas, quorum_bound
+from pyspark_dledger.log.uris import as_uri
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -118,9 +119,9 @@ class Log:
     """One store. Nothing of it is read before it is asked for, and nothing is ever written."""
 
     def __init__(self, path: str, options: ReadOptions, before: Log | None = None) -> None:
-        self.path = path
+        self.path = path = as_uri(path)
         self.options = options
-        self.engine = get_engine(options.engine)
+        self.engine = engine_over((path, *(options.data_dirs or ())), options.engine)
         self._known = _Known(None, {}, {}, None, None) if before is None else before.what_is_known()
         self._sought: tuple[Any, ...] | None = None
         try:
@@ -155,9 +156,10 @@ class Log:
         )
         ledger, old = map(list, (found.segments for found in self._listings))
         self._divided = ledger[0].base if ledger else None
-        ledger = [self._with_before(*pair) for pair in zip([None, *ledger], ledger, strict=False)]
+        pairs = list(zip([None, *ledger], ledger, strict=False))
+        ledger = list(looked_up(lambda pair: self._with_before(*pair), pairs, self.path))
         if only is not None:
-            listed = [segment for segment in ledger + old if Path(segment.path) == only]
+            listed = [segment for segment in ledger + old if path_of(segment.path) == only]
             return listed or [lone_segment(only, DLEDGER if self.paths.data_dirs else COMMITLOG)]
         if ledger:
             # What lies at or behind the first DLedger file is DLedger's, whatever commitlog/ holds there.
@@ -173,7 +175,7 @@ class Log:
         is_whole = entry_at(segment, segment.base) is not None
         if previous is None or is_whole or (len(head) >= MIN_BLANK_SIZE and decode_blank(head) is not None):
             return segment
-        if self.paths.only is not None and Path(segment.path) != self.paths.only:
+        if self.paths.only is not None and path_of(segment.path) != self.paths.only:
             return segment
         if not read_at(segment.path, 0, _HEAD_BYTES).strip(b"\0"):
             return segment
@@ -352,7 +354,8 @@ class Log:
     def first_entries(self) -> list[tuple[Segment, tuple[int, int, int]]]:
         """The DLedger segments up to the end that hold entries, each with its first."""
         last = self.ends[DLEDGER][0].base if DLEDGER in self.ends else -1
-        firsts = ((segment, self.first_entry(segment)) for segment in self.ledger_segments if segment.base <= last)
+        segments = [segment for segment in self.ledger_segments if segment.base <= last]
+        firsts = zip(segments, looked_up(self.first_entry, segments, self.path), strict=True)
         return [(segment, first) for segment, first in firsts if first is not None]
 
     def segment_end(self, segment: Segment) -> int:
@@ -534,7 +537,7 @@ def _last_unit_below(files: IndexFiles, base: int) -> int:
 
 def _is_short(segment: Segment) -> bool:
     """Whether a file is shorter than its segment, or gone."""
-    return (file_size(Path(segment.path)) or 0) < segment.size
+    return (file_size(path_of(segment.path)) or 0) < segment.size
 
 
 def _field(option: str) -> str:

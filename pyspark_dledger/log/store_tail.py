@@ -24,6 +24,7 @@ from pyspark_dledger.log.store import Log
 from pyspark_dledger.log.tail import NO_LIMITS, NOTHING, Limits, Progress, Tail, TailOffset, report_loss
 from pyspark_dledger.log.tail_loss import Lost, Resumed, expired_positions, lost_entry, lost_message
 from pyspark_dledger.log.tail_view import Place, View, message_of
+from pyspark_dledger.log.uris import check_local
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -47,6 +48,7 @@ class StoreTail(Tail):
     """
 
     def __init__(self, path: str, options: ReadOptions, columns: tuple[str, ...]) -> None:
+        check_local((path, *(options.data_dirs or ()), *(options.replicas or ())), "to follow")
         self._path = path
         self._options = options
         self._columns = columns

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -15,6 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from pyspark_dledger.format.columns import TIMESTAMP
+from pyspark_dledger.log.files import path_of
 
 if TYPE_CHECKING:
     from pyspark_dledger.log.find import StorePaths
@@ -89,6 +89,6 @@ def timestamps(milliseconds: npt.NDArray[np.int64]) -> pa.Array:
 
 def relative_file(paths: StorePaths, file: str) -> str:
     """A file as the tables name it: relative to the store's root, absolute where it lies outside."""
-    if paths.root is not None and Path(file).is_relative_to(paths.root):
-        return Path(file).relative_to(paths.root).as_posix()
+    if paths.root is not None and path_of(file).is_relative_to(paths.root):
+        return path_of(file).relative_to(paths.root).as_posix()
     return file

@@ -28,6 +28,7 @@ from pyspark_dledger.format.layout import (
     INDEX_FILE_UNIT_SIZE,
 )
 from pyspark_dledger.log.entries import read_at
+from pyspark_dledger.log.files import path_of
 from pyspark_dledger.log.find import file_size
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.store import Log
@@ -177,7 +178,7 @@ def _units(path: Path, slots: int, start: int, stop: int) -> npt.NDArray[Any]:
 def read(part: IndexFilePart) -> Iterator[pa.RecordBatch]:
     """The units of a part, in the order in which they were written."""
     for start in range(part.start, part.stop, part.batch_rows):
-        units = _units(Path(part.path), part.slots, start, min(start + part.batch_rows, part.stop))
+        units = _units(path_of(part.path), part.slots, start, min(start + part.batch_rows, part.stop))
         if not len(units):
             return
         stored = part.begin_timestamp + units["seconds"].astype(np.int64) * 1000

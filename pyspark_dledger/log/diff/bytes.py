@@ -8,8 +8,8 @@ from dataclasses import replace
 from io import FileIO
 from typing import NamedTuple
 
-from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.format.spec import Filters, IntFilter, ScanRequest
+from pyspark_dledger.log.engine import read_engine
 from pyspark_dledger.log.entries import entry_at
 from pyspark_dledger.log.plan import Partition
 
@@ -90,7 +90,7 @@ def _cuts(
     partition: Partition, side_by_side: list[tuple[ScanRequest, ...]], unequal: list[tuple[int, int]]
 ) -> Iterator[tuple[int, int]]:
     """Index and position of entries at which every replica may be cut, around what is not equal."""
-    engine = get_engine(partition.engine)
+    engine = read_engine(partition.engine)
     for requests in side_by_side if unequal else []:
         request = requests[0]
         cuts = [request.start]

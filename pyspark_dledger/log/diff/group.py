@@ -9,7 +9,6 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyspark_dledger.errors import OptionError
@@ -20,6 +19,7 @@ from pyspark_dledger.log.committed import Bound, best
 from pyspark_dledger.log.diff.digests import replica_names
 from pyspark_dledger.log.diff.entries import ENTRY_COLUMNS
 from pyspark_dledger.log.entries import entry_at, read_at, segment_at
+from pyspark_dledger.log.files import path_of
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.plan import Partition
 from pyspark_dledger.log.replicas import Terms, agreement, same_entry, superseding
@@ -267,7 +267,7 @@ def _replicas(log: Log) -> list[Replica]:
         raise OptionError(
             "expected the other replicas, found none: give them with the option replicas, or as further paths"
         )
-    resolved = [Path(one.path).resolve() for one in logs]
+    resolved = [path_of(one.path).resolve() for one in logs]
     for number, path in enumerate(resolved):
         if path in resolved[:number]:
             raise OptionError(f"{logs[number].path}: expected each replica once, found this one twice: remove one")

@@ -6,7 +6,6 @@ is part of what is modelled: numbers wrap at 32 and 64 bits, and a remainder has
 
 from __future__ import annotations
 
-import os
 import re
 import stat
 from collections import Counter
@@ -17,6 +16,7 @@ from pathlib import Path
 
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.layout import INDEX_UNIT_SIZE, MIN_BLANK_SIZE, SEGMENT_NAME_DIGITS
+from pyspark_dledger.log.files import names_in, open_file
 
 _JAVA_LONG = re.compile(r"[+-]?\d+")
 _WINDOW = 1024 * 1024
@@ -146,11 +146,8 @@ class StoreFile:
         """Bytes of the file as it lies on disk; zeros where it has become shorter meanwhile."""
         assert self.path is not None
         try:
-            descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                data = os.pread(descriptor, size, offset)
-            finally:
-                os.close(descriptor)
+            with open_file(self.path) as opened:
+                data = opened.read(offset, size)
         except OSError as error:
             raise StoreError(f"{self.path}: cannot be read ({error.strerror}): check its permissions") from None
         return data.ljust(size, b"\0")
@@ -364,7 +361,7 @@ def _shifted(unit: Callable[[int], bytes], by: int, at: int) -> bytes:
 def list_folder(folder: Path) -> list[Path]:
     """Everything that lies in a folder; nothing where there is none."""
     try:
-        return [folder / name for name in os.listdir(folder)]
+        return [folder / name for name in names_in(folder)]
     except FileNotFoundError:
         return []
     except OSError as error:

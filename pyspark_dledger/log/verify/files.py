@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from bisect import bisect_left
 from collections import Counter
@@ -16,6 +15,7 @@ from pyspark_dledger.format.codec import decode_blank, decode_entry_header
 from pyspark_dledger.format.message import has_message_magic
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, LogEnd, Segment
 from pyspark_dledger.log.entries import read_at
+from pyspark_dledger.log.files import path_of, scan_folder
 from pyspark_dledger.log.verify.findings import Report
 
 _SEGMENT_NAME = re.compile(rf"[0-9]{{{layout.SEGMENT_NAME_DIGITS}}}")
@@ -129,14 +129,13 @@ def _list(dirs: Iterable[Path], report: Report | None) -> list[_File]:
     files = []
     for folder in dirs:
         try:
-            with os.scandir(folder) as found:
-                entries = sorted(found, key=lambda entry: entry.name)
+            entries = sorted(scan_folder(folder), key=lambda entry: entry.name)
         except OSError as error:
             if report is not None:
                 report.add("unreadableFile", folder, f"expected a folder, found: {error.strerror}")
             continue
         for entry in entries:
-            file = Path(entry.path)
+            file = path_of(entry.path)
             try:
                 is_segment = entry.is_file() and _SEGMENT_NAME.fullmatch(entry.name)
                 size = entry.stat().st_size

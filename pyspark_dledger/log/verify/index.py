@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -13,8 +12,8 @@ import numpy.typing as npt
 from pyspark_dledger.format.codec import decode_records
 from pyspark_dledger.format.layout import INDEX_UNIT, INDEX_UNIT_SIZE, MAGIC_BLANK, MAGIC_NOOP, MAGIC_NORMAL
 from pyspark_dledger.format.spec import Segment
-from pyspark_dledger.log.consume_queue import data_extents
 from pyspark_dledger.log.entries import read_at, segment_at
+from pyspark_dledger.log.files import open_file
 from pyspark_dledger.log.verify.findings import Report
 
 Numbers = npt.NDArray[np.int64]
@@ -140,27 +139,21 @@ def check_units_beyond(files: list[Segment], last_index: int, report: Report) ->
 def _written(file: Segment, start: int) -> Iterator[tuple[int, int, int]]:
     """The units at or behind a place of the index that are not zeros: first and last index of a piece, and how many."""
     try:
-        descriptor = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
+        with open_file(file.path) as opened:
+            at = max(start - file.base, 0)
+            for low, high in opened.extents(at, file.size):
+                at = max(at, low - low % INDEX_UNIT_SIZE)
+                while at < high:
+                    units = decode_records(opened.read(at, _CHUNK), INDEX_UNIT)
+                    if not len(units):
+                        break
+                    numbers = np.flatnonzero(_is_written(units))
+                    if len(numbers):
+                        first = (file.base + at) // INDEX_UNIT_SIZE
+                        yield first + int(numbers[0]), first + int(numbers[-1]), len(numbers)
+                    at += units.nbytes
     except OSError:
         return
-    try:
-        at = max(start - file.base, 0)
-        for low, high in data_extents(descriptor, at, file.size):
-            at = max(at, low - low % INDEX_UNIT_SIZE)
-            while at < high:
-                data = os.pread(descriptor, _CHUNK, at)
-                units = decode_records(data, INDEX_UNIT)
-                if not len(units):
-                    break
-                numbers = np.flatnonzero(_is_written(units))
-                if len(numbers):
-                    first = (file.base + at) // INDEX_UNIT_SIZE
-                    yield first + int(numbers[0]), first + int(numbers[-1]), len(numbers)
-                at += units.nbytes
-    except OSError:
-        return
-    finally:
-        os.close(descriptor)
 
 
 def _is_written(units: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:

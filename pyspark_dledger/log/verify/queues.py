@@ -7,7 +7,6 @@ queue does not rise; what does not fit there is looked up by itself.
 
 from __future__ import annotations
 
-import os
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from pyspark_dledger.format.message import has_message_magic
 from pyspark_dledger.format.spec import COMMITLOG, INT64_MAX, Segment
 from pyspark_dledger.log.consume_queue import FILLER_SIZE, FOLDER, Queue, QueueFile, queues, read_units, written_units
 from pyspark_dledger.log.entries import entry_at, read_at, segment_at
+from pyspark_dledger.log.files import OpenFile, open_file
 from pyspark_dledger.log.verify.findings import Report
 
 Numbers = npt.NDArray[np.int64]
@@ -59,13 +59,11 @@ class QueueUnits:
             return 0
         file, count = self.files[place]
         try:
-            descriptor = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
+            opened = open_file(file.path)
         except OSError:
             return self._starts[place]
-        try:
-            return self._starts[place] + _lower_bound(descriptor, count, offset)
-        finally:
-            os.close(descriptor)
+        with opened:
+            return self._starts[place] + _lower_bound(opened, count, offset)
 
     def read(self, start: int, stop: int) -> UnitBatch:
         """The units numbered ``[start, stop)``, without those that were never written."""
@@ -117,12 +115,12 @@ def _offset_in(file: QueueFile, number: int) -> int:
     return decode_consume_queue_unit(data).commit_log_offset if len(data) == CONSUME_QUEUE_UNIT_SIZE else INT64_MAX
 
 
-def _lower_bound(descriptor: int, count: int, offset: int) -> int:
+def _lower_bound(file: OpenFile, count: int, offset: int) -> int:
     low, high = 0, count
     while low < high:
         middle = (low + high) // 2
         try:
-            data = os.pread(descriptor, CONSUME_QUEUE_UNIT_SIZE, middle * CONSUME_QUEUE_UNIT_SIZE)
+            data = file.read(middle * CONSUME_QUEUE_UNIT_SIZE, CONSUME_QUEUE_UNIT_SIZE)
         except OSError:
             data = b""
         if len(data) == CONSUME_QUEUE_UNIT_SIZE and decode_consume_queue_unit(data).commit_log_offset < offset:

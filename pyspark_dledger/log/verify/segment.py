@@ -12,10 +12,12 @@ import pyarrow.compute as pc
 
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.codec import decode_blank
-from pyspark_dledger.format.engine import Engine, get_engine
+from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, MAGIC_NORMAL, MIN_BLANK_SIZE
 from pyspark_dledger.format.spec import DLEDGER, ScanRequest, Segment, Survey, SurveyRequest
+from pyspark_dledger.log.engine import read_engine
 from pyspark_dledger.log.entries import IndexFiles, entry_at, read_at
+from pyspark_dledger.log.files import path_of
 from pyspark_dledger.log.find import StorePaths, file_size
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.verify.findings import MOST_LISTED, Finding, Report
@@ -52,7 +54,7 @@ class SegmentPart:
 def segment_findings(part: SegmentPart) -> list[Finding]:
     """The findings of a segment, by file and offset."""
     report = Report(part.paths)
-    engine = get_engine(part.options.engine)
+    engine = read_engine(part.options.engine)
     node_dir = part.paths.node_dir if part.segment.source == DLEDGER else None
     index = IndexFiles(node_dir / "index" if node_dir is not None else None)
     request = SurveyRequest(part.segment, part.segment.base, part.end, part.options.verify_crc, MOST_LISTED)
@@ -78,7 +80,7 @@ def _add_problems(segment: Segment, survey: Survey, report: Report) -> None:
         # Of posDiffers one stands for all.
         if code != "posDiffers" and count > MOST_LISTED:
             report.add_uncounted(code, segment.path, count - listed.get(code, 0))
-    size = file_size(Path(segment.path))
+    size = file_size(path_of(segment.path))
     if size is not None and size < segment.size and "shortFile" not in survey.counts:
         text = f"expected {segment.size} bytes in {segment.name}, found {size}"
         report.add("shortFile", segment.path, text, offset=size)

@@ -1,0 +1,638 @@
+"""Stores on remote file systems: the same rows as from local files, with few requests, and errors instead of gaps.
+
+S3 is moto's server on loopback. What does not depend on S3 runs over a file system of the test's own, which counts.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import pickle
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyarrow import fs
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+from pyspark.sql.functions import spark_partition_id
+
+from benchmarks import generate as generate_large
+from pyspark_dledger.cli.main import main
+from pyspark_dledger.errors import DLedgerError, OptionError, StoreError
+from pyspark_dledger.format.engine import get_engine
+from pyspark_dledger.format.spec import Filters, ScanRequest, Segment, SurveyRequest
+from pyspark_dledger.log import engine as log_engine
+from pyspark_dledger.log import fetched, open_log, remote
+from pyspark_dledger.log.files import path_of
+from pyspark_dledger.log.options import TABLES, parse_options
+from pyspark_dledger.log.plan import read_partition
+from pyspark_dledger.log.uris import RemoteUri, Stamp, store_path
+from pyspark_dledger.rocketmq.tables import read_table
+from tests import generate
+
+MIB = 1024 * 1024
+KEY, SECRET = "AKIAEXAMPLE", "s3cr3t/key"
+
+
+# A file system that is a folder of this machine, and counts.
+
+
+@dataclass
+class Requests:
+    """What was asked of a file system; ``reads`` are place, offset and size."""
+
+    infos: list[str] = field(default_factory=list)
+    lists: list[str] = field(default_factory=list)
+    opens: list[str] = field(default_factory=list)
+    reads: list[tuple[str, int, int]] = field(default_factory=list)
+    most_at_once: int = 0
+
+    @property
+    def count(self) -> int:
+        return len(self.infos) + len(self.lists) + len(self.opens) + len(self.reads)
+
+    def bytes_of(self, name: str) -> int:
+        return sum(size for place, _, size in self.reads if name in place)
+
+
+def _nothing(_place: str, _offset: int) -> None:
+    pass
+
+
+class CountedFile:
+    def __init__(self, system: CountedSystem, place: str, file: Any) -> None:
+        self._system, self._place, self._file = system, place, file
+
+    def size(self) -> int:
+        return self._file.size()
+
+    def read_at(self, size: int, offset: int) -> bytes:
+        self._system.begin(self._place, offset, size)
+        try:
+            self._system.before_read(self._place, offset)
+            return self._file.read_at(size, offset)
+        finally:
+            self._system.end()
+
+
+class CountedSystem:
+    """The calls of a ``pyarrow.fs.FileSystem`` that are used, over a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._inner = fs.SubTreeFileSystem(str(folder), fs.LocalFileSystem())
+        self._lock = threading.Lock()
+        self._now = 0
+        self.requests = Requests()
+        self.before_read: Callable[[str, int], None] = _nothing
+
+    def begin(self, place: str, offset: int, size: int) -> None:
+        with self._lock:
+            self._now += 1
+            self.requests.most_at_once = max(self.requests.most_at_once, self._now)
+            self.requests.reads.append((place, offset, size))
+
+    def end(self) -> None:
+        with self._lock:
+            self._now -= 1
+
+    def get_file_info(self, asked: str | fs.FileSelector) -> Any:
+        is_list = isinstance(asked, fs.FileSelector)
+        (self.requests.lists if is_list else self.requests.infos).append(asked.base_dir if is_list else asked)
+        return self._inner.get_file_info(asked)
+
+    def open_input_file(self, place: str) -> CountedFile:
+        self.requests.opens.append(place)
+        return CountedFile(self, place, self._inner.open_input_file(place))
+
+
+class Mount(NamedTuple):
+    """A folder as a remote file system."""
+
+    system: CountedSystem
+    name: str
+
+    def uri(self, place: str = "") -> str:
+        return f"hdfs://{self.name}/bucket/{place}".rstrip("/")
+
+
+@pytest.fixture
+def mount(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], Mount]:
+    """Makes a folder readable under a URI of its own."""
+    systems: dict[str, CountedSystem] = {}
+
+    def opened(store: str, _pid: int) -> tuple[CountedSystem, str]:
+        host, _, place = store.partition("://")[2].partition("/bucket")
+        return systems[host], place.strip("/")
+
+    def mounted(folder: Path) -> Mount:
+        name = f"host{os.urandom(8).hex()}"
+        systems[name] = CountedSystem(folder)
+        return Mount(systems[name], name)
+
+    monkeypatch.setattr(remote, "_file_system", opened)
+    return mounted
+
+
+@pytest.fixture
+def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks of one page, and windows of four: what takes gigabytes elsewhere happens in small files."""
+    monkeypatch.setattr(fetched, "CHUNK", mmap.PAGESIZE)
+    monkeypatch.setattr(log_engine, "WINDOW", 4 * mmap.PAGESIZE)
+
+
+# S3
+
+
+class S3(NamedTuple):
+    """A server that speaks S3, and a client that may write."""
+
+    address: str
+    client: fs.S3FileSystem
+
+    def uri(self, place: str, address: str | None = None) -> str:
+        user = f"{KEY}:{SECRET.replace('/', '%2F')}"
+        return f"s3://{user}@stores/{place}?scheme=http&region=us-east-1&endpoint_override={address or self.address}"
+
+
+@pytest.fixture(scope="module")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    with (tmp_path_factory.mktemp("s3") / "server.log").open("wb") as log:
+        server = subprocess.Popen(command, stdout=log, stderr=log)
+    try:
+        address = f"127.0.0.1:{port}"
+        client = fs.S3FileSystem(
+            access_key=KEY, secret_key=SECRET, scheme="http", endpoint_override=address, allow_bucket_creation=True
+        )
+        _wait_for(port, server)
+        client.create_dir("stores")
+        yield S3(address, client)
+    finally:
+        server.kill()
+        server.wait()
+
+
+def _wait_for(port: int, server: subprocess.Popen[bytes]) -> None:
+    end = time.monotonic() + 60
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), 1).close()
+            return
+        except OSError:
+            assert server.poll() is None and time.monotonic() < end, "the S3 server does not start"
+            time.sleep(0.05)
+
+
+class Twin(NamedTuple):
+    """A store on this machine, and the same one on S3."""
+
+    local: str
+    uri: str
+
+
+@pytest.fixture(scope="module")
+def twins(
+    s3: S3, case_folder: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], Twin]:
+    """Stores by the name of their golden. Their index files are cut to what is used: S3 keeps no holes."""
+    folder = tmp_path_factory.mktemp("twins")
+
+    def twin(name: str) -> Twin:
+        case, _, inner = name.partition("/")
+        local = folder / case
+        if not local.exists():
+            shutil.copytree(case_folder(case), local)
+            for file in local.rglob("index/*"):
+                if file.stat().st_size > MIB and file.parent.parent.name.startswith("dledger-"):
+                    os.truncate(file, 64 * 1024)
+            _damage(case, local)
+            fs.copy_files(str(local), f"stores/{case}", fs.LocalFileSystem(), s3.client)
+        return Twin(str(local / inner), s3.uri(name))
+
+    return twin
+
+
+def _damage(case: str, folder: Path) -> None:
+    """A page of one replica is lost."""
+    if case == "mq-53-three":
+        with (folder / "n1" / "dledger-n1" / "data" / "00000000000000393216").open("r+b") as file:
+            file.seek(40960)
+            file.write(bytes(4096))
+
+
+def rows(path: str, table: str, **options: Any) -> list[dict[str, Any]]:
+    """The rows of a table, without what names the path."""
+    log = open_log(path, **options)
+    batches = log.scan() if table == "log" else read_table(log, table, parse_options({"table": table, **options}))
+    found = [row for batch in batches for row in batch.to_pylist()]
+    return [{name: value for name, value in row.items() if name != "path"} for row in found]
+
+
+@pytest.mark.parametrize("name", ["mq-53-upgrade", "mq-53-three/n1", "mq-53-retention", "raw-single"])
+def test_every_table_has_the_rows_of_the_local_store(twins: Callable[[str], Twin], name: str) -> None:
+    twin = twins(name)
+    counts = {}
+    for table in TABLES:
+        if table in ("diff", "consumers"):
+            continue
+        expected = rows(twin.local, table)
+        assert rows(twin.uri, table) == expected, table
+        counts[table] = len(expected)
+    assert counts["log"] > 0 and counts["segments"] > 0 and counts["state"] == 1
+    if name == "mq-53-three/n1":
+        assert counts["findings"] > 5, "the damage is seen"
+
+
+def test_replicas_and_config_are_read_there_too(twins: Callable[[str], Twin], s3: S3, tmp_path: Path) -> None:
+    n1, n0 = twins("mq-53-three/n1"), twins("mq-53-three/n0")
+    assert rows(n1.uri, "diff", replicas=[n0.uri]) == rows(n1.local, "diff", replicas=[n0.local])
+    local = tmp_path / "config-store"
+    generate.write_dledger(local, [generate.mq_message("T", b"x")])
+    (local / "config").mkdir()
+    offsets = {"offsetTable": {"T@G": {"0": 5}}}
+    (local / "config" / "consumerOffset.json").write_text(json.dumps(offsets))
+    fs.copy_files(str(local), "stores/config-store", fs.LocalFileSystem(), s3.client)
+    expected = rows(str(local), "consumers")
+    assert expected and rows(s3.uri("config-store"), "consumers") == expected
+
+
+def test_the_folders_of_a_store_and_one_file_can_be_given(twins: Callable[[str], Twin]) -> None:
+    twin = twins("mq-53-upgrade")
+    data = "dledger-n0/data"
+    for inner in ("commitlog", "dledger-n0", data, f"{data}/00000000000000458752"):
+        uri = twin.uri.replace("?", f"/{inner}?")
+        assert rows(uri, "log") == rows(f"{twin.local}/{inner}", "log") != []
+    extra = twin.uri.replace("?", f"/{data}?")
+    local = rows(f"{twin.local}/commitlog", "log", dataDirs=[f"{twin.local}/{data}"])
+    assert rows(twin.uri.replace("?", "/commitlog?"), "log", dataDirs=[extra]) == local
+
+
+def test_spark_reads_partitions_of_s3(spark: SparkSession, twins: Callable[[str], Twin]) -> None:
+    twin = twins("mq-53-upgrade")
+    columns = ["pos", "index", "topic", "queueOffset", "committed", "problem"]
+    read = spark.read.format("dledger").options(minPartitions=4)
+    found = read.load(twin.uri).select(*columns, spark_partition_id()).collect()
+    assert len({row[-1] for row in found}) >= 4
+    local = open_log(twin.local).scan(columns=columns)
+    expected = sorted(tuple(row.values()) for batch in local for row in batch.to_pylist())
+    assert sorted(tuple(row)[:-1] for row in found) == expected
+    named = spark.read.format("dledger").options(table="state").load(twin.uri).first()["path"]
+    assert named.startswith("s3://***@stores/") and SECRET not in named and KEY not in named
+
+
+def test_what_needs_a_local_store_refuses_a_uri(
+    spark: SparkSession, s3: S3, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    uri = s3.uri("mq-53-upgrade")
+    asked = re.escape("path s3://***@stores/mq-53-upgrade: expected a local")
+    stream = spark.readStream.format("dledger").load(uri).writeStream.format("noop")
+    with pytest.raises(PySparkException, match=f"{asked} path to follow"):
+        stream.option("checkpointLocation", str(tmp_path)).start().processAllAvailable()
+    with pytest.raises(PySparkException, match=f"{asked} folder to write to"):
+        spark.createDataFrame([("x",)], "body string").write.format("dledger").mode("append").save(uri)
+    assert main(["follow", uri]) == 2
+    assert "expected a local path to follow" in capsys.readouterr().err
+
+
+def test_commands_print_what_they_print_of_the_local_store(
+    twins: Callable[[str], Twin], capsys: pytest.CaptureFixture[str]
+) -> None:
+    twin = twins("mq-53-three/n1")
+    shown = str(open_log(twin.uri).path)
+    verbs = [
+        ["dump", "--limit", "3"],
+        ["verify"],
+        ["recovery", "--java", "0.3.1.2"],
+        ["recovery", "--rocketmq", "5.3.3"],
+    ]
+    verbs += [["segments"], ["state"], ["audit"], ["stats"]]
+    for verb, *more in verbs:
+        printed = []
+        for path in (twin.local, twin.uri):
+            code = main([verb, path, *more])
+            output = capsys.readouterr()
+            printed.append((code, output.out.replace(shown, "STORE").replace(twin.local, "STORE")))
+        assert printed[0] == printed[1], verb
+        assert printed[0][1]
+
+
+# Windows
+
+
+@settings(max_examples=60, deadline=None)
+@given(recipe=generate.recipes(), damage=generate.damages(), target=st.sampled_from([60, 5000, 20_000]))
+def test_every_call_answers_as_on_a_local_file(
+    recipe: generate.Recipe, damage: Callable[[generate.Store], None], target: int
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fetched, "CHUNK", mmap.PAGESIZE)
+        patch.setattr(log_engine, "WINDOW", 2 * mmap.PAGESIZE)
+        for name in ("native", "python"):
+            for segment, twin in _segments_of(recipe, damage, patch):
+                local, over = get_engine(name), log_engine.read_engine(name)
+                ask = _questions(segment, target)
+                for question, call in ask.items():
+                    assert _answer(call, over, twin) == _answer(call, local, segment), (name, question)
+
+
+def _segments_of(
+    recipe: generate.Recipe, damage: Callable[[generate.Store], None], patch: pytest.MonkeyPatch
+) -> Iterator[tuple[Segment, Segment]]:
+    with tempfile.TemporaryDirectory() as folder:
+        store = recipe.write(Path(folder))
+        damage(store)
+        patch.setattr(remote, "_file_system", lambda _store, _pid: (CountedSystem(Path("/")), folder))
+        for segment in store.segments:
+            place = str(Path(segment.path).relative_to(folder))
+            uri = RemoteUri(f"hdfs://host{os.urandom(8).hex()}/", place)
+            status = Path(segment.path).stat()
+            yield segment, replace(segment, path=RemoteUri(uri.store, place, Stamp(status.st_size, status.st_mtime_ns)))
+
+
+def _questions(segment: Segment, target: int) -> dict[str, Callable[[Any, Segment], Any]]:
+    start, end = segment.base, segment.end
+    return {
+        "scan": lambda engine, of: generate.rows_of(
+            batch for batch, _ in engine.scan(ScanRequest(of, start, end, generate.COLUMN_NAMES, max_batch_rows=7))
+        ),
+        "log_end": lambda engine, of: engine.log_end(of, start, True),
+        "seek": lambda engine, of: engine.seek(of, start, end, 3),
+        "split": lambda engine, of: engine.split(of, start, end, target),
+        "term_runs": lambda engine, of: engine.term_runs(of, start, end),
+        "survey": lambda engine, of: engine.survey(SurveyRequest(of, start, end)),
+    }
+
+
+def _answer(call: Callable[[Any, Segment], Any], engine: Any, segment: Segment) -> Any:
+    try:
+        return call(engine, segment)
+    except DLedgerError as error:
+        return str(error).replace(str(segment.path), "PATH")
+
+
+BIG = generate_large.Store("remote", 1024, messages=True, segments=2, segment_size=64 * MIB)
+
+
+@pytest.fixture(scope="module")
+def big(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two segments of 64 MiB, full of messages of 1 KiB."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(generate_large, "BUILD", tmp_path_factory.mktemp("big"))
+        patch.setattr(generate_large, "warm", lambda _path: None)
+        return generate_large.ensure(BIG)
+
+
+def test_a_part_of_a_large_segment_is_all_that_is_fetched(big: Path, mount: Callable[[Path], Mount]) -> None:
+    place = mount(big)
+    log = open_log(place.uri())
+    last = log.state.end_index
+    fetched_before = place.system.requests.bytes_of("/data/")
+    assert fetched_before < 4 * MIB, "index and checkpoint say where the log ends"
+    assert place.system.requests.count < 40
+    found = [batch.num_rows for batch in log.scan(columns=["index"], startingOffsets=last - 99)]
+    assert sum(found) == 100
+    assert place.system.requests.bytes_of("/data/") - fetched_before < 4 * MIB
+
+
+def test_planning_reads_a_large_segment_only_around_its_cuts(big: Path, mount: Callable[[Path], Mount]) -> None:
+    place = mount(big)
+    log = open_log(place.uri())
+    partitions = log.plan(("index",), parse_options({"maxPartitionBytes": "32m"}), Filters())
+    assert len(partitions) >= 4
+    assert place.system.requests.bytes_of("/data/") < 2 * 33 * MIB
+    before = place.system.requests.bytes_of("/data/")
+    one = pickle.loads(pickle.dumps(partitions[1]))  # as Spark sends it
+    assert sum(batch.num_rows for batch in read_partition(one)) > 10_000
+    assert place.system.requests.bytes_of("/data/") - before < one.size + 2 * MIB
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="what memory a process has is read from /proc")
+def test_a_large_segment_is_fetched_once_side_by_side_in_little_memory(big: Path) -> None:
+    """In a process of its own: what its memory grows by while it reads 128 MiB as one partition."""
+    answer = subprocess.run(
+        [sys.executable, "-c", f"from tests.test_remote import read_big; read_big({str(big)!r})"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found = json.loads(answer.stdout)
+    assert found["rows"] == found["expected"] > 100_000
+    size = sum(file.stat().st_size for file in (big / "dledger-n0" / "data").iterdir())
+    assert size <= found["fetched"] < 1.05 * size
+    assert found["atOnce"] >= 2
+    assert found["memory"] < 100 * MIB
+
+
+def read_big(folder: str) -> None:
+    """Reads the store and prints what it took."""
+    from benchmarks.memory import anonymous_bytes
+
+    system = CountedSystem(Path(folder))
+    remote._file_system = lambda _store, _pid: (system, "")  # type: ignore[assignment]
+    log = open_log("hdfs://host/")
+    expected = sum(batch.num_rows for batch in open_log(folder).scan(columns=["index"]))
+    partitions = log.plan(("index", "topic", "body"), parse_options({"maxPartitionBytes": "1g"}), Filters())
+    system.requests.reads.clear()
+    before, peak, done = anonymous_bytes(), [0], threading.Event()
+
+    def sample() -> None:
+        while not done.wait(0.002):
+            peak[0] = max(peak[0], anonymous_bytes() - before)
+
+    sampler = threading.Thread(target=sample)
+    sampler.start()
+    count = sum(batch.num_rows for partition in partitions for batch in read_partition(partition))
+    done.set()
+    sampler.join()
+    asked = system.requests
+    answer = {"rows": count, "expected": expected, "fetched": asked.bytes_of("/data/"), "atOnce": asked.most_at_once}
+    sys.stdout.write(json.dumps({**answer, "memory": peak[0]}))
+
+
+# Requests
+
+
+def test_a_store_is_opened_with_few_requests(
+    case_folder: Callable[[str], Path], mount: Callable[[Path], Mount]
+) -> None:
+    place = mount(case_folder("mq-53-upgrade"))
+    log = open_log(place.uri())
+    assert log.segments
+    asked = place.system.requests
+    assert len(asked.lists) == len(set(asked.lists)), "no folder is listed twice"
+    assert (len(asked.infos), len(asked.lists)) == (1, 4)
+    state = log.state
+    assert state.committed_from is not None
+    queues = [place for place in asked.lists if "consumequeue" in place]
+    assert queues == ["/consumequeue"], "all queues are listed with one call"
+
+
+# Failures
+
+
+def test_what_changes_between_plan_and_read_is_an_error(tmp_path: Path, mount: Callable[[Path], Mount]) -> None:
+    store = generate.write_dledger(tmp_path, [generate.raw(b"body %d" % number) for number in range(300)])
+    file = Path(store.segments[1].path)
+    content = file.read_bytes()
+
+    def planned() -> Any:
+        place = mount(tmp_path)
+        return open_log(place.uri()).plan(("index",), parse_options({"maxPartitionBytes": 1}), Filters())
+
+    def read(partitions: Any) -> int:
+        return sum(batch.num_rows for partition in partitions for batch in read_partition(partition))
+
+    assert read(planned()) == 300
+    for change, said in (
+        (lambda: os.truncate(file, 100), "4096 bytes that were listed, found 100 bytes"),
+        (
+            lambda: file.write_bytes(content),
+            "4096 bytes that were listed, found 4096 bytes, written later: it was changed meanwhile",
+        ),
+        (file.unlink, "file that was listed, found none: it was deleted meanwhile, read anew"),
+    ):
+        file.write_bytes(content)
+        partitions = planned()
+        time.sleep(0.01)  # a file system tells times apart that are some milliseconds from each other
+        change()
+        with pytest.raises(StoreError, match=f"^hdfs://host.*{file.name}: expected the {said}"):
+            read(partitions)
+
+
+def test_a_failing_read_is_an_error_and_never_a_short_file(tmp_path: Path, mount: Callable[[Path], Mount]) -> None:
+    generate.write_dledger(tmp_path, [generate.raw(b"body")] * 300)
+    place = mount(tmp_path)
+    log = open_log(place.uri())
+    assert sum(batch.num_rows for batch in log.scan(columns=["index"])) == 300
+
+    def fail(path: str, offset: int) -> None:
+        if "/data/" in path and offset == 0:
+            raise OSError("AWS Error SLOW_DOWN\n during GetObject operation")
+
+    place.system.before_read = fail
+    with pytest.raises(StoreError) as error:
+        list(open_log(place.uri(), engine="python").scan(columns=["index"]))
+    assert "cannot be read (AWS Error SLOW_DOWN during GetObject operation): check the URI" in str(error.value)
+
+
+def test_a_connection_that_is_refused(s3: S3) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with pytest.raises(StoreError) as error:
+        open_log(s3.uri("a-store", f"127.0.0.1:{port}"))
+    _says_no_secret(str(error.value), "s3://***@stores/a-store: cannot be read (")
+
+
+def test_a_server_that_does_not_answer_is_given_up(s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "REQUEST_TIMEOUT", 1.0)
+    began = time.monotonic()
+    with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(StoreError) as error:
+        open_log(s3.uri("a-store", f"127.0.0.1:{silent.getsockname()[1]}"))
+    _says_no_secret(str(error.value), "s3://***@stores/a-store: cannot be read (")
+    assert time.monotonic() - began < 30
+
+
+def test_what_is_not_there(s3: S3) -> None:
+    for place in ("no-store", "no-store/dledger-n0/data/00000000000000000000"):
+        with pytest.raises(StoreError) as error:
+            open_log(s3.uri(place))
+        _says_no_secret(str(error.value), f"s3://***@stores/{place}: expected a storePathRootDir")
+    with pytest.raises(StoreError) as error:
+        open_log(s3.uri("x").replace("@stores/", "@no-such-bucket/"))
+    _says_no_secret(str(error.value), "found nothing there: check the path")
+
+
+def _says_no_secret(text: str, expected: str) -> None:
+    assert expected in text
+    assert KEY not in text and SECRET not in text and SECRET.replace("/", "%2F") not in text
+
+
+# URIs and paths
+
+
+def test_a_uri_shows_no_secrets_and_keeps_them() -> None:
+    given = f"s3a://{KEY}:s3cr3t%2Fkey@bucket/a b/store/?region=eu-1&session_token=tok%2Ben"
+    uri = store_path(given)
+    assert isinstance(uri, RemoteUri)
+    assert (str(uri), f"{uri}") == ("s3a://***@bucket/a b/store", "s3a://***@bucket/a b/store")
+    again = pickle.loads(pickle.dumps(RemoteUri(given, "data/0", Stamp(5, 7))))
+    assert (again.store, again.place, again.stamp) == (given, "data/0", Stamp(5, 7))
+    assert str(again) == "s3a://***@bucket/a b/store/data/0"
+    assert parse_options({"replicas": [given]}).replicas == (uri,)
+    with pytest.raises(StoreError) as error:
+        remote.asking(uri, lambda: _raise(OSError(f"no {KEY} with s3cr3t/key or s3cr3t%2Fkey and tok+en")))
+    assert "(no *** with *** or *** and ***)" in str(error.value)
+
+
+def _raise(error: Exception) -> None:
+    raise error
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ("abfss://box@account.dfs.core.windows.net/s", "abfss://box@account.dfs.core.windows.net/s"),
+        ("abfss://:key@account/s?account_key=x", "abfss://***@account/s"),
+        ("hdfs://user@name:8020/a/b/", "hdfs://***@name:8020/a/b"),
+        ("gs://anonymous@bucket", "gs://***@bucket"),
+    ],
+)
+def test_how_uris_are_shown(given: str, shown: str) -> None:
+    assert str(store_path(given)) == shown
+
+
+def test_other_schemes_are_refused() -> None:
+    with pytest.raises(OptionError, match=r"expected a local path or one of s3://, .* found ftp"):
+        store_path("ftp://host/a")
+    assert store_path("file:///a") == store_path("file:/a") == "/a"
+
+
+_names = st.text(alphabet="abc%é +0", min_size=1, max_size=4).filter(lambda name: name.strip(" ") == name)
+
+
+@settings(max_examples=40, deadline=None)
+@given(files=st.lists(st.lists(_names, min_size=1, max_size=3), max_size=6))
+def test_remote_paths_are_like_local_ones(files: list[list[str]]) -> None:
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        root = Path(folder) / "x" / "r"
+        root.mkdir(parents=True)
+        for parts in files:
+            file = root.joinpath(*parts)
+            if not any(path.is_file() for path in file.parents) and not file.exists():
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_bytes("/".join(parts).encode())
+        patch.setattr(remote, "_file_system", lambda _store, _pid: (CountedSystem(Path(folder)), "x/r"))
+        top = path_of(f"hdfs://host{os.urandom(8).hex()}/r")
+        for path in [root, *root.rglob("*"), root / "nothing", root / "a" / "nothing"]:
+            twin = top
+            for part in path.relative_to(root).parts:
+                twin = twin / part
+            assert (twin.name, twin.exists(), twin.is_dir(), twin.is_file()) == (
+                *(path.name, path.exists(), path.is_dir(), path.is_file()),
+            )
+            assert twin.relative_to(top).as_posix() == path.relative_to(root).as_posix()
+            assert twin.parent / twin.name == twin
+            assert pickle.loads(pickle.dumps(twin)) == twin
+            if path.is_file():
+                assert (twin.stat().st_size, twin.read_bytes()) == (path.stat().st_size, path.read_bytes())
+            if path.is_dir():
+                assert sorted(one.name for one in twin.iterdir()) == sorted(one.name for one in path.iterdir())
+                assert {str(one.relative_to(top)) for one in twin.glob("*/*")} == {
+                    str(one.relative_to(root)) for one in path.glob("*/*")
+                }
