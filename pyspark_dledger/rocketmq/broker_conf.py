@@ -118,6 +118,11 @@ def read_broker_conf(path: Path, home: Callable[[], Path] = Path.home) -> Broker
     )
 
 
+def read_dispatch_settings(path: Path) -> DispatchSettings:
+    """How a broker with that broker.conf writes ConsumeQueue and index, in DLedger mode or not. Raises OptionError."""
+    return _dispatch(_Given(path))
+
+
 def broker_id(self_id: str, place: str = "selfId") -> int:
     """``DLedgerCommitLog.getId``: the number in a member's id and one more. Raises OptionError where there is none."""
     found = _SELF_ID.fullmatch(self_id)

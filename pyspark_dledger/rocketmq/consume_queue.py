@@ -6,7 +6,6 @@ RocketMQ 5.3.3 ``ConsumeQueue``, ``ConsumeQueueExt``, ``BatchConsumeQueue``.
 
 from __future__ import annotations
 
-import os
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -43,6 +42,7 @@ from pyspark_dledger.log.consume_queue import (
     written_units,
 )
 from pyspark_dledger.log.entries import read_at
+from pyspark_dledger.log.files import OpenFile, open_file
 from pyspark_dledger.log.find import StorePaths
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.store import Log
@@ -337,29 +337,28 @@ class QueueUnits:
         """
         high = self.count
         with ExitStack() as opened:
-            descriptors: dict[int, int] = {}
+            files: dict[int, OpenFile] = {}
 
-            def descriptor(place: int) -> int:
-                if place not in descriptors:
-                    descriptors[place] = os.open(self.files[place].path, os.O_RDONLY | os.O_CLOEXEC)
-                    opened.callback(os.close, descriptors[place])
-                return descriptors[place]
+            def file(place: int) -> OpenFile:
+                if place not in files:
+                    files[place] = opened.enter_context(open_file(self.files[place].path))
+                return files[place]
 
-            low = self._fillers_in_front(descriptor)
+            low = self._fillers_in_front(file)
             while low < high:
                 middle = (low + high) // 2
-                rank = self._real_from(middle, descriptor)
+                rank = self._real_from(middle, file)
                 if rank is not None and rank[1] < offset:
                     low = rank[0] + 1
                 else:
                     high = middle
         return low
 
-    def _fillers_in_front(self, descriptor: Callable[[int], int]) -> int:
+    def _fillers_in_front(self, file: Callable[[int], OpenFile]) -> int:
         """How many fillers stand before everything else."""
         rank, around = 0, _AROUND
         while rank < self.count:
-            units = self._around(rank, around, descriptor)
+            units = self._around(rank, around, file)
             others = np.flatnonzero(~is_filler(units))
             if len(others):
                 return rank + int(others[0])
@@ -368,11 +367,11 @@ class QueueUnits:
             rank, around = rank + len(units), min(2 * around, UNITS_AT_ONCE)
         return rank
 
-    def _real_from(self, rank: int, descriptor: Callable[[int], int]) -> tuple[int, int] | None:
+    def _real_from(self, rank: int, file: Callable[[int], OpenFile]) -> tuple[int, int] | None:
         """The rank of the first unit of a message from `rank` on, and what it points to."""
         around = _AROUND
         while rank < self.count:
-            units = self._around(rank, around, descriptor)
+            units = self._around(rank, around, file)
             real = np.flatnonzero((units["size"] > 0) & ~is_filler(units))
             if len(real):
                 return rank + int(real[0]), int(units["commitLogOffset"][real[0]])
@@ -381,13 +380,13 @@ class QueueUnits:
             rank, around = rank + len(units), min(2 * around, UNITS_AT_ONCE)
         return None
 
-    def _around(self, rank: int, count: int, descriptor: Callable[[int], int]) -> Units:
+    def _around(self, rank: int, count: int, file: Callable[[int], OpenFile]) -> Units:
         """Up to so many units of one file, from a rank on; none where it cannot be read."""
         place = self._file_of(rank)
         first, end = self._ranks[place], self._ranks[place + 1]
         wanted = min(count, end - rank) * CONSUME_QUEUE_UNIT_SIZE
         try:
-            data = os.pread(descriptor(place), wanted, (rank - first) * CONSUME_QUEUE_UNIT_SIZE)
+            data = file(place).read((rank - first) * CONSUME_QUEUE_UNIT_SIZE, wanted)
         except OSError:
             return _NO_UNITS
         return decode_records(data, CONSUME_QUEUE_UNIT)

@@ -269,7 +269,7 @@ class _IndexFile:
         assert header is not None
         table = _slots_of(path, header)
         assert table is not None
-        units = _capacity(path, len(table))
+        units = index_capacity(path, len(table))
         file = cls(path, os.open(path, os.O_RDWR | os.O_CLOEXEC), table, units, header)
         file._is_dirty = False
         return file
@@ -366,7 +366,7 @@ class _IndexFile:
             os.close(descriptor)
 
 
-def _capacity(path: Path, slots: int) -> int:
+def index_capacity(path: Path, slots: int) -> int:
     """How many units a file has room for, the one with number 0 among them."""
     size = path.stat().st_size
     return (size - INDEX_FILE_HEADER_SIZE - slots * INDEX_FILE_SLOT_SIZE) // INDEX_FILE_UNIT_SIZE
@@ -380,7 +380,7 @@ def _read_units(path: Path, slots: int, start: int, stop: int) -> npt.NDArray[An
 def _has_units(path: Path, header: IndexHeader) -> bool:
     """Whether the first and the last unit are those that the header tells of."""
     slots, last = hash_slots(path), header.index_count - 1
-    if slots is None or last >= _capacity(path, slots):
+    if slots is None or last >= index_capacity(path, slots):
         return False
     ends = [_read_units(path, slots, number, number + 1)["commitLogOffset"].tolist() for number in (1, last)]
     return ends == [[header.begin_phy_offset], [header.end_phy_offset]]
@@ -398,7 +398,7 @@ def _slots_of(path: Path, header: IndexHeader) -> Ints | None:
     table = np.frombuffer(data, ">i4").astype(np.int32)
     newer = np.flatnonzero(table >= header.index_count)
     if len(newer):
-        units = _read_units(path, slots, 0, min(int(table.max()) + 1, _capacity(path, slots)))
+        units = _read_units(path, slots, 0, min(int(table.max()) + 1, index_capacity(path, slots)))
         while len(newer):
             numbers = table[newer]
             if numbers.max() >= len(units):

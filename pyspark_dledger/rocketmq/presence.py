@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import fcntl
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from pyspark_dledger.errors import StoreError, StoreInUseError
@@ -34,17 +36,17 @@ class Presence:
         """
         try:
             self._root.mkdir(parents=True, exist_ok=True)
-            self._take_lock()
+            self.hold()
             abort = self._root / ABORT
             is_unclean = abort.exists()
             if not is_unclean:
                 _write_durably(abort, f"{os.getpid()}".encode())
         except OSError as error:
-            self._let_go()
+            self.let_go()
             raise StoreError(f"{self._root}: expected a folder to write, found {error}: check permissions") from error
         return is_unclean
 
-    def _take_lock(self) -> None:
+    def hold(self) -> None:
         """Lock the first byte, as Java does: so that neither of the two opens what the other has."""
         path = self._root / LOCK
         # Before it is opened: closing any descriptor of a file lets go of all locks that the process has on it.
@@ -72,13 +74,31 @@ class Presence:
         if is_clean:
             (self._root / ABORT).unlink(missing_ok=True)
             sync_dir(self._root)
-        self._let_go()
+        self.let_go()
 
-    def _let_go(self) -> None:
+    def let_go(self) -> None:
+        """Let go of the lock alone."""
         if self._descriptor >= 0:
             descriptor, self._descriptor = self._descriptor, -1
             _held.discard(self._file)
             os.close(descriptor)
+
+
+@contextmanager
+def held(root: Path) -> Iterator[None]:
+    """Hold a storePathRootDir that is not opened, so that meanwhile neither a broker nor a node opens it.
+
+    Raises StoreError where one has it, or where its lock cannot be written.
+    """
+    presence = Presence(root)
+    try:
+        presence.hold()
+    except OSError as error:
+        raise StoreError(f"{root / LOCK}: expected to lock it, found {error}: check permissions") from error
+    try:
+        yield
+    finally:
+        presence.let_go()
 
 
 def _identity(status: os.stat_result) -> tuple[int, int]:

@@ -75,11 +75,11 @@ class Proven(NamedTuple):
 class QueueWriter:
     """The queues below ``root/consumequeue``; one thread writes. Raises OSError where the disk fails.
 
-    Files have as many units as those that are there, else `units_per_file`. Raises StoreError where they are not of one
-    size.
+    Files have as many units as those that are there, else `units_per_file`. `files` writes them, where that is not to
+    be done as usual. Raises StoreError where they are not of one size.
     """
 
-    def __init__(self, root: Path, units_per_file: int = UNITS_PER_FILE) -> None:
+    def __init__(self, root: Path, units_per_file: int = UNITS_PER_FILE, files: OpenFiles | None = None) -> None:
         self._root = root
         self._folder = root / FOLDER
         found = queues(root)
@@ -87,7 +87,7 @@ class QueueWriter:
         self.units_per_file = sizes.most_common(1)[0][0] if sizes else units_per_file
         _check_sizes(found, self.units_per_file)
         self._states = {(queue.topic, queue.queue_id): _QueueState(queue) for queue in found}
-        self._files = _OpenFiles(self.units_per_file * CONSUME_QUEUE_UNIT_SIZE)
+        self._files = files or OpenFiles(self.units_per_file * CONSUME_QUEUE_UNIT_SIZE)
 
     @property
     def ends(self) -> dict[QueueName, int]:
@@ -279,7 +279,7 @@ def _last_offset(file: QueueFile) -> int | None:
     return int(units["commitLogOffset"][0])
 
 
-class _OpenFiles:
+class OpenFiles:
     """Files of one size, made as they are needed and sparse; only so many stay open."""
 
     def __init__(self, size: int) -> None:

@@ -15,6 +15,7 @@ from pyspark_dledger.format.codec import decode_records
 from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT, CONSUME_QUEUE_UNIT_SIZE
 from pyspark_dledger.log.consume_queue import queues
 from pyspark_dledger.log.entries import read_at
+from pyspark_dledger.log.files import path_of
 
 _FILES_SCANNED = 3
 # What a broker's queues have by default: 300,000 units.
@@ -130,7 +131,7 @@ class Queues:
     def __init__(self, root: Path) -> None:
         self.by_key: dict[tuple[str, int], QueueState] = {
             (queue.topic, queue.queue_id): QueueState(
-                [Path(file.path) for file in queue.files], queue.files[0].units * CONSUME_QUEUE_UNIT_SIZE
+                [path_of(file.path) for file in queue.files], queue.files[0].units * CONSUME_QUEUE_UNIT_SIZE
             )
             for queue in queues(root)
         }

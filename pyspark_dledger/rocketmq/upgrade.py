@@ -19,8 +19,8 @@ from pyspark_dledger.format.durable import sync_dir
 from pyspark_dledger.format.engine import Engine, get_engine
 from pyspark_dledger.format.layout import MESSAGE_MAGIC_BLANK, SEGMENT_NAME_DIGITS
 from pyspark_dledger.format.spec import COMMITLOG, ScanRequest, Segment
-from pyspark_dledger.log.consume_queue import last_data
 from pyspark_dledger.log.entries import read_at
+from pyspark_dledger.log.files import LocalFile, last_data
 from pyspark_dledger.log.find import list_segments
 from pyspark_dledger.rocketmq.log_files import OLD_FOLDER
 
@@ -137,7 +137,7 @@ def _is_written(file: Segment) -> bool:
 def _written_end(file: Segment) -> int:
     descriptor = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        return file.base + last_data(descriptor, 0, os.fstat(descriptor).st_size)
+        return file.base + last_data(LocalFile(descriptor), 0, os.fstat(descriptor).st_size)
     finally:
         os.close(descriptor)
 

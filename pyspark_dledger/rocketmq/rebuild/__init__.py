@@ -1,0 +1,18 @@
+"""ConsumeQueues and the index of keys, built anew from the log."""
+
+from pyspark_dledger.rocketmq.rebuild.builder import BuildSettings, Built, build
+from pyspark_dledger.rocketmq.rebuild.differences import IndexDifference, QueueDifference
+from pyspark_dledger.rocketmq.rebuild.job import Compared, FileSettings, Rebuilt, compare, rebuild
+
+__all__ = [
+    "BuildSettings",
+    "Built",
+    "Compared",
+    "FileSettings",
+    "IndexDifference",
+    "QueueDifference",
+    "Rebuilt",
+    "build",
+    "compare",
+    "rebuild",
+]

@@ -1,0 +1,141 @@
+"""RocketMQ opens stores whose ConsumeQueues and index ours built anew, and has every message by queue and by key."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+import pytest
+
+from pyspark_dledger.rocketmq.rebuild import FileSettings, compare, rebuild
+from pyspark_dledger.rocketmq.store_checkpoint import FILE as STORE_CHECKPOINT
+from tests import golden
+from tests.golden import Golden, Record
+from tests.interop.java_store import Dump, JavaStore
+from tests.interop.java_stores import JavaMissing
+from tests.interop.plain_stores import PlainStores
+
+WHATS = ("consumequeue", "index")
+# Every case was written with these, and DLedger's own cleaning is to leave the files that are old by now.
+SIZES = {"mappedFileSizeConsumeQueue": "2000", "maxHashSlotNum": "500", "maxIndexNum": "1000"}
+FILES = FileSettings(units_per_file=100, hash_slots=500, index_units=1000)
+OUTSIDE_QUEUES = 0x4  # of sysFlag: prepared, and with 0x8 rolled back
+MOST_KEYS = 40
+
+
+def rebuilt(case: str, folder: Path) -> Path:
+    """The store of a case, with nothing of its queues and its index but what ours built of the log."""
+    root = golden.unpack(case, folder)
+    if case != "mq-53-retention":
+        shutil.rmtree(root / "consumequeue")
+    shutil.rmtree(root / "index")
+    (root / STORE_CHECKPOINT).unlink()
+    for what in WHATS:
+        rebuild(root, what, files=FILES, options={"committedBound": "end"})
+        assert compare(root, what, files=FILES, options={"committedBound": "end"}).is_equal
+    return root
+
+
+def check(expected: list[Record], found: Dump, ranges: dict[tuple[str, int], tuple[int, int]], case: Golden) -> None:
+    """Every message that has a place in a queue is got from there, and by its offset."""
+    by_place = {(*each.queue, each.queue_offset): each for each in found.messages}
+    for each in in_queues(expected):
+        got = by_place[each["topic"], each["queueId"], each["queueOffset"]]
+        assert (got.physical_offset, got.store_size) == (each["physicalOffset"], each["storeSize"])
+        assert got.properties == {name: value for name, value in each["properties"].items() if value}
+    assert found.missing_by_offset == []
+    told = {(each["topic"], each["queueId"]): (each["min"], each["max"]) for each in case.expected().head["queues"]}
+    for name, (least, most) in told.items():
+        if most and name[0] != "SCHEDULE_TOPIC_XXXX":
+            assert ranges[name][0] == least, name
+            assert ranges[name][1] >= most, name
+    assert len(by_place) > 100
+
+
+def check_keys(
+    expected: list[Record], case: Golden, by_key: Callable[[str, str], set[int]], lost: Collection[int] = ()
+) -> None:
+    """What RocketMQ said of a key of the store that it wrote, and every message by its first key."""
+    for query in case.expected().queries[:MOST_KEYS]:
+        assert set(query["phyOffsets"]) - set(lost) <= by_key(query["topic"], query["key"])
+    for each in expected[:: max(len(expected) // MOST_KEYS, 1)]:
+        key = each["properties"].get("UNIQ_KEY")
+        if key and each["sysFlag"] & 0xC != 0xC:
+            assert each["physicalOffset"] in by_key(each["topic"], key)
+
+
+def damage(root: Path, messages: list[Record], file: Path) -> set[int]:
+    """Spoil every twentieth message of a file of the old CommitLog that is in a queue; where those stand."""
+    base, size = int(file.name), file.stat().st_size
+    inside = [each["physicalOffset"] for each in messages if base < each["physicalOffset"] < base + size]
+    lost = set(inside[::20])
+    with file.open("r+b") as stream:
+        for offset in lost:
+            stream.seek(offset - base)
+            stream.write(b"\xff" * 40)
+    assert rebuild(root, "consumequeue").built.fillers > 0
+    return lost
+
+
+def in_queues(messages: list[Record]) -> list[Record]:
+    return [each for each in messages if not each["sysFlag"] & OUTSIDE_QUEUES]
+
+
+@pytest.mark.parametrize(
+    ("case", "version"),
+    [("mq-498-upgrade-killed", "4.9.8"), ("mq-53-retention", "5.3.3"), ("mq-53-upgrade", "5.3.3")],
+)
+def test_a_broker_in_dledger_mode_serves_it(tmp_path: Path, case: str, version: str) -> None:
+    """Of one store a file is damaged, and its queues have fillers. Of the killed one RocketMQ would make no index anew."""
+    root = rebuilt(case, tmp_path)
+    store = Golden(case, "")
+    expected, lost = store.expected().entries, set[int]()
+    if case == "mq-53-upgrade":
+        lost = damage(root, in_queues(expected), root / "commitlog" / f"{65536:020d}")
+        expected = [each for each in expected if each["physicalOffset"] not in lost]
+    fields: dict[str, object] = {**SIZES, "mappedFileSizeCommitLog": 65536, "cleanFileForciblyEnable": False}
+    try:
+        java = JavaStore(version, root, fields, group="golden")
+    except JavaMissing as reason:
+        pytest.skip(f"no RocketMQ to open stores with: {reason}")
+    try:
+        java.wait_started()
+        java.lead()
+        java.settle()
+        found = java.dump()
+        check(expected, found, java.queues(), store)
+        check_keys(expected, store, java.by_key, lost)
+        assert found.missing_by_key == []
+    finally:
+        java.close()
+
+
+def test_a_broker_without_dledger_serves_it(tmp_path: Path) -> None:
+    try:
+        java = PlainStores("5.3.3", tmp_path)
+    except JavaMissing as reason:
+        pytest.skip(f"no RocketMQ to open stores with: {reason}")
+    try:
+        for case in ("mq-plain", "mq-plain-crc"):
+            root = rebuilt(case, tmp_path)
+            store = Golden(case, "")
+            size = (root / "commitlog" / f"{0:020d}").stat().st_size
+            paths = {"storePathRootDir": str(root), "storePathCommitLog": str(root / "commitlog")}
+            java.open({**paths, **SIZES, "mappedFileSizeCommitLog": str(size)})
+            expected = store.expected().entries
+            check(expected, java.dump(), java.queues(), store)
+            check_keys(expected, store, lambda topic, key: java.by_keys([(topic, key)])[0])
+        root = golden.unpack("mq-plain", tmp_path / "damaged")
+        file = root / "commitlog" / f"{0:020d}"
+        expected = in_queues(Golden("mq-plain", "").expected().entries)
+        lost = damage(root, expected, file)
+        paths = {"storePathRootDir": str(root), "storePathCommitLog": str(root / "commitlog")}
+        java.open({**paths, **SIZES, "mappedFileSizeCommitLog": str(file.stat().st_size)})
+        wanted = {each["physicalOffset"] for each in expected} - lost
+        got = {each.physical_offset for each in java.dump().messages}
+        # In the first file of all RocketMQ passes over what follows a filler in the same pull, too.
+        assert got <= wanted
+        assert max(wanted - got) < file.stat().st_size
+    finally:
+        java.close()
