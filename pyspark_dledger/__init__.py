@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     )
     from pyspark_dledger.log import Log, open_log
     from pyspark_dledger.raft.client import Client, PartialAppendError, connect
+    from pyspark_dledger.spark.rebuild import rebuild
+    from pyspark_dledger.spark.run import export
     from pyspark_dledger.spark.source import DefaultSource
 
 __all__ = [
@@ -37,7 +39,9 @@ __all__ = [
     "UnknownOutcomeError",
     "__version__",
     "connect",
+    "export",
     "open_log",
+    "rebuild",
 ]
 
 _MODULES = {
@@ -53,7 +57,9 @@ _MODULES = {
     "StoreError": "errors",
     "UnknownOutcomeError": "errors",
     "connect": "raft.client",
+    "export": "spark.run",
     "open_log": "log",
+    "rebuild": "spark.rebuild",
 }
 
 

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyspark_dledger.cli.exits import CLEAN, FINDINGS
-from pyspark_dledger.cli.output import Output, Row, camel_case, cell, json_line, note, print_fields, print_table
+from pyspark_dledger.cli.output import Output, Row, camel_case, cell, note, print_fields, print_table
 from pyspark_dledger.cli.store import open_each, open_given
 from pyspark_dledger.cli.tables import is_finding
+from pyspark_dledger.format.json_text import json_line
 
 if TYPE_CHECKING:
     from pyspark_dledger.log import Log
@@ -154,7 +155,7 @@ def diff(given: argparse.Namespace, out: Output) -> int:
     if given.json:
         from pyspark_dledger.log.diff.rows import diff_rows
 
-        code = FINDINGS if list(_cut_logs(log)) else CLEAN
+        code = FINDINGS if list(cut_logs(log)) else CLEAN
         for row in map(_row, diff_rows(log)):
             code = FINDINGS if is_finding("diff", row) else code
             out.line(json_line(row))
@@ -162,13 +163,13 @@ def diff(given: argparse.Namespace, out: Output) -> int:
     from pyspark_dledger.log.diff.summary import compare
 
     code = _print_comparison(out, compare(log))
-    for text in _cut_logs(log):
+    for text in cut_logs(log):
         out.line(text)
         code = FINDINGS
     return code
 
 
-def _cut_logs(log: Log) -> Iterator[str]:
+def cut_logs(log: Log) -> Iterator[str]:
     """The replicas that knew of more committed entries than they have."""
     for member in (log, *log.replicas):
         known = member.checkpoint.committed_index if member.checkpoint is not None else -1
@@ -181,9 +182,10 @@ def _cut_logs(log: Log) -> Iterator[str]:
 
 def _replicas(paths: list[str]) -> list[str]:
     """The paths to compare: of a single folder with several nodes each node, as after a trial on one machine."""
+    from pyspark_dledger.log.files import path_of
     from pyspark_dledger.log.find import node_folders
 
-    folder = Path(paths[0])
+    folder = path_of(paths[0])
     if len(paths) > 1 or not folder.is_dir():
         return paths
     nodes = node_folders(folder, sorted(path.name for path in folder.iterdir()))
@@ -193,7 +195,7 @@ def _replicas(paths: list[str]) -> list[str]:
 def _print_comparison(out: Output, found: Comparison) -> int:
     print_table(out, [_standing_row(item) for item in found.standings])
     out.line("")
-    for text in _sentences(found):
+    for text in sentences(found):
         out.line(text)
     rows = [_row(row) for row in found.rows]
     if rows:
@@ -218,7 +220,7 @@ def _ranges(value: dict[str, Any]) -> str:
     return ", ".join(spans) + (" ..." if len(value["ranges"]) > 3 else "")
 
 
-def _sentences(found: Comparison) -> Iterator[str]:
+def sentences(found: Comparison) -> Iterator[str]:
     """What the comparison comes to."""
     first = found.first_divergence
     if first is None:

@@ -19,6 +19,7 @@ from pyspark_dledger.errors import StoreError
 from pyspark_dledger.log.committed import Bound
 from pyspark_dledger.log.options import EARLIEST
 from pyspark_dledger.log.tail_view import Place, View
+from pyspark_dledger.log.uris import check_local
 
 if TYPE_CHECKING:
     from pyspark_dledger.format.spec import TermRun
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 def follow(given: argparse.Namespace, out: Output) -> int:
     """Goes on until it is interrupted."""
+    check_local(given.path, "to follow")
     log = open_given(given)
     tail = _Tail(given, RowPrinter(given, out, log))
     while True:

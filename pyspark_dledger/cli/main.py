@@ -20,6 +20,12 @@ _EXITS = "exit codes: 0 clean; 1 there are findings, rows with a problem or diff
 _EXITS += "2 it cannot be done; 130 interrupted. PATH is a storePathRootDir, a dledger-<id>/ folder, a data/ or "
 _EXITS += "commitlog/ folder, or one segment file; nothing in it is ever changed."
 
+_REBUILD = "build ConsumeQueues or the index of keys anew from the log"
+_REBUILD_DOES = "Build ConsumeQueues or the index of keys anew from the log, and put them in the place of the old "
+_REBUILD_DOES += "ones, which are kept beside; the log itself is only read"
+_REBUILD_EXITS = "exit codes: 0 done, or with --dry-run nothing would change; 1 with --dry-run something would; 2 it "
+_REBUILD_EXITS += "cannot be done; 130 interrupted: what was there is in place, until everything is built"
+
 _LIVE_EXITS = "exit codes: 0 done, or ended by SIGTERM; 2 it cannot be done; 130 interrupted"
 
 _CLIENT_EXITS = (
@@ -27,8 +33,14 @@ _CLIENT_EXITS = (
 )
 _CLIENT_EXITS += "2 it cannot be done, and nothing of it was, beside what was printed; 130 interrupted"
 
+_EXPORT = "a log as a store for a broker without DLedger, as Parquet, or as JSON lines"
+_EXPORT_EXITS = "exit codes: 0 done; 1 done, but something was left out; 2 it cannot be done; 130 interrupted. What "
+_EXPORT_EXITS += "was interrupted goes on when the same command is run again. PATH is as with the other verbs, and "
+_EXPORT_EXITS += "never changed."
+
 _PLACES = "an index, pos=N, earliest, latest, or a store time as ISO 8601 (UTC without a zone) or epoch milliseconds"
 _REPLICAS = "the first is read; further ones are its replicas, which prove what is committed"
+_REPORT = "one self-contained HTML page of what is asked of a store first"
 _EACH = "each in turn"
 _COMPARED = "all are compared; of one folder, its nodes"
 
@@ -144,6 +156,10 @@ def _parser() -> argparse.ArgumentParser:
     add("consumers", "tables.consumers", "how far consumer groups are behind", _EACH)
     _add_find(add("find", "find.find", "the rows with an id, a key, an index or a time", _REPLICAS))
     _add_follow(add("follow", "follow.follow", "rows as they are committed, until it is interrupted", _REPLICAS))
+    _add_export(verbs.add_parser("export", help=_EXPORT, description=f"Export {_EXPORT}.", epilog=_EXPORT_EXITS))
+    _add_report(verbs.add_parser("report", help=_REPORT, description=f"Write {_REPORT}.", epilog=_EXITS))
+
+    _add_rebuild(verbs.add_parser("rebuild", help=_REBUILD, description=f"{_REBUILD_DOES}.", epilog=_REBUILD_EXITS))
 
     def add_live(name: str, run: str, text: str, exits: str = _LIVE_EXITS) -> argparse.ArgumentParser:
         """A verb that is about a running group, not about a path."""
@@ -229,6 +245,66 @@ def _add_follow(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--uncommitted", action="store_true", help="to the end of the log, which can be truncated again")
     text = "seconds between two looks at the store; default 1"
     verb.add_argument("--interval", type=_seconds, default=1.0, metavar="SECONDS", help=text)
+
+
+def _add_report(verb: argparse.ArgumentParser) -> None:
+    verb.set_defaults(run="report.report")
+    text = "the store, and its replicas to compare it with"
+    verb.add_argument("path", nargs="+", metavar="STORE", help=text)
+    text = "the file to write, outside the store, over nothing but an earlier report; - is standard output"
+    result = verb.add_mutually_exclusive_group(required=True)
+    result.add_argument("--output", "-o", metavar="FILE", help=text)
+    result.add_argument("--json", action="store_true", help="print what the page says as one JSON object instead")
+    text = "for sharing: paths, topics, groups and what findings quote become redacted:DIGEST:LENGTH"
+    verb.add_argument("--redact", action="store_true", help=text)
+    text = "an option of a read (README lists them), such as selfId=n0 or committedBound=end"
+    verb.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help=text)
+
+
+def _add_export(verb: argparse.ArgumentParser) -> None:
+    verb.set_defaults(run="export.export")
+    verb.add_argument("path", metavar="PATH", help="a store")
+    text = "a new or empty folder, or one with an unfinished export of the same"
+    verb.add_argument("target", metavar="TARGET", help=text)
+    text = "commitlog (a storePathRootDir for a plain broker), parquet (by topic and day) or jsonl"
+    verb.add_argument("--to", metavar="FORM", help=text)
+    verb.add_argument("--topic", metavar="TOPIC[,TOPIC]", help="only messages of these topics")
+    verb.add_argument("--queue-id", dest="queueId", metavar="ID[,ID]", help="only messages of these queues")
+    verb.add_argument("--columns", metavar="NAME[,NAME]", help="parquet, jsonl: columns of the log table; default: all")
+    text = "parquet (default zstd), jsonl (default none): none, gzip or zstd"
+    verb.add_argument("--compression", metavar="NAME", help=text)
+    text = "commitlog: physical offsets stay as far as that can be, with filler between the messages"
+    verb.add_argument("--preserve-offsets", dest="preserveOffsets", action="store_const", const="true", help=text)
+    text = "commitlog: without consumequeue/ and index/, which the broker builds at its first start"
+    verb.add_argument("--commitlog-only", dest="commitLogOnly", action="store_const", const="true", help=text)
+    text = "write the parts in tasks of Spark, at a master such as local[4] or spark://HOST:7077"
+    verb.add_argument("--spark", metavar="MASTER", help=text)
+    verb.add_argument("--json", action="store_true", help="the report as one JSON object")
+    text = "an option of a read (README lists them) or of an export, such as isolationLevel=read_committed"
+    verb.add_argument("--option", "-o", action="append", default=[], metavar="NAME=VALUE", help=text)
+
+
+def _add_rebuild(verb: argparse.ArgumentParser) -> None:
+    verb.set_defaults(run="rebuild.rebuild")
+    verb.add_argument("what", choices=("consumequeue", "index"), help="what to build")
+    verb.add_argument("path", metavar="PATH", help="the store: a storePathRootDir that no broker has open")
+    text = "print what would change, and write nothing; with --json each queue, or index file, a line"
+    verb.add_argument("--dry-run", action="store_true", help=text)
+    text = "an empty folder, or none: build there, and leave the store alone"
+    verb.add_argument("--out", metavar="DIR", help=text)
+    text = "read the log by tasks of a Spark session at this master, such as local[4] or spark://HOST:7077"
+    verb.add_argument("--spark", metavar="MASTER", help=text)
+    text = "of a ConsumeQueue file; default: as the files have that are there, else 300000"
+    verb.add_argument("--units-per-file", dest="unitsPerFile", metavar="N", help=text)
+    text = "of an index file; default: as the files have that are there, else"
+    verb.add_argument("--hash-slots", dest="hashSlots", metavar="N", help=f"{text} 5000000")
+    verb.add_argument("--index-units", dest="indexUnits", metavar="N", help=f"{text} 20000000")
+    text = "a broker.conf, for messageDelayLevel, and for sizes that neither a flag nor files tell"
+    verb.add_argument("--broker-conf", dest="brokerConf", metavar="FILE", help=text)
+    verb.add_argument("--json", action="store_true", help="one JSON object a line")
+    text = "an option of a read (README lists them) that chooses a store or what is committed, such as selfId=n0 or "
+    text += "committedBound=end"
+    verb.add_argument("--option", "-o", action="append", default=[], metavar="NAME=VALUE", help=text)
 
 
 def _add_serve(verb: argparse.ArgumentParser) -> None:

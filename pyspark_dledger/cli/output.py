@@ -16,6 +16,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal
 
 from pyspark_dledger.cli.progress import Progress
+from pyspark_dledger.format.json_text import NOT_PRINTABLE, base64_text, escape, json_line, printable, time_texts
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -34,10 +35,6 @@ _TABLE_ROWS = 500
 # A longer text moves the rest of its line only.
 _WIDEST = 40
 _FIRST_BYTE = 0xDC00
-# Control characters, what ends a line, what is invisible or turns the direction of text, and halves of pairs.
-_NOT_PRINTABLE = re.compile(
-    "[\x00-\x1f\x7f-\x9f\xad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff]"
-)
 
 
 class Output:
@@ -117,9 +114,7 @@ def _values(column: pa.Array, body: Callable[[bytes], object]) -> list[Any]:
     import pyarrow as pa
 
     if pa.types.is_timestamp(column.type):
-        # Far faster than a datetime for each.
-        texts = column.cast(pa.timestamp("ms"), safe=False).cast(pa.string()).to_pylist()
-        return [text and f"{text[:10]}T{text[11:]}Z" for text in texts]
+        return time_texts(column)
     if pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type):
         return [None if value is None else body(value) for value in column.to_pylist()]
     if pa.types.is_map(column.type):
@@ -142,9 +137,7 @@ def body_form(form: str, as_json: bool) -> Callable[[bytes], str]:
     if form == "hex":
         return bytes.hex
     if form == "base64":
-        import binascii
-
-        return lambda data: binascii.b2a_base64(data, newline=False).decode()
+        return base64_text
     # A line of text has escapes of its own, which `shown` makes of both.
     errors = "backslashreplace" if as_json else "surrogateescape"
     return lambda data: data.decode("utf-8", errors)
@@ -167,11 +160,6 @@ def plain_time(milliseconds: int | None) -> str | None:
 _encode = json.JSONEncoder(ensure_ascii=False).encode
 
 
-def json_line(row: object) -> str:
-    """One JSON object, without a character that a terminal would obey."""
-    return printable(_encode(row))
-
-
 def text_line(row: Row) -> str:
     """A row's columns that are not null."""
     return " ".join(f"{name}={shown(value)}" for name, value in row.items() if value is not None)
@@ -181,7 +169,7 @@ def shown(value: object) -> str:
     """A value of a line: text as it is, or quoted as JSON does where it would not be one word."""
     if isinstance(value, str) and value and " " not in value and '"' not in value and value.isprintable():
         return value
-    return _NOT_PRINTABLE.sub(_escape_bytes, _encode(value))
+    return NOT_PRINTABLE.sub(_escape_bytes, _encode(value))
 
 
 def cell(value: object) -> str:
@@ -197,19 +185,10 @@ def cell(value: object) -> str:
     return printable(str(value))
 
 
-def printable(text: str) -> str:
-    """Text without a character that a terminal would obey."""
-    return text if text.isprintable() else _NOT_PRINTABLE.sub(_escape, text)
-
-
-def _escape(found: re.Match[str]) -> str:
-    return json.dumps(found[0])[1:-1]
-
-
 def _escape_bytes(found: re.Match[str]) -> str:
-    """As `_escape`, but a byte that is not UTF-8, which Python keeps as half of a pair, as the byte that it is."""
+    """As `escape`, but a byte that is not UTF-8, which Python keeps as half of a pair, as the byte that it is."""
     byte = ord(found[0]) - _FIRST_BYTE
-    return f"\\x{byte:02x}" if 0x80 <= byte <= 0xFF else _escape(found)
+    return f"\\x{byte:02x}" if 0x80 <= byte <= 0xFF else escape(found)
 
 
 def print_rows(out: Output, rows: Iterable[Row], as_json: bool) -> int:

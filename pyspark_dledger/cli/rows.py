@@ -8,12 +8,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pyspark_dledger.cli.exits import CLEAN, FINDINGS
-from pyspark_dledger.cli.output import BODY_COLUMNS, Output, body_form, json_line, rows_of, text_line
+from pyspark_dledger.cli.output import BODY_COLUMNS, Output, body_form, rows_of, text_line
 from pyspark_dledger.cli.progress import Progress
 from pyspark_dledger.cli.store import open_given
 from pyspark_dledger.cli.tables import is_finding, table_batches
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.format.columns import COLUMN_BY_NAME
+from pyspark_dledger.format.json_text import json_line, json_lines
 from pyspark_dledger.log.options import nearest
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ class RowPrinter:
     def __init__(self, given: argparse.Namespace, out: Output, log: Log) -> None:
         self._out = out
         self._table = log.options.table
-        self._line = json_line if given.json else text_line
+        self._is_json = given.json
         self._names = _columns(given, log.options)
         self._redact = None
         if given.redact:
@@ -47,7 +48,7 @@ class RowPrinter:
         elif given.keep:
             raise OptionError("--keep names columns that --redact leaves as they are: give both")
         form = given.body or ("base64" if given.json else "text")
-        self._body = bytes if self._redact else body_form(form, given.json)
+        self._body = body_form(form, given.json)
         self.count = 0
         self.code = CLEAN
 
@@ -64,8 +65,17 @@ class RowPrinter:
             self.code = FINDINGS
         if self._table != "log" and any(is_finding(self._table, row) for row in rows_of(batch, bytes)):
             self.code = FINDINGS
-        for row in rows_of(batch.select(self._names), self._body):
-            self._out.line(self._line(self._redact(row) if self._redact else row))
+        for line in self._lines(batch.select(self._names)):
+            self._out.line(line)
+
+    def _lines(self, batch: pa.RecordBatch) -> Iterator[str]:
+        if self._is_json and self._redact is None:
+            for lines in json_lines(batch, self._body):
+                yield from lines.to_pylist()
+            return
+        for row in rows_of(batch, bytes if self._redact else self._body):
+            shown = self._redact(row) if self._redact else row
+            yield json_line(shown) if self._is_json else text_line(shown)
 
 
 def _listed(text: str | None) -> tuple[str, ...]:

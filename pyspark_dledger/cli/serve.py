@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyspark_dledger.cli.exits import CLEAN, INTERRUPTED
-from pyspark_dledger.cli.output import Output, json_line, text_line
+from pyspark_dledger.cli.output import Output, text_line
 from pyspark_dledger.errors import DLedgerError
+from pyspark_dledger.format.json_text import json_line
 from pyspark_dledger.raft.loops import new_loop
 from pyspark_dledger.raft.node import Node, NodeConfig
 from pyspark_dledger.raft.node.logs import LOG, log_to_stderr, record

@@ -10,17 +10,18 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pyspark_dledger.cli.exits import CLEAN, FINDINGS
-from pyspark_dledger.cli.output import Output, Row, json_line, plain_time, print_fields, print_table
+from pyspark_dledger.cli.output import Output, Row, plain_time, print_fields, print_table
 from pyspark_dledger.cli.progress import Progress
 from pyspark_dledger.cli.rows import watched
 from pyspark_dledger.cli.store import open_each
+from pyspark_dledger.format.json_text import json_line
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from pyspark_dledger.log import Log
 
-_COLUMNS = (
+COLUMNS = (
     *("kind", "index", "term", "pos", "size", "problem", "topic", "queueId", "storeSize"),
     *("bornTimestamp", "storeTimestamp", "tags"),
 )
@@ -32,7 +33,12 @@ _TOPIC_COLUMNS = (
     *("topic", "queues", "messages", "bytes", "messagesPerSecond", "sizeP50", "sizeP99", "bornToStoreP50"),
     *("bornToStoreP99", "lastStoreTimestamp", "tags"),
 )
+# A log that was made to have a topic, a queue, a tag or a term for each message is counted with bounded memory, too:
+# what is beyond is counted together.
 _MOST_TAGS = 10_000
+_MOST_TOPICS = 50_000
+_MOST_QUEUES = 100_000
+_MOST_TERMS = 50_000
 _SHOWN_TAGS = 5
 
 
@@ -125,13 +131,17 @@ class _Term:
         }
 
 
-class _Stats:
+class Stats:
+    """What batches with `COLUMNS` hold, counted: topics and terms beyond the first 50,000 of them together."""
+
     def __init__(self) -> None:
         self.kinds: Counter[str] = Counter()
         self.problems = 0
         self.size = 0
         self.terms: dict[int, _Term] = {}
+        self.other_terms = _Term()
         self.topics: dict[str, _Messages] = {}
+        self.other_topics = _Messages()
 
     def add(self, batch: pa.RecordBatch) -> None:
         import pyarrow as pa
@@ -151,7 +161,7 @@ class _Stats:
     def _add_terms(self, table: pa.Table) -> None:
         for group in _grouped(table, ["term"], ["size:sum", "index:min", "index:max", "stored:min", "stored:max"]):
             if group["term"] is not None:
-                term = self.terms.setdefault(group["term"], _Term())
+                term = self._term(group["term"])
                 term.entries += group["count_all"]
                 term.size += group["size_sum"]
                 term.first_index = group["index_min"] if term.first_index is None else term.first_index
@@ -161,23 +171,54 @@ class _Stats:
     def _add_topics(self, table: pa.Table) -> None:
         wanted = ["storeSize:sum", "stored:min", "stored:max"]
         for group in _grouped(table, ["topic", "queueId", "tags"], wanted):
-            topic, count = self.topics.setdefault(group["topic"], _Messages()), group["count_all"]
+            topic, count = self._topic(group["topic"]), group["count_all"]
             topic.messages += count
             topic.size += group["storeSize_sum"]
             topic.times.add(group["stored_min"], group["stored_max"])
-            topic.queues.add(group["queueId"])
+            if len(topic.queues) < _MOST_QUEUES:
+                topic.queues.add(group["queueId"])
             if group["tags"] is not None:
                 topic.add_tag(group["tags"], count)
         for name in ("storeSize", "latency"):
             for group in _grouped(_with_bucket(table, name), ["topic", "bucket"], [f"{name}:max"]):
-                topic = self.topics[group["topic"]]
+                topic = self._topic(group["topic"])
                 spread = topic.sizes if name == "storeSize" else topic.latencies
                 if group["bucket"] is not None:
                     spread.add(group["bucket"], group["count_all"], group[f"{name}_max"])
 
+    def _term(self, term: int) -> _Term:
+        if term not in self.terms and len(self.terms) >= _MOST_TERMS:
+            return self.other_terms
+        return self.terms.setdefault(term, _Term())
+
+    def _topic(self, name: str) -> _Messages:
+        if name not in self.topics and len(self.topics) >= _MOST_TOPICS:
+            return self.other_topics
+        return self.topics.setdefault(name, _Messages())
+
+    def total_row(self, path: str) -> Row:
+        """What the log at `path` holds in all."""
+        messages = self.total()
+        row: Row = {"path": path, "entries": self.kinds.total(), "bytes": self.size}
+        row |= {"kinds": dict(self.kinds.most_common()), "problems": self.problems}
+        return row | {"messages": messages.messages, "messageBytes": messages.size} | messages.row()
+
+    def term_rows(self) -> list[Row]:
+        """A row for each term, and at last one without a term for those beyond the most that are counted apart."""
+        rows = [{"term": term, **self.terms[term].row()} for term in sorted(self.terms)]
+        return [*rows, {"term": None, **self.other_terms.row()}] if self.other_terms.entries else rows
+
+    def topic_rows(self) -> Iterator[Row]:
+        """A row for each topic, the largest first, and at last one without a topic, as for terms."""
+        for name, topic in sorted(self.topics.items(), key=lambda item: (-item[1].size, item[0])):
+            yield _topic_row(name, topic)
+        if self.other_topics.messages:
+            yield _topic_row(None, self.other_topics)
+
     def total(self) -> _Messages:
+        """What is counted of all messages."""
         total = _Messages()
-        for topic in self.topics.values():
+        for topic in (*self.topics.values(), self.other_topics):
             total.messages += topic.messages
             total.size += topic.size
             total.times.add(topic.times.first, topic.times.last)
@@ -214,12 +255,7 @@ def stats(given: argparse.Namespace, out: Output) -> int:
     for log in open_each(given):
         found = _count(log, out.progress)
         code = FINDINGS if found.problems else code
-        total: Row = {"path": log.path, "entries": found.kinds.total(), "bytes": found.size}
-        total |= {"kinds": dict(found.kinds.most_common()), "problems": found.problems}
-        messages = found.total()
-        total |= {"messages": messages.messages, "messageBytes": messages.size} | messages.row()
-        terms = [{"term": term, **found.terms[term].row()} for term in sorted(found.terms)]
-        topics = list(_topic_rows(found))
+        total, terms, topics = found.total_row(log.path), found.term_rows(), list(found.topic_rows())
         if given.json:
             for kind, rows in (("total", [total]), ("term", terms), ("topic", topics)):
                 for row in rows:
@@ -229,19 +265,22 @@ def stats(given: argparse.Namespace, out: Output) -> int:
     return code
 
 
-def _count(log: Log, progress: Progress) -> _Stats:
-    found = _Stats()
-    # CRCs are for `verify`, which says what is wrong; here they would cost most of the time.
-    batches = log.scan(_COLUMNS, verifyCrc=False, maxBatchRows=_BATCH_ROWS, maxBatchBytes="64m")
-    for batch in watched(log, batches, progress):
+def _count(log: Log, progress: Progress) -> Stats:
+    found = Stats()
+    for batch in scanned(log, progress):
         found.add(batch)
     return found
 
 
-def _topic_rows(found: _Stats) -> Iterator[Row]:
-    for name, topic in sorted(found.topics.items(), key=lambda item: (-item[1].size, item[0])):
-        row: Row = {"topic": name, "queues": len(topic.queues), "messages": topic.messages, "bytes": topic.size}
-        yield row | topic.row() | {"tags": dict(topic.tags.most_common()), "otherTags": topic.other_tags}
+def scanned(log: Log, progress: Progress) -> Iterator[pa.RecordBatch]:
+    """The rows of a log with `COLUMNS`, and the progress told."""
+    # CRCs are for `verify`, which says what is wrong; here they would cost most of the time.
+    return watched(log, log.scan(COLUMNS, verifyCrc=False, maxBatchRows=_BATCH_ROWS, maxBatchBytes="64m"), progress)
+
+
+def _topic_row(name: str | None, topic: _Messages) -> Row:
+    row: Row = {"topic": name, "queues": len(topic.queues), "messages": topic.messages, "bytes": topic.size}
+    return row | topic.row() | {"tags": dict(topic.tags.most_common()), "otherTags": topic.other_tags}
 
 
 def _print_text(out: Output, total: Row, terms: list[Row], topics: list[Row]) -> None:

@@ -12,7 +12,6 @@ from pyspark_dledger.cli.output import (
     Output,
     Row,
     camel_case,
-    json_line,
     print_fields,
     print_rows,
     print_table,
@@ -20,6 +19,7 @@ from pyspark_dledger.cli.output import (
 )
 from pyspark_dledger.cli.progress import Progress
 from pyspark_dledger.cli.store import open_each
+from pyspark_dledger.format.json_text import json_line
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -21,6 +21,7 @@ from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.plan import Partition
 from pyspark_dledger.log.store_tail import StoreTail, read_planned
 from pyspark_dledger.log.tail import NO_LIMITS, NOTHING, Limits, Tail, TailOffset, furthest, offset_from_json
+from pyspark_dledger.log.uris import check_local
 from pyspark_dledger.spark.plain_errors import plain_errors
 from pyspark_dledger.spark.reader import plain_batches
 from pyspark_dledger.spark.schema import arrow_schema, column_names
@@ -180,6 +181,7 @@ class StoreStreamReader(StreamReader):
     """Tails a store on disk. `options` are those of a stream."""
 
     def __init__(self, path: str, options: ReadOptions, schema: StructType) -> None:
+        check_local((path,), "to follow")
         super().__init__(options, schema)
         self.path = path
 

@@ -9,19 +9,23 @@ import org.apache.rocketmq.store.DefaultMessageStore;
 import org.apache.rocketmq.store.dledger.DLedgerCommitLog;
 
 /**
- * A RocketMQ broker in DLedger mode, all of whose ports are on the loopback address.
+ * A RocketMQ broker, in DLedger mode or not; its ports are on the loopback address but that for slaves without DLedger.
  *
  * Argument: its configuration file. Each line of standard input is a command, answered by a line with a JSON object; the
  * first such line says that it runs:
  *
- * state: role and brokerRole, term, end and committed index, maxOffset, behind (bytes), brokerId. stop: an orderly end.
+ * state: brokerRole, maxOffset, behind (bytes), brokerId, and of DLedger role, term, end and committed index. stop: an
+ * orderly end.
  */
 public final class RunBroker {
     public static void main(String[] args) throws Exception {
         BrokerController controller = BrokerStartup.createBrokerController(new String[] {"-c", args[0]});
         DefaultMessageStore store = (DefaultMessageStore) controller.getMessageStore();
-        DLedgerServer server = ((DLedgerCommitLog) store.getCommitLog()).getdLedgerServer();
-        Loopback.only(server);
+        DLedgerServer server = null;
+        if (store.getCommitLog() instanceof DLedgerCommitLog) {
+            server = ((DLedgerCommitLog) store.getCommitLog()).getdLedgerServer();
+            Loopback.only(server);
+        }
         BrokerStartup.start(controller);
         answer("{\"started\": true}");
         BufferedReader lines = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
@@ -46,12 +50,17 @@ public final class RunBroker {
     }
 
     private static String state(BrokerController controller, DefaultMessageStore store, DLedgerServer server) {
+        String broker = String.format(
+            "\"brokerRole\": \"%s\", \"brokerId\": %d, \"maxOffset\": %d, \"behind\": %d",
+            controller.getMessageStoreConfig().getBrokerRole(), controller.getBrokerConfig().getBrokerId(),
+            store.getMaxPhyOffset(), store.dispatchBehindBytes());
+        if (server == null) {
+            return "{" + broker + "}";
+        }
         DLedgerStore ledger = server.getdLedgerStore();
         return String.format(
-            "{\"role\": \"%s\", \"brokerRole\": \"%s\", \"brokerId\": %d, \"term\": %d, \"end\": %d, \"committed\": %d, "
-                + "\"maxOffset\": %d, \"behind\": %d}",
-            server.getMemberState().getRole(), controller.getMessageStoreConfig().getBrokerRole(),
-            controller.getBrokerConfig().getBrokerId(), server.getMemberState().currTerm(),
-            ledger.getLedgerEndIndex(), ledger.getCommittedIndex(), store.getMaxPhyOffset(), store.dispatchBehindBytes());
+            "{%s, \"role\": \"%s\", \"term\": %d, \"end\": %d, \"committed\": %d}",
+            broker, server.getMemberState().getRole(), server.getMemberState().currTerm(),
+            ledger.getLedgerEndIndex(), ledger.getCommittedIndex());
     }
 }

@@ -83,12 +83,12 @@ public final class RunStore {
         Runtime.getRuntime().halt(0);
     }
 
-    private static void answer(String text) {
+    static void answer(String text) {
         System.out.println(text);
         System.out.flush();
     }
 
-    private static void set(MessageStoreConfig config, String name, String value) throws Exception {
+    static void set(MessageStoreConfig config, String name, String value) throws Exception {
         String setter = "set" + Character.toUpperCase(name.charAt(0)) + name.substring(1);
         for (Method method : MessageStoreConfig.class.getMethods()) {
             if (method.getName().equalsIgnoreCase(setter) && method.getParameterCount() == 1) {
@@ -108,7 +108,7 @@ public final class RunStore {
         throw new IllegalArgumentException("no setting " + name);
     }
 
-    private static DefaultMessageStore create(MessageStoreConfig config) throws Exception {
+    static DefaultMessageStore create(MessageStoreConfig config) throws Exception {
         Constructor<?> constructor = DefaultMessageStore.class.getConstructors()[0];
         Object[] given = new Object[constructor.getParameterCount()];
         for (int i = 0; i < given.length; i++) {
@@ -134,7 +134,7 @@ public final class RunStore {
             case "state":
                 return state(store, log);
             case "dump":
-                return dump(store, words[1]);
+                return dump(store, words[1], true);
             case "queues":
                 return queues(store);
             case "key":
@@ -173,7 +173,7 @@ public final class RunStore {
         return found;
     }
 
-    private static String queues(DefaultMessageStore store) throws Exception {
+    static String queues(DefaultMessageStore store) throws Exception {
         StringBuilder out = new StringBuilder("{");
         for (Map.Entry<String, Set<Integer>> topic : tables(store).entrySet()) {
             for (int queue : topic.getValue()) {
@@ -186,7 +186,7 @@ public final class RunStore {
         return out + "}";
     }
 
-    private static String dump(DefaultMessageStore store, String file) throws Exception {
+    static String dump(DefaultMessageStore store, String file, boolean looksForKeys) throws Exception {
         long count = 0;
         Set<Long> missingByOffset = new LinkedHashSet<>();
         Set<Long> missingByKey = new LinkedHashSet<>();
@@ -203,7 +203,7 @@ public final class RunStore {
                             if (!isFoundByOffset(store, message)) {
                                 missingByOffset.add(message.getCommitLogOffset());
                             }
-                            if (!isFoundByKeys(store, message)) {
+                            if (looksForKeys && !isFoundByKeys(store, message)) {
                                 missingByKey.add(message.getCommitLogOffset());
                             }
                             count++;
@@ -269,7 +269,7 @@ public final class RunStore {
         return true;
     }
 
-    private static Set<Long> byKey(DefaultMessageStore store, String topic, String key) {
+    static Set<Long> byKey(DefaultMessageStore store, String topic, String key) {
         Set<Long> offsets = new LinkedHashSet<>();
         QueryMessageResult result = store.queryMessage(topic, key, QUERY_LIMIT, 0, Long.MAX_VALUE);
         for (ByteBuffer buffer : result.getMessageBufferList()) {
@@ -279,7 +279,7 @@ public final class RunStore {
         return offsets;
     }
 
-    private static String put(DefaultMessageStore store, int count, String topic, int queues) throws Exception {
+    static String put(DefaultMessageStore store, int count, String topic, int queues) throws Exception {
         Method put = null;
         for (Method method : DefaultMessageStore.class.getMethods()) {
             if (method.getName().equals("putMessage")) {

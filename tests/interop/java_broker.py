@@ -190,7 +190,8 @@ def cluster(folder: Path, count: int = 1, settings: dict[str, object] | None = N
 def _broker_port() -> int:
     """A port that is free with those that a broker takes beside it: 2 below for its clients, 1 above for its slaves."""
     while True:
-        port = random.randrange(20_000, 32_000)
+        # In steps, so that two that are looked for at once do not overlap.
+        port = random.randrange(20_002, 32_000, 4)
         with suppress(OSError):
             for each in (port - 2, port, port + 1):
                 socket.create_server((HOST, each)).close()

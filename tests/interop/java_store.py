@@ -87,8 +87,7 @@ class JavaStore(JavaProcess):
 
     def queues(self) -> dict[tuple[str, int], tuple[int, int]]:
         """Minimum and maximum offset of every queue."""
-        found = self.ask("queues")
-        return {_queue(name): (least, most) for name, (least, most) in found.items()}
+        return queue_ranges(self.ask("queues"))
 
     def by_key(self, topic: str, key: str) -> set[int]:
         """Physical offsets of the messages that the index has for a key, or for one of the same hash."""
@@ -97,14 +96,24 @@ class JavaStore(JavaProcess):
     def dump(self) -> Dump:
         answer = self.ask(f"dump\t{self._dump}", 120)
         assert "error" not in answer, answer
-        messages = [_got(line) for line in self._dump.read_text().split("\n")[:-1]]
-        assert len(messages) == answer["count"]
-        return Dump(messages, answer["missingByOffset"], answer["missingByKey"])
+        return got_messages(self._dump, answer)
 
     def stop(self) -> None:
         """An orderly end."""
         assert self.ask("stop", 60) == {"stopped": True}
         self.wait()
+
+
+def queue_ranges(found: dict[str, Any]) -> dict[tuple[str, int], tuple[int, int]]:
+    """Minimum and maximum offset of every queue, as a program told them."""
+    return {_queue(name): (least, most) for name, (least, most) in found.items()}
+
+
+def got_messages(file: Path, answer: dict[str, Any]) -> Dump:
+    """What a program wrote to a file and answered when it was told to dump a store."""
+    messages = [_got(line) for line in file.read_text().split("\n")[:-1]]
+    assert len(messages) == answer["count"]
+    return Dump(messages, answer["missingByOffset"], answer["missingByKey"])
 
 
 def _queue(name: str) -> tuple[str, int]:
@@ -114,7 +123,7 @@ def _queue(name: str) -> tuple[str, int]:
 
 def _got(line: str) -> Got:
     asked_topic, asked_queue, topic, *numbers, body, properties = line.split("\t")
-    pairs = (pair.split("\1") for pair in base64.b64decode(properties).decode().split("\2") if pair)
+    pairs = (pair.split("\1", 1) for pair in base64.b64decode(properties).decode().split("\2") if pair)
     values = [int(number) for number in numbers]
     return Got(
         (asked_topic, int(asked_queue)),

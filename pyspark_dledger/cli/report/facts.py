@@ -1,0 +1,273 @@
+"""What a report says of a store, gathered from its log and tables with memory that does not grow with the log."""
+
+from __future__ import annotations
+
+import dataclasses
+import heapq
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from pyspark_dledger.cli.checks import cut_logs, sentences
+from pyspark_dledger.cli.output import Row, camel_case, plain_time, rows_of
+from pyspark_dledger.cli.progress import Progress
+from pyspark_dledger.cli.report.timeline import Timeline
+from pyspark_dledger.cli.stats import Stats, scanned
+from pyspark_dledger.cli.tables import table_batches
+from pyspark_dledger.errors import DLedgerError
+from pyspark_dledger.log.diff.summary import Comparison, compare
+from pyspark_dledger.log.recovery.preview import LINES, Recovery, preview
+from pyspark_dledger.log.verify.findings import CODES
+from pyspark_dledger.rocketmq.recovery import preview_broker
+from pyspark_dledger.rocketmq.tables import TABLES, check_options
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from pyspark_dledger.log import Log
+
+# The last broker of each line that has DLedger and is still run.
+BROKERS = ("4.9.8", "5.3.3")
+MOST_EXAMPLES = 20
+"""Findings and differences of one code that are listed; the others are counted."""
+_MOST_CONSUMERS = 1_000
+
+
+@dataclass
+class Listed:
+    """Rows of a table: how many, and of how many codes, with the first `MOST_EXAMPLES` of each code.
+
+    `reason` says why there are none where the table cannot be read.
+    """
+
+    counts: Counter[str] = field(default_factory=Counter)
+    examples: dict[str, list[Row]] = field(default_factory=dict)
+    reason: str | None = None
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        import pyarrow.compute as pc
+
+        codes = batch.column("code")
+        for group in pc.value_counts(codes).to_pylist():
+            code, examples = group["values"], self.examples.setdefault(group["values"], [])
+            self.counts[code] += group["counts"]
+            if len(examples) < MOST_EXAMPLES:
+                same = batch.filter(pc.equal(codes, code))
+                examples += rows_of(same.slice(0, MOST_EXAMPLES - len(examples)), bytes)
+
+
+@dataclass
+class Consumers:
+    """A row for each group, and the rows of the table ``consumers`` that are furthest behind; or why there are none."""
+
+    groups: list[Row] = field(default_factory=list)
+    furthest: list[Row] = field(default_factory=list)
+    queues: int = 0
+    reason: str | None = None
+
+
+@dataclass
+class Facts:
+    """Everything that a page about one store says; rows have the columns of the tables of the same names."""
+
+    path: str
+    is_broker: bool
+    state: Row
+    total: Row
+    terms: list[Row]
+    topics: list[Row]
+    segments: list[Row]
+    findings: Listed
+    recoveries: list[Row]
+    no_recovery: str | None
+    audit: Listed
+    consumers: Consumers
+    timeline: Timeline
+    comparison: Comparison | None = None
+    comparison_sentences: list[str] = field(default_factory=list)
+
+    def count_findings(self, severity: str) -> int:
+        """Rows of the table ``findings`` with that severity."""
+        return sum(count for code, count in self.findings.counts.items() if CODES[code].severity == severity)
+
+    def as_json(self) -> Row:
+        """The object that ``--json`` prints."""
+        timeline = self.timeline
+        return {
+            "path": self.path,
+            "isBroker": self.is_broker,
+            "state": self.state,
+            "total": self.total,
+            "terms": self.terms,
+            "topics": self.topics,
+            "segments": self.segments,
+            "findings": _listed_json(self.findings),
+            "recovery": _or_reason(self.recoveries, self.no_recovery),
+            "audit": _listed_json(self.audit),
+            "consumers": _or_reason(self.consumers.groups, self.consumers.reason),
+            "gaps": [
+                {"start": plain_time(gap.start), "end": plain_time(gap.end), "milliseconds": gap.length}
+                for gap in timeline.gaps
+            ],
+            "replicas": _json_of(self.comparison) if self.comparison is not None else None,
+        }
+
+
+def _listed_json(listed: Listed) -> Row:
+    if listed.reason is not None:
+        return {"reason": listed.reason}
+    return {"counts": dict(sorted(listed.counts.items())), "examples": listed.examples}
+
+
+def _or_reason(rows: list[Row], reason: str | None) -> list[Row] | Row:
+    return rows if reason is None else {"reason": reason}
+
+
+def _json_of(item: Any) -> Any:
+    """A dataclass and what is in it, by the names of the columns."""
+    if dataclasses.is_dataclass(item) and not isinstance(item, type):
+        return {camel_case(each.name): _json_of(getattr(item, each.name)) for each in dataclasses.fields(item)}
+    if isinstance(item, (list, tuple)):
+        return [_json_of(each) for each in item]
+    return {key: _json_of(value) for key, value in item.items()} if isinstance(item, dict) else item
+
+
+def gather(log: Log, compared: Log | None, progress: Progress) -> Facts:
+    """The facts of the store of `log`; `compared` is the same store with its replicas.
+
+    Raises StoreError where the store or a replica cannot be read, OptionError for an option that chooses rows. What
+    only some stores have (ConsumeQueues, the config of a broker, a DLedger node) is missing with a reason.
+    """
+    check_options(TABLES["findings"], log.options)
+    stats, timeline = Stats(), Timeline()
+    for batch in scanned(log, progress):
+        stats.add(batch)
+        timeline.add(batch)
+    recoveries, no_recovery = _recoveries(log)
+    comparison = compare(compared) if compared is not None else None
+    return Facts(
+        path=log.path,
+        is_broker=is_broker(log),
+        state=_row(log.state),
+        total=stats.total_row(log.path),
+        terms=stats.term_rows(),
+        topics=list(stats.topic_rows()),
+        segments=list(_rows(log, "segments", progress)),
+        findings=_listed(log, "findings", progress),
+        recoveries=recoveries,
+        no_recovery=no_recovery,
+        audit=_audit(log, progress),
+        consumers=_consumers(log, progress),
+        timeline=timeline,
+        comparison=comparison,
+        comparison_sentences=list(_comparison_sentences(compared, comparison)),
+    )
+
+
+def is_broker(log: Log) -> bool:
+    """Whether the store is a broker's: a folder around the log has its CommitLog or ConsumeQueues."""
+    root = log.paths.root
+    return root is not None and any((root / name).is_dir() for name in ("commitlog", "consumequeue"))
+
+
+def _comparison_sentences(compared: Log | None, comparison: Comparison | None) -> Iterable[str]:
+    if compared is not None and comparison is not None:
+        yield from (text.strip() for text in sentences(comparison))
+        yield from cut_logs(compared)
+
+
+def _row(item: Any) -> Row:
+    return {camel_case(name): value for name, value in dataclasses.asdict(item).items()}
+
+
+def _rows(log: Log, table: str, progress: Progress) -> Iterable[Row]:
+    for batch in table_batches(log, table, progress):
+        yield from rows_of(batch, bytes)
+
+
+def _listed(log: Log, table: str, progress: Progress) -> Listed:
+    listed = Listed()
+    try:
+        for batch in table_batches(log, table, progress):
+            listed.add(batch)
+    except DLedgerError as error:
+        return Listed(reason=str(error))
+    return listed
+
+
+def _audit(log: Log, progress: Progress) -> Listed:
+    root = log.paths.root
+    if root is None or not (root / "consumequeue").is_dir():
+        return Listed(reason=f"{log.path}: there is no consumequeue folder beside the log")
+    return _listed(log, "audit", progress)
+
+
+def _recoveries(log: Log) -> tuple[list[Row], str | None]:
+    """What the lines of DLedger, and brokers where it is a broker's store, would do; else why that is not known."""
+    try:
+        found = [("DLedger", line, preview(log, line)) for line in LINES]
+    except DLedgerError as error:
+        return [], str(error)
+    if is_broker(log):
+        found += [("RocketMQ", version, preview_broker(log, version)) for version in BROKERS]
+    return [_recovery_row(log, *item) for item in found], None
+
+
+def _recovery_row(log: Log, software: str, version: str, found: Recovery) -> Row:
+    """One recovery; ``dropped`` counts the entries that the log has now and Java would not have any more."""
+    opens = found.outcome == "opens"
+    state = log.state
+    broker = found.rocketmq or {}
+    dropped = 0
+    if opens and found.begin_index is not None and found.end_index is not None:
+        dropped = max(0, state.end_index - found.end_index) + max(0, found.begin_index - state.begin_index)
+    return {
+        "software": software,
+        "version": version,
+        "outcome": found.outcome,
+        "starts": broker.get("starts", opens),
+        "beginIndex": found.begin_index,
+        "endIndex": found.end_index,
+        "committedIndex": found.committed_index,
+        "dropped": dropped,
+        "lost": [list(span) for span in found.lost],
+        "lostTopics": found.lost_topics,
+        "filesDeleted": len(found.data_files_deleted) + len(found.index_files_deleted),
+        "consumeQueueUnitsCut": max(
+            0, broker.get("consumeQueueUnitsBefore", 0) - broker.get("consumeQueueUnitsAfter", 0)
+        ),
+        "indexFilesDeleted": len(broker.get("indexFilesDeleted", [])),
+        "reason": found.reason,
+        "notes": [*found.notes, *broker.get("notes", [])],
+    }
+
+
+def _consumers(log: Log, progress: Progress) -> Consumers:
+    groups: dict[str, Row] = {}
+    furthest: list[tuple[int, int, int, Row]] = []
+    count = 0
+    try:
+        for count, row in enumerate(_rows(log, "consumers", progress), 1):
+            _add_consumer(groups, row)
+            behind = (row["lost"] or 0, row["lag"] or 0, -count, row)
+            if row["topic"] is None:
+                continue
+            if len(furthest) < _MOST_CONSUMERS:
+                heapq.heappush(furthest, behind)
+            else:
+                heapq.heappushpop(furthest, behind)
+    except DLedgerError as error:
+        return Consumers(reason=str(error))
+    rows = [row for *_, row in sorted(furthest, key=lambda item: item[:3], reverse=True)]
+    ordered = sorted(groups.values(), key=lambda row: (-row["lost"], -row["lag"], row["consumerGroup"]))
+    return Consumers(ordered, rows, count)
+
+
+def _add_consumer(groups: dict[str, Row], row: Row) -> None:
+    name = row["consumerGroup"]
+    group = groups.setdefault(name, {"consumerGroup": name, "queues": 0, "lag": 0, "lost": 0})
+    if row["topic"] is not None:
+        group["queues"] += 1
+        group["lag"] += max(row["lag"] or 0, 0)
+        group["lost"] += row["lost"] or 0

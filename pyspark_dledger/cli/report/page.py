@@ -1,0 +1,419 @@
+"""The page of a report: facts as one HTML document that needs nothing beside itself, and no script.
+
+Everything that comes from a store is text that anybody may have written: it is escaped by the template, and characters
+that turn the direction of text or cannot be seen are shown as what they are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from importlib.resources import files
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+from matplotlib.figure import Figure
+
+from pyspark_dledger import __version__
+from pyspark_dledger.cli.output import Row, camel_case, cell, plain_time
+from pyspark_dledger.cli.report import figures
+from pyspark_dledger.cli.report.facts import MOST_EXAMPLES, Facts, Listed
+from pyspark_dledger.cli.report.timeline import Timeline
+from pyspark_dledger.cli.report.units import bytes_text, duration_text, number_text, percent_text
+from pyspark_dledger.cli.report.verdict import relevant_recoveries, span_text, verdicts, worst_first
+from pyspark_dledger.format.json_text import printable
+from pyspark_dledger.log.diff.rows import VERDICTS
+from pyspark_dledger.log.verify.findings import CODES, SEVERITIES
+from pyspark_dledger.rocketmq import audit
+
+MARKER = "dledger report"
+"""What the head of a page says that made it, so that a later report may take its place."""
+
+_LONG_GAP = 0.005
+_LEVELS = {"good": "good", "info": "info", "warning": "warning", "error": "error"}
+_STATE_NAMES = {
+    "node": "Node",
+    "dialect": "Format",
+    "beginIndex": "First index",
+    "endIndex": "Last index",
+    "endTerm": "Last term",
+    "committedIndex": "Committed index",
+    "committedFrom": "Committed, from",
+    "checkpointCommittedIndex": "Committed index of the checkpoint",
+    "currTerm": "Current term",
+    "voteLeader": "Voted for",
+    "dividedCommitlogOffset": "DLedger begins at byte",
+    "minOffset": "First byte",
+    "maxOffset": "Behind the last byte",
+    "dataFileSize": "Size of a data file",
+    "indexFileSize": "Size of an index file",
+    "abort": "Abort file",
+}
+_SIZES = ("dataFileSize", "indexFileSize")
+# In each of these -1 stands for none.
+_NONE_IS_MINUS_1 = ("beginIndex", "endIndex", "endTerm", "dividedCommitlogOffset")
+_OF_DLEDGER = frozenset(
+    ("node", "beginIndex", "endIndex", "endTerm", "committedIndex", "committedFrom", "checkpointCommittedIndex")
+) | frozenset(("currTerm", "voteLeader", "dividedCommitlogOffset", "indexFileSize"))
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table on the page: `name` of the rows' value, and what it is.
+
+    `kind`: ``text``, ``code``, ``time``, ``int``, ``id`` (an integer that counts nothing), ``bytes``, ``ms``
+    (milliseconds), ``rate`` or ``share``.
+    """
+
+    name: str
+    title: str
+    kind: str = "int"
+    is_optional: bool = False
+
+    @property
+    def is_number(self) -> bool:
+        return self.kind in ("int", "bytes", "ms", "rate", "id", "share")
+
+    def has_values(self, rows: list[Row]) -> bool:
+        """Whether any of the rows has a value to show; 0 is none where `is_optional`."""
+        nothing: tuple[Any, ...] = (None, "", [], 0) if self.is_optional else (None, "", [])
+        return any(row[self.name] not in nothing for row in rows)
+
+
+def _columns(text: str) -> list[Column]:
+    """Columns as ``name kind Title``, one a line; with ``kind?`` one that is left out where all rows have 0."""
+    found = []
+    for line in text.strip().splitlines():
+        name, kind, title = line.split(None, 2)
+        found.append(Column(name, title, kind.removesuffix("?"), kind.endswith("?")))
+    return found
+
+
+_COLUMNS = {
+    "segments": """
+        segment name File
+        source text Source
+        entries int Entries
+        firstIndex int First index
+        lastIndex int Last index
+        lastTerm id Last term
+        usedBytes bytes Used
+        corruptBytes bytes? Corrupt
+        staleBytes bytes? Stale
+        findings int? Findings
+        blankBytes bytes? Blank
+        unwrittenBytes bytes? Unwritten
+        firstStoreTimestamp time First stored
+        lastStoreTimestamp time Last stored
+    """,
+    "topics": """
+        topic text Topic
+        queues int Queues
+        messages int Messages
+        bytes bytes Bytes
+        share share Share
+        messagesPerSecond rate Messages/s
+        sizeP50 bytes Size, median
+        sizeP99 bytes Size, 99 %
+        bornToStoreP50 ms Latency, median
+        bornToStoreP99 ms Latency, 99 %
+        firstStoreTimestamp time First stored
+        lastStoreTimestamp time Last stored
+    """,
+    "terms": """
+        term id Term
+        entries int Entries
+        bytes bytes Bytes
+        firstIndex int First index
+        lastIndex int Last index
+        firstStoreTimestamp time First stored
+        lastStoreTimestamp time Last stored
+    """,
+    "gaps": """
+        length ms For
+        start time From
+        end time To
+    """,
+    "restart": """
+        name text Version
+        outcome text Outcome
+        endIndex int Last index
+        committedIndex int Committed index
+        dropped int Entries dropped
+        lost text Of them committed
+        filesDeleted int? Files deleted
+        consumeQueueUnitsCut int? ConsumeQueue units cut
+    """,
+    "findings": """
+        file code File
+        offset int At byte
+        index int Index
+        expected text Expected
+        found text Found
+    """,
+    "audit": """
+        topic text Topic
+        queueId id Queue
+        queueOffset int Queue offset
+        commitLogOffset int CommitLog offset
+        expected text Expected
+        found text Found
+    """,
+    "groups": """
+        consumerGroup text Group
+        queues int Queues
+        lag int Lag
+        lost int Lost
+    """,
+    "consumers": """
+        consumerGroup text Group
+        topic text Topic
+        queueId id Queue
+        consumerOffset int Consumer offset
+        minOffset int First offset
+        maxOffset int End offset
+        lag int Lag
+        lost int Lost
+    """,
+    "standings": """
+        node text Node
+        beginIndex int First index
+        endIndex int Last index
+        endTerm id Last term
+        committedIndex int Committed index
+        committedFrom text From
+        lagEntries int Lag, entries
+        lagBytes bytes Lag, bytes
+        alone int? Alone
+        damaged int? Damaged
+        stale int? Stale
+    """,
+    "diff": """
+        firstIndex int First index
+        lastIndex int Last index
+        verdict text Verdict
+        nodes text About
+        terms text Terms
+        meaning text Meaning
+    """,
+}
+
+
+def shown(value: Any, kind: str) -> str:
+    """A value as the page shows it; an integer of a kind without a unit has its thousands apart, an ``id`` has not."""
+    if kind == "bytes":
+        return bytes_text(value) if value else "0"
+    if kind == "ms":
+        return duration_text(value)
+    if kind == "time":
+        return str(value).replace("T", " ").removesuffix("Z")
+    if kind in ("int", "rate"):
+        return number_text(value)
+    return cell(value)
+
+
+def render(facts: Facts, made: str) -> str:
+    """The page. `made` says when it was made, in the one line in which two pages of the same facts differ."""
+    environment = jinja2.Environment(autoescape=True, trim_blocks=False, undefined=jinja2.StrictUndefined)
+    environment.filters["shown"] = shown
+    environment.filters["with_values"] = lambda columns, rows: [each for each in columns if each.has_values(rows)]
+    template = environment.from_string((files(__package__) / "template.html").read_text("utf-8"))
+    columns = {name: _columns(text) for name, text in _COLUMNS.items()}
+    return template.render(
+        marker=MARKER,
+        name=printable(facts.path),
+        about=_about(facts),
+        made=f"Made by dledger report of pyspark_dledger {__version__}{made}.",
+        facts=_with_shares(facts),
+        sections=_sections(facts),
+        verdicts=verdicts(facts),
+        levels=_LEVELS,
+        state=_state(facts),
+        columns=columns,
+        findings=_findings(facts),
+        recoveries=_recoveries(facts),
+        recovery_notes=_recovery_notes(facts),
+        gaps=_gaps(facts.timeline),
+        audits=_audits(facts.audit),
+        groups=[row for row in facts.consumers.groups if row["queues"]],
+        idle_groups=", ".join(printable(row["consumerGroup"]) for row in facts.consumers.groups if not row["queues"]),
+        comparison=facts.comparison,
+        standings=_standings(facts),
+        differences=_differences(facts),
+        figures=_figures(facts),
+    )
+
+
+def _about(facts: Facts) -> str:
+    state = facts.state
+    kind = "Plain CommitLog of RocketMQ" if state["dialect"] == "commitlog" else "DLedger"
+    if state["dialect"] != "commitlog":
+        kind = "RocketMQ broker in DLedger mode" if facts.is_broker else "DLedger log"
+    node = f", node {printable(str(state['node']))}" if state["node"] is not None else ""
+    return f"{kind}{node}"
+
+
+def _sections(facts: Facts) -> list[tuple[str, str]]:
+    wanted = [
+        ("verdict", "Verdict", True),
+        ("state", "State", True),
+        ("findings", "Findings", True),
+        ("restart", "Restart", True),
+        ("files", "Files", True),
+        ("time", "Time and terms", bool(facts.timeline.messages or facts.terms)),
+        ("topics", "Topics", bool(facts.topics)),
+        ("queues", "ConsumeQueue", facts.is_broker),
+        ("consumers", "Consumers", facts.is_broker),
+        ("replicas", "Replicas", facts.comparison is not None),
+    ]
+    return [(name, title) for name, title, is_there in wanted if is_there]
+
+
+def _state(facts: Facts) -> list[tuple[str, str | None]]:
+    state = facts.state
+    is_plain = state["dialect"] == "commitlog"
+    return [
+        (title, _state_value(name, state[name]))
+        for name, title in _STATE_NAMES.items()
+        if not (is_plain and name in _OF_DLEDGER) and (facts.is_broker or name != "abort")
+    ]
+
+
+def _state_value(name: str, value: Any) -> str | None:
+    if value is None or (name in _NONE_IS_MINUS_1 and value == -1):
+        return None
+    if name in _SIZES:
+        return bytes_text(value)
+    if name == "abort":
+        return "there" if value else "none"
+    if name in ("endTerm", "currTerm") or not isinstance(value, int):
+        return printable(str(value))
+    return number_text(value)
+
+
+def _with_shares(facts: Facts) -> Facts:
+    total = sum(row["bytes"] for row in facts.topics)
+    topics = [{**row, "share": percent_text(row["bytes"], total)} for row in facts.topics]
+    return replace(facts, topics=topics)
+
+
+def _findings(facts: Facts) -> list[Row]:
+    """The findings by code, the worst severity first, in the order of the catalogue."""
+    return [
+        {
+            "code": code,
+            "severity": severity,
+            "count": facts.findings.counts[code],
+            "text": CODES[code].text,
+            "java_does": CODES[code].java_does,
+            "where": _where(facts.findings, code),
+            "rows": facts.findings.examples[code],
+        }
+        for severity in reversed(SEVERITIES)
+        for code in CODES
+        if facts.findings.counts[code] and CODES[code].severity == severity
+    ]
+
+
+def _gaps(timeline: Timeline) -> list[Row]:
+    """The gaps that are long for the time that the log holds."""
+    if not timeline.messages:
+        return []
+    bins = timeline.counts()
+    return [
+        {"length": gap.length, "start": plain_time(gap.start), "end": plain_time(gap.end)}
+        for gap in timeline.gaps
+        if gap.length >= (bins.end - bins.start) * _LONG_GAP
+    ]
+
+
+def _audits(listed: Listed) -> list[Row]:
+    return [
+        {
+            "code": code,
+            "count": count,
+            "text": f"{audit.CODES[code][0].upper()}{audit.CODES[code][1:]}.",
+            "where": _where(listed, code),
+            "rows": listed.examples[code],
+        }
+        for code, count in listed.counts.most_common()
+    ]
+
+
+def _where(listed: Listed, code: str) -> str:
+    count = listed.counts[code]
+    return "Where" if count <= MOST_EXAMPLES else f"Where: the first {MOST_EXAMPLES} of {number_text(count)}"
+
+
+def _recoveries(facts: Facts) -> list[Row]:
+    relevant = relevant_recoveries(facts)
+    others = [row for row in facts.recoveries if row not in relevant]
+    return [
+        {
+            **row,
+            "name": f"{row['software']} {row['version']}",
+            "outcome": row["outcome"] if row["starts"] or row["outcome"] != "opens" else "does not start",
+            "committedIndex": None if row["committedIndex"] == -1 else row["committedIndex"],
+            "lost": [span_text(*span) for span in row["lost"]],
+        }
+        for row in (*relevant, *worst_first(others))
+    ]
+
+
+def _recovery_notes(facts: Facts) -> list[str]:
+    """Why entries are dropped or a store is not opened, with the versions of which it is true; then what else is."""
+    reasons: dict[str, list[str]] = {}
+    for row in facts.recoveries:
+        if row["reason"]:
+            reasons.setdefault(printable(row["reason"]), []).append(f"{row['software']} {row['version']}")
+    notes = dict.fromkeys(printable(note) for row in facts.recoveries for note in row["notes"])
+    return [f"{', '.join(versions)}: {reason}" for reason, versions in reasons.items()] + list(notes)
+
+
+def _standings(facts: Facts) -> list[Row]:
+    if facts.comparison is None:
+        return []
+    rows = [{camel_case(name): value for name, value in asdict(item).items()} for item in facts.comparison.standings]
+    return [row | {name: row[name]["entries"] for name in ("alone", "damaged", "stale")} for row in rows]
+
+
+def _differences(facts: Facts) -> list[Row]:
+    if facts.comparison is None:
+        return []
+    return [
+        {camel_case(name): value for name, value in asdict(row).items()}
+        | {"meaning": VERDICTS[row.verdict].replace("`", "")}
+        for row in facts.comparison.rows
+    ]
+
+
+@dataclass(frozen=True)
+class _Drawing:
+    question: str
+    title: str
+    svg: Markup
+
+
+def _figures(facts: Facts) -> dict[str, list[_Drawing]]:
+    timeline = facts.timeline
+    drawings: dict[str, list[_Drawing]] = {"files": [], "time": [], "topics": [], "replicas": []}
+
+    def add(section: str, name: str, question: str, figure: Figure) -> None:
+        title, svg = figures.svg(figure, name)
+        # Made by matplotlib, which escapes every text in it.
+        drawings[section].append(_Drawing(question, title, Markup(svg)))  # noqa: S704
+
+    if facts.segments:
+        add("files", "bytes", "what is in the files?", figures.bytes_by_file(facts.segments))
+    if any(row["firstStoreTimestamp"] is not None for row in facts.segments):
+        add("files", "retention", "which times do the files hold?", figures.retention(facts.segments))
+    if timeline.messages:
+        add("time", "throughput", "how much was stored when?", figures.throughput(timeline))
+    if timeline.timed:
+        add("time", "latency", "how long did storing take?", figures.latency_map(timeline))
+    named = [row for row in facts.topics if row["topic"] is not None]
+    if named:
+        add("topics", "shares", "which topics hold most?", figures.topic_shares(named))
+    if facts.comparison is not None:
+        add("replicas", "ranges", "what does each replica hold?", figures.replica_ranges(facts.comparison))
+    return drawings

@@ -1,0 +1,74 @@
+"""The facts of a report for strangers: by the rules of `cli.redact`, what is quoted of a store becomes digests."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pyspark_dledger.cli.output import Row
+from pyspark_dledger.cli.redact import redactor
+from pyspark_dledger.cli.report.facts import Facts, Listed
+from pyspark_dledger.log.diff.summary import Comparison
+
+# Texts of Java and of this package, names of versions and of files that only have positions in them, and counts.
+_KEPT = (
+    *("dialect", "committedFrom", "voteLeader", "javaDoes", "software", "version", "outcome", "reason", "notes"),
+    *("kinds", "lost"),
+)
+
+
+def redacted(facts: Facts) -> Facts:
+    """Facts in which paths, topics, groups, and what findings expected and found are digests of one key."""
+    redact = redactor(_KEPT)
+    paths = [facts.path, *([item.path for item in facts.comparison.standings] if facts.comparison else [])]
+    digests = {path: str(redact({"path": path})["path"]) for path in paths}
+
+    def without_paths(text: str | None) -> str | None:
+        for path in sorted(digests, key=len, reverse=True):
+            text = text.replace(path, digests[path]) if text is not None else None
+        return text
+
+    def listed(found: Listed) -> Listed:
+        rows = {code: [redact(row) for row in examples] for code, examples in found.examples.items()}
+        return Listed(found.counts, rows, without_paths(found.reason))
+
+    def recovery(row: Row) -> Row:
+        topics = {str(redact({"topic": topic})["topic"]): count for topic, count in row["lostTopics"].items()}
+        texts = {"reason": without_paths(row["reason"]), "notes": [without_paths(note) for note in row["notes"]]}
+        return {**row, **texts, "lostTopics": topics}
+
+    def topic(row: Row) -> Row:
+        return redact({name: value for name, value in row.items() if name != "tags"})
+
+    consumers = replace(
+        facts.consumers,
+        groups=[redact(row) for row in facts.consumers.groups],
+        furthest=[redact(row) for row in facts.consumers.furthest],
+        reason=without_paths(facts.consumers.reason),
+    )
+    return replace(
+        facts,
+        path=digests[facts.path],
+        state=redact(facts.state),
+        total=redact(facts.total),
+        topics=[topic(row) for row in facts.topics],
+        segments=[redact(row) for row in facts.segments],
+        findings=listed(facts.findings),
+        audit=listed(facts.audit),
+        consumers=consumers,
+        recoveries=[recovery(row) for row in facts.recoveries],
+        no_recovery=without_paths(facts.no_recovery),
+        comparison=_comparison(facts.comparison, digests),
+        comparison_sentences=[str(without_paths(text)) for text in facts.comparison_sentences],
+    )
+
+
+def _comparison(found: Comparison | None, digests: dict[str, str]) -> Comparison | None:
+    """Without the folders in which replicas and files lie."""
+    if found is None:
+        return None
+    standings = tuple(replace(item, path=digests[item.path]) for item in found.standings)
+    first = found.first_divergence
+    if first is not None:
+        places = {node: ("/".join(file.split("/")[-2:]), offset) for node, (file, offset) in first.places.items()}
+        first = replace(first, places=places)
+    return replace(found, standings=standings, first_divergence=first)

@@ -1,0 +1,227 @@
+"""The verdict on a store: a sentence for each question that an operator has first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from pyspark_dledger.cli.output import Row
+from pyspark_dledger.cli.report.facts import Facts
+from pyspark_dledger.cli.report.units import bytes_text, number_text
+from pyspark_dledger.format.json_text import printable
+from pyspark_dledger.log.diff.rows import CONTRADICTS, DAMAGED, DIVERGED, OTHER_BYTES
+from pyspark_dledger.log.verify.findings import CODES, ERROR, INFO, WARNING
+from pyspark_dledger.rocketmq.audit import MESSAGE_NOT_IN_QUEUE
+
+GOOD, NEUTRAL, WARN, BAD = "good", "info", "warning", "error"
+TROUBLE = (WARN, BAD)
+"""Levels that make the exit code tell of findings."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The answer to one question: `level` is ``good``, ``info``, ``warning`` or ``error``.
+
+    `section` is the id of the part of the page that has the details.
+    """
+
+    level: str
+    question: str
+    answer: str
+    section: str
+
+
+def verdicts(facts: Facts) -> list[Verdict]:
+    """The answers to all questions that the store can be asked, in the order in which they are asked."""
+    rules = (_holds, _damage, _committed, _stop, _restart, _queues, _consumers, _replicas)
+    return [found for rule in rules for found in rule(facts)]
+
+
+def _holds(facts: Facts) -> Iterator[Verdict]:
+    total = facts.total
+    text = f"{_kinds(total['kinds'])}, {bytes_text(total['bytes'])} in {_count(len(facts.segments), 'file')}"
+    if total["firstStoreTimestamp"] is not None:
+        first, last = _second(total["firstStoreTimestamp"]), _second(total["lastStoreTimestamp"])
+        day = f"{first.partition(' ')[0]} "
+        text += f", stored from {first} to {last.removeprefix(day)} UTC"
+    yield Verdict(NEUTRAL, "What does it hold?", f"{text}." if total["entries"] else "Nothing.", "files")
+
+
+def _second(time: str) -> str:
+    """A time of a table to the second."""
+    return time.partition(".")[0].replace("T", " ")
+
+
+_KINDS = {
+    "message": ("message", "messages"),
+    "entry": ("entry that is no message", "entries that are no messages"),
+    "noop": ("no-op", "no-ops"),
+    "config": ("config entry", "config entries"),
+    "corrupt": ("corrupt range", "corrupt ranges"),
+}
+
+
+def _kinds(kinds: dict[str, int]) -> str:
+    return ", ".join(_count(count, *_KINDS[kind]) for kind, count in kinds.items())
+
+
+def _damage(facts: Facts) -> Iterator[Verdict]:
+    if facts.findings.reason is not None:
+        yield Verdict(WARN, "Is anything wrong?", f"It could not be verified: {facts.findings.reason}.", "findings")
+        return
+    counts = {severity: facts.count_findings(severity) for severity in (ERROR, WARNING, INFO)}
+    listed = [
+        f"{code} {number_text(count)}"
+        for code, count in facts.findings.counts.most_common()
+        if CODES[code].severity != INFO
+    ]
+    text = f"{_count(counts[ERROR], 'error')}, {_count(counts[WARNING], 'warning')}"
+    notes = f"{number_text(counts[INFO])} info"
+    if not listed:
+        yield Verdict(GOOD, "Is anything wrong?", f"No: {text}, {notes}.", "findings")
+        return
+    level = BAD if counts[ERROR] else WARN
+    yield Verdict(level, "Is anything wrong?", f"{text}: {', '.join(listed)}; {notes}.", "findings")
+
+
+def _committed(facts: Facts) -> Iterator[Verdict]:
+    state = facts.state
+    if state["dialect"] == "commitlog" or state["endIndex"] < 0:
+        return
+    question, end, known = "How far is it committed?", state["endIndex"], state["committedIndex"]
+    if known is None:
+        text = f"No bound is known ({state['committedFrom']}); the log ends at index {number_text(end)}."
+        yield Verdict(NEUTRAL, question, text, "state")
+    elif known >= end:
+        text = f"To its end, index {number_text(end)}, as the {_proof(state['committedFrom'])} proves."
+        yield Verdict(GOOD, question, text, "state")
+    else:
+        text = f"Up to index {number_text(known)}, as the {_proof(state['committedFrom'])} proves; of the last "
+        text += f"{_count(end - known, 'entry', 'entries')} it is not known."
+        yield Verdict(NEUTRAL, question, text, "state")
+
+
+def _proof(source: str) -> str:
+    return {"consumeQueue": "ConsumeQueue"}.get(source, source)
+
+
+def _stop(facts: Facts) -> Iterator[Verdict]:
+    if not facts.is_broker:
+        return
+    question = "Was the broker stopped cleanly?"
+    if facts.state["abort"]:
+        yield Verdict(NEUTRAL, question, "No, or it is running: there is an abort file.", "state")
+    else:
+        yield Verdict(GOOD, question, "Yes: there is no abort file.", "state")
+
+
+def _restart(facts: Facts) -> Iterator[Verdict]:
+    question = "What would a restart do?"
+    rows = relevant_recoveries(facts)
+    if not rows:
+        return
+    worst = rows[0]
+    same = ("starts", "dropped", "lost")
+    alike = sorted(row["version"] for row in rows if all(row[name] == worst[name] for name in same))
+    names = f"{worst['software']} {_enumerated(alike)}"
+    if not worst["starts"]:
+        text = f"{names} would not start on it ({worst['outcome']}): {worst['reason']}."
+        yield Verdict(BAD, question, text, "restart")
+    elif worst["lost"] or worst["dropped"]:
+        spans = ", ".join(span_text(*span) for span in worst["lost"])
+        committed = f"; {spans} are committed" if worst["lost"] else ""
+        text = f"{names} would drop {_count(worst['dropped'], 'entry', 'entries')}{committed}."
+        yield Verdict(BAD if worst["lost"] else WARN, question, text, "restart")
+    else:
+        cut = max(row["consumeQueueUnitsCut"] for row in rows)
+        units = f", and cut up to {_count(cut, 'ConsumeQueue unit')}, to build them again" if cut else ""
+        kept = "keep every entry" if facts.state["endIndex"] >= 0 else "open it, and find no entry"
+        yield Verdict(GOOD, question, f"{names} would {kept}{units}.", "restart")
+
+
+def _enumerated(texts: list[str]) -> str:
+    *first, last = texts
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def relevant_recoveries(facts: Facts) -> list[Row]:
+    """The recoveries by software that runs such stores, the worst first: brokers, else DLedger of that format."""
+    brokers = [row for row in facts.recoveries if row["software"] == "RocketMQ"]
+    kinds = facts.total["kinds"]
+    is_04 = facts.state["dialect"] == "0.4" or "noop" in kinds or "config" in kinds
+    return worst_first(brokers or [row for row in facts.recoveries if row["version"].startswith("0.4") == is_04])
+
+
+def worst_first(rows: list[Row]) -> list[Row]:
+    """Recoveries, those that lose most first."""
+
+    def badness(row: Row) -> tuple[bool, int, int, int]:
+        lost = sum(last - first + 1 for first, last in row["lost"])
+        return not row["starts"], lost, row["dropped"], row["consumeQueueUnitsCut"]
+
+    return sorted(rows, key=badness, reverse=True)
+
+
+def _queues(facts: Facts) -> Iterator[Verdict]:
+    question = "Do log and ConsumeQueue agree?"
+    if not facts.is_broker or not facts.total["messages"]:
+        return
+    counts = facts.audit.counts
+    if facts.audit.reason is not None:
+        yield Verdict(NEUTRAL, question, "They could not be compared.", "queues")
+    elif not counts:
+        yield Verdict(GOOD, question, "Yes, both ways.", "queues")
+    else:
+        listed = ", ".join(f"{code} {number_text(count)}" for code, count in counts.most_common())
+        missed = counts[MESSAGE_NOT_IN_QUEUE]
+        text = f"No: {listed}."
+        if missed:
+            text += f" Consumers never see {_count(missed, 'message')} of the log."
+        yield Verdict(BAD, question, text, "queues")
+
+
+def _consumers(facts: Facts) -> Iterator[Verdict]:
+    question = "Are consumers behind?"
+    groups = [row for row in facts.consumers.groups if row["queues"]]
+    if not groups:
+        return
+    lag, lost = sum(row["lag"] for row in groups), sum(row["lost"] for row in groups)
+    if lost:
+        text = f"{_count(lost, 'message')} expired before their groups read them; "
+        text += f"the lag of all groups is {number_text(lag)}."
+        yield Verdict(WARN, question, text, "consumers")
+    elif lag:
+        most = max(groups, key=lambda row: row["lag"])
+        text = f"{printable(most['consumerGroup'])} has {_count(most['lag'], 'message')} still to read; all "
+        text += f"{_count(len(groups), 'group')} together {number_text(lag)}."
+        yield Verdict(NEUTRAL, question, text, "consumers")
+    else:
+        yield Verdict(GOOD, question, f"No: {_count(len(groups), 'group')} without lag.", "consumers")
+
+
+def _replicas(facts: Facts) -> Iterator[Verdict]:
+    found = facts.comparison
+    if found is None:
+        return
+    question = "Do the replicas agree?"
+    differing = {verdict: found.entries.get(verdict, 0) for verdict in (CONTRADICTS, DIVERGED, OTHER_BYTES, DAMAGED)}
+    listed = ", ".join(f"{verdict} {number_text(count)}" for verdict, count in differing.items() if count)
+    behind = [
+        f"{printable(item.node)} is {_count(item.lag_entries, 'entry', 'entries')} behind {printable(found.foremost)}"
+        for item in found.standings
+        if item.lag_entries
+    ]
+    if listed:
+        yield Verdict(BAD, question, f"{'; '.join([f'No, entries differ: {listed}', *behind])}.", "replicas")
+    else:
+        agree = "Yes, where they have the same index"
+        yield Verdict(NEUTRAL if behind else GOOD, question, f"{'; '.join([agree, *behind])}.", "replicas")
+
+
+def span_text(first: int, last: int) -> str:
+    """A range of indexes."""
+    return number_text(first) if first == last else f"{number_text(first)} to {number_text(last)}"
+
+
+def _count(count: int, one: str, many: str | None = None) -> str:
+    return f"{number_text(count)} {one if count == 1 else many or one + 's'}"

@@ -1,0 +1,145 @@
+"""What a broker has beside its CommitLog: its queues and index, built anew, its configuration and its checkpoint."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from pyspark_dledger.errors import StoreError
+from pyspark_dledger.format.durable import sync_dir
+from pyspark_dledger.format.layout import (
+    CONSUME_QUEUE_UNIT_SIZE,
+    INDEX_FILE_HEADER_SIZE,
+    INDEX_FILE_SLOT_SIZE,
+    INDEX_FILE_UNIT_SIZE,
+)
+from pyspark_dledger.log.consume_queue import FOLDER as QUEUES
+from pyspark_dledger.log.consume_queue import queues
+from pyspark_dledger.log.find import file_size
+from pyspark_dledger.log.options import ReadOptions
+from pyspark_dledger.log.store import Log
+from pyspark_dledger.rocketmq.export.forms import FileReport, file_report, make_folders, new_file, sync_file
+from pyspark_dledger.rocketmq.export.queue_holes import lead_over_holes
+from pyspark_dledger.rocketmq.export.queue_times import date_queue_files
+from pyspark_dledger.rocketmq.index_file import FOLDER as INDEX
+from pyspark_dledger.rocketmq.index_file import hash_slots, index_files
+from pyspark_dledger.rocketmq.index_writer import HASH_SLOTS, INDEX_UNITS
+from pyspark_dledger.rocketmq.queue_writer import UNITS_PER_FILE
+from pyspark_dledger.rocketmq.rebuild import BuildSettings, Built, build
+from pyspark_dledger.rocketmq.runs import Run
+from pyspark_dledger.rocketmq.store_checkpoint import FILE as CHECKPOINT
+from pyspark_dledger.rocketmq.store_checkpoint import StoreCheckpoint, write_store_checkpoint
+
+CONFIG = "config"
+ABORT = "abort"
+MADE = (QUEUES, INDEX, CONFIG, CHECKPOINT, ABORT)
+"""What stands in a storePathRootDir when all is made."""
+
+_MOST_CONFIG_BYTES = 256 * 1024 * 1024
+_DEFAULT_FILE_SIZE = 1024**3
+
+
+class Sizes(NamedTuple):
+    """How large a broker makes its files, as its own files show; its defaults where they do not."""
+
+    units_per_file: int
+    hash_slots: int
+    index_units: int
+
+
+def sizes_of(root: Path | None) -> Sizes:
+    """The sizes of the files below a storePathRootDir."""
+    if root is None:
+        return Sizes(UNITS_PER_FILE, HASH_SLOTS, INDEX_UNITS)
+    units = Counter(file.units for queue in queues(root) for file in queue.files if file.units)
+    units_per_file = units.most_common(1)[0][0] if units else UNITS_PER_FILE
+    for path in reversed(index_files(root)):
+        slots, size = hash_slots(path), file_size(path)
+        if slots is not None and size is not None:
+            left = size - INDEX_FILE_HEADER_SIZE - slots * INDEX_FILE_SLOT_SIZE
+            return Sizes(units_per_file, slots, left // INDEX_FILE_UNIT_SIZE)
+    return Sizes(units_per_file, HASH_SLOTS, INDEX_UNITS)
+
+
+def clear(target: Path) -> None:
+    """Remove what an earlier run made."""
+    for name in MADE:
+        path = target / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+def build_queues_and_index(
+    target: Path, engine: str, sizes: Sizes, messages: int, keep_from: Path | None, run: Run
+) -> Built:
+    """Build ConsumeQueues and index of the CommitLog at the target, which has so many messages.
+
+    Raises StoreError where it does not have them.
+    """
+    log = Log(str(target / "commitlog"), ReadOptions(engine=engine))
+    built = build(log, target, settings=BuildSettings(*sizes), run=run, keep_from=keep_from)
+    found = built.messages + built.skipped
+    if built.fillers and log.segments[0].base == 0:
+        lead_over_holes(target, log.segments[0].size)
+    date_queue_files(target, log.segments)
+    if found != messages:
+        raise StoreError(f"{target}: expected {messages} messages in the new log, found {found}: check the disk")
+    return built
+
+
+def copy_config(root: Path, target: Path) -> list[FileReport]:
+    """Copy ``config/*.json`` of a storePathRootDir: topics, subscription groups, and how far consumers are."""
+    return [_copied(file, target) for file in sorted(_config_files(root))]
+
+
+def _config_files(root: Path) -> Iterator[Path]:
+    folder = root / CONFIG
+    for file in folder.glob("*.json") if folder.is_dir() else ():
+        if file.is_file() and file.stat().st_size <= _MOST_CONFIG_BYTES:
+            yield file
+
+
+def _copied(file: Path, target: Path) -> FileReport:
+    path = f"{CONFIG}/{file.name}"
+    with new_file(target, path) as temporary:
+        shutil.copyfile(file, temporary)
+        sync_file(temporary)
+        return file_report(temporary, path, 0)
+
+
+def write_checkpoint(target: Path, last_stored: int) -> FileReport:
+    """Say that log, queues and index are on disk up to a storeTimestamp, in milliseconds since 1970."""
+    write_store_checkpoint(target, StoreCheckpoint(last_stored, last_stored, last_stored))
+    sync_dir(target)
+    return file_report(target / CHECKPOINT, CHECKPOINT, 0)
+
+
+def write_abort(target: Path) -> FileReport:
+    """Let a broker recover as after an unclean end: 5.x builds queues that are missing only then."""
+    make_folders(target, target)
+    descriptor = os.open(target / ABORT, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    os.close(descriptor)
+    sync_dir(target)
+    return FileReport(ABORT, 0, 0, 0)
+
+
+def broker_conf(target: Path, file_size: int, sizes: Sizes) -> dict[str, str]:
+    """The settings that a broker needs to serve a storePathRootDir with files of such sizes."""
+    given = {
+        "mappedFileSizeCommitLog": (file_size, _DEFAULT_FILE_SIZE),
+        "mappedFileSizeConsumeQueue": (
+            sizes.units_per_file * CONSUME_QUEUE_UNIT_SIZE,
+            UNITS_PER_FILE * CONSUME_QUEUE_UNIT_SIZE,
+        ),
+        "maxHashSlotNum": (sizes.hash_slots, HASH_SLOTS),
+        "maxIndexNum": (sizes.index_units, INDEX_UNITS),
+    }
+    return {
+        "enableDLegerCommitLog": "false",
+        "storePathRootDir": str(target),
+        "storePathCommitLog": str(target / "commitlog"),
+        **{name: str(value) for name, (value, default) in given.items() if value != default},
+    }

@@ -1,0 +1,350 @@
+"""The form ``parquet``: ``topic=NAME/day=YYYY-MM-DD/part-NNNNN.parquet``, as Spark and Hive lay partitions out.
+
+The day is that of storeTimestamp, in UTC. Rows without a topic, such as noop and corrupt ones, or without a day stand
+in the partition that Spark and Hive keep for null. As in Spark's own layout the topic is not in the files again.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from datetime import date, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pyspark_dledger.errors import MalformedError, OptionError, StoreError
+from pyspark_dledger.format.columns import DEFAULT_NAMES, ENTRY_BODY, arrow_schema
+from pyspark_dledger.log.plan import Partition, read_partition
+from pyspark_dledger.rocketmq.export.forms import (
+    MOST_SKIPPED,
+    ExportSettings,
+    FileReport,
+    FinishReport,
+    PartReport,
+    SummedFile,
+    file_report,
+    new_file,
+    sync_file,
+)
+from pyspark_dledger.rocketmq.export.ranges import partitions_of
+from pyspark_dledger.rocketmq.runs import Run
+
+if TYPE_CHECKING:
+    from pyspark_dledger.log import Log
+
+NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
+
+# ExternalCatalogUtils.charToEscape of Spark; NUL, which no file's name can hold, besides.
+_ESCAPED = frozenset({*map(chr, range(0x20)), *"\"#%'*/:=?\\\x7f{[]^"})
+_LONGEST_NAME = 255
+# Rows that wait for their file, in all and of one row group; and files that are written at once.
+_MOST_WAITING_BYTES = 256 * 1024 * 1024
+_ROW_GROUP_BYTES = 64 * 1024 * 1024
+_MOST_OPEN = 64
+# Columns of few values, for which a dictionary pays.
+_REPEATED = (
+    *("kind", "source", "term", "magic", "channel", "chainCrc", "bodyCrc", "committed", "problem", "segment"),
+    *("queueId", "messageMagic", "flag", "sysFlag", "reconsumeTimes", "bornHost", "storeHost"),
+    *("preparedTransactionOffset", "transaction", "compression", "tags", "properties.key_value.key"),
+)
+_WIDE = frozenset({"body", "entryBody", "properties"})
+_NEEDED = ("pos", "index", "topic", "storeTimestamp")
+_DAY_US = 24 * 3600 * 1_000_000
+_EPOCH = date(1970, 1, 1)
+
+
+@dataclass(frozen=True)
+class ParquetPart:
+    """A partition of the log, the columns of the files, and how those are compressed."""
+
+    partition: Partition
+    columns: tuple[str, ...]
+    compression: str
+    mode: str
+
+
+class ParquetForm:
+    """See the module."""
+
+    name = "parquet"
+
+    def plan(self, log: Log, settings: ExportSettings) -> list[ParquetPart]:
+        """A part is a partition of the read (maxPartitionBytes). Raises OptionError where no column is left."""
+        wanted = settings.columns or DEFAULT_NAMES
+        if settings.options.include_entry_body:
+            wanted = (*wanted, ENTRY_BODY.name)
+        columns = tuple(dict.fromkeys(name for name in wanted if name != "topic"))
+        if not columns:
+            raise OptionError("option columns: expected a column beside topic, by which the files are partitioned")
+        partitions = partitions_of(log, settings, tuple(dict.fromkeys((*columns, *_NEEDED))))
+        compression = settings.compression or "zstd"
+        return [ParquetPart(partition, columns, compression, settings.options.mode) for partition in partitions]
+
+    def write(self, part: ParquetPart, number: int, target: Path) -> PartReport:
+        """A file or more for each topic and day; see `Form.write`."""
+        writer = _PartWriter(part, number, target)
+        try:
+            for batch in read_partition(part.partition):
+                writer.add(batch)
+            files = writer.finish()
+        except BaseException:
+            writer.discard()
+            raise
+        rows = sum(file.rows for file in files)
+        return PartReport(number, rows, writer.skipped, tuple(writer.first_skipped), files, part.partition.size)
+
+    def finish(
+        self, _log: Log, _settings: ExportSettings, _target: Path, reports: Sequence[PartReport], _run: Run
+    ) -> FinishReport:
+        """Nothing is left to do but to say what reads otherwise than it was."""
+        empty = sum(file.rows for report in reports for file in report.files if _is_of_no_topic(file.path))
+        note = f"{empty} rows without a topic, or with an empty one, have the partition {NULL_PARTITION}"
+        return FinishReport(notes=(note,) if empty else ())
+
+
+def _is_of_no_topic(path: str) -> bool:
+    return path.startswith(f"topic={NULL_PARTITION}/")
+
+
+def folder_of(topic: str | None, day: str | None) -> str:
+    """The folder of a topic and a day, by the names that Spark gives: ``topic=a%3Ab/day=2026-07-21``."""
+    return f"topic={_value(topic)}/day={_value(day)}"
+
+
+def _value(value: str | None) -> str:
+    """A value in a folder's name. Spark takes the empty text for null, as it cannot tell them apart."""
+    if not value:
+        return NULL_PARTITION
+    if value == NULL_PARTITION:
+        return f"%5F{value[1:]}"
+    return "".join(f"%{ord(each):02X}" if each in _ESCAPED else each for each in value)
+
+
+class _PartWriter:
+    """Writes the rows of a part to the files of their topic and day, with bounded memory and few files open."""
+
+    def __init__(self, part: ParquetPart, number: int, target: Path) -> None:
+        self._part, self._number, self._target = part, number, target
+        self._schema = arrow_schema(part.columns)
+        self._waiting: dict[str, list[pa.RecordBatch]] = {}
+        self._sizes: dict[str, int] = {}
+        self._size = 0
+        self._open: dict[str, _File] = {}
+        self._counts: dict[str, int] = {}
+        self._done: list[FileReport] = []
+        self.skipped = 0
+        self.first_skipped: list[str] = []
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Rows of the log. Raises MalformedError for one that has no place, with mode=FAILFAST."""
+        for folder, rows in self._by_folder(batch):
+            self._waiting.setdefault(folder, []).append(rows)
+            self._sizes[folder] = self._sizes.get(folder, 0) + rows.nbytes
+            self._size += rows.nbytes
+            if self._sizes[folder] >= _ROW_GROUP_BYTES:
+                self._write(folder)
+        while self._size > _MOST_WAITING_BYTES:
+            self._write(max(self._sizes, key=self._sizes.__getitem__))
+
+    def finish(self) -> tuple[FileReport, ...]:
+        """The files, all of them placed."""
+        for folder in list(self._open):
+            self._write(folder)
+            self._close(folder)
+        for folder in list(self._waiting):
+            self._write(folder)
+            self._close(folder)
+        return tuple(sorted(self._done, key=lambda file: file.path))
+
+    def discard(self) -> None:
+        """Remove what is not placed yet."""
+        for file in self._open.values():
+            file.discard()
+
+    def _by_folder(self, batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
+        """The rows of a batch, those of each folder together."""
+        if not batch.num_rows:
+            return
+        topics = batch["topic"].dictionary_encode()
+        names = [*topics.dictionary.to_pylist(), None]
+        days, day = _days(batch["storeTimestamp"])
+        key = np.asarray(topics.indices.cast(pa.int64()).fill_null(len(names) - 1)) * len(days) + day
+        groups, firsts = np.unique(key, return_index=True)
+        for group in groups[np.argsort(firsts)].tolist():
+            folder = folder_of(names[group // len(days)], days[group % len(days)])
+            rows = batch if len(groups) == 1 else batch.take(pa.array(np.flatnonzero(key == group)))
+            longest = max(len(each.encode()) for each in folder.split("/"))
+            if longest > _LONGEST_NAME:
+                self._skip(rows, f"expected a topic whose folder has a name of {_LONGEST_NAME} bytes, found {longest}")
+            else:
+                yield folder, rows.select(self._part.columns)
+
+    def _skip(self, rows: pa.RecordBatch, why: str) -> None:
+        if self._part.mode == "FAILFAST":
+            raise MalformedError(f"pos {rows['pos'][0]}: {why}; mode=PERMISSIVE leaves it out and says so")
+        self.skipped += rows.num_rows
+        first = rows.slice(0, MOST_SKIPPED - len(self.first_skipped))
+        for pos, index in zip(first["pos"].to_pylist(), first["index"].to_pylist(), strict=True):
+            self.first_skipped.append(f"pos={pos} index={index}: {why}")
+
+    def _write(self, folder: str) -> None:
+        """What waits for a folder goes to its file, as a row group."""
+        batches = self._waiting.pop(folder, [])
+        self._size -= self._sizes.pop(folder, 0)
+        if not batches:
+            return
+        file = self._open.pop(folder, None)
+        if file is None:
+            while len(self._open) >= _MOST_OPEN:
+                self._close(next(iter(self._open)))
+            file = _File(self._target, self._next_path(folder), self._schema, self._part.compression)
+        self._open[folder] = file  # the last of all, as the first is closed first
+        file.write(pa.Table.from_batches(batches, self._schema))
+
+    def _next_path(self, folder: str) -> str:
+        """``part-00003.parquet``; a folder whose file was closed gets further ones, ``part-00003-1.parquet``."""
+        count = self._counts.get(folder, 0)
+        self._counts[folder] = count + 1
+        return f"{folder}/part-{self._number:05d}{f'-{count}' if count else ''}.parquet"
+
+    def _close(self, folder: str) -> None:
+        self._done.append(self._open.pop(folder).close())
+
+
+class _File:
+    """A Parquet file that is being written, under a name that nobody else has."""
+
+    def __init__(self, target: Path, path: str, schema: pa.Schema, compression: str) -> None:
+        self._path, self._schema = path, schema
+        self._sums = ColumnSums(schema)
+        self._rows = 0
+        self._stack = ExitStack()
+        self._temporary = self._stack.enter_context(new_file(target, path))
+        names = set(schema.names)
+        self._stream = self._stack.enter_context(SummedFile(self._temporary))
+        self._writer = pq.ParquetWriter(
+            self._stream,
+            schema,
+            compression=compression,
+            use_dictionary=[name for name in _REPEATED if name.partition(".")[0] in names],
+            write_statistics=[name for name in schema.names if name not in _WIDE],
+        )
+
+    def write(self, rows: pa.Table) -> None:
+        self._sums.add(rows)
+        self._rows += rows.num_rows
+        self._writer.write_table(rows, row_group_size=max(rows.num_rows, 1))
+
+    def close(self) -> FileReport:
+        """Sync, verify and place the file. Raises StoreError where it reads otherwise than it was written."""
+        try:
+            self._writer.close()
+            self._stream.close()
+            sync_file(self._temporary)
+            report = file_report(self._temporary, self._path, self._rows)
+            if report.crc32 != self._stream.crc32:
+                raise self._differs(f"CRC-32 {report.crc32}, not {self._stream.crc32}")
+            self._verify()
+        except BaseException:
+            self.discard()
+            raise
+        self._stack.close()
+        return report
+
+    def discard(self) -> None:
+        with suppress(Exception):  # what ended it was told already
+            self._writer.close()
+        self._writer.is_open = False  # else it is closed once more when it is forgotten, and complains
+        self._stack.__exit__(_DiscardedError, _DiscardedError(), None)
+
+    def _verify(self) -> None:
+        found = ColumnSums(self._schema)
+        rows = 0
+        try:
+            with pq.ParquetFile(self._temporary) as file:
+                if file.schema_arrow != self._schema:
+                    raise ValueError(f"the schema {file.schema_arrow}")
+                for group in range(file.num_row_groups):  # each by itself: they bound what is in memory
+                    read = file.read_row_group(group)
+                    rows += read.num_rows
+                    found.add(read)
+        except (ValueError, pa.ArrowException, OSError) as error:
+            raise self._differs(str(error)) from None
+        if rows != self._rows:
+            raise self._differs(f"{rows} rows, not {self._rows}")
+        if found.values != self._sums.values:
+            names = [name for name in self._schema.names if found.values[name] != self._sums.values[name]]
+            raise self._differs(f"other bytes in the columns {', '.join(names)}")
+
+    def _differs(self, found: str) -> StoreError:
+        return StoreError(
+            f"{self._path}: expected the rows that were written when the file was read back, found {found}: check the "
+            "disk and the memory of this machine, and export again"
+        )
+
+
+class _DiscardedError(Exception):
+    """Ends the block of a file that is not to be placed."""
+
+
+class ColumnSums:
+    """CRC-32s of the values of each column, whatever batches they come in.
+
+    Of each column they are over: which rows are null (a byte for a row), the lengths of texts, bytes and maps (int32,
+    little-endian), and the values themselves; null is as 0, or as empty.
+    """
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self.values: dict[str, tuple[int, ...]] = dict.fromkeys(schema.names, ())
+
+    def add(self, rows: pa.Table) -> None:
+        for name, column in zip(rows.schema.names, rows.columns, strict=True):
+            for chunk in column.chunks:
+                streams = list(_streams(chunk))
+                before = self.values[name] or (0,) * len(streams)
+                self.values[name] = tuple(zlib.crc32(data, crc) for data, crc in zip(streams, before, strict=True))
+
+
+def _streams(array: pa.Array) -> Iterator[Any]:
+    """The bytes of an array that `ColumnSums` is over, each kind of them as one buffer."""
+    yield np.asarray(array.is_valid().cast(pa.uint8()))
+    kind = array.type
+    if pa.types.is_string(kind) or pa.types.is_binary(kind):
+        if array.null_count:
+            array = array.fill_null("" if pa.types.is_string(kind) else b"")
+        offsets = _offsets(array)
+        yield np.diff(offsets)
+        data = array.buffers()[2]
+        yield memoryview(data)[offsets[0] : offsets[-1]] if data is not None else b""
+    elif pa.types.is_map(kind):
+        lengths = np.diff(_offsets(array))
+        yield np.where(np.asarray(array.is_valid()), lengths, 0).astype(np.int32)
+        there = array.drop_null() if array.null_count else array
+        offsets = _offsets(there)
+        for child in (there.keys, there.items):
+            yield from _streams(child[offsets[0] : offsets[-1]])
+    else:
+        plain = array.cast(pa.int64()) if pa.types.is_timestamp(kind) else array
+        plain = plain.cast(pa.uint8()) if pa.types.is_boolean(kind) else plain
+        yield np.ascontiguousarray(plain.fill_null(0) if plain.null_count else plain)
+
+
+def _offsets(array: pa.Array) -> npt.NDArray[np.int32]:
+    if not len(array):
+        return np.zeros(1, np.int32)
+    return np.frombuffer(array.buffers()[1], np.int32, len(array) + 1, array.offset * 4)
+
+
+def _days(times: pa.Array) -> tuple[list[str | None], npt.NDArray[np.int64]]:
+    """The UTC days of a timestamp column as ``YYYY-MM-DD``, and null behind them; for each row which one it is."""
+    is_null = np.asarray(times.is_null())
+    numbers, places = np.unique(np.asarray(times.cast(pa.int64()).fill_null(0)) // _DAY_US, return_inverse=True)
+    days = [(_EPOCH + timedelta(days=number)).isoformat() for number in numbers.tolist()]
+    return [*days, None], np.where(is_null, len(days), places.astype(np.int64))

@@ -1,0 +1,119 @@
+"""Which range of a log is exported, and by what it is known again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from pyspark_dledger.errors import StoreError
+from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, INT64_MAX, Filters
+from pyspark_dledger.log.committed import Bound
+from pyspark_dledger.log.entries import read_at
+from pyspark_dledger.log.options import Offset, ReadOptions
+from pyspark_dledger.log.plan import Partition, plan_between, read_partition
+from pyspark_dledger.log.tail import TailOffset
+from pyspark_dledger.log.tail_view import View
+from pyspark_dledger.rocketmq.export.forms import ExportSettings
+
+if TYPE_CHECKING:
+    from pyspark_dledger.log import Log
+
+_MOST_BYTES = 64 * 1024 * 1024
+_PARTITION_BYTES = 128 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class LogRange:
+    """Positions ``[start, end)`` of a log, both where the walk over it arrives, and how the log stood there.
+
+    ``last`` is the last row that begins in it, with the CRC-32 of its bytes; ``last_index`` is the last index in it,
+    and ``committed_index`` the committed bound, None where there is none.
+    """
+
+    start: int
+    end: int
+    committed_index: int | None
+    last: TailOffset
+    last_index: int | None
+
+
+def partitions_of(log: Log, settings: ExportSettings, columns: tuple[str, ...]) -> list[Partition]:
+    """The partitions of a read of what is exported; the same for the same settings, however the log has grown.
+
+    Small segments are one partition together, up to maxPartitionBytes.
+    """
+    options = settings.options
+    options = replace(options, max_partition_bytes=options.max_partition_bytes or _PARTITION_BYTES)
+    return plan_between(log, columns, options, settings.filters, settings.committed_index, settings.start, settings.end)
+
+
+def range_of(log: Log, options: ReadOptions) -> LogRange:
+    """Where the rows begin and end that the options choose. Raises StoreError where there is none."""
+    committed = log.bound(options).index if log.ledger_segments else None
+    bound = options.committed_bound if committed is None else committed
+    whole = replace(options, max_partition_bytes=INT64_MAX, min_partitions=None, committed_bound=bound)
+    ranges = [part for partition in log.plan(("pos",), whole, Filters()) for part in partition.ranges]
+    nothing = StoreError(
+        f"{log.path}: expected rows to export, found none: see dledger state, and the options of the read"
+    )
+    if not ranges:
+        raise nothing
+    # A place that the options name by a position need not be one where a row begins.
+    start, end = ranges[0].start, ranges[-1].end
+    if options.starting_offsets.kind == "pos" and options.starting_offsets.value > start:
+        start = _first_row_at(log, options.starting_offsets.value, end)
+    if options.ending_offsets.kind == "pos" and options.ending_offsets.value < end:
+        end = _first_row_at(log, options.ending_offsets.value, end)
+    if start >= end:
+        raise nothing
+    last, last_index = last_row(log, start, end)
+    return LogRange(start, end, committed, last, last_index)
+
+
+def _first_row_at(log: Log, pos: int, end: int) -> int:
+    """Where the first row at or after `pos` begins, or `end`."""
+    options = ReadOptions(
+        starting_offsets=Offset("pos", pos), fail_on_data_loss=False, max_batch_rows=1, verify_crc=False
+    )
+    for partition in log.plan(("pos",), options, Filters()):
+        for batch in read_partition(partition):
+            if batch.num_rows:
+                return min(batch["pos"][0].as_py(), end)
+    return end
+
+
+def last_row(log: Log, start: int, end: int) -> tuple[TailOffset, int | None]:
+    """The last row that begins in ``[start, end)``, with the CRC-32 of its bytes, and the last index near it."""
+    for segment, found in log.ends.values():
+        if found.pos == end and found.last_pos >= start:
+            index, term = (found.last_index, found.last_term) if segment.source == DLEDGER else (None, None)
+            return TailOffset(index, term, found.last_pos, _crc(log, found.last_pos, end - found.last_pos)), index
+    options = ReadOptions(max_partition_bytes=INT64_MAX, verify_crc=False)
+    for segment in reversed([each for each in log.segments if each.base < end and each.end > start]):
+        begin = max(start, segment.base)
+        parts = plan_between(log, ("index", "term", "pos", "size"), options, Filters(), None, begin, end)
+        rows = [batch for part in parts for batch in read_partition(part) if batch.num_rows]
+        if rows:
+            row = rows[-1].slice(rows[-1].num_rows - 1).to_pylist()[0]
+            indexes = (batch["index"].drop_null() for batch in reversed(rows))
+            index = next((known[-1].as_py() for known in indexes if len(known)), None)
+            return TailOffset(row["index"], row["term"], row["pos"], _crc(log, row["pos"], row["size"])), index
+    return TailOffset(pos=start), None
+
+
+def row_again(log: Log, found: LogRange) -> TailOffset:
+    """What is the last row of a range in the log as it stands now: `found.last`, if that still stands there."""
+    if found.last.pos is not None and found.end <= max((end.pos for _, end in log.ends.values()), default=0):
+        view = View(log, Bound(None, None), None)
+        places = (view.place(source, found.last.pos) for source in (DLEDGER, COMMITLOG))
+        if any(place is not None and place.offset == found.last for place in places):
+            return found.last
+    return last_row(log, found.start, found.end)[0]
+
+
+def _crc(log: Log, pos: int, size: int) -> int:
+    """The CRC-32 of the bytes at a position, of a row that is too long to be an entry of those at its begin."""
+    segment = next((each for each in log.segments if each.base <= pos < each.end), None)
+    return log.engine.crc32(
+        b"" if segment is None else read_at(segment.path, pos - segment.base, min(size, _MOST_BYTES))
+    )

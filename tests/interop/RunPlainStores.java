@@ -1,0 +1,120 @@
+import java.io.BufferedReader;
+import java.io.InputStreamReader;
+import java.nio.charset.StandardCharsets;
+import java.nio.file.Files;
+import java.nio.file.Paths;
+import java.util.ArrayList;
+import java.util.List;
+import org.apache.rocketmq.store.DefaultMessageStore;
+import org.apache.rocketmq.store.config.BrokerRole;
+import org.apache.rocketmq.store.config.MessageStoreConfig;
+
+/**
+ * Message stores of RocketMQ brokers without DLedger, one after the other in one process, with the jars of any version.
+ *
+ * Each line of standard input is a command with fields between tabs, answered by a line with a JSON object:
+ *
+ * open ROLE NAME=VALUE...: loads and starts a store with these settings of MessageStoreConfig, and waits until it has
+ * dispatched its log; the commands behind are about it. It tells minOffset and maxOffset. With the role of a master it
+ * takes messages, and before 5.0 it also delivers those whose delay is over.
+ * dump FILE, queues, put COUNT TOPIC QUEUES: as in RunStore, but that dump does not look for keys.
+ * keys FILE: for each line TOPIC KEY of a file, what the index has, in order.
+ * times FILE: for each line TOPIC QUEUE TIMESTAMP of a file, the offset in the queue that is found for it, in order.
+ * close: an orderly end of the store.
+ *
+ * Stores that are not closed stay open until the process is killed.
+ */
+public final class RunPlainStores {
+    private static final long PATIENCE_MS = 30_000;
+
+    public static void main(String[] args) throws Exception {
+        RunStore.answer("{\"started\": true}");
+        BufferedReader lines = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
+        DefaultMessageStore store = null;
+        for (String line = lines.readLine(); line != null; line = lines.readLine()) {
+            String[] words = line.split("\t");
+            try {
+                if (words[0].equals("open")) {
+                    store = open(words);
+                    RunStore.answer(state(store));
+                } else {
+                    RunStore.answer(obey(store, words));
+                }
+            } catch (Throwable thrown) {
+                thrown.printStackTrace();
+                RunStore.answer("{\"error\": \"" + thrown.toString().replaceAll("[\"\\\\\\p{Cntrl}]", " ") + "\"}");
+            }
+        }
+        Runtime.getRuntime().halt(0);
+    }
+
+    private static DefaultMessageStore open(String[] words) throws Exception {
+        MessageStoreConfig config = new MessageStoreConfig();
+        config.setHaListenPort(0);
+        config.setBrokerRole(BrokerRole.valueOf(words[1]));
+        config.setMaxMsgsNumBatch(1_000_000);
+        // Whatever room the disk has, nothing is deleted.
+        config.setCleanFileForciblyEnable(false);
+        for (int i = 2; i < words.length; i++) {
+            int equals = words[i].indexOf('=');
+            RunStore.set(config, words[i].substring(0, equals), words[i].substring(equals + 1));
+        }
+        DefaultMessageStore store = RunStore.create(config);
+        if (!store.load()) {
+            throw new IllegalStateException("the store does not load");
+        }
+        store.start();
+        long end = System.currentTimeMillis() + PATIENCE_MS;
+        while (store.dispatchBehindBytes() > 0) {
+            if (System.currentTimeMillis() > end) {
+                throw new IllegalStateException("the store does not dispatch its log");
+            }
+            Thread.sleep(10);
+        }
+        return store;
+    }
+
+    private static String state(DefaultMessageStore store) {
+        return String.format(
+            "{\"minOffset\": %d, \"maxOffset\": %d}", store.getMinPhyOffset(), store.getMaxPhyOffset());
+    }
+
+    private static String obey(DefaultMessageStore store, String[] words) throws Exception {
+        switch (words[0]) {
+            case "dump":
+                return RunStore.dump(store, words[1], false);
+            case "queues":
+                return RunStore.queues(store);
+            case "put":
+                store.recoverTopicQueueTable();
+                return RunStore.put(store, Integer.parseInt(words[1]), words[2], Integer.parseInt(words[3]));
+            case "keys":
+                return keys(store, words[1]);
+            case "times":
+                return times(store, words[1]);
+            case "close":
+                store.shutdown();
+                return "{\"closed\": true}";
+            default:
+                throw new IllegalArgumentException("no command " + words[0]);
+        }
+    }
+
+    private static String keys(DefaultMessageStore store, String file) throws Exception {
+        List<Object> found = new ArrayList<>();
+        for (String line : Files.readAllLines(Paths.get(file))) {
+            String[] words = line.split("\t");
+            found.add(RunStore.byKey(store, words[0], words[1]));
+        }
+        return "{\"offsets\": " + found + "}";
+    }
+
+    private static String times(DefaultMessageStore store, String file) throws Exception {
+        List<Long> found = new ArrayList<>();
+        for (String line : Files.readAllLines(Paths.get(file))) {
+            String[] words = line.split("\t");
+            found.add(store.getOffsetInQueueByTime(words[0], Integer.parseInt(words[1]), Long.parseLong(words[2])));
+        }
+        return "{\"offsets\": " + found + "}";
+    }
+}
