@@ -35,6 +35,7 @@ demo: $(INSTALLED) ## read a store that RocketMQ wrote, with Spark; ARGS=PATH re
 
 .PHONY: test
 test: $(INSTALLED) ## run the test suite, files side by side; ARGS goes to pytest (-n0: one after the other)
+	@tools/browser.sh
 	@$(SPARK) $(PYTHON_BIN) -m pytest -n auto --maxprocesses 4 --dist loadfile $(ARGS)
 
 .PHONY: test-spark-versions
@@ -94,6 +95,10 @@ bench: $(INSTALLED) ## measure against peers; ARGS=NAME runs one benchmark
 .PHONY: docs
 docs: $(INSTALLED) ## write the tables of README.md and docs/ from the code
 	@$(PYTHON_BIN) -m tools.docs
+
+.PHONY: notebooks
+notebooks: $(INSTALLED) ## execute the notebooks and keep their outputs
+	@$(PYTHON_BIN) notebooks/run.py
 
 .PHONY: clean
 clean: ## remove everything that was made
