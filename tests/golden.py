@@ -97,6 +97,7 @@ class Expected:
         self.head = lines[0]
         self.is_raw = "kind" not in self.head
         self.entries = lines[1:] if self.is_raw else [line for line in lines if line.get("kind") == "message"]
+        self.queries = [line for line in lines if line.get("kind") == "query"]
         self.queue_offsets = {line["phyOffset"] for line in lines if line.get("kind") == "cq"}
 
     @property
@@ -226,8 +227,8 @@ def assert_same(actual: list[Record], expected: list[Record]) -> None:
 
 
 def all_goldens() -> list[Golden]:
-    """Every replica of every case, in the order of their names."""
-    cases = sorted(path.name.removesuffix(".tar.gz") for path in GOLDENS.glob("*.tar.gz"))
+    """Every replica of every case that has expected files, in the order of their names."""
+    cases = sorted({path.name.partition(".")[0] for path in GOLDENS.glob(f"*{SUFFIX}")})
     goldens = []
     for case in cases:
         nodes = sorted(p.name.removesuffix(SUFFIX).removeprefix(f"{case}.") for p in GOLDENS.glob(f"{case}.n*{SUFFIX}"))

@@ -1,0 +1,60 @@
+"""Execute notebooks and keep their outputs: ``python notebooks/run.py [NOTEBOOK...]``, by default all."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+import nbformat
+from nbclient import NotebookClient
+
+HERE = Path(__file__).resolve().parent
+PATIENCE = 300
+"""Seconds that a cell may take: much longer than any does, on a busy machine, too."""
+
+NOISE = ("WARNING: ", "Picked up ")
+"""How lines begin that Java prints when Spark is started; its version and settings decide which."""
+
+
+def execute(path: Path) -> nbformat.NotebookNode:
+    """The notebook at `path` with the outputs of a fresh run by this Python; the file itself stays as it is.
+
+    Raises nbclient.exceptions.CellExecutionError where a cell does.
+    """
+    notebook = nbformat.read(path, as_version=4)
+    with tempfile.TemporaryDirectory() as settings:
+        client = NotebookClient(
+            notebook,
+            timeout=PATIENCE,
+            resources={"metadata": {"path": str(HERE)}},
+            extra_arguments=["--IPKernelApp.log_level=40"],  # errors
+        )
+        # Neither the user's settings nor the history of what was typed: every run is a first one.
+        client.execute(env={**os.environ, "IPYTHONDIR": settings, "JUPYTER_CONFIG_DIR": settings})
+    for cell in notebook.cells:
+        cell.metadata.pop("execution", None)  # when it ran
+        if cell.cell_type == "code":
+            cell.outputs = [output for output in map(_without_noise, cell.outputs) if output.get("text") != ""]
+    notebook.metadata["language_info"] = {"name": "python"}
+    return notebook
+
+
+def _without_noise(output: nbformat.NotebookNode) -> nbformat.NotebookNode:
+    if output.get("name") == "stderr":
+        lines = output.text.splitlines(keepends=True)
+        output.text = "".join(line for line in lines if not line.startswith(NOISE))
+    return output
+
+
+def main(names: list[str]) -> None:
+    for path in [Path(name) for name in names] or sorted(HERE.glob("*.ipynb")):
+        notebook = execute(path)
+        nbformat.validate(notebook)
+        nbformat.write(notebook, path)
+        sys.stdout.write(f"{path}\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
