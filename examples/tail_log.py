@@ -6,27 +6,15 @@ RocketMQ 5.3.3 wrote is unpacked and read to its end. Otherwise Ctrl-C stops it.
 
 from __future__ import annotations
 
-import os
 import sys
-import tarfile
 import tempfile
 from contextlib import suppress
-from pathlib import Path
 
+from bundled import start_spark, unpacked
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-HERE = Path(__file__).resolve().parent
-BUNDLED = HERE.parent / "tests" / "goldens" / "mq-53-upgrade.tar.gz"
 COLUMNS = "index long, pos long, topic string, queueId int, queueOffset long, tags string"
-
-
-def start_spark() -> SparkSession:
-    """Start a local session that prints errors only."""
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    os.environ.setdefault("SPARK_CONF_DIR", str(HERE / "conf"))
-    builder = SparkSession.builder.master("local[2]").appName("tail_log").config("spark.ui.enabled", "false")
-    return builder.config("spark.ui.showConsoleProgress", "false").getOrCreate()
 
 
 def show(batch: DataFrame, number: int) -> None:
@@ -46,23 +34,23 @@ def tail(spark: SparkSession, path: str, checkpoint: str, start: str, to_the_end
     return (writer.trigger(availableNow=True) if to_the_end else writer.trigger(processingTime="1 second")).start()
 
 
-def main() -> None:
+def main(arguments: list[str]) -> None:
     """Tail the store that was asked for, or the bundled one."""
-    spark = start_spark()
-    if len(sys.argv) > 2:
-        start = sys.argv[3] if len(sys.argv) > 3 else "latest"
-        query = tail(spark, sys.argv[1], sys.argv[2], start, to_the_end=False)
+    if len(arguments) == 1:
+        sys.exit("usage: python examples/tail_log.py [PATH CHECKPOINT [STARTING_OFFSETS]]")
+    spark = start_spark("tail_log")
+    if arguments:
+        path, checkpoint, *start = arguments
+        query = tail(spark, path, checkpoint, start[0] if start else "latest", to_the_end=False)
         with suppress(KeyboardInterrupt):
             query.awaitTermination()
         query.stop()
         return
-    with tempfile.TemporaryDirectory() as folder:
-        with tarfile.open(BUNDLED) as archive:
-            archive.extraction_filter = getattr(tarfile, "data_filter", lambda member, _: member)
-            archive.extractall(folder)
-        query = tail(spark, f"{folder}/mq-53-upgrade", f"{folder}/checkpoint", "earliest", to_the_end=True)
+    with unpacked("mq-53-upgrade") as path, tempfile.TemporaryDirectory() as checkpoint:
+        query = tail(spark, path, checkpoint, "earliest", to_the_end=True)
         query.awaitTermination()
+        spark.stop()
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

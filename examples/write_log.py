@@ -5,30 +5,13 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import tempfile
 from pathlib import Path
 
+from bundled import start_spark
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-
-HERE = Path(__file__).resolve().parent
-
-
-def start_spark() -> SparkSession:
-    """Start a local session that prints errors only."""
-    # Spark's workers must be a Python that has this package: the one that runs this file.
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    os.environ.setdefault("SPARK_CONF_DIR", str(HERE / "conf"))
-    return (
-        SparkSession.builder.master("local[2]")
-        .appName("write_log")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.sql.session.timeZone", "UTC")
-        .getOrCreate()
-    )
 
 
 def orders(rows: DataFrame) -> DataFrame:
@@ -70,7 +53,7 @@ def main(arguments: list[str]) -> None:
     """Write to the given path, or to a folder for the moment."""
     with tempfile.TemporaryDirectory(prefix="dledger-") as folder:
         path = arguments[0] if arguments else str(Path(folder) / "log")
-        spark = start_spark()
+        spark = start_spark("write_log")
         write_batch(spark, path)
         write_stream(spark, path, Path(folder))
         show(spark, path)

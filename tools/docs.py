@@ -6,6 +6,7 @@ import struct
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from pyspark_dledger.format import layout
 from pyspark_dledger.format.columns import ALL_COLUMNS
 from pyspark_dledger.format.layout import LAYOUTS, ROCKETMQ_LAYOUTS, Field
 from pyspark_dledger.log.options import OPTIONS, Option
@@ -13,8 +14,11 @@ from pyspark_dledger.log.verify.findings import CATALOGUE
 from pyspark_dledger.raft.messages import RequestCode
 from pyspark_dledger.raft.node.settings import SETTINGS, default_of
 from pyspark_dledger.raft.wire import binary_layout
+from pyspark_dledger.rocketmq.export.options import EXPORT_OPTIONS, FORMS
+from pyspark_dledger.rocketmq.store_checkpoint import LAYOUT as STORE_CHECKPOINT
 from pyspark_dledger.rocketmq.tables import TABLES as READ_TABLES
 from pyspark_dledger.spark.write_options import WRITE_OPTIONS
+from tools import cli_docs, real_bytes
 
 ROOT = Path(__file__).resolve().parent.parent
 SPARK_NAMES = {
@@ -39,6 +43,16 @@ def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 def options() -> str:
     """The options of a read."""
     return _options(OPTIONS)
+
+
+def export_options() -> str:
+    """The options that only an export has."""
+    return _options(EXPORT_OPTIONS)
+
+
+def export_forms() -> str:
+    """What a log is exported to."""
+    return table(("form", "what it gives"), ((f"`{form}`", meaning) for form, meaning in FORMS.items()))
 
 
 def write_options() -> str:
@@ -79,7 +93,7 @@ def layouts() -> str:
 
 def rocketmq_layouts() -> str:
     """Those of RocketMQ's files beside it."""
-    return _layouts(ROCKETMQ_LAYOUTS)
+    return _layouts({**ROCKETMQ_LAYOUTS, "StoreCheckpoint, of a page of 4096 bytes": STORE_CHECKPOINT})
 
 
 def _layouts(named: Mapping[str, Iterable[Field]]) -> str:
@@ -88,6 +102,27 @@ def _layouts(named: Mapping[str, Iterable[Field]]) -> str:
         rows = ((field.name, str(field.offset), str(field.length)) for field in fields)
         parts.append(f"### {name}\n\n{table(('field', 'offset', 'bytes'), rows)}")
     return "\n\n".join(parts)
+
+
+def sys_flags() -> str:
+    """The bits of a message's sysFlag."""
+    compressions = [(number << layout.FLAG_COMPRESSION_SHIFT, name) for number, name in layout.COMPRESSIONS.items()]
+    rows = [
+        (layout.FLAG_COMPRESSED, "the body is compressed, by zlib if none of the last three says otherwise"),
+        (layout.FLAG_MULTI_TAGS, "it has several tags"),
+        *((flag, f"transaction: {name}") for name, flag in layout.TRANSACTION_FLAGS.items() if flag),
+        (layout.FLAG_BORN_HOST_V6, "bornHost is IPv6: 20 bytes instead of 8"),
+        (layout.FLAG_STORE_HOST_V6, "storeHost is IPv6"),
+        (layout.FLAG_NEED_UNWRAP, "an inner batch, to be unwrapped"),
+        (layout.FLAG_INNER_BATCH, "an inner batch"),
+        *((flag, f"compressed by {name}") for flag, name in compressions if flag),
+    ]
+    return table(("sysFlag", "meaning"), ((f"`0x{flag:x}`", meaning) for flag, meaning in rows))
+
+
+def verbs() -> str:
+    """What `dledger` can be asked, and with which arguments."""
+    return cli_docs.verbs(table)
 
 
 def wire_header() -> str:
@@ -134,6 +169,8 @@ TABLES = {
     "settings": settings,
     "options": options,
     "write-options": write_options,
+    "export-forms": export_forms,
+    "export-options": export_options,
     "columns": columns,
     "tables": tables,
     "findings": findings,
@@ -141,6 +178,14 @@ TABLES = {
     "rocketmq-layouts": rocketmq_layouts,
     "wire-header": wire_header,
     "wire-messages": wire_messages,
+    "sys-flags": sys_flags,
+    "verbs": verbs,
+    "real-entry": real_bytes.entry,
+    "real-index-unit": real_bytes.index_unit,
+    "real-blanks": real_bytes.blanks,
+    "real-queue-unit": real_bytes.queue_unit,
+    "real-index-file": real_bytes.index_file,
+    "real-state-files": real_bytes.state_files,
 }
 FILES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 

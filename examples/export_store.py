@@ -1,0 +1,58 @@
+"""Take the messages out of a DLedger store: as a CommitLog that a broker without DLedger opens, and as Parquet.
+
+``python examples/export_store.py [PATH TARGET]``: without a path a store that RocketMQ 5.3.3 wrote, and a folder that
+is removed at the end. Needs no Spark; with ``spark=SESSION`` the parts are run as its tasks. ``dledger export`` does
+the same on the command line.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+import pyarrow.dataset
+from bundled import unpacked
+
+import pyspark_dledger as dl
+
+
+def export_commit_log(path: str, target: Path) -> None:
+    """Write a storePathRootDir without DLedger, and read it back."""
+    report = dl.export(path, str(target), to="commitlog")
+    print(f"CommitLog: {report.rows} messages in {report.files} files, {report.skipped} left out")
+    for name, value in report.broker_conf.items():
+        print(f"  broker.conf: {name}={value}")
+    rows = sum(batch.num_rows for batch in dl.open_log(target).scan(columns=["pos"]))
+    print(f"  read back: {rows} messages")
+
+
+def export_parquet(path: str, target: Path) -> None:
+    """Write Parquet by topic and day, and read one topic of it back."""
+    report = dl.export(path, str(target), to="parquet")
+    print(f"Parquet: {report.rows} rows in {report.files} files, {report.skipped} left out")
+    for why in report.first_skipped[:1]:
+        print(f"  {why}")
+    topic = pyarrow.dataset.field("topic") == "OrderTopic"
+    found = pyarrow.dataset.dataset(target, format="parquet", partitioning="hive").count_rows(filter=topic)
+    print(f"  read back: {found} messages of OrderTopic")
+
+
+def show(path: str, target: Path) -> None:
+    """Export the store at `path` in both forms below `target`, which is made."""
+    target.mkdir(parents=True, exist_ok=True)
+    export_commit_log(path, target / "plain")
+    export_parquet(path, target / "parquet")
+
+
+def main(arguments: list[str]) -> None:
+    """Export the store that was named, or the bundled one."""
+    if len(arguments) > 1:
+        show(arguments[0], Path(arguments[1]))
+        return
+    with unpacked("mq-53-upgrade") as path, tempfile.TemporaryDirectory(prefix="dledger-") as target:
+        show(path, Path(target))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
