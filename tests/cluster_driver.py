@@ -17,6 +17,8 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 
+import pyspark_dledger as dl
+
 COLUMNS = "index long, body binary"
 
 
@@ -38,6 +40,11 @@ def write(spark: SparkSession, gate: str, count: int, partitions: int, options: 
     body = f"lpad(id, greatest({size}, length(id)), ' ') as body"
     frame = spark.range(0, count, numPartitions=partitions).selectExpr(body)
     gated(frame, gate, "body string").write.format("dledger").mode("append").options(**options).save()
+
+
+def export(spark: SparkSession, path: str, target: str, form: str, options: dict[str, str]) -> None:
+    """Export a store to a folder that all see."""
+    dl.export(path, target, form, spark=spark, **options)
 
 
 def gated(frame: DataFrame, gate: str, schema: str) -> DataFrame:
@@ -62,7 +69,7 @@ def gated(frame: DataFrame, gate: str, schema: str) -> DataFrame:
     return frame.mapInArrow(pass_gate, schema)
 
 
-JOBS: dict[str, Callable[..., None]] = {"read": read, "tail": tail, "write": write}
+JOBS: dict[str, Callable[..., None]] = {"read": read, "tail": tail, "write": write, "export": export}
 
 
 def say(answer: dict[str, Any]) -> None:

@@ -127,10 +127,13 @@ def test_no_path(spark: SparkSession) -> None:
     )
 
 
-def test_a_remote_path(spark: SparkSession) -> None:
+def test_a_path_of_another_scheme(spark: SparkSession) -> None:
     with pytest.raises(PySparkException) as error:
-        read(spark, "hdfs://namenode/store")
-    assert sentence(error.value).endswith("expected a local path, found hdfs: copy the store to a local folder")
+        read(spark, "ftp://host/store")
+    assert sentence(error.value).endswith(
+        "expected a local path or one of s3://, gs://, abfs://, abfss://, hdfs://, viewfs://, found ftp: copy the "
+        "store to a local folder"
+    )
 
 
 def test_create_table_says_to_create_a_view(spark: SparkSession, store: str) -> None:

@@ -16,11 +16,11 @@ from pyspark_dledger.log.options import (
     Offset,
     ReadOptions,
     find_option,
-    local_path,
     option_filters,
     parse_options,
     read_paths,
 )
+from pyspark_dledger.log.uris import local_path
 
 MIB = 1024 * 1024
 UTC = dt.timezone.utc

@@ -151,6 +151,17 @@ def test_a_store_is_read_by_executors(driver: Driver, group: Nodes, tmp_path: Pa
     assert rows_of(rows) == list(enumerate(BODIES))
 
 
+def test_a_store_is_exported_by_executors(driver: Driver, group: Nodes, tmp_path: Path) -> None:
+    store, options = str(group.folder / "dledger-n0"), {"minPartitions": "4", "columns": "index,body"}
+    driver.begin("export", path=store, target=str(tmp_path / "out"), form="jsonl", options=options)
+    driver.answer()
+    dl.export(store, tmp_path / "here", "jsonl", **options)
+    names = [f"part-{number:05d}.jsonl" for number in range(4)]
+    assert sorted(path.name for path in (tmp_path / "out").glob("part-*")) == names
+    for name in names:
+        assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "here" / name).read_bytes()
+
+
 def test_a_group_is_tailed_by_executors(driver: Driver, group: Nodes, tmp_path: Path) -> None:
     rows = tmp_path / "rows"
     options = {"group": "g", "peers": group.peers, "startingOffsets": "earliest", "maxPartitionBytes": "300k"}

@@ -18,7 +18,7 @@ from pyspark_dledger.errors import IndexRangeError
 from pyspark_dledger.format.durable import sync_dir
 from pyspark_dledger.format.entries import Buffer
 from pyspark_dledger.format.layout import SEGMENT_NAME_DIGITS
-from pyspark_dledger.log.consume_queue import data_extents
+from pyspark_dledger.log.files import data_extents
 
 _ZEROS = bytes(1 << 20)
 _MOST_MAPPED = 64

@@ -16,7 +16,7 @@ from pyspark_dledger.format.durable import sync_dir
 from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.layout import INDEX_UNIT_SIZE
 from pyspark_dledger.format.state_files import Checkpoint
-from pyspark_dledger.log.consume_queue import data_extents
+from pyspark_dledger.log.files import data_extents
 from pyspark_dledger.store.files import FileList, LogFile, sync_file
 from pyspark_dledger.store.state import write_checkpoint
 from pyspark_dledger.store.walk import BLANK, LogWalk, Place, segment_of, text_of

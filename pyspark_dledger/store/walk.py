@@ -26,8 +26,8 @@ from pyspark_dledger.format.layout import (
 )
 from pyspark_dledger.format.spec import DLEDGER, INT64_MAX, Before, Segment
 from pyspark_dledger.format.state_files import Checkpoint
-from pyspark_dledger.log.consume_queue import data_extents, last_data
 from pyspark_dledger.log.entries import read_at
+from pyspark_dledger.log.files import LocalFile, data_extents, last_data
 from pyspark_dledger.store.files import FileList, LogFile
 
 FILES_SCANNED = 3
@@ -303,7 +303,7 @@ def _has_data(file: LogFile, end: int) -> bool:
     """Whether anything but zeros stands in a file before a position."""
     descriptor = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        return last_data(descriptor, 0, end - file.base) > 0
+        return last_data(LocalFile(descriptor), 0, end - file.base) > 0
     finally:
         os.close(descriptor)
 

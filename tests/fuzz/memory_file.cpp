@@ -9,7 +9,7 @@ namespace dledger {
 
 fuzz::MemoryFile fuzz::memory_file;
 
-MappedFile::MappedFile(const std::string& path) : path_(path) {
+MappedFile::MappedFile(const SegmentBytes& from) : path_(from.path) {
   const std::vector<uint8_t>& bytes = fuzz::memory_file.bytes;
   size_ = static_cast<int64_t>(bytes.size());
   if (size_ == 0) return;
