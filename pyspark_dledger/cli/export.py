@@ -37,7 +37,7 @@ def export(given: argparse.Namespace, out: Output) -> int:
     if given.json:
         out.line(json_line({camel_case(name): value for name, value in dataclasses.asdict(report).items()}))
     else:
-        _print(report, out)
+        _print(given.target, report, out)
     return FINDINGS if report.skipped else CLEAN
 
 
@@ -52,14 +52,12 @@ def _run(given: argparse.Namespace, options: dict[str, Any], out: Output) -> Exp
         return export_log(given.path, given.target, given.to, run=run_on(spark), **options)
 
 
-def _print(report: ExportReport, out: Output) -> None:
+def _print(target: str, report: ExportReport, out: Output) -> None:
     resumed = f", of which an earlier run had done {report.resumed}" if report.resumed else ""
     rate = report.source_bytes / max(report.seconds, 0.001) / 1e6
-    out.line(
-        f"exported to {printable(report.target)} ({report.form}): {report.rows} rows, from {report.source_bytes} bytes"
-    )
-    out.line(f"{report.files} files, {report.bytes} bytes; {report.parts} parts{resumed}")
-    out.line(f"read back and verified; {report.seconds:.1f} s, {rate:.0f} MB/s of the log")
+    out.line(f"exported to {printable(target)} ({report.form}): {report.rows} rows of {report.source_bytes} bytes")
+    out.line(f"files: {report.files}, {report.bytes} bytes; parts: {report.parts}{resumed}")
+    out.line(f"read back and verified; {report.seconds:.1f} s, {rate:.3g} MB/s of the log")
     if report.skipped:
         out.line(f"left out: {report.skipped} rows")
         for line in report.first_skipped[:_MOST_SHOWN]:

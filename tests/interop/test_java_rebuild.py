@@ -87,7 +87,7 @@ def in_queues(messages: list[Record]) -> list[Record]:
     [("mq-498-upgrade-killed", "4.9.8"), ("mq-53-retention", "5.3.3"), ("mq-53-upgrade", "5.3.3")],
 )
 def test_a_broker_in_dledger_mode_serves_it(tmp_path: Path, case: str, version: str) -> None:
-    """Of one store a file is damaged, and its queues have fillers. Of the killed one RocketMQ would make no index anew."""
+    """Of one a file is damaged, and its queues have fillers; of the killed one RocketMQ would make no index anew."""
     root = rebuilt(case, tmp_path)
     store = Golden(case, "")
     expected, lost = store.expected().entries, set[int]()
