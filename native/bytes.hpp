@@ -103,8 +103,8 @@ struct SegmentBytes {
 
 // A read-only mapping of a whole file. Pages that vanish while it is mapped (the file was truncated, the disk failed)
 // read as zeros from the first bad page on instead of raising SIGBUS; `readable()` then tells how far the bytes are
-// real. What a partial copy does not hold reads as zeros just so, and `readable()` throws MissingFault then: nothing that
-// was read before may be used.
+// real. What a partial copy does not hold reads as zeros just so, and `readable()` throws MissingFault then: nothing
+// that was read before may be used.
 class MappedFile {
  public:
   // Throws StoreFault naming the path and the reason.

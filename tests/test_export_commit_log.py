@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable
+import pickle
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from pyspark_dledger.rocketmq.export import commit_log_file, commit_log_part, ex
 from pyspark_dledger.rocketmq.export.commit_log import CommitLogForm
 from pyspark_dledger.rocketmq.export.crc import joined_crc
 from pyspark_dledger.rocketmq.export.offsets import FILLER_TOPIC, LEAST_FILLER
+from pyspark_dledger.rocketmq.runs import run_here
 from pyspark_dledger.rocketmq.store_checkpoint import read_store_checkpoint
 from tests import golden
 from tests.generate import Recipe, Store, damages, mq_message, raw, recipes, rows_of, write_commitlog, write_dledger
@@ -201,16 +203,24 @@ def test_a_damaged_message_is_left_out_and_its_place_in_the_queue_stays(tmp_path
         ]
 
 
-def test_a_hole_in_a_queue_within_the_first_file_leads_to_the_message_behind_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("damaged", "units"), [((0, 2, 3), [0, 0, 1, 1, 1, 2]), ((0,), [0, 0, 1, 2]), ((4,), [0, 1, 2, 3])]
+)
+def test_a_hole_in_a_queue_within_the_first_file_leads_to_the_message_behind_it(
+    tmp_path: Path, damaged: tuple[int, ...], units: list[int]
+) -> None:
     store = three_files(tmp_path / "store")
-    for number in (0, 2, 3):
+    for number in damaged:
         change(Path(store.segments[0].path), store.rows[number]["pos"] + 300)
-    export(tmp_path / "store", tmp_path / "target", "commitlog")
+    report = export(tmp_path / "store", tmp_path / "target", "commitlog")
     [queue] = queues(tmp_path / "target")
-    [units] = read_units(queue.files[0])
-    offsets = units["commitLogOffset"].tolist()
+    [found] = read_units(queue.files[0])
     places = [row["pos"] for row in exported_rows(tmp_path / "target")]
-    assert offsets[:6] == [places[0], places[0], places[1], places[1], places[1], places[2]]
+    assert found["commitLogOffset"].tolist()[: len(units)] == [places[number] for number in units]
+    # The last message of the first file is followed by one of the second.
+    assert is_filler(found).nonzero()[0].tolist() == [number for number in damaged if number == 4]
+    led_over = sum(number < 4 for number in damaged)
+    assert led_over == 0 or any(note.startswith(f"{led_over} units in queues stand for") for note in report.notes)
 
 
 def test_of_a_file_that_was_cut_short_what_is_left_is_exported(tmp_path: Path) -> None:
@@ -411,6 +421,19 @@ def test_an_export_that_ended_early_goes_on_to_the_same_bytes(
         assert digests(tmp_path / "target" / name) == digests(tmp_path / "whole" / name)
 
 
+def test_parts_can_be_written_anywhere_and_in_any_order(case_folder: Callable[[str], Path], tmp_path: Path) -> None:
+    def elsewhere(work: Callable[[Any], Any], parts: Sequence[Any]) -> Iterator[Any]:
+        for part in reversed(parts):
+            there = pickle.loads(pickle.dumps((work, part)))
+            yield pickle.loads(pickle.dumps(there[0](there[1])))
+
+    source = case_folder("mq-53-upgrade")
+    for name, run in (("here", run_here), ("elsewhere", elsewhere)):
+        export(source, tmp_path / name, "commitlog", run=run)
+    for folder in ("commitlog", "consumequeue"):
+        assert digests(tmp_path / "elsewhere" / folder) == digests(tmp_path / "here" / folder)
+
+
 @pytest.mark.parametrize("at", [10, 100])
 def test_what_reads_back_otherwise_than_it_was_written_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int
@@ -419,7 +442,7 @@ def test_what_reads_back_otherwise_than_it_was_written_is_an_error(
     pwrite = commit_log_file._pwrite
 
     def write_wrong(descriptor: int, data: bytes, offset: int) -> None:
-        pwrite(descriptor, b"\xff" * at + data[at:], offset)
+        pwrite(descriptor, b"\xff" * at + bytes(data)[at:], offset)
 
     monkeypatch.setattr(commit_log_file, "_pwrite", write_wrong)
     with pytest.raises(StoreError, match="as they were written, found others: check the disk"):

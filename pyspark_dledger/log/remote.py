@@ -74,11 +74,11 @@ def _with_timeouts(found: fs.S3FileSystem) -> fs.S3FileSystem:
     return rebuild({**settings, **timeouts})
 
 
-def asking(uri: RemoteUri, question: Callable[[], _Result]) -> _Result:
-    """What a call of pyarrow answers; its errors as a StoreError that names `uri`. FileNotFoundError passes."""
+def asking(uri: RemoteUri, question: Callable[[], _Result], passed: tuple[type[Exception], ...] = ()) -> _Result:
+    """What a call of pyarrow answers; its errors, but those `passed` on, as a StoreError that names `uri`."""
     try:
         return question()
-    except FileNotFoundError:
+    except passed:
         raise
     except (OSError, ValueError, NotImplementedError, pa.ArrowException) as error:
         reason = masked(" ".join(str(error).split()), uri.store)
@@ -143,7 +143,8 @@ class _Look:
     def stamp(self, place: str) -> Stamp | None:
         """What a file was, as far as it was listed."""
         above, _, name = place.rpartition("/")
-        known = self._folders.get(above, {}).get(name) if place else self._single.get(place)
+        known = self._folders.get(above, {}).get(name) if place else None
+        known = known or self._single.get(place)
         return known.stamp if known is not None else None
 
     def _ask(self, place: str) -> _Known | None:
@@ -199,7 +200,7 @@ class RemotePath:
         return cls(_Look(uri.store), uri.place, uri.stamp)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return RemotePath.of, (RemoteUri(self._look.store, self._place, self._stamp),)
+        return RemotePath.of, (self.uri,)
 
     @property
     def store(self) -> str:
@@ -208,10 +209,11 @@ class RemotePath:
 
     @property
     def uri(self) -> RemoteUri:
-        return RemoteUri(self._look.store, self._place, self._stamp)
+        """Its URI, with what is known of a file that was listed."""
+        return RemoteUri(self.store, self._place, self._stamp or self._look.stamp(self._place))
 
     def __str__(self) -> str:
-        return RemoteUri(self.store, self._place, self._stamp or self._look.stamp(self._place))
+        return self.uri
 
     def __repr__(self) -> str:
         return f"RemotePath({str(self)!r})"
@@ -355,7 +357,10 @@ class RemoteEntry:
 
 
 class _Reading:
-    """The files of this process that are open, and the blocks that were read of them last."""
+    """The files of this process that are open, and the blocks that were read of them last.
+
+    Of a file that was not listed nothing is kept: nothing would tell that it has changed.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -364,6 +369,8 @@ class _Reading:
 
     def file(self, uri: RemoteUri) -> tuple[Any, int]:
         """Pyarrow's open file, and its size in bytes. Raises StoreError where it is not what was listed."""
+        if uri.stamp is None:
+            return _opened(uri)
         key = uri, uri.stamp
         with self._lock:
             found = self._open.get(key)
@@ -378,6 +385,8 @@ class _Reading:
         return opened
 
     def block(self, uri: RemoteUri, number: int) -> bytes:
+        if uri.stamp is None:
+            return fetch(uri, number * _BLOCK, _BLOCK)
         key = uri, uri.stamp, number
         with self._lock:
             found = self._blocks.get(key)
@@ -406,7 +415,7 @@ def _opened(uri: RemoteUri) -> tuple[Any, int]:
     system, _ = file_system(uri.store)
     path = place_in(uri)
     try:
-        file = asking(uri, lambda: system.open_input_file(path))
+        file = asking(uri, lambda: system.open_input_file(path), (FileNotFoundError,))
     except FileNotFoundError:
         if uri.stamp is None:
             raise
@@ -452,11 +461,11 @@ def fetch(uri: RemoteUri, offset: int, size: int) -> bytes:
     if wanted == 0:
         return b""
     try:
-        data: bytes = asking(uri, lambda: file.read_at(wanted, offset))
+        data: bytes = asking(uri, lambda: file.read_at(wanted, offset), (FileNotFoundError,))
     except FileNotFoundError:
         raise _gone(uri) from None
     if len(data) != wanted:
-        raise _changed(uri, f"{offset + len(data)}")
+        raise _changed(uri, f"{offset + len(data)} bytes")
     return data
 
 

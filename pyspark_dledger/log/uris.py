@@ -12,6 +12,8 @@ from pyspark_dledger.errors import OptionError
 SCHEMES = ("s3", "gs", "abfs", "abfss", "hdfs", "viewfs")
 """The schemes of `pyarrow.fs.FileSystem.from_uri` that can be read."""
 
+GS_RETRY_SECONDS = 60
+
 # What Hadoop and others call them.
 _OTHER_NAMES = {"s3a": "s3", "s3n": "s3", "gcs": "gs"}
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(?=/)/*")
@@ -111,11 +113,16 @@ def without_file_scheme(path: str) -> str:
 
 
 def parsable(store: str) -> str:
-    """A given URI as pyarrow takes it: its own name of the scheme, and the path percent-encoded where it has to be."""
+    """A given URI as pyarrow takes it: its own name of the scheme, and the path percent-encoded where it has to be.
+
+    One of Google's gets a limit to its retries, which otherwise go on for a quarter of an hour.
+    """
     head, question, query = store.partition("?")
     scheme = _SCHEME.match(head)
     assert scheme is not None
     rest = quote(head[len(scheme[1]) :], safe="/:@%!$&'()*+,;=~")
+    if _known(scheme[1]) == "gs" and "retry_limit_seconds=" not in query:
+        question, query = "?", f"{query}{'&' * bool(query)}retry_limit_seconds={GS_RETRY_SECONDS}"
     return f"{_known(scheme[1])}{rest}{question}{query}"
 
 

@@ -74,20 +74,20 @@ def clear(target: Path) -> None:
 
 def build_queues_and_index(
     target: Path, engine: str, sizes: Sizes, messages: int, keep_from: Path | None, run: Run
-) -> Built:
+) -> tuple[Built, int]:
     """Build ConsumeQueues and index of the CommitLog at the target, which has so many messages.
 
-    Raises StoreError where it does not have them.
+    What was built, and how many units of messages that are not there lead to the message behind. Raises StoreError
+    where it does not have them.
     """
     log = Log(str(target / "commitlog"), ReadOptions(engine=engine))
     built = build(log, target, settings=BuildSettings(*sizes), run=run, keep_from=keep_from)
     found = built.messages + built.skipped
-    if built.fillers and log.segments[0].base == 0:
-        lead_over_holes(target, log.segments[0].size)
-    date_queue_files(target, log.segments)
+    led_over = lead_over_holes(target, log.segments[0].size) if log.segments[0].base == 0 else 0
+    date_queue_files(target, log.segments, keep_from)
     if found != messages:
         raise StoreError(f"{target}: expected {messages} messages in the new log, found {found}: check the disk")
-    return built
+    return built, led_over
 
 
 def copy_config(root: Path, target: Path) -> list[FileReport]:

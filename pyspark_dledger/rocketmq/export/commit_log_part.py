@@ -110,11 +110,18 @@ class Account:
 
 
 def blocks_of_messages(part: FilePart, account: Account) -> Iterator[MessageBlock]:
-    """The messages that can be written, one behind the other in each block, whatever stood between them."""
+    """The messages that can be written, one behind the other in each block, whatever stood between them.
+
+    The next block is made where the last one was.
+    """
+    memory = np.empty(0, np.uint8)
     for batch in _whole_messages(part, ("entryBody",), account):
         bodies = batch["entryBody"]
         ends = np.frombuffer(bodies.buffers()[1], np.int32)[bodies.offset : bodies.offset + len(bodies) + 1]
-        data = np.frombuffer(bodies.buffers()[2], np.uint8)[ends[0] : ends[-1]].copy()
+        if len(memory) < ends[-1] - ends[0]:
+            memory = np.empty(int(ends[-1] - ends[0]), np.uint8)
+        data = memory[: ends[-1] - ends[0]]
+        data[:] = np.frombuffer(bodies.buffers()[2], np.uint8)[ends[0] : ends[-1]]
         starts = (ends[:-1] - ends[0]).astype(np.int64)
         found = MessageBlock(data, starts, np.diff(ends).astype(np.int64), values_of(batch["pos"]))
         block = _readable(batch, found, account)

@@ -22,17 +22,27 @@ from pyspark_dledger.rocketmq.export.message_block import MessageBlock
 _NANOSECONDS = 1_000_000
 
 
-def date_queue_files(root: Path, segments: Sequence[Segment]) -> None:
+def date_queue_files(root: Path, segments: Sequence[Segment], kept_from: Path | None) -> None:
     """Let each file below ``root/consumequeue`` be modified when its last message was stored, of a plain CommitLog.
 
-    A file without a message of the log stays as it is. Raises OSError.
+    A file whose messages have all expired has its time from the one that it was kept from, below another
+    storePathRootDir. Raises OSError.
     """
     log = list(segments)
     for queue in queues(root):
         for file in queue.files:
-            stored = _last_stored(file, log)
-            if stored > 0:
-                os.utime(file.path, ns=(stored * _NANOSECONDS, stored * _NANOSECONDS))
+            stored = _last_stored(file, log) * _NANOSECONDS
+            time = stored if stored > 0 else _modified(Path(file.path).relative_to(root), kept_from)
+            if time is not None:
+                os.utime(file.path, ns=(time, time))
+
+
+def _modified(file: Path, root: Path | None) -> int | None:
+    """When a file was modified, in nanoseconds since 1970; None where it is not there."""
+    try:
+        return (root / file).stat().st_mtime_ns if root is not None else None
+    except OSError:
+        return None
 
 
 def _last_stored(file: QueueFile, log: list[Segment]) -> int:

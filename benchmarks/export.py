@@ -1,0 +1,82 @@
+"""Leaving: a log exported in its three forms by one process on one core, beside Spark that writes the same rows.
+
+What is timed is the whole of it: reading, writing, making durable, reading back, and for a CommitLog its queues and
+index, from the start of the process on. Spark has two cores, makes nothing durable and checks nothing.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from benchmarks.generate import Store, ensure
+from benchmarks.measure import Result, Seconds, alternate, rounded, timed, touch_memory
+from benchmarks.spark_jobs import load
+from benchmarks.spark_write import folders
+
+LOG = Store("export-1k", 1024, messages=True)
+ROUNDS, WARM_UPS = 3, 1
+# A round writes the log once, and its queues and index.
+ROUND_BYTES = 3 << 30
+
+
+def on_one_core(*arguments: str) -> None:
+    """Run the command line in a process of its own that has one core."""
+    code = (
+        "import os, sys; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); "
+        "from pyspark_dledger.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    )
+    subprocess.run([sys.executable, "-c", code, *arguments], check=True, stdout=subprocess.DEVNULL)
+
+
+def exported(form: str, fresh: Callable[[], Path], *arguments: str) -> Seconds:
+    """Our export to a new folder."""
+
+    def seconds() -> float:
+        target = str(fresh())
+        touch_memory(ROUND_BYTES)
+        return timed(lambda: on_one_core("export", str(LOG.path), target, "--to", form, *arguments))()
+
+    return seconds
+
+
+def by_topic_and_day() -> DataFrame:
+    return load(LOG.path).withColumn("day", F.to_date("storeTimestamp"))
+
+
+def saved(form: str, fresh: Callable[[], Path]) -> Seconds:
+    """The same rows, written by Spark to a new folder."""
+
+    def seconds() -> float:
+        target = str(fresh())
+        touch_memory(ROUND_BYTES)
+        writer = by_topic_and_day().write.mode("errorifexists")
+        if form == "parquet":
+            writer = writer.partitionBy("topic", "day").option("compression", "zstd")
+        return timed(lambda: writer.format(form).save(target))()
+
+    return seconds
+
+
+def export(name: str, form: str, peer: str, goal: float | None) -> Result:
+    ensure(LOG)
+    size = sum(file.stat().st_size for file in (LOG.node / "data").iterdir())
+    with folders(f"{name}-ours") as ours, folders(f"{name}-spark") as theirs:
+        seconds = alternate({"ours": exported(form, ours), "spark": saved(peer, theirs)}, ROUNDS, WARM_UPS)
+    value, beside = (size / 1e6 / seconds[side] for side in ("ours", "spark"))
+    detail = {"seconds": {side: rounded(taken) for side, taken in seconds.items()}, "logBytes": size}
+    result = Result(name, value, "MB/s", f"Spark's {peer} writer, on two cores", beside, detail=detail)
+    return result.with_least(goal) if goal is not None else result.with_ratio_goal(1)
+
+
+BENCHMARKS: dict[str, Callable[[str], Result]] = {
+    "export-commitlog": partial(export, form="commitlog", peer="parquet", goal=300),
+    "export-parquet": partial(export, form="parquet", peer="parquet", goal=None),
+    "export-jsonl": partial(export, form="jsonl", peer="json", goal=None),
+}
