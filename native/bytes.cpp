@@ -162,6 +162,7 @@ MappedFile::~MappedFile() {
 
 int64_t MappedFile::readable() {
   if (size_ == 0) return 0;
+  if (is_partial_) install_handler();  // what is missing is met often, also by a scan that waited meanwhile
   const auto fault = static_cast<int64_t>(slots[slot_].fault.load() - slots[slot_].begin.load());
   if (is_partial_ && fault < size_) throw MissingFault(fault);
   struct stat status{};

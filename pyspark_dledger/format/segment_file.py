@@ -40,7 +40,8 @@ class SegmentFile:
     def __init__(self, segment: Segment) -> None:
         self.segment = segment
         try:
-            self._fd = os.open(segment.copy.path if segment.copy else segment.path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+            path = segment.copy.path if segment.copy else segment.path
+            self._fd = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
         except OSError as error:
             raise StoreError(f"{segment.path}: cannot be opened: {error.strerror}") from error
         status = os.fstat(self._fd)

@@ -25,9 +25,9 @@ _LONGEST_DEMAND = 32
 
 def no_room(uri: RemoteUri, error: OSError) -> StoreError:
     """What is raised where the copy cannot be written."""
+    folder = tempfile.tempdir or "a folder for temporary files"  # unset where there is none that can be written to
     return StoreError(
-        f"{uri}: cannot be copied to {tempfile.gettempdir()} ({error.strerror}): make room, or set TMPDIR to a folder "
-        "that has some"
+        f"{uri}: cannot be copied to {folder} ({error.strerror}): make room, or set TMPDIR to a folder that has some"
     )
 
 

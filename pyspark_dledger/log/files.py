@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol, TypeVar, cast, final
 
-from pyspark_dledger.log.uris import RemoteUri, is_remote, without_file_scheme
+from pyspark_dledger.log.uris import RemoteUri, as_uri, is_remote, without_file_scheme
 
 _TAIL_BLOCK = 64 * 1024
 
@@ -89,13 +89,13 @@ def path_of(text: str) -> Path:
     """The path that a text names: one of this machine, also as ``file:``, or a `remote.RemotePath` of a URI.
 
     A RemotePath has those of Path's calls that read; it is declared as a Path, which what is read need not tell apart.
-    Raises StoreError for a URI that names no file system.
+    Raises StoreError for a URI that names no file system, OptionError for one that is none.
     """
     if not is_remote(text):
         return Path(without_file_scheme(text))
     from pyspark_dledger.log.remote import RemotePath  # imports pyarrow's file systems
 
-    return cast(Path, RemotePath.of(text if isinstance(text, RemoteUri) else RemoteUri(text)))
+    return cast(Path, RemotePath.of(cast(RemoteUri, as_uri(text))))
 
 
 def is_remote_path(path: Path) -> bool:

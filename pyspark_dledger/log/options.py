@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.format.spec import INT64_MAX, MODES, Filters, IntFilter
-from pyspark_dledger.log.uris import store_path
+from pyspark_dledger.log.uris import store_path, without_secrets
 
 TABLES = (
     "log",
@@ -210,7 +210,7 @@ def parse_value(option: Option, value: object) -> Any:
     except OptionError:
         raise
     except ValueError:
-        found = repr(value)
+        found = without_secrets(repr(value))
         found = found if len(found) <= 200 else f"{found[:200]}..."
         raise OptionError(f"option {option.name}: expected {option.parser.accepts}, found {found}") from None
 

@@ -64,7 +64,7 @@ def _file_system(store: str, _pid: int) -> tuple[fs.FileSystem, str]:
     found, path = asking(RemoteUri(store), lambda: fs.FileSystem.from_uri(parsable(store)))
     if isinstance(found, fs.S3FileSystem):
         found = _with_timeouts(found)
-    return found, path.rstrip("/")
+    return found, path.rstrip("/") or path
 
 
 def _with_timeouts(found: fs.S3FileSystem) -> fs.S3FileSystem:
@@ -94,13 +94,13 @@ def _gone(uri: RemoteUri) -> StoreError:
 def place_in(uri: RemoteUri) -> str:
     """The path of a URI's file in its file system."""
     _, base = file_system(uri.store)
-    parts = base.split("/")
+    parts = base.rstrip("/").split("/")
     for name in filter(None, uri.place.split("/")):
         if name == "..":
             parts.pop()
         else:
             parts.append(name)
-    return "/".join(parts)
+    return "/".join(parts) or base
 
 
 # Paths.

@@ -34,7 +34,7 @@ from pyspark_dledger.log.listing import Listing, listing
 from pyspark_dledger.log.options import ReadOptions, find_option, nearest, option_filters, parse_options
 from pyspark_dledger.log.plan import Partition, plan, read_partition
 from pyspark_dledger.log.replicas import check_replicas, quorum_bound
-from pyspark_dledger.log.uris import as_uri
+from pyspark_dledger.log.uris import store_path
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -119,7 +119,7 @@ class Log:
     """One store. Nothing of it is read before it is asked for, and nothing is ever written."""
 
     def __init__(self, path: str, options: ReadOptions, before: Log | None = None) -> None:
-        self.path = path = as_uri(path)
+        self.path = path = store_path(path)
         self.options = options
         self.engine = engine_over((path, *(options.data_dirs or ())), options.engine)
         self._known = _Known(None, {}, {}, None, None) if before is None else before.what_is_known()

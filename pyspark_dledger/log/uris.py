@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from typing import NamedTuple, final
-from urllib.parse import parse_qsl, quote, unquote, urlsplit
+from urllib.parse import parse_qsl, quote, unquote
 
 from pyspark_dledger.errors import OptionError
 
@@ -16,7 +16,13 @@ GS_RETRY_SECONDS = 60
 
 # What Hadoop and others call them.
 _OTHER_NAMES = {"s3a": "s3", "s3n": "s3", "gcs": "gs"}
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(?=/)/*")
+_SCHEME = re.compile(r"\s*([A-Za-z][A-Za-z0-9+.-]+):(?=/)/*")
+# What names a bucket alone, never a port; of the others ``user:password`` differs from ``host:port``.
+_BUCKETS = ("s3", "gs")
+_HOST_AND_PORT = re.compile(r"[^:]*:\d*|\[[0-9A-Fa-f:.]*\](:\d*)?")
+_USERS = re.compile(r"(:/+)[^\s\"',]*@")
+_QUERIES = re.compile(r"(:/[^\s\"',?]*)\?[^\s\"',]*")
+_UNQUOTED = "/:@%!$&'()*+,;=~"
 # Query parameters that name a place, not a person.
 _OPEN_PARAMETERS = frozenset({"endpoint_override", "region", "scheme"})
 _MASK = "***"
@@ -73,8 +79,16 @@ def is_remote(path: str) -> bool:
 
 
 def as_uri(path: str) -> str:
-    """`path`, as a RemoteUri where it is one."""
-    return RemoteUri(path) if is_remote(path) and not isinstance(path, RemoteUri) else path
+    """`path`, as a RemoteUri where it names a remote file system. Raises OptionError for one that is no URI."""
+    if isinstance(path, RemoteUri) or not is_remote(path):
+        return path
+    given = _divided(path)
+    shown = _shown(path, "")
+    if any(mark in given.user for mark in "/?#"):
+        raise OptionError(f"path {shown}: expected %2F, %3F and %23 for /, ? and # in what stands before the @")
+    if _known(given.scheme) in _BUCKETS and given.slashes != "//":
+        raise OptionError(f"path {shown}: expected two slashes before the bucket, found {len(given.slashes)}")
+    return RemoteUri(path)
 
 
 def store_path(path: str) -> str:
@@ -94,7 +108,7 @@ def local_path(path: str, expected: str = "a local path") -> str:
         return path
     name = scheme[1].lower() if scheme is not None else "a URI"
     if name != "file":
-        shown = path if isinstance(path, RemoteUri) else _shown(path, "") if "@" in path or "?" in path else path
+        shown = path if isinstance(path, RemoteUri) else _shown(path, "")
         raise OptionError(f"path {shown}: expected {expected}, found {name}: copy the store to a local folder")
     return without_file_scheme(path)
 
@@ -117,21 +131,25 @@ def parsable(store: str) -> str:
 
     One of Google's gets a limit to its retries, which otherwise go on for a quarter of an hour.
     """
-    head, question, query = store.partition("?")
-    scheme = _SCHEME.match(head)
-    assert scheme is not None
-    rest = quote(head[len(scheme[1]) :], safe="/:@%!$&'()*+,;=~")
-    if _known(scheme[1]) == "gs" and "retry_limit_seconds=" not in query:
-        question, query = "?", f"{query}{'&' * bool(query)}retry_limit_seconds={GS_RETRY_SECONDS}"
-    return f"{_known(scheme[1])}{rest}{question}{query}"
+    given = _divided(store)
+    scheme, query = _known(given.scheme), given.query
+    if scheme == "gs" and "retry_limit_seconds=" not in query:
+        query += f"{'&' if query else '?'}retry_limit_seconds={GS_RETRY_SECONDS}"
+    user = f"{given.user}@" if given.user else ""
+    return f"{scheme}:{given.slashes}{quote(user + given.place, safe=_UNQUOTED)}{query}"
 
 
 def secrets_of(store: str) -> list[str]:
-    """What is secret in a given URI, both as it stands there and decoded: user, password and most of its parameters."""
-    user = store.partition("://")[2].partition("/")[0].rpartition("@")[0]
-    found = [part for part in user.split(":") if part]
-    found += [value for name, value in parse_qsl(store.partition("?")[2]) if name not in _OPEN_PARAMETERS]
-    return [text for secret in found for text in {secret, unquote(secret), quote(secret, safe="")}]
+    """What is secret in a given URI, as it stands there, decoded and encoded: user, password, most parameters."""
+    given = _divided(store)
+    found = [part for part in (given.user, *given.user.split(":")) if part]
+    for pair in given.query[1:].split("&"):
+        name, _, value = pair.partition("=")
+        if name not in _OPEN_PARAMETERS:
+            found += [value, *(decoded for _, decoded in parse_qsl(pair))]
+    return [
+        text for secret in found for text in {secret, unquote(secret), quote(secret, safe=""), quote(secret, _UNQUOTED)}
+    ]
 
 
 def masked(text: str, store: str) -> str:
@@ -143,20 +161,50 @@ def masked(text: str, store: str) -> str:
     return text
 
 
+def without_secrets(text: str) -> str:
+    """A text that may name URIs, with what stands before their @ and behind their ? left out."""
+    return _QUERIES.sub(rf"\1?{_MASK}", _USERS.sub(rf"\1{_MASK}@", text))
+
+
+class _Divided(NamedTuple):
+    """The parts of a URI: ``scheme:slashes user@ place query``."""
+
+    scheme: str
+    slashes: str
+    user: str
+    place: str
+    query: str
+
+
+def _divided(store: str) -> _Divided:
+    """The parts of a URI, also of one with marks in its secrets that should have been encoded."""
+    scheme = _SCHEME.match(store)
+    assert scheme is not None
+    rest = store[scheme.end() :]
+    host = re.split(r"[/?#]", rest, maxsplit=1)[0]
+    user, at, _ = host.rpartition("@")
+    is_cut = ":" in host and (_known(scheme[1]) in _BUCKETS or not _HOST_AND_PORT.fullmatch(host))
+    if not at and is_cut:
+        user, at, _ = rest.rpartition("@")
+        user = user if at else host
+    place, question, query = rest[len(user) + len(at) :].partition("?")
+    return _Divided(scheme[1], store[scheme.end(1) + 1 : scheme.end()], user, place, question + query)
+
+
 def _known(scheme: str) -> str:
     return _OTHER_NAMES.get(scheme.lower(), scheme.lower())
 
 
 def _shown(store: str, place: str) -> str:
-    parts = urlsplit(store.partition("?")[0])
-    user, at, host = parts.netloc.rpartition("@")
-    # The user of abfs is the container.
-    keeps_user = parts.scheme.startswith("abfs") and ":" not in user
-    folders = [name for name in parts.path.split("/") if name]
+    given = _divided(store)
+    host, *folders = given.place.partition("#")[0].split("/")
+    folders = [name for name in folders if name]
     for name in filter(None, place.split("/")):
         if name == ".." and folders:
             folders.pop()
         else:
             folders.append(name)
-    netloc = f"{user if keeps_user else _MASK}{at}{host}" if at else host
-    return f"{parts.scheme}://{netloc}/{'/'.join(folders)}" if folders else f"{parts.scheme}://{netloc}"
+    # The user of abfs is the container.
+    keeps_user = given.scheme.lower().startswith("abfs") and ":" not in given.user
+    user = f"{given.user if keeps_user else _MASK}@" if given.user else ""
+    return "/".join((f"{given.scheme.lower()}:{given.slashes}{user}{host}", *folders))
