@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 
 from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT, CONSUME_QUEUE_UNIT_SIZE
+from pyspark_dledger.log import open_log
 from pyspark_dledger.rocketmq.dispatch import Dispatched, Dispatcher, DispatchSettings
+from pyspark_dledger.rocketmq.tables import read_table
 from tests.generate import Payload, Store, mq_message, raw
 
 SMALL = DispatchSettings(units_per_file=10, hash_slots=7, index_units=20, chunk_bytes=1500, engine="native")
@@ -106,6 +108,11 @@ def units(root: Path, topic: str = "Orders", queue_id: int = 0) -> list[tuple[in
         assert path.stat().st_size % CONSUME_QUEUE_UNIT_SIZE == 0
         found += [unit for unit in np.frombuffer(path.read_bytes(), dtype).tolist() if any(unit)]
     return found
+
+
+def audit(root: Path, **options: Any) -> list[dict[str, Any]]:
+    """What `dledger audit` finds in a store."""
+    return [row for batch in read_table(open_log(str(root), **options), "audit") for row in batch.to_pylist()]
 
 
 def index_units(root: Path) -> list[tuple[int, int]]:

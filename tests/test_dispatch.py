@@ -30,13 +30,13 @@ from pyspark_dledger.rocketmq.log_files import LogFiles
 from pyspark_dledger.rocketmq.presence import Presence
 from pyspark_dledger.rocketmq.queue_writer import QueueWriter
 from pyspark_dledger.rocketmq.store_checkpoint import StoreCheckpoint, read_store_checkpoint, write_store_checkpoint
-from pyspark_dledger.rocketmq.tables import read_table
 from tests.dispatching import (
     LONG_AGO,
     SMALL,
     STEP_MS,
     Messages,
     abandon,
+    audit,
     dispatch,
     dispatcher,
     end_of,
@@ -61,10 +61,6 @@ GOLDENS = [golden for golden in ALL if not golden.is_raw and not golden.case.sta
 
 def store_of(root: Path, count: int = 60, **more: Any) -> Store:
     return write_dledger(root, with_noise(Messages().some(count)), file_size=4096, **more)
-
-
-def audit(root: Path, **options: Any) -> list[dict[str, Any]]:
-    return [row for batch in read_table(open_log(str(root), **options), "audit") for row in batch.to_pylist()]
 
 
 def last(store: Store) -> int:
@@ -225,21 +221,27 @@ def test_a_delay_in_another_topic_is_none(tmp_path: Path) -> None:
 
 
 def test_a_queue_that_begins_in_a_file_is_filled_up_to_there(tmp_path: Path) -> None:
-    store = write_dledger(tmp_path, [mq_message("Orders", queue_offset=number) for number in (27, 28)])
+    payloads = [mq_message("Orders", queue_offset=number) for number in (27, 28)]
+    store = write_dledger(tmp_path, payloads, file_size=4096, base=4096)
     dispatch(tmp_path, store.end, 1)
     assert sorted(path.name for path in (tmp_path / "consumequeue/Orders/0").iterdir()) == [f"{20 * 20:020}"]
     assert units(tmp_path)[:7] == [FILLER] * 7
     assert [unit[0] for unit in units(tmp_path)[7:]] == [row["commitLogOffset"] for row in store.rows]
 
 
-def test_units_that_nobody_wrote_are_filler(tmp_path: Path) -> None:
-    """RocketMQ takes a queue to end where nothing is written, and would cut it there."""
+@pytest.mark.parametrize("base", [0, 4096])
+def test_units_that_nobody_wrote_are_filler(tmp_path: Path, base: int) -> None:
+    """RocketMQ takes a queue to end where nothing is written, and would cut it there.
+
+    With a filler in the same pull it would pass over what is in a first file at 0: there it is led to the unit behind.
+    """
     places = (0, 1, 4, 35)
-    store = write_dledger(tmp_path, [mq_message("Orders", queue_offset=place) for place in places])
+    payloads = [mq_message("Orders", queue_offset=place) for place in places]
+    store = write_dledger(tmp_path, payloads, file_size=4096, base=base)
     dispatch(tmp_path, store.end, 3)
     offsets = [row["commitLogOffset"] for row in store.rows]
-    first, second = FILLER[0], FILLER[0]
-    expected = [*offsets[:2], first, first, offsets[2], *[first] * 5, *[second] * 5, offsets[3]]
+    first, second = (FILLER[0], FILLER[0]) if base else (offsets[2], offsets[3])
+    expected = [*offsets[:2], first, first, offsets[2], *[FILLER[0]] * 5, *[second] * 5, offsets[3]]
     assert [unit[0] for unit in units(tmp_path)] == expected
     before = files_of(tmp_path, "consumequeue")
     write_store_checkpoint(tmp_path, StoreCheckpoint())

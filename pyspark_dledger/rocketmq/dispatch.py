@@ -19,15 +19,15 @@ from typing import NamedTuple
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.format.puts import PutIds
-from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, ScanRequest, Segment
+from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Segment
 from pyspark_dledger.log.entries import entry_at
 from pyspark_dledger.rocketmq.clean import CleanSettings, FileCleaner
 from pyspark_dledger.rocketmq.index_file import IndexHeader
 from pyspark_dledger.rocketmq.index_writer import HASH_SLOTS, INDEX_UNITS, IndexWriter
 from pyspark_dledger.rocketmq.log_files import LogFiles
-from pyspark_dledger.rocketmq.log_part import DELAYS_MS, LogPart, read_part
+from pyspark_dledger.rocketmq.log_part import DELAYS_MS, LogPart, read_part, stored_at
 from pyspark_dledger.rocketmq.messages import QueueName
-from pyspark_dledger.rocketmq.queue_writer import UNITS_PER_FILE, LastUnit, QueueWriter
+from pyspark_dledger.rocketmq.queue_writer import UNITS_PER_FILE, LastUnit, QueueWriter, first_file_end
 from pyspark_dledger.rocketmq.store_checkpoint import MARGIN_MS, read_store_checkpoint, write_store_checkpoint
 
 _LOG = logging.getLogger(__name__)
@@ -228,16 +228,8 @@ class Dispatcher:
         checkpoint = self._checkpoint
         if 0 < checkpoint.confirm_phy_offset < pos:
             return False
-        stored = self._first_stored(segment, pos)
+        stored = stored_at(self._engine, segment, pos)
         return stored is not None and stored <= checkpoint.logics_msg_timestamp - MARGIN_MS
-
-    def _first_stored(self, segment: Segment, pos: int) -> int | None:
-        """The storeTimestamp of the message at a position, in milliseconds; None where none stands."""
-        request = ScanRequest(segment, pos, pos + 1, ("storeTimestamp",), verify_crc=False)
-        for batch, _ in self._engine.scan(request):
-            value = batch.column(0).cast("int64")[0].as_py()
-            return None if value is None else int(value) // 1000
-        return None
 
     def _place_of(self, index: int, place: _Place, first: _Place) -> _Place:
         """Where the entry of an index stands, if that is before a place."""
@@ -419,6 +411,7 @@ class Dispatcher:
         is_level = self._index_pos >= self._pos
         if part is not None:
             queue, queue_offset, units = part.units()
+            self._queues.first_file_end = first_file_end(self._files.segments)
             ends = self._queues.put(part.names.names, queue, queue_offset, units)
             end = min(part.end, bound)
             if self._settings.has_index and is_level:

@@ -113,6 +113,15 @@ def read_part(engine: Engine, segment: Segment, start: int, end: int, delays_ms:
     return LogPart(segment, start, stop, first, last, term, names, found, rows, skipped, first_skipped)
 
 
+def stored_at(engine: Engine, segment: Segment, pos: int) -> int | None:
+    """The storeTimestamp of the message at a position, in milliseconds; None where none stands."""
+    request = ScanRequest(segment, pos, pos + 1, ("storeTimestamp",), verify_crc=False)
+    for batch, _ in engine.scan(request):
+        value = batch.column(0).cast("int64")[0].as_py()
+        return None if value is None else int(value) // 1000
+    return None
+
+
 def _one_batch(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     if len(batches) == 1:
         return batches[0]

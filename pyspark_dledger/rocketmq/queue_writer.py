@@ -3,13 +3,18 @@
 A queue is filled in the order of the log, and what it has already is not written again, so that a part of the log may
 be gone through twice. Source: RocketMQ 5.3.3 ``ConsumeQueue.putMessagePositionInfo``, ``fillPreBlank``,
 ``truncateDirtyLogicFiles``, ``deleteExpiredFile``.
+
+A place whose message is gone has RocketMQ's filler, a unit that points to position 0. A broker that finds no message
+where a unit points to passes over every unit of the same pull that points into that file, and consumers never get those
+messages. So before a unit that points into a first file at 0 a place is a copy of that unit: consumers get its message
+once more. Source: RocketMQ 4.9.8 and 5.3.3 ``DefaultMessageStore.getMessage``, ``CommitLog.rollNextFile``.
 """
 
 from __future__ import annotations
 
 import os
 from collections import Counter, OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,6 +25,7 @@ import numpy.typing as npt
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.durable import sync_dir
 from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT_SIZE, SEGMENT_NAME_DIGITS
+from pyspark_dledger.format.spec import Segment
 from pyspark_dledger.log.consume_queue import (
     FILLER_SIZE,
     FOLDER,
@@ -45,6 +51,14 @@ HIGHEST_OFFSET = 2**62 // CONSUME_QUEUE_UNIT_SIZE
 _LONGEST_TOPIC = 255
 _MOST_OPEN = 256
 _FILLED_AT_ONCE = 64 * 1024
+# So far before a unit a pull may begin that looks at it: 800 units (maxFilterMessageSize), or as many as a consumer
+# asks for (pullBatchSize), which are 1,024 at most.
+_LOOKED_AHEAD = 1024
+
+
+def first_file_end(segments: Sequence[Segment]) -> int:
+    """Where the first file of a log ends, if that is its file at position 0; 0 if it is another."""
+    return segments[0].end if segments and not segments[0].base else 0
 
 
 def is_queue(name: QueueName) -> bool:
@@ -76,10 +90,18 @@ class QueueWriter:
     """The queues below ``root/consumequeue``; one thread writes. Raises OSError where the disk fails.
 
     Files have as many units as those that are there, else `units_per_file`. `files` writes them, where that is not to
-    be done as usual. Raises StoreError where they are not of one size.
+    be done as usual. `first_file_end` is that of the log. Raises StoreError where files are not of one size.
+
+    ``led_over`` counts the places of each queue that have a copy of the unit behind them.
     """
 
-    def __init__(self, root: Path, units_per_file: int = UNITS_PER_FILE, files: OpenFiles | None = None) -> None:
+    def __init__(
+        self,
+        root: Path,
+        units_per_file: int = UNITS_PER_FILE,
+        files: OpenFiles | None = None,
+        first_file_end: int = 0,
+    ) -> None:
         self._root = root
         self._folder = root / FOLDER
         found = queues(root)
@@ -88,6 +110,8 @@ class QueueWriter:
         _check_sizes(found, self.units_per_file)
         self._states = {(queue.topic, queue.queue_id): _QueueState(queue) for queue in found}
         self._files = files or OpenFiles(self.units_per_file * CONSUME_QUEUE_UNIT_SIZE)
+        self.first_file_end = first_file_end
+        self.led_over: Counter[QueueName] = Counter()
 
     @property
     def ends(self) -> dict[QueueName, int]:
@@ -135,7 +159,7 @@ class QueueWriter:
         """Write units in the order of the log; ``queue`` counts into `names`. The end of each queue that they are of.
 
         Of two messages with one queueOffset the first stays, as with RocketMQ. Units that no message was there for
-        become fillers, because RocketMQ takes a queue to end where nothing is written.
+        become fillers, or copies of the unit behind, because RocketMQ takes a queue to end where nothing is written.
         """
         if not len(queue):
             return {}
@@ -158,17 +182,25 @@ class QueueWriter:
             return max(state.end, 0)
         cuts = np.flatnonzero(np.diff(offsets) != 1) + 1
         for first, part in zip(offsets[[0, *cuts]].tolist(), np.split(units, cuts), strict=True):
-            self._fill(name, state.end, first)
+            self._fill(name, state.end, first, part[:1])
             self._write(name, first, part)
             state.end = first + len(part)
         return state.end
 
-    def _fill(self, name: QueueName, end: int, first: int) -> None:
-        """Write fillers from the end of a queue to a unit, in the files of both."""
+    def _fill(self, name: QueueName, end: int, first: int, unit: Units) -> None:
+        """Write fillers from the end of a queue to its unit at `first`, in the files of both.
+
+        A pull ends with a file, so where fillers would hide that unit its copies are in its own file only.
+        """
         own = first - first % self.units_per_file
         if 0 <= end < own and end % self.units_per_file:
             self._write_fillers(name, end, end - end % self.units_per_file + self.units_per_file)
-        self._write_fillers(name, max(own, end), first)
+        start = max(own, end)
+        is_hidden = int(unit["commitLogOffset"][0]) < self.first_file_end
+        led_over = min(first - start, _LOOKED_AHEAD) if is_hidden else 0
+        self._write_fillers(name, start, first - led_over)
+        self._write(name, first - led_over, np.repeat(unit, led_over))
+        self.led_over[name] += led_over
 
     def _write_fillers(self, name: QueueName, start: int, stop: int) -> None:
         for first in range(start, stop, _FILLED_AT_ONCE):
@@ -244,7 +276,7 @@ class _QueueState:
         _, tail = units.read(max(0, units.count - UNITS_AT_ONCE), units.count)
         is_real = (tail["size"] > 0) & ~is_filler(tail)
         is_bad = ~is_real & ~is_filler(tail)
-        falls = np.diff(tail["commitLogOffset"].astype(np.int64)) <= 0
+        falls = np.diff(tail["commitLogOffset"].astype(np.int64)) < 0
         is_bad[1:] |= is_real[1:] & is_real[:-1] & falls
         self.last = _last_of(tail[is_real])
         self.has_hole = bool(is_bad.any())

@@ -20,9 +20,7 @@ import org.apache.rocketmq.store.config.MessageStoreConfig;
  * dump FILE, queues, put COUNT TOPIC QUEUES: as in RunStore, but that dump does not look for keys.
  * keys FILE: for each line TOPIC KEY of a file, what the index has, in order.
  * times FILE: for each line TOPIC QUEUE TIMESTAMP of a file, the offset in the queue that is found for it, in order.
- * close: an orderly end of the store.
- *
- * Stores that are not closed stay open until the process is killed.
+ * close: an orderly end of the store; one that is not closed ends while others are open.
  */
 public final class RunPlainStores {
     private static final long PATIENCE_MS = 30_000;
@@ -35,8 +33,13 @@ public final class RunPlainStores {
             String[] words = line.split("\t");
             try {
                 if (words[0].equals("open")) {
+                    closeLater(store);
                     store = open(words);
                     RunStore.answer(state(store));
+                } else if (words[0].equals("close")) {
+                    store.shutdown();
+                    store = null;
+                    RunStore.answer("{\"closed\": true}");
                 } else {
                     RunStore.answer(obey(store, words));
                 }
@@ -74,6 +77,15 @@ public final class RunPlainStores {
         return store;
     }
 
+    /** Ends a store, which takes a second. The threads of many open ones would keep a processor busy. */
+    private static void closeLater(DefaultMessageStore store) {
+        if (store != null) {
+            Thread closing = new Thread(store::shutdown);
+            closing.setDaemon(true);
+            closing.start();
+        }
+    }
+
     private static String state(DefaultMessageStore store) {
         return String.format(
             "{\"minOffset\": %d, \"maxOffset\": %d}", store.getMinPhyOffset(), store.getMaxPhyOffset());
@@ -92,9 +104,6 @@ public final class RunPlainStores {
                 return keys(store, words[1]);
             case "times":
                 return times(store, words[1]);
-            case "close":
-                store.shutdown();
-                return "{\"closed\": true}";
             default:
                 throw new IllegalArgumentException("no command " + words[0]);
         }

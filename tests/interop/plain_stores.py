@@ -10,6 +10,8 @@ from tests.interop.java_group import JavaProcess
 from tests.interop.java_store import COMPILED_WITH, Dump, got_messages, queue_ranges
 
 _PATIENCE = 60
+# What runs for seconds only is not worth the time of the second compiler.
+_SHORT_RUN = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
 
 
 class PlainStores(JavaProcess):
@@ -18,7 +20,7 @@ class PlainStores(JavaProcess):
     def __init__(self, version: str, folder: Path) -> None:
         """Raises JavaMissing where it cannot run. What is said in files stands in `folder`."""
         self._lines = folder / f"{version}.lines"
-        super().__init__("RunPlainStores", version, compiled_with=COMPILED_WITH)
+        super().__init__("RunPlainStores", version, compiled_with=COMPILED_WITH, options=_SHORT_RUN)
 
     def open(self, settings: dict[str, str], role: str = "SLAVE") -> tuple[int, int]:
         """Open a store by settings of MessageStoreConfig, and let it dispatch its log: where that begins and ends.

@@ -4,32 +4,21 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.durable import sync_dir
-from pyspark_dledger.format.layout import (
-    CONSUME_QUEUE_UNIT_SIZE,
-    INDEX_FILE_HEADER_SIZE,
-    INDEX_FILE_SLOT_SIZE,
-    INDEX_FILE_UNIT_SIZE,
-)
+from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT_SIZE
 from pyspark_dledger.log.consume_queue import FOLDER as QUEUES
-from pyspark_dledger.log.consume_queue import queues
-from pyspark_dledger.log.find import file_size
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.store import Log
 from pyspark_dledger.rocketmq.export.forms import FileReport, file_report, make_folders, new_file, sync_file
-from pyspark_dledger.rocketmq.export.queue_holes import lead_over_holes
-from pyspark_dledger.rocketmq.export.queue_times import date_queue_files
 from pyspark_dledger.rocketmq.index_file import FOLDER as INDEX
-from pyspark_dledger.rocketmq.index_file import hash_slots, index_files
 from pyspark_dledger.rocketmq.index_writer import HASH_SLOTS, INDEX_UNITS
 from pyspark_dledger.rocketmq.queue_writer import UNITS_PER_FILE
 from pyspark_dledger.rocketmq.rebuild import BuildSettings, Built, build
+from pyspark_dledger.rocketmq.rebuild.sizes import usual_index, usual_units
 from pyspark_dledger.rocketmq.runs import Run
 from pyspark_dledger.rocketmq.store_checkpoint import FILE as CHECKPOINT
 from pyspark_dledger.rocketmq.store_checkpoint import StoreCheckpoint, write_store_checkpoint
@@ -43,26 +32,11 @@ _MOST_CONFIG_BYTES = 256 * 1024 * 1024
 _DEFAULT_FILE_SIZE = 1024**3
 
 
-class Sizes(NamedTuple):
-    """How large a broker makes its files, as its own files show; its defaults where they do not."""
-
-    units_per_file: int
-    hash_slots: int
-    index_units: int
-
-
-def sizes_of(root: Path | None) -> Sizes:
-    """The sizes of the files below a storePathRootDir."""
-    if root is None:
-        return Sizes(UNITS_PER_FILE, HASH_SLOTS, INDEX_UNITS)
-    units = Counter(file.units for queue in queues(root) for file in queue.files if file.units)
-    units_per_file = units.most_common(1)[0][0] if units else UNITS_PER_FILE
-    for path in reversed(index_files(root)):
-        slots, size = hash_slots(path), file_size(path)
-        if slots is not None and size is not None:
-            left = size - INDEX_FILE_HEADER_SIZE - slots * INDEX_FILE_SLOT_SIZE
-            return Sizes(units_per_file, slots, left // INDEX_FILE_UNIT_SIZE)
-    return Sizes(units_per_file, HASH_SLOTS, INDEX_UNITS)
+def sizes_of(root: Path | None) -> BuildSettings:
+    """How large a broker makes the files below its storePathRootDir; RocketMQ's defaults where they do not show it."""
+    units = usual_units(root) if root is not None else None
+    slots, index_units = (usual_index(root) if root is not None else None) or (HASH_SLOTS, INDEX_UNITS)
+    return BuildSettings(units or UNITS_PER_FILE, slots, index_units)
 
 
 def clear(target: Path) -> None:
@@ -73,21 +47,18 @@ def clear(target: Path) -> None:
 
 
 def build_queues_and_index(
-    target: Path, engine: str, sizes: Sizes, messages: int, keep_from: Path | None, run: Run
-) -> tuple[Built, int]:
-    """Build ConsumeQueues and index of the CommitLog at the target, which has so many messages.
+    target: Path, engine: str, sizes: BuildSettings, messages: int, keep_from: Path | None, run: Run
+) -> Built:
+    """Build ConsumeQueues and index of the CommitLog at the target.
 
-    What was built, and how many units of messages that are not there lead to the message behind. Raises StoreError
-    where it does not have them.
+    Raises StoreError where that does not have so many messages.
     """
     log = Log(str(target / "commitlog"), ReadOptions(engine=engine))
-    built = build(log, target, settings=BuildSettings(*sizes), run=run, keep_from=keep_from)
+    built = build(log, target, settings=sizes, run=run, keep_from=keep_from)
     found = built.messages + built.skipped
-    led_over = lead_over_holes(target, log.segments[0].size) if log.segments[0].base == 0 else 0
-    date_queue_files(target, log.segments, keep_from)
     if found != messages:
         raise StoreError(f"{target}: expected {messages} messages in the new log, found {found}: check the disk")
-    return built, led_over
+    return built
 
 
 def copy_config(root: Path, target: Path) -> list[FileReport]:
@@ -105,7 +76,8 @@ def _config_files(root: Path) -> Iterator[Path]:
 def _copied(file: Path, target: Path) -> FileReport:
     path = f"{CONFIG}/{file.name}"
     with new_file(target, path) as temporary:
-        shutil.copyfile(file, temporary)
+        with file.open("rb") as source, temporary.open("wb") as copy:
+            shutil.copyfileobj(source, copy)
         sync_file(temporary)
         return file_report(temporary, path, 0)
 
@@ -126,7 +98,7 @@ def write_abort(target: Path) -> FileReport:
     return FileReport(ABORT, 0, 0, 0)
 
 
-def broker_conf(target: Path, file_size: int, sizes: Sizes) -> dict[str, str]:
+def broker_conf(target: Path, file_size: int, sizes: BuildSettings) -> dict[str, str]:
     """The settings that a broker needs to serve a storePathRootDir with files of such sizes."""
     given = {
         "mappedFileSizeCommitLog": (file_size, _DEFAULT_FILE_SIZE),

@@ -35,7 +35,7 @@ from pyspark_dledger.rocketmq.export.forms import (
     FinishReport,
     PartReport,
 )
-from pyspark_dledger.rocketmq.rebuild import Built
+from pyspark_dledger.rocketmq.rebuild import Built, notes_of_queues
 from pyspark_dledger.rocketmq.runs import Run
 
 _LARGEST_FILE = 2**31 - 1
@@ -85,16 +85,16 @@ class CommitLogForm:
         rows = sum(report.rows for report in reports)
         root = log.paths.root
         sizes = sizes_of(root)
-        built, led_over = None, 0
+        built = None
         if settings.commit_log_only:
             files.append(write_abort(target))
         else:
             keep_from = root if settings.options.topic is None and settings.options.queue_id is None else None
             messages = rows + counts[FILLERS]
-            built, led_over = build_queues_and_index(target, log.engine.NAME, sizes, messages, keep_from, run)
+            built = build_queues_and_index(target, log.engine.NAME, sizes, messages, keep_from, run)
             files.append(write_checkpoint(target, built.last_stored))
         config = copy_config(root, target) if root is not None else []
-        notes = [*_notes(log, settings, counts, reports), *_notes_of_broker(log, built, led_over, bool(config))]
+        notes = [*_notes(log, settings, counts, reports), *_notes_of_broker(log, built, bool(config))]
         conf = broker_conf(target, parts[0].segment.size, sizes)
         return FinishReport((*files, *config), tuple(notes), conf)
 
@@ -199,20 +199,13 @@ def _notes(log: Log, settings: ExportSettings, counts: Counter[str], reports: Se
         )
 
 
-def _notes_of_broker(log: Log, built: Built | None, led_over: int, has_config: bool) -> Iterator[str]:
+def _notes_of_broker(log: Log, built: Built | None, has_config: bool) -> Iterator[str]:
     """What is to be known before a broker is started."""
     root = log.paths.root
     if built is None:
         yield "the broker builds consumequeue/ and index/ at its first start: they begin at the first message there is"
-    elif led_over:
-        yield (
-            f"{led_over} units in queues stand for messages that are not in the log, and lead to the message behind, "
-            "which consumers may get twice"
-        )
-    elif built.fillers:
-        yield f"{built.fillers} units in queues stand for messages that are not in the log: consumers pass over them"
-    if built is not None and built.repeated:
-        yield f"{built.repeated} messages have a queueOffset that their queue had already: they are in no queue"
+    else:
+        yield from notes_of_queues(built)
     if built is not None and built.skipped:
         yield f"{built.skipped} messages can be in no queue, the first of them {built.first_skipped}"
     if not has_config:

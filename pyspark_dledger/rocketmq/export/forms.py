@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from pyspark_dledger.format.columns import DEFAULT_NAMES, ENTRY_BODY
 from pyspark_dledger.format.durable import sync_dir
 from pyspark_dledger.format.spec import Filters
 from pyspark_dledger.log.options import ReadOptions, option_filters
@@ -49,6 +50,12 @@ class ExportSettings:
     compression: str | None = None
     preserve_offsets: bool = False
     commit_log_only: bool = False
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The columns that are exported, each once: those of the log table, if none were chosen."""
+        chosen = self.columns or DEFAULT_NAMES
+        return tuple(dict.fromkeys((*chosen, ENTRY_BODY.name) if self.options.include_entry_body else chosen))
 
     @property
     def filters(self) -> Filters:

@@ -20,15 +20,14 @@ from dataclasses import asdict, replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from pyspark_dledger.errors import DiskFullError, StoreError, StoreInUseError
+from pyspark_dledger.errors import DiskFullError, OptionError, StoreError, StoreInUseError
 from pyspark_dledger.format.durable import sync_dir
 from pyspark_dledger.format.spec import INT64_MAX
 from pyspark_dledger.log import Log
 from pyspark_dledger.log.files import is_remote_path, path_of
 from pyspark_dledger.log.options import ReadOptions
-from pyspark_dledger.log.tail import TailOffset
 from pyspark_dledger.log.uris import is_remote, local_path, store_path
 from pyspark_dledger.rocketmq.export.forms import (
     MOST_SKIPPED,
@@ -40,15 +39,13 @@ from pyspark_dledger.rocketmq.export.forms import (
     Form,
     PartReport,
     Progress,
+    make_folders,
     new_file,
     temporary_folder,
 )
 from pyspark_dledger.rocketmq.export.options import parse_export_options, parse_form
-from pyspark_dledger.rocketmq.export.ranges import LogRange, range_of, row_again
+from pyspark_dledger.rocketmq.export.ranges import LogRange, range_from_json, range_of, row_again
 from pyspark_dledger.rocketmq.runs import Run, run_here
-
-if TYPE_CHECKING:
-    pass
 
 MANIFEST = "_export.json"
 
@@ -88,10 +85,12 @@ def export(
     parsed = parse_export_options(name, options)
     form = _form(name)
     path = absolute_path(os.fspath(source))
-    read = replace(parsed.read, data_dirs=parsed.read.data_dirs and tuple(map(absolute_path, parsed.read.data_dirs)))
+    read = replace(parsed.read, data_dirs=_absolute(parsed.read.data_dirs), replicas=_absolute(parsed.read.replicas))
     log = Log(path, read)
+    if not os.fspath(target):
+        raise OptionError("expected a folder to export to, found an empty path: name one")
     place = Path(os.path.realpath(local_path(os.fspath(target), "a local folder to export to")))
-    _check_apart(log, path, place)
+    _check_apart(log, (path, *(read.replicas or ())), place)
     try:
         with _locked_folder(place):
             return _Job(log, path, place, form, read, parsed.export, run, progress).done(began)
@@ -103,6 +102,10 @@ def absolute_path(path: str) -> str:
     """A path that means the same in another process: a URI, or an absolute path without links in it."""
     found = store_path(path)
     return found if is_remote(found) else os.path.realpath(found)
+
+
+def _absolute(paths: tuple[str, ...] | None) -> tuple[str, ...] | None:
+    return None if paths is None else tuple(map(absolute_path, paths))
 
 
 def cannot_write(target: Path, error: OSError) -> StoreError:
@@ -120,10 +123,10 @@ def _form(name: str) -> Form:
     return form
 
 
-def _check_apart(log: Log, source: str, target: Path) -> None:
-    """Neither may lie in the other. Raises StoreError."""
+def _check_apart(log: Log, sources: Sequence[str], target: Path) -> None:
+    """Neither the target may lie in what is read, the store and its replicas, nor that in it. Raises StoreError."""
     paths = log.paths
-    found = [path_of(source), paths.node_dir, *paths.data_dirs, *paths.commitlog_dirs]
+    found = [*map(path_of, sources), paths.node_dir, *paths.data_dirs, *paths.commitlog_dirs]
     found += [paths.root / name for name in _PLACES_OF_A_STORE] if paths.root is not None else []
     for part in found:
         if part is None or is_remote_path(part):
@@ -143,22 +146,27 @@ def _locked_folder(target: Path) -> Iterator[None]:
     is_new = not target.exists()
     if not is_new and not target.is_dir():
         raise StoreError(f"{target}: expected a new or an empty folder, found a file: name a folder")
-    target.mkdir(parents=True, exist_ok=True)
-    sync_dir(target.parent)
+    make_folders(Path(target.anchor), target)
     descriptor = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
+        _lock(descriptor, target)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise StoreInUseError(
-                f"{target}: expected a folder that no export is writing, found one: wait for its end, or name another"
-            ) from None
-        yield
+            yield
+        finally:
+            if is_new:
+                with suppress(OSError):
+                    target.rmdir()  # fails where there is something
     finally:
-        if is_new:
-            with suppress(OSError):
-                target.rmdir()  # fails where there is something
         os.close(descriptor)
+
+
+def _lock(descriptor: int, target: Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise StoreInUseError(
+            f"{target}: expected a folder that no export is writing, found one: wait for its end, or name another"
+        ) from None
 
 
 class _Job:
@@ -188,10 +196,10 @@ class _Job:
         if recorded is None:
             (self._target / STATE_FOLDER).mkdir()
             self._note(manifest)
-        elif recorded["plan"] != manifest["plan"]:
+        elif recorded.get("plan") != manifest["plan"]:
             raise StoreError(
-                f"{self._target}: expected to go on with {recorded['parts']} parts of {self._source}, found that it is "
-                f"planned otherwise now: its files were changed, or this version plans otherwise; {_ANEW}"
+                f"{self._target}: expected to go on with the parts that {self._source} was planned in, found that it "
+                f"is planned otherwise now: its files were changed, or this version plans otherwise; {_ANEW}"
             )
         shutil.rmtree(temporary_folder(self._target), ignore_errors=True)
         reports, resumed = self._write_parts(parts, manifest["plan"], found.end - found.start)
@@ -243,10 +251,7 @@ class _Job:
     def _resumed(self, recorded: dict[str, Any]) -> LogRange:
         """The range of an earlier run, if the log still holds it. Raises StoreError."""
         try:
-            last = TailOffset(**recorded["last"])
-            found = LogRange(
-                int(recorded["start"]), int(recorded["end"]), recorded["committedIndex"], last, recorded["lastIndex"]
-            )
+            found = range_from_json(recorded)
         except (KeyError, TypeError, ValueError):
             raise StoreError(
                 f"{self._target / MANIFEST}: expected what an export noted, found something else; {_ANEW}"
@@ -274,11 +279,7 @@ class _Job:
             "version": _VERSION,
             "state": _RUNNING,
             **self._asked,
-            "start": found.start,
-            "end": found.end,
-            "committedIndex": found.committed_index,
-            "last": found.last.to_json(),
-            "lastIndex": found.last_index,
+            **found.to_json(),
             "parts": len(parts),
             "plan": hashlib.sha256("\n".join(map(repr, parts)).encode("utf-8", "surrogatepass")).hexdigest(),
         }
@@ -319,9 +320,6 @@ class _Job:
     ) -> ExportReport:
         files = [file for report in reports for file in report.files] + list(finish.files)
         skipped = [line for report in reports for line in report.first_skipped]
-        beyond = None
-        if found.committed_index is not None:
-            beyond = max((found.last_index if found.last_index is not None else -1) - found.committed_index, 0)
         return ExportReport(
             source=self._source,
             target=str(self._target),
@@ -330,24 +328,24 @@ class _Job:
             skipped=sum(report.skipped for report in reports),
             first_skipped=tuple(skipped[:MOST_SKIPPED]),
             committed_index=found.committed_index,
-            beyond_committed=beyond,
+            beyond_committed=found.beyond_committed,
             parts=len(reports),
             resumed=resumed,
             files=len(files),
             bytes=sum(file.size for file in files),
             source_bytes=sum(report.source_bytes for report in reports),
             seconds=round(time.monotonic() - began, 3),
-            notes=(*self._notes(found, beyond, now), *finish.notes),
+            notes=(*self._notes(found, now), *finish.notes),
             broker_conf=dict(finish.broker_conf),
         )
 
-    def _notes(self, found: LogRange, beyond: int | None, now: Log) -> Iterator[str]:
-        if self._log.ledger_segments and beyond is None:
+    def _notes(self, found: LogRange, now: Log) -> Iterator[str]:
+        if self._log.ledger_segments and found.beyond_committed is None:
             yield "no committed bound is known: whether what is exported was committed cannot be told"
-        elif beyond:
+        elif found.beyond_committed:
             yield (
-                f"{beyond} entries behind the committed index {found.committed_index} are in the exported range: they "
-                "may have been acknowledged, or not; isolationLevel=read_committed leaves them out"
+                f"{found.beyond_committed} entries behind the committed index {found.committed_index} are in the "
+                "exported range: they may have been acknowledged, or not; isolationLevel=read_committed leaves them out"
             )
         is_whole = self._read.ending_offsets.kind == "latest" and self._read.isolation_level != "read_committed"
         if is_whole and found.end < max(end.pos for _, end in now.ends.values()):

@@ -7,16 +7,16 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 
 from pyspark_dledger.errors import StoreError
-from pyspark_dledger.format.columns import DEFAULT_NAMES, ENTRY_BODY
 from pyspark_dledger.format.json_text import base64_text, json_lines
 from pyspark_dledger.log.plan import Partition, read_partition
 from pyspark_dledger.rocketmq.export.forms import (
     ExportSettings,
+    FileReport,
     FinishReport,
     PartReport,
     SummedFile,
@@ -36,10 +36,9 @@ _BLOCK = 1024 * 1024
 
 @dataclass(frozen=True)
 class JsonLinesPart:
-    """A partition of the log, the columns of a line, and how the file is compressed."""
+    """A partition of the log, and how its file is compressed."""
 
     partition: Partition
-    columns: tuple[str, ...]
     compression: str
 
 
@@ -50,24 +49,21 @@ class JsonLinesForm:
 
     def plan(self, log: Log, settings: ExportSettings) -> list[JsonLinesPart]:
         """A part is a partition of the read (maxPartitionBytes)."""
-        wanted = settings.columns or DEFAULT_NAMES
-        if settings.options.include_entry_body:
-            wanted = (*wanted, ENTRY_BODY.name)
-        columns = tuple(dict.fromkeys(wanted))
-        partitions = partitions_of(log, settings, columns)
-        return [JsonLinesPart(partition, columns, settings.compression or "none") for partition in partitions]
+        compression = settings.compression or "none"
+        partitions = partitions_of(log, settings, settings.names)
+        return [JsonLinesPart(partition, compression) for partition in partitions]
 
     def write(self, part: JsonLinesPart, number: int, target: Path) -> PartReport:
         """One file, empty where no row passes; see `Form.write`."""
         path = f"part-{number:05d}{_ENDINGS[part.compression]}"
         with new_file(target, path) as temporary:
-            written, lines, crc = _write(part, temporary)
+            written = _write(part, temporary)
             sync_file(temporary)
-            file = file_report(temporary, path, lines)
-            if file.crc32 != written:
-                raise _differs(path, f"CRC-32 {file.crc32}, not {written}")
-            _verify(temporary, path, part.compression, lines, crc)
-        return PartReport(number, lines, 0, (), (file,), part.partition.size)
+            size, found = _read_back(temporary, path, part.compression)
+            if found != written:
+                raise _differs(path, f"{found}, not {written}")
+        file = FileReport(path, size, found.file_crc32, found.lines)
+        return PartReport(number, found.lines, 0, (), (file,), part.partition.size)
 
     def finish(
         self, _log: Log, _settings: ExportSettings, _target: Path, _reports: Sequence[PartReport], _run: Run
@@ -76,19 +72,32 @@ class JsonLinesForm:
         return FinishReport()
 
 
-def _write(part: JsonLinesPart, file: Path) -> tuple[int, int, int]:
-    """The lines of a part to a file: the CRC-32 of its bytes, how many lines, and the CRC-32 of those."""
+class _Sums(NamedTuple):
+    """What a file holds: how many lines, their CRC-32, and the CRC-32 of the file's bytes, which may be compressed."""
+
+    lines: int
+    crc32: int
+    file_crc32: int
+
+    def __str__(self) -> str:
+        """As errors name it."""
+        return f"{self.lines} lines with CRC-32 {self.crc32}, in a file with CRC-32 {self.file_crc32}"
+
+
+def _write(part: JsonLinesPart, file: Path) -> _Sums:
+    """The lines of a part to a file. Raises OSError."""
     count = crc = 0
+    is_plain = part.compression == "none"
     with SummedFile(file) as summed, _compressed(summed, part.compression) as stream:
         for batch in read_partition(part.partition):
             for lines in json_lines(batch, base64_text, "\n"):
                 data = lines.buffers()[2]
                 json.loads(lines[-1].as_py())
                 stream.write(data)
-                crc = zlib.crc32(data, crc)
+                crc = 0 if is_plain else zlib.crc32(data, crc)
                 count += len(lines)
         stream.close()
-        return summed.crc32, count, crc
+        return _Sums(count, summed.crc32 if is_plain else crc, summed.crc32)
 
 
 def _compressed(file: SummedFile, compression: str) -> Any:
@@ -97,22 +106,18 @@ def _compressed(file: SummedFile, compression: str) -> Any:
     return stream if compression == "none" else pa.CompressedOutputStream(stream, compression)
 
 
-def _verify(file: Path, path: str, compression: str, lines: int, crc: int) -> None:
-    """Raises StoreError where the file holds other lines than were written."""
-    found = found_crc = 0
-    last = b"\n"
+def _read_back(file: Path, path: str, compression: str) -> tuple[int, _Sums]:
+    """The size of a file, and what it holds. Raises StoreError where it cannot be decompressed."""
+    lines = crc = 0
+    is_plain = compression == "none"
     try:
-        with pa.input_stream(str(file), compression=None if compression == "none" else compression) as stream:
+        with pa.input_stream(str(file), compression=None if is_plain else compression) as stream:
             while block := stream.read(_BLOCK):
-                found += block.count(b"\n{") + (last == b"\n" and block.startswith(b"{"))
-                found_crc = zlib.crc32(block, found_crc)
-                last = block[-1:]
+                lines += block.count(b"\n")
+                crc = zlib.crc32(block, crc)
     except (OSError, pa.ArrowException) as error:
         raise _differs(path, str(error)) from None
-    if (found, last) != (lines, b"\n"):
-        raise _differs(path, f"{found} lines that begin an object, not {lines}, and {last!r} at the end")
-    if found_crc != crc:
-        raise _differs(path, f"CRC-32 {found_crc}, not {crc}")
+    return file.stat().st_size, _Sums(lines, crc, crc if is_plain else file_report(file, path, lines).crc32)
 
 
 def _differs(path: str, found: str) -> StoreError:

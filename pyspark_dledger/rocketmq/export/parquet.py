@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pyspark_dledger.errors import MalformedError, OptionError, StoreError
-from pyspark_dledger.format.columns import DEFAULT_NAMES, ENTRY_BODY, arrow_schema
+from pyspark_dledger.format.columns import arrow_schema
 from pyspark_dledger.log.plan import Partition, read_partition
 from pyspark_dledger.rocketmq.export.forms import (
     MOST_SKIPPED,
@@ -77,10 +77,7 @@ class ParquetForm:
 
     def plan(self, log: Log, settings: ExportSettings) -> list[ParquetPart]:
         """A part is a partition of the read (maxPartitionBytes). Raises OptionError where no column is left."""
-        wanted = settings.columns or DEFAULT_NAMES
-        if settings.options.include_entry_body:
-            wanted = (*wanted, ENTRY_BODY.name)
-        columns = tuple(dict.fromkeys(name for name in wanted if name != "topic"))
+        columns = tuple(name for name in settings.names if name != "topic")
         if not columns:
             raise OptionError("option columns: expected a column beside topic, by which the files are partitioned")
         partitions = partitions_of(log, settings, tuple(dict.fromkeys((*columns, *_NEEDED))))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, INT64_MAX, Filters
@@ -26,15 +27,38 @@ _PARTITION_BYTES = 128 * 1024 * 1024
 class LogRange:
     """Positions ``[start, end)`` of a log, both where the walk over it arrives, and how the log stood there.
 
-    ``last`` is the last row that begins in it, with the CRC-32 of its bytes; ``last_index`` is the last index in it,
-    and ``committed_index`` the committed bound, None where there is none.
+    ``committed_index`` is the committed bound, and ``beyond_committed`` counts the entries of the range behind it, both
+    None where there is none. ``last`` is the last row that begins in the range, with the CRC-32 of its bytes.
     """
 
     start: int
     end: int
     committed_index: int | None
+    beyond_committed: int | None
     last: TailOffset
-    last_index: int | None
+
+    def to_json(self) -> dict[str, Any]:
+        """As a manifest notes it."""
+        return {
+            "start": self.start,
+            "end": self.end,
+            "committedIndex": self.committed_index,
+            "beyondCommitted": self.beyond_committed,
+            "last": self.last.to_json(),
+        }
+
+
+def range_from_json(value: Mapping[str, Any]) -> LogRange:
+    """A range as `LogRange.to_json` noted it. Raises KeyError, TypeError and ValueError for anything else."""
+    last = TailOffset(**value["last"])
+    found = LogRange(value["start"], value["end"], value["committedIndex"], value["beyondCommitted"], last)
+    places = (found.start, found.end, last.pos)
+    others = (found.committed_index, found.beyond_committed, last.index, last.term, last.crc)
+    if not all(type(number) is int and 0 <= number <= INT64_MAX for number in places):
+        raise ValueError
+    if not all(number is None or (type(number) is int and -1 <= number <= INT64_MAX) for number in others):
+        raise ValueError
+    return found
 
 
 def partitions_of(log: Log, settings: ExportSettings, columns: tuple[str, ...]) -> list[Partition]:
@@ -67,19 +91,34 @@ def range_of(log: Log, options: ReadOptions) -> LogRange:
     if start >= end:
         raise nothing
     last, last_index = last_row(log, start, end)
-    return LogRange(start, end, committed, last, last_index)
+    return LogRange(start, end, committed, _count_beyond(log, committed, start, last_index), last)
+
+
+def _count_beyond(log: Log, committed: int | None, start: int, last_index: int | None) -> int | None:
+    """How many entries from position `start` to the last index lie behind the committed bound."""
+    if committed is None or last_index is None or last_index <= committed:
+        return None if committed is None else 0
+    first = _first(log, "index", max(start, log.ledger_segments[0].base))
+    return last_index - (committed if first is None else max(committed, first - 1))
 
 
 def _first_row_at(log: Log, pos: int, end: int) -> int:
     """Where the first row at or after `pos` begins, or `end`."""
+    first = _first(log, "pos", pos)
+    return end if first is None else min(first, end)
+
+
+def _first(log: Log, column: str, pos: int) -> int | None:
+    """The first value of a column, other than null, in the rows that begin at or after `pos`."""
     options = ReadOptions(
         starting_offsets=Offset("pos", pos), fail_on_data_loss=False, max_batch_rows=1, verify_crc=False
     )
-    for partition in log.plan(("pos",), options, Filters()):
+    for partition in log.plan((column,), options, Filters()):
         for batch in read_partition(partition):
-            if batch.num_rows:
-                return min(batch["pos"][0].as_py(), end)
-    return end
+            known = batch[column].drop_null()
+            if len(known):
+                return int(known[0].as_py())
+    return None
 
 
 def last_row(log: Log, start: int, end: int) -> tuple[TailOffset, int | None]:
@@ -92,11 +131,12 @@ def last_row(log: Log, start: int, end: int) -> tuple[TailOffset, int | None]:
     for segment in reversed([each for each in log.segments if each.base < end and each.end > start]):
         begin = max(start, segment.base)
         parts = plan_between(log, ("index", "term", "pos", "size"), options, Filters(), None, begin, end)
-        rows = [batch for part in parts for batch in read_partition(part) if batch.num_rows]
-        if rows:
-            row = rows[-1].slice(rows[-1].num_rows - 1).to_pylist()[0]
-            indexes = (batch["index"].drop_null() for batch in reversed(rows))
-            index = next((known[-1].as_py() for known in indexes if len(known)), None)
+        last = index = None
+        for batch in (batch for part in parts for batch in read_partition(part) if batch.num_rows):
+            last, known = batch, batch["index"].drop_null()
+            index = known[-1].as_py() if len(known) else index
+        if last is not None:
+            row = last.slice(last.num_rows - 1).to_pylist()[0]
             return TailOffset(row["index"], row["term"], row["pos"], _crc(log, row["pos"], row["size"])), index
     return TailOffset(pos=start), None
 

@@ -1,6 +1,6 @@
 """ConsumeQueues and the index of keys, built anew from the log."""
 
-from pyspark_dledger.rocketmq.rebuild.builder import BuildSettings, Built, build
+from pyspark_dledger.rocketmq.rebuild.builder import BuildSettings, Built, build, notes_of_queues
 from pyspark_dledger.rocketmq.rebuild.differences import IndexDifference, QueueDifference
 from pyspark_dledger.rocketmq.rebuild.job import Compared, FileSettings, Rebuilt, compare, rebuild
 
@@ -14,5 +14,6 @@ __all__ = [
     "Rebuilt",
     "build",
     "compare",
+    "notes_of_queues",
     "rebuild",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,11 +22,12 @@ from pyspark_dledger.rocketmq.index_file import FOLDER as INDEX
 from pyspark_dledger.rocketmq.index_file import hash_slots, index_files, read_header
 from pyspark_dledger.rocketmq.index_writer import HASH_SLOTS, INDEX_UNITS, IndexWriter
 from pyspark_dledger.rocketmq.log_part import DELAYS_MS
-from pyspark_dledger.rocketmq.queue_writer import UNITS_PER_FILE, QueueWriter
+from pyspark_dledger.rocketmq.queue_writer import UNITS_PER_FILE, QueueWriter, first_file_end
 from pyspark_dledger.rocketmq.rebuild.index_check import units_in, unlinked_units
 from pyspark_dledger.rocketmq.rebuild.kept import ExpiredUnits
 from pyspark_dledger.rocketmq.rebuild.parts import Counts, Taken, Wanted, in_order, plan_parts
 from pyspark_dledger.rocketmq.rebuild.queue_files import BuiltFiles, ExistingQueues, ExtAddresses, UnitFiles
+from pyspark_dledger.rocketmq.rebuild.queue_times import QueueTimes
 from pyspark_dledger.rocketmq.runs import Run, run_here
 
 Progress = Callable[[int, int], None]
@@ -61,7 +62,8 @@ class Built:
 
     ``messages`` are those that the log has; ``units`` those in queues, of which ``kept`` are of messages that expired
     before the log's beginning, and ``ext_units`` kept their address in consumequeue_ext. ``fillers`` stand for messages
-    that the log does not have. ``repeated`` messages have a queueOffset that their queue had passed already: as in
+    that the log does not have, and so do the ``led_over`` places, which are copies of the unit behind (see
+    `queue_writer`). ``repeated`` messages have a queueOffset that their queue had passed already: as in
     RocketMQ they are in no queue. ``batches`` are messages of batchconsumequeue, which are in none of these queues.
     ``skipped`` rows of the log are no messages, or none that a queue can have: ``first_skipped`` says what the first of
     them is. ``missing_bytes`` of the log are in files that are gone.
@@ -75,6 +77,7 @@ class Built:
     kept: int = 0
     ext_units: int = 0
     fillers: int = 0
+    led_over: int = 0
     repeated: int = 0
     batches: int = 0
     skipped: int = 0
@@ -114,8 +117,10 @@ def build(
     with ExitStack() as opened:
         sinks: list[Sink] = []
         if queues:
-            files = BuiltFiles(settings.units_per_file * CONSUME_QUEUE_UNIT_SIZE, ext_addresses(keep_from))
-            sinks.append(QueueSink(QueueWriter(target, settings.units_per_file, files), files, log, keep_from))
+            size, times = settings.units_per_file * CONSUME_QUEUE_UNIT_SIZE, QueueTimes(log, keep_from)
+            files = BuiltFiles(target, size, times, ext_addresses(keep_from))
+            writer = QueueWriter(target, settings.units_per_file, files, first_file_end(log.segments))
+            sinks.append(QueueSink(writer, files, log, keep_from))
         if index:
             sinks.append(_Index(target, settings))
         for sink in sinks:
@@ -171,6 +176,20 @@ def go_through(
     return built
 
 
+def notes_of_queues(built: Built) -> Iterator[str]:
+    """What one has to know of queues that were built, or would be."""
+    if built.fillers:
+        yield f"{built.fillers} units are fillers, for messages that the log does not have: consumers pass over them"
+    if built.led_over:
+        yield (
+            f"{built.led_over} units are copies of the unit behind them, for messages that the log does not have in "
+            "its first file: consumers may get the message behind once more for each"
+        )
+    if built.repeated:
+        text = "messages have a queueOffset that their queue had passed already: as with RocketMQ they are in no queue"
+        yield f"{built.repeated} {text}"
+
+
 def _with_counts(built: Built, counts: Counts) -> Built:
     return replace(
         built,
@@ -223,13 +242,16 @@ class QueueSink:
             self._kept += sum(self._expired.into(self._writer, name) for name in self._expired.names)
         self._writer.sync()
         self._files.verify()
+        led_over = self._writer.led_over.total()
+        units = self._files.units - led_over
         return replace(
             built,
-            units=self._files.units,
+            units=units,
             kept=self._kept,
             ext_units=self._files.ext_units,
             fillers=self._files.fillers,
-            repeated=self._given + self._kept - self._files.units,
+            led_over=led_over,
+            repeated=self._given + self._kept - units,
             queue_files=self._files.count,
         )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ from pyspark_dledger.log.store import Log
 from pyspark_dledger.rocketmq.consume_queue import is_filler
 from pyspark_dledger.rocketmq.index_file import IndexHeader, hash_slots, index_files, read_header
 from pyspark_dledger.rocketmq.messages import Longs, QueueName
-from pyspark_dledger.rocketmq.queue_writer import QueueWriter
+from pyspark_dledger.rocketmq.queue_writer import QueueWriter, first_file_end
 from pyspark_dledger.rocketmq.rebuild.builder import (
     BuildSettings,
     Built,
@@ -43,8 +43,9 @@ class QueueDifference:
     """A queue as it stands, held against what it is built anew; numbers of units.
 
     ``equal`` units stay, ``different`` ones become others, ``missing`` ones are added, ``extra`` ones, of messages that
-    the log does not have, go. ``fillers`` stand, then, for messages that the log does not have. The first unit that
-    differs is at ``queue_offset``; None where none does.
+    the log does not have, go. ``fillers`` stand, then, for messages that the log does not have, be they RocketMQ's or
+    copies of the unit behind, which count as that unit. The first unit that differs is at ``queue_offset``; None where
+    none does.
     """
 
     topic: str
@@ -97,9 +98,9 @@ def compare_queues(
 ) -> tuple[Built, list[QueueDifference]]:
     """What building the ConsumeQueues of a root anew would change, queue by queue. Raises StoreError."""
     files = _ComparedFiles(settings.units_per_file * CONSUME_QUEUE_UNIT_SIZE, root)
-    sink = QueueSink(QueueWriter(_NOWHERE, settings.units_per_file, files), files, log, root)
-    built = go_through(log, settings, [sink], root, progress=progress)
-    return built, files.differences()
+    writer = QueueWriter(_NOWHERE, settings.units_per_file, files, first_file_end(log.segments))
+    built = go_through(log, settings, [QueueSink(writer, files, log, root)], root, progress=progress)
+    return built, files.differences(writer.led_over)
 
 
 def compare_index(
@@ -148,8 +149,10 @@ class _ComparedFiles(UnitFiles):
     def verify(self) -> None:
         """Nothing was written."""
 
-    def differences(self) -> list[QueueDifference]:
-        """A row for each queue that there is or would be."""
+    def differences(self, led_over: Mapping[QueueName, int]) -> list[QueueDifference]:
+        """A row for each queue that there is or would be; so many places of each have a copy of the unit behind."""
+        for name, count in led_over.items():
+            self._row(name).fillers += count
         for name, queue in self._existing.queues.items():
             count, outside = self._outside(name, queue)
             extra = count - self._seen.get(name, 0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -24,11 +23,18 @@ from pyspark_dledger.rocketmq.broker_conf import read_dispatch_settings
 from pyspark_dledger.rocketmq.consume_queue import queue_root
 from pyspark_dledger.rocketmq.dispatch import DispatchSettings
 from pyspark_dledger.rocketmq.index_file import FOLDER as INDEX
-from pyspark_dledger.rocketmq.index_file import hash_slots, index_files, read_header
-from pyspark_dledger.rocketmq.index_writer import index_capacity
+from pyspark_dledger.rocketmq.index_file import index_files, read_header
 from pyspark_dledger.rocketmq.presence import held
-from pyspark_dledger.rocketmq.rebuild.builder import BuildSettings, Built, Progress, batch_topics_of, build
+from pyspark_dledger.rocketmq.rebuild.builder import (
+    BuildSettings,
+    Built,
+    Progress,
+    batch_topics_of,
+    build,
+    notes_of_queues,
+)
 from pyspark_dledger.rocketmq.rebuild.differences import IndexDifference, QueueDifference, compare_index, compare_queues
+from pyspark_dledger.rocketmq.rebuild.sizes import MOST_UNITS, usual_index, usual_units
 from pyspark_dledger.rocketmq.rebuild.swap import building_folder, check_place, clear_leftover, swap_in
 from pyspark_dledger.rocketmq.runs import Run, run_here
 from pyspark_dledger.rocketmq.store_checkpoint import read_store_checkpoint, write_store_checkpoint
@@ -39,7 +45,6 @@ WHATS = (QUEUES, INDEX)
 _READ_OPTIONS = ("selfId", "dataDirs", "committedBound", "replicas", "groupSize", "engine")
 # Queues of a light message queue hold units of messages that stand in other queues (MixAll.LMQ_PREFIX).
 _LIGHT_PREFIX = "%LMQ%"
-_MOST_UNITS = 2**31 // 20
 _MOST_INDEX_UNITS = 2**31 - 1
 
 
@@ -134,7 +139,7 @@ def compare(
         built, differences = compare_queues(store.log, store.root, store.settings, progress)
     else:
         built, differences = compare_index(store.log, store.root, store.settings, progress)
-    notes = (*store.size_notes(), *_notes(store.root, store.log, what, built))
+    notes = (*store.size_notes(), *_notes(store.root, what, built))
     return Compared(what, str(store.root / what), store.committed, built, tuple(differences), notes)
 
 
@@ -172,9 +177,7 @@ def rebuild(
             "again"
         ) from error
     folder = (store.root if out is None else target) / what
-    return Rebuilt(
-        what, str(folder), before, store.committed, built, (*notes, *_notes(store.root, store.log, what, built))
-    )
+    return Rebuilt(what, str(folder), before, store.committed, built, (*notes, *_notes(store.root, what, built)))
 
 
 def _checked_out(root: Path, out: str | os.PathLike[str]) -> Path:
@@ -231,14 +234,14 @@ class _Store:
         files, settings = self._files, self.settings
         if files.broker_conf is not None:
             return
-        if self.what == QUEUES and files.units_per_file is None and _usual_units(self.root) is None:
+        if self.what == QUEUES and files.units_per_file is None and usual_units(self.root) is None:
             yield (
                 f"files have {settings.units_per_file} units, RocketMQ's default: with another "
                 "mappedFileSizeConsumeQueue a broker does not start on them (say it with --units-per-file or "
                 "--broker-conf)"
             )
         is_told = files.hash_slots is not None and files.index_units is not None
-        if self.what == INDEX and not is_told and _usual_index(self.root) is None:
+        if self.what == INDEX and not is_told and usual_index(self.root) is None:
             yield (
                 f"files have {settings.hash_slots} slots and {settings.index_units} units, RocketMQ's default where "
                 "nothing was said: with another maxHashSlotNum or maxIndexNum a broker does not find keys in them (say "
@@ -316,7 +319,7 @@ def _extent(log: Log) -> tuple[object, ...]:
     return ([segment.base for segment in log.segments], sorted(ends))
 
 
-def _notes(root: Path, log: Log, what: str, built: Built) -> Iterator[str]:
+def _notes(root: Path, what: str, built: Built) -> Iterator[str]:
     """What one has to know of what was built."""
     if built.missing_bytes:
         yield f"{built.missing_bytes} bytes of the log are in files that are gone: their messages are left out"
@@ -324,14 +327,7 @@ def _notes(root: Path, log: Log, what: str, built: Built) -> Iterator[str]:
         yield f"{built.skipped} rows of the log are no messages of a queue: the first is {built.first_skipped}"
     if what != QUEUES:
         return
-    if built.fillers:
-        text = f"{built.fillers} units are fillers, for messages that the log does not have: consumers pass over them"
-        first = log.segments[0]
-        # DefaultMessageStore.getMessage goes on behind the file in which a filler's offset, 0, would be.
-        yield text + (f", and before {first.end} over what follows in the same pull, too" if not first.base else "")
-    if built.repeated:
-        text = "messages have a queueOffset that their queue had passed already: as with RocketMQ they are in no queue"
-        yield f"{built.repeated} {text}"
+    yield from notes_of_queues(built)
     if built.kept:
         yield f"{built.kept} units of messages that have expired are kept"
     if built.ext_units:
@@ -345,8 +341,8 @@ def _notes(root: Path, log: Log, what: str, built: Built) -> Iterator[str]:
 def _settings(root: Path, files: FileSettings) -> BuildSettings:
     """Sizes that were given, else those of the files that are there, else the broker's."""
     conf = read_dispatch_settings(files.broker_conf) if files.broker_conf is not None else DispatchSettings()
-    units = _checked("units_per_file", files.units_per_file, _MOST_UNITS) or _usual_units(root) or conf.units_per_file
-    slots, index_units = _usual_index(root) or (conf.hash_slots, conf.index_units)
+    units = _checked("units_per_file", files.units_per_file, MOST_UNITS) or usual_units(root) or conf.units_per_file
+    slots, index_units = usual_index(root) or (conf.hash_slots, conf.index_units)
     return BuildSettings(
         units_per_file=units,
         hash_slots=_checked("hash_slots", files.hash_slots, _MOST_INDEX_UNITS) or slots,
@@ -359,18 +355,3 @@ def _checked(name: str, number: int | None, most: int, least: int = 1) -> int | 
     if number is not None and not least <= number <= most:
         raise OptionError(f"{name}: expected a number from {least} to {most}, found {number}")
     return number
-
-
-def _usual_units(root: Path) -> int | None:
-    """How many units most ConsumeQueue files have."""
-    sizes = Counter(file.units for queue in queues(root) for file in queue.files if file.units)
-    return sizes.most_common(1)[0][0] if sizes else None
-
-
-def _usual_index(root: Path) -> tuple[int, int] | None:
-    """How many slots and units the last index file has that tells it."""
-    for path in reversed(index_files(root)):
-        slots = hash_slots(path)
-        if slots is not None:
-            return slots, index_capacity(path, slots)
-    return None

@@ -18,10 +18,11 @@ from typing import BinaryIO, NamedTuple
 import numpy as np
 
 from pyspark_dledger.errors import StoreError
-from pyspark_dledger.format.engine import Engine, get_engine
+from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.layout import FLAG_INNER_BATCH
 from pyspark_dledger.format.spec import INT64_MAX, Filters, ScanRequest, Segment
 from pyspark_dledger.log.consume_queue import Units
+from pyspark_dledger.log.engine import engine_of
 from pyspark_dledger.log.holes import Hole
 from pyspark_dledger.log.plan import plan_between
 from pyspark_dledger.log.store import Log
@@ -98,12 +99,13 @@ def in_order(
     wanted: Wanted, parts: list[Part], folder: Path | None, run: Run
 ) -> Iterator[tuple[Part, Iterable[Taken]]]:
     """What the parts have, in the order of the log; `folder` is where they leave it that are read elsewhere."""
+    if folder is not None:
+        shutil.rmtree(folder, ignore_errors=True)  # of a run that was broken off
     if run is run_here:
         for part in parts:
             yield part, take(wanted, part)
         return
     assert folder is not None
-    shutil.rmtree(folder, ignore_errors=True)  # of a run that was broken off
     folder.mkdir(parents=True)
     try:
         waiting: dict[int, Path] = {}
@@ -125,7 +127,7 @@ def in_order(
 
 def take(wanted: Wanted, part: Part) -> Iterator[Taken]:
     """What a part has, chunk by chunk. Raises StoreError where its segment cannot be read."""
-    engine = get_engine(wanted.engine)
+    engine = engine_of(wanted.engine, part.segment)
     pos = part.start
     while pos < part.end:
         chunk = read_part(engine, part.segment, pos, min(part.end, pos + _CHUNK_BYTES), wanted.delays_ms)

@@ -18,6 +18,7 @@ from pyspark_dledger.log.consume_queue import UNIT_DTYPE, Units, queues, read_un
 from pyspark_dledger.rocketmq.consume_queue import LAST_EXT_ADDRESS, is_filler
 from pyspark_dledger.rocketmq.messages import QueueName
 from pyspark_dledger.rocketmq.queue_writer import OpenFiles
+from pyspark_dledger.rocketmq.rebuild.queue_times import QueueTimes
 
 _READ_AT_ONCE = 8 * 1024 * 1024
 
@@ -68,8 +69,8 @@ class ExtAddresses:
 class UnitFiles(OpenFiles):
     """Files of one size for units, of which is known what they are given.
 
-    ``units`` counts those of messages, ``fillers`` those in place of messages that are not in the log; what lies before
-    the first message of a queue in its first file is not counted.
+    ``units`` counts those that point to a message, ``fillers`` those in place of messages that are not in the log; what
+    lies before the first message of a queue in its first file is not counted.
     """
 
     def __init__(self, size: int, addresses: ExtAddresses | None = None) -> None:
@@ -121,17 +122,22 @@ class UnitFiles(OpenFiles):
 
 @dataclass
 class _Written:
-    """What was written to a file, which is from its beginning on: bytes, and their CRC-32."""
+    """What was written to a file, which is from its beginning on: bytes, and their CRC-32.
+
+    ``last_offset`` is where the last message stands that it points to, -1 without one.
+    """
 
     size: int = 0
     crc: int = 0
+    last_offset: int = -1
 
 
 class BuiltFiles(UnitFiles):
-    """New files, written from their beginnings on; `verify` reads them back."""
+    """New files below a root, written from their beginnings on; `verify` reads them back."""
 
-    def __init__(self, size: int, addresses: ExtAddresses | None = None) -> None:
+    def __init__(self, root: Path, size: int, times: QueueTimes, addresses: ExtAddresses | None = None) -> None:
         super().__init__(size, addresses)
+        self._root, self._times = root, times
         self._written: dict[Path, _Written] = {}
 
     def take(self, path: Path, offset: int, name: QueueName, first: int, units: Units) -> None:
@@ -140,6 +146,15 @@ class BuiltFiles(UnitFiles):
         written = self._written.setdefault(path, _Written())
         assert offset == written.size, f"{path}: written at {offset}, expected {written.size}"
         written.size, written.crc = offset + len(data), zlib.crc32(data, written.crc)
+        offsets = units["commitLogOffset"][~is_filler(units)]
+        if len(offsets):
+            written.last_offset = int(offsets[-1])
+
+    def sync(self) -> None:
+        """Make everything that was written durable, and with it the times of the files."""
+        for path, written in self._written.items():
+            self._times.set(self._root, path, written.last_offset)
+        super().sync()
 
     def verify(self) -> None:
         """Read everything back from the disk. Raises StoreError where it is not what was written."""

@@ -1,0 +1,53 @@
+"""When the files of ConsumeQueues were written last, as a broker before 5.1 takes it from their modification times.
+
+It looks for a time in the first file of a queue that was modified at that time or later. Source: RocketMQ 4.9.8
+``ConsumeQueue.getOffsetInQueueByTime``, ``MappedFileQueue.getMappedFileByTime``.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from pyspark_dledger.format import layout
+from pyspark_dledger.format.spec import DLEDGER
+from pyspark_dledger.log.entries import segment_at
+from pyspark_dledger.log.store import Log
+from pyspark_dledger.rocketmq.log_part import stored_at
+
+_NANOSECONDS = 1_000_000
+
+
+class QueueTimes:
+    """Gives files of ConsumeQueues the times of their last messages, of which a log or, where they expired, files tell.
+
+    `keep_from` is a storePathRootDir with the files that say it of messages that the log does not have.
+    """
+
+    def __init__(self, log: Log, keep_from: Path | None) -> None:
+        self._log, self._keep_from = log, keep_from
+
+    def set(self, root: Path, file: Path, last_offset: int) -> None:
+        """Let a file below `root` be modified when the message at a position was stored. Raises OSError.
+
+        -1 stands for no message. A file of which no time is known stays as it is.
+        """
+        stored = self._stored_at(last_offset)
+        time = stored * _NANOSECONDS if stored > 0 else self._kept(file.relative_to(root))
+        if time is not None:
+            os.utime(file, ns=(time, time))
+
+    def _stored_at(self, offset: int) -> int:
+        segment = segment_at(self._log.segments, offset)
+        if segment is None:
+            return 0
+        header = layout.ENTRY_HEADER_SIZE if segment.source == DLEDGER else 0
+        return stored_at(self._log.engine, segment, offset - header) or 0
+
+    def _kept(self, file: Path) -> int | None:
+        if self._keep_from is None:
+            return None
+        try:
+            return (self._keep_from / str(file)).stat().st_mtime_ns
+        except OSError:
+            return None
