@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import random
 import shutil
 import subprocess
 import sys
@@ -17,9 +18,10 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import fs
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 import pyspark_dledger as dl
@@ -33,27 +35,15 @@ from pyspark_dledger.rocketmq.export import export, parquet
 from pyspark_dledger.rocketmq.export import json_lines as json_lines_form
 from pyspark_dledger.rocketmq.export.parquet import NULL_PARTITION, ColumnSums
 from pyspark_dledger.rocketmq.runs import run_here
+from pyspark_dledger.spark.run import run_on
 from tests import golden
 from tests.generate import Store, mq_message, raw, rows_of, write_dledger
 
 CASES = ("mq-53-upgrade", "mq-498-upgrade-killed", "mq-53-retention", "mq-plain-crc", "raw-expired")
 FORMS = ("parquet", "jsonl")
 HOSTILE = (
-    *(
-        "../../escaped",
-        "/etc/x",
-        "a/b\\c",
-        "..",
-        ".",
-        "a%2Fb",
-        "a=b",
-        "new\nline",
-        "x\x00y",
-        "主题",
-        " lead",
-        "q\"'#*?\x7f",
-    ),
-    *("_hidden", NULL_PARTITION, "007", "{[^]}"),
+    *("../../escaped", "/etc/x", "a/b\\c", "..", ".", "a%2Fb", "a=b", "new\nline", "x\x00y", "主题", " lead"),
+    *("q\"'#*?\x7f", "_hidden", NULL_PARTITION, "007", "{[^]}"),
 )
 TOO_LONG = "t" * 250
 PARTITIONING = ds.partitioning(pa.schema([("topic", pa.string()), ("day", pa.date32())]), flavor="hive")
@@ -216,6 +206,14 @@ def test_what_is_not_known_committed_is_exported_and_said(store: Store, tmp_path
     assert (report.rows, report.beyond_committed, report.notes) == (36, 0, ())
 
 
+@pytest.mark.parametrize(("start", "end", "beyond"), [(0, 30, 0), (10, 40, 4), (36, 42, 6), (40, 42, 2)])
+def test_what_is_not_known_committed_is_counted_within_the_range(
+    start: int, end: int, beyond: int, store: Store, tmp_path: Path
+) -> None:
+    report = export(store.path, tmp_path / "out", "jsonl", startingOffsets=start, endingOffsets=end)
+    assert (report.rows, report.beyond_committed) == (end - start, beyond)
+
+
 def test_places_bound_the_export(store: Store, tmp_path: Path) -> None:
     places = {"startingOffsets": {"pos": store.rows[3]["pos"] - 1}, "endingOffsets": {"pos": store.rows[20]["pos"] + 1}}
     export(store.path, tmp_path / "out", "jsonl", columns=["index"], **places)
@@ -335,10 +333,15 @@ def test_source_and_target_lie_apart(store: Store, tmp_path: Path) -> None:
     for target in (store.path, store.path / "new", tmp_path / "link" / "new"):
         with pytest.raises(StoreError, match="expected a place outside the store"):
             export(store.path, target, "jsonl")
-    with pytest.raises(StoreError, match="expected a new or an empty folder, found link, source"):
+    replica = write_dledger(tmp_path / "other", [], node="n1").path / "dledger-n1"
+    with pytest.raises(StoreError, match=r"expected a place outside the store, found it in .*dledger-n1"):
+        export(store.path, replica / "new", "jsonl", replicas=str(replica))
+    with pytest.raises(StoreError, match="expected a new or an empty folder, found link, other, source"):
         export(store.path, tmp_path, "jsonl")
     with pytest.raises(OptionError, match="expected a local folder to export to, found s3"):
         export(store.path, "s3://bucket/key", "jsonl")
+    with pytest.raises(OptionError, match="expected a folder to export to, found an empty path"):
+        export(store.path, "", "jsonl")
 
 
 def test_one_export_at_a_time(store: Store, tmp_path: Path) -> None:
@@ -412,12 +415,26 @@ def test_only_the_same_export_goes_on(store: Store, tmp_path: Path) -> None:
     ):
         with pytest.raises(StoreError, match=message):
             export(store.path, target, form, **options)
-    (target / "_export.json").write_text("{}")
-    with pytest.raises(StoreError, match="expected version 1, found None"):
-        export(store.path, target, "jsonl")
-    (target / "_export.json").write_bytes(b"[" * 100_000)
-    with pytest.raises(StoreError, match="expected what an export noted, found something else"):
-        export(store.path, target, "jsonl")
+
+
+def test_a_damaged_manifest_is_named(store: Store, tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    with pytest.raises(KeyboardInterrupt):
+        export(store.path, target, "jsonl", run=first_only)
+    good = json.loads((target / "_export.json").read_text())
+    something_else = "expected what an export noted, found something else; begin anew"
+    for text, message in (
+        ("{}", "expected version 1, found None"),
+        ("[" * 100_000, something_else),
+        (json.dumps({name: value for name, value in good.items() if name != "plan"}), "planned otherwise now"),
+        *((json.dumps({**good, "start": bad}), something_else) for bad in (None, -1, "0", float("inf"), 1 << 70)),
+        *((json.dumps({**good, "beyondCommitted": bad}), something_else) for bad in ("6", [], 1.5)),
+        *((json.dumps({**good, "last": {**good["last"], "pos": bad}}), something_else) for bad in (None, "0", {})),
+        (json.dumps({**good, "last": {"position": 0}}), something_else),
+    ):
+        (target / "_export.json").write_text(text)
+        with pytest.raises(StoreError, match=message):
+            export(store.path, target, "jsonl")
 
 
 def test_a_damaged_report_is_named(store: Store, tmp_path: Path) -> None:
@@ -554,6 +571,7 @@ def sums_of(*tables: pa.Table) -> dict[str, tuple[int, ...]]:
     return sums.values
 
 
+@settings(max_examples=40)
 @given(ROWS, ROWS, st.integers(0, 8))
 def test_sums_are_of_the_values_and_not_of_the_batches(rows: list[Any], others: list[Any], cut: int) -> None:
     whole = pa.Table.from_pylist(rows, SCHEMA)
@@ -579,16 +597,15 @@ def test_a_file_that_vanished_is_noticed(store: Store, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_no_room_is_said_and_it_goes_on_when_there_is_some(
-    form: str, case_folder: Callable[[str], Path], tmp_path: Path
-) -> None:
-    path = case_folder("mq-53-upgrade")
+def test_no_room_is_said_and_it_goes_on_when_there_is_some(form: str, tmp_path: Path) -> None:
+    payloads = [mq_message("Orders", random.Random(i).randbytes(1000)) for i in range(80)]
+    path = write_dledger(tmp_path / "source", payloads, file_size=1 << 17).path
     run = python(LIMITED, path, tmp_path / "out", "--to", form)
     assert run.returncode == 2
     assert run.stderr.count("\n") == 1, run.stderr
     assert "has no room left" in run.stderr
     assert "make some, then the same export goes on where it ended" in run.stderr
-    assert export(path, tmp_path / "out", form).rows > 1000
+    assert export(path, tmp_path / "out", form).rows == 80
 
 
 def test_no_room_is_an_error_of_its_own(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -606,13 +623,13 @@ def test_no_room_is_an_error_of_its_own(store: Store, tmp_path: Path, monkeypatc
 def test_spark_reads_back_what_its_tasks_wrote(
     spark: SparkSession, case_folder: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    path = case_folder("mq-53-upgrade")
-    report = dl.export(path, tmp_path / "out", "parquet", spark=spark, maxPartitionBytes="300k")
-    assert report.parts > 2
+    path = case_folder("mq-53-retention")
+    report = dl.export(path, tmp_path / "out", "parquet", spark=spark, maxPartitionBytes="100k")
+    assert report.parts > 1
     back = spark.read.parquet(str(tmp_path / "out")).select(*DEFAULT_NAMES).toArrow()
     rows = sorted(rows_of(back.to_batches()), key=lambda row: row["pos"])
     assert rows == [row for row in log_rows(path) if not is_too_long(row)]
-    export(path, tmp_path / "here", "parquet", maxPartitionBytes="300k")
+    export(path, tmp_path / "here", "parquet", maxPartitionBytes="100k")
     assert files_of(tmp_path / "out") == files_of(tmp_path / "here")
 
 
@@ -630,6 +647,27 @@ def test_spark_reads_hostile_topics_and_damage(
 def test_an_error_of_a_task_is_that_of_the_export(spark: SparkSession, damaged: Store, tmp_path: Path) -> None:
     with pytest.raises(MalformedError):
         dl.export(damaged.path, tmp_path / "out", "jsonl", spark=spark, mode="FAILFAST")
+    # What is no error of ours fails the task: its last line says why.
+    with pytest.raises(
+        StoreError, match=r"expected 1 tasks of Spark to end well, found ValueError: .*'x': see its log$"
+    ):
+        list(run_on(spark)(int, ["x"]))
+
+
+def test_a_master_that_is_none_is_named(
+    store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = "Failed.\n: java.SparkException: no scheme\n\tat a.stack\nCaused by: Could not parse nope\n\tat a.stack"
+
+    def fails(_builder: Any) -> None:
+        raise PySparkException(said)
+
+    monkeypatch.setattr(SparkSession.Builder, "getOrCreate", fails)
+    assert main(["export", str(store.path), str(tmp_path / "out"), "--to", "jsonl", "--spark", "nope"]) == 2
+    error = capsys.readouterr().err
+    assert "expected a master of Spark such as local[4] or spark://HOST:7077, found nope: Caused by: Could not" in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_command_line_says_what_was_done(

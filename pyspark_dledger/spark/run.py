@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from pyspark_dledger.errors import DLedgerError, StoreError
+from pyspark_dledger.errors import DLedgerError, OptionError, StoreError
 from pyspark_dledger.rocketmq.export import export as export_by
 from pyspark_dledger.rocketmq.runs import Run, run_here
 
@@ -45,16 +45,15 @@ def run_on(spark: SparkSession) -> Run:
     def run(work: Callable[[Any], Any], parts: Sequence[Any]) -> Iterator[Any]:
         if not parts:
             return
-        from py4j.protocol import Py4JError  # type: ignore[import-untyped]
-        from pyspark.errors import PySparkException
         from pyspark.sql.functions import col, udf
 
         # A plain function of Python: a map over Arrow batches would need pandas.
         task = udf(_Task(work, parts), "binary", useArrow=False).asNondeterministic()
         try:
             rows = spark.range(0, len(parts), 1, numPartitions=len(parts)).select(task(col("id"))).collect()
-        except (PySparkException, Py4JError) as error:
-            raise StoreError(f"expected {len(parts)} tasks of Spark to end well, found {error}: see its log") from error
+        except _errors_of_spark() as error:
+            found = _said_by(error)
+            raise StoreError(f"expected {len(parts)} tasks of Spark to end well, found {found}: see its log") from error
         results = [pickle.loads(row[0]) for row in rows]  # noqa: S301 - from our own tasks
         failed = next((result for result in results if isinstance(result, DLedgerError)), None)
         yield from (result for result in results if not isinstance(result, DLedgerError))
@@ -64,12 +63,25 @@ def run_on(spark: SparkSession) -> Run:
     return run
 
 
+def _errors_of_spark() -> tuple[type[Exception], ...]:
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+    from pyspark.errors import PySparkException
+
+    return PySparkException, Py4JError
+
+
+def _said_by(error: Exception) -> str:
+    """What the innermost cause says: the last line of an error that is of no stack."""
+    lines = [line.rstrip() for line in str(error).splitlines() if line.strip() and not line[0].isspace()]
+    return lines[-1] if lines else type(error).__name__
+
+
 @contextmanager
 def session_at(master: str) -> Iterator[SparkSession]:
     """A session of its own at a master such as ``local[4]`` or ``spark://HOST:7077``, stopped at the end.
 
     Its tasks run in the Python of this process, or in the one that PYSPARK_PYTHON names. On a terminal Spark shows how
-    many of them are done.
+    many of them are done. Raises OptionError where there is no such session.
     """
     from pyspark.sql import SparkSession
 
@@ -77,7 +89,12 @@ def session_at(master: str) -> Iterator[SparkSession]:
     builder = SparkSession.builder.master(master).appName("dledger").config("spark.ui.enabled", "false")
     shows_progress = str(sys.stderr.isatty()).lower()
     builder = builder.config("spark.ui.showConsoleProgress", shows_progress).config("spark.log.level", "ERROR")
-    spark = builder.getOrCreate()
+    try:
+        spark = builder.getOrCreate()
+    except _errors_of_spark() as error:
+        raise OptionError(
+            f"expected a master of Spark such as local[4] or spark://HOST:7077, found {master}: {_said_by(error)}"
+        ) from error
     try:
         yield spark
     finally:
