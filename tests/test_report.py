@@ -10,10 +10,11 @@ import re
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import numpy as np
 import pyarrow as pa
@@ -24,7 +25,7 @@ from hypothesis import strategies as st
 from pyspark_dledger.cli import report, stats
 from pyspark_dledger.cli.main import main
 from pyspark_dledger.cli.progress import Progress
-from pyspark_dledger.cli.report import figures, timeline
+from pyspark_dledger.cli.report import figures, page, timeline
 from pyspark_dledger.cli.report.facts import MOST_EXAMPLES, Facts, gather
 from pyspark_dledger.cli.report.page import render
 from pyspark_dledger.cli.report.redacted import redacted
@@ -53,6 +54,9 @@ HOSTILE = (
     "x" * 255,
     "&amp;",
     "' onmouseover='alert(1)",
+    # As what is adapted in the tags of a figure.
+    "#1c2126 #d3d9df",
+    'id="y href="#x url(#z',
 )
 
 
@@ -212,6 +216,12 @@ def test_a_raw_log_of_0_4_is_judged_by_its_own_software(facts: dict[str, Facts])
     assert answers(facts["raw"])["What would a restart do?"] == ("good", "DLedger 0.4 would keep every entry.")
 
 
+def test_an_empty_log_loses_nothing_on_a_restart(case_folder: Callable[[str], Path]) -> None:
+    found = answers(facts_of(case_folder("raw-040-snapshot-blank") / "dledger-n2"))
+    assert found["What does it hold?"] == ("info", "Nothing.")
+    assert found["What would a restart do?"] == ("good", "DLedger 0.4 would open it, and find no entry.")
+
+
 def test_consumers_lag_by_group(facts: dict[str, Facts]) -> None:
     found = facts["live"]
     rows = [row for row in table(found.path, "consumers") if row["topic"] is not None]
@@ -267,10 +277,12 @@ def test_topics_and_terms_beyond_the_most_are_counted_together(
 # Time
 
 
-def batch_of(stored: list[int | None], born: list[int | None] | None = None, term: int | None = 1) -> pa.RecordBatch:
+def batch_of(
+    stored: Sequence[int | None], born: Sequence[int | None] | None = None, term: int | None = 1
+) -> pa.RecordBatch:
     """Rows with times in milliseconds since 1970."""
 
-    def times(values: list[int | None]) -> pa.Array:
+    def times(values: Sequence[int | None]) -> pa.Array:
         return pa.array([None if value is None else value * 1000 for value in values], pa.int64()).cast(TIMESTAMP)
 
     return pa.RecordBatch.from_arrays(
@@ -336,6 +348,45 @@ def test_a_title_tells_of_the_gap_before_a_term() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("times", "title"),
+    [
+        ([5], "The peak is 1 message within 1 ms from 00:00:00.005."),
+        (list(range(0, 10_000, 25)), "The peak is 4 messages within 100 ms from 00:00:00.000."),
+        (list(range(0, 10**6, 1_000)), "The peak is 10 messages within 10 s from 00:00:00."),
+        (list(range(0, 10**6, 500)), "The peak is 2 messages/s at 00:00:00."),
+        (
+            [0, 0, 10**11],
+            (
+                "The peak is 2 messages within 10 days from 1970-01-01; "
+                "nothing was stored for 3.2 years from 1970-01-01 00:00:00.000 on."
+            ),
+        ),
+        (
+            [*range(0, 10**6, 500), 10**12],
+            "The peak is 2 messages/s at 00:00:00. 1 message is not drawn: stored at times far from all others.",
+        ),
+    ],
+    ids=["one", "in_a_moment", "one_a_second", "two_a_second", "rare", "one_far_away"],
+)
+def test_a_title_tells_no_rate_that_was_not_seen_and_no_gap_that_is_not_drawn(
+    times: list[int | None], title: str
+) -> None:
+    assert figures.throughput_title(timeline_of(batch_of(times))) == title
+
+
+def test_what_is_rare_is_counted_by_the_day() -> None:
+    drawn = figures.throughput(timeline_of(batch_of([0, 1, 10**11])))
+    assert drawn.axes[0].get_ylabel() == "messages per day"
+
+
+@pytest.mark.parametrize(("size", "ticks"), [(32, [0, 8, 16, 24, 32]), (64, [0, 16, 32, 48, 64]), (4, [0, 1, 2, 3, 4])])
+def test_ticks_of_sizes_are_powers_of_two(facts: dict[str, Facts], size: int, ticks: list[int]) -> None:
+    row = {**facts["raw"].segments[0], "usedBytes": size << 10, "blankBytes": 0, "unwrittenBytes": 0}
+    axes = figures.bytes_by_file([row]).axes[0]
+    assert [tick for tick in axes.get_yticks() if 0 <= tick <= size] == ticks
+
+
 def test_percentiles_of_latencies_are_right_within_a_bucket() -> None:
     latencies = np.random.default_rng(7).lognormal(4, 2, 5000).astype(int)
     stored = [1_700_000_000_000] * len(latencies)
@@ -355,7 +406,10 @@ def test_rows_of_the_latency_map_are_where_their_labels_are() -> None:
 def test_a_birth_after_the_store_is_counted_apart() -> None:
     found = timeline_of(batch_of([1000, 2000], [1500, 1990]))
     assert (found.born_later, found.timed) == (1, 1)
-    assert "1 claim a birth after they were stored" in figures.latency_title(found)
+    assert figures.latency_title(found) == (
+        "Every message was stored within 10 ms of its birth. 1 message claims a birth after the time of storing: "
+        "clocks differ."
+    )
 
 
 @pytest.mark.parametrize(
@@ -496,7 +550,7 @@ def test_names_of_a_store_are_shown_and_never_obeyed(pages: dict[str, str]) -> N
     assert not re.search("[\x00-\x08\x0b-\x1f\u202a-\u202e\u2066-\u2069]", pages["hostile"])
     labels = [text for tag, text in page.texts if tag == "text"]
     assert "<script>alert(1)</script>" in labels
-    assert r"$\frac{1}{2}$" in labels
+    assert {r"$\frac{1}{2}$", "#1c2126 #d3d9df", 'id="y href="#x url(#z'} <= set(labels)
     (name,) = [text for tag, text in page.texts if tag == "h1"]
     assert name.endswith("<b>store &amp; more")
 
@@ -515,9 +569,9 @@ def test_a_page_stays_small_for_a_large_store(facts: dict[str, Facts]) -> None:
 
     segments = [{**facts["live"].segments[0], "baseOffset": number << 30} for number in range(20_000)]
     topics = [{**facts["live"].topics[0], "topic": f"topic {number}"} for number in range(20_000)]
-    page = render(replace(facts["live"], segments=segments, topics=topics), "")
-    assert len(page) < 2_000_000
-    assert "The first 500 of 20,000" in page
+    text = render(replace(facts["raw"], segments=segments, topics=topics), "")
+    assert len(text) < 2_000_000
+    assert "The first 500 of 20,000" in text
 
 
 def test_a_redacted_page_names_no_topic_group_or_path(facts: dict[str, Facts]) -> None:
@@ -531,6 +585,30 @@ def test_a_redacted_page_names_no_topic_group_or_path(facts: dict[str, Facts]) -
             assert [name for name in names if name in text] == []
         assert [row["messages"] for row in found.topics] == [row["messages"] for row in facts[store].topics]
         assert [verdict.level for verdict in verdicts(found)] == [verdict.level for verdict in verdicts(facts[store])]
+
+
+@pytest.mark.parametrize("given", [".", "n0", "./n0", "n0/dledger-n0"])
+def test_a_redacted_page_names_no_folder_around_the_store(
+    case_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, given: str
+) -> None:
+    folder = case_folder("mq-498-three-diverged")
+    monkeypatch.chdir(folder / "n0" if given == "." else folder)
+    found = facts_of(given)
+    assert str(folder) in (found.consumers.reason or "")
+    hidden = redacted(found)
+    assert re.fullmatch(r"redacted:[0-9a-f]{16}:\d+/config: expected topics\.json, .*", hidden.consumers.reason or "")
+    assert folder.name not in json.dumps(hidden.as_json())
+
+
+def test_what_is_said_of_a_restart_names_its_versions(facts: dict[str, Facts]) -> None:
+    notes = page._recovery_notes(facts["killed"])
+    assert [note.partition(": Java starts with ")[0::2] for note in notes if "Java starts with" in note] == [
+        ("DLedger 0.1, 0.2, 0.3 and 0.3.2, RocketMQ 4.9.8 and 5.3.3", ANY),
+        ("DLedger 0.4", ANY),
+    ]
+    assert any(note.startswith("RocketMQ 4.9.8: abort is there, but this version recovers as after") for note in notes)
+    of_all = [note for note in page._recovery_notes(facts["damaged"]) if note.startswith("the scan stops in data/")]
+    assert len(of_all) == 1
 
 
 # The command
@@ -758,8 +836,8 @@ def browser() -> Iterator[Browser]:
 def files(pages: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Each page as a file."""
     folder = tmp_path_factory.mktemp("pages")
-    for name, page in pages.items():
-        (folder / f"{name}.html").write_text(page, "utf-8")
+    for name, text in pages.items():
+        (folder / f"{name}.html").write_text(text, "utf-8")
     return {name: folder / f"{name}.html" for name in pages}
 
 

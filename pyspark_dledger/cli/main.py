@@ -211,7 +211,7 @@ def _add_dump(verb: argparse.ArgumentParser) -> None:
 
 
 def _add_verify(verb: argparse.ArgumentParser) -> None:
-    text = "the least severity to print; the exit code counts all"
+    text = "the least severity to print; the exit code is 1 for warnings and errors, printed or not"
     verb.add_argument("--least", choices=("info", "warning", "error"), default="info", help=text)
 
 

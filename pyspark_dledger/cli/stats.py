@@ -27,7 +27,7 @@ COLUMNS = (
 )
 _BATCH_ROWS = 100_000
 # Buckets of a histogram are as wide as a 64th of the natural logarithm: a percentile is right within 0.8 %.
-_BUCKETS_PER_E = 64
+BUCKETS_PER_E = 64
 # What fits a terminal of each topic; --json has more.
 _TOPIC_COLUMNS = (
     *("topic", "queues", "messages", "bytes", "messagesPerSecond", "sizeP50", "sizeP99", "bornToStoreP50"),
@@ -43,8 +43,8 @@ _SHOWN_TAGS = 5
 
 
 @dataclass
-class _Spread:
-    """Non-negative numbers, counted in buckets that grow with them."""
+class Spread:
+    """Non-negative numbers, counted in buckets that grow with them: `BUCKETS_PER_E` times the logarithm of 1 more."""
 
     buckets: Counter[int] = field(default_factory=Counter)
     highest: int | None = None
@@ -60,7 +60,7 @@ class _Spread:
         for bucket in sorted(self.buckets):
             seen += self.buckets[bucket]
             if seen >= wanted:
-                return min(round(math.exp(bucket / _BUCKETS_PER_E) - 1), self.highest or 0)
+                return min(round(math.exp(bucket / BUCKETS_PER_E) - 1), self.highest or 0)
         return None
 
 
@@ -84,8 +84,8 @@ class _Messages:
     messages: int = 0
     size: int = 0
     times: _Times = field(default_factory=_Times)
-    sizes: _Spread = field(default_factory=_Spread)
-    latencies: _Spread = field(default_factory=_Spread)
+    sizes: Spread = field(default_factory=Spread)
+    latencies: Spread = field(default_factory=Spread)
     tags: Counter[str] = field(default_factory=Counter)
     other_tags: int = 0
     queues: set[int] = field(default_factory=set)
@@ -239,7 +239,7 @@ def _with_bucket(table: pa.Table, name: str) -> pa.Table:
     import pyarrow.compute as pc
 
     logarithm = pc.ln(pc.add(table[name].cast(pa.float64()), 1.0))
-    return table.append_column("bucket", pc.round(pc.multiply(logarithm, float(_BUCKETS_PER_E))).cast(pa.int32()))
+    return table.append_column("bucket", pc.round(pc.multiply(logarithm, float(BUCKETS_PER_E))).cast(pa.int32()))
 
 
 def _grouped(table: pa.Table, by: list[str], wanted: list[str]) -> list[dict[str, Any]]:

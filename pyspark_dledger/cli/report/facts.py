@@ -216,21 +216,16 @@ def _recoveries(log: Log) -> tuple[list[Row], str | None]:
 
 def _recovery_row(log: Log, software: str, version: str, found: Recovery) -> Row:
     """One recovery; ``dropped`` counts the entries that the log has now and Java would not have any more."""
-    opens = found.outcome == "opens"
-    state = log.state
     broker = found.rocketmq or {}
-    dropped = 0
-    if opens and found.begin_index is not None and found.end_index is not None:
-        dropped = max(0, state.end_index - found.end_index) + max(0, found.begin_index - state.begin_index)
     return {
         "software": software,
         "version": version,
         "outcome": found.outcome,
-        "starts": broker.get("starts", opens),
+        "starts": broker.get("starts", found.outcome == "opens"),
         "beginIndex": found.begin_index,
         "endIndex": found.end_index,
         "committedIndex": found.committed_index,
-        "dropped": dropped,
+        "dropped": _dropped(log, found),
         "lost": [list(span) for span in found.lost],
         "lostTopics": found.lost_topics,
         "filesDeleted": len(found.data_files_deleted) + len(found.index_files_deleted),
@@ -241,6 +236,16 @@ def _recovery_row(log: Log, software: str, version: str, found: Recovery) -> Row
         "reason": found.reason,
         "notes": [*found.notes, *broker.get("notes", [])],
     }
+
+
+def _dropped(log: Log, found: Recovery) -> int:
+    """How many entries the log has that it would not have after the recovery; 0 where Java does not open it."""
+    if found.begin_index is None or found.end_index is None:
+        return 0
+    # An empty log begins and ends at -1, or where a snapshot does.
+    held = range(max(log.state.begin_index, 0), log.state.end_index + 1)
+    kept = range(max(held.start, found.begin_index), min(held.stop, found.end_index + 1))
+    return len(held) - len(kept)
 
 
 def _consumers(log: Log, progress: Progress) -> Consumers:

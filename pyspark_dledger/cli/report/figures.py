@@ -26,7 +26,15 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.patches import Patch
 
 from pyspark_dledger.cli.report.timeline import LATENCY_ROWS, Bins, Gap, Timeline, latency_row
-from pyspark_dledger.cli.report.units import byte_scale, bytes_text, duration_text, number_text, percent_text, time_text
+from pyspark_dledger.cli.report.units import (
+    byte_scale,
+    bytes_text,
+    count_text,
+    duration_text,
+    number_text,
+    percent_text,
+    time_text,
+)
 from pyspark_dledger.format.json_text import printable
 
 if TYPE_CHECKING:
@@ -53,7 +61,7 @@ _LABEL_WIDTH = 0.08
 _LONGEST_NAME = 32
 _TICKS = 7
 _DATE_TICKS = 5
-# A gap counts if it is this part of all the time that is shown.
+# A gap is told of if it is this part of all the time that is shown.
 _LONG_GAP = 0.02
 _LEAST_ROWS = 9
 _LATENCY_LABELS = 8
@@ -61,9 +69,8 @@ _LATENCY_TICKS = (
     *(1, 10, 100, 1000, 10_000, 60_000, 600_000, 3_600_000, 36_000_000, 10 * _DAY, 100 * _DAY),
     *(31_557_600_000, 315_576_000_000, 3_155_760_000_000, 31_557_600_000_000, 315_576_000_000_000),
 )
-# Of units of which a full file has 16, 32, 64, ...
-_BINARY_STEPS = (1, 1.6, 2, 3.2, 4, 6.4, 8, 10)
-_DAY = 86_400_000
+# The units of a rate in milliseconds: what is rare is counted by the hour or the day.
+_RATES = ((1_000, "second"), (60_000, "minute"), (3_600_000, "hour"), (_DAY, "day"))
 
 _STYLE = {
     "axes.edgecolor": _INK,
@@ -161,16 +168,22 @@ def throughput_title(timeline: Timeline) -> str:
     """What the throughput comes to, in a sentence or two."""
     bins = timeline.counts()
     peak = int(np.argmax(bins.messages))
-    span = max(bins.end - bins.start, 1)
-    rate = number_text(bins.messages[peak] * 1000 / bins.width)
-    text = f"The peak is {rate} messages/s at {_moment(bins.start + peak * bins.width, bins, bins.width)}"
-    gaps = [gap for gap in timeline.gaps if gap.length >= span * _LONG_GAP]
+    text = f"The peak is {_peak_text(int(bins.messages[peak]), bins.width)} "
+    text += _moment(bins.start + peak * bins.width, bins, bins.width)
+    gaps = timeline.long_gaps(_LONG_GAP)
     changes = [(term, _gap_before(gaps, time)) for term, time in timeline.changes()]
     told = {gap: f", until term {term} began" for term, gap in changes if gap is not None}
     for number, gap in enumerate(sorted({*gaps[:1], *list(told)[:1]}, reverse=True)):
         text += ", and for " if number else "; nothing was stored for "
         text += f"{duration_text(gap.length)} from {_moment(gap.start, bins)} on{told.get(gap, '')}"
     return f"{text}.{_outside(bins)}"
+
+
+def _peak_text(messages: int, width: int) -> str:
+    """How many messages a bin has, as a rate where that is not more than was seen."""
+    if 1000 <= width < messages * 1000:
+        return f"{number_text(messages * 1000 / width)} messages/s at"
+    return f"{count_text(messages, 'message')} within {duration_text(width)} from"
 
 
 def _gap_before(gaps: Sequence[Gap], time: int) -> Gap | None:
@@ -186,24 +199,31 @@ def _moment(time: int, bins: Bins, step: int = 1) -> str:
 
 def latency_title(timeline: Timeline) -> str:
     """What the latencies come to, in a sentence or two."""
-    half, most, all_of_them = (timeline.latency_percentile(part) for part in (0.5, 0.99, 1.0))
-    text = f"Half of the messages were stored within {duration_text(half)} of their birth, "
-    text += f"99 % within {duration_text(most)}, the slowest after {duration_text(all_of_them)}."
+    half, most, slowest = (duration_text(timeline.latency_percentile(part)) for part in (0.5, 0.99, 1.0))
+    if half == slowest:
+        text = f"Every message was stored within {slowest} of its birth."
+    else:
+        text = f"Half of the messages were stored within {half} of their birth, 99 % within {most}, "
+        text += f"the slowest after {slowest}."
     if timeline.born_later:
-        text += f" {number_text(timeline.born_later)} claim a birth after they were stored: clocks differ."
+        born_later = count_text(timeline.born_later, "message claims", "messages claim")
+        text += f" {born_later} a birth after the time of storing: clocks differ."
     return text
 
 
 def _outside(bins: Bins) -> str:
     if not bins.outside:
         return ""
-    return f" {number_text(bins.outside)} messages with store times far from all others are not drawn."
+    outside = count_text(bins.outside, "message is", "messages are")
+    return f" {outside} not drawn: stored at times far from all others."
 
 
 def _draw_throughput(axes: Axes, bins: Bins, timeline: Timeline) -> None:
     edges = np.arange(len(bins.messages) + 1) * (bins.width / 1000)
-    axes.stairs(bins.messages * 1000 / bins.width, edges, fill=True, color=BLUE)
-    axes.set_ylabel("messages per second")
+    peak = int(bins.messages.max())
+    length, unit = next((each for each in _RATES if peak * each[0] >= bins.width), _RATES[-1])
+    axes.stairs(bins.messages * length / bins.width, edges, fill=True, color=BLUE)
+    axes.set_ylabel(f"messages per {unit}")
     axes.set_ylim(bottom=0)
     axes.yaxis.set_major_locator(matplotlib.ticker.MaxNLocator(5))
     axes.yaxis.set_major_formatter(lambda value, _: number_text(value))
@@ -318,10 +338,14 @@ def bytes_by_file(segments: Iterable[Row]) -> Figure:
                 shown.append(Patch(color=color, label=label))
                 bottom += sizes
         damaged = [place for place, group in enumerate(groups) if any(row["corruptBytes"] for row in group)]
-        # What is small against a file is seen, too.
-        axes.plot(places[damaged], bottom[damaged] * 1.04, "v", color=RED, markersize=6, clip_on=False)
+        if damaged:
+            # What is small against a file is seen, too.
+            axes.plot(places[damaged], bottom[damaged] * 1.04, "v", color=RED, markersize=6, clip_on=False)
         axes.set_ylabel(unit)
-        axes.yaxis.set_major_locator(matplotlib.ticker.MaxNLocator(5, steps=_BINARY_STEPS))
+        # A file has a power of two.
+        step = 2 ** math.ceil(math.log2(max(bottom.max(), 1) / 5))
+        axes.yaxis.set_major_locator(matplotlib.ticker.MultipleLocator(step))
+        axes.yaxis.set_major_formatter(lambda value, _: number_text(value))
         axes.grid(axis="y")
         axes.set_axisbelow(True)
         _name_files(axes, groups)
@@ -333,7 +357,7 @@ def bytes_title(rows: Sequence[Row]) -> str:
     """What the bytes of all files come to, in a sentence."""
     totals = {name: sum(row[name] or 0 for row in rows) for name, _, _ in _KINDS}
     size = sum(totals.values())
-    files = f"{len(rows)} files" if len(rows) != 1 else "one file"
+    files = count_text(len(rows), "file")
     text = f"{percent_text(totals['usedBytes'], size)} of {bytes_text(size)} in {files} is entries and messages"
     for name, label in (("corruptBytes", "corrupt"), ("staleBytes", "stale")):
         if totals[name]:
@@ -376,7 +400,9 @@ def retention_title(rows: Sequence[Row]) -> str:
     """How far back the files reach, and how long one lasts, in a sentence."""
     first = min(_ms(row["firstStoreTimestamp"]) for row in rows)
     last = max(_ms(row["lastStoreTimestamp"]) for row in rows)
-    text = f"The log holds {duration_text(max(last - first, 0))} of messages, from {time_text(first, 1000)} on"
+    if last <= first:
+        return f"All messages were stored at {time_text(first)}."
+    text = f"The log holds {duration_text(last - first)} of messages, from {time_text(first, 1000)} on"
     full = sorted(_ms(row["lastStoreTimestamp"]) - _ms(row["firstStoreTimestamp"]) for row in rows[:-1])
     if full:
         text += f"; a file is full after {duration_text(max(full[len(full) // 2], 0))} at the median"
@@ -456,7 +482,7 @@ def topics_title(rows: Sequence[Row]) -> str:
     while held < total * 0.9:
         held += rows[count]["bytes"]
         count += 1
-    return f"{first}; {count} of {len(rows)} topics hold 90 %."
+    return f"{first}; {count} of {len(rows)} topics hold{'s' if count == 1 else ''} 90 %."
 
 
 def short_name(name: str) -> str:
@@ -512,7 +538,8 @@ def replicas_title(comparison: Comparison) -> str:
         else f"The replicas differ from index {number_text(first.index)} on ({first.verdict})"
     )
     behind = [
-        f"{short_name(item.node)} is {number_text(item.lag_entries)} entries behind {short_name(comparison.foremost)}"
+        f"{short_name(item.node)} is {count_text(item.lag_entries, 'entry', 'entries')} behind "
+        f"{short_name(comparison.foremost)}"
         for item in comparison.standings
         if item.lag_entries
     ]
@@ -531,8 +558,8 @@ def png(figure: Figure) -> bytes:
 
 
 _PROLOGUE = re.compile(r"^.*?(?=<svg )|<metadata>.*?</metadata>", re.DOTALL)
+_TAG = re.compile(r"<[^>]*>")
 _NAMES = re.compile(r"""(\bid="|href="#|url\(#)""")
-_OPENING = re.compile(r"<svg [^>]*>")
 
 
 def svg(figure: Figure, name: str) -> tuple[str, str]:
@@ -546,10 +573,12 @@ def svg(figure: Figure, name: str) -> tuple[str, str]:
     target = io.StringIO()
     with styled():
         figure.savefig(target, format="svg", metadata={"Date": None})
-    text = _NAMES.sub(rf"\1{name}-", _PROLOGUE.sub("", target.getvalue()))
-    text = text.replace(_INK, "currentColor").replace(_FAINT, f"var(--line, {_FAINT})")
-    label = f'<title id="{name}-title">{html.escape(title)}</title>'
-    opening = _OPENING.search(text)
-    assert opening is not None
-    labelled = opening[0].replace("<svg ", f'<svg role="img" aria-labelledby="{name}-title" ', 1)
-    return title, labelled + label + text[opening.end() :].rstrip()
+
+    def adapted(tag: re.Match[str]) -> str:
+        text = _NAMES.sub(rf"\1{name}-", tag[0])
+        return text.replace(_INK, "currentColor").replace(_FAINT, f"var(--line, {_FAINT})")
+
+    # In tags alone: between them is text, which may look like an attribute.
+    opening, _, rest = _TAG.sub(adapted, _PROLOGUE.sub("", target.getvalue())).partition(">")
+    labelled = opening.replace("<svg ", f'<svg role="img" aria-labelledby="{name}-title" ', 1)
+    return title, f'{labelled}><title id="{name}-title">{html.escape(title)}</title>{rest.rstrip()}'

@@ -16,21 +16,17 @@ from matplotlib.figure import Figure
 
 from pyspark_dledger import __version__
 from pyspark_dledger.cli.output import Row, camel_case, cell, plain_time
-from pyspark_dledger.cli.report import figures
+from pyspark_dledger.cli.report import MARKER, figures
 from pyspark_dledger.cli.report.facts import MOST_EXAMPLES, Facts, Listed
 from pyspark_dledger.cli.report.timeline import Timeline
 from pyspark_dledger.cli.report.units import bytes_text, duration_text, number_text, percent_text
-from pyspark_dledger.cli.report.verdict import relevant_recoveries, span_text, verdicts, worst_first
+from pyspark_dledger.cli.report.verdict import enumerated, relevant_recoveries, span_text, verdicts, worst_first
 from pyspark_dledger.format.json_text import printable
 from pyspark_dledger.log.diff.rows import VERDICTS
 from pyspark_dledger.log.verify.findings import CODES, SEVERITIES
 from pyspark_dledger.rocketmq import audit
 
-MARKER = "dledger report"
-"""What the head of a page says that made it, so that a later report may take its place."""
-
 _LONG_GAP = 0.005
-_LEVELS = {"good": "good", "info": "info", "warning": "warning", "error": "error"}
 _STATE_NAMES = {
     "node": "Node",
     "dialect": "Format",
@@ -61,8 +57,8 @@ _OF_DLEDGER = frozenset(
 class Column:
     """A column of a table on the page: `name` of the rows' value, and what it is.
 
-    `kind`: ``text``, ``code``, ``time``, ``int``, ``id`` (an integer that counts nothing), ``bytes``, ``ms``
-    (milliseconds), ``rate`` or ``share``.
+    `kind`: ``text``, ``code``, ``name`` (of a file), ``time``, ``int``, ``id`` (an integer that counts nothing),
+    ``bytes``, ``ms`` (milliseconds), ``rate`` or ``share``.
     """
 
     name: str
@@ -207,6 +203,8 @@ def shown(value: Any, kind: str) -> str:
         return duration_text(value)
     if kind == "time":
         return str(value).replace("T", " ").removesuffix("Z")
+    if kind == "rate" and not value:
+        return "under 0.001"
     if kind in ("int", "rate"):
         return number_text(value)
     return cell(value)
@@ -227,7 +225,6 @@ def render(facts: Facts, made: str) -> str:
         facts=_with_shares(facts),
         sections=_sections(facts),
         verdicts=verdicts(facts),
-        levels=_LEVELS,
         state=_state(facts),
         columns=columns,
         findings=_findings(facts),
@@ -317,14 +314,8 @@ def _findings(facts: Facts) -> list[Row]:
 
 def _gaps(timeline: Timeline) -> list[Row]:
     """The gaps that are long for the time that the log holds."""
-    if not timeline.messages:
-        return []
-    bins = timeline.counts()
-    return [
-        {"length": gap.length, "start": plain_time(gap.start), "end": plain_time(gap.end)}
-        for gap in timeline.gaps
-        if gap.length >= (bins.end - bins.start) * _LONG_GAP
-    ]
+    gaps = timeline.long_gaps(_LONG_GAP) if timeline.messages else []
+    return [{"length": gap.length, "start": plain_time(gap.start), "end": plain_time(gap.end)} for gap in gaps]
 
 
 def _audits(listed: Listed) -> list[Row]:
@@ -352,8 +343,8 @@ def _recoveries(facts: Facts) -> list[Row]:
         {
             **row,
             "name": f"{row['software']} {row['version']}",
-            "outcome": row["outcome"] if row["starts"] or row["outcome"] != "opens" else "does not start",
             "committedIndex": None if row["committedIndex"] == -1 else row["committedIndex"],
+            "dropped": row["dropped"] if row["starts"] else None,
             "lost": [span_text(*span) for span in row["lost"]],
         }
         for row in (*relevant, *worst_first(others))
@@ -361,13 +352,22 @@ def _recoveries(facts: Facts) -> list[Row]:
 
 
 def _recovery_notes(facts: Facts) -> list[str]:
-    """Why entries are dropped or a store is not opened, with the versions of which it is true; then what else is."""
-    reasons: dict[str, list[str]] = {}
+    """Why entries are dropped or a store is not opened, then what else is to be known.
+
+    What is not true of all versions says of which it is.
+    """
+    told: dict[str, dict[str, list[str]]] = {}
     for row in facts.recoveries:
-        if row["reason"]:
-            reasons.setdefault(printable(row["reason"]), []).append(f"{row['software']} {row['version']}")
-    notes = dict.fromkeys(printable(note) for row in facts.recoveries for note in row["notes"])
-    return [f"{', '.join(versions)}: {reason}" for reason, versions in reasons.items()] + list(notes)
+        for text in filter(None, (row["reason"], *row["notes"])):
+            told.setdefault(printable(text), {}).setdefault(row["software"], []).append(row["version"])
+    reasons = {printable(row["reason"]) for row in facts.recoveries if row["reason"]}
+
+    def versions(text: str) -> str:
+        if sum(map(len, told[text].values())) == len(facts.recoveries):
+            return ""
+        return f"{', '.join(f'{software} {enumerated(which)}' for software, which in told[text].items())}: "
+
+    return [versions(text) + text for text in sorted(told, key=lambda text: text not in reasons)]
 
 
 def _standings(facts: Facts) -> list[Row]:

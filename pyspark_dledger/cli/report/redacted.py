@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import re
+from collections.abc import Iterable
 from dataclasses import replace
+from pathlib import Path
 
 from pyspark_dledger.cli.output import Row
 from pyspark_dledger.cli.redact import redactor
@@ -19,13 +23,14 @@ _KEPT = (
 def redacted(facts: Facts) -> Facts:
     """Facts in which paths, topics, groups, and what findings expected and found are digests of one key."""
     redact = redactor(_KEPT)
-    paths = [facts.path, *([item.path for item in facts.comparison.standings] if facts.comparison else [])]
-    digests = {path: str(redact({"path": path})["path"]) for path in paths}
+    paths = {facts.path, *(item.path for item in (facts.comparison.standings if facts.comparison else ()))}
+    digests = {path: str(redact({"path": path})["path"]) for path in paths | _absolute(paths)}
+    # The longest first, as whole paths: a path may be ``.`` or ``n0``.
+    alternatives = "|".join(map(re.escape, sorted(digests, key=len, reverse=True)))
+    of_path = re.compile(rf"(?<![\w./-])(?:{alternatives})(?![\w.-])")
 
     def without_paths(text: str | None) -> str | None:
-        for path in sorted(digests, key=len, reverse=True):
-            text = text.replace(path, digests[path]) if text is not None else None
-        return text
+        return of_path.sub(lambda path: digests[path[0]], text) if text is not None else None
 
     def listed(found: Listed) -> Listed:
         rows = {code: [redact(row) for row in examples] for code, examples in found.examples.items()}
@@ -60,6 +65,12 @@ def redacted(facts: Facts) -> Facts:
         comparison=_comparison(facts.comparison, digests),
         comparison_sentences=[str(without_paths(text)) for text in facts.comparison_sentences],
     )
+
+
+def _absolute(paths: Iterable[str]) -> set[str]:
+    """The folders of this machine that `paths` name, and those around them: texts may name a broker's root in full."""
+    full = {Path(function(path)) for path in paths for function in (os.path.abspath, os.path.realpath)}
+    return {str(folder) for path in full for folder in (path, *path.parents) if folder.name}
 
 
 def _comparison(found: Comparison | None, digests: dict[str, str]) -> Comparison | None:

@@ -9,6 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from pyspark_dledger.cli.stats import BUCKETS_PER_E, Spread
+
 Longs = npt.NDArray[np.int64]
 
 # Widths of bins in milliseconds, each a multiple of the one before: 1 ms to 1000 days, of which the years 1 to 9999
@@ -24,10 +26,6 @@ _MOST_TERMS = 1_000
 # Rows of the latency map: below 1 ms, then four in each power of ten. The longest latency, 10,000 years, is in row 59.
 LATENCY_ROWS = 64
 _ROWS_PER_TEN = 4
-
-# For percentiles: buckets as wide as a 64th of the natural logarithm, right within 0.8 %.
-_BUCKETS_PER_E = 64
-_BUCKETS = 2_200
 
 # A few messages far from all others, whose timestamps are damaged perhaps, do not stretch an axis.
 _OUTLYING = 0.001
@@ -136,8 +134,7 @@ class Timeline:
         """When the first message of each term was stored, in milliseconds since 1970; at most the first 1000 terms."""
         self._stored = _Grid()
         self._latencies = _Grid()
-        self._buckets: Longs = np.zeros(_BUCKETS, np.int64)
-        self._slowest = 0
+        self._spread = Spread()
         self._gaps: list[Gap] = []
         self._last: int | None = None
 
@@ -165,9 +162,10 @@ class Timeline:
         if not len(stored):
             return
         self.timed += len(stored)
-        self._slowest = max(self._slowest, int(latencies.max()))
-        buckets = np.round(np.log1p(latencies) * _BUCKETS_PER_E).astype(np.int64)
-        self._buckets += np.bincount(buckets, minlength=_BUCKETS)
+        slowest = int(latencies.max())
+        buckets, counts = np.unique(np.round(np.log1p(latencies) * BUCKETS_PER_E).astype(np.int64), return_counts=True)
+        for bucket, count in zip(buckets.tolist(), counts.tolist(), strict=True):
+            self._spread.add(bucket, count, slowest)
         rows = np.floor(np.log10(np.maximum(latencies, 1)) * _ROWS_PER_TEN).astype(np.int64) + 1  # as latency_row
         rows[latencies == 0] = 0
         self._latencies.add(stored, rows, sizes)
@@ -199,6 +197,12 @@ class Timeline:
         """The longest times in which nothing was stored, the longest first."""
         return sorted(self._gaps, key=lambda gap: (-gap.length, gap.start))
 
+    def long_gaps(self, part: float) -> list[Gap]:
+        """The gaps within the time that `counts` shows that are at least `part` of it, the longest first."""
+        bins = self.counts()
+        least = (bins.end - bins.start) * part
+        return [gap for gap in self.gaps if bins.start <= gap.start and gap.end <= bins.end and gap.length >= least]
+
     def changes(self) -> list[tuple[int, int]]:
         """The terms that begin behind the log's first message, and when: the first message of each was stored then."""
         return [(term, time) for term, time in sorted(self.terms.items()) if self.first is None or time > self.first]
@@ -214,8 +218,7 @@ class Timeline:
 
     def latency_percentile(self, part: float) -> int:
         """The latency in milliseconds that `part` of all messages do not exceed; there has to be one with a latency."""
-        bucket = int(np.searchsorted(np.cumsum(self._buckets), part * self.timed))
-        return min(round(np.expm1(bucket / _BUCKETS_PER_E)), self._slowest)
+        return self._spread.percentile(part) or 0
 
 
 def latency_row(milliseconds: int) -> float:

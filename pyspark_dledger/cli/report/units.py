@@ -25,6 +25,11 @@ def number_text(value: float) -> str:
     return f"{value:.3g}"
 
 
+def count_text(count: int, one: str, many: str | None = None) -> str:
+    """How many there are, with their noun: ``1 file``, ``2,000 files``; `many` where it is not `one` with an s."""
+    return f"{number_text(count)} {one if count == 1 else many or one + 's'}"
+
+
 def bytes_text(count: int) -> str:
     """A size in bytes: ``64.0 KiB``, below 1 KiB as ``999 bytes``."""
     value, unit = byte_scale(count)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pyspark_dledger.cli.output import Row
 from pyspark_dledger.cli.report.facts import Facts
-from pyspark_dledger.cli.report.units import bytes_text, number_text
+from pyspark_dledger.cli.report.units import bytes_text, count_text, number_text
 from pyspark_dledger.format.json_text import printable
 from pyspark_dledger.log.diff.rows import CONTRADICTS, DAMAGED, DIVERGED, OTHER_BYTES
 from pyspark_dledger.log.verify.findings import CODES, ERROR, INFO, WARNING
@@ -39,11 +39,13 @@ def verdicts(facts: Facts) -> list[Verdict]:
 
 def _holds(facts: Facts) -> Iterator[Verdict]:
     total = facts.total
-    text = f"{_kinds(total['kinds'])}, {bytes_text(total['bytes'])} in {_count(len(facts.segments), 'file')}"
+    text = f"{_kinds(total['kinds'])}, {bytes_text(total['bytes'])} in {count_text(len(facts.segments), 'file')}"
     if total["firstStoreTimestamp"] is not None:
         first, last = _second(total["firstStoreTimestamp"]), _second(total["lastStoreTimestamp"])
         day = f"{first.partition(' ')[0]} "
-        text += f", stored from {first} to {last.removeprefix(day)} UTC"
+        text += (
+            f", stored at {first} UTC" if first == last else f", stored from {first} to {last.removeprefix(day)} UTC"
+        )
     yield Verdict(NEUTRAL, "What does it hold?", f"{text}." if total["entries"] else "Nothing.", "files")
 
 
@@ -62,7 +64,7 @@ _KINDS = {
 
 
 def _kinds(kinds: dict[str, int]) -> str:
-    return ", ".join(_count(count, *_KINDS[kind]) for kind, count in kinds.items())
+    return ", ".join(count_text(count, *_KINDS[kind]) for kind, count in kinds.items())
 
 
 def _damage(facts: Facts) -> Iterator[Verdict]:
@@ -75,7 +77,7 @@ def _damage(facts: Facts) -> Iterator[Verdict]:
         for code, count in facts.findings.counts.most_common()
         if CODES[code].severity != INFO
     ]
-    text = f"{_count(counts[ERROR], 'error')}, {_count(counts[WARNING], 'warning')}"
+    text = f"{count_text(counts[ERROR], 'error')}, {count_text(counts[WARNING], 'warning')}"
     notes = f"{number_text(counts[INFO])} info"
     if not listed:
         yield Verdict(GOOD, "Is anything wrong?", f"No: {text}, {notes}.", "findings")
@@ -97,7 +99,7 @@ def _committed(facts: Facts) -> Iterator[Verdict]:
         yield Verdict(GOOD, question, text, "state")
     else:
         text = f"Up to index {number_text(known)}, as the {_proof(state['committedFrom'])} proves; of the last "
-        text += f"{_count(end - known, 'entry', 'entries')} it is not known."
+        text += f"{count_text(end - known, 'entry', 'entries')} it is not known."
         yield Verdict(NEUTRAL, question, text, "state")
 
 
@@ -123,23 +125,24 @@ def _restart(facts: Facts) -> Iterator[Verdict]:
     worst = rows[0]
     same = ("starts", "dropped", "lost")
     alike = sorted(row["version"] for row in rows if all(row[name] == worst[name] for name in same))
-    names = f"{worst['software']} {_enumerated(alike)}"
+    names = f"{worst['software']} {enumerated(alike)}"
     if not worst["starts"]:
         text = f"{names} would not start on it ({worst['outcome']}): {worst['reason']}."
         yield Verdict(BAD, question, text, "restart")
     elif worst["lost"] or worst["dropped"]:
         spans = ", ".join(span_text(*span) for span in worst["lost"])
         committed = f"; {spans} are committed" if worst["lost"] else ""
-        text = f"{names} would drop {_count(worst['dropped'], 'entry', 'entries')}{committed}."
+        text = f"{names} would drop {count_text(worst['dropped'], 'entry', 'entries')}{committed}."
         yield Verdict(BAD if worst["lost"] else WARN, question, text, "restart")
     else:
         cut = max(row["consumeQueueUnitsCut"] for row in rows)
-        units = f", and cut up to {_count(cut, 'ConsumeQueue unit')}, to build them again" if cut else ""
+        units = f", and cut up to {count_text(cut, 'ConsumeQueue unit')}, to build them again" if cut else ""
         kept = "keep every entry" if facts.state["endIndex"] >= 0 else "open it, and find no entry"
         yield Verdict(GOOD, question, f"{names} would {kept}{units}.", "restart")
 
 
-def _enumerated(texts: list[str]) -> str:
+def enumerated(texts: list[str]) -> str:
+    """``a``, ``a and b``, ``a, b and c``."""
     *first, last = texts
     return f"{', '.join(first)} and {last}" if first else last
 
@@ -176,7 +179,7 @@ def _queues(facts: Facts) -> Iterator[Verdict]:
         missed = counts[MESSAGE_NOT_IN_QUEUE]
         text = f"No: {listed}."
         if missed:
-            text += f" Consumers never see {_count(missed, 'message')} of the log."
+            text += f" Consumers never see {count_text(missed, 'message')} of the log."
         yield Verdict(BAD, question, text, "queues")
 
 
@@ -187,16 +190,16 @@ def _consumers(facts: Facts) -> Iterator[Verdict]:
         return
     lag, lost = sum(row["lag"] for row in groups), sum(row["lost"] for row in groups)
     if lost:
-        text = f"{_count(lost, 'message')} expired before their groups read them; "
+        text = f"{count_text(lost, 'message')} expired before their groups read them; "
         text += f"the lag of all groups is {number_text(lag)}."
         yield Verdict(WARN, question, text, "consumers")
     elif lag:
         most = max(groups, key=lambda row: row["lag"])
-        text = f"{printable(most['consumerGroup'])} has {_count(most['lag'], 'message')} still to read; all "
-        text += f"{_count(len(groups), 'group')} together {number_text(lag)}."
+        text = f"{printable(most['consumerGroup'])} has {count_text(most['lag'], 'message')} still to read; all "
+        text += f"{count_text(len(groups), 'group')} together {number_text(lag)}."
         yield Verdict(NEUTRAL, question, text, "consumers")
     else:
-        yield Verdict(GOOD, question, f"No: {_count(len(groups), 'group')} without lag.", "consumers")
+        yield Verdict(GOOD, question, f"No: {count_text(len(groups), 'group')} without lag.", "consumers")
 
 
 def _replicas(facts: Facts) -> Iterator[Verdict]:
@@ -207,7 +210,8 @@ def _replicas(facts: Facts) -> Iterator[Verdict]:
     differing = {verdict: found.entries.get(verdict, 0) for verdict in (CONTRADICTS, DIVERGED, OTHER_BYTES, DAMAGED)}
     listed = ", ".join(f"{verdict} {number_text(count)}" for verdict, count in differing.items() if count)
     behind = [
-        f"{printable(item.node)} is {_count(item.lag_entries, 'entry', 'entries')} behind {printable(found.foremost)}"
+        f"{printable(item.node)} is {count_text(item.lag_entries, 'entry', 'entries')} behind "
+        f"{printable(found.foremost)}"
         for item in found.standings
         if item.lag_entries
     ]
@@ -221,7 +225,3 @@ def _replicas(facts: Facts) -> Iterator[Verdict]:
 def span_text(first: int, last: int) -> str:
     """A range of indexes."""
     return number_text(first) if first == last else f"{number_text(first)} to {number_text(last)}"
-
-
-def _count(count: int, one: str, many: str | None = None) -> str:
-    return f"{number_text(count)} {one if count == 1 else many or one + 's'}"
