@@ -108,10 +108,12 @@ def try_out() -> None:
 
 def main(arguments: list[str]) -> None:
     """Use the group that was named, or one that is started for it."""
-    if len(arguments) < 2:
+    if len(arguments) not in (0, 2):
+        sys.exit("usage: python examples/cluster.py [GROUP PEERS]")
+    if not arguments:
         try_out()
         return
-    with dl.connect(*arguments[:2]) as client:
+    with dl.connect(*arguments) as client:
         append(client, "hello")
         show(client, append(client, "world"))
 

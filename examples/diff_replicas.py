@@ -48,7 +48,9 @@ def show_messages(log: dl.Log, index: int | None) -> None:
 
 def main(arguments: list[str]) -> None:
     """Compare the replicas that were named, or the bundled ones."""
-    if len(arguments) > 1:
+    if len(arguments) == 1:
+        sys.exit("usage: python examples/diff_replicas.py [REPLICA REPLICA ...]")
+    if arguments:
         show(arguments)
         return
     with unpacked("mq-498-three-diverged") as folder:

@@ -47,7 +47,9 @@ def show(path: str, target: Path) -> None:
 
 def main(arguments: list[str]) -> None:
     """Export the store that was named, or the bundled one."""
-    if len(arguments) > 1:
+    if len(arguments) not in (0, 2):
+        sys.exit("usage: python examples/export_store.py [PATH TARGET]")
+    if arguments:
         show(arguments[0], Path(arguments[1]))
         return
     with unpacked("mq-53-upgrade") as path, tempfile.TemporaryDirectory(prefix="dledger-") as target:

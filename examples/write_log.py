@@ -31,10 +31,9 @@ def write_batch(spark: SparkSession, path: str) -> None:
 
 
 def write_stream(spark: SparkSession, path: str, folder: Path) -> None:
-    """Write what is found in a folder of files, a micro-batch for each, then stop."""
+    """Write what is found in a folder of three files, a micro-batch for each, then stop."""
     source = str(folder / "source")
-    for first in (1000, 1100, 1200):
-        spark.range(first, first + 100).coalesce(1).write.mode("append").parquet(source)
+    spark.range(1000, 1300, numPartitions=3).write.parquet(source)
     rows = spark.readStream.schema("id long").option("maxFilesPerTrigger", 1).parquet(source)
     stream = orders(rows).writeStream.format("dledger").option("checkpointLocation", str(folder / "checkpoint"))
     stream.trigger(availableNow=True).start(path).awaitTermination()

@@ -188,22 +188,7 @@ def test_the_replicated_log_is_as_the_readme_shows(cluster: tuple[Path, int, lis
     assert run.stdout.splitlines()[-1] == "b'hello'"
 
 
-@pytest.mark.parametrize(
-    "target",
-    [
-        "demo",
-        "test",
-        "lint",
-        "bench",
-        "test-spark-versions",
-        "docs",
-        "help",
-        "simulate",
-        "chaos",
-        "interop",
-        "sink-faults",
-    ],
-)
-def test_targets_of_the_readme_exist(target: str) -> None:
-    assert f"make {target}" in README
-    assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
+def test_targets_of_the_readme_exist() -> None:
+    named = set(re.findall(r"(?:^|`)make ([a-z-]+)", README, re.MULTILINE))
+    assert {"demo", "test", "bench", "exactly-once"} <= named
+    assert named <= set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))

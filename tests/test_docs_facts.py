@@ -114,6 +114,12 @@ def test_links_lead_somewhere(file: Path) -> None:
     assert not broken
 
 
+def test_the_readme_leads_to_every_page() -> None:
+    links = set(_LINK.findall(text_of(ROOT / "README.md")))
+    pages = {str(file.relative_to(ROOT)) for file in FILES} - {"README.md"}
+    assert pages <= {link.partition("#")[0] for link in links}
+
+
 @pytest.mark.parametrize("file", [*DOCS, ROOT / "CHANGELOG.md"], ids=lambda file: file.name)
 def test_commands_have_these_verbs_and_flags(file: Path) -> None:
     verbs = verbs_and_flags()

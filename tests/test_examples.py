@@ -118,6 +118,13 @@ def test_export_store_takes_every_message_out() -> None:
     assert "read back: 419 messages of OrderTopic" in output
 
 
+@pytest.mark.parametrize("name", ["cluster.py", "diff_replicas.py", "export_store.py"])
+def test_half_of_the_arguments_runs_nothing(name: str) -> None:
+    run = subprocess.run([sys.executable, EXAMPLES / name, "x"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (run.returncode, run.stdout) == (1, "")
+    assert run.stderr.startswith(f"usage: python examples/{name} [")
+
+
 def test_sql_reads_a_store_from_a_shell(case_folder: Callable[[str], Path]) -> None:
     if not (BIN / "spark-sql").exists():
         pytest.skip(f"{BIN} has no spark-sql: PySpark was installed elsewhere")
