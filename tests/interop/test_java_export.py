@@ -10,6 +10,7 @@ import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -121,6 +122,36 @@ def test_rocketmq_has_every_message_where_offsets_are_preserved(
     moved = {old: new for old, new in made.places.items() if old != new}
     assert 0 < len(moved) <= made.report.parts
     assert all(old - new == 48 for old, new in moved.items())
+
+
+@pytest.mark.parametrize(("node", "version"), [("n0", "4.9.8"), ("n1", "5.3.3"), ("n2", "5.3.3")])
+def test_rocketmq_has_every_message_that_a_live_group_took(
+    judges: dict[str, PlainStores], case_folder: Callable[[str], Path], tmp_path: Path, node: str, version: str
+) -> None:
+    """What a producer was told is held against that store in test_notebooks."""
+    source = case_folder("mq-53-live") / node
+    report = export(source, tmp_path / "store", "commitlog")
+    judges[version].open(report.broker_conf)
+    found = judges[version].dump()
+    got = {
+        (each.topic, each.queue_id, each.queue_offset): (each.born_timestamp, each.store_timestamp, each.body)
+        for each in found.messages
+    }
+    columns = ["topic", "queueId", "queueOffset", "bornTimestamp", "storeTimestamp", "body"]
+    rows = [row for batch in dl.open_log(str(source)).scan(columns) for row in batch.to_pylist()]
+    assert got == {
+        (row["topic"], row["queueId"], row["queueOffset"]): (
+            ms(row["bornTimestamp"]),
+            ms(row["storeTimestamp"]),
+            row["body"],
+        )
+        for row in rows
+    }
+    assert (found.missing_by_offset, found.missing_by_key) == ([], [])
+
+
+def ms(time: datetime) -> int:
+    return round(time.timestamp() * 1000)
 
 
 @pytest.mark.parametrize("preserve", [False, True])
