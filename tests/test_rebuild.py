@@ -245,7 +245,9 @@ def test_the_place_of_a_damaged_message_hides_no_other(tmp_path: Path, segment: 
     done = rebuild(root, "consumequeue")
     assert (done.built.fillers, done.built.led_over) == ((1, 0) if segment else (0, 1))
     assert done.built.units == found.built.units == sum(map(len, _all_units(root))) - 1
-    assert done.notes[-1].startswith("1 units are fillers" if segment else "1 units are copies of the unit behind them")
+    told, advice = done.notes[-2:]
+    assert told.startswith("1 units are fillers" if segment else "1 units are copies of the unit behind them")
+    assert "restore the log" in advice
     after = units(root, "Orders", victim["queueId"])
     assert [number for number, pair in enumerate(zip(before, after, strict=True)) if pair[0] != pair[1]] == [place]
     assert after[place] == wanted

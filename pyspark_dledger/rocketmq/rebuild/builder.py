@@ -185,6 +185,8 @@ def notes_of_queues(built: Built) -> Iterator[str]:
             f"{built.led_over} units are copies of the unit behind them, for messages that the log does not have in "
             "its first file: consumers may get the message behind once more for each"
         )
+    if built.fillers or built.led_over:
+        yield "a replica may hold those messages (dledger diff tells): restore the log from it, and build again"
     if built.repeated:
         text = "messages have a queueOffset that their queue had passed already: as with RocketMQ they are in no queue"
         yield f"{built.repeated} {text}"
