@@ -10,6 +10,7 @@ import pty
 import re
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -306,6 +307,33 @@ def test_an_audit_row_is_exit_code_1(broker: Store, run: Callable[..., Ran]) -> 
     assert done.code == 1
     assert {row["code"] for row in done.rows} >= {"unitWithoutMessage"}
     assert run("audit", root_of(broker)).code == 1
+
+
+def test_an_audit_tells_of_fillers_behind_the_first_unit_of_a_queue(broker: Store, run: Callable[..., Ran]) -> None:
+    queue = root_of(broker) / "consumequeue" / "Orders" / "0" / f"{0:020}"
+    filler = struct.pack(">qiq", 0, 0x7FFFFFFF, 0)
+    units = queue.read_bytes()
+    for others, told in (
+        ({}, ""),
+        ({0}, ""),
+        ({2}, "1 unit is a filler for messages that the log does not have"),
+        ({0, 1, 3, 4}, "2 units are fillers for messages that the log does not have"),
+    ):
+        places = range(len(units) // 20)
+        queue.write_bytes(b"".join(filler if at in others else units[20 * at : 20 * at + 20] for at in places))
+        assert run("audit", root_of(broker)).err == (f"dledger: {root_of(broker)}: {told}\n" if told else "")
+        assert run("audit", root_of(broker), "--json").err == ""
+
+
+def test_an_audit_says_that_there_are_no_queues(broker: Store, run: Callable[..., Ran]) -> None:
+    shutil.rmtree(root_of(broker) / "consumequeue")
+    rows = run("audit", root_of(broker), "--json")
+    done = run("audit", root_of(broker))
+    assert (rows.code, rows.err, done.code) == (1, "", 1)
+    assert {row["code"] for row in rows.rows} == {"messageNotInQueue"}
+    assert len(done.out.splitlines()) == len(rows.rows) + 1
+    told = "there is no consumequeue folder: every message that belongs into a queue is missed"
+    assert done.err == f"dledger: {root_of(broker)}: {told}\n"
 
 
 def test_a_consumer_that_lost_messages_is_exit_code_1(broker: Store, run: Callable[..., Ran]) -> None:

@@ -229,13 +229,39 @@ def test_places_bound_the_export(store: Store, tmp_path: Path) -> None:
 def test_damage_is_exported_as_it_is_read(damaged: Store, tmp_path: Path) -> None:
     rows = log_rows(damaged.path)
     assert [row["problem"] is not None for row in rows].count(True) == 2
-    export(damaged.path, tmp_path / "out", "parquet")
+    assert export(damaged.path, tmp_path / "out", "parquet").problems == 2
     assert parquet_rows(tmp_path / "out") == rows
     report = export(damaged.path, tmp_path / "dropped", "parquet", mode="DROPMALFORMED")
-    assert report.rows == len(rows) - 2
+    assert (report.rows, report.problems) == (len(rows) - 2, 0)
     for form in FORMS:
         with pytest.raises(MalformedError):
             export(damaged.path, tmp_path / form, form, mode="FAILFAST")
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_rows_with_a_problem_are_counted(
+    form: str, damaged: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["export", str(damaged.path), str(tmp_path / "out"), "--to", form, "--columns", "pos"]
+    assert main(command) == 1
+    assert "\nrows with a problem: 2, " in capsys.readouterr().out
+    if form == "jsonl":
+        lines = (tmp_path / "out" / "part-00000.jsonl").read_text().splitlines()
+        assert [json.loads(line) for line in lines] == [{"pos": row["pos"]} for row in log_rows(damaged.path)]
+    assert main([*command[:2], str(tmp_path / "json"), *command[3:], "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["problems"] == 2
+    assert main([*command[:2], str(tmp_path / "dropped"), *command[3:], "-o", "mode=DROPMALFORMED"]) == 0
+    assert "rows with a problem" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_filters_that_no_row_passes_are_named(
+    form: str, store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["export", str(store.path), str(tmp_path / "out"), "--to", form, "--topic", "Ordres"]
+    assert main([*command, "-o", "queueId=0,1", "-o", "startingTimestamp=1000"]) == 1
+    said = capsys.readouterr().out
+    assert "note: no row passed the filters: topic=Ordres, queueId=0,1, startingTimestamp; " in said
 
 
 def test_hostile_topics_stay_in_the_target(hostile: Store, tmp_path: Path) -> None:
@@ -338,8 +364,8 @@ def test_source_and_target_lie_apart(store: Store, tmp_path: Path) -> None:
         export(store.path, replica / "new", "jsonl", replicas=str(replica))
     with pytest.raises(StoreError, match="expected a new or an empty folder, found link, other, source"):
         export(store.path, tmp_path, "jsonl")
-    with pytest.raises(OptionError, match="expected a local folder to export to, found s3"):
-        export(store.path, "s3://bucket/key", "jsonl")
+    with pytest.raises(OptionError, match="target s3://bucket/key: expected a local folder to write to, found a URI"):
+        export(store.path, "s3://bucket/key?secret_key=x", "jsonl")
     with pytest.raises(OptionError, match="expected a folder to export to, found an empty path"):
         export(store.path, "", "jsonl")
 

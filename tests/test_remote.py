@@ -738,6 +738,8 @@ def test_a_file_system_that_is_not_s3_is_given_up_too(monkeypatch: pytest.Monkey
 def test_other_schemes_are_refused() -> None:
     with pytest.raises(OptionError, match=r"expected a local path or one of s3://, .* found ftp"):
         store_path("ftp://host/a")
+    with pytest.raises(OptionError, match=r"^path s4://bucket/a: expected .* one of s3://, .* found s4: [^?]*$"):
+        open_log("s4://bucket/a?secret_key=x")
     assert store_path("file:///a") == store_path("file:/a") == "/a"
 
 

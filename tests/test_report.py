@@ -11,6 +11,7 @@ import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pyspark_dledger import rebuild
 from pyspark_dledger.cli import report, stats
 from pyspark_dledger.cli.main import main
 from pyspark_dledger.cli.progress import Progress
@@ -194,6 +196,18 @@ def test_the_answers_about_damage_name_what_is_lost(facts: dict[str, Facts]) -> 
     )
     assert found["Do log and ConsumeQueue agree?"] == ("error", "No: unitWithoutMessage 12.")
     assert found["Do the replicas agree?"] == ("error", "No, entries differ: otherBytes 1, damaged 11.")
+
+
+def test_queues_that_were_rebuilt_over_lost_messages_are_no_good_answer(damaged: Path, tmp_path: Path) -> None:
+    path = shutil.copytree(damaged, tmp_path / "store")
+    rebuild(str(path), "consumequeue")
+    found = facts_of(path)
+    fillers = sum(row["kind"] == "filler" for row in table(path, "consumeQueue"))
+    assert (found.fillers, found.audit.counts) == (fillers, Counter())
+    said = "Yes, but 12 units are fillers for messages that the log does not have."
+    assert answers(found)["Do log and ConsumeQueue agree?"] == ("warning", said)
+    assert answers(redacted(found))["Do log and ConsumeQueue agree?"] == ("warning", said)
+    assert "every unit but 12 fillers points to its message" in unescape(render(found, ""))
 
 
 def test_a_killed_broker_is_told_by_its_abort_file(facts: dict[str, Facts]) -> None:
@@ -410,6 +424,22 @@ def test_a_birth_after_the_store_is_counted_apart() -> None:
         "Every message was stored within 10 ms of its birth. 1 message claims a birth after the time of storing: "
         "clocks differ."
     )
+
+
+OLD_BIRTHS = "So old are births where clocks differ, messages were stored anew, or times were made up."
+
+
+@pytest.mark.parametrize(
+    ("latencies", "is_told"),
+    [([86_000_000] * 3, False), ([10, 10, 10, 200_000_000], False), ([10, 200_000_000, 200_000_000], True)],
+    ids=["a_day", "few", "most"],
+)
+def test_births_long_before_the_storing_of_most_messages_are_explained(latencies: list[int], is_told: bool) -> None:
+    stored = [1_700_000_000_000] * len(latencies)
+    found = timeline_of(batch_of(stored, [at - late for at, late in zip(stored, latencies, strict=True)]))
+    titles = [figures.latency_title(found), " ".join(figures.time_axis(found).get_suptitle().split())]
+    assert [title.endswith(OLD_BIRTHS) for title in titles] == [is_told] * 2
+    assert [OLD_BIRTHS in title for title in titles] == [is_told] * 2
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,8 @@ def export(given: argparse.Namespace, out: Output) -> int:
         out.line(json_line({camel_case(name): value for name, value in dataclasses.asdict(report).items()}))
     else:
         _print(given.target, report, out)
-    return FINDINGS if report.skipped else CLEAN
+    is_clean = report.rows and not (report.skipped or report.problems)
+    return CLEAN if is_clean else FINDINGS
 
 
 def _run(given: argparse.Namespace, options: dict[str, Any], out: Output) -> ExportReport:
@@ -58,6 +59,8 @@ def _print(target: str, report: ExportReport, out: Output) -> None:
     out.line(f"exported to {printable(target)} ({report.form}): {report.rows} rows of {report.source_bytes} bytes")
     out.line(f"files: {report.files}, {report.bytes} bytes; parts: {report.parts}{resumed}")
     out.line(f"read back and verified; {report.seconds:.1f} s, {rate:.3g} MB/s of the log")
+    if report.problems:
+        out.line(f"rows with a problem: {report.problems}, written as they are; column problem says what it is")
     if report.skipped:
         out.line(f"left out: {report.skipped} rows")
         for line in report.first_skipped[:_MOST_SHOWN]:

@@ -34,9 +34,9 @@ _CLIENT_EXITS = (
 _CLIENT_EXITS += "2 it cannot be done, and nothing of it was, beside what was printed; 130 interrupted"
 
 _EXPORT = "a log as a store for a broker without DLedger, as Parquet, or as JSON lines"
-_EXPORT_EXITS = "exit codes: 0 done; 1 done, but something was left out; 2 it cannot be done; 130 interrupted. What "
-_EXPORT_EXITS += "was interrupted goes on when the same command is run again. PATH is as with the other verbs, and "
-_EXPORT_EXITS += "never changed."
+_EXPORT_EXITS = "exit codes: 0 done; 1 done, but something was left out, rows have a problem, or there is none; "
+_EXPORT_EXITS += "2 it cannot be done; 130 interrupted. What was interrupted goes on when the same command is run "
+_EXPORT_EXITS += "again. PATH is as with the other verbs, and never changed."
 
 _PLACES = "an index, pos=N, earliest, latest, or a store time as ISO 8601 (UTC without a zone) or epoch milliseconds"
 _REPLICAS = "the first is read; further ones are its replicas, which prove what is committed"

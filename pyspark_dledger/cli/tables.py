@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from pyspark_dledger.cli.exits import CLEAN, FINDINGS
@@ -12,6 +12,7 @@ from pyspark_dledger.cli.output import (
     Output,
     Row,
     camel_case,
+    note,
     print_fields,
     print_rows,
     print_table,
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from pyspark_dledger.log import Log
+    from pyspark_dledger.log.consume_queue import Queue
 
 # What fits a terminal; --json has every column.
 _SEGMENT_COLUMNS = (
@@ -64,7 +66,49 @@ def segments(given: argparse.Namespace, out: Output) -> int:
 
 
 def audit(given: argparse.Namespace, out: Output) -> int:
-    return _print_each("audit", given, out, nothing="log and ConsumeQueue agree")
+    return _print_each("audit", given, out, nothing="log and ConsumeQueue agree", notes=_audit_notes)
+
+
+def _audit_notes(log: Log) -> Iterator[str]:
+    """What rows of ``audit`` do not say: that there are no queues at all, or that they have fillers inside."""
+    from pyspark_dledger.log.consume_queue import FOLDER
+    from pyspark_dledger.rocketmq.consume_queue import queue_root
+
+    if not (queue_root(log) / FOLDER).is_dir():
+        yield f"there is no {FOLDER} folder: every message that belongs into a queue is missed"
+    elif count := count_fillers(log):
+        units = "1 unit is a filler" if count == 1 else f"{count} units are fillers"
+        yield f"{units} for messages that the log does not have"
+
+
+def count_fillers(log: Log) -> int:
+    """How many units behind the first one of their queue are fillers, which stand for messages that the log has not.
+
+    Fillers before the first unit are left out: every queue has them that begins in the middle of a file. Raises
+    StoreError where the queues cannot be read.
+    """
+    from pyspark_dledger.log.consume_queue import queues
+    from pyspark_dledger.rocketmq.consume_queue import is_wanted, queue_root
+
+    wanted = (queue for queue in queues(queue_root(log)) if is_wanted(queue.topic, queue.queue_id, log.options))
+    return sum(map(_fillers_inside, wanted))
+
+
+def _fillers_inside(queue: Queue) -> int:
+    import numpy as np
+
+    from pyspark_dledger.log.consume_queue import read_units
+    from pyspark_dledger.rocketmq.consume_queue import is_filler
+
+    count, has_begun = 0, False
+    for file in queue.files:
+        for units in read_units(file):
+            fillers = is_filler(units)
+            real = np.flatnonzero((units["size"] > 0) & ~fillers)
+            if has_begun or len(real):
+                count += int(fillers[0 if has_begun else real[0] :].sum())
+                has_begun = True
+    return count
 
 
 def consumers(given: argparse.Namespace, out: Output) -> int:
@@ -77,9 +121,11 @@ def _print_each(
     out: Output,
     columns: tuple[str, ...] | None = None,
     nothing: str = "no file",
+    notes: Callable[[Log], Iterator[str]] | None = None,
 ) -> int:
-    """The rows of a table, of one store after the other; as text `columns` of it, or `nothing`."""
+    """The rows of a table, of one store after the other; as text `columns` of it, or `nothing`, and `notes`."""
     found = False
+    told: list[str] = []
 
     def rows() -> Iterator[Row]:
         nonlocal found
@@ -88,9 +134,14 @@ def _print_each(
                 for row in rows_of(batch, bytes):
                     found = found or is_finding(name, row)
                     yield row if given.json or columns is None else {column: row[column] for column in columns}
+            if notes is not None and not given.json:
+                told.extend(f"{log.path}: {text}" for text in notes(log))
 
     if not print_rows(out, rows(), given.json) and not given.json:
         out.line(nothing)
+    out.flush()
+    for text in told:
+        note(text)
     return FINDINGS if found else CLEAN
 
 

@@ -113,6 +113,17 @@ def local_path(path: str, expected: str = "a local path") -> str:
     return without_file_scheme(path)
 
 
+def local_target(path: str) -> str:
+    """Return `path`, of a folder that is written, without a ``file:`` in front. Raises OptionError for a URI."""
+    scheme = _SCHEME.match(path)
+    if scheme is not None and scheme[1].lower() != "file":
+        raise OptionError(
+            f"target {_shown(path, '')}: expected a local folder to write to, found a URI: write to a local folder, "
+            "and copy that"
+        )
+    return without_file_scheme(path)
+
+
 def check_local(paths: Iterable[str], why: str) -> None:
     """Raises OptionError for a path of a remote file system; `why`, such as "to follow", a local one is needed."""
     for path in paths:

@@ -75,7 +75,8 @@ COLUMNS = (
         "kind",
         pa.string(),
         "`unit`, `delay` (tagsCode is when to deliver it), `ext` (tagsCode is an address in consumequeue_ext), "
-        "`filler` (before the first unit), `batch` (of batchconsumequeue)",
+        "`filler` (before the first unit; also where the log has no message, in queues that were rebuilt or exported), "
+        "`batch` (of batchconsumequeue)",
     ),
     TableColumn("file", pa.string(), "the file, relative to the store's root"),
     TableColumn("problem", pa.string(), "null for a sound unit, else what was expected and found"),

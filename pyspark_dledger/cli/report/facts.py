@@ -14,7 +14,7 @@ from pyspark_dledger.cli.output import Row, camel_case, plain_time, rows_of
 from pyspark_dledger.cli.progress import Progress
 from pyspark_dledger.cli.report.timeline import Timeline
 from pyspark_dledger.cli.stats import Stats, scanned
-from pyspark_dledger.cli.tables import table_batches
+from pyspark_dledger.cli.tables import count_fillers, table_batches
 from pyspark_dledger.errors import DLedgerError
 from pyspark_dledger.log.diff.summary import Comparison, compare
 from pyspark_dledger.log.recovery.preview import LINES, Recovery, preview
@@ -84,6 +84,8 @@ class Facts:
     audit: Listed
     consumers: Consumers
     timeline: Timeline
+    fillers: int = 0
+    """Units behind the first one of their queue that stand for messages that the log does not have."""
     comparison: Comparison | None = None
     comparison_sentences: list[str] = field(default_factory=list)
 
@@ -146,6 +148,7 @@ def gather(log: Log, compared: Log | None, progress: Progress) -> Facts:
         timeline.add(batch)
     recoveries, no_recovery = _recoveries(log)
     comparison = compare(compared) if compared is not None else None
+    audit = _audit(log, progress)
     return Facts(
         path=log.path,
         is_broker=is_broker(log),
@@ -157,9 +160,10 @@ def gather(log: Log, compared: Log | None, progress: Progress) -> Facts:
         findings=_listed(log, "findings", progress),
         recoveries=recoveries,
         no_recovery=no_recovery,
-        audit=_audit(log, progress),
+        audit=audit,
         consumers=_consumers(log, progress),
         timeline=timeline,
+        fillers=count_fillers(log) if audit.reason is None else 0,
         comparison=comparison,
         comparison_sentences=list(_comparison_sentences(compared, comparison)),
     )

@@ -153,6 +153,7 @@ def time_axis(timeline: Timeline) -> Figure:
     with styled():
         most = duration_text(timeline.latency_percentile(0.99))
         title = f"{throughput_title(timeline)} 99 % of the messages were stored within {most} of their birth."
+        title += _old_births(timeline)
         figure = titled(6.4, title)
         upper, lower = figure.subplots(2, 1, sharex=True)
         counts, latencies = timeline.counts(), timeline.latencies()
@@ -205,10 +206,18 @@ def latency_title(timeline: Timeline) -> str:
     else:
         text = f"Half of the messages were stored within {half} of their birth, 99 % within {most}, "
         text += f"the slowest after {slowest}."
+    text += _old_births(timeline)
     if timeline.born_later:
         born_later = count_text(timeline.born_later, "message claims", "messages claim")
         text += f" {born_later} a birth after the time of storing: clocks differ."
     return text
+
+
+def _old_births(timeline: Timeline) -> str:
+    """What is told where half of the messages are more than a day older than their storing."""
+    if timeline.latency_percentile(0.5) <= _DAY:
+        return ""
+    return " So old are births where clocks differ, messages were stored anew, or times were made up."
 
 
 def _outside(bins: Bins) -> str:

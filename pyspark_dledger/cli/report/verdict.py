@@ -172,15 +172,24 @@ def _queues(facts: Facts) -> Iterator[Verdict]:
     counts = facts.audit.counts
     if facts.audit.reason is not None:
         yield Verdict(NEUTRAL, question, "They could not be compared.", "queues")
-    elif not counts:
+    elif not counts and not facts.fillers:
         yield Verdict(GOOD, question, "Yes, both ways.", "queues")
+    elif not counts:
+        yield Verdict(WARN, question, f"Yes, but {_fillers(facts)}.", "queues")
     else:
         listed = ", ".join(f"{code} {number_text(count)}" for code, count in counts.most_common())
         missed = counts[MESSAGE_NOT_IN_QUEUE]
         text = f"No: {listed}."
         if missed:
             text += f" Consumers never see {count_text(missed, 'message')} of the log."
+        if facts.fillers:
+            text += f" Besides, {_fillers(facts)}."
         yield Verdict(BAD, question, text, "queues")
+
+
+def _fillers(facts: Facts) -> str:
+    units = count_text(facts.fillers, "unit is a filler", "units are fillers")
+    return f"{units} for messages that the log does not have"
 
 
 def _consumers(facts: Facts) -> Iterator[Verdict]:

@@ -19,6 +19,8 @@ from pyspark_dledger.log.options import ReadOptions, option_filters
 from pyspark_dledger.rocketmq.runs import Run
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from pyspark_dledger.log import Log
 
 STATE_FOLDER = "_export"
@@ -82,8 +84,8 @@ class PartReport:
     """What became of a part. ``source_bytes`` are the bytes of the log that it covers.
 
     ``skipped`` counts rows that were left out although the filters let them pass, ``first_skipped`` says which and why,
-    for at most `MOST_SKIPPED`, as ``pos=... index=...: why``. ``notes`` and ``counts`` are the form's own, for its
-    `Form.finish`.
+    for at most `MOST_SKIPPED`, as ``pos=... index=...: why``. ``problems`` counts the rows that were written and have a
+    ``problem``. ``notes`` and ``counts`` are the form's own, for its `Form.finish`.
     """
 
     number: int
@@ -94,6 +96,7 @@ class PartReport:
     source_bytes: int
     notes: tuple[str, ...] = ()
     counts: dict[str, int] = field(default_factory=dict)
+    problems: int = 0
 
 
 @dataclass(frozen=True)
@@ -112,16 +115,18 @@ class FinishReport:
 class ExportReport:
     """An export that is done.
 
-    ``rows`` were written, ``skipped`` were left out, see `PartReport`. ``beyond_committed`` counts the entries of the
-    exported range that lie behind the committed bound ``committed_index``; both are None where no bound is known.
-    ``bytes`` are those of all ``files`` written, ``source_bytes`` those of the log that they come from; ``resumed``
-    counts the parts that an earlier run had done; ``seconds`` are of this run.
+    ``rows`` were written, ``problems`` of them with a ``problem``; ``skipped`` were left out, see `PartReport`.
+    ``beyond_committed`` counts the entries of the exported range that lie behind the committed bound
+    ``committed_index``; both are None where no bound is known. ``bytes`` are those of all ``files`` written, but for
+    those of consumequeue/ and index/, ``source_bytes`` those of the log that they come from; ``resumed`` counts the
+    parts that an earlier run had done; ``seconds`` are of this run.
     """
 
     source: str
     target: str
     form: str
     rows: int
+    problems: int
     skipped: int
     first_skipped: tuple[str, ...]
     committed_index: int | None
@@ -160,6 +165,11 @@ class Form(Protocol):
         self, log: Log, settings: ExportSettings, target: Path, reports: Sequence[PartReport], run: Run
     ) -> FinishReport:
         """What is left when all parts are written; done again from the beginning where an earlier run ended in it."""
+
+
+def problems_of(rows: pa.RecordBatch) -> int:
+    """How many rows have a ``problem``."""
+    return rows.num_rows - rows["problem"].null_count
 
 
 def temporary_folder(target: Path) -> Path:

@@ -28,7 +28,7 @@ from pyspark_dledger.format.spec import INT64_MAX
 from pyspark_dledger.log import Log
 from pyspark_dledger.log.files import is_remote_path, path_of
 from pyspark_dledger.log.options import ReadOptions
-from pyspark_dledger.log.uris import is_remote, local_path, store_path
+from pyspark_dledger.log.uris import is_remote, local_target, store_path
 from pyspark_dledger.rocketmq.export.forms import (
     MOST_SKIPPED,
     STATE_FOLDER,
@@ -89,7 +89,7 @@ def export(
     log = Log(path, read)
     if not os.fspath(target):
         raise OptionError("expected a folder to export to, found an empty path: name one")
-    place = Path(os.path.realpath(local_path(os.fspath(target), "a local folder to export to")))
+    place = Path(os.path.realpath(local_target(os.fspath(target))))
     _check_apart(log, (path, *(read.replicas or ())), place)
     try:
         with _locked_folder(place):
@@ -325,6 +325,7 @@ class _Job:
             target=str(self._target),
             form=self._form.name,
             rows=sum(report.rows for report in reports),
+            problems=sum(report.problems for report in reports),
             skipped=sum(report.skipped for report in reports),
             first_skipped=tuple(skipped[:MOST_SKIPPED]),
             committed_index=found.committed_index,
@@ -335,11 +336,14 @@ class _Job:
             bytes=sum(file.size for file in files),
             source_bytes=sum(report.source_bytes for report in reports),
             seconds=round(time.monotonic() - began, 3),
-            notes=(*self._notes(found, now), *finish.notes),
+            notes=(*self._notes(found, now, reports), *finish.notes),
             broker_conf=dict(finish.broker_conf),
         )
 
-    def _notes(self, found: LogRange, now: Log) -> Iterator[str]:
+    def _notes(self, found: LogRange, now: Log, reports: Sequence[PartReport]) -> Iterator[str]:
+        if not any(report.rows or report.skipped for report in reports):
+            given = ", ".join(_filters(self._read)) or "none was given"
+            yield f"no row passed the filters: {given}; delete the target, or name another, before you export again"
         if self._log.ledger_segments and found.beyond_committed is None:
             yield "no committed bound is known: whether what is exported was committed cannot be told"
         elif found.beyond_committed:
@@ -350,6 +354,17 @@ class _Job:
         is_whole = self._read.ending_offsets.kind == "latest" and self._read.isolation_level != "read_committed"
         if is_whole and found.end < max(end.pos for _, end in now.ends.values()):
             yield f"the log has grown since the export began: what stands behind pos {found.end} is not in it"
+
+
+def _filters(options: ReadOptions) -> Iterator[str]:
+    """The options of a read that leave out rows, times by their names alone."""
+    for name, values in (("topic", options.topic), ("queueId", options.queue_id), ("tags", options.tags)):
+        if values is not None:
+            yield f"{name}={','.join(map(str, values))}"
+    times = (("startingTimestamp", options.starting_timestamp), ("endingTimestamp", options.ending_timestamp))
+    yield from (name for name, value in times if value is not None)
+    if options.mode == "DROPMALFORMED":
+        yield "mode=DROPMALFORMED"
 
 
 _ANEW = "begin anew in another folder"
@@ -429,7 +444,8 @@ def _part_report(file: Path) -> PartReport:
         files = tuple(FileReport(**each) for each in value.pop("files"))
         first_skipped, notes = tuple(value.pop("first_skipped")), tuple(value.pop("notes"))
         report = PartReport(files=files, first_skipped=first_skipped, notes=notes, **value)
-        numbers = [report.number, report.rows, report.skipped, report.source_bytes, *report.counts.values()]
+        numbers = [report.number, report.rows, report.problems, report.skipped, report.source_bytes]
+        numbers += report.counts.values()
         numbers += [number for each in files for number in (each.size, each.crc32, each.rows)]
         texts = [each.path for each in files] + [*first_skipped, *notes]
         if not all(type(number) is int and number >= 0 for number in numbers):

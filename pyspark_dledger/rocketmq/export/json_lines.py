@@ -22,6 +22,7 @@ from pyspark_dledger.rocketmq.export.forms import (
     SummedFile,
     file_report,
     new_file,
+    problems_of,
     sync_file,
 )
 from pyspark_dledger.rocketmq.export.ranges import partitions_of
@@ -36,9 +37,10 @@ _BLOCK = 1024 * 1024
 
 @dataclass(frozen=True)
 class JsonLinesPart:
-    """A partition of the log, and how its file is compressed."""
+    """A partition of the log, the columns of its file, and how that is compressed."""
 
     partition: Partition
+    columns: tuple[str, ...]
     compression: str
 
 
@@ -50,20 +52,21 @@ class JsonLinesForm:
     def plan(self, log: Log, settings: ExportSettings) -> list[JsonLinesPart]:
         """A part is a partition of the read (maxPartitionBytes)."""
         compression = settings.compression or "none"
-        partitions = partitions_of(log, settings, settings.names)
-        return [JsonLinesPart(partition, compression) for partition in partitions]
+        columns = settings.names
+        partitions = partitions_of(log, settings, tuple(dict.fromkeys((*columns, "problem"))))
+        return [JsonLinesPart(partition, columns, compression) for partition in partitions]
 
     def write(self, part: JsonLinesPart, number: int, target: Path) -> PartReport:
         """One file, empty where no row passes; see `Form.write`."""
         path = f"part-{number:05d}{_ENDINGS[part.compression]}"
         with new_file(target, path) as temporary:
-            written = _write(part, temporary)
+            written, problems = _write(part, temporary)
             sync_file(temporary)
             size, found = _read_back(temporary, path, part.compression)
             if found != written:
                 raise _differs(path, f"{found}, not {written}")
         file = FileReport(path, size, found.file_crc32, found.lines)
-        return PartReport(number, found.lines, 0, (), (file,), part.partition.size)
+        return PartReport(number, found.lines, 0, (), (file,), part.partition.size, problems=problems)
 
     def finish(
         self, _log: Log, _settings: ExportSettings, _target: Path, _reports: Sequence[PartReport], _run: Run
@@ -84,20 +87,21 @@ class _Sums(NamedTuple):
         return f"{self.lines} lines with CRC-32 {self.crc32}, in a file with CRC-32 {self.file_crc32}"
 
 
-def _write(part: JsonLinesPart, file: Path) -> _Sums:
-    """The lines of a part to a file. Raises OSError."""
-    count = crc = 0
+def _write(part: JsonLinesPart, file: Path) -> tuple[_Sums, int]:
+    """The lines of a part to a file; how many of them have a problem, besides. Raises OSError."""
+    count = crc = problems = 0
     is_plain = part.compression == "none"
     with SummedFile(file) as summed, _compressed(summed, part.compression) as stream:
         for batch in read_partition(part.partition):
-            for lines in json_lines(batch, base64_text, "\n"):
+            problems += problems_of(batch)
+            for lines in json_lines(batch.select(part.columns), base64_text, "\n"):
                 data = lines.buffers()[2]
                 json.loads(lines[-1].as_py())
                 stream.write(data)
                 crc = 0 if is_plain else zlib.crc32(data, crc)
                 count += len(lines)
         stream.close()
-        return _Sums(count, summed.crc32 if is_plain else crc, summed.crc32)
+        return _Sums(count, summed.crc32 if is_plain else crc, summed.crc32), problems
 
 
 def _compressed(file: SummedFile, compression: str) -> Any:

@@ -31,6 +31,7 @@ from pyspark_dledger.rocketmq.export.forms import (
     SummedFile,
     file_report,
     new_file,
+    problems_of,
     sync_file,
 )
 from pyspark_dledger.rocketmq.export.ranges import partitions_of
@@ -55,7 +56,7 @@ _REPEATED = (
     *("preparedTransactionOffset", "transaction", "compression", "tags", "properties.key_value.key"),
 )
 _WIDE = frozenset({"body", "entryBody", "properties"})
-_NEEDED = ("pos", "index", "topic", "storeTimestamp")
+_NEEDED = ("pos", "index", "topic", "storeTimestamp", "problem")
 _DAY_US = 24 * 3600 * 1_000_000
 _EPOCH = date(1970, 1, 1)
 
@@ -95,7 +96,8 @@ class ParquetForm:
             writer.discard()
             raise
         rows = sum(file.rows for file in files)
-        return PartReport(number, rows, writer.skipped, tuple(writer.first_skipped), files, part.partition.size)
+        skipped = (writer.skipped, tuple(writer.first_skipped))
+        return PartReport(number, rows, *skipped, files, part.partition.size, problems=writer.problems)
 
     def finish(
         self, _log: Log, _settings: ExportSettings, _target: Path, reports: Sequence[PartReport], _run: Run
@@ -136,6 +138,7 @@ class _PartWriter:
         self._open: dict[str, _File] = {}
         self._counts: dict[str, int] = {}
         self._done: list[FileReport] = []
+        self.problems = 0
         self.skipped = 0
         self.first_skipped: list[str] = []
 
@@ -181,6 +184,7 @@ class _PartWriter:
             if longest > _LONGEST_NAME:
                 self._skip(rows, f"expected a topic whose folder has a name of {_LONGEST_NAME} bytes, found {longest}")
             else:
+                self.problems += problems_of(rows)
                 yield folder, rows.select(self._part.columns)
 
     def _skip(self, rows: pa.RecordBatch, why: str) -> None:
