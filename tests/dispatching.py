@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,14 @@ import numpy as np
 
 from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT, CONSUME_QUEUE_UNIT_SIZE
 from pyspark_dledger.log import open_log
+from pyspark_dledger.rocketmq.clean import CleanSettings
 from pyspark_dledger.rocketmq.dispatch import Dispatched, Dispatcher, DispatchSettings
 from pyspark_dledger.rocketmq.tables import read_table
 from tests.generate import Payload, Store, mq_message, raw
 
 SMALL = DispatchSettings(units_per_file=10, hash_slots=7, index_units=20, chunk_bytes=1500, engine="native")
+# Files of goldens are old, and a machine's disk may be full: none of them expires.
+KEPT = CleanSettings(file_reserved_hours=1_000_000, enable_disk_force_clean=False)
 LONG_AGO = 1_700_000_000_137
 STEP_MS = 1_000
 
@@ -56,7 +60,8 @@ class Messages:
 def dispatcher(
     root: Path, listener: Any = None, settings: DispatchSettings = SMALL, dirs: Sequence[Path] = ()
 ) -> Dispatcher:
-    return Dispatcher(root, dirs or [root / "dledger-n0" / "data"], listener or (lambda _: None), settings)
+    kept = replace(settings, clean=KEPT)
+    return Dispatcher(root, dirs or [root / "dledger-n0" / "data"], listener or (lambda _: None), kept)
 
 
 def end_of(store: Store, index: int) -> int:

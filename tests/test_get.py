@@ -135,7 +135,8 @@ def test_a_queue_begins_where_the_log_does(tmp_path: Path) -> None:
 
 
 def test_fillers_of_a_queue_are_no_messages(tmp_path: Path) -> None:
-    store = write_dledger(tmp_path, [mq_message("Orders", queue_offset=place) for place in (3, 6, 7)])
+    messages = [mq_message("Orders", queue_offset=place) for place in (3, 6, 7)]
+    store = write_dledger(tmp_path, messages, base=4096)
     dispatch(tmp_path, store.end, 2)
     reads = reader(tmp_path, store.end)
     assert reads.by_queue("Orders", 0, 0).min_offset == 3

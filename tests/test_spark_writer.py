@@ -114,7 +114,7 @@ REFUSED = {
     "expected group and peers together, found no peers": {"path": None, "group": "g"},
     "expected group and peers together, found no group": {"path": None, "peers": "n0-h:1"},
     "expected a path, or group and peers, found neither": {"path": None},
-    "expected a local path, found s3a": {"path": "s3a://bucket/log"},
+    "expected a local folder to write to, found a URI": {"path": "s3a://bucket/log"},
     "option flush: expected none for a group": {"path": None, "group": "g", "peers": "n0-h:1", "flush": "sync"},
     "option selfId: expected none for a group": {"path": None, "group": "g", "peers": "n0-h:1", "selfId": "n0"},
     "option tlsKey: expected none for a path": {"tlsKey": "key.pem"},

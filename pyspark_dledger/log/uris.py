@@ -113,12 +113,15 @@ def local_path(path: str, expected: str = "a local path") -> str:
     return without_file_scheme(path)
 
 
-def local_target(path: str) -> str:
-    """Return `path`, of a folder that is written, without a ``file:`` in front. Raises OptionError for a URI."""
+def local_target(path: str, name: str = "target") -> str:
+    """Return `path`, of a folder that is written, without a ``file:`` in front. Raises OptionError for a URI.
+
+    ``name`` is what the user knows it by.
+    """
     scheme = _SCHEME.match(path)
     if scheme is not None and scheme[1].lower() != "file":
         raise OptionError(
-            f"target {_shown(path, '')}: expected a local folder to write to, found a URI: write to a local folder, "
+            f"{name} {_shown(path, '')}: expected a local folder to write to, found a URI: write to a local folder, "
             "and copy that"
         )
     return without_file_scheme(path)

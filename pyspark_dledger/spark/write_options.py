@@ -21,7 +21,7 @@ from pyspark_dledger.log.options import (
     read_paths,
     size_up_to,
 )
-from pyspark_dledger.log.uris import local_path
+from pyspark_dledger.log.uris import local_target
 from pyspark_dledger.store.config import FLUSHES
 
 WRITE_AS = ("auto", "message", "raw")
@@ -120,7 +120,7 @@ def parse_write_options(options: Mapping[str, Any]) -> WriteOptions:
     paths = read_paths(options)
     if len(paths) > 1:
         raise OptionError(f"expected one path to write to, found {len(paths)}: a group is written with group and peers")
-    parsed = WriteOptions(path=local_path(paths[0], "a local folder to write to") if paths else None, **values)
+    parsed = WriteOptions(path=local_target(paths[0], "path") if paths else None, **values)
     _check_target(parsed, values)
     return parsed
 

@@ -33,6 +33,7 @@ CASES = ("mq-plain", "mq-plain-crc") if SECONDS else ("mq-plain",)
 JAVA_TOPIC = "JavaTopic"
 # The files are old: as old as they are, a broker would delete them.
 KEPT = {"fileReservedTime": 1_000_000}
+KEPT_FLAGS = ("--set", "fileReservedHours=1000000", "--set", "enableDiskForceClean=false")
 
 Unpack = Callable[[str], Path]
 
