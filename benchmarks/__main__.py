@@ -23,6 +23,7 @@ MODULES = (
     "group_tail",
     "tail",
     "spark_write",
+    "export",
 )
 
 
