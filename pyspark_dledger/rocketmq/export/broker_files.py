@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pyspark_dledger.errors import StoreError
-from pyspark_dledger.format.durable import sync_dir
+from pyspark_dledger.format.durable import sync_dir, sync_file
 from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT_SIZE
 from pyspark_dledger.log.consume_queue import FOLDER as QUEUES
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.store import Log
-from pyspark_dledger.rocketmq.export.forms import FileReport, file_report, make_folders, new_file, sync_file
+from pyspark_dledger.rocketmq.export.forms import FileReport, file_report, new_file
 from pyspark_dledger.rocketmq.index_file import FOLDER as INDEX
 from pyspark_dledger.rocketmq.index_writer import HASH_SLOTS, INDEX_UNITS
 from pyspark_dledger.rocketmq.queue_writer import UNITS_PER_FILE
@@ -91,7 +91,6 @@ def write_checkpoint(target: Path, last_stored: int) -> FileReport:
 
 def write_abort(target: Path) -> FileReport:
     """Let a broker recover as after an unclean end: 5.x builds queues that are missing only then."""
-    make_folders(target, target)
     descriptor = os.open(target / ABORT, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
     os.close(descriptor)
     sync_dir(target)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import uuid
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -228,15 +227,6 @@ class SummedFile(io.RawIOBase):
     def close(self) -> None:
         self._file.close()
         super().close()
-
-
-def sync_file(file: Path) -> None:
-    """Make a file's bytes durable. Raises OSError."""
-    descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def file_report(file: Path, path: str, rows: int) -> FileReport:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pyarrow as pa
 
 from pyspark_dledger.errors import StoreError
+from pyspark_dledger.format.durable import sync_file
 from pyspark_dledger.format.json_text import base64_text, json_lines
 from pyspark_dledger.log.plan import Partition, read_partition
 from pyspark_dledger.rocketmq.export.forms import (
@@ -23,7 +24,6 @@ from pyspark_dledger.rocketmq.export.forms import (
     file_report,
     new_file,
     problems_of,
-    sync_file,
 )
 from pyspark_dledger.rocketmq.export.ranges import partitions_of
 from pyspark_dledger.rocketmq.runs import Run

@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 
 from pyspark_dledger.errors import MalformedError, OptionError, StoreError
 from pyspark_dledger.format.columns import arrow_schema
+from pyspark_dledger.format.durable import sync_file
 from pyspark_dledger.log.plan import Partition, read_partition
 from pyspark_dledger.rocketmq.export.forms import (
     MOST_SKIPPED,
@@ -32,7 +33,6 @@ from pyspark_dledger.rocketmq.export.forms import (
     file_report,
     new_file,
     problems_of,
-    sync_file,
 )
 from pyspark_dledger.rocketmq.export.ranges import partitions_of
 from pyspark_dledger.rocketmq.runs import Run
