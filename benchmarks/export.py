@@ -6,6 +6,7 @@ index, from the start of the process on. Spark has two cores, makes nothing dura
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -27,12 +28,13 @@ ROUND_BYTES = 3 << 30
 
 
 def on_one_core(*arguments: str) -> None:
-    """Run the command line in a process of its own that has one core."""
+    """Run the command line in a process of its own that has one core, with compiled modules, as users have them."""
     code = (
         "import os, sys; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); "
-        "from pyspark_dledger.cli.main import main; sys.exit(main(sys.argv[1:]))"
+        "from pyspark_dledger.cli.main import main; sys.exit(main())"
     )
-    subprocess.run([sys.executable, "-c", code, *arguments], check=True, stdout=subprocess.DEVNULL)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    subprocess.run([sys.executable, "-c", code, *arguments], check=True, stdout=subprocess.DEVNULL, env=environment)
 
 
 def exported(form: str, fresh: Callable[[], Path], *arguments: str) -> Seconds:

@@ -139,10 +139,12 @@ const bool kFoldsWide = kFolds && __builtin_cpu_supports("avx512f") && __builtin
 
 }  // namespace
 
-uint32_t crc32_portable(const uint8_t* data, size_t length) { return ~update_by_slices(~0u, data, length); }
+uint32_t crc32_portable(const uint8_t* data, size_t length, uint32_t before) {
+  return ~update_by_slices(~before, data, length);
+}
 
-uint32_t crc32(const uint8_t* data, size_t length) {
-  uint32_t crc = ~0u;
+uint32_t crc32(const uint8_t* data, size_t length, uint32_t before) {
+  uint32_t crc = ~before;
 #if defined(__x86_64__)
   if (kFolds && length >= 64) {
     const size_t folded = length & ~size_t{15};

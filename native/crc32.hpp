@@ -6,9 +6,10 @@
 
 namespace dledger {
 
-uint32_t crc32(const uint8_t* data, size_t length);
+// `before` is the CRC of bytes that stand before these: the result is that of all of them.
+uint32_t crc32(const uint8_t* data, size_t length, uint32_t before = 0);
 
 // The portable engine alone, so that tests reach it on every processor.
-uint32_t crc32_portable(const uint8_t* data, size_t length);
+uint32_t crc32_portable(const uint8_t* data, size_t length, uint32_t before = 0);
 
 }  // namespace dledger

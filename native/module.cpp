@@ -302,10 +302,11 @@ py::list column_names() {
 
 py::object error_class(const char* name) { return py::module_::import("pyspark_dledger.errors").attr(name); }
 
-template <uint32_t (*Crc)(const uint8_t*, size_t)>
-uint32_t crc_of(const py::bytes& data) {
-  const std::string_view bytes = data;
-  return Crc(reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size());
+template <uint32_t (*Crc)(const uint8_t*, size_t, uint32_t)>
+uint32_t crc_of(const py::object& data, uint32_t before) {
+  const HeldBytes held(data, "bytes");
+  return released(held.range().size,
+                  [&] { return Crc(held.range().data, static_cast<size_t>(held.range().size), before); });
 }
 
 }  // namespace
@@ -354,8 +355,8 @@ PYBIND11_MODULE(_native, module) {
   module.def("check_entries", &check_bytes);
   module.def("find_torn", &find_torn_in);
   add_puts(module);
-  module.def("crc32", &crc_of<crc32>);
-  module.def("crc32_portable", &crc_of<crc32_portable>);
+  module.def("crc32", &crc_of<crc32>, py::arg("data"), py::arg("before") = 0);
+  module.def("crc32_portable", &crc_of<crc32_portable>, py::arg("data"), py::arg("before") = 0);
   module.def("layout", &layout);
   module.def("column_names", &column_names);
 }

@@ -765,6 +765,8 @@ def test_a_read_error_ends_in_one_hole(tmp_path: Path, monkeypatch: pytest.Monke
 def test_crc32_is_the_usual_one(reader: Engine) -> None:
     for data in (b"", b"123456789", bytes(range(256)) * 40, os.urandom(100_001)):
         assert reader.crc32(data) == codec.crc32(data)
+        for cut in (0, 7, len(data)):
+            assert reader.crc32(memoryview(data)[cut:], reader.crc32(data[:cut])) == codec.crc32(data)
     assert reader.crc32(b"123456789") == 0xCBF43926
 
 

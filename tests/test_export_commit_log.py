@@ -19,13 +19,12 @@ from hypothesis import strategies as st
 import pyspark_dledger as dl
 from pyspark_dledger.errors import MalformedError, OptionError, StoreError
 from pyspark_dledger.format import layout
-from pyspark_dledger.format.codec import crc32
 from pyspark_dledger.format.message import encode_message
 from pyspark_dledger.log.consume_queue import queues, read_units
 from pyspark_dledger.rocketmq.consume_queue import is_filler
-from pyspark_dledger.rocketmq.export import commit_log_file, commit_log_part, export
+from pyspark_dledger.rocketmq.export import commit_log_part, export
 from pyspark_dledger.rocketmq.export.commit_log import CommitLogForm
-from pyspark_dledger.rocketmq.export.crc import joined_crc
+from pyspark_dledger.rocketmq.export.direct_file import DirectFile
 from pyspark_dledger.rocketmq.export.offsets import FILLER_TOPIC, LEAST_FILLER
 from pyspark_dledger.rocketmq.runs import run_here
 from pyspark_dledger.rocketmq.store_checkpoint import read_store_checkpoint
@@ -446,12 +445,13 @@ def test_what_reads_back_otherwise_than_it_was_written_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int
 ) -> None:
     three_files(tmp_path / "store")
-    pwrite = commit_log_file._pwrite
+    write = DirectFile._write
 
-    def write_wrong(descriptor: int, data: bytes, offset: int) -> None:
-        pwrite(descriptor, b"\xff" * at + bytes(data)[at:], offset)
+    def write_wrong(file: DirectFile, data: memoryview, offset: int) -> None:
+        data[:at] = b"\xff" * at
+        write(file, data, offset)
 
-    monkeypatch.setattr(commit_log_file, "_pwrite", write_wrong)
+    monkeypatch.setattr(DirectFile, "_write", write_wrong)
     with pytest.raises(StoreError, match="as they were written, found others: check the disk"):
         export(tmp_path / "store", tmp_path / "target", "commitlog")
     assert not list((tmp_path / "target").rglob("0*"))
@@ -469,11 +469,6 @@ def test_a_source_that_changes_meanwhile_is_an_error(tmp_path: Path, monkeypatch
     monkeypatch.setattr(commit_log_part, "_log_bytes", changed)
     with pytest.raises(StoreError, match="expected intact messages, found at 0: expected message CRC"):
         export(tmp_path / "store", tmp_path / "target", "commitlog", preserveOffsets=True)
-
-
-@given(st.lists(st.binary(max_size=300), max_size=6))
-def test_crcs_are_joined(pieces: list[bytes]) -> None:
-    assert joined_crc((len(piece), crc32(piece)) for piece in pieces) == crc32(b"".join(pieces))
 
 
 def test_a_long_gap_is_filled_by_messages_that_nobody_gets(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import pyarrow as pa
 from pyspark_dledger.errors import DLedgerError, MalformedError, StoreError
 from pyspark_dledger.format import append, codec, put_messages, put_rows
 from pyspark_dledger.format.columns import COLUMN_BY_NAME, arrow_schema
+from pyspark_dledger.format.entries import Buffer
 from pyspark_dledger.format.frames import Frames, frames_of
 from pyspark_dledger.format.puts import PutIds
 from pyspark_dledger.format.rows import COLUMN_READERS, Row, codec_name, first_problem, row_test
@@ -236,9 +237,9 @@ def survey(request: SurveyRequest) -> Survey:
     return _with_frames(request.segment, lambda frames: take(request, frames))
 
 
-def crc32(data: bytes) -> int:
-    """CRC-32 as ``java.util.zip.CRC32``, unsigned."""
-    return codec.crc32(data)
+def crc32(data: Buffer, before: int = 0) -> int:
+    """CRC-32 as ``java.util.zip.CRC32``, unsigned; `before` is that of bytes that stand before these."""
+    return codec.crc32(bytes(data), before)
 
 
 def put_ids(segment: Segment, start: int, end: int) -> PutIds:

@@ -19,10 +19,12 @@ from pyspark_dledger.rocketmq.index_writer import Keys, is_valid, keys_of, value
 from pyspark_dledger.rocketmq.messages import Longs, Messages, QueueNames
 from pyspark_dledger.rocketmq.queue_writer import HIGHEST_OFFSET, is_queue, units_of
 
-_COLUMNS = (
+COLUMNS = (
     *("pos", "size", "index", "term", "topic", "queueId", "queueOffset", "storeSize", "sysFlag", "storeTimestamp"),
     *("tags", "keys", "uniqKey"),
 )
+"""Of the rows that a part is made of."""
+
 _KEY_COLUMNS = ("topic", "uniqKey", "keys")
 _ALL_ROWS, _ALL_BYTES = 1_000_000, 1 << 28
 _ROLLBACK = 0xC
@@ -86,16 +88,24 @@ def read_part(engine: Engine, segment: Segment, start: int, end: int, delays_ms:
     What is no message, and a message that no queue can have, is skipped. Raises StoreError where the segment cannot be
     read.
     """
-    request = ScanRequest(
-        segment,
-        start,
-        end,
-        _COLUMNS,
-        verify_crc=False,
-        max_batch_rows=_ALL_ROWS,
-        max_batch_bytes=_ALL_BYTES,
-    )
-    batch = _one_batch([batch for batch, _ in engine.scan(request)])
+    request = ScanRequest(segment, start, end, COLUMNS, verify_crc=False)
+    return part_of(engine, request, all_rows(engine, request), delays_ms)
+
+
+def all_rows(engine: Engine, request: ScanRequest) -> pa.RecordBatch:
+    """The rows of a scan in one batch, whatever the request says of batches."""
+    request = replace(request, max_batch_rows=_ALL_ROWS, max_batch_bytes=_ALL_BYTES)
+    batches = [batch for batch, _ in engine.scan(request)]
+    if len(batches) == 1:
+        return batches[0]
+    if not batches:
+        return pa.RecordBatch.from_pylist([], arrow_schema(request.columns))
+    return pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
+
+
+def part_of(engine: Engine, request: ScanRequest, batch: pa.RecordBatch, delays_ms: tuple[int, ...]) -> LogPart:
+    """What a scan of a part found, of which `COLUMNS` are in its batch. Raises StoreError as `read_part`."""
+    segment, start, end = request.segment, request.start, request.end
     first, last, term = _bounds(batch)
     names = QueueNames()
     is_good, known, topic = _topics(batch)
@@ -120,14 +130,6 @@ def stored_at(engine: Engine, segment: Segment, pos: int) -> int | None:
         value = batch.column(0).cast("int64")[0].as_py()
         return None if value is None else int(value) // 1000
     return None
-
-
-def _one_batch(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-    if len(batches) == 1:
-        return batches[0]
-    if not batches:
-        return pa.RecordBatch.from_pylist([], arrow_schema(_COLUMNS))
-    return pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
 
 
 def _bounds(batch: pa.RecordBatch) -> tuple[int, int, int]:
@@ -189,20 +191,12 @@ def _with_delays(engine: Engine, request: ScanRequest, found: Messages, delays_m
 
     Source: ``CommitLog.checkMessageAndReturnSize``, ``ScheduleMessageService.computeDeliverTimestamp``.
     """
-    wanted = ScanRequest(
-        request.segment,
-        request.start,
-        request.end,
-        ("pos", "properties"),
-        Filters(kind=("message",), topic=(layout.SCHEDULE_TOPIC,)),
-        verify_crc=False,
-        max_batch_rows=_ALL_ROWS,
-        max_batch_bytes=_ALL_BYTES,
+    delayed = Filters(kind=("message",), topic=(layout.SCHEDULE_TOPIC,))
+    batch = all_rows(
+        engine, replace(request, columns=("pos", "properties"), filters=delayed, mode="PERMISSIVE", verify_crc=False)
     )
-    batches = [batch for batch, _ in engine.scan(wanted)]
-    if not batches:
+    if not len(batch):
         return found
-    batch = _one_batch(batches)
     texts = pc.map_lookup(batch["properties"], layout.PROPERTY_DELAY, "first")
     texts = pc.if_else(pc.match_substring_regex(texts, _LEVEL), texts, None)
     levels = pc.fill_null(texts.cast(pa.int64()), 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from pyspark_dledger.errors import StoreError
@@ -17,9 +17,9 @@ from pyspark_dledger.rocketmq.export.forms import FileReport, file_report, new_f
 from pyspark_dledger.rocketmq.index_file import FOLDER as INDEX
 from pyspark_dledger.rocketmq.index_writer import HASH_SLOTS, INDEX_UNITS
 from pyspark_dledger.rocketmq.queue_writer import UNITS_PER_FILE
-from pyspark_dledger.rocketmq.rebuild import BuildSettings, Built, build
+from pyspark_dledger.rocketmq.rebuild import BuildSettings, Built, build_of
+from pyspark_dledger.rocketmq.rebuild.parts import Taken, taken_from
 from pyspark_dledger.rocketmq.rebuild.sizes import usual_index, usual_units
-from pyspark_dledger.rocketmq.runs import Run
 from pyspark_dledger.rocketmq.store_checkpoint import FILE as CHECKPOINT
 from pyspark_dledger.rocketmq.store_checkpoint import StoreCheckpoint, write_store_checkpoint
 
@@ -47,18 +47,28 @@ def clear(target: Path) -> None:
 
 
 def build_queues_and_index(
-    target: Path, engine: str, sizes: BuildSettings, messages: int, keep_from: Path | None, run: Run
+    target: Path, engine: str, sizes: BuildSettings, left: Sequence[FileReport], messages: int, keep_from: Path | None
 ) -> Built:
-    """Build ConsumeQueues and index of the CommitLog at the target.
+    """Build ConsumeQueues and index of the CommitLog at the target, of what its parts left of their messages.
 
-    Raises StoreError where that does not have so many messages.
+    Raises StoreError where that is not what they left, or not so many messages.
     """
     log = Log(str(target / "commitlog"), ReadOptions(engine=engine))
-    built = build(log, target, settings=sizes, run=run, keep_from=keep_from)
+    built = build_of(_taken(target, left), log, target, sizes, keep_from)
     found = built.messages + built.skipped
     if found != messages:
         raise StoreError(f"{target}: expected {messages} messages in the new log, found {found}: check the disk")
     return built
+
+
+def _taken(target: Path, left: Sequence[FileReport]) -> Iterator[Taken]:
+    for file in left:
+        if file_report(target / file.path, file.path, file.rows) != file:
+            raise StoreError(
+                f"{target / file.path}: expected the {file.size} bytes that were written, found others: check the "
+                "disk; without the file the same export writes its part anew"
+            )
+        yield from taken_from(target / file.path)
 
 
 def copy_config(root: Path, target: Path) -> list[FileReport]:

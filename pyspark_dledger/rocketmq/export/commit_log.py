@@ -36,7 +36,8 @@ from pyspark_dledger.rocketmq.export.forms import (
     PartReport,
 )
 from pyspark_dledger.rocketmq.rebuild import Built, notes_of_queues
-from pyspark_dledger.rocketmq.runs import Run
+from pyspark_dledger.rocketmq.rebuild.builder import batch_topics_of
+from pyspark_dledger.rocketmq.rebuild.parts import Wanted
 
 _LARGEST_FILE = 2**31 - 1
 # So many files of a log that are missing are made, each of them as large as the others to a broker.
@@ -59,21 +60,19 @@ class CommitLogForm:
         if not found:
             raise StoreError(f"{log.path}: expected messages to export, found none: check the options of the read")
         _check_sizes([segment for segment, _, _ in found])
-        last = found[-1][0]
+        last, wanted = found[-1][0], _wanted(log, settings)
         parts: list[FilePart] = []
         for segment, start, end in found:
             if parts:
                 parts += _missing(log, settings, parts[-1].segment, segment)
-            parts.append(_part(log, settings, segment, start, end, segment == last))
+            parts.append(_part(log, settings, segment, start, end, segment == last, wanted))
         return parts
 
     def write(self, part: FilePart, number: int, target: Path) -> PartReport:
         """Write a file of the CommitLog, durably, and read it back."""
         return write_part(part, number, target)
 
-    def finish(
-        self, log: Log, settings: ExportSettings, target: Path, reports: Sequence[PartReport], run: Run
-    ) -> FinishReport:
+    def finish(self, log: Log, settings: ExportSettings, target: Path, reports: Sequence[PartReport]) -> FinishReport:
         """Make what the broker has beside the CommitLog, and the files between others that have no message.
 
         Raises StoreError for a log without any message.
@@ -82,21 +81,27 @@ class CommitLogForm:
         clear(target)
         files = list(_empty_files(parts, reports, target))
         counts = _sum_of_counts(reports)
-        rows = sum(report.rows for report in reports)
         root = log.paths.root
         sizes = sizes_of(root)
         built = None
         if settings.commit_log_only:
             files.append(write_abort(target))
         else:
-            keep_from = root if settings.options.topic is None and settings.options.queue_id is None else None
-            messages = rows + counts[FILLERS]
-            built = build_queues_and_index(target, log.engine.NAME, sizes, messages, keep_from, run)
+            left = [report.left for report in reports if report.left is not None]
+            messages = sum(report.rows for report in reports) + counts[FILLERS]
+            keep_from = _keep_from(log, settings)
+            built = build_queues_and_index(target, log.engine.NAME, sizes, left, messages, keep_from)
             files.append(write_checkpoint(target, built.last_stored))
         config = copy_config(root, target) if root is not None else []
         notes = [*_notes(log, settings, counts, reports), *_notes_of_broker(log, built, bool(config))]
         conf = broker_conf(target, parts[0].segment.size, sizes)
         return FinishReport((*files, *config), tuple(notes), conf)
+
+
+def _keep_from(log: Log, settings: ExportSettings) -> Path | None:
+    """Where queues are of which units are kept whose messages expired: not where only some are exported."""
+    is_whole = settings.options.topic is None and settings.options.queue_id is None
+    return log.paths.root if is_whole else None
 
 
 def _sum_of_counts(reports: Sequence[PartReport]) -> Counter[str]:
@@ -142,9 +147,20 @@ def _check_sizes(segments: list[Segment]) -> None:
             )
 
 
-def _part(log: Log, settings: ExportSettings, segment: Segment, start: int, end: int, is_last: bool) -> FilePart:
+def _wanted(log: Log, settings: ExportSettings) -> Wanted | None:
+    """What queues and index take of the messages; None where none are made."""
+    if settings.commit_log_only:
+        return None
+    delays_ms = sizes_of(log.paths.root).delays_ms
+    return Wanted(True, delays_ms, batch_topics_of(_keep_from(log, settings)), log.engine.NAME)
+
+
+def _part(
+    log: Log, settings: ExportSettings, segment: Segment, start: int, end: int, is_last: bool, wanted: Wanted | None
+) -> FilePart:
     mode = "FAILFAST" if settings.options.mode == "FAILFAST" else "PERMISSIVE"
-    return FilePart(log.engine.NAME, segment, start, end, settings.filters, mode, is_last, settings.preserve_offsets)
+    filters, preserves_offsets = settings.filters, settings.preserve_offsets
+    return FilePart(log.engine.NAME, segment, start, end, filters, mode, is_last, preserves_offsets, None, wanted)
 
 
 def _missing(log: Log, settings: ExportSettings, before: Segment, after: Segment) -> Iterator[FilePart]:

@@ -8,30 +8,43 @@ Every file has its full size, as a broker demands, and holes where nothing was w
 
 from __future__ import annotations
 
-import os
 import struct
 from collections.abc import Iterator
+from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
+from typing import NamedTuple
+
+import pyarrow as pa
 
 from pyspark_dledger.errors import StoreError
+from pyspark_dledger.format.durable import sync_file
 from pyspark_dledger.format.engine import Engine, get_engine
 from pyspark_dledger.format.layout import MESSAGE_MAGIC_BLANK, SEGMENT_NAME_DIGITS
 from pyspark_dledger.format.spec import COMMITLOG, ScanRequest, Segment
 from pyspark_dledger.rocketmq.export.commit_log_part import Account, FilePart, is_intact
-from pyspark_dledger.rocketmq.export.crc import joined_crc
-from pyspark_dledger.rocketmq.export.forms import FileReport, PartReport, new_file
+from pyspark_dledger.rocketmq.export.direct_file import AT_ONCE, DirectFile, Window
+from pyspark_dledger.rocketmq.export.forms import FileReport, PartReport, file_report, left_path, new_file
 from pyspark_dledger.rocketmq.export.offsets import Piece, pieces_of_file
+from pyspark_dledger.rocketmq.log_part import COLUMNS, all_rows, part_of
+from pyspark_dledger.rocketmq.rebuild.parts import Taken, Wanted, taken_of, write_taken
 
 FOLDER = "commitlog"
 
 _FILLER = struct.Struct(">ii")
-_ROWS_AT_ONCE = 256 * 1024
-# So few bytes that they stay in the processor's cache, and their memory is used again.
-_CHECKED_AT_ONCE = 256 * 1024
+_CHECKED_COLUMNS = ("kind", "pos", "size", "problem")
 
-Crcs = list[tuple[int, int]]
-"""Size and CRC-32 of each piece of a file, in order."""
+
+class _Stretch(NamedTuple):
+    """What was written to bytes ``[start, end)`` of a file: whole messages, or no message and the filler.
+
+    ``crc`` is the CRC-32 of the file up to there.
+    """
+
+    start: int
+    end: int
+    messages: int
+    crc: int
 
 
 def file_name(base: int) -> str:
@@ -46,7 +59,8 @@ def write_part(part: FilePart, number: int, target: Path) -> PartReport:
     with mode=FAILFAST; OSError.
     """
     account = Account()
-    files: tuple[FileReport, ...] = ()
+    file: FileReport | None = None
+    left: FileReport | None = None
     if part.hole is not None:
         account.skipped = 1
         account.skip_line(part.segment.base, None, part.hole)
@@ -54,111 +68,127 @@ def write_part(part: FilePart, number: int, target: Path) -> PartReport:
         pieces = pieces_of_file(part, account)
         first = next(pieces, None)
         if first is not None:
-            files = (_write_file(part, chain([first], pieces), account, target),)
+            file, left = _write_file(part, chain([first], pieces), account, number, target)
     return PartReport(
         number,
         account.rows,
         account.skipped,
         tuple(account.first_skipped),
-        files,
+        (file,) if file is not None else (),
         part.end - part.start,
         notes=tuple(account.notes),
         counts=dict(account.counts),
+        left=left,
     )
 
 
 def write_empty_file(target: Path, base: int, size: int, is_last: bool) -> FileReport:
     """Write a file of a CommitLog without messages, which the log passes over or, where it is the last, goes on in."""
-    path = file_name(base)
-    with new_file(target, path) as temporary:
-        descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-        try:
-            crcs = _end_file(get_engine(), descriptor, 0, size, is_last)
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-    return FileReport(path, size, joined_crc(crcs), 0)
+    path, engine = file_name(base), get_engine()
+    with new_file(target, path) as temporary, DirectFile(temporary) as file:
+        stretches = list(_end_file(engine, file, _Stretch(0, 0, 0, 0), size, is_last))
+        for _ in _read_back(engine, file, path, stretches):
+            pass
+    return FileReport(path, size, stretches[-1].crc if stretches else 0, 0)
 
 
-def _write_file(part: FilePart, pieces: Iterator[Piece], account: Account, target: Path) -> FileReport:
+def _write_file(
+    part: FilePart, pieces: Iterator[Piece], account: Account, number: int, target: Path
+) -> tuple[FileReport, FileReport | None]:
+    """The file, and the one that queues and index are made of, if they are."""
     path, engine = file_name(part.segment.base), get_engine(part.engine)
-    with new_file(target, path) as temporary:
-        descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-        try:
-            crcs, messages = _write(engine, descriptor, pieces)
-            end = sum(size for size, _ in crcs)
-            crcs += _end_file(engine, descriptor, end, part.segment.size, part.is_last)
-            os.fsync(descriptor)
-            _check_bytes(engine, descriptor, path, crcs)
-        finally:
-            os.close(descriptor)
-        written = Segment(str(temporary), path, part.segment.base, part.segment.size, COMMITLOG)
-        _check_messages(engine, written, part.segment.base + end, messages)
-    return FileReport(path, part.segment.size, joined_crc(crcs), account.rows)
+    with ExitStack() as opened:
+        temporary = opened.enter_context(new_file(target, path))
+        file = opened.enter_context(DirectFile(temporary))
+        stretches = list(_write(engine, file, pieces))
+        stretches += _end_file(engine, file, stretches[-1], part.segment.size, part.is_last)
+        checked = _checked(engine, file, path, part, stretches)
+        left = None
+        if part.wanted is None:
+            for _ in checked:
+                pass
+        else:
+            left_temporary = opened.enter_context(new_file(target, left_path(number)))
+            with left_temporary.open("xb") as stream:
+                for window in checked:
+                    write_taken(stream, _taken(engine, part.wanted, *window))
+            sync_file(left_temporary)
+            messages = sum(stretch.messages for stretch in stretches)
+            left = file_report(left_temporary, left_path(number), messages)
+    return FileReport(path, part.segment.size, stretches[-1].crc, account.rows), left
 
 
-def _write(engine: Engine, descriptor: int, pieces: Iterator[Piece]) -> tuple[Crcs, int]:
-    crcs: Crcs = []
-    messages = end = 0
+def _write(engine: Engine, file: DirectFile, pieces: Iterator[Piece]) -> Iterator[_Stretch]:
+    start = end = messages = crc = 0
     for piece in pieces:
         data = piece.data.data
-        _pwrite(descriptor, data, end)
-        for start in range(0, len(data), _CHECKED_AT_ONCE):
-            part = bytes(data[start : start + _CHECKED_AT_ONCE])
-            crcs.append((len(part), engine.crc32(part)))
+        if end - start + len(data) > AT_ONCE and messages:
+            yield _Stretch(start, end, messages, crc)
+            start, messages = end, 0
+        file.append(data)
+        crc = engine.crc32(data, crc)
         end += len(data)
         messages += piece.messages
-    return crcs, messages
+    yield _Stretch(start, end, messages, crc)
 
 
-def _end_file(engine: Engine, descriptor: int, end: int, size: int, is_last: bool) -> Crcs:
-    """Give the file its size, and write the filler behind its messages if another file follows; what was written."""
-    os.ftruncate(descriptor, size)
-    if is_last:
-        return []
-    filler = _FILLER.pack(size - end, MESSAGE_MAGIC_BLANK)
-    _pwrite(descriptor, filler, end)
-    return [(len(filler), engine.crc32(filler))]
+def _end_file(engine: Engine, file: DirectFile, last: _Stretch, size: int, is_last: bool) -> Iterator[_Stretch]:
+    """Write the filler behind the messages if another file follows; give the file its size, and make it durable."""
+    if not is_last:
+        filler = _FILLER.pack(size - last.end, MESSAGE_MAGIC_BLANK)
+        file.append(filler)
+        yield _Stretch(last.end, last.end + len(filler), 0, engine.crc32(filler, last.crc))
+    file.finish(size)
 
 
-def _pwrite(descriptor: int, data: bytes | memoryview, offset: int) -> None:
-    view = memoryview(data)
-    while view:
-        wrote = os.pwrite(descriptor, view, offset)
-        view, offset = view[wrote:], offset + wrote
-
-
-def _check_bytes(engine: Engine, descriptor: int, path: str, crcs: Crcs) -> None:
-    """Raises StoreError where a file does not hold the bytes that were written."""
-    offset = 0
-    for size, crc in crcs:
-        data = os.pread(descriptor, size, offset)
-        if len(data) != size or engine.crc32(data) != crc:
+def _read_back(
+    engine: Engine, file: DirectFile, path: str, stretches: list[_Stretch]
+) -> Iterator[tuple[_Stretch, Window]]:
+    """Each stretch with what the disk has of it. Raises StoreError where those are not the bytes that were written."""
+    crc = 0
+    windows = file.read([(stretch.start, stretch.end) for stretch in stretches])
+    for stretch, window in zip(stretches, windows, strict=True):
+        data = window.data(stretch.start, stretch.end)
+        crc = engine.crc32(data, crc)
+        if crc != stretch.crc or len(data) != stretch.end - stretch.start:
             raise StoreError(
-                f"{path}: expected the {size} bytes at {offset} as they were written, found others: check the disk"
+                f"{path}: expected the {stretch.end - stretch.start} bytes at {stretch.start} as they were written, "
+                "found others: check the disk"
             )
-        offset += size
+        yield stretch, window
 
 
-def _check_messages(engine: Engine, written: Segment, end: int, messages: int) -> None:
-    """Raises StoreError where a walk over a file does not find so many intact messages, one behind the other."""
-    found, place = 0, written.base
-    request = ScanRequest(
-        written,
-        written.base,
-        end,
-        ("kind", "pos", "size", "problem"),
-        max_batch_rows=_ROWS_AT_ONCE,
-        end_is_boundary=True,
-    )
-    for batch, _ in engine.scan(request):
-        found += len(batch)
-        place = batch["pos"][-1].as_py() + batch["size"][-1].as_py()
-        if not is_intact(batch):
-            bad = next(row for row in batch.to_pylist() if row["kind"] != "message" or row["problem"])
-            raise StoreError(f"{written.name}: expected intact messages, found at {bad['pos']}: {bad['problem']}")
-    if (found, place) != (messages, end):
+def _checked(
+    engine: Engine, file: DirectFile, path: str, part: FilePart, stretches: list[_Stretch]
+) -> Iterator[tuple[ScanRequest, pa.RecordBatch]]:
+    """The rows of each stretch, as a walk over what was read back finds them: intact messages, one behind the other.
+
+    Raises StoreError where that finds anything else.
+    """
+    columns = _CHECKED_COLUMNS if part.wanted is None else tuple(dict.fromkeys((*COLUMNS, *_CHECKED_COLUMNS)))
+    base = part.segment.base
+    for stretch, window in _read_back(engine, file, path, stretches):
+        if not stretch.messages:
+            continue
+        segment = Segment(window.path, path, base + window.start, window.end - window.start, COMMITLOG)
+        request = ScanRequest(segment, base + stretch.start, base + stretch.end, columns, end_is_boundary=True)
+        batch = all_rows(engine, request)
+        _check_messages(path, batch, request.end, stretch.messages)
+        yield request, batch
+
+
+def _check_messages(path: str, batch: pa.RecordBatch, end: int, messages: int) -> None:
+    """Raises StoreError where rows are not so many intact messages, which end at a position of the log."""
+    if not is_intact(batch):
+        bad = next(row for row in batch.to_pylist() if row["kind"] != "message" or row["problem"])
+        raise StoreError(f"{path}: expected intact messages, found at {bad['pos']}: {bad['problem']}")
+    place = batch["pos"][-1].as_py() + batch["size"][-1].as_py() if len(batch) else None
+    if (len(batch), place) != (messages, end):
         raise StoreError(
-            f"{written.name}: expected {messages} messages up to {end}, found {found} up to {place}: does a broker "
+            f"{path}: expected {messages} messages up to {end}, found {len(batch)} up to {place}: does a broker "
             "change the log that is exported? Export it when it is stopped, or a copy"
         )
+
+
+def _taken(engine: Engine, wanted: Wanted, request: ScanRequest, batch: pa.RecordBatch) -> Taken:
+    return taken_of(engine, wanted, part_of(engine, request, batch, wanted.delays_ms))

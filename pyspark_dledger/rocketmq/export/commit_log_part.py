@@ -26,6 +26,7 @@ from pyspark_dledger.rocketmq.export.message_block import (
 )
 from pyspark_dledger.rocketmq.index_writer import is_valid, values_of
 from pyspark_dledger.rocketmq.messages import Longs
+from pyspark_dledger.rocketmq.rebuild.parts import Wanted
 
 MOVED = "moved"
 VERSION_2 = "version2"
@@ -48,7 +49,8 @@ class FilePart:
     """What goes into one CommitLog file: the messages that begin in ``[start, end)`` of a segment.
 
     The file has the base and the size of the segment. ``is_last`` is the log's last file, which ends in zeros. Where a
-    file of the log is missing, ``hole`` says so, and there is nothing to read.
+    file of the log is missing, ``hole`` says so, and there is nothing to read. ``wanted`` is what queues and index take
+    of the messages, None where none are made.
     """
 
     engine: str
@@ -60,6 +62,8 @@ class FilePart:
     is_last: bool
     preserves_offsets: bool
     hole: str | None = None
+    # No part of the repr, by which a plan is known again: the topics of a live broker change.
+    wanted: Wanted | None = field(default=None, repr=False)
 
     @property
     def header(self) -> int:

@@ -15,7 +15,6 @@ from pyspark_dledger.format.columns import DEFAULT_NAMES, ENTRY_BODY
 from pyspark_dledger.format.durable import sync_dir
 from pyspark_dledger.format.spec import Filters
 from pyspark_dledger.log.options import ReadOptions, option_filters
-from pyspark_dledger.rocketmq.runs import Run
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -27,6 +26,7 @@ STATE_FOLDER = "_export"
 MOST_SKIPPED = 100
 """So many of the rows that were left out are listed, of a part and of an export."""
 
+_PART = "part-{:05d}"
 _TEMPORARY = "tmp"
 _BLOCK = 8 * 1024 * 1024
 
@@ -84,7 +84,8 @@ class PartReport:
 
     ``skipped`` counts rows that were left out although the filters let them pass, ``first_skipped`` says which and why,
     for at most `MOST_SKIPPED`, as ``pos=... index=...: why``. ``problems`` counts the rows that were written and have a
-    ``problem``. ``notes`` and ``counts`` are the form's own, for its `Form.finish`.
+    ``problem``. ``notes`` and ``counts`` are the form's own, for its `Form.finish`, and so is the file ``left``,
+    which is deleted when the export is done.
     """
 
     number: int
@@ -96,6 +97,7 @@ class PartReport:
     notes: tuple[str, ...] = ()
     counts: dict[str, int] = field(default_factory=dict)
     problems: int = 0
+    left: FileReport | None = None
 
 
 @dataclass(frozen=True)
@@ -160,15 +162,23 @@ class Form(Protocol):
         whole; two attempts at once do not disturb each other. Raises StoreError and OSError.
         """
 
-    def finish(
-        self, log: Log, settings: ExportSettings, target: Path, reports: Sequence[PartReport], run: Run
-    ) -> FinishReport:
+    def finish(self, log: Log, settings: ExportSettings, target: Path, reports: Sequence[PartReport]) -> FinishReport:
         """What is left when all parts are written; done again from the beginning where an earlier run ended in it."""
 
 
 def problems_of(rows: pa.RecordBatch) -> int:
     """How many rows have a ``problem``."""
     return rows.num_rows - rows["problem"].null_count
+
+
+def report_path(number: int) -> str:
+    """Where the report of a part stands, relative to the target."""
+    return f"{STATE_FOLDER}/{_PART.format(number)}.json"
+
+
+def left_path(number: int) -> str:
+    """Where a part leaves what `Form.finish` needs of it."""
+    return f"{STATE_FOLDER}/{_PART.format(number)}.left"
 
 
 def temporary_folder(target: Path) -> Path:

@@ -39,8 +39,10 @@ from pyspark_dledger.rocketmq.export.forms import (
     Form,
     PartReport,
     Progress,
+    left_path,
     make_folders,
     new_file,
+    report_path,
     temporary_folder,
 )
 from pyspark_dledger.rocketmq.export.options import parse_export_options, parse_form
@@ -203,13 +205,14 @@ class _Job:
             )
         shutil.rmtree(temporary_folder(self._target), ignore_errors=True)
         reports, resumed = self._write_parts(parts, manifest["plan"], found.end - found.start)
-        finish = self._form.finish(self._log, settings, self._target, reports, self._run)
+        finish = self._form.finish(self._log, settings, self._target, reports)
         check_files(self._target, reports, finish)
         now = self._log.refreshed()
         self._check_unchanged(now, found)
         report = self._report(found, reports, resumed, finish, began, now)
         shutil.rmtree(temporary_folder(self._target), ignore_errors=True)
         self._note({**manifest, "state": _FINISHED, "report": asdict(report)})
+        _delete_left(self._target, reports)
         return report
 
     def _note(self, manifest: dict[str, Any]) -> None:
@@ -302,11 +305,12 @@ class _Job:
 
     def _whole_report(self, number: int) -> PartReport | None:
         """The report of a part that an earlier run finished, if its files are there."""
-        file = self._target / STATE_FOLDER / _report_name(number)
+        file = self._target / report_path(number)
         if not file.exists():
             return None
         report = _part_report(file)
-        is_there = report.number == number and all(_has(self._target, each) for each in report.files)
+        files = report.files if report.left is None else (*report.files, report.left)
+        is_there = report.number == number and all(_has(self._target, each) for each in files)
         return report if is_there else None
 
     def _report(
@@ -389,15 +393,11 @@ def write_part(form: Form, target: str, plan: str, numbered: tuple[int, Any]) ->
                 f"{target}: part {number}: expected {report.rows} rows in its files, found "
                 f"{sum(file.rows for file in report.files)}: export again"
             )
-        with new_file(place, f"{STATE_FOLDER}/{_report_name(number)}") as file:
+        with new_file(place, report_path(number)) as file:
             _write_synced(file, asdict(report))
     except OSError as error:
         raise cannot_write(place, error) from error
     return report
-
-
-def _report_name(number: int) -> str:
-    return f"part-{number:05d}.json"
 
 
 def check_files(target: Path, reports: Sequence[PartReport], finish: FinishReport) -> None:
@@ -415,6 +415,14 @@ def _has(target: Path, file: FileReport) -> bool:
         return (target / file.path).stat().st_size == file.size
     except OSError:
         return False
+
+
+def _delete_left(target: Path, reports: Sequence[PartReport]) -> None:
+    """Delete what parts left for the end of an export, which is done: where that fails, it is in nobody's way."""
+    for report in reports:
+        if report.left is not None:
+            with suppress(OSError):
+                (target / report.left.path).unlink()
 
 
 def _write_synced(file: Path, value: object) -> None:
@@ -442,15 +450,20 @@ def _part_report(file: Path) -> PartReport:
     try:
         value = read_json(file)
         files = tuple(FileReport(**each) for each in value.pop("files"))
+        left = value.pop("left", None)
+        left = None if left is None else FileReport(**left)
         first_skipped, notes = tuple(value.pop("first_skipped")), tuple(value.pop("notes"))
-        report = PartReport(files=files, first_skipped=first_skipped, notes=notes, **value)
+        report = PartReport(files=files, left=left, first_skipped=first_skipped, notes=notes, **value)
         numbers = [report.number, report.rows, report.problems, report.skipped, report.source_bytes]
         numbers += report.counts.values()
-        numbers += [number for each in files for number in (each.size, each.crc32, each.rows)]
-        texts = [each.path for each in files] + [*first_skipped, *notes]
+        all_files = (*files, left) if left is not None else files
+        numbers += [number for each in all_files for number in (each.size, each.crc32, each.rows)]
+        texts = [each.path for each in all_files] + [*first_skipped, *notes]
         if not all(type(number) is int and number >= 0 for number in numbers):
             raise ValueError
         if not all(type(text) is str for text in texts):
+            raise ValueError
+        if left is not None and left.path != left_path(report.number):
             raise ValueError
     except (AttributeError, KeyError, TypeError, ValueError):
         raise StoreError(

@@ -26,7 +26,6 @@ from pyspark_dledger.rocketmq.export.forms import (
     problems_of,
 )
 from pyspark_dledger.rocketmq.export.ranges import partitions_of
-from pyspark_dledger.rocketmq.runs import Run
 
 if TYPE_CHECKING:
     from pyspark_dledger.log import Log
@@ -69,7 +68,7 @@ class JsonLinesForm:
         return PartReport(number, found.lines, 0, (), (file,), part.partition.size, problems=problems)
 
     def finish(
-        self, _log: Log, _settings: ExportSettings, _target: Path, _reports: Sequence[PartReport], _run: Run
+        self, _log: Log, _settings: ExportSettings, _target: Path, _reports: Sequence[PartReport]
     ) -> FinishReport:
         """Nothing is left to do."""
         return FinishReport()

@@ -35,7 +35,6 @@ from pyspark_dledger.rocketmq.export.forms import (
     problems_of,
 )
 from pyspark_dledger.rocketmq.export.ranges import partitions_of
-from pyspark_dledger.rocketmq.runs import Run
 
 if TYPE_CHECKING:
     from pyspark_dledger.log import Log
@@ -100,7 +99,7 @@ class ParquetForm:
         return PartReport(number, rows, *skipped, files, part.partition.size, problems=writer.problems)
 
     def finish(
-        self, _log: Log, _settings: ExportSettings, _target: Path, reports: Sequence[PartReport], _run: Run
+        self, _log: Log, _settings: ExportSettings, _target: Path, reports: Sequence[PartReport]
     ) -> FinishReport:
         """Nothing is left to do but to say what reads otherwise than it was."""
         empty = sum(file.rows for report in reports for file in report.files if _is_of_no_topic(file.path))

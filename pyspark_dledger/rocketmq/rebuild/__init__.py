@@ -1,6 +1,6 @@
 """ConsumeQueues and the index of keys, built anew from the log."""
 
-from pyspark_dledger.rocketmq.rebuild.builder import BuildSettings, Built, build, notes_of_queues
+from pyspark_dledger.rocketmq.rebuild.builder import BuildSettings, Built, build, build_of, notes_of_queues
 from pyspark_dledger.rocketmq.rebuild.differences import IndexDifference, QueueDifference
 from pyspark_dledger.rocketmq.rebuild.job import Compared, FileSettings, Rebuilt, compare, rebuild
 
@@ -13,6 +13,7 @@ __all__ = [
     "QueueDifference",
     "Rebuilt",
     "build",
+    "build_of",
     "compare",
     "notes_of_queues",
     "rebuild",

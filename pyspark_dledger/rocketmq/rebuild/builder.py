@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -108,24 +108,46 @@ def build(
     StoreError where the log cannot be read, where a folder is there, and where not everything that was written is read
     back; OSError where the disk fails.
     """
+    settings = settings or BuildSettings()
     wanted = [folder for folder, is_wanted in ((QUEUES, queues), (INDEX, index)) if is_wanted]
+
+    def fill(sinks: Sequence[Sink]) -> Built:
+        return go_through(log, settings, sinks, keep_from, run, target / _PARTS, progress)
+
+    return _build(log, target, wanted, settings, keep_from, fill)
+
+
+def build_of(
+    taken: Iterable[Taken], log: Log, target: Path, settings: BuildSettings, keep_from: Path | None = None
+) -> Built:
+    """As `build` queues and index, of what was taken of the messages of the log before, in its order."""
+    return _build(log, target, (QUEUES, INDEX), settings, keep_from, lambda sinks: _give(taken, sinks, Built()))
+
+
+def _build(
+    log: Log,
+    target: Path,
+    wanted: Sequence[str],
+    settings: BuildSettings,
+    keep_from: Path | None,
+    fill: Callable[[Sequence[Sink]], Built],
+) -> Built:
     for folder in wanted:
         if (target / folder).exists():
             raise StoreError(f"{target / folder}: expected none, found one: move it away, or choose another place")
-    settings = settings or BuildSettings()
     target.mkdir(parents=True, exist_ok=True)
     with ExitStack() as opened:
         sinks: list[Sink] = []
-        if queues:
+        if QUEUES in wanted:
             size, times = settings.units_per_file * CONSUME_QUEUE_UNIT_SIZE, QueueTimes(log, keep_from)
             files = BuiltFiles(target, size, times, ext_addresses(keep_from))
             writer = QueueWriter(target, settings.units_per_file, files, first_file_end(log.segments))
             sinks.append(QueueSink(writer, files, log, keep_from))
-        if index:
+        if INDEX in wanted:
             sinks.append(_Index(target, settings))
         for sink in sinks:
             opened.callback(sink.close)
-        built = go_through(log, settings, sinks, keep_from, run, target / _PARTS, progress)
+        built = fill(sinks)
     for folder in wanted:
         (target / folder).mkdir(exist_ok=True)  # where there is nothing to write
         sync_dir(target / folder)
@@ -162,15 +184,26 @@ def go_through(
     needs_keys = any(sink.needs_keys for sink in sinks)
     wanted = Wanted(needs_keys, settings.delays_ms, batch_topics_of(root), log.engine.NAME)
     built = Built(missing_bytes=missing, end=parts[-1].end if parts else 0)
-    done, total = 0, sum(part.end - part.start for part in parts)
-    for part, chunks in in_order(wanted, parts, parts_folder, run):
-        for taken in chunks:
-            built = _with_counts(built, taken.counts)
-            for sink in sinks:
-                sink.put(taken)
-            if progress is not None:
-                progress(done + min(taken.end, part.end) - part.start, total)
-        done += part.end - part.start
+    total = sum(part.end - part.start for part in parts)
+
+    def taken() -> Iterator[Taken]:
+        done = 0
+        for part, chunks in in_order(wanted, parts, parts_folder, run):
+            for chunk in chunks:
+                yield chunk
+                if progress is not None:
+                    progress(done + min(chunk.end, part.end) - part.start, total)
+            done += part.end - part.start
+
+    return _give(taken(), sinks, built)
+
+
+def _give(taken: Iterable[Taken], sinks: Sequence[Sink], built: Built) -> Built:
+    """Give what was taken to the sinks; `built` as it is when they have it."""
+    for chunk in taken:
+        built = _with_counts(built, chunk.counts)
+        for sink in sinks:
+            sink.put(chunk)
     for sink in sinks:
         built = sink.finish(built)
     return built

@@ -114,7 +114,7 @@ def in_order(
             waiting[number] = path
             while following in waiting:
                 path = waiting.pop(following)
-                yield parts[following], _taken_from(path)
+                yield parts[following], taken_from(path)
                 path.unlink()
                 following += 1
         if following < len(parts):
@@ -131,11 +131,12 @@ def take(wanted: Wanted, part: Part) -> Iterator[Taken]:
     pos = part.start
     while pos < part.end:
         chunk = read_part(engine, part.segment, pos, min(part.end, pos + _CHUNK_BYTES), wanted.delays_ms)
-        yield _taken(engine, wanted, chunk)
+        yield taken_of(engine, wanted, chunk)
         pos = chunk.end
 
 
-def _taken(engine: Engine, wanted: Wanted, chunk: LogPart) -> Taken:
+def taken_of(engine: Engine, wanted: Wanted, chunk: LogPart) -> Taken:
+    """What queues and index take of the messages of a chunk."""
     queue, queue_offset, units = chunk.units()
     is_batch = (chunk.found.sys_flag & FLAG_INNER_BATCH) != 0
     of_batch_topic = np.array([topic in wanted.batch_topics for topic, _ in chunk.names.names], bool)
@@ -159,20 +160,21 @@ def _take_into(wanted: Wanted, folder: Path, part: Part) -> tuple[int, Path]:
     temporary = folder / f"{path.name}.{uuid.uuid4().hex}"
     with temporary.open("wb") as file:
         for taken in take(wanted, part):
-            _write(file, taken)
+            write_taken(file, taken)
     temporary.rename(path)
     return part.number, path
 
 
-def _write(file: BinaryIO, taken: Taken) -> None:
-    """A line of JSON, then the arrays as numpy writes them."""
+def write_taken(file: BinaryIO, taken: Taken) -> None:
+    """Leave what a chunk has: a line of JSON, then the arrays as numpy writes them."""
     file.write(json.dumps([taken.end, taken.names, taken.counts]).encode() + b"\n")
     keys = taken.keys
     for array in (taken.queue, taken.queue_offset, taken.units, keys.offset, keys.stored, keys.key_hash):
         np.save(file, array, allow_pickle=False)
 
 
-def _taken_from(path: Path) -> Iterator[Taken]:
+def taken_from(path: Path) -> Iterator[Taken]:
+    """What was left in a file, chunk by chunk."""
     with path.open("rb") as file:
         while line := file.readline():
             end, names, counts = json.loads(line)
