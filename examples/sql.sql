@@ -16,6 +16,9 @@ CREATE TEMPORARY VIEW log USING dledger OPTIONS (path '${path}');
 -- Other tables are options of the same source.
 CREATE TEMPORARY VIEW consume_queue USING dledger OPTIONS (path '${path}', table 'consumeQueue');
 
+-- From here on with the names of columns.
+SET spark.sql.cli.print.header=true;
+
 -- What the log holds, and where DLedger took over.
 SELECT source, count(*) AS rows, min(pos) AS first_pos, max(index) AS last_index, count_if(committed) AS committed
 FROM log GROUP BY source ORDER BY source;

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "crc32.hpp"
+#include "place.hpp"
 #include "puts.hpp"
 #include "python_values.hpp"
 #include "scan.hpp"
@@ -135,13 +136,15 @@ std::unique_ptr<Scan> open_scan(const py::object& request) {
   return std::make_unique<Scan>(std::move(native));
 }
 
-// Calls `walk` on the segment's bytes, and again on fewer of them where the file shrank meanwhile.
+// Calls `walk` on the segment's bytes, and again on fewer of them where the file shrank meanwhile. It is known to need
+// the first `populated` from `start` on.
 template <typename Walk>
-auto on_segment(const py::object& segment, int64_t start, Walk walk) {
+auto on_segment(const py::object& segment, int64_t start, Walk walk, int64_t populated = 0) {
   const SegmentId id = segment_id(segment);
   checked_start(id, start);
   py::gil_scoped_release release;
   MappedFile file(id.bytes);
+  if (populated > 0) file.populate(start - id.base, populated);
   for (int64_t readable = file.readable();;) {
     std::optional<decltype(walk(std::declval<SegmentView>()))> result;
     try {
@@ -176,6 +179,31 @@ py::list find_term_runs(const py::object& segment, int64_t start, int64_t end) {
 py::tuple find_put_ids(const py::object& segment, int64_t start, int64_t end) {
   const PutIds found = on_segment(segment, start, [&](const SegmentView& view) { return put_ids(view, start, end); });
   return py::make_tuple(array_of(found.index), bytes_of(found.ids), array_of(found.store_timestamp));
+}
+
+// The fields of a format.place.Placed, outcomes as their bytes. `starts` and `sizes` are arrays of int64 of one length.
+py::tuple place_in(const py::object& segment, const py::object& starts, const py::object& sizes, const py::object& into,
+                   const py::object& position) {
+  const HeldBytes from(starts, "starts"), lengths(sizes, "sizes"), memory(into, "memory", PyBUF_WRITABLE);
+  const int64_t first = integer("position", position, 0, kHighest);
+  const int64_t count = lengths.range().size / 8;
+  const auto* const places = reinterpret_cast<const int64_t*>(from.range().data);
+  const auto* const numbers = reinterpret_cast<const int64_t*>(lengths.range().data);
+  if (from.range().size != lengths.range().size || lengths.range().size % 8 != 0) {
+    throw py::value_error("expected as many starts as sizes, found others");
+  }
+  int64_t room = memory.range().size;
+  for (int64_t i = 0; i < count; i++) {
+    if (numbers[i] < 0 || numbers[i] > room) throw py::value_error("expected room for all messages, found less");
+    room -= numbers[i];
+  }
+  auto* const to = const_cast<uint8_t*>(memory.range().data);
+  if (count == 0) return py::make_tuple(0, py::bytearray());
+  const auto walk = [&](const SegmentView& view) { return place_messages(view, places, numbers, count, first, to); };
+  const int64_t start = std::max(places[0], segment.attr("base").cast<int64_t>());
+  // There are about as many bytes in the segment as the messages have.
+  const Placed placed = on_segment(segment, start, walk, memory.range().size);
+  return py::make_tuple(placed.size, array_of(placed.outcomes));
 }
 
 // `request` is a format.spec.SurveyRequest; the fields of a format.spec.Survey, in their order.
@@ -348,6 +376,7 @@ PYBIND11_MODULE(_native, module) {
   });
   module.def("term_runs", &find_term_runs);
   module.def("put_ids", &find_put_ids);
+  module.def("place_messages", &place_in);
   module.def("survey", &take_survey);
   module.def("pack_bodies", &pack_bodies);
   module.def("unpack_bodies", &unpack_bodies);

@@ -322,7 +322,7 @@ def test_what_is_no_message_is_passed_over_with_a_warning(tmp_path: Path, caplog
     assert {path.name for path in tmp_path.iterdir()} == {"root"}
     assert {path.name for path in (tmp_path / "root" / "consumequeue").iterdir()} == {"Orders"}
     assert "6 entries are in no queue" in caplog.text
-    assert f"at {store.rows[1]['pos']}, topic=None" in caplog.text
+    assert f"at {store.rows[1]['pos']}, no message that can be read" in caplog.text
 
 
 def test_a_damaged_record_costs_only_itself(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -337,7 +337,7 @@ def test_a_damaged_record_costs_only_itself(tmp_path: Path, caplog: pytest.LogCa
     assert parts[-1].last_index == last(store)
     assert [row["code"] for row in audit(tmp_path)] == []
     assert "1 entries are in no queue" in caplog.text
-    assert f"at {bad['pos']}, topic=None" in caplog.text
+    assert f"at {bad['pos']}, no message that can be read" in caplog.text
 
 
 def test_a_damaged_end_is_gone_by(tmp_path: Path) -> None:

@@ -136,6 +136,8 @@ def test_sql_reads_a_store_from_a_shell(case_folder: Callable[[str], Path]) -> N
     assert ["commitlog", "543", "0", "NULL", "543"] in lines
     assert ["dledger", "539", "393216", "538", "539"] in lines
     assert ["OrderTopic", "419", "4", "265669"] in lines
+    assert ["source", "rows", "first_pos", "last_index", "committed"] in lines
+    assert ["index", "topic", "queueId", "queueOffset", "storeTimestamp", "body"] in lines
     found = ["142", "LogTopic", "2", "26", "2026-11-21 03:08:33.819", "retry beta amount true null retr"]
     assert found in lines
-    assert lines[-1] == ["0"]
+    assert lines[-2:] == [["in_no_queue"], ["0"]]

@@ -450,7 +450,7 @@ def test_a_damaged_manifest_is_named(store: Store, tmp_path: Path) -> None:
     good = json.loads((target / "_export.json").read_text())
     something_else = "expected what an export noted, found something else; begin anew"
     for text, message in (
-        ("{}", "expected version 1, found None"),
+        ("{}", "expected version 2, found None"),
         ("[" * 100_000, something_else),
         (json.dumps({name: value for name, value in good.items() if name != "plan"}), "planned otherwise now"),
         *((json.dumps({**good, "start": bad}), something_else) for bad in (None, -1, "0", float("inf"), 1 << 70)),

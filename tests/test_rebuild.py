@@ -28,7 +28,7 @@ from pyspark_dledger.log import open_log
 from pyspark_dledger.rocketmq.index_file import index_files, read_header
 from pyspark_dledger.rocketmq.presence import Presence, held
 from pyspark_dledger.rocketmq.queue_writer import QueueWriter
-from pyspark_dledger.rocketmq.rebuild import BuildSettings, FileSettings, build, builder, compare, rebuild, swap
+from pyspark_dledger.rocketmq.rebuild import BuildSettings, FileSettings, build, builder, compare, job, rebuild, swap
 from pyspark_dledger.rocketmq.store_checkpoint import StoreCheckpoint, read_store_checkpoint, write_store_checkpoint
 from tests.dispatching import Messages, audit, dispatch, files_of, index_units, units, with_noise
 from tests.generate import Store, mq_message, write_commitlog, write_dledger
@@ -598,10 +598,92 @@ def test_the_old_one_is_kept_beside(tmp_path: Path, what: str) -> None:
     assert compare(root, what).is_equal
     assert files_of(root, "dledger-n0") == log
     assert not list(root.glob("*.rebuilding"))
-    again = rebuild(root, what)
-    assert again.before is not None
-    assert again.before != done.before
-    assert {done.before, again.before} <= set(os.listdir(root))
+    assert done.before in os.listdir(root)
+
+
+@pytest.mark.parametrize("what", WHATS)
+def test_what_would_not_change_stays(tmp_path: Path, what: str) -> None:
+    root = tmp_path / "root"
+    store_of(root)
+    before, inode = files_of(root, *WHATS), (root / what).stat().st_ino
+    done = rebuild(root, what)
+    assert done.before is None
+    assert done.notes[0] == "nothing changed: what was built is, byte for byte, what is there, which stays"
+    assert (files_of(root, *WHATS), (root / what).stat().st_ino) == (before, inode)
+    assert not list(root.glob(f"{what}.*")), "neither what was built nor an old folder is beside it"
+
+
+def _change_a_byte(files: list[Path]) -> None:
+    data = files[-1].read_bytes()
+    files[-1].write_bytes(data[:-1] + b"\x55")
+
+
+def _lengthen(files: list[Path]) -> None:
+    with files[0].open("ab") as file:
+        file.write(bytes(20))
+
+
+def _link(files: list[Path]) -> None:
+    elsewhere = files[0].parents[5] / "elsewhere"
+    files[0].rename(elsewhere)
+    files[0].symlink_to(elsewhere)
+
+
+def _rename(files: list[Path]) -> None:
+    files[-1].rename(files[-1].with_name("9" * 20))
+
+
+def _add(files: list[Path]) -> None:
+    (files[0].parent / "notes").touch()
+
+
+@pytest.mark.parametrize("change", [_change_a_byte, _lengthen, _link, _rename, _add])
+def test_what_is_not_the_same_to_the_last_byte_is_replaced(tmp_path: Path, change: Callable[[list[Path]], Any]) -> None:
+    root = tmp_path / "store" / "root"
+    store_of(root)
+    before = files_of(root, "consumequeue")
+    change(sorted(path for path in (root / "consumequeue").rglob("*") if path.is_file()))
+    done = rebuild(root, "consumequeue", files=SMALL)
+    assert done.before is not None
+    assert not any(text.startswith("nothing changed") for text in done.notes)
+    assert files_of(root, "consumequeue") == before
+
+
+def test_an_index_is_the_same_whatever_its_files_are_called(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    store_of(root)
+    for number, file in enumerate(index_files(root)):
+        file.rename(file.with_name(f"{number:017d}"))
+    before = files_of(root, "index")
+    assert rebuild(root, "index").before is None
+    assert files_of(root, "index") == before
+
+
+def test_queues_that_stay_get_their_times(tmp_path: Path) -> None:
+    """RocketMQ before 5.1 needs them, and a copy of a store may have lost them."""
+    root = tmp_path / "root"
+    store_of(root)
+    files = [path for path in (root / "consumequeue").rglob("*") if path.is_file()]
+    times = [file.stat().st_mtime_ns for file in files]
+    for file in files[:2]:
+        os.utime(file, (5, 5))
+    done = rebuild(root, "consumequeue")
+    assert done.before is None
+    assert done.notes[0].endswith("which stays; 2 of its files got the times of their last messages")
+    assert [file.stat().st_mtime_ns for file in files] == times
+
+
+def test_queues_whose_times_may_not_be_set_are_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = tmp_path / "root"
+    store_of(root)
+
+    def refuse(_new: Path, _old: Path) -> int:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(job, "take_times", refuse)
+    done = rebuild(root, "consumequeue")
+    assert done.before is not None
+    assert (root / done.before).is_dir()
 
 
 class _Killed(BaseException):
@@ -899,6 +981,11 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     done = json.loads(capsys.readouterr().out)
     assert done["folder"] == str(root / "consumequeue")
     assert (root / done["before"]).is_dir()
+    assert main(["rebuild", "consumequeue", str(root / "dledger-n0" / "data")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith(f"{root / 'consumequeue'}: "), "what is changed is named, not what was given"
+    assert any(line.startswith("note: nothing changed: ") for line in lines)
+    assert not any(line.startswith("what was there is kept") for line in lines)
     assert main(["rebuild", "index", str(root), "--out", str(tmp_path / "out")]) == 0
     assert "of 60 messages up to index" in capsys.readouterr().out
     assert main(["rebuild", "index", str(root), "--dry-run", "--out", "x"]) == 2

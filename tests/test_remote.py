@@ -648,9 +648,34 @@ def test_what_is_not_there(s3: S3) -> None:
         with pytest.raises(StoreError) as error:
             open_log(s3.uri(place))
         _says_no_secret(str(error.value), f"s3://***@stores/{place}: expected a storePathRootDir")
+        _says_no_secret(str(error.value), "found nothing there: check the path")
+
+
+def test_a_bucket_that_is_not_there_is_named(s3: S3, twins: Callable[[str], Twin]) -> None:
+    uri = s3.uri("x").replace("@stores/", "@no-such-bucket/")
+    said = "found no bucket no-such-bucket: check its name, the region and the endpoint"
     with pytest.raises(StoreError) as error:
-        open_log(s3.uri("x").replace("@stores/", "@no-such-bucket/"))
-    _says_no_secret(str(error.value), "found nothing there: check the path")
+        open_log(uri)
+    _says_no_secret(str(error.value), said)
+    with pytest.raises(StoreError) as error:
+        open_log(twins("mq-53-upgrade").uri, dataDirs=[uri])
+    _says_no_secret(str(error.value), said)
+
+
+def test_who_may_not_ask_for_a_bucket_is_told_that_nothing_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def info(place: Any) -> fs.FileInfo:
+        asked.append(place)
+        if place == "bucket":
+            raise OSError("AWS Error ACCESS_DENIED during HeadBucket operation")
+        return fs.FileInfo(place, fs.FileType.NotFound)
+
+    system = SimpleNamespace(get_file_info=info)
+    monkeypatch.setattr(remote, "_file_system", lambda _store, _pid: (system, "bucket/store"))
+    with pytest.raises(StoreError, match="found nothing there: check the path"):
+        open_log("s3://bucket/store")
+    assert asked == ["bucket/store", "bucket"]
 
 
 def _says_no_secret(text: str, expected: str) -> None:

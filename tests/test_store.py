@@ -16,6 +16,8 @@ from pyspark_dledger.format.spec import Filters, IntFilter
 from pyspark_dledger.log import open_log
 from pyspark_dledger.log.options import parse_options
 from pyspark_dledger.log.plan import read_partition
+from pyspark_dledger.log.uris import local_target
+from pyspark_dledger.store import StoreConfig
 from tests.generate import Store, mq_message, raw, rows_of, write_commitlog, write_consume_queue, write_dledger
 
 FILE = 4096
@@ -119,6 +121,31 @@ def test_one_of_several_nodes_is_chosen(tmp_path: Path) -> None:
         open_log(tmp_path)
     with pytest.raises(StoreError, match=r"expected a node n7 \(selfId\), found n0, n1"):
         open_log(tmp_path, selfId="n7")
+
+
+def test_a_path_that_is_not_utf8_is_refused(tmp_path: Path, store: Store) -> None:
+    bad = tmp_path / os.fsdecode(b"caf\xe9")
+    shutil.copytree(store.path, bad)
+    for part in ("", DATA, DATA / f"{FILE:020}"):
+        with pytest.raises(StoreError, match=r"/caf\\xe9.*: expected a path in UTF-8, .* another name by a link"):
+            open_log(bad / part)
+    with pytest.raises(StoreError, match="expected a path in UTF-8"):
+        open_log(store.path, dataDirs=[str(bad / DATA)])
+    (tmp_path / "link").symlink_to(bad)
+    assert indexes(tmp_path / "link") == list(range(20))
+    (store.path / "dledger-n0").rename(store.path / os.fsdecode(b"dledger-\xe9"))
+    with pytest.raises(StoreError, match="expected a path in UTF-8"):
+        open_log(store.path)
+
+
+def test_what_is_written_to_is_in_utf8(tmp_path: Path) -> None:
+    bad = str(tmp_path / os.fsdecode(b"caf\xe9"))
+    with pytest.raises(OptionError, match=r"^target .*/caf\\xe9: expected a path in UTF-8, .*: choose another"):
+        local_target(bad)
+    for wrong in ({"base_dir": bad}, {"data_dirs": (bad,)}, {"self_id": os.fsdecode(b"\xe9")}):
+        with pytest.raises(OptionError, match="expected a path in UTF-8"):
+            StoreConfig(**{"base_dir": tmp_path, **wrong})
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_is_no_store_is_named(tmp_path: Path) -> None:

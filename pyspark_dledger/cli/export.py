@@ -11,6 +11,7 @@ from pyspark_dledger.cli.output import Output, camel_case, note
 from pyspark_dledger.cli.store import options_of
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.format.json_text import json_line, printable
+from pyspark_dledger.format.memory import keep_freed_memory
 
 if TYPE_CHECKING:
     from pyspark_dledger.rocketmq.export.forms import ExportReport
@@ -45,6 +46,7 @@ def export(given: argparse.Namespace, out: Output) -> int:
 def _run(given: argparse.Namespace, options: dict[str, Any], out: Output) -> ExportReport:
     from pyspark_dledger.rocketmq.export import export as export_log
 
+    keep_freed_memory()
     if given.spark is None:
         return export_log(given.path, given.target, given.to, progress=out.progress, **options)
     from pyspark_dledger.spark.run import run_on, session_at

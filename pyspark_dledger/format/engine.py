@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import pyarrow as pa
 
+    from pyspark_dledger.format.place import Longs, Placed
+
 ENGINES = ("auto", "native", "python")
 
 _NATIVE_MODULE = "pyspark_dledger.format.native_engine"
@@ -27,7 +29,7 @@ _HOW_TO_BUILD = "reinstall pyspark_dledger where a C++17 compiler is found, or r
 class Engine(Protocol):
     """The calls that both engines have.
 
-    `python_engine`, `append`, `put_rows` and `put_messages` say what each of them does.
+    `python_engine`, `append`, `place`, `put_rows` and `put_messages` say what each of them does.
     """
 
     NAME: str
@@ -43,6 +45,10 @@ class Engine(Protocol):
     def term_runs(self, segment: Segment, start: int, end: int) -> list[TermRun]: ...
 
     def survey(self, request: SurveyRequest) -> Survey: ...
+
+    def place_messages(
+        self, segment: Segment, starts: Longs, sizes: Longs, into: bytearray | memoryview, position: int
+    ) -> Placed: ...
 
     def crc32(self, data: Buffer, before: int = 0) -> int: ...
 

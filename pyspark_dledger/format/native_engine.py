@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import pyarrow as pa
 
+    from pyspark_dledger.format.place import Longs, Placed
+
 
 NAME = "native"
 
@@ -64,6 +66,16 @@ def survey(request: SurveyRequest) -> Survey:
     found = Survey(*_native.survey(request))
     extents = [Extent(*extent) for extent in found.extents]
     return found._replace(extents=extents, problems=[Problem(*problem) for problem in found.problems])
+
+
+def place_messages(
+    segment: Segment, starts: Longs, sizes: Longs, into: bytearray | memoryview, position: int
+) -> Placed:
+    """Messages of a segment, one behind the other into memory that is to stand at a position; see `place`."""
+    from pyspark_dledger.format.place import Placed  # loads what only this needs
+
+    size, outcomes = _native.place_messages(segment, _contiguous(starts), _contiguous(sizes), into, position)
+    return Placed(size, _array(outcomes, "u1"))
 
 
 def pack_bodies(bodies: Sequence[Buffer]) -> Bodies:
@@ -131,6 +143,12 @@ def put_ids(segment: Segment, start: int, end: int) -> PutIds:
 def java_hashes(strings: pa.StringArray) -> npt.NDArray[np.int32]:
     """Java's ``String.hashCode`` of each; 0 for a null."""
     return _array(_native.java_hashes(strings), "i4")
+
+
+def _contiguous(values: Longs) -> Longs:
+    import numpy as np
+
+    return np.ascontiguousarray(values, np.int64)
 
 
 def _array(data: bytearray, kind: str) -> npt.NDArray[Any]:

@@ -7,7 +7,7 @@ in bounded windows; a file that shrinks or fails to read ends in a corrupt row, 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,7 @@ from pyspark_dledger.format import append, codec, put_messages, put_rows
 from pyspark_dledger.format.columns import COLUMN_BY_NAME, arrow_schema
 from pyspark_dledger.format.entries import Buffer
 from pyspark_dledger.format.frames import Frames, frames_of
+from pyspark_dledger.format.place import Placed, place
 from pyspark_dledger.format.puts import PutIds
 from pyspark_dledger.format.rows import COLUMN_READERS, Row, codec_name, first_problem, row_test
 from pyspark_dledger.format.segment_file import FileShrunk, SegmentFile
@@ -25,6 +26,9 @@ from pyspark_dledger.format.spec import Compressed, LogEnd, ScanRequest, Segment
 from pyspark_dledger.format.survey import take
 from pyspark_dledger.format.text import decode_utf8, java_hash
 from pyspark_dledger.format.walk import Walk, find_log_end, find_splits
+
+if TYPE_CHECKING:
+    from pyspark_dledger.format.place import Longs
 
 NAME = "python"
 
@@ -177,14 +181,18 @@ def _to_arrow(request: ScanRequest, records: list[_Record]) -> tuple[pa.RecordBa
     return pa.RecordBatch.from_arrays(arrays, schema=schema), compressed
 
 
-def _with_frames(segment: Segment, function: Callable[[Frames], _Result]) -> _Result:
+def _with_file(segment: Segment, function: Callable[[SegmentFile], _Result]) -> _Result:
     """``function`` of an open segment, begun anew when the file shrinks meanwhile."""
     with SegmentFile(segment) as data:
         while True:
             try:
-                return function(frames_of(data))
+                return function(data)
             except FileShrunk:
                 continue
+
+
+def _with_frames(segment: Segment, function: Callable[[Frames], _Result]) -> _Result:
+    return _with_file(segment, lambda data: function(frames_of(data)))
 
 
 def log_end(segment: Segment, start: int, search_all: bool) -> LogEnd:
@@ -235,6 +243,14 @@ def _term_runs(frames: Frames, start: int, end: int) -> list[TermRun]:
 def survey(request: SurveyRequest) -> Survey:
     """What every byte of a segment is, and what is wrong with it, in one pass; the codes are those of `survey`."""
     return _with_frames(request.segment, lambda frames: take(request, frames))
+
+
+def place_messages(
+    segment: Segment, starts: Longs, sizes: Longs, into: bytearray | memoryview, position: int
+) -> Placed:
+    """Messages of a segment, one behind the other into memory that is to stand at a position; see `place`."""
+    size, outcomes = _with_file(segment, lambda file: place(file, starts, sizes, into, position))
+    return Placed(size, np.frombuffer(outcomes, np.uint8))
 
 
 def crc32(data: Buffer, before: int = 0) -> int:

@@ -19,6 +19,16 @@ def decode_utf8(data: bytes) -> str:
         return _ENCODED_SURROGATE.sub(_REPLACEMENT, data).decode(errors="replace")
 
 
+def is_utf8(path: str) -> bool:
+    """Whether a path, as the system gives it to Python, is UTF-8."""
+    return not any("\ud800" <= character <= "\udfff" for character in path)
+
+
+def escaped_path(path: str) -> str:
+    r"""A path as text that can be printed: bytes that are no UTF-8 as ``\xe9``."""
+    return path.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
 def java_hash(text: str) -> int:
     """Java's ``String.hashCode``: of the UTF-16 units, so that a character beyond U+FFFF counts as its two."""
     value = 0

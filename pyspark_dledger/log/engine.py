@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -15,6 +16,7 @@ from pyspark_dledger.log.uris import RemoteUri, is_remote
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from pyspark_dledger.format.place import Longs, Placed
     from pyspark_dledger.log.fetched import FetchedSegment
 
 WINDOW = 32 * 1024 * 1024
@@ -41,12 +43,14 @@ def engine_of(name: str, segment: Segment) -> Engine:
 class _ReadEngine:
     """An engine whose calls that read a segment fetch, of a remote one, what they need; others are the engine's own.
 
-    A call that meets bytes which were not fetched is made again, with them: it answers as if all had been there.
+    A call that meets bytes which were not fetched is made again, with them: it answers as if all had been there. While
+    a scan goes on, other calls that read its segment are given what it has fetched.
     """
 
     def __init__(self, engine: Engine) -> None:
         self.NAME = engine.NAME
         self._engine = engine
+        self._scanned: dict[Segment, FetchedSegment] = {}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
@@ -57,18 +61,27 @@ class _ReadEngine:
             return
         end = min(request.end, request.segment.end)
         with _fetched(request.segment) as copy:
-            start = request.start
-            while True:
-                cut = self._window_end(copy, start, end)
-                copy.hold(start, cut)
-                is_last = cut >= end
-                is_boundary = request.end_is_boundary if is_last else True
-                stop = request.end if is_last else cut
-                yield from self._rows(copy, replace(request, start=start, end=stop, end_is_boundary=is_boundary))
-                if is_last:
-                    return
-                copy.drop(cut)
-                start = cut
+            self._scanned[request.segment] = copy
+            try:
+                yield from self._windows(copy, request, end)
+            finally:
+                self._scanned.pop(request.segment, None)
+
+    def _windows(
+        self, copy: FetchedSegment, request: ScanRequest, end: int
+    ) -> Iterator[tuple[pa.RecordBatch, list[Compressed]]]:
+        start = request.start
+        while True:
+            cut = self._window_end(copy, start, end)
+            copy.hold(start, cut)
+            is_last = cut >= end
+            is_boundary = request.end_is_boundary if is_last else True
+            stop = request.end if is_last else cut
+            yield from self._rows(copy, replace(request, start=start, end=stop, end_is_boundary=is_boundary))
+            if is_last:
+                return
+            copy.drop(cut)
+            start = cut
 
     def _window_end(self, copy: FetchedSegment, start: int, end: int) -> int:
         """Where a walk that began before `start` arrives about a window further on; what follows is on its way."""
@@ -120,13 +133,20 @@ class _ReadEngine:
     def put_ids(self, segment: Segment, start: int, end: int) -> PutIds:
         return self._on(segment, lambda found: self._engine.put_ids(found, start, end), (start, end))
 
+    def place_messages(
+        self, segment: Segment, starts: Longs, sizes: Longs, into: bytearray | memoryview, position: int
+    ) -> Placed:
+        used = (int(starts[0]), int(starts[-1] + sizes[-1])) if len(starts) else None
+        return self._on(segment, lambda found: self._engine.place_messages(found, starts, sizes, into, position), used)
+
     def _on(
         self, segment: Segment, question: Callable[[Segment], _Result], all_of: tuple[int, int] | None = None
     ) -> _Result:
         """An engine's answer about a segment; of ``all_of`` it is known that it will be read."""
         if not isinstance(segment.path, RemoteUri):
             return question(segment)
-        with _fetched(segment) as copy:
+        scanned = self._scanned.get(segment)
+        with nullcontext(scanned) if scanned is not None else _fetched(segment) as copy:
             if all_of is not None:
                 copy.want(*all_of)
             return _asked(copy, question)

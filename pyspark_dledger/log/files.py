@@ -108,6 +108,15 @@ def is_there(path: Path) -> bool:
     return path.exists() if is_remote_path(path) else os.path.lexists(path)
 
 
+def without_bucket(path: Path) -> str | None:
+    """What an error says was found where the bucket of a remote path does not exist; None where it may.
+
+    It costs a request: ask only once nothing was found.
+    """
+    bucket = path.missing_bucket() if is_remote_path(path) else None  # type: ignore[attr-defined]
+    return None if bucket is None else f"no bucket {bucket}: check its name, the region and the endpoint"
+
+
 def is_readable(path: Path) -> bool:
     """Whether permissions allow to read a path; of a remote one only reading tells."""
     return is_remote_path(path) or os.access(path, os.R_OK)

@@ -15,7 +15,8 @@ from pyspark_dledger.format.codec import decode_blank
 from pyspark_dledger.format.layout import ENTRY_MAGICS, SEGMENT_NAME_DIGITS
 from pyspark_dledger.format.message import has_message_magic
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Segment
-from pyspark_dledger.log.files import is_readable, is_there, names_in, path_of
+from pyspark_dledger.format.text import escaped_path, is_utf8
+from pyspark_dledger.log.files import is_readable, is_there, names_in, path_of, without_bucket
 
 _SEGMENT_NAME = re.compile(rf"\d{{{SEGMENT_NAME_DIGITS}}}")
 _NODE_PREFIX = "dledger-"
@@ -49,12 +50,29 @@ _ENTRY_STARTS = [magic.to_bytes(4, "big") for magic in ENTRY_MAGICS]
 def find_store(path: str, self_id: str | None = None, data_dirs: tuple[str, ...] | None = None) -> StorePaths:
     """The parts of the store at `path`.
 
-    Raises StoreError where the path is missing, unreadable, empty or no store, and where a root holds several nodes and
-    `self_id` does not choose one.
+    Raises StoreError where the path is missing, unreadable, empty or no store, where a path in it is not UTF-8, and
+    where a root holds several nodes and `self_id` does not choose one.
     """
+    found = _find(path, self_id, data_dirs)
+    only = () if found.only is None else (found.only,)
+    for part in (*found.data_dirs, *found.commitlog_dirs, *only):
+        _check_utf8(str(part))
+    return found
+
+
+def _check_utf8(path: str) -> None:
+    if not is_utf8(path):
+        raise StoreError(
+            f"{escaped_path(path)}: expected a path in UTF-8, found bytes that are not: rename it, or give it another "
+            "name by a link or a bind mount"
+        )
+
+
+def _find(path: str, self_id: str | None, data_dirs: tuple[str, ...] | None) -> StorePaths:
     given = path_of(path).absolute()
     if not is_there(given):
-        raise StoreError(f"{path}: expected {_ACCEPTED}, found nothing there: check the path")
+        nothing = without_bucket(given) or "nothing there: check the path"
+        raise StoreError(f"{path}: expected {_ACCEPTED}, found {nothing}")
     extra = tuple(_existing_dir(folder) for folder in data_dirs or ())
     if given.is_file():
         return _of_file(path, given)
@@ -75,7 +93,8 @@ def find_store(path: str, self_id: str | None = None, data_dirs: tuple[str, ...]
 def _existing_dir(folder: str) -> Path:
     found = path_of(folder)
     if not found.is_dir():
-        raise StoreError(f"dataDirs: expected a folder with segment files at {folder}, found none: check the path")
+        nothing = without_bucket(found) or "none: check the path"
+        raise StoreError(f"dataDirs: expected a folder with segment files at {folder}, found {nothing}")
     _names(found)
     return found
 

@@ -24,7 +24,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from pyspark_dledger.errors import StoreError
-from pyspark_dledger.log.uris import RemoteUri, Stamp, masked, parsable
+from pyspark_dledger.log.uris import RemoteUri, Stamp, is_in_bucket, masked, parsable
 
 # Seconds; tried so often as pyarrow does by default (three times on S3).
 CONNECT_TIMEOUT = 10.0
@@ -302,6 +302,18 @@ class RemotePath:
 
     def _known(self) -> _Known | None:
         return _Known(False, self._stamp) if self._stamp is not None else self._look.known(self._place)
+
+    def missing_bucket(self) -> str | None:
+        """The name of its bucket, where the file system says that there is none of that name."""
+        if not is_in_bucket(self.store):
+            return None
+        system, base = file_system(self.store)
+        bucket = base.split("/")[0]
+        try:
+            found = asking(self.uri, lambda: system.get_file_info(bucket))
+        except StoreError:
+            return None  # not everybody who may read a bucket may ask for it
+        return bucket if found.type == fs.FileType.NotFound else None
 
     def iterdir(self) -> Iterator[RemotePath]:
         return (self / name for name in self._look.folder(self._place))

@@ -8,6 +8,7 @@ from typing import NamedTuple, final
 from urllib.parse import parse_qsl, quote, unquote
 
 from pyspark_dledger.errors import OptionError
+from pyspark_dledger.format.text import escaped_path, is_utf8
 
 SCHEMES = ("s3", "gs", "abfs", "abfss", "hdfs", "viewfs")
 """The schemes of `pyarrow.fs.FileSystem.from_uri` that can be read."""
@@ -91,6 +92,11 @@ def as_uri(path: str) -> str:
     return RemoteUri(path)
 
 
+def is_in_bucket(store: str) -> bool:
+    """Whether a given URI begins with the name of a bucket."""
+    return _known(_divided(store).scheme) in _BUCKETS
+
+
 def store_path(path: str) -> str:
     """`path` as a store can be read from it: a local one without ``file:``, or a RemoteUri.
 
@@ -114,15 +120,19 @@ def local_path(path: str, expected: str = "a local path") -> str:
 
 
 def local_target(path: str, name: str = "target") -> str:
-    """Return `path`, of a folder that is written, without a ``file:`` in front. Raises OptionError for a URI.
+    """Return `path`, of a folder that is written, without a ``file:`` in front.
 
-    ``name`` is what the user knows it by.
+    ``name`` is what the user knows it by. Raises OptionError for a URI, and for a path that is not UTF-8.
     """
     scheme = _SCHEME.match(path)
     if scheme is not None and scheme[1].lower() != "file":
         raise OptionError(
             f"{name} {_shown(path, '')}: expected a local folder to write to, found a URI: write to a local folder, "
             "and copy that"
+        )
+    if not is_utf8(path):
+        raise OptionError(
+            f"{name} {escaped_path(path)}: expected a path in UTF-8, found bytes that are not: choose another"
         )
     return without_file_scheme(path)
 

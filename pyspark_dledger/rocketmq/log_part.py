@@ -155,6 +155,8 @@ def _topics(batch: pa.RecordBatch) -> tuple[Flags, list[str], Longs]:
 def _text_of(batch: pa.RecordBatch, is_bad: Flags) -> str:
     """What the first such row is."""
     row = batch.slice(int(np.argmax(is_bad)), 1).to_pylist()[0]
+    if row["topic"] is None:
+        return f"at {row['pos']}, no message that can be read"
     return f"at {row['pos']}, topic={row['topic']!r} queueId={row['queueId']} queueOffset={row['queueOffset']}"
 
 

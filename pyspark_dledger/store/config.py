@@ -10,6 +10,7 @@ from typing import Literal
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.format.engine import ENGINES
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, INDEX_UNIT_SIZE, MIN_BLANK_SIZE
+from pyspark_dledger.format.text import escaped_path, is_utf8
 
 Flush = Literal["sync", "async"]
 FLUSHES: tuple[Flush, ...] = ("sync", "async")
@@ -58,6 +59,11 @@ class StoreConfig:
         for name in ("data_dirs", "read_only_data_dirs"):
             object.__setattr__(self, name, tuple(map(Path, getattr(self, name))))
         object.__setattr__(self, "old_log_dir", None if self.old_log_dir is None else Path(self.old_log_dir))
+        for folder in (self.node_dir, *self.data_dirs, *self.read_only_data_dirs):
+            if not is_utf8(str(folder)):
+                raise OptionError(
+                    f"{escaped_path(str(folder))}: expected a path in UTF-8, found bytes that are not: choose another"
+                )
         least = ENTRY_HEADER_SIZE + MIN_BLANK_SIZE
         _check(least <= self.data_file_size <= _LARGEST_FILE, "data_file_size", f"{least} to {_LARGEST_FILE}", self)
         _check(

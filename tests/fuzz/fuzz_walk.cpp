@@ -1,8 +1,11 @@
-// The questions about a segment that build no rows (end of the log, seek, runs of terms, survey) answer as a scan does.
+// The questions about a segment that build no rows (end of the log, seek, runs of terms, survey) answer as a scan does,
+// and what its messages become in another log is messages.
 #include <algorithm>
 
 #include "input.hpp"
 #include "memory_file.hpp"
+#include "message.hpp"
+#include "place.hpp"
 #include "rows.hpp"
 #include "survey.hpp"
 
@@ -154,6 +157,35 @@ void check_survey(const SegmentView& view, const std::vector<Entry>& rows, int64
   check(few.extents.size() <= 2, "a cap holds");
 }
 
+// What is placed are messages with the offsets of their places, wherever the bytes come from.
+void check_placed(const SegmentView& view, const std::vector<Entry>& entries, int64_t shift) {
+  constexpr int64_t kPosition = int64_t{7} << 40;
+  const int64_t header = view.is_dledger() ? kEntryHeaderSize : 0;
+  std::vector<int64_t> starts, sizes;
+  int64_t room = 0;
+  for (const Entry& row : entries) {
+    for (const int64_t by : {int64_t{0}, shift % 4096}) {
+      starts.push_back(row.pos + header + by);
+      sizes.push_back(std::max<int64_t>(row.size - header, 0));
+      room += sizes.back();
+    }
+  }
+  std::vector<uint8_t> into(static_cast<size_t>(room));
+  const auto count = static_cast<int64_t>(starts.size());
+  const Placed placed = place_messages(view, starts.data(), sizes.data(), count, kPosition, into.data());
+  check(placed.size <= room && placed.outcomes.size() == starts.size(), "what is placed has room");
+  int64_t at = 0;
+  for (size_t i = 0; i < starts.size(); i++) {
+    if (placed.outcomes[i] > static_cast<uint8_t>(Placing::V2)) continue;
+    Message message;
+    MessageFault fault;
+    check(parse_message(into.data() + at, sizes[i], message, fault), "what is placed is a message");
+    check(message.physical_offset() == kPosition + at, "and has the offset of its place");
+    at += sizes[i];
+  }
+  check(at == placed.size, "placed messages follow each other");
+}
+
 void run(const Options& options, const std::vector<uint8_t>& bytes) {
   const SegmentId id = options.segment(bytes.size());
   const SegmentView view(id, bytes.data(), static_cast<int64_t>(bytes.size()));
@@ -168,6 +200,7 @@ void run(const Options& options, const std::vector<uint8_t>& bytes) {
     }
     check_term_runs(view, id, entries, start, end);
     check_survey(view, rows, start, end);
+    check_placed(view, entries, options.number);
     const int64_t log = log_end(view, start, true).pos;
     check_survey(view, rows_of_scan(id, start, log), start, log);
     if (entries.empty()) break;

@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
-from contextlib import suppress
 
-# Parameters of mallopt(3), as glibc numbers them.
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-# The most that glibc takes: larger buffers come from the system each time.
-_MOST_KEPT = 32 * 1024 * 1024
-# Free memory that is kept to be used again; the system would have to clear each page of it anew.
-_KEPT = 256 * 1024 * 1024
+from pyspark_dledger.format.memory import keep_freed_memory
 
 
 def settle_memory() -> None:
     """Make the memory of this process ready for serving; to be called once, when everything is loaded.
 
     The collector need not look again at what was loaded, which would cost milliseconds now and then. Buffers of frames
-    and entries, of about a MiB each, are taken from what was freed before, and not from the system: as costly as
-    writing them. C libraries without ``mallopt`` are left as they are.
+    and entries, of about a MiB each, are kept.
     """
     gc.collect()
     gc.freeze()
-    with suppress(AttributeError):
-        mallopt = ctypes.CDLL(None).mallopt
-        mallopt(_M_MMAP_THRESHOLD, _MOST_KEPT)
-        mallopt(_M_TRIM_THRESHOLD, _KEPT)
+    keep_freed_memory()

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from contextlib import ExitStack
-from itertools import chain
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,7 +22,7 @@ from pyspark_dledger.format.engine import Engine, get_engine
 from pyspark_dledger.format.layout import MESSAGE_MAGIC_BLANK, SEGMENT_NAME_DIGITS
 from pyspark_dledger.format.spec import COMMITLOG, ScanRequest, Segment
 from pyspark_dledger.rocketmq.export.commit_log_part import Account, FilePart, is_intact
-from pyspark_dledger.rocketmq.export.direct_file import AT_ONCE, DirectFile, Window
+from pyspark_dledger.rocketmq.export.direct_file import DirectFile, Window
 from pyspark_dledger.rocketmq.export.forms import FileReport, PartReport, file_report, left_path, new_file
 from pyspark_dledger.rocketmq.export.offsets import Piece, pieces_of_file
 from pyspark_dledger.rocketmq.log_part import COLUMNS, all_rows, part_of
@@ -32,6 +31,7 @@ from pyspark_dledger.rocketmq.rebuild.parts import Taken, Wanted, taken_of, writ
 FOLDER = "commitlog"
 
 _FILLER = struct.Struct(">ii")
+_READ_AT_ONCE = 32 * 1024 * 1024
 _CHECKED_COLUMNS = ("kind", "pos", "size", "problem")
 
 
@@ -45,6 +45,10 @@ class _Stretch(NamedTuple):
     end: int
     messages: int
     crc: int
+
+
+class _NoMessage(Exception):
+    """Ends the writing of a file that would have no message: none is to be there."""
 
 
 def file_name(base: int) -> str:
@@ -65,10 +69,8 @@ def write_part(part: FilePart, number: int, target: Path) -> PartReport:
         account.skipped = 1
         account.skip_line(part.segment.base, None, part.hole)
     else:
-        pieces = pieces_of_file(part, account)
-        first = next(pieces, None)
-        if first is not None:
-            file, left = _write_file(part, chain([first], pieces), account, number, target)
+        with suppress(_NoMessage):
+            file, left = _write_file(part, account, number, target)
     return PartReport(
         number,
         account.rows,
@@ -92,15 +94,15 @@ def write_empty_file(target: Path, base: int, size: int, is_last: bool) -> FileR
     return FileReport(path, size, stretches[-1].crc if stretches else 0, 0)
 
 
-def _write_file(
-    part: FilePart, pieces: Iterator[Piece], account: Account, number: int, target: Path
-) -> tuple[FileReport, FileReport | None]:
-    """The file, and the one that queues and index are made of, if they are."""
+def _write_file(part: FilePart, account: Account, number: int, target: Path) -> tuple[FileReport, FileReport | None]:
+    """The file, and the one that queues and index are made of, if they are. Raises _NoMessage."""
     path, engine = file_name(part.segment.base), get_engine(part.engine)
     with ExitStack() as opened:
         temporary = opened.enter_context(new_file(target, path))
         file = opened.enter_context(DirectFile(temporary))
-        stretches = list(_write(engine, file, pieces))
+        stretches = list(_write(engine, file, pieces_of_file(part, account, file.room)))
+        if not stretches[-1].messages:
+            raise _NoMessage
         stretches += _end_file(engine, file, stretches[-1], part.segment.size, part.is_last)
         checked = _checked(engine, file, path, part, stretches)
         left = None
@@ -121,13 +123,16 @@ def _write_file(
 def _write(engine: Engine, file: DirectFile, pieces: Iterator[Piece]) -> Iterator[_Stretch]:
     start = end = messages = crc = 0
     for piece in pieces:
-        data = piece.data.data
-        if end - start + len(data) > AT_ONCE and messages:
+        size = len(piece.data)
+        if end - start + size > _READ_AT_ONCE and messages:
             yield _Stretch(start, end, messages, crc)
             start, messages = end, 0
-        file.append(data)
-        crc = engine.crc32(data, crc)
-        end += len(data)
+        crc = engine.crc32(piece.data, crc)
+        if piece.is_in_room:
+            file.keep(size)
+        else:
+            file.append(piece.data)
+        end += size
         messages += piece.messages
     yield _Stretch(start, end, messages, crc)
 

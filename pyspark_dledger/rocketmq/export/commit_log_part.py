@@ -5,25 +5,31 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format import layout
+from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.message import offset_msg_id, parse_message
+from pyspark_dledger.format.place import (
+    LONG_PROPERTIES,
+    LONG_TOPIC,
+    LONGEST_TOPIC_V1,
+    LONGEST_TOPIC_V2,
+    MOST_PROPERTY_BYTES,
+    V1,
+    V2,
+)
 from pyspark_dledger.format.spec import DLEDGER, Filters, ScanRequest, Segment
 from pyspark_dledger.log.engine import engine_of
 from pyspark_dledger.log.entries import read_at
 from pyspark_dledger.rocketmq.export.forms import MOST_SKIPPED
-from pyspark_dledger.rocketmq.export.message_block import (
-    LONGEST_TOPIC_V1,
-    MOST_PROPERTY_BYTES,
-    Bytes,
-    Flags,
-    MessageBlock,
-)
+from pyspark_dledger.rocketmq.export.message_block import Bytes, Flags, MessageBlock
 from pyspark_dledger.rocketmq.index_writer import is_valid, values_of
 from pyspark_dledger.rocketmq.messages import Longs
 from pyspark_dledger.rocketmq.rebuild.parts import Wanted
@@ -35,13 +41,15 @@ FILLERS = "fillers"
 
 _COLUMNS = ("kind", "pos", "size", "index", "problem")
 _AT_ONCE = 4 * 1024 * 1024
-_ROWS_AT_ONCE = 256 * 1024
-_LONGEST_TOPIC_V2 = 2**15 - 1
+# So few that what was read of usual messages is in the processor's cache still when it is copied.
+_ROWS_AT_ONCE = 8192
 # Of DLedger 0.4 alone, and nothing that anybody wrote into the log.
 _SILENT_KINDS = pa.array(["noop", "config"])
 _NO_ROOM = f"expected room for a filler of {layout.MIN_BLANK_SIZE} bytes behind it in the file, found less"
 # The first problem of a message in which everything else is right; a producer may say any time, and brokers serve it.
 _HARMLESS = "expected bornTimestamp "
+
+_IS_WRITTEN = ": does a broker cut or delete files of this log? Export it when it is stopped, or a copy"
 
 
 @dataclass(frozen=True)
@@ -77,10 +85,11 @@ class FilePart:
         return self.segment.end - (0 if comes_closer or self.is_last else layout.MIN_BLANK_SIZE)
 
     def missing_bytes(self, pos: int, count: int) -> StoreError:
-        return StoreError(
-            f"{self.segment.path}: expected {count} bytes at {pos}, found less: does a broker cut or delete files of "
-            "this log? Export it when it is stopped, or a copy"
-        )
+        return StoreError(f"{self.segment.path}: expected {count} bytes at {pos}, found less{_IS_WRITTEN}")
+
+    def changed_bytes(self, pos: int, count: int) -> StoreError:
+        text = f"expected the message of {count} bytes at {pos} that stood there before, found other bytes"
+        return StoreError(f"{self.segment.path}: {text}{_IS_WRITTEN}")
 
 
 @dataclass
@@ -101,6 +110,16 @@ class Account:
             text = why or row["problem"] or f"expected a message, found {row['kind']}"
             self.skip_line(row["pos"], row["index"], text)
 
+    def tell(self, batch: pa.RecordBatch, outcomes: npt.NDArray[Any]) -> Flags:
+        """Note what became of messages, as `format.place` numbers it; which of them are written."""
+        for outcome, name in ((LONG_TOPIC, "topic"), (LONG_PROPERTIES, "properties")):
+            is_wrong = outcomes == outcome
+            if is_wrong.any():
+                self.leave_out(batch, is_wrong, f"expected a length of its {name} that a broker can read, found more")
+        self.counts[VERSION_2] += int(np.count_nonzero(outcomes == V2))
+        is_written: Flags = outcomes <= V2
+        return is_written
+
     def skip_line(self, pos: int, index: int | None, why: str) -> None:
         self.first_skipped.append(f"pos={pos} index={'' if index is None else index}: {why}")
 
@@ -113,47 +132,24 @@ class Account:
             self.notes.append(f"pos={pos}: offsetMsgId {ids[0]} is now {ids[1]}")
 
 
-def blocks_of_messages(part: FilePart, account: Account) -> Iterator[MessageBlock]:
-    """The messages that can be written, one behind the other in each block, whatever stood between them.
-
-    The next block is made where the last one was.
-    """
-    memory = np.empty(0, np.uint8)
-    for batch in _whole_messages(part, ("entryBody",), account):
-        bodies = batch["entryBody"]
-        ends = np.frombuffer(bodies.buffers()[1], np.int32)[bodies.offset : bodies.offset + len(bodies) + 1]
-        if len(memory) < ends[-1] - ends[0]:
-            memory = np.empty(int(ends[-1] - ends[0]), np.uint8)
-        data = memory[: ends[-1] - ends[0]]
-        data[:] = np.frombuffer(bodies.buffers()[2], np.uint8)[ends[0] : ends[-1]]
-        starts = (ends[:-1] - ends[0]).astype(np.int64)
-        found = MessageBlock(data, starts, np.diff(ends).astype(np.int64), values_of(batch["pos"]))
-        block = _readable(batch, found, account)
-        if len(block) < len(found):
-            block = _packed(block)
-        if len(block):
-            yield block
-
-
-def _packed(block: MessageBlock) -> MessageBlock:
-    pieces = [block.data[start:end] for start, end in zip(block.starts.tolist(), block.ends.tolist(), strict=True)]
-    data = np.concatenate(pieces) if pieces else block.data[:0]
-    return MessageBlock(data, np.cumsum(block.sizes) - block.sizes, block.sizes, block.pos)
+def spans_of_messages(
+    engine: Engine, part: FilePart, account: Account
+) -> Iterator[tuple[pa.RecordBatch, Longs, Longs]]:
+    """The messages that can be written, some MiB of the log at a time: their rows, where they begin, their sizes."""
+    for batch in _whole_messages(engine, part, account):
+        own = values_of(batch["pos"]) + part.header
+        sizes = values_of(batch["size"]).astype(np.int64) - part.header
+        for first, stop in _pieces(own, own + sizes):
+            yield batch.slice(first, stop - first), own[first:stop], sizes[first:stop]
 
 
 def blocks_of_log(part: FilePart, account: Account) -> Iterator[MessageBlock]:
     """The messages that can be written, in blocks of the log's bytes as they are; what is no message stands between."""
-    for batch in _whole_messages(part, (), account):
-        own = values_of(batch["pos"]) + part.header
-        sizes = values_of(batch["size"]).astype(np.int64) - part.header
-        ends = own + sizes
-        for first, stop in _pieces(own, ends):
-            rows = batch.slice(first, stop - first)
-            data = _log_bytes(part, int(own[first]), int(ends[stop - 1]))
-            starts = own[first:stop] - own[first]
-            block = _readable(rows, MessageBlock(data, starts, sizes[first:stop], values_of(rows["pos"])), account)
-            if len(block):
-                yield block
+    for rows, own, sizes in spans_of_messages(engine_of(part.engine, part.segment), part, account):
+        data = _log_bytes(part, int(own[0]), int(own[-1] + sizes[-1]))
+        block = _readable(rows, MessageBlock(data, own - own[0], sizes, values_of(rows["pos"])), account)
+        if len(block):
+            yield block
 
 
 def _pieces(own: Longs, ends: Longs) -> Iterator[tuple[int, int]]:
@@ -172,22 +168,15 @@ def _log_bytes(part: FilePart, start: int, end: int) -> Bytes:
     return np.frombuffer(data, np.uint8)
 
 
-def _whole_messages(part: FilePart, columns: tuple[str, ...], account: Account) -> Iterator[pa.RecordBatch]:
+def _whole_messages(engine: Engine, part: FilePart, account: Account) -> Iterator[pa.RecordBatch]:
     """Batches with nothing but messages that are right in their bytes; the other rows are noted.
 
     Raises StoreError for a segment that cannot be read, MalformedError with mode=FAILFAST.
     """
     request = ScanRequest(
-        part.segment,
-        part.start,
-        part.end,
-        (*_COLUMNS, *columns),
-        part.filters,
-        part.mode,
-        max_batch_rows=_ROWS_AT_ONCE,
-        max_batch_bytes=_AT_ONCE,
+        part.segment, part.start, part.end, _COLUMNS, part.filters, part.mode, max_batch_rows=_ROWS_AT_ONCE
     )
-    for batch, _ in engine_of(part.engine, part.segment).scan(request):
+    for batch, _ in engine.scan(request):
         if batch["problem"].null_count < len(batch) or pc.any(pc.not_equal(batch["kind"], "message")).as_py():
             is_whole = _is_whole(batch)
             is_silent = np.asarray(pc.is_in(batch["kind"], _SILENT_KINDS)) & ~is_valid(batch["problem"])
@@ -216,11 +205,8 @@ def _readable(batch: pa.RecordBatch, block: MessageBlock, account: Account) -> M
     """Those messages of which a broker can read the lengths; it would take the log to end at another."""
     topic, properties = block.lengths()
     is_second = block.is_version_2()
-    wrong_topic = topic > np.where(is_second, _LONGEST_TOPIC_V2, LONGEST_TOPIC_V1)
-    wrong_properties = ~wrong_topic & (properties > MOST_PROPERTY_BYTES)
-    for is_wrong, name in ((wrong_topic, "topic"), (wrong_properties, "properties")):
-        if is_wrong.any():
-            account.leave_out(batch, is_wrong, f"expected a length of its {name} that a broker can read, found more")
-    is_good = ~(wrong_topic | wrong_properties)
-    account.counts[VERSION_2] += int(np.count_nonzero(is_second & is_good))
+    outcomes = np.where(is_second, V2, V1)
+    outcomes[properties > MOST_PROPERTY_BYTES] = LONG_PROPERTIES
+    outcomes[topic > np.where(is_second, LONGEST_TOPIC_V2, LONGEST_TOPIC_V1)] = LONG_TOPIC
+    is_good = account.tell(batch, outcomes)
     return block if is_good.all() else block.only(is_good)

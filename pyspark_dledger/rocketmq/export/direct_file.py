@@ -13,8 +13,8 @@ import mmap
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import closing, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, final
@@ -22,19 +22,28 @@ from typing import Any, final
 from pyspark_dledger.format.entries import Buffer
 
 AT_ONCE = 16 * 1024 * 1024
-"""So many bytes are written at once, a multiple of all block sizes; it is worth while to read as many."""
+"""So many bytes are collected before they are written."""
 
 _BLOCK = 4096
 _DIRECT: int = getattr(os, "O_DIRECT", 0)
 _MODE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
 
-def _in_large_pages(memory: mmap.mmap) -> memoryview:
-    """Memory in pages that the disk and the processor find faster, where there are such."""
+def _memory(size: int) -> memoryview:
+    """Memory that begins where a block may, in pages that are found faster where there are such."""
+    memory = mmap.mmap(-1, size)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):
             memory.madvise(mmap.MADV_HUGEPAGE)
     return memoryview(memory)
+
+
+def _memory_file() -> int:
+    """The descriptor of a file that has no name, in memory where the system has such."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("dledger-window", os.MFD_CLOEXEC)
+    with tempfile.TemporaryFile(prefix="dledger-") as file:
+        return os.dup(file.fileno())
 
 
 @final
@@ -42,13 +51,13 @@ class Window:
     """Bytes ``[start, end)`` of a file in memory that has a path, so that an engine can scan it as a segment."""
 
     def __init__(self, size: int) -> None:
-        if hasattr(os, "memfd_create"):
-            self._descriptor = os.memfd_create("dledger-window", os.MFD_CLOEXEC)
-        else:
-            with tempfile.TemporaryFile(prefix="dledger-") as file:
-                self._descriptor = os.dup(file.fileno())
-        os.ftruncate(self._descriptor, size)
-        self.memory = _in_large_pages(mmap.mmap(self._descriptor, size))
+        self._descriptor = _memory_file()
+        try:
+            os.ftruncate(self._descriptor, size)
+            self.memory = memoryview(mmap.mmap(self._descriptor, size))
+        except OSError:
+            os.close(self._descriptor)
+            raise
         self.start = self.end = 0
 
     @property
@@ -57,7 +66,7 @@ class Window:
 
     def data(self, start: int, end: int) -> memoryview:
         """The bytes ``[start, end)`` of the file, as many of them as are here."""
-        return self.memory[start - self.start : min(end, self.end) - self.start]
+        return self.memory[start - self.start : max(start, min(end, self.end)) - self.start]
 
     def close(self) -> None:
         os.close(self._descriptor)
@@ -71,14 +80,12 @@ class DirectFile:
     """
 
     def __init__(self, path: Path) -> None:
-        self._descriptor = os.open(path, _MODE, 0o644)
-        self._is_direct = self._set_direct(True)
+        self._buffers = [_memory(AT_ONCE), _memory(AT_ONCE)]
         self._disk = ThreadPoolExecutor(1, "dledger-file")
-        self._buffers = [
-            _in_large_pages(mmap.mmap(-1, AT_ONCE)) for _ in range(2)
-        ]  # in whole pages, as the disk takes them
         self._filled = self._written = 0
         self._writing: Future[None] | None = None
+        self._descriptor = os.open(path, _MODE, 0o644)
+        self._is_direct = self._set_direct(True)
 
     def __enter__(self) -> DirectFile:
         return self
@@ -89,23 +96,25 @@ class DirectFile:
         self._disk.shutdown()
         os.close(self._descriptor)
 
+    def room(self, count: int) -> memoryview:
+        """Memory for so many bytes behind those that were written before; `keep` says how many of them are there."""
+        if self._filled + count > len(self._buffers[0]):
+            self._flush(count)
+        return self._buffers[0][self._filled : self._filled + count]
+
+    def keep(self, count: int) -> None:
+        """Write the first bytes of the room that was given last."""
+        self._filled += count
+
     def append(self, data: Buffer) -> None:
         """Write bytes behind those that were written before; what they are may change afterwards."""
-        left = memoryview(data)
-        while left:
-            count = min(len(left), AT_ONCE - self._filled)
-            self._buffers[0][self._filled : self._filled + count] = left[:count]
-            self._filled += count
-            left = left[count:]
-            if self._filled == AT_ONCE:
-                self._flush()
+        self.room(len(data))[:] = data
+        self.keep(len(data))
 
     def finish(self, size: int) -> None:
         """Give the file its size, which it has in zeros behind what was written, and make all of it durable."""
-        rest = -self._filled % _BLOCK
-        self._buffers[0][self._filled : self._filled + rest] = bytes(rest)
-        self._filled += rest
-        self._flush()
+        self.append(bytes(-self._filled % _BLOCK))
+        self._flush(0)
         self._wait()
         os.ftruncate(self._descriptor, size)
         os.fsync(self._descriptor)
@@ -116,30 +125,34 @@ class DirectFile:
         A window has fewer bytes where the file has, and holds only until the next.
         """
         rounded = [(start // _BLOCK * _BLOCK, -(-end // _BLOCK) * _BLOCK) for start, end in ranges]
-        longest = max((end - start for start, end in rounded), default=_BLOCK)
-        windows = [Window(longest), Window(longest)]
-        following: Future[None] | None = None
-        try:
-            for number, (start, end) in enumerate(rounded):
-                (following or self._disk.submit(self._fill, windows[0], start, end)).result()
-                following = None
-                if number + 1 < len(rounded):
-                    following = self._disk.submit(self._fill, windows[1], *rounded[number + 1])
-                yield windows[0]
-                windows.reverse()
-        finally:
-            if following is not None:
-                following.exception()
-            for window in windows:
-                window.close()
+        longest = max([_BLOCK, *(end - start for start, end in rounded)])
+        with closing(Window(longest)) as one, closing(Window(longest)) as other:
+            windows = [one, other]
+            first = zip(windows, rounded[:2], strict=False)  # there may be none, or one
+            reading = [self._disk.submit(self._fill, window, *each) for window, each in first]
+            try:
+                for number in range(len(rounded)):
+                    reading.pop(0).result()
+                    yield windows[0]
+                    if number + 2 < len(rounded):
+                        reading.append(self._disk.submit(self._fill, windows[0], *rounded[number + 2]))
+                    windows.reverse()
+            finally:
+                wait(reading)
 
-    def _flush(self) -> None:
+    def _flush(self, count: int) -> None:
+        """Have whole blocks written; the bytes behind them move to where there is room for so many more."""
         self._wait()
-        buffer, offset = self._buffers[0][: self._filled], self._written
-        self._writing = self._disk.submit(self._write, buffer, offset)
-        self._written += self._filled
-        self._filled = 0
-        self._buffers.reverse()
+        full, following = self._buffers
+        whole = self._filled // _BLOCK * _BLOCK
+        rest = self._filled - whole
+        if rest + count > len(following):
+            following = _memory(rest + count)
+        following[:rest] = full[whole : self._filled]
+        self._writing = self._disk.submit(self._write, full[:whole], self._written)
+        self._written += whole
+        self._filled = rest
+        self._buffers = [following, full]
 
     def _wait(self) -> None:
         if self._writing is not None:
@@ -177,8 +190,6 @@ class DirectFile:
         flags = fcntl.fcntl(self._descriptor, fcntl.F_GETFL) & ~_DIRECT
         try:
             fcntl.fcntl(self._descriptor, fcntl.F_SETFL, flags | (_DIRECT if is_wanted else 0))
-        except OSError as error:
-            if error.errno != errno.EINVAL:
-                raise
+        except OSError:
             return False
         return is_wanted and _DIRECT != 0

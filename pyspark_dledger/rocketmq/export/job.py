@@ -51,7 +51,7 @@ from pyspark_dledger.rocketmq.runs import Run, run_here
 
 MANIFEST = "_export.json"
 
-_VERSION = 1
+_VERSION = 2
 _RUNNING, _FINISHED = "running", "finished"
 _FORMS = {
     "commitlog": "commit_log.CommitLogForm",

@@ -20,11 +20,6 @@ from pyspark_dledger.rocketmq.messages import Longs
 Bytes = npt.NDArray[np.uint8]
 Flags = npt.NDArray[np.bool_]
 
-MOST_PROPERTY_BYTES = 2**15 - 1
-"""What a broker reads as the length of properties has 16 bits and a sign."""
-LONGEST_TOPIC_V1 = 127
-"""What a broker reads as the length of a topic has 8 bits and a sign in a message of the first version."""
-
 _AT = {field.name: field.offset for field in layout.MESSAGE_HEADER}
 # With hosts of IPv4, of which one of IPv6 has so many bytes more.
 _STORE_TIMESTAMP_AT = 56

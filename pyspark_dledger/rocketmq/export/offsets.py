@@ -9,7 +9,7 @@ and in no index. Sources: RocketMQ 4.9.8 and 5.3.3 ``CommitLog.checkMessageAndRe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -18,15 +18,16 @@ import numpy as np
 from pyspark_dledger.format import layout
 from pyspark_dledger.format.engine import Engine, get_engine
 from pyspark_dledger.format.message import encode_message
+from pyspark_dledger.format.place import CHANGED, MOST_PROPERTY_BYTES
+from pyspark_dledger.log.engine import engine_of
 from pyspark_dledger.rocketmq.export.commit_log_part import (
     FILLERS,
     Account,
     FilePart,
     blocks_of_log,
-    blocks_of_messages,
+    spans_of_messages,
 )
 from pyspark_dledger.rocketmq.export.message_block import (
-    MOST_PROPERTY_BYTES,
     Bytes,
     MessageBlock,
     put_numbers,
@@ -42,29 +43,39 @@ _ROLLED_BACK = layout.TRANSACTION_FLAGS["rollback"]
 
 
 class Piece(NamedTuple):
-    """Bytes of a CommitLog file, and how many messages they are, fillers among them; pieces follow each other."""
+    """Bytes of a CommitLog file, and how many messages they are, fillers among them; pieces follow each other.
 
-    data: Bytes
+    With ``is_in_room`` the bytes are the first ones of the memory that was asked for last.
+    """
+
+    data: memoryview
     messages: int
+    is_in_room: bool = False
 
 
-def pieces_of_file(part: FilePart, account: Account) -> Iterator[Piece]:
+Room = Callable[[int], memoryview]
+"""Gives memory of so many bytes, where those that the file goes on with are to be."""
+
+
+def pieces_of_file(part: FilePart, account: Account, room: Room) -> Iterator[Piece]:
     """The messages of a part as they stand in its file, from its beginning on."""
-    return _preserved(part, account) if part.preserves_offsets else _rewritten(part, account)
+    return _preserved(part, account) if part.preserves_offsets else _rewritten(part, account, room)
 
 
-def _rewritten(part: FilePart, account: Account) -> Iterator[Piece]:
-    engine = get_engine(part.engine)
+def _rewritten(part: FilePart, account: Account, room: Room) -> Iterator[Piece]:
+    engine = engine_of(part.engine, part.segment)
     end = part.segment.base
-    for block in blocks_of_messages(part, account):
-        places = end + block.starts
-        is_moved = block.field("physicalOffset", ">i8") != places
-        block.set_field("physicalOffset", ">i8", places)
-        for number in np.flatnonzero(is_moved & block.has_property_crc()).tolist():
-            renew_property_crc(engine, block.data[block.starts[number] : block.ends[number]])
-        account.rows += len(block)
-        end += len(block.data)
-        yield Piece(block.data, len(block))
+    for rows, starts, sizes in spans_of_messages(engine, part, account):
+        memory = room(int(sizes.sum()))
+        placed = engine.place_messages(part.segment, starts, sizes, memory, end)
+        if (placed.outcomes == CHANGED).any():
+            number = int(np.argmax(placed.outcomes == CHANGED))
+            raise part.changed_bytes(int(starts[number]), int(sizes[number]))
+        count = int(np.count_nonzero(account.tell(rows, placed.outcomes)))
+        account.rows += count
+        end += placed.size
+        if count:
+            yield Piece(memory[: placed.size], count, is_in_room=True)
 
 
 def _preserved(part: FilePart, account: Account) -> Iterator[Piece]:
@@ -131,10 +142,10 @@ def _laid_out(
     for number in np.flatnonzero(gaps).tolist():
         start = int(stops[number] + pads[number])
         for filler in fillers(start, int(places[number + 1]), stored, account):
-            data[start - begin : start - begin + len(filler.data)] = filler.data
+            data[start - begin : start - begin + len(filler.data)] = np.frombuffer(filler.data, np.uint8)
             start += len(filler.data)
             count += filler.messages
-    return Piece(data[: end - begin], count), end
+    return Piece(data[: end - begin].data, count), end
 
 
 def _places(own: Longs, sizes: Longs, properties: Longs, begin: int, behind: int | None) -> tuple[Longs, Longs]:
@@ -195,4 +206,4 @@ def fillers(start: int, end: int, store_timestamp: int, account: Account) -> Ite
             property_crc=True,  # a broker with forceVerifyPropCRC reads nothing without
         )
         account.counts[FILLERS] += 1
-        yield Piece(np.frombuffer(message, np.uint8), 1)
+        yield Piece(memoryview(message), 1)

@@ -34,8 +34,15 @@ from pyspark_dledger.rocketmq.rebuild.builder import (
     notes_of_queues,
 )
 from pyspark_dledger.rocketmq.rebuild.differences import IndexDifference, QueueDifference, compare_index, compare_queues
+from pyspark_dledger.rocketmq.rebuild.same import is_same, take_times
 from pyspark_dledger.rocketmq.rebuild.sizes import MOST_UNITS, usual_index, usual_units
-from pyspark_dledger.rocketmq.rebuild.swap import building_folder, check_place, clear_leftover, swap_in
+from pyspark_dledger.rocketmq.rebuild.swap import (
+    building_folder,
+    check_place,
+    clear_leftover,
+    drop_built,
+    swap_in,
+)
 from pyspark_dledger.rocketmq.runs import Run, run_here
 from pyspark_dledger.rocketmq.store_checkpoint import read_store_checkpoint, write_store_checkpoint
 
@@ -91,7 +98,8 @@ def _number(name: str, value: object) -> int:
 class Rebuilt:
     """What a rebuild has done.
 
-    ``folder`` is what was built, ``before`` the name under which the folder that was there is kept, None without one.
+    ``folder`` is what was built, ``before`` the name under which the folder that was there is kept. It is None where
+    there was none, and where what was there is the same and stays: a note says so then ("nothing changed").
     ``committed`` says up to where the log was taken, and why. ``notes`` are what one has to know.
     """
 
@@ -155,8 +163,9 @@ def rebuild(
 ) -> Rebuilt:
     """Build ``consumequeue`` or ``index`` of a store anew from its log, and put it in the place of the old one.
 
-    The old folder is kept beside it. With `out`, an empty or absent folder elsewhere, it is built there, and the store
-    is only read. `options` are those of a read that choose a store and its committed bound.
+    The old folder is kept beside it; where what was built is the same, byte for byte, it stays instead. With `out`, an
+    empty or absent folder elsewhere, it is built there, and the store is only read. `options` are those of a read that
+    choose a store and its committed bound.
 
     Raises StoreError where a broker or a node has the store, where it is written meanwhile, where no committed bound is
     known, where the disk fails; OptionError for a wrong `what` or option.
@@ -170,7 +179,8 @@ def rebuild(
             leftover = clear_leftover(store.root, what) if out is None else None
             notes = [*([leftover] if leftover is not None else []), *store.size_notes()]
             built = store.build(target, run, progress)
-            before = store.put_in_place(built) if out is None else None
+            before, note = store.put_in_place(built) if out is None else (None, None)
+            notes += [note] if note is not None else []
     except OSError as error:
         raise StoreError(
             f"{error.filename or target}: expected to write {what}, found {error.strerror}: check the disk, and begin "
@@ -297,20 +307,38 @@ class _Store:
                 "it, and begin again"
             )
 
-    def put_in_place(self, built: Built) -> str | None:
-        """Replace the old folder, and let the store's checkpoint say no more and no less than what is there then."""
+    def put_in_place(self, built: Built) -> tuple[str | None, str | None]:
+        """Replace the old folder, and let the store's checkpoint say no more and no less than what is there then.
+
+        The name under which the old one is kept, and a note where it stays instead.
+        """
         checkpoint = read_store_checkpoint(self.root)
         if self.what == QUEUES and built.last_stored < checkpoint.logics_msg_timestamp:
             # A broker that was not stopped begins its dispatch there.
             write_store_checkpoint(self.root, checkpoint._replace(logics_msg_timestamp=built.last_stored))
-        before = swap_in(self.root, self.what)
+        note = self._leave_if_same()
+        before = swap_in(self.root, self.what) if note is None else None
         if self.what == INDEX:
             # After an unclean end RocketMQ deletes the index files that are newer than this.
             headers = [read_header(path) for path in index_files(self.root)]
             last = max((header.end_timestamp for header in headers if header is not None), default=0)
             if last > checkpoint.index_msg_timestamp:
                 write_store_checkpoint(self.root, checkpoint._replace(index_msg_timestamp=last))
-        return before
+        return before, note
+
+    def _leave_if_same(self) -> str | None:
+        """Remove what was built where the same is there already, and say so; None where it is not."""
+        built, old = building_folder(self.root, self.what) / self.what, self.root / self.what
+        # The names of index files are the times when they were made.
+        if not is_same(built, old, has_fixed_names=self.what == QUEUES):
+            return None
+        try:
+            changed = take_times(built, old) if self.what == QUEUES else 0
+        except OSError:
+            return None  # who may write in a folder may not set the times of files that are another's
+        drop_built(self.root, self.what)
+        times = f"; {changed} of its files got the times of their last messages" if changed else ""
+        return f"nothing changed: what was built is, byte for byte, what is there, which stays{times}"
 
 
 def _extent(log: Log) -> tuple[object, ...]:

@@ -76,6 +76,12 @@ def swap_in(root: Path, name: str) -> str | None:
     return kept
 
 
+def drop_built(root: Path, name: str) -> None:
+    """Remove what was built: what stands in its place stays. Raises OSError."""
+    shutil.rmtree(building_folder(root, name))
+    sync_dir(root)
+
+
 def _keep(root: Path, name: str, old: Path) -> str:
     """Give the old folder a name of its own beside the new one."""
     moment = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
