@@ -461,6 +461,16 @@ def test_planning_reads_a_large_segment_only_around_its_cuts(big: Path, mount: C
     assert place.system.requests.bytes_of("/data/") - before < one.size + 2 * MIB
 
 
+def test_what_is_exported_is_fetched_once(big: Path, mount: Callable[[Path], Mount], tmp_path: Path) -> None:
+    place = mount(big)
+    size = sum(file.stat().st_size for file in (big / "dledger-n0" / "data").iterdir())
+    export(place.uri(), tmp_path / "remote", "commitlog", commitLogOnly=True, engine="native")
+    assert place.system.requests.bytes_of("/data/") < 1.2 * size
+    export(big, tmp_path / "local", "commitlog", commitLogOnly=True)
+    for file in (tmp_path / "local" / "commitlog").iterdir():
+        assert (tmp_path / "remote" / "commitlog" / file.name).read_bytes() == file.read_bytes()
+
+
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="what memory a process has is read from /proc")
 def test_a_large_segment_is_fetched_once_side_by_side_in_little_memory(big: Path) -> None:
     """In a process of its own: what its memory grows by while it reads 128 MiB as one partition."""
