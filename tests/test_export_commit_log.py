@@ -22,7 +22,7 @@ from pyspark_dledger.format import layout
 from pyspark_dledger.format.message import encode_message
 from pyspark_dledger.log.consume_queue import queues, read_units
 from pyspark_dledger.rocketmq.consume_queue import is_filler
-from pyspark_dledger.rocketmq.export import commit_log_part, export
+from pyspark_dledger.rocketmq.export import commit_log_part, export, offsets
 from pyspark_dledger.rocketmq.export.commit_log import CommitLogForm
 from pyspark_dledger.rocketmq.export.direct_file import DirectFile
 from pyspark_dledger.rocketmq.export.offsets import FILLER_TOPIC, LEAST_FILLER
@@ -469,6 +469,31 @@ def test_a_source_that_changes_meanwhile_is_an_error(tmp_path: Path, monkeypatch
     monkeypatch.setattr(commit_log_part, "_log_bytes", changed)
     with pytest.raises(StoreError, match="expected intact messages, found at 0: expected message CRC"):
         export(tmp_path / "store", tmp_path / "target", "commitlog", preserveOffsets=True)
+
+
+@pytest.mark.parametrize(
+    ("at", "text"),
+    [
+        (48 + 91 + 2, "expected intact messages, found at 0: expected message CRC"),
+        (48, "that stood there before, found other bytes"),
+    ],
+    ids=["in its body", "in its size"],
+)
+def test_a_message_that_changes_after_it_was_checked_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str, at: int, text: str
+) -> None:
+    store = three_files(tmp_path / "store")
+    spans_of_messages = offsets.spans_of_messages
+
+    def changed(*given: Any) -> Any:
+        for span in spans_of_messages(*given):
+            change(Path(store.segments[0].path), at)
+            yield span
+
+    monkeypatch.setattr(offsets, "spans_of_messages", changed)
+    with pytest.raises(StoreError, match=text):
+        export(tmp_path / "store", tmp_path / "target", "commitlog", engine=engine)
+    assert not list((tmp_path / "target").rglob("0*"))
 
 
 def test_a_long_gap_is_filled_by_messages_that_nobody_gets(tmp_path: Path) -> None:

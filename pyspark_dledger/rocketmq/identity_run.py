@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import struct
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from pyspark_dledger.format.checksum import crc32
 from pyspark_dledger.format.puts import ID_SIZE
 from pyspark_dledger.rocketmq.messages import Longs
 
@@ -101,7 +101,7 @@ class Run:
             raise ValueError(f"{path}: expected {size} bytes, found {path.stat().st_size}")
         # Not as a memmap, of which each slice costs microseconds.
         data = np.asarray(np.memmap(path, np.uint8, "r")) if size > _HEADER.size else np.empty(0, np.uint8)
-        if zlib.crc32(data[_HEADER.size :].data) != crc:
+        if crc32(data[_HEADER.size :].data) != crc:
             raise ValueError(f"{path}: expected contents of CRC {crc}, found others")
         words = data[_HEADER.size :].view(_WORD)
         cuts = np.cumsum([producers, producers, self.count, self.count])
@@ -161,7 +161,7 @@ def _parsed(header: bytes) -> tuple[Range, int, int, int]:
     if len(header) < _HEADER.size:
         raise ValueError(f"expected a header of {_HEADER.size} bytes, found {len(header)}")
     magic, first, last, term, begin, end, count, producers, crc, header_crc = _HEADER.unpack(header)
-    if magic != _MAGIC or zlib.crc32(header[: -_HEADER_CRC.size]) != header_crc:
+    if magic != _MAGIC or crc32(header[: -_HEADER_CRC.size]) != header_crc:
         raise ValueError("expected the header of a run of identities, found another")
     return Range(first, last, term, begin, end), count, producers, crc
 
@@ -178,7 +178,7 @@ def write_run(folder: Path, covered: Range, found: Identified, *, is_durable: bo
     parts = [np.ascontiguousarray(column).astype("<i8" if column.dtype.kind == "i" else "<u8") for column in columns]
     crc = 0
     for part in parts:
-        crc = zlib.crc32(part.data, crc)
+        crc = crc32(part.data, crc)
     front = _HEADER.pack(
         _MAGIC,
         covered.first_index,
@@ -194,7 +194,7 @@ def write_run(folder: Path, covered: Range, found: Identified, *, is_durable: bo
     path = folder / f"{covered.first_index:020}-{covered.last_index:020}{_SUFFIX}"
     unfinished = path.with_suffix(_UNFINISHED)
     with unfinished.open("wb") as file:
-        file.write(front + _HEADER_CRC.pack(zlib.crc32(front)))
+        file.write(front + _HEADER_CRC.pack(crc32(front)))
         for part in parts:
             file.write(part.data)
         if is_durable:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import NamedTuple, final
 
 from pyspark_dledger.errors import GroupError, IndexRangeError, OptionError, StoreError
+from pyspark_dledger.format.checksum import crc32
 from pyspark_dledger.format.codec import decode_entry_header
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
 from pyspark_dledger.raft.client import Client, CommittedRange, MemberStatus, connect
@@ -156,7 +156,7 @@ class GroupLog:
                 f"{header.index}: run `dledger verify` on the store of that member"
             )
         data = data[: header.size]
-        return PlacedEntry(index, header.term, header.pos, header.size, zlib.crc32(data), data)
+        return PlacedEntry(index, header.term, header.pos, header.size, crc32(data), data)
 
     def last_within(self, first: PlacedEntry, last: PlacedEntry, limit: int) -> PlacedEntry:
         """The last entry up to which those from `first` on take at most `limit` bytes of the log; at least `first`."""

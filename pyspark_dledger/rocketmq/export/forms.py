@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import io
 import uuid
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from pyspark_dledger.format.checksum import crc32
 from pyspark_dledger.format.columns import DEFAULT_NAMES, ENTRY_BODY
 from pyspark_dledger.format.durable import sync_dir
 from pyspark_dledger.format.spec import Filters
@@ -228,7 +228,7 @@ class SummedFile(io.RawIOBase):
     def write(self, data: Any) -> int:
         """All of `data`. Raises OSError."""
         view = memoryview(data).cast("B")
-        self.crc32 = zlib.crc32(view, self.crc32)
+        self.crc32 = crc32(view, self.crc32)
         left = view
         while left:
             left = left[self._file.write(left) :]
@@ -244,6 +244,6 @@ def file_report(file: Path, path: str, rows: int) -> FileReport:
     crc = size = 0
     with file.open("rb") as stream:
         while block := stream.read(_BLOCK):
-            crc = zlib.crc32(block, crc)
+            crc = crc32(block, crc)
             size += len(block)
     return FileReport(path, size, crc, rows)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pyarrow as pa
 
 from pyspark_dledger.errors import StoreError
+from pyspark_dledger.format.checksum import crc32
 from pyspark_dledger.format.durable import sync_file
 from pyspark_dledger.format.json_text import base64_text, json_lines
 from pyspark_dledger.log.plan import Partition, read_partition
@@ -97,7 +97,7 @@ def _write(part: JsonLinesPart, file: Path) -> tuple[_Sums, int]:
                 data = lines.buffers()[2]
                 json.loads(lines[-1].as_py())
                 stream.write(data)
-                crc = 0 if is_plain else zlib.crc32(data, crc)
+                crc = 0 if is_plain else crc32(data, crc)
                 count += len(lines)
         stream.close()
         return _Sums(count, summed.crc32 if is_plain else crc, summed.crc32), problems
@@ -117,7 +117,7 @@ def _read_back(file: Path, path: str, compression: str) -> tuple[int, _Sums]:
         with pa.input_stream(str(file), compression=None if is_plain else compression) as stream:
             while block := stream.read(_BLOCK):
                 lines += block.count(b"\n")
-                crc = zlib.crc32(block, crc)
+                crc = crc32(block, crc)
     except (OSError, pa.ArrowException) as error:
         raise _differs(path, str(error)) from None
     return file.stat().st_size, _Sums(lines, crc, crc if is_plain else file_report(file, path, lines).crc32)

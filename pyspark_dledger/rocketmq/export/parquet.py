@@ -6,7 +6,6 @@ in the partition that Spark and Hive keep for null. As in Spark's own layout the
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pyspark_dledger.errors import MalformedError, OptionError, StoreError
+from pyspark_dledger.format.checksum import crc32
 from pyspark_dledger.format.columns import arrow_schema
 from pyspark_dledger.format.durable import sync_file
 from pyspark_dledger.log.plan import Partition, read_partition
@@ -309,7 +309,7 @@ class ColumnSums:
             for chunk in column.chunks:
                 streams = list(_streams(chunk))
                 before = self.values[name] or (0,) * len(streams)
-                self.values[name] = tuple(zlib.crc32(data, crc) for data, crc in zip(streams, before, strict=True))
+                self.values[name] = tuple(crc32(data, crc) for data, crc in zip(streams, before, strict=True))
 
 
 def _streams(array: pa.Array) -> Iterator[Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -13,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pyspark_dledger.errors import StoreError
+from pyspark_dledger.format.checksum import crc32
 from pyspark_dledger.format.durable import sync_dir
 from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT_SIZE
 from pyspark_dledger.log.consume_queue import FOLDER as QUEUES
@@ -303,7 +303,7 @@ class _KeysWritten:
 
     def add(self, offset: npt.NDArray[Any], key_hash: npt.NDArray[Any]) -> None:
         self.count += len(offset)
-        self.crc = zlib.crc32((offset.astype(np.int64) << 32 ^ key_hash.astype(np.int64)).tobytes(), self.crc)
+        self.crc = crc32((offset.astype(np.int64) << 32 ^ key_hash.astype(np.int64)).tobytes(), self.crc)
 
 
 class _Index:

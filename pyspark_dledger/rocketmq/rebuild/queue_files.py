@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import zlib
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from pyspark_dledger.errors import StoreError
+from pyspark_dledger.format.checksum import crc32
 from pyspark_dledger.format.codec import decode_records
 from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT, CONSUME_QUEUE_UNIT_SIZE
 from pyspark_dledger.log.consume_queue import UNIT_DTYPE, Units, queues, read_units
@@ -145,7 +145,7 @@ class BuiltFiles(UnitFiles):
         OpenFiles.write(self, path, offset, data)
         written = self._written.setdefault(path, _Written())
         assert offset == written.size, f"{path}: written at {offset}, expected {written.size}"
-        written.size, written.crc = offset + len(data), zlib.crc32(data, written.crc)
+        written.size, written.crc = offset + len(data), crc32(data, written.crc)
         offsets = units["commitLogOffset"][~is_filler(units)]
         if len(offsets):
             written.last_offset = int(offsets[-1])
@@ -161,7 +161,7 @@ class BuiltFiles(UnitFiles):
         for path, written in self._written.items():
             crc = size = 0
             for data in _from_disk(path, written.size):
-                crc, size = zlib.crc32(data, crc), size + len(data)
+                crc, size = crc32(data, crc), size + len(data)
             if (size, crc) != (written.size, written.crc):
                 raise StoreError(
                     f"{path}: expected the {written.size} bytes that were written, with CRC {written.crc:08x}, found "

@@ -1,0 +1,21 @@
+"""The CRC-32 of what we write ourselves: by the native engine where it is built, else by zlib, which is slower."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+
+from pyspark_dledger.format.entries import Buffer
+
+_crc32: Callable[[Buffer, int], int] = zlib.crc32
+try:
+    from pyspark_dledger import _native
+except ImportError:
+    pass
+else:
+    _crc32 = _native.crc32
+
+
+def crc32(data: Buffer, before: int = 0) -> int:
+    """CRC-32 of bytes, unsigned; `before` is that of bytes that stand before these."""
+    return _crc32(data, before)
