@@ -9,8 +9,9 @@ import random
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from pyspark_dledger.format.json_text import base64_text, json_line, json_lines
 from pyspark_dledger.log import remote
 from pyspark_dledger.rocketmq.export import export, parquet
 from pyspark_dledger.rocketmq.export import json_lines as json_lines_form
+from pyspark_dledger.rocketmq.export.forms import new_file
 from pyspark_dledger.rocketmq.export.parquet import NULL_PARTITION, ColumnSums
 from pyspark_dledger.rocketmq.runs import run_here
 from pyspark_dledger.spark.run import run_on
@@ -735,3 +737,65 @@ def test_an_interrupted_command_says_how_it_goes_on(
         assert main(command) == 130
     assert "interrupted: the same command goes on" in capsys.readouterr().err
     assert main(command) == 0
+
+
+@pytest.mark.parametrize("form", ["commitlog", "parquet", "jsonl"])
+def test_a_part_that_comes_late_changes_nothing(case_folder: Callable[[str], Path], tmp_path: Path, form: str) -> None:
+    """As of a task whose executor was taken for lost: what is exported may be a broker's by then."""
+    late: list[Callable[[], Any]] = []
+
+    def keeping(work: Callable[[Any], Any], parts: Sequence[Any]) -> Iterator[Any]:
+        late.extend(partial(work, part) for part in parts)
+        return map(work, parts)
+
+    target = tmp_path / "target"
+    export(case_folder("mq-53-single"), target, form, run=keeping)
+    files = (file for file in sorted(target.rglob("*")) if file.is_file())
+    written = next(file for file in files if not str(file.relative_to(target)).startswith("_export"))
+    with written.open("r+b") as file:
+        file.write(b"a broker's")
+    before = {path: path.read_bytes() for path in target.rglob("*") if path.is_file()}
+    for part in late:
+        with pytest.raises(StoreError, match="expected the export that this part belongs to at work, found finished"):
+            part()
+    assert {path: path.read_bytes() for path in target.rglob("*") if path.is_file()} == before
+
+
+def test_a_part_that_ends_late_is_not_put_in_place(tmp_path: Path) -> None:
+    manifest = tmp_path / "_export.json"
+
+    def written_late() -> None:
+        manifest.write_text(json.dumps({"state": "running"}))
+        with new_file(tmp_path, "a") as file:
+            file.write_bytes(b"new")
+            manifest.write_text(json.dumps({"state": "finished"}))
+
+    with pytest.raises(StoreError, match="a task that came late; nothing was changed"):
+        written_late()
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["_export.json"]
+
+
+@pytest.mark.parametrize("form", ["commitlog", "parquet", "jsonl"])
+def test_a_target_below_a_name_that_is_not_utf_8_is_refused_at_once(
+    case_folder: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    (tmp_path / "link").symlink_to(folder)
+    for target in ("target", tmp_path / "link" / "target"):
+        with pytest.raises(OptionError, match="expected a path in UTF-8"):
+            export(case_folder("mq-53-single"), target, form)
+    assert not list(folder.iterdir())
+
+
+def test_a_source_below_a_name_that_is_not_utf_8_has_another_by_a_link(
+    case_folder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    shutil.copytree(case_folder("mq-53-single"), folder / "store")
+    (tmp_path / "link").symlink_to(folder)
+    report = export(tmp_path / "link" / "store", tmp_path / "target", "commitlog")
+    assert report.source == str(tmp_path / "link" / "store")
+    with pytest.raises(StoreError, match="expected a path in UTF-8"):
+        export(folder / "store", tmp_path / "other", "commitlog")

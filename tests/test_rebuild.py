@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -25,10 +26,13 @@ import pyspark_dledger
 from pyspark_dledger.cli.main import main
 from pyspark_dledger.errors import OptionError, StoreError
 from pyspark_dledger.log import open_log
+from pyspark_dledger.log.consume_queue import UNIT_DTYPE
 from pyspark_dledger.rocketmq.index_file import index_files, read_header
+from pyspark_dledger.rocketmq.index_writer import Keys
 from pyspark_dledger.rocketmq.presence import Presence, held
 from pyspark_dledger.rocketmq.queue_writer import QueueWriter
 from pyspark_dledger.rocketmq.rebuild import BuildSettings, FileSettings, build, builder, compare, job, rebuild, swap
+from pyspark_dledger.rocketmq.rebuild.parts import Counts, Taken, write_taken
 from pyspark_dledger.rocketmq.store_checkpoint import StoreCheckpoint, read_store_checkpoint, write_store_checkpoint
 from tests.dispatching import Messages, audit, dispatch, files_of, index_units, units, with_noise
 from tests.generate import Store, mq_message, write_commitlog, write_dledger
@@ -990,3 +994,12 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "of 60 messages up to index" in capsys.readouterr().out
     assert main(["rebuild", "index", str(root), "--dry-run", "--out", "x"]) == 2
     assert main(["rebuild", "index", str(tmp_path / "nothing")]) == 2
+
+
+def test_a_full_disk_is_said_where_parts_leave_what_they_have() -> None:
+    nothing = np.empty(0, np.int64)
+    keys = Keys(nothing, nothing, nothing)
+    taken = Taken(0, [], nothing, nothing, np.zeros(0, UNIT_DTYPE), keys, Counts(0, 0, "", 0, 0))
+    with Path("/dev/full").open("wb", buffering=0) as full, pytest.raises(OSError, match="No space left") as caught:
+        write_taken(full, taken)
+    assert caught.value.errno == errno.ENOSPC

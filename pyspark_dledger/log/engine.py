@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -43,8 +42,8 @@ def engine_of(name: str, segment: Segment) -> Engine:
 class _ReadEngine:
     """An engine whose calls that read a segment fetch, of a remote one, what they need; others are the engine's own.
 
-    A call that meets bytes which were not fetched is made again, with them: it answers as if all had been there. While
-    a scan goes on, other calls that read its segment are given what it has fetched.
+    A call that meets bytes which were not fetched is made again, with them: it answers as if all had been there.
+    Messages that a scan has just found are placed from what it has fetched.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -136,8 +135,11 @@ class _ReadEngine:
     def place_messages(
         self, segment: Segment, starts: Longs, sizes: Longs, into: bytearray | memoryview, position: int
     ) -> Placed:
-        used = (int(starts[0]), int(starts[-1] + sizes[-1])) if len(starts) else None
-        return self._on(segment, lambda found: self._engine.place_messages(found, starts, sizes, into, position), used)
+        def placed(found: Segment) -> Placed:
+            return self._engine.place_messages(found, starts, sizes, into, position)
+
+        scanned = self._scanned.get(segment)
+        return self._on(segment, placed) if scanned is None else _asked(scanned, placed)
 
     def _on(
         self, segment: Segment, question: Callable[[Segment], _Result], all_of: tuple[int, int] | None = None
@@ -145,8 +147,7 @@ class _ReadEngine:
         """An engine's answer about a segment; of ``all_of`` it is known that it will be read."""
         if not isinstance(segment.path, RemoteUri):
             return question(segment)
-        scanned = self._scanned.get(segment)
-        with nullcontext(scanned) if scanned is not None else _fetched(segment) as copy:
+        with _fetched(segment) as copy:
             if all_of is not None:
                 copy.want(*all_of)
             return _asked(copy, question)

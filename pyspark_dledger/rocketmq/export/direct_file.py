@@ -26,23 +26,30 @@ AT_ONCE = 16 * 1024 * 1024
 
 _BLOCK = 4096
 _DIRECT: int = getattr(os, "O_DIRECT", 0)
+_REFUSED = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP)
 _MODE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
 
 def _memory(size: int) -> memoryview:
     """Memory that begins where a block may, in pages that are found faster where there are such."""
-    memory = mmap.mmap(-1, size)
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):
             memory.madvise(mmap.MADV_HUGEPAGE)
     return memoryview(memory)
 
 
-def _memory_file() -> int:
-    """The descriptor of a file that has no name, in memory where the system has such."""
-    if hasattr(os, "memfd_create"):
+def _memory_file(size: int) -> int:
+    """The descriptor of a file without a name and with room for so many bytes, in memory where the system can."""
+    with suppress(AttributeError, OSError):
         return os.memfd_create("dledger-window", os.MFD_CLOEXEC)
-    with tempfile.TemporaryFile(prefix="dledger-") as file:
+    with tempfile.TemporaryFile(prefix="dledger-", buffering=0) as file:
+        left = memoryview(bytes(size))
+        try:
+            while left:
+                left = left[file.write(left) :]
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, tempfile.gettempdir()) from None
         return os.dup(file.fileno())
 
 
@@ -51,7 +58,7 @@ class Window:
     """Bytes ``[start, end)`` of a file in memory that has a path, so that an engine can scan it as a segment."""
 
     def __init__(self, size: int) -> None:
-        self._descriptor = _memory_file()
+        self._descriptor = _memory_file(size)
         try:
             os.ftruncate(self._descriptor, size)
             self.memory = memoryview(mmap.mmap(self._descriptor, size))
@@ -94,6 +101,8 @@ class DirectFile:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._disk.shutdown()
+        if not self._is_direct:
+            self._drop_from_cache(0, 0)
         os.close(self._descriptor)
 
     def room(self, count: int) -> memoryview:
@@ -165,8 +174,8 @@ class DirectFile:
             data, offset = data[wrote:], offset + wrote
 
     def _fill(self, window: Window, start: int, end: int) -> None:
-        if not self._is_direct and hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(self._descriptor, start, end - start, os.POSIX_FADV_DONTNEED)
+        if not self._is_direct:
+            self._drop_from_cache(start, end - start)
         window.start = window.end = start
         while window.end < end:
             place = window.memory[window.end - start : end - start]
@@ -175,12 +184,17 @@ class DirectFile:
                 return
             window.end += count
 
+    def _drop_from_cache(self, start: int, count: int) -> None:
+        """So many bytes, with 0 all to the end."""
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(self._descriptor, start, count, os.POSIX_FADV_DONTNEED)
+
     def _tried(self, call: Callable[..., int], *given: Any) -> int:
         """The result of a call, made again through the page cache where the file system refuses it past that."""
         try:
             return call(self._descriptor, *given)
         except OSError as error:
-            if error.errno != errno.EINVAL or not self._is_direct:
+            if error.errno not in _REFUSED or not self._is_direct:
                 raise
             self._is_direct = self._set_direct(False)
             return call(self._descriptor, *given)

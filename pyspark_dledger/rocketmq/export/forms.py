@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.checksum import crc32
 from pyspark_dledger.format.columns import DEFAULT_NAMES, ENTRY_BODY
 from pyspark_dledger.format.durable import sync_dir
@@ -25,6 +27,10 @@ STATE_FOLDER = "_export"
 """Below the target: one report for each finished part; the underscore keeps Spark and Hive from reading it."""
 MOST_SKIPPED = 100
 """So many of the rows that were left out are listed, of a part and of an export."""
+
+MANIFEST = "_export.json"
+"""Below the target: what is exported, from where, how far, and its ``state``."""
+RUNNING, FINISHED = "running", "finished"
 
 _PART = "part-{:05d}"
 _TEMPORARY = "tmp"
@@ -186,11 +192,25 @@ def temporary_folder(target: Path) -> Path:
     return target / STATE_FOLDER / _TEMPORARY
 
 
+def check_running(target: Path) -> None:
+    """Raises StoreError where no export to a target is running: what one has finished may be a broker's by now."""
+    try:
+        state = json.loads((target / MANIFEST).read_text(encoding="utf-8"))["state"]
+    except (OSError, ValueError, KeyError, TypeError):
+        state = "none"
+    if state != RUNNING:
+        raise StoreError(
+            f"{target}: expected the export that this part belongs to at work, found {state}: a task that came late; "
+            "nothing was changed"
+        )
+
+
 @contextmanager
 def new_file(target: Path, path: str) -> Iterator[Path]:
     """A name to write a file at, that nobody else has; after the block the file stands at `path` below the target.
 
-    The block leaves a file that was synced and verified. Where it raises, nothing appears at `path`. Raises OSError.
+    The block leaves a file that was synced and verified. Where it raises, nothing appears at `path`. Raises OSError,
+    and StoreError where the export has come to its end meanwhile.
     """
     folder = temporary_folder(target)
     folder.mkdir(parents=True, exist_ok=True)
@@ -198,6 +218,7 @@ def new_file(target: Path, path: str) -> Iterator[Path]:
     try:
         yield temporary
         final = target / path
+        check_running(target)
         make_folders(target, final.parent)
         temporary.replace(final)
         sync_dir(final.parent)

@@ -25,12 +25,16 @@ from typing import Any
 from pyspark_dledger.errors import DiskFullError, OptionError, StoreError, StoreInUseError
 from pyspark_dledger.format.durable import sync_dir
 from pyspark_dledger.format.spec import INT64_MAX
+from pyspark_dledger.format.text import is_utf8
 from pyspark_dledger.log import Log
 from pyspark_dledger.log.files import is_remote_path, path_of
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.uris import is_remote, local_target, store_path
 from pyspark_dledger.rocketmq.export.forms import (
+    FINISHED,
+    MANIFEST,
     MOST_SKIPPED,
+    RUNNING,
     STATE_FOLDER,
     ExportReport,
     ExportSettings,
@@ -39,6 +43,7 @@ from pyspark_dledger.rocketmq.export.forms import (
     Form,
     PartReport,
     Progress,
+    check_running,
     left_path,
     make_folders,
     new_file,
@@ -49,10 +54,7 @@ from pyspark_dledger.rocketmq.export.options import parse_export_options, parse_
 from pyspark_dledger.rocketmq.export.ranges import LogRange, range_from_json, range_of, row_again
 from pyspark_dledger.rocketmq.runs import Run, run_here
 
-MANIFEST = "_export.json"
-
 _VERSION = 2
-_RUNNING, _FINISHED = "running", "finished"
 _FORMS = {
     "commitlog": "commit_log.CommitLogForm",
     "parquet": "parquet.ParquetForm",
@@ -91,7 +93,7 @@ def export(
     log = Log(path, read)
     if not os.fspath(target):
         raise OptionError("expected a folder to export to, found an empty path: name one")
-    place = Path(os.path.realpath(local_target(os.fspath(target))))
+    place = Path(local_target(os.path.realpath(local_target(os.fspath(target)))))
     _check_apart(log, (path, *(read.replicas or ())), place)
     try:
         with _locked_folder(place):
@@ -101,9 +103,15 @@ def export(
 
 
 def absolute_path(path: str) -> str:
-    """A path that means the same in another process: a URI, or an absolute path without links in it."""
+    """A path that means the same in another process: a URI, or an absolute path.
+
+    It has no links in it, but where those are the way around a name that is not UTF-8.
+    """
     found = store_path(path)
-    return found if is_remote(found) else os.path.realpath(found)
+    if is_remote(found):
+        return found
+    real = os.path.realpath(found)
+    return real if is_utf8(real) else str(Path(found).absolute())
 
 
 def _absolute(paths: tuple[str, ...] | None) -> tuple[str, ...] | None:
@@ -211,7 +219,7 @@ class _Job:
         self._check_unchanged(now, found)
         report = self._report(found, reports, resumed, finish, began, now)
         shutil.rmtree(temporary_folder(self._target), ignore_errors=True)
-        self._note({**manifest, "state": _FINISHED, "report": asdict(report)})
+        self._note({**manifest, "state": FINISHED, "report": asdict(report)})
         _delete_left(self._target, reports)
         return report
 
@@ -237,7 +245,7 @@ class _Job:
         recorded = read_json(file)
         if recorded.get("version") != _VERSION:
             raise StoreError(f"{file}: expected version {_VERSION}, found {recorded.get('version')!r}; {_ANEW}")
-        if recorded.get("state") == _FINISHED:
+        if recorded.get("state") == FINISHED:
             raise StoreError(
                 f"{self._target}: expected a new or an empty folder, found a finished export of "
                 f"{recorded.get('source')}: name another folder"
@@ -280,7 +288,7 @@ class _Job:
     def _manifest(self, found: LogRange, parts: Sequence[Any]) -> dict[str, Any]:
         return {
             "version": _VERSION,
-            "state": _RUNNING,
+            "state": RUNNING,
             **self._asked,
             **found.to_json(),
             "parts": len(parts),
@@ -386,6 +394,7 @@ def write_part(form: Form, target: str, plan: str, numbered: tuple[int, Any]) ->
             f"{target}: expected the export that this is a part of, found none here: the target has to be a folder "
             "that every executor sees under this path"
         )
+    check_running(place)
     try:
         report = form.write(part, number, place)
         if report.rows != sum(file.rows for file in report.files):
@@ -450,7 +459,7 @@ def _part_report(file: Path) -> PartReport:
     try:
         value = read_json(file)
         files = tuple(FileReport(**each) for each in value.pop("files"))
-        left = value.pop("left", None)
+        left = value.pop("left")
         left = None if left is None else FileReport(**left)
         first_skipped, notes = tuple(value.pop("first_skipped")), tuple(value.pop("notes"))
         report = PartReport(files=files, left=left, first_skipped=first_skipped, notes=notes, **value)

@@ -120,7 +120,10 @@ def build(
 def build_of(
     taken: Iterable[Taken], log: Log, target: Path, settings: BuildSettings, keep_from: Path | None = None
 ) -> Built:
-    """As `build` queues and index, of what was taken of the messages of the log before, in its order."""
+    """As `build` queues and index, of what was taken of the messages of the log before, in its order.
+
+    ``end`` of the result is 0.
+    """
     return _build(log, target, (QUEUES, INDEX), settings, keep_from, lambda sinks: _give(taken, sinks, Built()))
 
 

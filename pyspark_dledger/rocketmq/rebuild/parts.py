@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from io import BytesIO
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -166,11 +167,13 @@ def _take_into(wanted: Wanted, folder: Path, part: Part) -> tuple[int, Path]:
 
 
 def write_taken(file: BinaryIO, taken: Taken) -> None:
-    """Leave what a chunk has: a line of JSON, then the arrays as numpy writes them."""
-    file.write(json.dumps([taken.end, taken.names, taken.counts]).encode() + b"\n")
+    """Leave what a chunk has: a line of JSON, then the arrays as numpy writes them. Raises OSError."""
+    data = BytesIO()  # of a full disk numpy's own writing to a file does not say that it is full
+    data.write(json.dumps([taken.end, taken.names, taken.counts]).encode() + b"\n")
     keys = taken.keys
     for array in (taken.queue, taken.queue_offset, taken.units, keys.offset, keys.stored, keys.key_hash):
-        np.save(file, array, allow_pickle=False)
+        np.save(data, array, allow_pickle=False)
+    file.write(data.getbuffer())
 
 
 def taken_from(path: Path) -> Iterator[Taken]:
