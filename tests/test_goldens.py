@@ -50,11 +50,26 @@ class Store:
         extra = sorted(folder.glob("path[0-9]"))
         self.options: dict[str, Any] = {"dataDirs": [str(path) for path in extra]} if extra else {}
         own = [path for name in ("data", "commitlog") for path in Path(self.path).rglob(name) if path.is_dir()]
-        self.bases = [int(file.name) for path in (*extra, *own) for file in path.glob("[0-9]" * 20)]
+        files = [file for path in (*extra, *own) for file in path.glob("[0-9]" * 20)]
+        self.bases = [int(file.name) for file in files]
+        self.file_size = max(file.stat().st_size for file in files)
         self.expected = golden.expected()
 
     def rows(self, committed: int | None, restarted: bool = False) -> list[Record]:
         return self.golden.expected(restarted).rows(committed, self.bases)
+
+    def plan(self, name: str) -> dict[str, str]:
+        """One of `PLANS`, or one for Spark, to which each part is a task and takes longer than to read it.
+
+        ``cut`` is ``many`` with no more parts than show it: a first part of each file, one of its middle and a last
+        one, or halves where there are many files. ``few`` are whole files, some of them together.
+        """
+        if name == "cut":
+            parts = 3 if len(self.bases) <= 8 else 2
+            return {**PLANS["many"], "maxPartitionBytes": str(max(8192, self.file_size // parts))}
+        if name == "few":
+            return {"maxPartitionBytes": str(self.file_size * max(1, len(self.bases) // 4))}
+        return PLANS[name]
 
     def load(self, spark: SparkSession, **options: str) -> DataFrame:
         reader = spark.read.format("dledger").options(**options)
@@ -84,13 +99,15 @@ def test_plans_differ(store: Store) -> None:
     """Else the tests of several plans would be one test."""
     log = dl.open_log(store.path, **store.options)
     counts = {}
-    for name, plan in PLANS.items():
-        options = parse_options(plan)
+    for name in (*PLANS, "cut", "few"):
+        options = parse_options(store.plan(name))
         counts[name] = len(log.plan(DEFAULT_NAMES, options, option_filters(options)))
     size = sum(row["size"] for row in store.rows(None))
     if size > 65536:
         assert counts["three"] >= 3
         assert counts["many"] >= max(3, size // 16384)
+        assert counts["cut"] > len(store.bases)
+        assert len(store.bases) == 1 or 2 <= counts["few"] <= len(store.bases)
 
 
 @pytest.mark.parametrize("bound", ["checkpoint", "end", "5"])
@@ -158,24 +175,24 @@ def test_state(store: Store) -> None:
         assert state.abort == head["abortFile"]
 
 
-@pytest.mark.parametrize("plan", ["three", "many"])
+@pytest.mark.parametrize("plan", ["three", "cut"])
 @every_golden
 def test_spark(spark: SparkSession, store: Store, plan: str) -> None:
-    rows = store.load(spark, engine="native", **PLANS[plan])
+    rows = store.load(spark, engine="native", **store.plan(plan))
     assert rows.columns == list(DEFAULT_NAMES)
     assert_same(rows_of(rows.toArrow()), store.rows(store.expected.proven))
 
 
 @every(g for g in ALL if str(g) in PYTHON_ON_SPARK)
 def test_spark_with_the_python_engine(spark: SparkSession, store: Store) -> None:
-    rows = store.load(spark, engine="python", **PLANS["many"])
+    rows = store.load(spark, engine="python", **store.plan("cut"))
     assert_same(rows_of(rows.toArrow()), store.rows(store.expected.proven))
 
 
 @every_golden
 def test_spark_in_one_task(spark: SparkSession, store: Store) -> None:
     """One task reads all partitions, one after the other."""
-    rows = store.load(spark).coalesce(1)
+    rows = store.load(spark, **store.plan("few")).coalesce(1)
     assert rows.rdd.getNumPartitions() == 1
     assert_same(rows_of(rows.toArrow()), store.rows(store.expected.proven))
     assert store.load(spark).count() == len(store.expected.entries)
