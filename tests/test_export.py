@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,6 +38,7 @@ from pyspark_dledger.rocketmq.export.parquet import NULL_PARTITION, ColumnSums
 from pyspark_dledger.rocketmq.runs import run_here
 from pyspark_dledger.spark.run import run_on
 from tests import golden
+from tests.attempts import run_at_once
 from tests.generate import Store, mq_message, raw, rows_of, write_dledger
 
 CASES = ("mq-53-upgrade", "mq-498-upgrade-killed", "mq-53-retention", "mq-plain-crc", "raw-expired")
@@ -410,14 +410,7 @@ def test_an_export_that_was_killed_goes_on(form: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("form", FORMS)
 def test_two_attempts_at_a_part_do_not_disturb_each_other(form: str, store: Store, tmp_path: Path) -> None:
     """As Spark has them: a task that is slow is started a second time."""
-
-    def twice(work: Any, parts: Any) -> Iterator[Any]:
-        with ThreadPoolExecutor(4) as pool:
-            for attempts in [[pool.submit(work, part) for _ in range(4)] for part in parts]:
-                assert len({repr(attempt.result()) for attempt in attempts}) == 1
-                yield attempts[0].result()
-
-    report = export(store.path, tmp_path / "twice", form, run=twice, maxPartitionBytes=4096)
+    report = export(store.path, tmp_path / "twice", form, run=run_at_once, maxPartitionBytes=4096)
     export(store.path, tmp_path / "once", form, maxPartitionBytes=4096)
     assert report.rows == 42
     assert files_of(tmp_path / "twice") == files_of(tmp_path / "once")

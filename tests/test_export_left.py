@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from pyspark_dledger.rocketmq.export import export
 from pyspark_dledger.rocketmq.export.commit_log import CommitLogForm
 from pyspark_dledger.rocketmq.export.forms import ExportReport
 from pyspark_dledger.rocketmq.index_writer import IndexWriter, Keys
+from tests.attempts import run_at_once
 from tests.generate import mq_message, write_consume_queue, write_dledger
 
 PARTS = 3
@@ -142,14 +142,7 @@ def test_what_one_engine_left_the_other_goes_on_with(source: Path, tmp_path: Pat
 
 def test_attempts_at_a_part_at_the_same_time_leave_the_same(source: Path, tmp_path: Path, whole: Content) -> None:
     """As Spark has them: a task that is slow is started a second time."""
-
-    def at_once(work: Any, parts: Any) -> Iterator[Any]:
-        with ThreadPoolExecutor(4) as pool:
-            for attempts in [[pool.submit(work, part) for _ in range(4)] for part in parts]:
-                assert len({repr(attempt.result()) for attempt in attempts}) == 1
-                yield attempts[0].result()
-
-    exported(source, tmp_path / "target", run=at_once)
+    exported(source, tmp_path / "target", run=run_at_once)
     assert content_of(tmp_path / "target") == whole
 
 

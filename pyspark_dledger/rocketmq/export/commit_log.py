@@ -35,6 +35,7 @@ from pyspark_dledger.rocketmq.export.forms import (
     FinishReport,
     PartReport,
 )
+from pyspark_dledger.rocketmq.log_part import DELAYS_MS
 from pyspark_dledger.rocketmq.rebuild import Built, notes_of_queues
 from pyspark_dledger.rocketmq.rebuild.builder import batch_topics_of
 from pyspark_dledger.rocketmq.rebuild.parts import Wanted
@@ -55,12 +56,15 @@ class CommitLogForm:
         Raises OptionError for a read that a broker could not serve, StoreError where the files are of different sizes,
         MalformedError with mode=FAILFAST where a file is missing.
         """
+        return self._parts(log, settings, _wanted(log, settings))
+
+    def _parts(self, log: Log, settings: ExportSettings, wanted: Wanted | None) -> list[FilePart]:
         _check_options(settings.options)
         found = list(_ranges(log, settings))
         if not found:
             raise StoreError(f"{log.path}: expected messages to export, found none: check the options of the read")
         _check_sizes([segment for segment, _, _ in found])
-        last, wanted = found[-1][0], _wanted(log, settings)
+        last = found[-1][0]
         parts: list[FilePart] = []
         for segment, start, end in found:
             if parts:
@@ -77,7 +81,7 @@ class CommitLogForm:
 
         Raises StoreError for a log without any message.
         """
-        parts = self.plan(log, settings)
+        parts = self._parts(log, settings, None)
         clear(target)
         files = list(_empty_files(parts, reports, target))
         counts = _sum_of_counts(reports)
@@ -151,8 +155,7 @@ def _wanted(log: Log, settings: ExportSettings) -> Wanted | None:
     """What queues and index take of the messages; None where none are made."""
     if settings.commit_log_only:
         return None
-    delays_ms = sizes_of(log.paths.root).delays_ms
-    return Wanted(True, delays_ms, batch_topics_of(_keep_from(log, settings)), log.engine.NAME)
+    return Wanted(True, DELAYS_MS, batch_topics_of(_keep_from(log, settings)), log.engine.NAME)
 
 
 def _part(

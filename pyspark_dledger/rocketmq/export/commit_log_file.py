@@ -17,6 +17,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from pyspark_dledger.errors import StoreError
+from pyspark_dledger.format.checksum import crc32
 from pyspark_dledger.format.durable import sync_file
 from pyspark_dledger.format.engine import Engine, get_engine
 from pyspark_dledger.format.layout import MESSAGE_MAGIC_BLANK, SEGMENT_NAME_DIGITS
@@ -86,10 +87,10 @@ def write_part(part: FilePart, number: int, target: Path) -> PartReport:
 
 def write_empty_file(target: Path, base: int, size: int, is_last: bool) -> FileReport:
     """Write a file of a CommitLog without messages, which the log passes over or, where it is the last, goes on in."""
-    path, engine = file_name(base), get_engine()
+    path = file_name(base)
     with new_file(target, path) as temporary, DirectFile(temporary) as file:
-        stretches = list(_end_file(engine, file, _Stretch(0, 0, 0, 0), size, is_last))
-        for _ in _read_back(engine, file, path, stretches):
+        stretches = list(_end_file(file, _Stretch(0, 0, 0, 0), size, is_last))
+        for _ in _read_back(file, path, stretches):
             pass
     return FileReport(path, size, stretches[-1].crc if stretches else 0, 0)
 
@@ -100,10 +101,10 @@ def _write_file(part: FilePart, account: Account, number: int, target: Path) -> 
     with ExitStack() as opened:
         temporary = opened.enter_context(new_file(target, path))
         file = opened.enter_context(DirectFile(temporary))
-        stretches = list(_write(engine, file, pieces_of_file(part, account, file.room)))
+        stretches = list(_write(file, pieces_of_file(part, account, file.room)))
         if not stretches[-1].messages:
             raise _NoMessage
-        stretches += _end_file(engine, file, stretches[-1], part.segment.size, part.is_last)
+        stretches += _end_file(file, stretches[-1], part.segment.size, part.is_last)
         checked = _checked(engine, file, path, part, stretches)
         left = None
         if part.wanted is None:
@@ -120,14 +121,14 @@ def _write_file(part: FilePart, account: Account, number: int, target: Path) -> 
     return FileReport(path, part.segment.size, stretches[-1].crc, account.rows), left
 
 
-def _write(engine: Engine, file: DirectFile, pieces: Iterator[Piece]) -> Iterator[_Stretch]:
+def _write(file: DirectFile, pieces: Iterator[Piece]) -> Iterator[_Stretch]:
     start = end = messages = crc = 0
     for piece in pieces:
         size = len(piece.data)
         if end - start + size > _READ_AT_ONCE and messages:
             yield _Stretch(start, end, messages, crc)
             start, messages = end, 0
-        crc = engine.crc32(piece.data, crc)
+        crc = crc32(piece.data, crc)
         if piece.is_in_room:
             file.keep(size)
         else:
@@ -137,24 +138,22 @@ def _write(engine: Engine, file: DirectFile, pieces: Iterator[Piece]) -> Iterato
     yield _Stretch(start, end, messages, crc)
 
 
-def _end_file(engine: Engine, file: DirectFile, last: _Stretch, size: int, is_last: bool) -> Iterator[_Stretch]:
+def _end_file(file: DirectFile, last: _Stretch, size: int, is_last: bool) -> Iterator[_Stretch]:
     """Write the filler behind the messages if another file follows; give the file its size, and make it durable."""
     if not is_last:
         filler = _FILLER.pack(size - last.end, MESSAGE_MAGIC_BLANK)
         file.append(filler)
-        yield _Stretch(last.end, last.end + len(filler), 0, engine.crc32(filler, last.crc))
+        yield _Stretch(last.end, last.end + len(filler), 0, crc32(filler, last.crc))
     file.finish(size)
 
 
-def _read_back(
-    engine: Engine, file: DirectFile, path: str, stretches: list[_Stretch]
-) -> Iterator[tuple[_Stretch, Window]]:
+def _read_back(file: DirectFile, path: str, stretches: list[_Stretch]) -> Iterator[tuple[_Stretch, Window]]:
     """Each stretch with what the disk has of it. Raises StoreError where those are not the bytes that were written."""
     crc = 0
     windows = file.read([(stretch.start, stretch.end) for stretch in stretches])
     for stretch, window in zip(stretches, windows, strict=True):
         data = window.data(stretch.start, stretch.end)
-        crc = engine.crc32(data, crc)
+        crc = crc32(data, crc)
         if crc != stretch.crc or len(data) != stretch.end - stretch.start:
             raise StoreError(
                 f"{path}: expected the {stretch.end - stretch.start} bytes at {stretch.start} as they were written, "
@@ -172,7 +171,7 @@ def _checked(
     """
     columns = _CHECKED_COLUMNS if part.wanted is None else tuple(dict.fromkeys((*COLUMNS, *_CHECKED_COLUMNS)))
     base = part.segment.base
-    for stretch, window in _read_back(engine, file, path, stretches):
+    for stretch, window in _read_back(file, path, stretches):
         if not stretch.messages:
             continue
         segment = Segment(window.path, path, base + window.start, window.end - window.start, COMMITLOG)

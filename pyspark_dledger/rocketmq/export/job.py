@@ -1,7 +1,8 @@
 """An export from the first look at the target to the last check: in parts, each done once, whatever ends it between.
 
 A target holds, beside what is exported, ``_export.json`` (what is exported, from where, how far, and whether it is
-done) and ``_export/part-NNNNN.json``, the report of a part, written when all of the part is there and verified. An
+done) and ``_export/part-NNNNN.json``, the report of a part, written when all of the part is there and verified. What a
+part leaves for the end of the export stands beside its report, as ``_export/part-NNNNN.left``, until that is done. An
 export that ended early goes on when it is asked for again: parts with a report stay as they are.
 """
 
