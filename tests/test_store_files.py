@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -155,6 +156,34 @@ def test_end_and_begin_after_reset(tmp_path: Path) -> None:
         again.shutdown()
         if name == "front":
             assert findings(again) == []
+
+
+@pytest.mark.parametrize("flush", ["async", "sync"])
+@pytest.mark.parametrize("is_flushed", [True, False])
+def test_a_log_never_begins_with_a_file_without_entries(tmp_path: Path, flush: str, is_flushed: bool) -> None:
+    """One that was reset to the inside of a file and lost its entries begins with the next file if there is no room."""
+    store = opened(tmp_path / "store", flush=flush)
+    store.append_as_leader(bodies(0, 3), 1)
+    old = entries(store)
+    store.reset(9, 5 * FILE + 200)
+    store.append_as_follower(encode_entry(9, 1, 5 * FILE + 200, b"first"), 1)
+    if is_flushed:
+        store.flush()
+    store.truncate(9)
+    assert store.append_as_leader([b"x" * (FILE - 200 - 55)], 2).runs == ((9, 6 * FILE),)
+    before, all_entries = where(store), entries(store)
+    if not is_flushed:
+        # A reset is finished by an entry with its unit; else a restart finds the old log, without a gap in its files.
+        copy = opened(Path(shutil.copytree(tmp_path / "store", tmp_path / "copy")))
+        assert entries(copy) == (all_entries if flush == "async" else old)
+        copy.shutdown()
+        store.flush()
+    assert names(store) == [6 * FILE]
+    for restart in (abandoned, reopened):
+        store = restart(store)
+        assert where(store) == before
+        assert entries(store) == all_entries
+        assert findings(store) == []
 
 
 # Restarts.

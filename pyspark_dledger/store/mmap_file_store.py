@@ -49,6 +49,7 @@ from pyspark_dledger.store.rules import (
     check_held,
     check_lengths,
     check_reset,
+    place,
     risen_commit,
 )
 from pyspark_dledger.store.state import (
@@ -272,6 +273,8 @@ class MmapFileStore(DLedgerStore):
         self._check_sizes(packed)
         term = self._term if term is None else term
         first = self._next_index
+        if self._begin < 0:
+            self._begin_where_it_fits(int.from_bytes(packed.block[:4], "big"))
         with self._appending:
             wrote = write_bodies(
                 self._engine, self._data, packed, first, term, self._end_pos, self.append_hook, self._is_strict
@@ -288,6 +291,23 @@ class MmapFileStore(DLedgerStore):
         if size < MAX_ENTRY_SIZE + MIN_BLANK_SIZE and len(packed.block) > size - MIN_BLANK_SIZE - ENTRY_HEADER_SIZE:
             lengths = struct.iter_unpack(">I", bytes(packed.block[: 4 * packed.count]))
             check_lengths((length for (length,) in lengths), size)
+
+    def _begin_where_it_fits(self, body_length: int) -> None:
+        """Let an empty log that would begin inside of a file begin with the next one, where the first body needs that.
+
+        A file without an entry is none that a log begins with: recovery and readers take it for damage.
+        """
+        pos = place(self._end_pos, ENTRY_HEADER_SIZE + body_length, self._data.file_size)
+        if pos == self._end_pos:
+            return
+        with self._sync_lock:
+            self._end_pos = pos
+            self._on_disk(self._move_begin)
+
+    def _move_begin(self) -> None:
+        self._data.delete(self._data.release())
+        if self._is_reset:
+            self._replace_files()
 
     def append_as_follower(self, data: Buffer, leader_term: int) -> int:
         self._check_writable()
