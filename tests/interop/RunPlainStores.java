@@ -56,7 +56,8 @@ public final class RunPlainStores {
         config.setHaListenPort(0);
         config.setBrokerRole(BrokerRole.valueOf(words[1]));
         config.setMaxMsgsNumBatch(1_000_000);
-        // Whatever room the disk has, nothing is deleted.
+        // Whatever the hour is and the room that the disk has, nothing is deleted.
+        config.setFileReservedTime(1_000_000);
         config.setCleanFileForciblyEnable(false);
         for (int i = 2; i < words.length; i++) {
             int equals = words[i].indexOf('=');

@@ -11,6 +11,8 @@ from tests.interop.java_group import JavaProcess
 
 COMPILED_WITH = "5.3.3"
 MAIN_VERSIONS = ("4.9.8", "5.3.3")
+# The files of goldens are old, and a broker deletes old ones at four o'clock, or where a disk is full.
+_KEPT: dict[str, object] = {"fileReservedTime": 1_000_000, "cleanFileForciblyEnable": False}
 
 
 class Got(NamedTuple):
@@ -53,6 +55,7 @@ class JavaStore(JavaProcess):
             "dLegerGroup": group,
             "dLegerSelfId": node,
             "dLegerPeers": f"{node}-127.0.0.1:{free_ports(1)[0]}",
+            **_KEPT,
             **settings,
         }
         words = (f"{name}={str(value).lower() if isinstance(value, bool) else value}" for name, value in fields.items())

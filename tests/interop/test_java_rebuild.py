@@ -17,7 +17,7 @@ from tests.interop.java_stores import JavaMissing
 from tests.interop.plain_stores import PlainStores
 
 WHATS = ("consumequeue", "index")
-# Every case was written with these, and DLedger's own cleaning is to leave the files that are old by now.
+# Every case was written with these.
 SIZES = {"mappedFileSizeConsumeQueue": "2000", "maxHashSlotNum": "500", "maxIndexNum": "1000"}
 FILES = FileSettings(units_per_file=100, hash_slots=500, index_units=1000)
 OUTSIDE_QUEUES = 0x4  # of sysFlag: prepared, and with 0x8 rolled back
@@ -98,7 +98,7 @@ def test_a_broker_in_dledger_mode_serves_it(tmp_path: Path, case: str, version: 
     if case == "mq-53-upgrade":
         lost = damage(root, in_queues(expected), root / "commitlog" / f"{65536:020d}")
         expected = [each for each in expected if each["physicalOffset"] not in lost]
-    fields: dict[str, object] = {**SIZES, "mappedFileSizeCommitLog": 65536, "cleanFileForciblyEnable": False}
+    fields: dict[str, object] = {**SIZES, "mappedFileSizeCommitLog": 65536}
     try:
         java = JavaStore(version, root, fields, group="golden")
     except JavaMissing as reason:

@@ -31,8 +31,7 @@ SEED = int(os.environ.get("DLEDGER_INTEROP_SEED") or 1)
 # The suite takes the first, make interop both.
 CASES = ("mq-plain", "mq-plain-crc") if SECONDS else ("mq-plain",)
 JAVA_TOPIC = "JavaTopic"
-# The files are old: as old as they are, a broker would delete them.
-KEPT = {"fileReservedTime": 1_000_000}
+# The files are old: at four o'clock, or where the disk is full, a node deletes such.
 KEPT_FLAGS = ("--set", "fileReservedHours=1000000", "--set", "enableDiskForceClean=false")
 
 Unpack = Callable[[str], Path]
@@ -47,7 +46,7 @@ def _java() -> None:
 
 
 def opened(case: str, root: Path) -> JavaStore:
-    store = JavaStore(VERSION, root, {**Golden(case, "").meta["config"], **KEPT})
+    store = JavaStore(VERSION, root, Golden(case, "").meta["config"])
     store.wait_started()
     store.lead()
     return store
@@ -63,7 +62,7 @@ def test_ours_upgrades_an_old_log_as_rocketmq_does(case: str, case_folder: Unpac
     rows = random_rows(random.Random(case), 300, (*TOPICS, LONG_TOPIC, old[0].topic))
     config = Golden(case, "").meta["config"]
     peers = peers_text(free_ports(1))
-    flags = ("--messages", "--data-file-size", config["mappedFileSizeCommitLog"])
+    flags = ("--messages", "--data-file-size", config["mappedFileSizeCommitLog"], *KEPT_FLAGS)
     with closing(Served("n0", peers, ours, *flags)) as node:
         node.ready()
         with dl.connect("g", peers) as client:
@@ -108,7 +107,7 @@ def test_a_damaged_old_log_ends_where_rocketmq_ends_it(case_folder: Unpack, tmp_
 
 def rocketmq_divides(case: str, root: Path) -> int | None:
     """Where RocketMQ lets DLedger begin; None where it does not start."""
-    with closing(JavaStore(VERSION, root, {**Golden(case, "").meta["config"], **KEPT})) as java:
+    with closing(JavaStore(VERSION, root, Golden(case, "").meta["config"])) as java:
         try:
             return int(java.state()["dividedOffset"])
         except (AssertionError, ConnectionError):
