@@ -36,7 +36,7 @@ demo: $(INSTALLED) ## read a store that RocketMQ wrote, with Spark; ARGS=PATH re
 .PHONY: test
 test: $(INSTALLED) ## run the test suite, files side by side; ARGS goes to pytest (-n0: one after the other)
 	@tools/browser.sh
-	@$(SPARK) $(PYTHON_BIN) -m pytest -n auto --maxprocesses 4 --dist loadfile $(ARGS)
+	@$(SPARK) $(PYTHON_BIN) -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 .PHONY: test-spark-versions
 test-spark-versions: $(PYSPARK_VERSIONS:%=test-spark-%) ## run the smoke tests on PySpark 4.0 and 4.1

@@ -17,6 +17,26 @@ from tests import golden
 from tests.spark_cluster import SHORT_LIVED
 
 ROOT = Path(__file__).resolve().parent.parent
+# Files that take the longest. They come first: of the last one of all, the other processes would wait for the end.
+LONGEST = (
+    "test_examples.py",
+    "test_spark_stream.py",
+    "test_java_groups.py",
+    "test_spark_cluster.py",
+    "test_exactly_once.py",
+    "test_goldens.py",
+    "test_engines.py",
+    "test_sink_faults.py",
+    "test_docs.py",
+    "test_notebooks.py",
+    "test_remote.py",
+    "test_tables.py",
+    "test_spark_writer.py",
+    "test_fuzz.py",
+    "test_java_recovery.py",
+    "test_java_tail.py",
+    "test_java_opens_messages.py",
+)
 
 # Whoever starts the tests in the background, or with nohup, has these ignored, and every process that a test starts
 # would ignore them, too.
@@ -27,6 +47,11 @@ for ignored, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SI
 # Spark and the judges live for minutes, and would spend much of them on compiling.
 for name, flags in SHORT_LIVED.items():
     os.environ.setdefault(name, flags)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    places = {name: number for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path.name, len(places)))
 
 
 @pytest.fixture(params=["native", "python"])
