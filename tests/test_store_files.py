@@ -234,6 +234,27 @@ def test_reset_without_an_entry_is_undone_by_a_restart(tmp_path: Path) -> None:
     assert where(reopened(store)) == before
 
 
+@pytest.mark.parametrize("flush", ["async", "sync"])
+def test_a_second_reset_forgets_the_first(tmp_path: Path, flush: str) -> None:
+    """Until an entry of the last one is durable a restart finds the log from before both, and no file behind a gap."""
+    store = opened(tmp_path, flush=flush)
+    store.append_as_leader(bodies(0, 3), 1)
+    store.flush()
+    old = entries(store)
+    store.reset(100, 9 * FILE)
+    store.append_as_follower(encode_entry(100, 2, 9 * FILE, b"first"), 2)
+    store.reset(200, 15 * FILE + 20)
+    assert names(store) == [0]
+    store = abandoned(store)
+    assert entries(store) == old
+    store.reset(200, 15 * FILE + 20)
+    store.reset(300, 12 * FILE)
+    store.append_as_follower(encode_entry(300, 2, 12 * FILE, b"last"), 2)
+    store.flush()
+    assert names(store) == [12 * FILE]
+    assert where(abandoned(store))[:3] == (300, 300, 2)
+
+
 def test_reset_is_finished_by_its_first_durable_entry(tmp_path: Path) -> None:
     store = opened(tmp_path)
     store.append_as_leader(bodies(0, 12), 3)

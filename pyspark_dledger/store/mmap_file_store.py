@@ -302,12 +302,10 @@ class MmapFileStore(DLedgerStore):
             return
         with self._sync_lock:
             self._end_pos = pos
-            self._on_disk(self._move_begin)
+            self._on_disk(self._replace_files if self._is_reset else self._delete_data)
 
-    def _move_begin(self) -> None:
+    def _delete_data(self) -> None:
         self._data.delete(self._data.release())
-        if self._is_reset:
-            self._replace_files()
 
     def append_as_follower(self, data: Buffer, leader_term: int) -> int:
         self._check_writable()
@@ -424,11 +422,15 @@ class MmapFileStore(DLedgerStore):
             self._on_disk(self._replace_files)
 
     def _replace_files(self) -> None:
+        if self._is_reset:
+            # A restart may find the old log, and would refuse files of an unfinished reset behind a gap.
+            self._delete_data()
+            self._data.sync()
         self._is_reset = True
         write_reset(self.config.node_dir, Reset(self._next_index, self._end_pos))
         self._waiting.cut(0)
         first = self._end_pos - self._end_pos % self._data.file_size
-        # With those of a reset before this one, whose names must not be taken for those of new files.
+        # With those from before all resets, whose names must not be taken for those of new files.
         old = [*self._replaced, *self._data.release()]
         self._data.delete([file for file in old if file.base >= first])
         self._replaced = [file for file in old if file.base < first]
