@@ -308,6 +308,19 @@ def test_index_is_made_to_say_what_the_data_says(tmp_path: Path, number: int, da
     assert content(index_files(again)) == before
 
 
+def test_units_that_were_lost_far_before_the_end_are_made_anew(tmp_path: Path) -> None:
+    """A loss of power can take blocks of the index of many files, as far as no checkpoint says that it is durable."""
+    store = opened(tmp_path)
+    store.append_as_leader(bodies(0, 38))
+    store.flush()
+    before, file = content(index_files(store)), index_files(store)[0]
+    change(file, 7 * 32, bytes(64))
+    again = abandoned(store)
+    assert [entry.body for entry in entries(again)] == bodies(0, 38)
+    again.shutdown()
+    assert content(index_files(again)) == before
+
+
 def test_units_behind_the_end_are_removed(tmp_path: Path) -> None:
     store = opened(tmp_path)
     store.append_as_leader(bodies(0, 33))

@@ -6,9 +6,10 @@ whichever sectors it took, an entry with its unit is whole, and one without was 
 its body holds nothing but zeros, and is cut: what was not acknowledged is there with its bytes, or not at all. The
 index itself is made durable from time to time, and before `flush` returns only where an entry holds such zeros by
 itself. Whatever is cut loses its place in the checkpoint first, then its units, then its data, each durably: units and
-checkpoint vouch for data. This relies on file systems that show zeros where nothing was written, and keep the order in
-which files are created, renamed and deleted. With ``flush="async"`` units are written with their entries, and flushed
-behind them: after a loss of power, sectors of entries that were not flushed yet can be zeros.
+checkpoint vouch for data. This relies on file systems that show zeros where nothing was written, give out room in whole
+sectors, and keep the order in which files are created, renamed and deleted. With ``flush="async"`` units are written
+with their entries, and flushed behind them: after a loss of power, sectors of entries that were not flushed yet can be
+zeros.
 """
 
 from __future__ import annotations

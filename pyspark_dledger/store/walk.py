@@ -13,10 +13,11 @@ from typing import NamedTuple
 import numpy as np
 
 from pyspark_dledger.errors import StoreError
-from pyspark_dledger.format.codec import EntryHeader, IndexUnit, decode_entry_header, decode_index_unit
+from pyspark_dledger.format.codec import EntryHeader, IndexUnit, decode_entry_header, decode_index_unit, record_dtype
 from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.layout import (
     ENTRY_HEADER_SIZE,
+    INDEX_UNIT,
     INDEX_UNIT_SIZE,
     MAGIC_BLANK,
     MAGIC_NOOP,
@@ -34,6 +35,8 @@ FILES_SCANNED = 3
 # Index units of so many bytes of entries are held in memory at once.
 _STEP = 64 * 1024 * 1024
 _SEARCHED = 8 * 1024 * 1024
+_UNITS_AT_ONCE = 256 * 1024
+_UNIT = record_dtype(INDEX_UNIT)
 BLANK = struct.pack(">i", MAGIC_BLANK)
 
 
@@ -131,8 +134,8 @@ class LogWalk:
     def _first_scanned(self, begin: Place) -> tuple[int, Place]:
         """From which file on the log is walked over, and its first entry.
 
-        That is the third to last, or the one before the first of all earlier ones that does not begin where the one
-        before it ends, as the index has it.
+        That is the third to last, or the first of all earlier ones with entries that the index does not know, or behind
+        which the next one does not go on, as the index has it.
         """
         files = self._data.files
         firsts = [begin]
@@ -143,6 +146,8 @@ class LogWalk:
             header = self._header(files[number], files[number].base)
             if header is None or not self._is_linked(files[number - 1], firsts[-1], header):
                 self._is_early = header is None or header.index <= firsts[-1].index or header.term < firsts[-1].term
+                return number - 1, firsts[-1]
+            if not self._has_units(firsts[-1], header):
                 return number - 1, firsts[-1]
             firsts.append(Place(header.index, header.pos, header.term))
         return wanted, firsts[wanted]
@@ -161,6 +166,19 @@ class LogWalk:
         if there is None or unit_of(there) != last or not first.term <= last.term <= header.term:
             return False
         return self._read(before, last.pos + last.size)[:4] == BLANK
+
+    def _has_units(self, first: Place, following: EntryHeader) -> bool:
+        """Whether the index has units, one behind the other, for all entries of a file, up to that of the next file.
+
+        Those that were durable at the last checkpoint are not looked at: a loss of power takes others only.
+        """
+        for start in range(max(first.index, self._durable + 1), following.index, _UNITS_AT_ONCE):
+            count = min(_UNITS_AT_ONCE, following.index - start)
+            units = np.frombuffer(self._units(start, count), _UNIT)
+            ends = units["pos"] + units["size"]
+            if (units["index"] != np.arange(start, start + count)).any() or (units["pos"][1:] != ends[:-1]).any():
+                return False
+        return True
 
     def _walk(self, number: int, place: Place) -> Place:
         """The place behind the last of the entries that follow each other without a fault."""
