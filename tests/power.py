@@ -32,6 +32,7 @@ from pyspark_dledger.store.mmap_file_store import MmapFileStore
 _PWRITE, _CREATE = os.pwrite, files.LogFile.create
 _LIVES = 4
 _MOST_BYTES = 20_000
+_SECTOR = 512
 
 
 class Disk:
@@ -59,7 +60,9 @@ class Disk:
 
     def _pwrite(self, descriptor: int, data: Any, offset: int) -> int:
         if self.room is not None and bytes(data).strip(b"\0"):
-            data = memoryview(data)[: self.room]
+            # File systems give out room in whole sectors.
+            end = (offset + self.room) // _SECTOR * _SECTOR
+            data = memoryview(data)[: max(end - offset, 0)]
             self.room -= len(data)
             if not data:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -144,7 +147,7 @@ class Known:
         if self.before_reset is not None and not self.acknowledged:
             del held[0]  # until an entry of the new log is acknowledged, the old one has to be there, or the new one
             if set(there) and min(there) > max(self.before_reset[0], default=-1):
-                return
+                held = [(there, set())]
         assert any(all(there.get(index) == log[index] for index in acked) for log, acked in held), (
             f"acknowledged were {[sorted(acked)[-3:] for _, acked in held]}, found {sorted(there)[-3:]}"
         )
