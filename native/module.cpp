@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "crc32.hpp"
+#include "json_lines.hpp"
 #include "place.hpp"
 #include "puts.hpp"
 #include "python_values.hpp"
@@ -314,6 +315,30 @@ std::optional<int64_t> find_torn_in(const py::object& data, const py::object& po
   return released(held.range().size, [&] { return find_torn(held.range(), start); });
 }
 
+// The lines of a batch, which stays as long as this lives.
+class HeldLines {
+ public:
+  HeldLines(const py::object& batch, BytesForm form) : held_(batch), lines_(held_.schema(), held_.array(), form) {}
+
+  // The next lines, of about `size` bytes; empty behind the last.
+  py::bytes next(size_t size) {
+    const std::string_view text = [&] {
+      const py::gil_scoped_release release;
+      return lines_.next(size);
+    }();
+    return {text.data(), text.size()};
+  }
+
+ private:
+  HeldArrow held_;
+  JsonLines lines_;
+};
+
+BytesForm bytes_form(const std::string& name) {
+  if (name == "base64") return BytesForm::Base64;
+  return name == "hex" ? BytesForm::Hex : BytesForm::Text;
+}
+
 py::dict layout() {
   using namespace py::literals;
   return py::dict("entryHeaderSize"_a = kEntryHeaderSize, "maxEntrySize"_a = kMaxEntrySize,
@@ -386,6 +411,11 @@ PYBIND11_MODULE(_native, module) {
   add_puts(module);
   module.def("crc32", &crc_of<crc32>, py::arg("data"), py::arg("before") = 0);
   module.def("crc32_portable", &crc_of<crc32_portable>, py::arg("data"), py::arg("before") = 0);
+  py::class_<HeldLines>(module, "JsonLines")
+      .def(py::init([](const py::object& batch, const std::string& form) {
+        return std::make_unique<HeldLines>(batch, bytes_form(form));
+      }))
+      .def("next", &HeldLines::next);
   module.def("layout", &layout);
   module.def("column_names", &column_names);
 }

@@ -11,25 +11,6 @@
 namespace dledger {
 namespace {
 
-// Arrow data of somebody who keeps it: what the Arrow PyCapsule protocol gives, for as long as this lives.
-class HeldArrow {
- public:
-  explicit HeldArrow(const py::object& object) : capsules_(object.attr("__arrow_c_array__")()) {}
-
-  const ArrowSchema& schema() const { return *pointer<ArrowSchema>(0, "arrow_schema"); }
-  const ArrowArray& array() const { return *pointer<ArrowArray>(1, "arrow_array"); }
-
- private:
-  template <typename T>
-  const T* pointer(size_t place, const char* name) const {
-    const void* const found = PyCapsule_GetPointer(py::object(capsules_[place]).ptr(), name);
-    if (found == nullptr) throw py::error_already_set();
-    return static_cast<const T*>(found);
-  }
-
-  py::tuple capsules_;
-};
-
 // `settings` is a format.puts.PutSettings that was checked.
 PutSettings put_settings(const py::object& settings) {
   PutSettings native;
@@ -105,7 +86,7 @@ void patch_entries(const py::object& data, const py::object& units) {
 // An int32 for each of an Arrow array of strings; 0 for a null.
 py::bytearray java_hashes(const py::object& strings) {
   const HeldArrow held(strings);
-  const TextColumn column = view_text(held.schema(), held.array());
+  const TextColumn column = view_text(held.schema(), held.array(), 0);
   const int64_t count = held.array().length;
   const auto [made, data] = make_bytearray(4 * count);
   for (int64_t i = 0; i < count; i++) {

@@ -91,49 +91,6 @@ std::vector<uint8_t> make_front(const PutSettings& settings) {
 
 int64_t length_width(std::string_view topic) { return static_cast<int64_t>(topic.size()) > kLongestV1Topic ? 2 : 1; }
 
-void expect_format(const ArrowSchema& schema, const char* format) {
-  if (std::strcmp(schema.format, format) == 0) return;
-  throw std::invalid_argument(std::string("expected Arrow format ") + format + ", found " + schema.format);
-}
-
-// `offset` is that of the parent.
-void view_column(const ArrowArray& array, int64_t offset, ColumnView& column) {
-  column.valid = static_cast<const uint8_t*>(array.buffers[0]);
-  column.offset = offset + array.offset;
-  column.is_there = true;
-}
-
-TextColumn view_bytes(const ArrowSchema& schema, const ArrowArray& array, int64_t offset, const char* format) {
-  expect_format(schema, format);
-  TextColumn column;
-  view_column(array, offset, column);
-  column.offsets = static_cast<const int32_t*>(array.buffers[1]);
-  column.bytes = static_cast<const uint8_t*>(array.buffers[2]);
-  return column;
-}
-
-template <typename T>
-NumberColumn<T> view_numbers(const ArrowSchema& schema, const ArrowArray& array, int64_t offset) {
-  expect_format(schema, sizeof(T) == 4 ? "i" : "l");
-  NumberColumn<T> column;
-  view_column(array, offset, column);
-  column.values = static_cast<const T*>(array.buffers[1]);
-  return column;
-}
-
-MapColumn view_map(const ArrowSchema& schema, const ArrowArray& array, int64_t offset) {
-  expect_format(schema, "+m");
-  const ArrowSchema& entries_schema = *schema.children[0];
-  const ArrowArray& entries = *array.children[0];
-  expect_format(entries_schema, "+s");
-  MapColumn column;
-  view_column(array, offset, column);
-  column.offsets = static_cast<const int32_t*>(array.buffers[1]);
-  column.names = view_bytes(*entries_schema.children[0], *entries.children[0], entries.offset, "u");
-  column.values = view_bytes(*entries_schema.children[1], *entries.children[1], entries.offset, "u");
-  return column;
-}
-
 }  // namespace
 
 PutBatch view_batch(const ArrowSchema& schema, const ArrowArray& array) {
@@ -146,33 +103,31 @@ PutBatch view_batch(const ArrowSchema& schema, const ArrowArray& array) {
     const std::string_view name = of.name;
     const int64_t offset = array.offset;
     if (name == "topic") {
-      batch.topic = view_bytes(of, column, offset, "u");
+      batch.topic = view_text(of, column, offset);
     } else if (name == "body") {
-      batch.body = view_bytes(of, column, offset, "z");
+      batch.body = view_binary(of, column, offset);
     } else if (name == "tags") {
-      batch.tags = view_bytes(of, column, offset, "u");
+      batch.tags = view_text(of, column, offset);
     } else if (name == "keys") {
-      batch.keys = view_bytes(of, column, offset, "u");
+      batch.keys = view_text(of, column, offset);
     } else if (name == "properties") {
       batch.properties = view_map(of, column, offset);
     } else if (name == "queueId") {
-      batch.queue_id = view_numbers<int32_t>(of, column, offset);
+      batch.queue_id = view_int32(of, column, offset);
     } else if (name == "flag") {
-      batch.flag = view_numbers<int32_t>(of, column, offset);
+      batch.flag = view_int32(of, column, offset);
     } else if (name == "transaction") {
-      batch.transaction = view_numbers<int32_t>(of, column, offset);
+      batch.transaction = view_int32(of, column, offset);
     } else if (name == "delayLevel") {
-      batch.delay_level = view_numbers<int32_t>(of, column, offset);
+      batch.delay_level = view_int32(of, column, offset);
     } else if (name == "bornTimestamp") {
-      batch.born_timestamp = view_numbers<int64_t>(of, column, offset);
+      batch.born_timestamp = view_int64(of, column, offset);
     } else {
       throw std::invalid_argument("expected a column of puts, found " + std::string(name));
     }
   }
   return batch;
 }
-
-TextColumn view_text(const ArrowSchema& schema, const ArrowArray& array) { return view_bytes(schema, array, 0, "u"); }
 
 uint64_t Ordinals::next(const Hash128& content) {
   if (content.is_zero()) return zeros_++;

@@ -8,71 +8,13 @@
 #include <string_view>
 #include <unordered_map>
 #include <unordered_set>
-#include <utility>
 #include <vector>
 
-#include "columns.hpp"
+#include "arrow_views.hpp"
 #include "hash.hpp"
 #include "puts.hpp"
 
 namespace dledger {
-
-// A text or bytes of a row; null where `size` is -1.
-struct Text {
-  const uint8_t* data = nullptr;
-  int64_t size = -1;
-
-  bool is_null() const { return size < 0; }
-  bool is_empty() const { return size <= 0; }
-  std::string_view view() const {
-    return is_null() ? std::string_view() : std::string_view(reinterpret_cast<const char*>(data), size_t(size));
-  }
-};
-
-// Views of somebody's Arrow columns, which have to stay as long as these are used. A column that is not there is null
-// throughout.
-struct ColumnView {
-  const uint8_t* valid = nullptr;
-  int64_t offset = 0;
-  bool is_there = false;
-
-  bool is_null(int64_t row) const {
-    if (!is_there) return true;
-    const int64_t bit = offset + row;
-    return valid != nullptr && (valid[bit / 8] >> (bit % 8) & 1) == 0;
-  }
-};
-
-template <typename T>
-struct NumberColumn : ColumnView {
-  const T* values = nullptr;
-
-  std::optional<int64_t> at(int64_t row) const {
-    return is_null(row) ? std::nullopt : std::optional<int64_t>(values[offset + row]);
-  }
-};
-
-struct TextColumn : ColumnView {
-  const int32_t* offsets = nullptr;
-  const uint8_t* bytes = nullptr;
-
-  Text at(int64_t row) const {
-    if (is_null(row)) return {};
-    const int32_t start = offsets[offset + row];
-    return {bytes + start, offsets[offset + row + 1] - start};
-  }
-};
-
-struct MapColumn : ColumnView {
-  const int32_t* offsets = nullptr;
-  TextColumn names, values;
-
-  // The places of a row's pairs in `names` and `values`.
-  std::pair<int64_t, int64_t> range(int64_t row) const {
-    if (is_null(row)) return {0, 0};
-    return {offsets[offset + row], offsets[offset + row + 1]};
-  }
-};
 
 // The columns of format.put_rows.PUT_SCHEMA.
 struct PutBatch {
@@ -85,7 +27,6 @@ struct PutBatch {
 
 // Throws std::invalid_argument for columns that are not of PUT_SCHEMA.
 PutBatch view_batch(const ArrowSchema& schema, const ArrowArray& array);
-TextColumn view_text(const ArrowSchema& schema, const ArrowArray& array);
 
 // What the messages of a batch have in common; see format.puts.PutSettings.
 struct PutSettings {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "append.hpp"
+#include "columns.hpp"
 
 namespace dledger {
 
@@ -44,6 +45,25 @@ class HeldBytes {
 
  private:
   Py_buffer view_;
+};
+
+// Arrow data of somebody who keeps it: what the Arrow PyCapsule protocol gives, for as long as this lives.
+class HeldArrow {
+ public:
+  explicit HeldArrow(const py::object& object) : capsules_(object.attr("__arrow_c_array__")()) {}
+
+  const ArrowSchema& schema() const { return *pointer<ArrowSchema>(0, "arrow_schema"); }
+  const ArrowArray& array() const { return *pointer<ArrowArray>(1, "arrow_array"); }
+
+ private:
+  template <typename T>
+  const T* pointer(size_t place, const char* name) const {
+    const void* const found = PyCapsule_GetPointer(py::object(capsules_[place]).ptr(), name);
+    if (found == nullptr) throw py::error_already_set();
+    return static_cast<const T*>(found);
+  }
+
+  py::tuple capsules_;
 };
 
 inline int64_t integer(const char* name, const py::handle& value, int64_t low, int64_t high) {

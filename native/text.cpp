@@ -9,7 +9,8 @@ namespace {
 
 bool is_continuation(uint8_t byte) { return (byte & 0xC0) == 0x80; }
 
-// Length of the well-formed sequence at p, or minus the length of the malformed part to replace.
+}  // namespace
+
 int sequence_length(const uint8_t* p, const uint8_t* end) {
   const uint8_t lead = *p;
   if (lead < 0x80) return 1;
@@ -27,8 +28,6 @@ int sequence_length(const uint8_t* p, const uint8_t* end) {
   if (length == 3) return 3;
   return left < 4 || !is_continuation(p[3]) ? -3 : 4;
 }
-
-}  // namespace
 
 bool is_utf8(const uint8_t* p, size_t n) {
   const uint8_t* const end = p + n;

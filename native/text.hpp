@@ -7,6 +7,9 @@
 
 namespace dledger {
 
+// Length of the well-formed sequence at p, or minus the length of the malformed part to replace; p is before end.
+int sequence_length(const uint8_t* p, const uint8_t* end);
+
 bool is_utf8(const uint8_t* p, size_t n);
 
 // What Java's `new String(bytes, UTF_8)` holds, as UTF-8: malformed parts become U+FFFD.

@@ -26,10 +26,8 @@ from pyspark.sql import SparkSession
 
 import pyspark_dledger as dl
 from pyspark_dledger.cli.main import main
-from pyspark_dledger.cli.output import rows_of as plain_rows
 from pyspark_dledger.errors import DiskFullError, MalformedError, OptionError, StoreError, StoreInUseError
 from pyspark_dledger.format.columns import DEFAULT_NAMES
-from pyspark_dledger.format.json_text import base64_text, json_line, json_lines
 from pyspark_dledger.log import remote
 from pyspark_dledger.rocketmq.export import export, parquet
 from pyspark_dledger.rocketmq.export import json_lines as json_lines_form
@@ -157,32 +155,6 @@ def test_json_lines_are_those_of_dump(
     main(["dump", "--json", str(path)])
     assert text == capsys.readouterr().out
     assert text.count("\n") == report.rows
-
-
-@pytest.mark.parametrize("case", ["mq-53-upgrade", "raw-killed", "mq-oldest"])
-def test_json_of_a_batch_is_json_of_its_rows(case: str, case_folder: Callable[[str], Path]) -> None:
-    path = case_folder(case) / next(each.folder for each in golden.ALL if each.case == case)
-    for batch in dl.open_log(path).scan(includeEntryBody=True):
-        for part in (batch, batch.slice(1, 7), batch.slice(3), batch.slice(0, 0)):
-            lines = [line for piece in json_lines(part, base64_text) for line in piece.to_pylist()]
-            assert lines == [json_line(row) for row in plain_rows(part, base64_text)]
-
-
-def test_json_escapes_as_row_by_row() -> None:
-    texts = ['"', "\\", "\n", "\x7f", "\x9f", "\xad", "\u200b", "\u2028", "\ufeff", "é", "中", "😀", "", None, "plain"]
-    pairs = [None if text is None else [(text, text), ("k", None)] for text in texts]
-    columns = {
-        "text": pa.array(texts),
-        "map": pa.array(pairs, pa.map_(pa.string(), pa.string())),
-        "list": pa.array([[text] for text in texts]),
-        "bytes": pa.array([text and text.encode() for text in texts], pa.binary()),
-        "time": pa.array([0, -1, 253402300799999] * 5, pa.timestamp("us", "UTC")),
-        "is": pa.array([True, None, False] * 5),
-    }
-    batch = pa.RecordBatch.from_pydict(columns)
-    lines = [line for piece in json_lines(batch, base64_text) for line in piece.to_pylist()]
-    assert lines == [json_line(row) for row in plain_rows(batch, base64_text)]
-    assert [json.loads(line)["text"] for line in lines] == texts
 
 
 @pytest.mark.parametrize("form", FORMS)

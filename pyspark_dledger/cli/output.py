@@ -16,7 +16,15 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal
 
 from pyspark_dledger.cli.progress import Progress
-from pyspark_dledger.format.json_text import NOT_PRINTABLE, base64_text, escape, json_line, printable, time_texts
+from pyspark_dledger.format.json_text import (
+    NOT_PRINTABLE,
+    BytesForm,
+    bytes_text,
+    escape,
+    json_line,
+    printable,
+    time_texts,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -132,15 +140,18 @@ def _maps(column: pa.MapArray) -> list[dict[Any, Any] | None]:
     ]
 
 
+def bytes_form(form: str) -> BytesForm:
+    """How JSON has bytes in one of `BODY_FORMS`; with ``none`` those of other columns."""
+    return "hex" if form == "hex" else "base64" if form == "base64" else "text"
+
+
 def body_form(form: str, as_json: bool) -> Callable[[bytes], str]:
     """How bytes become text; in the form ``text`` what is not UTF-8 comes out as backslash escapes."""
-    if form == "hex":
-        return bytes.hex
-    if form == "base64":
-        return base64_text
-    # A line of text has escapes of its own, which `shown` makes of both.
-    errors = "backslashreplace" if as_json else "surrogateescape"
-    return lambda data: data.decode("utf-8", errors)
+    in_json = bytes_form(form)
+    if as_json or in_json != "text":
+        return bytes_text(in_json)
+    # A line of text has escapes of its own, which `shown` makes of it.
+    return lambda data: data.decode("utf-8", "surrogateescape")
 
 
 def camel_case(name: str) -> str:

@@ -8,13 +8,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pyspark_dledger.cli.exits import CLEAN, FINDINGS
-from pyspark_dledger.cli.output import BODY_COLUMNS, Output, body_form, rows_of, text_line
+from pyspark_dledger.cli.output import BODY_COLUMNS, Output, body_form, bytes_form, rows_of, text_line
 from pyspark_dledger.cli.progress import Progress
 from pyspark_dledger.cli.store import open_given
 from pyspark_dledger.cli.tables import is_finding, table_batches
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.format.columns import COLUMN_BY_NAME
-from pyspark_dledger.format.json_text import json_line, json_lines
+from pyspark_dledger.format.json_text import json_line
 from pyspark_dledger.log.options import nearest
 
 if TYPE_CHECKING:
@@ -48,7 +48,9 @@ class RowPrinter:
         elif given.keep:
             raise OptionError("--keep names columns that --redact leaves as they are: give both")
         form = given.body or ("base64" if given.json else "text")
+        self._form = bytes_form(form)
         self._body = body_form(form, given.json)
+        self._engine = log.engine
         self.count = 0
         self.code = CLEAN
 
@@ -70,8 +72,8 @@ class RowPrinter:
 
     def _lines(self, batch: pa.RecordBatch) -> Iterator[str]:
         if self._is_json and self._redact is None:
-            for lines in json_lines(batch, self._body):
-                yield from lines.to_pylist()
+            for lines in self._engine.json_lines(batch, self._form):
+                yield from lines.decode().splitlines()  # in a line nothing stands that ends one
             return
         for row in rows_of(batch, bytes if self._redact else self._body):
             shown = self._redact(row) if self._redact else row

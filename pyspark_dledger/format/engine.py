@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import pyarrow as pa
 
+    from pyspark_dledger.format.json_text import BytesForm
     from pyspark_dledger.format.place import Longs, Placed
 
 ENGINES = ("auto", "native", "python")
@@ -29,7 +30,7 @@ _HOW_TO_BUILD = "reinstall pyspark_dledger where a C++17 compiler is found, or r
 class Engine(Protocol):
     """The calls that both engines have.
 
-    `python_engine`, `append`, `place`, `put_rows` and `put_messages` say what each of them does.
+    `python_engine`, `append`, `place`, `put_rows`, `put_messages` and `json_text` say what each of them does.
     """
 
     NAME: str
@@ -82,6 +83,8 @@ class Engine(Protocol):
     def put_ids(self, segment: Segment, start: int, end: int) -> PutIds: ...
 
     def java_hashes(self, strings: pa.StringArray) -> npt.NDArray[np.int32]: ...
+
+    def json_lines(self, batch: pa.RecordBatch, form: BytesForm) -> Iterator[bytes]: ...
 
 
 def get_engine(name: str = "auto") -> Engine:

@@ -10,10 +10,13 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from json.encoder import encode_basestring
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+BytesForm = Literal["base64", "hex", "text"]
+"""How bytes become text: ``text`` is UTF-8, with what is none as a backslash, x and two digits for each byte."""
 
 # Control characters, what ends a line, what is invisible or turns the direction of text, and halves of pairs.
 NOT_PRINTABLE = re.compile(
@@ -53,6 +56,13 @@ def base64_text(data: bytes) -> str:
     return binascii.b2a_base64(data, newline=False).decode()
 
 
+def bytes_text(form: BytesForm) -> Callable[[bytes], str]:
+    """How bytes become text in a form."""
+    if form == "base64":
+        return base64_text
+    return bytes.hex if form == "hex" else lambda data: data.decode("utf-8", "backslashreplace")
+
+
 def time_texts(column: pa.Array) -> list[str | None]:
     """A timestamp column as ``2026-07-21T03:12:00.000Z``, far faster than by a datetime for each."""
     import pyarrow as pa
@@ -61,36 +71,38 @@ def time_texts(column: pa.Array) -> list[str | None]:
     return [text and f"{text[:10]}T{text[11:]}Z" for text in texts]
 
 
-def json_lines(batch: pa.RecordBatch, body: Callable[[bytes], str], end: str = "") -> Iterator[pa.StringArray]:
-    """The rows of a batch in order, each as `json_line` has it and `end`, in pieces.
+def json_lines(batch: pa.RecordBatch, form: BytesForm) -> Iterator[bytes]:
+    """The rows of a batch in order, each as `json_line` has it and a newline, in UTF-8 and in pieces of whole lines.
 
-    They are made column by column, which is far faster.
+    They are made column by column, which is far faster. Raises ValueError for a time outside the years 1 to 9999.
     """
+    body = bytes_text(form)
     step = max(batch.num_rows * _PIECE_BYTES // max(batch.nbytes, 1), 1)
     for start in range(0, batch.num_rows, step):
-        yield _lines(batch.slice(start, step), body, end)
+        yield _lines(batch.slice(start, step), body)
 
 
-def _lines(batch: pa.RecordBatch, body: Callable[[bytes], str], end: str) -> pa.StringArray:
+def _lines(batch: pa.RecordBatch, body: Callable[[bytes], str]) -> bytes:
     import pyarrow.compute as pc
 
+    if not batch.num_columns:
+        return b"{}\n" * batch.num_rows
     parts: list[Any] = []
     for number, (name, column) in enumerate(zip(batch.schema.names, batch.columns, strict=True)):
         parts += [f"{', ' if number else '{'}{json_line(name)}: ", _texts(column, body)]
-    return pc.binary_join_element_wise(*parts, f"}}{end}", "")
+    data: bytes = pc.binary_join_element_wise(*parts, "}\n", "").buffers()[2].to_pybytes()
+    return data
 
 
 def _texts(column: pa.Array, body: Callable[[bytes], str]) -> pa.StringArray:
     """Each value of a column in JSON."""
     import pyarrow as pa
-    import pyarrow.compute as pc
 
     kind = column.type
     if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
         texts = column.cast(pa.string())
     elif pa.types.is_timestamp(kind):
-        days = column.cast(pa.timestamp("ms"), safe=False).cast(pa.string())
-        texts = pc.binary_join_element_wise('"', pc.utf8_replace_slice(days, 10, 11, "T"), 'Z"', "")
+        texts = _times(column)
     elif pa.types.is_string(kind):
         texts = _quoted(column)
     elif pa.types.is_binary(kind) and body is base64_text:
@@ -102,6 +114,21 @@ def _texts(column: pa.Array, body: Callable[[bytes], str]) -> pa.StringArray:
     else:
         return pa.array(map(json_line, column.to_pylist()), pa.string())
     return texts.fill_null(_NULL)
+
+
+def _times(column: pa.TimestampArray) -> pa.StringArray:
+    """Times as `time_texts` has them, quoted; null stays."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    from pyspark_dledger.format.rows import MAX_TIMESTAMP, MIN_TIMESTAMP
+
+    times = column.cast(pa.timestamp("ms"), safe=False)
+    for found in pc.min_max(times.cast(pa.int64())).as_py().values():
+        if found is not None and not MIN_TIMESTAMP <= found <= MAX_TIMESTAMP:
+            raise ValueError(f"expected a time within the years 1 to 9999, found {found} ms")
+    texts = pc.utf8_replace_slice(times.cast(pa.string()), 10, 11, "T")
+    return pc.binary_join_element_wise('"', texts, 'Z"', "")
 
 
 def _in_base64(column: pa.BinaryArray) -> pa.StringArray:

@@ -26,10 +26,14 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import pyarrow as pa
 
+    from pyspark_dledger.format.json_text import BytesForm
     from pyspark_dledger.format.place import Longs, Placed
 
 
 NAME = "native"
+
+# What is made of a piece stays in the processor's cache.
+_JSON_PIECE_BYTES = 512 * 1024
 
 crc32 = _native.crc32
 split = _native.split
@@ -143,6 +147,20 @@ def put_ids(segment: Segment, start: int, end: int) -> PutIds:
 def java_hashes(strings: pa.StringArray) -> npt.NDArray[np.int32]:
     """Java's ``String.hashCode`` of each; 0 for a null."""
     return _array(_native.java_hashes(strings), "i4")
+
+
+def json_lines(batch: pa.RecordBatch, form: BytesForm) -> Iterator[bytes]:
+    """The rows of a batch as lines of JSON, in pieces of whole lines; see `json_text.json_lines`."""
+    from pyspark_dledger.format import json_text
+    from pyspark_dledger.format.columns import ALL_COLUMNS
+
+    batch.validate()
+    if not {column.type for column in ALL_COLUMNS}.issuperset(batch.schema.types):
+        yield from json_text.json_lines(batch, form)  # of a table with columns of other types, which are small
+        return
+    lines = _native.JsonLines(batch, form)
+    while text := lines.next(_JSON_PIECE_BYTES):
+        yield text
 
 
 def _contiguous(values: Longs) -> Longs:

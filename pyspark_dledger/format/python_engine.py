@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from pyspark_dledger.errors import DLedgerError, MalformedError, StoreError
-from pyspark_dledger.format import append, codec, put_messages, put_rows
+from pyspark_dledger.format import append, codec, json_text, put_messages, put_rows
 from pyspark_dledger.format.columns import COLUMN_BY_NAME, arrow_schema
 from pyspark_dledger.format.entries import Buffer
 from pyspark_dledger.format.frames import Frames, frames_of
@@ -47,6 +47,7 @@ encode_messages = put_rows.encode_messages
 read_puts = put_messages.read_puts
 stamp_puts = put_messages.stamp_puts
 patch_physical_offsets = put_messages.patch_physical_offsets
+json_lines = json_text.json_lines
 
 _Result = TypeVar("_Result")
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.checksum import crc32
 from pyspark_dledger.format.durable import sync_file
-from pyspark_dledger.format.json_text import base64_text, json_lines
+from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.log.plan import Partition, read_partition
 from pyspark_dledger.rocketmq.export.forms import (
     ExportSettings,
@@ -90,15 +90,17 @@ def _write(part: JsonLinesPart, file: Path) -> tuple[_Sums, int]:
     """The lines of a part to a file; how many of them have a problem, besides. Raises OSError."""
     count = crc = problems = 0
     is_plain = part.compression == "none"
+    engine = get_engine(part.partition.engine)
     with SummedFile(file) as summed, _compressed(summed, part.compression) as stream:
         for batch in read_partition(part.partition):
             problems += problems_of(batch)
-            for lines in json_lines(batch.select(part.columns), base64_text, "\n"):
-                data = lines.buffers()[2]
-                json.loads(lines[-1].as_py())
-                stream.write(data)
-                crc = 0 if is_plain else crc32(data, crc)
-                count += len(lines)
+            count += batch.num_rows
+            lines = b""
+            for lines in engine.json_lines(batch.select(part.columns), "base64"):
+                stream.write(lines)
+                crc = 0 if is_plain else crc32(lines, crc)
+            if lines:
+                json.loads(lines[lines.rfind(b"\n", 0, -1) + 1 :])
         stream.close()
         return _Sums(count, summed.crc32 if is_plain else crc, summed.crc32), problems
 
