@@ -31,6 +31,7 @@ from pyspark_dledger.format.columns import DEFAULT_NAMES
 from pyspark_dledger.log import remote
 from pyspark_dledger.rocketmq.export import export, parquet
 from pyspark_dledger.rocketmq.export import json_lines as json_lines_form
+from pyspark_dledger.rocketmq.export.direct_file import DirectFile
 from pyspark_dledger.rocketmq.export.forms import new_file
 from pyspark_dledger.rocketmq.export.parquet import NULL_PARTITION, ColumnSums
 from pyspark_dledger.rocketmq.runs import run_here
@@ -51,14 +52,18 @@ SMALL = {"maxPartitionBytes": "65536"}
 # Dies as a power cut would have it, behind the third file that was written and before it is placed.
 KILLED = """
 import os, signal, sys
-from pyspark_dledger.rocketmq.export import export, json_lines, parquet
+from pyspark_dledger.rocketmq.export import export, parquet
+from pyspark_dledger.rocketmq.export.direct_file import DirectFile
 count = 0
-def dies(file):
-    global count
-    count += 1
-    if count == 3:
-        os.kill(os.getpid(), signal.SIGKILL)
-parquet.sync_file = json_lines.sync_file = dies
+def dying(call):
+    def called(*given):
+        global count
+        call(*given)
+        count += 1
+        if count == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+    return called
+parquet.sync_file, DirectFile.finish = dying(parquet.sync_file), dying(DirectFile.finish)
 export(sys.argv[1], sys.argv[2], sys.argv[3], maxPartitionBytes=4096)
 """
 # No file may grow beyond what the system allows this process.
@@ -503,13 +508,20 @@ def test_a_log_whose_begin_expired_is_refused(store: Store, tmp_path: Path) -> N
 def test_a_byte_that_changes_on_its_way_is_noticed(
     form: str, compression: str, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    write = DirectFile._write
+
     def flip(file: Path) -> None:
         data = bytearray(file.read_bytes())
         data[len(data) // 3] ^= 4
         file.write_bytes(data)
 
+    def write_wrong(file: DirectFile, data: memoryview, offset: int) -> None:
+        data[len(data) // 3] ^= 4
+        write(file, data, offset)
+
     with monkeypatch.context() as patch:
         patch.setattr({"parquet": parquet, "jsonl": json_lines_form}[form], "sync_file", flip)
+        patch.setattr(DirectFile, "_write", write_wrong)
         with pytest.raises(StoreError, match=r"expected the .* that were written when the file was read back, found"):
             export(store.path, tmp_path / "out", form, compression=compression)
     assert files_of(tmp_path / "out") == {}
@@ -602,10 +614,10 @@ def test_no_room_is_said_and_it_goes_on_when_there_is_some(form: str, tmp_path: 
 
 
 def test_no_room_is_an_error_of_its_own(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(_file: Path) -> None:
+    def full(_file: DirectFile, _size: int) -> None:
         raise OSError(28, os.strerror(28))
 
-    monkeypatch.setattr(json_lines_form, "sync_file", full)
+    monkeypatch.setattr(DirectFile, "finish", full)
     with pytest.raises(DiskFullError, match="No space left on device"):
         export(store.path, tmp_path / "out", "jsonl")
 
@@ -692,12 +704,12 @@ def test_the_command_line_says_what_was_done(
 def test_an_interrupted_command_says_how_it_goes_on(
     store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(_file: Path) -> None:
+    def interrupted(_file: DirectFile, _size: int) -> None:
         raise KeyboardInterrupt
 
     command = ["export", str(store.path), str(tmp_path / "out"), "--to", "jsonl"]
     with monkeypatch.context() as patch:
-        patch.setattr(json_lines_form, "sync_file", interrupted)
+        patch.setattr(DirectFile, "finish", interrupted)
         patch.setattr("pyspark_dledger.cli.main._abandon_output", lambda: None)
         assert main(command) == 130
     assert "interrupted: the same command goes on" in capsys.readouterr().err

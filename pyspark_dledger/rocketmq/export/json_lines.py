@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.checksum import crc32
 from pyspark_dledger.format.durable import sync_file
 from pyspark_dledger.format.engine import get_engine
+from pyspark_dledger.format.entries import Buffer
 from pyspark_dledger.log.plan import Partition, read_partition
+from pyspark_dledger.rocketmq.export.direct_file import DirectFile
 from pyspark_dledger.rocketmq.export.forms import (
     ExportSettings,
     FileReport,
@@ -31,7 +35,10 @@ if TYPE_CHECKING:
     from pyspark_dledger.log import Log
 
 _ENDINGS = {"none": ".jsonl", "gzip": ".jsonl.gz", "zstd": ".jsonl.zst"}
-_BLOCK = 1024 * 1024
+# Stays in the processor's cache while it is counted and summed.
+_BLOCK = 512 * 1024
+_WINDOW = 16 * 1024 * 1024
+_NEWLINE = ord("\n")
 
 
 @dataclass(frozen=True)
@@ -58,14 +65,17 @@ class JsonLinesForm:
     def write(self, part: JsonLinesPart, number: int, target: Path) -> PartReport:
         """One file, empty where no row passes; see `Form.write`."""
         path = f"part-{number:05d}{_ENDINGS[part.compression]}"
+        lines = _Lines(part)
         with new_file(target, path) as temporary:
-            written, problems = _write(part, temporary)
-            sync_file(temporary)
-            size, found = _read_back(temporary, path, part.compression)
+            if part.compression == "none":
+                written, found = _write_plain(lines, temporary)
+            else:
+                written, found = _write_compressed(lines, temporary, path)
             if found != written:
                 raise _differs(path, f"{found}, not {written}")
+            size = temporary.stat().st_size
         file = FileReport(path, size, found.file_crc32, found.lines)
-        return PartReport(number, found.lines, 0, (), (file,), part.partition.size, problems=problems)
+        return PartReport(number, found.lines, 0, (), (file,), part.partition.size, problems=lines.problems)
 
     def finish(
         self, _log: Log, _settings: ExportSettings, _target: Path, _reports: Sequence[PartReport]
@@ -86,43 +96,71 @@ class _Sums(NamedTuple):
         return f"{self.lines} lines with CRC-32 {self.crc32}, in a file with CRC-32 {self.file_crc32}"
 
 
-def _write(part: JsonLinesPart, file: Path) -> tuple[_Sums, int]:
-    """The lines of a part to a file; how many of them have a problem, besides. Raises OSError."""
-    count = crc = problems = 0
-    is_plain = part.compression == "none"
-    engine = get_engine(part.partition.engine)
-    with SummedFile(file) as summed, _compressed(summed, part.compression) as stream:
-        for batch in read_partition(part.partition):
-            problems += problems_of(batch)
-            count += batch.num_rows
-            lines = b""
-            for lines in engine.json_lines(batch.select(part.columns), "base64"):
-                stream.write(lines)
-                crc = 0 if is_plain else crc32(lines, crc)
-            if lines:
-                json.loads(lines[lines.rfind(b"\n", 0, -1) + 1 :])
+class _Lines:
+    """The lines of a part, in pieces, and what those hold that were given: once all were, that is the whole part."""
+
+    def __init__(self, part: JsonLinesPart) -> None:
+        self.part = part
+        self.count = self.size = self.crc32 = self.problems = 0
+
+    def __iter__(self) -> Iterator[bytes]:
+        engine = get_engine(self.part.partition.engine)
+        for batch in read_partition(self.part.partition):
+            self.problems += problems_of(batch)
+            self.count += batch.num_rows
+            text = b""
+            for text in engine.json_lines(batch.select(self.part.columns), "base64"):
+                self.size += len(text)
+                self.crc32 = crc32(text, self.crc32)
+                yield text
+            if text:
+                json.loads(text[text.rfind(b"\n", 0, -1) + 1 :])
+
+
+def _write_plain(lines: _Lines, file: Path) -> tuple[_Sums, _Sums]:
+    """What was written to a file, durably, and what was found in it. Raises OSError."""
+    with DirectFile(file) as direct:
+        for text in lines:
+            direct.append(text)
+        direct.finish(lines.size)
+        count, crc = _found(_blocks(direct, lines.size))
+    return _Sums(lines.count, lines.crc32, lines.crc32), _Sums(count, crc, crc)
+
+
+def _blocks(file: DirectFile, size: int) -> Iterator[memoryview]:
+    """The first bytes of a file, as it is read back."""
+    ranges = [(start, min(start + _WINDOW, size)) for start in range(0, size, _WINDOW)]
+    for (start, end), window in zip(ranges, file.read(ranges), strict=True):
+        data = window.data(start, end)
+        for at in range(0, len(data), _BLOCK):
+            yield data[at : at + _BLOCK]
+
+
+def _write_compressed(lines: _Lines, file: Path, path: str) -> tuple[_Sums, _Sums]:
+    """As `_write_plain`. Raises OSError, and StoreError where the file cannot be decompressed."""
+    compression = lines.part.compression
+    with SummedFile(file) as summed, pa.CompressedOutputStream(pa.PythonFile(summed, "w"), compression) as stream:
+        for text in lines:
+            stream.write(text)
         stream.close()
-        return _Sums(count, summed.crc32 if is_plain else crc, summed.crc32), problems
-
-
-def _compressed(file: SummedFile, compression: str) -> Any:
-    """A file to write to, which compresses what it is given."""
-    stream = pa.PythonFile(file, "w")
-    return stream if compression == "none" else pa.CompressedOutputStream(stream, compression)
-
-
-def _read_back(file: Path, path: str, compression: str) -> tuple[int, _Sums]:
-    """The size of a file, and what it holds. Raises StoreError where it cannot be decompressed."""
-    lines = crc = 0
-    is_plain = compression == "none"
+        written = _Sums(lines.count, lines.crc32, summed.crc32)
+    sync_file(file)
     try:
-        with pa.input_stream(str(file), compression=None if is_plain else compression) as stream:
-            while block := stream.read(_BLOCK):
-                lines += block.count(b"\n")
-                crc = crc32(block, crc)
+        with pa.input_stream(str(file), compression=compression) as stream:
+            count, crc = _found(iter(partial(stream.read, _BLOCK), b""))
     except (OSError, pa.ArrowException) as error:
         raise _differs(path, str(error)) from None
-    return file.stat().st_size, _Sums(lines, crc, crc if is_plain else file_report(file, path, lines).crc32)
+    return written, _Sums(count, crc, file_report(file, path, count).crc32)
+
+
+def _found(blocks: Iterable[Buffer]) -> tuple[int, int]:
+    """How many lines end in blocks of text, and the CRC-32 of the text."""
+    count = crc = 0
+    for block in blocks:
+        # Several times as fast as `bytes.count`.
+        count += int(np.count_nonzero(np.frombuffer(block, np.uint8) == _NEWLINE))
+        crc = crc32(block, crc)
+    return count, crc
 
 
 def _differs(path: str, found: str) -> StoreError:
