@@ -220,21 +220,32 @@ uint8_t* put_time(uint8_t* to, int64_t milliseconds) {
   return put_chars(to, "Z\"");
 }
 
+std::invalid_argument not_ascending() {
+  return std::invalid_argument("expected ascending offsets in an Arrow array, found others");
+}
+
 // Those of `count` values from `first` on, and the one behind them.
 void check_offsets(const int32_t* offsets, int64_t first, int64_t count) {
   if (count == 0) return;
   bool is_ascending = offsets[first] >= 0;
   for (int64_t i = first; i < first + count; i++) is_ascending &= offsets[i] <= offsets[i + 1];
-  if (!is_ascending) throw std::invalid_argument("expected ascending offsets in an Arrow array, found others");
+  if (!is_ascending) throw not_ascending();
 }
 
-void check_offsets(const MapColumn& column, int64_t rows) {
+void check_offsets(const MapColumn& column, int64_t rows, const ArrowArray& array) {
   check_offsets(column.offsets, column.offset, rows);
   if (rows == 0) return;
   const int32_t first = column.offsets[column.offset];
   const int32_t count = column.offsets[column.offset + rows] - first;
-  for (const TextColumn* texts : {&column.names, &column.values}) {
-    check_offsets(texts->offsets, texts->offset + first, count);
+  const TextColumn* const texts[] = {&column.names, &column.values};
+  for (int i = 0; i < 2; i++) {
+    const auto [offsets, offset] = std::pair(texts[i]->offsets, texts[i]->offset + first);
+    check_offsets(offsets, offset, count);
+    // Of these texts others may follow; Arrow looks at where the last of all ends.
+    const ArrowArray& all = *array.children[0]->children[i];
+    if (count > 0 && offsets[offset + count] > offsets[all.offset + all.length]) {
+      throw not_ascending();
+    }
   }
 }
 
@@ -253,7 +264,7 @@ JsonLines::JsonLines(const ArrowSchema& schema, const ArrowArray& batch, BytesFo
     text_.append(": ");
     fields_.push_back({std::string(text_.view()), view(*schema.children[i], *batch.children[i], batch.offset)});
     const Values& values = fields_.back().values;
-    if (const auto* map = std::get_if<MapColumn>(&values)) check_offsets(*map, rows_);
+    if (const auto* map = std::get_if<MapColumn>(&values)) check_offsets(*map, rows_, *batch.children[i]);
     if (const auto* text = std::get_if<TextColumn>(&values)) check_offsets(text->offsets, text->offset, rows_);
     if (const auto* data = std::get_if<BinaryColumn>(&values)) check_offsets(data->offsets, data->offset, rows_);
   }

@@ -201,9 +201,13 @@ def test_offsets_that_lead_out_of_their_bytes_are_refused(offsets: list[int]) ->
     refused(batch_of(column=pa.Array.from_buffers(PROPERTIES, 3, [None, ends], children=[pairs])), spoil)
 
 
-@pytest.mark.parametrize("offsets", [[0, 8, 4, 10], [4, 2, 6, 10], [0, 4, 99, 10]])
-def test_offsets_of_properties_that_do_not_ascend_are_refused(offsets: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("offsets", "used"),
+    [([0, 8, 4, 10], 3), ([4, 2, 6, 10], 3), ([0, 4, 99, 10], 3), ([0, 2, 2_000_000_000, 10], 2)],
+)
+def test_offsets_of_properties_that_do_not_ascend_are_refused(offsets: list[int], used: int) -> None:
+    """Nor those that ascend as far as a map uses them, and lead out of the bytes."""
     ends, spoil = buffers_of(offsets)
     texts = pa.Array.from_buffers(pa.string(), 3, [None, ends, pa.py_buffer(b"0123456789")])
-    column = pa.MapArray.from_arrays([0, 3], pa.array(list("abc")), texts)
+    column = pa.MapArray.from_arrays([0, used], pa.array(list("abc")), texts)
     refused(batch_of(column=column), spoil)
