@@ -91,7 +91,7 @@ class DirectFile:
         self._disk = ThreadPoolExecutor(1, "dledger-file")
         self._filled = self._written = 0
         self._writing: Future[None] | None = None
-        self._descriptor = os.open(path, _MODE, 0o644)
+        self._descriptor = os.open(path, _MODE, 0o666)
         self._is_direct = self._set_direct(True)
 
     def __enter__(self) -> DirectFile:
