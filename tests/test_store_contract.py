@@ -266,6 +266,18 @@ def test_committed_index_only_rises_and_not_beyond_the_end(store: DLedgerStore) 
     assert found == [3, 3, 3, 3, 7, 7]
 
 
+@pytest.mark.parametrize("begin", [(0, 0), (9, FILE + 200)])
+def test_a_block_that_is_none_changes_nothing(store: DLedgerStore, begin: tuple[int, int]) -> None:
+    """Not where an empty log begins, either, whatever length the block claims."""
+    store.reset(*begin)
+    before = where(store)
+    with pytest.raises(ValueError, match="expected"):
+        store.append_as_leader(Bodies(1, b"\xff\xff\xff\xff"))
+    assert where(store) == before
+    store.append_as_leader([b"first"])
+    assert where(store)[4] == begin[1] + 53
+
+
 def test_reset_begins_anew(store: DLedgerStore) -> None:
     store.append_as_leader(bodies(0, 8))
     store.update_committed_index(0, 5)

@@ -186,6 +186,27 @@ def test_a_log_never_begins_with_a_file_without_entries(tmp_path: Path, flush: s
         assert findings(store) == []
 
 
+def test_a_change_in_one_folder_is_durable_before_one_in_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They may be on two disks, and a loss of power must not leave a file without those before it."""
+    durable: dict[str, list[int]] = {}
+
+    def synced(folder: Path) -> None:
+        durable[folder.name] = sorted(int(file.name) for file in folder.iterdir() if file.is_file())
+
+    monkeypatch.setattr(files, "sync_dir", synced)
+    log = files.FileList([], 10, lambda base: tmp_path / ("a" if base % 20 == 0 else "b"))
+    for base in (0, 10, 20):
+        log.write(base, b"x")
+    assert (durable["a"], durable["b"]) == ([0], [10])
+    log.drop_before(20)
+    assert (durable["a"], durable["b"]) == ([20], [10])
+    log.sync()
+    assert (durable["a"], durable["b"]) == ([20], [])
+    log.close()
+
+
 # Restarts.
 
 

@@ -321,6 +321,18 @@ def test_units_that_were_lost_far_before_the_end_are_made_anew(tmp_path: Path) -
     assert content(index_files(again)) == before
 
 
+def test_damage_far_before_the_end_is_refused_also_where_units_were_lost(tmp_path: Path) -> None:
+    """Only a torn tail is cut; what is far before it an operator gives up."""
+    store = opened(tmp_path)
+    store.append_as_leader(bodies(0, 38))
+    store.flush()
+    change(index_files(store)[0], 7 * 32, bytes(64))
+    change(data_files(store)[2], 148, b"damage")  # index 11
+    with pytest.raises(StoreError, match="expected the entry of index 11"):
+        abandoned(store)
+    assert opened(tmp_path, truncate_at=11).ledger_end_index == 10
+
+
 def test_units_behind_the_end_are_removed(tmp_path: Path) -> None:
     store = opened(tmp_path)
     store.append_as_leader(bodies(0, 33))

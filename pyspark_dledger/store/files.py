@@ -183,6 +183,7 @@ class FileList:
     def _create(self, base: int) -> LogFile:
         folder = self._choose_dir(base)
         make_dir(folder)
+        self._sync_other_dirs(folder)
         file = LogFile(folder / f"{base:0{SEGMENT_NAME_DIGITS}d}", base, self.file_size)
         try:
             file.create()
@@ -205,8 +206,7 @@ class FileList:
             kept = [file for file in self.files if file.base <= pos]
             removed = self.files[len(kept) :]
             self.files = kept
-        for file in reversed(removed):
-            self._delete(file)
+        self.delete(removed)
         if kept and pos < kept[-1].end:
             kept[-1].zero(pos, kept[-1].end)
 
@@ -215,8 +215,7 @@ class FileList:
         with self._list_lock:
             removed = [file for file in self.files if file.end <= pos]
             self.files = self.files[len(removed) :]
-        for file in removed:
-            self._delete(file)
+        self._delete_in_order(removed)
         return len(removed)
 
     def release(self) -> list[LogFile]:
@@ -227,14 +226,21 @@ class FileList:
 
     def delete(self, files: Sequence[LogFile]) -> None:
         """Delete files that are not in the list any more, from the last on."""
-        for file in reversed(files):
-            self._delete(file)
+        self._delete_in_order(files[::-1])
 
-    def _delete(self, file: LogFile) -> None:
-        file.path.unlink(missing_ok=True)
-        file.close()
-        file.view = None  # the disk keeps its bytes until nobody looks at them any more
-        self._changed_dirs.add(file.path.parent)
+    def _delete_in_order(self, files: Sequence[LogFile]) -> None:
+        for file in files:
+            self._sync_other_dirs(file.path.parent)
+            file.path.unlink(missing_ok=True)
+            file.close()
+            file.view = None  # the disk keeps its bytes until nobody looks at them any more
+            self._changed_dirs.add(file.path.parent)
+
+    def _sync_other_dirs(self, folder: Path) -> None:
+        """Before a change in a folder, which may lie on another disk: a loss of power must not leave a gap."""
+        for other in tuple(self._changed_dirs):
+            if other != folder:
+                sync_dir(other)
 
     def sync(self) -> None:
         """Make everything durable that was written, created or deleted; only the last file stays open.

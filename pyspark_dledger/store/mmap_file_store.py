@@ -50,7 +50,6 @@ from pyspark_dledger.store.rules import (
     check_held,
     check_lengths,
     check_reset,
-    place,
     risen_commit,
 )
 from pyspark_dledger.store.state import (
@@ -275,7 +274,7 @@ class MmapFileStore(DLedgerStore):
         term = self._term if term is None else term
         first = self._next_index
         if self._begin < 0:
-            self._begin_where_it_fits(int.from_bytes(packed.block[:4], "big"))
+            self._begin_where_it_fits(packed, term)
         with self._appending:
             wrote = write_bodies(
                 self._engine, self._data, packed, first, term, self._end_pos, self.append_hook, self._is_strict
@@ -293,20 +292,24 @@ class MmapFileStore(DLedgerStore):
             lengths = struct.iter_unpack(">I", bytes(packed.block[: 4 * packed.count]))
             check_lengths((length for (length,) in lengths), size)
 
-    def _begin_where_it_fits(self, body_length: int) -> None:
+    def _begin_where_it_fits(self, packed: Bodies, term: int) -> None:
         """Let an empty log that would begin inside of a file begin with the next one, where the first body needs that.
 
-        A file without an entry is none that a log begins with: recovery and readers take it for damage.
+        A file without an entry is none that a log begins with: recovery and readers take it for damage. Raises
+        ValueError for a block that is none.
         """
-        pos = place(self._end_pos, ENTRY_HEADER_SIZE + body_length, self._data.file_size)
-        if pos == self._end_pos:
+        size = self._data.file_size
+        left = size - self._end_pos % size
+        if left == size or self._engine.encode_entries(packed, 0, self._next_index, term, self._end_pos, left).count:
             return
         with self._sync_lock:
-            self._end_pos = pos
+            self._end_pos += left
             self._on_disk(self._replace_files if self._is_reset else self._delete_data)
 
     def _delete_data(self) -> None:
+        """Delete all data files, durably: what is created next may lie on another disk."""
         self._data.delete(self._data.release())
+        self._data.sync()
 
     def append_as_follower(self, data: Buffer, leader_term: int) -> int:
         self._check_writable()
@@ -426,7 +429,6 @@ class MmapFileStore(DLedgerStore):
         if self._is_reset:
             # A restart may find the old log, and would refuse files of an unfinished reset behind a gap.
             self._delete_data()
-            self._data.sync()
         self._is_reset = True
         write_reset(self.config.node_dir, Reset(self._next_index, self._end_pos))
         self._waiting.cut(0)

@@ -198,6 +198,7 @@ class LogWalk:
             header = self._header(later, later.base)
             if header is not None and header.index >= place.index and header.term >= place.term:
                 self._goes_on = True
+        self._is_early = self._is_early or (self._goes_on and number < len(files) - FILES_SCANNED)
         return place
 
     def _walk_file(self, file: LogFile, place: Place) -> Place:
