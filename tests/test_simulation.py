@@ -15,7 +15,7 @@ from tests.simulation import mutations
 from tests.simulation.run import Outcome, run
 from tests.simulation.summary import missing
 
-COUNT = 500
+COUNT = 300
 PROCESSES = 2
 MUTANT_SEEDS = 400
 
