@@ -243,9 +243,7 @@ void check_offsets(const MapColumn& column, int64_t rows, const ArrowArray& arra
     check_offsets(offsets, offset, count);
     // Of these texts others may follow; Arrow looks at where the last of all ends.
     const ArrowArray& all = *array.children[0]->children[i];
-    if (count > 0 && offsets[offset + count] > offsets[all.offset + all.length]) {
-      throw not_ascending();
-    }
+    if (count > 0 && offsets[offset + count] > offsets[all.offset + all.length]) throw not_ascending();
   }
 }
 

@@ -307,7 +307,7 @@ class MmapFileStore(DLedgerStore):
             self._on_disk(self._replace_files if self._is_reset else self._delete_data)
 
     def _delete_data(self) -> None:
-        """Delete all data files, durably: what is created next may lie on another disk."""
+        """Delete all data files, durably: where the log begins then may be noted on another disk."""
         self._data.delete(self._data.release())
         self._data.sync()
 
