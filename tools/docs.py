@@ -31,6 +31,9 @@ SPARK_NAMES = {
     "list<item: string>": "array<string>",
 }
 
+# Kinds of settings that docs/node.md explains once.
+PLAIN_VALUES = ("a size", "a whole number", "a text", "a path", "a ratio", "true")
+
 WIRE_TYPES = {"B": "u8", "H": "u16", "I": "u32", "i": "i32", "q": "i64"}
 
 
@@ -156,13 +159,14 @@ def _wire_fields(fields: Iterable[binary_layout.WireField], offset: int) -> str:
 
 
 def settings() -> str:
-    """What a node can be told."""
+    """The settings of a node. Only values that name, default and meaning do not show are listed."""
     rows = []
     for name, setting in SETTINGS.items():
         default = default_of(setting)
         shown = "" if default is None else f"`{str(default).lower() if isinstance(default, bool) else default}`"
-        rows.append((f"`{name}`", shown, setting.expected, setting.meaning))
-    return table(("setting", "default", "takes", "meaning"), rows)
+        values = "" if setting.expected.startswith(PLAIN_VALUES) else f" ({setting.expected})"
+        rows.append((f"`{name}`", shown, f"{setting.meaning}{values}"))
+    return table(("setting", "default", "meaning"), rows)
 
 
 TABLES = {

@@ -106,76 +106,72 @@ def _ratio(field: str, meaning: str) -> Setting:
 
 
 # What Java can switch off and a node of ours cannot.
-_ALWAYS = Setting("", "", _must_be_true, "true, which cannot be changed here", "taken from Java's files, always true")
+_ALWAYS = Setting("", "", _must_be_true, "true, which cannot be changed here", "always true; accepted for Java's files")
 
 SETTINGS: Mapping[str, Setting] = {
     "group": _text("group", "the group's name"),
     "selfId": _text("self_id", "this member's id, such as `n0`"),
-    "peers": _text("peers", "all members: `n0-HOST:PORT;n1-HOST:PORT`; the same at every member"),
-    "storeBaseDir": _path("store", "where `dledger-<selfId>/` stands, and is made if it does not"),
+    "peers": _text("peers", "all members, `n0-HOST:PORT;n1-HOST:PORT`; identical at every member"),
+    "storeBaseDir": _path("store", "folder of `dledger-<selfId>/`; created if missing"),
     "storeType": Setting(
         "node", "store_type", _choice(*STORE_TYPES), " or ".join(STORE_TYPES), "MEMORY: nothing survives the process"
     ),
-    "listen": _text(
-        "listen", "HOST or HOST:PORT; default: the own address of `peers`, if only this machine reaches it"
-    ),
+    "listen": _text("listen", "HOST or HOST:PORT; default: its address in `peers`, if that is a loopback one"),
     "flush": Setting(
         "node",
         "flush",
         _choice(*FLUSHES),
         " or ".join(FLUSHES),
-        "sync: on disk before it is acknowledged; default: sync in a group of one, else async",
+        "sync: on disk before the acknowledgement; default: sync in a group of one, else async",
     ),
-    "tlsCert": _path("tls_cert", "PEM file of the certificate; TLS is on where all three are given"),
+    "tlsCert": _path("tls_cert", "PEM file of the certificate; TLS needs all three"),
     "tlsKey": _path("tls_key", "PEM file of its key"),
-    "tlsCa": _path("tls_ca", "PEM file of the authority that all others' certificates are of"),
-    "maxConnections": _count("node", "max_connections", "more connections than this are refused"),
-    "mappedFileSizeForEntryData": _size("store", "data_file_size", "of a data file of a new store"),
-    "mappedFileSizeForEntryIndex": _size("store", "index_file_size", "of an index file of a new store"),
-    "dataStorePath": _folder_list("data_dirs", "where data files are made, in turn; default: `data/` of the store"),
-    "readOnlyDataStoreDirs": _folder_list("read_only_data_dirs", "where data files are read, and none is made"),
-    "flushFileInterval": _count("store", "flush_file_interval_ms", "ms between two flushes under flush=async"),
-    "checkPointInterval": _count("store", "check_point_interval_ms", "ms between two checkpoints"),
+    "tlsCa": _path("tls_ca", "PEM file of the CA that signed all certificates"),
+    "maxConnections": _count("node", "max_connections", "further connections are rejected"),
+    "mappedFileSizeForEntryData": _size("store", "data_file_size", "size of a data file, in a new store"),
+    "mappedFileSizeForEntryIndex": _size("store", "index_file_size", "size of an index file, in a new store"),
+    "dataStorePath": _folder_list("data_dirs", "folders of data files, used in turn; default: `data/` of the store"),
+    "readOnlyDataStoreDirs": _folder_list("read_only_data_dirs", "folders of data files that are only read"),
+    "flushFileInterval": _count("store", "flush_file_interval_ms", "ms between flushes, with flush=async"),
+    "checkPointInterval": _count("store", "check_point_interval_ms", "ms between checkpoints"),
     "deleteWhen": Setting("store", "delete_when", str, "hours, such as 04 or 04;16", "when expired files are deleted"),
-    "fileReservedHours": _count("store", "file_reserved_hours", "hours until an unchanged data file has expired"),
+    "fileReservedHours": _count("store", "file_reserved_hours", "hours until an unchanged data file expires"),
     "diskSpaceRatioToCheckExpired": _ratio(
-        "disk_space_ratio_to_check_expired", "how full a disk is when expired files are deleted at once"
+        "disk_space_ratio_to_check_expired", "above this disk usage expired files are deleted at once"
     ),
     "diskSpaceRatioToForceClean": _ratio(
-        "disk_space_ratio_to_force_clean", "how full it is when others than the last are deleted, too"
+        "disk_space_ratio_to_force_clean", "above this disk usage the oldest files are deleted"
     ),
-    "enableDiskForceClean": Setting("store", "enable_disk_force_clean", parse_boolean, _FLAG, "whether that is done"),
-    "truncateAt": _number("store", "truncate_at", "repair: this entry and all behind it are put aside first"),
-    "heartBeatTimeIntervalMs": _count("core", "heart_beat_time_interval_ms", "ms between two heartbeats"),
-    "maxHeartBeatLeak": _count("core", "max_heart_beat_leak", "how many heartbeats may be missing"),
-    "minVoteIntervalMs": _number("core", "min_vote_interval_ms", "ms until a candidate stands again, at least"),
-    "maxVoteIntervalMs": _number("core", "max_vote_interval_ms", "and at most"),
+    "enableDiskForceClean": Setting(
+        "store", "enable_disk_force_clean", parse_boolean, _FLAG, "false: they stay, and a full disk rejects appends"
+    ),
+    "truncateAt": _number("store", "truncate_at", "repair: moves this entry and all after it to a side file"),
+    "heartBeatTimeIntervalMs": _count("core", "heart_beat_time_interval_ms", "ms between heartbeats"),
+    "maxHeartBeatLeak": _count("core", "max_heart_beat_leak", "missing heartbeats before an election"),
+    "minVoteIntervalMs": _number("core", "min_vote_interval_ms", "ms until a candidate tries again, minimum"),
+    "maxVoteIntervalMs": _number("core", "max_vote_interval_ms", "maximum"),
     "minTakeLeadershipVoteIntervalMs": _number(
-        "core", "min_take_leadership_vote_interval_ms", "the same while leadership is transferred, at least"
+        "core", "min_take_leadership_vote_interval_ms", "the same during a transfer of leadership, minimum"
     ),
-    "maxTakeLeadershipVoteIntervalMs": _number("core", "max_take_leadership_vote_interval_ms", "and at most"),
-    "maxWaitAckTimeMs": _count("core", "max_wait_ack_time_ms", "ms until an append that no quorum has is answered 502"),
+    "maxTakeLeadershipVoteIntervalMs": _number("core", "max_take_leadership_vote_interval_ms", "maximum"),
+    "maxWaitAckTimeMs": _count("core", "max_wait_ack_time_ms", "ms until an append without a quorum fails with 502"),
     "maxPushTimeOutMs": _count("core", "max_push_time_out_ms", "ms until a push counts as lost"),
-    "maxPendingRequestsNum": _count("core", "max_pending_requests_num", "appends that may wait, more are answered 503"),
+    "maxPendingRequestsNum": _count("core", "max_pending_requests_num", "waiting appends; further ones fail with 503"),
     "maxLeadershipTransferWaitIndex": _number(
-        "core", "max_leadership_transfer_wait_index", "entries that a member may lack to be given leadership"
+        "core", "max_leadership_transfer_wait_index", "entries that a new leader may lack"
     ),
-    "leadershipTransferWaitTimeout": _number(
-        "core", "leadership_transfer_wait_timeout_ms", "ms that it may take to get them"
-    ),
+    "leadershipTransferWaitTimeout": _number("core", "leadership_transfer_wait_timeout_ms", "ms to send those"),
     "preferredLeaderIds": Setting(
-        "core", "preferred_leader_ids", _ids, "ids, separated by ;", "who leads where it can"
+        "core", "preferred_leader_ids", _ids, "ids, separated by ;", "members that lead if possible"
     ),
-    "peerPushQuota": _size(
-        "core", "peer_push_quota", "bytes a second to a member that is far behind; default: no limit"
-    ),
-    "peerPushThrottlePoint": _size("core", "peer_push_throttle_point", "how many bytes behind that is"),
+    "peerPushQuota": _size("core", "peer_push_quota", "bytes a second to a member that lags far; default: no limit"),
+    "peerPushThrottlePoint": _size("core", "peer_push_throttle_point", "lag in bytes from which the quota applies"),
     "enableBatchPush": Setting(
         "core",
         "enable_batch_push",
         parse_boolean,
         _FLAG,
-        "several entries in one push to a Java member; to our own always",
+        "several entries in a push to a Java member; others always get several",
     ),
     "maxBatchPushSize": _size("core", "max_batch_push_size", "bytes of such a push"),
     "enableLeaderElector": _ALWAYS,
