@@ -139,7 +139,7 @@ def _parser() -> argparse.ArgumentParser:
         verb.set_defaults(run=run)
         verb.add_argument("path", nargs="+", metavar="PATH", help=f"a store; of several, {paths}")
         verb.add_argument("--json", action="store_true", help="one JSON object a line")
-        text = "an option of a read (README lists them), such as selfId=n0 or committedBound=end"
+        text = "an option of a read (docs/reading.md lists them), such as selfId=n0 or committedBound=end"
         verb.add_argument("--option", "-o", action="append", default=[], metavar="NAME=VALUE", help=text)
         return verb
 
@@ -257,7 +257,7 @@ def _add_report(verb: argparse.ArgumentParser) -> None:
     result.add_argument("--json", action="store_true", help="print what the page says as one JSON object instead")
     text = "for sharing: paths, topics, groups and what findings quote become redacted:DIGEST:LENGTH"
     verb.add_argument("--redact", action="store_true", help=text)
-    text = "an option of a read (README lists them), such as selfId=n0 or committedBound=end"
+    text = "an option of a read (docs/reading.md lists them), such as selfId=n0 or committedBound=end"
     verb.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help=text)
 
 
@@ -280,7 +280,7 @@ def _add_export(verb: argparse.ArgumentParser) -> None:
     text = "write the parts in tasks of Spark, at a master such as local[4] or spark://HOST:7077"
     verb.add_argument("--spark", metavar="MASTER", help=text)
     verb.add_argument("--json", action="store_true", help="the report as one JSON object")
-    text = "an option of a read (README lists them) or of an export, such as isolationLevel=read_committed"
+    text = "an option of a read (docs/reading.md lists them) or of an export, such as isolationLevel=read_committed"
     verb.add_argument("--option", "-o", action="append", default=[], metavar="NAME=VALUE", help=text)
 
 
@@ -302,8 +302,8 @@ def _add_rebuild(verb: argparse.ArgumentParser) -> None:
     text = "a broker.conf, for messageDelayLevel, and for sizes that neither a flag nor files tell"
     verb.add_argument("--broker-conf", dest="brokerConf", metavar="FILE", help=text)
     verb.add_argument("--json", action="store_true", help="one JSON object a line")
-    text = "an option of a read (README lists them) that chooses a store or what is committed, such as selfId=n0 or "
-    text += "committedBound=end"
+    text = "an option of a read (docs/reading.md lists them) that chooses a store or what is committed, such as "
+    text += "selfId=n0 or committedBound=end"
     verb.add_argument("--option", "-o", action="append", default=[], metavar="NAME=VALUE", help=text)
 
 
