@@ -134,20 +134,21 @@ def wire_header() -> str:
 
 
 def wire_messages() -> str:
-    """What each binary message has besides: its own fields, texts and body."""
+    """The binary messages with fields, texts or a body of their own."""
     start = binary_layout.fixed_struct().size
-    parts = []
-    for (code, is_answer), fields in binary_layout.OWN.items():
-        key = code, is_answer
-        lines = [f"### {RequestCode(code).name} {code}{', answer' if is_answer else ''}"]
-        if fields:
-            lines.append(_wire_fields(fields, start))
+    rows = []
+    for key, fields in binary_layout.OWN.items():
+        code, is_response = key
+        offsets = (start + struct.calcsize(">" + "".join(f.format for f in fields[:n])) for n in range(len(fields)))
+        shown = (
+            f"{offset} `{field.name}` {WIRE_TYPES[field.format]}{field.meaning and f' ({field.meaning})'}"
+            for offset, field in zip(offsets, fields, strict=True)
+        )
         texts = ", ".join(f"`{name}`" for name in binary_layout.OWN_TEXTS.get(key, ()))
-        lines += [f"Texts besides: {texts}."] if texts else []
-        lines += [f"Body: {binary_layout.BODIES[key]}."] if key in binary_layout.BODIES else []
-        if len(lines) > 1:
-            parts.append("\n\n".join(lines))
-    return "\n\n".join(parts)
+        row = ("; ".join(shown), texts, binary_layout.BODIES.get(key, ""))
+        if any(row):
+            rows.append((f"{RequestCode(code).name} {code}{' response' if is_response else ''}", *row))
+    return table(("message", "fields", "texts", "body"), rows)
 
 
 def _wire_fields(fields: Iterable[binary_layout.WireField], offset: int) -> str:

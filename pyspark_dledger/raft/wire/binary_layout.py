@@ -29,7 +29,7 @@ ROLES = (Role.CANDIDATE, Role.FOLLOWER, Role.LEADER)
 
 
 class WireField(NamedTuple):
-    """One field of a fixed layout: its name, its `struct` format, and what it holds."""
+    """One field of a fixed layout: name, `struct` format, meaning. An index, pos or term of -1 means none."""
 
     name: str
     format: str
@@ -42,93 +42,92 @@ def _places(kinds: Sequence[Enum]) -> str:
 
 COMMON = (
     WireField("version", "B", "1"),
-    WireField("flags", "B", "1 answer, 2 one-way, 4 refusal"),
-    WireField("requestCode", "H", "an answer has its request's"),
-    WireField("opaque", "i", "an answer has its request's"),
-    WireField("code", "i", "response code; of a refusal the remoting code"),
+    WireField("flags", "B", "1 response, 2 one-way, 4 refusal"),
+    WireField("requestCode", "H", "a response repeats it"),
+    WireField("opaque", "i", "a response repeats it"),
+    WireField("code", "i", "response code; remoting code of a refusal"),
     WireField("term", "q"),
 )
 COMMON_TEXTS = ("group", "remoteId", "localId", "leaderId")
 
-_INDEX = "-1 for none"
 # (request code, whether it is the answer) -> own fields
 OWN: dict[tuple[int, bool], tuple[WireField, ...]] = {
     (RequestCode.METADATA, False): (),
-    (RequestCode.METADATA, True): (WireField("peers", "H", "how many stand in the body"),),
+    (RequestCode.METADATA, True): (WireField("peers", "H"),),
     (RequestCode.APPEND, False): (
-        WireField("count", "I", "bodies in the body"),
-        WireField("isRestart", "B", "1 begins a refused pipeline anew"),
+        WireField("count", "I"),
+        WireField("isRestart", "B", "1 restarts a rejected pipeline"),
     ),
     (RequestCode.APPEND, True): (
-        WireField("index", "q", "of the first entry, " + _INDEX),
-        WireField("pos", "q", "of the first entry, " + _INDEX),
+        WireField("index", "q", "of the first entry"),
+        WireField("pos", "q", "of the first entry"),
         WireField("count", "I", "entries appended"),
     ),
     (RequestCode.GET, False): (
         WireField("beginIndex", "q"),
-        WireField("isCommitted", "B", "1 asks for a committed entry only"),
+        WireField("isCommitted", "B", "1: a committed entry only"),
     ),
-    (RequestCode.GET, True): (WireField("count", "I", "entries in the body"),),
+    (RequestCode.GET, True): (WireField("count", "I"),),
     (RequestCode.VOTE, False): (
-        WireField("ledgerEndIndex", "q", _INDEX),
-        WireField("ledgerEndTerm", "q", _INDEX),
+        WireField("ledgerEndIndex", "q"),
+        WireField("ledgerEndTerm", "q"),
     ),
     (RequestCode.VOTE, True): (WireField("voteResult", "B", _places(VOTE_RESULTS)),),
     (RequestCode.HEART_BEAT, False): (),
     (RequestCode.HEART_BEAT, True): (),
     (RequestCode.PUSH, False): (
         WireField("type", "B", _places(PUSH_TYPES)),
-        WireField("commitIndex", "q", _INDEX),
-        WireField("firstIndex", "q", _INDEX),
-        WireField("count", "I", "entries in the body"),
+        WireField("commitIndex", "q"),
+        WireField("firstIndex", "q"),
+        WireField("count", "I"),
     ),
     (RequestCode.PUSH, True): (
-        WireField("hasIndex", "B", "0 in the answer to COMMIT"),
+        WireField("hasIndex", "B", "0 for COMMIT"),
         WireField("index", "q", "the request's firstIndex"),
         WireField("count", "I", "the request's"),
-        WireField("beginIndex", "q", "the follower's first, " + _INDEX),
-        WireField("endIndex", "q", "the follower's last, " + _INDEX),
+        WireField("beginIndex", "q", "the follower's first"),
+        WireField("endIndex", "q", "the follower's last"),
     ),
-    (RequestCode.LEADERSHIP_TRANSFER, False): (WireField("takeLeadershipLedgerIndex", "q", _INDEX),),
+    (RequestCode.LEADERSHIP_TRANSFER, False): (WireField("takeLeadershipLedgerIndex", "q"),),
     (RequestCode.LEADERSHIP_TRANSFER, True): (),
     (RequestCode.STATUS, False): (),
     (RequestCode.STATUS, True): (
         WireField("role", "B", _places(ROLES)),
-        WireField("beginIndex", "q", _INDEX),
-        WireField("endIndex", "q", _INDEX),
-        WireField("endTerm", "q", _INDEX),
-        WireField("committedIndex", "q", _INDEX),
-        WireField("peers", "H", "how many stand in the body"),
-        WireField("servesMessages", "B", "1 where it does while it leads"),
+        WireField("beginIndex", "q"),
+        WireField("endIndex", "q"),
+        WireField("endTerm", "q"),
+        WireField("committedIndex", "q"),
+        WireField("peers", "H"),
+        WireField("servesMessages", "B", "1 if it does as leader"),
     ),
     (RequestCode.READ, False): (
         WireField("firstIndex", "q"),
-        WireField("maxBytes", "I", "of entries in the answer"),
-        WireField("waitMs", "I", "how long to wait for the first"),
+        WireField("maxBytes", "I", "of entries in the response"),
+        WireField("waitMs", "I", "for the first entry"),
     ),
     (RequestCode.READ, True): (
-        WireField("firstIndex", "q", _INDEX),
-        WireField("count", "I", "entries in the body"),
-        WireField("beginIndex", "q", "the member's first, " + _INDEX),
-        WireField("committedIndex", "q", _INDEX),
+        WireField("firstIndex", "q"),
+        WireField("count", "I"),
+        WireField("beginIndex", "q", "the member's first"),
+        WireField("committedIndex", "q"),
     ),
     (RequestCode.TOPICS, False): (
-        WireField("names", "H", "how many stand in the body"),
-        WireField("queueNums", "I", "of topics that are new"),
+        WireField("names", "H"),
+        WireField("queueNums", "I", "of new topics"),
     ),
-    (RequestCode.TOPICS, True): (WireField("topics", "H", "how many stand in the body"),),
+    (RequestCode.TOPICS, True): (WireField("topics", "H"),),
     (RequestCode.PUT_MESSAGES, False): (
-        WireField("count", "I", "messages in the body"),
-        WireField("isRestart", "B", "1 begins a refused pipeline anew"),
-        WireField("queueNums", "I", "of topics that are new"),
+        WireField("count", "I"),
+        WireField("isRestart", "B", "1 restarts a rejected pipeline"),
+        WireField("queueNums", "I", "of new topics"),
     ),
     (RequestCode.PUT_MESSAGES, True): (
-        WireField("index", "q", "of the first entry that was appended, " + _INDEX),
-        WireField("pos", "q", "of the first entry that was appended, " + _INDEX),
+        WireField("index", "q", "of the first new entry"),
+        WireField("pos", "q", "of the first new entry"),
         WireField("count", "I", "messages of the request"),
     ),
     (RequestCode.CONFIG, False): (),
-    (RequestCode.CONFIG, True): (WireField("files", "H", "how many stand in the body"),),
+    (RequestCode.CONFIG, True): (WireField("files", "H"),),
 }
 OWN_TEXTS: dict[tuple[int, bool], tuple[str, ...]] = {
     (RequestCode.LEADERSHIP_TRANSFER, False): ("transferId", "transfereeId"),
@@ -138,22 +137,24 @@ OWN_TEXTS: dict[tuple[int, bool], tuple[str, ...]] = {
 """Beside those of every message. A refusal has `COMMON` and one text alone, its remark, whatever was asked."""
 
 PEERS_BODY = "`peers` times two texts: id, address"
-ENTRIES_BODY = "`count` encoded entries, as they stand in a data file"
-APPEND_BODY = "`count` lengths (u32), then the bodies, nothing between"
+ENTRIES_BODY = "`count` entries"
+APPEND_BODY = "`count` lengths (u32), then the bodies"
 BODIES: dict[tuple[int, bool], str] = {
     (RequestCode.METADATA, True): PEERS_BODY,
     (RequestCode.APPEND, False): APPEND_BODY,
-    (RequestCode.APPEND, True): "runs to the end: index (i64) and pos (i64) of the first entry of each",
+    (RequestCode.APPEND, True): "index (i64) and pos (i64) of the first entry of each consecutive run",
     (RequestCode.GET, True): ENTRIES_BODY,
     (RequestCode.PUSH, False): ENTRIES_BODY,
-    (RequestCode.STATUS, True): PEERS_BODY + "; then a text: its latest problem, empty without one",
+    (RequestCode.STATUS, True): PEERS_BODY + "; then a text: the latest problem, or empty",
     (RequestCode.READ, True): ENTRIES_BODY,
     (RequestCode.TOPICS, False): "`names` texts",
-    (RequestCode.TOPICS, True): "`topics` numbers of queues (u32), then the names as texts, then the host of messages: "
-    "nothing, or address and port, of 8 or 20 bytes",
+    (
+        RequestCode.TOPICS,
+        True,
+    ): "`topics` queue counts (u32), then the names as texts, then storeHost (0, 8 or 20 bytes)",
     (RequestCode.PUT_MESSAGES, False): APPEND_BODY,
     (RequestCode.PUT_MESSAGES, True): "nothing, or `count` times index, pos and queueOffset (i64)",
-    (RequestCode.CONFIG, True): "`files` sizes (u32), then the names as texts, then the contents, nothing between",
+    (RequestCode.CONFIG, True): "`files` sizes (u32), then the names as texts, then the contents",
 }
 """What the frame's body holds; those not named have none."""
 
