@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import inspect
 import pkgutil
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import pyspark_dledger as dl
+from pyspark_dledger.cli.main import _parser
 from pyspark_dledger.format.layout import Field
 from tests.groups import free_ports
 from tools.docs import FILES, TABLES
@@ -49,8 +51,17 @@ def named_paths(file: Path) -> Iterator[str]:
 
 def verbs_and_flags() -> dict[str, set[str]]:
     """The verbs of the command line with their long flags, as docs/cli.md has them."""
-    parts = (ROOT / "docs" / "cli.md").read_text().split("\n### ")[1:]
-    return {part.split("\n")[0]: {"--help", *re.findall(r"`(--[a-z0-9-]+)", part)} for part in parts}
+    head, _, rest = (ROOT / "docs" / "cli.md").read_text().partition("\n## Arguments of several verbs\n")
+    shared, _, own = rest.partition("\n## Arguments of one verb\n")
+    flags = {verb: {"--help"} for verb in re.findall(r"^\| \[?`([a-z]+)`", head, re.MULTILINE)}
+    for is_rest, names, lines in re.findall(r"^(All but )?(`[a-z`, ]+`):\n\n((?:- .*\n)+)", shared, re.MULTILINE):
+        named = set(re.findall(r"[a-z]+", names))
+        assert named <= set(flags)
+        for verb in flags.keys() - named if is_rest else named:
+            flags[verb].update(re.findall(r"`(--[a-z0-9-]+)", lines))
+    for part in own.split("\n### ")[1:]:
+        flags[part.split("\n")[0]].update(re.findall(r"`(--[a-z0-9-]+)", part))
+    return flags
 
 
 def commands(file: Path) -> Iterator[str]:
@@ -130,6 +141,16 @@ def test_commands_have_these_verbs_and_flags(file: Path) -> None:
         if verb not in verbs or not flags <= verbs[verb]:
             unknown.append(command)
     assert not unknown
+
+
+def test_the_page_of_the_command_line_has_every_verb_and_flag() -> None:
+    """As the parser has them: the page groups arguments by the verbs that share them."""
+    verbs = next(action for action in _parser()._actions if isinstance(action, argparse._SubParsersAction)).choices
+    taken = {
+        name: {flag for action in verb._actions if action.help != argparse.SUPPRESS for flag in action.option_strings}
+        for name, verb in verbs.items()
+    }
+    assert verbs_and_flags() == {name: {flag for flag in flags if flag[:2] == "--"} for name, flags in taken.items()}
 
 
 def test_every_layout_is_in_the_format() -> None:

@@ -12,23 +12,57 @@ Table = Callable[[tuple[str, ...], Iterable[tuple[str, ...]]], str]
 
 
 def verbs(table: Table) -> str:
-    """Every verb with its one line of help, how they end, and then the arguments of each."""
+    """Every verb with its one line of help, the exit codes, the arguments of several verbs, and those of one verb."""
     found = next(action for action in _parser()._actions if isinstance(action, argparse._SubParsersAction))
-    rows = ((f"[`{action.dest}`](#{action.dest})", _help(action)) for action in found._choices_actions)
-    parts = [table(("verb", "prints or does"), rows), *_ends(found.choices)]
+    takers: dict[tuple[str, str], list[str]] = {}
     for name, verb in found.choices.items():
-        arguments = ((_spelling(action), _help(action)) for action in verb._actions if _is_shown(action))
-        parts.append(f"### {name}\n\n{table(('argument', 'meaning'), arguments)}")
+        for action in filter(_is_shown, verb._actions):
+            takers.setdefault((_spelling(action), _help(action)), []).append(name)
+    own = {name: [argument for argument, names in takers.items() if names == [name]] for name in found.choices}
+    rows = (
+        (f"[`{action.dest}`](#{action.dest})" if own[action.dest] else f"`{action.dest}`", _help(action))
+        for action in found._choices_actions
+    )
+    parts = [table(("verb", "prints or does"), rows), "## Exit codes", *_ends(found.choices)]
+    parts += ["## Arguments of several verbs", *_shared(takers, found.choices), "## Arguments of one verb"]
+    for name, arguments in own.items():
+        if arguments:
+            parts += [f"### {name}", _lines(arguments)]
     return "\n\n".join(parts)
+
+
+def _shared(takers: Mapping[tuple[str, str], list[str]], verbs: Iterable[str]) -> Iterator[str]:
+    """The arguments that mean the same to several verbs, by the verbs that take them; first those of most verbs."""
+    groups: dict[tuple[str, ...], list[tuple[str, str]]] = {}
+    for argument, takers_of in takers.items():
+        if len(takers_of) > 1:
+            groups.setdefault(tuple(takers_of), []).append(argument)
+    for names, arguments in sorted(groups.items(), key=lambda group: -len(group[0])):
+        others = [verb for verb in verbs if verb not in names]
+        shown = f"All but {_codes(others)}" if len(others) < len(names) // 2 else _codes(names)
+        yield f"{shown}:\n\n{_lines(arguments)}"
+
+
+def _codes(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def _lines(arguments: Iterable[tuple[str, str]]) -> str:
+    """One line for each meaning."""
+    spellings: dict[str, list[str]] = {}
+    for spelling, meaning in arguments:
+        spellings.setdefault(meaning, []).append(spelling)
+    return "\n".join(f"- {', '.join(found)}: {meaning}" for meaning, found in spellings.items())
 
 
 def _ends(choices: Mapping[str, argparse.ArgumentParser]) -> Iterator[str]:
     """The exit codes, with the verbs that have them."""
     named: dict[str, list[str]] = {}
     for name, verb in choices.items():
-        named.setdefault((verb.epilog or "").replace("%%", "%").replace("<", "\\<"), []).append(f"`{name}`")
+        text = (verb.epilog or "").removeprefix("exit codes: ")
+        named.setdefault(text.replace("%%", "%").replace("<", "\\<"), []).append(name)
     for text, names in named.items():
-        yield f"{', '.join(names)}: {text}"
+        yield f"{_codes(names)}: {text}"
 
 
 def _is_shown(action: argparse.Action) -> bool:
