@@ -51,7 +51,7 @@ chaos: $(INSTALLED) ## kill, stop and cut off real nodes under load; ROUNDS=100,
 
 .PHONY: crashes
 crashes: $(INSTALLED) ## kill a process that writes a store, again and again; ROUNDS=60, ARGS="--flush sync"
-	@$(PYTHON_BIN) -m tests.crashes --rounds $(or $(ROUNDS),60) $(ARGS)
+	@$(PYTHON_BIN) -m tests.support.crashes --rounds $(or $(ROUNDS),60) $(ARGS)
 
 .PHONY: exactly-once
 exactly-once: $(INSTALLED) ## write and tail a group from Spark while leaders and the driver are killed; ROUNDS=20
@@ -60,12 +60,12 @@ exactly-once: $(INSTALLED) ## write and tail a group from Spark while leaders an
 .PHONY: sink-faults
 sink-faults: $(INSTALLED) ## kill workers, sink and driver at every point of a micro-batch; hold a task for 3 minutes
 	@$(SPARK) DLEDGER_SINK_FAULTS=1 DLEDGER_SINK_HELD=1 $(PYTHON_BIN) -m pytest -o faulthandler_timeout=0 \
-		tests/test_sink_faults.py tests/test_spark_writer.py tests/test_spark_stream.py tests/test_spark_cluster.py \
+		tests/spark/test_sink_faults.py tests/spark/test_spark_writer.py tests/spark/test_spark_stream.py tests/spark/test_spark_cluster.py \
 		-k "whoever_is_killed or longer_than_the_lease or fails_anywhere or worker_that_is_killed" $(ARGS)
 
 .PHONY: power
 power: $(INSTALLED) ## let a store lose power at any moment, block by block; RUNS=1000, ARGS="--seed N"
-	@$(PYTHON_BIN) -m tests.power --runs $(or $(RUNS),1000) $(ARGS)
+	@$(PYTHON_BIN) -m tests.support.power --runs $(or $(RUNS),1000) $(ARGS)
 
 .PHONY: lint
 lint: $(INSTALLED_LINT) ## check style, types and formatting

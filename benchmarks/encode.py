@@ -12,11 +12,11 @@ import pyarrow as pa
 
 from benchmarks.measure import PeerMissing, Result, Seconds, alternate, rounded, timed
 from benchmarks.peers import Process, java_command
+from pyspark_dledger.format.encode.encoded import Bodies
+from pyspark_dledger.format.encode.put_rows import PUT_SCHEMA
+from pyspark_dledger.format.encode.puts import PutSettings, producer_of
 from pyspark_dledger.format.engine import get_engine
-from pyspark_dledger.format.entries import Bodies
 from pyspark_dledger.format.message import encode_host
-from pyspark_dledger.format.put_rows import PUT_SCHEMA
-from pyspark_dledger.format.puts import PutSettings, producer_of
 
 ROWS = 10_000  # of a batch, as Spark hands them over
 UNIT = 1000  # messages, about as many as a leader takes at once

@@ -21,10 +21,10 @@ from typing import NamedTuple
 from benchmarks.generate import new_folder
 from benchmarks.measure import PeerMissing, Result, alternate, rounded
 from benchmarks.peers import Process, java_command
+from pyspark_dledger.format.encode.encoded import Bodies
 from pyspark_dledger.format.engine import get_engine
-from pyspark_dledger.format.entries import Bodies
-from pyspark_dledger.store.config import StoreConfig
 from pyspark_dledger.store.mmap_file_store import MmapFileStore
+from pyspark_dledger.store.store_config import StoreConfig
 
 BODY_SIZE = 1024
 BATCH = 1000  # bodies, about as many as the nodes send each other at once

@@ -17,11 +17,11 @@ from benchmarks.generate import RAW_1K, SEGMENT_SIZE, Store, ensure, new_folder
 from benchmarks.measure import Result
 from benchmarks.tailing import LOOKS, TIME, delays, idle_seconds, latency_result
 from pyspark_dledger.log.options import parse_options
-from pyspark_dledger.log.store_tail import StoreTail, read_planned
-from pyspark_dledger.log.tail import TailOffset, stream_options
-from pyspark_dledger.store.config import StoreConfig
+from pyspark_dledger.log.tail.store_tail import StoreTail, read_planned
+from pyspark_dledger.log.tail.tail import TailOffset, stream_options
 from pyspark_dledger.store.mmap_file_store import MmapFileStore
-from tests.queues import Unit, write_units
+from pyspark_dledger.store.store_config import StoreConfig
+from tests.support.queues import Unit, write_units
 
 RAW_8G = Store("raw-8g", 1024, messages=False, segments=8)
 CHECKPOINT_MS = 100

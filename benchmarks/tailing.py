@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from benchmarks.measure import Result, rounded
-from pyspark_dledger.log.tail import NO_LIMITS, NOTHING, Tail, TailOffset
+from pyspark_dledger.log.tail.tail import NO_LIMITS, NOTHING, Tail, TailOffset
 
 LOOKS = 500
 SECONDS = 20.0

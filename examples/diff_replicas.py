@@ -12,7 +12,7 @@ from pathlib import Path
 from bundled import unpacked
 
 import pyspark_dledger as dl
-from pyspark_dledger.log.diff.summary import compare
+from pyspark_dledger.log.diff.comparison import compare
 
 
 def show(paths: list[str]) -> None:

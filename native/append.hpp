@@ -1,5 +1,5 @@
 // Entries on their way into a log: blocks of bodies, their encoding, and the checks of entries from another node. The
-// texts of errors are those of format/append.py, and so are the names of arguments.
+// texts of errors are those of format/encode/entry_encoding.py, and so are the names of arguments.
 #pragma once
 
 #include <cstddef>

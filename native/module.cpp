@@ -376,7 +376,7 @@ PYBIND11_MODULE(_native, module) {
     } catch (const StoreFault& fault) {
       PyErr_SetString(error_class("StoreError").ptr(), fault.what());
     } catch (const MissingFault& fault) {
-      const py::object missing = py::module_::import("pyspark_dledger.format.segment_file").attr("MissingBytes");
+      const py::object missing = py::module_::import("pyspark_dledger.format.scan.segment_file").attr("MissingBytes");
       PyErr_SetObject(missing.ptr(), py::int_(fault.offset).ptr());
     } catch (const MalformedFault& fault) {
       PyErr_SetString(error_class("MalformedError").ptr(), fault.what());

@@ -8,7 +8,7 @@
 
 namespace dledger {
 
-// What became of a message; as format/place.py numbers them.
+// What became of a message; as format/encode/message_copies.py numbers them.
 enum class Placing : uint8_t { V1 = 0, V2 = 1, LongTopic = 2, LongProperties = 3, Changed = 4 };
 
 struct Placed {

@@ -1,5 +1,5 @@
 // Messages on their way into a log: rows become puts, puts become entries. The texts of errors are those of
-// format/put_rows.py and format/put_messages.py.
+// format/encode/put_rows.py and format/encode/put_messages.py.
 #pragma once
 
 #include <cstddef>

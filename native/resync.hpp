@@ -1,5 +1,5 @@
 // Behind damage: which entry continues the log. Continuity decides, so that entries inside bodies do not come out. The
-// same rules as pyspark_dledger/format/resync.py, which explains them.
+// same rules as pyspark_dledger/format/scan/resync.py, which explains them.
 #pragma once
 
 #include <cstdint>

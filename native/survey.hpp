@@ -1,5 +1,5 @@
 // The survey of a segment: what each of its bytes is, and everything that is wrong with them, in one pass. The same as
-// pyspark_dledger/format/survey.py.
+// pyspark_dledger/format/scan/survey.py.
 #pragma once
 
 #include <cstdint>

@@ -20,8 +20,8 @@ from pyspark_dledger.cli.report.figures import (
     styled,
     titled,
 )
+from pyspark_dledger.cli.report.number_words import bytes_text, duration_text, number_text, percent_text
 from pyspark_dledger.cli.report.timeline import Timeline
-from pyspark_dledger.cli.report.units import bytes_text, duration_text, number_text, percent_text
 
 
 def _milliseconds(times: pd.Series) -> np.ndarray:

@@ -17,7 +17,7 @@ from IPython.display import display
 
 from pyspark_dledger.cli.report import figures
 from pyspark_dledger.log import Log
-from pyspark_dledger.rocketmq.tables import TABLES
+from pyspark_dledger.rocketmq.tables.registry import TABLES
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

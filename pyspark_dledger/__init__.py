@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from pyspark_dledger.log import Log, open_log
     from pyspark_dledger.raft.client import Client, PartialAppendError, connect
     from pyspark_dledger.spark.rebuild import rebuild
-    from pyspark_dledger.spark.run import export
     from pyspark_dledger.spark.source import DefaultSource
+    from pyspark_dledger.spark.tasks import export
 
 __all__ = [
     "Client",
@@ -57,7 +57,7 @@ _MODULES = {
     "StoreError": "errors",
     "UnknownOutcomeError": "errors",
     "connect": "raft.client",
-    "export": "spark.run",
+    "export": "spark.tasks",
     "open_log": "log",
     "rebuild": "spark.rebuild",
 }

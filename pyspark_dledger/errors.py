@@ -37,7 +37,7 @@ class IndexRangeError(StoreError, LookupError):
     """An index that a log does not hold: expired, not yet written, or not yet committed."""
 
 
-class _AnswerError(DLedgerError):
+class _ResponseError(DLedgerError):
     """``code`` is DLedger's response code (``raft.messages.ResponseCode``), ``leader_id`` the leader that was named."""
 
     def __init__(self, text: str, code: int, leader_id: str | None = None) -> None:
@@ -49,11 +49,11 @@ class _AnswerError(DLedgerError):
         return type(self), (str(self), self.code, self.leader_id)
 
 
-class GroupError(_AnswerError):
+class GroupError(_ResponseError):
     """A group that refused a request or could not be reached: nothing was changed, and it may be tried again."""
 
 
-class UnknownOutcomeError(_AnswerError):
+class UnknownOutcomeError(_ResponseError):
     """An append or a transfer that was sent and not answered: it may be done, now or later, or never.
 
     No GroupError, so that who tries those again does not append twice.

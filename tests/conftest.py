@@ -13,8 +13,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from pyspark_dledger.format.engine import Engine, get_engine
-from tests import golden
-from tests.spark_cluster import SHORT_LIVED
+from tests.support import golden
+from tests.support.spark_cluster import SHORT_LIVED
 
 ROOT = Path(__file__).resolve().parent.parent
 # Files that take the longest. They come first: of the last one of all, the other processes would wait for the end.

@@ -14,10 +14,10 @@ from pyspark_dledger.log.verify.findings import CATALOGUE
 from pyspark_dledger.raft.messages import RequestCode
 from pyspark_dledger.raft.node.settings import SETTINGS, default_of
 from pyspark_dledger.raft.wire import binary_layout
-from pyspark_dledger.rocketmq.export.options import EXPORT_OPTIONS, FORMS
+from pyspark_dledger.rocketmq.export.export_options import EXPORT_OPTIONS, FORMS
 from pyspark_dledger.rocketmq.store_checkpoint import LAYOUT as STORE_CHECKPOINT
-from pyspark_dledger.rocketmq.tables import TABLES as READ_TABLES
-from pyspark_dledger.spark.write_options import WRITE_OPTIONS
+from pyspark_dledger.rocketmq.tables.registry import TABLES as READ_TABLES
+from pyspark_dledger.spark.sink.write_options import WRITE_OPTIONS
 from tools import cli_docs, real_bytes
 
 ROOT = Path(__file__).resolve().parent.parent

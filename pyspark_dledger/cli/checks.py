@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyspark_dledger.cli.exits import CLEAN, FINDINGS
-from pyspark_dledger.cli.output import Output, Row, camel_case, cell, note, print_fields, print_table
-from pyspark_dledger.cli.store import open_each, open_given
+from pyspark_dledger.cli.output.open_stores import open_each, open_given
+from pyspark_dledger.cli.output.output import Output, Row, camel_case, cell, note, print_fields, print_table
 from pyspark_dledger.cli.tables import is_finding
 from pyspark_dledger.format.json_text import json_line
 
 if TYPE_CHECKING:
     from pyspark_dledger.log import Log
-    from pyspark_dledger.log.diff.summary import Comparison
-    from pyspark_dledger.log.recovery.preview import Recovery
+    from pyspark_dledger.log.diff.comparison import Comparison
+    from pyspark_dledger.log.recovery.recovery_preview import RecoveryPreview
     from pyspark_dledger.log.verify.findings import Finding
 
 # What a table of versions shows of a recovery; --json has everything.
@@ -28,7 +28,7 @@ _RECOVERY_COLUMNS = ("java", "outcome", "beginIndex", "endIndex", "endTerm", "co
 def verify(given: argparse.Namespace, out: Output) -> int:
     """All findings; `FINDINGS` if one is more than information."""
     from pyspark_dledger.log.verify.findings import INFO, SEVERITIES
-    from pyspark_dledger.log.verify.store import verify as find_all
+    from pyspark_dledger.log.verify.verify_store import verify as find_all
 
     wanted = SEVERITIES[SEVERITIES.index(given.least) :]
     code = CLEAN
@@ -104,17 +104,17 @@ def recovery(given: argparse.Namespace, out: Output) -> int:
     return code
 
 
-def _is_trouble(item: Recovery, last_index: int) -> bool:
+def _is_trouble(item: RecoveryPreview, last_index: int) -> bool:
     """Whether a version does not open the store or cuts entries, known to be committed or not."""
     starts = (item.rocketmq or {}).get("starts", True)
     return item.outcome != "opens" or bool(item.lost) or (item.end_index or 0) < last_index or not starts
 
 
-def _recoveries(given: argparse.Namespace, log: Log) -> Iterator[Recovery]:
-    from pyspark_dledger.log.recovery.preview import LINES, preview
+def _recoveries(given: argparse.Namespace, log: Log) -> Iterator[RecoveryPreview]:
+    from pyspark_dledger.log.recovery.recovery_preview import LINES, preview
 
     if given.rocketmq is not None:
-        from pyspark_dledger.rocketmq.recovery import preview_broker
+        from pyspark_dledger.rocketmq.recovery.broker_recovery import preview_broker
 
         yield preview_broker(log, given.rocketmq, given.data_file_size, given.index_file_size)
     else:
@@ -122,7 +122,7 @@ def _recoveries(given: argparse.Namespace, log: Log) -> Iterator[Recovery]:
             yield preview(log, version, given.data_file_size, given.index_file_size)
 
 
-def _for_text(item: Recovery) -> Row:
+def _for_text(item: RecoveryPreview) -> Row:
     """What a recovery says, with lists of files as their numbers."""
     row = item.as_json()
     for name in ("dataFilesAfter", "indexFilesAfter"):
@@ -132,7 +132,7 @@ def _for_text(item: Recovery) -> Row:
     return {name: value for name, value in row.items() if value not in (None, "", [], {})}
 
 
-def _short(item: Recovery) -> Row:
+def _short(item: RecoveryPreview) -> Row:
     row = item.as_json()
     return {name: row[name] for name in _RECOVERY_COLUMNS} | {
         "dataFiles": len(item.data_files_after),
@@ -153,14 +153,14 @@ def diff(given: argparse.Namespace, out: Output) -> int:
         return _md5(given, out)
     log = open_given(given)
     if given.json:
-        from pyspark_dledger.log.diff.rows import diff_rows
+        from pyspark_dledger.log.diff.diff_table import diff_rows
 
         code = FINDINGS if list(cut_logs(log)) else CLEAN
         for row in map(_row, diff_rows(log)):
             code = FINDINGS if is_finding("diff", row) else code
             out.line(json_line(row))
         return code
-    from pyspark_dledger.log.diff.summary import compare
+    from pyspark_dledger.log.diff.comparison import compare
 
     code = _print_comparison(out, compare(log))
     for text in cut_logs(log):
@@ -182,8 +182,8 @@ def cut_logs(log: Log) -> Iterator[str]:
 
 def _replicas(paths: list[str]) -> list[str]:
     """The paths to compare: of a single folder with several nodes each node, as after a trial on one machine."""
-    from pyspark_dledger.log.files import path_of
-    from pyspark_dledger.log.find import node_folders
+    from pyspark_dledger.log.io.files import path_of
+    from pyspark_dledger.log.io.store_paths import node_folders
 
     folder = path_of(paths[0])
     if len(paths) > 1 or not folder.is_dir():

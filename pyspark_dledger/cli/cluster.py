@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pyspark_dledger.cli.output import Output, note
+from pyspark_dledger.cli.output.output import Output, note
 from pyspark_dledger.cli.serve import Signals, first_of, run_loop
 from pyspark_dledger.errors import DLedgerError, OptionError
 from pyspark_dledger.format.json_text import json_line

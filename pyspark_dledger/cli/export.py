@@ -7,11 +7,11 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from pyspark_dledger.cli.exits import CLEAN, FINDINGS
-from pyspark_dledger.cli.output import Output, camel_case, note
-from pyspark_dledger.cli.store import options_of
+from pyspark_dledger.cli.output.open_stores import options_of
+from pyspark_dledger.cli.output.output import Output, camel_case, note
+from pyspark_dledger.common.freed_memory import keep_freed_memory
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.format.json_text import json_line, printable
-from pyspark_dledger.format.memory import keep_freed_memory
 
 if TYPE_CHECKING:
     from pyspark_dledger.rocketmq.export.forms import ExportReport
@@ -49,7 +49,7 @@ def _run(given: argparse.Namespace, options: dict[str, Any], out: Output) -> Exp
     keep_freed_memory()
     if given.spark is None:
         return export_log(given.path, given.target, given.to, progress=out.progress, **options)
-    from pyspark_dledger.spark.run import run_on, session_at
+    from pyspark_dledger.spark.tasks import run_on, session_at
 
     with session_at(given.spark) as spark:
         return export_log(given.path, given.target, given.to, run=run_on(spark), **options)

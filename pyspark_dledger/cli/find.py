@@ -9,16 +9,16 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark_dledger.cli.exits import FINDINGS
-from pyspark_dledger.cli.output import Output, note
-from pyspark_dledger.cli.places import Places
-from pyspark_dledger.cli.progress import Progress
-from pyspark_dledger.cli.rows import RowPrinter, watched
-from pyspark_dledger.cli.store import FIRST_EPOCH_MS, open_given
+from pyspark_dledger.cli.output.known_rows import KnownRows
+from pyspark_dledger.cli.output.open_stores import FIRST_EPOCH_MS, open_given
+from pyspark_dledger.cli.output.output import Output, note
+from pyspark_dledger.cli.output.progress import ProgressBar
+from pyspark_dledger.cli.output.row_printer import RowPrinter, watched
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, MIN_MESSAGE_SIZE
 from pyspark_dledger.format.message import has_message_magic
 from pyspark_dledger.format.spec import COMMITLOG, INT64_MAX
-from pyspark_dledger.log.entries import entry_at, read_at, segment_at
+from pyspark_dledger.log.io.entry_reads import entry_at, read_at, segment_at
 from pyspark_dledger.log.options import parse_options
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ _TIME = re.compile(r"\d{4}-\d\d-\d\d([T ].*)?")
 _CLOCKS_DIFFER = 3600 * 1_000_000
 
 
-class _Place(NamedTuple):
+class _RowRange(NamedTuple):
     """Where a row stands, ``[start, end)``."""
 
     start: int
@@ -71,10 +71,10 @@ class _Search(NamedTuple):
     is_chosen: bool
     """Whether it was said what `what` is, and not taken from its form."""
     printer: RowPrinter
-    progress: Progress
+    progress: ProgressBar
 
-    def print(self, place: _Place) -> None:
-        places = Places(self.log, self.printer.columns)
+    def print(self, place: _RowRange) -> None:
+        places = KnownRows(self.log, self.printer.columns)
         for batch in places.between(place.start, place.end):
             self.printer.print(batch)
 
@@ -87,7 +87,7 @@ def _by_index(search: _Search) -> str:
     segment = segment_at(log.ledger_segments, pos)
     header = entry_at(segment, pos) if segment is not None else None
     if header is not None and header.index == index:
-        search.print(_Place(pos, pos + header.size))
+        search.print(_RowRange(pos, pos + header.size))
     begin = log.state.begin_index
     if begin <= index <= log.end.last_index:
         return f"expected the entry {index} before pos {pos}, found none: dledger verify says what is wrong there"
@@ -106,7 +106,7 @@ def _by_offset_msg_id(search: _Search) -> str:
             f"expected a message at offset {offset}, as the offsetMsgId says, found none (the log has "
             f"{state.min_offset} to {state.max_offset})"
         )
-    found = next(Places(search.log, ("offsetMsgId",)).between(*place), None)
+    found = next(KnownRows(search.log, ("offsetMsgId",)).between(*place), None)
     stored = found.column("offsetMsgId")[0].as_py() if found is not None else None
     if stored == search.what.upper():
         search.print(place)
@@ -116,19 +116,19 @@ def _by_offset_msg_id(search: _Search) -> str:
     return f"expected the offsetMsgId {search.what} at offset {offset}, found {stored or 'no message'} there"
 
 
-def _message_at(log: Log, offset: int) -> _Place | None:
+def _message_at(log: Log, offset: int) -> _RowRange | None:
     """Where the row stands whose message begins at `offset`."""
     segment = segment_at(log.segments, offset)
     if segment is None or segment.source != COMMITLOG:
         pos = offset - ENTRY_HEADER_SIZE
         segment = segment_at(log.ledger_segments, pos)
         header = entry_at(segment, pos) if segment is not None else None
-        return _Place(pos, pos + header.size) if header is not None and pos < log.end.pos else None
+        return _RowRange(pos, pos + header.size) if header is not None and pos < log.end.pos else None
     head = read_at(segment.path, offset - segment.base, MIN_MESSAGE_SIZE)
     size = int.from_bytes(head[:4], "big", signed=True)
     if len(head) < MIN_MESSAGE_SIZE or not has_message_magic(head, 0, len(head)) or size < MIN_MESSAGE_SIZE:
         return None
-    return _Place(offset, offset + size)
+    return _RowRange(offset, offset + size)
 
 
 def _by_uniq_key(search: _Search) -> str:
@@ -148,7 +148,7 @@ def _by_scan(search: _Search, name: str, rows: Callable[[pa.RecordBatch], list[i
     """Walks the whole log: the broker's IndexFile may lack messages (RocketMQ issue 7477), so it proves nothing."""
     log = search.log
     batches = log.scan(("pos", "size", "keys", "uniqKey"), verifyCrc=False)
-    places = Places(log, search.printer.columns)
+    places = KnownRows(log, search.printer.columns)
     for batch in watched(log, batches, search.progress):
         for row in rows(batch):
             pos = batch.column("pos")[row].as_py()
@@ -181,7 +181,7 @@ def _by_time(search: _Search) -> str:
     assert when is not None  # it was parsed from a text
     log = search.log
     columns = search.printer.columns
-    places = Places(log, columns, starting_timestamp=when, max_batch_rows=1)
+    places = KnownRows(log, columns, starting_timestamp=when, max_batch_rows=1)
     for batch in places.between(_start_before(log, when - _CLOCKS_DIFFER), INT64_MAX):
         search.printer.print(batch)
         break
@@ -191,7 +191,7 @@ def _by_time(search: _Search) -> str:
 def _start_before(log: Log, when: int) -> int:
     """Where the last segment begins whose first message was stored before `when`, in microseconds since 1970."""
     segments = log.segments
-    firsts = Places(log, ("kind", "storeTimestamp"), max_batch_rows=1, topic=None, queue_id=None, tags=None)
+    firsts = KnownRows(log, ("kind", "storeTimestamp"), max_batch_rows=1, topic=None, queue_id=None, tags=None)
 
     def stored(place: int) -> int:
         segment = segments[place]

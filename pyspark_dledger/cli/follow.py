@@ -11,15 +11,15 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from pyspark_dledger.cli.output import Output, note
-from pyspark_dledger.cli.places import Places
-from pyspark_dledger.cli.rows import RowPrinter
-from pyspark_dledger.cli.store import open_given
+from pyspark_dledger.cli.output.known_rows import KnownRows
+from pyspark_dledger.cli.output.open_stores import open_given
+from pyspark_dledger.cli.output.output import Output, note
+from pyspark_dledger.cli.output.row_printer import RowPrinter
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.log.committed import Bound
+from pyspark_dledger.log.io.uris import check_local
 from pyspark_dledger.log.options import EARLIEST
-from pyspark_dledger.log.tail_view import Place, View
-from pyspark_dledger.log.uris import check_local
+from pyspark_dledger.log.tail.tail_view import EntryRef, View
 
 if TYPE_CHECKING:
     from pyspark_dledger.format.spec import TermRun
@@ -59,7 +59,7 @@ class _Tail:
         self._from = given.starting
         self._next: int | None = None
         self._runs: list[TermRun] = []
-        self._last: Place | None = None
+        self._last: EntryRef | None = None
         self._has_waited = False
 
     def print_new(self, log: Log) -> None:
@@ -76,7 +76,7 @@ class _Tail:
             start = self._still_valid(log, self._next)
             self._remember(log, start, end)
         if start < end:
-            for batch in Places(log, self._printer.columns).between(start, end):
+            for batch in KnownRows(log, self._printer.columns).between(start, end):
                 self._printer.print(batch)
         self._next = max(start, end)
 
@@ -143,7 +143,7 @@ def _term_at(runs: list[TermRun], index: int) -> int | None:
     return runs[place].term if place >= 0 and index <= _last_index(runs) else None
 
 
-def _entry(log: Log, index: int) -> Place | None:
+def _entry(log: Log, index: int) -> EntryRef | None:
     """The entry of that index, with the CRC of its bytes."""
     return View(log, Bound(None, None), None).entry(index)
 

@@ -13,7 +13,15 @@ from pathlib import Path
 from typing import cast
 
 from pyspark_dledger.cli.exits import CLEAN, FINDINGS
-from pyspark_dledger.cli.output import Output, Row, body_form, note, print_fields, print_table, text_line
+from pyspark_dledger.cli.output.output import (
+    Output,
+    Row,
+    body_form,
+    note,
+    print_fields,
+    print_table,
+    text_line,
+)
 from pyspark_dledger.errors import GroupError, IndexRangeError, OptionError, UnknownOutcomeError
 from pyspark_dledger.format.json_text import json_line
 from pyspark_dledger.raft.client import Appended, BatchResult, Client, PartialAppendError, connect

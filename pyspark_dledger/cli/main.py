@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from pyspark_dledger import __version__
 from pyspark_dledger.cli.exits import CANNOT, CLEAN, INTERRUPTED
-from pyspark_dledger.cli.output import BODY_FORMS, Output, note
+from pyspark_dledger.cli.output.output import BODY_FORMS, Output, note
 from pyspark_dledger.errors import DLedgerError
 
 _EXITS = "exit codes: 0 clean; 1 there are findings, rows with a problem or differences, or nothing was found; "
@@ -85,7 +85,7 @@ class _NoPandas:
 
 def _verb(name: str) -> Callable[[argparse.Namespace, Output], int]:
     """A verb's function, ``module.function`` of this room: only the module that is used is loaded."""
-    module, function = name.split(".")
+    module, function = name.rsplit(".", 1)
     found: Callable[[argparse.Namespace, Output], int] = getattr(
         import_module(f"pyspark_dledger.cli.{module}"), function
     )
@@ -143,7 +143,7 @@ def _parser() -> argparse.ArgumentParser:
         verb.add_argument("--option", "-o", action="append", default=[], metavar="NAME=VALUE", help=text)
         return verb
 
-    _add_dump(add("dump", "rows.dump", "the rows of the log, or of another table", _REPLICAS))
+    _add_dump(add("dump", "output.row_printer.dump", "the rows of the log, or of another table", _REPLICAS))
     add("segments", "tables.segments", "the files of the log, and what every byte of them is", _EACH)
     add("state", "tables.state", "what a store is and where it stands", "side by side")
     add("stats", "stats.stats", "messages, bytes, rates, sizes and latencies by topic, and entries by term", _EACH)

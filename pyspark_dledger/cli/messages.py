@@ -8,11 +8,11 @@ from dataclasses import replace
 
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.raft.node import NodeConfig
-from pyspark_dledger.rocketmq.broker_conf import BrokerConf
-from pyspark_dledger.rocketmq.clean import CleanSettings
-from pyspark_dledger.rocketmq.dispatch import DispatchSettings
-from pyspark_dledger.rocketmq.message_service import MessageService, MessageSettings, host_bytes
-from pyspark_dledger.store.config import StoreConfig
+from pyspark_dledger.rocketmq.broker.broker_conf import BrokerConf
+from pyspark_dledger.rocketmq.dispatch.dispatcher import DispatchSettings
+from pyspark_dledger.rocketmq.dispatch.expired_files import CleanSettings
+from pyspark_dledger.rocketmq.service.message_service import MessageService, MessageSettings, host_bytes
+from pyspark_dledger.store.store_config import StoreConfig
 
 _SWITCH_SECONDS = 0.0005
 

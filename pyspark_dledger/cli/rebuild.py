@@ -8,14 +8,14 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from pyspark_dledger.cli.exits import CLEAN, FINDINGS
-from pyspark_dledger.cli.output import Output, Row, camel_case, note, print_table
-from pyspark_dledger.cli.store import options_of
+from pyspark_dledger.cli.output.open_stores import options_of
+from pyspark_dledger.cli.output.output import Output, Row, camel_case, note, print_table
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.format.json_text import json_line
 
 if TYPE_CHECKING:
     from pyspark_dledger.rocketmq.rebuild import Compared, FileSettings, IndexDifference, QueueDifference, Rebuilt
-    from pyspark_dledger.rocketmq.runs import Run
+    from pyspark_dledger.rocketmq.work_parts import Run
 
 
 def rebuild(given: argparse.Namespace, out: Output) -> int:
@@ -95,10 +95,10 @@ def _print_rebuilt(out: Output, done: Rebuilt) -> None:
 
 def _run(master: str | None, opened: ExitStack) -> Run:
     """Where parts are read: here, or by tasks of a session that ends with this."""
-    from pyspark_dledger.rocketmq.runs import run_here
+    from pyspark_dledger.rocketmq.work_parts import run_here
 
     if master is None:
         return run_here
-    from pyspark_dledger.spark.run import run_on, session_at
+    from pyspark_dledger.spark.tasks import run_on, session_at
 
     return run_on(opened.enter_context(session_at(master)))

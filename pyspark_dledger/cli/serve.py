@@ -17,19 +17,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyspark_dledger.cli.exits import CLEAN, INTERRUPTED
-from pyspark_dledger.cli.output import Output, text_line
+from pyspark_dledger.cli.output.output import Output, text_line
+from pyspark_dledger.common.log_records import LOG, log_to_stderr, record
 from pyspark_dledger.errors import DLedgerError
 from pyspark_dledger.format.json_text import json_line
 from pyspark_dledger.raft.loops import new_loop
 from pyspark_dledger.raft.node import Node, NodeConfig
-from pyspark_dledger.raft.node.logs import LOG, log_to_stderr, record
 from pyspark_dledger.raft.node.memory import settle_memory
-from pyspark_dledger.raft.node.settings import Settings, node_config, read_settings
+from pyspark_dledger.raft.node.settings import NodeSettings, node_config, read_settings
 
 if TYPE_CHECKING:
     # Arrow, which they need, is loaded where messages are served only.
-    from pyspark_dledger.rocketmq.broker_conf import BrokerConf
-    from pyspark_dledger.rocketmq.message_service import MessageService
+    from pyspark_dledger.rocketmq.broker.broker_conf import BrokerConf
+    from pyspark_dledger.rocketmq.service.message_service import MessageService
 
 # Seconds between two lines of how a node stands, and between two looks at it.
 _STATUS_SECONDS = 10.0
@@ -85,9 +85,9 @@ def run_loop(work: Callable[[], Any]) -> int:
         loop.close()
 
 
-def _settings(given: argparse.Namespace, conf: BrokerConf | None) -> Settings:
+def _settings(given: argparse.Namespace, conf: BrokerConf | None) -> NodeSettings:
     """Those of the broker.conf, over them those of the file, and over these those of the flags."""
-    settings = Settings()
+    settings = NodeSettings()
     for name, said in conf.settings.items() if conf is not None else ():
         settings.say(name, said.text, said.place)
     if given.config:
@@ -108,7 +108,7 @@ def _settings(given: argparse.Namespace, conf: BrokerConf | None) -> Settings:
 def _broker_conf(given: argparse.Namespace) -> BrokerConf | None:
     if not given.broker_conf:
         return None
-    from pyspark_dledger.rocketmq.broker_conf import read_broker_conf
+    from pyspark_dledger.rocketmq.broker.broker_conf import read_broker_conf
 
     return read_broker_conf(Path(given.broker_conf))
 

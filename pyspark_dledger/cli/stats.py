@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pyspark_dledger.cli.exits import CLEAN, FINDINGS
-from pyspark_dledger.cli.output import Output, Row, plain_time, print_fields, print_table
-from pyspark_dledger.cli.progress import Progress
-from pyspark_dledger.cli.rows import watched
-from pyspark_dledger.cli.store import open_each
+from pyspark_dledger.cli.output.open_stores import open_each
+from pyspark_dledger.cli.output.output import Output, Row, plain_time, print_fields, print_table
+from pyspark_dledger.cli.output.progress import ProgressBar
+from pyspark_dledger.cli.output.row_printer import watched
 from pyspark_dledger.format.json_text import json_line
 
 if TYPE_CHECKING:
@@ -265,14 +265,14 @@ def stats(given: argparse.Namespace, out: Output) -> int:
     return code
 
 
-def _count(log: Log, progress: Progress) -> Stats:
+def _count(log: Log, progress: ProgressBar) -> Stats:
     found = Stats()
     for batch in scanned(log, progress):
         found.add(batch)
     return found
 
 
-def scanned(log: Log, progress: Progress) -> Iterator[pa.RecordBatch]:
+def scanned(log: Log, progress: ProgressBar) -> Iterator[pa.RecordBatch]:
     """The rows of a log with `COLUMNS`, and the progress told."""
     # CRCs are for `verify`, which says what is wrong; here they would cost most of the time.
     return watched(log, log.scan(COLUMNS, verifyCrc=False, maxBatchRows=_BATCH_ROWS, maxBatchBytes="64m"), progress)

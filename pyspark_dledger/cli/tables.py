@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from pyspark_dledger.cli.exits import CLEAN, FINDINGS
-from pyspark_dledger.cli.output import (
+from pyspark_dledger.cli.output.open_stores import open_each
+from pyspark_dledger.cli.output.output import (
     Output,
     Row,
     camel_case,
@@ -18,15 +19,14 @@ from pyspark_dledger.cli.output import (
     print_table,
     rows_of,
 )
-from pyspark_dledger.cli.progress import Progress
-from pyspark_dledger.cli.store import open_each
+from pyspark_dledger.cli.output.progress import ProgressBar
 from pyspark_dledger.format.json_text import json_line
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from pyspark_dledger.log import Log
-    from pyspark_dledger.log.consume_queue import Queue
+    from pyspark_dledger.log.io.queue_files import Queue
 
 # What fits a terminal; --json has every column.
 _SEGMENT_COLUMNS = (
@@ -50,9 +50,9 @@ def is_finding(table: str, row: Row) -> bool:
     return table == "audit" or row.get("problem") is not None
 
 
-def table_batches(log: Log, name: str, progress: Progress) -> Iterator[pa.RecordBatch]:
+def table_batches(log: Log, name: str, progress: ProgressBar) -> Iterator[pa.RecordBatch]:
     """The batches of a table, part by part."""
-    from pyspark_dledger.rocketmq.tables import TABLES
+    from pyspark_dledger.rocketmq.tables.registry import TABLES
 
     table = TABLES[name]
     parts = table.plan(log, log.options)
@@ -71,8 +71,8 @@ def audit(given: argparse.Namespace, out: Output) -> int:
 
 def _audit_notes(log: Log) -> Iterator[str]:
     """What rows of ``audit`` do not say: that there are no queues at all, or that they have fillers inside."""
-    from pyspark_dledger.log.consume_queue import FOLDER
-    from pyspark_dledger.rocketmq.consume_queue import queue_root
+    from pyspark_dledger.log.io.queue_files import FOLDER
+    from pyspark_dledger.rocketmq.consume_queue.queue_units import queue_root
 
     if not (queue_root(log) / FOLDER).is_dir():
         yield f"there is no {FOLDER} folder: every message that belongs into a queue is missed"
@@ -87,8 +87,8 @@ def count_fillers(log: Log) -> int:
     Fillers before the first unit are left out: every queue has them that begins in the middle of a file. Raises
     StoreError where the queues cannot be read.
     """
-    from pyspark_dledger.log.consume_queue import queues
-    from pyspark_dledger.rocketmq.consume_queue import is_wanted, queue_root
+    from pyspark_dledger.log.io.queue_files import queues
+    from pyspark_dledger.rocketmq.consume_queue.queue_units import is_wanted, queue_root
 
     wanted = (queue for queue in queues(queue_root(log)) if is_wanted(queue.topic, queue.queue_id, log.options))
     return sum(map(_fillers_inside, wanted))
@@ -97,8 +97,8 @@ def count_fillers(log: Log) -> int:
 def _fillers_inside(queue: Queue) -> int:
     import numpy as np
 
-    from pyspark_dledger.log.consume_queue import read_units
-    from pyspark_dledger.rocketmq.consume_queue import is_filler
+    from pyspark_dledger.log.io.queue_files import read_units
+    from pyspark_dledger.rocketmq.consume_queue.queue_units import is_filler
 
     count, has_begun = 0, False
     for file in queue.files:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable
 
-from pyspark_dledger.format.entries import Buffer
+from pyspark_dledger.format.encode.encoded import Buffer
 
 _crc32: Callable[[Buffer, int], int] = zlib.crc32
 try:

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from pyspark_dledger.errors import OptionError
-from pyspark_dledger.format.entries import Bodies, Buffer, Checked, Encoded
-from pyspark_dledger.format.puts import Ordinals, PutIds, Puts, PutSettings
+from pyspark_dledger.format.encode.encoded import Bodies, Buffer, Checked, Encoded
+from pyspark_dledger.format.encode.puts import Ordinals, PutIds, Puts, PutSettings
 from pyspark_dledger.format.spec import Compressed, LogEnd, ScanRequest, Segment, Survey, SurveyRequest, TermRun
 
 if TYPE_CHECKING:
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import pyarrow as pa
 
+    from pyspark_dledger.format.encode.message_copies import CopiedMessages, Longs
     from pyspark_dledger.format.json_text import BytesForm
-    from pyspark_dledger.format.place import Longs, Placed
 
 ENGINES = ("auto", "native", "python")
 
@@ -49,7 +49,7 @@ class Engine(Protocol):
 
     def place_messages(
         self, segment: Segment, starts: Longs, sizes: Longs, into: bytearray | memoryview, position: int
-    ) -> Placed: ...
+    ) -> CopiedMessages: ...
 
     def crc32(self, data: Buffer, before: int = 0) -> int: ...
 

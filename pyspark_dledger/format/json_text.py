@@ -121,7 +121,7 @@ def _times(column: pa.TimestampArray) -> pa.StringArray:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    from pyspark_dledger.format.rows import MAX_TIMESTAMP, MIN_TIMESTAMP
+    from pyspark_dledger.format.scan.row_values import MAX_TIMESTAMP, MIN_TIMESTAMP
 
     times = column.cast(pa.timestamp("ms"), safe=False)
     for found in pc.min_max(times.cast(pa.int64())).as_py().values():

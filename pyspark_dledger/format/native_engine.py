@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyspark_dledger._native as _native
-from pyspark_dledger.format.entries import Bodies, Buffer, Checked, Encoded
+from pyspark_dledger.format.encode.encoded import Bodies, Buffer, Checked, Encoded
+from pyspark_dledger.format.encode.puts import Ordinals, PutIds, Puts, PutSettings, check_stamps
 from pyspark_dledger.format.layout import COMPRESSIONS
-from pyspark_dledger.format.puts import Ordinals, PutIds, Puts, PutSettings, check_stamps
 from pyspark_dledger.format.spec import (
     Compressed,
     Extent,
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import pyarrow as pa
 
+    from pyspark_dledger.format.encode.message_copies import CopiedMessages, Longs
     from pyspark_dledger.format.json_text import BytesForm
-    from pyspark_dledger.format.place import Longs, Placed
 
 
 NAME = "native"
@@ -74,12 +74,12 @@ def survey(request: SurveyRequest) -> Survey:
 
 def place_messages(
     segment: Segment, starts: Longs, sizes: Longs, into: bytearray | memoryview, position: int
-) -> Placed:
+) -> CopiedMessages:
     """Messages of a segment, one behind the other into memory that is to stand at a position; see `place`."""
-    from pyspark_dledger.format.place import Placed  # loads what only this needs
+    from pyspark_dledger.format.encode.message_copies import CopiedMessages  # loads what only this needs
 
     size, outcomes = _native.place_messages(segment, _contiguous(starts), _contiguous(sizes), into, position)
-    return Placed(size, _array(outcomes, "u1"))
+    return CopiedMessages(size, _array(outcomes, "u1"))
 
 
 def pack_bodies(bodies: Sequence[Buffer]) -> Bodies:
@@ -109,7 +109,7 @@ def new_ordinals() -> Ordinals:
 
 def encode_messages(batch: pa.RecordBatch, settings: PutSettings, ordinals: Ordinals) -> Bodies:
     """The rows of a batch as puts, in their order; ValueError names the first row that is no message."""
-    from pyspark_dledger.format.put_rows import check_batch, check_settings
+    from pyspark_dledger.format.encode.put_rows import check_batch, check_settings
 
     check_batch(batch)
     check_settings(settings)

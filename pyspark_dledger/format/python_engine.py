@@ -14,21 +14,22 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from pyspark_dledger.errors import DLedgerError, MalformedError, StoreError
-from pyspark_dledger.format import append, codec, json_text, put_messages, put_rows
+from pyspark_dledger.format import codec, json_text
 from pyspark_dledger.format.columns import COLUMN_BY_NAME, arrow_schema
-from pyspark_dledger.format.entries import Buffer
-from pyspark_dledger.format.frames import Frames, frames_of
-from pyspark_dledger.format.place import Placed, place
-from pyspark_dledger.format.puts import PutIds
-from pyspark_dledger.format.rows import COLUMN_READERS, Row, codec_name, first_problem, row_test
-from pyspark_dledger.format.segment_file import FileShrunk, SegmentFile
+from pyspark_dledger.format.encode import entry_encoding, put_messages, put_rows
+from pyspark_dledger.format.encode.encoded import Buffer
+from pyspark_dledger.format.encode.message_copies import CopiedMessages, place
+from pyspark_dledger.format.encode.puts import PutIds
+from pyspark_dledger.format.java_text import decode_utf8, java_hash
+from pyspark_dledger.format.scan.frames import Frames, frames_of
+from pyspark_dledger.format.scan.row_values import COLUMN_READERS, Row, codec_name, first_problem, row_test
+from pyspark_dledger.format.scan.segment_file import FileShrunk, SegmentFile
+from pyspark_dledger.format.scan.survey import take
+from pyspark_dledger.format.scan.walk import Walk, find_log_end, find_splits
 from pyspark_dledger.format.spec import Compressed, LogEnd, ScanRequest, Segment, Survey, SurveyRequest, TermRun
-from pyspark_dledger.format.survey import take
-from pyspark_dledger.format.text import decode_utf8, java_hash
-from pyspark_dledger.format.walk import Walk, find_log_end, find_splits
 
 if TYPE_CHECKING:
-    from pyspark_dledger.format.place import Longs
+    from pyspark_dledger.format.encode.message_copies import Longs
 
 NAME = "python"
 
@@ -37,11 +38,11 @@ MAX_TERM_RUNS = 1_000_000
 MAX_BATCH_BYTES = 2**29
 _MESSAGE_FILTERS = ("kind", "topic", "tags", "queue_id", "store_timestamp")
 
-pack_bodies = append.pack_bodies
-unpack_bodies = append.unpack_bodies
-encode_entries = append.encode_entries
-check_entries = append.check_entries
-find_torn = append.find_torn
+pack_bodies = entry_encoding.pack_bodies
+unpack_bodies = entry_encoding.unpack_bodies
+encode_entries = entry_encoding.encode_entries
+check_entries = entry_encoding.check_entries
+find_torn = entry_encoding.find_torn
 new_ordinals = put_rows.new_ordinals
 encode_messages = put_rows.encode_messages
 read_puts = put_messages.read_puts
@@ -248,10 +249,10 @@ def survey(request: SurveyRequest) -> Survey:
 
 def place_messages(
     segment: Segment, starts: Longs, sizes: Longs, into: bytearray | memoryview, position: int
-) -> Placed:
+) -> CopiedMessages:
     """Messages of a segment, one behind the other into memory that is to stand at a position; see `place`."""
     size, outcomes = _with_file(segment, lambda file: place(file, starts, sizes, into, position))
-    return Placed(size, np.frombuffer(outcomes, np.uint8))
+    return CopiedMessages(size, np.frombuffer(outcomes, np.uint8))
 
 
 def crc32(data: Buffer, before: int = 0) -> int:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.format.spec import INT64_MAX, MODES, Filters, IntFilter
-from pyspark_dledger.log.uris import store_path, without_secrets
+from pyspark_dledger.log.io.uris import store_path, without_secrets
 
 TABLES = (
     "log",

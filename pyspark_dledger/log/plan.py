@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, INT64_MAX, Filters, IntFilter, ScanRequest, Segment
-from pyspark_dledger.log.engine import engine_of
 from pyspark_dledger.log.holes import Hole, hole_batches
+from pyspark_dledger.log.io.store_engine import engine_of
 from pyspark_dledger.log.options import Offset, ReadOptions
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from pyspark_dledger.log.store import Log
+    from pyspark_dledger.log.log import Log
 
 _MAX_PARTITION_BYTES = 128 * 1024 * 1024
 # A task costs Spark about 30 ms, in which a scan that sends few bytes passes over a gigabyte.
@@ -60,7 +60,7 @@ class _Window:
 
 def read_partition(partition: Partition) -> Iterator[pa.RecordBatch]:
     """The rows of a partition. Raises StoreError and, with mode=FAILFAST, MalformedError."""
-    from pyspark_dledger.format.bodies import expand
+    from pyspark_dledger.format.scan.bodies import expand
 
     for part in partition.ranges:
         if isinstance(part, Hole):

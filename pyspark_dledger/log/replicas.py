@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.spec import TermRun
 from pyspark_dledger.log.committed import Bound
-from pyspark_dledger.log.entries import entry_at, read_at, segment_at
+from pyspark_dledger.log.io.entry_reads import entry_at, read_at, segment_at
 from pyspark_dledger.log.options import ReadOptions
 
 if TYPE_CHECKING:
-    from pyspark_dledger.log.store import Log
+    from pyspark_dledger.log.log import Log
 
 
 class Terms:

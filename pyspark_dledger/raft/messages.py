@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 
-from pyspark_dledger.format.entries import Bodies, Buffer
-from pyspark_dledger.store.base import Entry, Run
+from pyspark_dledger.format.encode.encoded import Bodies, Buffer
+from pyspark_dledger.store.dledger_store import Entry, EntryRun
 
 
 class RequestCode(IntEnum):
@@ -107,7 +107,7 @@ class Role(Enum):
 
 
 @dataclass(slots=True, kw_only=True)
-class Message:
+class WireMessage:
     """What every request and every answer has (``RequestOrResponse``)."""
 
     group: str | None = None
@@ -118,13 +118,13 @@ class Message:
     term: int = -1
 
 
-class Request(Message):
+class Request(WireMessage):
     """What one node or client asks of one node."""
 
     __slots__ = ()
 
 
-class Answer(Message):
+class Response(WireMessage):
     """What that node answers; ``code`` tells whether it did it."""
 
     __slots__ = ()
@@ -139,7 +139,7 @@ class VoteRequest(Request):
 
 
 @dataclass(slots=True, kw_only=True)
-class VoteAnswer(Answer):
+class VoteResponse(Response):
     """Whether it gets the vote, and if not, why."""
 
     vote_result: VoteResult = VoteResult.UNKNOWN
@@ -151,7 +151,7 @@ class HeartBeatRequest(Request):
 
 
 @dataclass(slots=True, kw_only=True)
-class HeartBeatAnswer(Answer):
+class HeartBeatResponse(Response):
     """Whether it is followed, by ``code``."""
 
 
@@ -176,7 +176,7 @@ class PushRequest(Request):
 
 
 @dataclass(slots=True, kw_only=True)
-class PushAnswer(Answer):
+class PushResponse(Response):
     """``index`` and ``count`` are the request's (``index`` None for COMMIT), begin and end those of the follower."""
 
     index: int | None = None
@@ -198,13 +198,13 @@ class AppendRequest(Request):
 
 
 @dataclass(slots=True, kw_only=True)
-class AppendAnswer(Answer):
+class AppendResponse(Response):
     """``index`` and ``pos`` of the first entry; how many; and every run of them (empty from Java)."""
 
     index: int = -1
     pos: int = -1
     count: int = 1
-    runs: tuple[Run, ...] = ()
+    runs: tuple[EntryRun, ...] = ()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -216,7 +216,7 @@ class GetRequest(Request):
 
 
 @dataclass(slots=True, kw_only=True)
-class GetAnswer(Answer):
+class GetResponse(Response):
     """The entry, or none."""
 
     entries: list[Entry] = field(default_factory=list)
@@ -228,7 +228,7 @@ class MetadataRequest(Request):
 
 
 @dataclass(slots=True, kw_only=True)
-class MetadataAnswer(Answer):
+class MetadataResponse(Response):
     """``peers`` maps id to address."""
 
     peers: dict[str, str] = field(default_factory=dict)
@@ -244,7 +244,7 @@ class TransferRequest(Request):
 
 
 @dataclass(slots=True, kw_only=True)
-class TransferAnswer(Answer):
+class TransferResponse(Response):
     """Whether leadership was handed over, by ``code``."""
 
 
@@ -254,7 +254,7 @@ class StatusRequest(Request):
 
 
 @dataclass(slots=True, kw_only=True)
-class StatusAnswer(Answer):
+class StatusResponse(Response):
     """How the member stands; ``peers`` maps id to address, ``problem`` is the latest that is not solved, or "".
 
     ``serves_messages``: it answers `TopicsRequest`, `PutRequest` and `ConfigRequest` while it leads.
@@ -283,7 +283,7 @@ class ReadRequest(Request):
 
 
 @dataclass(slots=True, kw_only=True)
-class ReadAnswer(Answer):
+class ReadResponse(Response):
     """``data``: ``count`` encoded entries from ``first_index`` on."""
 
     first_index: int = -1
@@ -302,7 +302,7 @@ class TopicsRequest(Request):
 
 
 @dataclass(slots=True, kw_only=True)
-class TopicsAnswer(Answer):
+class TopicsResponse(Response):
     """The queues of each topic, and the host that messages are stored with: 8 (IPv4 and port) or 20 bytes.
 
     ``reason`` says why it was refused, where the application says so.
@@ -328,7 +328,7 @@ PLACE_SIZE = 24
 
 
 @dataclass(slots=True, kw_only=True)
-class PutAnswer(Answer):
+class PutResponse(Response):
     """Where the ``count`` messages of the request stand, once all of them are committed.
 
     ``places`` has index, pos and queueOffset (i64, big-endian) of each, in the request's order, whether it was appended
@@ -349,7 +349,7 @@ class ConfigRequest(Request):
 
 
 @dataclass(slots=True, kw_only=True)
-class ConfigAnswer(Answer):
+class ConfigResponse(Response):
     """The metadata by file name."""
 
     files: dict[str, bytes] = field(default_factory=dict)

@@ -10,8 +10,8 @@ from pathlib import Path
 from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, INT64_MIN, Segment
-from pyspark_dledger.log.entries import entry_at
-from pyspark_dledger.log.find import list_segments
+from pyspark_dledger.log.io.entry_reads import entry_at
+from pyspark_dledger.log.io.store_paths import list_segments
 
 OLD_FOLDER = "commitlog"
 

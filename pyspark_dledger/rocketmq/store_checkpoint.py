@@ -12,7 +12,7 @@ from typing import NamedTuple
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.codec import record_struct
 from pyspark_dledger.format.layout import Field
-from pyspark_dledger.log.entries import read_at
+from pyspark_dledger.log.io.entry_reads import read_at
 
 FILE = "checkpoint"
 SIZE = 4096

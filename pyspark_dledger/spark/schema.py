@@ -56,7 +56,7 @@ def column_types(table: str) -> dict[str, pa.DataType]:
     """Return the Arrow type of every column of a table, by its own spelling."""
     if table == LOG:
         return {name: column.type for name, column in COLUMN_BY_NAME.items()}
-    from pyspark_dledger.rocketmq.tables import TABLES
+    from pyspark_dledger.rocketmq.tables.registry import TABLES
 
     return {column.name: column.type for column in TABLES[table].columns}
 

@@ -55,8 +55,8 @@ class DLedgerDataSource(DataSource):
 
     ``.schema("index long, topic string")`` reads just these columns, and the others cost nothing.
 
-    A write to a path, or to ``group`` and ``peers``, has the options of `pyspark_dledger.spark.write_options`: messages
-    of RocketMQ where there is a topic (``topic``, a column or an option), else raw entries of the column ``body``.
+    A write to a path, or to ``group`` and ``peers``, has the options of `pyspark_dledger.spark.sink.write_options`:
+    messages of RocketMQ where there is a topic (``topic``, a column or an option), else raw entries of column ``body``.
 
     Modes
     -----
@@ -83,7 +83,7 @@ class DLedgerDataSource(DataSource):
     def read_options(self) -> ReadOptions:
         """The options, for a read. Raises OptionError."""
         from pyspark_dledger.log.options import parse_options
-        from pyspark_dledger.spark.write_options import is_write_only
+        from pyspark_dledger.spark.sink.write_options import is_write_only
 
         for name in filter(None, map(is_write_only, self.options)):
             raise OptionError(f"option {name} is one of a write: leave it out of a read")
@@ -114,29 +114,29 @@ class DLedgerDataSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader of the columns in `schema`; the log's takes filters where Spark is about to push some."""
         if self.read_options.table != "log":
-            from pyspark_dledger.spark.table_reader import TableReader
+            from pyspark_dledger.spark.read.table_reader import TableReader
 
             return TableReader(self._path(), self.read_options, schema)
         if _pushes_filters():
-            from pyspark_dledger.spark.pushdown import PushdownReader
+            from pyspark_dledger.spark.read.pushdown import PushdownReader
 
             return PushdownReader(self._path(), self.read_options, schema)
-        from pyspark_dledger.spark.reader import LogReader
+        from pyspark_dledger.spark.read.log_reader import LogReader
 
         return LogReader(self._path(), self.read_options, schema)
 
     @plain_errors
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         """Return the reader of a stream, over a live group or over a store on disk."""
-        from pyspark_dledger.log.tail import stream_options
+        from pyspark_dledger.log.tail.tail import stream_options
 
         options = stream_options(self.read_options, self.options)
         if self._is_group:
-            from pyspark_dledger.spark.group_stream import GroupStreamReader, check_group_options
+            from pyspark_dledger.spark.stream.group_stream import GroupStreamReader, check_group_options
 
             check_group_options(options, self.options)
             return GroupStreamReader(options, schema)
-        from pyspark_dledger.spark.stream import StoreStreamReader
+        from pyspark_dledger.spark.stream.stream_reader import StoreStreamReader
 
         return StoreStreamReader(self._path(), options, schema)
 
@@ -147,8 +147,8 @@ class DLedgerDataSource(DataSource):
     @plain_errors
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Return the writer of a batch; everything that can be refused without a row is refused here, on the driver."""
-        from pyspark_dledger.spark.write_options import parse_write_options
-        from pyspark_dledger.spark.writer import BatchWriter
+        from pyspark_dledger.spark.sink.sink_writer import BatchWriter
+        from pyspark_dledger.spark.sink.write_options import parse_write_options
 
         _check_append(overwrite)
         return BatchWriter(parse_write_options(self.options), schema)
@@ -156,8 +156,8 @@ class DLedgerDataSource(DataSource):
     @plain_errors
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
         """Return the writer of a micro-batch, for its tasks or for its commit."""
-        from pyspark_dledger.spark.write_options import parse_write_options
-        from pyspark_dledger.spark.writer import StreamWriter
+        from pyspark_dledger.spark.sink.sink_writer import StreamWriter
+        from pyspark_dledger.spark.sink.write_options import parse_write_options
 
         _check_append(overwrite)
         return StreamWriter(parse_write_options(self.options), schema)

@@ -9,18 +9,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pyspark_dledger.store.base import DLedgerStore
-    from pyspark_dledger.store.config import StoreConfig
-    from pyspark_dledger.store.memory import MemoryStore
+    from pyspark_dledger.store.dledger_store import DLedgerStore
+    from pyspark_dledger.store.memory_store import MemoryStore
     from pyspark_dledger.store.mmap_file_store import MmapFileStore
+    from pyspark_dledger.store.store_config import StoreConfig
 
 __all__ = ["DLedgerStore", "MemoryStore", "MmapFileStore", "StoreConfig"]
 
 _MODULES = {
-    "DLedgerStore": "base",
-    "MemoryStore": "memory",
+    "DLedgerStore": "dledger_store",
+    "MemoryStore": "memory_store",
     "MmapFileStore": "mmap_file_store",
-    "StoreConfig": "config",
+    "StoreConfig": "store_config",
 }
 
 

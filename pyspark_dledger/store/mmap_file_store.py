@@ -24,8 +24,8 @@ from pathlib import Path
 
 from pyspark_dledger.errors import DiskFullError, StoreError
 from pyspark_dledger.format.codec import encode_blank, record_struct
+from pyspark_dledger.format.encode.encoded import Bodies, Buffer
 from pyspark_dledger.format.engine import get_engine
-from pyspark_dledger.format.entries import Bodies, Buffer
 from pyspark_dledger.format.layout import (
     ENTRY_HEADER,
     ENTRY_HEADER_SIZE,
@@ -33,16 +33,31 @@ from pyspark_dledger.format.layout import (
     MAX_ENTRY_SIZE,
     MIN_BLANK_SIZE,
 )
-from pyspark_dledger.log.entries import read_at
-from pyspark_dledger.store.base import Appended, DLedgerStore, Entry, EntryRange
-from pyspark_dledger.store.clean import CleanSpaceService
-from pyspark_dledger.store.config import StoreConfig
-from pyspark_dledger.store.files import FileList, LogFile, make_dir
-from pyspark_dledger.store.flush import FlushDataService
-from pyspark_dledger.store.load import check_order, check_version, finish_reset, load_data_files, load_index_files
-from pyspark_dledger.store.lock import StoreLock
-from pyspark_dledger.store.reader import EntryReader
-from pyspark_dledger.store.recover import Recovery
+from pyspark_dledger.log.io.entry_reads import read_at
+from pyspark_dledger.store.dledger_store import AppendedEntries, DLedgerStore, Entry, EntryRange
+from pyspark_dledger.store.entry_reader import EntryReader
+from pyspark_dledger.store.entry_writer import write_bodies
+from pyspark_dledger.store.files.clean_space import CleanSpaceService
+from pyspark_dledger.store.files.flush import FlushDataService
+from pyspark_dledger.store.files.lock import StoreLock
+from pyspark_dledger.store.files.mapped_files import MappedFile, MappedFileList, make_dir
+from pyspark_dledger.store.files.node_files import (
+    Reset,
+    load_checkpoint,
+    load_current_term,
+    remove_reset,
+    write_checkpoint,
+    write_current_term,
+    write_reset,
+)
+from pyspark_dledger.store.recovery.load_files import (
+    check_order,
+    check_version,
+    finish_reset,
+    load_data_files,
+    load_index_files,
+)
+from pyspark_dledger.store.recovery.recover import Recovery
 from pyspark_dledger.store.rules import (
     End,
     check_cut,
@@ -52,17 +67,8 @@ from pyspark_dledger.store.rules import (
     check_reset,
     risen_commit,
 )
-from pyspark_dledger.store.state import (
-    Reset,
-    load_checkpoint,
-    load_current_term,
-    remove_reset,
-    write_checkpoint,
-    write_current_term,
-    write_reset,
-)
-from pyspark_dledger.store.waiting import WaitingUnits
-from pyspark_dledger.store.writer import write_bodies
+from pyspark_dledger.store.store_config import StoreConfig
+from pyspark_dledger.store.waiting_units import WaitingUnits
 
 _LOG = logging.getLogger(__name__)
 _HEADER = record_struct(ENTRY_HEADER)
@@ -108,7 +114,8 @@ class MmapFileStore(DLedgerStore):
         self._clean_service: CleanSpaceService | None = None
         self._wake: Callable[[], None] | None = None
         self._set_files(
-            FileList([], config.data_file_size, self._data_dir), FileList([], config.index_file_size, self._data_dir)
+            MappedFileList([], config.data_file_size, self._data_dir),
+            MappedFileList([], config.index_file_size, self._data_dir),
         )
         self._begin = self._end_term = self._committed = self._flushed = -1
         self._check_pointed = -1  # the end index that the checkpoint names
@@ -120,14 +127,14 @@ class MmapFileStore(DLedgerStore):
     def _forget_failures(self) -> None:
         self._failure: str | None = None
         self._is_reset = False
-        self._replaced: list[LogFile] = []
+        self._replaced: list[MappedFile] = []
         self._full_dirs: frozenset[Path] = frozenset()
         self._is_disk_full = False
         # Up to where entries were appended that a loss of power could have torn, as far as their bytes tell.
         self._doubtful = -1
         self._has_room = True
 
-    def _set_files(self, data: FileList, index: FileList) -> None:
+    def _set_files(self, data: MappedFileList, index: MappedFileList) -> None:
         self._data, self._index = data, index
         self._waiting = WaitingUnits()
         self._reader = EntryReader(self._engine, data, index, self._waiting)
@@ -181,8 +188,8 @@ class MmapFileStore(DLedgerStore):
         data_files, checkpoint = finish_reset(node_dir, data_files, index_files, checkpoint)
         check_order(data_files)
         self._set_files(
-            FileList(data_files, data_size, self._data_dir),
-            FileList(index_files, index_size, lambda _: node_dir / "index"),
+            MappedFileList(data_files, data_size, self._data_dir),
+            MappedFileList(index_files, index_size, lambda _: node_dir / "index"),
         )
         found = Recovery(node_dir, self._data, self._index, self._engine, checkpoint, config.truncate_at, useless).run()
         if found.cut is not None:
@@ -267,7 +274,7 @@ class MmapFileStore(DLedgerStore):
 
     # Appending.
 
-    def append_as_leader(self, bodies: Bodies | Sequence[Buffer], term: int | None = None) -> Appended:
+    def append_as_leader(self, bodies: Bodies | Sequence[Buffer], term: int | None = None) -> AppendedEntries:
         self._check_writable()
         packed = bodies if isinstance(bodies, Bodies) else self._engine.pack_bodies(bodies)
         self._check_sizes(packed)
@@ -281,7 +288,7 @@ class MmapFileStore(DLedgerStore):
             )
             self._write_units(wrote.units, wrote.is_doubtful)
         self._appended(packed.count, term, wrote.end_pos)
-        return Appended(first, self._next_index - 1, term, wrote.runs)
+        return AppendedEntries(first, self._next_index - 1, term, wrote.runs)
 
     def _check_sizes(self, packed: Bodies) -> None:
         """Raises ValueError for no body, and for one that fits no data file; encoding refuses what no store takes."""
@@ -568,7 +575,7 @@ class MmapFileStore(DLedgerStore):
                 self._on_disk(lambda: self._drop_files(files[count].base))
         return count
 
-    def _first_index(self, file: LogFile) -> int | None:
+    def _first_index(self, file: MappedFile) -> int | None:
         """The index of the entry that a file begins with; None where none can be read."""
         data = read_at(str(file.path), 0, ENTRY_HEADER_SIZE)
         if len(data) < ENTRY_HEADER_SIZE:

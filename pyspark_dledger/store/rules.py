@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from pyspark_dledger.errors import InconsistentError, IndexRangeError
 from pyspark_dledger.format.codec import record_struct
+from pyspark_dledger.format.encode.encoded import Buffer, Checked
 from pyspark_dledger.format.engine import Engine
-from pyspark_dledger.format.entries import Buffer, Checked
 from pyspark_dledger.format.layout import ENTRY_HEADER, ENTRY_HEADER_SIZE, MAX_ENTRY_SIZE, MIN_BLANK_SIZE
 
 _HEADER = record_struct(ENTRY_HEADER)

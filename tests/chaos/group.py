@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from tests.chaos.proxy import Network
-from tests.groups import free_ports, peers_text
+from tests.support.groups import free_ports, peers_text
 
 # Short, so that a round takes a second or two; the ratios are those of the defaults.
 SETTINGS = {

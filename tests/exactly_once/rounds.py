@@ -23,8 +23,8 @@ import pyspark_dledger as dl
 from pyspark_dledger.errors import DLedgerError
 from tests.chaos.group import GROUP
 from tests.exactly_once.group import MessageGroup
-from tests.groups import eventually
-from tests.spark_cluster import ROOT, SHORT_LIVED, kill_tree
+from tests.support.groups import eventually
+from tests.support.spark_cluster import ROOT, SHORT_LIVED, kill_tree
 
 TOPIC = "Orders"
 FILES_A_ROUND, MESSAGES_A_FILE, EQUAL_ONES = 4, 100, 3

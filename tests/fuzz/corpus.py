@@ -20,8 +20,8 @@ from pyspark_dledger.format import codec
 from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.format.message import encode_host, encode_message
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, ScanRequest, Segment
-from tests import golden
-from tests.generate import Row, entries_at, messages_at, rows_of
+from tests.support import golden
+from tests.support.generate import Row, entries_at, messages_at, rows_of
 
 LONGEST = 4096
 MOST_ROWS = 6

@@ -10,7 +10,7 @@ from random import Random
 
 from pyspark_dledger.format import codec, layout
 from pyspark_dledger.format.message import encode_host, encode_message
-from pyspark_dledger.format.resync import SPAN_WINDOW
+from pyspark_dledger.format.scan.resync import SPAN_WINDOW
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Before
 from tests.fuzz.corpus import Piece
 

@@ -16,22 +16,22 @@ from random import Random
 from typing import Any
 
 from pyspark_dledger.raft import messages as m
-from pyspark_dledger.raft.messages import Message, RequestCode
+from pyspark_dledger.raft.messages import RequestCode, WireMessage
 from pyspark_dledger.raft.wire import (
     MAX_FRAME_SIZE,
     Connection,
-    Frame,
     FrameReader,
     Refusal,
     WireError,
+    WireFrame,
     decode,
     encode_refusal,
 )
-from pyspark_dledger.raft.wire.frames import KIND_BINARY, KIND_JSON, MAX_HEADER_SIZE
-from pyspark_dledger.raft.wire.kinds import REQUEST_CODES
+from pyspark_dledger.raft.wire.framing import KIND_BINARY, KIND_JSON, MAX_HEADER_SIZE
+from pyspark_dledger.raft.wire.message_kinds import REQUEST_CODES
 from pyspark_dledger.raft.wire.remoting import decode_header
 from tests.fuzz.cases import numbers, run_by_command_line
-from tests.wire_messages import SAMPLES, encoded, goes_as_json
+from tests.support.wire_messages import SAMPLES, encoded, goes_as_json
 
 # Seconds that a case may take, however busy the machine is.
 PATIENCE = 5
@@ -155,7 +155,7 @@ def cut_simply(stream: bytes) -> tuple[list[tuple[int, bytes, bytes]], bool]:
     return found, False
 
 
-def cut_in_pieces(random: Random, stream: bytes) -> tuple[list[Frame], bool]:
+def cut_in_pieces(random: Random, stream: bytes) -> tuple[list[WireFrame], bool]:
     """The same by the parser, which gets the stream in pieces of any size."""
     reader, found, start = FrameReader(), [], 0
     while start < len(stream):
@@ -170,7 +170,7 @@ def cut_in_pieces(random: Random, stream: bytes) -> tuple[list[Frame], bool]:
     return found, False
 
 
-def read(frame: Frame, code: int) -> tuple[str, Any]:
+def read(frame: WireFrame, code: int) -> tuple[str, Any]:
     """What comes of a frame where an answer to a request of that code is expected."""
     try:
         message = decode(frame, {OPAQUE: code}).message
@@ -183,7 +183,7 @@ def read(frame: Frame, code: int) -> tuple[str, Any]:
     return ("request" if isinstance(message, m.Request) else "answer"), message
 
 
-def write_again(message: Message | Refusal, is_binary: bool) -> None:
+def write_again(message: WireMessage | Refusal, is_binary: bool) -> None:
     """What was read can be written, and is read alike then."""
     if isinstance(message, Refusal):
         encode_refusal(message, OPAQUE, is_binary)

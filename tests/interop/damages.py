@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tests.golden import GOLDENS, Golden
+from tests.support.golden import GOLDENS, Golden
 
 Operation = dict[str, Any]
 

@@ -10,8 +10,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.groups import HOST, eventually, free_ports, peers_text
 from tests.interop.java_group import JavaProcess
+from tests.support.groups import HOST, eventually, free_ports, peers_text
 
 # RocketMQ's name server and broker of 4.9.8 are not in Maven Central.
 VERSION = "5.3.3"

@@ -6,8 +6,8 @@ import base64
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.groups import eventually, free_ports
 from tests.interop.java_group import JavaProcess
+from tests.support.groups import eventually, free_ports
 
 COMPILED_WITH = "5.3.3"
 MAIN_VERSIONS = ("4.9.8", "5.3.3")

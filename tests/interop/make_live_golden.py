@@ -18,9 +18,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from tests.groups import eventually
 from tests.interop.java_broker import SMALL_FILES, VERSION, Cluster, cluster
 from tests.interop.java_group import JavaProcess
+from tests.support.groups import eventually
 
 CASE = "mq-53-live"
 SEED = 7

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple, final
 
 import pyspark_dledger as dl
 from pyspark_dledger.errors import GroupError, UnknownOutcomeError
-from tests.groups import free_ports, peers_text
 from tests.interop.java_group import QUICK, SMALL_FILES, JavaNode
+from tests.support.groups import free_ports, peers_text
 
 OURS = "ours"
 GROUP = "mixed"

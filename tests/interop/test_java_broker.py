@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from pyspark_dledger.log import open_log
-from pyspark_dledger.rocketmq.recovery import preview_broker
-from pyspark_dledger.rocketmq.recovery_queues import Queues
-from tests.golden import Golden
+from pyspark_dledger.rocketmq.recovery.broker_recovery import preview_broker
+from pyspark_dledger.rocketmq.recovery.recovery_queues import RecoveredQueues
 from tests.interop.java_stores import ROCKETMQ_VERSIONS, BrokerJudge, JavaMissing
+from tests.support.golden import Golden
 
 SECONDS = float(os.environ.get("DLEDGER_INTEROP") or 0)
 SEED = int(os.environ.get("DLEDGER_INTEROP_SEED") or 1)
@@ -130,7 +130,9 @@ def differences(
     there = [name for name in names(java_root / "index") if name in names(root / "index")]
     compared = {"starts": (model["starts"], java["loaded"]), "index": (indexes, there)}
     if java["loaded"]:
-        queues = {f"{topic}/{queue}": state.max_offset for (topic, queue), state in Queues(root).by_key.items()}
+        queues = {
+            f"{topic}/{queue}": state.max_offset for (topic, queue), state in RecoveredQueues(root).by_key.items()
+        }
         queues |= {f"{each['topic']}/{each['queueId']}": each["maxOffsetAfter"] for each in model["queues"]}
         data = sorted({*found.data_files_after, *filter(None, [model["dataFileCreated"]])})
         old = [name for name in names(root / "commitlog") if name not in model["oldFilesDeleted"]]

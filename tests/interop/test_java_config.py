@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from pyspark_dledger.rocketmq.config import read_config
-from pyspark_dledger.rocketmq.metadata import Metadata
+from pyspark_dledger.rocketmq.broker.config_files import read_config
+from pyspark_dledger.rocketmq.broker.metadata import BrokerMetadata
 from tests.interop.java_broker import VERSION
 from tests.interop.java_group import JavaProcess
 from tests.interop.java_stores import JavaMissing
@@ -50,7 +50,7 @@ def topics_of(found: dict[str, Any]) -> dict[str, list[int]]:
 
 
 def test_a_broker_reads_the_topics_that_ours_makes(java: JavaConfig, tmp_path: Path) -> None:
-    metadata = Metadata(tmp_path)
+    metadata = BrokerMetadata(tmp_path)
     metadata.add_topics(COUNTS)
     found = java.read(tmp_path)
     assert topics_of(found) == {name: [count, count, 6] for name, count in COUNTS.items()}
@@ -61,7 +61,7 @@ def test_a_broker_reads_the_topics_that_ours_makes(java: JavaConfig, tmp_path: P
 
 
 def test_a_broker_falls_back_to_the_copy_that_ours_keeps(java: JavaConfig, tmp_path: Path) -> None:
-    metadata = Metadata(tmp_path)
+    metadata = BrokerMetadata(tmp_path)
     metadata.add_topics(COUNTS)
     metadata.add_topics({"Late": 1})
     assert "Late" in topics_of(java.read(tmp_path))
@@ -73,8 +73,8 @@ def test_a_follower_of_ours_has_all_that_a_broker_wrote(java: JavaConfig, tmp_pa
     """What a follower copies says the same to a broker; ours adds a topic, and leaves the others as they were."""
     leader, follower = tmp_path / "leader", tmp_path / "follower"
     java.write(leader)
-    copied = Metadata(follower)
-    copied.take_over(Metadata(leader).files())
+    copied = BrokerMetadata(follower)
+    copied.take_over(BrokerMetadata(leader).files())
     written = java.read(leader)
     assert java.read(follower) == written
     assert topics_of(written) == {"JavaTopic": [6, 5, 6]}

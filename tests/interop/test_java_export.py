@@ -18,16 +18,16 @@ import pytest
 
 import pyspark_dledger as dl
 from pyspark_dledger.format import layout
-from pyspark_dledger.format.text import java_hash
+from pyspark_dledger.format.java_text import java_hash
 from pyspark_dledger.rocketmq.export import export
 from pyspark_dledger.rocketmq.export.forms import ExportReport
-from tests import golden
-from tests.golden import Golden, Record
-from tests.groups import eventually
 from tests.interop.java_broker import JavaBroker, cluster
 from tests.interop.java_store import MAIN_VERSIONS, Got
 from tests.interop.java_stores import JavaMissing
 from tests.interop.plain_stores import PlainStores
+from tests.support import golden
+from tests.support.golden import Golden, Record
+from tests.support.groups import eventually
 
 STORES = [each for each in golden.ALL if each.case.startswith("mq-")]
 PRESERVED = [each for each in STORES if each.case in ("mq-498-upgrade-killed", "mq-53-retention", "mq-53-three")]

@@ -19,11 +19,11 @@ import pytest
 
 import pyspark_dledger as dl
 from pyspark_dledger.errors import IndexRangeError
-from tests.groups import free_ports, peers_text
 from tests.interop import damages
 from tests.interop.java_group import QUICK, SMALL_FILES, JavaClient, JavaNode
 from tests.interop.java_stores import JavaMissing, prepare
 from tests.interop.mixed_group import GROUP, OURS, Group, Load, differing_files, lost, stored_entries
+from tests.support.groups import free_ports, peers_text
 
 SECONDS = float(os.environ.get("DLEDGER_INTEROP") or 0)
 SEED = int(os.environ.get("DLEDGER_INTEROP_SEED") or 1)

@@ -10,29 +10,29 @@ from collections.abc import Iterator
 import pytest
 
 from pyspark_dledger.format.codec import encode_entry
-from pyspark_dledger.format.entries import Bodies
+from pyspark_dledger.format.encode.encoded import Bodies
 from pyspark_dledger.raft import messages as m
 from pyspark_dledger.raft.wire import encode_answer, encode_request
-from pyspark_dledger.store.base import Entry
+from pyspark_dledger.store.dledger_store import Entry
 from tests.interop.java_group import JavaProcess
 from tests.interop.java_stores import JavaMissing
 
 TEXTS = (None, "", "n0", 'dLedger"\\ \t\n\x01 -/', "Größe 日本 \U0001f600", "a" * 300)
 CLASSES = {
     m.MetadataRequest: "MetadataRequest",
-    m.MetadataAnswer: "MetadataResponse",
+    m.MetadataResponse: "MetadataResponse",
     m.AppendRequest: "AppendEntryRequest",
-    m.AppendAnswer: "AppendEntryResponse",
+    m.AppendResponse: "AppendEntryResponse",
     m.GetRequest: "GetEntriesRequest",
-    m.GetAnswer: "GetEntriesResponse",
+    m.GetResponse: "GetEntriesResponse",
     m.VoteRequest: "VoteRequest",
-    m.VoteAnswer: "VoteResponse",
+    m.VoteResponse: "VoteResponse",
     m.HeartBeatRequest: "HeartBeatRequest",
-    m.HeartBeatAnswer: "HeartBeatResponse",
+    m.HeartBeatResponse: "HeartBeatResponse",
     m.PushRequest: "PushEntryRequest",
-    m.PushAnswer: "PushEntryResponse",
+    m.PushResponse: "PushEntryResponse",
     m.TransferRequest: "LeadershipTransferRequest",
-    m.TransferAnswer: "LeadershipTransferResponse",
+    m.TransferResponse: "LeadershipTransferResponse",
 }
 
 
@@ -47,7 +47,7 @@ def java() -> Iterator[JavaProcess]:
 
 
 @pytest.mark.parametrize("kind", CLASSES, ids=CLASSES.get)
-def test_java_reads_and_writes_the_same_bytes(kind: type[m.Message], java: JavaProcess) -> None:
+def test_java_reads_and_writes_the_same_bytes(kind: type[m.WireMessage], java: JavaProcess) -> None:
     choice = random.Random(CLASSES[kind])
     for opaque in range(60):
         message = _message(kind, choice)
@@ -55,7 +55,7 @@ def test_java_reads_and_writes_the_same_bytes(kind: type[m.Message], java: JavaP
             frame = b"".join(encode_request(message, opaque))
             expected = {"code": int(m.RequestCode[_code_name(message)]), "flag": 0}
         else:
-            assert isinstance(message, m.Answer)
+            assert isinstance(message, m.Response)
             frame = b"".join(encode_answer(message, opaque))
             expected = {"code": 200, "flag": 1}
         echo = java.ask(f"{CLASSES[kind]} {base64.b64encode(frame[4:]).decode()}")
@@ -71,7 +71,7 @@ def _code_name(request: m.Request) -> str:
     return names.get(type(request), type(request).__name__.removesuffix("Request").upper())
 
 
-def _message(kind: type[m.Message], choice: random.Random) -> m.Message:
+def _message(kind: type[m.WireMessage], choice: random.Random) -> m.WireMessage:
     text = choice.choice
     message = kind(
         group=text(TEXTS),
@@ -81,25 +81,25 @@ def _message(kind: type[m.Message], choice: random.Random) -> m.Message:
         leader_id=text(TEXTS),
         term=_number(choice),
     )
-    if isinstance(message, m.MetadataAnswer):
+    if isinstance(message, m.MetadataResponse):
         # One at most: Java's come in the order of a hash map.
         message.peers = choice.choice(({}, {"n0": "127.0.0.1:20911"}))
     elif isinstance(message, m.AppendRequest):
         body = choice.randbytes(choice.randrange(40))
         message.bodies = Bodies(1, len(body).to_bytes(4, "big") + body)
-    elif isinstance(message, m.AppendAnswer):
+    elif isinstance(message, m.AppendResponse):
         message.index, message.pos = _number(choice), _number(choice)
     elif isinstance(message, m.GetRequest):
         message.begin_index = _number(choice)
-    elif isinstance(message, m.GetAnswer):
+    elif isinstance(message, m.GetResponse):
         message.entries = [Entry(_number(choice), 3, 99, 1, choice.randbytes(20))][: choice.randrange(2)]
     elif isinstance(message, m.VoteRequest):
         message.ledger_end_index, message.ledger_end_term = _number(choice), _number(choice)
-    elif isinstance(message, m.VoteAnswer):
+    elif isinstance(message, m.VoteResponse):
         message.vote_result = choice.choice(list(m.VoteResult))
     elif isinstance(message, m.PushRequest):
         _fill_push(message, choice)
-    elif isinstance(message, m.PushAnswer):
+    elif isinstance(message, m.PushResponse):
         message.index = choice.choice((None, _number(choice)))
         message.count, message.begin_index, message.end_index = choice.randrange(9), _number(choice), _number(choice)
     elif isinstance(message, m.TransferRequest):

@@ -21,11 +21,10 @@ from typing import NamedTuple
 import pytest
 
 import pyspark_dledger as dl
-from pyspark_dledger.format.entries import Bodies
-from pyspark_dledger.format.put_rows import PUT_SCHEMA
+from pyspark_dledger.format.encode.encoded import Bodies
+from pyspark_dledger.format.encode.put_rows import PUT_SCHEMA
 from pyspark_dledger.raft.client import Client
-from pyspark_dledger.rocketmq.message_service import MessageService
-from tests.groups import Served, eventually, free_ports, peers_text
+from pyspark_dledger.rocketmq.service.message_service import MessageService
 from tests.interop.java_broker import cluster
 from tests.interop.java_store import COMPILED_WITH, MAIN_VERSIONS, JavaStore
 from tests.interop.java_stores import JavaMissing, prepare
@@ -41,6 +40,7 @@ from tests.interop.written import (
     problems,
     random_rows,
 )
+from tests.support.groups import Served, eventually, free_ports, peers_text
 
 SECONDS = float(os.environ.get("DLEDGER_INTEROP") or 0)
 SEED = int(os.environ.get("DLEDGER_INTEROP_SEED") or 1)

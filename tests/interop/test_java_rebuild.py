@@ -10,11 +10,11 @@ import pytest
 
 from pyspark_dledger.rocketmq.rebuild import FileSettings, compare, rebuild
 from pyspark_dledger.rocketmq.store_checkpoint import FILE as STORE_CHECKPOINT
-from tests import golden
-from tests.golden import Golden, Record
 from tests.interop.java_store import Dump, JavaStore
 from tests.interop.java_stores import JavaMissing
 from tests.interop.plain_stores import PlainStores
+from tests.support import golden
+from tests.support.golden import Golden, Record
 
 WHATS = ("consumequeue", "index")
 # Every case was written with these.

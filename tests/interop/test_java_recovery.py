@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 
 from pyspark_dledger.log import open_log
-from pyspark_dledger.log.recovery.preview import preview
-from tests import golden
+from pyspark_dledger.log.recovery.recovery_preview import preview
 from tests.interop import damages
 from tests.interop.damages import Damage, RandomDamage
 from tests.interop.java_stores import VERSIONS, Judge, judged
+from tests.support import golden
 
 Unpack = Callable[[str], Path]
 

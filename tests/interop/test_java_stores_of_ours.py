@@ -19,11 +19,11 @@ from typing import Any
 import pytest
 
 from pyspark_dledger.store.mmap_file_store import MmapFileStore
-from tests import golden
-from tests.golden import Golden
 from tests.interop import damages
 from tests.interop.java_stores import Judge, judged
-from tests.stores import entries, opened
+from tests.support import golden
+from tests.support.golden import Golden
+from tests.support.stores import entries, opened
 
 Unpack = Callable[[str], Path]
 

@@ -19,10 +19,10 @@ from typing import NamedTuple
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from tests.dispatching import audit
-from tests.groups import eventually
 from tests.interop.java_broker import VERSION, Cluster, Consumed, Sent, cluster
 from tests.interop.java_stores import JavaMissing, prepare
+from tests.support.dispatching import audit
+from tests.support.groups import eventually
 
 SECONDS = float(os.environ.get("DLEDGER_INTEROP") or 0)
 SEED = int(os.environ.get("DLEDGER_INTEROP_SEED") or 1)

@@ -18,12 +18,12 @@ from pathlib import Path
 import pytest
 
 import pyspark_dledger as dl
-from pyspark_dledger.rocketmq.upgrade import begin_over_old_log
-from tests.golden import Golden
-from tests.groups import Served, free_ports, peers_text
+from pyspark_dledger.rocketmq.broker.upgrade import begin_over_old_log
 from tests.interop.java_store import COMPILED_WITH, Got, JavaStore
 from tests.interop.java_stores import JavaMissing, prepare
 from tests.interop.written import LONG_TOPIC, TOPICS, Writer, problems, random_rows
+from tests.support.golden import Golden
+from tests.support.groups import Served, free_ports, peers_text
 
 SECONDS = float(os.environ.get("DLEDGER_INTEROP") or 0)
 VERSION = "5.3.3"

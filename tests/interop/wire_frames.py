@@ -1,6 +1,6 @@
 """Asks the real Java classes how they write and read messages; ``python -m tests.interop.wire_frames`` stores that.
 
-The answers are tests/wire/java-frames.jsonl and tests/wire/java-reads.jsonl, which tests/test_wire.py goes by.
+The answers are tests/wire/java-frames.jsonl and tests/wire/java-reads.jsonl, which tests/raft/test_wire.py goes by.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from tests.interop.java_stores import prepare
 
 VERSION = "0.3.1.2"
-DATA = Path(__file__).resolve().parent.parent / "wire"
+DATA = Path(__file__).resolve().parent.parent / "raft" / "wire"
 FRAMES = DATA / "java-frames.jsonl"
 READS = DATA / "java-reads.jsonl"
 

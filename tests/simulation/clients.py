@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pyspark_dledger.raft.messages import (
-    Answer,
-    AppendAnswer,
     AppendRequest,
-    GetAnswer,
+    AppendResponse,
     GetRequest,
+    GetResponse,
     MetadataRequest,
+    Response,
     ResponseCode,
     StatusRequest,
     TransferRequest,
@@ -75,10 +75,10 @@ class Client:
         end = self.world.judge.acknowledged_end
         self.world.ask(node, request, lambda answer: self.append_answer(node, bodies, answer, end))
 
-    def append_answer(self, node: SimNode, bodies: list[bytes], answer: Answer, acknowledged_end: int) -> None:
+    def append_answer(self, node: SimNode, bodies: list[bytes], answer: Response, acknowledged_end: int) -> None:
         self.world.trace(f"c{self.number}", "append is answered %s %s", answer.code, getattr(answer, "index", None))
         if answer.code == ResponseCode.SUCCESS:
-            assert isinstance(answer, AppendAnswer)
+            assert isinstance(answer, AppendResponse)
             self.world.judge.told_appended(bodies, answer, acknowledged_end)
             self.leader_id = node.id
             for former in self.world.former_leaders:
@@ -99,9 +99,9 @@ class Client:
         request = GetRequest(group="g", remote_id=node.id, begin_index=max(index, 0), is_committed=True)
         self.world.ask(node, request, lambda answer: self.entry_answer(request, answer, end))
 
-    def entry_answer(self, request: GetRequest, answer: Answer, acknowledged_end: int) -> None:
+    def entry_answer(self, request: GetRequest, answer: Response, acknowledged_end: int) -> None:
         self.world.trace(f"c{self.number}", "read of %s is answered %s", request.begin_index, answer.code)
-        assert isinstance(answer, GetAnswer)
+        assert isinstance(answer, GetResponse)
         self.world.judge.told_entry(request, answer, acknowledged_end)
 
     def read_as_java(self, node: SimNode) -> None:
@@ -109,7 +109,7 @@ class Client:
         request = GetRequest(group="g", remote_id=node.id, begin_index=index)
         self.world.ask(node, request, self.other_answer)
 
-    def other_answer(self, answer: Answer) -> None:
+    def other_answer(self, answer: Response) -> None:
         self.world.judge.count(f"{type(answer).__name__} {int(answer.code)}")
 
     def transfer(self, node: SimNode, to: str) -> None:

@@ -8,9 +8,9 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from pyspark_dledger.errors import DiskFullError, StoreError
-from pyspark_dledger.format.entries import Bodies, Buffer
-from pyspark_dledger.store.base import Appended
-from pyspark_dledger.store.memory import MemoryStore
+from pyspark_dledger.format.encode.encoded import Bodies, Buffer
+from pyspark_dledger.store.dledger_store import AppendedEntries
+from pyspark_dledger.store.memory_store import MemoryStore
 
 if TYPE_CHECKING:
     from tests.simulation.judge import Judge
@@ -59,7 +59,7 @@ class SimStore(MemoryStore):
 
     # What the core calls.
 
-    def append_as_leader(self, bodies: Bodies | Sequence[Buffer], term: int | None = None) -> Appended:
+    def append_as_leader(self, bodies: Bodies | Sequence[Buffer], term: int | None = None) -> AppendedEntries:
         is_last = self._before("append", is_append=True)
         done = super().append_as_leader(bodies, term)
         self._appended(done.last_index - done.first_index + 1, is_last)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from pyspark_dledger.raft.messages import Message, Request
+from pyspark_dledger.raft.messages import Request, WireMessage
 from pyspark_dledger.raft.wire import FrameReader, decode, encode_answer, encode_request
-from pyspark_dledger.raft.wire.kinds import REQUEST_CODES
+from pyspark_dledger.raft.wire.message_kinds import REQUEST_CODES
 
 OPAQUE = 7
-M = TypeVar("M", bound=Message)
+M = TypeVar("M", bound=WireMessage)
 _READER = FrameReader()
 
 

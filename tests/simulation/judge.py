@@ -5,8 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
-from pyspark_dledger.raft.messages import AppendAnswer, GetAnswer, GetRequest, PutAnswer, ResponseCode, Role
-from pyspark_dledger.store.base import Entry
+from pyspark_dledger.raft.messages import (
+    AppendResponse,
+    GetRequest,
+    GetResponse,
+    PutResponse,
+    ResponseCode,
+    Role,
+)
+from pyspark_dledger.store.dledger_store import Entry
 from tests.simulation.ledger import FILLER, parse, places
 
 if TYPE_CHECKING:
@@ -239,7 +246,7 @@ class Judge:
 
     # What clients are told.
 
-    def told_appended(self, bodies: Sequence[bytes], answer: AppendAnswer, acknowledged_end: int) -> None:
+    def told_appended(self, bodies: Sequence[bytes], answer: AppendResponse, acknowledged_end: int) -> None:
         """An append is acknowledged: it is committed, at the index and position that the answer says.
 
         It stands behind everything that was acknowledged before it was asked, `acknowledged_end` being the last.
@@ -264,7 +271,7 @@ class Judge:
             raise Violation(f"{len(bodies)} bodies were appended and {answer.count} acknowledged")
         self.acknowledged_end = max(self.acknowledged_end, answer.index + len(bodies) - 1)
 
-    def told_put(self, messages: Sequence[Message], answer: PutAnswer, acknowledged_end: int) -> None:
+    def told_put(self, messages: Sequence[Message], answer: PutResponse, acknowledged_end: int) -> None:
         """A put is acknowledged: all its messages are committed, where the answer says, and always said."""
         self.count("puts acknowledged")
         found = places(bytes(answer.places))
@@ -291,7 +298,7 @@ class Judge:
         if code not in UNKNOWN_OUTCOMES:
             self.refused.update(bodies)
 
-    def told_entry(self, request: GetRequest, answer: GetAnswer, acknowledged_end: int) -> None:
+    def told_entry(self, request: GetRequest, answer: GetResponse, acknowledged_end: int) -> None:
         """A read of what is committed; `acknowledged_end` was acknowledged to someone before it was asked."""
         self.count(f"committed reads answered {answer.code}")
         index = request.begin_index
@@ -332,7 +339,7 @@ UNKNOWN_OUTCOMES = (
 )
 
 
-def _run_starts(answer: AppendAnswer) -> dict[int, int]:
+def _run_starts(answer: AppendResponse) -> dict[int, int]:
     """The positions that an answer names: of its first entry and of each run's first."""
     return {answer.index: answer.pos} | {run.index: run.pos for run in answer.runs}
 

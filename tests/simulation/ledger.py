@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from pyspark_dledger.format.entries import Bodies
+from pyspark_dledger.format.encode.encoded import Bodies
 from pyspark_dledger.raft.core.application import Admitted, Refused
 from pyspark_dledger.raft.messages import ResponseCode
-from pyspark_dledger.store.base import Appended, DLedgerStore
+from pyspark_dledger.store.dledger_store import AppendedEntries, DLedgerStore
 
 MARK = b"\xb7"
 # As long as a message with nothing behind it.
@@ -147,7 +147,7 @@ class Ledger:
         bodies = pack([message.body() for message in new.values()]) if new else None
         return Admitted(bodies, least_commit, messages)
 
-    def appended(self, admitted: Admitted, appended: Appended | None) -> bytes:
+    def appended(self, admitted: Admitted, appended: AppendedEntries | None) -> bytes:
         assert self.tables is not None
         assert (appended is None) == (admitted.bodies is None)
         if appended is not None:

@@ -9,8 +9,8 @@ from typing import Any
 from pyspark_dledger.raft.core import Core
 from pyspark_dledger.raft.core.application import Admitted, Refused
 from pyspark_dledger.raft.messages import (
-    AppendAnswer,
     AppendRequest,
+    AppendResponse,
     PushRequest,
     PushType,
     PutRequest,
@@ -165,7 +165,7 @@ class RefusesWhatItAppended(Mutant):
             if appends.count != 1 or isinstance(request, PutRequest):
                 return handle(request, token)
             member.store.append_as_leader(request.bodies, member.term)
-            member.refuse(token, request, AppendAnswer(), ResponseCode.LEADER_PENDING_FULL)
+            member.refuse(token, request, AppendResponse(), ResponseCode.LEADER_PENDING_FULL)
             return False
 
         appends.handle = confused  # type: ignore[method-assign]

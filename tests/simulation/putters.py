@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pyspark_dledger.raft.messages import Answer, PutAnswer, PutRequest, ResponseCode
+from pyspark_dledger.raft.messages import PutRequest, PutResponse, Response, ResponseCode
 from tests.simulation.ledger import Message, pack
 
 if TYPE_CHECKING:
@@ -80,14 +80,14 @@ class Putter:
         self.world.judge.count("puts asked")
         self.world.ask(node, request, lambda answer: self.answered(node, messages, answer, end))
 
-    def answered(self, node: SimNode, messages: list[Message], answer: Answer, acknowledged_end: int) -> None:
+    def answered(self, node: SimNode, messages: list[Message], answer: Response, acknowledged_end: int) -> None:
         self.world.trace(f"c{self.number}", "put is answered %s", answer.code)
         judge = self.world.judge
         judge.count(f"puts answered {int(answer.code)}")
         if answer.code != ResponseCode.SUCCESS:
             self.leader_id = answer.leader_id if answer.leader_id != node.id else self.leader_id
             return
-        assert isinstance(answer, PutAnswer)
+        assert isinstance(answer, PutResponse)
         judge.told_put(messages, answer, acknowledged_end)
         self.leader_id = node.id
         for message in messages:

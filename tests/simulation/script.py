@@ -32,25 +32,25 @@ from typing import Any
 from pyspark_dledger.format.codec import encode_entry
 from pyspark_dledger.raft.core import Core, CoreConfig, Reply, Send
 from pyspark_dledger.raft.messages import (
-    Answer,
     AppendRequest,
     ConfigRequest,
-    GetAnswer,
     GetRequest,
+    GetResponse,
     HeartBeatRequest,
     MetadataRequest,
     PushRequest,
     PushType,
-    PutAnswer,
     PutRequest,
+    PutResponse,
     Request,
+    Response,
     StatusRequest,
     TopicsRequest,
     TransferRequest,
     VoteRequest,
     VoteResult,
 )
-from pyspark_dledger.raft.wire import kinds
+from pyspark_dledger.raft.wire import message_kinds
 from tests.simulation import ledger
 from tests.simulation.disk import SimStore
 from tests.simulation.judge import HEADER_SIZE, Judge
@@ -67,7 +67,9 @@ REQUESTS: dict[str, type[Request]] = {
     "TOPICS": TopicsRequest,
     "CONFIG": ConfigRequest,
 }
-ANSWERS: dict[type[Request], type[Answer]] = {kinds.REQUESTS[code]: kinds.ANSWERS[code] for code in kinds.REQUESTS}
+ANSWERS: dict[type[Request], type[Response]] = {
+    message_kinds.REQUESTS[code]: message_kinds.ANSWERS[code] for code in message_kinds.REQUESTS
+}
 BODY_SIZE = 16
 TICK = 10
 
@@ -110,7 +112,7 @@ class Script:
         self.store = SimStore("n0", False, 1 << 30, Judge())
         self.core: Core | None = None
         self.sent: list[Send] = []
-        self.answers: list[Answer] = []
+        self.answers: list[Response] = []
         self.matched: dict[str, Send] = {}
         self.begin = 0
 
@@ -215,7 +217,7 @@ class Script:
     def answer(self, peer: str, words: list[str]) -> None:
         assert self.core is not None
         send = self.matched.pop(peer)
-        answer: Answer | None = None
+        answer: Response | None = None
         if words != ["nothing"]:
             request = send.request
             fields: dict[str, Any] = {"group": "g", "local_id": peer, "leader_id": request.leader_id}
@@ -297,18 +299,18 @@ class Script:
             return request.type.name
         return next(name for name, cls in REQUESTS.items() if type(request) is cls)
 
-    def _compare(self, message: Request | Answer, words: list[str]) -> None:
+    def _compare(self, message: Request | Response, words: list[str]) -> None:
         for name, text in values(words).items():
             if name == "entries":
                 assert isinstance(message, PushRequest)
                 found: Any = (message.first_index, bytes(message.data))
                 assert found == entries(text), f"found {message}"
             elif name == "places":
-                assert isinstance(message, PutAnswer)
+                assert isinstance(message, PutResponse)
                 places = ",".join(f"{index}@{offset}" for index, _, offset in ledger.places(bytes(message.places)))
                 assert places == text, f"places are {places}"
             elif name == "read":
-                assert isinstance(message, GetAnswer)
+                assert isinstance(message, GetResponse)
                 assert [f"{found.index}:{found.term}" for found in message.entries] == [text], f"found {message}"
             else:
                 found = getattr(message, name)

@@ -9,7 +9,7 @@ from random import Random
 from typing import Any, NamedTuple
 
 from pyspark_dledger.raft.core import Core, CoreConfig, Effect, Reply, RoleChanged, Send
-from pyspark_dledger.raft.messages import Answer, PushRequest, PushType, Request, Role
+from pyspark_dledger.raft.messages import PushRequest, PushType, Request, Response, Role
 from tests.simulation.disk import PowerCut, SimStore
 from tests.simulation.frames import through_frames
 from tests.simulation.judge import Judge, Violation
@@ -182,7 +182,7 @@ class SimNode:
         tick = world.scenario.tick
         world.at(world.now + 1 + tick // 2 + int(world.random.random() * tick), self.tick, process)
 
-    def answered(self, process: int, token: int, answer: Answer | None) -> None:
+    def answered(self, process: int, token: int, answer: Response | None) -> None:
         """What became of a call: its first answer counts; None is a time-out or a lost connection."""
         if process == self.process and self.waiting.pop(token, None) is not None:
             if self.world.is_tracing:
@@ -212,7 +212,7 @@ class SimNode:
 class Asked(NamedTuple):
     """The token of a client's request: where its answer goes."""
 
-    reply: Callable[[Answer], None]
+    reply: Callable[[Response], None]
 
 
 class World:
@@ -364,7 +364,7 @@ class World:
             self.trace(node.id, "answers %s#%s %s", call.source.id, call.token, describe(answer))
         self.carry(node, call.source, call.source.answered, call.process, call.token, answer)
 
-    def ask(self, node: SimNode, request: Request, reply: Callable[[Answer], None]) -> None:
+    def ask(self, node: SimNode, request: Request, reply: Callable[[Response], None]) -> None:
         """A client's request arrives at a node that is up; a paused one takes it later, maybe first of all."""
         if node.paused_until > self.now:
             self.at(node.paused_until + self.random.randrange(3), self.ask, node, request, reply)
@@ -383,7 +383,7 @@ class World:
         else:
             self.judge.counts[f"{type(request).__name__} sent"] += 1
 
-    def count_answer(self, request: Request, answer: Answer) -> None:
+    def count_answer(self, request: Request, answer: Response) -> None:
         if type(request) is PushRequest:
             self.judge.counts[f"{request.type.name} answered {int(answer.code)}"] += 1
         else:
@@ -408,7 +408,7 @@ def _term(node: SimNode) -> int:
     return node.core.term if node.core is not None else -1
 
 
-def describe(message: Request | Answer | None) -> str:
+def describe(message: Request | Response | None) -> str:
     """A message in one line: its type and what is not as by default."""
     if message is None:
         return "nothing"

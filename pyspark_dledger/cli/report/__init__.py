@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyspark_dledger.cli.exits import CLEAN, FINDINGS
-from pyspark_dledger.cli.output import Output, note
-from pyspark_dledger.cli.store import open_given
+from pyspark_dledger.cli.output.open_stores import open_given
+from pyspark_dledger.cli.output.output import Output, note
 from pyspark_dledger.errors import OptionError, StoreError
 from pyspark_dledger.format.json_text import json_line
 

@@ -10,17 +10,17 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pyspark_dledger.cli.checks import cut_logs, sentences
-from pyspark_dledger.cli.output import Row, camel_case, plain_time, rows_of
-from pyspark_dledger.cli.progress import Progress
+from pyspark_dledger.cli.output.output import Row, camel_case, plain_time, rows_of
+from pyspark_dledger.cli.output.progress import ProgressBar
 from pyspark_dledger.cli.report.timeline import Timeline
 from pyspark_dledger.cli.stats import Stats, scanned
 from pyspark_dledger.cli.tables import count_fillers, table_batches
 from pyspark_dledger.errors import DLedgerError
-from pyspark_dledger.log.diff.summary import Comparison, compare
-from pyspark_dledger.log.recovery.preview import LINES, Recovery, preview
+from pyspark_dledger.log.diff.comparison import Comparison, compare
+from pyspark_dledger.log.recovery.recovery_preview import LINES, RecoveryPreview, preview
 from pyspark_dledger.log.verify.findings import CODES
-from pyspark_dledger.rocketmq.recovery import preview_broker
-from pyspark_dledger.rocketmq.tables import TABLES, check_options
+from pyspark_dledger.rocketmq.recovery.broker_recovery import preview_broker
+from pyspark_dledger.rocketmq.tables.registry import TABLES, check_options
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -135,7 +135,7 @@ def _json_of(item: Any) -> Any:
     return {key: _json_of(value) for key, value in item.items()} if isinstance(item, dict) else item
 
 
-def gather(log: Log, compared: Log | None, progress: Progress) -> Facts:
+def gather(log: Log, compared: Log | None, progress: ProgressBar) -> Facts:
     """The facts of the store of `log`; `compared` is the same store with its replicas.
 
     Raises StoreError where the store or a replica cannot be read, OptionError for an option that chooses rows. What
@@ -185,12 +185,12 @@ def _row(item: Any) -> Row:
     return {camel_case(name): value for name, value in dataclasses.asdict(item).items()}
 
 
-def _rows(log: Log, table: str, progress: Progress) -> Iterable[Row]:
+def _rows(log: Log, table: str, progress: ProgressBar) -> Iterable[Row]:
     for batch in table_batches(log, table, progress):
         yield from rows_of(batch, bytes)
 
 
-def _listed(log: Log, table: str, progress: Progress) -> Listed:
+def _listed(log: Log, table: str, progress: ProgressBar) -> Listed:
     listed = Listed()
     try:
         for batch in table_batches(log, table, progress):
@@ -200,7 +200,7 @@ def _listed(log: Log, table: str, progress: Progress) -> Listed:
     return listed
 
 
-def _audit(log: Log, progress: Progress) -> Listed:
+def _audit(log: Log, progress: ProgressBar) -> Listed:
     root = log.paths.root
     if root is None or not (root / "consumequeue").is_dir():
         return Listed(reason=f"{log.path}: there is no consumequeue folder beside the log")
@@ -218,7 +218,7 @@ def _recoveries(log: Log) -> tuple[list[Row], str | None]:
     return [_recovery_row(log, *item) for item in found], None
 
 
-def _recovery_row(log: Log, software: str, version: str, found: Recovery) -> Row:
+def _recovery_row(log: Log, software: str, version: str, found: RecoveryPreview) -> Row:
     """One recovery; ``dropped`` counts the entries that the log has now and Java would not have any more."""
     broker = found.rocketmq or {}
     return {
@@ -242,7 +242,7 @@ def _recovery_row(log: Log, software: str, version: str, found: Recovery) -> Row
     }
 
 
-def _dropped(log: Log, found: Recovery) -> int:
+def _dropped(log: Log, found: RecoveryPreview) -> int:
     """How many entries the log has that it would not have after the recovery; 0 where Java does not open it."""
     if found.begin_index is None or found.end_index is None:
         return 0
@@ -252,7 +252,7 @@ def _dropped(log: Log, found: Recovery) -> int:
     return len(held) - len(kept)
 
 
-def _consumers(log: Log, progress: Progress) -> Consumers:
+def _consumers(log: Log, progress: ProgressBar) -> Consumers:
     groups: dict[str, Row] = {}
     furthest: list[tuple[int, int, int, Row]] = []
     count = 0

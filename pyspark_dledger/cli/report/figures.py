@@ -25,8 +25,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.patches import Patch
 
-from pyspark_dledger.cli.report.timeline import LATENCY_ROWS, Bins, Gap, Timeline, latency_row
-from pyspark_dledger.cli.report.units import (
+from pyspark_dledger.cli.report.number_words import (
     byte_scale,
     bytes_text,
     count_text,
@@ -35,12 +34,13 @@ from pyspark_dledger.cli.report.units import (
     percent_text,
     time_text,
 )
+from pyspark_dledger.cli.report.timeline import LATENCY_ROWS, Bins, Gap, Timeline, latency_row
 from pyspark_dledger.format.json_text import printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from pyspark_dledger.log.diff.summary import Comparison
+    from pyspark_dledger.log.diff.comparison import Comparison
 
 Row = dict[str, Any]
 

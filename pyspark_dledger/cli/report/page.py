@@ -15,16 +15,16 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from pyspark_dledger import __version__
-from pyspark_dledger.cli.output import Row, camel_case, cell, plain_time
+from pyspark_dledger.cli.output.output import Row, camel_case, cell, plain_time
 from pyspark_dledger.cli.report import MARKER, figures
 from pyspark_dledger.cli.report.facts import MOST_EXAMPLES, Facts, Listed
+from pyspark_dledger.cli.report.number_words import bytes_text, duration_text, number_text, percent_text
 from pyspark_dledger.cli.report.timeline import Timeline
-from pyspark_dledger.cli.report.units import bytes_text, duration_text, number_text, percent_text
 from pyspark_dledger.cli.report.verdict import enumerated, relevant_recoveries, span_text, verdicts, worst_first
 from pyspark_dledger.format.json_text import printable
-from pyspark_dledger.log.diff.rows import VERDICTS
+from pyspark_dledger.log.diff.diff_table import VERDICTS
 from pyspark_dledger.log.verify.findings import CODES, SEVERITIES
-from pyspark_dledger.rocketmq import audit
+from pyspark_dledger.rocketmq.tables import audit
 
 _LONG_GAP = 0.005
 _STATE_NAMES = {
@@ -54,7 +54,7 @@ _OF_DLEDGER = frozenset(
 
 
 @dataclass(frozen=True)
-class Column:
+class PageColumn:
     """A column of a table on the page: `name` of the rows' value, and what it is.
 
     `kind`: ``text``, ``code``, ``name`` (of a file), ``time``, ``int``, ``id`` (an integer that counts nothing),
@@ -76,12 +76,12 @@ class Column:
         return any(row[self.name] not in nothing for row in rows)
 
 
-def _columns(text: str) -> list[Column]:
+def _columns(text: str) -> list[PageColumn]:
     """Columns as ``name kind Title``, one a line; with ``kind?`` one that is left out where all rows have 0."""
     found = []
     for line in text.strip().splitlines():
         name, kind, title = line.split(None, 2)
-        found.append(Column(name, title, kind.removesuffix("?"), kind.endswith("?")))
+        found.append(PageColumn(name, title, kind.removesuffix("?"), kind.endswith("?")))
     return found
 
 

@@ -8,10 +8,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from pyspark_dledger.cli.output import Row
-from pyspark_dledger.cli.redact import redactor
+from pyspark_dledger.cli.output.output import Row
+from pyspark_dledger.cli.output.redact import redactor
 from pyspark_dledger.cli.report.facts import Facts, Listed
-from pyspark_dledger.log.diff.summary import Comparison
+from pyspark_dledger.log.diff.comparison import Comparison
 
 # Texts of Java and of this package, names of versions and of files that only have positions in them, and counts.
 _KEPT = (

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pyspark_dledger.cli.output import Row
+from pyspark_dledger.cli.output.output import Row
 from pyspark_dledger.cli.report.facts import Facts
-from pyspark_dledger.cli.report.units import bytes_text, count_text, number_text
+from pyspark_dledger.cli.report.number_words import bytes_text, count_text, number_text
 from pyspark_dledger.format.json_text import printable
-from pyspark_dledger.log.diff.rows import CONTRADICTS, DAMAGED, DIVERGED, OTHER_BYTES
+from pyspark_dledger.log.diff.diff_table import CONTRADICTS, DAMAGED, DIVERGED, OTHER_BYTES
 from pyspark_dledger.log.verify.findings import CODES, ERROR, INFO, WARNING
-from pyspark_dledger.rocketmq.audit import MESSAGE_NOT_IN_QUEUE
+from pyspark_dledger.rocketmq.tables.audit import MESSAGE_NOT_IN_QUEUE
 
 GOOD, NEUTRAL, WARN, BAD = "good", "info", "warning", "error"
 TROUBLE = (WARN, BAD)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Segment
 
 if TYPE_CHECKING:
-    from pyspark_dledger.log.store import Log
+    from pyspark_dledger.log.log import Log
 
 _CHUNK = 1024 * 1024
 

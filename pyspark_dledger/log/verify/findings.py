@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from pyspark_dledger.log.table import relative_file
+from pyspark_dledger.log.tables.table import relative_file
 
 if TYPE_CHECKING:
-    from pyspark_dledger.log.find import StorePaths
+    from pyspark_dledger.log.io.store_paths import StorePaths
 
 Severity = Literal["info", "warning", "error"]
 

@@ -3,29 +3,29 @@
 from pyspark_dledger.raft.client.client import Client, connect
 from pyspark_dledger.raft.client.results import (
     Appended,
+    AppendedRange,
     BatchResult,
     CommittedRange,
     MemberStatus,
     Metadata,
     PartialAppendError,
-    Piece,
     Put,
-    PutPiece,
+    PutRange,
     PutResult,
     Topics,
 )
 
 __all__ = [
     "Appended",
+    "AppendedRange",
     "BatchResult",
     "Client",
     "CommittedRange",
     "MemberStatus",
     "Metadata",
     "PartialAppendError",
-    "Piece",
     "Put",
-    "PutPiece",
+    "PutRange",
     "PutResult",
     "Topics",
     "connect",

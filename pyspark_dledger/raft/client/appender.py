@@ -29,7 +29,7 @@ from typing import cast
 from pyspark_dledger.errors import GroupError, UnknownOutcomeError
 from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
-from pyspark_dledger.raft.client.connection import MemberConnection
+from pyspark_dledger.raft.client.member_connection import MemberConnection
 from pyspark_dledger.raft.client.members import Members
 from pyspark_dledger.raft.client.outcomes import (
     LEADER_MOVED,
@@ -44,10 +44,10 @@ from pyspark_dledger.raft.client.outcomes import (
     serves_no_messages,
     unknown,
 )
+from pyspark_dledger.raft.client.request_units import UNIT_BYTES, RequestUnit, SingleAppends
 from pyspark_dledger.raft.client.results import Appended
-from pyspark_dledger.raft.client.units import UNIT_BYTES, Singles, Unit
 from pyspark_dledger.raft.loops import cancel, pause_after
-from pyspark_dledger.raft.messages import AppendAnswer, PutAnswer, ResponseCode
+from pyspark_dledger.raft.messages import AppendResponse, PutResponse, ResponseCode
 from pyspark_dledger.raft.wire import EncodeError
 
 log = logging.getLogger(__name__)
@@ -79,14 +79,14 @@ class Appender:
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
         # What came and is not yet taken, by any thread.
-        self._added: deque[Single | Unit] = deque()
+        self._added: deque[Single | RequestUnit] = deque()
         self._room = threading.Condition()
         self._waiting_bytes = 0
         self._is_woken = False
         self._closed: str | None = None
         # What follows belongs to the loop's thread.
         self._work = asyncio.Event()
-        self._refused: deque[Unit] = deque()
+        self._refused: deque[RequestUnit] = deque()
         self._round: _Round | None = None
         self._window = _WINDOW_BYTES
         self._failures = 0
@@ -105,7 +105,7 @@ class Appender:
             self._added.append((body, future))
         self._wake()
 
-    def add(self, unit: Unit) -> None:
+    def add(self, unit: RequestUnit) -> None:
         """Bodies that travel together. Who adds many waits for results between them."""
         with self._room:
             self._check_open()
@@ -175,7 +175,7 @@ class Appender:
         self._failures = 0 if has_progress else self._failures + 1
         await asyncio.sleep(pause_after(self._failures, _FIRST_PAUSE, _LONGEST_PAUSE))
 
-    def _take(self, is_alone: bool = False) -> Unit | None:
+    def _take(self, is_alone: bool = False) -> RequestUnit | None:
         """What goes next; each body for itself if it is to be alone."""
         while (unit := self._refused.popleft() if self._refused else self._take_added(is_alone)) is not None:
             if unit.owner.is_over:
@@ -186,7 +186,7 @@ class Appender:
                 return unit
         return None
 
-    def _take_added(self, is_alone: bool = False) -> Unit | None:
+    def _take_added(self, is_alone: bool = False) -> RequestUnit | None:
         """What was added first; single appends that stand one behind the other go together."""
         bodies: list[bytes] = []
         futures: list[Future[Appended]] = []
@@ -194,9 +194,9 @@ class Appender:
         most = 1 if is_alone else _MOST_TOGETHER
         while self._added and len(bodies) < most:
             first = self._added[0]
-            if isinstance(first, Unit):
+            if isinstance(first, RequestUnit):
                 if not taken:
-                    return cast(Unit, self._added.popleft())
+                    return cast(RequestUnit, self._added.popleft())
                 break
             body, future = first
             if bodies and size + len(body) > UNIT_BYTES:
@@ -214,14 +214,14 @@ class Appender:
         if not bodies:
             # All of them were cancelled, or there is nothing.
             return self._take_added(is_alone) if taken else None
-        return Unit(Singles(bodies, futures), 0, get_engine().pack_bodies(bodies))
+        return RequestUnit(SingleAppends(bodies, futures), 0, get_engine().pack_bodies(bodies))
 
     def _judge(self, ended: _Round) -> None:
         """What of a round is to be tried again, and what is not."""
         self._window = ended.window
         if ended.leader_is_lost:
             self._members.not_leader(ended.member_id)
-        again: list[Unit] = []
+        again: list[RequestUnit] = []
         for number, (unit, answer) in enumerate(ended.take_refused()):
             is_lasting = outcome_of(answer) is Outcome.LASTING
             # Behind an append that was refused all others are, whatever is right with them.
@@ -235,7 +235,7 @@ class Appender:
                 again.append(unit)
         self._refused.extendleft(reversed(again))
 
-    def _final(self, unit: Unit, member_id: str, answer: Answered | None) -> GroupError | UnknownOutcomeError:
+    def _final(self, unit: RequestUnit, member_id: str, answer: Answered | None) -> GroupError | UnknownOutcomeError:
         """The error for what is tried no more after that answer."""
         group = self._members.group
         if unit.doubt is not None and (answer is None or outcome_of(answer) is Outcome.UNKNOWN):
@@ -281,16 +281,16 @@ class _Round:
     """Appends on one connection up to the first that is not acknowledged, and until all that were sent are answered."""
 
     def __init__(
-        self, members: Members, connection: MemberConnection, take: Callable[[bool], Unit | None], window: int
+        self, members: Members, connection: MemberConnection, take: Callable[[bool], RequestUnit | None], window: int
     ) -> None:
         self._members = members
         self._connection = connection
         self._take = take
         self._loop = asyncio.get_running_loop()
-        self._sent: dict[int, Unit] = {}
+        self._sent: dict[int, RequestUnit] = {}
         self._sent_bytes = 0
         self._number = 0
-        self._refused: dict[int, tuple[Unit, Answered | None]] = {}
+        self._refused: dict[int, tuple[RequestUnit, Answered | None]] = {}
         self._is_ending = False
         self._ticks = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -316,7 +316,7 @@ class _Round:
         """Whether something was sent that has no answer, or was refused and not yet judged."""
         return bool(self._sent or self._refused)
 
-    def take_refused(self) -> list[tuple[Unit, Answered | None]]:
+    def take_refused(self) -> list[tuple[RequestUnit, Answered | None]]:
         """The units that may be sent again, in the order in which they were sent, and what was answered."""
         refused = [self._refused[number] for number in sorted(self._refused)]
         self._refused.clear()
@@ -333,7 +333,7 @@ class _Round:
         ):
             self._send(unit)
 
-    def _send(self, unit: Unit) -> None:
+    def _send(self, unit: RequestUnit) -> None:
         number, group = self._number, self._members.group
         if unit.are_messages and not self.is_ours:
             unit.failed(no_messages(group, self.member_id, "to be a node of Java, which takes raw entries only"))
@@ -363,7 +363,7 @@ class _Round:
         if outcome is Outcome.ACKNOWLEDGED and unit.is_answered_by(answer):
             self.has_progress = True
             self.window = min(self.window + unit.size // 8, _WINDOW_BYTES)
-            assert isinstance(answer, (AppendAnswer, PutAnswer))
+            assert isinstance(answer, (AppendResponse, PutResponse))
             unit.owner.acknowledged(unit, answer)
         elif outcome in (Outcome.PASSING, Outcome.LASTING) and answer is not None:
             self._refuse(number, unit, answer)
@@ -375,7 +375,7 @@ class _Round:
         elif not self._sent:
             self._end()
 
-    def _refuse(self, number: int, unit: Unit, answer: Answered) -> None:
+    def _refuse(self, number: int, unit: RequestUnit, answer: Answered) -> None:
         if answer.code in LEADER_MOVED:
             self.leader_is_lost = True
         elif answer.code == ResponseCode.LEADER_PENDING_FULL and not self._is_ending:
@@ -383,7 +383,7 @@ class _Round:
         self._is_ending = True
         self._refused[number] = (unit, answer)
 
-    def _doubt(self, number: int, unit: Unit, answer: Answered | None) -> None:
+    def _doubt(self, number: int, unit: RequestUnit, answer: Answered | None) -> None:
         """The outcome is unknown: the end of it, unless a leader can tell that it was done already."""
         unit.doubt = self._unknown(unit, answer)
         if unit.repeats:
@@ -391,7 +391,7 @@ class _Round:
         else:
             unit.failed(unit.doubt)
 
-    def _unknown(self, unit: Unit, answer: Answered | None) -> UnknownOutcomeError:
+    def _unknown(self, unit: RequestUnit, answer: Answered | None) -> UnknownOutcomeError:
         make = partial(unknown, self._members.group, self.member_id, are_messages=unit.are_messages)
         if answer is None:
             return make(self._reason, ResponseCode.NETWORK_ERROR)
@@ -431,7 +431,7 @@ class _Round:
         if not self.over.done():
             self.over.set_result(None)
 
-    def give_up(self, reason: str) -> list[Unit]:
+    def give_up(self, reason: str) -> list[RequestUnit]:
         """Ends it at once: of what has no answer, the outcome stays unknown. What was refused and not judged."""
         self._is_ending = True
         self._reason = reason

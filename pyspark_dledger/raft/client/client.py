@@ -18,7 +18,15 @@ from types import TracebackType
 from typing import Any, SupportsIndex, TypeVar, final
 
 from pyspark_dledger.errors import DLedgerError, GroupError, OptionError
-from pyspark_dledger.format.entries import Bodies, Buffer
+from pyspark_dledger.format.encode.encoded import Bodies, Buffer
+from pyspark_dledger.raft.client.request_units import (
+    BatchCall,
+    PutCall,
+    WholeCall,
+    check_body,
+    cut,
+    sizes_of,
+)
 from pyspark_dledger.raft.client.results import (
     Appended,
     BatchResult,
@@ -29,13 +37,12 @@ from pyspark_dledger.raft.client.results import (
     Topics,
 )
 from pyspark_dledger.raft.client.session import Session
-from pyspark_dledger.raft.client.units import Batch, Puts, Together, check_body, cut, sizes_of
 from pyspark_dledger.raft.loops import cancel, new_loop
 from pyspark_dledger.raft.messages import ResponseCode
 from pyspark_dledger.raft.peers import Address, parse_peers
 from pyspark_dledger.raft.secret import check_secret
 from pyspark_dledger.raft.tls import Tls
-from pyspark_dledger.store.base import Entry
+from pyspark_dledger.store.dledger_store import Entry
 
 T = TypeVar("T")
 
@@ -148,7 +155,7 @@ class Client:
         if not isinstance(bodies, (Bodies, list, tuple)):
             bodies = list(bodies)
         sizes = sizes_of(bodies)
-        batch = Batch(sizes)
+        batch = BatchCall(sizes)
         try:
             self._add(batch, bodies, sizes)
             return batch.result()
@@ -177,14 +184,14 @@ class Client:
         if not isinstance(bodies, (Bodies, list, tuple)):
             bodies = list(bodies)
         sizes = sizes_of(bodies)
-        puts = Puts(len(sizes), index(queue_nums), is_idempotent)
+        puts = PutCall(len(sizes), index(queue_nums), is_idempotent)
         try:
             self._add(puts, bodies, sizes)
             return puts.result()
         finally:
             puts.abandon()
 
-    def _add(self, together: Together, bodies: Bodies | Sequence[Buffer], sizes: array[int]) -> None:
+    def _add(self, together: WholeCall, bodies: Bodies | Sequence[Buffer], sizes: array[int]) -> None:
         """Have all bodies sent, in parts, unless one of them fails before."""
         for first, part in cut(bodies, sizes):
             if not together.wait_for_room():

@@ -8,9 +8,9 @@ import ssl
 from collections.abc import Mapping
 
 from pyspark_dledger.errors import GroupError, OptionError
-from pyspark_dledger.raft.client.connection import LostError, MemberConnection
+from pyspark_dledger.raft.client.member_connection import LostError, MemberConnection
 from pyspark_dledger.raft.client.outcomes import STRANGERS, Answered, code_name, leader_named
-from pyspark_dledger.raft.messages import MetadataAnswer, MetadataRequest, ResponseCode
+from pyspark_dledger.raft.messages import MetadataRequest, MetadataResponse, ResponseCode
 from pyspark_dledger.raft.peers import Address, parse_address
 from pyspark_dledger.raft.wire import NO_PERMISSION, Refusal
 
@@ -118,7 +118,7 @@ class Members:
         # Whoever waits may give up, the others go on waiting.
         return await asyncio.shield(task)
 
-    async def metadata(self, member_id: str) -> MetadataAnswer:
+    async def metadata(self, member_id: str) -> MetadataResponse:
         """What a member says of its group. Raises LostError, TimeoutError and GroupError."""
         connection = await self.connection(member_id)
         return await self._metadata(connection)
@@ -172,11 +172,11 @@ class Members:
         if not task.cancelled() and task.exception() is None:
             self._connections[member_id] = task.result()
 
-    async def _metadata(self, connection: MemberConnection) -> MetadataAnswer:
+    async def _metadata(self, connection: MemberConnection) -> MetadataResponse:
         """The hello of a connection, and later who leads."""
         request = MetadataRequest(group=self.group, remote_id=connection.member_id)
         answer = await connection.ask(request, self.timeout)
-        if not isinstance(answer, MetadataAnswer) or answer.code != ResponseCode.SUCCESS:
+        if not isinstance(answer, MetadataResponse) or answer.code != ResponseCode.SUCCESS:
             raise self._stranger(connection.member_id, answer)
         self._learn(answer.peers)
         return answer

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum
 
 from pyspark_dledger.errors import GroupError, UnknownOutcomeError
-from pyspark_dledger.raft.messages import Answer, PutAnswer, ResponseCode, TopicsAnswer
+from pyspark_dledger.raft.messages import PutResponse, Response, ResponseCode, TopicsResponse
 from pyspark_dledger.raft.wire import (
     NO_PERMISSION,
     REQUEST_CODE_NOT_SUPPORTED,
@@ -14,7 +14,7 @@ from pyspark_dledger.raft.wire import (
     Refusal,
 )
 
-Answered = Answer | Refusal
+Answered = Response | Refusal
 
 # Java's remoting layer: a request that it had no thread for was not begun; one that it does not know neither.
 _REMOTING_NAMES = {
@@ -124,7 +124,7 @@ def code_name(answer: Answered) -> str:
 
 
 def leader_named(answer: Answered) -> str | None:
-    return answer.leader_id if isinstance(answer, Answer) else None
+    return answer.leader_id if isinstance(answer, Response) else None
 
 
 def refused(group: str, what: str, member_id: str, answer: Answered, times: int = 1) -> GroupError:
@@ -177,7 +177,7 @@ def unknown_transfer(
 
 def _advice(answer: Answered) -> str:
     """What to do about it, or what the application says of it."""
-    if isinstance(answer, (PutAnswer, TopicsAnswer)) and answer.reason:
+    if isinstance(answer, (PutResponse, TopicsResponse)) and answer.reason:
         return answer.reason
     if isinstance(answer, Refusal):
         return _REMOTING_ADVICE.get(answer.code, "look at the log of that node")

@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 from pyspark_dledger.errors import UnknownOutcomeError
 from pyspark_dledger.format.codec import decode_entry_header
-from pyspark_dledger.format.entries import Buffer
+from pyspark_dledger.format.encode.encoded import Buffer
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
 from pyspark_dledger.raft.messages import Role
-from pyspark_dledger.store.base import Entry, Run
+from pyspark_dledger.store.dledger_store import Entry, EntryRun
 
 _PLACE = struct.Struct(">qqq")
 
@@ -26,7 +26,7 @@ class Appended(NamedTuple):
     term: int
 
 
-class Piece(NamedTuple):
+class AppendedRange(NamedTuple):
     """Bodies of a batch that were appended in one go: ``count`` from the body with ordinal ``first`` on.
 
     They have consecutive indexes; of positions a new run begins where a new file of the log does.
@@ -36,7 +36,7 @@ class Piece(NamedTuple):
     count: int  # type: ignore[assignment]  # shadows tuple.count, which nobody calls
     index: int  # type: ignore[assignment]  # shadows tuple.index, which nobody calls
     term: int
-    runs: tuple[Run, ...]
+    runs: tuple[EntryRun, ...]
 
 
 class BatchResult:
@@ -46,7 +46,7 @@ class BatchResult:
     requests side by side, so the indexes of a batch need not ascend there.
     """
 
-    def __init__(self, sizes: array[int], pieces: Iterable[Piece]) -> None:
+    def __init__(self, sizes: array[int], pieces: Iterable[AppendedRange]) -> None:
         self._sizes = sizes
         self.pieces = tuple(sorted(pieces))
 
@@ -73,7 +73,7 @@ class BatchResult:
         return max((piece.index + piece.count - 1 for piece in self.pieces), default=-1)
 
 
-def places(index: int, term: int, runs: tuple[Run, ...], sizes: Iterable[int]) -> Iterator[Appended]:
+def places(index: int, term: int, runs: tuple[EntryRun, ...], sizes: Iterable[int]) -> Iterator[Appended]:
     """Where entries with bodies of these sizes stand, the first of which has `index`."""
     pos, starts = runs[0].pos, dict(runs)
     for size in sizes:
@@ -91,7 +91,7 @@ class Put(NamedTuple):
     queue_offset: int
 
 
-class PutPiece(NamedTuple):
+class PutRange(NamedTuple):
     """Messages of a put that were acknowledged in one go: ``count`` from the one with ordinal ``first`` on.
 
     ``places`` has index, pos and queueOffset (i64, big-endian) of each.
@@ -108,7 +108,7 @@ class PutResult:
     A message that was there already has the place that it got then, so places need not ascend.
     """
 
-    def __init__(self, pieces: Iterable[PutPiece]) -> None:
+    def __init__(self, pieces: Iterable[PutRange]) -> None:
         self.pieces = tuple(sorted(pieces))
 
     def __len__(self) -> int:

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from pyspark_dledger.errors import GroupError, IndexRangeError, OptionError
 from pyspark_dledger.raft.client.appender import Appender
-from pyspark_dledger.raft.client.connection import LostError, MemberConnection
+from pyspark_dledger.raft.client.member_connection import LostError, MemberConnection
 from pyspark_dledger.raft.client.members import Members
 from pyspark_dledger.raft.client.outcomes import (
     LEADER_MOVED,
@@ -28,29 +28,29 @@ from pyspark_dledger.raft.client.outcomes import (
 from pyspark_dledger.raft.client.results import CommittedRange, MemberStatus, Metadata, Topics
 from pyspark_dledger.raft.loops import pause_after
 from pyspark_dledger.raft.messages import (
-    Answer,
-    ConfigAnswer,
     ConfigRequest,
-    GetAnswer,
+    ConfigResponse,
     GetRequest,
-    MetadataAnswer,
-    ReadAnswer,
+    GetResponse,
+    MetadataResponse,
     ReadRequest,
+    ReadResponse,
     Request,
+    Response,
     ResponseCode,
-    StatusAnswer,
     StatusRequest,
-    TopicsAnswer,
+    StatusResponse,
     TopicsRequest,
+    TopicsResponse,
     TransferRequest,
-    VoteAnswer,
     VoteRequest,
+    VoteResponse,
 )
 from pyspark_dledger.raft.peers import Address
 from pyspark_dledger.raft.wire import EncodeError
-from pyspark_dledger.store.base import Entry
+from pyspark_dledger.store.dledger_store import Entry
 
-A = TypeVar("A", bound=Answer)
+A = TypeVar("A", bound=Response)
 N = TypeVar("N", bound="Answered | None")
 
 # As long as Java's client waits for a transfer, in seconds.
@@ -96,7 +96,7 @@ class Session:
             ),
             f"to get index {index}",
         )
-        if isinstance(answer, GetAnswer) and answer.code == ResponseCode.SUCCESS and answer.entries:
+        if isinstance(answer, GetResponse) and answer.code == ResponseCode.SUCCESS and answer.entries:
             return answer.entries[0]
         raise self._not_there(index, answer)
 
@@ -134,14 +134,14 @@ class Session:
         addresses = {member_id: str(address) for member_id, address in self._members.addresses.items()}
         return Metadata(self.group, named, {**peers, **addresses})
 
-    async def _metadata(self, member_id: str) -> tuple[str, MetadataAnswer]:
+    async def _metadata(self, member_id: str) -> tuple[str, MetadataResponse]:
         return member_id, await self._members.metadata(member_id)
 
     async def status(self, node_id: str) -> MemberStatus:
         """How a member of ours stands. Raises GroupError where it is one of Java's, or not there."""
         connection = await self._of_ours(node_id)
         request = StatusRequest(group=self.group, remote_id=node_id)
-        answer = await self._ask(connection, request, StatusAnswer, "a request for its status")
+        answer = await self._ask(connection, request, StatusResponse, "a request for its status")
         return MemberStatus(
             *(node_id, answer.role, answer.term, answer.leader_id),
             *(answer.begin_index, answer.end_index, answer.end_term, answer.committed_index),
@@ -152,12 +152,12 @@ class Session:
     async def topics(self, names: tuple[str, ...], queue_nums: int) -> Topics:
         """How many queues topics have. Raises GroupError where the leader serves no messages."""
         what = f"for topics {', '.join(names)}"
-        answer = await self._ask_messages(TopicsRequest(names=names, queue_nums=queue_nums), TopicsAnswer, what)
+        answer = await self._ask_messages(TopicsRequest(names=names, queue_nums=queue_nums), TopicsResponse, what)
         return Topics(answer.queue_counts, answer.store_host)
 
     async def config(self) -> dict[str, bytes]:
         """The metadata of the leader. Raises GroupError where it serves no messages."""
-        return (await self._ask_messages(ConfigRequest(), ConfigAnswer, "for metadata")).files
+        return (await self._ask_messages(ConfigRequest(), ConfigResponse, "for metadata")).files
 
     async def _ask_messages(self, request: Request, kind: type[A], what: str) -> A:
         """What a leader answers to what only one that serves messages answers."""
@@ -197,7 +197,7 @@ class Session:
         request = ReadRequest(
             group=self.group, remote_id=node_id, first_index=first_index, max_bytes=max_bytes, wait_ms=wait_ms
         )
-        answer = await self._ask(connection, request, ReadAnswer, f"to read from index {first_index}", wait_ms / 1000)
+        answer = await self._ask(connection, request, ReadResponse, f"to read from index {first_index}", wait_ms / 1000)
         return CommittedRange(first_index, answer.count, answer.begin_index, answer.committed_index, answer.data)
 
     async def transfer(self, node_id: str) -> None:
@@ -243,7 +243,7 @@ class Session:
         else:
             request = VoteRequest(group=self.group, remote_id=member_id, local_id=_NO_MEMBER, leader_id=_NO_MEMBER)
         answer = await self._answer(connection, request)
-        if not isinstance(answer, (StatusAnswer, VoteAnswer)) or answer.code != ResponseCode.SUCCESS:
+        if not isinstance(answer, (StatusResponse, VoteResponse)) or answer.code != ResponseCode.SUCCESS:
             raise refused(self.group, "a request for its term", member_id, answer)
         return answer.term
 

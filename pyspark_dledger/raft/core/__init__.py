@@ -1,7 +1,7 @@
 """A member of a group as a state machine: messages and time in, messages and writes to a store out."""
 
-from pyspark_dledger.raft.core.config import CoreConfig
 from pyspark_dledger.raft.core.core import Core
+from pyspark_dledger.raft.core.core_config import CoreConfig
 from pyspark_dledger.raft.core.effects import Committed, Effect, PeerStatus, Reply, RoleChanged, Send, Status
 
 __all__ = ["Committed", "Core", "CoreConfig", "Effect", "PeerStatus", "Reply", "RoleChanged", "Send", "Status"]

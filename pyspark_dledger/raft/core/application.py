@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from pyspark_dledger.format.admission import Admitted, Refused
-from pyspark_dledger.format.entries import Bodies
-from pyspark_dledger.store.base import Appended, DLedgerStore
+from pyspark_dledger.format.encode.admission import Admitted, Refused
+from pyspark_dledger.format.encode.encoded import Bodies
+from pyspark_dledger.store.dledger_store import AppendedEntries, DLedgerStore
 
 __all__ = ["Admitted", "Application", "Refused"]
 
@@ -28,7 +28,7 @@ class Application(Protocol):
     def admit(self, bodies: Bodies, queue_nums: int) -> Admitted | Refused:
         """Check a put. LEADER_NOT_READY until a new leader's tables are rebuilt."""
 
-    def appended(self, admitted: Admitted, appended: Appended | None) -> bytes:
+    def appended(self, admitted: Admitted, appended: AppendedEntries | None) -> bytes:
         """The put was appended (None: there was nothing to append): take note, and give the places of all its bodies.
 
         For each body, in the put's order: index, pos and queueOffset, each i64 big-endian.

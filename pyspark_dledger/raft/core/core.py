@@ -7,60 +7,60 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from pyspark_dledger.raft.core.appends import Appends
 from pyspark_dledger.raft.core.application import Application
-from pyspark_dledger.raft.core.config import CoreConfig
+from pyspark_dledger.raft.core.core_config import CoreConfig
 from pyspark_dledger.raft.core.effects import Effect, PeerStatus, Status
 from pyspark_dledger.raft.core.election import Election
 from pyspark_dledger.raft.core.follower import Follower
-from pyspark_dledger.raft.core.heartbeats import Heartbeats
+from pyspark_dledger.raft.core.leader.appends import Appends
+from pyspark_dledger.raft.core.leader.heartbeats import Heartbeats
+from pyspark_dledger.raft.core.leader.reads import Reads
+from pyspark_dledger.raft.core.leader.replication import Replication
+from pyspark_dledger.raft.core.leader.transfer import Transfer
 from pyspark_dledger.raft.core.member import DISK_FAILURES, Member
-from pyspark_dledger.raft.core.reads import Reads
-from pyspark_dledger.raft.core.replication import Replication
 from pyspark_dledger.raft.core.serving import Serving
-from pyspark_dledger.raft.core.transfer import Transfer
 from pyspark_dledger.raft.messages import (
-    Answer,
-    AppendAnswer,
     AppendRequest,
-    ConfigAnswer,
+    AppendResponse,
     ConfigRequest,
-    GetAnswer,
+    ConfigResponse,
     GetRequest,
-    HeartBeatAnswer,
+    GetResponse,
     HeartBeatRequest,
-    MetadataAnswer,
+    HeartBeatResponse,
     MetadataRequest,
-    PushAnswer,
+    MetadataResponse,
     PushRequest,
-    PutAnswer,
+    PushResponse,
     PutRequest,
+    PutResponse,
     Request,
+    Response,
     ResponseCode,
     Role,
-    StatusAnswer,
     StatusRequest,
-    TopicsAnswer,
+    StatusResponse,
     TopicsRequest,
-    TransferAnswer,
+    TopicsResponse,
     TransferRequest,
-    VoteAnswer,
+    TransferResponse,
     VoteRequest,
+    VoteResponse,
 )
-from pyspark_dledger.store.base import DLedgerStore
+from pyspark_dledger.store.dledger_store import DLedgerStore
 
-_ANSWERS: dict[type[Request], type[Answer]] = {
-    AppendRequest: AppendAnswer,
-    ConfigRequest: ConfigAnswer,
-    GetRequest: GetAnswer,
-    HeartBeatRequest: HeartBeatAnswer,
-    MetadataRequest: MetadataAnswer,
-    PushRequest: PushAnswer,
-    PutRequest: PutAnswer,
-    StatusRequest: StatusAnswer,
-    TopicsRequest: TopicsAnswer,
-    TransferRequest: TransferAnswer,
-    VoteRequest: VoteAnswer,
+_ANSWERS: dict[type[Request], type[Response]] = {
+    AppendRequest: AppendResponse,
+    ConfigRequest: ConfigResponse,
+    GetRequest: GetResponse,
+    HeartBeatRequest: HeartBeatResponse,
+    MetadataRequest: MetadataResponse,
+    PushRequest: PushResponse,
+    PutRequest: PutResponse,
+    StatusRequest: StatusResponse,
+    TopicsRequest: TopicsResponse,
+    TransferRequest: TransferResponse,
+    VoteRequest: VoteResponse,
 }
 
 
@@ -129,10 +129,10 @@ class Core:
             except DISK_FAILURES as error:
                 member.problem(f"a {type(request).__name__} cannot be answered: {error}")
                 code = ResponseCode.DISK_ERROR
-        member.refuse(token, request, _ANSWERS.get(type(request), Answer)(), code)
+        member.refuse(token, request, _ANSWERS.get(type(request), Response)(), code)
         return not isinstance(request, AppendRequest)
 
-    def answered(self, token: int, answer: Answer | None, now: int) -> None:
+    def answered(self, token: int, answer: Response | None, now: int) -> None:
         """What came of the Send with that token; None where it was not sent, or not answered in time."""
         self._member.now = now
         self._member.answered(token, answer)
@@ -234,14 +234,14 @@ class Core:
 
     def _metadata(self, request: MetadataRequest, token: object) -> None:
         member = self._member
-        answer = MetadataAnswer(
+        answer = MetadataResponse(
             group=member.group, leader_id=member.leader_id, term=member.term, peers=dict(self._addresses)
         )
         member.reply(token, answer)
 
     def _status(self, request: StatusRequest, token: object) -> None:
         member, status = self._member, self.status()
-        answer = StatusAnswer(
+        answer = StatusResponse(
             group=member.group,
             leader_id=member.leader_id,
             term=member.term,

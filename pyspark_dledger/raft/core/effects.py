@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from pyspark_dledger.raft.messages import Answer, Request, Role
+from pyspark_dledger.raft.messages import Request, Response, Role
 
 
 class Send(NamedTuple):
@@ -20,7 +20,7 @@ class Reply(NamedTuple):
     """The answer to the request that was handed to ``Core.handle`` with that token."""
 
     token: object
-    answer: Answer
+    answer: Response
 
 
 class Committed(NamedTuple):

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 
 from pyspark_dledger.raft.core.member import MOST_TERM, Member
 from pyspark_dledger.raft.messages import (
-    Answer,
-    HeartBeatAnswer,
     HeartBeatRequest,
+    HeartBeatResponse,
+    Response,
     ResponseCode,
     Role,
-    VoteAnswer,
     VoteRequest,
+    VoteResponse,
     VoteResult,
 )
 
@@ -152,16 +152,16 @@ class Election:
             ledger_end_term=store.ledger_end_term,
         )
 
-    def _voted(self, vote_round: _Round, answer: Answer | None) -> None:
+    def _voted(self, vote_round: _Round, answer: Response | None) -> None:
         if vote_round is not self._round:
             return
         vote_round.answers += 1
-        if isinstance(answer, VoteAnswer) and answer.vote_result is not VoteResult.UNKNOWN:
+        if isinstance(answer, VoteResponse) and answer.vote_result is not VoteResult.UNKNOWN:
             vote_round.valid += 1
             self._count(vote_round, answer)
         self._check(vote_round)
 
-    def _count(self, vote_round: _Round, answer: VoteAnswer) -> None:
+    def _count(self, vote_round: _Round, answer: VoteResponse) -> None:
         result = answer.vote_result
         if result is VoteResult.ACCEPT:
             vote_round.accepted += int(answer.term == vote_round.term)
@@ -249,7 +249,7 @@ class Election:
         return True
 
     def _answer_vote(self, request: VoteRequest, token: object, result: VoteResult) -> None:
-        answer = VoteAnswer(
+        answer = VoteResponse(
             group=request.group,
             remote_id=request.remote_id,
             local_id=request.local_id,
@@ -265,7 +265,7 @@ class Election:
         code = self._heard(request)
         if code is not None:
             member = self._member
-            self._member.reply(token, HeartBeatAnswer(group=member.group, term=member.term, code=code))
+            self._member.reply(token, HeartBeatResponse(group=member.group, term=member.term, code=code))
 
     def _heard(self, request: HeartBeatRequest) -> ResponseCode | None:
         """What to answer a leader; None for nothing, where its term cannot be saved."""

@@ -12,10 +12,10 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from pyspark_dledger.errors import DiskFullError, InconsistentError
-from pyspark_dledger.format.entries import Buffer
-from pyspark_dledger.raft.core.entries import Piece, only_entry, same, split
+from pyspark_dledger.format.encode.encoded import Buffer
 from pyspark_dledger.raft.core.member import DISK_FAILURES, Member
-from pyspark_dledger.raft.messages import PushAnswer, PushRequest, PushType, ResponseCode, Role
+from pyspark_dledger.raft.core.pushed_entries import PushedEntry, only_entry, same, split
+from pyspark_dledger.raft.messages import PushRequest, PushResponse, PushType, ResponseCode, Role
 
 # What keeps this member from taking its leader's entries.
 _BLOCKED = "follower"
@@ -26,7 +26,7 @@ class _Waiting(NamedTuple):
 
     index: int  # type: ignore[assignment]  # shadows tuple.index, which nobody calls
     token: object
-    answer: PushAnswer
+    answer: PushResponse
 
 
 class _Refused(Exception):
@@ -130,10 +130,10 @@ class Follower:
 
     # Answers
 
-    def _answer(self, request: PushRequest, code: ResponseCode) -> PushAnswer:
+    def _answer(self, request: PushRequest, code: ResponseCode) -> PushResponse:
         member, store = self._member, self._member.store
         is_commit = request.type is PushType.COMMIT
-        return PushAnswer(
+        return PushResponse(
             group=request.group,
             code=code,
             term=member.term,
@@ -143,7 +143,7 @@ class Follower:
             end_index=store.ledger_end_index,
         )
 
-    def _reply(self, needed: int, token: object, answer: PushAnswer) -> None:
+    def _reply(self, needed: int, token: object, answer: PushResponse) -> None:
         """Answer once the log is durable up to the index that the answer speaks of, in order."""
         member = self._member
         if not member.is_sync or (not self._waiting and needed <= member.durable_index):
@@ -181,7 +181,7 @@ class Follower:
         self._matched = max(self._matched, entry.index)
         return entry.index
 
-    def _has(self, entry: Piece, data: Buffer) -> bool:
+    def _has(self, entry: PushedEntry, data: Buffer) -> bool:
         store = self._member.store
         if not 0 <= store.ledger_begin_index <= entry.index <= store.ledger_end_index:
             return False
@@ -217,7 +217,7 @@ class Follower:
         self._matched = max(self._matched, entry.index)
         return entry.index
 
-    def _put(self, entry: Piece, request: PushRequest) -> None:
+    def _put(self, entry: PushedEntry, request: PushRequest) -> None:
         """Append an entry in place of what stands there, or as the first of a new log where nothing before is sure."""
         member, store = self._member, self._member.store
         if self._is_next(entry):
@@ -241,7 +241,7 @@ class Follower:
             f"the leader is {self._member.leader_id}"
         )
 
-    def _is_next(self, entry: Piece) -> bool:
+    def _is_next(self, entry: PushedEntry) -> bool:
         """Whether all that stands here before the entry is the leader's too."""
         store = self._member.store
         begin, before = store.ledger_begin_index, entry.index - 1
@@ -297,7 +297,7 @@ class Follower:
             self._write(view[piece.start :], request.term)
         return pieces[-1].index
 
-    def _common(self, pieces: list[Piece], view: memoryview) -> int:
+    def _common(self, pieces: list[PushedEntry], view: memoryview) -> int:
         """How many entries from the first on are here already; those before this log's begin count."""
         store = self._member.store
         at = max(store.ledger_begin_index - pieces[0].index, 0)
@@ -314,7 +314,7 @@ class Follower:
         return min(at, len(pieces))
 
 
-def _files(pieces: list[Piece]) -> list[int]:
+def _files(pieces: list[PushedEntry]) -> list[int]:
     """Where in the data each file's entries begin: where an entry does not stand right behind the one before."""
     starts = [0]
     for before, piece in pairwise(pieces):

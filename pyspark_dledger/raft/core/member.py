@@ -8,10 +8,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from pyspark_dledger.errors import StoreError
-from pyspark_dledger.raft.core.config import CoreConfig
+from pyspark_dledger.raft.core.core_config import CoreConfig
 from pyspark_dledger.raft.core.effects import Committed, Effect, Reply, RoleChanged, Send
-from pyspark_dledger.raft.messages import Answer, Request, ResponseCode, Role
-from pyspark_dledger.store.base import DLedgerStore
+from pyspark_dledger.raft.messages import Request, Response, ResponseCode, Role
+from pyspark_dledger.store.dledger_store import DLedgerStore
 
 # What a store raises where a disk fails.
 DISK_FAILURES = (StoreError, OSError)
@@ -25,7 +25,7 @@ _TELL_AGAIN_MS = 10_000
 _SOLVED_AFTER_MS = 60_000
 
 # Takes what was given when the request was sent, and the answer, or None where none came.
-Answered = Callable[[Any, Answer | None], None]
+Answered = Callable[[Any, Response | None], None]
 RoleListener = Callable[[], None]
 CommitListener = Callable[[int], None]
 
@@ -117,7 +117,7 @@ class Member:
         self.effects.append(Send(peer_id, token, request))
         return token
 
-    def answered(self, token: int, answer: Answer | None) -> None:
+    def answered(self, token: int, answer: Response | None) -> None:
         sent = self._sent.pop(token, None)
         if sent is None:
             return
@@ -135,10 +135,10 @@ class Member:
                 return
             self.answered(token, None)
 
-    def reply(self, token: object, answer: Answer) -> None:
+    def reply(self, token: object, answer: Response) -> None:
         self.effects.append(Reply(token, answer))
 
-    def refuse(self, token: object, request: Request, answer: Answer, code: ResponseCode) -> None:
+    def refuse(self, token: object, request: Request, answer: Response, code: ResponseCode) -> None:
         """Answer with a code; the rest is the request's, as Java's servers do (``copyBaseInfo``)."""
         answer.group, answer.term = request.group, request.term
         answer.local_id, answer.remote_id = request.local_id, request.remote_id

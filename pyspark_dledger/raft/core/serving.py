@@ -8,23 +8,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from pyspark_dledger.format.entries import Bodies
+from pyspark_dledger.format.encode.encoded import Bodies
 from pyspark_dledger.raft.core.application import Admitted, Application, Refused
 from pyspark_dledger.raft.core.member import Member
 from pyspark_dledger.raft.messages import (
     PLACE_SIZE,
-    Answer,
-    ConfigAnswer,
     ConfigRequest,
-    PutAnswer,
+    ConfigResponse,
     PutRequest,
+    PutResponse,
     Request,
+    Response,
     ResponseCode,
     Role,
-    TopicsAnswer,
     TopicsRequest,
+    TopicsResponse,
 )
-from pyspark_dledger.store.base import Appended
+from pyspark_dledger.store.dledger_store import AppendedEntries
 
 T = TypeVar("T")
 
@@ -80,9 +80,9 @@ class Serving:
             request = ConfigRequest(group=member.group, remote_id=leader, local_id=member.self_id)
             member.send(leader, request, self._copied, leader)
 
-    def _copied(self, leader: str, answer: Answer | None) -> None:
+    def _copied(self, leader: str, answer: Response | None) -> None:
         """Take what came, as long as that member is followed."""
-        if not isinstance(answer, ConfigAnswer) or answer.code != ResponseCode.SUCCESS:
+        if not isinstance(answer, ConfigResponse) or answer.code != ResponseCode.SUCCESS:
             return
         if self._member.role is Role.FOLLOWER and self._member.leader_id == leader:
             self._ask(lambda application: application.copied(answer.files))
@@ -102,7 +102,7 @@ class Serving:
             return Refused(ResponseCode.UNSUPPORTED, "no application")
         return self._ask(lambda application: application.admit(request.bodies, request.queue_nums))
 
-    def appended(self, admitted: Admitted, appended: Appended | None, count: int) -> bytes:
+    def appended(self, admitted: Admitted, appended: AppendedEntries | None, count: int) -> bytes:
         """The places of the `count` bodies of a put."""
         places = self._ask(lambda application: application.appended(admitted, appended))
         if len(places) != count * PLACE_SIZE:
@@ -113,14 +113,14 @@ class Serving:
         return self._ask(lambda application: application.filler())
 
     def handle_topics(self, request: TopicsRequest, token: object) -> None:
-        if self._is_refused(request, token, TopicsAnswer()):
+        if self._is_refused(request, token, TopicsResponse()):
             return
         found = self._ask(lambda application: application.topics(request.names, request.queue_nums))
         if isinstance(found, Refused):
-            self.refuse(request, token, TopicsAnswer(), found)
+            self.refuse(request, token, TopicsResponse(), found)
             return
         member, (counts, host) = self._member, found
-        answer = TopicsAnswer(
+        answer = TopicsResponse(
             group=member.group,
             leader_id=member.leader_id,
             term=member.term,
@@ -130,15 +130,15 @@ class Serving:
         member.reply(token, answer)
 
     def handle_config(self, request: ConfigRequest, token: object) -> None:
-        if self._is_refused(request, token, ConfigAnswer()):
+        if self._is_refused(request, token, ConfigResponse()):
             return
         member, files = self._member, self._ask(lambda application: application.config())
-        answer = ConfigAnswer(group=member.group, leader_id=member.leader_id, term=member.term, files=dict(files))
+        answer = ConfigResponse(group=member.group, leader_id=member.leader_id, term=member.term, files=dict(files))
         member.reply(token, answer)
 
     # Refusing
 
-    def _is_refused(self, request: Request, token: object, answer: Answer) -> bool:
+    def _is_refused(self, request: Request, token: object, answer: Response) -> bool:
         """Refuses what only a leader with an application answers; a client looks for the leader first."""
         if not self._member.is_leader:
             self._member.refuse(token, request, answer, ResponseCode.NOT_LEADER)
@@ -148,7 +148,7 @@ class Serving:
             return False
         return True
 
-    def refuse(self, request: Request, token: object, answer: PutAnswer | TopicsAnswer, refused: Refused) -> None:
+    def refuse(self, request: Request, token: object, answer: PutResponse | TopicsResponse, refused: Refused) -> None:
         """Answer with the application's code and reason."""
         code = _code(refused.code)
         if code not in _EXPECTED:

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import cast
 
-from pyspark_dledger.format.entries import Buffer
+from pyspark_dledger.format.encode.encoded import Buffer
 from pyspark_dledger.raft.peers import Address
-from pyspark_dledger.raft.wire import Answered, Asked, Connection, WireError
+from pyspark_dledger.raft.wire import Connection, ReceivedRequest, ReceivedResponse, WireError
 
 # What a socket of a busy connection may hold, each way, in bytes; the system's limit may be lower.
 _SOCKET_BYTES = 2 * 1024 * 1024
@@ -33,7 +33,7 @@ class Channel(asyncio.BufferedProtocol):
         self.is_full = False
 
     @abstractmethod
-    def received(self, came: Sequence[Asked | Answered]) -> None:
+    def received(self, came: Sequence[ReceivedRequest | ReceivedResponse]) -> None:
         """Requests and answers, in the order in which they came."""
 
     @abstractmethod

@@ -9,23 +9,30 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import NamedTuple, Protocol
 
-from pyspark_dledger.format.entries import Bodies
+from pyspark_dledger.common.log_records import Limited
+from pyspark_dledger.format.encode.encoded import Bodies
 from pyspark_dledger.raft.messages import (
-    Answer,
-    AppendAnswer,
     AppendRequest,
+    AppendResponse,
     GetRequest,
     PushRequest,
-    PutAnswer,
     PutRequest,
+    PutResponse,
     ReadRequest,
     Request,
+    Response,
     ResponseCode,
 )
 from pyspark_dledger.raft.node.channel import Channel
-from pyspark_dledger.raft.node.logs import Limited
 from pyspark_dledger.raft.secret import is_same
-from pyspark_dledger.raft.wire import NO_PERMISSION, SYSTEM_ERROR, Answered, Asked, EncodeError, Refusal
+from pyspark_dledger.raft.wire import (
+    NO_PERMISSION,
+    SYSTEM_ERROR,
+    EncodeError,
+    ReceivedRequest,
+    ReceivedResponse,
+    Refusal,
+)
 
 # Requests of one connection that are unanswered, and those of them whose answers hold entries.
 _MOST_UNANSWERED = 16384
@@ -50,9 +57,9 @@ class Caller(NamedTuple):
     """Who asked: the token of a request in the core."""
 
     inbound: Inbound
-    asked: Asked
+    asked: ReceivedRequest
 
-    def answer(self, answer: Answer) -> None:
+    def answer(self, answer: Response) -> None:
         self.inbound.answered(self.asked, answer)
 
 
@@ -61,10 +68,10 @@ class OwnCaller:
 
     inbound = None
 
-    def __init__(self, future: asyncio.Future[Answer]) -> None:
+    def __init__(self, future: asyncio.Future[Response]) -> None:
         self._future = future
 
-    def answer(self, answer: Answer) -> None:
+    def answer(self, answer: Response) -> None:
         if not self._future.done():
             self._future.set_result(answer)
 
@@ -121,14 +128,14 @@ class Inbound(Channel):
         # None once it was given, or where none is wanted.
         self._wanted = secret
         self._hello_timer: asyncio.TimerHandle | None = None
-        self._todo: deque[Asked] = deque()
+        self._todo: deque[ReceivedRequest] = deque()
         self._unanswered = 0
         self._reads = 0
         self._is_reading = True
         # The answer that refused an append, and appends behind it that wait for that answer.
-        self._refusal: Answer | None = None
+        self._refusal: Response | None = None
         self._is_refusing = False
-        self._held: list[Asked] = []
+        self._held: list[ReceivedRequest] = []
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -152,8 +159,8 @@ class Inbound(Channel):
         more, self._held_bytes = size - self._held_bytes, size
         return self._room.take(more)
 
-    def received(self, came: Sequence[Asked | Answered]) -> None:
-        self._todo.extend(item for item in came if isinstance(item, Asked))
+    def received(self, came: Sequence[ReceivedRequest | ReceivedResponse]) -> None:
+        self._todo.extend(item for item in came if isinstance(item, ReceivedRequest))
         self._go_on()
 
     def _go_on(self) -> None:
@@ -174,7 +181,7 @@ class Inbound(Channel):
         else:
             self._transport.pause_reading()
 
-    def _do(self, asked: Asked) -> None:
+    def _do(self, asked: ReceivedRequest) -> None:
         request = asked.request
         if self._wanted is not None and not self._is_let_in(asked, self._wanted):
             return
@@ -190,7 +197,7 @@ class Inbound(Channel):
         if not self._server.handle(request, caller):
             self._is_refusing = True
 
-    def _is_let_in(self, asked: Asked, secret: str) -> bool:
+    def _is_let_in(self, asked: ReceivedRequest, secret: str) -> bool:
         """Whether that request gives the secret; the connection of one that does not is closed."""
         if is_same(asked.secret, secret):
             self._wanted = None
@@ -213,7 +220,7 @@ class Inbound(Channel):
         if self._hello_timer is not None:
             self._hello_timer.cancel()
 
-    def _is_behind_refused(self, asked: Asked, request: AppendRequest) -> bool:
+    def _is_behind_refused(self, asked: ReceivedRequest, request: AppendRequest) -> bool:
         """Refuses an append that follows a refused one in a pipeline: it must not overtake it."""
         if request.is_restart:
             self._is_refusing, self._refusal = False, None
@@ -225,14 +232,14 @@ class Inbound(Channel):
             self._send_refusal(asked, self._refusal)
         return True
 
-    def _send_refusal(self, asked: Asked, refusal: Answer) -> None:
+    def _send_refusal(self, asked: ReceivedRequest, refusal: Response) -> None:
         """Refuses an append as the one before it, be it a put or not."""
-        kind = PutAnswer if isinstance(asked.request, PutRequest) else AppendAnswer
+        kind = PutResponse if isinstance(asked.request, PutRequest) else AppendResponse
         if not isinstance(refusal, kind):
-            refusal = kind(**{field.name: getattr(refusal, field.name) for field in fields(Answer)})
+            refusal = kind(**{field.name: getattr(refusal, field.name) for field in fields(Response)})
         self._send(asked, refusal)
 
-    def answered(self, asked: Asked, answer: Answer) -> None:
+    def answered(self, asked: ReceivedRequest, answer: Response) -> None:
         """Send the answer to one of its requests."""
         self._unanswered -= 1
         self._reads -= isinstance(asked.request, (GetRequest, ReadRequest))
@@ -245,7 +252,7 @@ class Inbound(Channel):
         if not self._is_reading:
             asyncio.get_running_loop().call_soon(self._go_on)
 
-    def _send(self, asked: Asked, answer: Answer) -> None:
+    def _send(self, asked: ReceivedRequest, answer: Response) -> None:
         if asked.is_one_way or not self.is_open:
             return
         try:
@@ -256,7 +263,7 @@ class Inbound(Channel):
         self.write(parts)
         self._server.dirty(self)
 
-    def _refuse(self, asked: Asked, refusal: Refusal) -> None:
+    def _refuse(self, asked: ReceivedRequest, refusal: Refusal) -> None:
         if not asked.is_one_way:
             self.write(self.wire.refuse(asked, refusal))
             self._server.dirty(self)
@@ -276,7 +283,7 @@ class Inbound(Channel):
         self._ended(self)
 
 
-def _refuses(asked: Asked, answer: Answer) -> bool:
+def _refuses(asked: ReceivedRequest, answer: Response) -> bool:
     """Whether it is the answer to an append that was refused, and so surely is not in the log."""
     is_append = isinstance(asked.request, AppendRequest)
     return is_append and answer.code != ResponseCode.SUCCESS and answer.code not in _OUTCOME_UNKNOWN

@@ -8,12 +8,12 @@ import ssl
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from pyspark_dledger.common.log_records import record
 from pyspark_dledger.raft.loops import cancel
-from pyspark_dledger.raft.messages import Answer, MetadataRequest, Request, ResponseCode, TransferRequest
+from pyspark_dledger.raft.messages import MetadataRequest, Request, Response, ResponseCode, TransferRequest
 from pyspark_dledger.raft.node.channel import Channel
-from pyspark_dledger.raft.node.logs import record
 from pyspark_dledger.raft.peers import Address
-from pyspark_dledger.raft.wire import Answered, Asked, EncodeError, Refusal
+from pyspark_dledger.raft.wire import EncodeError, ReceivedRequest, ReceivedResponse, Refusal
 
 # As DLedgerRpcNettyService: milliseconds until a request counts as unanswered.
 _TIME_OUT = 3000
@@ -26,7 +26,7 @@ _MOST_WAITING = 256
 _MOST_UNSENT = 64 * 1024 * 1024
 
 # Told the token of a request, and its answer: None if there will be none.
-AnswerTo = Callable[[int, Answer | None], None]
+AnswerTo = Callable[[int, Response | None], None]
 
 
 class Link:
@@ -165,7 +165,7 @@ class _PeerChannel(Channel):
         self._answered = answered
         # Token and time of sending of each request, by its opaque, oldest first.
         self._asked: dict[int, tuple[int, int, int]] = {}
-        self._hello: asyncio.Future[Answer | Refusal] | None = None
+        self._hello: asyncio.Future[Response | Refusal] | None = None
         self._hello_opaque = -1
         self._last_received = 0
 
@@ -206,16 +206,16 @@ class _PeerChannel(Channel):
             record(logging.WARNING, "peer silent", address=self.address, unsent=self.unsent)
             self.abort()
 
-    def received(self, came: Sequence[Asked | Answered]) -> None:
+    def received(self, came: Sequence[ReceivedRequest | ReceivedResponse]) -> None:
         self._last_received = int(asyncio.get_running_loop().time() * 1000)
         for item in came:
-            if isinstance(item, Asked):
+            if isinstance(item, ReceivedRequest):
                 self.malformed("a request on a connection that only asks")
                 self.abort()
                 return
             self._take(item)
 
-    def _take(self, item: Answered) -> None:
+    def _take(self, item: ReceivedResponse) -> None:
         if item.opaque == self._hello_opaque:
             if self._hello is not None and not self._hello.done():
                 self._hello.set_result(item.answer)

@@ -9,7 +9,7 @@ import ssl
 from collections.abc import Callable
 from typing import Any
 
-from pyspark_dledger.raft.node.logs import Limited
+from pyspark_dledger.common.log_records import Limited
 from pyspark_dledger.raft.peers import Address
 
 BACKLOG = 256

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 
-from pyspark_dledger.format.memory import keep_freed_memory
+from pyspark_dledger.common.freed_memory import keep_freed_memory
 
 
 def settle_memory() -> None:

@@ -9,19 +9,19 @@ import ssl
 import time
 from typing import Any
 
+from pyspark_dledger.common.log_records import LOG, Limited, record
 from pyspark_dledger.errors import DLedgerError, GroupError
 from pyspark_dledger.raft.core import Core, CoreConfig
 from pyspark_dledger.raft.core.application import Application
-from pyspark_dledger.raft.messages import Answer, MetadataRequest, Request, ResponseCode
-from pyspark_dledger.raft.node.config import NodeConfig
+from pyspark_dledger.raft.messages import MetadataRequest, Request, Response, ResponseCode
+from pyspark_dledger.raft.node.committed_reads import Tails
 from pyspark_dledger.raft.node.inbound import Inbound, OwnCaller, Room
 from pyspark_dledger.raft.node.link import Link
 from pyspark_dledger.raft.node.listener import BACKLOG, TlsListener, listen_with_tls
-from pyspark_dledger.raft.node.logs import LOG, Limited, record
+from pyspark_dledger.raft.node.node_config import NodeConfig
 from pyspark_dledger.raft.node.service import Service
-from pyspark_dledger.raft.node.tails import Tails
 from pyspark_dledger.raft.peers import Address
-from pyspark_dledger.store.base import DLedgerStore
+from pyspark_dledger.store.dledger_store import DLedgerStore
 
 # For the last answers when it stops.
 _CLOSE_SECONDS = 1.0
@@ -45,7 +45,7 @@ class Node:
         self._log = Limited()
         self._inbound: set[Inbound] = set()
         self._room = Room(_MOST_UNFINISHED)
-        self._own: set[asyncio.Future[Answer]] = set()
+        self._own: set[asyncio.Future[Response]] = set()
         self._links: dict[str, Link] = {}
         self._server: asyncio.Server | TlsListener | None = None
         self._store: DLedgerStore | None = None
@@ -151,7 +151,7 @@ class Node:
         assert self._core is not None
         return self._core
 
-    async def ask(self, request: Request) -> Answer:
+    async def ask(self, request: Request) -> Response:
         """What this node answers to a request of its own process, as it would answer it on a connection.
 
         Group and member are filled in. To be awaited in the loop of `start`. Raises GroupError where the node stops, or
@@ -160,7 +160,7 @@ class Node:
         if self._service is None or self._service.is_stopped:
             raise self._not_running()
         request.group, request.remote_id = self.config.group, self.config.self_id
-        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
         self._own.add(future)
         future.add_done_callback(self._own.discard)
         self._service.handle(request, OwnCaller(future))
@@ -198,11 +198,11 @@ class Node:
     def _open_store(self) -> DLedgerStore:
         """The store, started. Its flush thread tells nobody until the service is there: what is old is durable."""
         if self.config.store is None:
-            from pyspark_dledger.store.memory import MemoryStore
+            from pyspark_dledger.store.memory_store import MemoryStore
 
             return MemoryStore()
+        from pyspark_dledger.store.files.node_files import write_members
         from pyspark_dledger.store.mmap_file_store import MmapFileStore
-        from pyspark_dledger.store.state import write_members
 
         store = MmapFileStore(self.config.store_config(self.config.store))
         if self._is_sync:

@@ -6,14 +6,14 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 
+from pyspark_dledger.common.log_records import Seldom, record
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.raft.core import Committed, Core, Effect, Reply, RoleChanged, Send
-from pyspark_dledger.raft.messages import Answer, PushRequest, ReadRequest, Request, Role
+from pyspark_dledger.raft.messages import PushRequest, ReadRequest, Request, Response, Role
 from pyspark_dledger.raft.node.channel import Channel
+from pyspark_dledger.raft.node.committed_reads import Tails
 from pyspark_dledger.raft.node.inbound import Caller, OwnCaller
 from pyspark_dledger.raft.node.link import Link
-from pyspark_dledger.raft.node.logs import Seldom, record
-from pyspark_dledger.raft.node.tails import Tails
 
 _TICK_SECONDS = 0.01
 # Every so many ticks the rest is looked after.
@@ -76,7 +76,7 @@ class Service:
             self._fail(error)
             return True
 
-    def answered(self, token: int, answer: Answer | None) -> None:
+    def answered(self, token: int, answer: Response | None) -> None:
         """A peer answered, or will not."""
         self._do(lambda: self._core.answered(token, answer, self._now()))
 

@@ -11,9 +11,9 @@ from pyspark_dledger.errors import OptionError
 from pyspark_dledger.format.state_files import property_lines
 from pyspark_dledger.log.options import parse_boolean, parse_size, similar
 from pyspark_dledger.raft.core import CoreConfig
-from pyspark_dledger.raft.node.config import NodeConfig
+from pyspark_dledger.raft.node.node_config import NodeConfig
 from pyspark_dledger.raft.tls import Tls
-from pyspark_dledger.store.config import FLUSHES, StoreConfig
+from pyspark_dledger.store.store_config import FLUSHES, StoreConfig
 
 STORE_TYPES = ("FILE", "MEMORY")
 
@@ -28,7 +28,7 @@ class Setting(NamedTuple):
     meaning: str
 
 
-class Settings(dict[str, str]):
+class NodeSettings(dict[str, str]):
     """Texts by the names of settings, and in ``places`` where each was said, for errors."""
 
     def __init__(self) -> None:
@@ -199,9 +199,9 @@ def default_of(setting: Setting) -> object:
     return None if default is MISSING or default == () else default
 
 
-def read_settings(path: Path) -> Settings:
+def read_settings(path: Path) -> NodeSettings:
     """The settings of a file. Raises OptionError for one that cannot be read or is no properties file."""
-    settings, lines = Settings(), dict[str, int]()
+    settings, lines = NodeSettings(), dict[str, int]()
     try:
         for line, name, text in property_lines(path.read_bytes()):
             if name in lines:
@@ -224,7 +224,7 @@ def read_settings(path: Path) -> Settings:
 
 def node_config(settings: Mapping[str, str]) -> NodeConfig:
     """The configuration that texts mean. Raises OptionError for an unknown name and for a wrong value."""
-    places = settings.places if isinstance(settings, Settings) else {}
+    places = settings.places if isinstance(settings, NodeSettings) else {}
     parts: dict[str, dict[str, object]] = {"node": {}, "store": {}, "core": {}, "": {}}
     for name, text in settings.items():
         place = places.get(name, "config")

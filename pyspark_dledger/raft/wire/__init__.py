@@ -1,9 +1,13 @@
 """Messages as bytes: RocketMQ remoting frames with DLedger's JSON, and the binary frames between our own."""
 
-from pyspark_dledger.raft.wire.connection import Answered, Asked, Connection
-from pyspark_dledger.raft.wire.dialects import Decoded, decode, encode_answer, encode_refusal, encode_request
-from pyspark_dledger.raft.wire.errors import EncodeError, WireError
-from pyspark_dledger.raft.wire.frames import MAX_FRAME_SIZE, Frame, FrameReader
+from pyspark_dledger.raft.wire.dialects import (
+    DecodedFrame,
+    decode,
+    encode_answer,
+    encode_refusal,
+    encode_request,
+)
+from pyspark_dledger.raft.wire.framing import MAX_FRAME_SIZE, FrameReader, WireFrame
 from pyspark_dledger.raft.wire.remoting import (
     NO_PERMISSION,
     REQUEST_CODE_NOT_SUPPORTED,
@@ -11,6 +15,8 @@ from pyspark_dledger.raft.wire.remoting import (
     SYSTEM_ERROR,
     Refusal,
 )
+from pyspark_dledger.raft.wire.wire_connection import Connection, ReceivedRequest, ReceivedResponse
+from pyspark_dledger.raft.wire.wire_errors import EncodeError, WireError
 
 __all__ = [
     "MAX_FRAME_SIZE",
@@ -18,15 +24,15 @@ __all__ = [
     "REQUEST_CODE_NOT_SUPPORTED",
     "SYSTEM_BUSY",
     "SYSTEM_ERROR",
-    "Answered",
-    "Asked",
     "Connection",
-    "Decoded",
+    "DecodedFrame",
     "EncodeError",
-    "Frame",
     "FrameReader",
+    "ReceivedRequest",
+    "ReceivedResponse",
     "Refusal",
     "WireError",
+    "WireFrame",
     "decode",
     "encode_answer",
     "encode_refusal",

@@ -11,16 +11,16 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from pyspark_dledger.format.codec import record_struct
-from pyspark_dledger.format.entries import Bodies, Buffer
+from pyspark_dledger.format.encode.encoded import Bodies, Buffer
 from pyspark_dledger.format.layout import ENTRY_HEADER, ENTRY_HEADER_SIZE
 from pyspark_dledger.raft import messages as m
-from pyspark_dledger.raft.messages import Message, PushType
+from pyspark_dledger.raft.messages import PushType, WireMessage
 from pyspark_dledger.raft.wire import binary_layout as layout
-from pyspark_dledger.raft.wire.errors import EncodeError, WireError
-from pyspark_dledger.raft.wire.kinds import ANSWERS, REQUEST_CODES, REQUESTS
+from pyspark_dledger.raft.wire.fastjson import MAX_TEXT_SIZE
+from pyspark_dledger.raft.wire.message_kinds import ANSWERS, REQUEST_CODES, REQUESTS
 from pyspark_dledger.raft.wire.remoting import Refusal, not_supported
-from pyspark_dledger.raft.wire.text import MAX_TEXT_SIZE
-from pyspark_dledger.store.base import Entry, Run
+from pyspark_dledger.raft.wire.wire_errors import EncodeError, WireError
+from pyspark_dledger.store.dledger_store import Entry, EntryRun
 
 Texts = tuple[str | None, ...]
 Values = tuple[Any, ...]
@@ -49,14 +49,14 @@ _packed_texts: dict[Texts, bytes] = {}
 _read_texts: dict[bytes, Texts] = {}
 
 
-class Decoded(NamedTuple):
+class BinaryFrame(NamedTuple):
     """What a binary frame says."""
 
     request_code: int
     opaque: int
     is_answer: bool
     is_one_way: bool
-    message: Message | Refusal
+    message: WireMessage | Refusal
 
 
 class _Layout(NamedTuple):
@@ -68,7 +68,7 @@ class _Layout(NamedTuple):
     from_bytes: Callable[[Values, memoryview], dict[str, Any]]
 
 
-def encode(message: Message, opaque: int, is_one_way: bool = False) -> tuple[bytes, list[Buffer]]:
+def encode(message: WireMessage, opaque: int, is_one_way: bool = False) -> tuple[bytes, list[Buffer]]:
     """Header and body of a message's frame. Raises EncodeError for values that the layout has no room for."""
     kind = type(message)
     request_code = REQUEST_CODES[kind]
@@ -92,7 +92,7 @@ def encode_refusal(refusal: Refusal, request_code: int, opaque: int) -> tuple[by
     return fixed + _texts_bytes((_fitting(refusal.remark),)), []
 
 
-def decode(header: memoryview, body: memoryview) -> Decoded:
+def decode(header: memoryview, body: memoryview) -> BinaryFrame:
     """The message of a frame; entries and bodies in it are views of ``body``. Raises WireError."""
     if len(header) < _COMMON.size:
         raise WireError(f"expected a binary header of at least {_COMMON.size} bytes, found {len(header)}")
@@ -103,7 +103,7 @@ def decode(header: memoryview, body: memoryview) -> Decoded:
     if flags & layout.FLAG_REFUSAL:
         *_, opaque, code, _ = _COMMON.unpack_from(header)
         (remark,) = _texts(header[_COMMON.size :], 1)
-        return Decoded(request_code, opaque, is_answer, False, Refusal(code, remark or ""))
+        return BinaryFrame(request_code, opaque, is_answer, False, Refusal(code, remark or ""))
     kind = (ANSWERS if is_answer else REQUESTS).get(request_code)
     if kind is None:
         return _unknown(header, request_code, is_answer)
@@ -123,15 +123,15 @@ def decode(header: memoryview, body: memoryview) -> Decoded:
         **packing.from_bytes(tuple(own), body),
         **dict(zip(own_texts, others, strict=True)),
     )
-    return Decoded(request_code, opaque, is_answer, bool(flags & layout.FLAG_ONE_WAY), message)
+    return BinaryFrame(request_code, opaque, is_answer, bool(flags & layout.FLAG_ONE_WAY), message)
 
 
-def _unknown(header: memoryview, request_code: int, is_answer: bool) -> Decoded:
+def _unknown(header: memoryview, request_code: int, is_answer: bool) -> BinaryFrame:
     """A request that this version does not know is refused, not fatal; an answer to none that it asked is."""
     if is_answer:
         raise WireError(f"expected an answer to a known request, found request code {request_code}")
     _, flags, _, opaque, *_ = _COMMON.unpack_from(header)
-    return Decoded(request_code, opaque, False, bool(flags & layout.FLAG_ONE_WAY), not_supported(request_code))
+    return BinaryFrame(request_code, opaque, False, bool(flags & layout.FLAG_ONE_WAY), not_supported(request_code))
 
 
 def _texts_bytes(texts: Texts) -> bytes:
@@ -145,7 +145,7 @@ def _texts_bytes(texts: Texts) -> bytes:
     return packed
 
 
-def _own_text(message: Message, name: str) -> str | None:
+def _own_text(message: WireMessage, name: str) -> str | None:
     text: str | None = getattr(message, name)
     return text if text is None or name not in _FOR_PEOPLE else _fitting(text)
 
@@ -238,7 +238,7 @@ def _check_entries(first_index: int, count: int, data: memoryview) -> None:
         raise WireError(f"expected entries from index {first_index} on, found index {index}")
 
 
-def _nothing(_message: Message) -> tuple[Values, Sequence[Buffer]]:
+def _nothing(_message: WireMessage) -> tuple[Values, Sequence[Buffer]]:
     return (), ()
 
 
@@ -277,7 +277,7 @@ def _from_append_request(own: Values, body: memoryview) -> dict[str, Any]:
     return {"bodies": Bodies(count, body), "is_restart": bool(is_restart)}
 
 
-def _append_answer(answer: m.AppendAnswer) -> tuple[Values, Sequence[Buffer]]:
+def _append_answer(answer: m.AppendResponse) -> tuple[Values, Sequence[Buffer]]:
     return (answer.index, answer.pos, answer.count), [_RUN.pack(*run) for run in answer.runs]
 
 
@@ -285,7 +285,7 @@ def _from_append_answer(own: Values, body: memoryview) -> dict[str, Any]:
     index, pos, count = own
     if len(body) % _RUN.size or len(body) // _RUN.size > max(count, 1):
         raise WireError(f"expected at most {count} runs of {_RUN.size} bytes, found {len(body)} bytes")
-    return {"index": index, "pos": pos, "count": count, "runs": tuple(Run(*run) for run in _RUN.iter_unpack(body))}
+    return {"index": index, "pos": pos, "count": count, "runs": tuple(EntryRun(*run) for run in _RUN.iter_unpack(body))}
 
 
 def _get_request(request: m.GetRequest) -> tuple[Values, Sequence[Buffer]]:
@@ -297,7 +297,7 @@ def _from_get_request(own: Values, body: memoryview) -> dict[str, Any]:
     return {"begin_index": own[0], "is_committed": bool(own[1])}
 
 
-def _get_answer(answer: m.GetAnswer) -> tuple[Values, Sequence[Buffer]]:
+def _get_answer(answer: m.GetResponse) -> tuple[Values, Sequence[Buffer]]:
     parts: list[Buffer] = []
     for entry in answer.entries:
         size = len(entry.body)
@@ -332,7 +332,7 @@ def _from_vote_request(own: Values, body: memoryview) -> dict[str, Any]:
     return {"ledger_end_index": own[0], "ledger_end_term": own[1]}
 
 
-def _vote_answer(answer: m.VoteAnswer) -> tuple[Values, Sequence[Buffer]]:
+def _vote_answer(answer: m.VoteResponse) -> tuple[Values, Sequence[Buffer]]:
     return (_VOTE_PLACES[answer.vote_result],), ()
 
 
@@ -355,7 +355,7 @@ def _from_push_request(own: Values, body: memoryview) -> dict[str, Any]:
     return {"type": kind, "commit_index": commit_index, "first_index": first_index, "count": count, "data": body}
 
 
-def _push_answer(answer: m.PushAnswer) -> tuple[Values, Sequence[Buffer]]:
+def _push_answer(answer: m.PushResponse) -> tuple[Values, Sequence[Buffer]]:
     index = answer.index
     own = index is not None, -1 if index is None else index, answer.count, answer.begin_index, answer.end_index
     return own, ()
@@ -377,7 +377,7 @@ def _from_transfer_request(own: Values, body: memoryview) -> dict[str, Any]:
     return {"take_leadership_ledger_index": own[0]}
 
 
-def _status_answer(answer: m.StatusAnswer) -> tuple[Values, Sequence[Buffer]]:
+def _status_answer(answer: m.StatusResponse) -> tuple[Values, Sequence[Buffer]]:
     own = _ROLE_PLACES[answer.role], answer.begin_index, answer.end_index, answer.end_term, answer.committed_index
     own_end = len(answer.peers), answer.serves_messages
     return (*own, *own_end), (_peers_bytes(answer.peers) + _text_bytes(_fitting(answer.problem)),)
@@ -407,7 +407,7 @@ def _from_read_request(own: Values, body: memoryview) -> dict[str, Any]:
     return {"first_index": own[0], "max_bytes": own[1], "wait_ms": own[2]}
 
 
-def _read_answer(answer: m.ReadAnswer) -> tuple[Values, Sequence[Buffer]]:
+def _read_answer(answer: m.ReadResponse) -> tuple[Values, Sequence[Buffer]]:
     own = answer.first_index, answer.count, answer.begin_index, answer.committed_index
     return own, (answer.data,)
 
@@ -435,7 +435,7 @@ def _from_topics_request(own: Values, body: memoryview) -> dict[str, Any]:
     return {"names": tuple(names), "queue_nums": queue_nums}
 
 
-def _topics_answer(answer: m.TopicsAnswer) -> tuple[Values, Sequence[Buffer]]:
+def _topics_answer(answer: m.TopicsResponse) -> tuple[Values, Sequence[Buffer]]:
     counts = answer.queue_counts
     numbers = struct.pack(f">{len(counts)}I", *counts.values())
     return (len(counts),), (numbers, b"".join(map(_text_bytes, counts)), answer.store_host)
@@ -461,7 +461,7 @@ def _from_put_request(own: Values, body: memoryview) -> dict[str, Any]:
     return {**_from_append_request(tuple(append), body), "queue_nums": queue_nums}
 
 
-def _put_answer(answer: m.PutAnswer) -> tuple[Values, Sequence[Buffer]]:
+def _put_answer(answer: m.PutResponse) -> tuple[Values, Sequence[Buffer]]:
     return (answer.index, answer.pos, answer.count), (answer.places,)
 
 
@@ -472,7 +472,7 @@ def _from_put_answer(own: Values, body: memoryview) -> dict[str, Any]:
     return {"index": index, "pos": pos, "count": count, "places": body}
 
 
-def _config_answer(answer: m.ConfigAnswer) -> tuple[Values, Sequence[Buffer]]:
+def _config_answer(answer: m.ConfigResponse) -> tuple[Values, Sequence[Buffer]]:
     files = answer.files
     sizes = struct.pack(f">{len(files)}I", *map(len, files.values()))
     return (len(files),), (sizes, b"".join(map(_text_bytes, files)), *files.values())
@@ -491,39 +491,39 @@ def _from_config_answer(own: Values, body: memoryview) -> dict[str, Any]:
     return {"files": files}
 
 
-_CODECS: dict[type[Message], tuple[Callable[[Any], Any], Callable[[Values, memoryview], dict[str, Any]]]] = {
+_CODECS: dict[type[WireMessage], tuple[Callable[[Any], Any], Callable[[Values, memoryview], dict[str, Any]]]] = {
     m.MetadataRequest: (_nothing, _no_values),
-    m.MetadataAnswer: (lambda answer: ((len(answer.peers),), (_peers_bytes(answer.peers),)), _from_metadata_answer),
+    m.MetadataResponse: (lambda answer: ((len(answer.peers),), (_peers_bytes(answer.peers),)), _from_metadata_answer),
     m.AppendRequest: (_append_request, _from_append_request),
-    m.AppendAnswer: (_append_answer, _from_append_answer),
+    m.AppendResponse: (_append_answer, _from_append_answer),
     m.GetRequest: (_get_request, _from_get_request),
-    m.GetAnswer: (_get_answer, _from_get_answer),
+    m.GetResponse: (_get_answer, _from_get_answer),
     m.VoteRequest: (_vote_request, _from_vote_request),
-    m.VoteAnswer: (_vote_answer, _from_vote_answer),
+    m.VoteResponse: (_vote_answer, _from_vote_answer),
     m.HeartBeatRequest: (_nothing, _no_values),
-    m.HeartBeatAnswer: (_nothing, _no_values),
+    m.HeartBeatResponse: (_nothing, _no_values),
     m.PushRequest: (_push_request, _from_push_request),
-    m.PushAnswer: (_push_answer, _from_push_answer),
+    m.PushResponse: (_push_answer, _from_push_answer),
     m.TransferRequest: (_transfer_request, _from_transfer_request),
-    m.TransferAnswer: (_nothing, _no_values),
+    m.TransferResponse: (_nothing, _no_values),
     m.StatusRequest: (_nothing, _no_values),
-    m.StatusAnswer: (_status_answer, _from_status_answer),
+    m.StatusResponse: (_status_answer, _from_status_answer),
     m.ReadRequest: (_read_request, _from_read_request),
-    m.ReadAnswer: (_read_answer, _from_read_answer),
+    m.ReadResponse: (_read_answer, _from_read_answer),
     m.TopicsRequest: (_topics_request, _from_topics_request),
-    m.TopicsAnswer: (_topics_answer, _from_topics_answer),
+    m.TopicsResponse: (_topics_answer, _from_topics_answer),
     m.PutRequest: (_put_request, _from_put_request),
-    m.PutAnswer: (_put_answer, _from_put_answer),
+    m.PutResponse: (_put_answer, _from_put_answer),
     m.ConfigRequest: (_nothing, _no_values),
-    m.ConfigAnswer: (_config_answer, _from_config_answer),
+    m.ConfigResponse: (_config_answer, _from_config_answer),
 }
 _ATTRIBUTES = {"transferId": "transfer_id", "transfereeId": "transferee_id", "reason": "reason"}
 
 
-def _layout_of(kind: type[Message]) -> _Layout:
-    key = REQUEST_CODES[kind], issubclass(kind, m.Answer)
+def _layout_of(kind: type[WireMessage]) -> _Layout:
+    key = REQUEST_CODES[kind], issubclass(kind, m.Response)
     own_texts = tuple(_ATTRIBUTES[name] for name in layout.OWN_TEXTS.get(key, ()))
     return _Layout(layout.fixed_struct(layout.OWN[key]), own_texts, *_CODECS[kind])
 
 
-_LAYOUTS: dict[type[Message], _Layout] = {kind: _layout_of(kind) for kind in _CODECS}
+_LAYOUTS: dict[type[WireMessage], _Layout] = {kind: _layout_of(kind) for kind in _CODECS}

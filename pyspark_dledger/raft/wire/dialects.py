@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from pyspark_dledger.format.entries import Buffer
-from pyspark_dledger.raft.messages import Answer, Message, Request, RequestCode
+from pyspark_dledger.format.encode.encoded import Buffer
+from pyspark_dledger.raft.messages import Request, RequestCode, Response, WireMessage
 from pyspark_dledger.raft.wire import binary
-from pyspark_dledger.raft.wire.errors import EncodeError, WireError
-from pyspark_dledger.raft.wire.frames import KIND_BINARY, KIND_JSON, Frame, frame
+from pyspark_dledger.raft.wire.framing import KIND_BINARY, KIND_JSON, WireFrame, frame
 from pyspark_dledger.raft.wire.json_bodies import decode_answer, decode_request, encode_body
-from pyspark_dledger.raft.wire.kinds import BINARY_ONLY, REQUEST_CODES, REQUESTS
+from pyspark_dledger.raft.wire.message_kinds import BINARY_ONLY, REQUEST_CODES, REQUESTS
 from pyspark_dledger.raft.wire.remoting import (
     SUCCESS,
     SYSTEM_ERROR,
@@ -21,6 +20,7 @@ from pyspark_dledger.raft.wire.remoting import (
     encode_header,
     not_supported,
 )
+from pyspark_dledger.raft.wire.wire_errors import EncodeError, WireError
 
 NOT_ASKED = -1
 """The request code of an answer that nobody waits for."""
@@ -28,7 +28,7 @@ NOT_ASKED = -1
 _NOBODY: Mapping[int, int] = {}
 
 
-class Decoded(NamedTuple):
+class DecodedFrame(NamedTuple):
     """What a frame says.
 
     A Refusal for a request: it is unknown or its body cannot be read, and this is what to answer. None: an answer that
@@ -37,7 +37,7 @@ class Decoded(NamedTuple):
 
     opaque: int
     request_code: int
-    message: Request | Answer | Refusal | None
+    message: Request | Response | Refusal | None
     is_answer: bool
     is_one_way: bool
     is_binary: bool
@@ -56,7 +56,7 @@ def encode_request(
     return _encode(request, opaque, is_binary, offers_binary, is_answer=False, secret=secret)
 
 
-def encode_answer(answer: Answer, opaque: int, is_binary: bool = False, offers_binary: bool = False) -> list[Buffer]:
+def encode_answer(answer: Response, opaque: int, is_binary: bool = False, offers_binary: bool = False) -> list[Buffer]:
     """The answer to the request with that opaque, in the dialect of the request. Raises EncodeError."""
     return _encode(answer, opaque, is_binary, offers_binary, is_answer=True)
 
@@ -69,7 +69,7 @@ def encode_refusal(refusal: Refusal, opaque: int, is_binary: bool = False, reque
     return frame(KIND_JSON, encode_header(header), [])
 
 
-def decode(found: Frame, asked: Mapping[int, int] = _NOBODY) -> Decoded:
+def decode(found: WireFrame, asked: Mapping[int, int] = _NOBODY) -> DecodedFrame:
     """The message of a frame; ``asked`` has the request code for each opaque that waits for an answer.
 
     Raises WireError for what cannot be read, except a request in JSON whose body cannot: Java, too, answers that one.
@@ -82,11 +82,11 @@ def decode(found: Frame, asked: Mapping[int, int] = _NOBODY) -> Decoded:
     message = _request_or_refusal(header.code, found.body)
     is_hello = header.code == RequestCode.METADATA
     offers, secret = header.offers_binary and is_hello, header.secret if is_hello else None
-    return Decoded(header.opaque, header.code, message, False, header.is_one_way, False, offers, secret)
+    return DecodedFrame(header.opaque, header.code, message, False, header.is_one_way, False, offers, secret)
 
 
 def _encode(
-    message: Message, opaque: int, is_binary: bool, offers_binary: bool, is_answer: bool, secret: str | None = None
+    message: WireMessage, opaque: int, is_binary: bool, offers_binary: bool, is_answer: bool, secret: str | None = None
 ) -> list[Buffer]:
     code = REQUEST_CODES[type(message)]
     if offers_binary and (is_binary or code != RequestCode.METADATA):
@@ -99,25 +99,25 @@ def _encode(
     return frame(KIND_JSON, encode_header(header), [encode_body(message)])
 
 
-def _decode_binary(found: Frame, asked: Mapping[int, int]) -> Decoded:
+def _decode_binary(found: WireFrame, asked: Mapping[int, int]) -> DecodedFrame:
     code, opaque, is_answer, is_one_way, message = binary.decode(found.header, found.body)
     if not is_answer:
-        return Decoded(opaque, code, message, False, is_one_way, True, False)  # type: ignore[arg-type]
+        return DecodedFrame(opaque, code, message, False, is_one_way, True, False)  # type: ignore[arg-type]
     expected = asked.get(opaque, NOT_ASKED)
     if expected == NOT_ASKED:
-        return Decoded(opaque, NOT_ASKED, None, True, False, True, False)
+        return DecodedFrame(opaque, NOT_ASKED, None, True, False, True, False)
     if expected != code and not isinstance(message, Refusal):
         raise WireError(f"expected the answer to request code {expected} for opaque {opaque}, found one to {code}")
-    return Decoded(opaque, expected, message, True, False, True, False)  # type: ignore[arg-type]
+    return DecodedFrame(opaque, expected, message, True, False, True, False)  # type: ignore[arg-type]
 
 
-def _decode_answer(header: Header, body: memoryview, asked: Mapping[int, int]) -> Decoded:
+def _decode_answer(header: Header, body: memoryview, asked: Mapping[int, int]) -> DecodedFrame:
     code = asked.get(header.opaque, NOT_ASKED)
-    message: Answer | Refusal | None = None
+    message: Response | Refusal | None = None
     if code != NOT_ASKED:
         message = decode_answer(code, body) if header.is_success else Refusal(header.code, header.remark or "")
     offers = header.offers_binary and code == RequestCode.METADATA
-    return Decoded(header.opaque, code, message, True, False, False, offers)
+    return DecodedFrame(header.opaque, code, message, True, False, False, offers)
 
 
 def _request_or_refusal(code: int, body: memoryview) -> Request | Refusal:

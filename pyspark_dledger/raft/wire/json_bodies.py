@@ -16,21 +16,21 @@ from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
 
 from pyspark_dledger.format.codec import record_struct
-from pyspark_dledger.format.entries import Bodies, Buffer
+from pyspark_dledger.format.encode.encoded import Bodies, Buffer
 from pyspark_dledger.format.layout import ENTRY_HEADER, ENTRY_HEADER_SIZE, MAX_ENTRY_SIZE
 from pyspark_dledger.raft import messages as m
-from pyspark_dledger.raft.messages import Answer, Message, PushRequest, PushType, Request, VoteResult
-from pyspark_dledger.raft.wire.errors import EncodeError, WireError
-from pyspark_dledger.raft.wire.kinds import ANSWERS, BINARY_ONLY, REQUESTS
-from pyspark_dledger.raft.wire.text import base64_bytes, integer, parse_object, quote, shown, text
-from pyspark_dledger.store.base import Entry
+from pyspark_dledger.raft.messages import PushRequest, PushType, Request, Response, VoteResult, WireMessage
+from pyspark_dledger.raft.wire.fastjson import base64_bytes, integer, parse_object, quote, shown, text
+from pyspark_dledger.raft.wire.message_kinds import ANSWERS, BINARY_ONLY, REQUESTS
+from pyspark_dledger.raft.wire.wire_errors import EncodeError, WireError
+from pyspark_dledger.store.dledger_store import Entry
 
 Write = Callable[[Any], bytes | None]
 """The JSON of one value of a message; None leaves its key out."""
 Read = Callable[[Any, str], Any]
 """The attribute's value from a JSON value that is not null, and the key for texts. Raises WireError."""
 AnyEnum = TypeVar("AnyEnum", bound=Enum)
-AnyMessage = TypeVar("AnyMessage", bound=Message)
+AnyMessage = TypeVar("AnyMessage", bound=WireMessage)
 
 _HEADER = record_struct(ENTRY_HEADER)
 _HEADER_BITS = {"magic": 32, "index": 64, "term": 64, "pos": 64, "channel": 32, "chainCrc": 32, "bodyCrc": 32}
@@ -40,7 +40,7 @@ _REFERENCE = re.compile(r"\$\.([A-Za-z]+)(?:\[([0-9]{1,6})\])?")
 _OLD_VOTE_RESULTS = {"REJECT_ALREADY__HAS_LEADER": VoteResult.REJECT_ALREADY_HAS_LEADER}
 
 
-class Field(NamedTuple):
+class JsonField(NamedTuple):
     """One key of a message's JSON. Without `read` it is only written: Java derives it."""
 
     key: str
@@ -49,7 +49,7 @@ class Field(NamedTuple):
     read: Read | None = None
 
 
-def encode_body(message: Message) -> bytes:
+def encode_body(message: WireMessage) -> bytes:
     """A message as JSON. Raises EncodeError for what Java's messages cannot carry."""
     writers = _WRITERS.get(type(message))
     if writers is None:
@@ -69,7 +69,7 @@ def decode_request(code: int, body: Buffer) -> Request:
     return _decode(REQUESTS, code, body)
 
 
-def decode_answer(code: int, body: Buffer) -> Answer:
+def decode_answer(code: int, body: Buffer) -> Response:
     """The answer to a request of that code. Raises WireError."""
     return _decode(ANSWERS, code, body)
 
@@ -92,10 +92,10 @@ def _decode(kinds: Mapping[int, type[AnyMessage]], code: int, body: Buffer) -> A
     return kind(**values)
 
 
-def _number(key: str, attribute: str, bits: int = 64, is_count: bool = False) -> Field:
+def _number(key: str, attribute: str, bits: int = 64, is_count: bool = False) -> JsonField:
     get = attrgetter(attribute)
 
-    def write(message: Message) -> bytes | None:
+    def write(message: WireMessage) -> bytes | None:
         value = get(message)
         return None if value is None else b"%d" % value
 
@@ -105,20 +105,22 @@ def _number(key: str, attribute: str, bits: int = 64, is_count: bool = False) ->
             raise WireError(f"expected {name} from 0 on, found {number}")
         return number
 
-    return Field(key, write, attribute, read)
+    return JsonField(key, write, attribute, read)
 
 
-def _text(key: str, attribute: str) -> Field:
+def _text(key: str, attribute: str) -> JsonField:
     get = attrgetter(attribute)
 
-    def write(message: Message) -> bytes | None:
+    def write(message: WireMessage) -> bytes | None:
         value = get(message)
         return None if value is None else quote(value).encode()
 
-    return Field(key, write, attribute, text)
+    return JsonField(key, write, attribute, text)
 
 
-def _enum(key: str, attribute: str, kind: type[AnyEnum], unknown: AnyEnum | None, others: dict[str, AnyEnum]) -> Field:
+def _enum(
+    key: str, attribute: str, kind: type[AnyEnum], unknown: AnyEnum | None, others: dict[str, AnyEnum]
+) -> JsonField:
     """An enum by name; read by its ordinal, too. A name that Java would take for null is `unknown`, or else refused."""
     get = attrgetter(attribute)
     by_name = {member.name: member for member in kind} | others
@@ -134,15 +136,15 @@ def _enum(key: str, attribute: str, kind: type[AnyEnum], unknown: AnyEnum | None
             raise WireError(f"expected {name} from {', '.join(by_name)}, found {shown(value)}")
         return found
 
-    return Field(key, lambda message: b'"%b"' % get(message).name.encode(), attribute, read)
+    return JsonField(key, lambda message: b'"%b"' % get(message).name.encode(), attribute, read)
 
 
-def _derived(key: str, write: Write) -> Field:
-    return Field(key, write)
+def _derived(key: str, write: Write) -> JsonField:
+    return JsonField(key, write)
 
 
-def _constant(key: str, value: bytes) -> Field:
-    return Field(key, lambda _: value)
+def _constant(key: str, value: bytes) -> JsonField:
+    return JsonField(key, lambda _: value)
 
 
 _COMMON = (
@@ -213,7 +215,7 @@ def _bodies_json(request: m.AppendRequest) -> bytes:
     return b'"%b"' % binascii.b2a_base64(view[_LENGTH_SIZE:], newline=False)
 
 
-def _get_entries_json(answer: m.GetAnswer) -> bytes:
+def _get_entries_json(answer: m.GetResponse) -> bytes:
     parts = []
     for entry in answer.entries:
         size = len(entry.body)
@@ -222,7 +224,7 @@ def _get_entries_json(answer: m.GetAnswer) -> bytes:
     return b"[%b]" % b",".join(parts)
 
 
-def _peers_json(answer: m.MetadataAnswer) -> bytes:
+def _peers_json(answer: m.MetadataResponse) -> bytes:
     """In the order given: Java's comes from a hash map."""
     return b"{%b}" % ",".join(f"{quote(key)}:{quote(value)}" for key, value in answer.peers.items()).encode()
 
@@ -328,17 +330,17 @@ def _resolved(fields: dict[str, Any], item: Any) -> Any:
     return found
 
 
-_FIELDS: dict[type[Message], tuple[Field, ...]] = {
+_FIELDS: dict[type[WireMessage], tuple[JsonField, ...]] = {
     m.MetadataRequest: (),
-    m.MetadataAnswer: (Field("peers", _peers_json, "peers", _read_peers),),
-    m.AppendRequest: (Field("body", _bodies_json, "bodies", _read_bodies),),
-    m.AppendAnswer: (_number("index", "index"), _number("pos", "pos")),
+    m.MetadataResponse: (JsonField("peers", _peers_json, "peers", _read_peers),),
+    m.AppendRequest: (JsonField("body", _bodies_json, "bodies", _read_bodies),),
+    m.AppendResponse: (_number("index", "index"), _number("pos", "pos")),
     m.GetRequest: (_number("beginIndex", "begin_index"), _constant("maxSize", b"0")),
-    m.GetAnswer: (Field("entries", _get_entries_json, "entries", _read_get_entries),),
+    m.GetResponse: (JsonField("entries", _get_entries_json, "entries", _read_get_entries),),
     m.VoteRequest: (_number("ledgerEndIndex", "ledger_end_index"), _number("ledgerEndTerm", "ledger_end_term")),
-    m.VoteAnswer: (_enum("voteResult", "vote_result", VoteResult, VoteResult.UNKNOWN, _OLD_VOTE_RESULTS),),
+    m.VoteResponse: (_enum("voteResult", "vote_result", VoteResult, VoteResult.UNKNOWN, _OLD_VOTE_RESULTS),),
     m.HeartBeatRequest: (),
-    m.HeartBeatAnswer: (),
+    m.HeartBeatResponse: (),
     m.PushRequest: (
         _derived("batch", lambda request: b"true" if _is_batch(request) else b"false"),
         _derived("batchEntry", _push_batch),
@@ -351,7 +353,7 @@ _FIELDS: dict[type[Message], tuple[Field, ...]] = {
         _derived("totalSize", lambda request: b"%d" % (len(request.data) if _is_batch(request) else 0)),
         _enum("type", "type", PushType, None, {}),
     ),
-    m.PushAnswer: (
+    m.PushResponse: (
         _number("index", "index"),
         _number("beginIndex", "begin_index"),
         _number("endIndex", "end_index"),
@@ -362,14 +364,14 @@ _FIELDS: dict[type[Message], tuple[Field, ...]] = {
         _text("transfereeId", "transferee_id"),
         _number("takeLeadershipLedgerIndex", "take_leadership_ledger_index"),
     ),
-    m.TransferAnswer: (),
+    m.TransferResponse: (),
 }
-_WRITERS: dict[type[Message], list[tuple[bytes, Write]]] = {
+_WRITERS: dict[type[WireMessage], list[tuple[bytes, Write]]] = {
     kind: [(f'"{key}":'.encode(), write) for key, write, *_ in sorted((*_COMMON, *own), key=lambda field: field.key)]
     for kind, own in _FIELDS.items()
 }
-_READERS: dict[type[Message], list[tuple[str, str, Read]]] = {
+_READERS: dict[type[WireMessage], list[tuple[str, str, Read]]] = {
     kind: [(field.key, field.attribute, field.read) for field in (*_COMMON, *own) if field.attribute and field.read]
     for kind, own in _FIELDS.items()
 }
-_FINISHERS: dict[type[Message], Callable[[dict[str, Any], dict[str, Any]], None]] = {PushRequest: _finish_push}
+_FINISHERS: dict[type[WireMessage], Callable[[dict[str, Any], dict[str, Any]], None]] = {PushRequest: _finish_push}

@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from pyspark_dledger.raft.wire.errors import WireError
-from pyspark_dledger.raft.wire.text import integer, parse_object, quote
+from pyspark_dledger.raft.wire.fastjson import integer, parse_object, quote
+from pyspark_dledger.raft.wire.wire_errors import WireError
 
 SYSTEM_ERROR = 1
 SYSTEM_BUSY = 2

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from pyspark_dledger.rocketmq.export.job import export
+from pyspark_dledger.rocketmq.export.export_job import export
 
 __all__ = ["export"]

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, final
 
-from pyspark_dledger.format.entries import Buffer
+from pyspark_dledger.format.encode.encoded import Buffer
 
 AT_ONCE = 16 * 1024 * 1024
 """So many bytes are collected before they are written."""
@@ -54,7 +54,7 @@ def _memory_file(size: int) -> int:
 
 
 @final
-class Window:
+class FileWindow:
     """Bytes ``[start, end)`` of a file in memory that has a path, so that an engine can scan it as a segment."""
 
     def __init__(self, size: int) -> None:
@@ -128,14 +128,14 @@ class DirectFile:
         os.ftruncate(self._descriptor, size)
         os.fsync(self._descriptor)
 
-    def read(self, ranges: Sequence[tuple[int, int]]) -> Iterator[Window]:
+    def read(self, ranges: Sequence[tuple[int, int]]) -> Iterator[FileWindow]:
         """Windows with the ranges ``(start, end)``, one after the other; the next one is read while one is used.
 
         A window has fewer bytes where the file has, and holds only until the next.
         """
         rounded = [(start // _BLOCK * _BLOCK, -(-end // _BLOCK) * _BLOCK) for start, end in ranges]
         longest = max([_BLOCK, *(end - start for start, end in rounded)])
-        with closing(Window(longest)) as one, closing(Window(longest)) as other:
+        with closing(FileWindow(longest)) as one, closing(FileWindow(longest)) as other:
             windows = [one, other]
             first = zip(windows, rounded[:2], strict=False)  # there may be none, or one
             reading = [self._disk.submit(self._fill, window, *each) for window, each in first]
@@ -173,7 +173,7 @@ class DirectFile:
             wrote = self._tried(os.pwrite, data, offset)
             data, offset = data[wrote:], offset + wrote
 
-    def _fill(self, window: Window, start: int, end: int) -> None:
+    def _fill(self, window: FileWindow, start: int, end: int) -> None:
         if not self._is_direct:
             self._drop_from_cache(start, end - start)
         window.start = window.end = start

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from pyspark_dledger.common.durable import sync_dir
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.checksum import crc32
 from pyspark_dledger.format.columns import DEFAULT_NAMES, ENTRY_BODY
-from pyspark_dledger.format.durable import sync_dir
 from pyspark_dledger.format.spec import Filters
 from pyspark_dledger.log.options import ReadOptions, option_filters
 

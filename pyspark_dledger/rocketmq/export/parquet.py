@@ -18,10 +18,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pyspark_dledger.common.durable import sync_file
 from pyspark_dledger.errors import MalformedError, OptionError, StoreError
 from pyspark_dledger.format.checksum import crc32
 from pyspark_dledger.format.columns import arrow_schema
-from pyspark_dledger.format.durable import sync_file
 from pyspark_dledger.log.plan import Partition, read_partition
 from pyspark_dledger.rocketmq.export.forms import (
     MOST_SKIPPED,

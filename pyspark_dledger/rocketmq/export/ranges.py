@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, INT64_MAX, Filters
 from pyspark_dledger.log.committed import Bound
-from pyspark_dledger.log.entries import read_at
+from pyspark_dledger.log.io.entry_reads import read_at
 from pyspark_dledger.log.options import Offset, ReadOptions
 from pyspark_dledger.log.plan import Partition, plan_between, read_partition
-from pyspark_dledger.log.tail import TailOffset
-from pyspark_dledger.log.tail_view import View
+from pyspark_dledger.log.tail.tail import TailOffset
+from pyspark_dledger.log.tail.tail_view import View
 from pyspark_dledger.rocketmq.export.forms import ExportSettings
 
 if TYPE_CHECKING:

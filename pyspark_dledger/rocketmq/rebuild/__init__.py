@@ -2,7 +2,7 @@
 
 from pyspark_dledger.rocketmq.rebuild.builder import BuildSettings, Built, build, build_of, notes_of_queues
 from pyspark_dledger.rocketmq.rebuild.differences import IndexDifference, QueueDifference
-from pyspark_dledger.rocketmq.rebuild.job import Compared, FileSettings, Rebuilt, compare, rebuild
+from pyspark_dledger.rocketmq.rebuild.rebuild_job import Compared, FileSettings, Rebuilt, compare, rebuild
 
 __all__ = [
     "BuildSettings",

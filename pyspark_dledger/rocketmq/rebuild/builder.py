@@ -11,24 +11,24 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from pyspark_dledger.common.durable import sync_dir
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.checksum import crc32
-from pyspark_dledger.format.durable import sync_dir
 from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT_SIZE
-from pyspark_dledger.log.consume_queue import FOLDER as QUEUES
-from pyspark_dledger.log.store import Log
-from pyspark_dledger.rocketmq.consume_queue import batch_queues
-from pyspark_dledger.rocketmq.index_file import FOLDER as INDEX
-from pyspark_dledger.rocketmq.index_file import hash_slots, index_files, read_header
-from pyspark_dledger.rocketmq.index_writer import HASH_SLOTS, INDEX_UNITS, IndexWriter
-from pyspark_dledger.rocketmq.log_part import DELAYS_MS
-from pyspark_dledger.rocketmq.queue_writer import UNITS_PER_FILE, QueueWriter, first_file_end
+from pyspark_dledger.log.io.queue_files import FOLDER as QUEUES
+from pyspark_dledger.log.log import Log
+from pyspark_dledger.rocketmq.consume_queue.queue_units import batch_queues
+from pyspark_dledger.rocketmq.consume_queue.queue_writer import UNITS_PER_FILE, QueueWriter, first_file_end
+from pyspark_dledger.rocketmq.dispatch.log_part import DELAYS_MS
+from pyspark_dledger.rocketmq.index_file.index_file import FOLDER as INDEX
+from pyspark_dledger.rocketmq.index_file.index_file import hash_slots, index_files, read_header
+from pyspark_dledger.rocketmq.index_file.index_writer import HASH_SLOTS, INDEX_UNITS, IndexWriter
 from pyspark_dledger.rocketmq.rebuild.index_check import units_in, unlinked_units
 from pyspark_dledger.rocketmq.rebuild.kept import ExpiredUnits
-from pyspark_dledger.rocketmq.rebuild.parts import Counts, Taken, Wanted, in_order, plan_parts
+from pyspark_dledger.rocketmq.rebuild.parts import PartCounts, TakenUnits, WantedUnits, in_order, plan_parts
 from pyspark_dledger.rocketmq.rebuild.queue_files import BuiltFiles, ExistingQueues, ExtAddresses, UnitFiles
 from pyspark_dledger.rocketmq.rebuild.queue_times import QueueTimes
-from pyspark_dledger.rocketmq.runs import Run, run_here
+from pyspark_dledger.rocketmq.work_parts import Run, run_here
 
 Progress = Callable[[int, int], None]
 """Told how many bytes of the log are done, and how many there are."""
@@ -111,14 +111,14 @@ def build(
     settings = settings or BuildSettings()
     wanted = [folder for folder, is_wanted in ((QUEUES, queues), (INDEX, index)) if is_wanted]
 
-    def fill(sinks: Sequence[Sink]) -> Built:
+    def fill(sinks: Sequence[UnitSink]) -> Built:
         return go_through(log, settings, sinks, keep_from, run, target / _PARTS, progress)
 
     return _build(log, target, wanted, settings, keep_from, fill)
 
 
 def build_of(
-    taken: Iterable[Taken], log: Log, target: Path, settings: BuildSettings, keep_from: Path | None = None
+    taken: Iterable[TakenUnits], log: Log, target: Path, settings: BuildSettings, keep_from: Path | None = None
 ) -> Built:
     """As `build` queues and index, of what was taken of the messages of the log before, in its order.
 
@@ -133,14 +133,14 @@ def _build(
     wanted: Sequence[str],
     settings: BuildSettings,
     keep_from: Path | None,
-    fill: Callable[[Sequence[Sink]], Built],
+    fill: Callable[[Sequence[UnitSink]], Built],
 ) -> Built:
     for folder in wanted:
         if (target / folder).exists():
             raise StoreError(f"{target / folder}: expected none, found one: move it away, or choose another place")
     target.mkdir(parents=True, exist_ok=True)
     with ExitStack() as opened:
-        sinks: list[Sink] = []
+        sinks: list[UnitSink] = []
         if QUEUES in wanted:
             size, times = settings.units_per_file * CONSUME_QUEUE_UNIT_SIZE, QueueTimes(log, keep_from)
             files = BuiltFiles(target, size, times, ext_addresses(keep_from))
@@ -158,12 +158,12 @@ def _build(
     return built
 
 
-class Sink(Protocol):
+class UnitSink(Protocol):
     """What takes the messages of a log, chunk by chunk in its order, and says in the end what it has of them."""
 
     needs_keys: bool
 
-    def put(self, taken: Taken) -> None: ...
+    def put(self, taken: TakenUnits) -> None: ...
 
     def finish(self, built: Built) -> Built: ...
 
@@ -173,7 +173,7 @@ class Sink(Protocol):
 def go_through(
     log: Log,
     settings: BuildSettings,
-    sinks: Sequence[Sink],
+    sinks: Sequence[UnitSink],
     root: Path | None,
     run: Run = run_here,
     parts_folder: Path | None = None,
@@ -185,11 +185,11 @@ def go_through(
     """
     parts, missing = plan_parts(log, settings.to, _WHOLE if run is run_here else _PART_BYTES)
     needs_keys = any(sink.needs_keys for sink in sinks)
-    wanted = Wanted(needs_keys, settings.delays_ms, batch_topics_of(root), log.engine.NAME)
+    wanted = WantedUnits(needs_keys, settings.delays_ms, batch_topics_of(root), log.engine.NAME)
     built = Built(missing_bytes=missing, end=parts[-1].end if parts else 0)
     total = sum(part.end - part.start for part in parts)
 
-    def taken() -> Iterator[Taken]:
+    def taken() -> Iterator[TakenUnits]:
         done = 0
         for part, chunks in in_order(wanted, parts, parts_folder, run):
             for chunk in chunks:
@@ -201,7 +201,7 @@ def go_through(
     return _give(taken(), sinks, built)
 
 
-def _give(taken: Iterable[Taken], sinks: Sequence[Sink], built: Built) -> Built:
+def _give(taken: Iterable[TakenUnits], sinks: Sequence[UnitSink], built: Built) -> Built:
     """Give what was taken to the sinks; `built` as it is when they have it."""
     for chunk in taken:
         built = _with_counts(built, chunk.counts)
@@ -228,7 +228,7 @@ def notes_of_queues(built: Built) -> Iterator[str]:
         yield f"{built.repeated} {text}"
 
 
-def _with_counts(built: Built, counts: Counts) -> Built:
+def _with_counts(built: Built, counts: PartCounts) -> Built:
     return replace(
         built,
         messages=built.messages + counts.messages,
@@ -262,13 +262,13 @@ class QueueSink:
         self._expired = ExpiredUnits(keep_from, begin) if keep_from is not None else None
         self._given = self._kept = 0
 
-    def put(self, taken: Taken) -> None:
+    def put(self, taken: TakenUnits) -> None:
         if self._expired is not None:
             self._keep_before(self._expired, taken)
         self._given += len(taken.queue)
         self._writer.put(taken.names, taken.queue, taken.queue_offset, taken.units)
 
-    def _keep_before(self, expired: ExpiredUnits, taken: Taken) -> None:
+    def _keep_before(self, expired: ExpiredUnits, taken: TakenUnits) -> None:
         """Write what is kept of queues of which these are the first messages."""
         for number in np.flatnonzero([name in expired for name in taken.names]).tolist():
             places = taken.queue_offset[taken.queue == number]
@@ -321,7 +321,7 @@ class _Index:
         self._slots = settings.hash_slots
         self._flush_at = _FLUSHED_KEYS
 
-    def put(self, taken: Taken) -> None:
+    def put(self, taken: TakenUnits) -> None:
         self._written.add(taken.keys.offset, taken.keys.key_hash)
         self._writer.put(taken.keys)
         if self._written.count >= self._flush_at:

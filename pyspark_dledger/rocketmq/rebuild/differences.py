@@ -12,12 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT_SIZE
-from pyspark_dledger.log.consume_queue import UNIT_DTYPE, Queue, Units, read_units
-from pyspark_dledger.log.store import Log
-from pyspark_dledger.rocketmq.consume_queue import is_filler
-from pyspark_dledger.rocketmq.index_file import IndexHeader, hash_slots, index_files, read_header
-from pyspark_dledger.rocketmq.messages import Longs, QueueName
-from pyspark_dledger.rocketmq.queue_writer import QueueWriter, first_file_end
+from pyspark_dledger.log.io.queue_files import UNIT_DTYPE, Queue, Units, read_units
+from pyspark_dledger.log.log import Log
+from pyspark_dledger.rocketmq.consume_queue.queue_units import is_filler
+from pyspark_dledger.rocketmq.consume_queue.queue_writer import QueueWriter, first_file_end
+from pyspark_dledger.rocketmq.index_file.index_file import IndexHeader, hash_slots, index_files, read_header
+from pyspark_dledger.rocketmq.message_arrays import Longs, QueueName
 from pyspark_dledger.rocketmq.rebuild.builder import (
     BuildSettings,
     Built,
@@ -27,7 +27,7 @@ from pyspark_dledger.rocketmq.rebuild.builder import (
     go_through,
 )
 from pyspark_dledger.rocketmq.rebuild.index_check import units_in, unlinked_units
-from pyspark_dledger.rocketmq.rebuild.parts import Taken
+from pyspark_dledger.rocketmq.rebuild.parts import TakenUnits
 from pyspark_dledger.rocketmq.rebuild.queue_files import ExistingQueues, UnitFiles
 
 Flags = npt.NDArray[np.bool_]
@@ -252,7 +252,7 @@ class _ComparedKeys:
                 side = _Side(offset, key_hash, np.full(len(units), number, np.int64))
                 yield side.take(~is_expired)
 
-    def put(self, taken: Taken) -> None:
+    def put(self, taken: TakenUnits) -> None:
         keys = taken.keys
         self._match(_Side(keys.offset, keys.key_hash, np.full(len(keys), -1, np.int64)), taken.end)
 

@@ -16,8 +16,8 @@ from pyspark_dledger.format.layout import (
     INDEX_FILE_UNIT,
     INDEX_FILE_UNIT_SIZE,
 )
-from pyspark_dledger.log.entries import read_at
-from pyspark_dledger.log.find import file_size
+from pyspark_dledger.log.io.entry_reads import read_at
+from pyspark_dledger.log.io.store_paths import file_size
 
 _UNITS_AT_ONCE = 256 * 1024
 

@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from pyspark_dledger.format.layout import MIN_MESSAGE_SIZE
-from pyspark_dledger.log.consume_queue import FILLER_SIZE, UNIT_DTYPE, UNITS_AT_ONCE, Units, queues
-from pyspark_dledger.rocketmq.consume_queue import QueueUnits, is_filler
-from pyspark_dledger.rocketmq.messages import Longs, QueueName
-from pyspark_dledger.rocketmq.queue_writer import QueueWriter, is_queue
+from pyspark_dledger.log.io.queue_files import FILLER_SIZE, UNIT_DTYPE, UNITS_AT_ONCE, Units, queues
+from pyspark_dledger.rocketmq.consume_queue.queue_units import QueueUnits, is_filler
+from pyspark_dledger.rocketmq.consume_queue.queue_writer import QueueWriter, is_queue
+from pyspark_dledger.rocketmq.message_arrays import Longs, QueueName
 
 _FILLER = np.array((0, FILLER_SIZE, 0), UNIT_DTYPE)
 

@@ -22,22 +22,22 @@ from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.layout import FLAG_INNER_BATCH
 from pyspark_dledger.format.spec import INT64_MAX, Filters, ScanRequest, Segment
-from pyspark_dledger.log.consume_queue import Units
-from pyspark_dledger.log.engine import engine_of
 from pyspark_dledger.log.holes import Hole
+from pyspark_dledger.log.io.queue_files import Units
+from pyspark_dledger.log.io.store_engine import engine_of
+from pyspark_dledger.log.log import Log
 from pyspark_dledger.log.plan import plan_between
-from pyspark_dledger.log.store import Log
-from pyspark_dledger.rocketmq.index_writer import Keys
-from pyspark_dledger.rocketmq.log_part import LogPart, read_part
-from pyspark_dledger.rocketmq.messages import Longs, QueueName
-from pyspark_dledger.rocketmq.runs import Run, run_here
+from pyspark_dledger.rocketmq.dispatch.log_part import LogPart, read_part
+from pyspark_dledger.rocketmq.index_file.index_writer import Keys
+from pyspark_dledger.rocketmq.message_arrays import Longs, QueueName
+from pyspark_dledger.rocketmq.work_parts import Run, run_here
 
 # How much of it is in memory at a time.
 _CHUNK_BYTES = 32 * 1024 * 1024
 
 
 @dataclass(frozen=True)
-class Part:
+class LogRangePart:
     """What begins at positions ``[start, end)`` of a segment; ``number`` counts the parts in the order of the log."""
 
     number: int
@@ -47,7 +47,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class WantedUnits:
     """What to take of the messages. Topics in `batch_topics` have queues of another kind, and none of these."""
 
     index: bool
@@ -56,7 +56,7 @@ class Wanted:
     engine: str
 
 
-class Counts(NamedTuple):
+class PartCounts(NamedTuple):
     """What a part holds, in numbers.
 
     ``messages`` have a place in a queue or the index, ``skipped`` rows have none: they are no messages, or ones that no
@@ -71,7 +71,7 @@ class Counts(NamedTuple):
     last_stored: int
 
 
-class Taken(NamedTuple):
+class TakenUnits(NamedTuple):
     """The units and the keys of a chunk of the log, in its order, which ends at a position of it.
 
     ``queue`` counts into ``names``.
@@ -83,22 +83,22 @@ class Taken(NamedTuple):
     queue_offset: Longs
     units: Units
     keys: Keys
-    counts: Counts
+    counts: PartCounts
 
 
-def plan_parts(log: Log, end: int | None, part_bytes: int) -> tuple[list[Part], int]:
+def plan_parts(log: Log, end: int | None, part_bytes: int) -> tuple[list[LogRangePart], int]:
     """The parts of a log up to a position, and how many bytes are missing between them, of files that are gone."""
     options = replace(log.options, max_partition_bytes=part_bytes, min_partitions=None)
     partitions = plan_between(log, ("pos",), options, Filters(), None, 0, INT64_MAX if end is None else end)
     ranges = [each for partition in partitions for each in partition.ranges]
     missing = sum(each.end - each.start for each in ranges if isinstance(each, Hole))
     scans = [each for each in ranges if isinstance(each, ScanRequest)]
-    return [Part(number, each.segment, each.start, each.end) for number, each in enumerate(scans)], missing
+    return [LogRangePart(number, each.segment, each.start, each.end) for number, each in enumerate(scans)], missing
 
 
 def in_order(
-    wanted: Wanted, parts: list[Part], folder: Path | None, run: Run
-) -> Iterator[tuple[Part, Iterable[Taken]]]:
+    wanted: WantedUnits, parts: list[LogRangePart], folder: Path | None, run: Run
+) -> Iterator[tuple[LogRangePart, Iterable[TakenUnits]]]:
     """What the parts have, in the order of the log; `folder` is where they leave it that are read elsewhere."""
     if folder is not None:
         shutil.rmtree(folder, ignore_errors=True)  # of a run that was broken off
@@ -126,7 +126,7 @@ def in_order(
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def take(wanted: Wanted, part: Part) -> Iterator[Taken]:
+def take(wanted: WantedUnits, part: LogRangePart) -> Iterator[TakenUnits]:
     """What a part has, chunk by chunk. Raises StoreError where its segment cannot be read."""
     engine = engine_of(wanted.engine, part.segment)
     pos = part.start
@@ -136,7 +136,7 @@ def take(wanted: Wanted, part: Part) -> Iterator[Taken]:
         pos = chunk.end
 
 
-def taken_of(engine: Engine, wanted: Wanted, chunk: LogPart) -> Taken:
+def taken_of(engine: Engine, wanted: WantedUnits, chunk: LogPart) -> TakenUnits:
     """What queues and index take of the messages of a chunk."""
     queue, queue_offset, units = chunk.units()
     is_batch = (chunk.found.sys_flag & FLAG_INNER_BATCH) != 0
@@ -148,14 +148,14 @@ def taken_of(engine: Engine, wanted: Wanted, chunk: LogPart) -> Taken:
         queue, queue_offset, units = queue[is_single], queue_offset[is_single], units[is_single]
     keys = chunk.keys(engine) if wanted.index else Keys(*(np.empty(0, np.int64) for _ in range(3)))
     messages = len(chunk.found)
-    counts = Counts(messages, chunk.skipped, chunk.first_skipped, int(is_batch.sum()), chunk.last_stored)
-    return Taken(chunk.end, chunk.names.names, queue, queue_offset, units, keys, counts)
+    counts = PartCounts(messages, chunk.skipped, chunk.first_skipped, int(is_batch.sum()), chunk.last_stored)
+    return TakenUnits(chunk.end, chunk.names.names, queue, queue_offset, units, keys, counts)
 
 
 # Parts that are read elsewhere
 
 
-def _take_into(wanted: Wanted, folder: Path, part: Part) -> tuple[int, Path]:
+def _take_into(wanted: WantedUnits, folder: Path, part: LogRangePart) -> tuple[int, Path]:
     """Read a part and leave what it has in a file. Another attempt at the same part may run at the same time."""
     path = folder / f"{part.number:08d}"
     temporary = folder / f"{path.name}.{uuid.uuid4().hex}"
@@ -166,7 +166,7 @@ def _take_into(wanted: Wanted, folder: Path, part: Part) -> tuple[int, Path]:
     return part.number, path
 
 
-def write_taken(file: BinaryIO, taken: Taken) -> None:
+def write_taken(file: BinaryIO, taken: TakenUnits) -> None:
     """Leave what a chunk has: a line of JSON, then the arrays as numpy writes them. Raises OSError."""
     data = BytesIO()  # of a full disk numpy's own writing to a file does not say that it is full
     data.write(json.dumps([taken.end, taken.names, taken.counts]).encode() + b"\n")
@@ -176,7 +176,7 @@ def write_taken(file: BinaryIO, taken: Taken) -> None:
     file.write(data.getbuffer())
 
 
-def taken_from(path: Path) -> Iterator[Taken]:
+def taken_from(path: Path) -> Iterator[TakenUnits]:
     """What was left in a file, chunk by chunk."""
     with path.open("rb") as file:
         while line := file.readline():
@@ -184,4 +184,4 @@ def taken_from(path: Path) -> Iterator[Taken]:
             queue, queue_offset, units, offset, stored, key_hash = (np.load(file, allow_pickle=False) for _ in range(6))
             keys = Keys(offset, stored, key_hash)
             named = [(topic, number) for topic, number in names]
-            yield Taken(end, named, queue, queue_offset, units, keys, Counts(*counts))
+            yield TakenUnits(end, named, queue, queue_offset, units, keys, PartCounts(*counts))

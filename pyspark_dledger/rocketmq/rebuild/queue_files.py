@@ -14,10 +14,10 @@ from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.checksum import crc32
 from pyspark_dledger.format.codec import decode_records
 from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT, CONSUME_QUEUE_UNIT_SIZE
-from pyspark_dledger.log.consume_queue import UNIT_DTYPE, Units, queues, read_units
-from pyspark_dledger.rocketmq.consume_queue import LAST_EXT_ADDRESS, is_filler
-from pyspark_dledger.rocketmq.messages import QueueName
-from pyspark_dledger.rocketmq.queue_writer import OpenFiles
+from pyspark_dledger.log.io.queue_files import UNIT_DTYPE, Units, queues, read_units
+from pyspark_dledger.rocketmq.consume_queue.queue_units import LAST_EXT_ADDRESS, is_filler
+from pyspark_dledger.rocketmq.consume_queue.queue_writer import OpenFiles
+from pyspark_dledger.rocketmq.message_arrays import QueueName
 from pyspark_dledger.rocketmq.rebuild.queue_times import QueueTimes
 
 _READ_AT_ONCE = 8 * 1024 * 1024

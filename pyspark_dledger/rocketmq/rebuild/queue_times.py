@@ -11,9 +11,9 @@ from pathlib import Path
 
 from pyspark_dledger.format import layout
 from pyspark_dledger.format.spec import DLEDGER
-from pyspark_dledger.log.entries import segment_at
-from pyspark_dledger.log.store import Log
-from pyspark_dledger.rocketmq.log_part import stored_at
+from pyspark_dledger.log.io.entry_reads import segment_at
+from pyspark_dledger.log.log import Log
+from pyspark_dledger.rocketmq.dispatch.log_part import stored_at
 
 _NANOSECONDS = 1_000_000
 

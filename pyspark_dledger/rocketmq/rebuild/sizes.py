@@ -6,9 +6,9 @@ from collections import Counter
 from pathlib import Path
 
 from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT_SIZE
-from pyspark_dledger.log.consume_queue import queues
-from pyspark_dledger.rocketmq.index_file import hash_slots, index_files
-from pyspark_dledger.rocketmq.index_writer import index_capacity
+from pyspark_dledger.log.io.queue_files import queues
+from pyspark_dledger.rocketmq.index_file.index_file import hash_slots, index_files
+from pyspark_dledger.rocketmq.index_file.index_writer import index_capacity
 
 MOST_UNITS = 2**31 // CONSUME_QUEUE_UNIT_SIZE
 """A broker maps whole files, which can have no more bytes than that."""

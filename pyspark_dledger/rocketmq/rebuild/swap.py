@@ -13,8 +13,8 @@ import shutil
 import time
 from pathlib import Path
 
+from pyspark_dledger.common.durable import sync_dir
 from pyspark_dledger.errors import StoreError
-from pyspark_dledger.format.durable import sync_dir
 
 _BUILT = "built"
 _AT_CWD = -100

@@ -1,0 +1,1 @@
+"""Writing: rows to messages, messages to entries."""

@@ -1,0 +1,273 @@
+"""Puts become entries: what a leader checks and stamps, and what it finds again in its log.
+
+The reference of the native engine's calls: same results, and the same ValueError and TypeError texts. Puts come from
+the wire, so nothing in them is believed.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+import struct
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from pyspark_dledger.format import layout
+from pyspark_dledger.format.codec import record_struct
+from pyspark_dledger.format.encode.encoded import MAX_BLOCK_SIZE, MAX_BODY_SIZE, Bodies
+from pyspark_dledger.format.encode.entry_encoding import unpack_bodies
+from pyspark_dledger.format.encode.put_rows import is_text, topic_problem
+from pyspark_dledger.format.encode.puts import (
+    ID_SIZE,
+    LONGEST_V1_TOPIC,
+    MAX_PROPERTIES_SIZE,
+    PutIds,
+    Puts,
+    check_stamps,
+)
+from pyspark_dledger.format.message import (
+    MESSAGE_MAGICS,
+    Message,
+    encode_message,
+    has_message_magic,
+    message_crc,
+    parse_message,
+)
+from pyspark_dledger.format.scan.frames import Frames
+from pyspark_dledger.format.scan.walk import Walk
+
+_UNIT = record_struct(layout.INDEX_UNIT)
+_LENGTH_SIZE = 4
+_PHYSICAL_OFFSET = next(field.offset for field in layout.MESSAGE_HEADER if field.name == "physicalOffset")
+_ID_TEXT = re.compile(rb"[a-zA-Z0-9_-]{32}")
+_ID = layout.PROPERTY_ID.encode()
+# An inner batch is several messages of a queue: it would need as many queue offsets.
+_KNOWN_FLAGS = (
+    layout.FLAG_COMPRESSED
+    | layout.FLAG_MULTI_TAGS
+    | layout.FLAG_TRANSACTION_MASK
+    | layout.FLAG_BORN_HOST_V6
+    | layout.FLAG_STORE_HOST_V6
+    | layout.FLAG_COMPRESSION_MASK << layout.FLAG_COMPRESSION_SHIFT
+)
+
+
+class _Malformed(Exception):
+    """A body is no put; the text says what was expected and found."""
+
+
+class _Put(NamedTuple):
+    """A put that was checked."""
+
+    queue: tuple[str, int]
+    sys_flag: int
+    identity: bytes | None
+
+
+def read_puts(bodies: Bodies) -> Puts:
+    """What a leader has to know of puts, once all of them are whole messages as RocketMQ encodes them.
+
+    Raises ValueError that names the first that is not, by its ordinal.
+    """
+    puts = [_checked(number, body) for number, body in enumerate(unpack_bodies(bodies))]
+    numbers: dict[tuple[str, int], int] = {}
+    for put in puts:
+        numbers.setdefault(put.queue, len(numbers))
+    return Puts(
+        list(numbers),
+        np.array([numbers[put.queue] for put in puts], np.int32),
+        np.array([put.sys_flag for put in puts], np.int32),
+        b"".join(put.identity or bytes(ID_SIZE) for put in puts),
+        np.array([put.identity is not None for put in puts], np.bool_),
+    )
+
+
+def stamp_puts(
+    bodies: Bodies,
+    keep: npt.NDArray[np.bool_],
+    queue_offsets: npt.NDArray[np.int64],
+    store_timestamp: int,
+    store_host: bytes,
+) -> Bodies:
+    """The puts to keep, each with its queue offset, and all with the store's time (ms) and host, as a new block.
+
+    Puts that `read_puts` took; a message grows or shrinks where its storeHost is of another width. Raises ValueError
+    for none to keep, for what is no message, and for one that grows too long.
+    """
+    check_stamps(bodies, keep, queue_offsets, store_timestamp, store_host)
+    stamped = [
+        _stamped(number, body, int(queue_offset), store_timestamp, store_host)
+        for number, (body, is_kept, queue_offset) in enumerate(
+            zip(unpack_bodies(bodies), keep, queue_offsets, strict=True)
+        )
+        if is_kept
+    ]
+    size = _LENGTH_SIZE * len(stamped) + sum(map(len, stamped))
+    if size > MAX_BLOCK_SIZE:
+        raise ValueError(f"expected at most {MAX_BLOCK_SIZE} bytes of messages with their lengths, found {size}")
+    lengths = b"".join(len(data).to_bytes(_LENGTH_SIZE, "big") for data in stamped)
+    return Bodies(len(stamped), b"".join([lengths, *stamped]))
+
+
+def patch_physical_offsets(data: bytearray, units: bytearray) -> None:
+    """Write into each message among consecutive entries where it stands: the position of its entry's body.
+
+    ``units`` are the entries' index units. An entry whose body is no message stays as it is. Raises ValueError where
+    the units do not fit the entries.
+    """
+    check_units(data, units)
+    start = 0
+    for _, pos, size, _, _ in _UNIT.iter_unpack(units):
+        body, body_size = start + layout.ENTRY_HEADER_SIZE, size - layout.ENTRY_HEADER_SIZE
+        if _is_message(bytes(data[body : body + _PHYSICAL_OFFSET]), body_size):
+            struct.pack_into(">q", data, body + _PHYSICAL_OFFSET, pos + layout.ENTRY_HEADER_SIZE)
+        start += size
+
+
+def check_units(data: bytearray, units: bytearray) -> None:
+    """Raises ValueError unless index units are those of as many bytes of entries."""
+    if len(units) % layout.INDEX_UNIT_SIZE:
+        raise ValueError(f"expected units of 32 bytes, found {len(units)} bytes")
+    size = 0
+    for number, unit in enumerate(_UNIT.iter_unpack(units)):
+        if unit[2] < layout.ENTRY_HEADER_SIZE:
+            raise ValueError(f"unit {number}: expected a size of at least 48, found {unit[2]}")
+        size += unit[2]
+    if size != len(data):
+        raise ValueError(f"expected {size} bytes of entries by their units, found {len(data)}")
+
+
+def _is_message(front: bytes, size: int) -> bool:
+    """Whether a body of so many bytes, of which these are the first, says of itself that it is a message."""
+    if size < layout.MIN_MESSAGE_SIZE or not has_message_magic(front, 0, size):
+        return False
+    return int.from_bytes(front[:4], "big", signed=True) == size
+
+
+def find_put_ids(frames: Frames, start: int, end: int) -> PutIds:
+    """The identities of the messages on the walk over ``[start, end)``, in the order of the log."""
+    found = []
+    for span in Walk(frames, start, end):
+        if span.frame is None or span.frame.header is None:
+            continue
+        body, size = span.pos + layout.ENTRY_HEADER_SIZE, span.size - layout.ENTRY_HEADER_SIZE
+        if not has_message_magic(frames.data, body, size):
+            continue
+        message = parse_message(frames.data, body, size, body)
+        if isinstance(message, str):
+            continue
+        properties_start = message.properties_start
+        properties = frames.data[properties_start : properties_start + message.properties_length]
+        identity = stored_id(properties)
+        if identity is not None:
+            found.append((span.frame.header.index, identity, message.store_timestamp))
+    indexes, identities, times = zip(*found, strict=True) if found else ((), (), ())
+    return PutIds(np.array(indexes, np.int64), b"".join(identities), np.array(times, np.int64))
+
+
+def stored_id(properties: bytes) -> bytes | None:
+    """The 24 bytes of the last property `layout.PROPERTY_ID`; None without one, and where it is none of ours."""
+    value = None
+    for part in properties.split(b"\x02"):
+        name, separator, text = part.partition(b"\x01")
+        if name == _ID and separator:
+            value = text
+    return _decode_id(value) if value is not None else None
+
+
+def _decode_id(text: bytes) -> bytes | None:
+    return base64.urlsafe_b64decode(text) if _ID_TEXT.fullmatch(text) else None
+
+
+def _checked(number: int, body: bytes) -> _Put:
+    try:
+        return _check(body)
+    except _Malformed as problem:
+        raise ValueError(f"message {number}: {problem}") from None
+
+
+def _check(body: bytes) -> _Put:
+    message = _parsed(body)
+    topic = body[message.topic_start : message.topic_start + message.topic_length]
+    is_v1 = len(topic) <= LONGEST_V1_TOPIC
+    magic = layout.MESSAGE_MAGIC_V1 if is_v1 else layout.MESSAGE_MAGIC_V2
+    if message.magic != magic:
+        raise _Malformed(f"expected magic {magic} for a topic of {len(topic)} bytes, found {message.magic}")
+    problem = topic_problem(topic)
+    if problem:
+        raise _Malformed(problem)
+    if message.queue_id < 0:
+        raise _Malformed(f"expected a queueId of at least 0, found {message.queue_id}")
+    if message.sys_flag & ~_KNOWN_FLAGS:
+        raise _Malformed(f"expected a sysFlag of the bits {_KNOWN_FLAGS:#x}, found {message.sys_flag & 0xFFFFFFFF:#x}")
+    computed = message_crc(body[message.body_start : message.body_start + message.body_length])
+    if message.body_crc != computed:
+        raise _Malformed(f"expected message CRC {message.body_crc}, found {computed}")
+    properties = body[message.properties_start : message.properties_start + message.properties_length]
+    return _Put((topic.decode(), message.queue_id), message.sys_flag, _checked_properties(properties))
+
+
+def _parsed(body: bytes) -> Message:
+    if len(body) >= layout.MIN_MESSAGE_SIZE and not has_message_magic(body, 0, len(body)):
+        found = int.from_bytes(body[4:8], "big", signed=True)
+        raise _Malformed(f"expected message magic {MESSAGE_MAGICS[0]} or {MESSAGE_MAGICS[1]}, found {found}")
+    message = parse_message(body, 0, len(body), 0)
+    if isinstance(message, str):
+        raise _Malformed(message)
+    return message
+
+
+def _checked_properties(properties: bytes) -> bytes | None:
+    """The identity among properties that all have a name, and one value."""
+    if len(properties) > MAX_PROPERTIES_SIZE:
+        raise _Malformed(f"expected at most {MAX_PROPERTIES_SIZE} bytes of properties, found {len(properties)}")
+    if not is_text(properties):
+        raise _Malformed("expected UTF-8 as properties, found other bytes")
+    identity = None
+    for number, part in enumerate(properties.removesuffix(b"\x02").split(b"\x02") if properties else ()):
+        name, *values = part.split(b"\x01")
+        if not name or len(values) != 1:
+            raise _Malformed(f"expected a name, character 1 and a value as property {number}, found something else")
+        if name != _ID:
+            continue
+        if identity is not None:
+            raise _Malformed(f"expected property {layout.PROPERTY_ID} once, found it twice")
+        identity = _decode_id(values[0])
+        if identity is None:
+            raise _Malformed(f"expected 32 characters of a-zA-Z0-9_- as {layout.PROPERTY_ID}, found something else")
+    return identity
+
+
+def _stamped(number: int, body: bytes, queue_offset: int, store_timestamp: int, store_host: bytes) -> bytes:
+    try:
+        message = _parsed(body)
+        stamped = _restored(body, message, queue_offset, store_timestamp, store_host)
+        if len(stamped) > MAX_BODY_SIZE:
+            raise _Malformed(f"expected at most {MAX_BODY_SIZE} bytes with the store's host, found {len(stamped)}")
+    except _Malformed as problem:
+        raise ValueError(f"message {number}: {problem}") from None
+    return stamped
+
+
+def _restored(body: bytes, message: Message, queue_offset: int, store_timestamp: int, store_host: bytes) -> bytes:
+    """The message as a store holds it, but for its physicalOffset."""
+    return encode_message(
+        body[message.topic_start : message.topic_start + message.topic_length],
+        body[message.body_start : message.body_start + message.body_length],
+        message.physical_offset,
+        magic=message.magic,
+        queue_id=message.queue_id,
+        flag=message.flag,
+        queue_offset=queue_offset,
+        sys_flag=message.sys_flag & ~layout.FLAG_STORE_HOST_V6,
+        born_timestamp=message.born_timestamp,
+        born_host=message.born_host,
+        store_timestamp=store_timestamp,
+        store_host=store_host,
+        reconsume_times=message.reconsume_times,
+        prepared_transaction_offset=message.prepared_transaction_offset,
+        properties=body[message.properties_start : message.properties_start + message.properties_length],
+        body_crc=message.body_crc,
+    )

@@ -1,0 +1,385 @@
+"""Rows become puts: CommitLog messages as RocketMQ's broker encodes them, each with its identity.
+
+The reference of the native engine's calls: same bytes, and the same ValueError and TypeError texts.
+Source: RocketMQ 4.9.8 and 5.3.3 ``DLedgerCommitLog.MessageSerializer``, ``MessageDecoder.messageProperties2String``,
+``SelectMessageQueueByHash``; 5.3.3 ``HookUtils.handleScheduleMessage``.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from pyspark_dledger.format import layout
+from pyspark_dledger.format.columns import PROPERTIES
+from pyspark_dledger.format.encode.encoded import MAX_BLOCK_SIZE, MAX_BODY_SIZE, Bodies
+from pyspark_dledger.format.encode.puts import (
+    HOST_SIZES,
+    LONGEST_V1_TOPIC,
+    MAX_PROPERTIES_SIZE,
+    MAX_TOPIC_SIZE,
+    PRODUCER_SIZE,
+    Ordinals,
+    PutSettings,
+)
+from pyspark_dledger.format.java_text import java_hash
+from pyspark_dledger.format.message import encode_message
+from pyspark_dledger.format.murmur3 import murmur128, murmur128_halves
+from pyspark_dledger.format.spec import INT64_MAX, INT64_MIN
+
+PUT_SCHEMA = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("body", pa.binary()),
+        ("queueId", pa.int32()),
+        ("tags", pa.string()),
+        ("keys", pa.string()),
+        ("properties", PROPERTIES),
+        ("flag", pa.int32()),
+        ("bornTimestamp", pa.int64()),
+        ("transaction", pa.int32()),
+        ("delayLevel", pa.int32()),
+    ]
+)
+"""The columns of rows that become messages. A batch has any of them, in any order; one that is missing is null
+throughout. Only the topic may not be null. ``bornTimestamp`` is in milliseconds; ``transaction`` is in the bits of
+sysFlag (0 none, 4 prepared, 8 commit, 12 rollback); ``delayLevel`` 0 is none, and levels above 18 count as 18."""
+
+_MOST_QUEUES = 2**31 - 1
+_TOPIC_BYTE = re.compile(rb"[%|a-zA-Z0-9_-]*")
+_SEPARATOR = re.compile(rb"[\x01\x02]")
+_LENGTH_SIZE = 4
+
+_KEYS = layout.PROPERTY_KEYS.encode()
+_DELAY = layout.PROPERTY_DELAY.encode()
+_ID = layout.PROPERTY_ID.encode()
+_SCHEDULE_TOPIC = layout.SCHEDULE_TOPIC.encode()
+
+_Pair = tuple[bytes, bytes | None]
+
+
+class _Row(NamedTuple):
+    """The values of a row in the order of `PUT_SCHEMA`, texts as UTF-8."""
+
+    topic: bytes | None
+    body: bytes | None
+    queue_id: int | None
+    tags: bytes | None
+    keys: bytes | None
+    properties: list[_Pair] | None
+    flag: int | None
+    born_timestamp: int | None
+    transaction: int | None
+    delay_level: int | None
+
+
+class _Message(NamedTuple):
+    """What becomes of a row, but for its identity."""
+
+    row: _Row
+    topic: bytes
+    queue_id: int
+    properties: list[tuple[bytes, bytes]]
+
+
+class CountedContents(Ordinals):
+    """How often each content came so far."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[bytes] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._counts)
+
+    def next(self, content: bytes) -> int:
+        """How often this one came before."""
+        self._counts[content] += 1
+        return self._counts[content] - 1
+
+
+def new_ordinals() -> CountedContents:
+    """Counts of equal contents, for all batches of one attempt of a task."""
+    return CountedContents()
+
+
+def encode_messages(batch: pa.RecordBatch, settings: PutSettings, ordinals: Ordinals) -> Bodies:
+    """The rows of a batch as puts, in their order.
+
+    A row's queue is its queueId, else the Java hash of its keys modulo the topic's queues, else the next of the topic's
+    queues in turn. Its properties are the map's in their order, then KEYS, TAGS, DELAY, REAL_TOPIC, REAL_QID and the
+    identity; those whose value is null are left out. Raises ValueError that names the first row that is no message,
+    and what to do; TypeError for columns that are not of `PUT_SCHEMA`. The ordinals have not changed then.
+    """
+    check_batch(batch)
+    check_settings(settings)
+    if not isinstance(ordinals, CountedContents):
+        raise TypeError(f"expected ordinals of this engine's new_ordinals, found {type(ordinals).__name__}")
+    encoder = _Encoder(settings)
+    messages = [encoder.message(number, row) for number, row in enumerate(_rows(batch))]
+    if encoder.size > MAX_BLOCK_SIZE:
+        raise ValueError(
+            f"expected at most {MAX_BLOCK_SIZE} bytes of messages with their lengths, found {encoder.size}: "
+            "encode fewer rows at once"
+        )
+    encoded = [encoder.encode(message, ordinals) for message in messages]
+    lengths = b"".join(len(data).to_bytes(_LENGTH_SIZE, "big") for data in encoded)
+    return Bodies(len(encoded), b"".join([lengths, *encoded]))
+
+
+def check_batch(batch: pa.RecordBatch) -> None:
+    """Raises ValueError for no rows, TypeError for columns that are not of `PUT_SCHEMA`, or of another type."""
+    seen = set()
+    for field in batch.schema:
+        if field.name not in PUT_SCHEMA.names or field.name in seen:
+            raise TypeError(f"expected each column once of {', '.join(PUT_SCHEMA.names)}, found {field.name}")
+        seen.add(field.name)
+        expected = PUT_SCHEMA.field(field.name).type
+        if field.type != expected:
+            raise TypeError(f"expected column {field.name} of type {expected}, found {field.type}")
+    if batch.num_rows == 0:
+        raise ValueError("expected at least one row, found none")
+
+
+def check_settings(settings: PutSettings) -> None:
+    """Raises ValueError for settings that no message can have."""
+    if settings.producer is not None and len(settings.producer) != PRODUCER_SIZE:
+        raise ValueError(f"expected a producer of {PRODUCER_SIZE} bytes, found {len(settings.producer)}")
+    for name in ("born_host", "store_host"):
+        if len(getattr(settings, name)) not in HOST_SIZES:
+            raise ValueError(f"expected {name} of 8 or 20 bytes, found {len(getattr(settings, name))}")
+    if not INT64_MIN <= settings.born_timestamp <= INT64_MAX:
+        raise ValueError(f"expected born_timestamp of 64 bits, found {settings.born_timestamp}")
+    if not 0 <= settings.round_robin <= INT64_MAX:
+        raise ValueError(f"expected round_robin from 0 to {INT64_MAX}, found {settings.round_robin}")
+    for topic, count in settings.queue_counts.items():
+        if not 1 <= count <= _MOST_QUEUES:
+            raise ValueError(f"expected from 1 to {_MOST_QUEUES} queues of topic {topic}, found {count}")
+
+
+def topic_problem(topic: bytes) -> str | None:
+    """What is wrong with the name of a topic (``TopicValidator``)."""
+    if not 1 <= len(topic) <= MAX_TOPIC_SIZE:
+        return f"expected a topic of 1 to {MAX_TOPIC_SIZE} characters, found {len(topic)}"
+    found = _TOPIC_BYTE.match(topic)
+    assert found
+    if found.end() < len(topic):
+        return f"expected a topic of %|a-zA-Z0-9_-, found byte {topic[found.end()]} in it"
+    return None
+
+
+def is_text(data: bytes) -> bool:
+    """Whether bytes are UTF-8."""
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _rows(batch: pa.RecordBatch) -> Iterator[_Row]:
+    nothing = [None] * batch.num_rows
+    columns = [_values(batch.column(name)) if name in batch.schema.names else nothing for name in PUT_SCHEMA.names]
+    return map(_Row._make, zip(*columns, strict=True))
+
+
+def _values(column: pa.Array) -> list[object]:
+    """The values of a column, texts as bytes: what is not UTF-8 is to be found, not to be raised at."""
+    if pa.types.is_string(column.type):
+        return column.cast(pa.binary()).to_pylist()
+    if pa.types.is_map(column.type):
+        return column.cast(pa.map_(pa.binary(), pa.binary())).to_pylist()
+    return column.to_pylist()
+
+
+class _Encoder:
+    """Encodes the rows of one batch; `size` is that of the block so far, in bytes."""
+
+    def __init__(self, settings: PutSettings) -> None:
+        self._settings = settings
+        self._queue_counts = {topic.encode(): count for topic, count in settings.queue_counts.items()}
+        self._in_turn: Counter[bytes] = Counter()
+        self.size = 0
+
+    def message(self, number: int, row: _Row) -> _Message:
+        """What a row becomes. Raises ValueError that names the row."""
+        try:
+            message = self._message(row)
+            self.size += _LENGTH_SIZE + self._message_size(message)
+        except _Malformed as problem:
+            raise ValueError(f"row {number}: {problem}") from None
+        return message
+
+    def _message(self, row: _Row) -> _Message:
+        topic = _checked_topic(row.topic)
+        if (row.transaction or 0) not in layout.TRANSACTIONS:
+            raise _Malformed(f"expected transaction 0, 4, 8 or 12, found {row.transaction}: 0 is none")
+        if (row.delay_level or 0) < 0:
+            raise _Malformed(f"expected a delayLevel of at least 0, found {row.delay_level}: 0 is none")
+        queues = self._queue_counts.get(topic)
+        if queues is None:
+            raise _Malformed(f"expected the number of queues of topic {topic.decode()}, found none: ask the leader")
+        if row.queue_id is not None and not 0 <= row.queue_id < queues:
+            raise _Malformed(
+                f"expected a queueId from 0 to {queues - 1}, found {row.queue_id}: give the topic more queues, "
+                "or no queueId"
+            )
+        properties = _Properties(topic)
+        for name, value in row.properties or ():
+            properties.add(name, value)
+        properties.add(_KEYS, row.keys)
+        properties.add(layout.PROPERTY_TAGS.encode(), row.tags)
+        queue_id = self._queue_id(topic, row.queue_id, properties.value_of(_KEYS), queues)
+        if row.delay_level:
+            topic, queue_id = _delay(row.delay_level, row.transaction or 0, topic, queue_id, properties)
+        return _Message(row, topic, queue_id, properties.pairs)
+
+    def _queue_id(self, topic: bytes, given: int | None, keys: bytes, queues: int) -> int:
+        if given is not None:
+            return given
+        if keys:
+            return abs(java_hash(keys.decode())) % queues
+        self._in_turn[topic] += 1
+        return (self._settings.round_robin + self._in_turn[topic] - 1) % queues
+
+    def _message_size(self, message: _Message) -> int:
+        pairs = message.properties + ([(_ID, bytes(32))] if self._settings.producer is not None else [])
+        properties_size = len(self._joined(pairs))
+        if properties_size > MAX_PROPERTIES_SIZE:
+            raise _Malformed(
+                f"expected at most {MAX_PROPERTIES_SIZE} bytes of properties, found {properties_size}: "
+                "put what is long into the body"
+            )
+        hosts_size = len(self._settings.born_host) + len(self._settings.store_host)
+        topic_size = len(message.topic) + (2 if len(message.topic) > LONGEST_V1_TOPIC else 1)
+        size = layout.MIN_MESSAGE_SIZE - 17 + hosts_size + topic_size + properties_size + len(message.row.body or b"")
+        if size > MAX_BODY_SIZE:
+            raise _Malformed(
+                f"expected a message of at most {MAX_BODY_SIZE} bytes, found {size}: shorten or compress the body"
+            )
+        return size
+
+    def _joined(self, pairs: list[tuple[bytes, bytes]]) -> bytes:
+        joined = b"\x02".join(name + b"\x01" + value for name, value in pairs)
+        return joined + b"\x02" if pairs and self._settings.has_trailing_separator else joined
+
+    def encode(self, message: _Message, ordinals: CountedContents) -> bytes:
+        """The bytes of a message with its identity."""
+        row, settings = message.row, self._settings
+        pairs = message.properties
+        if settings.producer is not None:
+            content = murmur128(_content(row))
+            counted = murmur128(content + ordinals.next(content).to_bytes(8, "little"))
+            pairs = [*pairs, (_ID, base64.urlsafe_b64encode(settings.producer + counted))]
+        return encode_message(
+            message.topic,
+            row.body or b"",
+            0,
+            queue_id=message.queue_id,
+            flag=row.flag or 0,
+            sys_flag=row.transaction or 0,
+            born_timestamp=settings.born_timestamp if row.born_timestamp is None else row.born_timestamp,
+            born_host=settings.born_host,
+            store_host=settings.store_host,
+            properties=self._joined(pairs),
+        )
+
+
+class _Malformed(Exception):
+    """A row is no message; the text says what was expected and found."""
+
+
+class _Properties:
+    """The properties of a message, checked as they come."""
+
+    def __init__(self, topic: bytes) -> None:
+        self._may_delay = topic == _SCHEDULE_TOPIC
+        self._by_name: dict[bytes, bytes] = {}
+
+    def add(self, name: bytes, value: bytes | None) -> None:
+        """One that the row gives."""
+        if value is None:
+            return
+        if not name:
+            raise _Malformed("expected a property with a name, found an empty one: leave it out")
+        for what, text in (("name", name), ("value", value)):
+            if not is_text(text):
+                raise _Malformed(f"expected UTF-8 as the {what} of a property, found other bytes: encode them as text")
+            if _SEPARATOR.search(text):
+                raise _Malformed(
+                    f"expected no character 1 or 2 in the {what} of a property, found one: they separate properties"
+                )
+        if name == _ID:
+            raise _Malformed(f"expected no property {layout.PROPERTY_ID}, found one: leave it out, puts get their own")
+        if name == _DELAY and not self._may_delay:
+            raise _Malformed(f"expected no property {layout.PROPERTY_DELAY}, found one: use the column delayLevel")
+        self.put(name, value)
+
+    def put(self, name: bytes, value: bytes) -> None:
+        """One without a fault of its own."""
+        if name in self._by_name:
+            raise _Malformed(
+                f"expected property {name.decode()} once, found it twice: give it among the properties, "
+                "or as a column of its own"
+            )
+        self._by_name[name] = value
+
+    def value_of(self, name: bytes) -> bytes:
+        return self._by_name.get(name, b"")
+
+    @property
+    def pairs(self) -> list[tuple[bytes, bytes]]:
+        return list(self._by_name.items())
+
+
+def _checked_topic(topic: bytes | None) -> bytes:
+    if topic is None:
+        raise _Malformed("expected a topic, found null: give one to every row, or one for all of them")
+    problem = topic_problem(topic)
+    if problem:
+        raise _Malformed(f"{problem}: name another one")
+    return topic
+
+
+def _delay(level: int, transaction: int, topic: bytes, queue_id: int, properties: _Properties) -> tuple[bytes, int]:
+    """The topic and queue that a delayed message waits in; where it is to go stands in its properties."""
+    if transaction in layout.TRANSACTIONS_OUTSIDE_QUEUES:  # delayed when it is committed
+        properties.put(_DELAY, str(level).encode())
+        return topic, queue_id
+    level = min(level, layout.MAX_DELAY_LEVEL)
+    properties.put(_DELAY, str(level).encode())
+    properties.put(layout.PROPERTY_REAL_TOPIC.encode(), topic)
+    properties.put(layout.PROPERTY_REAL_QUEUE_ID.encode(), str(queue_id).encode())
+    return _SCHEDULE_TOPIC, level - 1
+
+
+def _content(row: _Row) -> bytes:
+    """What the user gave, and nothing that was defaulted or assigned: the same for a row that is written again.
+
+    Every value says whether it is there, and every text how long it is, so that different rows have different bytes.
+    The body comes in by the hashes of its halves. A collision of hashes only matters where a retry gives the rows in
+    another order: the ordinals tell colliding rows apart, but then not which is which.
+    """
+    parts = [_text(row.topic), _length(row.body), murmur128_halves(row.body) if row.body is not None else b""]
+    parts += [_text(row.tags), _text(row.keys), _length(row.properties)]
+    parts += [_text(text) for pair in row.properties or () for text in pair]
+    numbers = row.flag, row.born_timestamp, row.transaction, row.delay_level, row.queue_id
+    return b"".join([*parts, *_numbers(numbers)])
+
+
+def _length(value: bytes | list[_Pair] | None) -> bytes:
+    """Length + 1, 0 for null."""
+    return (0 if value is None else len(value) + 1).to_bytes(4, "little")
+
+
+def _text(value: bytes | None) -> bytes:
+    return _length(value) + (value or b"")
+
+
+def _numbers(values: Iterable[int | None]) -> Iterator[bytes]:
+    for value in values:
+        yield b"\0" if value is None else b"\1" + value.to_bytes(8, "little", signed=True)

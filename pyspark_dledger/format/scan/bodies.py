@@ -1,0 +1,112 @@
+"""What happens to compressed bodies behind either engine: decompressed within bounds, or named as a problem."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from pyspark_dledger.errors import DLedgerError
+from pyspark_dledger.format.python_engine import malformed
+from pyspark_dledger.format.scan.decompression import DecompressionError, decompress
+from pyspark_dledger.format.spec import Compressed, ScanRequest
+
+# The most that one value of Arrow's binary type can hold.
+_MAX_VALUE = 2**31 - 1
+
+
+class _Body(NamedTuple):
+    """A body after decompression; ``data`` is None with a problem, and empty where only the check was wanted."""
+
+    data: bytes | None
+    problem: str | None
+
+
+def expand(
+    batches: Iterable[tuple[pa.RecordBatch, list[Compressed]]], request: ScanRequest
+) -> Iterator[pa.RecordBatch]:
+    """The batches of a scan with their compressed bodies in place.
+
+    A body that cannot be decompressed to at most ``request.max_body_bytes`` becomes null, and its row gets a problem
+    unless it has one. DROPMALFORMED drops such rows, FAILFAST raises MalformedError after the rows before. Batches are
+    cut so that the decompressed bytes of each stay within ``request.max_batch_bytes`` or are one body.
+    """
+    for batch, compressed in batches:
+        if compressed:
+            yield from _expand(batch, compressed, request)
+        else:
+            yield batch
+
+
+def _expand(batch: pa.RecordBatch, compressed: list[Compressed], request: ScanRequest) -> Iterator[pa.RecordBatch]:
+    keep_data = "body" in request.columns
+    begin = size = 0
+    bodies: dict[int, _Body] = {}
+    failure: DLedgerError | None = None
+    for item in compressed:
+        body = _decompress(item, request.max_body_bytes, keep_data)
+        if body.problem and request.mode == "FAILFAST":
+            failure = malformed(request, "message", item.pos, body.problem)
+            batch = batch.slice(0, item.row)
+            break
+        length = len(body.data or b"")
+        if size + length > request.max_batch_bytes and item.row > begin:
+            yield from _rebuild(batch.slice(begin, item.row - begin), begin, bodies, request)
+            begin, size, bodies = item.row, 0, {}
+        bodies[item.row] = body
+        size += length
+    yield from _rebuild(batch.slice(begin), begin, bodies, request)
+    if failure:
+        raise failure
+
+
+def _decompress(item: Compressed, max_bytes: int, keep_data: bool) -> _Body:
+    if item.codec.startswith("unknown"):
+        return _Body(None, f"expected compression type 0 to 3, found {item.codec.split()[1]}")
+    max_bytes = min(max_bytes, _MAX_VALUE)
+    pieces: list[bytes] = []
+    size = 0
+    try:
+        for piece in decompress(item.codec, item.stored):
+            size += len(piece)
+            if size > max_bytes:
+                return _Body(None, f"expected a body of at most {max_bytes} bytes decompressed, found more")
+            if keep_data:
+                pieces.append(piece)
+    except DecompressionError as error:
+        return _Body(None, f"expected a {item.codec} body of {len(item.stored)} bytes to decompress, found {error}")
+    return _Body(b"".join(pieces), None)
+
+
+def _rebuild(
+    batch: pa.RecordBatch, begin: int, bodies: dict[int, _Body], request: ScanRequest
+) -> Iterator[pa.RecordBatch]:
+    """``batch``, whose first row is row ``begin`` of the scan's batch, with these bodies and their problems in it."""
+    by_row = {row - begin: body for row, body in bodies.items()}
+    problems = {row: body.problem for row, body in by_row.items() if body.problem}
+    if request.mode == "DROPMALFORMED" and problems:
+        kept = [row for row in range(batch.num_rows) if row not in problems]
+        by_row = {new: by_row[old] for new, old in enumerate(kept) if old in by_row}
+        batch, problems = batch.take(pa.array(kept, pa.int64())), {}
+    if "body" in request.columns:
+        batch = _replace(batch, "body", {row: body.data for row, body in by_row.items()})
+    if problems and "problem" in request.columns:
+        known = batch.column("problem")
+        batch = _replace(batch, "problem", {row: text for row, text in problems.items() if not known[row].is_valid})
+    if batch.num_rows:
+        yield batch
+
+
+def _replace(batch: pa.RecordBatch, name: str, values: dict[int, bytes | None] | dict[int, str]) -> pa.RecordBatch:
+    """``batch`` with some values of a column replaced; runs of rows in between are taken over as they are."""
+    if not values:
+        return batch
+    column = batch.column(name)
+    parts: list[pa.Array] = []
+    at = 0
+    for row, value in sorted(values.items()):
+        parts += [column.slice(at, row - at), pa.array([value], column.type)]
+        at = row + 1
+    parts.append(column.slice(at))
+    return batch.set_column(batch.schema.get_field_index(name), batch.schema.field(name), pa.concat_arrays(parts))

@@ -1,0 +1,296 @@
+"""Which bytes of a segment are an entry, a message or a blank: the tests at one position, and the search for the next.
+
+What stands at a position depends on the segment's bytes alone, so every split of a scan sees the same. A search passes
+once over the bytes: candidates come from numpy or ``bytes.find``, and each is tested in constant time.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from pyspark_dledger.format import layout
+from pyspark_dledger.format.codec import EntryHeader, decode_blank, decode_entry_header, record_dtype
+from pyspark_dledger.format.message import MESSAGE_MAGICS, Message, parse_message
+from pyspark_dledger.format.scan.segment_file import SegmentFile
+from pyspark_dledger.format.spec import DLEDGER
+
+# Zeros that a body cannot hold were never written.
+ZEROS = layout.MAX_ENTRY_SIZE + 4096
+_FIRST_CHUNK = 4 * 1024
+_LAST_CHUNK = 1024 * 1024
+_HEADER_DTYPE = record_dtype(layout.ENTRY_HEADER)
+_MAGIC_OFFSET = layout.MESSAGE_HEADER[1].offset
+_PHYSICAL_OFFSET = layout.MESSAGE_HEADER[6].offset
+_MESSAGE_MAGIC_BYTES = [magic.to_bytes(4, "big", signed=True) for magic in MESSAGE_MAGICS]
+_FILLER_MAGIC_BYTES = layout.MESSAGE_MAGIC_BLANK.to_bytes(4, "big", signed=True)
+
+
+class Frame(NamedTuple):
+    """An entry of a DLedger log or a message of an old CommitLog: where it stands and its size in bytes."""
+
+    pos: int
+    size: int
+    header: EntryHeader | None
+    message: Message | None
+
+    @property
+    def end(self) -> int:
+        return self.pos + self.size
+
+
+class Blank(NamedTuple):
+    """What looks like a blank, with the size in bytes that it gives; any size is possible."""
+
+    pos: int
+    size: int
+
+
+class Frames(ABC):
+    """The frames of one segment; positions are the log's."""
+
+    name: str
+    """What a frame is called in texts."""
+
+    least_size: int
+    """No frame has fewer bytes."""
+
+    def __init__(self, data: SegmentFile) -> None:
+        self.data = data
+        self.segment = data.segment
+
+    @abstractmethod
+    def examine(self, pos: int) -> Frame | str:
+        """The frame that stands at ``pos``, or why none does."""
+
+    def at(self, pos: int) -> Frame | None:
+        """The frame that stands at ``pos``, if one does."""
+        found = self.examine(pos)
+        return None if isinstance(found, str) else found
+
+    @abstractmethod
+    def blank_at(self, pos: int) -> Blank | None:
+        """What looks like a blank at ``pos``."""
+
+    @abstractmethod
+    def follows(self, last: Frame, frame: Frame) -> bool:
+        """Whether ``frame`` may stand right behind ``last`` in a log."""
+
+    @abstractmethod
+    def sizes_at(self, pos: int) -> tuple[int, ...]:
+        """The size in bytes of what begins at ``pos``, by each field that gives one, whether it makes sense or not."""
+
+    @abstractmethod
+    def _frame_candidates(self, chunk: bytes, count: int) -> Iterator[int]:
+        """Offsets below ``count`` where a frame may begin, ascending."""
+
+    @abstractmethod
+    def _blank_candidates(self, chunk: bytes, count: int) -> Iterator[int]:
+        """Offsets below ``count`` where a blank may begin, ascending."""
+
+    def search(self, start: int, end: int) -> Iterator[Frame]:
+        """Every frame that stands in ``[start, end)``, on the walk or not, ascending."""
+        for begin, count, chunk in self._chunks(start, end):
+            for offset in self._frame_candidates(chunk, count):
+                if frame := self.at(begin + offset):
+                    yield frame
+
+    def search_blanks(self, start: int, end: int) -> Iterator[Blank]:
+        """Everything in ``[start, end)`` that looks like a blank within its segment, ascending."""
+        for begin, count, chunk in self._chunks(start, end):
+            for offset in self._blank_candidates(chunk, count):
+                blank = self.blank_at(begin + offset)
+                if blank and blank.size >= layout.MIN_BLANK_SIZE and blank.pos + blank.size <= self.segment.end:
+                    yield blank
+
+    def index_at(self, pos: int) -> int:
+        """The index that the header at ``pos`` gives, whatever else it says; -1 without one."""
+        return -1
+
+    def names_itself(self, pos: int) -> bool:
+        """Whether the header at ``pos`` has a magic and that position, whatever else it says."""
+        return False
+
+    def is_skipping(self, blank: Blank) -> bool:
+        """Whether the blank begins the file, and a frame stands behind it: so does DLedger 0.4.0 after a snapshot."""
+        end = blank.pos + blank.size
+        if blank.pos != self.segment.base or blank.size < layout.MIN_BLANK_SIZE or end >= self.data.end:
+            return False
+        return self.at(end) is not None
+
+    def is_closing(self, blank: Blank) -> bool:
+        """Whether the blank reaches to the end of the file."""
+        return blank.pos + blank.size in (self.segment.end, self.data.end)
+
+    def is_closed_at(self, pos: int) -> bool:
+        """Whether a log may end at ``pos``: at a blank up to the end, or at more zeros than any body holds.
+
+        No frame reaches up to the very end of a whole file: there is room for a blank behind it.
+        """
+        if pos == self.segment.end:
+            return False
+        blank = self.blank_at(pos)
+        if blank and self.is_closing(blank):
+            return True
+        end = min(pos + ZEROS, self.data.end)
+        for at in range(pos, end, _LAST_CHUNK):
+            if any(self.data[at : min(at + _FIRST_CHUNK, end)]) or any(self.data[at : min(at + _LAST_CHUNK, end)]):
+                return False
+        return True
+
+    def _chunks(self, start: int, end: int) -> Iterator[tuple[int, int, bytes]]:
+        """Pieces of ``[start, end)``: where each begins, of how many positions, and their bytes with some more.
+
+        The first pieces are small, because behind damage the next frame is mostly near.
+        """
+        length = _FIRST_CHUNK
+        end = min(end, self.data.end)
+        while start < end:
+            count = min(length, end - start)
+            yield start, count, self.data[start : min(start + count + layout.ENTRY_HEADER_SIZE - 1, self.data.end)]
+            start += count
+            length = min(length * 2, _LAST_CHUNK)
+
+
+def frames_of(data: SegmentFile) -> Frames:
+    """The frames of an open segment, by its source."""
+    return EntryFrames(data) if data.segment.source == DLEDGER else MessageFrames(data)
+
+
+class EntryFrames(Frames):
+    """Entries of DLedger."""
+
+    name = "entry"
+    least_size = layout.ENTRY_HEADER_SIZE
+
+    def examine(self, pos: int) -> Frame | str:
+        left = self.data.end - pos
+        if left < layout.ENTRY_HEADER_SIZE:
+            return f"expected an entry header of 48 bytes at {pos}, found {left} bytes up to the end of the file"
+        start = self.data[pos : pos + layout.ENTRY_HEADER_SIZE]
+        header = decode_entry_header(start)
+        if header.magic not in layout.ENTRY_MAGICS:
+            if not any(start):
+                return f"expected an entry at {pos}, found zeros"
+            return f"expected magic 1, 2, 3 or -1 at {pos}, found {header.magic}"
+        if header.body_size < 0 or header.size != layout.ENTRY_HEADER_SIZE + header.body_size:
+            return f"expected size 48 + bodySize {header.body_size} at {pos}, found {header.size}"
+        if header.size > left:
+            return f"expected an entry of {header.size} bytes at {pos}, found {left} bytes up to the end of the file"
+        if header.index < 0 or header.term < -1:
+            found = f"index {header.index} and term {header.term}"
+            return f"expected index >= 0 and term >= -1 at {pos}, found {found}"
+        if self.segment.check_pos and header.pos != pos:
+            return f"expected pos {pos}, found {header.pos}"
+        return Frame(pos, header.size, header, None)
+
+    def names_itself(self, pos: int) -> bool:
+        if self.data.end - pos < layout.ENTRY_HEADER_SIZE:
+            return False
+        header = decode_entry_header(self.data, pos)
+        return header.magic in layout.ENTRY_MAGICS and header.pos == pos
+
+    def blank_at(self, pos: int) -> Blank | None:
+        if self.data.end - pos < layout.MIN_BLANK_SIZE:
+            return None
+        size = decode_blank(self.data, pos)
+        return None if size is None else Blank(pos, size)
+
+    def follows(self, last: Frame, frame: Frame) -> bool:
+        assert last.header and frame.header
+        return frame.header.index == last.header.index + 1 and frame.header.term >= last.header.term
+
+    def sizes_at(self, pos: int) -> tuple[int, ...]:
+        if self.data.end - pos < layout.ENTRY_HEADER_SIZE:
+            return ()
+        header = decode_entry_header(self.data, pos)
+        return header.size, layout.ENTRY_HEADER_SIZE + header.body_size
+
+    def index_at(self, pos: int) -> int:
+        return decode_entry_header(self.data, pos).index if self.data.end - pos >= layout.ENTRY_HEADER_SIZE else -1
+
+    def _frame_candidates(self, chunk: bytes, count: int) -> Iterator[int]:
+        data = np.frombuffer(chunk, np.uint8)
+        count = min(count, len(data) - layout.ENTRY_HEADER_SIZE + 1)
+        if count <= 0:
+            return
+        # Unsigned: 0 - 1 wraps around, so only 1, 2 and 3 are left.
+        offsets = np.flatnonzero(data[3 : 3 + count] - np.uint8(1) < len(layout.ENTRY_MAGICS))
+        offsets = offsets[(data[offsets] | data[offsets + 1] | data[offsets + 2]) == 0]
+        windows = np.lib.stride_tricks.sliding_window_view(data, layout.ENTRY_HEADER_SIZE)
+        headers = windows[offsets].reshape(-1).view(_HEADER_DTYPE)
+        fitting = headers["size"].astype(np.int64) == headers["bodySize"].astype(np.int64) + layout.ENTRY_HEADER_SIZE
+        yield from offsets[fitting].tolist()
+
+    def _blank_candidates(self, chunk: bytes, count: int) -> Iterator[int]:
+        data = np.frombuffer(chunk, np.uint8)
+        count = min(count, len(data) - layout.MIN_BLANK_SIZE + 1)
+        if count <= 0:
+            return
+        is_blank = data[:count] & data[1 : count + 1] & data[2 : count + 2] & data[3 : count + 3] == 0xFF
+        # A size below 2^31 begins with a bit 0: without this test, bytes of 0xFF throughout would be slow.
+        yield from np.flatnonzero(is_blank & (data[4 : count + 4] < 0x80)).tolist()
+
+
+class MessageFrames(Frames):
+    """Messages of an old CommitLog."""
+
+    name = "message"
+    least_size = layout.MIN_MESSAGE_SIZE
+
+    def examine(self, pos: int) -> Frame | str:
+        left = self.data.end - pos
+        if left < layout.MIN_MESSAGE_SIZE:
+            return f"expected a message of at least 91 bytes at {pos}, found {left} bytes up to the end of the file"
+        start = self.data[pos : pos + layout.MIN_MESSAGE_SIZE]
+        magic = _signed(start[_MAGIC_OFFSET : _MAGIC_OFFSET + 4])
+        if magic not in MESSAGE_MAGICS:
+            if not any(start):
+                return f"expected a message at {pos}, found zeros"
+            return f"expected message magic {MESSAGE_MAGICS[0]} or {MESSAGE_MAGICS[1]} at {pos}, found {magic}"
+        total_size = _signed(start[:4])
+        if not layout.MIN_MESSAGE_SIZE <= total_size <= left:
+            return f"expected a totalSize from {layout.MIN_MESSAGE_SIZE} to {left} at {pos}, found {total_size}"
+        physical_offset = _signed(start[_PHYSICAL_OFFSET : _PHYSICAL_OFFSET + 8])
+        if physical_offset != pos:
+            return f"expected physicalOffset {pos}, found {physical_offset}"
+        message = parse_message(self.data, pos, total_size, pos)
+        return message if isinstance(message, str) else Frame(pos, total_size, None, message)
+
+    def blank_at(self, pos: int) -> Blank | None:
+        if self.data.end - pos < layout.MIN_BLANK_SIZE:
+            return None
+        start = self.data[pos : pos + layout.MIN_BLANK_SIZE]
+        if start[_MAGIC_OFFSET:] != _FILLER_MAGIC_BYTES:
+            return None
+        return Blank(pos, _signed(start[:4]))
+
+    def follows(self, last: Frame, frame: Frame) -> bool:
+        return True
+
+    def sizes_at(self, pos: int) -> tuple[int, ...]:
+        return (_signed(self.data[pos : pos + 4]),) if self.data.end - pos >= layout.MIN_MESSAGE_SIZE else ()
+
+    def _frame_candidates(self, chunk: bytes, count: int) -> Iterator[int]:
+        prefix = _MESSAGE_MAGIC_BYTES[0][:3]
+        for offset in _occurrences(chunk, prefix, count):
+            if chunk[offset + _MAGIC_OFFSET : offset + _MAGIC_OFFSET + 4] in _MESSAGE_MAGIC_BYTES:
+                yield offset
+
+    def _blank_candidates(self, chunk: bytes, count: int) -> Iterator[int]:
+        yield from _occurrences(chunk, _FILLER_MAGIC_BYTES, count)
+
+
+def _signed(data: bytes) -> int:
+    return int.from_bytes(data, "big", signed=True)
+
+
+def _occurrences(chunk: bytes, magic: bytes, count: int) -> Iterator[int]:
+    """Offsets below ``count`` of records that have ``magic`` at `_MAGIC_OFFSET`."""
+    offset = chunk.find(magic, _MAGIC_OFFSET)
+    while 0 <= offset - _MAGIC_OFFSET < count:
+        yield offset - _MAGIC_OFFSET
+        offset = chunk.find(magic, offset + 1)

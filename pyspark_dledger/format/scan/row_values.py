@@ -1,0 +1,268 @@
+"""From extents of a segment to the values of a row: columns, filters, problems."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from typing import Any
+
+from pyspark_dledger.format import layout
+from pyspark_dledger.format.codec import EntryHeader, crc32, signed32
+from pyspark_dledger.format.java_text import decode_utf8, host_text
+from pyspark_dledger.format.message import (
+    MESSAGE_CRC_MASK,
+    Message,
+    compression,
+    compression_type,
+    has_message_magic,
+    offset_msg_id,
+    parse_message,
+    parse_properties,
+    stored_property_crc,
+    transaction,
+)
+from pyspark_dledger.format.scan.segment_file import SegmentFile
+from pyspark_dledger.format.scan.walk import Span
+from pyspark_dledger.format.spec import DLEDGER, Filters, IntFilter
+
+# Timestamps of the years 1 to 9999, in milliseconds since 1970.
+MIN_TIMESTAMP = -62135596800000
+MAX_TIMESTAMP = 253402300799999
+
+_KINDS = {layout.MAGIC_NOOP: "noop", layout.MAGIC_CONFIG_CHANGE: "config"}
+_CRC_CHUNK = 1024 * 1024
+
+
+class Row:
+    """One extent with what its columns need, read from the file when it is asked for."""
+
+    def __init__(self, data: SegmentFile, span: Span, committed_index: int | None) -> None:
+        self.data = data
+        self.span = span
+        self.segment = data.segment
+        self.header: EntryHeader | None = span.frame.header if span.frame else None
+        self._committed_index = committed_index
+
+    @cached_property
+    def _parsed(self) -> Message | str | None:
+        """The message, or what is wrong with its structure, or None where no message is meant."""
+        if self.span.frame is None:
+            return None
+        if self.header is None:
+            return self.span.frame.message
+        start = self.span.pos + layout.ENTRY_HEADER_SIZE
+        size = self.header.body_size
+        if self.header.magic != layout.MAGIC_NORMAL or not has_message_magic(self.data, start, size):
+            return None
+        return parse_message(self.data, start, size, start)
+
+    @property
+    def message(self) -> Message | None:
+        return None if isinstance(self._parsed, str) else self._parsed
+
+    @property
+    def structure_problem(self) -> str | None:
+        return self._parsed if isinstance(self._parsed, str) else None
+
+    @property
+    def kind(self) -> str:
+        if self.span.problem:
+            return "corrupt"
+        if self.message:
+            return "message"
+        return _KINDS.get(self.header.magic, "entry") if self.header else "entry"
+
+    @property
+    def committed(self) -> bool | None:
+        if self.segment.source != DLEDGER:
+            return True
+        if self._committed_index is None or self.header is None:
+            return None
+        return self.header.index <= self._committed_index
+
+    @property
+    def entry_range(self) -> tuple[int, int] | None:
+        """What `entryBody` holds: the entry's body, or the whole message of an old CommitLog."""
+        if self.span.frame is None:
+            return None
+        return self.span.pos + (layout.ENTRY_HEADER_SIZE if self.header else 0), self.span.end
+
+    def bytes_of(self, extent: tuple[int, int] | None) -> bytes | None:
+        return None if extent is None else self.data[extent[0] : extent[1]]
+
+    @property
+    def body(self) -> bytes | None:
+        """What the column holds before decompression: empty where `compressed_body` has the bytes."""
+        if self.message is None:
+            return self.bytes_of(self.entry_range)
+        return b"" if self.message.has_compressed_body else self.stored_body(self.message)
+
+    def stored_body(self, message: Message) -> bytes:
+        return self.data[message.body_start : message.body_start + message.body_length]
+
+    @cached_property
+    def raw_properties(self) -> bytes:
+        if self.message is None:
+            return b""
+        start = self.message.properties_start
+        return self.data[start : start + self.message.properties_length]
+
+    @cached_property
+    def properties(self) -> dict[str, str] | None:
+        return None if self.message is None else parse_properties(self.raw_properties)
+
+    def property(self, name: str) -> str | None:
+        return self.properties.get(name) if self.properties is not None else None
+
+    @cached_property
+    def topic(self) -> str | None:
+        if self.message is None:
+            return None
+        start = self.message.topic_start
+        return decode_utf8(self.data[start : start + self.message.topic_length])
+
+
+def first_problem(row: Row, verify_crc: bool) -> str | None:
+    """What is wrong with a row, in the order in which it is looked for; None for an intact one."""
+    return row.span.problem or next(_problems(row, verify_crc), None)
+
+
+def _problems(row: Row, verify_crc: bool) -> Iterator[str]:
+    if verify_crc and (text := stored_crc_problem(row)):
+        yield text
+    if row.structure_problem:
+        yield row.structure_problem
+    if row.message:
+        yield from (text for _, text in message_problems(row, row.message, verify_crc))
+
+
+def stored_crc_problem(row: Row) -> str | None:
+    """What is wrong with a body by the CRC in its entry's header; 0 there means that none was computed."""
+    if row.header is None or row.header.body_crc == 0 or row.entry_range is None:
+        return None
+    computed = signed32(_crc_of_range(row.data, *row.entry_range))
+    return None if computed == row.header.body_crc else f"expected bodyCrc {row.header.body_crc}, found {computed}"
+
+
+def message_problems(row: Row, message: Message, verify_crc: bool) -> Iterator[tuple[str, str]]:
+    """What is wrong with a message whose structure is right: the code of each problem, and the text."""
+    start = row.span.pos + (layout.ENTRY_HEADER_SIZE if row.header else 0)
+    if message.physical_offset != start:
+        yield "messageOffset", f"expected physicalOffset {start}, found {message.physical_offset}"
+    if verify_crc and message.body_length:
+        body_end = message.body_start + message.body_length
+        computed = _crc_of_range(row.data, message.body_start, body_end) & MESSAGE_CRC_MASK
+        if computed != message.body_crc:
+            yield "messageCrc", f"expected message CRC {message.body_crc}, found {computed}"
+    if verify_crc and row.header is None:
+        stored = stored_property_crc(row.raw_properties)
+        if stored is not None:
+            end = start + message.total_size - layout.PROPERTY_CRC_SIZE
+            computed = _crc_of_range(row.data, start, end) & MESSAGE_CRC_MASK
+            if computed != stored:
+                yield "propertyCrc", f"expected property CRC {stored}, found {computed}"
+    for name, value in (("born", message.born_timestamp), ("store", message.store_timestamp)):
+        if _micros(value) is None:
+            yield "messageTimestamp", f"expected {name}Timestamp within years 1 to 9999, found {value} ms"
+
+
+def _crc_of_range(data: SegmentFile, start: int, stop: int) -> int:
+    crc = 0
+    for at in range(start, stop, _CRC_CHUNK):
+        crc = crc32(data[at : min(at + _CRC_CHUNK, stop)], crc)
+    return crc
+
+
+def _micros(millis: int) -> int | None:
+    """Microseconds of a timestamp; None outside the years that Spark and Python can hold."""
+    return millis * 1000 if MIN_TIMESTAMP <= millis <= MAX_TIMESTAMP else None
+
+
+Reader = Callable[[Row], Any]
+
+
+def _header(read: Callable[[EntryHeader], Any]) -> Reader:
+    return lambda row: read(row.header) if row.header else None
+
+
+def _message(read: Callable[[Message], Any]) -> Reader:
+    return lambda row: read(row.message) if row.message else None
+
+
+COLUMN_READERS: dict[str, Reader] = {
+    "kind": lambda row: row.kind,
+    "source": lambda row: row.segment.source,
+    "index": _header(lambda header: header.index),
+    "term": _header(lambda header: header.term),
+    "pos": lambda row: row.span.pos,
+    "size": lambda row: row.span.size,
+    "magic": _header(lambda header: header.magic),
+    "channel": _header(lambda header: header.channel),
+    "chainCrc": _header(lambda header: header.chain_crc),
+    "bodyCrc": _header(lambda header: header.body_crc),
+    "bodySize": _header(lambda header: header.body_size),
+    "committed": lambda row: row.committed,
+    "segment": lambda row: row.segment.name,
+    "topic": lambda row: row.topic,
+    "queueId": _message(lambda message: message.queue_id),
+    "queueOffset": _message(lambda message: message.queue_offset),
+    "commitLogOffset": _message(lambda message: message.physical_offset),
+    "storeSize": _message(lambda message: message.total_size),
+    "messageMagic": _message(lambda message: message.magic),
+    "flag": _message(lambda message: message.flag),
+    "sysFlag": _message(lambda message: message.sys_flag),
+    "reconsumeTimes": _message(lambda message: message.reconsume_times),
+    "bornTimestamp": _message(lambda message: _micros(message.born_timestamp)),
+    "storeTimestamp": _message(lambda message: _micros(message.store_timestamp)),
+    "bornHost": _message(lambda message: host_text(message.born_host)),
+    "storeHost": _message(lambda message: host_text(message.store_host)),
+    "messageCrc": _message(lambda message: message.body_crc),
+    "preparedTransactionOffset": _message(lambda message: message.prepared_transaction_offset),
+    "transaction": _message(lambda message: transaction(message.sys_flag)),
+    "compression": _message(lambda message: compression(message.sys_flag)),
+    "tags": lambda row: row.property(layout.PROPERTY_TAGS),
+    "keys": lambda row: row.property(layout.PROPERTY_KEYS),
+    "uniqKey": lambda row: row.property(layout.PROPERTY_UNIQ_KEY),
+    "offsetMsgId": _message(lambda message: offset_msg_id(message.store_host, message.physical_offset)),
+    "properties": lambda row: None if row.properties is None else list(row.properties.items()),
+    "body": lambda row: row.body,
+    "entryBody": lambda row: row.bytes_of(row.entry_range),
+}
+"""How each column but `problem` is read off a row, as `pyarrow.array` takes it; timestamps in microseconds."""
+
+_FILTERED_COLUMNS = {
+    "kind": "kind",
+    "committed": "committed",
+    "index": "index",
+    "term": "term",
+    "pos": "pos",
+    "queue_id": "queueId",
+    "store_timestamp": "storeTimestamp",
+    "topic": "topic",
+    "tags": "tags",
+}
+
+
+def row_test(filters: Filters) -> Callable[[Row], bool]:
+    """A test that a row passes if it meets every condition of ``filters``; a null value meets none."""
+    conditions = [
+        (COLUMN_READERS[column], condition)
+        for name, column in _FILTERED_COLUMNS.items()
+        if (condition := getattr(filters, name)) is not None
+    ]
+    return lambda row: all(_meets(read(row), condition) for read, condition in conditions)
+
+
+def _meets(value: Any, condition: IntFilter | tuple[str, ...] | bool) -> bool:
+    if value is None:
+        return False
+    if isinstance(condition, bool):
+        return bool(value == condition)
+    if isinstance(condition, tuple):
+        return value in condition
+    return condition.low <= value <= condition.high and (condition.values is None or value in condition.values)
+
+
+def codec_name(sys_flag: int) -> str:
+    """The codec of a compressed body, or ``unknown N`` for a type that RocketMQ does not know."""
+    return compression(sys_flag) or f"unknown {compression_type(sys_flag)}"

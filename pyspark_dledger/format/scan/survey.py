@@ -1,0 +1,221 @@
+"""The survey of a segment: what each of its bytes is, and everything that is wrong with them, in one pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pyspark_dledger.format import layout
+from pyspark_dledger.format.message import Message
+from pyspark_dledger.format.scan.frames import Frame, Frames
+from pyspark_dledger.format.scan.row_values import Row, message_problems, stored_crc_problem
+from pyspark_dledger.format.scan.segment_file import SegmentFile
+from pyspark_dledger.format.scan.walk import Span, Walk, odd_blank_reason
+from pyspark_dledger.format.spec import COMMITLOG, Extent, Problem, Segment, Survey, SurveyRequest
+
+EXTENT_KINDS = ("entry", "message", "blank", "unwritten", "stale", "corrupt")
+_CHUNK = 1024 * 1024
+
+
+def take(request: SurveyRequest, frames: Frames) -> Survey:
+    """The survey of an open segment, see `python_engine.survey`."""
+    return _Surveyor(request, frames).survey()
+
+
+class _Surveyor:
+    def __init__(self, request: SurveyRequest, frames: Frames) -> None:
+        self._request = request
+        self._frames = frames
+        self._segment: Segment = frames.segment
+        self._data: SegmentFile = frames.data
+        self._first: Frame | None = None
+        self._last: Frame | None = None
+        self._entries = 0
+        self._messages = 0
+        self._first_store_timestamp = -1
+        self._last_store_timestamp = -1
+        self._sizes = dict.fromkeys(EXTENT_KINDS, 0)
+        self._extents: list[Extent] = []
+        self._open: Extent | None = None
+        self._problems: list[Problem] = []
+        self._counts: dict[str, int] = {}
+        # Bytes of damage since the last entry.
+        self._gap = 0
+
+    def survey(self) -> Survey:
+        end = min(self._request.end, self._segment.end)
+        self._behind(self._log(self._request.start, end))
+        if self._open and len(self._extents) < self._request.max_problems:
+            self._extents.append(self._open)
+        first = self._first.header if self._first else None
+        last = self._last.header if self._last else None
+        return Survey(
+            self._entries,
+            self._messages,
+            first.index if first else -1,
+            first.term if first else -1,
+            self._first.pos if self._first else -1,
+            last.index if last else -1,
+            last.term if last else -1,
+            self._last.pos if self._last else -1,
+            self._first_store_timestamp,
+            self._last_store_timestamp,
+            self._sizes,
+            self._extents,
+            self._problems,
+            self._counts,
+        )
+
+    def _add(self, kind: str, pos: int, size: int) -> None:
+        """Bytes of a kind, right behind those of the last call."""
+        if size <= 0:
+            return
+        self._sizes[kind] += size
+        if self._open and self._open.kind == kind:
+            self._open = self._open._replace(size=self._open.size + size)
+            return
+        if self._open and len(self._extents) < self._request.max_problems:
+            self._extents.append(self._open)
+        self._open = Extent(kind, pos, size)
+
+    def _report(self, code: str, pos: int, size: int, index: int | None, text: str, most: int | None = None) -> None:
+        count = self._counts.get(code, 0)
+        if count < (self._request.max_problems if most is None else min(most, self._request.max_problems)):
+            self._problems.append(Problem(code, pos, size, index, text))
+        self._counts[code] = count + 1
+
+    def _log(self, start: int, end: int) -> int:
+        """Everything before the log's end, which is ``end`` or where the last thing before it ends."""
+        walk = Walk(self._frames, start, end)
+        at = start
+        damage: Span | None = None
+        for span in walk:
+            self._add("blank", at, span.pos - at)
+            at = span.end
+            if span.frame:
+                self._report_damage(damage)
+                damage = None
+                self._frame(span, span.frame)
+            elif damage and (damage.end, damage.problem) == (span.pos, span.problem):
+                damage = damage._replace(size=damage.size + span.size)  # an extent too long for one row
+            else:
+                self._report_damage(damage)
+                damage = span
+        self._report_damage(damage)
+        # DLedger 0.4.0 begins a file with a blank after a snapshot, before it has entries.
+        is_healthy = not self._segment.check_pos and walk.odd_blank and walk.odd_blank.pos == self._segment.base
+        if walk.odd_blank and not is_healthy:
+            text = odd_blank_reason(self._frames, walk.odd_blank)
+            self._report("blankSize", walk.odd_blank.pos, end - walk.odd_blank.pos, None, text)
+        self._add("blank", at, walk.pos - at)
+        return walk.pos
+
+    def _report_damage(self, damage: Span | None) -> None:
+        if damage is None:
+            return
+        assert damage.problem
+        is_short = damage.problem == self._data.shortage and damage.end > self._data.end
+        self._gap += damage.size
+        self._add("corrupt", damage.pos, damage.size)
+        self._report("shortFile" if is_short else "corruptBytes", damage.pos, damage.size, None, damage.problem)
+
+    def _frame(self, span: Span, frame: Frame) -> None:
+        row = Row(self._data, span, None)
+        for code, text in self._order_problems(frame):
+            self._report(code, span.pos, span.size, _index(frame), text, 1 if code == "posDiffers" else None)
+        message = row.message
+        for code, text in self._row_problems(row, message):
+            self._report(code, span.pos, span.size, _index(frame), text)
+        self._add("message" if message else "entry", span.pos, span.size)
+        self._first = self._first or frame
+        self._last, self._gap = frame, 0
+        self._entries += 1
+        if message:
+            self._messages += 1
+            self._last_store_timestamp = message.store_timestamp
+            if self._messages == 1:
+                self._first_store_timestamp = message.store_timestamp
+
+    def _order_problems(self, frame: Frame) -> Iterator[tuple[str, str]]:
+        """What is wrong with a header, by itself and behind the entry before."""
+        header = frame.header
+        if header is None:
+            return
+        before = self._last.header if self._last else None
+        if before:
+            least = most = before.index + 1
+            most += self._gap // layout.ENTRY_HEADER_SIZE
+            if not least <= header.index <= most:
+                expected = f"{least}" if least == most else f"{least} to {most}"
+                yield "indexGap", f"expected index {expected}, found {header.index}"
+            if header.term < before.term:
+                yield "termOrder", f"expected term >= {before.term}, found {header.term}"
+        if header.pos != frame.pos:
+            yield "posDiffers", f"expected pos {frame.pos}, found {header.pos}"
+        if header.channel or header.chain_crc:
+            found = f"channel {header.channel} and chainCrc {header.chain_crc}"
+            yield "headerField", f"expected channel 0 and chainCrc 0, found {found}"
+
+    def _row_problems(self, row: Row, message: Message | None) -> Iterator[tuple[str, str]]:
+        if self._request.verify_crc and (text := stored_crc_problem(row)):
+            yield "bodyCrc", text
+        if row.structure_problem:
+            yield "messageStructure", row.structure_problem
+        if message:
+            yield from message_problems(row, message, self._request.verify_crc)
+
+    def _behind(self, end: int) -> None:
+        """Everything behind the log's end."""
+        file_end = self._data.end
+        at = end
+        blank = self._frames.blank_at(at) if at < file_end else None
+        if blank is None or not self._frames.is_closing(blank):
+            at = self._stale(at, file_end)
+            blank = self._frames.blank_at(at) if at < file_end else None
+        if blank and self._frames.is_closing(blank):
+            self._add("blank", at, file_end - at)
+        elif at < file_end:
+            written = _end_of_written(self._data, at, file_end)
+            if written > at:
+                text = f"expected zeros behind the log's end at {at}, found {written - at} bytes"
+                self._report("trailingBytes", at, written - at, None, text)
+            self._add("corrupt", at, written - at)
+            self._add("unwritten", written, file_end - written)
+        at = max(end, file_end)
+        if at < self._segment.end:
+            self._add("corrupt", at, self._segment.end - at)
+            self._report("shortFile", at, self._segment.end - at, None, self._data.shortage)
+
+    def _stale(self, start: int, file_end: int) -> int:
+        """Where the bytes end that an earlier log left behind this one's end."""
+        at = start
+        first: Frame | None = None
+        count = 0
+        for frame in self._frames.search(start, file_end):
+            if first and frame.pos < at:
+                continue  # inside another one
+            first = first or frame
+            count += 1
+            at = frame.end
+        if first:
+            name = "entry" if count == 1 else "entries"
+            if self._segment.source == COMMITLOG:
+                name = "message" if count == 1 else "messages"
+            text = f"expected zeros behind the log's end at {start}, found {count} whole {name} up to {at}"
+            self._report("staleBytes", start, at - start, _index(first), text)
+            self._add("stale", start, at - start)
+        return at
+
+
+def _index(frame: Frame) -> int | None:
+    return frame.header.index if frame.header else None
+
+
+def _end_of_written(data: SegmentFile, start: int, stop: int) -> int:
+    """The end of the last byte in ``[start, stop)`` that is not zero; ``start`` if there is none."""
+    while stop > start:
+        begin = max(start, stop - _CHUNK)
+        chunk = data[begin:stop].rstrip(b"\0")
+        if chunk:
+            return begin + len(chunk)
+        stop = begin
+    return start

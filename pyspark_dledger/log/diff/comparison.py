@@ -1,0 +1,357 @@
+"""What a comparison of replicas comes to: for a person, or a script that has to decide."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyspark_dledger.format.layout import ENTRY_HEADER
+from pyspark_dledger.log.diff.diff_table import (
+    COMMITTED,
+    CONTRADICTS,
+    DIVERGED,
+    ON_MAJORITY,
+    OTHER_BYTES,
+    SAME,
+    STALE,
+    DiffPart,
+    DiffRow,
+    merged,
+    plan_parts,
+    read_runs,
+    row_of_run,
+    stale_rows,
+)
+from pyspark_dledger.log.diff.index_runs import IndexRun
+from pyspark_dledger.log.diff.replica_group import Replica, ReplicaGroup, group_of
+
+if TYPE_CHECKING:
+    from pyspark_dledger.log.log import Log
+
+# Rows and ranges that a summary lists; beyond them it counts.
+MOST_LISTED = 1_000
+
+_DIFFERENCES = (CONTRADICTS, DIVERGED, OTHER_BYTES)
+_POS = next(slice(field.offset, field.offset + field.length) for field in ENTRY_HEADER if field.name == "pos")
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """The first index at which two replicas hold other entries. ``pos`` is where it stands on the first that has it.
+
+    ``byte`` is the first byte of the entry that differs, None where terms differ or an entry cannot be read;
+    ``places`` says where that byte (else the entry) lies: file and offset in it, for each node that holds it.
+    """
+
+    index: int
+    verdict: str
+    pos: int | None
+    terms: dict[str, int]
+    byte: int | None
+    places: dict[str, tuple[str, int]]
+
+
+@dataclass(frozen=True)
+class Ranges:
+    """Ranges of indexes, inclusive: the first `MOST_LISTED` of them, and their entries and bytes in all."""
+
+    ranges: tuple[tuple[int, int], ...] = ()
+    entries: int = 0
+    bytes: int = 0
+
+
+@dataclass(frozen=True)
+class ReplicaState:
+    """Where one replica stands; -1 where it has no such index or term.
+
+    ``alone`` are entries that no other replica holds, ``damaged`` those that it lost within its log, ``stale`` what
+    lies behind its end. ``lag_entries`` and ``lag_bytes`` are what the foremost replica holds behind the last entry
+    that both have in common; None where they have no index in common.
+    """
+
+    node: str
+    path: str
+    begin_index: int
+    end_index: int
+    end_term: int
+    committed_index: int | None
+    committed_from: str | None
+    lag_entries: int | None
+    lag_bytes: int | None
+    alone: Ranges
+    damaged: Ranges
+    stale: Ranges
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Entries of `node` that a follower of the elected replica would cut off."""
+
+    node: str
+    first_index: int
+    last_index: int
+    bytes: int
+    on_majority: bool
+    committed: bool
+
+    @property
+    def entries(self) -> int:
+        return self.last_index - self.first_index + 1
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A replica that could win an election: ``voters`` are the nodes, itself among them, that are not ahead of it.
+
+    Java votes for a candidate whose last term is higher, or the same with an end index that is not smaller
+    (DLedgerLeaderElector.handleVote). Members that were not given may vote for it too.
+    """
+
+    node: str
+    end_term: int
+    end_index: int
+    voters: tuple[str, ...]
+    losses: tuple[Loss, ...]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The whole of a comparison.
+
+    ``entries`` counts the indexes of each verdict, ``rows`` are the first `MOST_LISTED` rows of the table ``diff`` and
+    ``more_rows`` how many there are beyond. ``committed_index`` is None where none is proven; ``majority_doubt`` says
+    why ``majority_index`` (-1: none) is not proven committed by the majority alone, and is empty where it is.
+    """
+
+    standings: tuple[ReplicaState, ...]
+    group_size: int
+    foremost: str
+    first_divergence: Divergence | None
+    committed_index: int | None
+    committed_from: str | None
+    majority_index: int
+    majority_nodes: tuple[str, ...]
+    majority_doubt: str
+    candidates: tuple[Candidate, ...]
+    entries: dict[str, int]
+    rows: tuple[DiffRow, ...]
+    more_rows: int
+    notes: tuple[str, ...]
+
+    @property
+    def is_same(self) -> bool:
+        """Whether every replica holds every entry, and the same."""
+        return set(self.entries) <= {SAME}
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether everything that is on a majority is proven committed."""
+        return self.committed_index is not None and self.majority_index <= self.committed_index
+
+
+def compare(log: Log) -> Comparison:
+    """Compare `log` with its replicas, in one pass over each.
+
+    Raises OptionError where no replicas were given, StoreError where one cannot be opened.
+    """
+    group, replicas = group_of(log, log.options.group_size)
+    tally = _Tally(group)
+    rows: list[DiffRow] = []
+    more_rows = 0
+    for row in merged(tally.rows(plan_parts(group, replicas, log.options))):
+        tally.take_row(row)
+        if len(rows) < MOST_LISTED:
+            rows.append(row)
+        else:
+            more_rows += 1
+    return Comparison(
+        standings=tuple(_standing(group, replicas, number, tally) for number in range(len(replicas))),
+        group_size=group.size,
+        foremost=group.names[group.foremost],
+        first_divergence=_divergence(tally.first, replicas),
+        committed_index=group.committed_index,
+        committed_from=group.committed_from,
+        majority_index=group.majority_index,
+        majority_nodes=_majority_nodes(group),
+        majority_doubt=group.doubt,
+        candidates=tuple(_candidates(group, replicas)),
+        entries=dict(tally.entries),
+        rows=tuple(rows),
+        more_rows=more_rows,
+        notes=tuple(_notes(group, replicas)),
+    )
+
+
+class _Growing:
+    """`Ranges` while they are counted."""
+
+    def __init__(self) -> None:
+        self.ranges: list[tuple[int, int]] = []
+        self.entries = self.bytes = 0
+        self.last: int | None = None
+
+    def add(self, first: int, last: int, size: int) -> None:
+        self.entries += last - first + 1
+        self.bytes += size
+        if self.ranges and self.last == first - 1 == self.ranges[-1][1]:
+            self.ranges[-1] = self.ranges[-1][0], last
+        elif len(self.ranges) < MOST_LISTED:
+            self.ranges.append((first, last))
+        self.last = last
+
+    def done(self) -> Ranges:
+        return Ranges(tuple(self.ranges), self.entries, self.bytes)
+
+
+class _Tally:
+    """Counts what goes by, for each replica and each verdict."""
+
+    def __init__(self, group: ReplicaGroup) -> None:
+        self.group = group
+        self.entries: Counter[str] = Counter()
+        self.first: DiffRow | None = None
+        self.alone = [_Growing() for _ in group.members]
+        self.damaged = [_Growing() for _ in group.members]
+        self.stale = {name: _Growing() for name in group.names}
+
+    def rows(self, parts: list[DiffPart]) -> Iterator[DiffRow]:
+        """The rows of the parts, with what they are made of counted."""
+        for part in parts:
+            yield from part.rows
+            for run in read_runs(part):
+                self._take_run(run)
+                yield row_of_run(run, self.group)
+            yield from stale_rows(part)
+
+    def _take_run(self, run: IndexRun) -> None:
+        for number, member in enumerate(self.group.members):
+            version = run.same_as[number]
+            if version is not None and run.same_as.count(version) == 1:
+                self.alone[number].add(run.first_index, run.last_index, run.sizes[number])
+            elif version is None and member.begin <= run.first_index <= member.end:
+                self.damaged[number].add(run.first_index, run.last_index, max(run.sizes))
+
+    def take_row(self, row: DiffRow) -> None:
+        if row.verdict == STALE:
+            self.stale[row.nodes[0]].add(row.first_index, row.last_index, 0)
+        elif row.verdict not in (COMMITTED, ON_MAJORITY):
+            self.entries[row.verdict] += row.entries
+            if row.verdict in _DIFFERENCES and self.first is None:
+                self.first = row
+
+
+def _standing(group: ReplicaGroup, replicas: list[Replica], number: int, tally: _Tally) -> ReplicaState:
+    member = group.members[number]
+    lag = _behind(group, replicas, group.foremost, number)
+    return ReplicaState(
+        node=member.node,
+        path=member.path,
+        begin_index=member.begin,
+        end_index=member.end,
+        end_term=member.end_term,
+        committed_index=member.committed,
+        committed_from=member.committed_from,
+        lag_entries=lag[1] - lag[0] + 1 if lag is not None else None,
+        lag_bytes=lag[2] if lag is not None else None,
+        alone=tally.alone[number].done(),
+        damaged=tally.damaged[number].done(),
+        stale=tally.stale[member.node].done(),
+    )
+
+
+def _behind(group: ReplicaGroup, replicas: list[Replica], holder: int, other: int) -> tuple[int, int, int] | None:
+    """First and last index and bytes of what `holder` has behind the last entry that both have in common."""
+    agreed = group.agreed[holder][other]
+    first = group.members[holder].begin if group.members[other].end < 0 else agreed + 1 if agreed is not None else None
+    if first is None or group.members[holder].end < 0:
+        return None
+    replica = replicas[holder]
+    return first, replica.end, max(replica.log.end.pos - replica.position(first), 0)
+
+
+def _majority_nodes(group: ReplicaGroup) -> tuple[str, ...]:
+    holder = group.majority_holder
+    if holder is None:
+        return ()
+    numbers = range(len(group.members))
+    return tuple(group.names[number] for number in numbers if group.agrees(holder, number, group.majority_index))
+
+
+def _candidates(group: ReplicaGroup, replicas: list[Replica]) -> Iterator[Candidate]:
+    """Who could be elected, the foremost first."""
+    members = group.members
+    missing = max(group.size - len(members), 0)
+    order = sorted(range(len(members)), key=lambda number: (-members[number].end_term, -members[number].end))
+    for number in order:
+        place = members[number].end_term, members[number].end
+        voters = tuple(member.node for member in members if (member.end_term, member.end) <= place)
+        if len(voters) + missing >= group.needed and members[number].end >= 0:
+            losses = tuple(_losses(group, replicas, number))
+            yield Candidate(members[number].node, *place, voters, losses)
+
+
+def _losses(group: ReplicaGroup, replicas: list[Replica], elected: int) -> Iterator[Loss]:
+    for number, member in enumerate(group.members):
+        if number == elected or group.agreed[elected][number] is None:
+            continue
+        cut = _behind(group, replicas, number, elected)
+        if cut is None or cut[0] > cut[1]:
+            continue
+        first, last, size = cut
+        holder, proven = group.majority_holder, group.committed_holder
+        on_majority = holder is not None and group.agrees(holder, number, first) and first <= group.majority_index
+        committed = (
+            proven is not None
+            and group.committed_index is not None
+            and first <= group.committed_index
+            and group.agrees(proven, number, first)
+        )
+        yield Loss(member.node, first, last, size, on_majority, committed)
+
+
+def _divergence(row: DiffRow | None, replicas: list[Replica]) -> Divergence | None:
+    if row is None:
+        return None
+    entries = {replica.node: replica.entry(row.first_index) for replica in replicas if replica.node in row.terms}
+    found = {node: entry for node, entry in entries.items() if entry is not None}
+    byte = None
+    if row.verdict == OTHER_BYTES and len(found) == len(row.terms):
+        byte = _first_difference([entry[2] for entry in found.values()], all(one.check_pos for one in replicas))
+    places = {node: (segment.path, pos - segment.base + (byte or 0)) for node, (pos, segment, _) in found.items()}
+    return Divergence(row.first_index, row.verdict, row.first_pos, row.terms, byte, places)
+
+
+def _first_difference(entries: list[bytes], with_pos: bool) -> int | None:
+    """The first byte at which entries differ; `pos` counts only where every replica checks it."""
+    if not with_pos:
+        entries = [entry[: _POS.start] + bytes(_POS.stop - _POS.start) + entry[_POS.stop :] for entry in entries]
+    for place, values in enumerate(zip(*entries, strict=False)):
+        if len(set(values)) > 1:
+            return place
+    lengths = {len(entry) for entry in entries}
+    return min(lengths) if len(lengths) > 1 else None
+
+
+def _notes(group: ReplicaGroup, replicas: list[Replica]) -> Iterator[str]:
+    """What no verdict says."""
+    numbers = range(len(replicas))
+    for number in numbers:
+        for before in range(number):
+            if group.foreign(before, number):
+                yield (
+                    f"{group.names[number]} has no entry in common with {group.names[before]}, although their indexes "
+                    "overlap: of another group"
+                )
+    foremost = replicas[group.foremost]
+    for number in numbers:
+        index = max(group.members[number].begin, foremost.begin)
+        if index < 0 or not group.agrees(group.foremost, number, index):
+            continue
+        here, there = replicas[number].position(index), foremost.position(index)
+        if here != there:
+            yield (
+                f"{group.names[number]} holds entry {index} at {here}, {foremost.node} at {there}: so it is in DLedger "
+                "0.4.0 after a snapshot was installed, whose headers keep the leader's pos"
+            )

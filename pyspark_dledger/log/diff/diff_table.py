@@ -1,0 +1,260 @@
+"""Comparing the replicas of one log: the table ``diff``, planned in parts and read part by part.
+
+Nothing that a replica holds is an error here: what `Log.plan` refuses, another group too, becomes rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from pyspark_dledger.format.spec import INT64_MIN, Filters, ScanRequest, Segment
+from pyspark_dledger.log.diff.index_runs import IndexRun, ReplicaShare, compare_entries
+from pyspark_dledger.log.diff.replica_group import Replica, ReplicaGroup, group_of
+from pyspark_dledger.log.options import ReadOptions
+from pyspark_dledger.log.plan import Partition, read_partition
+
+if TYPE_CHECKING:
+    from pyspark_dledger.log.log import Log
+
+SAME = "same"
+BEHIND = "behind"
+EXPIRED = "expired"
+DAMAGED = "damaged"
+OTHER_BYTES = "otherBytes"
+DIVERGED = "diverged"
+CONTRADICTS = "contradicts"
+COMMITTED = "committed"
+ON_MAJORITY = "onMajority"
+STALE = "stale"
+
+VERDICTS = {
+    SAME: "every replica holds the same entries",
+    BEHIND: "`nodes` end before these entries, which continue their own; to be replicated to them",
+    EXPIRED: "`nodes` begin behind these entries: deleted by retention, or below a snapshot",
+    DAMAGED: "`nodes` have damaged bytes or a missing file where these entries were; copy them from a node in `terms`",
+    OTHER_BYTES: "same index and term, other bytes: `nodes` differ from most; damage, or another group",
+    DIVERGED: "`nodes` hold other entries than the replica with the highest last term, or lack its: two leaders wrote",
+    CONTRADICTS: "as `diverged`, but two nodes say that theirs are committed: another group, or damage",
+    COMMITTED: "proven committed, and part of the logs of `nodes`, which may have damage in it; `terms` at lastIndex",
+    ON_MAJORITY: "part of the logs of a majority, `nodes`, but not proven committed; `terms` at lastIndex",
+    STALE: "left behind the logical end of the node by truncation; no part of its log",
+}
+"""What a row says. Every index is in one row of the first seven; `committed`, `onMajority` and `stale` come on top."""
+
+# A task costs Spark about 30 ms; a row here stands for many entries.
+_PART_BYTES = 1024 * 1024 * 1024
+_STALE_COLUMNS = ("index", "term", "pos")
+
+
+@dataclass(frozen=True)
+class DiffRow:
+    """One verdict on the indexes ``[first_index, last_index]``.
+
+    ``first_pos`` is where the first of them stands, on the first replica that holds it; None if none does. ``nodes``
+    are those that the verdict is about, ``terms`` has a term for each that holds the entries intact.
+    """
+
+    first_index: int
+    last_index: int
+    first_pos: int | None
+    verdict: str
+    nodes: tuple[str, ...]
+    terms: dict[str, int]
+
+    @property
+    def entries(self) -> int:
+        return self.last_index - self.first_index + 1
+
+
+@dataclass(frozen=True)
+class DiffPart:
+    """What one task reads: the indexes ``[first_index, last_index]`` of all replicas, or what is behind the end of one.
+
+    ``rows`` are known already and come first.
+    """
+
+    group: ReplicaGroup
+    rows: tuple[DiffRow, ...] = ()
+    shares: tuple[ReplicaShare, ...] = ()
+    first_index: int = 0
+    last_index: int = -1
+    behind: tuple[tuple[str, Partition], ...] = ()
+
+
+def diff_rows(log: Log) -> Iterator[DiffRow]:
+    """The rows of the table ``diff`` over `log` and its replicas: of the group, then by index, then what is stale.
+
+    Raises OptionError where no replicas were given, StoreError where one cannot be opened.
+    """
+    yield from merged(row for part in plan_diff(log, log.options) for row in read_diff(part))
+
+
+def plan_diff(log: Log, options: ReadOptions) -> list[DiffPart]:
+    """The parts of a comparison. A range of like entries that reaches over two parts is a row in each.
+
+    ``max_partition_bytes`` counts the bytes of all replicas together; the default is 1 GiB.
+    """
+    return plan_parts(*group_of(log, options.group_size), options)
+
+
+def plan_parts(group: ReplicaGroup, replicas: list[Replica], options: ReadOptions) -> list[DiffPart]:
+    """The parts of a comparison of a group."""
+    parts = [DiffPart(group, tuple(_group_rows(group, replicas)))]
+    parts += [_part(group, replicas, first, last) for first, last in _ranges(replicas, options)]
+    behind = tuple((replica.node, partition) for replica in replicas if (partition := _behind_end(replica)) is not None)
+    return [*parts, DiffPart(group, behind=behind)]
+
+
+def read_diff(part: DiffPart) -> Iterator[DiffRow]:
+    """The rows of a part."""
+    yield from part.rows
+    yield from merged(row_of_run(run, part.group) for run in read_runs(part))
+    yield from stale_rows(part)
+
+
+def read_runs(part: DiffPart) -> Iterator[IndexRun]:
+    """The runs of entries that the rows of a part are made of."""
+    return compare_entries(part.shares, part.first_index, part.last_index)
+
+
+def merged(rows: Iterable[DiffRow]) -> Iterator[DiffRow]:
+    """Rows with neighbours of one verdict put together."""
+    last: DiffRow | None = None
+    for row in rows:
+        if last is not None and _continues(last, row):
+            last = replace(last, last_index=row.last_index)
+            continue
+        if last is not None:
+            yield last
+        last = row
+    if last is not None:
+        yield last
+
+
+def _continues(last: DiffRow, row: DiffRow) -> bool:
+    return (last.last_index + 1, last.verdict, last.nodes, last.terms) == (
+        *(row.first_index, row.verdict, row.nodes, row.terms),
+    ) and last.verdict not in (COMMITTED, ON_MAJORITY)
+
+
+def row_of_run(run: IndexRun, group: ReplicaGroup) -> DiffRow:
+    verdict, about = judge(run, group)
+    names = group.names
+    terms = {names[number]: term for number, term in enumerate(run.terms) if term is not None}
+    nodes = tuple(names[number] for number in about)
+    return DiffRow(run.first_index, run.last_index, run.pos, verdict, nodes, terms)
+
+
+def judge(run: IndexRun, group: ReplicaGroup) -> tuple[str, list[int]]:
+    """The verdict on a run, and the replicas that it is about."""
+    holders = run.holders
+    if len({run.same_as[number] for number in holders}) > 1:
+        return _judge_difference(run, group)
+    members = group.members
+    absent = [number for number in range(len(members)) if run.terms[number] is None]
+    damaged = [number for number in absent if members[number].begin <= run.first_index <= members[number].end]
+    if damaged:
+        return DAMAGED, damaged
+    ended = [number for number in absent if run.first_index > members[number].end]
+    parted = [number for number in ended if holders and all(group.parted(number, holder) for holder in holders)]
+    behind = [number for number in ended if number not in parted]
+    if behind:
+        return BEHIND, behind
+    if parted:
+        return DIVERGED, parted if group.foremost in holders else holders
+    if absent:
+        return EXPIRED, absent
+    return SAME, holders
+
+
+def _judge_difference(run: IndexRun, group: ReplicaGroup) -> tuple[str, list[int]]:
+    """The verdict where holders differ: of terms, those of the foremost replica count; of bytes, those of most."""
+    holders = run.holders
+    same_terms = len({run.terms[number] for number in holders}) == 1
+    versions = [run.same_as[number] for number in holders]
+    foremost = run.same_as[group.foremost] if group.foremost in holders else None
+    if same_terms or foremost is None:
+        expected = max(versions, key=lambda version: (versions.count(version), version == foremost))
+    else:
+        expected = foremost
+    others = [number for number in holders if run.same_as[number] != expected]
+    if same_terms:
+        return OTHER_BYTES, others
+    return (CONTRADICTS if run.contradicts else DIVERGED), others
+
+
+def _group_rows(group: ReplicaGroup, replicas: list[Replica]) -> Iterator[DiffRow]:
+    """What is proven committed, and what more is on a majority."""
+    known = group.committed_index
+    if known is not None and known >= 0 and group.committed_holder is not None:
+        yield _prefix_row(COMMITTED, group, replicas, group.committed_holder, INT64_MIN, known)
+    if group.majority_index > (known if known is not None else -1) and group.majority_holder is not None:
+        first = known + 1 if known is not None else INT64_MIN
+        yield _prefix_row(ON_MAJORITY, group, replicas, group.majority_holder, first, group.majority_index)
+
+
+def _prefix_row(
+    verdict: str, group: ReplicaGroup, replicas: list[Replica], holder: int, first: int, last: int
+) -> DiffRow:
+    holding = [number for number in range(len(replicas)) if group.agrees(holder, number, last)]
+    first = max(first, min(replicas[number].begin for number in holding))
+    terms = {replicas[number].node: replicas[number].terms.at(last) for number in holding}
+    pos = next((replicas[number].position(first) for number in holding if replicas[number].begin <= first), None)
+    nodes = tuple(replicas[number].node for number in holding)
+    return DiffRow(first, last, pos, verdict, nodes, {node: term for node, term in terms.items() if term is not None})
+
+
+def _ranges(replicas: list[Replica], options: ReadOptions) -> list[tuple[int, int]]:
+    """Ranges of indexes, inclusive, that together hold every entry of every replica once."""
+    filled = [replica for replica in replicas if replica.end >= 0]
+    if not filled:
+        return []
+    target = options.max_partition_bytes or _PART_BYTES
+    if options.min_partitions is not None:
+        target = min(target, sum(replica.size for replica in filled) // options.min_partitions)
+    # Between these all replicas have files side by side, or some have none.
+    cuts = {edge for replica in filled for edge in (replica.begin, replica.end + 1)}
+    covered: tuple[int, int] | None = None
+    for replica in sorted(filled, key=lambda replica: replica.begin - replica.end):
+        low, high = covered or (replica.end + 1, replica.begin)
+        cuts.update(index for index in replica.cuts(max(target // len(filled), 1)) if not low <= index <= high)
+        covered = min(low, replica.begin), max(high, replica.end)
+    assert covered is not None
+    first, last = covered
+    starts = sorted({first, *(index for index in cuts if first < index <= last)})
+    return [(start, following - 1) for start, following in zip(starts, [*starts[1:], last + 1], strict=True)]
+
+
+def _part(group: ReplicaGroup, replicas: list[Replica], first: int, last: int) -> DiffPart:
+    shares = [
+        ReplicaShare(
+            replica.partition(first, last), member.begin, member.end, member.known_committed, replica.check_pos
+        )
+        for replica, member in zip(replicas, group.members, strict=True)
+    ]
+    return DiffPart(group, shares=tuple(shares), first_index=first, last_index=last)
+
+
+def _behind_end(replica: Replica) -> Partition | None:
+    """The rest of the file in which the log ends."""
+    if replica.last_segment is None:
+        return None
+    segment, pos = replica.last_segment
+    if pos >= segment.end:
+        return None
+    return Partition((_stale_request(segment, pos),), replica.log.engine.NAME)
+
+
+def _stale_request(segment: Segment, pos: int) -> ScanRequest:
+    return ScanRequest(segment, pos, segment.end, _STALE_COLUMNS, Filters(), verify_crc=False)
+
+
+def stale_rows(part: DiffPart) -> Iterator[DiffRow]:
+    """The entries that stand behind the end of a log, in the order in which they stand."""
+    for node, partition in part.behind:
+        rows = (row for batch in read_partition(partition) for row in batch.to_pylist() if row["index"] is not None)
+        yield from merged(
+            DiffRow(row["index"], row["index"], row["pos"], STALE, (node,), {node: row["term"]}) for row in rows
+        )

@@ -1,0 +1,338 @@
+"""The replicas of a group: where each stands, up to where they agree, what a majority holds and who could be elected.
+
+All of it comes from the ends of the logs, their terms and a few single entries; the logs are not walked for it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from pyspark_dledger.errors import OptionError
+from pyspark_dledger.format.codec import EntryHeader, decode_blank
+from pyspark_dledger.format.layout import MIN_BLANK_SIZE
+from pyspark_dledger.format.spec import DLEDGER, Filters, IntFilter, ScanRequest, Segment, TermRun
+from pyspark_dledger.log.committed import Bound, best
+from pyspark_dledger.log.diff.digests import replica_names
+from pyspark_dledger.log.diff.index_runs import ENTRY_COLUMNS
+from pyspark_dledger.log.io.entry_reads import entry_at, read_at, segment_at
+from pyspark_dledger.log.io.files import path_of
+from pyspark_dledger.log.options import ReadOptions
+from pyspark_dledger.log.plan import Partition
+from pyspark_dledger.log.replicas import Terms, agreement, same_entry, superseding
+
+if TYPE_CHECKING:
+    from pyspark_dledger.log.log import Log
+
+
+@dataclass(frozen=True)
+class GroupMember:
+    """One replica: -1 where it has no such index or term. ``committed`` is what its own files prove, if anything."""
+
+    node: str
+    path: str
+    begin: int
+    end: int
+    end_term: int
+    committed: int | None
+    committed_from: str | None
+
+    @property
+    def known_committed(self) -> int:
+        return self.committed if self.committed is not None else -1
+
+
+@dataclass(frozen=True)
+class ReplicaGroup:
+    """What is known of the replicas before their entries are compared. Replicas are numbered in the order given.
+
+    ``agreed[a][b]`` is the highest index up to which both hold the same terms, None without a common index.
+    ``foremost`` has the highest last term, then end index. ``majority_index`` is the highest index that a majority of
+    ``size`` members holds with the same term, -1 if there is none; ``doubt`` says why that does not prove it committed.
+    ``committed_index`` is the highest index that is proven committed, by ``committed_from``.
+    """
+
+    members: tuple[GroupMember, ...]
+    agreed: tuple[tuple[int | None, ...], ...]
+    size: int
+    foremost: int
+    majority_index: int
+    majority_holder: int | None
+    doubt: str
+    committed_index: int | None
+    committed_holder: int | None
+    committed_from: str | None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(member.node for member in self.members)
+
+    @property
+    def needed(self) -> int:
+        """How many members are a majority."""
+        return self.size // 2 + 1
+
+    def common(self, first: int, second: int) -> int:
+        """The highest index that both hold with the same terms up to it; -1 if there is none."""
+        agreed = self.agreed[first][second]
+        if agreed is None or agreed < max(self.members[first].begin, self.members[second].begin):
+            return -1
+        return agreed
+
+    def agrees(self, first: int, second: int, index: int) -> bool:
+        """Whether both hold `index` and the same terms up to it."""
+        return self.common(first, second) >= index
+
+    def foreign(self, first: int, second: int) -> bool:
+        """Whether two replicas have indexes in common, but nothing in them."""
+        return self.agreed[first][second] is not None and self.common(first, second) < 0
+
+    def parted(self, first: int, second: int) -> bool:
+        """Whether the logs of two replicas go on differently somewhere, so that neither continues the other."""
+        agreed = self.agreed[first][second]
+        return agreed is not None and agreed < min(self.members[first].end, self.members[second].end)
+
+
+class Replica:
+    """A store that is compared. Single damaged headers do not mislead it about where indexes and terms begin."""
+
+    def __init__(self, node: str, log: Log) -> None:
+        self.node = node
+        self.log = log
+        self.firsts = _trusted(log)
+        self.begin = self.firsts[0][1].index if self.firsts else -1
+        self.end = log.end.last_index if self.firsts else -1
+        self.end_term = log.end.last_term if self.firsts else -1
+        self.check_pos = log.dialect != "0.4"
+
+    @property
+    def last_segment(self) -> tuple[Segment, int] | None:
+        """The segment in which the log ends, and where."""
+        found = self.log.ends.get(DLEDGER)
+        return (found[0], found[1].pos) if found is not None else None
+
+    @property
+    def size(self) -> int:
+        """Bytes from the first entry to the end of the log."""
+        return self.log.end.pos - self.firsts[0][0] if self.firsts else 0
+
+    @cached_property
+    def terms(self) -> Terms:
+        return Terms(self.log, list(_term_runs(self)))
+
+    @cached_property
+    def own_bound(self) -> Bound:
+        """What the store's own files prove committed."""
+        bounds = [self.log.bound(ReadOptions(committed_bound=name)) for name in ("checkpoint", "consumeQueue")]
+        return best(bounds, self.end)
+
+    def member(self) -> GroupMember:
+        bound = self.own_bound
+        return GroupMember(self.node, self.log.path, self.begin, self.end, self.end_term, bound.index, bound.source)
+
+    def position(self, index: int) -> int:
+        """Where the first entry with at least `index` stands; the end of the log if there is none."""
+        if index > self.end:
+            return self.log.end.pos
+        indexed = self._indexed(index)
+        if indexed is not None:
+            return indexed
+        place = max(bisect_right(self.firsts, index, key=lambda first: first[1].index) - 1, 0)
+        pos = self.firsts[place][0]
+        segment = segment_at(self.log.ledger_segments, pos)
+        assert segment is not None
+        end = self.log.segment_end(segment)
+        while (pos := self.log.engine.seek(segment, pos, end, index)) < end:
+            header = entry_at(segment, pos)
+            following = entry_at(segment, pos + header.size) if header is not None else None
+            # A damaged index is too high for what follows it.
+            if header is None or following is None or index == header.index or following.index == header.index + 1:
+                return pos
+            pos += header.size
+        return self.firsts[place + 1][0] if place + 1 < len(self.firsts) else self.log.end.pos
+
+    def _indexed(self, index: int) -> int | None:
+        """Where the index file says that an entry stands, if the entry there agrees."""
+        unit = self.log.index_files.unit(index) if index >= 0 and self.check_pos else None
+        segment = segment_at(self.log.ledger_segments, unit.pos) if unit is not None else None
+        header = entry_at(segment, unit.pos) if segment is not None and unit is not None else None
+        if unit is None or header is None or (header.index, header.size, header.term) != (index, unit.size, unit.term):
+            return None
+        return unit.pos
+
+    def entry(self, index: int) -> tuple[int, Segment, bytes] | None:
+        """Where an entry stands, its segment and all its bytes."""
+        pos = self.position(index)
+        segment = segment_at(self.log.ledger_segments, pos)
+        header = entry_at(segment, pos) if segment is not None else None
+        if header is None or segment is None or header.index != index:
+            return None
+        return pos, segment, read_at(segment.path, pos - segment.base, header.size)
+
+    def partition(self, first: int, last: int) -> Partition:
+        """A read of the entries ``[first, last]``."""
+        start, end = self.position(first), self.position(last + 1)
+        wanted = Filters(index=IntFilter(first, last))
+        ranges = []
+        for segment in self.log.ledger_segments if self.firsts else []:
+            low, high = max(start, segment.base), min(end, self.log.segment_end(segment))
+            if low < high:
+                ranges.append(ScanRequest(segment, low, high, ENTRY_COLUMNS, wanted, verify_crc=False))
+        return Partition(tuple(ranges), self.log.engine.NAME)
+
+    def cuts(self, target: int) -> Iterator[int]:
+        """Indexes at which to cut the log into parts of about `target` bytes."""
+        last = None
+        for pos, header in self.firsts:
+            segment = segment_at(self.log.ledger_segments, pos)
+            assert segment is not None
+            if last is None or pos - last >= target:
+                yield header.index
+                last = pos
+            for cut in self.log.engine.split(segment, pos, self.log.segment_end(segment), target):
+                there = entry_at(segment, cut)
+                if there is not None and cut - last >= target:
+                    yield there.index
+                    last = cut
+
+
+def _trusted(log: Log) -> list[tuple[int, EntryHeader]]:
+    """Pos and header of the first entry of each segment whose index fits with what is around it."""
+    firsts: list[tuple[int, EntryHeader]] = []
+    for segment, (pos, _, _) in log.first_entries:
+        headers: list[tuple[int, EntryHeader]] = []
+        while len(headers) < 3 and (header := entry_at(segment, pos)) is not None:
+            headers.append((pos, header))
+            pos += header.size
+        indexes = [header.index for _, header in headers]
+        # Of three, two that follow each other are believed.
+        is_odd = len(indexes) == 3 and indexes[1] != indexes[0] + 1 and indexes[2] == indexes[1] + 1
+        for place, header in headers[1 if is_odd else 0 :][:1]:
+            if (not firsts or header.index > firsts[-1][1].index) and header.index <= log.end.last_index:
+                firsts.append((place, header))
+    return firsts
+
+
+def _term_runs(replica: Replica) -> Iterator[TermRun]:
+    """The terms of a log. Only segments in which the term changes are walked, because terms never fall."""
+    log = replica.log
+    runs: list[TermRun] = []
+    for place, (pos, header) in enumerate(replica.firsts):
+        is_last = place + 1 == len(replica.firsts)
+        next_term = replica.end_term if is_last else replica.firsts[place + 1][1].term
+        if header.term == next_term:
+            runs.append(TermRun(header.term, header.index, pos, 1))
+            continue
+        segment = segment_at(log.ledger_segments, pos)
+        assert segment is not None
+        runs += log.engine.term_runs(segment, pos, log.segment_end(segment))
+    last: TermRun | None = None
+    for place, run in enumerate(runs):
+        after = runs[place + 1] if place + 1 < len(runs) else None
+        # A run between two that need no other term between them is an entry with a damaged term.
+        is_odd = last is not None and after is not None and last.term <= after.term
+        if last is not None and (run.term == last.term or (is_odd and not last.term <= run.term <= after.term)):  # type: ignore[union-attr]
+            continue
+        yield run
+        last = run
+
+
+def group_of(log: Log, group_size: int | None) -> tuple[ReplicaGroup, list[Replica]]:
+    """The group of `log` and its replicas. Raises OptionError without replicas and for one that is given twice."""
+    replicas = _replicas(log)
+    _find_damaged_fronts(replicas)
+    agreed = _agreements(replicas)
+    members = tuple(replica.member() for replica in replicas)
+    size = group_size if group_size is not None else len(replicas)
+    foremost = max(range(len(members)), key=lambda number: (members[number].end_term, members[number].end))
+    group = ReplicaGroup(members, agreed, size, foremost, -1, None, "", None, None, None)
+    index, holder = _majority(group)
+    doubt = _doubt(group, replicas, index, holder)
+    proofs = [(index, holder, "quorum")] if not doubt else []
+    proofs += [
+        (member.committed, number, f"{member.committed_from} of {member.node}")
+        for number, member in enumerate(members)
+        if member.committed is not None and (index < 0 or not group.foreign(holder, number))
+    ]
+    committed = max(proofs, key=lambda proof: proof[0], default=(None, None, None))
+    return ReplicaGroup(
+        members, agreed, size, foremost, index, holder if index >= 0 else None, doubt, *committed
+    ), replicas
+
+
+def _replicas(log: Log) -> list[Replica]:
+    logs = [log, *log.replicas]
+    if len(logs) < 2:
+        raise OptionError(
+            "expected the other replicas, found none: give them with the option replicas, or as further paths"
+        )
+    resolved = [path_of(one.path).resolve() for one in logs]
+    for number, path in enumerate(resolved):
+        if path in resolved[:number]:
+            raise OptionError(f"{logs[number].path}: expected each replica once, found this one twice: remove one")
+    return [Replica(name, one) for name, one in zip(replica_names(logs), logs, strict=True)]
+
+
+def _find_damaged_fronts(replicas: list[Replica]) -> None:
+    """A log whose file begins with damage begins there, not behind it: its first entries are damaged, not expired."""
+    for replica in replicas:
+        if not replica.firsts:
+            continue
+        pos = replica.firsts[0][0]
+        segment = segment_at(replica.log.ledger_segments, pos)
+        assert segment is not None
+        head = read_at(segment.path, 0, MIN_BLANK_SIZE)
+        if pos == segment.base or (len(head) == MIN_BLANK_SIZE and decode_blank(head) == pos - segment.base):
+            continue
+        others = (segment_at(other.log.ledger_segments, segment.base) for other in replicas if other is not replica)
+        headers = [entry_at(other, segment.base) for other in others if other is not None]
+        lost = [header.index for header in headers if header is not None and header.index < replica.begin]
+        replica.begin = max(lost, default=max(replica.begin - 1, 0))
+
+
+def _agreements(replicas: list[Replica]) -> tuple[tuple[int | None, ...], ...]:
+    agreed: list[list[int | None]] = [[None] * len(replicas) for _ in replicas]
+    for number, replica in enumerate(replicas):
+        agreed[number][number] = replica.end
+        for before in range(number):
+            agreed[number][before] = agreed[before][number] = _agreement(replicas[before], replica)
+    return tuple(map(tuple, agreed))
+
+
+def _agreement(first: Replica, second: Replica) -> int | None:
+    """As `agreement` of their terms, but nothing is agreed where no entry of a few samples is the same."""
+    if not first.firsts or not second.firsts:
+        return None
+    agreed = agreement(first.terms, second.terms)
+    begin = max(first.terms.first, second.terms.first)
+    if agreed is None or agreed < begin:
+        return agreed
+    # A damaged entry is no other group.
+    samples = {begin, (begin + agreed) // 2, agreed}
+    return agreed if any(same_entry(first.log, second.log, index) for index in samples) else begin - 1
+
+
+def _majority(group: ReplicaGroup) -> tuple[int, int]:
+    """The highest index that a majority holds with the same term (-1 if there is none), and who holds it."""
+    if group.needed > len(group.members):
+        return -1, 0
+    numbers = range(len(group.members))
+    held = [sorted((group.common(one, other) for other in numbers), reverse=True)[group.needed - 1] for one in numbers]
+    return max((index, -number) for number, index in enumerate(held))[0], held.index(max(held))
+
+
+def _doubt(group: ReplicaGroup, replicas: list[Replica], index: int, holder: int) -> str:
+    """Why a majority does not prove `index` committed; empty if it does."""
+    if group.size != len(replicas):
+        return f"expected all {group.size} members of the group, found {len(replicas)} replicas"
+    if index < 0:
+        return "no index is on a majority"
+    term = replicas[holder].terms.at(index)
+    rival = superseding([replica.terms for replica in replicas], index, term)
+    if rival is None:
+        return ""
+    number = [replica.terms for replica in replicas].index(rival)
+    return f"{replicas[number].node} lacks it and ends with term {replicas[number].end_term}"

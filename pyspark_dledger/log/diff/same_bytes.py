@@ -1,0 +1,116 @@
+"""Which stretches of the files of replicas hold the same bytes, so that the entries of one of them are those of all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from io import FileIO
+from typing import NamedTuple
+
+from pyspark_dledger.format.spec import Filters, IntFilter, ScanRequest
+from pyspark_dledger.log.io.entry_reads import entry_at
+from pyspark_dledger.log.io.store_engine import read_engine
+from pyspark_dledger.log.plan import Partition
+
+WINDOW = 256 * 1024
+# What is looked at entry by entry around bytes that differ.
+STRETCH = 64 * 1024 * 1024
+
+
+class SameBytes(NamedTuple):
+    """The indexes ``[first, last]``, which are at positions ``[start, end)`` on every replica."""
+
+    first: int
+    last: int
+    start: int
+    end: int
+    is_equal: bool
+
+
+def stretches(partitions: Sequence[Partition], first: int, last: int) -> list[SameBytes]:
+    """Cuts the indexes ``[first, last]`` where bytes begin or cease to be the same on every replica.
+
+    Nothing where their files do not lie side by side.
+    """
+    places = {tuple((part.segment.base, part.segment.size, part.start) for part in _ranges(one)) for one in partitions}
+    if len(places) > 1:
+        return []
+    side_by_side = list(zip(*map(_ranges, partitions), strict=True))
+    if not side_by_side:
+        return []
+    unequal = [window for requests in side_by_side for window in _unequal_windows(requests)]
+    cuts = list(_cuts(partitions[0], side_by_side, unequal))
+    end = min(part[-1].end for part in map(_ranges, partitions))
+    starts = [(first, side_by_side[0][0].start), *(cut for cut in cuts if first < cut[0] <= last)]
+    found: list[SameBytes] = []
+    for (index, start), (following, stop) in zip(starts, [*starts[1:], (last + 1, end)], strict=True):
+        is_equal = not any(low < stop and start < high for low, high in unequal)
+        if found and found[-1].is_equal == is_equal:
+            found[-1] = found[-1]._replace(last=following - 1, end=stop)
+        else:
+            found.append(SameBytes(index, following - 1, start, stop, is_equal))
+    return found
+
+
+def _ranges(partition: Partition) -> list[ScanRequest]:
+    return [part for part in partition.ranges if isinstance(part, ScanRequest)]
+
+
+def _unequal_windows(requests: Sequence[ScanRequest]) -> Iterator[tuple[int, int]]:
+    """Positions at which the bytes of replicas differ or cannot be read, as windows of some size."""
+    start, end = requests[0].start, min(request.end for request in requests)
+    with ExitStack() as stack:
+        try:
+            files = [stack.enter_context(FileIO(request.segment.path)) for request in requests]
+        except OSError:
+            yield start, end
+            return
+        base = requests[0].segment.base
+        buffers = [bytearray(WINDOW) for _ in files]
+        for at in range(start, end, WINDOW):
+            if end - at < WINDOW:
+                buffers = [bytearray(end - at) for _ in files]
+            # A buffer that is only compared stays in the processor's cache.
+            is_read = all(_fill(buffer, file, at - base) for buffer, file in zip(buffers, files, strict=True))
+            if not is_read or any(buffer != buffers[0] for buffer in buffers[1:]):
+                yield at, at + len(buffers[0])
+
+
+def _fill(buffer: bytearray, file: FileIO, offset: int) -> bool:
+    """Reads a whole buffer from a file; whether that was possible."""
+    try:
+        file.seek(offset)
+        return file.readinto(buffer) == len(buffer)
+    except OSError:
+        return False
+
+
+def _cuts(
+    partition: Partition, side_by_side: list[tuple[ScanRequest, ...]], unequal: list[tuple[int, int]]
+) -> Iterator[tuple[int, int]]:
+    """Index and position of entries at which every replica may be cut, around what is not equal."""
+    engine = read_engine(partition.engine)
+    for requests in side_by_side if unequal else []:
+        request = requests[0]
+        cuts = [request.start]
+        if any(low < request.end and request.start < high for low, high in unequal):
+            cuts += engine.split(request.segment, request.start, min(one.end for one in requests), STRETCH)
+        for cut in cuts:
+            headers = [entry_at(one.segment, cut) for one in requests]
+            if headers[0] is not None and all(header == headers[0] for header in headers):
+                after = entry_at(request.segment, cut + headers[0].size)
+                if after is None or after.index == headers[0].index + 1:
+                    yield headers[0].index, cut
+
+
+def clipped(partition: Partition, stretch: SameBytes, is_last: bool) -> Partition:
+    """The part of a read that is in a stretch; the last one goes on to the end of the read."""
+    wanted = Filters(index=IntFilter(stretch.first, stretch.last))
+    ranges = []
+    for request in _ranges(partition):
+        start = max(request.start, stretch.start)
+        end = request.end if is_last else min(request.end, stretch.end)
+        if start < end:
+            ranges.append(replace(request, start=start, end=end, filters=wanted))
+    return Partition(tuple(ranges), partition.engine)

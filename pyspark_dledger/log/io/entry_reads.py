@@ -1,0 +1,108 @@
+"""Single entries and index units, read directly: what planning asks of a store without scanning it."""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_right
+from pathlib import Path
+
+from pyspark_dledger.errors import StoreError
+from pyspark_dledger.format.codec import EntryHeader, IndexUnit, decode_entry_header, decode_index_unit, decode_records
+from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, ENTRY_MAGICS, INDEX_UNIT_SIZE, MESSAGE_HEADER
+from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Segment
+from pyspark_dledger.log.io.segment_listing import Listing, listing
+from pyspark_dledger.log.io.store_paths import HIGHEST_BASE
+from pyspark_dledger.log.io.uris import RemoteUri
+
+
+def read_at(path: str, offset: int, size: int) -> bytes:
+    """The bytes of a file at `offset`; fewer at its end, none where it cannot be read.
+
+    Raises StoreError where a remote file cannot be read: it may well be there.
+    """
+    if isinstance(path, RemoteUri):
+        return _read_remote_at(path, offset, size)
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        return os.pread(descriptor, size, offset)
+    except OSError:
+        return b""
+    finally:
+        os.close(descriptor)
+
+
+def _read_remote_at(uri: RemoteUri, offset: int, size: int) -> bytes:
+    from pyspark_dledger.log.io.remote import read_remote  # imports pyarrow's file systems
+
+    try:
+        return read_remote(uri, offset, size)
+    except FileNotFoundError:
+        return b""
+
+
+def entry_at(segment: Segment, pos: int) -> EntryHeader | None:
+    """The header of the DLedger entry that stands at `pos` and names that place, or None."""
+    if not segment.base <= pos < segment.end:
+        return None
+    data = read_at(segment.path, pos - segment.base, ENTRY_HEADER_SIZE)
+    if len(data) < ENTRY_HEADER_SIZE:
+        return None
+    header = decode_entry_header(data)
+    fits = (
+        header.magic in ENTRY_MAGICS and header.body_size >= 0 and header.size == ENTRY_HEADER_SIZE + header.body_size
+    )
+    if not fits or pos + header.size > segment.end or header.index < 0 or header.term < -1:
+        return None
+    return header if header.pos == pos or not segment.check_pos else None
+
+
+def segment_at(segments: list[Segment], pos: int) -> Segment | None:
+    """The segment that holds `pos`, of segments in order."""
+    place = bisect_right(segments, pos, key=lambda segment: segment.base) - 1
+    return segments[place] if place >= 0 and pos < segments[place].end else None
+
+
+class DLedgerIndex:
+    """The DLedger index of a node: 32 bytes for each entry, in mostly sparse files. Only single units are read."""
+
+    def __init__(self, folder: Path | None, before: DLedgerIndex | None = None) -> None:
+        self.files: list[Segment] = []
+        self.listing: Listing | None = None
+        try:
+            if folder is not None and folder.is_dir():
+                self.listing = listing([folder], "index", True, before.listing if before is not None else None)
+                self.files = list(self.listing.segments)
+        except (OSError, StoreError):
+            pass  # it only tells where to look: without it the log itself is searched
+
+    def unit(self, index: int) -> IndexUnit | None:
+        """The unit of `index` as it stands on disk, or None where none was written."""
+        file = segment_at(self.files, index * INDEX_UNIT_SIZE)
+        if file is None:
+            return None
+        data = read_at(file.path, index * INDEX_UNIT_SIZE - file.base, INDEX_UNIT_SIZE)
+        if len(data) < INDEX_UNIT_SIZE:
+            return None
+        unit = decode_index_unit(data)
+        return unit if unit.magic in ENTRY_MAGICS and unit.index == index else None
+
+
+def lone_segment(file: Path, source: str) -> Segment:
+    """One file whose name says nothing: it begins where its first entry or message says that it stands."""
+    data = read_at(str(file), 0, ENTRY_HEADER_SIZE)
+    size = file.stat().st_size
+    base = -1
+    if len(data) == ENTRY_HEADER_SIZE and source == COMMITLOG:
+        base = int(decode_records(data, MESSAGE_HEADER)["physicalOffset"][0])
+    elif len(data) == ENTRY_HEADER_SIZE and decode_entry_header(data).magic in ENTRY_MAGICS:
+        base = decode_entry_header(data).pos
+    segment = Segment(str(file), file.name, base, size, source)
+    if not 0 <= base <= HIGHEST_BASE or (source == DLEDGER and entry_at(segment, base) is None):
+        raise StoreError(
+            f"{file}: expected a segment, whose name has 20 digits or which begins with an entry or a message, found "
+            "neither: check the path"
+        )
+    return segment

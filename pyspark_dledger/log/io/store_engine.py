@@ -1,0 +1,167 @@
+"""The engine of a store: of a remote one it is given what it needs of a segment, window by window."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from pyspark_dledger.format.encode.puts import PutIds
+from pyspark_dledger.format.engine import Engine, get_engine
+from pyspark_dledger.format.scan.segment_file import MissingBytes
+from pyspark_dledger.format.spec import Compressed, LogEnd, ScanRequest, Segment, Survey, SurveyRequest, TermRun
+from pyspark_dledger.log.io.uris import RemoteUri, is_remote
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from pyspark_dledger.format.encode.message_copies import CopiedMessages, Longs
+    from pyspark_dledger.log.io.fetched_segment import FetchedSegment
+
+WINDOW = 32 * 1024 * 1024
+"""Bytes that a scan has before it, while it fetches as many more."""
+
+_Result = TypeVar("_Result")
+
+
+def read_engine(name: str) -> Engine:
+    """The engine of that name, which also reads remote segments; see `engine.get_engine`."""
+    return cast(Engine, _ReadEngine(get_engine(name)))
+
+
+def engine_over(paths: Iterable[str], name: str) -> Engine:
+    """The engine of that name for a store that lies at these paths."""
+    return read_engine(name) if any(map(is_remote, paths)) else get_engine(name)
+
+
+def engine_of(name: str, segment: Segment) -> Engine:
+    """The engine of that name for a segment."""
+    return read_engine(name) if isinstance(segment.path, RemoteUri) else get_engine(name)
+
+
+class _ReadEngine:
+    """An engine whose calls that read a segment fetch, of a remote one, what they need; others are the engine's own.
+
+    A call that meets bytes which were not fetched is made again, with them: it answers as if all had been there.
+    Messages that a scan has just found are placed from what it has fetched.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.NAME = engine.NAME
+        self._engine = engine
+        self._scanned: dict[Segment, FetchedSegment] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def scan(self, request: ScanRequest) -> Iterator[tuple[pa.RecordBatch, list[Compressed]]]:
+        if not isinstance(request.segment.path, RemoteUri):
+            yield from self._engine.scan(request)
+            return
+        end = min(request.end, request.segment.end)
+        with _fetched(request.segment) as copy:
+            self._scanned[request.segment] = copy
+            try:
+                yield from self._windows(copy, request, end)
+            finally:
+                self._scanned.pop(request.segment, None)
+
+    def _windows(
+        self, copy: FetchedSegment, request: ScanRequest, end: int
+    ) -> Iterator[tuple[pa.RecordBatch, list[Compressed]]]:
+        start = request.start
+        while True:
+            cut = self._window_end(copy, start, end)
+            copy.hold(start, cut)
+            is_last = cut >= end
+            is_boundary = request.end_is_boundary if is_last else True
+            stop = request.end if is_last else cut
+            yield from self._rows(copy, replace(request, start=start, end=stop, end_is_boundary=is_boundary))
+            if is_last:
+                return
+            copy.drop(cut)
+            start = cut
+
+    def _window_end(self, copy: FetchedSegment, start: int, end: int) -> int:
+        """Where a walk that began before `start` arrives about a window further on; what follows is on its way."""
+        reach = 2 * WINDOW
+        while end - start > WINDOW + WINDOW // 4:
+            stop = min(start + reach, end)
+            copy.want(start, stop)
+            cuts = self._cuts(copy, start, stop)
+            if cuts:
+                return cuts[0]
+            if stop == end:
+                break
+            reach *= 2
+        return end
+
+    def _cuts(self, copy: FetchedSegment, start: int, stop: int) -> list[int]:
+        return _asked(copy, lambda segment: self._engine.split(segment, start, stop, WINDOW))
+
+    def _rows(self, copy: FetchedSegment, request: ScanRequest) -> Iterator[tuple[pa.RecordBatch, list[Compressed]]]:
+        """The batches of a window, each once: a scan that is made again gives the same ones."""
+        given = 0
+        while True:
+            try:
+                scan = self._engine.scan(replace(request, segment=copy.segment))
+                for number, batch in enumerate(scan):
+                    if number >= given:
+                        given += 1
+                        yield batch
+                return
+            except MissingBytes as missing:
+                copy.demand(missing.offset)
+
+    def log_end(self, segment: Segment, start: int, search_all: bool) -> LogEnd:
+        return self._on(segment, lambda found: self._engine.log_end(found, start, search_all))
+
+    def split(self, segment: Segment, start: int, end: int, target_bytes: int) -> list[int]:
+        return self._on(segment, lambda found: self._engine.split(found, start, end, target_bytes))
+
+    def seek(self, segment: Segment, start: int, end: int, index: int) -> int:
+        return self._on(segment, lambda found: self._engine.seek(found, start, end, index))
+
+    def term_runs(self, segment: Segment, start: int, end: int) -> list[TermRun]:
+        return self._on(segment, lambda found: self._engine.term_runs(found, start, end), (start, end))
+
+    def survey(self, request: SurveyRequest) -> Survey:
+        whole = request.segment.base, request.segment.end
+        return self._on(request.segment, lambda found: self._engine.survey(replace(request, segment=found)), whole)
+
+    def put_ids(self, segment: Segment, start: int, end: int) -> PutIds:
+        return self._on(segment, lambda found: self._engine.put_ids(found, start, end), (start, end))
+
+    def place_messages(
+        self, segment: Segment, starts: Longs, sizes: Longs, into: bytearray | memoryview, position: int
+    ) -> CopiedMessages:
+        def placed(found: Segment) -> CopiedMessages:
+            return self._engine.place_messages(found, starts, sizes, into, position)
+
+        scanned = self._scanned.get(segment)
+        return self._on(segment, placed) if scanned is None else _asked(scanned, placed)
+
+    def _on(
+        self, segment: Segment, question: Callable[[Segment], _Result], all_of: tuple[int, int] | None = None
+    ) -> _Result:
+        """An engine's answer about a segment; of ``all_of`` it is known that it will be read."""
+        if not isinstance(segment.path, RemoteUri):
+            return question(segment)
+        with _fetched(segment) as copy:
+            if all_of is not None:
+                copy.want(*all_of)
+            return _asked(copy, question)
+
+
+def _fetched(segment: Segment) -> FetchedSegment:
+    from pyspark_dledger.log.io.fetched_segment import FetchedSegment  # imports pyarrow's file systems
+
+    return FetchedSegment(segment)
+
+
+def _asked(copy: FetchedSegment, question: Callable[[Segment], _Result]) -> _Result:
+    while True:
+        try:
+            return question(copy.segment)
+        except MissingBytes as missing:
+            copy.demand(missing.offset)

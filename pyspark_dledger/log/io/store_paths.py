@@ -1,0 +1,261 @@
+"""Finding a store from any path users have: the folders of its segments, index, state and ConsumeQueue."""
+
+from __future__ import annotations
+
+import re
+import stat
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import pairwise, zip_longest
+from pathlib import Path
+
+from pyspark_dledger.errors import StoreError
+from pyspark_dledger.format.codec import decode_blank
+from pyspark_dledger.format.java_text import escaped_path, is_utf8
+from pyspark_dledger.format.layout import ENTRY_MAGICS, SEGMENT_NAME_DIGITS
+from pyspark_dledger.format.message import has_message_magic
+from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Segment
+from pyspark_dledger.log.io.files import is_readable, is_there, names_in, path_of, without_bucket
+
+_SEGMENT_NAME = re.compile(rf"\d{{{SEGMENT_NAME_DIGITS}}}")
+_NODE_PREFIX = "dledger-"
+_ACCEPTED = "a storePathRootDir, a dledger-<id>/ folder, a data/ or commitlog/ folder, or one segment file"
+# A hole this long is no lost file: the file behind it belongs to something else.
+_LONGEST_HOLE = 2**44
+# Positions stay far from where adding a size would overflow.
+HIGHEST_BASE = 2**62
+
+
+@dataclass(frozen=True)
+class StorePaths:
+    """The parts of a store that exist.
+
+    ``node`` is the id in ``dledger-<id>``; None for a plain CommitLog or a lone folder. ``only`` is the one segment
+    file that was asked for.
+    """
+
+    path: str
+    node: str | None = None
+    node_dir: Path | None = None
+    root: Path | None = None
+    data_dirs: tuple[Path, ...] = ()
+    commitlog_dirs: tuple[Path, ...] = ()
+    only: Path | None = None
+
+
+_ENTRY_STARTS = [magic.to_bytes(4, "big") for magic in ENTRY_MAGICS]
+
+
+def find_store(path: str, self_id: str | None = None, data_dirs: tuple[str, ...] | None = None) -> StorePaths:
+    """The parts of the store at `path`.
+
+    Raises StoreError where the path is missing, unreadable, empty or no store, where a path in it is not UTF-8, and
+    where a root holds several nodes and `self_id` does not choose one.
+    """
+    found = _find(path, self_id, data_dirs)
+    only = () if found.only is None else (found.only,)
+    for part in (*found.data_dirs, *found.commitlog_dirs, *only):
+        _check_utf8(str(part))
+    return found
+
+
+def _check_utf8(path: str) -> None:
+    if not is_utf8(path):
+        raise StoreError(
+            f"{escaped_path(path)}: expected a path in UTF-8, found bytes that are not: rename it, or give it another "
+            "name by a link or a bind mount"
+        )
+
+
+def _find(path: str, self_id: str | None, data_dirs: tuple[str, ...] | None) -> StorePaths:
+    given = path_of(path).absolute()
+    if not is_there(given):
+        nothing = without_bucket(given) or "nothing there: check the path"
+        raise StoreError(f"{path}: expected {_ACCEPTED}, found {nothing}")
+    extra = tuple(_existing_dir(folder) for folder in data_dirs or ())
+    if given.is_file():
+        return _of_file(path, given)
+    names = _names(given)
+    if not names:
+        raise StoreError(f"{path}: expected {_ACCEPTED}, found an empty folder")
+    if _looks_like_node(given, names):
+        return _of_node(path, given, extra)
+    if given.name == "index" and _has(given.parent, "data"):
+        raise StoreError(
+            f"{path}: expected {_ACCEPTED}, found the index of a node: give the node's folder {given.parent}"
+        )
+    if any(_SEGMENT_NAME.fullmatch(name) for name in names) or given.name in ("data", "commitlog"):
+        return _of_folder(path, given, extra)
+    return _of_root(path, given, names, self_id, extra)
+
+
+def _existing_dir(folder: str) -> Path:
+    found = path_of(folder)
+    if not found.is_dir():
+        nothing = without_bucket(found) or "none: check the path"
+        raise StoreError(f"dataDirs: expected a folder with segment files at {folder}, found {nothing}")
+    _names(found)
+    return found
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return sorted(names_in(folder))
+    except OSError as error:
+        raise StoreError(f"{folder}: cannot be read ({error.strerror}): check its type and its permissions") from None
+
+
+def _looks_like_node(folder: Path, names: list[str]) -> bool:
+    if folder.name.startswith(_NODE_PREFIX):
+        return True
+    return "data" in names and ("index" in names or "currterm" in names)
+
+
+def _node_id(folder: Path) -> str | None:
+    return folder.name.removeprefix(_NODE_PREFIX) if folder.name.startswith(_NODE_PREFIX) else None
+
+
+def _of_file(path: str, file: Path) -> StorePaths:
+    if not is_readable(file):
+        raise StoreError(f"{path}: cannot be read (Permission denied): check its permissions")
+    return _of_folder(path, file.parent, (), only=file)
+
+
+def _of_folder(path: str, folder: Path, extra: tuple[Path, ...], only: Path | None = None) -> StorePaths:
+    """The store around a data/ or commitlog/ folder; only its segments are read."""
+    node_dir = folder.parent if _looks_like_node(folder.parent, []) or _has(folder.parent, "currterm") else None
+    dirs = (folder, *extra)
+    source = _source_of(dirs, only)
+    if source == COMMITLOG:
+        return StorePaths(path, root=folder.parent, commitlog_dirs=dirs, only=only)
+    if node_dir is None:
+        return StorePaths(path, data_dirs=dirs, only=only)
+    return StorePaths(path, _node_id(node_dir), node_dir, node_dir.parent, dirs, only=only)
+
+
+def _has(folder: Path, name: str) -> bool:
+    return (folder / name).exists()
+
+
+def _source_of(dirs: Iterable[Path], only: Path | None) -> str:
+    """What a folder's segments hold, by the first bytes of a segment, else by the folder's name."""
+    files = [folder / name for folder in dirs for name in _names(folder) if _SEGMENT_NAME.fullmatch(name)]
+    for file in [only] if only is not None else files:
+        if not file.is_file():
+            continue
+        with file.open("rb") as stream:
+            head = stream.read(8)
+        if has_message_magic(head, 0, len(head)):
+            return COMMITLOG
+        if (len(head) == 8 and decode_blank(head) is not None) or head[:4] in _ENTRY_STARTS:
+            return DLEDGER
+    return COMMITLOG if any(folder.name == "commitlog" for folder in dirs) else DLEDGER
+
+
+def _of_node(path: str, node_dir: Path, extra: tuple[Path, ...]) -> StorePaths:
+    own = node_dir / "data"
+    more = tuple(folder for folder in extra if not own.is_dir() or not folder.samefile(own))
+    dirs = ((own,) if own.is_dir() else ()) + more
+    if not dirs:
+        raise StoreError(
+            f"{path}: expected a data/ folder in {node_dir.name}, found {_listed(_names(node_dir))}: if the broker "
+            "sets storePathDLedgerCommitLog, name its folders with the option dataDirs"
+        )
+    return StorePaths(path, _node_id(node_dir), node_dir, node_dir.parent, dirs)
+
+
+def node_folders(root: Path, names: Iterable[str]) -> dict[str, Path]:
+    """The folders ``dledger-<id>`` among what a root holds, by id."""
+    folders = [root / name for name in names if name.startswith(_NODE_PREFIX) and (root / name).is_dir()]
+    return {folder.name.removeprefix(_NODE_PREFIX): folder for folder in folders}
+
+
+def _of_root(path: str, root: Path, names: list[str], self_id: str | None, extra: tuple[Path, ...]) -> StorePaths:
+    nodes = node_folders(root, names)
+    if self_id is not None and self_id.removeprefix(_NODE_PREFIX) not in nodes:
+        raise StoreError(f"{path}: expected a node {self_id} (selfId), found {_listed(nodes) or 'no node'}")
+    if len(nodes) > 1 and self_id is None:
+        raise StoreError(f"{path}: expected one node, found {_listed(nodes)}: choose one with the option selfId")
+    old = root / "commitlog"
+    commitlog_dirs = (old,) if old.is_dir() else ()
+    if nodes:
+        node = self_id.removeprefix(_NODE_PREFIX) if self_id is not None else next(iter(nodes))
+        found = _of_node(path, nodes[node], extra)
+        return StorePaths(path, node, found.node_dir, root, found.data_dirs, commitlog_dirs)
+    if commitlog_dirs or extra:
+        return StorePaths(path, root=root, commitlog_dirs=commitlog_dirs + extra)
+    inner = [name for name in names if (root / name).is_dir() and _is_store(root / name)]
+    if inner:
+        raise StoreError(
+            f"{path}: expected {_ACCEPTED}, found stores in {_listed(inner)}: give the path of one of them"
+        )
+    raise StoreError(f"{path}: expected {_ACCEPTED}, found {_listed(names)}: this is not a store")
+
+
+def _is_store(folder: Path) -> bool:
+    names = names_in(folder) if is_readable(folder) else []
+    return "commitlog" in names or any(name.startswith(_NODE_PREFIX) for name in names)
+
+
+def _listed(names: Iterable[str]) -> str:
+    """At most eight names, for an error's sentence."""
+    shown = list(names)
+    more = f" and {len(shown) - 8} more" if len(shown) > 8 else ""
+    return ", ".join(shown[:8]) + more
+
+
+def list_segments(dirs: Iterable[Path], source: str, check_pos: bool) -> list[Segment]:
+    """The segments in `dirs` by base, each as long as it has to be: a shorter file is found out by the scan.
+
+    Files with other names are no segments. Raises StoreError for two files of one base, and for a base so far away that
+    the file cannot be of this log.
+    """
+    files: dict[int, Path] = {}
+    sizes: dict[int, int] = {}
+    for folder in dirs:
+        for name in _names(folder):
+            file = folder / name
+            size = file_size(file) if _SEGMENT_NAME.fullmatch(name) else None
+            if size is None:
+                continue
+            base = int(name)
+            if base in files:
+                raise StoreError(f"{file}: expected one segment at {base}, found {files[base]} as well: remove one")
+            files[base], sizes[base] = file, size
+    bases = sorted(files)
+    usual = _usual_size(bases, sizes)
+    segments = []
+    for base, following in zip_longest(bases, bases[1:]):
+        size = max(sizes[base], usual)
+        if following is not None:
+            size = min(size, following - base)
+            if following - base > _LONGEST_HOLE:
+                raise StoreError(
+                    f"{files[following]}: expected a segment near {base + size}, found one far behind: move it away"
+                )
+        if base > HIGHEST_BASE:
+            raise StoreError(f"{files[base]}: expected a base of at most 2^62, found {base}: move it away")
+        segments.append(Segment(str(files[base]), files[base].name, base, size, source, check_pos))
+    return segments
+
+
+def file_size(file: Path) -> int | None:
+    """The size of a regular file in bytes; None for anything else, and for what vanished since it was listed."""
+    try:
+        status = file.stat()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise StoreError(f"{file}: cannot be read ({error.strerror}): check its permissions") from None
+    return status.st_size if stat.S_ISREG(status.st_mode) else None
+
+
+def _usual_size(bases: list[int], sizes: dict[int, int]) -> int:
+    """The size in bytes that the segments were created with: what most files have, else the distance of two names."""
+    if not bases:
+        return 0
+    size, count = Counter(sizes.values()).most_common(1)[0]
+    if 2 * count > len(bases) or len(bases) == 1:
+        return size
+    return min(after - before for before, after in pairwise(bases))

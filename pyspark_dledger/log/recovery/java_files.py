@@ -1,0 +1,387 @@
+"""A folder of mapped files as the Java DLedger handles it on opening, with every change made in memory only.
+
+Sources: DLedger 0.1 to 0.4.0, ``MmapFileList``, ``DefaultMmapFile``, ``MultiPathMmapFileList``. Java's own arithmetic
+is part of what is modelled: numbers wrap at 32 and 64 bits, and a remainder has the sign of what is divided.
+"""
+
+from __future__ import annotations
+
+import re
+import stat
+from collections import Counter
+from collections.abc import Callable, Iterable
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+
+from pyspark_dledger.errors import StoreError
+from pyspark_dledger.format.layout import INDEX_UNIT_SIZE, MIN_BLANK_SIZE, SEGMENT_NAME_DIGITS
+from pyspark_dledger.log.io.files import names_in, open_file
+
+_JAVA_LONG = re.compile(r"[+-]?\d+")
+_WINDOW = 1024 * 1024
+LOAD_FAILED = "Load file failed, this usually indicates fatal error, you should check it manually"
+
+
+class JavaEnds(Exception):
+    """Java does not open the store: its own message, and in our words what it stumbles over."""
+
+    outcome = ""
+
+    def __init__(self, message: str, detail: str = "") -> None:
+        super().__init__(message, detail)
+        self.message = message
+        self.detail = detail
+
+
+class JavaThrows(JavaEnds):
+    """Java throws: the message is the exception's class and text."""
+
+    outcome = "throws"
+
+
+class JavaExits(JavaEnds):
+    """Java ends its own process: the message is what it logs before."""
+
+    outcome = "exits"
+
+
+class JavaHangs(JavaEnds):
+    """Java runs in a circle and never comes back."""
+
+    outcome = "hangs"
+
+
+def ledger_error(code: int, name: str, text: str, detail: str = "") -> JavaThrows:
+    """DLedger's own exception."""
+    kind = "io.openmessaging.storage.dledger.exception.DLedgerException"
+    return JavaThrows(f"{kind}: [code={code},name={name},desc=] {text}", detail)
+
+
+def disk_error(text: str, detail: str = "") -> JavaThrows:
+    """DLedger's own exception for a store that it does not accept."""
+    return ledger_error(414, "DISK_ERROR", text, detail)
+
+
+def underflow(detail: str) -> JavaThrows:
+    """The JDK's exception for reading behind the end of a buffer."""
+    return JavaThrows("java.nio.BufferUnderflowException", detail)
+
+
+def bad_argument(detail: str) -> JavaThrows:
+    """The JDK's exception for a place outside of a buffer."""
+    return JavaThrows("java.lang.IllegalArgumentException", detail)
+
+
+def int32(value: int) -> int:
+    """The low 32 bits as a signed number."""
+    return (value & 0xFFFFFFFF ^ 0x80000000) - 0x80000000
+
+
+def int64(value: int) -> int:
+    """The low 64 bits as a signed number."""
+    return (value & 0xFFFFFFFFFFFFFFFF ^ 0x8000000000000000) - 0x8000000000000000
+
+
+def remainder(value: int, divisor: int) -> int:
+    """Java's ``%``, which has the sign of `value`."""
+    return value % divisor if value >= 0 else -(-value % divisor)
+
+
+def quotient(value: int, divisor: int) -> int:
+    """Java's ``/``, which rounds towards zero."""
+    return value // divisor if value >= 0 else -(-value // divisor)
+
+
+def parse_long(text: str) -> int:
+    """Java's ``Long.parseLong``; raises JavaThrows."""
+    if _JAVA_LONG.fullmatch(text) and -(2**63) <= int(text) < 2**63:
+        return int(text)
+    raise JavaThrows(f'java.lang.NumberFormatException: For input string: "{text}"')
+
+
+class JavaFile:
+    """One mapped file: where it begins in the log, how far Java counts it as written, and what was written since.
+
+    A file without a path was created by the model and is all zeros.
+    """
+
+    def __init__(self, base: int, size: int, name: str, path: Path | None) -> None:
+        self.base = base
+        self.size = size
+        self.name = name
+        self.path = path
+        self.wrote = size if path is not None else 0
+        self.start = 0
+        self._blank_head = 0
+        self._rewritten = (0, 0)
+        self._kept: dict[int, bytes] = {}
+        self._latest = (-1, b"")
+        self._window = (0, b"")
+
+    @property
+    def end(self) -> int:
+        return self.base + self.size
+
+    def read(self, offset: int, size: int) -> bytes:
+        """The bytes at `offset` of the file; fewer at its end, none outside of it."""
+        if not 0 <= offset < self.size:
+            return b""
+        size = min(size, self.size - offset)
+        if offset in self._kept and size <= INDEX_UNIT_SIZE:
+            return self._kept[offset][:size]
+        if offset == self._latest[0] and size <= INDEX_UNIT_SIZE:
+            return self._latest[1][:size]
+        low, high = self._rewritten
+        if self.path is None or low <= offset < high:
+            return bytes(size)
+        if offset < self._blank_head:
+            return (b"\xff\xff\xff\xff" + self._blank_head.to_bytes(4, "big") + bytes(offset + size))[offset:][:size]
+        at, data = self._window
+        if not (at <= offset and offset + size <= at + len(data)):
+            self._window = at, data = offset, self.read_disk(offset, max(size, min(_WINDOW, self.size - offset)))
+        return data[offset - at : offset - at + size]
+
+    def read_disk(self, offset: int, size: int) -> bytes:
+        """Bytes of the file as it lies on disk; zeros where it has become shorter meanwhile."""
+        assert self.path is not None
+        try:
+            with open_file(self.path) as opened:
+                data = opened.read(offset, size)
+        except OSError as error:
+            raise StoreError(f"{self.path}: cannot be read ({error.strerror}): check its permissions") from None
+        return data.ljust(size, b"\0")
+
+    @property
+    def is_untouched(self) -> bool:
+        """Whether its content is what lies on disk."""
+        return self.path is not None and self._rewritten == (0, 0) and not self._kept and not self._blank_head
+
+    def append_units(self, count: int, unit: Callable[[int], bytes], kept: int | None) -> None:
+        """Write index units at the written position; `unit` gives the one at a place, from 0.
+
+        Of all that was written only the latest unit and those at `kept` can be read again; the others read as zeros.
+        """
+        low, high = self._rewritten
+        start, size = self.wrote, count * INDEX_UNIT_SIZE
+        self._rewritten = (low if high else start, start + size)
+        if kept is not None and 0 <= kept < count:
+            self._kept[start + kept * INDEX_UNIT_SIZE] = unit(kept)
+        self._latest = start + size - INDEX_UNIT_SIZE, unit(count - 1)
+        self.wrote += size
+
+    def write_blank_head(self, size: int) -> None:
+        """Overwrite the first `size` bytes with a blank, as 0.4.0 does."""
+        self._blank_head = size
+        self._kept = {offset: unit for offset, unit in self._kept.items() if offset >= size}
+        self._rewritten = (max(self._rewritten[0], size), max(self._rewritten[1], size))
+        if self._rewritten[0] == self._rewritten[1]:
+            self._rewritten = (0, 0)
+
+
+class JavaFileList:
+    """The files of the data or of the index, in order, and what Java would delete and create.
+
+    ``file_size`` is what Java is configured with, in bytes. ``blanks_heads``: 0.4.0, which marks the start of the first
+    file as a blank, and deletes a first file that is nothing but blanks.
+    """
+
+    def __init__(self, dirs: Iterable[Path], file_size: int, blanks_heads: bool) -> None:
+        self.file_size = file_size
+        self.files: list[JavaFile] = []
+        self.deleted: list[str] = []
+        self.created: list[str] = []
+        self._paths = sorted((path for folder in dirs for path in list_folder(folder)), key=lambda path: path.name)
+        self._blanks_heads = blanks_heads
+
+    @property
+    def names_before(self) -> list[str]:
+        """Everything that lies in the folders, in order."""
+        return [path.name for path in self._paths]
+
+    @property
+    def names_after(self) -> list[str]:
+        return sorted({*self.names_before, *self.created} - (set(self.deleted) - {file.name for file in self.files}))
+
+    @property
+    def names_deleted(self) -> list[str]:
+        """Names that were there before and are not afterwards."""
+        return sorted(set(self.names_before) - set(self.names_after))
+
+    def load(self) -> None:
+        """Map all files. Raises JavaExits for one of another size, JavaThrows for a name that is no number."""
+        for path in self._paths:
+            size = path.stat().st_size if path.exists() else 0
+            if size != self.file_size:
+                found = "a folder" if path.is_dir() else f"{size} bytes"
+                raise JavaExits(
+                    LOAD_FAILED,
+                    f"{path.parent.name}/{path.name}: expected a file of {self.file_size} bytes, found {found}",
+                )
+            base = parse_long(path.name)
+            if not stat.S_ISREG(path.stat().st_mode):
+                raise JavaExits(LOAD_FAILED, f"{path.parent.name}/{path.name}: expected a file, found none")
+            self.files.append(JavaFile(base, self.file_size, path.name, path))
+
+    def find_disorder(self) -> tuple[JavaFile, JavaFile] | None:
+        """The first two files that do not follow each other; 0.4.0 deletes a first file of blanks before."""
+        if self._blanks_heads:
+            self.drop_blank_first()
+        for before, after in pairwise(self.files):
+            if after.base - before.base != self.file_size:
+                return before, after
+        return None
+
+    def drop_blank_first(self) -> None:
+        """Delete the first file if blanks cover it exactly. Raises JavaThrows, JavaHangs."""
+        if not self.files:
+            return
+        first, pos, seen = self.files[0], 0, set()
+        while pos != first.size:
+            if pos in seen:
+                raise JavaHangs("", f"{first.name} at byte {pos}: expected blanks that lead on, found a circle")
+            seen.add(pos)
+            if not 0 <= pos <= first.size:
+                raise bad_argument(f"{first.name}: expected a blank that ends in the file, found its end at {pos}")
+            head = first.read(pos, MIN_BLANK_SIZE)
+            if len(head) >= 4 and head[:4] != b"\xff\xff\xff\xff":
+                return
+            if len(head) < MIN_BLANK_SIZE:
+                raise underflow(f"{first.name} at byte {pos}: expected a blank of 8 bytes, found the end of the file")
+            pos = int32(pos + int.from_bytes(head[4:], "big", signed=True))
+        self._delete([first])
+
+    def find(self, offset: int) -> JavaFile | None:
+        """The file that holds a position; position 0 falls back to the first file."""
+        if not self.files:
+            return None
+        first = self.files[0]
+        if first.base <= offset < self.files[-1].end:
+            place = int32(quotient(offset, self.file_size) - quotient(first.base, self.file_size))
+            if 0 <= place < len(self.files) and self.files[place].base <= offset < self.files[place].end:
+                return self.files[place]
+            for file in self.files:
+                if file.base <= offset < file.end:
+                    return file
+        return first if offset == 0 else None
+
+    def data_at(self, offset: int, size: int | None = None) -> tuple[JavaFile, int] | None:
+        """The file and the place in it where `size` written bytes stand; without a size, at least one."""
+        file = self.find(offset)
+        if file is None:
+            return None
+        place = int32(remainder(offset, self.file_size))
+        if size is None:
+            return (file, place) if 0 <= place < file.wrote else None
+        if int32(place + size) > file.wrote:
+            return None
+        if place < 0 or place > file.size or size < 0 or size > file.size - place:
+            raise bad_argument(f"{file.name} at byte {place}: expected a size within the file, found {size}")
+        return file, place
+
+    @property
+    def wrote_end(self) -> int:
+        """Where the next byte would be written."""
+        return self.files[-1].base + self.files[-1].wrote if self.files else 0
+
+    def truncate(self, offset: int) -> None:
+        """End the log at `offset`: files behind it are deleted."""
+        removed = []
+        for file in self.files:
+            if file.end <= offset:
+                continue
+            if offset >= file.base:
+                file.wrote = int32(remainder(offset, self.file_size))
+            else:
+                removed.append(file)
+        self._delete(removed)
+
+    def reset(self, offset: int) -> None:
+        """Begin the log at `offset`: files before it are deleted."""
+        removed = []
+        for file in self.files:
+            if file.base > offset:
+                continue
+            if offset < file.end:
+                file.start = int32(remainder(offset, self.file_size))
+                if self._blanks_heads and file.start > MIN_BLANK_SIZE:
+                    file.write_blank_head(file.start)
+                    file.wrote = max(file.wrote, file.start)
+            else:
+                removed.append(file)
+        self._delete(removed)
+
+    def rebuild(self, pos: int) -> bool:
+        """Delete everything and begin anew at `pos`; whether that worked."""
+        self.truncate(-1)
+        last = self.files[-1] if self.files else None
+        if last is None:
+            self._create(int64(pos - remainder(pos, self.file_size)))
+        elif last.wrote == last.size:
+            self._create(last.end)
+        self.truncate(pos)
+        self.reset(pos)
+        begin = self.files[0].base + self.files[0].start if self.files else 0
+        return pos == self.wrote_end and pos == begin
+
+    def append_units(self, count: int, unit: Callable[[int], bytes], kept: int | None) -> int:
+        """Write index units at the end (see `JavaFile.append_units`) and give how many of them found room."""
+        written = 0
+        while written < count:
+            last = self.files[-1] if self.files else None
+            if last is None or last.wrote == last.size:
+                last = self._create(last.end if last is not None else 0)
+            if last.wrote < 0:
+                raise bad_argument(f"{last.name}: expected a place to write an index unit, found byte {last.wrote}")
+            fits = min((last.size - last.wrote) // INDEX_UNIT_SIZE, count - written)
+            if fits <= 0:
+                break
+            last.append_units(fits, partial(_shifted, unit, written), kept - written if kept is not None else None)
+            written += fits
+        return written
+
+    def _create(self, base: int) -> JavaFile:
+        name = f"{'-' if base < 0 else ''}{abs(base):0{SEGMENT_NAME_DIGITS}d}"
+        self.files.append(JavaFile(base, self.file_size, name, None))
+        self.created.append(name)
+        return self.files[-1]
+
+    def _delete(self, files: list[JavaFile]) -> None:
+        for file in files:
+            self.files.remove(file)
+            self.deleted.append(file.name)
+            if file.name in self.created:
+                self.created.remove(file.name)
+
+
+def _shifted(unit: Callable[[int], bytes], by: int, at: int) -> bytes:
+    return unit(by + at)
+
+
+def list_folder(folder: Path) -> list[Path]:
+    """Everything that lies in a folder; nothing where there is none."""
+    try:
+        return [folder / name for name in names_in(folder)]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise StoreError(f"{folder}: cannot be read ({error.strerror}): check its permissions") from None
+
+
+def configured_size(dirs: Iterable[Path], default: int) -> int:
+    """The file size in bytes that Java must have been configured with, which no file says.
+
+    What most files of the right name have, else the smallest distance of two names; `default` where there is no file.
+    """
+    sizes = {
+        int(path.name): path.stat().st_size
+        for folder in dirs
+        for path in list_folder(folder)
+        if re.fullmatch(rf"\d{{{SEGMENT_NAME_DIGITS}}}", path.name) and path.is_file()
+    }
+    if not sizes:
+        return default
+    size, count = Counter(sizes.values()).most_common(1)[0]
+    if len(sizes) == 1 or 2 * count > len(sizes):
+        return size
+    return min(after - before for before, after in pairwise(sorted(sizes)))

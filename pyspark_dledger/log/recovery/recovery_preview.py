@@ -1,0 +1,229 @@
+"""What the Java DLedger would do to a store if it were opened: a model that reads, and changes nothing.
+
+Lines of versions that do the same: 0.1; 0.2 (0.2.0 to 0.2.7); 0.3 (0.3.0 to 0.3.1.2); 0.3.2; 0.4 (0.4.0). It is the
+model of ``DLedgerMmapFileStore``'s load and recover with a JDK that lets files be unmapped (8, or later ones with
+``--add-opens``; 0.3.2 and 0.4.0 need neither). Not modelled: elections, snapshots of 0.4.0 (loaded after the store was
+opened), files that Java may not read or delete, and DLedger's cleaner, which may delete expired files afterwards.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from pyspark_dledger.errors import DLedgerError, OptionError, StoreError
+from pyspark_dledger.format.layout import ENTRY_MAGICS, INDEX_UNIT_SIZE
+from pyspark_dledger.log.committed import Bound
+from pyspark_dledger.log.log import Log
+from pyspark_dledger.log.recovery.java_files import JavaEnds, JavaExits, JavaFileList, configured_size
+from pyspark_dledger.log.recovery.java_opening import JavaOpening
+from pyspark_dledger.log.recovery.java_scan import JavaRules
+
+_RULES = {
+    "0.1": JavaRules(committed_from="entry", names_begin=False, first_term=-1),
+    "0.2": JavaRules(),
+    "0.3": JavaRules(),
+    "0.3.2": JavaRules(),
+    "0.4": JavaRules(magics=ENTRY_MAGICS, checks_pos=False, sized_blanks=True, committed_from=None),
+}
+LINES = tuple(_RULES)
+# These read the committed entry itself, as 0.1 does.
+_EARLY_0_2 = JavaRules(committed_from="entry")
+
+_DEFAULT_DATA_FILE_SIZE = 1024**3
+_DEFAULT_INDEX_FILE_SIZE = INDEX_UNIT_SIZE * 5 * 1024 * 1024
+_VERSION = re.compile(r"(\d+)\.(\d+)((?:\.\d+)*)")
+_ONE_DATA_DIR = ("0.1", "0.2", "0.2.0", "0.2.1", "0.2.2", "0.2.3")
+
+
+@dataclass(frozen=True)
+class RecoveryPreview:
+    """What one opening does: the fields of ``dledger recovery --json``, in snake case.
+
+    ``outcome``: ``opens``; ``exits`` (the process ends, code 255); ``throws``; ``hangs`` (0.4.0 follows damaged blanks
+    in a circle). Indexes and terms are None unless it opens, and -1 where Java has none; ``write_pos`` is the position
+    behind the last byte. Files are all that lies there afterwards, foreign ones too; index files may change even where
+    it does not open. ``lost`` are inclusive ranges of committed indexes that the log has now, or the index still knows,
+    and Java would not have any more; ``lost_topics`` counts their intact messages. ``reason`` is empty where nothing
+    goes amiss.
+    """
+
+    java: str
+    outcome: str
+    begin_index: int | None
+    end_index: int | None
+    end_term: int | None
+    committed_index: int | None
+    write_pos: int | None
+    curr_term: int
+    vote_leader: str | None
+    data_files_after: list[str]
+    index_files_after: list[str]
+    data_files_deleted: list[str]
+    index_files_deleted: list[str]
+    reason: str
+    lost: list[tuple[int, int]] = field(default_factory=list)
+    lost_topics: dict[str, int] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    rocketmq: dict[str, Any] | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """The object that the command line prints."""
+        return {_camel(name): value for name, value in asdict(self).items()}
+
+
+def java_line(version: str) -> str:
+    """The line of a DLedger version: ``0.3.1.2`` gives ``0.3``. Raises OptionError for a version that is none."""
+    found = _VERSION.fullmatch(version.strip())
+    if found is None or not (found[1] == "0" and 1 <= int(found[2]) <= 4):
+        raise OptionError(f"expected a DLedger version from 0.1 to 0.4.0, found {version!r}")
+    minor, rest = int(found[2]), found[3].lstrip(".").split(".")
+    if minor == 3 and rest[0].isdigit() and int(rest[0]) >= 2:
+        return "0.3.2"
+    return f"0.{minor}"
+
+
+def preview(
+    log: Log, line: str, data_file_size: int | None = None, index_file_size: int | None = None
+) -> RecoveryPreview:
+    """What Java DLedger of `line` (one of `LINES`, or a version) would do on opening the store of `log`.
+
+    The sizes in bytes are what Java is configured with; by default what the files have, or DLedger's default where
+    there is no file. Raises StoreError where there is no DLedger node, OptionError for an unknown version.
+    """
+    paths = log.paths
+    if paths.node_dir is None or not paths.data_dirs or paths.only is not None:
+        raise StoreError(
+            f"{log.path}: expected a DLedger node's folder (dledger-<id>, or the storePathRootDir around it), found "
+            "something else: what Java does depends on the index, the checkpoint and all data files"
+        )
+    rules = _EARLY_0_2 if re.fullmatch(r"0\.2\.[0-2]", line) else _RULES[java_line(line)]
+    index_dirs = (paths.node_dir / "index",)
+    sizes = (
+        data_file_size or configured_size(paths.data_dirs, _DEFAULT_DATA_FILE_SIZE),
+        index_file_size or configured_size(index_dirs, _DEFAULT_INDEX_FILE_SIZE),
+    )
+    opening = JavaOpening(
+        paths.node_dir,
+        JavaFileList(paths.data_dirs, sizes[0], rules.sized_blanks),
+        JavaFileList(index_dirs, sizes[1], rules.sized_blanks),
+        rules,
+        log.engine,
+    )
+    try:
+        opening.run()
+        ended = None
+    except JavaEnds as error:
+        ended = error
+    notes = _notes(log, line, opening, index_file_size is not None)
+    return _recovery(log, line, opening, ended, notes)
+
+
+def _recovery(log: Log, line: str, opening: JavaOpening, ended: JavaEnds | None, notes: list[str]) -> RecoveryPreview:
+    opens = ended is None
+    bound = log.bound(log.options)
+    lost = _lost(log, opening, bound, notes) if opens else []
+    if opens and bound.index is not None and bound.index > opening.committed_index and not lost:
+        notes.append(
+            f"Java starts with {opening.committed_index} as committed, although {bound.index} is proven "
+            f"({bound.source}): what is behind counts again once a leader has committed it"
+        )
+    return RecoveryPreview(
+        java=line,
+        outcome="opens" if ended is None else ended.outcome,
+        begin_index=opening.begin_index if opens else None,
+        end_index=opening.end_index if opens else None,
+        end_term=opening.end_term if opens else None,
+        committed_index=opening.committed_index if opens else None,
+        write_pos=opening.data.wrote_end if opens else None,
+        curr_term=opening.curr_term,
+        vote_leader=opening.vote_leader,
+        data_files_after=opening.data.names_after,
+        index_files_after=opening.index.names_after,
+        data_files_deleted=opening.data.names_deleted,
+        index_files_deleted=opening.index.names_deleted,
+        reason=_reason(log, opening, ended, lost),
+        lost=lost,
+        lost_topics=_topics(log, lost),
+        notes=notes,
+    )
+
+
+def _reason(log: Log, opening: JavaOpening, ended: JavaEnds | None, lost: list[tuple[int, int]]) -> str:
+    """Why Java does not open the store, or what it cuts and rewrites."""
+    parts = [text for text in (ended.message, ended.detail) if text] if ended is not None else []
+    scan = opening.scan
+    if scan is not None and scan.stop is not None:
+        cuts = opening.data.names_deleted or lost or scan.index < log.end.last_index
+        if cuts or isinstance(ended, JavaExits):
+            parts.append(f"the scan stops in data/{scan.stop.file} at byte {scan.stop.offset}: {scan.stop.text}")
+    if scan is not None and scan.rewrite is not None:
+        parts.append(f"the index is written anew from {scan.rewrite.first} on: {scan.rewrite.text}")
+    return "; ".join(parts)
+
+
+def _notes(log: Log, line: str, opening: JavaOpening, knows_index_size: bool) -> list[str]:
+    """What the model takes for granted, and what Java does not look at."""
+    notes = []
+    if not opening.index.names_before and not knows_index_size:
+        size = opening.index.file_size
+        notes.append(f"no index file tells how long Java makes them: DLedger's default of {size} bytes is assumed")
+    if len(log.paths.data_dirs) > 1 and line in _ONE_DATA_DIR:
+        notes.append("versions before 0.2.4 know one data folder only: that they find the other files is assumed")
+    if opening.scan is not None and opening.data.names_before.index(opening.scan.first_file) > 0:
+        notes.append(f"damage in the data files before {opening.scan.first_file} is not noticed on opening")
+    wanted = log.checkpoint.committed_index if log.checkpoint is not None else -1
+    if wanted > log.end.last_index:
+        notes.append(f"the checkpoint says that {wanted} is committed, and the log ends at {log.end.last_index}")
+    return notes
+
+
+def _lost(log: Log, opening: JavaOpening, bound: Bound, notes: list[str]) -> list[tuple[int, int]]:
+    """The committed entries that the log has, or the index still knows, and Java would not have any more."""
+    begin = log.first_entries[0][1][1] if log.first_entries else opening.begin_index
+    committed = _committed(log, bound)
+    if committed is None:
+        if opening.end_index < log.end.last_index:
+            cut = f"{max(opening.end_index + 1, begin)} to {log.end.last_index}"
+            notes.append(f"{cut} would be cut, and whether they are committed is not known: {bound.reason}")
+        return []
+    ranges = []
+    if opening.begin_index > begin:
+        ranges.append((begin, min(opening.begin_index - 1, committed)))
+    ranges.append((max(opening.end_index + 1, opening.begin_index, begin, 0), committed))
+    return [(first, last) for first, last in ranges if first <= last]
+
+
+def _committed(log: Log, bound: Bound) -> int | None:
+    """The best known committed index.
+
+    Behind the end of the log, up to what the checkpoint says, an entry counts whose index unit is still there: its
+    bytes are damaged or its file is gone. What the index does not know never was there.
+    """
+    wanted = log.checkpoint.committed_index if log.checkpoint is not None else -1
+    if bound.index is None or bound.index < log.end.last_index or wanted <= bound.index:
+        return bound.index
+    behind = range(bound.index + 1, wanted + 1)
+    return bound.index + bisect_left(behind, True, key=lambda index: log.index_files.unit(index) is None)
+
+
+def _topics(log: Log, lost: list[tuple[int, int]]) -> dict[str, int]:
+    """How many intact messages of each topic the ranges hold."""
+    found: Counter[str] = Counter()
+    for first, last in lost:
+        try:
+            for batch in log.scan(
+                ["topic"], startingOffsets=str(first), endingOffsets=str(last + 1), failOnDataLoss=False
+            ):
+                found.update(topic for topic in batch.column(0).to_pylist() if topic is not None)
+        except DLedgerError:
+            continue  # the ranges themselves say what is lost
+    return dict(sorted(found.items()))
+
+
+def _camel(name: str) -> str:
+    head, *rest = name.split("_")
+    return head + "".join(part.capitalize() for part in rest)

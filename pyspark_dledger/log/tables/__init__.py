@@ -1,0 +1,1 @@
+"""Tables about the log's own files."""

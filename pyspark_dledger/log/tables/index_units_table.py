@@ -1,0 +1,185 @@
+"""The ``indexUnits`` table: the units of a node's DLedger index, each held against the entry that it names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from pyspark_dledger.format.codec import decode_blank, decode_records
+from pyspark_dledger.format.layout import ENTRY_MAGICS, INDEX_UNIT, INDEX_UNIT_SIZE, MAGIC_NOOP, MAGIC_NORMAL
+from pyspark_dledger.format.spec import Filters, IntFilter, Segment
+from pyspark_dledger.log.io.entry_reads import entry_at, read_at, segment_at
+from pyspark_dledger.log.io.files import open_file
+from pyspark_dledger.log.log import Log
+from pyspark_dledger.log.options import ReadOptions
+from pyspark_dledger.log.plan import read_partition
+from pyspark_dledger.log.tables.table import Table, TableColumn, relative_file, table_schema
+
+# 262,144 units: as many entries are read beside them.
+_PART_BYTES = 8 * 1024 * 1024
+_CHUNK_BYTES = 1024 * 1024
+_ENTRY_COLUMNS = ("pos", "index", "term", "size", "magic")
+
+Units = npt.NDArray[Any]
+
+COLUMNS = (
+    TableColumn("node", pa.string(), "id of the node"),
+    TableColumn("file", pa.string(), "the index file, relative to the store's root"),
+    TableColumn("position", pa.int64(), "where the unit stands in the file, in bytes"),
+    TableColumn("index", pa.int64(), "index of the entry, as the unit says it"),
+    TableColumn("magic", pa.int32(), "magic of the entry"),
+    TableColumn("pos", pa.int64(), "where the entry stands in the log"),
+    TableColumn("size", pa.int32(), "size of the entry in bytes"),
+    TableColumn("term", pa.int64(), "term of the entry"),
+    TableColumn(
+        "problem",
+        pa.string(),
+        "null where the entry agrees or has expired, else what was expected and found",
+    ),
+)
+_SCHEMA = table_schema(COLUMNS)
+
+
+@dataclass(frozen=True)
+class IndexPart:
+    """Bytes ``[start, end)`` of one index file, whole units."""
+
+    path: str
+    options: ReadOptions
+    file: Segment
+    start: int
+    end: int
+
+
+def plan(log: Log, options: ReadOptions) -> list[IndexPart]:
+    """Parts of the written bytes of the index; holes are found without reading them."""
+    parts: list[IndexPart] = []
+    for file in log.index_files.files:
+        for start, end in _extents(file):
+            first = start - start % INDEX_UNIT_SIZE
+            last = min(-(-end // INDEX_UNIT_SIZE) * INDEX_UNIT_SIZE, file.size)
+            if parts and parts[-1].file == file:
+                first = max(first, parts[-1].end)
+            parts += [
+                IndexPart(log.path, options, file, at, min(at + _PART_BYTES, last))
+                for at in range(first, last, _PART_BYTES)
+            ]
+    return parts
+
+
+def _extents(file: Segment) -> list[tuple[int, int]]:
+    """The parts of a file that are no holes, in bytes from its start."""
+    try:
+        opened = open_file(file.path)
+    except OSError:
+        return []
+    with opened:
+        return list(opened.extents(0, min(file.size, opened.size())))
+
+
+def read(part: IndexPart) -> Iterator[pa.RecordBatch]:
+    """The units of a part that were written."""
+    log = Log(part.path, part.options)
+    for start in range(part.start, part.end, _CHUNK_BYTES):
+        positions, units = _written(part.file, start, min(start + _CHUNK_BYTES, part.end))
+        if len(units):
+            problems = _problems(log, part.file, positions, units)
+            for at in range(0, len(units), part.options.max_batch_rows):
+                rows = slice(at, at + part.options.max_batch_rows)
+                yield _batch(log, part.file, positions[rows], units[rows], problems[rows])
+
+
+def _written(file: Segment, start: int, end: int) -> tuple[npt.NDArray[np.int64], Units]:
+    """The units in ``[start, end)`` of a file that are not zero, and where they stand."""
+    data = read_at(file.path, start, end - start)
+    whole = len(data) - len(data) % INDEX_UNIT_SIZE
+    words = np.frombuffer(data, np.uint64, count=whole // 8).reshape(-1, INDEX_UNIT_SIZE // 8)
+    written: npt.NDArray[np.bool_] = np.asarray(words.any(axis=1))
+    if start == 0 and whole and decode_blank(data) is not None:
+        written[0] = False  # 0.4.0 leaves a blank where the units before a snapshot would be
+    numbers = np.flatnonzero(written)
+    return start + numbers * INDEX_UNIT_SIZE, decode_records(data, INDEX_UNIT)[numbers]
+
+
+def _batch(
+    log: Log, file: Segment, positions: npt.NDArray[np.int64], units: Units, problems: list[str | None]
+) -> pa.RecordBatch:
+    columns = {
+        "node": pa.array([log.paths.node] * len(units), pa.string()),
+        "file": pa.array([relative_file(log.paths, file.path)] * len(units), pa.string()),
+        "position": pa.array(positions),
+        "problem": pa.array(problems, pa.string()),
+    }
+    for field in INDEX_UNIT:
+        values = units[field.name]
+        columns[field.name] = pa.array(values.astype(values.dtype.newbyteorder("=")))
+    return pa.RecordBatch.from_arrays([columns[name] for name in _SCHEMA.names], schema=_SCHEMA)
+
+
+def _problems(log: Log, file: Segment, positions: npt.NDArray[np.int64], units: Units) -> list[str | None]:
+    """What is wrong with each unit: its index, what it names, or that it lies behind the end of the log."""
+    expected = (file.base + positions) // INDEX_UNIT_SIZE
+    begin, end = _first_index(log), log.end.last_index
+    found = _entries(log, int(expected[0]), int(expected[-1]))
+    place = np.searchsorted(found["pos"], units["pos"])
+    place[place == len(found["pos"])] = 0
+    agrees = (units["index"] == expected) & (expected <= end) & (len(found["pos"]) > 0)
+    if len(found["pos"]):
+        for name in ("pos", "index", "term", "size"):
+            agrees = agrees & (found[name][place] == units[name])
+        # A leader of 0.4.0 writes the index unit of a NOOP with magic 1.
+        is_noop = (found["magic"][place] == MAGIC_NOOP) & (units["magic"] == MAGIC_NORMAL)
+        agrees = agrees & ((found["magic"][place] == units["magic"]) | is_noop)
+    problems: list[str | None] = [None] * len(units)
+    for number in np.flatnonzero(np.logical_not(agrees)).tolist():
+        unit = {field.name: int(units[number][field.name]) for field in INDEX_UNIT}
+        problems[number] = _problem(log, unit, int(expected[number]), begin, end)
+    return problems
+
+
+def _first_index(log: Log) -> int:
+    return log.first_entries[0][1][1] if log.first_entries else 0
+
+
+def _entries(log: Log, first: int, last: int) -> dict[str, npt.NDArray[np.int64]]:
+    """The entries of the indexes ``[first, last]`` as the log has them, by pos."""
+    # Whether they are committed is not asked: the checkpoint is the bound that costs least.
+    options = ReadOptions(committed_bound="checkpoint")
+    filters = Filters(index=IntFilter(first, last))
+    batches = []
+    if log.end.last_index >= first:
+        for partition in log.plan(_ENTRY_COLUMNS, options, filters):
+            batches += [batch for batch in read_partition(partition) if batch.num_rows]
+    found = {
+        name: np.concatenate([batch.column(name).to_numpy(zero_copy_only=False) for batch in batches] or [np.empty(0)])
+        for name in _ENTRY_COLUMNS
+    }
+    return {name: values.astype(np.int64) for name, values in found.items()}
+
+
+def _problem(log: Log, unit: dict[str, int], expected: int, begin: int, end: int) -> str | None:
+    """What is wrong with one unit, which no entry of its index in the log agrees with."""
+    if unit["magic"] not in ENTRY_MAGICS:
+        return f"expected magic 1, 2 or 3, found {unit['magic']}"
+    if unit["index"] != expected:
+        return f"expected index {expected} at {expected * INDEX_UNIT_SIZE}, found {unit['index']}"
+    if expected > end:
+        return f"expected no unit behind index {end}, where the log ends, found index {expected}"
+    if expected < begin:
+        return None  # its file has expired
+    segment = segment_at(log.ledger_segments, unit["pos"])
+    header = entry_at(segment, unit["pos"]) if segment is not None else None
+    if header is None:
+        return f"expected an entry at {unit['pos']}, found none"
+    for name in ("index", "term", "size", "magic"):
+        if getattr(header, name) != unit[name]:
+            return f"expected {name} {getattr(header, name)} of the entry at {unit['pos']}, found {unit[name]}"
+    return None
+
+
+TABLE = Table("indexUnits", "one row per unit of the DLedger index; unwritten units are no rows", COLUMNS, plan, read)

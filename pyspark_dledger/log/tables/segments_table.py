@@ -1,0 +1,114 @@
+"""The ``segments`` table: what each file of the log holds, byte for byte."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from pyspark_dledger.format.columns import TIMESTAMP
+from pyspark_dledger.format.spec import Survey, SurveyRequest
+from pyspark_dledger.log.io.files import path_of
+from pyspark_dledger.log.io.store_engine import engine_of
+from pyspark_dledger.log.io.store_paths import file_size
+from pyspark_dledger.log.log import Log
+from pyspark_dledger.log.options import ReadOptions
+from pyspark_dledger.log.tables.table import (
+    Table,
+    TableColumn,
+    batches_of,
+    microseconds,
+    relative_file,
+    table_schema,
+)
+from pyspark_dledger.log.verify.findings import CODES, INFO
+
+COLUMNS = (
+    TableColumn("node", pa.string(), "id of the node; null for a plain CommitLog"),
+    TableColumn("source", pa.string(), "`dledger`, or `commitlog` before dividedCommitlogOffset"),
+    TableColumn("file", pa.string(), "the file, relative to the store's root"),
+    TableColumn("segment", pa.string(), "its name"),
+    TableColumn("baseOffset", pa.int64(), "position in the log of its first byte"),
+    TableColumn("fileSize", pa.int64(), "its size on disk in bytes"),
+    TableColumn("entries", pa.int64(), "entries of the log in it; messages of an old CommitLog"),
+    TableColumn("firstIndex", pa.int64(), "index of the first entry; null without one, and for an old CommitLog"),
+    TableColumn("lastIndex", pa.int64(), "index of the last entry"),
+    TableColumn("firstTerm", pa.int64(), "term of the first entry"),
+    TableColumn("lastTerm", pa.int64(), "term of the last entry"),
+    TableColumn("usedBytes", pa.int64(), "bytes in entries and messages"),
+    TableColumn("blankBytes", pa.int64(), "bytes that were skipped, because the next entry did not fit"),
+    TableColumn("unwrittenBytes", pa.int64(), "zeros behind the end of the log"),
+    TableColumn("staleBytes", pa.int64(), "whole entries behind the end of the log, left by a truncation"),
+    TableColumn("corruptBytes", pa.int64(), "bytes that are nothing of these, or that the file lacks"),
+    TableColumn("firstStoreTimestamp", TIMESTAMP, "of the first message"),
+    TableColumn("lastStoreTimestamp", TIMESTAMP, "of the last message"),
+    TableColumn("findings", pa.int64(), "warnings and errors about the bytes of this file; table findings lists them"),
+)
+_SCHEMA = table_schema(COLUMNS)
+
+
+@dataclass(frozen=True)
+class SegmentPart:
+    """One file to survey."""
+
+    node: str | None
+    file: str
+    engine: str
+    request: SurveyRequest
+
+
+def plan(log: Log, options: ReadOptions) -> list[SegmentPart]:
+    """One part for each file of the log."""
+    return [
+        SegmentPart(
+            log.paths.node,
+            relative_file(log.paths, segment.path),
+            log.engine.NAME,
+            SurveyRequest(segment, segment.base, log.segment_end(segment), options.verify_crc, max_problems=0),
+        )
+        for segment in log.segments
+    ]
+
+
+def read(part: SegmentPart) -> Iterator[pa.RecordBatch]:
+    """The row of a file."""
+    survey = engine_of(part.engine, part.request.segment).survey(part.request)
+    yield from batches_of(_SCHEMA, [_row(part, survey)], 1)
+
+
+def _row(part: SegmentPart, survey: Survey) -> dict[str, Any]:
+    segment = part.request.segment
+    has_index = survey.entries > 0 and survey.first_index >= 0
+    return {
+        "node": part.node,
+        "source": segment.source,
+        "file": part.file,
+        "segment": segment.name,
+        "baseOffset": segment.base,
+        "fileSize": file_size(path_of(segment.path)),
+        "entries": survey.entries,
+        "firstIndex": survey.first_index if has_index else None,
+        "lastIndex": survey.last_index if has_index else None,
+        "firstTerm": survey.first_term if has_index else None,
+        "lastTerm": survey.last_term if has_index else None,
+        "usedBytes": survey.sizes.get("entry", 0) + survey.sizes.get("message", 0),
+        **{f"{kind}Bytes": survey.sizes.get(kind, 0) for kind in ("blank", "unwritten", "stale", "corrupt")},
+        "firstStoreTimestamp": _timestamp(survey.first_store_timestamp),
+        "lastStoreTimestamp": _timestamp(survey.last_store_timestamp),
+        "findings": sum(count for code, count in survey.counts.items() if CODES[code].severity != INFO),
+    }
+
+
+def _timestamp(milliseconds: int) -> int | None:
+    return microseconds(milliseconds) if milliseconds != -1 else None
+
+
+TABLE = Table(
+    "segments",
+    "one row per file of the log, the old CommitLog's among them; its bytes add up to the segment",
+    COLUMNS,
+    plan,
+    read,
+)

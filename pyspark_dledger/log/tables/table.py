@@ -1,0 +1,94 @@
+"""What a table is: its columns, how it is planned in parts, and how a part is read. `rocketmq.tables` has them all."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from pyspark_dledger.format.columns import TIMESTAMP
+from pyspark_dledger.log.io.files import path_of
+
+if TYPE_CHECKING:
+    from pyspark_dledger.log.io.store_paths import StorePaths
+    from pyspark_dledger.log.log import Log
+    from pyspark_dledger.log.options import ReadOptions
+
+# The years 1 to 9999, the only ones that Spark's timestamps hold, in milliseconds since 1970.
+_MS_MIN, _MS_MAX = -62135596800000, 253402300799999
+
+
+class TableColumn(NamedTuple):
+    """One column of a table: its name, its Arrow type and what it means."""
+
+    name: str
+    type: pa.DataType
+    doc: str
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table that is read beside the ``log`` table.
+
+    ``plan`` gives the parts that together hold every row once: picklable values, one for a task. ``read`` gives the
+    rows of a part as batches of `schema`. ``options`` names those options of a row's choice that the table honours; the
+    others are refused.
+    """
+
+    name: str
+    doc: str
+    columns: tuple[TableColumn, ...]
+    plan: Callable[[Log, ReadOptions], list[Any]]
+    read: Callable[[Any], Iterator[pa.RecordBatch]]
+    options: frozenset[str] = frozenset()
+
+    @cached_property
+    def schema(self) -> pa.Schema:
+        """The Arrow schema; every field is nullable, as Spark's are."""
+        return table_schema(self.columns)
+
+
+def table_schema(columns: Iterable[TableColumn]) -> pa.Schema:
+    return pa.schema([pa.field(column.name, column.type) for column in columns])
+
+
+def batches_of(schema: pa.Schema, rows: Iterable[dict[str, Any]], batch_rows: int) -> Iterator[pa.RecordBatch]:
+    """Rows as record batches of `schema`, at most `batch_rows` in each."""
+    remaining = iter(rows)
+    while part := list(islice(remaining, batch_rows)):
+        yield pa.RecordBatch.from_pylist(part, schema=schema)
+
+
+def row_of(columns: Iterable[TableColumn], item: object) -> dict[str, Any]:
+    """The row of an object whose attributes are the columns in snake case."""
+    return {column.name: getattr(item, snake_case(column.name)) for column in columns}
+
+
+def snake_case(name: str) -> str:
+    """``firstStoreTimestamp`` as ``first_store_timestamp``."""
+    return re.sub("[A-Z]", lambda match: "_" + match.group().lower(), name)
+
+
+def microseconds(milliseconds: int) -> int | None:
+    """A Java time as a value of a timestamp column; None outside the years 1 to 9999."""
+    return milliseconds * 1000 if _MS_MIN <= milliseconds <= _MS_MAX else None
+
+
+def timestamps(milliseconds: npt.NDArray[np.int64]) -> pa.Array:
+    """Java times as a timestamp column; null outside the years 1 to 9999."""
+    is_null = (milliseconds < _MS_MIN) | (milliseconds > _MS_MAX)
+    return pa.array(np.where(is_null, 0, milliseconds) * 1000, mask=is_null).cast(TIMESTAMP)
+
+
+def relative_file(paths: StorePaths, file: str) -> str:
+    """A file as the tables name it: relative to the store's root, absolute where it lies outside."""
+    if paths.root is not None and path_of(file).is_relative_to(paths.root):
+        return path_of(file).relative_to(paths.root).as_posix()
+    return file

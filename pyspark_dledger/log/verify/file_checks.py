@@ -1,0 +1,245 @@
+"""Findings about the files of a store: their names, sizes, and what does not belong there."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from pyspark_dledger.format import layout
+from pyspark_dledger.format.codec import decode_blank, decode_entry_header
+from pyspark_dledger.format.message import has_message_magic
+from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, LogEnd, Segment
+from pyspark_dledger.log.io.entry_reads import read_at
+from pyspark_dledger.log.io.files import path_of, scan_folder
+from pyspark_dledger.log.verify.findings import Report
+
+_SEGMENT_NAME = re.compile(rf"[0-9]{{{layout.SEGMENT_NAME_DIGITS}}}")
+_PHYSICAL_OFFSET = layout.MESSAGE_HEADER[6].offset
+
+
+@dataclass(frozen=True)
+class _File:
+    """A file with a segment's name; sizes are in bytes."""
+
+    path: Path
+    base: int
+    size: int
+
+
+def check_segment_files(dirs: Iterable[Path], source: str, check_pos: bool, report: Report) -> None:
+    """Names, sizes and contents of the files of a log; a short one is found when it is read."""
+    files = _list(dirs, report)
+    usual = _usual_size(files)
+    strays = _strays(files, usual, source, check_pos)
+    for file in strays:
+        report.add("strayFile", file.path, _belongs(file, files, usual))
+    files = [file for file in files if file not in strays]
+    for file in files:
+        if file.size > usual:
+            report.add("fileSize", file.path, f"expected {usual} bytes, found {file.size}", offset=usual)
+        claimed = _claimed_base(file, source) if check_pos else None
+        if claimed is not None and claimed != file.base:
+            report.add(
+                "fileName",
+                file.path,
+                f"expected entries from {file.base} on, found entries from {claimed} on",
+                offset=0,
+            )
+    for before, after in pairwise(files):
+        missing = after.base - before.base - usual
+        if usual and missing > 0:
+            first = before.base + usual
+            count = -(-missing // usual)
+            report.add(
+                "fileGap",
+                before.path.with_name(_name(first)),
+                f"expected {count} file{'s' * (count > 1)} of {usual} bytes up to {after.base}, found none",
+            )
+
+
+def check_index_files(folder: Path, first_index: int, last_index: int, report: Report) -> None:
+    """Names and sizes of a node's index files, and whether those of the entries from first to last are there."""
+    if not folder.is_dir():
+        if first_index <= last_index:
+            report.add("indexFileMissing", folder, _whole_index(first_index, last_index))
+        return
+    files = _list([folder], report)
+    usual = _usual_size(files)
+    for file in files:
+        if file.size != usual or usual % layout.INDEX_UNIT_SIZE or not usual:
+            wanted = usual or "a multiple of 32"
+            report.add("fileSize", file.path, f"expected {wanted} bytes, found {file.size}", offset=file.size)
+    if first_index <= last_index and not files:
+        report.add("indexFileMissing", folder, _whole_index(first_index, last_index))
+    if not files or not usual:
+        return
+    bases = [file.base for file in files]
+    needed = first_index * layout.INDEX_UNIT_SIZE // usual * usual, last_index * layout.INDEX_UNIT_SIZE
+    low, high = min(needed[0], bases[0]), max(needed[1] + 1, bases[-1])
+    if first_index > last_index:
+        low, high = bases[0], bases[-1]
+    for start, stop in _holes(bases, usual, low, high):
+        count = -(-(stop - start) // usual)
+        report.add(
+            "indexFileMissing",
+            folder / _name(start),
+            f"expected {count} file{'s' * (count > 1)} of {usual} bytes, found none",
+            index=start // layout.INDEX_UNIT_SIZE,
+        )
+
+
+def _whole_index(first: int, last: int) -> str:
+    return f"expected the index of {last - first + 1} entries, found no file"
+
+
+def check_divided_offset(
+    dirs: Iterable[Path], divided: int, old_end: tuple[Segment, LogEnd] | None, report: Report
+) -> None:
+    """Whether the old CommitLog ends where DLedger begins, and is filled up to there."""
+    files = _list(dirs, None)
+    if not files:
+        return
+    last = max(files, key=lambda file: file.base)
+    end = last.base + max(last.size, _usual_size(files))
+    if end != divided:
+        report.add(
+            "dividedOffset", last.path, f"expected an end at {divided}, where DLedger begins, found one at {end}"
+        )
+    elif old_end is not None and old_end[0].end == divided:
+        segment, pos = old_end[0], old_end[1].pos
+        head = read_at(segment.path, pos - segment.base, layout.MIN_BLANK_SIZE)
+        filler = divided - pos
+        wanted = filler.to_bytes(4, "big") + layout.MESSAGE_MAGIC_BLANK.to_bytes(4, "big", signed=True)
+        if filler and head != wanted:
+            report.add(
+                "dividedOffset",
+                last.path,
+                f"expected a filler of {filler} bytes behind the last message, found {head.hex() or 'no byte'}",
+                offset=pos - segment.base,
+            )
+
+
+def _list(dirs: Iterable[Path], report: Report | None) -> list[_File]:
+    """The files of `dirs` with a segment's name, by base; of anything else a finding."""
+    files = []
+    for folder in dirs:
+        try:
+            entries = sorted(scan_folder(folder), key=lambda entry: entry.name)
+        except OSError as error:
+            if report is not None:
+                report.add("unreadableFile", folder, f"expected a folder, found: {error.strerror}")
+            continue
+        for entry in entries:
+            file = path_of(entry.path)
+            try:
+                is_segment = entry.is_file() and _SEGMENT_NAME.fullmatch(entry.name)
+                size = entry.stat().st_size
+            except OSError as error:
+                if report is not None:
+                    report.add("unreadableFile", file, f"expected a file, found: {error.strerror}")
+                continue
+            if is_segment:
+                files.append(_File(file, int(entry.name), size))
+            elif report is not None:
+                kind = "a folder" if entry.is_dir() else f"a file of {size} bytes"
+                report.add("foreignFile", file, f"expected only files whose name has 20 digits, found {kind}")
+    return sorted(files, key=lambda file: (file.base, str(file.path)))
+
+
+def _usual_size(files: list[_File]) -> int:
+    """The size in bytes that files were created with: what most have, else the distance of two names."""
+    if not files:
+        return 0
+    size, count = Counter(file.size for file in files).most_common(1)[0]
+    if 2 * count > len(files) or len(files) == 1:
+        return size
+    distances = Counter(after.base - before.base for before, after in pairwise(files) if after.base > before.base)
+    return distances.most_common(1)[0][0] if distances else size
+
+
+def _strays(files: list[_File], usual: int, source: str, check_pos: bool) -> list[_File]:
+    """The files that cannot be of the log: out of step with the others, or far from them without entries of the log."""
+    if not usual or len(files) < 2:
+        return []
+    steps = Counter(file.base % usual for file in files)
+    highest = max(steps.values())
+    step = next(file.base % usual for file in files if steps[file.base % usual] == highest)
+    strays = [file for file in files if file.base % usual != step]
+    groups: list[list[_File]] = []
+    for file in files:
+        if file.base % usual == step:
+            if not groups or file.base - groups[-1][-1].base > usual:
+                groups.append([])
+            groups[-1].append(file)
+    largest = max(groups, key=len)
+    for group in groups:
+        if group is not largest and not any(_is_of_log(file, source, check_pos) for file in group):
+            strays += group
+    return strays
+
+
+def _is_of_log(file: _File, source: str, check_pos: bool) -> bool:
+    """Whether a file begins as one of the log at its place does: with an entry or message, or a blank."""
+    named = _head_pos(file, 0, source)
+    if named is not None and (named == file.base or not check_pos):
+        return True
+    head = read_at(str(file.path), 0, layout.MIN_BLANK_SIZE)
+    return len(head) == layout.MIN_BLANK_SIZE and decode_blank(head) is not None
+
+
+def _belongs(file: _File, files: list[_File], usual: int) -> str:
+    bases = sorted({other.base for other in files if other != file})
+    place = bisect_left(bases, file.base)
+    near = bases[max(place - 1, 0)]
+    return f"expected segments of {usual} bytes in a row ({_name(near)} is next to it), found one at {file.base}"
+
+
+def _claimed_base(file: _File, source: str) -> int | None:
+    """Where a file begins as its first two entries or messages say; None where they do not agree."""
+    first = _head_pos(file, 0, source)
+    size = _head_size(file, source) if first is not None else None
+    if first is None or size is None or not 0 <= first < 2**62:
+        return None
+    return first if _head_pos(file, size, source) == first + size else None
+
+
+def _head_pos(file: _File, offset: int, source: str) -> int | None:
+    """The position that the entry or message at an offset names."""
+    head = read_at(str(file.path), offset, layout.ENTRY_HEADER_SIZE)
+    if len(head) < layout.ENTRY_HEADER_SIZE:
+        return None
+    if source == COMMITLOG:
+        named = int.from_bytes(head[_PHYSICAL_OFFSET : _PHYSICAL_OFFSET + 8], "big", signed=True)
+        return named if has_message_magic(head, 0, len(head)) else None
+    header = decode_entry_header(head)
+    fits = header.magic in layout.ENTRY_MAGICS and header.size == layout.ENTRY_HEADER_SIZE + header.body_size
+    return header.pos if fits and header.body_size >= 0 else None
+
+
+def _head_size(file: _File, source: str) -> int | None:
+    """The size of a file's first entry or message."""
+    at = 4 if source == DLEDGER else 0
+    size = int.from_bytes(read_at(str(file.path), at, 4), "big", signed=True)
+    return size if size > 0 else None
+
+
+def _holes(bases: list[int], usual: int, low: int, high: int) -> list[tuple[int, int]]:
+    """The parts of ``[low, high)`` that no file covers; files begin at `bases` and are `usual` bytes long."""
+    holes = []
+    at = low
+    for base in bases:
+        if at < base and at < high:
+            holes.append((at, min(base, high)))
+        at = max(at, base + usual)
+    if at < high:
+        holes.append((at, high))
+    return holes
+
+
+def _name(base: int) -> str:
+    return f"{base:0{layout.SEGMENT_NAME_DIGITS}d}"

@@ -1,0 +1,166 @@
+"""Findings about a node's index: each unit against the entry of its index, and what lies behind the end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pyspark_dledger.format.codec import decode_records
+from pyspark_dledger.format.layout import INDEX_UNIT, INDEX_UNIT_SIZE, MAGIC_BLANK, MAGIC_NOOP, MAGIC_NORMAL
+from pyspark_dledger.format.spec import Segment
+from pyspark_dledger.log.io.entry_reads import read_at, segment_at
+from pyspark_dledger.log.io.files import open_file
+from pyspark_dledger.log.verify.findings import Report
+
+Numbers = npt.NDArray[np.int64]
+
+FIELDS = ("index", "term", "pos", "size", "magic")
+_CHUNK = 1024 * 1024
+_HIGHEST_INDEX = 2**62 // INDEX_UNIT_SIZE
+
+
+@dataclass
+class _ZeroUnits:
+    """Units that are zeros one behind the other, in one file."""
+
+    file: Segment
+    first: int
+    last: int
+
+
+class IndexCheck:
+    """Holds the entries of a segment, given in order, against their units. What no index file holds is left out."""
+
+    def __init__(self, files: list[Segment], report: Report) -> None:
+        self._files = files
+        self._report = report
+        self._zeros: _ZeroUnits | None = None
+
+    def add(self, entries: dict[str, Numbers]) -> None:
+        """Entries by the names of `FIELDS`."""
+        indexes = entries["index"]
+        breaks = np.flatnonzero(np.diff(indexes) != 1) + 1
+        for start, stop in zip([0, *breaks.tolist()], [*breaks.tolist(), len(indexes)], strict=True):
+            if start < stop:
+                self._add_run({name: values[start:stop] for name, values in entries.items()})
+
+    def finish(self) -> None:
+        zeros, self._zeros = self._zeros, None
+        if zeros is not None:
+            units = f"the unit{'s' * (zeros.last > zeros.first)} of {_span(zeros.first, zeros.last)}"
+            self._report.add(
+                "indexUnitMissing",
+                zeros.file.path,
+                f"expected {units}, found zeros",
+                offset=zeros.first * INDEX_UNIT_SIZE - zeros.file.base,
+                index=zeros.first,
+            )
+
+    def _add_run(self, entries: dict[str, Numbers]) -> None:
+        """Entries whose indexes follow each other."""
+        first, count = int(entries["index"][0]), len(entries["index"])
+        done = 0
+        while done < count and first + done < _HIGHEST_INDEX:
+            place = (first + done) * INDEX_UNIT_SIZE
+            file = segment_at(self._files, place)
+            if file is None:
+                later = [other.base for other in self._files if other.base > place]
+                done = (min(later) // INDEX_UNIT_SIZE - first) if later else count
+                continue
+            size = min((count - done) * INDEX_UNIT_SIZE, file.end - place)
+            units = decode_records(read_at(file.path, place - file.base, size), INDEX_UNIT)
+            asked = max(size // INDEX_UNIT_SIZE, 1)
+            self._compare(file, {name: values[done : done + len(units)] for name, values in entries.items()}, units)
+            done += asked
+
+    def _compare(self, file: Segment, entries: dict[str, Numbers], units: npt.NDArray[Any]) -> None:
+        differs = np.zeros(len(units), bool)
+        for name in FIELDS:
+            differs |= units[name] != entries[name]
+        for number in np.flatnonzero(differs).tolist():
+            unit = {name: int(units[name][number]) for name in FIELDS}
+            entry = {name: int(entries[name][number]) for name in FIELDS}
+            if not any(unit.values()):
+                self._add_zeros(file, entry["index"])
+            elif not self._is_listed(_code(unit, entry), file):
+                self._differs(_code(unit, entry), file, entry, unit)
+
+    def _is_listed(self, code: str, file: Segment) -> bool:
+        if self._report.is_full(code, file.path):
+            self._report.add_uncounted(code, file.path, 1)
+            return True
+        return False
+
+    def _differs(self, code: str, file: Segment, entry: dict[str, int], unit: dict[str, int]) -> None:
+        names = [name for name in FIELDS if unit[name] != entry[name]]
+        expected, found = (", ".join(f"{name} {values[name]}" for name in names) for values in (entry, unit))
+        self._report.add(
+            code,
+            file.path,
+            f"expected {expected}, found {found}",
+            offset=entry["index"] * INDEX_UNIT_SIZE - file.base,
+            index=entry["index"],
+        )
+
+    def _add_zeros(self, file: Segment, index: int) -> None:
+        zeros = self._zeros
+        if zeros is not None and zeros.file == file and zeros.last + 1 == index:
+            zeros.last = index
+            return
+        self.finish()
+        self._zeros = _ZeroUnits(file, index, index)
+
+
+def _code(unit: dict[str, int], entry: dict[str, int]) -> str:
+    as_leader = {**entry, "magic": MAGIC_NORMAL}
+    return "indexUnitMagic" if entry["magic"] == MAGIC_NOOP and unit == as_leader else "indexUnit"
+
+
+def check_units_beyond(files: list[Segment], last_index: int, report: Report) -> None:
+    """Units of entries behind the end of the log: one finding for each file."""
+    for file in files:
+        found = list(_written(file, (last_index + 1) * INDEX_UNIT_SIZE))
+        if found:
+            first, last, count = found[0][0], found[-1][1], sum(part[2] for part in found)
+            report.add(
+                "indexUnitsBeyondEnd",
+                file.path,
+                f"expected zeros behind index {last_index}, found {count} unit{'s' * (count > 1)} of "
+                f"{_span(first, last)}",
+                offset=first * INDEX_UNIT_SIZE - file.base,
+                index=first,
+            )
+
+
+def _written(file: Segment, start: int) -> Iterator[tuple[int, int, int]]:
+    """The units at or behind a place of the index that are not zeros: first and last index of a piece, and how many."""
+    try:
+        with open_file(file.path) as opened:
+            at = max(start - file.base, 0)
+            for low, high in opened.extents(at, file.size):
+                at = max(at, low - low % INDEX_UNIT_SIZE)
+                while at < high:
+                    units = decode_records(opened.read(at, _CHUNK), INDEX_UNIT)
+                    if not len(units):
+                        break
+                    numbers = np.flatnonzero(_is_written(units))
+                    if len(numbers):
+                        first = (file.base + at) // INDEX_UNIT_SIZE
+                        yield first + int(numbers[0]), first + int(numbers[-1]), len(numbers)
+                    at += units.nbytes
+    except OSError:
+        return
+
+
+def _is_written(units: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Units that are neither zeros nor the blank that 0.4.0 writes at the beginning of an index."""
+    words = units.view(np.uint64).reshape(len(units), -1)
+    return np.asarray(words.any(axis=1) & (units["magic"] != MAGIC_BLANK))
+
+
+def _span(first: int, last: int) -> str:
+    return f"index {first}" if first == last else f"index {first} to {last}"

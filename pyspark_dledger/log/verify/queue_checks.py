@@ -1,0 +1,275 @@
+"""Findings about ConsumeQueues: whether each unit points to a message of its size.
+
+Offsets rise along a queue, so the units that point into one segment stand together, and each segment is checked with
+its own units alone. The borders are found by halving, which gives each unit to exactly one segment even where a damaged
+queue does not rise; what does not fit there is looked up by itself.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from pyspark_dledger.format.codec import decode_consume_queue_unit
+from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT_SIZE, ENTRY_HEADER_SIZE, MIN_MESSAGE_SIZE
+from pyspark_dledger.format.message import has_message_magic
+from pyspark_dledger.format.spec import COMMITLOG, INT64_MAX, Segment
+from pyspark_dledger.log.io.entry_reads import entry_at, read_at, segment_at
+from pyspark_dledger.log.io.files import OpenFile, open_file
+from pyspark_dledger.log.io.queue_files import (
+    FILLER_SIZE,
+    FOLDER,
+    Queue,
+    QueueFile,
+    queues,
+    read_units,
+    written_units,
+)
+from pyspark_dledger.log.verify.findings import Report
+
+Numbers = npt.NDArray[np.int64]
+
+# Units of so many bytes of the log are held at once.
+_WINDOW = 64 * 1024 * 1024
+
+
+class WrittenUnits:
+    """The units of one queue that were written when this was made, numbered from 0 over all its files."""
+
+    def __init__(self, queue: Queue) -> None:
+        self.queue = queue
+        written = [(file, written_units(file)) for file in queue.files]
+        self.files = [(file, count) for file, count in written if count]
+        self._starts = [0]
+        for _, count in self.files:
+            self._starts.append(self._starts[-1] + count)
+
+    @property
+    def count(self) -> int:
+        return self._starts[-1]
+
+    @cached_property
+    def _first_offsets(self) -> list[int]:
+        """The offset of each file's first unit."""
+        return [_offset_in(file, 0) for file, _ in self.files]
+
+    def lower_bound(self, offset: int) -> int:
+        """The number of the first unit that points to `offset` or behind it; never falls as `offset` rises."""
+        place = bisect_left(self._first_offsets, offset) - 1
+        if place < 0:
+            return 0
+        file, count = self.files[place]
+        try:
+            opened = open_file(file.path)
+        except OSError:
+            return self._starts[place]
+        with opened:
+            return self._starts[place] + _lower_bound(opened, count, offset)
+
+    def read(self, start: int, stop: int) -> UnitBatch:
+        """The units numbered ``[start, stop)``, without those that were never written."""
+        parts = []
+        for place, ((file, _), (first, end)) in enumerate(zip(self.files, pairwise(self._starts), strict=True)):
+            low, high = max(start, first), min(stop, end)
+            number = low - first
+            for units in read_units(file, number, high - first) if low < high else ():
+                offsets, sizes = units["commitLogOffset"].astype(np.int64), units["size"].astype(np.int64)
+                batch = UnitBatch(
+                    offsets, sizes, np.arange(number, number + len(units)), np.full(len(units), place, np.int64)
+                )
+                parts.append(batch.take(~_is_unused(batch)))
+                number += len(units)
+        return join(parts)
+
+
+@dataclass(frozen=True)
+class UnitBatch:
+    """Units as columns: offset and size as stored, number in their file, and which file it is."""
+
+    offsets: Numbers
+    sizes: Numbers
+    numbers: Numbers
+    files: Numbers
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    def take(self, which: npt.NDArray[np.bool_] | npt.NDArray[np.intp] | slice) -> UnitBatch:
+        return UnitBatch(self.offsets[which], self.sizes[which], self.numbers[which], self.files[which])
+
+
+def join(parts: list[UnitBatch]) -> UnitBatch:
+    columns = [(part.offsets, part.sizes, part.numbers, part.files) for part in parts]
+    if not columns:
+        empty = np.empty(0, np.int64)
+        return UnitBatch(empty, empty, empty, empty)
+    return UnitBatch(*(np.concatenate(column) for column in zip(*columns, strict=True)))
+
+
+def _is_unused(units: UnitBatch) -> npt.NDArray[np.bool_]:
+    """Zeros, and the filler before the first unit of a queue that begins in the middle of a file."""
+    return (units.offsets == 0) & ((units.sizes == 0) | (units.sizes == FILLER_SIZE))
+
+
+def _offset_in(file: QueueFile, number: int) -> int:
+    data = read_at(file.path, number * CONSUME_QUEUE_UNIT_SIZE, CONSUME_QUEUE_UNIT_SIZE)
+    return decode_consume_queue_unit(data).commit_log_offset if len(data) == CONSUME_QUEUE_UNIT_SIZE else INT64_MAX
+
+
+def _lower_bound(file: OpenFile, count: int, offset: int) -> int:
+    low, high = 0, count
+    while low < high:
+        middle = (low + high) // 2
+        try:
+            data = file.read(middle * CONSUME_QUEUE_UNIT_SIZE, CONSUME_QUEUE_UNIT_SIZE)
+        except OSError:
+            data = b""
+        if len(data) == CONSUME_QUEUE_UNIT_SIZE and decode_consume_queue_unit(data).commit_log_offset < offset:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+class QueueCheck:
+    """Holds the messages of ``[low, high)``, given in order, against the units that point there."""
+
+    def __init__(
+        self, root: Path, list_segments: Callable[[], list[Segment]], low: int, high: int, report: Report
+    ) -> None:
+        self._list_segments = list_segments
+        self._report = report
+        self._queues = [WrittenUnits(queue) for queue in queues(root)] if low < high else []
+        self._files = [file for queue in self._queues for file, _ in queue.files]
+        borders = [*range(low, high, _WINDOW), high] if self._queues else []
+        self._windows = iter(pairwise(borders))
+        self._bounds = [queue.lower_bound(low) for queue in self._queues]
+        self._units = join([])
+
+    @cached_property
+    def _segments(self) -> list[Segment]:
+        return self._list_segments()
+
+    def add(self, offsets: Numbers, sizes: Numbers) -> None:
+        """Messages: where they stand, ascending, and their sizes."""
+        if not len(offsets):
+            return
+        last = int(offsets[-1])
+        while len(self._units) or self._load():
+            count = int(np.searchsorted(self._units.offsets, last, "right"))
+            units, self._units = self._units.take(slice(0, count)), self._units.take(slice(count, None))
+            place = np.minimum(np.searchsorted(offsets, units.offsets), len(offsets) - 1)
+            fits = (offsets[place] == units.offsets) & (sizes[place] == units.sizes)
+            self._look_up(units.take(~fits))
+            if len(self._units):
+                return
+
+    def finish(self) -> None:
+        while len(self._units) or self._load():
+            self._look_up(self._units)
+            self._units = join([])
+
+    def _load(self) -> bool:
+        """The units of the next window that has some, by offset; False behind the last one."""
+        for _, high in self._windows:
+            bounds = [queue.lower_bound(high) for queue in self._queues]
+            parts = []
+            first_file = 0
+            for queue, start, stop in zip(self._queues, self._bounds, bounds, strict=True):
+                batch = queue.read(start, stop)
+                parts.append(UnitBatch(batch.offsets, batch.sizes, batch.numbers, batch.files + first_file))
+                first_file += len(queue.files)
+            self._bounds = bounds
+            units = join(parts)
+            if len(units):
+                self._units = units.take(np.argsort(units.offsets, kind="stable"))
+                return True
+        return False
+
+    def _look_up(self, units: UnitBatch) -> None:
+        if len(units):
+            look_up(self._segments, self._files, units, self._report)
+
+
+def look_up(segments: list[Segment], files: list[QueueFile], units: UnitBatch, report: Report) -> None:
+    """Findings for those of the units, one by one, that point to no message of their size."""
+    for number in np.unique(units.files).tolist():
+        file = files[number]
+        of_file = units.take(units.files == number)
+        for place in range(len(of_file)):
+            if report.is_full("consumeQueueUnit", file.path):
+                # A queue of another log has millions of them.
+                report.add_uncounted("consumeQueueUnit", file.path, len(of_file) - place)
+                break
+            offset, size = int(of_file.offsets[place]), int(of_file.sizes[place])
+            _look_up_one(segments, file, int(of_file.numbers[place]), offset, size, report)
+
+
+def _look_up_one(segments: list[Segment], file: QueueFile, number: int, offset: int, size: int, report: Report) -> None:
+    found, index = _message_at(segments, offset)
+    if found == size:
+        return
+    there = f"one of {found} bytes" if found is not None else "none"
+    report.add(
+        "consumeQueueUnit",
+        file.path,
+        f"expected a message of {size} bytes at commitLogOffset {offset} (queue offset {file.first + number}), "
+        f"found {there}",
+        offset=number * CONSUME_QUEUE_UNIT_SIZE,
+        index=index,
+    )
+
+
+def _message_at(segments: list[Segment], offset: int) -> tuple[int | None, int | None]:
+    """The size of the message that stands at an offset, and its entry's index; None where there is none."""
+    segment = segment_at(segments, offset)
+    if segment is None:
+        return None, None
+    if segment.source != COMMITLOG:
+        header = entry_at(segment, offset - ENTRY_HEADER_SIZE)
+        return (header.body_size, header.index) if header is not None else (None, None)
+    head = read_at(segment.path, offset - segment.base, MIN_MESSAGE_SIZE)
+    if not has_message_magic(head, 0, len(head)):
+        return None, None
+    return int.from_bytes(head[:4], "big", signed=True), None
+
+
+def check_outside(
+    found: list[WrittenUnits], segments: list[Segment], low: int | None, high: int, root: Path, report: Report
+) -> None:
+    """Units that point below ``low``, where the log begins (None: not known), or to its end ``high`` and behind."""
+    expired = 0
+    for queue in found:
+        bottom, top = queue.lower_bound(low) if low is not None else 0, queue.lower_bound(high)
+        head = queue.read(0, bottom)
+        if low is not None:
+            is_below = (head.offsets < low) & (head.offsets >= 0) & (head.sizes > 0)
+            expired += int(is_below.sum())
+            look_up(segments, [file for file, _ in queue.files], head.take(~is_below), report)
+        tail = queue.read(max(top, bottom), queue.count)
+        is_beyond = (tail.offsets >= high) & (tail.sizes > 0)
+        look_up(segments, [file for file, _ in queue.files], tail.take(~is_beyond), report)
+        beyond = tail.take(is_beyond)
+        if len(beyond):
+            file = queue.files[int(beyond.files[0])][0]
+            offset, number = int(beyond.offsets[0]), int(beyond.numbers[0])
+            report.add(
+                "consumeQueueBeyondEnd",
+                file.path,
+                f"expected units below the log's end at {high}, found {len(beyond)} from commitLogOffset {offset} "
+                f"(queue offset {file.first + number}) on",
+                offset=number * CONSUME_QUEUE_UNIT_SIZE,
+            )
+    if expired:
+        report.add(
+            "consumeQueueBelowStart",
+            root / FOLDER,
+            f"expected units from the log's beginning at {low} on, found {expired} below",
+        )

@@ -1,0 +1,206 @@
+"""Findings about one segment: its bytes, how it follows the segment before, and the units that point into it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pyspark_dledger.errors import StoreError
+from pyspark_dledger.format.codec import decode_blank
+from pyspark_dledger.format.engine import Engine
+from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, MAGIC_NORMAL, MIN_BLANK_SIZE
+from pyspark_dledger.format.spec import DLEDGER, ScanRequest, Segment, Survey, SurveyRequest
+from pyspark_dledger.log.io.entry_reads import DLedgerIndex, entry_at, read_at
+from pyspark_dledger.log.io.files import path_of
+from pyspark_dledger.log.io.store_engine import read_engine
+from pyspark_dledger.log.io.store_paths import StorePaths, file_size
+from pyspark_dledger.log.options import ReadOptions
+from pyspark_dledger.log.verify.findings import MOST_LISTED, Finding, Report
+from pyspark_dledger.log.verify.index_checks import FIELDS, IndexCheck, Numbers
+from pyspark_dledger.log.verify.queue_checks import QueueCheck
+
+_BATCH_ROWS = 16 * 1024
+
+
+@dataclass(frozen=True)
+class SegmentCheckPart:
+    """One segment ``[base, end)`` of the log, with the units of index and ConsumeQueues that point into it.
+
+    `queue_root` is the folder with the ConsumeQueues that belong to the log; units that point to
+    ``[queue_low, queue_high)`` are looked at. `before` is the segment before, where it ends where this one begins.
+    """
+
+    path: str
+    options: ReadOptions
+    paths: StorePaths
+    segment: Segment
+    end: int
+    before: Segment | None
+    queue_root: Path | None
+    queue_low: int
+    queue_high: int
+
+    @property
+    def size(self) -> int:
+        """Bytes of the log that the part covers."""
+        return self.segment.size
+
+
+def segment_findings(part: SegmentCheckPart) -> list[Finding]:
+    """The findings of a segment, by file and offset."""
+    report = Report(part.paths)
+    engine = read_engine(part.options.engine)
+    node_dir = part.paths.node_dir if part.segment.source == DLEDGER else None
+    index = DLedgerIndex(node_dir / "index" if node_dir is not None else None)
+    request = SurveyRequest(part.segment, part.segment.base, part.end, part.options.verify_crc, MOST_LISTED)
+    try:
+        survey = engine.survey(request)
+        _add_problems(part.segment, survey, report)
+        if part.before is not None and part.segment.source == DLEDGER and survey.entries:
+            _check_order(engine, part.before, part.segment, index, survey, report)
+        _check_units(engine, part, index, report)
+    except (OSError, StoreError) as error:
+        report.add("unreadableFile", part.segment.path, str(error).removeprefix(f"{part.segment.path}: "))
+    return report.findings()
+
+
+def _add_problems(segment: Segment, survey: Survey, report: Report) -> None:
+    listed: dict[str, int] = {}
+    for problem in survey.problems:
+        if problem.code == "blankSize" and problem.pos == segment.base and not segment.check_pos:
+            continue  # 0.4.0 begins a file so after a snapshot, and the entries behind the blank are still to come
+        report.add(problem.code, segment.path, problem.text, offset=problem.pos - segment.base, index=problem.index)
+        listed[problem.code] = listed.get(problem.code, 0) + 1
+    for code, count in survey.counts.items():
+        # Of posDiffers one stands for all.
+        if code != "posDiffers" and count > MOST_LISTED:
+            report.add_uncounted(code, segment.path, count - listed.get(code, 0))
+    size = file_size(path_of(segment.path))
+    if size is not None and size < segment.size and "shortFile" not in survey.counts:
+        text = f"expected {segment.size} bytes in {segment.name}, found {size}"
+        report.add("shortFile", segment.path, text, offset=size)
+
+
+def _check_order(
+    engine: Engine, before: Segment, segment: Segment, index: DLedgerIndex, survey: Survey, report: Report
+) -> None:
+    """Whether the first entry of a segment follows the last one of the segment before."""
+    last = _last_by_index(index, before, survey.first_index - 1) or _last_by_scan(engine, before)
+    if last is None:
+        return
+    last_index, term, end = last
+    # Damage at the end of the one or at the beginning of the other has room for entries of at least 48 bytes.
+    lost = before.end - end if not _is_closed(before, end) else 0
+    lost += survey.first_pos - segment.base if survey.sizes.get("corrupt", 0) else 0
+    if not 0 <= survey.first_index - last_index - 1 <= lost // ENTRY_HEADER_SIZE or survey.first_term < term:
+        report.add(
+            "segmentOrder",
+            segment.path,
+            f"expected index {last_index + 1} and a term of at least {term} behind {before.name}, found index "
+            f"{survey.first_index} and term {survey.first_term}",
+            offset=survey.first_pos - segment.base,
+            index=survey.first_index,
+        )
+
+
+def _last_by_index(files: DLedgerIndex, segment: Segment, index: int) -> tuple[int, int, int] | None:
+    """Index, term and end of the entry `index`, if the index file knows it as the last one of the segment."""
+    unit = files.unit(index) if index >= 0 else None
+    header = entry_at(segment, unit.pos) if unit is not None and segment.check_pos else None
+    if unit is None or header is None or header.index != index or not _is_closed(segment, unit.pos + header.size):
+        return None
+    return header.index, header.term, unit.pos + header.size
+
+
+def _last_by_scan(engine: Engine, segment: Segment) -> tuple[int, int, int] | None:
+    """Index, term and end of the last entry of a segment."""
+    last = None
+    request = ScanRequest(segment, segment.base, segment.end, FIELDS, verify_crc=False, max_batch_rows=_BATCH_ROWS)
+    for batch, _ in engine.scan(request):
+        entries = _entries(batch)
+        if len(entries["pos"]):
+            last = {name: int(values[-1]) for name, values in entries.items()}
+    return (last["index"], last["term"], last["pos"] + last["size"]) if last is not None else None
+
+
+def _is_closed(segment: Segment, end: int) -> bool:
+    """Whether the blank that closes a file stands at `end`, or the file is full."""
+    head = read_at(segment.path, end - segment.base, MIN_BLANK_SIZE)
+    return end == segment.end or (len(head) == MIN_BLANK_SIZE and decode_blank(head) == segment.end - end)
+
+
+def _check_units(engine: Engine, part: SegmentCheckPart, files: DLedgerIndex, report: Report) -> None:
+    """The entries of a segment against the units of index and ConsumeQueues that point to them."""
+    segment = part.segment
+    index = IndexCheck(files.files, report)
+    magics = _NewerMagics()
+    check = (
+        QueueCheck(part.queue_root, partial(_segments, part), part.queue_low, part.queue_high, report)
+        if part.queue_root is not None
+        else None
+    )
+    columns = FIELDS if segment.source == DLEDGER else ("kind", "pos", "size")
+    if segment.source == DLEDGER or check is not None:
+        request = ScanRequest(segment, segment.base, part.end, columns, verify_crc=False, max_batch_rows=_BATCH_ROWS)
+        for batch, _ in engine.scan(request) if segment.base < part.end else ():
+            entries = _entries(batch)
+            header = 0
+            if segment.source == DLEDGER:
+                header = ENTRY_HEADER_SIZE
+                index.add(entries)
+                magics.add(entries)
+            if check is not None:
+                check.add(entries["pos"] + header, entries["size"] - header)
+    index.finish()
+    if check is not None:
+        check.finish()
+    magics.report(segment, report)
+
+
+def _segments(part: SegmentCheckPart) -> list[Segment]:
+    """All segments of the log: a unit in the wrong place can point to any."""
+    from pyspark_dledger.log.log import Log
+
+    return Log(part.path, part.options).segments
+
+
+def _entries(batch: pa.RecordBatch) -> dict[str, Numbers]:
+    """The columns of a batch without its corrupt rows, as numbers of 64 bits."""
+    if "kind" in batch.schema.names:
+        batch = batch.filter(pc.not_equal(batch.column("kind"), "corrupt")).drop_columns(["kind"])
+    elif batch.column("index").null_count:
+        batch = batch.filter(batch.column("index").is_valid())
+    return {
+        name: batch.column(name).to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
+        for name in batch.schema.names
+    }
+
+
+class _NewerMagics:
+    """The entries of magic 2 and 3: how many, and the first."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._first: dict[str, int] = {}
+
+    def add(self, entries: dict[str, Numbers]) -> None:
+        places = np.flatnonzero(entries["magic"] != MAGIC_NORMAL)
+        self._count += len(places)
+        if len(places) and not self._first:
+            self._first = {name: int(values[places[0]]) for name, values in entries.items()}
+
+    def report(self, segment: Segment, report: Report) -> None:
+        if self._first:
+            more = f", and {self._count - 1} more of magic 2 or 3" if self._count > 1 else ""
+            report.add(
+                "newerMagic",
+                segment.path,
+                f"expected magic {MAGIC_NORMAL}, found {self._first['magic']}{more}",
+                offset=self._first["pos"] - segment.base,
+                index=self._first["index"],
+            )

@@ -1,0 +1,98 @@
+"""Findings about a node's ``checkpoint`` and ``currterm``, and about a broker's ``abort`` file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from pyspark_dledger.format.state_files import Checkpoint, CurrentTerm, parse_checkpoint, parse_current_term
+from pyspark_dledger.log.io.queue_files import proven_index
+from pyspark_dledger.log.verify.findings import Report
+
+if TYPE_CHECKING:
+    from pyspark_dledger.log.log import Log
+
+_COPIES = (".tmp", ".bak")
+_LONGEST = 64 * 1024
+
+Parsed = TypeVar("Parsed", Checkpoint, CurrentTerm)
+
+
+def check_state(log: Log, report: Report) -> None:
+    """The state files of a node, held against its log."""
+    node_dir, root = log.paths.node_dir, log.paths.root
+    if node_dir is not None:
+        _check_checkpoint(log, node_dir, report)
+        _check_current_term(log, node_dir, report)
+    if root is not None and (root / "abort").exists():
+        report.add("abortFile", root / "abort", "found a file that a clean stop removes")
+
+
+def _check_checkpoint(log: Log, node_dir: Path, report: Report) -> None:
+    file = node_dir / "checkpoint"
+    if not file.exists() and not _copies(file) and log.dialect == "0.4":
+        return
+    checkpoint = _read(file, "checkpoint", parse_checkpoint, log.end.entries > 0, report)
+    if checkpoint is None:
+        return
+    committed, end = checkpoint.committed_index, checkpoint.end_index
+    assert committed is not None and end is not None
+    last = log.end.last_index
+    if committed > last:
+        report.add(
+            "committedBeyondEnd", file, f"expected committedIndex up to {last}, found {committed}", index=committed
+        )
+    if end > last:
+        report.add("endBeyondLog", file, f"expected endIndex up to {last}, found {end}", index=end)
+    proven = proven_index(log.paths.root, log.ledger_segments, log.end.pos) if log.paths.root is not None else None
+    if committed < last:
+        is_proven = proven is not None and proven > committed
+        expected = f"{proven}, as the ConsumeQueue proves" if is_proven else f"up to {last}, where the log ends"
+        report.add(
+            "checkpointStale",
+            file,
+            f"expected committedIndex {expected}, found {committed}",
+            index=committed,
+        )
+
+
+def _check_current_term(log: Log, node_dir: Path, report: Report) -> None:
+    file = node_dir / "currterm"
+    current = _read(file, "currterm", parse_current_term, log.end.entries > 0, report)
+    # Without the file Java begins with term 0.
+    term = current.curr_term if current is not None else (None if file.exists() else 0)
+    if term is not None and term < log.end.last_term:
+        found = f"{term}" if current is not None else "no currterm file, so 0"
+        report.add("currtermBelowLog", file, f"expected currTerm of at least {log.end.last_term}, found {found}")
+
+
+def _read(file: Path, name: str, parse: Callable[[bytes], Parsed], is_expected: bool, report: Report) -> Parsed | None:
+    """A state file's content, and findings about it and its copies."""
+    copies = _copies(file)
+    if not file.exists():
+        if copies:
+            found = " and ".join(copy.name for copy in copies)
+            report.add(f"{name}FromBackup", file, f"expected {name}, found {found} only")
+        elif is_expected:
+            report.add(f"{name}Missing", file, f"expected {name}, found no file")
+        return None
+    for copy in copies:
+        report.add("leftoverFile", copy, f"found a copy beside {name}")
+    if not file.is_file():
+        report.add("unreadableFile", file, f"expected the file {name}, found something else")
+        return None
+    try:
+        with file.open("rb") as stream:
+            parsed = parse(stream.read(_LONGEST))
+    except OSError as error:
+        report.add("unreadableFile", file, f"expected a readable file, found: {error.strerror}")
+        return None
+    if parsed.problem is not None:
+        report.add(f"{name}Unreadable", file, parsed.problem)
+        return None
+    return parsed
+
+
+def _copies(file: Path) -> list[Path]:
+    return [copy for copy in (file.with_name(file.name + suffix) for suffix in _COPIES) if copy.exists()]

@@ -1,0 +1,161 @@
+"""Verifying a store: everything that `findings.CATALOGUE` knows, looked for in parts that can run apart.
+
+Damage is never an error here: what cannot be read is a finding. A store that is being written while it is verified can
+show findings about its last file that a second look does not confirm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pyspark_dledger.errors import StoreError
+from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Segment
+from pyspark_dledger.log.io.queue_files import FOLDER, queues
+from pyspark_dledger.log.io.store_paths import StorePaths
+from pyspark_dledger.log.options import ReadOptions
+from pyspark_dledger.log.verify.file_checks import (
+    check_divided_offset,
+    check_index_files,
+    check_segment_files,
+)
+from pyspark_dledger.log.verify.findings import Finding, Report
+from pyspark_dledger.log.verify.index_checks import check_units_beyond
+from pyspark_dledger.log.verify.queue_checks import WrittenUnits, check_outside
+from pyspark_dledger.log.verify.segment_checks import SegmentCheckPart, segment_findings
+from pyspark_dledger.log.verify.state_checks import check_state
+
+if TYPE_CHECKING:
+    from pyspark_dledger.log.log import Log
+
+Progress = Callable[[int, int], None]
+"""Told how many bytes of the log are done, and of how many."""
+
+
+@dataclass(frozen=True)
+class StoreCheckPart:
+    """What concerns a store as a whole: its files, state, and the borders of its index and ConsumeQueues."""
+
+    path: str
+    options: ReadOptions
+    size: int = 0
+
+
+FindingsPart = StoreCheckPart | SegmentCheckPart
+
+
+def verify(log: Log, on_progress: Progress | None = None) -> Iterator[Finding]:
+    """All findings of a store: first what concerns it as a whole, then segment by segment, by file and offset."""
+    parts = plan_findings(log)
+    total = sum(part.size for part in parts)
+    done = 0
+    for part in parts:
+        if on_progress is not None:
+            on_progress(done, total)
+        yield from read_findings(part)
+        done += part.size
+    if on_progress is not None:
+        on_progress(total, total)
+
+
+def plan_findings(log: Log) -> list[FindingsPart]:
+    """The parts of a verification, in the order of the log: one for the store, then one for each segment."""
+    ends = [_end_of(log, segment) for segment in log.segments]
+    log_end = _log_end(log.segments, ends)
+    queue_root = _queue_root(log.paths)
+    parts: list[FindingsPart] = [StoreCheckPart(log.path, log.options)]
+    for number, (segment, end) in enumerate(zip(log.segments, ends, strict=True)):
+        before = log.segments[number - 1] if number else None
+        after = log.segments[number + 1] if number + 1 < len(log.segments) else None
+        is_adjacent = before is not None and before.source == segment.source and before.end == segment.base
+        high = after.base if after is not None else log_end
+        parts.append(
+            SegmentCheckPart(
+                path=log.path,
+                options=log.options,
+                paths=log.paths,
+                segment=segment,
+                end=end,
+                before=before if is_adjacent else None,
+                queue_root=queue_root,
+                queue_low=min(segment.base, log_end),
+                queue_high=min(high, log_end),
+            )
+        )
+    return parts
+
+
+def read_findings(part: FindingsPart) -> Iterator[Finding]:
+    """The findings of a part, by file and offset; last, of which there are more than are listed."""
+    if isinstance(part, StoreCheckPart):
+        yield from _store_findings(part)
+    else:
+        yield from segment_findings(part)
+
+
+def _end_of(log: Log, segment: Segment) -> int:
+    """Where the log ends in a segment; the whole of one that cannot be read is the log's."""
+    try:
+        return log.segment_end(segment)
+    except (OSError, StoreError):
+        return segment.end
+
+
+def _log_end(segments: list[Segment], ends: list[int]) -> int:
+    """Where the log ends; where it begins if nothing was written."""
+    written = [end for segment, end in zip(segments, ends, strict=True) if end > segment.base]
+    return max(written, default=segments[0].base if segments else 0)
+
+
+def _queue_root(paths: StorePaths) -> Path | None:
+    """The root whose ConsumeQueues point into the whole log at `paths`, and into no other."""
+    root = paths.root
+    if root is None or not (root / FOLDER).is_dir():
+        return None
+    nodes = [folder for folder in root.glob("dledger-*") if folder.is_dir()]
+    return root if len(nodes) == (paths.node_dir is not None) else None
+
+
+def _store_findings(part: StoreCheckPart) -> list[Finding]:
+    from pyspark_dledger.log.log import Log
+
+    # Units are counted before the log's end is looked for: on a running broker the log is ahead of its queues.
+    first = Log(part.path, part.options)
+    queue_root = _queue_root(first.paths)
+    is_whole = first.paths.only is None
+    units = [WrittenUnits(queue) for queue in queues(queue_root)] if queue_root is not None and is_whole else []
+    log = Log(part.path, part.options)
+    report = Report(log.paths)
+    checks = [lambda: _check_files(log, report), lambda: _check_index(log, report), lambda: check_state(log, report)]
+    if queue_root is not None:
+        checks.append(lambda: _check_queues(log, queue_root, units, report))
+    for check in checks if is_whole else []:
+        try:
+            check()
+        except (OSError, StoreError) as error:
+            report.add("unreadableFile", log.path, str(error))
+    return report.findings()
+
+
+def _check_files(log: Log, report: Report) -> None:
+    check_segment_files(log.paths.commitlog_dirs, COMMITLOG, True, report)
+    check_segment_files(log.paths.data_dirs, DLEDGER, log.dialect != "0.4", report)
+    if log.ledger_segments:
+        check_divided_offset(log.paths.commitlog_dirs, log.divided_commitlog_offset, log.ends.get(COMMITLOG), report)
+
+
+def _check_index(log: Log, report: Report) -> None:
+    if log.paths.node_dir is None:
+        return
+    begin = log.first_entries[0][1][1] if log.first_entries else 0
+    check_index_files(log.paths.node_dir / "index", begin, log.end.last_index, report)
+    check_units_beyond(log.index_files.files, log.end.last_index, report)
+
+
+def _check_queues(log: Log, root: Path, units: list[WrittenUnits], report: Report) -> None:
+    ends = [log.segment_end(segment) for segment in log.segments]
+    is_old_part_left_out = not log.paths.commitlog_dirs and (root / "commitlog").is_dir()
+    low = log.segments[0].base if log.segments and not is_old_part_left_out else None
+    check_outside(units, log.segments, low, _log_end(log.segments, ends), root, report)

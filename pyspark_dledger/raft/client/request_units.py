@@ -1,0 +1,351 @@
+"""Bodies on their way to a leader: what travels in one request, and who waits for it."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from abc import ABC, abstractmethod
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from copy import copy
+from itertools import accumulate
+from typing import Any, Protocol
+
+from pyspark_dledger.errors import GroupError, UnknownOutcomeError
+from pyspark_dledger.format.encode.encoded import MAX_BODY_SIZE, Bodies, Buffer
+from pyspark_dledger.format.engine import get_engine
+from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
+from pyspark_dledger.raft.client.results import (
+    Appended,
+    AppendedRange,
+    BatchResult,
+    PartialAppendError,
+    PutRange,
+    PutResult,
+    places,
+)
+from pyspark_dledger.raft.messages import PLACE_SIZE, AppendRequest, AppendResponse, PutRequest, PutResponse
+from pyspark_dledger.store.dledger_store import EntryRun
+
+# Log bytes in one request: enough that its own costs vanish, little enough that several are on their way at a time.
+UNIT_BYTES = 1024 * 1024
+# Log bytes of one batch that are packed and not yet answered: what bounds its memory.
+_MOST_AHEAD = 16 * UNIT_BYTES
+
+
+class Owner(Protocol):
+    """Who waits for units. Called by the client's own thread."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether a unit that was not sent yet is no longer to be sent, for what went wrong before it."""
+
+    def acknowledged(self, unit: RequestUnit, answer: AppendResponse | PutResponse) -> None: ...
+
+    def failed(self, unit: RequestUnit, error: GroupError | UnknownOutcomeError) -> None: ...
+
+
+class RequestUnit:
+    """Bodies in one request, all or none of which are appended: those from ordinal ``first`` of its owner on.
+
+    They are messages where ``queue_nums`` is given. One that ``repeats`` may be sent again after an unknown outcome;
+    ``doubt`` is the latest of these.
+    """
+
+    __slots__ = ("attempts", "bodies", "doubt", "first", "leaderless_since", "owner", "queue_nums", "repeats", "size")
+
+    def __init__(
+        self, owner: Owner, first: int, bodies: Bodies, queue_nums: int | None = None, repeats: bool = False
+    ) -> None:
+        self.owner = owner
+        self.first = first
+        self.bodies = bodies
+        self.queue_nums = queue_nums
+        self.repeats = repeats
+        self.doubt: UnknownOutcomeError | None = None
+        self.size = len(bodies.block) + ENTRY_HEADER_SIZE * bodies.count
+        self.attempts = 0
+        # By the loop's clock, in seconds: since when a leader was looked for, which was not found.
+        self.leaderless_since: float | None = None
+
+    @property
+    def count(self) -> int:
+        return self.bodies.count
+
+    @property
+    def ordinals(self) -> range:
+        """Of its bodies, as its owner counts them."""
+        return range(self.first, self.first + self.count)
+
+    @property
+    def are_messages(self) -> bool:
+        return self.queue_nums is not None
+
+    def request(self, group: str, member_id: str, is_restart: bool) -> AppendRequest:
+        if self.queue_nums is None:
+            return AppendRequest(group=group, remote_id=member_id, bodies=self.bodies, is_restart=is_restart)
+        return PutRequest(
+            group=group,
+            remote_id=member_id,
+            bodies=self.bodies,
+            is_restart=is_restart,
+            queue_nums=self.queue_nums,
+        )
+
+    def is_answered_by(self, answer: object) -> bool:
+        """Whether that answer tells where these bodies are."""
+        if isinstance(answer, PutResponse):
+            return self.are_messages and len(answer.places) == self.count * PLACE_SIZE
+        return not self.are_messages and isinstance(answer, AppendResponse) and answer.count == self.count
+
+    def failed(self, error: GroupError | UnknownOutcomeError) -> None:
+        """It is not tried again. What was once sent in vain may be in the log, whatever came of it later."""
+        if self.doubt is not None and not isinstance(error, UnknownOutcomeError):
+            error = UnknownOutcomeError(f"{self.doubt}; then: {error}", error.code, error.leader_id)
+        self.owner.failed(self, error)
+
+    def split(self) -> list[RequestUnit]:
+        """A unit for each body, for a leader that takes no more in one request."""
+        engine = get_engine()
+        units = []
+        for ordinal, body in enumerate(engine.unpack_bodies(self.bodies)):
+            unit = RequestUnit(self.owner, self.first + ordinal, engine.pack_bodies([body]))
+            unit.attempts, unit.leaderless_since = self.attempts, self.leaderless_since
+            units.append(unit)
+        return units
+
+
+class SingleAppends:
+    """Bodies of single appends that travel together; each has its own result."""
+
+    is_over = False
+
+    def __init__(self, bodies: Sequence[bytes], futures: Sequence[Future[Appended]]) -> None:
+        self._sizes = list(map(len, bodies))
+        self._futures = futures
+
+    def acknowledged(self, unit: RequestUnit, answer: AppendResponse | PutResponse) -> None:
+        assert isinstance(answer, AppendResponse)
+        chosen = slice(unit.first, unit.first + unit.count)
+        found = places(answer.index, answer.term, runs_of(answer), self._sizes[chosen])
+        for future, appended in zip(self._futures[chosen], found, strict=True):
+            future.set_result(appended)
+
+    def failed(self, unit: RequestUnit, error: GroupError | UnknownOutcomeError) -> None:
+        for future in self._futures[unit.first : unit.first + unit.count]:
+            # An error of its own for each: whoever raises it adds to its traceback.
+            future.set_exception(copy(error))
+
+
+class WholeCall(ABC):
+    """Bodies of one call, by which the thread that called it waits."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._changed = threading.Condition()
+        self._outstanding = 0
+        # Ordinals.
+        self._done: list[range] = []
+        self._unknown: list[range] = []
+        self._error: GroupError | UnknownOutcomeError | None = None
+        self._is_over = False
+
+    @property
+    def is_over(self) -> bool:
+        return self._is_over
+
+    @abstractmethod
+    def _unit(self, first: int, bodies: Bodies) -> RequestUnit: ...
+
+    @abstractmethod
+    def _note(self, unit: RequestUnit, answer: Any) -> None:
+        """Keep what an answer says."""
+
+    def unit(self, first: int, bodies: Bodies) -> RequestUnit:
+        """A unit of it, which is waited for from now on."""
+        unit = self._unit(first, bodies)
+        with self._changed:
+            self._outstanding += unit.size
+        return unit
+
+    def wait_for_room(self) -> bool:
+        """Waits until one more unit may be made; False if none is to follow, for the batch has failed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._outstanding < _MOST_AHEAD or self._is_over)
+            return not self._is_over
+
+    def abandon(self) -> None:
+        """Nobody waits any longer: what was not sent yet is not sent."""
+        self._is_over = True
+
+    def acknowledged(self, unit: RequestUnit, answer: AppendResponse | PutResponse) -> None:
+        with self._changed:
+            self._done.append(unit.ordinals)
+            self._note(unit, answer)
+            self._resolve(unit)
+
+    def failed(self, unit: RequestUnit, error: GroupError | UnknownOutcomeError) -> None:
+        is_unknown = isinstance(error, UnknownOutcomeError)
+        with self._changed:
+            self._is_over = True
+            if is_unknown:
+                self._unknown.append(unit.ordinals)
+            if self._error is None or (is_unknown and not isinstance(self._error, UnknownOutcomeError)):
+                self._error = error
+            self._resolve(unit)
+
+    def _resolve(self, unit: RequestUnit) -> None:
+        self._outstanding -= unit.size
+        self._changed.notify_all()
+
+    def _wait(self) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._outstanding == 0)
+
+    def _check(self, result: BatchResult | PutResult, what: str) -> None:
+        """Raises GroupError if nothing was appended, PartialAppendError if not all was."""
+        if self._error is None:
+            return
+        unknown, done = _joined(self._unknown), _joined(self._done)
+        if not (unknown or done):
+            raise self._error
+        rest = _rest([*unknown, *done], self._count)
+        text = f"of {self._count} {what} {len(result)} were appended, of {sum(map(len, unknown))} it is unknown, "
+        text += f"and {sum(map(len, rest))} were not appended: {self._error}"
+        raise PartialAppendError(text, self._error.code, self._error.leader_id, result, unknown, rest) from self._error
+
+
+class BatchCall(WholeCall):
+    """The bodies of one ``append_batch``."""
+
+    def __init__(self, sizes: array[int]) -> None:
+        super().__init__(len(sizes))
+        self._sizes = sizes
+        self._pieces: list[AppendedRange] = []
+
+    def _unit(self, first: int, bodies: Bodies) -> RequestUnit:
+        return RequestUnit(self, first, bodies)
+
+    def _note(self, unit: RequestUnit, answer: AppendResponse) -> None:
+        self._pieces.append(AppendedRange(unit.first, unit.count, answer.index, answer.term, runs_of(answer)))
+
+    def result(self) -> BatchResult:
+        """Waits for all units that were made. Raises GroupError if nothing was appended, else PartialAppendError."""
+        self._wait()
+        result = BatchResult(self._sizes, self._pieces)
+        self._check(result, "entries")
+        return result
+
+
+class PutCall(WholeCall):
+    """The messages of one ``put_messages``."""
+
+    def __init__(self, count: int, queue_nums: int, repeats: bool) -> None:
+        super().__init__(count)
+        self._queue_nums = queue_nums
+        self._repeats = repeats
+        self._pieces: list[PutRange] = []
+
+    def _unit(self, first: int, bodies: Bodies) -> RequestUnit:
+        return RequestUnit(self, first, bodies, self._queue_nums, self._repeats)
+
+    def _note(self, unit: RequestUnit, answer: PutResponse) -> None:
+        self._pieces.append(PutRange(unit.first, unit.count, bytes(answer.places)))
+
+    def result(self) -> PutResult:
+        """Waits for all units that were made. Raises GroupError if nothing was appended, else PartialAppendError."""
+        self._wait()
+        result = PutResult(self._pieces)
+        self._check(result, "messages")
+        return result
+
+
+def runs_of(answer: AppendResponse) -> tuple[EntryRun, ...]:
+    """Every run of the acknowledged entries; Java tells of the one entry only where it is."""
+    return answer.runs or (EntryRun(answer.index, answer.pos),)
+
+
+def _joined(ranges: Sequence[range]) -> tuple[range, ...]:
+    """The same ordinals in as few ranges as possible, ascending."""
+    joined: list[range] = []
+    for part in sorted(ranges, key=lambda part: part.start):
+        if joined and joined[-1].stop == part.start:
+            joined[-1] = range(joined[-1].start, part.stop)
+        else:
+            joined.append(part)
+    return tuple(joined)
+
+
+def _rest(ranges: Sequence[range], count: int) -> tuple[range, ...]:
+    """What of ``range(count)`` is in none of them."""
+    rest = []
+    start = 0
+    for part in (*sorted(ranges, key=lambda part: part.start), range(count, count)):
+        if start < part.start:
+            rest.append(range(start, part.start))
+        start = part.stop
+    return tuple(rest)
+
+
+def check_body(body: Buffer) -> bytes:
+    """A body as bytes that nobody changes any more. Raises TypeError and ValueError."""
+    if type(body) is not bytes:
+        if not isinstance(body, (bytes, bytearray, memoryview)):
+            raise TypeError(f"body: expected bytes, a bytearray or a memoryview, found {type(body).__name__}")
+        body = bytes(body)
+    if len(body) > MAX_BODY_SIZE:
+        raise ValueError(f"body: expected at most {MAX_BODY_SIZE} bytes, found {len(body)}")
+    return body
+
+
+def sizes_of(bodies: Bodies | Sequence[Buffer]) -> array[int]:
+    """The size of each body of a batch, in bytes. Raises TypeError and ValueError where it cannot be appended."""
+    sizes = _packed_sizes(bodies) if isinstance(bodies, Bodies) else array("I", map(_size, bodies))
+    if not sizes:
+        raise ValueError("bodies: expected at least one, found none")
+    if (largest := max(sizes)) > MAX_BODY_SIZE:
+        raise ValueError(
+            f"bodies: expected at most {MAX_BODY_SIZE} bytes each, found {largest} in body {sizes.index(largest)}"
+        )
+    return sizes
+
+
+def _size(body: Buffer) -> int:
+    if isinstance(body, (bytes, bytearray)):
+        return len(body)
+    if isinstance(body, memoryview):
+        return body.nbytes
+    raise TypeError(f"bodies: expected bytes, bytearrays or memoryviews, found {type(body).__name__}")
+
+
+def _packed_sizes(bodies: Bodies) -> array[int]:
+    view = memoryview(bodies.block).cast("B")
+    sizes = array("I", view[: 4 * bodies.count].tobytes())
+    if sys.byteorder == "little":
+        sizes.byteswap()
+    expected = 4 * bodies.count + sum(sizes)
+    if len(sizes) != bodies.count or expected != len(view):
+        raise ValueError(f"bodies: expected a block of {expected} bytes for {bodies.count} lengths, found {len(view)}")
+    return sizes
+
+
+def cut(bodies: Bodies | Sequence[Buffer], sizes: array[int]) -> Iterator[tuple[int, Bodies]]:
+    """A batch in parts of about `UNIT_BYTES`, packed when they are asked for: ordinal of the first body, and bodies."""
+    ends = list(accumulate(map(ENTRY_HEADER_SIZE.__add__, sizes)))
+    first = start = 0
+    while first < len(sizes):
+        last = max(first + 1, bisect_right(ends, start + UNIT_BYTES, first))
+        yield first, _part(bodies, first, last, start, ends[last - 1])
+        first, start = last, ends[last - 1]
+
+
+def _part(bodies: Bodies | Sequence[Buffer], first: int, last: int, start: int, end: int) -> Bodies:
+    """Bodies ``[first, last)``, which would take ``[start, end)`` of a log that begins with the first of all."""
+    if not isinstance(bodies, Bodies):
+        return get_engine().pack_bodies(bodies[first:last])
+    view = memoryview(bodies.block).cast("B")
+    lengths = 4 * bodies.count
+    of_bodies = view[lengths + start - ENTRY_HEADER_SIZE * first : lengths + end - ENTRY_HEADER_SIZE * last]
+    return Bodies(last - first, b"".join((view[4 * first : 4 * last], of_bodies)))

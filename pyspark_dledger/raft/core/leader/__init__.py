@@ -1,0 +1,1 @@
+"""A leader's work: appends, heartbeats, replication, reads, leadership transfer."""

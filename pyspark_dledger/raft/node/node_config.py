@@ -1,0 +1,101 @@
+"""What a node is told: its group, where it listens, its store, and what of the defaults is changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pyspark_dledger.errors import OptionError
+from pyspark_dledger.raft.core import CoreConfig
+from pyspark_dledger.raft.peers import Address, parse_address, parse_peers
+from pyspark_dledger.raft.secret import check_secret
+from pyspark_dledger.raft.tls import Tls
+from pyspark_dledger.raft.wire import MAX_FRAME_SIZE
+from pyspark_dledger.store.store_config import FLUSHES, Flush, StoreConfig
+
+
+@dataclass(frozen=True)
+class NodeConfig:
+    """One member of a group.
+
+    ``store`` is the folder in which ``dledger-<self_id>`` stands; without one the log is kept in memory only.
+    ``flush`` is by default ``sync`` for a group of one, of whose log nobody has a copy, and ``async`` for larger ones.
+    ``listen`` is ``HOST`` or ``HOST:PORT``, by default the node's own address from ``peers``, if only this machine
+    can reach that.
+    ``secret`` is what every peer and client has to give when it connects: the others are refused everything. Without
+    TLS it can be read by whoever reads the network.
+    ``store_options`` are fields of ``StoreConfig`` and ``core_options`` of ``CoreConfig``, by name.
+    """
+
+    group: str
+    self_id: str
+    peers: str
+    store: Path | None = None
+    flush: Flush | None = None
+    listen: str | None = None
+    tls: Tls | None = None
+    secret: str | None = field(default=None, repr=False)
+    max_frame_bytes: int = MAX_FRAME_SIZE
+    max_connections: int = 1024
+    store_options: Mapping[str, object] = field(default_factory=dict)
+    core_options: Mapping[str, object] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_secret(self.secret)
+
+    def members(self) -> dict[str, Address]:
+        """The members by id. Raises OptionError where this node is none of them."""
+        members = parse_peers(self.peers)
+        if self.self_id not in members:
+            raise OptionError(f"peers: expected this node's id {self.self_id} among them, found {', '.join(members)}")
+        return members
+
+    def flush_mode(self) -> Flush:
+        if self.flush is not None and self.flush not in FLUSHES:
+            raise OptionError(f"flush: expected sync or async, found {self.flush!r}")
+        return self.flush or ("sync" if len(self.members()) == 1 else "async")
+
+    def listen_address(self) -> Address:
+        """Where to listen. Raises OptionError for the own address from ``peers`` if others could reach it."""
+        own = self.members()[self.self_id]
+        if self.listen is None:
+            if not own.is_loopback:
+                raise OptionError(
+                    f"listen: expected a loopback address in peers, found {own}, which other machines may reach: "
+                    f"allow that with listen {own.host}"
+                )
+            return own
+        if _has_port(self.listen):
+            return parse_address(self.listen, "listen")
+        return Address(self.listen.removeprefix("[").removesuffix("]"), own.port)
+
+    def core_config(self) -> CoreConfig:
+        """What its core is told. Raises OptionError for a field that is unknown or cannot be honoured."""
+        try:
+            return CoreConfig(
+                group=self.group,
+                self_id=self.self_id,
+                peers=tuple(self.members()),
+                is_sync=self.flush_mode() == "sync" and self.store is not None,
+                **self.core_options,  # type: ignore[arg-type]  # checked by the class
+            )
+        except TypeError as error:
+            raise OptionError(f"core options: {error}") from None
+
+    def store_config(self, base_dir: Path) -> StoreConfig:
+        """What its store in `base_dir` is told. Raises OptionError as `core_config`."""
+        try:
+            return StoreConfig(
+                base_dir=base_dir,
+                self_id=self.self_id,
+                flush=self.flush_mode(),
+                **self.store_options,  # type: ignore[arg-type]  # checked by the class
+            )
+        except TypeError as error:
+            raise OptionError(f"store options: {error}") from None
+
+
+def _has_port(text: str) -> bool:
+    """Whether it is HOST:PORT: a bare IPv6 address has more than one colon, one in brackets ends with its bracket."""
+    return "]:" in text or (text.count(":") == 1 and not text.endswith("]"))

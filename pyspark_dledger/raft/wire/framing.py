@@ -1,0 +1,164 @@
+"""The outer frame of every message, and its parser (``RemotingCommand`` and ``NettyDecoder`` of RocketMQ's remoting).
+
+A frame is ``i32 length | u8 kind | u24 header length | header | body``, big-endian; the length counts what follows it.
+Kind 0 is a JSON header, 1 RocketMQ's own binary header (refused: DLedger's codes do not fit its 16 bits), and 0x44
+("D") the header of `binary`.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+from pyspark_dledger.format.encode.encoded import Buffer
+from pyspark_dledger.raft.wire.wire_errors import EncodeError, WireError
+
+MAX_FRAME_SIZE = 16 * 1024 * 1024
+"""Java's limit (``com.rocketmq.remoting.frameMaxLength``), with the four bytes of the length."""
+
+MAX_HEADER_SIZE = 64 * 1024
+"""Of our own: headers are some hundred bytes, and some thousand where Java sends a stack trace as remark."""
+
+KIND_JSON = 0
+KIND_ROCKETMQ = 1
+KIND_BINARY = 0x44
+
+_PREFIX = struct.Struct(">iI")
+_LENGTH_SIZE = 4
+_FIRST_BLOCK = 16 * 1024
+_LAST_BLOCK = 256 * 1024
+# A buffer with less room than this gets no more bytes: a system call should bring more.
+_LEAST_ROOM = 4 * 1024
+# A peer that names a large frame and sends nothing gets no more memory than this.
+_FIRST_PIECE = 2 * 1024 * 1024
+_GROWTH = 4
+
+
+class WireFrame(NamedTuple):
+    """A whole frame: header and body are views of the buffer that it was received in, which is never written again."""
+
+    kind: int
+    header: memoryview
+    body: memoryview
+
+
+class FrameReader:
+    """Cuts what a connection receives into frames, whatever pieces it comes in.
+
+    Bytes are received right into the buffer that frames are views of. A buffer is never used twice, so a view stays
+    valid as long as someone holds it. A frame too large for the buffer gets one of its own size.
+    ``limit`` bounds the frames that are not whole yet, in bytes, and may be changed.
+    """
+
+    __slots__ = ("_block", "_end", "_start", "_view", "limit")
+
+    def __init__(self, max_frame_size: int = MAX_FRAME_SIZE) -> None:
+        self.limit = max_frame_size
+        self._block = _FIRST_BLOCK
+        self._view = memoryview(b"")
+        self._start = 0  # of the first frame that is not whole yet
+        self._end = 0  # of what was received
+
+    def get_buffer(self, size_hint: int = -1) -> memoryview:
+        """Where the next bytes go, never empty (as ``asyncio.BufferedProtocol`` has it; the hint is not needed)."""
+        if self._end == len(self._view):
+            self._move_to(self._block)
+        return self._view[self._end :]
+
+    def buffer_updated(self, count: int) -> list[WireFrame]:
+        """The frames that are whole now that ``count`` bytes were received. Raises WireError for what is no frame."""
+        self._end += count
+        if self._end == len(self._view):
+            self._block = min(self._block * 2, _LAST_BLOCK)
+        frames = []
+        view, start, end = self._view, self._start, self._end
+        needed = 0
+        while end - start >= _PREFIX.size:
+            length, mark = _PREFIX.unpack_from(view, start)
+            header_size = mark & 0xFFFFFF
+            if not 4 + header_size <= length <= self.limit - _LENGTH_SIZE or header_size > MAX_HEADER_SIZE:
+                raise WireError(_why_refused(length, header_size, self.limit))
+            if mark >> 24 not in (KIND_JSON, KIND_BINARY):
+                raise WireError(_why_kind_refused(mark >> 24))
+            stop = start + _LENGTH_SIZE + length
+            if stop > end:
+                needed = stop - start
+                break
+            body = start + _PREFIX.size + header_size
+            frames.append(WireFrame(mark >> 24, view[start + _PREFIX.size : body], view[body:stop]))
+            start = stop
+        self._start = start
+        self._make_room(needed)
+        return frames
+
+    def feed(self, data: Buffer) -> list[WireFrame]:
+        """The frames that are whole now that ``data`` was received, which is copied."""
+        frames = []
+        rest = memoryview(data)
+        while rest:
+            room = self.get_buffer()
+            count = min(len(room), len(rest))
+            room[:count] = rest[:count]
+            frames += self.buffer_updated(count)
+            rest = rest[count:]
+        return frames
+
+    @property
+    def held(self) -> int:
+        """How many bytes of memory the buffer takes that bytes are received in."""
+        return len(self._view)
+
+    @property
+    def is_between_frames(self) -> bool:
+        """Whether every byte received belongs to a whole frame: a connection that ends elsewhere was cut."""
+        return self._start == self._end
+
+    def _make_room(self, needed: int) -> None:
+        """See that the frame of ``needed`` bytes at the start fits (0: not known yet)."""
+        left = len(self._view) - self._end
+        if needed > len(self._view) - self._start:
+            if self._start or not left:
+                received = self._end - self._start
+                self._move_to(min(needed, max(self._block, _FIRST_PIECE, received * _GROWTH)))
+        elif not needed and left < _LEAST_ROOM:
+            self._move_to(self._block)
+
+    def _move_to(self, size: int) -> None:
+        """Go on in a new buffer; the start of a frame that is not whole yet moves along."""
+        rest = self._view[self._start : self._end]
+        self._view = memoryview(bytearray(max(size, len(rest) + 1)))
+        self._view[: len(rest)] = rest
+        self._start, self._end = 0, len(rest)
+
+
+def frame(kind: int, header: bytes, body_parts: list[Buffer]) -> list[Buffer]:
+    """A frame as buffers to be sent one behind the other: the first ends with the header, the others are the body.
+
+    Raises EncodeError for a frame that a peer would refuse.
+    """
+    size = len(header)
+    length = 4 + size + sum(map(len, body_parts))
+    if length > MAX_FRAME_SIZE - _LENGTH_SIZE or size > MAX_HEADER_SIZE:
+        raise EncodeError(
+            f"expected a frame of at most {MAX_FRAME_SIZE} bytes and a header of at most {MAX_HEADER_SIZE}, "
+            f"found {length + _LENGTH_SIZE} and {size}: send less at once"
+        )
+    return [_PREFIX.pack(length, kind << 24 | size) + header, *body_parts]
+
+
+def _why_refused(length: int, header_size: int, limit: int) -> str:
+    if not 4 <= length <= limit - _LENGTH_SIZE:
+        return (
+            f"expected a frame of 8 to {limit} bytes, found {length + _LENGTH_SIZE}: "
+            "the peer speaks another protocol, or sends more at once than this side takes"
+        )
+    return f"expected a frame header of at most {min(length - 4, MAX_HEADER_SIZE)} bytes, found {header_size}"
+
+
+def _why_kind_refused(kind: int) -> str:
+    if kind == KIND_ROCKETMQ:
+        return (
+            "expected a JSON header (kind 0), found RocketMQ's binary one (kind 1), which cannot hold DLedger's codes: "
+            "unset ROCKETMQ_SERIALIZE_TYPE and rocketmq.serialize.type at the peer"
+        )
+    return f"expected a frame of kind 0 (JSON) or 68 (binary), found kind {kind}"

@@ -1,0 +1,1 @@
+"""A broker's configuration and state files."""

@@ -1,0 +1,170 @@
+"""The first start of DLedger over an old CommitLog: that is closed, and DLedger's log begins behind it.
+
+Of the old files only the 8 bytes of a filler behind the last message are written. Source: RocketMQ 5.3.3
+``DLedgerCommitLog.recover``, ``CommitLog.recoverNormally``, ``MappedFileQueue.truncateDirtyFiles``.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import struct
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+import pyarrow.compute as pc
+
+from pyspark_dledger.common.durable import sync_dir
+from pyspark_dledger.errors import StoreError
+from pyspark_dledger.format.engine import Engine, get_engine
+from pyspark_dledger.format.layout import MESSAGE_MAGIC_BLANK, SEGMENT_NAME_DIGITS
+from pyspark_dledger.format.spec import COMMITLOG, ScanRequest, Segment
+from pyspark_dledger.log.io.entry_reads import read_at
+from pyspark_dledger.log.io.files import LocalFile, last_data
+from pyspark_dledger.log.io.store_paths import list_segments
+from pyspark_dledger.rocketmq.log_files import OLD_FOLDER
+
+_LOG = logging.getLogger(__name__)
+
+_FILLER = struct.Struct(">ii")
+
+
+def begin_over_old_log(
+    root: Path, data_dirs: Sequence[Path], engine_name: str = "auto", read_only: Collection[Path] = ()
+) -> int:
+    """Where DLedger's log begins (``dividedCommitlogOffset``); -1 where there is neither an old log nor DLedger files.
+
+    Before DLedger's first start over ``root/commitlog`` this closes the old log and makes DLedger's first file, in one
+    of `data_dirs` that is not `read_only`, as long as the old ones. Everything is durable, and a start that was broken
+    off is made good. Not while anybody has the store open.
+
+    Raises StoreError where the old log does not end before DLedger's begins, or where files cannot be read or written.
+    """
+    engine = get_engine(engine_name)
+    old = [file for file in _old_files(root) if Path(file.path).stat().st_size]
+    bases = [int(path.name) for folder in data_dirs for path in _data_files(folder)]
+    if bases:
+        _check_before(engine, old, min(bases))
+        return min(bases)
+    if not old:
+        return -1
+    writable = sorted({*map(str, data_dirs)} - {*map(str, read_only)})
+    if not writable:
+        raise StoreError(
+            f"{root}: expected a folder in which data files can be created, found read-only ones only: add one"
+        )
+    try:
+        return _close(engine, old, writable)
+    except OSError as error:
+        raise StoreError(f"{root}: expected to close the old CommitLog, found {error}: check the disk") from error
+
+
+def _old_files(root: Path) -> list[Segment]:
+    folder = root / OLD_FOLDER
+    return list_segments([folder], COMMITLOG, True) if folder.is_dir() else []
+
+
+def _data_files(folder: Path) -> list[Path]:
+    """Data files; an empty one was being made when its maker was stopped."""
+    found = folder.iterdir() if folder.is_dir() else iter(())
+    return [
+        path
+        for path in found
+        if len(path.name) == SEGMENT_NAME_DIGITS and path.name.isdecimal() and path.stat().st_size
+    ]
+
+
+def _check_before(engine: Engine, old: list[Segment], begin: int) -> None:
+    """Raises StoreError where a message of the old log stands at or behind DLedger's beginning."""
+    for file in old:
+        if file.base >= begin and _intact_end(engine, file) > file.base:
+            raise StoreError(
+                f"{file.path}: expected the old CommitLog to end before {begin}, where DLedger's files begin, found "
+                "messages behind: was DLedger started here without them? Move one of the two away"
+            )
+
+
+def _close(engine: Engine, old: list[Segment], folders: list[str]) -> int:
+    last, end = _find_end(engine, old)
+    divided = last.end
+    if divided % last.size:
+        raise StoreError(
+            f"{last.path}: expected a name that is a multiple of {last.size}, the size of the file, found this one: "
+            "DLedger cannot go on behind it"
+        )
+    for file in old:
+        if file.base > last.base:
+            # Made ahead and never written.
+            Path(file.path).unlink()
+    _write_filler(last, end)
+    sync_dir(Path(last.path).parent)
+    _make_data_file(Path(folders[divided // last.size % len(folders)]), divided, last.size)
+    _LOG.info("the old CommitLog ends at %d; DLedger begins at %d", end, divided)
+    return divided
+
+
+def _find_end(engine: Engine, old: list[Segment]) -> tuple[Segment, int]:
+    """The last file that was written, and where its last intact message ends.
+
+    Unlike Java, which ends the log at the first thing that is no message, this goes over damage before other messages.
+    """
+    for file in reversed(old):
+        if _is_written(file):
+            end = _intact_end(engine, file)
+            torn = _written_end(file) - end
+            if torn > _FILLER.size:
+                _LOG.warning("%s: %d bytes from byte %d on are no messages: cut", file.path, torn, end - file.base)
+            return file, end
+    return old[0], old[0].base
+
+
+def _intact_end(engine: Engine, file: Segment) -> int:
+    """Where the last message of a file ends whose lengths and CRC are right; the file's beginning without any."""
+    end = file.base
+    request = ScanRequest(file, file.base, file.end, ("kind", "pos", "size", "problem"), max_batch_rows=1_000_000)
+    for batch, _ in engine.scan(request):
+        is_whole = pc.and_(pc.equal(batch["kind"], "message"), pc.is_null(batch["problem"]))
+        whole = batch.filter(is_whole)
+        if len(whole):
+            end = whole["pos"][-1].as_py() + whole["size"][-1].as_py()
+    return end
+
+
+def _is_written(file: Segment) -> bool:
+    return _written_end(file) > file.base
+
+
+def _written_end(file: Segment) -> int:
+    descriptor = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return file.base + last_data(LocalFile(descriptor), 0, os.fstat(descriptor).st_size)
+    finally:
+        os.close(descriptor)
+
+
+def _write_filler(file: Segment, end: int) -> None:
+    """Say in an old file that nothing follows, where that is not said and there is room for it."""
+    at, left = end - file.base, file.end - end
+    there = read_at(file.path, at, _FILLER.size)
+    if left < _FILLER.size or (len(there) == _FILLER.size and _FILLER.unpack(there)[1] == MESSAGE_MAGIC_BLANK):
+        return
+    descriptor = os.open(file.path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        os.pwrite(descriptor, _FILLER.pack(left, MESSAGE_MAGIC_BLANK), at)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _make_data_file(folder: Path, base: int, size: int) -> None:
+    """Make an empty data file, sparse and of full size."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{base:0{SEGMENT_NAME_DIGITS}d}"
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        os.ftruncate(descriptor, size)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    for each in (folder, *list(folder.parents)[:2]):
+        sync_dir(each)

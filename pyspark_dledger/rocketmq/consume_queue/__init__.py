@@ -1,0 +1,1 @@
+"""ConsumeQueues: units, files, and writing them."""

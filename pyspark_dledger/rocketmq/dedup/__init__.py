@@ -1,0 +1,1 @@
+"""Message identities: finding duplicates in the log."""

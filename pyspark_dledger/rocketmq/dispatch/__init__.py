@@ -1,0 +1,1 @@
+"""Dispatch: ConsumeQueues and IndexFile from committed messages."""

@@ -1,0 +1,211 @@
+"""A part of the log as a broker dispatches it: its messages with what their queues and the index take of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pyspark_dledger.format import layout
+from pyspark_dledger.format.columns import arrow_schema
+from pyspark_dledger.format.engine import Engine
+from pyspark_dledger.format.spec import DLEDGER, Filters, ScanRequest, Segment
+from pyspark_dledger.log.io.queue_files import Units
+from pyspark_dledger.rocketmq.consume_queue.queue_writer import HIGHEST_OFFSET, is_queue, units_of
+from pyspark_dledger.rocketmq.index_file.index_writer import Keys, is_valid, keys_of, values_of
+from pyspark_dledger.rocketmq.message_arrays import Longs, Messages, QueueNames
+
+COLUMNS = (
+    *("pos", "size", "index", "term", "topic", "queueId", "queueOffset", "storeSize", "sysFlag", "storeTimestamp"),
+    *("tags", "keys", "uniqKey"),
+)
+"""Of the rows that a part is made of."""
+
+_KEY_COLUMNS = ("topic", "uniqKey", "keys")
+_ALL_ROWS, _ALL_BYTES = 1_000_000, 1 << 28
+_ROLLBACK = 0xC
+# MessageStoreConfig.messageDelayLevel: 1s 5s 10s 30s 1m to 10m 20m 30m 1h 2h.
+DELAYS_MS = tuple(1000 * seconds for seconds in (1, 5, 10, 30, *range(60, 601, 60), 1200, 1800, 3600, 7200))
+_UNKNOWN_DELAY_MS = 1000
+_LEVEL = r"^[+-]?[0-9]{1,9}$"
+
+Flags = npt.NDArray[np.bool_]
+
+
+class LogPart(NamedTuple):
+    """The messages of ``[start, end)`` of the log, one segment's; ``end`` is where the next entry begins.
+
+    ``rows`` are the messages' topics and keys, by the same ordinals as ``found``, whose ``stored`` is 0 where it is not
+    known. Indexes and term of the entries are -1 without any, and in an old CommitLog. ``skipped`` rows are no messages
+    that a queue can have, ``first_skipped`` says what the first of them is.
+    """
+
+    segment: Segment
+    start: int
+    end: int
+    first_index: int
+    last_index: int
+    last_term: int
+    names: QueueNames
+    found: Messages
+    rows: pa.RecordBatch
+    skipped: int
+    first_skipped: str
+
+    def units(self) -> tuple[Longs, Longs, Units]:
+        """Of the messages that are in queues, which prepared and rolled back ones are not: queue, queueOffset, unit."""
+        found, which = self.found, self.found.is_dispatched
+        units = units_of(found.offset[which], found.size[which], found.tags_code[which])
+        return found.queue[which], found.queue_offset[which], units
+
+    def keys(self, engine: Engine) -> Keys:
+        """The keys of all messages but those that were rolled back."""
+        found, rows = self.found, self.rows
+        which = (found.sys_flag & _ROLLBACK) != _ROLLBACK
+        if which.all():
+            return keys_of(engine, rows, found.offset, found.stored)
+        return keys_of(engine, rows.filter(pa.array(which)), found.offset[which], found.stored[which])
+
+    @property
+    def last_stored(self) -> int:
+        """The last message's storeTimestamp in milliseconds; 0 without one."""
+        known = self.found.stored[self.found.stored > 0]
+        return int(known[-1]) if len(known) else 0
+
+    @property
+    def first_stored(self) -> int:
+        known = self.found.stored[self.found.stored > 0]
+        return int(known[0]) if len(known) else 0
+
+
+def read_part(engine: Engine, segment: Segment, start: int, end: int, delays_ms: tuple[int, ...]) -> LogPart:
+    """What begins in ``[start, end)`` of a segment, which is there to the last byte.
+
+    What is no message, and a message that no queue can have, is skipped. Raises StoreError where the segment cannot be
+    read.
+    """
+    request = ScanRequest(segment, start, end, COLUMNS, verify_crc=False)
+    return part_of(engine, request, all_rows(engine, request), delays_ms)
+
+
+def all_rows(engine: Engine, request: ScanRequest) -> pa.RecordBatch:
+    """The rows of a scan in one batch, whatever the request says of batches."""
+    request = replace(request, max_batch_rows=_ALL_ROWS, max_batch_bytes=_ALL_BYTES)
+    batches = [batch for batch, _ in engine.scan(request)]
+    if len(batches) == 1:
+        return batches[0]
+    if not batches:
+        return pa.RecordBatch.from_pylist([], arrow_schema(request.columns))
+    return pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
+
+
+def part_of(engine: Engine, request: ScanRequest, batch: pa.RecordBatch, delays_ms: tuple[int, ...]) -> LogPart:
+    """What a scan of a part found, of which `COLUMNS` are in its batch. Raises StoreError as `read_part`."""
+    segment, start, end = request.segment, request.start, request.end
+    first, last, term = _bounds(batch)
+    names = QueueNames()
+    is_good, known, topic = _topics(batch)
+    skipped = int(np.count_nonzero(~is_good))
+    first_skipped = _text_of(batch, ~is_good) if skipped else ""
+    if skipped:
+        good = batch.filter(pa.array(is_good))
+        found, rows = _messages(engine, good, segment, known, topic[is_good], names)
+    else:
+        found, rows = _messages(engine, batch, segment, known, topic, names)
+    if any(topic == layout.SCHEDULE_TOPIC for topic, _ in names.names):
+        found = _with_delays(engine, request, found, delays_ms)
+    behind = int(values_of(batch["pos"])[-1]) + int(values_of(batch["size"])[-1]) if len(batch) else end
+    stop = min(max(end, behind), segment.end)
+    return LogPart(segment, start, stop, first, last, term, names, found, rows, skipped, first_skipped)
+
+
+def stored_at(engine: Engine, segment: Segment, pos: int) -> int | None:
+    """The storeTimestamp of the message at a position, in milliseconds; None where none stands."""
+    request = ScanRequest(segment, pos, pos + 1, ("storeTimestamp",), verify_crc=False)
+    for batch, _ in engine.scan(request):
+        value = batch.column(0).cast("int64")[0].as_py()
+        return None if value is None else int(value) // 1000
+    return None
+
+
+def _bounds(batch: pa.RecordBatch) -> tuple[int, int, int]:
+    """First and last index of the entries, and the last one's term."""
+    places = np.flatnonzero(is_valid(batch["index"]))
+    if not len(places):
+        return -1, -1, -1
+    index, term = values_of(batch["index"]), values_of(batch["term"])
+    return int(index[places[0]]), int(index[places[-1]]), int(term[places[-1]])
+
+
+def _topics(batch: pa.RecordBatch) -> tuple[Flags, list[str], Longs]:
+    """Which rows are messages that can have a place in a queue; topics, and which of them each row has."""
+    encoded = batch["topic"].dictionary_encode()
+    known: list[str] = encoded.dictionary.to_pylist()
+    topic = np.where(is_valid(encoded.indices), values_of(encoded.indices), len(known)).astype(np.int64)
+    is_good: Flags = np.array([*(is_queue((each, 0)) for each in known), False])[topic]
+    place = values_of(batch["queueOffset"])
+    is_good &= (values_of(batch["queueId"]) >= 0) & (place >= 0) & (place <= HIGHEST_OFFSET)
+    return is_good, known, topic
+
+
+def _text_of(batch: pa.RecordBatch, is_bad: Flags) -> str:
+    """What the first such row is."""
+    row = batch.slice(int(np.argmax(is_bad)), 1).to_pylist()[0]
+    if row["topic"] is None:
+        return f"at {row['pos']}, no message that can be read"
+    return f"at {row['pos']}, topic={row['topic']!r} queueId={row['queueId']} queueOffset={row['queueOffset']}"
+
+
+def _messages(
+    engine: Engine, batch: pa.RecordBatch, segment: Segment, known: list[str], topic: Longs, names: QueueNames
+) -> tuple[Messages, pa.RecordBatch]:
+    """The messages of a batch that has nothing else, and their rows; `topic` counts into `known`."""
+    header = layout.ENTRY_HEADER_SIZE if segment.source == DLEDGER else 0
+    stored = np.where(is_valid(batch["storeTimestamp"]), values_of(batch["storeTimestamp"]) // 1000, 0)
+    keys = topic << 32 | values_of(batch["queueId"])
+    unique, places = np.unique(keys, return_inverse=True)
+    numbers = [names.number((known[key >> 32], key & 0xFFFFFFFF)) for key in unique.tolist()]
+    found = Messages(
+        offset=values_of(batch["pos"]) + header,
+        size=values_of(batch["storeSize"]).astype(np.int64),
+        queue=np.array(numbers, np.int64)[places],
+        queue_offset=values_of(batch["queueOffset"]),
+        tags_code=_tags_codes(engine, batch["tags"]),
+        sys_flag=values_of(batch["sysFlag"]).astype(np.int64),
+        stored=stored,
+        is_committed=np.ones(len(batch), bool),
+    )
+    return found, batch.select(_KEY_COLUMNS)
+
+
+def _tags_codes(engine: Engine, tags: pa.Array) -> Longs:
+    encoded = tags.dictionary_encode()
+    codes = np.concatenate([np.asarray(engine.java_hashes(encoded.dictionary)), [0]]).astype(np.int64)
+    return codes[np.where(is_valid(encoded.indices), values_of(encoded.indices), len(codes) - 1)]
+
+
+def _with_delays(engine: Engine, request: ScanRequest, found: Messages, delays_ms: tuple[int, ...]) -> Messages:
+    """The messages, those that wait for their time with the time to deliver as tagsCode.
+
+    Source: ``CommitLog.checkMessageAndReturnSize``, ``ScheduleMessageService.computeDeliverTimestamp``.
+    """
+    delayed = Filters(kind=("message",), topic=(layout.SCHEDULE_TOPIC,))
+    batch = all_rows(
+        engine, replace(request, columns=("pos", "properties"), filters=delayed, mode="PERMISSIVE", verify_crc=False)
+    )
+    if not len(batch):
+        return found
+    texts = pc.map_lookup(batch["properties"], layout.PROPERTY_DELAY, "first")
+    texts = pc.if_else(pc.match_substring_regex(texts, _LEVEL), texts, None)
+    levels = pc.fill_null(texts.cast(pa.int64()), 0)
+    header = layout.ENTRY_HEADER_SIZE if request.segment.source == DLEDGER else 0
+    places, is_there = found.find(values_of(batch["pos"]) + header)
+    is_delayed = is_there & (values_of(levels) > 0)
+    places, level = places[is_delayed], np.minimum(values_of(levels)[is_delayed], len(delays_ms))
+    codes = found.tags_code.copy()
+    codes[places] = found.stored[places] + np.array([_UNKNOWN_DELAY_MS, *delays_ms], np.int64)[level]
+    return replace(found, tags_code=codes)

@@ -1,0 +1,126 @@
+"""What a broker has beside its CommitLog: its queues and index, built anew, its configuration and its checkpoint."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from pyspark_dledger.common.durable import sync_dir, sync_file
+from pyspark_dledger.errors import StoreError
+from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT_SIZE
+from pyspark_dledger.log.io.queue_files import FOLDER as QUEUES
+from pyspark_dledger.log.log import Log
+from pyspark_dledger.log.options import ReadOptions
+from pyspark_dledger.rocketmq.consume_queue.queue_writer import UNITS_PER_FILE
+from pyspark_dledger.rocketmq.export.forms import FileReport, file_report, new_file
+from pyspark_dledger.rocketmq.index_file.index_file import FOLDER as INDEX
+from pyspark_dledger.rocketmq.index_file.index_writer import HASH_SLOTS, INDEX_UNITS
+from pyspark_dledger.rocketmq.rebuild import BuildSettings, Built, build_of
+from pyspark_dledger.rocketmq.rebuild.parts import TakenUnits, taken_from
+from pyspark_dledger.rocketmq.rebuild.sizes import usual_index, usual_units
+from pyspark_dledger.rocketmq.store_checkpoint import FILE as CHECKPOINT
+from pyspark_dledger.rocketmq.store_checkpoint import StoreCheckpoint, write_store_checkpoint
+
+CONFIG = "config"
+ABORT = "abort"
+MADE = (QUEUES, INDEX, CONFIG, CHECKPOINT, ABORT)
+"""What stands in a storePathRootDir when all is made."""
+
+_MOST_CONFIG_BYTES = 256 * 1024 * 1024
+_DEFAULT_FILE_SIZE = 1024**3
+
+
+def sizes_of(root: Path | None) -> BuildSettings:
+    """How large a broker makes the files below its storePathRootDir; RocketMQ's defaults where they do not show it."""
+    units = usual_units(root) if root is not None else None
+    slots, index_units = (usual_index(root) if root is not None else None) or (HASH_SLOTS, INDEX_UNITS)
+    return BuildSettings(units or UNITS_PER_FILE, slots, index_units)
+
+
+def clear(target: Path) -> None:
+    """Remove what an earlier run made."""
+    for name in MADE:
+        path = target / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+def build_queues_and_index(
+    target: Path, engine: str, sizes: BuildSettings, left: Sequence[FileReport], messages: int, keep_from: Path | None
+) -> Built:
+    """Build ConsumeQueues and index of the CommitLog at the target, of what its parts left of their messages.
+
+    Raises StoreError where that is not what they left, or not so many messages.
+    """
+    log = Log(str(target / "commitlog"), ReadOptions(engine=engine))
+    built = build_of(_taken(target, left), log, target, sizes, keep_from)
+    found = built.messages + built.skipped
+    if found != messages:
+        raise StoreError(f"{target}: expected {messages} messages in the new log, found {found}: check the disk")
+    return built
+
+
+def _taken(target: Path, left: Sequence[FileReport]) -> Iterator[TakenUnits]:
+    for file in left:
+        if file_report(target / file.path, file.path, file.rows) != file:
+            raise StoreError(
+                f"{target / file.path}: expected the {file.size} bytes that were written, found others: check the "
+                "disk; without the file the same export writes its part anew"
+            )
+        yield from taken_from(target / file.path)
+
+
+def copy_config(root: Path, target: Path) -> list[FileReport]:
+    """Copy ``config/*.json`` of a storePathRootDir: topics, subscription groups, and how far consumers are."""
+    return [_copied(file, target) for file in sorted(_config_files(root))]
+
+
+def _config_files(root: Path) -> Iterator[Path]:
+    folder = root / CONFIG
+    for file in folder.glob("*.json") if folder.is_dir() else ():
+        if file.is_file() and file.stat().st_size <= _MOST_CONFIG_BYTES:
+            yield file
+
+
+def _copied(file: Path, target: Path) -> FileReport:
+    path = f"{CONFIG}/{file.name}"
+    with new_file(target, path) as temporary:
+        with file.open("rb") as source, temporary.open("wb") as copy:
+            shutil.copyfileobj(source, copy)
+        sync_file(temporary)
+        return file_report(temporary, path, 0)
+
+
+def write_checkpoint(target: Path, last_stored: int) -> FileReport:
+    """Say that log, queues and index are on disk up to a storeTimestamp, in milliseconds since 1970."""
+    write_store_checkpoint(target, StoreCheckpoint(last_stored, last_stored, last_stored))
+    sync_dir(target)
+    return file_report(target / CHECKPOINT, CHECKPOINT, 0)
+
+
+def write_abort(target: Path) -> FileReport:
+    """Let a broker recover as after an unclean end: 5.x builds queues that are missing only then."""
+    descriptor = os.open(target / ABORT, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    os.close(descriptor)
+    sync_dir(target)
+    return FileReport(ABORT, 0, 0, 0)
+
+
+def broker_conf(target: Path, file_size: int, sizes: BuildSettings) -> dict[str, str]:
+    """The settings that a broker needs to serve a storePathRootDir with files of such sizes."""
+    given = {
+        "mappedFileSizeCommitLog": (file_size, _DEFAULT_FILE_SIZE),
+        "mappedFileSizeConsumeQueue": (
+            sizes.units_per_file * CONSUME_QUEUE_UNIT_SIZE,
+            UNITS_PER_FILE * CONSUME_QUEUE_UNIT_SIZE,
+        ),
+        "maxHashSlotNum": (sizes.hash_slots, HASH_SLOTS),
+        "maxIndexNum": (sizes.index_units, INDEX_UNITS),
+    }
+    return {
+        "enableDLegerCommitLog": "false",
+        "storePathRootDir": str(target),
+        "storePathCommitLog": str(target / "commitlog"),
+        **{name: str(value) for name, (value, default) in given.items() if value != default},
+    }

@@ -1,0 +1,250 @@
+"""A log as the store of a broker without DLedger: the way out of DLedger mode.
+
+Each file of the log becomes a CommitLog file of the same name and size, whose messages keep everything but their
+physical offset: without the 48 bytes of an entry before each of them they always fit. What is missing at the end of a
+file is passed over by the filler that RocketMQ itself ends files with. ConsumeQueues, index, checkpoint and
+configuration come with it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from pyspark_dledger.errors import MalformedError, OptionError, StoreError
+from pyspark_dledger.format.layout import SEGMENT_NAME_DIGITS
+from pyspark_dledger.format.spec import COMMITLOG, Segment
+from pyspark_dledger.log import Log
+from pyspark_dledger.log.options import ReadOptions
+from pyspark_dledger.rocketmq.dispatch.log_part import DELAYS_MS
+from pyspark_dledger.rocketmq.export.commit_log.broker_files import (
+    broker_conf,
+    build_queues_and_index,
+    clear,
+    copy_config,
+    sizes_of,
+    write_abort,
+    write_checkpoint,
+)
+from pyspark_dledger.rocketmq.export.commit_log.commit_log_file import write_empty_file, write_part
+from pyspark_dledger.rocketmq.export.commit_log.commit_log_part import FILLERS, MOVED, VERSION_2, FilePart
+from pyspark_dledger.rocketmq.export.forms import (
+    MOST_SKIPPED,
+    ExportSettings,
+    FileReport,
+    FinishReport,
+    PartReport,
+)
+from pyspark_dledger.rocketmq.rebuild import Built, notes_of_queues
+from pyspark_dledger.rocketmq.rebuild.builder import batch_topics_of
+from pyspark_dledger.rocketmq.rebuild.parts import WantedUnits
+
+_LARGEST_FILE = 2**31 - 1
+# So many files of a log that are missing are made, each of them as large as the others to a broker.
+_MOST_MISSING = 10_000
+
+
+class CommitLogForm:
+    """The files of a storePathRootDir; a part is one file of the CommitLog."""
+
+    name = "commitlog"
+
+    def plan(self, log: Log, settings: ExportSettings) -> list[FilePart]:
+        """One part for each file of the log, and for each that is missing between them.
+
+        Raises OptionError for a read that a broker could not serve, StoreError where the files are of different sizes,
+        MalformedError with mode=FAILFAST where a file is missing.
+        """
+        return self._parts(log, settings, _wanted(log, settings))
+
+    def _parts(self, log: Log, settings: ExportSettings, wanted: WantedUnits | None) -> list[FilePart]:
+        _check_options(settings.options)
+        found = list(_ranges(log, settings))
+        if not found:
+            raise StoreError(f"{log.path}: expected messages to export, found none: check the options of the read")
+        _check_sizes([segment for segment, _, _ in found])
+        last = found[-1][0]
+        parts: list[FilePart] = []
+        for segment, start, end in found:
+            if parts:
+                parts += _missing(log, settings, parts[-1].segment, segment)
+            parts.append(_part(log, settings, segment, start, end, segment == last, wanted))
+        return parts
+
+    def write(self, part: FilePart, number: int, target: Path) -> PartReport:
+        """Write a file of the CommitLog, durably, and read it back."""
+        return write_part(part, number, target)
+
+    def finish(self, log: Log, settings: ExportSettings, target: Path, reports: Sequence[PartReport]) -> FinishReport:
+        """Make what the broker has beside the CommitLog, and the files between others that have no message.
+
+        Raises StoreError for a log without any message.
+        """
+        parts = self._parts(log, settings, None)
+        clear(target)
+        files = list(_empty_files(parts, reports, target))
+        counts = _sum_of_counts(reports)
+        root = log.paths.root
+        sizes = sizes_of(root)
+        built = None
+        if settings.commit_log_only:
+            files.append(write_abort(target))
+        else:
+            left = [report.left for report in reports if report.left is not None]
+            messages = sum(report.rows for report in reports) + counts[FILLERS]
+            keep_from = _keep_from(log, settings)
+            built = build_queues_and_index(target, log.engine.NAME, sizes, left, messages, keep_from)
+            files.append(write_checkpoint(target, built.last_stored))
+        config = copy_config(root, target) if root is not None else []
+        notes = [*_notes(log, settings, counts, reports), *_notes_of_broker(log, built, bool(config))]
+        conf = broker_conf(target, parts[0].segment.size, sizes)
+        return FinishReport((*files, *config), tuple(notes), conf)
+
+
+def _keep_from(log: Log, settings: ExportSettings) -> Path | None:
+    """Where queues are of which units are kept whose messages expired: not where only some are exported."""
+    is_whole = settings.options.topic is None and settings.options.queue_id is None
+    return log.paths.root if is_whole else None
+
+
+def _sum_of_counts(reports: Sequence[PartReport]) -> Counter[str]:
+    counts: Counter[str] = Counter()
+    for report in reports:
+        counts.update(report.counts)
+    return counts
+
+
+def _check_options(options: ReadOptions) -> None:
+    if options.tags is not None:
+        raise OptionError(
+            "option tags: expected whole queues in an export to commitlog, found some messages of them: a queue cannot "
+            "have holes; topic and queueId choose queues"
+        )
+    if not options.verify_crc:
+        raise OptionError(
+            "option verifyCrc: expected true in an export to commitlog, found false: a broker ends its log at a "
+            "message whose CRC is wrong"
+        )
+
+
+def _ranges(log: Log, settings: ExportSettings) -> Iterator[tuple[Segment, int, int]]:
+    """The segments that hold a part of what is exported, and from where to where."""
+    for segment in log.segments:
+        start, end = max(segment.base, settings.start), min(log.segment_end(segment), settings.end)
+        if start < end:
+            yield segment, start, end
+
+
+def _check_sizes(segments: list[Segment]) -> None:
+    size = segments[0].size
+    for segment in segments:
+        if segment.size != size:
+            raise StoreError(
+                f"{segment.path}: expected files of one size in the log, as a broker has them, found {segment.size} "
+                f"bytes and in {segments[0].path} {size}: startingOffsets and endingOffsets choose those of one size"
+            )
+        if segment.base % size or size > _LARGEST_FILE:
+            raise StoreError(
+                f"{segment.path}: expected a name that is a multiple of the file's size, and at most {_LARGEST_FILE} "
+                f"bytes, found {size} bytes: a broker cannot open such a file"
+            )
+
+
+def _wanted(log: Log, settings: ExportSettings) -> WantedUnits | None:
+    """What queues and index take of the messages; None where none are made."""
+    if settings.commit_log_only:
+        return None
+    return WantedUnits(True, DELAYS_MS, batch_topics_of(_keep_from(log, settings)), log.engine.NAME)
+
+
+def _part(
+    log: Log,
+    settings: ExportSettings,
+    segment: Segment,
+    start: int,
+    end: int,
+    is_last: bool,
+    wanted: WantedUnits | None,
+) -> FilePart:
+    mode = "FAILFAST" if settings.options.mode == "FAILFAST" else "PERMISSIVE"
+    filters, preserves_offsets = settings.filters, settings.preserve_offsets
+    return FilePart(log.engine.NAME, segment, start, end, filters, mode, is_last, preserves_offsets, None, wanted)
+
+
+def _missing(log: Log, settings: ExportSettings, before: Segment, after: Segment) -> Iterator[FilePart]:
+    """The files that are missing between two."""
+    bases = range(before.end, after.base, before.size)
+    if not bases:
+        return
+    hole = f"expected the segment {before.end:0{SEGMENT_NAME_DIGITS}d} and what follows up to {after.name}, found none"
+    if settings.options.mode == "FAILFAST":
+        raise MalformedError(f"{log.path}: {hole}; mode=PERMISSIVE leaves it out")
+    if len(bases) > _MOST_MISSING:
+        raise StoreError(f"{log.path}: {hole}: too many; startingOffsets can begin behind them")
+    for base in bases:
+        name = f"{base:0{SEGMENT_NAME_DIGITS}d}"
+        segment = Segment("", name, base, before.size, COMMITLOG)
+        text = f"expected the segment {name}, found no file"
+        yield FilePart(log.engine.NAME, segment, base, base, settings.filters, "PERMISSIVE", False, False, text)
+
+
+def _empty_files(parts: list[FilePart], reports: Sequence[PartReport], target: Path) -> Iterator[FileReport]:
+    """Make the files without messages that stand between others, and one where the log ends in a full file.
+
+    Raises StoreError where no file has any message.
+    """
+    written = [number for number, report in enumerate(reports) if report.files]
+    if not written:
+        raise StoreError(f"{target}: expected messages to export, found none that can be: see the reports in _export")
+    last = written[-1]
+    for number in range(written[0], min(last + 2, len(parts))):
+        if not reports[number].files:
+            segment = parts[number].segment
+            yield write_empty_file(target, segment.base, segment.size, number > last)
+
+
+def _notes(log: Log, settings: ExportSettings, counts: Counter[str], reports: Sequence[PartReport]) -> Iterator[str]:
+    """What became of the messages."""
+    if settings.preserve_offsets:
+        yield (
+            f"physical offsets are preserved but for {counts[MOVED]} messages, the first of each file of DLedger; "
+            f"{counts[FILLERS]} messages of topic DLEDGER_EXPORT_FILLER, in no queue, fill what was left out"
+        )
+        yield from [note for report in reports for note in report.notes][:MOST_SKIPPED]
+    elif log.ledger_segments:
+        yield (
+            "physical offsets are new where DLedger's framing went away, and with them each offsetMsgId; uniqKey, "
+            "which clients call msgId, and all else is as it was, preparedTransactionOffset, too"
+        )
+    if counts[VERSION_2]:
+        yield (
+            f"{counts[VERSION_2]} messages have a topic of more than 127 bytes: a broker before 5.1 ends its log at "
+            "the first of them; the option topic can leave them out"
+        )
+
+
+def _notes_of_broker(log: Log, built: Built | None, has_config: bool) -> Iterator[str]:
+    """What is to be known before a broker is started."""
+    root = log.paths.root
+    if built is None:
+        yield "the broker builds consumequeue/ and index/ at its first start: they begin at the first message there is"
+    else:
+        yield from notes_of_queues(built)
+    if built is not None and built.skipped:
+        yield f"{built.skipped} messages can be in no queue, the first of them {built.first_skipped}"
+    if not has_config:
+        yield (
+            "no config/*.json was found beside the log: the broker needs its topics and subscription groups, and the "
+            "offsets of consumers, before it serves them"
+        )
+    for name, text in _OTHER_FILES.items():
+        if root is not None and (root / name).exists():
+            yield f"{name} of {root} is not exported: {text}"
+
+
+_OTHER_FILES = {
+    "timerlog": "timer messages that wait are found by the broker in rmq_sys_wheel_timer, others may come again",
+    "consumequeue_ext": "messages are filtered by their tags without it",
+    "batchconsumequeue": "messages of its topics are in the log, and in no queue",
+}

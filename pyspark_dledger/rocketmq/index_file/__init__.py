@@ -1,0 +1,1 @@
+"""RocketMQ's IndexFile: the index of message keys."""

@@ -1,0 +1,1 @@
+"""A read-only model of a RocketMQ broker's recovery."""

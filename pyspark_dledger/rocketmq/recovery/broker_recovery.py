@@ -1,0 +1,274 @@
+"""What a RocketMQ broker in DLedger mode does when it starts on a store: DLedger's recovery, and then its own.
+
+A broker looks for ``abort`` (an unclean end), deletes index files, checks its ConsumeQueues, lets DLedger recover, and
+truncates the queues to what the log then holds. Sources: RocketMQ 4.5.1 to 5.3.3 ``DLedgerCommitLog``, ``CommitLog``,
+``DefaultMessageStore.load`` and ``recover``, ``IndexService``, ``ConsumeQueue``, ``ConsumeQueueStore``.
+
+Modelled: which index files go, ConsumeQueues as load() leaves them, and where DLedger begins. Not modelled: what a
+broker does after load() (it dispatches what is committed and behind the furthest queue), the units that 4.9.4 and later
+write for light message queues, BatchConsumeQueue, ConsumeQueueExt, queues in RocksDB, the timer and compaction stores,
+settings other than the defaults (``duplicationEnable``, ``messageIndexSafe``, ``checkCRCOnRecover``), the deletion of
+expired files, and files of ConsumeQueue or IndexFile of another size than the broker is configured with. 5.4 and 5.5
+are taken to do as 5.3.3.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Container, Iterable
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from pyspark_dledger.errors import OptionError, StoreError
+from pyspark_dledger.format.codec import decode_records
+from pyspark_dledger.format.layout import MESSAGE_MAGIC_V1, SEGMENT_NAME_DIGITS, Field
+from pyspark_dledger.format.message import MESSAGE_MAGICS
+from pyspark_dledger.log.io.entry_reads import read_at
+from pyspark_dledger.log.log import Log
+from pyspark_dledger.log.recovery.java_files import JavaFile, list_folder
+from pyspark_dledger.log.recovery.recovery_preview import RecoveryPreview, preview
+from pyspark_dledger.rocketmq.recovery.recovery_queues import RecoveredQueues
+from pyspark_dledger.rocketmq.recovery.recovery_walk import first_message, walk_messages
+
+_VERSION = re.compile(r"(\d+)\.(\d+)\.(\d+)(-ALPHA|-PREVIEW)?")
+# From this version of RocketMQ on, that DLedger; pom.xml of each tag.
+_DLEDGER_OF = (
+    ((4, 5, 0), "0.1"),
+    ((4, 8, 0), "0.2.2"),
+    ((4, 9, 3), "0.2.3"),
+    ((4, 9, 4), "0.2.6"),
+    ((4, 9, 5), "0.3.1.2"),
+    ((5, 0, 0), "0.3.1"),
+    ((5, 1, 1), "0.3.1.2"),
+    ((5, 4, 0), "0.3.2"),
+)
+_DLEDGER_OF_EARLY_5 = {"5.0.0-ALPHA": "0.2.3", "5.0.0-PREVIEW": "0.2.2"}
+_NEWEST = (5, 5)
+
+# StoreCheckpoint, store/StoreCheckpoint.java: in milliseconds since 1970.
+_STORE_CHECKPOINT = (
+    Field("physicMsgTimestamp", 0, 8, ">i8"),
+    Field("logicsMsgTimestamp", 8, 8, ">i8"),
+    Field("indexMsgTimestamp", 16, 8, ">i8"),
+)
+_CHECKPOINT_MARGIN_MS = 3000
+_INDEX_END_TIMESTAMP = 8
+
+
+@dataclass(frozen=True)
+class BrokerRecovery:
+    """What load() of a broker does beside DLedger's recovery; offsets are bytes of the log.
+
+    ``starts``: whether load() succeeds. ``consume_queue_cut_at``: queues lose their units from this offset on; None
+    where the broker does not truncate them. ``queues`` lists those whose number of units changes. ``old_files_deleted``
+    and ``data_file_created``: the first start over an old CommitLog.
+    """
+
+    version: str
+    dledger: str
+    abort: bool
+    recovery: str
+    starts: bool
+    divided_commitlog_offset: int
+    consume_queue_cut_at: int | None
+    consume_queue_units_before: int
+    consume_queue_units_after: int
+    queues: list[dict[str, Any]] = field(default_factory=list)
+    index_files_deleted: list[str] = field(default_factory=list)
+    old_files_deleted: list[str] = field(default_factory=list)
+    data_file_created: str | None = None
+    notes: list[str] = field(default_factory=list)
+
+    def as_json(self) -> dict[str, Any]:
+        """The object under ``rocketmq`` that the command line prints."""
+        return {re.sub(r"_(.)", lambda part: part[1].upper(), name): value for name, value in asdict(self).items()}
+
+
+def dledger_of_rocketmq(version: str) -> str:
+    """The DLedger version in a RocketMQ release: ``5.3.3`` gives ``0.3.1.2``. Raises OptionError for an unknown one."""
+    wanted = version.strip().upper()
+    found = _VERSION.fullmatch(wanted)
+    numbers = (int(found[1]), int(found[2]), int(found[3])) if found else (0, 0, 0)
+    if found and wanted in _DLEDGER_OF_EARLY_5:
+        return _DLEDGER_OF_EARLY_5[wanted]
+    if not found or found[4] or numbers < _DLEDGER_OF[0][0] or numbers[:2] > _NEWEST:
+        raise OptionError(f"expected a RocketMQ version with DLedger, 4.5.0 to 5.5.0, found {version!r}")
+    return next(dledger for since, dledger in reversed(_DLEDGER_OF) if numbers >= since)
+
+
+def preview_broker(
+    log: Log, version: str, data_file_size: int | None = None, index_file_size: int | None = None
+) -> RecoveryPreview:
+    """What a broker of RocketMQ `version` would do on starting on the store of `log`; its own part is in ``rocketmq``.
+
+    Sizes as in `preview`. Raises StoreError where `log` is no storePathRootDir with a DLedger node, OptionError for an
+    unknown version.
+    """
+    dledger = dledger_of_rocketmq(version)
+    root = log.paths.root
+    if root is None:
+        raise StoreError(f"{log.path}: expected a storePathRootDir, found no root around the log: give the root's path")
+    recovery = preview(log, dledger, data_file_size, index_file_size)
+    return replace(recovery, rocketmq=_Start(log, root, version.strip(), recovery).run().as_json())
+
+
+class _Start:
+    """One start of a broker; `run` goes through its load()."""
+
+    def __init__(self, log: Log, root: Path, version: str, recovery: RecoveryPreview) -> None:
+        self.log = log
+        self.root = root
+        self.version = version
+        self.recovery = recovery
+        self.abort = (root / "abort").exists()
+        release = tuple(int(number) for number in version.split("-")[0].split("."))
+        self.is_abnormal = self.abort and release >= (5, 2)
+        self.wants_duplicate_info = self.is_abnormal and release[:2] == (5, 2)
+        self.magics = MESSAGE_MAGICS if release >= (5, 1) else (MESSAGE_MAGIC_V1,)
+        # What an old CommitLog has beyond all queues is dispatched even after a clean end.
+        self.dispatches_rest = release >= (5, 3, 2)
+        self.checkpoint = _store_checkpoint(root)
+        self.queues = RecoveredQueues(root)
+        self.notes: list[str] = []
+        self.cut_at: int | None = None
+        self.old_deleted: list[str] = []
+        self.created: str | None = None
+
+    def run(self) -> BrokerRecovery:
+        index_files = self._deleted_index_files()
+        self.queues.recover()
+        opens = self.recovery.outcome == "opens"
+        divided = -1
+        if opens:
+            files = self._files(self.log.paths.data_dirs, self.recovery.data_files_after)
+            divided = self._over_dledger(files) if files else self._over_old_commitlog()
+        else:
+            self.notes.append(
+                "DLedger does not open the store, so the broker does not start; index files go before that"
+            )
+        if self.abort and not self.is_abnormal:
+            self.notes.append(
+                "abort is there, but this version recovers as after a clean end: units of a ConsumeQueue that were not "
+                "on disk stay missing where another queue is ahead"
+            )
+        return BrokerRecovery(
+            version=self.version,
+            dledger=self.recovery.java,
+            abort=self.abort,
+            recovery="abnormal" if self.is_abnormal else "normal",
+            starts=opens,
+            divided_commitlog_offset=divided,
+            consume_queue_cut_at=self.cut_at,
+            consume_queue_units_before=self.queues.units_before,
+            consume_queue_units_after=self.queues.units,
+            queues=self.queues.changes(),
+            index_files_deleted=index_files,
+            old_files_deleted=self.old_deleted,
+            data_file_created=self.created,
+            notes=self.notes,
+        )
+
+    def _files(self, dirs: Iterable[Path], names: Container[str] | None = None) -> list[JavaFile]:
+        """The files of the log in `dirs`, in order; with `names` only those."""
+        paths = sorted((path for folder in dirs for path in list_folder(folder)), key=lambda path: path.name)
+        return [
+            JavaFile(int(path.name), path.stat().st_size, path.name, path)
+            for path in paths
+            if path.name.isdecimal() and path.is_file() and (names is None or path.name in names)
+        ]
+
+    def _deleted_index_files(self) -> list[str]:
+        """After an unclean end the index files whose last message is newer than what the store checkpoint says."""
+        return sorted(
+            path.name
+            for path in (list_folder(self.root / "index") if self.abort else [])
+            if path.name.isdecimal() and path.is_file() and _index_end(path) > self.checkpoint["indexMsgTimestamp"]
+        )
+
+    def _over_dledger(self, files: list[JavaFile]) -> int:
+        """DLedger has files: the queues are cut to its end. Gives the offset where DLedger begins."""
+        assert self.recovery.write_pos is not None  # it opened
+        highest, end = self.queues.max_physical, self.recovery.write_pos
+        if self.is_abnormal:
+            end = self._rescan(files, True)
+            self._note_rescan(end, self.recovery.write_pos)
+            if not self.wants_duplicate_info:
+                self.notes.append("the scan indexes keys again: where no index file has room, load() creates a new one")
+        self._truncate_queues(highest, end)
+        if self._files(self.log.paths.commitlog_dirs):
+            self.notes.append("files of the old CommitLog are there: DLedger's own cleaning of expired files is off")
+        return files[0].base
+
+    def _rescan(self, files: list[JavaFile], in_dledger: bool) -> int:
+        """Dispatch once more what the files hold, from the newest file on that the store checkpoint covers."""
+        covered = min(self.checkpoint["physicMsgTimestamp"], self.checkpoint["logicsMsgTimestamp"])
+        start = 0
+        for place in range(len(files) - 1, -1, -1):
+            message = first_message(files[place], in_dledger)
+            # In DLedger a first message of V2 does not count here.
+            known = message is not None and (
+                message[0] == MESSAGE_MAGIC_V1 if in_dledger else message[0] in MESSAGE_MAGICS
+            )
+            if known and message is not None and 0 != message[1] <= max(covered - _CHECKPOINT_MARGIN_MS, 0):
+                start = place
+                break
+        return walk_messages(files[start:], in_dledger, self.wants_duplicate_info and in_dledger, self.queues.put).end
+
+    def _note_rescan(self, end: int, write_pos: int) -> None:
+        if self.wants_duplicate_info:
+            self.notes.append(
+                "5.2 asks every message for duplicate information that none has (apache/rocketmq issue 8032): it takes "
+                f"the log to end at {end}; committed messages behind that are dispatched again afterwards"
+            )
+        elif end < write_pos:
+            self.notes.append(
+                "the scan leaves out the 48 bytes before each message (apache/rocketmq issue 9084): it takes the log "
+                f"to end at {end}, not at {write_pos}; committed messages behind that are dispatched again afterwards"
+            )
+
+    def _truncate_queues(self, highest: int, end: int) -> None:
+        """Cut the queues at `end` if any of them reached it before the scan."""
+        if highest >= end:
+            self.cut_at = end
+            self.queues.truncate(end)
+
+    def _over_old_commitlog(self) -> int:
+        """The first start in DLedger mode: the old log is closed. Gives the offset where DLedger begins."""
+        files = self._files(self.log.paths.commitlog_dirs)
+        if not files:
+            self.notes.append("neither DLedger nor an old CommitLog has files: all ConsumeQueues are deleted")
+            self.queues.delete()
+            return -1
+        highest = self.queues.max_physical
+        end = self._rescan(files, False) if self.is_abnormal else self._scan_last(files, highest)
+        self._truncate_queues(highest, end)
+        self.old_deleted = [file.name for file in files if file.base > end]
+        last = [file for file in files if file.base <= end][-1]
+        divided = last.base + last.size
+        self.created = f"{divided:0{SEGMENT_NAME_DIGITS}d}"
+        self.notes.append(
+            f"commitlog/{last.name} is closed with a filler from byte {end - last.base} on where there is none, and "
+            f"DLedger begins at {divided}"
+        )
+        return divided
+
+    def _scan_last(self, files: list[JavaFile], highest: int) -> int:
+        """Find the end of the old log in its last three files."""
+
+        def dispatch(topic: str, queue_id: int, queue_offset: int, offset: int, size: int) -> None:
+            if offset > highest:
+                self.queues.put(topic, queue_id, queue_offset, offset, size)
+
+        return walk_messages(files[-3:], False, False, dispatch if self.dispatches_rest else None, self.magics).end
+
+
+def _store_checkpoint(root: Path) -> dict[str, int]:
+    """The store checkpoint's timestamps in milliseconds since 1970; 0 where there is none."""
+    records = decode_records(read_at(str(root / "checkpoint"), 0, 24), _STORE_CHECKPOINT)
+    return {each.name: int(records[each.name][0]) if len(records) else 0 for each in _STORE_CHECKPOINT}
+
+
+def _index_end(path: Path) -> int:
+    """The store timestamp of an index file's last message."""
+    return int.from_bytes(read_at(str(path), _INDEX_END_TIMESTAMP, 8), "big", signed=True)

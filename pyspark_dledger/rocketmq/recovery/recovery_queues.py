@@ -1,0 +1,190 @@
+"""A ConsumeQueue as a broker's recovery finds, extends and truncates it, in memory only.
+
+Source: RocketMQ 4.9.8 and 5.3.3 ``ConsumeQueue.recover``, ``putMessagePositionInfo``, ``truncateDirtyLogicFiles``.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pyspark_dledger.format.codec import decode_records
+from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT, CONSUME_QUEUE_UNIT_SIZE
+from pyspark_dledger.log.io.entry_reads import read_at
+from pyspark_dledger.log.io.files import path_of
+from pyspark_dledger.log.io.queue_files import queues
+
+_FILES_SCANNED = 3
+# What a broker's queues have by default: 300,000 units.
+_DEFAULT_FILE_SIZE = 300_000 * CONSUME_QUEUE_UNIT_SIZE
+
+Records = npt.NDArray[Any]
+
+
+class RecoveredQueue:
+    """One queue: its files, and how far the broker counts them as written. Sizes in bytes.
+
+    ``max_physical`` is the end in the log of the last message that it points to; -1 for none.
+    """
+
+    def __init__(self, files: list[Path], file_size: int) -> None:
+        self.file_size = file_size
+        self.max_physical = -1
+        self._files = {int(file.name): file for file in files}
+        self._added: dict[int, list[int]] = {}
+        self._wrote = dict.fromkeys(self._files, file_size)
+        if files:
+            self._wrote[max(self._files)] = len(self._pointing(max(self._files))) * CONSUME_QUEUE_UNIT_SIZE
+
+    @property
+    def max_offset(self) -> int:
+        """The queue offset behind the last unit."""
+        last = max(self._wrote, default=0)
+        return (last + self._wrote.get(last, 0)) // CONSUME_QUEUE_UNIT_SIZE
+
+    @property
+    def units(self) -> int:
+        """How many units there are, fillers included."""
+        return sum(self._wrote.values()) // CONSUME_QUEUE_UNIT_SIZE
+
+    def recover(self) -> None:
+        """Find the end: the first unit in the last three files that points nowhere. Files behind it are deleted."""
+        bases = sorted(self._files)
+        for base in bases[-_FILES_SCANNED:]:
+            units = self._pointing(base)
+            if len(units):
+                self.max_physical = int(units[-1]["commitLogOffset"]) + int(units[-1]["size"])
+            self._wrote[base] = len(units) * CONSUME_QUEUE_UNIT_SIZE
+            if self._wrote[base] < self.file_size:
+                for behind in bases[bases.index(base) + 1 :]:
+                    self._delete(behind)
+                return
+
+    def put(self, queue_offset: int, offset: int, size: int) -> None:
+        """Add a unit as a dispatched message asks for it; one that the queue has already is left out."""
+        if offset + size <= self.max_physical:
+            return
+        end = self.max_offset * CONSUME_QUEUE_UNIT_SIZE
+        wanted = queue_offset * CONSUME_QUEUE_UNIT_SIZE
+        if not self._wrote and queue_offset:
+            end = wanted  # a new queue is filled up to where it begins
+        elif queue_offset and wanted < end:
+            return
+        base = end - end % self.file_size
+        self._wrote[base] = end - base + CONSUME_QUEUE_UNIT_SIZE
+        self._added.setdefault(base, []).append(offset)
+        self.max_physical = offset + size
+
+    def truncate(self, end: int) -> None:
+        """Cut the units of messages at or behind `end`, file after file from the last one."""
+        while self._wrote:
+            base = max(self._wrote)
+            kept = self._kept(base, end)
+            if kept:
+                self._wrote[base] = kept
+                return
+            self._delete(base)
+
+    def delete(self) -> None:
+        """All files are deleted."""
+        for base in list(self._wrote):
+            self._delete(base)
+
+    def _delete(self, base: int) -> None:
+        self._files.pop(base, None)
+        self._wrote.pop(base, None)
+        self._added.pop(base, None)
+
+    def _kept(self, base: int, end: int) -> int:
+        """How many bytes of a file stay. The first unit counts even where it is empty."""
+        records = self._records(base)
+        offsets = records["commitLogOffset"].astype(np.int64)
+        stays = (offsets >= 0) & (offsets < end) & (records["size"] > 0)
+        if base in self._added:
+            added = np.array(self._added[base], np.int64)
+            units = self._wrote[base] // CONSUME_QUEUE_UNIT_SIZE - len(added)
+            # A new queue's first units are filler, which points to 0.
+            filler = max(units - len(offsets), 0)
+            offsets = np.concatenate((offsets[:units], np.zeros(filler, np.int64), added))
+            stays = np.concatenate((stays[:units], np.ones(filler, bool), added < end))
+        if not len(offsets) or offsets[0] >= end:
+            return 0
+        stays[0] = True
+        return _leading(stays) * CONSUME_QUEUE_UNIT_SIZE
+
+    def _pointing(self, base: int) -> Records:
+        """The units in front that point somewhere."""
+        records = self._records(base)
+        return records[: _leading((records["commitLogOffset"] >= 0) & (records["size"] > 0))]
+
+    def _records(self, base: int) -> Records:
+        file = self._files.get(base)
+        return decode_records(read_at(str(file), 0, self.file_size) if file is not None else b"", CONSUME_QUEUE_UNIT)
+
+
+class RecoveredQueues:
+    """The queues of a store, by topic and queue id."""
+
+    def __init__(self, root: Path) -> None:
+        self.by_key: dict[tuple[str, int], RecoveredQueue] = {
+            (queue.topic, queue.queue_id): RecoveredQueue(
+                [path_of(file.path) for file in queue.files], queue.files[0].units * CONSUME_QUEUE_UNIT_SIZE
+            )
+            for queue in queues(root)
+        }
+        self._before = self._max_offsets()
+        self.units_before = self.units
+
+    @property
+    def units(self) -> int:
+        return sum(queue.units for queue in self.by_key.values())
+
+    @property
+    def max_physical(self) -> int:
+        """The end in the log of the last message that any queue points to; -1 for none."""
+        return max((queue.max_physical for queue in self.by_key.values()), default=-1)
+
+    def recover(self) -> None:
+        for queue in self.by_key.values():
+            queue.recover()
+
+    def put(self, topic: str, queue_id: int, queue_offset: int, offset: int, size: int) -> None:
+        """Dispatch a message."""
+        key = (topic, queue_id)
+        if key not in self.by_key:
+            file_size = next((queue.file_size for queue in self.by_key.values()), _DEFAULT_FILE_SIZE)
+            self.by_key[key] = RecoveredQueue([], file_size)
+        self.by_key[key].put(queue_offset, offset, size)
+
+    def truncate(self, end: int) -> None:
+        for queue in self.by_key.values():
+            queue.truncate(end)
+
+    def delete(self) -> None:
+        for queue in self.by_key.values():
+            queue.delete()
+
+    def changes(self) -> list[dict[str, Any]]:
+        """The queues that are longer or shorter than before."""
+        after = self._max_offsets()
+        return [
+            {
+                "topic": topic,
+                "queueId": queue_id,
+                "maxOffsetBefore": self._before.get((topic, queue_id), 0),
+                "maxOffsetAfter": max_offset,
+            }
+            for (topic, queue_id), max_offset in sorted(after.items())
+            if max_offset != self._before.get((topic, queue_id), 0)
+        ]
+
+    def _max_offsets(self) -> dict[tuple[str, int], int]:
+        return {key: queue.max_offset for key, queue in self.by_key.items()}
+
+
+def _leading(good: npt.NDArray[np.bool_]) -> int:
+    """How many are true before the first that is not."""
+    return int(np.argmin(good)) if not good.all() else len(good)

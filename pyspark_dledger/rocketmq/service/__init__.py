@@ -1,0 +1,1 @@
+"""The message service of a leader: checked, numbered and deduplicated puts."""

@@ -1,0 +1,190 @@
+"""Messages of a broker's store: by where they stand, by their place in a queue, and by key; committed ones only.
+
+Source: RocketMQ 5.3.3 ``DLedgerCommitLog.getMessage``, ``DefaultMessageStore.getMessage``, ``queryMessage``,
+``IndexFile.selectPhyOffset``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from pyspark_dledger.format import layout
+from pyspark_dledger.format.codec import decode_records
+from pyspark_dledger.format.engine import get_engine
+from pyspark_dledger.format.java_text import decode_utf8, java_hash
+from pyspark_dledger.format.message import has_message_magic, parse_message, parse_properties
+from pyspark_dledger.format.spec import COMMITLOG, INT64_MAX, Segment
+from pyspark_dledger.log.io.entry_reads import entry_at, read_at
+from pyspark_dledger.log.io.queue_files import FOLDER, Queue, queue_files
+from pyspark_dledger.rocketmq.consume_queue.queue_units import QueueUnits
+from pyspark_dledger.rocketmq.consume_queue.queue_writer import is_queue
+from pyspark_dledger.rocketmq.index_file.index_file import hash_slots, index_files, read_header
+from pyspark_dledger.rocketmq.log_files import LogFiles
+
+Status = Literal[
+    "FOUND",
+    "MESSAGE_WAS_REMOVING",
+    "NO_MATCHED_LOGIC_QUEUE",
+    "NO_MESSAGE_IN_QUEUE",
+    "OFFSET_OVERFLOW_BADLY",
+    "OFFSET_OVERFLOW_ONE",
+    "OFFSET_TOO_SMALL",
+]
+"""``GetMessageStatus``."""
+
+_HIGHEST_HASH = 2**31 - 1
+
+
+class QueueResult(NamedTuple):
+    """What a queue gave. ``next_offset`` is where to go on; the queue has ``[min_offset, max_offset)``."""
+
+    status: Status
+    messages: list[bytes]
+    next_offset: int
+    min_offset: int
+    max_offset: int
+
+
+class MessageReader:
+    """Reads the files of a store that may be running. One thread at a time.
+
+    `committed_pos` gives the position up to which DLedger's log is committed, where an entry ends; all of an old
+    CommitLog is. Messages are whole, as they stand in the log.
+    """
+
+    def __init__(
+        self, root: Path, data_dirs: Iterable[Path], committed_pos: Callable[[], int], engine: str = "auto"
+    ) -> None:
+        self._root = root
+        self._files = LogFiles(root, data_dirs)
+        self._committed_pos = committed_pos
+        self._engine = get_engine(engine)
+
+    def get_message(self, offset: int, size: int | None = None) -> bytes | None:
+        """The message at an offset of the log, which in DLedger is that of an entry's body.
+
+        None where no message begins there, where it has another `size`, has expired or is not committed.
+        """
+        # A file that was made since then, the first of DLedger's among them, is found by this.
+        segment = self._files.at(self._files.pos_of(offset))
+        pos = self._files.pos_of(offset)
+        if segment is None or not segment.base <= pos < segment.end:
+            return None
+        found = self._size_in_old(segment, pos) if segment.source == COMMITLOG else self._size_in_ledger(segment, pos)
+        if found is None or (size is not None and size != found):
+            return None
+        data = read_at(segment.path, offset - segment.base, found)
+        is_message = len(data) == found and has_message_magic(data, 0, found)
+        return data if is_message and int.from_bytes(data[:4], "big", signed=True) == found else None
+
+    def _size_in_old(self, segment: Segment, pos: int) -> int | None:
+        size = int.from_bytes(read_at(segment.path, pos - segment.base, 4), "big", signed=True)
+        return size if layout.MIN_MESSAGE_SIZE <= size <= segment.end - pos else None
+
+    def _size_in_ledger(self, segment: Segment, pos: int) -> int | None:
+        header = entry_at(segment, pos)
+        return header.body_size if header is not None and pos + header.size <= self._committed_pos() else None
+
+    # By queue
+
+    def by_queue(self, topic: str, queue_id: int, queue_offset: int, count: int = 32) -> QueueResult:
+        """Up to `count` messages of a queue from a queueOffset on; those that have expired meanwhile are left out."""
+        queue = self._queue(topic, queue_id)
+        if queue is None:
+            return QueueResult("NO_MATCHED_LOGIC_QUEUE", [], 0, 0, 0)
+        units = QueueUnits(queue)
+        low, high = self._bounds(units)
+        status = _outside(queue_offset, low, high)
+        if status is not None:
+            return QueueResult(status, [], _corrected(status, queue_offset, low, high), low, high)
+        rank = units.rank_of(queue_offset)
+        if rank is None:
+            return QueueResult("MESSAGE_WAS_REMOVING", [], queue_offset + 1, low, high)
+        offsets, found = units.read(rank, min(rank + max(count, 1), units.count))
+        rows = zip(found["commitLogOffset"].tolist(), found["size"].tolist(), strict=True)
+        messages = [message for row in rows if (message := self.get_message(*row)) is not None]
+        behind = int(offsets[-1]) + 1 if len(offsets) else queue_offset
+        return QueueResult("FOUND" if messages else "MESSAGE_WAS_REMOVING", messages, behind, low, high)
+
+    def _queue(self, topic: str, queue_id: int) -> Queue | None:
+        if not is_queue((topic, queue_id)):
+            return None
+        files = queue_files(self._root / FOLDER / topic / str(queue_id))
+        return Queue(topic, queue_id, files) if files else None
+
+    def _bounds(self, units: QueueUnits) -> tuple[int, int]:
+        """The lowest queueOffset whose message is there, and the one behind the last."""
+        rank = units.rank_behind(self._files.begin(self._engine))
+        return (units.queue_offset(rank) if rank < units.count else units.end), units.end
+
+    # By key
+
+    def by_key(self, topic: str, key: str, count: int = 32, begin: int = 0, end: int = INT64_MAX) -> list[bytes]:
+        """The newest messages of a topic with a key or UNIQ_KEY, in the order of the log, at most `count`.
+
+        Their storeTimestamps are in ``[begin, end]``, in milliseconds. Keys are found once they are on disk.
+        """
+        found: dict[int, bytes] = {}
+        for path in reversed(index_files(self._root)):
+            for offset in _offsets_of(path, topic, key, begin, end):
+                message = self.get_message(offset) if offset not in found else None
+                if message is not None and _has_key(message, topic, key, begin, end):
+                    found[offset] = message
+                    if len(found) >= count:
+                        return [found[each] for each in sorted(found)]
+        return [found[each] for each in sorted(found)]
+
+
+def _outside(queue_offset: int, low: int, high: int) -> Status | None:
+    """Why nothing is read at a queueOffset; None where something may be there."""
+    if high == 0:
+        return "NO_MESSAGE_IN_QUEUE"
+    if queue_offset < low:
+        return "OFFSET_TOO_SMALL"
+    if queue_offset == high:
+        return "OFFSET_OVERFLOW_ONE"
+    return "OFFSET_OVERFLOW_BADLY" if queue_offset > high else None
+
+
+def _corrected(status: Status, queue_offset: int, low: int, high: int) -> int:
+    """Where a consumer is sent that asked for something outside."""
+    places: dict[Status, int] = {"NO_MESSAGE_IN_QUEUE": 0, "OFFSET_TOO_SMALL": low, "OFFSET_OVERFLOW_BADLY": high}
+    return places.get(status, queue_offset)
+
+
+def _offsets_of(path: Path, topic: str, key: str, begin: int, end: int) -> Iterator[int]:
+    """What the units of an index file that can be of a key point to, from the newest on."""
+    header, slots = read_header(path), hash_slots(path)
+    if header is None or slots is None or header.end_timestamp < begin or header.begin_timestamp > end:
+        return
+    key_hash = abs(java_hash(f"{topic}#{key}"))
+    key_hash = 0 if key_hash > _HIGHEST_HASH else key_hash
+    slot = layout.INDEX_FILE_HEADER_SIZE + key_hash % slots * layout.INDEX_FILE_SLOT_SIZE
+    number = int.from_bytes(read_at(str(path), slot, layout.INDEX_FILE_SLOT_SIZE), "big", signed=True)
+    highest = header.index_count
+    first = layout.INDEX_FILE_HEADER_SIZE + slots * layout.INDEX_FILE_SLOT_SIZE
+    # A chain only goes down: damage cannot make it go round.
+    while 0 < number < highest:
+        highest = number
+        at = first + number * layout.INDEX_FILE_UNIT_SIZE
+        units = decode_records(read_at(str(path), at, layout.INDEX_FILE_UNIT_SIZE), layout.INDEX_FILE_UNIT)
+        if not len(units):
+            return
+        if int(units["keyHash"][0]) == key_hash:
+            yield int(units["commitLogOffset"][0])
+        number = int(units["previous"][0])
+
+
+def _has_key(data: bytes, topic: str, key: str, begin: int, end: int) -> bool:
+    """Whether a message has that topic and key: two keys may have one hash."""
+    message = parse_message(data, 0, len(data), 0)
+    if isinstance(message, str) or not begin <= message.store_timestamp <= end:
+        return False
+    if decode_utf8(data[message.topic_start : message.topic_start + message.topic_length]) != topic:
+        return False
+    start = message.properties_start
+    properties = parse_properties(data[start : start + message.properties_length])
+    keys = properties.get(layout.PROPERTY_KEYS, "").split(" ")
+    return key in keys or key == properties.get(layout.PROPERTY_UNIQ_KEY)

@@ -1,0 +1,1 @@
+"""The registry of tables, and the tables `audit` and `consumers`."""

@@ -1,0 +1,177 @@
+"""Every table but ``log``: one registry for Spark, the command line and the documentation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+
+from pyspark_dledger.errors import OptionError
+from pyspark_dledger.log.diff import diff_table as diff
+from pyspark_dledger.log.log import Log, State
+from pyspark_dledger.log.options import OPTIONS, ReadOptions, nearest
+from pyspark_dledger.log.tables import index_units_table, segments_table
+from pyspark_dledger.log.tables.table import Table, TableColumn, batches_of, row_of, table_schema
+from pyspark_dledger.log.verify.findings import CATALOGUE, SEVERITIES
+from pyspark_dledger.log.verify.verify_store import FindingsPart, plan_findings, read_findings
+from pyspark_dledger.rocketmq.consume_queue import queue_units
+from pyspark_dledger.rocketmq.index_file import index_file
+from pyspark_dledger.rocketmq.tables import audit, consumers
+
+# Options that would change which rows a read gives; a table that cannot honour one refuses it.
+_ROW_OPTIONS = frozenset({
+    *("mode", "isolationLevel", "replicas", "startingOffsets", "endingOffsets", "startingTimestamp"),
+    *("endingTimestamp", "topic", "queueId", "tags", "includeEntryBody"),
+})  # fmt: skip
+_DEFAULTS = ReadOptions()
+
+# state
+
+STATE_COLUMNS = (
+    TableColumn("node", pa.string(), "id of the node; null for a plain CommitLog"),
+    TableColumn("path", pa.string(), "as it was given"),
+    TableColumn("dialect", pa.string(), "`0.3` (and before), `0.4`, or `commitlog` for a plain one"),
+    TableColumn("beginIndex", pa.int64(), "index of the first entry; -1 without one"),
+    TableColumn("endIndex", pa.int64(), "index of the last entry; -1 without one"),
+    TableColumn("endTerm", pa.int64(), "its term"),
+    TableColumn("committedIndex", pa.int64(), "highest index that is known to be committed; null where none is"),
+    TableColumn(
+        "committedFrom", pa.string(), "what proves it: `checkpoint`, `consumeQueue`, ...; or why none is known"
+    ),
+    TableColumn("checkpointCommittedIndex", pa.int64(), "committedIndex of the checkpoint file; null without one"),
+    TableColumn("checkpointEndIndex", pa.int64(), "endIndex of the checkpoint file"),
+    TableColumn("currTerm", pa.int64(), "the node's term, from its currterm file"),
+    TableColumn("voteLeader", pa.string(), "for whom it voted in that term; null for none"),
+    TableColumn(
+        "dividedCommitlogOffset", pa.int64(), "where the old CommitLog ends and DLedger begins; -1 without DLedger"
+    ),
+    TableColumn("dataFileSize", pa.int64(), "size of a segment file in bytes"),
+    TableColumn("indexFileSize", pa.int64(), "size of a DLedger index file in bytes; null without one"),
+    TableColumn("minOffset", pa.int64(), "position of the first segment's first byte"),
+    TableColumn("maxOffset", pa.int64(), "position behind the last entry"),
+    TableColumn("abort", pa.bool_(), "whether the broker is running, or was not stopped cleanly"),
+)
+
+
+def _plan_state(log: Log, _options: ReadOptions) -> list[State]:
+    return [log.state]
+
+
+def _read_state(state: State) -> Iterator[pa.RecordBatch]:
+    yield from batches_of(table_schema(STATE_COLUMNS), [row_of(STATE_COLUMNS, state)], 1)
+
+
+# findings
+
+FINDINGS_COLUMNS = (
+    TableColumn("severity", pa.string(), f"{', '.join(f'`{severity}`' for severity in SEVERITIES)}"),
+    TableColumn("code", pa.string(), f"one of {len(CATALOGUE)}, see below"),
+    TableColumn("node", pa.string(), "id of the node; null for a plain CommitLog"),
+    TableColumn("file", pa.string(), "the file, relative to the store's root"),
+    TableColumn("offset", pa.int64(), "place in the file in bytes; null where it is about no single place"),
+    TableColumn("index", pa.int64(), "index of the DLedger entry that it is about"),
+    TableColumn("expected", pa.string(), "what was expected"),
+    TableColumn("found", pa.string(), "what was found"),
+    TableColumn("javaDoes", pa.string(), "what the Java versions do when they meet it"),
+)
+
+
+def _plan_findings(log: Log, _options: ReadOptions) -> list[FindingsPart]:
+    return plan_findings(log)
+
+
+def _read_findings(part: FindingsPart) -> Iterator[pa.RecordBatch]:
+    rows = (row_of(FINDINGS_COLUMNS, finding) for finding in read_findings(part))
+    yield from batches_of(table_schema(FINDINGS_COLUMNS), rows, _DEFAULTS.max_batch_rows)
+
+
+# diff
+
+DIFF_COLUMNS = (
+    TableColumn("firstIndex", pa.int64(), "first index of the range"),
+    TableColumn("lastIndex", pa.int64(), "last index of the range"),
+    TableColumn("firstPos", pa.int64(), "where the first entry stands, on the first replica that has it"),
+    TableColumn("verdict", pa.string(), "; ".join(f"`{verdict}`: {text}" for verdict, text in diff.VERDICTS.items())),
+    TableColumn("nodes", pa.list_(pa.string()), "the replicas that the verdict is about"),
+    TableColumn("terms", pa.map_(pa.string(), pa.int64()), "the term of the entries on each replica that has them"),
+)
+
+
+def _read_diff(part: diff.DiffPart) -> Iterator[pa.RecordBatch]:
+    rows = ({**row_of(DIFF_COLUMNS, row), "terms": list(row.terms.items())} for row in diff.read_diff(part))
+    yield from batches_of(table_schema(DIFF_COLUMNS), rows, _DEFAULTS.max_batch_rows)
+
+
+# All of them
+
+_TABLES = (
+    segments_table.TABLE,
+    Table(
+        "state",
+        "one row: what the store is, and where it stands",
+        STATE_COLUMNS,
+        _plan_state,
+        _read_state,
+        frozenset({"replicas"}),
+    ),
+    Table(
+        "findings",
+        "one row per thing that is wrong, or worth knowing",
+        FINDINGS_COLUMNS,
+        _plan_findings,
+        _read_findings,
+    ),
+    index_units_table.TABLE,
+    queue_units.TABLE,
+    index_file.TABLE,
+    audit.TABLE,
+    consumers.TABLE,
+    Table(
+        "diff",
+        "one row per range of indexes on which replicas agree or differ; needs `replicas`",
+        DIFF_COLUMNS,
+        diff.plan_diff,
+        _read_diff,
+        frozenset({"replicas"}),
+    ),
+)
+
+
+def _checked(table: Table) -> Table:
+    """The table with a plan that refuses the options that it does not take."""
+
+    def plan(log: Log, options: ReadOptions) -> list[Any]:
+        check_options(table, options)
+        return table.plan(log, options)
+
+    return replace(table, plan=plan)
+
+
+TABLES: dict[str, Table] = {table.name: _checked(table) for table in _TABLES}
+"""The tables by name, in the order of the documentation."""
+
+
+def check_options(table: Table, options: ReadOptions) -> None:
+    """Raises OptionError for an option that would change the rows of other tables and does nothing for this one."""
+    for option in OPTIONS:
+        if option.name not in _ROW_OPTIONS - table.options:
+            continue
+        if getattr(options, option.field) != getattr(_DEFAULTS, option.field):
+            takers = ["log", *(other.name for other in _TABLES if option.name in other.options)]
+            raise OptionError(
+                f"option {option.name}: table {table.name} does not take it, only {' and '.join(takers)}: leave it out"
+            )
+
+
+def read_table(log: Log, name: str, options: ReadOptions | None = None) -> Iterator[pa.RecordBatch]:
+    """The rows of a table, part by part; without `options` under those that the log was opened with.
+
+    Raises OptionError for an unknown table or an option that it does not take, StoreError where the store cannot
+    answer.
+    """
+    if name not in TABLES:
+        raise OptionError(f"unknown table {name}: {nearest(name, TABLES)}")
+    for part in TABLES[name].plan(log, log.options if options is None else options):
+        yield from TABLES[name].read(part)

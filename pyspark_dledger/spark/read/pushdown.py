@@ -1,0 +1,201 @@
+"""Spark's filters as filters of the scan. Needs PySpark 4.1 or later, which knows pushdown.
+
+A filter is taken over only where the scan answers it exactly as Spark would; all others go back to Spark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+
+from pyspark.sql.datasource import (
+    EqualNullSafe,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    IsNotNull,
+    LessThan,
+    LessThanOrEqual,
+    Not,
+)
+
+from pyspark_dledger.format.spec import INT64_MAX, INT64_MIN, KINDS, Filters, IntFilter
+from pyspark_dledger.log.options import microseconds
+from pyspark_dledger.spark.read.log_reader import LogReader
+
+_INTEGERS = {
+    "index": "index",
+    "term": "term",
+    "pos": "pos",
+    "queueId": "queue_id",
+    "storeTimestamp": "store_timestamp",
+}
+_STRINGS = {"topic": "topic", "tags": "tags", "kind": "kind"}
+_NEVER_NULL = frozenset({"pos", "kind"})
+_NO_VALUE = IntFilter(values=())
+_NO_ROW = Filters(pos=_NO_VALUE)
+
+
+class PushdownReader(LogReader):
+    """A reader for a planner that pushes filters down; any other planner refuses one with ``pushFilters``."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
+        """Take over what the scan can answer, and return the rest."""
+        names = dict(zip(self.schema.names, self.columns, strict=True))
+        self.filters, left = push(filters, names, self.filters)
+        return left
+
+
+def push(filters: Iterable[Filter], names: Mapping[str, str], given: Filters) -> tuple[Filters, list[Filter]]:
+    """Narrow `given` by Spark's `filters`; return the result and the filters left to Spark.
+
+    `names` maps the user's spelling of each column to its own.
+    """
+    left: list[Filter] = []
+    for item in filters:
+        condition = _condition(item, names)
+        if condition is None:
+            left.append(item)
+        else:
+            given = intersect(given, condition)
+    return given, [item for item in left if not _implied(item, names, given)]
+
+
+def intersect(first: Filters, second: Filters) -> Filters:
+    """Return the filters that keep the rows that both keep."""
+    if first.committed is not None and second.committed is not None and first.committed != second.committed:
+        return _NO_ROW
+    both: dict[str, Any] = {"committed": second.committed if first.committed is None else first.committed}
+    for field in _INTEGERS.values():
+        both[field] = _intersect_integers(getattr(first, field), getattr(second, field))
+    for field in _STRINGS.values():
+        both[field] = _intersect_strings(getattr(first, field), getattr(second, field))
+    return Filters(**both)
+
+
+def _intersect_integers(first: IntFilter | None, second: IntFilter | None) -> IntFilter | None:
+    if first is None or second is None:
+        return second if first is None else first
+    low, high = max(first.low, second.low), min(first.high, second.high)
+    if first.values is None and second.values is None:
+        return _range(low, high)
+    values = set(second.values or ()) if first.values is None else set(first.values)
+    if second.values is not None:
+        values &= set(second.values)
+    return _one_of(value for value in values if low <= value <= high)
+
+
+def _intersect_strings(first: tuple[str, ...] | None, second: tuple[str, ...] | None) -> tuple[str, ...] | None:
+    if first is None or second is None:
+        return second if first is None else first
+    return tuple(value for value in first if value in second)
+
+
+def _one_of(values: Iterable[int]) -> IntFilter:
+    """Return the filter for `values`, with bounds that let a plan leave segments out."""
+    ordered = tuple(sorted(values))
+    return IntFilter(ordered[0], ordered[-1], ordered) if ordered else _NO_VALUE
+
+
+def _range(low: int, high: int) -> IntFilter:
+    low, high = max(low, INT64_MIN), min(high, INT64_MAX)
+    return IntFilter(low, high) if low <= high else _NO_VALUE
+
+
+def _filters(field: str, condition: IntFilter | tuple[str, ...]) -> Filters:
+    values: dict[str, Any] = {field: condition}
+    return replace(Filters(), **values)
+
+
+def _condition(item: Filter, names: Mapping[str, str]) -> Filters | None:
+    """Return the condition that passes exactly the rows for which `item` is true, or None."""
+    match item:
+        case EqualTo((name,), value):
+            return _membership(names[name], [value])
+        case EqualNullSafe((name,), value) if value is not None:
+            return _membership(names[name], [value])
+        case In((name,), values):
+            return _membership(names[name], values)
+        case Not(EqualTo((name,), value)):
+            return _exclusion(names[name], [value])
+        case Not(In((name,), values)):
+            return _exclusion(names[name], values)
+        case IsNotNull((name,)):
+            return _presence(names[name])
+        case GreaterThan((name,), value):
+            return _comparison(names[name], value, lambda number: _range(number + 1, INT64_MAX))
+        case GreaterThanOrEqual((name,), value):
+            return _comparison(names[name], value, lambda number: _range(number, INT64_MAX))
+        case LessThan((name,), value):
+            return _comparison(names[name], value, lambda number: _range(INT64_MIN, number - 1))
+        case LessThanOrEqual((name,), value):
+            return _comparison(names[name], value, lambda number: _range(INT64_MIN, number))
+    return None
+
+
+def _membership(column: str, given: Sequence[object]) -> Filters | None:
+    """``column IN (given)``: null among them never makes it true."""
+    values = [value for value in given if value is not None]
+    if column == "committed":
+        return _committed(values)
+    if column in _STRINGS:
+        strings = [value for value in values if isinstance(value, str)]
+        if len(strings) < len(values):
+            return None
+        known = [value for value in strings if column != "kind" or value in KINDS]
+        return _filters(_STRINGS[column], tuple(dict.fromkeys(known)))
+    if column in _INTEGERS:
+        numbers = [_number(column, value) for value in values]
+        known_numbers = {number for number in numbers if number is not None}
+        return None if None in numbers else _filters(_INTEGERS[column], _one_of(known_numbers))
+    return None
+
+
+def _exclusion(column: str, given: Sequence[object]) -> Filters | None:
+    """``column NOT IN (given)``, for the columns whose values are few; with null among `given` it is never true."""
+    if column not in ("kind", "committed"):
+        return None
+    if None in given:
+        return _NO_ROW
+    if column == "kind":
+        return Filters(kind=tuple(kind for kind in KINDS if kind not in given))
+    return _committed([value for value in (True, False) if value not in given])
+
+
+def _committed(values: Sequence[object]) -> Filters | None:
+    if not values:
+        return _NO_ROW
+    return Filters(committed=values[0] is True) if len(set(values)) == 1 else None
+
+
+def _presence(column: str) -> Filters | None:
+    if column in _NEVER_NULL:
+        return Filters()
+    return _filters(_INTEGERS[column], IntFilter()) if column in _INTEGERS else None
+
+
+def _comparison(column: str, value: object, bounds: Callable[[int], IntFilter]) -> Filters | None:
+    number = _number(column, value) if column in _INTEGERS else None
+    return None if number is None else _filters(_INTEGERS[column], bounds(number))
+
+
+def _number(column: str, value: object) -> int | None:
+    """Return `value` as the scan compares it, a timestamp in microseconds; None where the type does not fit."""
+    if column == "storeTimestamp":
+        # Spark's literals carry a zone; one without would mean the session's zone, which is not known here.
+        return microseconds(value) if isinstance(value, datetime) and value.tzinfo is not None else None
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _implied(item: Filter, names: Mapping[str, str], filters: Filters) -> bool:
+    """Tell whether `item` asks for not null where `filters` ask for a value."""
+    match item:
+        case IsNotNull((name,)):
+            column = names[name]
+            field = "committed" if column == "committed" else _STRINGS.get(column)
+            return field is not None and getattr(filters, field) is not None
+    return False

@@ -1,0 +1,1 @@
+"""Sinks: writing a DataFrame to a path or a group."""

@@ -1,0 +1,1 @@
+"""Stream readers: a store on disk, or a live group."""

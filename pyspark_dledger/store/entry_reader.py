@@ -1,0 +1,150 @@
+"""Reading entries by their index, through mappings of the files (``DLedgerMmapFileStore.get``)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from pyspark_dledger.errors import IndexRangeError, StoreError
+from pyspark_dledger.format.codec import record_struct
+from pyspark_dledger.format.engine import Engine
+from pyspark_dledger.format.layout import ENTRY_HEADER, ENTRY_HEADER_SIZE, INDEX_UNIT, INDEX_UNIT_SIZE, MAGIC_NORMAL
+from pyspark_dledger.format.spec import INT64_MAX
+from pyspark_dledger.store.dledger_store import Entry, EntryRange
+from pyspark_dledger.store.files.mapped_files import MappedFile, MappedFileList
+from pyspark_dledger.store.waiting_units import WaitingUnits
+
+_HEADER = record_struct(ENTRY_HEADER)
+_UNIT = record_struct(INDEX_UNIT)
+
+
+# Entries this close to the log's end, in bytes, are read while a leader pushes what was just appended.
+_NEWEST = 64 << 20
+
+
+class Located(NamedTuple):
+    """Where an entry stands, its size in bytes and its term, as the index has it."""
+
+    pos: int
+    size: int
+    term: int
+
+    @property
+    def end(self) -> int:
+        return self.pos + self.size
+
+
+class EntryReader:
+    """Reads what data and index files hold, and the units that wait. That the log holds an index has been checked.
+
+    Raises IndexRangeError where the entry's file has expired meanwhile, StoreError where index and data do not agree.
+    """
+
+    def __init__(self, engine: Engine, data: MappedFileList, index: MappedFileList, waiting: WaitingUnits) -> None:
+        self._engine = engine
+        self._data = data
+        self._index = index
+        self._waiting = waiting
+
+    def locate(self, index: int) -> Located:
+        """Where an entry stands."""
+        unit = self._waiting.find(index)
+        if unit is not None:
+            return Located(unit[1], unit[2], unit[4])
+        offset = index * INDEX_UNIT_SIZE
+        file = _there(self._index.find(offset), index)
+        _, pos, size, found, term = _UNIT.unpack_from(self._index.view(file), offset - file.base)
+        if found != index:
+            raise StoreError(
+                f"{file.path} at byte {offset - file.base}: expected the unit of index {index}, found that of {found}: "
+                "stop the node and delete the files in index/, which are rebuilt from the data"
+            )
+        return Located(pos, size, term)
+
+    def get(self, index: int) -> Entry:
+        """One entry."""
+        located = self.locate(index)
+        file = _there(self._data.find(located.pos), index)
+        data = self._data.view(file)[located.pos - file.base : located.end - file.base]
+        term = _check_header(index, located, file, data)
+        return Entry(index, term, located.pos, MAGIC_NORMAL, bytes(data[ENTRY_HEADER_SIZE:]))
+
+    def read(self, first: int, max_bytes: int, last: int, end_pos: int, own_from: int) -> EntryRange:
+        """Entries of one file from `first` on, of a log that ends with `last` at `end_pos`; see `DLedgerStore.read`.
+
+        They are checked, and end before one that is damaged, but for the newest from the position `own_from` on: those
+        this process wrote just now.
+        """
+        located = self.locate(first)
+        pos = located.pos
+        file = _there(self._data.find(pos), first)
+        limit = min(pos + max(max_bytes, located.size), file.end)
+        is_new = pos >= own_from and end_pos <= file.end and end_pos - pos <= _NEWEST
+        if not pos < end_pos <= limit:
+            last, end_pos = self._last_within(first, last, limit, located.end)
+        data = self._data.view(file)[pos - file.base : end_pos - file.base]
+        if is_new:
+            return EntryRange(first, last, pos, data)
+        try:
+            is_whole = self._engine.check_entries(data, first, pos, located.term, INT64_MAX).count == last - first + 1
+        except ValueError:
+            is_whole = False
+        return EntryRange(first, last, pos, data) if is_whole else self._before_damage(file, first, last)
+
+    def _before_damage(self, file: MappedFile, first: int, last: int) -> EntryRange:
+        """The entries before the first that is damaged. Raises StoreError where that is the first."""
+        start, view = self.locate(first), self._data.view(file)
+        end, term = start.pos, start.term
+        for index in range(first, last + 1):
+            located = self.locate(index)
+            try:
+                found = _check_header(index, located, file, view[located.pos - file.base :][:ENTRY_HEADER_SIZE])
+                if located.pos != end or found < term:
+                    raise StoreError(
+                        f"{file.path} at byte {end - file.base}: expected the entry of index {index} with a term of at "
+                        f"least {term}, found it at byte {located.pos - file.base} with term {found}: the file is "
+                        "damaged; stop this member, and copy its folder from another member of the group"
+                    )
+            except StoreError:
+                if index == first:
+                    raise
+                last = index - 1
+                break
+            end, term = located.end, found
+        return EntryRange(first, last, start.pos, view[start.pos - file.base : end - file.base])
+
+    def _last_within(self, first: int, last: int, limit: int, end: int) -> tuple[int, int]:
+        """The last entry from `first` on that ends at or before `limit`, and where it ends; `first` ends at `end`."""
+        low, high = first, min(last, first + (limit - end) // ENTRY_HEADER_SIZE)
+        while low < high:
+            middle = (low + high + 1) // 2
+            found = self.locate(middle).end
+            if found <= limit:
+                low, end = middle, found
+            else:
+                high = middle - 1
+        return low, end
+
+
+def _check_header(index: int, located: Located, file: MappedFile, data: memoryview) -> int:
+    """The term of the entry that begins `data`. Raises StoreError unless it is the one that the index names."""
+    pos, size, _ = located
+    names = ("magic", "size", "index", "pos", "bodySize")
+    expected = (MAGIC_NORMAL, size, index, pos, size - ENTRY_HEADER_SIZE)
+    header = _HEADER.unpack_from(data) if len(data) >= ENTRY_HEADER_SIZE else ()
+    found = header[:3] + header[4:5] + header[8:]
+    if found == expected:
+        return int(header[3])
+    wanted, there = (
+        " ".join(f"{name}={value}" for name, value in zip(names, values, strict=False)) for values in (expected, found)
+    )
+    raise StoreError(
+        f"{file.path} at byte {pos - file.base}: expected the entry of index {index}, {wanted}, found "
+        f"{there or 'the end of the file'}: the file is damaged; stop this member, and copy its folder from "
+        "another member of the group (where only files in index/ are damaged, delete those: they are rebuilt)"
+    )
+
+
+def _there(file: MappedFile | None, index: int) -> MappedFile:
+    if file is None:
+        raise IndexRangeError(f"expected an index that the log holds, found {index}: its file has expired")
+    return file

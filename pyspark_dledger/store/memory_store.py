@@ -1,0 +1,205 @@
+"""A store in memory: the same answers as on disk, without files, threads or a clock (``DLedgerMemoryStore``)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from pyspark_dledger.format.codec import decode_entry_header, encode_entry, record_struct
+from pyspark_dledger.format.encode.encoded import Bodies, Buffer
+from pyspark_dledger.format.engine import get_engine
+from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, INDEX_UNIT, MAGIC_NORMAL
+from pyspark_dledger.store.dledger_store import AppendedEntries, DLedgerStore, Entry, EntryRange, EntryRun
+from pyspark_dledger.store.rules import (
+    End,
+    check_cut,
+    check_following,
+    check_held,
+    check_lengths,
+    check_reset,
+    place,
+    risen_commit,
+)
+
+_UNIT = record_struct(INDEX_UNIT)
+
+
+class _Stored(NamedTuple):
+    """An entry: where it stands, its term, and its bytes."""
+
+    pos: int
+    term: int
+    data: bytes
+
+    @property
+    def end(self) -> int:
+        return self.pos + len(self.data)
+
+
+class MemoryStore(DLedgerStore):
+    """Keeps each entry's bytes. Positions are those of a store whose data files have `data_file_size` bytes.
+
+    Nothing survives the object; `shutdown` and `startup` leave everything as it is. The flushed index is the end as the
+    last `flush` saw it.
+    """
+
+    def __init__(self, *, data_file_size: int = 1 << 30, engine: str = "auto") -> None:
+        self._engine = get_engine(engine)
+        self._file_size = data_file_size
+        self._entries: list[_Stored] = []
+        self._next_index = 0
+        self._end_pos = 0
+        self._committed = -1
+        self._flushed = -1
+        self._term = 0
+        self._vote_leader: str | None = None
+
+    def startup(self) -> None:
+        """Nothing to load."""
+
+    def shutdown(self) -> None:
+        """Nothing to let go."""
+        self.flush()
+
+    @property
+    def ledger_begin_index(self) -> int:
+        return self._next_index - len(self._entries) if self._entries else -1
+
+    @property
+    def ledger_end_index(self) -> int:
+        return self._next_index - 1 if self._entries else -1
+
+    @property
+    def ledger_end_term(self) -> int:
+        return self._entries[-1].term if self._entries else -1
+
+    @property
+    def committed_index(self) -> int:
+        return self._committed
+
+    @property
+    def flushed_index(self) -> int:
+        return self._flushed
+
+    @property
+    def end_pos(self) -> int:
+        return self._end_pos
+
+    @property
+    def curr_term(self) -> int:
+        return self._term
+
+    @property
+    def vote_leader(self) -> str | None:
+        return self._vote_leader
+
+    def save_term(self, term: int, vote_leader: str | None) -> None:
+        self._term, self._vote_leader = term, vote_leader
+
+    def append_as_leader(self, bodies: Bodies | Sequence[Buffer], term: int | None = None) -> AppendedEntries:
+        term = self._term if term is None else term
+        stored: list[_Stored] = []
+        runs: list[EntryRun] = []
+        pos = self._end_pos
+        for body in self._bodies(bodies):
+            index = self._next_index + len(stored)
+            at = place(pos, ENTRY_HEADER_SIZE + len(body), self._file_size)
+            if not runs or at != pos:
+                runs.append(EntryRun(index, at))
+            data = self._hooked(encode_entry(index, term, at, bytes(body)), index, term, at)
+            stored.append(_Stored(at, term, data))
+            pos = stored[-1].end
+        first = self._next_index
+        self._extend(stored)
+        return AppendedEntries(first, self._next_index - 1, term, tuple(runs))
+
+    def _bodies(self, bodies: Bodies | Sequence[Buffer]) -> Sequence[Buffer]:
+        if isinstance(bodies, Bodies):
+            bodies = self._engine.unpack_bodies(bodies)
+        if not bodies:
+            raise ValueError("expected at least one body, found none")
+        check_lengths(map(len, bodies), self._file_size)
+        return bodies
+
+    def _hooked(self, data: bytes, index: int, term: int, pos: int) -> bytes:
+        if self.append_hook is None:
+            return data
+        changed = bytearray(data)
+        self.append_hook(changed, bytearray(_UNIT.pack(MAGIC_NORMAL, pos, len(data), index, term)))
+        return bytes(changed)
+
+    def _extend(self, stored: list[_Stored]) -> None:
+        self._entries += stored
+        self._next_index += len(stored)
+        self._end_pos = stored[-1].end
+
+    def append_as_follower(self, data: Buffer, leader_term: int) -> int:
+        view = bytes(data)
+        pos, checked = check_following(
+            self._engine,
+            view,
+            leader_term,
+            End(self._next_index, self._end_pos, self.ledger_end_term, not self._entries),
+            self._file_size,
+        )
+        self._extend(
+            [
+                _Stored(at, term, view[at - pos : at - pos + size])
+                for _, at, size, _, term in _UNIT.iter_unpack(checked.units)
+            ]
+        )
+        return self._next_index - 1
+
+    def get(self, index: int) -> Entry:
+        stored = self._at(index)
+        header = decode_entry_header(stored.data)
+        return Entry(index, header.term, stored.pos, header.magic, stored.data[ENTRY_HEADER_SIZE:])
+
+    def read(self, first_index: int, max_bytes: int) -> EntryRange:
+        first = self._at(first_index)
+        parts = [first.data]
+        left = max_bytes - len(first.data)
+        start = first_index - self.ledger_begin_index + 1
+        end = first.end
+        for at in range(start, len(self._entries)):
+            stored = self._entries[at]
+            left -= len(stored.data)
+            if left < 0 or stored.pos != end:
+                break
+            parts.append(stored.data)
+            end = stored.end
+        return EntryRange(first_index, first_index + len(parts) - 1, first.pos, b"".join(parts))
+
+    def term_at(self, index: int) -> int:
+        return self._at(index).term
+
+    def _at(self, index: int) -> _Stored:
+        begin = self.ledger_begin_index
+        check_held(index, begin, self.ledger_end_index)
+        return self._entries[index - begin]
+
+    def truncate(self, index: int) -> None:
+        begin = self.ledger_begin_index
+        check_cut(index, begin, self.ledger_end_index, self._committed)
+        self._end_pos = self._entries[index - begin].pos if index == begin else self._entries[index - begin - 1].end
+        del self._entries[index - begin :]
+        self._next_index = index
+        self._flushed = min(self._flushed, self.ledger_end_index)
+
+    def reset(self, index: int, pos: int) -> None:
+        check_reset(index, pos, self._file_size, self._committed)
+        self._entries.clear()
+        self._next_index, self._end_pos = index, pos
+        self._committed = self._flushed = -1
+
+    def update_committed_index(self, term: int, index: int) -> None:
+        self._committed = risen_commit(
+            self._committed, self.ledger_begin_index, self.ledger_end_index, self.ledger_end_term, term, index
+        )
+
+    def update_ledger_end_index_and_term(self) -> None:
+        """Both are always those of the last entry."""
+
+    def flush(self) -> int:
+        self._flushed = self.ledger_end_index
+        return self._flushed

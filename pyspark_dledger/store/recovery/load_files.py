@@ -1,0 +1,135 @@
+"""The files that a store finds when it starts (``MmapFileList.load`` and ``checkSelf``)."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from itertools import pairwise
+from pathlib import Path
+
+from pyspark_dledger.common.durable import sync_dir
+from pyspark_dledger.errors import StoreError
+from pyspark_dledger.format.codec import decode_entry_header, decode_index_unit
+from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, INDEX_UNIT_SIZE, MIN_BLANK_SIZE, SEGMENT_NAME_DIGITS
+from pyspark_dledger.format.state_files import Checkpoint
+from pyspark_dledger.log.io.entry_reads import read_at
+from pyspark_dledger.log.io.store_paths import HIGHEST_BASE
+from pyspark_dledger.store.files.mapped_files import MappedFile, sync_file
+from pyspark_dledger.store.files.node_files import Reset, load_reset, remove_reset, write_checkpoint
+
+_NAME = re.compile(rf"\d{{{SEGMENT_NAME_DIGITS}}}")
+
+
+def load_data_files(dirs: Iterable[Path], file_size: int) -> tuple[list[MappedFile], int]:
+    """The data files of all folders in order, and their size, which is `file_size` where there are none.
+
+    Files and folders of other names are left alone. An empty last file was being created, and is removed. Raises
+    StoreError for files of several sizes, and for files that do not follow each other.
+    """
+    found = _named_files(dirs)
+    if found and found[-1][1] == 0:
+        found.pop()[0].unlink()
+    sizes = Counter(size for _, size in found)
+    usual = sizes.most_common(1)[0][0] if sizes else file_size
+    if not ENTRY_HEADER_SIZE + MIN_BLANK_SIZE <= usual < 2**31:
+        raise StoreError(f"{found[0][0]}: expected a data file of less than 2 GiB, found {usual} bytes")
+    for path, size in found:
+        if size != usual:
+            raise StoreError(
+                f"{path}: expected a file of {usual} bytes as the others have, found {size}: copy it from another "
+                "member of the group"
+            )
+        if int(path.name) % usual or int(path.name) > HIGHEST_BASE:
+            raise StoreError(
+                f"{path}: expected a name that is a multiple of {usual}, the size of the file: move it away"
+            )
+    return [MappedFile(path, int(path.name), size) for path, size in found], usual
+
+
+def check_order(files: list[MappedFile]) -> None:
+    """Raises StoreError where two files do not follow each other."""
+    for before, after in pairwise(files):
+        if after.base == before.base:
+            raise StoreError(f"{after.path}: expected one file of that name, found {before.path} as well: remove one")
+        if after.base != before.end:
+            raise StoreError(
+                f"{after.path}: expected {before.end:0{SEGMENT_NAME_DIGITS}d} behind {before.path.name}, found this "
+                "file: copy the missing ones from another member of the group"
+            )
+
+
+def load_index_files(folder: Path, file_size: int) -> tuple[list[MappedFile], int, list[Path]]:
+    """The index files in order, their size, and files that are of no use: an index is rebuilt from the data."""
+    found = _named_files([folder])
+    sizes = Counter(size for _, size in found if 0 < size < 2**31 and size % INDEX_UNIT_SIZE == 0)
+    usual = sizes.most_common(1)[0][0] if sizes else file_size
+    fits = [(path, size) for path, size in found if size == usual and int(path.name) % usual == 0]
+    files = [MappedFile(path, int(path.name), size) for path, size in fits]
+    for number, (before, after) in enumerate(pairwise(files), 1):
+        if before.end != after.base:
+            files = files[:number]
+            break
+    kept = {file.path for file in files}
+    return files, usual, [path for path, _ in found if path not in kept]
+
+
+def finish_reset(
+    node_dir: Path, files: list[MappedFile], index_files: list[MappedFile], checkpoint: Checkpoint
+) -> tuple[list[MappedFile], Checkpoint]:
+    """The data files after a reset was completed, if its first entry was written; otherwise it never was.
+
+    Then the old log stays, see `MmapFileStore.reset`. With them the checkpoint: that of an old log does not say what of
+    a new one is durable.
+    """
+    reset = load_reset(node_dir)
+    if reset is None:
+        return files, checkpoint
+    new = [file for file in files if file.end > reset.pos]
+    old = files[: len(files) - len(new)]
+    unit = [file for file in index_files if file.base <= reset.index * INDEX_UNIT_SIZE < file.end]
+    is_done = bool(new) and bool(unit) and _begins(new[0], unit[0], reset)
+    if is_done:
+        for file in (new[0], unit[0]):
+            sync_file(file.path)
+            sync_dir(file.path.parent)
+        committed = checkpoint.committed_index
+        if committed is not None:
+            checkpoint = Checkpoint(committed, -1)
+            write_checkpoint(node_dir, committed, -1)
+    for file in old if is_done else new:
+        file.path.unlink()
+        sync_dir(file.path.parent)
+    remove_reset(node_dir)
+    return (new if is_done else old), checkpoint
+
+
+def _begins(file: MappedFile, index_file: MappedFile, reset: Reset) -> bool:
+    """Whether the first entry behind a reset was written, and its unit, which is written behind it."""
+    data = read_at(str(file.path), max(reset.pos - file.base, 0), ENTRY_HEADER_SIZE)
+    units = read_at(str(index_file.path), reset.index * INDEX_UNIT_SIZE - index_file.base, INDEX_UNIT_SIZE)
+    if len(data) < ENTRY_HEADER_SIZE or len(units) < INDEX_UNIT_SIZE:
+        return False
+    header, unit = decode_entry_header(data), decode_index_unit(units)
+    return (header.index, header.pos) == (unit.index, unit.pos) == reset
+
+
+def check_version(node_dir: Path) -> None:
+    """Raises StoreError for a store of DLedger 0.4.0, as far as its folders tell."""
+    if (node_dir / "snapshot").is_dir():
+        raise StoreError(
+            f"{node_dir}: expected a store of DLedger 0.1 to 0.3.2, found a snapshot folder, which only 0.4.0 has: "
+            "its stores can be read, and not be written"
+        )
+
+
+def _named_files(dirs: Iterable[Path]) -> list[tuple[Path, int]]:
+    """Files with names of 20 digits, and their sizes, by name."""
+    found = []
+    for folder in dirs:
+        for path in folder.iterdir() if folder.is_dir() else ():
+            if _NAME.fullmatch(path.name):
+                if not path.is_file():
+                    raise StoreError(f"{path}: expected a file, found something else: move it away")
+                found.append((path, path.stat().st_size))
+    return sorted(found, key=lambda item: item[0].name)

@@ -1,0 +1,121 @@
+"""How a store on disk is laid out and kept, named after ``DLedgerConfig`` of DLedger 0.3.1.2."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pyspark_dledger.errors import OptionError
+from pyspark_dledger.format.engine import ENGINES
+from pyspark_dledger.format.java_text import escaped_path, is_utf8
+from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, INDEX_UNIT_SIZE, MIN_BLANK_SIZE
+
+Flush = Literal["sync", "async"]
+FLUSHES: tuple[Flush, ...] = ("sync", "async")
+
+_LARGEST_FILE = 2**31 - 1  # a blank says its size in 32 bits
+_HOURS = re.compile(r"\d{1,2}(;\d{1,2})*")
+
+
+@dataclass(frozen=True)
+class StoreConfig:
+    """Where a store lies and how it is kept. Sizes are in bytes, times in milliseconds unless a name says otherwise.
+
+    ``data_file_size`` and ``index_file_size`` are those of a new store; an existing one keeps its own. ``data_dirs``
+    are the folders of the data files, used in turn, instead of the node's ``data/``; in ``read_only_data_dirs`` files
+    are read and none is created. ``flush``: ``sync`` writes to disk as soon as anything was appended, ``async`` every
+    ``flush_file_interval_ms``. The cleaning of old files is Java's: at the hours ``delete_when`` (``04;16``), and
+    whenever a disk is fuller than ``disk_space_ratio_to_check_expired``, files that were not changed for
+    ``file_reserved_hours`` are deleted; above ``disk_space_ratio_to_force_clean`` any but the last. ``truncate_at`` is
+    for repair only: a damaged store loses the entry of that index and all behind it, which are kept in a side file.
+    ``old_log_dir`` is the folder of a CommitLog behind which this log goes on: while it has files, none go here.
+    Folders may be given as text; the configuration has them as paths.
+
+    Raises OptionError for a value that cannot be honoured.
+    """
+
+    base_dir: Path
+    self_id: str = "n0"
+    data_file_size: int = 1 << 30
+    index_file_size: int = INDEX_UNIT_SIZE * 5 * 1024 * 1024
+    data_dirs: tuple[Path, ...] = ()
+    read_only_data_dirs: tuple[Path, ...] = ()
+    flush: str = "async"
+    flush_file_interval_ms: int = 10
+    check_point_interval_ms: int = 3000
+    delete_when: str = "04"
+    file_reserved_hours: int = 72
+    disk_space_ratio_to_check_expired: float = 0.70
+    disk_space_ratio_to_force_clean: float = 0.85
+    enable_disk_force_clean: bool = True
+    truncate_at: int | None = None
+    old_log_dir: Path | None = None
+    engine: str = "auto"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "base_dir", Path(self.base_dir))
+        for name in ("data_dirs", "read_only_data_dirs"):
+            object.__setattr__(self, name, tuple(map(Path, getattr(self, name))))
+        object.__setattr__(self, "old_log_dir", None if self.old_log_dir is None else Path(self.old_log_dir))
+        for folder in (self.node_dir, *self.data_dirs, *self.read_only_data_dirs):
+            if not is_utf8(str(folder)):
+                raise OptionError(
+                    f"{escaped_path(str(folder))}: expected a path in UTF-8, found bytes that are not: choose another"
+                )
+        least = ENTRY_HEADER_SIZE + MIN_BLANK_SIZE
+        _check(least <= self.data_file_size <= _LARGEST_FILE, "data_file_size", f"{least} to {_LARGEST_FILE}", self)
+        _check(
+            0 < self.index_file_size <= _LARGEST_FILE and self.index_file_size % INDEX_UNIT_SIZE == 0,
+            "index_file_size",
+            f"a multiple of {INDEX_UNIT_SIZE} up to {_LARGEST_FILE}",
+            self,
+        )
+        _check(self.flush in FLUSHES, "flush", " or ".join(FLUSHES), self)
+        _check(self.engine in ENGINES, "engine", ", ".join(ENGINES), self)
+        _check(self.flush_file_interval_ms > 0, "flush_file_interval_ms", "at least 1", self)
+        _check(self.check_point_interval_ms > 0, "check_point_interval_ms", "at least 1", self)
+        _check(self.file_reserved_hours > 0, "file_reserved_hours", "at least 1", self)
+        _check(
+            _HOURS.fullmatch(self.delete_when) is not None and all(hour < 24 for hour in self.delete_hours),
+            "delete_when",
+            "hours of the day such as 04 or 04;16",
+            self,
+        )
+        _check(self.truncate_at is None or self.truncate_at >= 0, "truncate_at", "an index of at least 0", self)
+        _check(
+            re.fullmatch(r"[^/\0]+", self.self_id) is not None,
+            "self_id",
+            "a name that can be part of a folder's name",
+            self,
+        )
+
+    @property
+    def node_dir(self) -> Path:
+        """The folder of the node, ``dledger-<self_id>``."""
+        return self.base_dir / f"dledger-{self.self_id}"
+
+    @property
+    def all_data_dirs(self) -> tuple[Path, ...]:
+        """The folders in which data files are created."""
+        return self.data_dirs or (self.node_dir / "data",)
+
+    @property
+    def force_clean_ratio(self) -> float:
+        """Above this, files are deleted before their time; at least a half."""
+        return max(self.disk_space_ratio_to_force_clean, 0.50)
+
+    @property
+    def disk_full_ratio(self) -> float:
+        """How full a disk may be until appends are refused (``DLedgerConfig.getDiskFullRatio``)."""
+        return min(self.disk_space_ratio_to_force_clean + 0.05, 0.95)
+
+    @property
+    def delete_hours(self) -> tuple[int, ...]:
+        return tuple(int(hour) for hour in self.delete_when.split(";"))
+
+
+def _check(holds: bool, name: str, expected: str, config: StoreConfig) -> None:
+    if not holds:
+        raise OptionError(f"{name}: expected {expected}, found {getattr(config, name)!r}")

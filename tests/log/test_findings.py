@@ -1,0 +1,969 @@
+"""What is found wrong with a store: each code of the catalogue with a store that has it and one that comes near."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import re
+import shutil
+import tempfile
+import zlib
+from collections.abc import Callable
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import pyspark_dledger as dl
+from pyspark_dledger.format import codec, layout
+from pyspark_dledger.log.io import queue_files
+from pyspark_dledger.log.io.queue_files import queues, read_units, written_units
+from pyspark_dledger.log.verify import queue_checks as verify_queues
+from pyspark_dledger.log.verify.findings import (
+    CATALOGUE,
+    CODES,
+    ERROR,
+    INFO,
+    MOST_LISTED,
+    SEVERITIES,
+    WARNING,
+    Finding,
+    worst,
+)
+from pyspark_dledger.log.verify.verify_store import plan_findings, read_findings, verify
+from tests.support import golden
+from tests.support.generate import (
+    YEAR_10000,
+    Recipe,
+    Store,
+    damages,
+    entries_at,
+    mq_message,
+    raw,
+    recipes,
+    write_commitlog,
+    write_consume_queue,
+    write_dledger,
+)
+
+FILE = 4096
+NODE = Path("dledger-n0")
+DATA = NODE / "data"
+INDEX = NODE / "index"
+UNIT = layout.INDEX_UNIT_SIZE
+CQ_UNIT = layout.CONSUME_QUEUE_UNIT_SIZE
+
+
+# Stores
+
+
+def entries(count: int = 20, size: int = 500) -> list[Any]:
+    return [raw(bytes([65 + number % 26]) * size) for number in range(count)]
+
+
+def messages(count: int, **given: Any) -> list[Any]:
+    return [mq_message("Orders", b"body %d" % number, queue_offset=number, **given) for number in range(count)]
+
+
+def plain(root: Path, **options: Any) -> Store:
+    """Twenty entries in three files (7, 7 and 6), all committed, with an index of three files."""
+    return write_dledger(root, options.pop("payloads", entries()), index_file_size=UNIT * 8, **options)
+
+
+def broker(root: Path, count: int = 60, **options: Any) -> Store:
+    """Messages of one queue in several files, and their ConsumeQueue."""
+    store = write_dledger(root, messages(count), **options)
+    write_consume_queue(root, store.rows)
+    return store
+
+
+def upgraded(root: Path) -> Store:
+    """An old CommitLog, filled up to where DLedger begins."""
+    old = write_commitlog(root, messages(40))
+    divided = FILE * len(old.segments)
+    left = divided - old.end
+    patch(Path(old.segments[-1].path), old.end - old.segments[-1].base, filler(left))
+    new = write_dledger(root, messages(30), base=divided)
+    write_consume_queue(root, old.rows)
+    return new
+
+
+def version_040(root: Path, **options: Any) -> Store:
+    store = plain(root, checkpoint=False, check_pos=False, **options)
+    (root / NODE / "snapshot").mkdir()
+    return store
+
+
+def filler(size: int) -> bytes:
+    return size.to_bytes(4, "big") + layout.MESSAGE_MAGIC_BLANK.to_bytes(4, "big", signed=True)
+
+
+def patch(file: Path, offset: int, data: bytes) -> None:
+    with file.open("r+b") as stream:
+        stream.seek(offset)
+        stream.write(data)
+
+
+def place(store: Store, number: int) -> tuple[Path, int]:
+    """The file of a row, and where in it the row stands."""
+    pos = store.rows[number]["pos"]
+    segment = next(segment for segment in store.segments if segment.base <= pos < segment.end)
+    return Path(segment.path), pos - segment.base
+
+
+def patch_row(store: Store, number: int, offset: int, data: bytes) -> None:
+    file, start = place(store, number)
+    patch(file, start + offset, data)
+
+
+def patch_unit(root: Path, index: int, unit: codec.IndexUnit | None) -> None:
+    file = root / INDEX / f"{index // 8 * 8 * UNIT:020}"
+    patch(file, index % 8 * UNIT, codec.encode_index_unit(unit) if unit else bytes(UNIT))
+
+
+def patch_queue(root: Path, number: int, offset: int, size: int) -> None:
+    file = root / "consumequeue/Orders/0" / f"{number // 100 * 2000:020}"
+    unit = codec.ConsumeQueueUnit(offset, size, 0)
+    patch(file, number % 100 * CQ_UNIT, codec.encode_consume_queue_unit(unit))
+
+
+def unit_of(store: Store, number: int, **changes: int) -> codec.IndexUnit:
+    row = store.rows[number] | changes
+    return codec.IndexUnit(row["magic"], row["pos"], row["size"], row["index"], row["term"])
+
+
+def write_state(root: Path, name: str, text: str) -> None:
+    (root / NODE / name).write_text(text)
+
+
+def codes_of(path: Path, engine: str = "native", **options: Any) -> list[str]:
+    return sorted({finding.code for finding in dl.open_log(path, engine=engine, **options).findings()})
+
+
+# Each code: a store that has it, and one that comes near
+
+
+class Case(NamedTuple):
+    """`damaged` and `sound` write a store at a path; `codes` are all that the first has, and none of the second's."""
+
+    codes: set[str]
+    damaged: Callable[[Path], object]
+    sound: Callable[[Path], object]
+
+
+def missing_file(root: Path) -> None:
+    plain(root)
+    (root / DATA / f"{FILE:020}").unlink()
+
+
+def first_file_expired(root: Path) -> None:
+    plain(root)
+    (root / DATA / f"{0:020}").unlink()
+
+
+def far_file(root: Path) -> None:
+    plain(root)
+    (root / DATA / f"{FILE * 1000:020}").write_bytes(bytes(FILE))
+
+
+def created_ahead(root: Path) -> None:
+    plain(root)
+    (root / DATA / f"{FILE * 3:020}").write_bytes(bytes(FILE))
+
+
+def exchanged_files(root: Path) -> None:
+    store = plain(root, payloads=entries(30))
+    first, second = (Path(store.segments[number].path) for number in (1, 2))
+    content = first.read_bytes()
+    first.write_bytes(second.read_bytes())
+    second.write_bytes(content)
+
+
+def longer_file(root: Path) -> None:
+    store = plain(root)
+    with Path(store.segments[1].path).open("ab") as stream:
+        stream.write(b"\0")
+
+
+def short_file(root: Path) -> None:
+    store = plain(root)
+    with Path(store.segments[0].path).open("r+b") as stream:
+        stream.truncate(FILE - 100)  # inside the blank
+
+
+def foreign_file(root: Path) -> None:
+    plain(root)
+    (root / DATA / "notes.txt").write_text("do not touch")
+
+
+def foreign_folder(root: Path) -> None:
+    plain(root)
+    (root / INDEX / "old").mkdir()
+
+
+def folders_of_a_broker(root: Path) -> None:
+    broker(root)
+    (root / "config").mkdir()
+    (root / "lock").write_text("lock")
+
+
+def dangling_link(root: Path) -> None:
+    plain(root)
+    (root / DATA / "link").symlink_to(root / "nowhere")
+
+
+def wrong_magic(root: Path) -> None:
+    patch_row(plain(root), 10, 0, b"\x7f")
+
+
+def entry_in_a_body(root: Path) -> None:
+    """Whole entries inside a body, which name the place where they stand."""
+    payloads = entries()
+    payloads[5] = raw(b"")
+    store = plain(root, payloads=payloads)
+    position = store.rows[10]["pos"] + 48
+    patch_row(store, 10, 48, entries_at(position))
+
+
+def skipped_index(root: Path) -> None:
+    patch_row(plain(root), 10, 8, (99).to_bytes(8, "big"))
+
+
+def first_index_of_a_cut_log(root: Path) -> None:
+    plain(root, first_index=100, base=FILE * 20)
+
+
+def other_file_in_between(root: Path) -> None:
+    plain(root)
+    other = write_dledger(root.with_name("other"), entries(14), base=FILE, first_index=100)
+    shutil.copy(other.segments[0].path, root / DATA / f"{FILE:020}")
+
+
+def falling_term(root: Path) -> None:
+    plain(root, terms=[1] * 10 + [2] + [1] * 9)
+
+
+def rising_terms(root: Path) -> None:
+    plain(root, terms=[1] * 10 + [2] * 5 + [7] * 5)
+
+
+def header_crc(correct: bool) -> Callable[[Path], None]:
+    def write(root: Path) -> None:
+        store = plain(root)
+        crc = zlib.crc32(store.rows[10]["entryBody"]) if correct else 12345
+        patch_row(store, 10, 40, crc.to_bytes(4, "big"))
+
+    return write
+
+
+def noop(root: Path) -> None:
+    plain(root, payloads=[*entries(5), raw(b"", "noop"), *entries(5)])
+
+
+def noop_as_a_leader_writes_it(root: Path) -> None:
+    store = plain(root, payloads=[*entries(5), raw(b"", "noop"), *entries(5)])
+    patch_unit(root, 5, unit_of(store, 5, magic=1))
+
+
+def body_like_a_message(root: Path) -> None:
+    body = (200).to_bytes(4, "big") + layout.MESSAGE_MAGIC_V1.to_bytes(4, "big", signed=True) + b"?" * 192
+    plain(root, payloads=[*entries(5), raw(body), *entries(5)])
+
+
+def moved_message(root: Path) -> None:
+    patch_row(broker(root), 10, 48 + 28, (77).to_bytes(8, "big"))
+
+
+def damaged_body(root: Path) -> None:
+    store = broker(root)
+    file, offset = place(store, 10)
+    at = file.read_bytes().index(b"body 10", offset)
+    patch(file, at, b"B")
+
+
+def damaged_old_message(root: Path) -> None:
+    store = write_commitlog(root, messages(10, property_crc=True))
+    patch_row(store, 5, 12, (3).to_bytes(4, "big"))  # queueId
+
+
+def blank_of(size: int) -> Callable[[Path], None]:
+    def write(root: Path) -> None:
+        store = plain(root)
+        used = store.rows[6]["pos"] + store.rows[6]["size"]
+        patch(Path(store.segments[0].path), used, codec.encode_blank(size or FILE - used))
+
+    return write
+
+
+def stale_tail(root: Path) -> None:
+    """Entries 18 and 19 of term 1 behind a log that was truncated at 17, and then got one entry of term 2."""
+    old = plain(root.with_name("before"))
+    contents = {segment.base: Path(segment.path).read_bytes() for segment in old.segments}
+    plain(root, payloads=entries(18), terms=[1] * 17 + [2], stale=contents.__getitem__)
+
+
+def noise_behind_the_end(root: Path) -> None:
+    store = plain(root)
+    patch(Path(store.segments[-1].path), store.end - store.segments[-1].base, b"noise" * 20)
+
+
+def missing_index_file(number: int) -> Callable[[Path], None]:
+    def write(root: Path) -> None:
+        plain(root)
+        (root / INDEX / f"{UNIT * 8 * number:020}").unlink()
+
+    return write
+
+
+def no_index(root: Path) -> None:
+    plain(root, with_index=False)
+
+
+def cut_index_file(root: Path) -> None:
+    plain(root)
+    with (root / INDEX / f"{UNIT * 16:020}").open("r+b") as stream:
+        stream.truncate(70)
+
+
+def short_index_of_an_empty_log(root: Path) -> None:
+    nothing_committed(root)
+    (root / INDEX).mkdir()
+    (root / INDEX / f"{0:020}").write_bytes(b"index")
+
+
+def wrong_unit(root: Path) -> None:
+    store = plain(root)
+    patch_unit(root, 9, unit_of(store, 9, pos=77))
+
+
+def stale_units_below_the_log(root: Path) -> None:
+    """What expired entries leave: units whose data files are gone."""
+    first_file_expired(root)
+    patch_unit(root, 2, codec.IndexUnit(1, 5, 6, 7, 8))
+
+
+def zeroed_units(root: Path) -> None:
+    plain(root)
+    patch_unit(root, 9, None)
+    patch_unit(root, 10, None)
+
+
+def units_beyond(root: Path) -> None:
+    store = plain(root)
+    patch_unit(root, 21, unit_of(store, 9, index=21))
+
+
+def blank_before_the_units(root: Path) -> None:
+    """What 0.4.0 leaves at the beginning of an index after a snapshot."""
+    store = version_040(root, first_index=3, leading_blank=1644)
+    assert store.rows[0]["pos"] == 1644
+    patch(root / INDEX / f"{0:020}", 0, codec.encode_blank(3 * UNIT))
+
+
+def without(name: str) -> Callable[[Path], None]:
+    def write(root: Path) -> None:
+        plain(root)
+        (root / NODE / name).unlink()
+
+    return write
+
+
+def renamed(name: str, suffix: str) -> Callable[[Path], None]:
+    def write(root: Path) -> None:
+        plain(root)
+        (root / NODE / name).rename(root / NODE / f"{name}{suffix}")
+
+    return write
+
+
+def state(name: str, text: str) -> Callable[[Path], None]:
+    def write(root: Path) -> None:
+        plain(root)
+        write_state(root, name, text)
+
+    return write
+
+
+def nothing_committed(root: Path) -> None:
+    (root / DATA).mkdir(parents=True)
+    write_state(root, "checkpoint", "committedIndex=-1\nendIndex=-1\n")
+
+
+def hole_before_dledger(root: Path) -> None:
+    write_commitlog(root, messages(40))
+    write_dledger(root, messages(30), base=FILE * 100)
+
+
+def unfilled(root: Path) -> None:
+    old = write_commitlog(root, messages(40))
+    write_dledger(root, messages(30), base=FILE * len(old.segments))
+
+
+def overlapping(root: Path) -> None:
+    write_commitlog(root, messages(40))
+    write_dledger(root, messages(30), base=FILE)
+
+
+def misplaced_unit(root: Path) -> None:
+    store = broker(root)
+    patch_queue(root, 10, store.rows[10]["commitLogOffset"] + 4, store.rows[10]["storeSize"])
+
+
+def unit_of_another_size(root: Path) -> None:
+    store = broker(root)
+    patch_queue(root, 10, store.rows[10]["commitLogOffset"], 1)
+
+
+def unit_out_of_order(root: Path) -> None:
+    """A unit that points to a message, though not to one that follows the unit before: the audit's, not this."""
+    store = broker(root)
+    patch_queue(root, 10, store.rows[55]["commitLogOffset"], store.rows[55]["storeSize"])
+
+
+def queue_that_begins_in_a_file(root: Path) -> None:
+    """A queue whose first units were never written here: Java fills the file up to the first one."""
+    store = write_dledger(root, messages(60))
+    write_consume_queue(root, store.rows[30:])
+    for number in range(30):
+        patch_queue(root, number, 0, 0x7FFFFFFF)
+
+
+def units_beyond_the_log(root: Path) -> None:
+    store = broker(root)
+    patch_queue(root, 60, store.end + 48, 200)
+    patch_queue(root, 61, store.end + 300, 200)
+
+
+def expired_messages(root: Path) -> None:
+    store = broker(root)
+    Path(store.segments[0].path).unlink()
+
+
+def aborted(root: Path) -> None:
+    plain(root)
+    (root / "abort").touch()
+
+
+def abort_of_a_clean_stop(root: Path) -> None:
+    plain(root)
+    (root / "abort.bak").touch()
+
+
+CASES: dict[str, Case] = {
+    "a data file is missing": Case({"fileGap"}, missing_file, first_file_expired),
+    "a file far behind": Case({"strayFile"}, far_file, created_ahead),
+    "two files were exchanged": Case({"fileName", "corruptBytes"}, exchanged_files, plain),
+    "a file is longer": Case({"fileSize"}, longer_file, created_ahead),
+    "a file is shorter": Case({"shortFile"}, short_file, plain),
+    "a foreign file in data/": Case({"foreignFile"}, foreign_file, folders_of_a_broker),
+    "a foreign folder in index/": Case({"foreignFile"}, foreign_folder, folders_of_a_broker),
+    "a file cannot be read": Case({"unreadableFile"}, dangling_link, plain),
+    "wrong magic": Case({"corruptBytes"}, wrong_magic, entry_in_a_body),
+    "an index is skipped": Case({"indexGap"}, skipped_index, first_index_of_a_cut_log),
+    "a file of another log": Case({"segmentOrder"}, other_file_in_between, first_file_expired),
+    "a term falls": Case({"termOrder"}, falling_term, rising_terms),
+    "0.4.0's pos": Case({"posDiffers"}, lambda root: version_040(root, pos_shift=100), version_040),
+    "channel": Case({"headerField"}, lambda root: patch_row(plain(root), 10, 32, b"\0\0\0\5"), plain),
+    "chainCrc": Case({"headerField"}, lambda root: patch_row(plain(root), 10, 36, b"\0\0\0\5"), plain),
+    "bodyCrc": Case({"bodyCrc"}, header_crc(False), header_crc(True)),
+    "a NOOP": Case({"newerMagic"}, noop, lambda root: plain(root, payloads=[*entries(5), raw(b"")])),
+    "a NOOP's unit": Case({"newerMagic", "indexUnitMagic"}, noop_as_a_leader_writes_it, plain),
+    "no message": Case({"messageStructure"}, body_like_a_message, plain),
+    "a message from elsewhere": Case({"messageOffset"}, moved_message, broker),
+    "a damaged body": Case({"messageCrc"}, damaged_body, broker),
+    "a damaged old message": Case(
+        {"propertyCrc"}, damaged_old_message, lambda root: write_commitlog(root, messages(10, property_crc=True))
+    ),
+    "a far time": Case(
+        {"messageTimestamp"},
+        lambda root: write_dledger(root, messages(5, store_timestamp=YEAR_10000)),
+        lambda root: write_dledger(root, messages(5, store_timestamp=YEAR_10000 - 1)),
+    ),
+    "a blank's size": Case({"blankSize"}, blank_of(100), blank_of(0)),
+    "entries behind the end": Case({"staleBytes"}, stale_tail, created_ahead),
+    "noise behind the end": Case({"trailingBytes"}, noise_behind_the_end, plain),
+    "the first index file is missing": Case({"indexFileMissing"}, missing_index_file(0), first_index_of_a_cut_log),
+    "an index file is missing": Case({"indexFileMissing"}, missing_index_file(1), plain),
+    "the last index file is missing": Case({"indexFileMissing"}, missing_index_file(2), plain),
+    "an index file is cut": Case({"fileSize"}, cut_index_file, plain),
+    "an index of five bytes": Case({"fileSize"}, short_index_of_an_empty_log, nothing_committed),
+    "no index at all": Case({"indexFileMissing"}, no_index, nothing_committed),
+    "a unit disagrees": Case({"indexUnit"}, wrong_unit, stale_units_below_the_log),
+    "units are zeros": Case({"indexUnitMissing"}, zeroed_units, plain),
+    "units behind the end": Case({"indexUnitsBeyondEnd"}, units_beyond, blank_before_the_units),
+    "no checkpoint": Case({"checkpointMissing"}, without("checkpoint"), version_040),
+    "only a checkpoint's copy": Case({"checkpointFromBackup"}, renamed("checkpoint", ".bak"), without("checkpoint")),
+    "an empty checkpoint": Case({"checkpointUnreadable"}, state("checkpoint", ""), nothing_committed),
+    "a checkpoint of noise": Case({"checkpointUnreadable"}, state("checkpoint", "committedIndex=x"), plain),
+    "committed beyond the end": Case(
+        {"committedBeyondEnd"}, state("checkpoint", "committedIndex=20\nendIndex=19\n"), plain
+    ),
+    "a later end": Case({"endBeyondLog"}, state("checkpoint", "committedIndex=19\nendIndex=20\n"), plain),
+    "a stale checkpoint": Case({"checkpointStale"}, state("checkpoint", "committedIndex=5\nendIndex=5\n"), plain),
+    "no currterm": Case({"currtermMissing", "currtermBelowLog"}, without("currterm"), nothing_committed),
+    "only a currterm's copy": Case(
+        {"currtermFromBackup", "currtermBelowLog"}, renamed("currterm", ".tmp"), without("checkpoint")
+    ),
+    "a currterm of noise": Case({"currtermUnreadable"}, state("currterm", "currTerm=?"), plain),
+    "an older term": Case({"currtermBelowLog"}, state("currterm", "currTerm=0"), state("currterm", "currTerm=9")),
+    "a copy of a state file": Case({"leftoverFile"}, state("checkpoint.bak", "committedIndex=18"), plain),
+    "a hole before DLedger": Case({"dividedOffset"}, hole_before_dledger, upgraded),
+    "an old log that is not filled": Case({"dividedOffset"}, unfilled, upgraded),
+    "old files behind the divided offset": Case({"dividedOffset"}, overlapping, upgraded),
+    "a unit into a message": Case({"consumeQueueUnit"}, misplaced_unit, unit_out_of_order),
+    "a unit of another size": Case({"consumeQueueUnit"}, unit_of_another_size, queue_that_begins_in_a_file),
+    "units behind the log": Case({"consumeQueueBeyondEnd"}, units_beyond_the_log, broker),
+    "units of expired messages": Case({"consumeQueueBelowStart"}, expired_messages, broker),
+    "abort": Case({"abortFile"}, aborted, abort_of_a_clean_stop),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_damage_has_its_codes(tmp_path: Path, engine: str, name: str) -> None:
+    case = CASES[name]
+    case.damaged(tmp_path / "root")
+    assert codes_of(tmp_path / "root", engine) == sorted(case.codes)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_comes_near_has_none(tmp_path: Path, engine: str, name: str) -> None:
+    case = CASES[name]
+    case.sound(tmp_path / "root")
+    found = set(codes_of(tmp_path / "root", engine))
+    assert not found & case.codes
+    assert all(CODES[code].severity == INFO for code in found)
+
+
+def test_every_code_has_a_case() -> None:
+    assert set().union(*(case.codes for case in CASES.values())) == set(CODES)
+
+
+def test_the_catalogue_is_well_formed() -> None:
+    assert len(CODES) == len(CATALOGUE)
+    for code in CATALOGUE:
+        assert re.fullmatch("[a-z]+([A-Z][a-z]+)*", code.code)
+        assert code.severity in SEVERITIES
+        assert code.text.endswith(".") and code.java_does.endswith(".")
+
+
+def test_the_fields_are_the_columns_of_the_table() -> None:
+    columns = ["severity", "code", "node", "file", "offset", "index", "expected", "found", "java_does"]
+    assert [field.name for field in fields(Finding)] == columns
+
+
+# Exact fields
+
+
+def found(path: Path, engine: str, code: str, **options: Any) -> Finding:
+    (finding,) = (f for f in dl.open_log(path, engine=engine, **options).findings() if f.code == code)
+    assert (finding.severity, finding.java_does) == (CODES[code].severity, CODES[code].java_does)
+    return finding
+
+
+def test_corrupt_bytes_are_where_a_hex_editor_shows_them(tmp_path: Path, engine: str) -> None:
+    store = plain(tmp_path)
+    patch_row(store, 10, 0, b"\x7f")
+    finding = found(tmp_path, engine, "corruptBytes")
+    assert (finding.severity, finding.node, finding.index) == ("error", "n0", None)
+    assert finding.file == f"dledger-n0/data/{FILE:020}"
+    assert finding.offset == 3 * 548
+    assert finding.expected == f"magic 1, 2, 3 or -1 at {FILE + 3 * 548}"
+    assert finding.found == str(0x7F000001)
+
+
+def test_an_index_unit_is_named_by_its_place_in_the_index_file(tmp_path: Path, engine: str) -> None:
+    wrong_unit(tmp_path)
+    finding = found(tmp_path, engine, "indexUnit")
+    assert (finding.file, finding.offset, finding.index) == (f"dledger-n0/index/{8 * UNIT:020}", UNIT, 9)
+    assert (finding.expected, finding.found) == (f"pos {FILE + 2 * 548}", "pos 77")
+
+
+def test_units_that_are_zeros_are_one_finding(tmp_path: Path, engine: str) -> None:
+    zeroed_units(tmp_path)
+    finding = found(tmp_path, engine, "indexUnitMissing")
+    assert (finding.offset, finding.index) == (UNIT, 9)
+    assert (finding.expected, finding.found) == ("the units of index 9 to 10", "zeros")
+
+
+def test_a_queue_unit_is_named_by_its_place_in_the_queue(tmp_path: Path, engine: str) -> None:
+    store = broker(tmp_path)
+    row = store.rows[10]
+    patch_queue(tmp_path, 10, row["commitLogOffset"], 1)
+    finding = found(tmp_path, engine, "consumeQueueUnit")
+    assert (finding.file, finding.offset, finding.index) == (f"consumequeue/Orders/0/{0:020}", 10 * CQ_UNIT, 10)
+    assert finding.expected == f"a message of 1 bytes at commitLogOffset {row['commitLogOffset']} (queue offset 10)"
+    assert finding.found == f"one of {row['storeSize']} bytes"
+
+
+def test_a_stray_file_is_named_and_not_its_neighbours(tmp_path: Path, engine: str) -> None:
+    plain(tmp_path)
+    (tmp_path / DATA / f"{5000:020}").write_bytes(bytes(FILE))
+    findings = dl.open_log(tmp_path, engine=engine).findings()
+    assert [f.file for f in findings if f.code == "strayFile"] == [f"dledger-n0/data/{5000:020}"]
+    assert not [f for f in findings if f.code in ("fileGap", "fileSize")]
+
+
+def test_a_gap_names_the_first_missing_file(tmp_path: Path, engine: str) -> None:
+    plain(tmp_path, payloads=entries(40))
+    for number in (1, 2):
+        (tmp_path / DATA / f"{FILE * number:020}").unlink()
+    finding = found(tmp_path, engine, "fileGap")
+    assert (finding.file, finding.offset) == (f"dledger-n0/data/{FILE:020}", None)
+    assert finding.expected == f"2 files of {FILE} bytes up to {FILE * 3}"
+
+
+def test_a_file_outside_the_root_has_its_whole_path(tmp_path: Path, engine: str) -> None:
+    store = plain(tmp_path / "root")
+    patch_row(store, 10, 0, b"\x7f")
+    folders = [tmp_path / "disk0", tmp_path / "disk1"]
+    for number, segment in enumerate(store.segments):
+        folders[number % 2].mkdir(exist_ok=True)
+        shutil.move(segment.path, folders[number % 2])
+    (tmp_path / "root" / DATA).rmdir()
+    finding = found(tmp_path / "root", engine, "corruptBytes", dataDirs=[str(folder) for folder in folders])
+    assert finding.file == str(folders[1] / f"{FILE:020}")
+
+
+def test_what_the_consume_queue_proves_is_named(tmp_path: Path, engine: str) -> None:
+    broker(tmp_path, committed=20)
+    finding = found(tmp_path, engine, "checkpointStale")
+    assert (finding.expected, finding.found) == ("committedIndex 59, as the ConsumeQueue proves", "20")
+
+
+# Parts of stores
+
+
+@pytest.mark.parametrize("part", ["", "dledger-n0", "dledger-n0/data", f"dledger-n0/data/{FILE:020}"])
+def test_every_path_of_a_store_verifies(tmp_path: Path, engine: str, part: str) -> None:
+    root = tmp_path / "root"
+    plain(root)
+    assert codes_of(root / part, engine) == []
+    patch_unit(root, 9, None)
+    assert codes_of(root / part, engine) == ["indexUnitMissing"]
+
+
+def test_a_node_beside_an_old_commitlog_has_no_units_too_few(tmp_path: Path, engine: str) -> None:
+    upgraded(tmp_path)
+    assert codes_of(tmp_path / NODE, engine) == codes_of(tmp_path / "commitlog", engine) == []
+
+
+def test_a_queue_is_of_one_node_only(tmp_path: Path, engine: str) -> None:
+    """Of several nodes in one root nobody knows whose messages it lists."""
+    broker(tmp_path)
+    write_dledger(tmp_path, entries(3), node="n1")
+    assert codes_of(tmp_path, engine, selfId="n1") == []
+
+
+# A verification as a whole
+
+
+def test_parts_are_picklable_and_together_the_whole(tmp_path: Path, engine: str) -> None:
+    store = broker(tmp_path)
+    patch_queue(tmp_path, 10, 1, 1)
+    patch_row(store, 30, 0, b"?")
+    log = dl.open_log(tmp_path, engine=engine)
+    parts = [pickle.loads(pickle.dumps(part)) for part in plan_findings(log)]
+    assert len(parts) == 1 + len(store.segments)
+    assert [finding for part in parts for finding in read_findings(part)] == log.findings() != []
+
+
+def test_progress_counts_the_bytes_of_the_log(tmp_path: Path) -> None:
+    store = plain(tmp_path)
+    calls: list[tuple[int, int]] = []
+    assert list(verify(dl.open_log(tmp_path), lambda done, total: calls.append((done, total)))) == []
+    total = FILE * len(store.segments)
+    assert calls == [(0, total), *((FILE * number, total) for number in range(len(store.segments))), (total, total)]
+
+
+def test_of_each_code_and_file_only_some_are_listed(tmp_path: Path, engine: str) -> None:
+    store = write_dledger(tmp_path, [raw(b"x")] * 170, file_size=2**14, index_file_size=2**14)
+    for number in range(150):
+        patch_row(store, number, 32, b"\0\0\0\5")
+        patch(tmp_path / INDEX / f"{0:020}", number * UNIT + 4, b"\0\1")
+    findings = dl.open_log(tmp_path, engine=engine).findings()
+    for code in ("headerField", "indexUnit"):
+        listed = [finding for finding in findings if finding.code == code]
+        assert len(listed) == MOST_LISTED + 1
+        assert [finding.index for finding in listed[:-1]] == list(range(MOST_LISTED))
+        assert (listed[-1].found, listed[-1].offset, listed[-1].index) == ("50 more", None, None)
+        assert listed[-1].severity == CODES[code].severity
+
+
+def test_units_of_a_queue_that_is_wrong_throughout_are_counted(tmp_path: Path, engine: str) -> None:
+    store = broker(tmp_path, count=300)
+    for number, row in enumerate(store.rows):
+        patch_queue(tmp_path, number, row["commitLogOffset"] + 1, row["storeSize"])
+    findings = dl.open_log(tmp_path, engine=engine).findings()
+    assert len(findings) == 300 and {finding.code for finding in findings} == {"consumeQueueUnit"}
+
+
+@pytest.mark.parametrize("window", [1, 700, FILE * 3])
+def test_queues_are_checked_in_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, window: int) -> None:
+    """Wrong units and such in the wrong place are found in whatever pieces a queue is read."""
+    monkeypatch.setattr(verify_queues, "_WINDOW", window)
+    monkeypatch.setattr(queue_files, "UNITS_AT_ONCE", 7)
+    store = broker(tmp_path, count=120)
+    write_consume_queue(tmp_path, [row | {"queueId": 1} for row in store.rows[::3]], 20 * 10)
+    assert codes_of(tmp_path) == []
+    wrong = {3: 5, 40: 0, 77: store.end * 5, 101: -9, 119: 2**62}
+    for number, offset in wrong.items():
+        patch_queue(tmp_path, number, offset, 100)
+    patch_queue(tmp_path, 60, store.rows[7]["commitLogOffset"], store.rows[7]["storeSize"])
+    findings = dl.open_log(tmp_path).findings()
+    at = {finding.offset // CQ_UNIT for finding in findings if "/0/" in finding.file}
+    assert at == {number % 100 for number in wrong}
+    assert {finding.code for finding in findings} == {"consumeQueueUnit", "consumeQueueBeyondEnd"}
+
+
+def test_a_file_that_vanishes_is_a_finding(tmp_path: Path, engine: str) -> None:
+    store = plain(tmp_path)
+    parts = plan_findings(dl.open_log(tmp_path, engine=engine))
+    Path(store.segments[1].path).unlink()
+    (finding,) = read_findings(parts[2])
+    assert (finding.code, finding.file) == ("unreadableFile", f"dledger-n0/data/{FILE:020}")
+    assert finding.found == "cannot be opened: No such file or directory"
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path, engine: str) -> None:
+    plain(tmp_path)
+    os.mkfifo(tmp_path / DATA / f"{FILE * 3:020}")
+    (tmp_path / NODE / "checkpoint").unlink()
+    os.mkfifo(tmp_path / NODE / "checkpoint")
+    assert set(codes_of(tmp_path, engine)) == {"foreignFile", "unreadableFile"}
+
+
+def test_verifying_writes_nothing(tmp_path: Path, engine: str) -> None:
+    broker(tmp_path)
+    before = golden.fingerprint(tmp_path)
+    codes_of(tmp_path, engine)
+    assert golden.fingerprint(tmp_path) == before
+
+
+# Any store
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@given(recipes().filter(lambda recipe: recipe.payloads))
+def test_a_store_as_written_is_sound(tmp_path: Path, recipe: Recipe) -> None:
+    with tempfile.TemporaryDirectory(dir=tmp_path) as folder:
+        for name in ("with_index", "stale"):
+            recipe.options.pop(name, None)
+        recipe.write(Path(folder))
+        if not recipe.options.get("check_pos", True):
+            (Path(folder) / NODE / "snapshot").mkdir()
+        found = {engine: codes_of(Path(folder), engine) for engine in ("native", "python")}
+    assert found["native"] == found["python"]
+    # Messages of any time and entries of any version are drawn.
+    assert all(CODES[code].severity == INFO or code == "messageTimestamp" for code in found["native"])
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@given(recipes(), damages())
+def test_no_damage_raises(tmp_path: Path, recipe: Recipe, damage: Callable[[Store], None]) -> None:
+    with tempfile.TemporaryDirectory(dir=tmp_path) as folder:
+        recipe.options.pop("with_index", None)
+        damage(recipe.write(Path(folder)))
+        native, python = (dl.open_log(folder, engine=engine).findings() for engine in ("native", "python"))
+    assert native == python
+
+
+def overwritten(path: Path, share: float, data: bytes) -> None:
+    """A file with bytes written over it or, without any, cut."""
+    at = int(share * path.stat().st_size)
+    if data:
+        patch(path, at, data)
+    else:
+        os.truncate(path, at)
+
+
+WRITTEN = st.one_of(
+    st.just(b""),
+    st.binary(min_size=1, max_size=40),
+    st.integers(1, 3000).map(bytes),
+    st.integers(-(2**63), 2**63 - 1).map(lambda number: number.to_bytes(8, "big", signed=True)),
+)
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@given(st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.floats(0, 1), WRITTEN), min_size=1, max_size=5))
+def test_no_damage_of_any_file_raises(tmp_path: Path, written: list[tuple[float, float, bytes]]) -> None:
+    """Index, ConsumeQueue, state and old CommitLog as well."""
+    with tempfile.TemporaryDirectory(dir=tmp_path) as folder:
+        upgraded(Path(folder))
+        files = sorted(path for path in Path(folder).rglob("*") if path.is_file())
+        for which, share, data in written:
+            overwritten(files[int(which * len(files))], share, data)
+        native, python = (dl.open_log(folder, engine=engine).findings() for engine in ("native", "python"))
+    assert native == python
+
+
+# The goldens
+
+
+def options_of(store: golden.Golden, path: Path) -> dict[str, Any]:
+    is_spread = store.case == "raw-multipath"
+    return {"dataDirs": [str(folder) for folder in sorted(path.parent.glob("path*"))]} if is_spread else {}
+
+
+@pytest.mark.parametrize("store", golden.ALL, ids=str)
+def test_a_golden_has_at_most_infos(store: golden.Golden, case_folder: Callable[[str], Path], engine: str) -> None:
+    path = case_folder(store.case) / store.folder
+    findings = dl.open_log(path, engine=engine, **options_of(store, path)).findings()
+    assert [finding for finding in findings if finding.severity != INFO] == []
+    assert {finding.node for finding in findings} <= {path.name.removeprefix("dledger-"), store.node or "n0"}
+
+
+@pytest.mark.parametrize("store", [store for store in golden.ALL if store.is_raw], ids=str)
+def test_a_root_of_nodes_has_at_most_infos(store: golden.Golden, case_folder: Callable[[str], Path]) -> None:
+    path = case_folder(store.case) / store.folder
+    findings = dl.open_log(path.parent, selfId=store.node or "n0", **options_of(store, path)).findings()
+    assert worst(findings) in (None, INFO)
+
+
+GOLDEN_FINDINGS = {
+    "raw-truncated-tail.n1": [
+        ("indexUnitsBeyondEnd", "dledger-n1/index/00000000000000000000", 6720, 210),
+        ("staleBytes", "dledger-n1/data/00000000000000000000", 62493, 210),
+    ],
+    "raw-killed": [("checkpointStale", "dledger-n0/checkpoint", None, 1249)],
+    "raw-040-snapshot-keep.n2": [("posDiffers", "dledger-n2/data/00000000000000065536", 17113, 552)],
+    "mq-53-retention": [("consumeQueueBelowStart", "consumequeue", None, None)],
+    "mq-498-upgrade-killed": [
+        ("abortFile", "abort", None, None),
+        ("checkpointStale", "dledger-n0/checkpoint", None, 491),
+    ],
+    "raw-single": [],
+}
+
+
+@pytest.mark.parametrize("name", GOLDEN_FINDINGS)
+def test_what_a_golden_has_is_named(name: str, case_folder: Callable[[str], Path], engine: str) -> None:
+    (store,) = (store for store in golden.ALL if str(store) == name)
+    findings = dl.open_log(case_folder(store.case) / store.folder, engine=engine).findings()
+    told = [(f.code, f.file, f.offset, f.index) for f in findings if f.code != "leftoverFile"]
+    assert told == GOLDEN_FINDINGS[name]
+
+
+# What Java does with damaged stores
+
+DAMAGES = {case["name"]: case for case in json.loads((golden.GOLDENS / "corruption-java-behaviour.json").read_text())}
+
+
+def damage(node: Path, operations: list[dict[str, Any]]) -> None:
+    """The operations of a case of ``corruption-java-behaviour.json``, applied to a node's folder."""
+    for operation in operations:
+        file = node / operation["file"]
+        match operation["op"]:
+            case "write":
+                patch(file, operation["offset"], bytes.fromhex(operation["hex"]))
+            case "zero":
+                patch(file, operation["offset"], bytes(operation["length"]))
+            case "truncate":
+                with file.open("r+b") as stream:
+                    stream.truncate(operation["length"])
+            case "append":
+                with file.open("ab") as stream:
+                    stream.write(bytes(operation["zeros"]))
+            case "create":
+                file.write_bytes(operation["text"].encode() if "text" in operation else bytes(operation["zeros"]))
+            case "delete":
+                file.unlink()
+            case "mkdir":
+                file.mkdir()
+            case "swap":
+                other = node / operation["other"]
+                content, in_other = file.read_bytes(), other.read_bytes()
+                file.write_bytes(in_other)
+                other.write_bytes(content)
+
+
+@pytest.fixture(scope="session")
+def raw_single(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return golden.unpack("raw-single", tmp_path_factory.mktemp("damages")) / NODE
+
+
+@pytest.fixture
+def damaged(raw_single: Path, tmp_path: Path) -> Callable[[str], Path]:
+    def copy(name: str) -> Path:
+        shutil.copytree(raw_single, tmp_path / NODE)
+        damage(tmp_path / NODE, DAMAGES[name]["operations"])
+        return tmp_path / NODE
+
+    return copy
+
+
+# What no file tells: bodies that are no messages have no CRC, and the first file could have expired.
+UNSEEN = {"body-last-file", "body-middle-file", "zero-page-last-file", "delete-first-data-file"}
+ALL_RIGHT_FOR_JAVA = {"untouched", "extra-zero-data-file", "checkpoint-committed-below-end"}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_what_harms_java_is_found(damaged: Callable[[str], Path], name: str) -> None:
+    node = damaged(name)
+    native, python = (dl.open_log(node, engine=engine).findings() for engine in ("native", "python"))
+    assert native == python
+    java = DAMAGES[name]["java"]
+    if name in UNSEEN | ALL_RIGHT_FOR_JAVA:
+        assert worst(native) in (None, INFO)
+    else:
+        assert worst(native) in ((ERROR,) if java["outcome"] != "opens" else (WARNING, ERROR))
+
+
+EXPECTED_CODES = {
+    "index-last-entry": {"committedBeyondEnd", "endBeyondLog", "indexUnitsBeyondEnd", "staleBytes"},
+    "delete-last-data-file": {"committedBeyondEnd", "endBeyondLog", "indexUnitsBeyondEnd"},
+    "last-file-cut": {"committedBeyondEnd", "endBeyondLog", "indexUnitsBeyondEnd", "shortFile"},
+    "forged-entry-behind-end": {"checkpointStale", "indexUnitMissing"},
+    "swap-middle-files": {"fileName", "corruptBytes"},
+    "crc-fields-last-file": {"headerField", "bodyCrc"},
+    "zero-first-index-file": {"indexUnitMissing"},
+    "delete-middle-data-file": {"fileGap"},
+}
+
+
+@pytest.mark.parametrize("name", EXPECTED_CODES)
+def test_damage_of_a_golden_has_its_codes(damaged: Callable[[str], Path], engine: str, name: str) -> None:
+    assert set(codes_of(damaged(name), engine)) - {"leftoverFile"} == EXPECTED_CODES[name]
+
+
+# Reading ConsumeQueues
+
+
+def test_units_are_read_in_chunks_up_to_the_last_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue_files, "UNITS_AT_ONCE", 32)
+    store = broker(tmp_path, count=150)
+    (queue,) = queues(tmp_path)
+    assert (queue.topic, queue.queue_id) == ("Orders", 0)
+    assert [(file.first, file.units, written_units(file)) for file in queue.files] == [(0, 100, 100), (100, 100, 50)]
+    chunks = [units for file in queue.files for units in read_units(file)]
+    assert [len(units) for units in chunks] == [32, 32, 32, 4, 32, 18]
+    offsets = [offset for units in chunks for offset in units["commitLogOffset"].tolist()]
+    assert offsets == [row["commitLogOffset"] for row in store.rows]
+    assert [len(units) for units in read_units(queue.files[0], 90, 1000)] == [10]
+
+
+def test_a_sparse_queue_file_ends_at_its_last_unit(tmp_path: Path) -> None:
+    broker(tmp_path, count=3)
+    (queue,) = queues(tmp_path)
+    with Path(queue.files[0].path).open("r+b") as stream:
+        stream.truncate(CQ_UNIT * 10_000_000)
+    (queue,) = queues(tmp_path)
+    assert (queue.files[0].units, written_units(queue.files[0])) == (10_000_000, 3)
+    assert written_units(replace(queue.files[0], path=str(tmp_path / "none"))) == 0
+    assert list(read_units(replace(queue.files[0], path=str(tmp_path / "none")), 0, 5)) == []
+
+
+def test_what_is_no_queue_is_left_out(tmp_path: Path) -> None:
+    broker(tmp_path, count=3)
+    folder = tmp_path / "consumequeue"
+    (folder / "Orders" / "x").mkdir()
+    (folder / "Orders" / "1").mkdir()
+    (folder / "Orders" / "0" / "notes").write_text("?")
+    (folder / "notes").write_text("?")
+    (queue,) = queues(tmp_path)
+    assert [file.name for file in queue.files] == [f"{0:020}"]
+    assert queues(tmp_path / "nowhere") == []

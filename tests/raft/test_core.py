@@ -1,0 +1,453 @@
+"""The core by itself: its rules as scripts, and what Java's tests of election and replication say as statements.
+
+Section F of the field report names the Java tests; each of their rows is a function here, on the simulated network of
+tests/simulation with nothing wrong in it but what the test does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyspark_dledger.raft.messages import (
+    AppendRequest,
+    AppendResponse,
+    GetRequest,
+    GetResponse,
+    HeartBeatRequest,
+    PushRequest,
+    PushType,
+    Request,
+    Response,
+    ResponseCode,
+    Role,
+    VoteRequest,
+    VoteResponse,
+    VoteResult,
+)
+from tests.simulation.ledger import pack
+from tests.simulation.scenario import Scenario
+from tests.simulation.script import Script
+from tests.simulation.world import Call, SimNode, World
+
+RULES = sorted((Path(__file__).parent / "rules").glob("*.txt"))
+HEADER_SIZE = 48
+
+
+@pytest.mark.parametrize("path", RULES, ids=lambda path: path.stem)
+def test_rule(path: Path) -> None:
+    Script().play(path.read_text())
+
+
+class Group:
+    """A group whose nodes are started one by one, and what a client asks of it."""
+
+    def __init__(self, nodes: int, *, is_java: bool = False, is_sync: bool = False, **options: Any) -> None:
+        pairs = frozenset((a, b) for b in range(nodes) for a in range(b)) if is_java else frozenset()
+        scenario = Scenario(0, nodes=nodes, is_sync=is_sync, tick=10, java_pairs=pairs, options=options)
+        self.world = World(scenario)
+        self.nodes = self.world.nodes
+
+    def start(self, *numbers: int) -> None:
+        for number in numbers:
+            self.nodes[number].start()
+
+    def elect(self, number: int) -> SimNode:
+        """All nodes start, and that one leads: nobody hears the others ask for votes."""
+        node = self.nodes[number]
+        kept = self.world.filter
+        self.world.filter = lambda call: not isinstance(call.request, VoteRequest) or call.source is node
+        self.start(*(node.number for node in self.nodes))
+        self.until(lambda: self.role(node) is Role.LEADER)
+        self.world.filter = kept
+        return node
+
+    def lead_alone(self) -> SimNode:
+        """Node 0 of two leads, and node 1 is down again: it has voted."""
+        leader = self.elect(0)
+        self.nodes[1].end("test", is_orderly=True)
+        return leader
+
+    def until(self, is_done: Any, time: int = 20_000) -> None:
+        assert self.world.run_until(self.world.now + time, is_done), f"not within {time} ms"
+
+    def role(self, node: SimNode) -> Role | None:
+        return node.core.role if node.core is not None else None
+
+    def leaders(self) -> list[SimNode]:
+        return [node for node in self.nodes if self.role(node) is Role.LEADER]
+
+    def followers(self) -> list[SimNode]:
+        return [node for node in self.nodes if self.role(node) is Role.FOLLOWER]
+
+    def ask(self, node: SimNode, request: Request) -> list[Response]:
+        """Where the answer will be."""
+        answers: list[Response] = []
+        self.world.ask(node, request, answers.append)
+        return answers
+
+    def tell(self, node: SimNode, request: Request) -> Any:
+        """The answer, which must come at once."""
+        answers = self.ask(node, request)
+        self.world.run(0)
+        assert len(answers) == 1
+        return answers[0]
+
+    def append(self, node: SimNode, *bodies: bytes) -> list[Response]:
+        return self.ask(node, AppendRequest(group="g", remote_id=node.id, bodies=pack(bodies)))
+
+    def appended(self, node: SimNode, *bodies: bytes) -> AppendResponse:
+        """The answer of an append that succeeds."""
+        answers = self.append(node, *bodies)
+        self.until(lambda: answers)
+        (answer,) = answers
+        assert isinstance(answer, AppendResponse)
+        assert answer.code == ResponseCode.SUCCESS
+        return answer
+
+    def body(self, node: SimNode, index: int) -> bytes:
+        answer = self.tell(node, GetRequest(group="g", remote_id=node.id, begin_index=index))
+        assert isinstance(answer, GetResponse)
+        (entry,) = answer.entries
+        assert entry.index == index
+        return entry.body
+
+
+def span(nodes: Sequence[SimNode]) -> set[tuple[int, int]]:
+    return {(node.store.ledger_begin_index, node.store.ledger_end_index) for node in nodes}
+
+
+# LeaderElectorTest
+
+
+def test_a_single_node_leads_and_keeps_its_term() -> None:
+    group = Group(1)
+    group.start(0)
+    (node,) = group.nodes
+    group.until(lambda: group.role(node) is Role.LEADER, 1000)
+    for number in range(10):
+        assert group.appended(node, b"Hello").index == number
+    term = node.store.curr_term
+    node.end("test", is_orderly=True)
+    node.start()
+    group.until(lambda: group.role(node) is Role.LEADER, 1000)
+    assert node.store.curr_term == term
+
+
+def test_three_nodes_elect_one() -> None:
+    group = Group(3)
+    group.start(0, 1, 2)
+    group.until(lambda: len(group.leaders()) == 1 and len(group.followers()) == 2)
+    (leader,) = group.leaders()
+    for _ in range(5):
+        group.appended(leader, b"Hello")
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_who_asks_first_leads(number: int) -> None:
+    group = Group(3)
+    leader = group.elect(number)
+    group.until(lambda: len(group.followers()) == 2)
+    assert group.leaders() == [leader]
+
+
+def test_a_restarted_follower_finds_the_same_leader_and_term() -> None:
+    group = Group(3)
+    leader = group.elect(0)
+    term = leader.store.curr_term
+    for number in (1, 2):
+        follower = group.nodes[number]
+        follower.end("test", is_orderly=True)
+        follower.start()
+        group.until(lambda node=follower: group.role(node) is Role.FOLLOWER)
+        assert group.leaders() == [leader]
+        assert {node.store.curr_term for node in group.nodes} == {term}
+
+
+def test_another_node_leads_when_the_leader_is_gone() -> None:
+    group = Group(3)
+    leader = group.elect(0)
+    group.world.run(1000)
+    leader.end("test", is_orderly=True)
+    group.until(lambda: len(group.leaders()) == 1 and len(group.followers()) == 1, 3 * 2000 + 8000)
+
+
+def test_a_leader_without_followers_is_a_candidate_of_the_same_term() -> None:
+    group = Group(3)
+    leader = group.elect(0)
+    group.world.run(1000)
+    term = leader.store.curr_term
+    for number in (1, 2):
+        group.nodes[number].end("test", is_orderly=True)
+    group.until(lambda: group.role(leader) is Role.CANDIDATE, 4 * 2000)
+    assert leader.store.curr_term == term
+
+
+def test_the_preferred_leader_leads_whenever_it_can() -> None:
+    group = Group(3, preferred_leader_ids=("n2",))
+    group.start(0, 1, 2)
+    preferred = group.nodes[2]
+    group.until(lambda: group.leaders() == [preferred] and len(group.followers()) == 2)
+    preferred.end("test", is_orderly=True)
+    group.until(lambda: len(group.leaders()) == 1 and len(group.followers()) == 1)
+    preferred.start()
+    group.until(lambda: group.leaders() == [preferred] and len(group.followers()) == 2)
+
+
+# VoteRequestTest
+
+
+def vote(group: Group, node: SimNode, candidate: str, **fields: Any) -> VoteResult:
+    request = VoteRequest(group="g", remote_id=node.id, local_id=candidate, leader_id=candidate, **fields)
+    answer = group.tell(node, request)
+    assert isinstance(answer, VoteResponse)
+    return answer.vote_result
+
+
+def test_votes() -> None:
+    group = Group(2)
+    leader = group.elect(0)
+    follower = group.nodes[1]
+    group.until(lambda: group.role(follower) is Role.FOLLOWER)
+    term = leader.store.curr_term
+    assert span(group.nodes) == {(-1, -1)}
+    assert vote(group, leader, "n2", term=term) is VoteResult.REJECT_UNKNOWN_LEADER
+    assert vote(group, follower, leader.id, term=term) is VoteResult.ACCEPT
+    assert vote(group, leader, leader.id, term=term) is VoteResult.REJECT_UNEXPECTED_LEADER
+    assert vote(group, leader, follower.id, term=term - 1) is VoteResult.REJECT_EXPIRED_VOTE_TERM
+    assert vote(group, leader, follower.id, term=term) is VoteResult.REJECT_ALREADY_HAS_LEADER
+    group.appended(leader, b"a")
+    group.appended(leader, b"b")
+    end = {"ledger_end_term": term, "ledger_end_index": 0}
+    assert vote(group, follower, leader.id, term=term, **end) is VoteResult.REJECT_SMALL_LEDGER_END_INDEX
+    assert vote(group, follower, leader.id, term=term, ledger_end_term=-1) is VoteResult.REJECT_EXPIRED_LEDGER_TERM
+    assert {node.store.curr_term for node in group.nodes} == {term}
+    assert group.leaders() == [leader]
+
+
+def test_a_term_below_the_ledgers_is_no_term_to_vote_in() -> None:
+    """The disk may hold entries of a later term than the saved one; a node first comes to that term."""
+    group = Group(3)
+    node = group.nodes[0]
+    node.store.append_as_leader([b"a"], term=3)
+    node.start()
+    assert vote(group, node, "n1", term=2, ledger_end_index=0, ledger_end_term=3) is (
+        VoteResult.REJECT_TERM_SMALL_THAN_LEDGER
+    )
+    alone = Group(1)
+    (node,) = alone.nodes
+    node.store.append_as_leader([b"a"], term=1)
+    node.start()
+    alone.until(lambda: alone.role(node) is Role.LEADER, 3000)
+    assert node.store.curr_term == 1
+
+
+def test_a_vote_is_given_once() -> None:
+    group = Group(3)
+    group.start(0)
+    node = group.nodes[0]
+    assert vote(group, node, "n1", term=5) is VoteResult.ACCEPT
+    assert vote(group, node, "n2", term=5) is VoteResult.REJECT_ALREADY_VOTED
+    assert vote(group, node, "n1", term=5) is VoteResult.ACCEPT
+    node.end("test")
+    node.start()
+    assert vote(group, node, "n2", term=5) is VoteResult.REJECT_ALREADY_VOTED
+
+
+# HeartbeatRequestTest
+
+
+def test_heartbeats() -> None:
+    group = Group(3)
+    leader = group.elect(0)
+    follower = group.nodes[1]
+    group.until(lambda: group.role(follower) is Role.FOLLOWER)
+    term = leader.store.curr_term
+
+    def beat(node: SimNode, sender: str, of_term: int) -> int:
+        request = HeartBeatRequest(group="g", remote_id=node.id, local_id=sender, leader_id=sender, term=of_term)
+        return int(group.tell(node, request).code)
+
+    assert beat(leader, "n3", term) == ResponseCode.UNKNOWN_MEMBER
+    assert beat(leader, leader.id, term) == ResponseCode.UNEXPECTED_MEMBER
+    assert beat(follower, leader.id, term - 1) == ResponseCode.EXPIRED_TERM
+    assert beat(follower, "n2", term) == ResponseCode.INCONSISTENT_LEADER
+    assert beat(follower, leader.id, term) == ResponseCode.SUCCESS
+    assert beat(follower, leader.id, term + 1) == ResponseCode.TERM_NOT_READY
+    assert beat(follower, leader.id, term + 1) == ResponseCode.SUCCESS
+
+
+# AppendAndPushTest and BatchPushTest: towards our own nodes, towards Java one by one, and in batches.
+
+PUSHES = pytest.mark.parametrize(
+    "push",
+    [{"is_java": False}, {"is_java": True, "enable_batch_push": False}, {"is_java": True, "enable_batch_push": True}],
+    ids=["ours", "single", "batch"],
+)
+
+
+@PUSHES
+def test_the_committed_index_reaches_followers(push: dict[str, Any]) -> None:
+    group = Group(2, **push)
+    leader = group.lead_alone()
+    answers = [group.append(leader, bytes(256)) for _ in range(10)]
+    group.world.run(1000)
+    assert not any(answers)
+    assert (leader.store.ledger_end_index, leader.store.committed_index) == (9, -1)
+    group.start(1)
+    group.until(lambda: group.nodes[1].store.committed_index == 9)
+    assert leader.store.committed_index == 9
+    assert [answer.code for (answer,) in answers] == [ResponseCode.SUCCESS] * 10
+
+
+@PUSHES
+def test_appends_without_a_quorum_end_as_unknown_and_then_are_refused(push: dict[str, Any]) -> None:
+    group = Group(2, max_pending_requests_num=50, **push)
+    leader = group.lead_alone()
+    answers = [group.append(leader, bytes(128)) for _ in range(10)]
+    group.world.run(2500 + 100)
+    assert leader.store.ledger_end_index == 9
+    assert [answer.code for (answer,) in answers] == [ResponseCode.WAIT_QUORUM_ACK_TIMEOUT] * 10
+    answers = [group.append(leader, bytes(128)) for _ in range(60)]
+    group.world.run(0)
+    codes = [answer.code for some in answers for answer in some]
+    assert codes == [ResponseCode.LEADER_PENDING_FULL] * len(codes)
+    assert len(codes) >= 10
+    assert leader.store.ledger_end_index == 69 - len(codes)
+
+
+@PUSHES
+def test_replication_goes_on_when_a_peer_comes_back(push: dict[str, Any]) -> None:
+    group = Group(2, **push)
+    leader = group.lead_alone()
+    for _ in range(2):
+        answers = group.append(leader, bytes(128))
+        group.world.run(500)
+        assert not answers
+        group.start(1)
+        group.until(lambda answers=answers: answers, 2000)
+        assert answers[0].code == ResponseCode.SUCCESS
+        group.nodes[1].end("test", is_orderly=True)
+    assert span(group.nodes) == {(0, 1)}
+
+
+@PUSHES
+def test_every_third_push_is_lost(push: dict[str, Any]) -> None:
+    group = Group(2, **push)
+    leader = group.elect(0)
+    pushes = 0
+
+    def is_kept(call: Call) -> bool:
+        nonlocal pushes
+        pushes += isinstance(call.request, PushRequest)
+        return not isinstance(call.request, PushRequest) or pushes % 3 != 0
+
+    group.world.filter = is_kept
+    for number in range(10):
+        assert group.appended(leader, bytes(128)).index == number
+    assert span(group.nodes) == {(0, 9)}
+
+
+@PUSHES
+def test_a_new_leader_truncates_what_it_does_not_have(push: dict[str, Any]) -> None:
+    group = Group(2, **push)
+    longer, shorter = group.nodes
+    for number in range(10):
+        longer.store.append_as_leader([b"%d" % number], term=1)
+    shorter.store.append_as_follower(longer.store.read(0, 5 * (HEADER_SIZE + 1)).data, 1)
+    # What makes the shorter log the more recent one, so that it may lead.
+    shorter.store.append_as_leader([b"x"], term=2)
+    for node in group.nodes:
+        node.store.save_term(2, None)
+    group.start(0, 1)
+    group.until(lambda: group.leaders() == [shorter] and span(group.nodes) == {(0, 5)})
+    for number in range(10):
+        assert group.appended(shorter, bytes(128)).index == 6 + number
+    group.until(lambda: span(group.nodes) == {(0, 15)})
+
+
+@PUSHES
+def test_a_batch_is_appended_and_pushed_as_one_entry_for_each_body(push: dict[str, Any]) -> None:
+    group = Group(2, **push)
+    leader = group.elect(0)
+    answer = group.appended(leader, *(bytes(128 * (number + 1)) for number in range(10)))
+    assert (answer.index, answer.pos, answer.count) == (0, 0, 10)
+    positions = [leader.store.get(index).pos for index in range(10)]
+    assert positions == [HEADER_SIZE * i + 128 * i * (i + 1) // 2 for i in range(10)]
+    assert span(group.nodes) == {(0, 9)}
+
+
+def test_pushes_to_java_nodes_hold_one_entry_unless_batches_are_enabled() -> None:
+    for is_batch in (False, True):
+        group = Group(2, is_java=True, enable_batch_push=is_batch)
+        sizes: list[int] = []
+
+        def note(call: Call, sizes: list[int] = sizes) -> bool:
+            if isinstance(call.request, PushRequest) and call.request.type is PushType.APPEND:
+                sizes.append(call.request.count)
+            return True
+
+        group.world.filter = note
+        leader = group.elect(0)
+        group.appended(leader, b"first")
+        group.appended(leader, *[b"more"] * 20)
+        assert (max(sizes) > 1) is is_batch
+
+
+# AppendAndGetTest
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+@pytest.mark.parametrize("is_sync", [False, True], ids=["async", "sync"])
+def test_everything_appended_is_read(nodes: int, is_sync: bool) -> None:
+    group = Group(nodes, is_sync=is_sync)
+    leader = group.elect(0)
+    for number in range(10):
+        answer = group.appended(leader, b"Hello %d" % number)
+        assert (answer.index, answer.pos) == (number, number * (HEADER_SIZE + 7))
+    group.until(lambda: span(group.nodes) == {(0, 9)})
+    assert [group.body(leader, number) for number in range(10)] == [b"Hello %d" % number for number in range(10)]
+
+
+@pytest.mark.parametrize("is_sync", [False, True], ids=["async", "sync"])
+def test_pipelined_appends_keep_their_order(is_sync: bool) -> None:
+    group = Group(3, is_sync=is_sync)
+    leader = group.elect(1)
+    answers = [group.append(leader, b"Hello %d" % number) for number in range(10)]
+    group.until(lambda: span(group.nodes) == {(0, 9)} and all(answers))
+    for number, (answer,) in enumerate(answers):
+        assert isinstance(answer, AppendResponse)
+        assert (answer.code, answer.index) == (ResponseCode.SUCCESS, number)
+        assert group.body(leader, number) == b"Hello %d" % number
+        assert leader.store.get(number).pos == answer.pos
+
+
+# QuotaTest
+
+
+def test_a_peer_far_behind_is_sent_no_more_than_its_quota() -> None:
+    """Quota counts the bytes of the present second; above the throttle point no more than that are sent."""
+    group = Group(3, peer_push_quota=10_000, peer_push_throttle_point=0, max_push_bytes=2000)
+    leader = group.elect(0)
+    behind = group.nodes[2]
+    behind.end("test", is_orderly=True)
+    for _ in range(40):
+        group.appended(leader, *[bytes(952)] * 2)
+    sent: dict[int, int] = {}
+
+    def note(call: Call) -> bool:
+        if call.target is behind and isinstance(call.request, PushRequest):
+            second = leader.clock // 1000
+            sent[second] = sent.get(second, 0) + len(call.request.data)
+        return True
+
+    group.world.filter = note
+    began = group.world.now
+    behind.start()
+    group.until(lambda: behind.store.ledger_end_index == 79, 60_000)
+    assert group.world.now - began >= 6000
+    # What is under way when the limit is reached still counts for that second.
+    assert max(sent.values()) <= 2 * 10_000

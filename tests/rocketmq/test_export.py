@@ -1,0 +1,778 @@
+"""An export: what it refuses, how it goes on, what it verifies; Parquet and JSON lines hold what the log table has."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyarrow import fs
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+import pyspark_dledger as dl
+from pyspark_dledger.cli.main import main
+from pyspark_dledger.errors import DiskFullError, MalformedError, OptionError, StoreError, StoreInUseError
+from pyspark_dledger.format.columns import DEFAULT_NAMES
+from pyspark_dledger.log.io import remote
+from pyspark_dledger.rocketmq.export import export, parquet
+from pyspark_dledger.rocketmq.export import json_lines as json_lines_form
+from pyspark_dledger.rocketmq.export.direct_file import DirectFile
+from pyspark_dledger.rocketmq.export.forms import new_file
+from pyspark_dledger.rocketmq.export.parquet import NULL_PARTITION, ColumnSums
+from pyspark_dledger.rocketmq.work_parts import run_here
+from pyspark_dledger.spark.tasks import run_on
+from tests.support import golden
+from tests.support.attempts import run_at_once
+from tests.support.generate import Store, mq_message, raw, rows_of, write_dledger
+
+CASES = ("mq-53-upgrade", "mq-498-upgrade-killed", "mq-53-retention", "mq-plain-crc", "raw-expired")
+FORMS = ("parquet", "jsonl")
+HOSTILE = (
+    *("../../escaped", "/etc/x", "a/b\\c", "..", ".", "a%2Fb", "a=b", "new\nline", "x\x00y", "主题", " lead"),
+    *("q\"'#*?\x7f", "_hidden", NULL_PARTITION, "007", "{[^]}"),
+)
+TOO_LONG = "t" * 250
+PARTITIONING = ds.partitioning(pa.schema([("topic", pa.string()), ("day", pa.date32())]), flavor="hive")
+SMALL = {"maxPartitionBytes": "65536"}
+# Dies as a power cut would have it, behind the third file that was written and before it is placed.
+KILLED = """
+import os, signal, sys
+from pyspark_dledger.rocketmq.export import export, parquet
+from pyspark_dledger.rocketmq.export.direct_file import DirectFile
+count = 0
+def dying(call):
+    def called(*given):
+        global count
+        call(*given)
+        count += 1
+        if count == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+    return called
+parquet.sync_file, DirectFile.finish = dying(parquet.sync_file), dying(DirectFile.finish)
+export(sys.argv[1], sys.argv[2], sys.argv[3], maxPartitionBytes=4096)
+"""
+# No file may grow beyond what the system allows this process.
+LIMITED = """
+import resource, sys
+from pyspark_dledger.cli.main import main
+resource.setrlimit(resource.RLIMIT_FSIZE, (60000, resource.RLIM_INFINITY))
+sys.exit(main(["export", *sys.argv[1:]]))
+"""
+
+
+def python(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, "-c", code, *map(str, arguments)]
+    return subprocess.run(line, capture_output=True, text=True, check=False)
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    """What is exported, without what the export noted for itself."""
+    names = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    return {str(name): (folder / name).read_bytes() for name in names if not name.parts[0].startswith("_export")}
+
+
+def parquet_rows(target: Path) -> list[dict[str, Any]]:
+    """The rows of all files in the order of the log, with the topic that is in the path."""
+    table = (
+        ds.dataset(target, partitioning=PARTITIONING)
+        .to_table()
+        .sort_by([("source", "ascending"), ("pos", "ascending")])
+    )
+    return rows_of(table.drop_columns("day").select(DEFAULT_NAMES).to_batches())
+
+
+def log_rows(path: Path, **options: Any) -> list[dict[str, Any]]:
+    return rows_of(dl.open_log(path).scan(**options))
+
+
+def is_too_long(row: dict[str, Any]) -> bool:
+    return row["topic"] is not None and len(row["topic"].encode()) > 249
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    """Three segments: messages of two topics, entries, and a noop."""
+    payloads = [mq_message("Orders", b"body %d" % i) if i % 3 else mq_message("Pay", b"x" * i) for i in range(40)]
+    return write_dledger(tmp_path / "source", [*payloads, raw(b"plain"), raw(b"", "noop")], committed=35)
+
+
+@pytest.fixture
+def hostile(tmp_path: Path) -> Store:
+    topics = [topic for topic in (*HOSTILE, "", TOO_LONG) for _ in range(2)]
+    return write_dledger(tmp_path / "hostile", [mq_message(topic, b"body") for topic in topics], file_size=1 << 16)
+
+
+@pytest.fixture
+def damaged(tmp_path: Path) -> Store:
+    made = write_dledger(tmp_path / "damaged", [mq_message("Orders", b"body of it"), raw(b"entry")] * 8)
+    with Path(made.segments[0].path).open("r+b") as file:
+        file.seek(made.rows[4]["pos"] + 57)  # the message's CRC
+        file.write(b"\x01\x02\x03")
+        file.seek(made.rows[7]["pos"])  # a header
+        file.write(b"\xff\xee")
+    return made
+
+
+# What is written.
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_parquet_holds_the_rows_of_the_log(case: str, case_folder: Callable[[str], Path], tmp_path: Path) -> None:
+    path = case_folder(case) / next(each.folder for each in golden.ALL if each.case == case)
+    report = export(path, tmp_path / "out", "parquet")
+    rows = log_rows(path)
+    kept = [row for row in rows if not is_too_long(row)]
+    assert parquet_rows(tmp_path / "out") == sorted(kept, key=lambda row: (row["source"], row["pos"]))
+    assert (report.rows, report.skipped) == (len(kept), len(rows) - len(kept))
+    assert len(report.first_skipped) == report.skipped
+
+
+@pytest.mark.parametrize(
+    ("case", "compression"), [*((case, "none") for case in CASES), (CASES[0], "gzip"), (CASES[0], "zstd")]
+)
+def test_json_lines_are_those_of_dump(
+    case: str,
+    compression: str,
+    case_folder: Callable[[str], Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = case_folder(case) / next(each.folder for each in golden.ALL if each.case == case)
+    report = export(path, tmp_path / "out", "jsonl", compression=compression, **SMALL)
+    names = sorted((tmp_path / "out").glob("part-*"))
+    streams = [pa.input_stream(str(name), compression=None if compression == "none" else compression) for name in names]
+    text = b"".join(stream.read() for stream in streams).decode()
+    main(["dump", "--json", str(path)])
+    assert text == capsys.readouterr().out
+    assert text.count("\n") == report.rows
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_columns_and_filters_choose(form: str, store: Store, tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    export(store.path, target, form, columns="pos,topic,body", topic="Orders", isolationLevel="read_committed")
+    wanted = [(row["pos"], "Orders", row["body"]) for row in store.rows[:36] if row["topic"] == "Orders"]
+    if form == "parquet":
+        table = ds.dataset(target, partitioning=PARTITIONING).to_table()
+        assert table.schema.names == ["pos", "body", "topic", "day"]
+        assert sorted(zip(*(table[name].to_pylist() for name in ("pos", "topic", "body")), strict=True)) == wanted
+    else:
+        rows = [json.loads(line) for line in (target / "part-00000.jsonl").read_text().splitlines()]
+        assert [(row["pos"], row["topic"]) for row in rows] == [row[:2] for row in wanted]
+        assert [list(row) for row in rows] == [["pos", "topic", "body"]] * len(rows)
+
+
+def test_what_is_not_known_committed_is_exported_and_said(store: Store, tmp_path: Path) -> None:
+    report = export(store.path, tmp_path / "all", "jsonl")
+    assert (report.rows, report.committed_index, report.beyond_committed) == (42, 35, 6)
+    assert "6 entries behind the committed index 35" in report.notes[0]
+    report = export(store.path, tmp_path / "committed", "jsonl", isolationLevel="read_committed")
+    assert (report.rows, report.beyond_committed, report.notes) == (36, 0, ())
+
+
+@pytest.mark.parametrize(("start", "end", "beyond"), [(0, 30, 0), (10, 40, 4), (36, 42, 6), (40, 42, 2)])
+def test_what_is_not_known_committed_is_counted_within_the_range(
+    start: int, end: int, beyond: int, store: Store, tmp_path: Path
+) -> None:
+    report = export(store.path, tmp_path / "out", "jsonl", startingOffsets=start, endingOffsets=end)
+    assert (report.rows, report.beyond_committed) == (end - start, beyond)
+
+
+def test_places_bound_the_export(store: Store, tmp_path: Path) -> None:
+    places = {"startingOffsets": {"pos": store.rows[3]["pos"] - 1}, "endingOffsets": {"pos": store.rows[20]["pos"] + 1}}
+    export(store.path, tmp_path / "out", "jsonl", columns=["index"], **places)
+    rows = map(json.loads, (tmp_path / "out" / "part-00000.jsonl").read_text().splitlines())
+    assert [row["index"] for row in rows] == list(range(3, 21))
+    for column in ("body", "problem"):
+        assert export(store.path, tmp_path / column, "parquet", columns=column).rows == 42
+    with pytest.raises(StoreError, match="expected rows to export, found none"):
+        export(store.path, tmp_path / "none", "jsonl", startingOffsets=42)
+    assert not (tmp_path / "none").exists()
+
+
+def test_damage_is_exported_as_it_is_read(damaged: Store, tmp_path: Path) -> None:
+    rows = log_rows(damaged.path)
+    assert [row["problem"] is not None for row in rows].count(True) == 2
+    assert export(damaged.path, tmp_path / "out", "parquet").problems == 2
+    assert parquet_rows(tmp_path / "out") == rows
+    report = export(damaged.path, tmp_path / "dropped", "parquet", mode="DROPMALFORMED")
+    assert (report.rows, report.problems) == (len(rows) - 2, 0)
+    for form in FORMS:
+        with pytest.raises(MalformedError):
+            export(damaged.path, tmp_path / form, form, mode="FAILFAST")
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_rows_with_a_problem_are_counted(
+    form: str, damaged: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["export", str(damaged.path), str(tmp_path / "out"), "--to", form, "--columns", "pos"]
+    assert main(command) == 1
+    assert "\nrows with a problem: 2, " in capsys.readouterr().out
+    if form == "jsonl":
+        lines = (tmp_path / "out" / "part-00000.jsonl").read_text().splitlines()
+        assert [json.loads(line) for line in lines] == [{"pos": row["pos"]} for row in log_rows(damaged.path)]
+    assert main([*command[:2], str(tmp_path / "json"), *command[3:], "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["problems"] == 2
+    assert main([*command[:2], str(tmp_path / "dropped"), *command[3:], "-o", "mode=DROPMALFORMED"]) == 0
+    assert "rows with a problem" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_filters_that_no_row_passes_are_named(
+    form: str, store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["export", str(store.path), str(tmp_path / "out"), "--to", form, "--topic", "Ordres"]
+    assert main([*command, "-o", "queueId=0,1", "-o", "startingTimestamp=1000"]) == 1
+    said = capsys.readouterr().out
+    assert "note: no row passed the filters: topic=Ordres, queueId=0,1, startingTimestamp; " in said
+
+
+def test_hostile_topics_stay_in_the_target(hostile: Store, tmp_path: Path) -> None:
+    before = {path for path in tmp_path.rglob("*") if "out" not in path.parts}
+    report = export(hostile.path, tmp_path / "out", "parquet")
+    assert {path for path in tmp_path.rglob("*") if "out" not in path.relative_to(tmp_path).parts} == before
+    found = [row["topic"] for row in parquet_rows(tmp_path / "out")]
+    # pyarrow takes a topic of that name for null, Spark does not.
+    wanted = [None if topic in ("", NULL_PARTITION) else topic for topic in (*HOSTILE, "") for _ in range(2)]
+    assert found == wanted
+    assert report.skipped == 2
+    assert "expected a topic whose folder has a name of 255 bytes, found 256" in report.first_skipped[0]
+    assert report.notes == (f"2 rows without a topic, or with an empty one, have the partition {NULL_PARTITION}",)
+    with pytest.raises(MalformedError, match="found 256"):
+        export(hostile.path, tmp_path / "failfast", "parquet", mode="FAILFAST")
+
+
+def test_many_topics_need_few_open_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parquet, "_MOST_OPEN", 2)
+    monkeypatch.setattr(parquet, "_MOST_WAITING_BYTES", 1)
+    made = write_dledger(tmp_path / "source", [mq_message(f"T{i % 5}", b"b%d" % i) for i in range(30)])
+    report = export(made.path, tmp_path / "out", "parquet", maxBatchRows=10)
+    assert parquet_rows(tmp_path / "out") == log_rows(made.path)
+    assert report.files > 5
+    assert any(name.endswith("/part-00000-1.parquet") for name in files_of(tmp_path / "out"))
+
+
+def test_days_are_of_utc_and_null_where_there_is_none(tmp_path: Path) -> None:
+    day = 24 * 3600 * 1000
+    times = [0, day - 1, day, -1, 253402300800000]
+    made = write_dledger(tmp_path / "source", [mq_message("T", b"b", store_timestamp=time) for time in times])
+    export(made.path, tmp_path / "out", "parquet")
+    names = sorted(path.parent.name for path in (tmp_path / "out").rglob("*.parquet"))
+    assert names == ["day=1969-12-31", "day=1970-01-01", "day=1970-01-02", f"day={NULL_PARTITION}"]
+
+
+def test_a_remote_store_is_exported_as_a_local_one(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    system = fs.SubTreeFileSystem(str(store.path), fs.LocalFileSystem())
+    monkeypatch.setattr(remote, "_file_system", lambda _store, _pid: (system, ""))
+    for form in FORMS:
+        here, there = tmp_path / f"{form}-here", tmp_path / f"{form}-there"
+        export(store.path, here, form, maxPartitionBytes=4096)
+        with pytest.raises(KeyboardInterrupt):
+            export("hdfs://user:secret@host/bucket", there, form, run=first_only, maxPartitionBytes=4096)
+        report = export("hdfs://user:secret@host/bucket", there, form, maxPartitionBytes=4096)
+        assert (report.source, report.resumed) == ("hdfs://***@host/bucket", 1)
+        assert files_of(there) == files_of(here)
+        assert "secret" not in (there / "_export.json").read_text()
+
+
+# What is refused.
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"to": "csv"}, "expected a form to export to, found csv: commitlog: .*parquet: .*jsonl: "),
+        ({"nonsense": 1}, "unknown option nonsense: "),
+        ({"colums": "pos"}, "the nearest of an export is columns"),
+        ({"table": "state"}, "option table: an export is of the log"),
+        ({"maxBytesPerTrigger": "1m"}, "option maxBytesPerTrigger: it is of a stream"),
+        ({"columns": "pos,nope"}, "unknown column nope"),
+        ({"columns": "topic"}, "expected a column beside topic"),
+        ({"preserveOffsets": True}, "option preserveOffsets: is of an export to commitlog, found parquet"),
+        ({"compression": "lzo"}, "option compression: expected none, gzip or zstd, found 'lzo'"),
+    ],
+)
+def test_wrong_options(options: dict[str, Any], message: str, store: Store, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=message):
+        export(store.path, tmp_path / "out", **{"to": "parquet", **options})
+    assert not (tmp_path / "out").exists()
+
+
+def test_only_new_or_empty_folders_are_written(store: Store, tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    target.mkdir()
+    (target / "mine").touch()
+    with pytest.raises(StoreError, match="expected a new or an empty folder, found mine: name another folder"):
+        export(store.path, target, "jsonl")
+    with pytest.raises(StoreError, match="expected a new or an empty folder, found a file"):
+        export(store.path, target / "mine", "jsonl")
+    assert os.listdir(target) == ["mine"]
+    (target / "mine").unlink()
+    export(store.path, target, "jsonl")
+    before = golden.fingerprint(target)
+    with pytest.raises(StoreError, match=r"found a finished export of .*source: name another folder"):
+        export(store.path, target, "jsonl")
+    assert golden.fingerprint(target) == before
+
+
+def test_source_and_target_lie_apart(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(store.path / "dledger-n0" / "data")
+    for target in (store.path, store.path / "new", tmp_path / "link" / "new"):
+        with pytest.raises(StoreError, match="expected a place outside the store"):
+            export(store.path, target, "jsonl")
+    replica = write_dledger(tmp_path / "other", [], node="n1").path / "dledger-n1"
+    with pytest.raises(StoreError, match=r"expected a place outside the store, found it in .*dledger-n1"):
+        export(store.path, replica / "new", "jsonl", replicas=str(replica))
+    with pytest.raises(StoreError, match="expected a new or an empty folder, found link, other, source"):
+        export(store.path, tmp_path, "jsonl")
+    with pytest.raises(OptionError, match="target s3://bucket/key: expected a local folder to write to, found a URI"):
+        export(store.path, "s3://bucket/key?secret_key=x", "jsonl")
+    with pytest.raises(OptionError, match="expected a folder to export to, found an empty path"):
+        export(store.path, "", "jsonl")
+
+
+def test_one_export_at_a_time(store: Store, tmp_path: Path) -> None:
+    def meanwhile(work: Any, parts: Any) -> Iterator[Any]:
+        with pytest.raises(StoreInUseError, match="expected a folder that no export is writing"):
+            export(store.path, tmp_path / "out", "jsonl")
+        return run_here(work, parts)
+
+    assert export(store.path, tmp_path / "out", "jsonl", run=meanwhile).rows == 42
+
+
+# How it goes on.
+
+
+def first_only(work: Any, parts: Any) -> Iterator[Any]:
+    """Runs the first part, and ends as Ctrl-C does."""
+    yield work(parts[0])
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_an_export_that_was_killed_goes_on(form: str, tmp_path: Path) -> None:
+    payloads = [mq_message(("Orders", "Pay")[i % 2], b"body %d" % i) for i in range(90)]
+    path = write_dledger(tmp_path / "source", payloads).path
+    whole = export(path, tmp_path / "whole", form, maxPartitionBytes=4096)
+    assert whole.parts == 4
+    run = python(KILLED, path, tmp_path / "out", form)
+    assert run.returncode == -9, run.stderr
+    left = files_of(tmp_path / "out")
+    assert left.items() < files_of(tmp_path / "whole").items(), "what has its name is whole"
+    resumed = export(path, tmp_path / "out", form, maxPartitionBytes=4096)
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
+    assert (resumed.rows, resumed.files, resumed.bytes) == (whole.rows, whole.files, whole.bytes)
+    assert resumed.resumed == {"jsonl": 2, "parquet": 1}[form]
+    assert sorted(os.listdir(tmp_path / "out" / "_export")) == sorted(os.listdir(tmp_path / "whole" / "_export"))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_two_attempts_at_a_part_do_not_disturb_each_other(form: str, store: Store, tmp_path: Path) -> None:
+    """As Spark has them: a task that is slow is started a second time."""
+    report = export(store.path, tmp_path / "twice", form, run=run_at_once, maxPartitionBytes=4096)
+    export(store.path, tmp_path / "once", form, maxPartitionBytes=4096)
+    assert report.rows == 42
+    assert files_of(tmp_path / "twice") == files_of(tmp_path / "once")
+
+
+def test_a_part_whose_file_is_gone_is_written_anew(store: Store, tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    with pytest.raises(KeyboardInterrupt):
+        export(store.path, target, "jsonl", run=first_only, maxPartitionBytes=4096)
+    (target / "part-00000.jsonl").unlink()
+    assert export(store.path, target, "jsonl", maxPartitionBytes=4096).resumed == 0
+    assert sum(text.count(b"\n") for text in files_of(target).values()) == 42
+
+
+def test_only_the_same_export_goes_on(store: Store, tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    with pytest.raises(KeyboardInterrupt):
+        export(store.path, target, "jsonl", run=first_only)
+    for form, options, message in (
+        ("parquet", {}, "expected to go on with an export of form 'jsonl', found 'parquet'"),
+        ("jsonl", {"topic": "Pay"}, "export of options topic None, found topic .*'Pay'.*: say the same"),
+        ("jsonl", {"compression": "gzip"}, "options compression None, found compression 'gzip'"),
+    ):
+        with pytest.raises(StoreError, match=message):
+            export(store.path, target, form, **options)
+
+
+def test_a_damaged_manifest_is_named(store: Store, tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    with pytest.raises(KeyboardInterrupt):
+        export(store.path, target, "jsonl", run=first_only)
+    good = json.loads((target / "_export.json").read_text())
+    something_else = "expected what an export noted, found something else; begin anew"
+    for text, message in (
+        ("{}", "expected version 2, found None"),
+        ("[" * 100_000, something_else),
+        (json.dumps({name: value for name, value in good.items() if name != "plan"}), "planned otherwise now"),
+        *((json.dumps({**good, "start": bad}), something_else) for bad in (None, -1, "0", float("inf"), 1 << 70)),
+        *((json.dumps({**good, "beyondCommitted": bad}), something_else) for bad in ("6", [], 1.5)),
+        *((json.dumps({**good, "last": {**good["last"], "pos": bad}}), something_else) for bad in (None, "0", {})),
+        (json.dumps({**good, "last": {"position": 0}}), something_else),
+    ):
+        (target / "_export.json").write_text(text)
+        with pytest.raises(StoreError, match=message):
+            export(store.path, target, "jsonl")
+
+
+def test_a_damaged_report_is_named(store: Store, tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        export(store.path, tmp_path / "out", "jsonl", run=first_only)
+    file = tmp_path / "out" / "_export" / "part-00000.json"
+    good = json.loads(file.read_text())
+    for bad in (
+        {},
+        {**good, "rows": "many"},
+        {**good, "files": [{"path": 1}]},
+        {**good, "more": 1},
+        {**good, "counts": 3},
+    ):
+        file.write_text(json.dumps(bad))
+        with pytest.raises(StoreError, match=r"part-00000.json: expected the report of a part, .* delete it"):
+            export(store.path, tmp_path / "out", "jsonl")
+
+
+def rewritten(store: Store, payloads: list[Any]) -> None:
+    """The same store with other entries."""
+    shutil.rmtree(store.path)
+    write_dledger(store.path, payloads, committed=35)
+
+
+def test_a_log_that_grew_is_exported_as_it_was(tmp_path: Path) -> None:
+    payloads = [mq_message("Orders", b"body %d" % i) for i in range(60)]
+    made = write_dledger(tmp_path / "source", payloads[:40], committed=35)
+    with pytest.raises(KeyboardInterrupt):
+        export(made.path, tmp_path / "out", "jsonl", run=first_only, maxPartitionBytes=4096)
+    rewritten(made, payloads)
+    report = export(made.path, tmp_path / "out", "jsonl", maxPartitionBytes=4096)
+    assert (report.rows, report.resumed, report.committed_index) == (40, 1, 35)
+    assert any("the log has grown since the export began" in note for note in report.notes)
+
+
+@pytest.mark.parametrize("number", [20, 40])
+def test_a_log_that_was_cut_or_rewritten_is_refused(number: int, tmp_path: Path) -> None:
+    payloads = [mq_message("Orders", b"body %d" % i) for i in range(40)]
+    made = write_dledger(tmp_path / "source", payloads, committed=10)
+    with pytest.raises(KeyboardInterrupt):
+        export(made.path, tmp_path / "out", "jsonl", run=first_only)
+    rewritten(made, [*payloads[:19], *(mq_message("Orders", b"BODY %d" % i) for i in range(19, number))])
+    with pytest.raises(StoreError, match="the log was cut or written anew since the export began; begin anew"):
+        export(made.path, tmp_path / "out", "jsonl")
+
+
+def test_a_log_that_is_cut_meanwhile_is_noticed(tmp_path: Path) -> None:
+    payloads = [mq_message("Orders", b"body %d" % i) for i in range(40)]
+    made = write_dledger(tmp_path / "source", payloads, committed=10)
+
+    def cutting(work: Any, parts: Any) -> Iterator[Any]:
+        yield from run_here(work, parts)
+        rewritten(made, payloads[:20])
+
+    with pytest.raises(StoreError, match="the log was cut or written anew since the export began"):
+        export(made.path, tmp_path / "out", "jsonl", run=cutting)
+
+
+def test_a_log_whose_begin_expired_is_refused(store: Store, tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        export(store.path, tmp_path / "out", "jsonl", run=first_only)
+    Path(store.segments[0].path).unlink()
+    with pytest.raises(StoreError, match="expected the log from pos 0 on, found that it begins at pos 4096"):
+        export(store.path, tmp_path / "out", "jsonl")
+
+
+# What is verified.
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("compression", ["none", "gzip", "zstd"])
+def test_a_byte_that_changes_on_its_way_is_noticed(
+    form: str, compression: str, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = DirectFile._write
+
+    def flip(file: Path) -> None:
+        data = bytearray(file.read_bytes())
+        data[len(data) // 3] ^= 4
+        file.write_bytes(data)
+
+    def write_wrong(file: DirectFile, data: memoryview, offset: int) -> None:
+        data[len(data) // 3] ^= 4
+        write(file, data, offset)
+
+    with monkeypatch.context() as patch:
+        patch.setattr({"parquet": parquet, "jsonl": json_lines_form}[form], "sync_file", flip)
+        patch.setattr(DirectFile, "_write", write_wrong)
+        with pytest.raises(StoreError, match=r"expected the .* that were written when the file was read back, found"):
+            export(store.path, tmp_path / "out", form, compression=compression)
+    assert files_of(tmp_path / "out") == {}
+    assert export(store.path, tmp_path / "out", form, compression=compression).rows == 42
+
+
+def test_a_wrong_value_is_noticed(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file is a good one, but for one value that was another when it was handed over to be written."""
+    write_table = pq.ParquetWriter.write_table
+
+    def change(writer: pq.ParquetWriter, table: pa.Table, **options: Any) -> None:
+        place = table.schema.get_field_index("queueOffset")
+        values = pa.array([*table["queueOffset"].to_pylist()[:-1], 4711], pa.int64())
+        write_table(writer, table.set_column(place, table.schema.field(place), values), **options)
+
+    monkeypatch.setattr(pq.ParquetWriter, "write_table", change)
+    with pytest.raises(StoreError, match="found other bytes in the columns queueOffset: check the disk"):
+        export(store.path, tmp_path / "out", "parquet")
+
+
+TEXTS = st.none() | st.text(max_size=3)
+ROWS = st.lists(
+    st.fixed_dictionaries(
+        {
+            "number": st.none() | st.integers(-2, 2),
+            "is": st.none() | st.booleans(),
+            "text": TEXTS,
+            "bytes": st.none() | st.binary(max_size=3),
+            "time": st.none() | st.integers(-1, 1),
+            "map": st.none()
+            | st.dictionaries(st.text(max_size=2), TEXTS, max_size=2).map(lambda map_: list(map_.items())),
+        }
+    ),
+    max_size=8,
+)
+SCHEMA = pa.schema(
+    [
+        ("number", pa.int64()),
+        ("is", pa.bool_()),
+        ("text", pa.string()),
+        ("bytes", pa.binary()),
+        ("time", pa.timestamp("us", "UTC")),
+        ("map", pa.map_(pa.string(), pa.string())),
+    ]
+)
+
+
+def sums_of(*tables: pa.Table) -> dict[str, tuple[int, ...]]:
+    sums = ColumnSums(SCHEMA)
+    for table in tables:
+        sums.add(table)
+    return sums.values
+
+
+@settings(max_examples=40)
+@given(ROWS, ROWS, st.integers(0, 8))
+def test_sums_are_of_the_values_and_not_of_the_batches(rows: list[Any], others: list[Any], cut: int) -> None:
+    whole = pa.Table.from_pylist(rows, SCHEMA)
+    found = sums_of(whole)
+    back = io.BytesIO()
+    pq.write_table(whole, back)
+    for again in ((whole.slice(0, cut), whole.slice(cut)), (pq.read_table(back),)):
+        assert {name: sums or found[name] for name, sums in sums_of(*again).items()} == found
+    # A CRC of so few bytes is as good as the bytes.
+    if len(rows) == len(others):
+        for name in SCHEMA.names:
+            is_same = [row[name] for row in rows] == [row[name] for row in others]
+            assert (sums_of(pa.Table.from_pylist(others, SCHEMA))[name] == found[name]) == is_same
+
+
+def test_a_file_that_vanished_is_noticed(store: Store, tmp_path: Path) -> None:
+    def losing(work: Any, parts: Any) -> Iterator[Any]:
+        yield from run_here(work, parts)
+        (tmp_path / "out" / "part-00000.jsonl").write_bytes(b"")
+
+    with pytest.raises(StoreError, match=r"part-00000.jsonl: expected a file of \d+ bytes that the export has written"):
+        export(store.path, tmp_path / "out", "jsonl", run=losing)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_no_room_is_said_and_it_goes_on_when_there_is_some(form: str, tmp_path: Path) -> None:
+    payloads = [mq_message("Orders", random.Random(i).randbytes(1000)) for i in range(80)]
+    path = write_dledger(tmp_path / "source", payloads, file_size=1 << 17).path
+    run = python(LIMITED, path, tmp_path / "out", "--to", form)
+    assert run.returncode == 2
+    assert run.stderr.count("\n") == 1, run.stderr
+    assert "has no room left" in run.stderr
+    assert "make some, then the same export goes on where it ended" in run.stderr
+    assert export(path, tmp_path / "out", form).rows == 80
+
+
+def test_no_room_is_an_error_of_its_own(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_file: DirectFile, _size: int) -> None:
+        raise OSError(28, os.strerror(28))
+
+    monkeypatch.setattr(DirectFile, "finish", full)
+    with pytest.raises(DiskFullError, match="No space left on device"):
+        export(store.path, tmp_path / "out", "jsonl")
+
+
+# Spark and the command line.
+
+
+def test_spark_reads_back_what_its_tasks_wrote(
+    spark: SparkSession, case_folder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    path = case_folder("mq-53-retention")
+    report = dl.export(path, tmp_path / "out", "parquet", spark=spark, maxPartitionBytes="100k")
+    assert report.parts > 1
+    back = spark.read.parquet(str(tmp_path / "out")).select(*DEFAULT_NAMES).toArrow()
+    rows = sorted(rows_of(back.to_batches()), key=lambda row: row["pos"])
+    assert rows == [row for row in log_rows(path) if not is_too_long(row)]
+    export(path, tmp_path / "here", "parquet", maxPartitionBytes="100k")
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "here")
+
+
+def test_spark_reads_hostile_topics_and_damage(
+    spark: SparkSession, hostile: Store, damaged: Store, tmp_path: Path
+) -> None:
+    export(hostile.path, tmp_path / "a", "parquet")
+    rows = spark.read.parquet(str(tmp_path / "a")).select("pos", "topic").orderBy("pos").collect()
+    assert [row.topic for row in rows] == [topic or None for topic in (*HOSTILE, "") for _ in range(2)]
+    export(damaged.path, tmp_path / "b", "parquet")
+    rows = spark.read.parquet(str(tmp_path / "b")).select("pos", "kind", "problem").orderBy("pos").collect()
+    assert [row.asDict() for row in rows] == log_rows(damaged.path, columns=["pos", "kind", "problem"])
+
+
+def test_an_error_of_a_task_is_that_of_the_export(spark: SparkSession, damaged: Store, tmp_path: Path) -> None:
+    with pytest.raises(MalformedError):
+        dl.export(damaged.path, tmp_path / "out", "jsonl", spark=spark, mode="FAILFAST")
+    # What is no error of ours fails the task: its last line says why.
+    with pytest.raises(
+        StoreError, match=r"expected 1 tasks of Spark to end well, found ValueError: .*'x': see its log$"
+    ):
+        list(run_on(spark)(int, ["x"]))
+
+
+def test_a_master_that_is_none_is_named(
+    store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = "Failed.\n: java.SparkException: no scheme\n\tat a.stack\nCaused by: Could not parse nope\n\tat a.stack"
+
+    def fails(_builder: Any) -> None:
+        raise PySparkException(said)
+
+    monkeypatch.setattr(SparkSession.Builder, "getOrCreate", fails)
+    assert main(["export", str(store.path), str(tmp_path / "out"), "--to", "jsonl", "--spark", "nope"]) == 2
+    error = capsys.readouterr().err
+    assert "expected a master of Spark such as local[4] or spark://HOST:7077, found nope: Caused by: Could not" in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_command_line_says_what_was_done(
+    store: Store, hostile: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["export", str(store.path), str(tmp_path / "a"), "--to", "jsonl", "--topic", "Orders"]) == 0
+    said = capsys.readouterr().out
+    assert f"exported to {tmp_path / 'a'} (jsonl): 26 rows" in said
+    assert "read back and verified" in said
+    assert main(["export", str(hostile.path), str(tmp_path / "b"), "--to", "parquet"]) == 1
+    assert "left out: 2 rows\n  pos=" in capsys.readouterr().out
+    assert main(["export", str(store.path), str(tmp_path / "c"), "--to", "parquet", "--columns", "pos", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["form"], report["rows"], report["committedIndex"], report["beyondCommitted"]) == (
+        "parquet",
+        42,
+        35,
+        6,
+    )
+    assert main(["export", str(store.path), str(tmp_path / "c"), "--to", "parquet"]) == 2
+    assert "found a finished export" in capsys.readouterr().err
+    assert main(["export", str(store.path), str(tmp_path / "d")]) == 2
+    assert "expected a form to export to, found none: commitlog: " in capsys.readouterr().err
+    twice = ["export", str(store.path), str(tmp_path / "d"), "--to", "jsonl", "--columns", "pos", "-o", "COLUMNS=pos"]
+    assert main(twice) == 2
+    assert "option columns is given twice" in capsys.readouterr().err
+
+
+def test_an_interrupted_command_says_how_it_goes_on(
+    store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(_file: DirectFile, _size: int) -> None:
+        raise KeyboardInterrupt
+
+    command = ["export", str(store.path), str(tmp_path / "out"), "--to", "jsonl"]
+    with monkeypatch.context() as patch:
+        patch.setattr(DirectFile, "finish", interrupted)
+        patch.setattr("pyspark_dledger.cli.main._abandon_output", lambda: None)
+        assert main(command) == 130
+    assert "interrupted: the same command goes on" in capsys.readouterr().err
+    assert main(command) == 0
+
+
+@pytest.mark.parametrize("form", ["commitlog", "parquet", "jsonl"])
+def test_a_part_that_comes_late_changes_nothing(case_folder: Callable[[str], Path], tmp_path: Path, form: str) -> None:
+    """As of a task whose executor was taken for lost: what is exported may be a broker's by then."""
+    late: list[Callable[[], Any]] = []
+
+    def keeping(work: Callable[[Any], Any], parts: Sequence[Any]) -> Iterator[Any]:
+        late.extend(partial(work, part) for part in parts)
+        return map(work, parts)
+
+    target = tmp_path / "target"
+    export(case_folder("mq-53-single"), target, form, run=keeping)
+    files = (file for file in sorted(target.rglob("*")) if file.is_file())
+    written = next(file for file in files if not str(file.relative_to(target)).startswith("_export"))
+    with written.open("r+b") as file:
+        file.write(b"a broker's")
+    before = {path: path.read_bytes() for path in target.rglob("*") if path.is_file()}
+    for part in late:
+        with pytest.raises(StoreError, match="expected the export that this part belongs to at work, found finished"):
+            part()
+    assert {path: path.read_bytes() for path in target.rglob("*") if path.is_file()} == before
+
+
+def test_a_part_that_ends_late_is_not_put_in_place(tmp_path: Path) -> None:
+    manifest = tmp_path / "_export.json"
+
+    def written_late() -> None:
+        manifest.write_text(json.dumps({"state": "running"}))
+        with new_file(tmp_path, "a") as file:
+            file.write_bytes(b"new")
+            manifest.write_text(json.dumps({"state": "finished"}))
+
+    with pytest.raises(StoreError, match="a task that came late; nothing was changed"):
+        written_late()
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["_export.json"]
+
+
+@pytest.mark.parametrize("form", ["commitlog", "parquet", "jsonl"])
+def test_a_target_below_a_name_that_is_not_utf_8_is_refused_at_once(
+    case_folder: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    (tmp_path / "link").symlink_to(folder)
+    for target in ("target", tmp_path / "link" / "target"):
+        with pytest.raises(OptionError, match="expected a path in UTF-8"):
+            export(case_folder("mq-53-single"), target, form)
+    assert not list(folder.iterdir())
+
+
+def test_a_source_below_a_name_that_is_not_utf_8_has_another_by_a_link(
+    case_folder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    shutil.copytree(case_folder("mq-53-single"), folder / "store")
+    (tmp_path / "link").symlink_to(folder)
+    report = export(tmp_path / "link" / "store", tmp_path / "target", "commitlog")
+    assert report.source == str(tmp_path / "link" / "store")
+    with pytest.raises(StoreError, match="expected a path in UTF-8"):
+        export(folder / "store", tmp_path / "other", "commitlog")

@@ -1,0 +1,528 @@
+"""A log exported to a plain CommitLog: every message once, in order, as it was; and what becomes of damage."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pickle
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import pyspark_dledger as dl
+from pyspark_dledger.errors import MalformedError, OptionError, StoreError
+from pyspark_dledger.format import layout
+from pyspark_dledger.format.message import encode_message
+from pyspark_dledger.log.io.queue_files import queues, read_units
+from pyspark_dledger.rocketmq.consume_queue.queue_units import is_filler
+from pyspark_dledger.rocketmq.export import export
+from pyspark_dledger.rocketmq.export.commit_log import commit_log_part, offsets
+from pyspark_dledger.rocketmq.export.commit_log.commit_log_form import CommitLogForm
+from pyspark_dledger.rocketmq.export.commit_log.offsets import FILLER_TOPIC, LEAST_FILLER
+from pyspark_dledger.rocketmq.export.direct_file import DirectFile
+from pyspark_dledger.rocketmq.store_checkpoint import read_store_checkpoint
+from pyspark_dledger.rocketmq.work_parts import run_here
+from tests.support import golden
+from tests.support.generate import (
+    Recipe,
+    Store,
+    damages,
+    mq_message,
+    raw,
+    recipes,
+    rows_of,
+    write_commitlog,
+    write_dledger,
+)
+from tests.support.golden import Golden, Record
+
+GOLDENS = [each for each in golden.ALL if each.case.startswith("mq-")]
+SLOW = ("mq-498-upgrade-killed-early", "mq-plain-crc")
+FILLER = FILLER_TOPIC.decode()
+# What a message is, wherever it stands.
+COLUMNS = (
+    *("kind", "topic", "queueId", "queueOffset", "messageMagic", "flag", "sysFlag", "reconsumeTimes"),
+    *("bornTimestamp", "storeTimestamp", "bornHost", "storeHost", "messageCrc", "preparedTransactionOffset"),
+    *("transaction", "compression", "tags", "keys", "uniqKey", "properties", "body", "problem"),
+)
+FILE_SIZE = 4096
+
+
+@pytest.fixture(autouse=True)
+def _no_loss_of_power(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No machine is killed here: to wait for a disk would take most of the time."""
+    monkeypatch.setattr(os, "fsync", lambda _descriptor: None)
+
+
+@pytest.mark.parametrize("store", GOLDENS, ids=str)
+def test_an_export_has_every_message_that_java_wrote(
+    case_folder: Callable[[str], Path], tmp_path: Path, store: Golden
+) -> None:
+    source, expected = case_folder(store.case) / store.folder, store.expected()
+    wanted = expected.rows(None, [each.base for each in dl.open_log(str(source)).segments])
+    for preserve in (False, True):
+        check_golden(source, tmp_path / str(preserve), wanted, preserve)
+
+
+@pytest.mark.parametrize("preserve", [False, True])
+@pytest.mark.parametrize("case", SLOW)
+def test_the_reference_engine_writes_the_same_bytes(
+    case_folder: Callable[[str], Path], tmp_path: Path, case: str, preserve: bool
+) -> None:
+    for engine in ("python", "native"):
+        export(case_folder(case), tmp_path / engine, "commitlog", preserveOffsets=preserve, engine=engine)
+    for folder in ("commitlog", "consumequeue"):
+        assert digests(tmp_path / "python" / folder) == digests(tmp_path / "native" / folder)
+
+
+def check_golden(source: Path, target: Path, wanted: list[Record], preserve: bool) -> None:
+    report = export(source, target, "commitlog", preserveOffsets=preserve)
+    assert (report.rows, report.skipped, report.first_skipped) == (len(wanted), 0, ())
+    found = exported_rows(target)
+    golden.assert_same([only(row, COLUMNS) for row in found], [only(row, COLUMNS) for row in wanted])
+    assert all(row["pos"] == row["commitLogOffset"] for row in found)
+    moved = sum(old["commitLogOffset"] != new["pos"] for old, new in zip(wanted, found, strict=True))
+    framed = {row["segment"] for row in wanted if row["source"] == "dledger"}
+    if preserve:
+        assert moved == len(framed)
+        assert {row["pos"] for row in found if row["pos"] % file_size(target) == 0} >= {int(name) for name in framed}
+    else:
+        assert all(new["storeSize"] == old["storeSize"] for old, new in zip(wanted, found, strict=True))
+        check_no_gaps(found, file_size(target))
+
+
+def exported_rows(target: Path) -> list[Record]:
+    """The messages of an export, without fillers, in the form of `golden.rows_of`; all of them intact."""
+    log = dl.open_log(str(target / "commitlog"))
+    assert [each.code for each in log.findings() if each.severity != "info"] == []
+    rows = golden.rows_of(pa.Table.from_batches(log.scan()))
+    return [row for row in rows if row["topic"] != FILLER]
+
+
+def only(row: Record, names: tuple[str, ...]) -> Record:
+    return {name: row[name] for name in names}
+
+
+def file_size(target: Path) -> int:
+    sizes = {path.stat().st_size for path in (target / "commitlog").iterdir()}
+    assert len(sizes) == 1, "a broker opens files of one size only"
+    return sizes.pop()
+
+
+def check_no_gaps(rows: list[Record], size: int) -> None:
+    for before, after in pairwise(rows):
+        begins_file = after["pos"] % size == 0 and after["segment"] != before["segment"]
+        assert begins_file or after["pos"] == before["pos"] + before["size"]
+
+
+def digests(folder: Path) -> dict[str, str]:
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+@settings(
+    max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
+@given(
+    recipe=recipes(), damage=damages(), preserve=st.booleans(), engine=st.sampled_from(["native", "native", "python"])
+)
+def test_whatever_a_log_holds_its_intact_messages_are_exported(
+    folder: Callable[[], Path], recipe: Recipe, damage: Callable[[Store], None], preserve: bool, engine: str
+) -> None:
+    root = folder()
+    store = recipe.write(root / "store")
+    damage(store)
+    for segment in store.segments:
+        os.truncate(segment.path, segment.size)  # of files that were cut another test is
+    before = digests(root / "store")
+    rows = readable_rows(root / "store")
+    options = {"preserveOffsets": preserve, "commitLogOnly": True, "engine": engine}
+    try:
+        report = export(root / "store", root / "target", "commitlog", **options)
+    except StoreError:
+        assert rows == []  # nothing to export
+        return
+    assert report.rows == len(rows)
+    log = dl.open_log(str(root / "target" / "commitlog"))
+    found = [row for row in rows_of(log.scan([*COLUMNS, "pos", "commitLogOffset"])) if row["topic"] != FILLER]
+    assert [fields(row) for row in found] == [fields(row) for row in rows]
+    assert all(row["commitLogOffset"] == row["pos"] for row in found)
+    if preserve:
+        # What has nothing before it moves, and what has properties before it that are full.
+        stays = [new["pos"] == old["commitLogOffset"] for new, old in zip(found, rows, strict=True)]
+        assert stays.count(False) <= len({row["segment"] for row in rows})
+    assert digests(root / "store") == before
+
+
+def fields(row: Record) -> Record:
+    """What of a message stays; the CRC in its properties is over its place, too."""
+    properties = {name: value for name, value in dict(row["properties"]).items() if name != layout.PROPERTY_CRC}
+    return {**only(row, COLUMNS), "properties": properties}
+
+
+def readable_rows(path: Path) -> list[dict[str, Any]]:
+    """The messages of a log that a broker can read: those that are right in their bytes, whenever they were born."""
+    try:
+        rows = rows_of(dl.open_log(str(path)).scan([*COLUMNS, "commitLogOffset", "segment"]))
+    except StoreError:
+        return []
+    return [
+        row
+        for row in rows
+        if row["kind"] == "message"
+        and (row["problem"] or "expected bornTimestamp").startswith("expected bornTimestamp")
+        and (len(row["topic"].encode()) <= 127 or row["messageMagic"] == layout.MESSAGE_MAGIC_V2)
+    ]
+
+
+def three_files(root: Path, per_file: int = 5) -> Store:
+    """A DLedger log of three files, whose messages are all in one queue."""
+    payloads = [
+        mq_message("Orders", b"x" * 600, queue_offset=number, store_timestamp=1700000000000 + number)
+        for number in range(3 * per_file)
+    ]
+    return write_dledger(root, payloads, file_size=FILE_SIZE)
+
+
+def change(file: Path, at: int) -> None:
+    content = bytearray(file.read_bytes())
+    content[at] ^= 1
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize("preserve", [False, True])
+def test_a_damaged_message_is_left_out_and_its_place_in_the_queue_stays(tmp_path: Path, preserve: bool) -> None:
+    store = three_files(tmp_path / "store")
+    damaged = store.rows[7]
+    segment = store.segments[1]
+    change(Path(segment.path), damaged["pos"] - segment.base + 300)
+    report = export(tmp_path / "store", tmp_path / "target", "commitlog", preserveOffsets=preserve)
+    assert (report.rows, report.skipped) == (len(store.rows) - 1, 1)
+    assert report.first_skipped[0].startswith(f"pos={damaged['pos']} index=7: expected message CRC ")
+    found = exported_rows(tmp_path / "target")
+    assert [row["queueOffset"] for row in found] == [number for number in range(15) if number != 7]
+    [queue] = queues(tmp_path / "target")
+    [units] = read_units(queue.files[0])
+    assert len(units) == 15
+    # It points into the second file, so that a broker passes over nothing else.
+    assert is_filler(units).nonzero()[0].tolist() == [7]
+    if preserve:
+        assert [row["pos"] for row in found if row["pos"] % FILE_SIZE] == [
+            row["commitLogOffset"] for row in store.rows if row is not damaged and row["pos"] % FILE_SIZE
+        ]
+
+
+@pytest.mark.parametrize(
+    ("damaged", "units"), [((0, 2, 3), [0, 0, 1, 1, 1, 2]), ((0,), [0, 0, 1, 2]), ((4,), [0, 1, 2, 3])]
+)
+def test_a_hole_in_a_queue_within_the_first_file_leads_to_the_message_behind_it(
+    tmp_path: Path, damaged: tuple[int, ...], units: list[int]
+) -> None:
+    store = three_files(tmp_path / "store")
+    for number in damaged:
+        change(Path(store.segments[0].path), store.rows[number]["pos"] + 300)
+    report = export(tmp_path / "store", tmp_path / "target", "commitlog")
+    [queue] = queues(tmp_path / "target")
+    [found] = read_units(queue.files[0])
+    places = [row["pos"] for row in exported_rows(tmp_path / "target")]
+    assert found["commitLogOffset"].tolist()[: len(units)] == [places[number] for number in units]
+    # The last message of the first file is followed by one of the second.
+    assert is_filler(found).nonzero()[0].tolist() == [number for number in damaged if number == 4]
+    led_over = sum(number < 4 for number in damaged)
+    notes = [note for note in report.notes if "copies of the unit behind" in note]
+    assert notes == [] if not led_over else notes[0].startswith(f"{led_over} units are copies")
+
+
+def test_of_a_file_that_was_cut_short_what_is_left_is_exported(tmp_path: Path) -> None:
+    store = three_files(tmp_path / "store")
+    third = store.rows_of(store.segments[1])[2]
+    os.truncate(store.segments[1].path, third["pos"] - FILE_SIZE + 100)
+    report = export(tmp_path / "store", tmp_path / "target", "commitlog")
+    assert report.rows == len(store.rows) - 3
+    assert report.skipped > 0
+    assert [row["queueOffset"] for row in exported_rows(tmp_path / "target")] == [*range(7), *range(10, 15)]
+
+
+@pytest.mark.parametrize("preserve", [False, True])
+def test_a_missing_file_becomes_one_without_messages(tmp_path: Path, preserve: bool) -> None:
+    store = three_files(tmp_path / "store")
+    Path(store.segments[1].path).unlink()
+    report = export(tmp_path / "store", tmp_path / "target", "commitlog", preserveOffsets=preserve)
+    lost = len(store.rows_of(store.segments[1]))
+    assert (report.rows, report.skipped) == (len(store.rows) - lost, 1)
+    assert "expected the segment 00000000000000004096, found no file" in report.first_skipped[0]
+    assert len(exported_rows(tmp_path / "target")) == report.rows
+    empty = (tmp_path / "target" / "commitlog" / f"{FILE_SIZE:020d}").read_bytes()
+    filler = FILE_SIZE.to_bytes(4, "big") + layout.MESSAGE_MAGIC_BLANK.to_bytes(4, "big", signed=True)
+    assert empty == filler.ljust(FILE_SIZE, b"\0")
+
+
+def test_failfast_raises_at_what_would_be_left_out(tmp_path: Path) -> None:
+    store = three_files(tmp_path / "store")
+    change(Path(store.segments[1].path), 300)
+    with pytest.raises(MalformedError, match="expected message CRC"):
+        export(tmp_path / "store", tmp_path / "a", "commitlog", mode="FAILFAST")
+    Path(store.segments[1].path).unlink()
+    with pytest.raises(MalformedError, match="expected the segment 00000000000000004096"):
+        export(tmp_path / "store", tmp_path / "b", "commitlog", mode="FAILFAST")
+
+
+def test_entries_that_are_no_messages_are_told_and_those_of_dledger_are_not(tmp_path: Path) -> None:
+    payloads = [mq_message(queue_offset=0), raw(b"", "noop"), raw(b"something"), mq_message(queue_offset=1)]
+    write_dledger(tmp_path / "store", payloads)
+    report = export(tmp_path / "store", tmp_path / "target", "commitlog")
+    assert (report.rows, report.skipped) == (2, 1)
+    assert report.first_skipped == ("pos=201 index=2: expected a message, found entry",)
+
+
+def test_a_message_whose_lengths_no_broker_can_read_is_left_out(tmp_path: Path) -> None:
+    """5.0 wrote long topics so; a length of properties above 32,767 is negative to Java."""
+    long_topic = mq_message("t" * 200, magic=layout.MESSAGE_MAGIC_V1)
+    long_properties = mq_message(properties=[("a", "b" * 32765)])
+    fits = mq_message(properties=[("a", "b" * 32764)], queue_offset=1)
+    write_dledger(tmp_path / "store", [long_topic, long_properties, fits], file_size=1 << 17)
+    report = export(tmp_path / "store", tmp_path / "target", "commitlog")
+    assert (report.rows, report.skipped) == (1, 2)
+    assert [line.partition("expected a length of its ")[2][:10] for line in report.first_skipped] == [
+        "topic that",
+        "properties",
+    ]
+
+
+def test_where_properties_have_no_room_the_message_behind_moves(tmp_path: Path) -> None:
+    full = mq_message(properties=[("a", "b" * 32764)], queue_offset=1)
+    payloads = [mq_message(queue_offset=0), full, mq_message(queue_offset=2), mq_message(queue_offset=3)]
+    store = write_dledger(tmp_path / "store", payloads, file_size=1 << 17)
+    report = export(tmp_path / "store", tmp_path / "target", "commitlog", preserveOffsets=True)
+    found = exported_rows(tmp_path / "target")
+    wanted = [row["commitLogOffset"] for row in store.rows]
+    assert [new["pos"] - old for new, old in zip(found, wanted, strict=True)] == [-48, 0, -48, 0]
+    assert any("preserved but for 2 messages" in note for note in report.notes)
+    moved = [note for note in report.notes if "offsetMsgId" in note]
+    assert moved == [
+        f"pos={old['pos']}: offsetMsgId {old['offsetMsgId']} is now {new['offsetMsgId']}"
+        for old, new in zip(store.rows, found, strict=True)
+        if old["commitLogOffset"] != new["pos"]
+    ]
+
+
+def test_the_crc_among_the_properties_is_made_anew_where_a_message_moved(tmp_path: Path) -> None:
+    """The tests of damage have it that a CRC is right; this one that it is there, and the last."""
+    payloads = [mq_message(body=b"y" * 20, queue_offset=number, property_crc=True) for number in range(6)]
+    store = write_commitlog(tmp_path / "store", payloads)
+    change(Path(store.segments[0].path), store.rows[2]["pos"] + 90)
+    for preserve in (False, True):
+        target = tmp_path / str(preserve)
+        report = export(tmp_path / "store", target, "commitlog", preserveOffsets=preserve)
+        assert (report.rows, report.skipped) == (5, 1)
+        values = [row["properties"][layout.PROPERTY_CRC] for row in exported_rows(target)]
+        assert len(set(values)) == 5
+        content = next((target / "commitlog").iterdir()).read_bytes()
+        assert content.count(layout.PROPERTY_CRC.encode()) >= 5
+
+
+def test_a_message_may_say_to_be_born_at_any_time(tmp_path: Path) -> None:
+    write_dledger(tmp_path / "store", [mq_message(born_timestamp=2**62), mq_message(born_timestamp=-(2**63))])
+    report = export(tmp_path / "store", tmp_path / "target", "commitlog")
+    assert (report.rows, report.skipped) == (2, 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"tags": "a"}, "option tags: expected whole queues"),
+        ({"verifyCrc": "false"}, "option verifyCrc: expected true"),
+    ],
+)
+def test_what_a_broker_could_not_serve_is_refused(tmp_path: Path, options: dict[str, str], text: str) -> None:
+    three_files(tmp_path / "store")
+    with pytest.raises(OptionError, match=text):
+        export(tmp_path / "store", tmp_path / "target", "commitlog", **options)
+
+
+def test_files_of_different_sizes_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+    write_commitlog(tmp_path / "store", [mq_message()], file_size=2 * FILE_SIZE)
+    write_dledger(tmp_path / "store", [mq_message()], file_size=FILE_SIZE, base=2 * FILE_SIZE)
+    with pytest.raises(StoreError, match="expected files of one size in the log, as a broker has them, found 4096"):
+        export(tmp_path / "store", tmp_path / "target", "commitlog")
+    assert not (tmp_path / "target").exists()
+
+
+def test_a_log_without_messages_is_refused(tmp_path: Path) -> None:
+    write_dledger(tmp_path / "store", [raw(b"only this")])
+    with pytest.raises(StoreError, match="expected messages to export, found none that can be"):
+        export(tmp_path / "store", tmp_path / "target", "commitlog")
+
+
+def test_whole_queues_and_a_part_of_the_log_can_be_chosen(tmp_path: Path) -> None:
+    payloads = [mq_message(("A", "B")[number % 2], b"z" * 900, queue_offset=number // 2) for number in range(24)]
+    store = write_dledger(tmp_path / "store", payloads, file_size=FILE_SIZE)
+    options = {"topic": "B", "startingOffsets": "9", "endingOffsets": "20"}
+    report = export(tmp_path / "store", tmp_path / "target", "commitlog", **options)
+    found = exported_rows(tmp_path / "target")
+    assert [row["queueOffset"] for row in found] == [4, 5, 6, 7, 8, 9]
+    assert {row["topic"] for row in found} == {"B"}
+    assert report.rows == 6
+    begin = min(int(path.name) for path in (tmp_path / "target" / "commitlog").iterdir())
+    assert begin == store.rows[9]["pos"] // FILE_SIZE * FILE_SIZE
+
+
+def test_what_a_broker_needs_beside_the_log_comes_with_it(tmp_path: Path) -> None:
+    store = three_files(tmp_path / "store")
+    (tmp_path / "store" / "config").mkdir()
+    (tmp_path / "store" / "config" / "topics.json").write_text('{"topicConfigTable": {}}')
+    (tmp_path / "store" / "config" / "topics.json.bak").write_text("{}")
+    report = export(tmp_path / "store", tmp_path / "target", "commitlog")
+    target = tmp_path / "target"
+    assert json.loads((target / "config" / "topics.json").read_text()) == {"topicConfigTable": {}}
+    assert [path.name for path in (target / "config").iterdir()] == ["topics.json"]
+    last = store.rows[-1]["storeTimestamp"] // 1000
+    assert read_store_checkpoint(target)[:3] == (last, last, last)
+    assert not (target / "abort").exists()
+    assert report.broker_conf == {
+        "enableDLegerCommitLog": "false",
+        "storePathRootDir": str(target),
+        "storePathCommitLog": str(target / "commitlog"),
+        "mappedFileSizeCommitLog": str(FILE_SIZE),
+    }
+    [queue] = queues(target)
+    assert Path(queue.files[0].path).stat().st_mtime_ns == last * 1_000_000
+
+
+def test_a_log_alone_is_recovered_by_the_broker(tmp_path: Path) -> None:
+    three_files(tmp_path / "store")
+    export(tmp_path / "store", tmp_path / "target", "commitlog", commitLogOnly=True)
+    names = {path.name for path in (tmp_path / "target").iterdir()} - {"_export", "_export.json"}
+    assert names == {"commitlog", "abort"}
+
+
+def test_the_sizes_of_a_brokers_files_stay(case_folder: Callable[[str], Path], tmp_path: Path) -> None:
+    source = case_folder("mq-53-upgrade")
+    report = export(source, tmp_path / "target", "commitlog")
+    config = Golden("mq-53-upgrade", "").meta["config"]
+    for name in ("mappedFileSizeCommitLog", "mappedFileSizeConsumeQueue", "maxHashSlotNum", "maxIndexNum"):
+        assert report.broker_conf[name] == config[name]
+
+
+def test_an_export_that_ended_early_goes_on_to_the_same_bytes(
+    case_folder: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = case_folder("mq-498-upgrade-killed")
+    export(source, tmp_path / "whole", "commitlog")
+    write, finish = CommitLogForm.write, CommitLogForm.finish
+
+    def fails_at_five(self: CommitLogForm, part: Any, number: int, target: Path) -> Any:
+        if number == 5:
+            raise KeyboardInterrupt
+        return write(self, part, number, target)
+
+    def fails_at_end(self: CommitLogForm, *given: Any) -> Any:
+        finish(self, *given)
+        raise KeyboardInterrupt
+
+    for name, broken in (("write", fails_at_five), ("finish", fails_at_end)):
+        monkeypatch.setattr(CommitLogForm, name, broken)
+        with pytest.raises(KeyboardInterrupt):
+            export(source, tmp_path / "target", "commitlog")
+        monkeypatch.undo()
+    report = export(source, tmp_path / "target", "commitlog")
+    assert report.resumed == report.parts
+    for name in ("commitlog", "consumequeue"):
+        assert digests(tmp_path / "target" / name) == digests(tmp_path / "whole" / name)
+
+
+def test_parts_can_be_written_anywhere_and_in_any_order(case_folder: Callable[[str], Path], tmp_path: Path) -> None:
+    def elsewhere(work: Callable[[Any], Any], parts: Sequence[Any]) -> Iterator[Any]:
+        for part in reversed(parts):
+            there = pickle.loads(pickle.dumps((work, part)))
+            yield pickle.loads(pickle.dumps(there[0](there[1])))
+
+    source = case_folder("mq-53-upgrade")
+    for name, run in (("here", run_here), ("elsewhere", elsewhere)):
+        export(source, tmp_path / name, "commitlog", run=run)
+    for folder in ("commitlog", "consumequeue"):
+        assert digests(tmp_path / "elsewhere" / folder) == digests(tmp_path / "here" / folder)
+
+
+@pytest.mark.parametrize("at", [10, 100])
+def test_what_reads_back_otherwise_than_it_was_written_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    three_files(tmp_path / "store")
+    write = DirectFile._write
+
+    def write_wrong(file: DirectFile, data: memoryview, offset: int) -> None:
+        data[:at] = b"\xff" * at
+        write(file, data, offset)
+
+    monkeypatch.setattr(DirectFile, "_write", write_wrong)
+    with pytest.raises(StoreError, match="as they were written, found others: check the disk"):
+        export(tmp_path / "store", tmp_path / "target", "commitlog")
+    assert not list((tmp_path / "target").rglob("0*"))
+
+
+def test_a_source_that_changes_meanwhile_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bytes are read once more where offsets are preserved."""
+    store = three_files(tmp_path / "store")
+    log_bytes = commit_log_part._log_bytes
+
+    def changed(*given: Any) -> Any:
+        change(Path(store.segments[0].path), 300)
+        return log_bytes(*given)
+
+    monkeypatch.setattr(commit_log_part, "_log_bytes", changed)
+    with pytest.raises(StoreError, match="expected intact messages, found at 0: expected message CRC"):
+        export(tmp_path / "store", tmp_path / "target", "commitlog", preserveOffsets=True)
+
+
+@pytest.mark.parametrize(
+    ("at", "text"),
+    [
+        (48 + 91 + 2, "expected intact messages, found at 0: expected message CRC"),
+        (48, "that stood there before, found other bytes"),
+    ],
+    ids=["in its body", "in its size"],
+)
+def test_a_message_that_changes_after_it_was_checked_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str, at: int, text: str
+) -> None:
+    store = three_files(tmp_path / "store")
+    spans_of_messages = offsets.spans_of_messages
+
+    def changed(*given: Any) -> Any:
+        for span in spans_of_messages(*given):
+            change(Path(store.segments[0].path), at)
+            yield span
+
+    monkeypatch.setattr(offsets, "spans_of_messages", changed)
+    with pytest.raises(StoreError, match=text):
+        export(tmp_path / "store", tmp_path / "target", "commitlog", engine=engine)
+    assert not list((tmp_path / "target").rglob("0*"))
+
+
+def test_a_long_gap_is_filled_by_messages_that_nobody_gets(tmp_path: Path) -> None:
+    """A filler has a limit that a broker's messages have."""
+    size = 8 << 20
+    root = tmp_path / "store"
+    payloads = [mq_message(queue_offset=0), mq_message(body=bytes(3 << 20)), mq_message(queue_offset=2)]
+    store = write_dledger(root, payloads, file_size=size)
+    change(Path(store.segments[0].path), store.rows[1]["pos"] + 1000)
+    export(root, tmp_path / "target", "commitlog", preserveOffsets=True)
+    log = dl.open_log(str(tmp_path / "target" / "commitlog"))
+    rows = [row for batch in log.scan(["topic", "transaction", "size", "pos"]) for row in batch.to_pylist()]
+    fillers = [row for row in rows if row["topic"] == FILLER]
+    assert len(fillers) == 4
+    assert {row["transaction"] for row in fillers} == {"rollback"}
+    assert rows[-1]["pos"] == store.rows[-1]["commitLogOffset"]
+    assert [queue.topic for queue in queues(tmp_path / "target")] == ["TopicTest"]
+
+
+def test_the_least_filler_is_a_message_with_an_empty_body() -> None:
+    assert len(encode_message(FILLER_TOPIC, b"", 0, property_crc=True)) == LEAST_FILLER

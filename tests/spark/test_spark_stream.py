@@ -1,0 +1,363 @@
+"""The stream source in Spark: micro-batches, limits, restarts at every point, and errors as a user sees them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pyspark
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from pyspark_dledger.log.tail.tail import NOTHING, TailOffset
+from pyspark_dledger.spark.source import DLedgerDataSource
+from pyspark_dledger.spark.stream.stream_reader import _Reached
+from pyspark_dledger.store.mmap_file_store import MmapFileStore
+from tests.log.test_tail import commit, forget
+from tests.support.crashes import body_of
+from tests.support.stores import bodies, opened
+
+PYSPARK = tuple(int(part) for part in pyspark.__version__.split(".")[:2])
+# Spark gives a Python process ten seconds to start, which a machine under load may not do.
+NO_WORKER = "Python worker failed to connect back"
+MOST_TRIES = 5
+HAS_LIMITS = PYSPARK >= (4, 2)
+needs_limits = pytest.mark.skipif(not HAS_LIMITS, reason="PySpark 4.0 and 4.1 give a Python source no limit")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[MmapFileStore]:
+    """Twenty entries, five in a file, committed up to 11."""
+    found = opened(tmp_path / "store")
+    found.save_term(1, "n0")
+    found.append_as_leader(bodies(0, 20), 1)
+    commit(found, 11)
+    yield found
+    found.shutdown()
+
+
+class Sink:
+    """A ``foreachBatch`` that keeps each micro-batch under its id, once; a batch that comes again has the same rows."""
+
+    def __init__(self) -> None:
+        self.batches: dict[int, list[int]] = {}
+        self.fault: str | None = None
+
+    def __call__(self, frame: DataFrame, number: int) -> None:
+        self.trip("before the sink writes")
+        found = sorted(row[0] for row in frame.select("index").collect())
+        assert self.batches.setdefault(number, found) == found, "a batch that is tried again is the same"
+        self.trip("after the sink wrote")
+
+    def trip(self, point: str) -> None:
+        if self.fault == point:
+            self.fault = None
+            raise RuntimeError(point)
+
+    @property
+    def rows(self) -> list[int]:
+        return [index for number in sorted(self.batches) for index in self.batches[number]]
+
+
+class Streams:
+    """Starts queries over one store with one checkpoint."""
+
+    def __init__(self, spark: SparkSession, store: MmapFileStore, folder: Path) -> None:
+        self.spark = spark
+        self.path = str(store.config.base_dir)
+        self.checkpoint = str(folder / "checkpoint")
+        self.sink = Sink()
+        self.queries: list[StreamingQuery] = []
+
+    def start(self, source: str = "dledger", trigger: dict[str, Any] | None = None, **options: Any) -> StreamingQuery:
+        frame = self.spark.readStream.format(source).options(**options).load(self.path)
+        writer = frame.writeStream.foreachBatch(self.sink).option("checkpointLocation", self.checkpoint)
+        query = writer.trigger(**(trigger or {"availableNow": True})).start()
+        self.queries.append(query)
+        return query
+
+    def run(self, source: str = "dledger", **options: Any) -> StreamingQuery:
+        """A query of all that is there, to its end."""
+        for _ in range(MOST_TRIES):
+            query = self.start(source, **options)
+            try:
+                assert query.awaitTermination(300)
+            except StreamingQueryException as error:
+                if NO_WORKER not in str(error):
+                    raise
+            else:
+                return query
+        raise AssertionError(f"{NO_WORKER} {MOST_TRIES} times")
+
+
+@pytest.fixture
+def streams(spark: SparkSession, store: MmapFileStore, tmp_path: Path) -> Iterator[Streams]:
+    found = Streams(spark, store, tmp_path)
+    yield found
+    for query in found.queries:
+        query.stop()
+
+
+def wait_for(is_done: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 240
+    while not is_done():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+# Micro-batches
+
+
+@needs_limits
+def test_a_trigger_reads_no_more_than_its_limits(streams: Streams) -> None:
+    streams.run(startingOffsets="earliest", maxOffsetsPerTrigger=5, maxBytesPerTrigger=4 * 148)
+    assert streams.sink.batches == {0: [0, 1, 2, 3], 1: [4, 5, 6, 7], 2: [8, 9, 10, 11]}
+
+
+@needs_limits
+def test_bytes_alone_limit_a_trigger(streams: Streams) -> None:
+    streams.run(startingOffsets="earliest", maxBytesPerTrigger=6 * 148)
+    assert streams.sink.batches == {0: list(range(6)), 1: list(range(6, 12))}
+
+
+@pytest.mark.smoke
+def test_a_stream_goes_on_where_it_stopped(streams: Streams, store: MmapFileStore) -> None:
+    streams.run(startingOffsets="earliest")
+    commit(store, 14)
+    streams.run(startingOffsets="earliest")
+    streams.run(startingOffsets="earliest")
+    assert streams.sink.rows == list(range(15))
+
+
+@pytest.mark.smoke
+def test_by_default_a_stream_begins_with_what_comes_and_its_progress_tells_how_far_it_is(
+    streams: Streams, store: MmapFileStore
+) -> None:
+    query = streams.start(trigger={"processingTime": "0 seconds"})
+    query.processAllAvailable()
+    assert streams.sink.rows == []
+    for last in (13, 14, 19):
+        commit(store, last)
+        wait_for(lambda wanted=list(range(12, last + 1)): streams.sink.rows == wanted)
+    query.processAllAvailable()
+    source = json.loads(query.lastProgress.json)["sources"][0]
+    assert source["endOffset"]["index"] == 19
+    if HAS_LIMITS:
+        assert source["latestOffset"] == {"committed": 19, "end": 19, "lagEntries": 0, "lagBytes": 0}
+
+
+def test_a_schema_and_filters_choose_rows_and_columns(
+    spark: SparkSession, case_folder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """From old CommitLog over dividedCommitlogOffset into DLedger, into files."""
+    path, out = str(case_folder("mq-53-upgrade")), str(tmp_path / "out")
+    reader = spark.readStream.format("dledger").schema("TOPIC string, pos long, index long")
+    frame = reader.options(startingOffsets="earliest", topic="OrderTopic").load(path)
+    writer = frame.writeStream.format("parquet").option("checkpointLocation", str(tmp_path / "checkpoint"))
+    query = writer.trigger(availableNow=True).start(out)
+    assert query.awaitTermination(60)
+    batch = spark.read.format("dledger").option("topic", "OrderTopic").schema(frame.schema).load(path)
+    found = spark.read.parquet(out)
+    assert found.columns == ["TOPIC", "pos", "index"]
+    assert sorted(map(tuple, found.collect())) == sorted(map(tuple, batch.collect()))
+
+
+def test_a_store_that_another_process_writes_is_read_once(
+    spark: SparkSession, tmp_path: Path, streams: Streams
+) -> None:
+    streams.path = str(tmp_path / "written")
+    code = "\n".join((
+        "import sys, time",
+        "from pathlib import Path",
+        "from tests.support.crashes import body_of, config",
+        "from pyspark_dledger.store.mmap_file_store import MmapFileStore",
+        "store = MmapFileStore(config(Path(sys.argv[1]), 'async'))",
+        "store.startup(services=True)",
+        "store.save_term(1, 'n0')",
+        "for first in range(0, 3000, 30):",
+        "    store.append_as_leader([body_of(first + number, 0) for number in range(30)], 1)",
+        "    store.update_committed_index(1, store.ledger_end_index)",
+        "    time.sleep(0.02)",
+        "store.shutdown()",
+    ))  # fmt: skip
+    root = Path(__file__).resolve().parent.parent.parent
+    writer = subprocess.Popen([sys.executable, "-c", code, streams.path], cwd=root)
+    try:
+        wait_for((Path(streams.path) / "dledger-n0" / "data").is_dir)
+        found: list[tuple[int, bytes]] = []
+        frame = spark.readStream.format("dledger").option("startingOffsets", "earliest").load(streams.path)
+
+        def keep(batch: DataFrame, _: int) -> None:
+            found.extend((row[0], bytes(row[1])) for row in batch.select("index", "body").collect())
+
+        query = frame.writeStream.foreachBatch(keep).option("checkpointLocation", streams.checkpoint).start()
+        streams.queries.append(query)
+        wait_for(lambda: len(found) >= 3000)
+        query.processAllAvailable()
+    finally:
+        writer.kill()
+        writer.wait()
+    assert found == [(index, body_of(index, 0)) for index in range(3000)]
+
+
+# Restarts
+
+
+def faulty(folder: Path) -> type[DLedgerDataSource]:
+    """The source as ``faulty``: fails once, or is killed, at each point for which there is a file in `folder`."""
+
+    def trip(point: str) -> None:
+        with suppress(FileNotFoundError):
+            how = (folder / point).read_text()
+            (folder / point).unlink()
+            if how == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise RuntimeError(f"fault at {point}")
+
+    class Faulty(DLedgerDataSource):
+        @classmethod
+        def name(cls) -> str:
+            return "faulty"
+
+        def streamReader(self, schema: Any) -> Any:  # noqa: N802 - Spark's name
+            reader = super().streamReader(schema)
+
+            class FaultyReader(type(reader)):  # type: ignore[misc]
+                def initialOffset(self) -> Any:  # noqa: N802
+                    trip("initialOffset")
+                    return super().initialOffset()
+
+                def latestOffset(self, start: Any = None, limit: Any = None) -> Any:  # noqa: N802
+                    trip("before latestOffset")
+                    found = super().latestOffset(start, limit)
+                    trip("after latestOffset")
+                    return found
+
+                def partitions(self, start: Any, end: Any) -> Any:
+                    trip("before partitions")
+                    found = super().partitions(start, end)
+                    trip("after partitions")
+                    return found
+
+                def read(self, partition: Any) -> Any:
+                    for batch in super().read(partition):
+                        trip("read")
+                        yield batch
+
+                def commit(self, end: Any) -> None:
+                    trip("commit")
+                    super().commit(end)
+
+            reader.__class__ = FaultyReader
+            return reader
+
+    return Faulty
+
+
+POINTS = ["after latestOffset", "after partitions", "read", "after the sink wrote", "commit"]
+if os.environ.get("DLEDGER_SINK_FAULTS"):
+    # Where a batch was planned once, Spark does not ask for the initial offset again.
+    POINTS = ["initialOffset", "before latestOffset", *POINTS, "before partitions", "before the sink writes"]
+
+
+def test_a_stream_that_fails_anywhere_gives_every_row_once(
+    spark: SparkSession, streams: Streams, store: MmapFileStore, tmp_path: Path
+) -> None:
+    """One point of a micro-batch after the other, first of the first one; the source's processes are also killed.
+
+    What Spark cannot tell from one of these points is added by `make sink-faults`.
+    """
+    faults = tmp_path / "faults"
+    faults.mkdir()
+    spark.dataSource.register(faulty(faults))
+    options = {"startingOffsets": "earliest"} | ({"maxOffsetsPerTrigger": "4"} if HAS_LIMITS else {})
+    kills = {"after latestOffset": "kill", "read": "kill"}
+    failed = []
+    for point in POINTS:
+        if "sink" in point:
+            streams.sink.fault = point
+        else:
+            (faults / point).write_text(kills.get(point, "raise"))
+        with pytest.raises(StreamingQueryException):
+            streams.run("faulty", **options)
+        assert not list(faults.iterdir()) and streams.sink.fault is None, "the fault was met"
+        failed.append(point)
+        # A later batch fails, too: the log has grown meanwhile.
+        store.append_as_leader(bodies(store.ledger_end_index + 1, 6), 1)
+        commit(store, store.ledger_end_index)
+    assert failed == POINTS
+    streams.run("faulty", **options)
+    assert streams.sink.rows == list(range(store.ledger_end_index + 1))
+
+
+@pytest.mark.smoke
+def test_a_first_batch_that_fails_does_not_move_the_start(streams: Streams, store: MmapFileStore) -> None:
+    streams.sink.fault = "before the sink writes"
+    with pytest.raises(StreamingQueryException):
+        streams.run(startingOffsets="latest")
+    commit(store, 15)
+    streams.run(startingOffsets="latest")
+    if not HAS_LIMITS:
+        # There a run with AvailableNow that repeats a batch ends with that one.
+        streams.run(startingOffsets="latest")
+    assert streams.sink.rows == [12, 13, 14, 15]
+
+
+def test_without_limits_a_first_end_below_the_start_is_an_empty_batch() -> None:
+    """As PySpark 4.0 and 4.1 call it after a restart, when less is known to be committed than before."""
+    old, low, new, newer = (TailOffset(index, 1, 100 * index, 7) for index in (9, 5, 12, 15))
+    reached = _Reached()
+    assert reached.start_of(old, low) == low
+    assert reached.offset == old
+    assert reached.start_of(low, new) == old
+    assert reached.start_of(low, new) == old, "planned again"
+    assert reached.start_of(new, newer) == new
+    fresh = _Reached()
+    assert (fresh.start_of(NOTHING, old), fresh.offset) == (NOTHING, old)
+
+
+# Errors
+
+
+def test_lost_data_fails_the_query_unless_it_may_be_lost(streams: Streams, store: MmapFileStore) -> None:
+    streams.run(startingOffsets="earliest")
+    forget(store, 8)
+    store.append_as_leader(bodies(1000, 6), 1)
+    commit(store, 14)
+    with pytest.raises(StreamingQueryException, match=r"expected index 11 .* set failOnDataLoss=false"):
+        streams.run()
+    streams.run(failOnDataLoss="false")
+    store.append_as_leader(bodies(15, 2), 1)
+    commit(store, 16)
+    streams.run()
+    assert streams.sink.rows == list(range(17)), "behind index 11 the log goes on"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"endingOffsets": "5"}, "option endingOffsets is for a batch"),
+        ({"startingOffset": "5"}, "unknown option startingoffset: the nearest is startingOffsets"),
+        ({"table": "segments"}, "expected table log for a stream, found segments"),
+    ],
+)
+def test_what_a_stream_cannot_honour_is_said_at_start(streams: Streams, options: dict[str, str], message: str) -> None:
+    with pytest.raises(Exception, match=message):
+        streams.run(**options)
+
+
+@pytest.mark.skipif(HAS_LIMITS, reason="limits are kept")
+@pytest.mark.smoke
+def test_limits_are_refused_where_spark_has_none(streams: Streams) -> None:
+    with pytest.raises(Exception, match=r"maxOffsetsPerTrigger .* need PySpark 4\.2"):
+        streams.run(maxOffsetsPerTrigger=5)

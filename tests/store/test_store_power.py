@@ -1,0 +1,222 @@
+"""What a loss of power leaves of a store with flush="sync", and what its units that wait in memory mean for others."""
+
+from __future__ import annotations
+
+import mmap
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyspark_dledger.errors import StoreError
+from pyspark_dledger.format.layout import INDEX_UNIT_SIZE
+from pyspark_dledger.store.files import mapped_files
+from pyspark_dledger.store.mmap_file_store import MmapFileStore
+from pyspark_dledger.store.recovery.recover import Recovery
+from tests.store.test_store_files import Disk
+from tests.support.power import one_run
+from tests.support.stores import (
+    FILE,
+    abandoned,
+    bodies,
+    content,
+    data_files,
+    entries,
+    findings,
+    index_files,
+    opened,
+    reopened,
+)
+
+
+@pytest.mark.parametrize("first", range(0, 200, 50))
+def test_loss_of_power(tmp_path: Path, first: int) -> None:
+    assert sum(one_run(seed, tmp_path) for seed in range(first, first + 50)) > 50
+
+
+def early_units(store: MmapFileStore, units: bytes, _: bool) -> None:
+    store._index.write(store._next_index * INDEX_UNIT_SIZE, units)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "broken", "problem"),
+    [
+        (MmapFileStore, "_write_units", early_units, "nobody appended"),
+        (MmapFileStore, "_is_like_torn", lambda *_: False, "acknowledged"),
+        (Recovery, "_torn_cut", lambda _, end: end, "nobody appended"),
+        (Recovery, "_sync_found", lambda recovery, _: recovery._data.sync(), "nobody appended|acknowledged"),
+    ],
+)
+def test_what_the_order_prevents_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: type, name: str, broken: Any, problem: str
+) -> None:
+    """Losses of power find a store that keeps another order."""
+    monkeypatch.setattr(owner, name, broken)
+    with pytest.raises(AssertionError, match=problem):
+        sum(one_run(seed, tmp_path) for seed in range(300))
+
+
+def index_units(store: MmapFileStore) -> int:
+    """How many units the index files hold."""
+    found = b"".join(content(index_files(store)).values())
+    return sum(
+        bool(found[start : start + INDEX_UNIT_SIZE].strip(b"\0")) for start in range(0, len(found), INDEX_UNIT_SIZE)
+    )
+
+
+def test_units_reach_the_index_behind_their_data(tmp_path: Path) -> None:
+    store = opened(tmp_path, flush="sync")
+    store.append_as_leader(bodies(0, 7))
+    assert index_units(store) == 0
+    assert [entry.body for entry in entries(store)] == bodies(0, 7)
+    assert store.read(1, 1 << 20).last_index == 4
+    assert store.flush() == 6
+    assert index_units(store) == 7
+    store.append_as_leader(bodies(7, 10))
+    store.truncate(9)
+    store.append_as_leader(bodies(9, 2))
+    assert [entry.body for entry in entries(store)] == bodies(0, 11)
+    assert (index_units(store), store.term_at(10)) == (7, 0)
+    again = abandoned(store)
+    assert [entry.body for entry in entries(again)] == bodies(0, 11)
+    again.shutdown()
+    assert findings(again) == []
+
+
+def test_index_is_synced_before_zeros_are_acknowledged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = opened(tmp_path, flush="sync", data_file_size=1 << 16)
+    synced: list[str] = []
+    sync = mapped_files.MappedFile.sync
+    monkeypatch.setattr(
+        mapped_files.MappedFile, "sync", lambda file: (synced.append(file.path.parent.name), sync(file))
+    )
+
+    def flush() -> list[str]:
+        synced.clear()
+        store.flush()
+        return list(synced)
+
+    store.append_as_leader(bodies(0, 3))
+    assert flush() == ["data", "index"], "the first flush tells where the log begins"
+    store.append_as_leader(bodies(3, 3))
+    assert flush() == ["data"]
+    store.append_as_leader([bytes(600)])
+    assert flush() == ["data", "index"]
+    store.append_as_leader(bodies(7, 1))
+    assert flush() == ["data"]
+    store.write_checkpoint()
+    assert synced == ["data", "index"]
+    store.shutdown()
+
+
+def test_full_disk_leaves_units_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is durable without its unit is acknowledged, entries that look torn only once their units are."""
+    store = opened(tmp_path, flush="sync")
+    store.append_as_leader(bodies(0, 2))
+    store.flush()
+    store.append_as_leader(bodies(2, 2))
+    disk = Disk(monkeypatch)
+    disk.left = 0
+    assert store.flush() == 3
+    disk.left = None
+    store.append_as_leader([bytes(600)])
+    disk.left = 0
+    assert store.flush() == 3
+    assert store.needs_flush
+    disk.left = None
+    assert store.flush() == 4
+    again = reopened(store)
+    assert [entry.body for entry in entries(again)] == [*bodies(0, 4), bytes(600)]
+    again.shutdown()
+
+
+def test_killed_store_makes_what_it_kept_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that was killed may have left entries that only the system's memory holds."""
+    store = opened(tmp_path, flush="sync")
+    store.append_as_leader(bodies(0, 12))
+    synced: list[str] = []
+    monkeypatch.setattr("pyspark_dledger.store.recovery.recover.sync_file", lambda file: synced.append(file.name))
+    again = abandoned(store)
+    assert again.flushed_index == 11
+    assert {file.name for file in data_files(again)} <= set(synced)
+
+
+# Beside the flush thread.
+
+
+def test_file_is_mapped_while_another_thread_closes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The flush thread closes the descriptor of a file that is not the last any more at any moment."""
+    store = opened(tmp_path)
+    store.append_as_leader(bodies(0, 7))
+    real = mmap.mmap
+
+    def closing(descriptor: int, *given: Any, **named: Any) -> mmap.mmap:
+        store.flush()
+        other = (tmp_path / "other").open("wb")  # takes the number that was let go
+        try:
+            return real(descriptor, *given, **named)
+        finally:
+            other.close()
+
+    monkeypatch.setattr(mapped_files.mmap, "mmap", closing)
+    assert [entry.body for entry in entries(store)] == bodies(0, 7)
+    store.shutdown()
+
+
+def test_folder_is_synced_behind_the_file_that_was_created(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A flush while a file is created does not take its name for durable."""
+    store = opened(tmp_path)
+    store.append_as_leader(bodies(0, 2))
+    create, sync_dir = mapped_files.MappedFile.create, mapped_files.sync_dir
+    seen: list[int] = []
+
+    def creating(file: mapped_files.MappedFile) -> None:
+        store.flush()
+        create(file)
+
+    def syncing(folder: Path) -> None:
+        if folder.name == "data":
+            seen.append(len(list(folder.iterdir())))
+        sync_dir(folder)
+
+    monkeypatch.setattr(mapped_files.MappedFile, "create", creating)
+    monkeypatch.setattr(mapped_files, "sync_dir", syncing)
+    store.append_as_leader(bodies(2, 6))
+    store.flush()
+    assert seen[-1] == 2
+    store.shutdown()
+
+
+@pytest.mark.parametrize("flush", ["sync", "async"])
+def test_appends_and_reads_over_many_files_beside_flushes(tmp_path: Path, flush: str) -> None:
+    """Files roll, are mapped and read while another thread syncs and closes them."""
+    store = opened(tmp_path, flush=flush)
+    stop = threading.Event()
+    problems: list[Exception] = []
+
+    def repeat() -> None:
+        try:
+            while not stop.is_set():
+                store.flush()
+        except (OSError, StoreError) as error:
+            problems.append(error)
+
+    thread = threading.Thread(target=repeat)
+    thread.start()
+    try:
+        for first in range(0, 600, 6):
+            store.append_as_leader(bodies(first, 6))
+            for index in (first // 2, first + 5):
+                assert store.get(index).body == bodies(index, 1)[0]
+            if first % 60 == 0:
+                store.truncate(first + 3)
+                store.append_as_leader(bodies(first + 3, 3))
+    finally:
+        stop.set()
+        thread.join()
+    assert problems == []
+    assert store.end_pos > 100 * FILE
+    again = reopened(store)
+    assert [entry.body for entry in entries(again)] == bodies(0, 600)
+    again.shutdown()

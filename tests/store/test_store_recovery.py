@@ -1,0 +1,370 @@
+"""What a store does with damage: it cuts a torn tail, refuses to lose more, and repairs when it is told to."""
+
+from __future__ import annotations
+
+import random
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from pyspark_dledger.errors import StoreError
+from pyspark_dledger.format.codec import encode_entry
+from pyspark_dledger.store.mmap_file_store import MmapFileStore
+from pyspark_dledger.store.store_config import StoreConfig
+from tests.interop import damages
+from tests.interop.damages import Damage
+from tests.support.golden import fingerprint, unpack
+from tests.support.stores import (
+    FILE,
+    abandoned,
+    bodies,
+    change,
+    content,
+    data_files,
+    entries,
+    findings,
+    index_files,
+    opened,
+)
+
+RECORDED = damages.recorded()
+# Damage that no cut at an index can mend.
+ONLY_A_COPY_HELPS = {"last-file-cut", "middle-file-too-long", "delete-middle-data-file"}
+REFUSED = ONLY_A_COPY_HELPS | {
+    *("magic-last-file-first-entry", "size-last-file-middle-entry", "index-last-entry", "swap-middle-files"),
+    *("bodylen-last-file-middle-entry", "term-up-last-file-middle-entry", "index-second-last-file-middle-entry"),
+    *("pos-second-last-file-first-entry", "blank-magic-second-last-file", "magic-third-last-file-first-entry"),
+    *("magic-third-last-file-middle-entry", "magic-first-file-first-entry", "zero-first-page-last-file"),
+    *("delete-last-data-file", "checkpoint-committed-above-end"),
+}
+COMMITTED = 2999
+
+
+@pytest.fixture(scope="module")
+def raw_single(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return unpack("raw-single", tmp_path_factory.mktemp("raw-single")) / "dledger-n0"
+
+
+@pytest.fixture
+def damaged(case: Damage, raw_single: Path, tmp_path: Path) -> MmapFileStore:
+    """Our store on a damaged copy, not started."""
+    node = damages.copy_store(raw_single, tmp_path)
+    damages.apply(list(case.operations), node)
+    return MmapFileStore(StoreConfig(node.parent, self_id=node.name.removeprefix("dledger-")))
+
+
+def store_files(store: MmapFileStore) -> dict[str, tuple[int, int, int]]:
+    node = store.config.node_dir
+    return {name: found for name, found in fingerprint(node).items() if name.startswith(("data/", "index/"))}
+
+
+@pytest.mark.parametrize("case", RECORDED, ids=lambda case: case.name)
+def test_recorded_damage_opens_or_is_refused_and_loses_nothing(damaged: MmapFileStore, case: Damage) -> None:
+    before = store_files(damaged)
+    if case.name in REFUSED:
+        with pytest.raises(StoreError, match=r"expected .* found .*: (copy|give up)"):
+            damaged.startup()
+        assert store_files(damaged) == before
+        return
+    damaged.startup()
+    assert damaged.ledger_end_index >= COMMITTED
+    damaged.append_as_leader([b"more"])
+    assert damaged.get(damaged.ledger_end_index).body == b"more"
+    damaged.shutdown()
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in RECORDED if case.name in REFUSED - ONLY_A_COPY_HELPS], ids=lambda case: case.name
+)
+def test_repair_that_an_error_names_keeps_what_it_cuts(damaged: MmapFileStore) -> None:
+    with pytest.raises(StoreError) as refused:
+        damaged.startup()
+    named = re.search(r"--truncate-at (\d+)", str(refused.value))
+    assert named is not None
+    before = b"".join(content(data_files(damaged)).values())
+    config = StoreConfig(damaged.config.base_dir, self_id=damaged.config.self_id, truncate_at=int(named[1]))
+    store = MmapFileStore(config)
+    store.startup()
+    assert (store.ledger_end_index, store.committed_index) == (int(named[1]) - 1,) * 2
+    (side,) = store.config.node_dir.glob("cut-*.bin")
+    assert side.name == f"cut-{store.end_pos}-0.bin"
+    kept = before[: store.end_pos] + side.read_bytes()
+    assert kept.ljust(len(before), b"\0") == before
+    store.append_as_leader([b"more"] * 100)
+    store.shutdown()
+    assert findings(store) == []
+    with pytest.raises(StoreError, match="expected damage for --truncate-at"):
+        store.startup()
+
+
+def test_repair_before_the_damage(raw_single: Path, tmp_path: Path) -> None:
+    """An operator may give up more than the damage, to where another member ends."""
+    node = damages.copy_store(raw_single, tmp_path)
+    damages.apply(next(case for case in RECORDED if case.name == "zero-first-page-last-file").operations, node)
+    store = MmapFileStore(StoreConfig(node.parent, self_id=node.name.removeprefix("dledger-"), truncate_at=1000))
+    store.startup()
+    assert (store.ledger_end_index, store.committed_index) == (999, 999)
+    store.shutdown()
+
+
+@pytest.mark.parametrize("index", [2993, 5000])
+def test_repair_cannot_be_behind_the_damage(raw_single: Path, tmp_path: Path, index: int) -> None:
+    node = damages.copy_store(raw_single, tmp_path)
+    damages.apply(next(case for case in RECORDED if case.name == "zero-first-page-last-file").operations, node)
+    store = MmapFileStore(StoreConfig(node.parent, self_id=node.name.removeprefix("dledger-"), truncate_at=index))
+    with pytest.raises(StoreError, match=f"from 0 to 2992 for --truncate-at, found {index}"):
+        store.startup()
+
+
+def test_repair_needs_damage(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    store.append_as_leader(bodies(0, 12))
+    store.shutdown()
+    with pytest.raises(
+        StoreError, match="expected damage for --truncate-at 5 to repair, found none up to the end at 11"
+    ):
+        opened(tmp_path, truncate_at=5)
+    assert opened(tmp_path).ledger_end_index == 11
+
+
+def test_lost_data_of_a_committed_log_can_be_given_up(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    store.append_as_leader(bodies(0, 12))
+    store.update_committed_index(0, 11)
+    store.shutdown()
+    for file in data_files(store):
+        file.unlink()
+    with pytest.raises(StoreError, match=r"11, which is committed, found none.*--truncate-at 0"):
+        opened(tmp_path)
+    again = opened(tmp_path, truncate_at=0)
+    assert again.ledger_end_index == -1
+    again.shutdown()
+    opened(tmp_path).shutdown()
+
+
+# Above what is committed.
+
+
+def test_invalid_tail_above_the_committed_index_is_cut(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    store.append_as_leader(bodies(0, 33))
+    store.update_committed_index(0, 20)
+    store.shutdown()
+    change(data_files(store)[4], 2 * 148, b"damage")  # index 22
+    again = opened(tmp_path)
+    assert (again.ledger_end_index, again.committed_index, len(data_files(again))) == (21, 20, 5)
+    (side,) = again.config.node_dir.glob("cut-*.bin")
+    assert encode_entry(23, 0, 4 * FILE + 3 * 148, bodies(23, 1)[0]) in side.read_bytes()
+    again.append_as_leader(bodies(22, 9))
+    again.shutdown()
+    assert findings(again) == []
+
+
+def test_unreadable_checkpoint_matters_only_where_something_is_cut(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    store.append_as_leader(bodies(0, 33))
+    store.shutdown()
+    (tmp_path / "dledger-n0" / "checkpoint").write_text("committedIndex=many\n")
+    again = opened(tmp_path)
+    assert again.ledger_end_index == 32
+    again.shutdown()
+    (tmp_path / "dledger-n0" / "checkpoint").write_text("committedIndex=many\n")
+    change(data_files(store)[4], 2 * 148, b"damage")
+    with pytest.raises(StoreError, match="what is committed is not known"):
+        opened(tmp_path)
+
+
+def test_damage_that_is_no_tail_is_refused_even_if_nothing_is_known_to_be_committed(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    store.append_as_leader(bodies(0, 33))
+    store.shutdown()
+    change(data_files(store)[1], 0, b"damage")
+    with pytest.raises(StoreError, match="expected the entry of index 5, found "):
+        opened(tmp_path)
+
+
+# Torn tails.
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> MmapFileStore:
+    """Seven entries, flushed and committed, of a store that was killed then."""
+    store = opened(tmp_path / "base", data_file_size=64 * 1024)
+    store.append_as_leader(bodies(0, 7))
+    store.update_committed_index(0, 6)
+    store.flush()
+    store.write_checkpoint()
+    return store
+
+
+def batch(first: int, count: int) -> list[bytes]:
+    """Bodies of 0 to 5000 bytes without zeros."""
+    draw = random.Random(first)
+    return [(b"%d," % number) * draw.randrange(1000) for number in range(first, first + count)]
+
+
+@pytest.mark.parametrize("units", [0, 5, 29])
+@pytest.mark.parametrize("sectors", [0, 1, 2, 8, 30, 60, 90, 127])
+def test_write_that_was_killed(base: MmapFileStore, tmp_path: Path, sectors: int, units: int) -> None:
+    """The first sectors of a batch's data are written, and index units only once all data is."""
+    given = batch(7, 29)
+    shutil.copytree(base.config.base_dir, tmp_path / "copy")
+    base.append_as_leader(given)
+    start, wrote = 7 * 148, content(data_files(base))
+    store = StoreConfig(tmp_path / "copy")
+    for name, data in wrote.items():
+        end = max(start, start - start % 512 + 512 * sectors) if units == 0 else base.end_pos
+        file = store.node_dir / "data" / name
+        file.write_bytes(data[: max(end - int(name), 0)].ljust(len(data), b"\0"))
+    index = b"".join(content(index_files(base)).values())
+    folder = store.node_dir / "index"
+    for number in range(-(-(7 + units) // 10)):
+        data = index[320 * number : min(320 * (number + 1), 32 * (7 + units))]
+        (folder / f"{320 * number:020}").write_bytes(data.ljust(320, b"\0"))
+    again = opened(tmp_path / "copy")
+    found = [entry.body for entry in entries(again)]
+    assert found == (bodies(0, 7) + given)[: len(found)]
+    assert len(found) >= 7
+    if units:
+        assert len(found) == 7 + len(given)
+    again.append_as_leader(bodies(50, 50))
+    again.shutdown()
+    assert findings(again) == []
+
+
+def test_sectors_that_a_loss_of_power_took(base: MmapFileStore, tmp_path: Path) -> None:
+    """Any sectors of what was not flushed may be missing; entries come back whole or not at all."""
+    given = batch(7, 29)
+    base.append_as_leader(given)
+    start, wrote = 7 * 148, content(data_files(base))
+    shutil.rmtree(base.config.node_dir / "index")
+    draw = random.Random(5)
+    for attempt in range(60):
+        copy = tmp_path / f"copy{attempt}"
+        shutil.copytree(base.config.base_dir, copy)
+        lost = draw.sample(range(start // 512 + 1, base.end_pos // 512 + 1), draw.choice((1, 2, 20)))
+        for name, data in wrote.items():
+            damaged = bytearray(data)
+            for sector in lost:
+                at = sector * 512 - int(name)
+                if 0 <= at < len(data):
+                    damaged[at : at + 512] = bytes(512)
+            (copy / "dledger-n0" / "data" / name).write_bytes(damaged)
+        again = opened(copy)
+        found = [entry.body for entry in entries(again)]
+        assert found == (bodies(0, 7) + given)[: len(found)]
+        assert len(found) >= 7
+        again.shutdown()
+
+
+def test_zeros_in_a_body_are_kept_where_the_index_knows_the_entry(base: MmapFileStore) -> None:
+    base.append_as_leader([bytes(5000), b"a", bytes(3)])
+    again = abandoned(base)
+    assert [entry.body for entry in entries(again)][7:] == [bytes(5000), b"a", bytes(3)]
+    again.shutdown()
+
+
+def test_zeros_in_a_durable_body_are_kept_without_an_index(base: MmapFileStore) -> None:
+    """An operator deleted the index: nothing that the checkpoint knows to be durable can be torn."""
+    base.append_as_leader([bytes(5000), b"a", bytes(3)])
+    base.shutdown()
+    shutil.rmtree(base.config.node_dir / "index")
+    again = opened(base.config.base_dir)
+    assert [entry.body for entry in entries(again)][7:] == [bytes(5000), b"a", bytes(3)]
+    again.shutdown()
+
+
+def test_entry_of_zeros_that_nothing_vouches_for_is_cut(base: MmapFileStore) -> None:
+    base.append_as_leader([b"whole", bytes(600), b"behind"])
+    shutil.rmtree(base.config.node_dir / "index")
+    again = abandoned(base)
+    assert [entry.body for entry in entries(again)][7:] == [b"whole"]
+    again.shutdown()
+
+
+def test_blank_without_a_file_behind_it(tmp_path: Path) -> None:
+    """Killed between the blank and the next file."""
+    store = opened(tmp_path)
+    store.append_as_leader(bodies(0, 4))
+    change(data_files(store)[0], 4 * 148, b"\xff\xff\xff\xff" + (FILE - 4 * 148).to_bytes(4, "big"))
+    again = abandoned(store)
+    assert (again.ledger_end_index, again.end_pos) == (3, 4 * 148)
+    again.append_as_leader(bodies(4, 9))
+    again.shutdown()
+    assert findings(again) == []
+
+
+# The index.
+
+
+@pytest.mark.parametrize("damage", ["zeros", "noise", "short", "foreign size", "gone"])
+@pytest.mark.parametrize("number", [0, 1, 3])
+def test_index_is_made_to_say_what_the_data_says(tmp_path: Path, number: int, damage: str) -> None:
+    store = opened(tmp_path, data_file_size=4096)
+    store.append_as_leader(bodies(0, 38))
+    store.update_committed_index(0, 37)
+    store.shutdown()
+    files = index_files(store)
+    before = content(files)
+    if damage == "gone":
+        files[number].unlink()
+    else:
+        changed = {"zeros": bytes(320), "noise": b"\1" * 320, "short": bytes(100), "foreign size": bytes(640)}
+        files[number].write_bytes(changed[damage])
+    again = opened(tmp_path)
+    assert [entry.body for entry in entries(again)] == bodies(0, 38)
+    again.shutdown()
+    assert content(index_files(again)) == before
+
+
+def test_units_that_were_lost_far_before_the_end_are_made_anew(tmp_path: Path) -> None:
+    """A loss of power can take blocks of the index of many files, as far as no checkpoint says that it is durable."""
+    store = opened(tmp_path)
+    store.append_as_leader(bodies(0, 38))
+    store.flush()
+    before, file = content(index_files(store)), index_files(store)[0]
+    change(file, 7 * 32, bytes(64))
+    again = abandoned(store)
+    assert [entry.body for entry in entries(again)] == bodies(0, 38)
+    again.shutdown()
+    assert content(index_files(again)) == before
+
+
+def test_damage_far_before_the_end_is_refused_also_where_units_were_lost(tmp_path: Path) -> None:
+    """Only a torn tail is cut; what is far before it an operator gives up."""
+    store = opened(tmp_path)
+    store.append_as_leader(bodies(0, 38))
+    store.flush()
+    change(index_files(store)[0], 7 * 32, bytes(64))
+    change(data_files(store)[2], 148, b"damage")  # index 11
+    with pytest.raises(StoreError, match="expected the entry of index 11"):
+        abandoned(store)
+    assert opened(tmp_path, truncate_at=11).ledger_end_index == 10
+
+
+def test_units_behind_the_end_are_removed(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    store.append_as_leader(bodies(0, 33))
+    store.flush()
+    for file in data_files(store)[4:]:
+        file.unlink()
+    again = abandoned(store)
+    assert again.ledger_end_index == 19
+    again.shutdown()
+    assert findings(again) == []
+    assert [int(file.name) for file in index_files(again)] in ([0, 320], [0, 320, 640])
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("data/00000000000000000007", "multiple of 748"), ("data/00000000000000007480", "behind")],
+)
+def test_files_that_do_not_belong_to_the_log(tmp_path: Path, name: str, text: str) -> None:
+    store = opened(tmp_path)
+    store.append_as_leader(bodies(0, 12))
+    store.shutdown()
+    (store.config.node_dir / name).write_bytes(bytes(FILE))
+    with pytest.raises(StoreError, match=text):
+        opened(tmp_path)

@@ -1,0 +1,124 @@
+"""Kills a process that writes a store, at random moments, and looks at what the next one finds.
+
+``python -m tests.support.crashes --rounds N [--flush sync]`` runs it for as long as one likes. The writer appends
+batches of
+random sizes, raises the committed index, truncates and commits again, and says through a pipe what was acknowledged.
+What it said has to be there afterwards, and every entry has to be one that it wrote.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import select
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from pyspark_dledger.store.mmap_file_store import MmapFileStore
+from pyspark_dledger.store.store_config import StoreConfig
+
+
+def body_of(index: int, attempt: int) -> bytes:
+    """A body that tells its index and its attempt, without zeros, of up to 20,000 bytes."""
+    size = random.Random(f"{index}-{attempt}").choice((10, 100, 1000, 20_000))
+    return (b"%d/%d;" % (index, attempt) * size)[:size]
+
+
+def config(folder: Path, flush: str) -> StoreConfig:
+    return StoreConfig(
+        folder,
+        data_file_size=256 * 1024,
+        index_file_size=32 * 1024,
+        flush=flush,
+        flush_file_interval_ms=5,
+        check_point_interval_ms=20,
+    )
+
+
+def write(folder: Path, flush: str, attempt: int, told: int) -> None:
+    """Write until killed. Each line on `told`: the index up to which entries are acknowledged."""
+    store = MmapFileStore(config(folder, flush))
+    if flush == "sync":
+        store.on_flushed(lambda index: tell(told, min(index, store.committed_index)))
+    store.startup(services=True)
+    draw = random.Random(attempt)
+    while True:
+        first = store.ledger_end_index + 1
+        store.append_as_leader([body_of(first + number, attempt) for number in range(draw.randrange(1, 200))], attempt)
+        if draw.random() < 0.2:
+            store.truncate(draw.randrange(max(store.committed_index, first - 1) + 1, store.ledger_end_index + 1))
+        store.update_committed_index(attempt, store.ledger_end_index)
+        if flush == "async":
+            tell(told, store.committed_index)
+
+
+def tell(told: int, index: int) -> None:
+    os.write(told, b"%020d" % index)
+
+
+def check(folder: Path, flush: str, attempt: int, acknowledged: int) -> int:
+    """Open the store as the next process does. The index of its last entry."""
+    store = MmapFileStore(config(folder, flush))
+    store.startup()
+    assert store.ledger_end_index >= acknowledged, f"{acknowledged} was acknowledged, found {store.ledger_end_index}"
+    for index in range(store.ledger_end_index + 1):
+        entry = store.get(index)
+        assert 0 <= entry.term <= attempt, f"entry {index}: term {entry.term} in attempt {attempt}"
+        assert entry.body == body_of(index, entry.term), f"entry {index}: {entry.body[:40]!r} in attempt {attempt}"
+    end = store.ledger_end_index
+    store.save_term(attempt + 1, "n0")
+    store.shutdown()
+    return end
+
+
+def one_round(folder: Path, flush: str, attempt: int, draw: random.Random) -> int:
+    """One writer, killed while it starts or within a tenth of a second of work; what it acknowledged."""
+    reading, told = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            write(folder, flush, attempt, told)
+        finally:
+            os._exit(1)
+    os.close(told)
+    if draw.random() < 0.8:
+        select.select([reading], [], [], 10)
+    time.sleep(draw.uniform(0.0, 0.1))
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    acknowledged = -1
+    while data := os.read(reading, 20 * 4096):
+        acknowledged = max(acknowledged, int(data[-20:]))
+    os.close(reading)
+    return acknowledged
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--flush", choices=("sync", "async"), default="async")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--folder")
+    given = parser.parse_args()
+    draw = random.Random(given.seed)
+    folder = Path(tempfile.mkdtemp(prefix="crashes-", dir=given.folder))
+    kills = entries = 0
+    for attempt in range(given.rounds):
+        acknowledged = one_round(folder, given.flush, attempt, draw)
+        kills += acknowledged >= 0
+        end = check(folder, given.flush, attempt, acknowledged)
+        entries += end + 1
+        if end > 4000:
+            shutil.rmtree(folder)
+            folder.mkdir()
+    shutil.rmtree(folder)
+    sys.stdout.write(f"{given.rounds} killed, {kills} after they had acknowledged; {entries} entries looked at\n")
+
+
+if __name__ == "__main__":
+    main()

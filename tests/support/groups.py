@@ -1,0 +1,263 @@
+"""Groups of real nodes on loopback: in a thread of this process, or as processes of `dledger serve`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pyspark_dledger.format.encode.encoded import Bodies
+from pyspark_dledger.raft.messages import AppendRequest, MetadataRequest, Request, Response, Role
+from pyspark_dledger.raft.node import Node, NodeConfig
+from pyspark_dledger.raft.wire import Connection, ReceivedResponse, Refusal
+
+T = TypeVar("T")
+
+HOST = "127.0.0.1"
+# Elections soon, though not where a busy machine is slow for a second; and files that a test can fill.
+FAST = {"heart_beat_time_interval_ms": 500, "min_vote_interval_ms": 50, "max_vote_interval_ms": 300}
+# Where one election more does no harm.
+FASTER = {**FAST, "heart_beat_time_interval_ms": 150, "max_vote_interval_ms": 150}
+SMALL = {"data_file_size": 1 << 20, "index_file_size": 32 * 1024}
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of the loopback address that nobody listens on.
+
+    Below those that systems give to outgoing connections: one of these could take the port of a node that restarts.
+    """
+    ports: list[int] = []
+    for port in random.sample(range(20_000, 32_000), 12_000):
+        with suppress(OSError), socket.create_server((HOST, port)):
+            ports.append(port)
+        if len(ports) == count:
+            break
+    return ports
+
+
+def peers_text(ports: Iterable[int] | Mapping[str, int]) -> str:
+    """The string that says to DLedger where the members of a group listen: n0, n1 and so on, or as they are named."""
+    named = ports if isinstance(ports, Mapping) else {f"n{number}": port for number, port in enumerate(ports)}
+    return ";".join(f"{node}-{HOST}:{port}" for node, port in named.items())
+
+
+def eventually(check: Callable[[], T], seconds: float = 15.0) -> T:
+    """What `check` gives as soon as it is true; what it last gave, or raised, is the failure."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            if found := check():
+                return found
+            problem: BaseException = AssertionError(f"still {found!r} after {seconds} s")
+        except (AssertionError, OSError) as error:
+            problem = error
+        if time.monotonic() > deadline:
+            raise problem
+        time.sleep(0.02)
+
+
+def packed(*bodies: bytes) -> Bodies:
+    lengths = b"".join(len(body).to_bytes(4, "big") for body in bodies)
+    return Bodies(len(bodies), lengths + b"".join(bodies))
+
+
+class Caller:
+    """A plain blocking connection to one node, for one request at a time or several."""
+
+    def __init__(self, port: int, group: str = "g", remote_id: str = "n0", sock: socket.socket | None = None) -> None:
+        self.group, self.remote_id = group, remote_id
+        self.sock = sock or socket.create_connection((HOST, port), 5)
+        self.sock.settimeout(10)
+        self.wire = Connection()
+        self._answers: dict[int, Response | Refusal] = {}
+
+    def hello(self) -> Caller:
+        """Agree on binary frames."""
+        self.call(MetadataRequest())
+        assert self.wire.is_binary
+        return self
+
+    def send(self, request: Request) -> int:
+        request.group, request.remote_id = request.group or self.group, request.remote_id or self.remote_id
+        opaque, parts = self.wire.request(request)
+        self.sock.sendall(b"".join(parts))
+        return opaque
+
+    def receive(self, opaque: int) -> Any:
+        """The answer to that request."""
+        while opaque not in self._answers:
+            data = self.sock.recv(1 << 16)
+            if not data:
+                raise ConnectionResetError("closed")
+            for item in self.wire.feed(data):
+                assert isinstance(item, ReceivedResponse)
+                self._answers[item.opaque] = item.answer
+        return self._answers.pop(opaque)
+
+    def call(self, request: Request) -> Any:
+        return self.receive(self.send(request))
+
+    def append(self, *bodies: bytes) -> Any:
+        return self.call(AppendRequest(bodies=packed(*bodies)))
+
+    def is_closed(self) -> bool:
+        """Whether the other side ended it; waits for that."""
+        try:
+            while self.sock.recv(1 << 16):
+                pass
+        except ConnectionResetError:
+            return True
+        return True
+
+    def close(self) -> None:
+        self.sock.close()
+
+
+class Nodes:
+    """Nodes on an event loop in a thread of this process; ``application`` makes one for a node, by its id."""
+
+    def __init__(self, folder: Path, count: int, **options: Any) -> None:
+        self.folder = folder
+        self.ports = free_ports(count)
+        self.peers = peers_text(self.ports)
+        self.nodes: dict[str, Node] = {}
+        self._options = {"core_options": FAST, "store_options": SMALL, **options}
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+
+    @property
+    def ids(self) -> list[str]:
+        return [f"n{number}" for number in range(len(self.ports))]
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine in the nodes' loop."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
+
+    def start(self, *ids: str, **options: Any) -> Nodes:
+        """Start these, or all."""
+        for node_id in ids or self.ids:
+            settings: dict[str, Any] = {"group": "g", "peers": self.peers, "store": self.folder}
+            settings |= {**self._options, **options}
+            make_application = settings.pop("application", None)
+            application = None if make_application is None else make_application(node_id)
+            node = Node(NodeConfig(self_id=node_id, **settings), application)
+            self.run(node.start())
+            self.nodes[node_id] = node
+        return self
+
+    def stop(self, *ids: str) -> None:
+        for node_id in ids or list(self.nodes):
+            self.run(self.nodes.pop(node_id).stop())
+
+    def status(self, node_id: str) -> Mapping[str, Any]:
+        async def status() -> Mapping[str, Any]:
+            return self.nodes[node_id].status()
+
+        return self.run(status())
+
+    def leader(self, seconds: float = 15.0) -> str:
+        """The leader that every running node follows."""
+
+        def agreed() -> str | None:
+            found = [self.status(node_id) for node_id in self.nodes]
+            named = {(row["leaderId"], row["term"]) for row in found}
+            leader = found[0]["leaderId"]
+            if len(named) != 1 or leader not in self.nodes:
+                return None
+            return leader if self.status(leader)["role"] == Role.LEADER.value else None
+
+        leader = eventually(agreed, seconds)
+        assert leader is not None
+        return leader
+
+    def port(self, node_id: str) -> int:
+        return self.ports[self.ids.index(node_id)]
+
+    def caller(self, node_id: str) -> Caller:
+        return Caller(self.port(node_id), remote_id=node_id)
+
+    def close(self) -> None:
+        self.stop()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+        self._loop.close()
+
+
+@contextmanager
+def nodes(folder: Path, count: int, **options: Any) -> Iterator[Nodes]:
+    """A group that runs in this process, and is stopped at the end."""
+    group = Nodes(folder, count, **options)
+    try:
+        yield group.start()
+    finally:
+        group.close()
+
+
+class Served:
+    """A process of `dledger serve`."""
+
+    def __init__(self, node_id: str, peers: str, folder: Path, *flags: str) -> None:
+        line = [sys.executable, "-m", "pyspark_dledger", "serve", "--json", "--group", "g"]
+        line += ["--id", node_id, "--peers", peers, "--store", str(folder), "--data-file-size", "1m"]
+        for name, value in FAST.items():
+            first, *rest = name.removesuffix("_ms").split("_")
+            line += ["--set", f"{first}{''.join(map(str.capitalize, rest))}Ms={value}"]
+        line += flags
+        self.id = node_id
+        self.process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self._errors: list[str] = []
+        self._reader = threading.Thread(target=self._read_errors, daemon=True)
+        self._reader.start()
+
+    def _read_errors(self) -> None:
+        assert self.process.stderr is not None
+        self._errors.extend(self.process.stderr)
+
+    def ready(self) -> dict[str, Any]:
+        """The line that it prints when it listens."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, self.errors()
+        row: dict[str, Any] = json.loads(line)
+        return row
+
+    def errors(self) -> str:
+        """What it wrote to standard error, whole if it has ended."""
+        if self.process.poll() is not None:
+            self._reader.join(10)
+        return "".join(self._errors)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait(10)
+
+    def terminate(self) -> int:
+        """End it as a service manager does; the exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(20)
+
+    def pause(self) -> None:
+        os.kill(self.process.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        os.kill(self.process.pid, signal.SIGCONT)
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait(10)
+        for stream in (self.process.stdout, self.process.stderr):
+            if stream is not None:
+                stream.close()

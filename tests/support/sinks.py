@@ -1,0 +1,122 @@
+"""Processes of the embedded sink, without Spark, and what became of their logs."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyspark_dledger.errors import StoreError
+from pyspark_dledger.log import open_log
+from pyspark_dledger.raft.client import Client, connect
+from pyspark_dledger.spark.sink.embedded import SinkSettings
+from pyspark_dledger.spark.sink.launch import start
+from pyspark_dledger.spark.sink.lease import SinkGoneError, SinkProcess, ask, open_store
+from pyspark_dledger.store.mmap_file_store import MmapFileStore
+from pyspark_dledger.store.store_config import StoreConfig
+from tests.support.groups import SMALL, eventually
+
+SECRET = "s3cret" * 8
+
+
+class Sinks:
+    """Those of one test, all of which have ended behind it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._pids: list[int] = []
+
+    def start(self, **changed: Any) -> SinkProcess:
+        """A process with a store of small files; it ends with this one."""
+        sink = start(settings_of(self.root, **changed))
+        self._pids.append(sink.pid)
+        return sink
+
+    def close(self) -> None:
+        for pid in self._pids:
+            kill(pid)
+
+
+def settings_of(root: Path, **changed: Any) -> SinkSettings:
+    """Of a sink with a store of small files, which ends with this process."""
+    settings = SinkSettings(
+        root=str(root),
+        self_id="n0",
+        host="127.0.0.1",
+        secret=SECRET,
+        driver=os.getpid(),
+        lease_ms=30_000,
+        flush="sync",
+        data_file_size=SMALL["data_file_size"],
+        index_file_size=SMALL["index_file_size"],
+        is_message=False,
+        producer_id_expiry_ms=1000,
+    )
+    return settings._replace(**changed)
+
+
+@pytest.fixture
+def sinks(tmp_path: Path) -> Iterator[Sinks]:
+    found = Sinks(tmp_path / "log")
+    yield found
+    found.close()
+
+
+def kill(pid: int) -> None:
+    """What SIGKILL leaves."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+    assert eventually(lambda: not is_running(pid))
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process is there; one that ended and was not waited for yet is not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z"
+    except OSError:
+        return False
+
+
+@contextmanager
+def client_of(sink: SinkProcess) -> Iterator[Client]:
+    opened = open_store(sink)
+    with connect(opened.group, opened.peers, secret=sink.secret) as client:
+        yield client
+
+
+def end(sink: SinkProcess) -> None:
+    """As a commit does."""
+    ask(sink, "end")
+    assert eventually(lambda: not is_running(sink.pid))
+
+
+def is_gone(sink: SinkProcess) -> bool:
+    try:
+        ask(sink, "flush")
+    except SinkGoneError:
+        return True
+    return False
+
+
+def bodies(root: Path, *, all_committed: bool = True) -> list[bytes]:
+    """Every body of a log, which has no problem and is committed, in order."""
+    rows = [row for batch in open_log(root).scan(["kind", "committed", "problem", "body"]) for row in batch.to_pylist()]
+    assert {(row["kind"], row["problem"]) for row in rows} <= {("entry", None)}
+    assert not all_committed or all(row["committed"] for row in rows)
+    return [row["body"] for row in rows]
+
+
+def is_free(root: Path) -> bool:
+    """Whether nobody has the store open."""
+    store = MmapFileStore(StoreConfig(root, **SMALL))
+    try:
+        store.startup()
+    except StoreError:
+        return False
+    store.shutdown()
+    return True

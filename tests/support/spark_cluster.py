@@ -1,0 +1,153 @@
+"""A Spark standalone cluster on loopback: a master and workers, processes of their own, and drivers that use it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+import pyspark
+
+from tests.support.groups import HOST, eventually, free_ports
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+_SPARK_HOME = Path(pyspark.__file__).parent
+_MASTER = "org.apache.spark.deploy.master.Master"
+_WORKER = "org.apache.spark.deploy.worker.Worker"
+# Small, for a machine that has to hold all of them.
+_DAEMON_MEMORY, _EXECUTOR_MEMORY = "256m", "512m"
+# For Java processes that live for seconds: most of their time would go into compiling what they run.
+SHORT_LIVED = {"JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+
+
+class SparkCluster:
+    """A master and workers of one core each. ``folder`` holds what each said, and the executors' work folders."""
+
+    def __init__(self, folder: Path, workers: int) -> None:
+        self.folder = folder
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._python = _python_without_space(folder)
+        self._port, self._ui_port, *ports = free_ports(2 + workers)
+        at = ("--host", HOST, "--port", str(self._port), "--webui-port", str(self._ui_port))
+        self._start("master", _MASTER, *at)
+        for number, port in enumerate(ports):
+            name = f"worker{number}"
+            self._start(name, _WORKER, *self._worker_flags(name, port), self.url)
+
+    @property
+    def url(self) -> str:
+        return f"spark://{HOST}:{self._port}"
+
+    def ready(self, workers: int) -> SparkCluster:
+        """Waits until so many workers are registered."""
+        eventually(lambda: self._alive_workers() == workers, 180)
+        return self
+
+    def driver(self, script: Path, *arguments: str, **settings: str) -> subprocess.Popen[str]:
+        """Starts a driver: a Python program that uses `SparkSession.builder.getOrCreate()`. `settings` are Spark's.
+
+        In names of settings ``_`` stands for ``.``.
+        """
+        flags = {name.replace("_", "."): value for name, value in settings.items()}
+        flags = {**self._driver_settings(), **flags}
+        submit = " ".join(f"--conf {name}={value}" for name, value in flags.items())
+        environment = {**self._environment(), "PYSPARK_SUBMIT_ARGS": f"--master {self.url} {submit} pyspark-shell"}
+        return subprocess.Popen(
+            [self._python, str(script), *arguments],
+            cwd=ROOT,
+            env={**environment, "PYTHONPATH": str(ROOT)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def kill_worker(self, number: int) -> None:
+        """kill -9, with its executors and their Python workers."""
+        kill_tree(self._processes.pop(f"worker{number}"))
+
+    def close(self) -> None:
+        for process in reversed(list(self._processes.values())):
+            kill_tree(process)
+
+    def _worker_flags(self, name: str, port: int) -> tuple[str, ...]:
+        work = str(self.folder / name)
+        at = ("--host", HOST, "--port", str(port), "--webui-port", "0")
+        return (*at, "--cores", "1", "--memory", _EXECUTOR_MEMORY, "--work-dir", work)
+
+    def _start(self, name: str, *command: str) -> None:
+        line = [str(_SPARK_HOME / "bin" / "spark-class"), *command]
+        with (self.folder / f"{name}.log").open("ab") as log:
+            self._processes[name] = subprocess.Popen(
+                line, env=self._environment(), stdout=log, stderr=log, start_new_session=True
+            )
+
+    def _environment(self) -> dict[str, str]:
+        return {
+            **os.environ,
+            **SHORT_LIVED,
+            "SPARK_HOME": str(_SPARK_HOME),
+            "SPARK_DAEMON_MEMORY": _DAEMON_MEMORY,
+            "SPARK_LOCAL_IP": HOST,
+            "SPARK_CONF_DIR": str(ROOT / "examples" / "conf"),
+            "PYSPARK_PYTHON": self._python,
+        }
+
+    def _driver_settings(self) -> dict[str, str]:
+        return {
+            "spark.driver.host": HOST,
+            "spark.driver.bindAddress": HOST,
+            "spark.driver.memory": _EXECUTOR_MEMORY,
+            "spark.executor.memory": _EXECUTOR_MEMORY,
+            "spark.executor.cores": "1",
+            "spark.ui.enabled": "false",
+            "spark.ui.showConsoleProgress": "false",
+            "spark.sql.session.timeZone": "UTC",
+            "spark.sql.shuffle.partitions": "2",
+            "spark.sql.warehouse.dir": str(self.folder / "warehouse"),
+        }
+
+    def _alive_workers(self) -> int:
+        for name, process in self._processes.items():
+            assert process.poll() is None, f"{name} ended: {(self.folder / f'{name}.log').read_text()[-2000:]}"
+        with urllib.request.urlopen(f"http://{HOST}:{self._ui_port}/json/", timeout=5) as answer:
+            return answer.read().decode().count('"ALIVE"') - 1  # the master itself is alive, too
+
+
+def kill_tree(process: subprocess.Popen[bytes] | subprocess.Popen[str]) -> None:
+    """kill -9 for a process that was started by this one, and for all that it started."""
+    tree = [process.pid]
+    with suppress(psutil.NoSuchProcess):
+        tree += [child.pid for child in psutil.Process(process.pid).children(recursive=True)]
+    for pid in tree:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    process.wait(20)
+    for stream in (process.stdin, process.stdout, process.stderr):
+        if stream is not None:
+            stream.close()
+
+
+def _python_without_space(folder: Path) -> str:
+    """This Python by a path that Spark takes, which may hold no space; relative ones mean nothing to executors."""
+    link = folder / "environment"
+    link.symlink_to(sys.prefix, target_is_directory=True)
+    return str(link / "bin" / "python")
+
+
+@contextmanager
+def spark_cluster(folder: Path, workers: int = 2) -> Iterator[SparkCluster]:
+    """A cluster that is there, and is killed at the end."""
+    folder.mkdir(parents=True, exist_ok=True)
+    cluster = SparkCluster(folder, workers)
+    try:
+        yield cluster.ready(workers)
+    finally:
+        cluster.close()
