@@ -14,18 +14,18 @@ import pytest
 
 import pyspark_dledger as dl
 from pyspark_dledger.errors import DLedgerError, GroupError, IndexRangeError, StoreError, UnknownOutcomeError
-from pyspark_dledger.format.entries import Bodies
-from pyspark_dledger.log.consume_queue import queues, read_units, written_units
+from pyspark_dledger.format.encode.encoded import Bodies
+from pyspark_dledger.log.io.queue_files import queues, read_units, written_units
 from pyspark_dledger.raft.client import Client
 from pyspark_dledger.raft.client.results import Put
 from pyspark_dledger.raft.core import Core, CoreConfig, Reply, Send
 from pyspark_dledger.raft.messages import AppendRequest, Role, VoteRequest
+from pyspark_dledger.store.files.node_files import write_current_term
 from pyspark_dledger.store.mmap_file_store import MmapFileStore
-from pyspark_dledger.store.state import write_current_term
-from tests.groups import FASTER, SMALL, Nodes, eventually, nodes, packed, peers_text
 from tests.known_defects import DefectShown, should
-from tests.message_nodes import MessageNodes, message_nodes, puts, rows
-from tests.stores import change, opened
+from tests.support.groups import FASTER, SMALL, Nodes, eventually, nodes, packed, peers_text
+from tests.support.message_nodes import MessageNodes, message_nodes, puts, rows
+from tests.support.stores import change, opened
 
 _NOT_DONE = (GroupError, UnknownOutcomeError)
 

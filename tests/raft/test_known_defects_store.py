@@ -17,9 +17,9 @@ import pyspark_dledger as dl
 from pyspark_dledger.errors import DLedgerError, IndexRangeError, StoreError
 from pyspark_dledger.raft.client.outcomes import Outcome, outcome_of
 from pyspark_dledger.store.mmap_file_store import MmapFileStore
-from tests.groups import SMALL, Served, free_ports, nodes, peers_text
 from tests.known_defects import DefectShown, should
-from tests.stores import abandoned, bodies, change, data_files, entries, opened
+from tests.support.groups import SMALL, Served, free_ports, nodes, peers_text
+from tests.support.stores import abandoned, bodies, change, data_files, entries, opened
 
 _PWRITE = os.pwrite
 

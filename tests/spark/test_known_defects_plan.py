@@ -15,10 +15,10 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Inp
 from pyspark.sql.types import BinaryType, LongType, StructField, StructType
 
 import pyspark_dledger as dl
-from tests.generate import mq_message, write_dledger
 from tests.known_defects import DefectShown, should
 from tests.opened_files import opened_files
-from tests.stores import FILE, bodies, data_files, opened
+from tests.support.generate import mq_message, write_dledger
+from tests.support.stores import FILE, bodies, data_files, opened
 
 SCHEMA = StructType([StructField("index", LongType()), StructField("body", BinaryType())])
 COUNT = 50
