@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import random
+import resource
 import signal
 import socket
 import subprocess
@@ -206,9 +207,9 @@ def nodes(folder: Path, count: int, **options: Any) -> Iterator[Nodes]:
 
 
 class Served:
-    """A process of `dledger serve`."""
+    """A process of `dledger serve`, which can have at most so many open files."""
 
-    def __init__(self, node_id: str, peers: str, folder: Path, *flags: str) -> None:
+    def __init__(self, node_id: str, peers: str, folder: Path, *flags: str, open_files: int | None = None) -> None:
         line = [sys.executable, "-m", "pyspark_dledger", "serve", "--json", "--group", "g"]
         line += ["--id", node_id, "--peers", peers, "--store", str(folder), "--data-file-size", "1m"]
         for name, value in FAST.items():
@@ -216,7 +217,14 @@ class Served:
             line += ["--set", f"{first}{''.join(map(str.capitalize, rest))}Ms={value}"]
         line += flags
         self.id = node_id
-        self.process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+        def limit() -> None:
+            if open_files is not None:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (open_files, open_files))
+
+        self.process = subprocess.Popen(
+            line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=limit
+        )
         self._errors: list[str] = []
         self._reader = threading.Thread(target=self._read_errors, daemon=True)
         self._reader.start()
