@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 
 from pyspark_dledger.format import layout
 from pyspark_dledger.format.columns import ALL_COLUMNS
-from pyspark_dledger.format.layout import LAYOUTS, ROCKETMQ_LAYOUTS, Field
+from pyspark_dledger.format.layout import LAYOUTS, ROCKETMQ_LAYOUTS
 from pyspark_dledger.log.options import OPTIONS, Option
 from pyspark_dledger.log.verify.findings import CATALOGUE
 from pyspark_dledger.raft.messages import RequestCode
@@ -90,34 +90,26 @@ def findings() -> str:
 
 
 def layouts() -> str:
-    """Every fixed layout of the log, field by field."""
-    return _layouts(LAYOUTS)
-
-
-def rocketmq_layouts() -> str:
-    """Those of RocketMQ's files beside it."""
-    return _layouts({**ROCKETMQ_LAYOUTS, "StoreCheckpoint, of a page of 4096 bytes": STORE_CHECKPOINT})
-
-
-def _layouts(named: Mapping[str, Iterable[Field]]) -> str:
-    parts = []
-    for name, fields in named.items():
-        rows = ((field.name, str(field.offset), str(field.length)) for field in fields)
-        parts.append(f"### {name}\n\n{table(('field', 'offset', 'bytes'), rows)}")
-    return "\n\n".join(parts)
+    """Every fixed layout, one a row: each field with its first byte and its length."""
+    named = {**LAYOUTS, **ROCKETMQ_LAYOUTS, "StoreCheckpoint, of a page of 4096 bytes": STORE_CHECKPOINT}
+    rows = (
+        (name, ", ".join(f"`{field.name}` {field.offset}+{field.length}" for field in fields))
+        for name, fields in named.items()
+    )
+    return table(("layout", "fields: first byte + length"), rows)
 
 
 def sys_flags() -> str:
     """The bits of a message's sysFlag."""
     compressions = [(number << layout.FLAG_COMPRESSION_SHIFT, name) for number, name in layout.COMPRESSIONS.items()]
     rows = [
-        (layout.FLAG_COMPRESSED, "the body is compressed, by zlib if none of the last three says otherwise"),
-        (layout.FLAG_MULTI_TAGS, "it has several tags"),
+        (layout.FLAG_COMPRESSED, "compressed body; zlib unless set below"),
+        (layout.FLAG_MULTI_TAGS, "several tags"),
         *((flag, f"transaction: {name}") for name, flag in layout.TRANSACTION_FLAGS.items() if flag),
-        (layout.FLAG_BORN_HOST_V6, "bornHost is IPv6: 20 bytes instead of 8"),
+        (layout.FLAG_BORN_HOST_V6, "bornHost is IPv6"),
         (layout.FLAG_STORE_HOST_V6, "storeHost is IPv6"),
-        (layout.FLAG_NEED_UNWRAP, "an inner batch, to be unwrapped"),
-        (layout.FLAG_INNER_BATCH, "an inner batch"),
+        (layout.FLAG_NEED_UNWRAP, "inner batch, to unwrap"),
+        (layout.FLAG_INNER_BATCH, "inner batch"),
         *((flag, f"compressed by {name}") for flag, name in compressions if flag),
     ]
     return table(("sysFlag", "meaning"), ((f"`0x{flag:x}`", meaning) for flag, meaning in rows))
@@ -180,7 +172,6 @@ TABLES = {
     "tables": tables,
     "findings": findings,
     "layouts": layouts,
-    "rocketmq-layouts": rocketmq_layouts,
     "wire-header": wire_header,
     "wire-messages": wire_messages,
     "sys-flags": sys_flags,

@@ -21,7 +21,7 @@ from tests.support import golden
 CASE = "mq-53-upgrade"
 INDEX = 142
 """A short message with a key, a tag outside ASCII and IPv4 hosts."""
-_BYTES_A_LINE = 8
+_BYTES_A_LINE, _BYTES_A_GROUP = 8, 4
 _FORMATS = {2: ">h", 4: ">i", 8: ">q"}
 
 
@@ -63,7 +63,7 @@ def queue_unit() -> str:
     file = [file for file in files if int(file.name) <= at][-1]
     data = _read(file, at - int(file.name), layout.CONSUME_QUEUE_UNIT_SIZE)
     says = {
-        "commitLogOffset": "the message, 48 behind its entry",
+        "commitLogOffset": "the message, 48 after its entry",
         "size": "of the message",
         "tagsCode": f"Java's hash of {row['tags']}",
     }
@@ -97,7 +97,7 @@ def index_file() -> str:
     assert number, "the message's key is in its index file"
     says = {
         "keyHash": f"of {row['topic']}#{row['keys']}",
-        "seconds": "behind beginTimestamp",
+        "seconds": "after beginTimestamp",
         "previous": "unit of the same slot; 0: none",
     }
     blocks = ((0, head), (slot, [slot_piece]), (at, _fields(unit, layout.INDEX_FILE_UNIT, says)))
@@ -118,7 +118,7 @@ def _message(data: bytes) -> Iterator[Piece]:
     says = {
         "totalSize": "of the message",
         "magic": "V1",
-        "bodyCrc": "CRC-32 of the body without its highest bit",
+        "bodyCrc": "CRC-32 of the body, highest bit 0",
         "physicalOffset": "pos + 48",
     }
     yield from _fields(data[: layout.MESSAGE_HEADER_SIZE], layout.MESSAGE_HEADER, says)
@@ -187,13 +187,13 @@ def _blank(file: Path, source: str) -> str:
 
 
 def _block(file: Path, at: int, pieces: Sequence[Piece]) -> str:
-    """The pieces as a dump: where each begins behind byte `at` of its file, its bytes, its name and what it says."""
+    """The pieces as a dump: where each begins after byte `at` of its file, its bytes, its name and what it says."""
     width = max(len(piece.name) for piece in pieces)
     lines = [f"{_shown(file)} at byte {at}", ""]
     offset = 0
     for name, data, says in ((piece.name, piece.data, piece.says) for piece in pieces):
         for start in range(0, len(data), _BYTES_A_LINE):
-            shown = f"{offset + start:4}  {data[start : start + _BYTES_A_LINE].hex(' '):<{3 * _BYTES_A_LINE - 1}}"
+            shown = f"{offset + start:4}  {data[start : start + _BYTES_A_LINE].hex(' ', -_BYTES_A_GROUP):<17}"
             lines.append((shown if start else f"{shown}  {name:<{width}}  {says}").rstrip())
         offset += len(data)
     return "```\n" + "\n".join(lines) + "\n```"
