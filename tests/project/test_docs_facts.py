@@ -182,7 +182,7 @@ def test_the_dump_of_an_entry_is_whole() -> None:
 
 
 def test_every_setting_of_a_broker_that_counts_is_in_the_docs() -> None:
-    source = (ROOT / "pyspark_dledger" / "rocketmq" / "broker_conf.py").read_text()
+    source = (ROOT / "pyspark_dledger" / "rocketmq" / "broker" / "broker_conf.py").read_text()
     names = set(re.findall(r'given\.(?:text|number|boolean)\(\s*"(\w+)"', source))
     assert "dLegerPeers" in names
     shown = set(re.findall(r"\w+", (ROOT / "docs" / "node.md").read_text()))
