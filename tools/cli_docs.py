@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import argparse
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from pyspark_dledger.cli.main import _parser
 
+_WIDTH = 160
 Table = Callable[[tuple[str, ...], Iterable[tuple[str, ...]]], str]
 
 
@@ -52,7 +54,7 @@ def _lines(arguments: Iterable[tuple[str, str]]) -> str:
     spellings: dict[str, list[str]] = {}
     for spelling, meaning in arguments:
         spellings.setdefault(meaning, []).append(spelling)
-    return "\n".join(f"- {', '.join(found)}: {meaning}" for meaning, found in spellings.items())
+    return "\n".join(_wrapped(f"- {', '.join(found)}: {meaning}", "  ") for meaning, found in spellings.items())
 
 
 def _ends(choices: Mapping[str, argparse.ArgumentParser]) -> Iterator[str]:
@@ -62,7 +64,11 @@ def _ends(choices: Mapping[str, argparse.ArgumentParser]) -> Iterator[str]:
         text = (verb.epilog or "").removeprefix("exit codes: ")
         named.setdefault(text.replace("%%", "%").replace("<", "\\<"), []).append(name)
     for text, names in named.items():
-        yield f"{_codes(names)}: {text}"
+        yield _wrapped(f"{_codes(names)}: {text}")
+
+
+def _wrapped(text: str, indent: str = "") -> str:
+    return textwrap.fill(text, _WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def _is_shown(action: argparse.Action) -> bool:

@@ -54,7 +54,9 @@ def verbs_and_flags() -> dict[str, set[str]]:
     head, _, rest = (ROOT / "docs" / "cli.md").read_text().partition("\n## Arguments of several verbs\n")
     shared, _, own = rest.partition("\n## Arguments of one verb\n")
     flags = {verb: {"--help"} for verb in re.findall(r"^\| \[?`([a-z]+)`", head, re.MULTILINE)}
-    for is_rest, names, lines in re.findall(r"^(All but )?(`[a-z`, ]+`):\n\n((?:- .*\n)+)", shared, re.MULTILINE):
+    for is_rest, names, lines in re.findall(
+        r"^(All but )?(`[a-z`, ]+`):\n\n((?:(?:- |  ).*\n)+)", shared, re.MULTILINE
+    ):
         named = set(re.findall(r"[a-z]+", names))
         assert named <= set(flags)
         for verb in flags.keys() - named if is_rest else named:
