@@ -13,9 +13,9 @@ import pytest
 import pyspark_dledger as dl
 from pyspark_dledger.errors import GroupError, UnknownOutcomeError
 from pyspark_dledger.raft.messages import ReadRequest
-from tests.certificates import make_tls
-from tests.groups import HOST, Caller, Served, free_ports, peers_text
 from tests.known_defects import DefectShown, should
+from tests.support.certificates import make_tls
+from tests.support.groups import HOST, Caller, Served, free_ports, peers_text
 
 _MIB = 1 << 20
 _CONNECTIONS, _READS = 12, 16
