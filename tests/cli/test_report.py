@@ -855,6 +855,8 @@ class Browser:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
+    if os.environ.get("DLEDGER_BROWSER_TESTS") == "0":
+        pytest.skip("DLEDGER_BROWSER_TESTS=0: no browser is wanted")
     if not (CHROMIUM.exists() and DRIVER.exists()):
         pytest.skip(
             f"needs Debian's chromium and chromium-driver ({CHROMIUM}, {DRIVER}): tools/browser.sh installs them"
