@@ -113,7 +113,7 @@ notebooks: $(INSTALLED) ## execute the notebooks and keep their outputs
 # it links to the system's libraries only.
 .PHONY: wheel
 wheel: $(INSTALLED_WHEEL) ## build an sdist and a wheel (Linux: manylinux) into dist/
-	@rm -rf build/wheel dist && mkdir -p dist
+	@rm -rf build/wheel && mkdir -p dist
 	@set -e; . tools/prerequisites.sh; build/wheel-tools/bin/python -m build --outdir build/wheel
 	@if [ "$$(uname)" = Linux ]; then \
 		PATH="$(CURDIR)/build/wheel-tools/bin:$$PATH" auditwheel repair --wheel-dir dist build/wheel/*.whl; \

@@ -74,7 +74,7 @@ def __getattr__(name: str) -> object:
         if name != "DefaultSource":
             raise
         # Spark's lookup asks with hasattr, which lets nothing but AttributeError pass.
-        raise AttributeError(f"{__name__}.{name} needs PySpark 4.0 or later: {error}") from error
+        raise AttributeError(f"{__name__}.{name}: {error}") from error
     globals()[name] = value
     return value
 

@@ -12,10 +12,14 @@ from functools import cached_property
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from pyspark.sql.datasource import DataSource
-
 from pyspark_dledger.errors import OptionError
+from pyspark_dledger.spark import NEEDS_PYSPARK
 from pyspark_dledger.spark.plain_errors import plain_errors
+
+try:
+    from pyspark.sql.datasource import DataSource
+except ImportError as error:
+    raise ImportError(f"the data source dledger {NEEDS_PYSPARK}") from error
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import (

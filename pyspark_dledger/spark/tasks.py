@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark_dledger.errors import DLedgerError, OptionError, StoreError
 from pyspark_dledger.rocketmq.export import export as export_by
 from pyspark_dledger.rocketmq.work_parts import Run, run_here
+from pyspark_dledger.spark import NEEDS_PYSPARK
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -83,7 +84,10 @@ def session_at(master: str) -> Iterator[SparkSession]:
     Its tasks run in the Python of this process, or in the one that PYSPARK_PYTHON names. On a terminal Spark shows how
     many of them are done. Raises OptionError where there is no such session.
     """
-    from pyspark.sql import SparkSession
+    try:
+        from pyspark.sql import SparkSession
+    except ImportError as error:
+        raise OptionError(f"a session at {master} {NEEDS_PYSPARK}") from error
 
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.master(master).appName("dledger").config("spark.ui.enabled", "false")

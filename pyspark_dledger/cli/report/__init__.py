@@ -67,7 +67,7 @@ def _check_extra() -> None:
     if missing:
         raise OptionError(
             f"report: expected jinja2 and matplotlib, found no {' and no '.join(missing)}: "
-            "pip install 'pyspark_dledger[report]', or --json for the facts without a page"
+            f"pip install {' '.join(missing)}, or --json for the facts without a page"
         )
 
 
