@@ -27,6 +27,7 @@ LONGEST = (
     "test_goldens.py",
     "test_engines.py",
     "test_sink_faults.py",
+    "test_wheel.py",
     "test_docs.py",
     "test_notebooks.py",
     "test_remote.py",

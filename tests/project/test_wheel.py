@@ -117,7 +117,7 @@ def test_spark_reads_a_store_with_the_wheel(
 ) -> None:
     assert run(sys.executable, "-m", "venv", tmp_path / "venv", cwd=tmp_path).returncode == 0
     python = tmp_path / "venv" / "bin" / "python"
-    wanted = (f"pyspark_dledger[spark] @ {wheel.as_uri()}", f"pyspark=={pyspark.__version__}")
+    wanted = (f"{wheel}[spark]", f"pyspark=={pyspark.__version__}")
     installed = run(python, "-m", "pip", "install", *wanted, cwd=tmp_path, PATH=without_compiler)
     assert installed.returncode == 0, installed.stdout + installed.stderr
 
