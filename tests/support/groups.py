@@ -9,6 +9,7 @@ import random
 import resource
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -186,8 +187,11 @@ class Nodes:
     def port(self, node_id: str) -> int:
         return self.ports[self.ids.index(node_id)]
 
-    def caller(self, node_id: str) -> Caller:
-        return Caller(self.port(node_id), remote_id=node_id)
+    def caller(self, node_id: str, tls: ssl.SSLContext | None = None) -> Caller:
+        sock = None
+        if tls is not None:
+            sock = tls.wrap_socket(socket.create_connection((HOST, self.port(node_id)), 5), server_hostname=HOST)
+        return Caller(self.port(node_id), remote_id=node_id, sock=sock)
 
     def close(self) -> None:
         self.stop()

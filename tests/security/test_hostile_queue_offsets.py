@@ -1,0 +1,82 @@
+"""Known defects of nodes that serve messages: clients append raw entries that are messages with hostile offsets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+import pyspark_dledger as dl
+from pyspark_dledger.errors import GroupError
+from pyspark_dledger.format.message import encode_message
+from pyspark_dledger.raft.client import Client
+from tests.known_defects import DefectShown, should
+from tests.support.dispatching import units
+from tests.support.groups import eventually
+from tests.support.message_nodes import MessageNodes, message_nodes, puts, rows
+
+ENTRY_HEADER = 48
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[MessageNodes]:
+    with message_nodes(tmp_path, 1) as group:
+        group.ready_leader()
+        yield group
+
+
+@pytest.fixture
+def client(group: MessageNodes) -> Iterator[Client]:
+    with dl.connect("g", group.peers) as client:
+        yield client
+
+
+def wait_for_dispatch(group: MessageNodes, client: Client) -> None:
+    """Return when everything that was appended before is dispatched."""
+    (put,) = client.put_messages(puts(rows(1, topic="Last"), queues=1, job="last"))
+    eventually(lambda: put.pos + ENTRY_HEADER in queued(group.root("n0"), "Last"))
+
+
+def queued(root: Path, topic: str) -> set[int]:
+    """Where the messages of queue 0 stand in the log, by the ConsumeQueue."""
+    return {pos for pos, _, _ in units(root, topic)}
+
+
+@pytest.mark.xfail(
+    strict=True,
+    raises=DefectShown,
+    reason="a raw append sets the queue offset, and messages after it are acknowledged and in no queue",
+)
+def test_hostile_queue_offset_hides_no_later_message(group: MessageNodes, client: Client) -> None:
+    first = list(client.put_messages(puts(rows(2, topic="Victim"), queues=1, job="first")))
+    with suppress(GroupError):
+        client.append(encode_message(b"Victim", b"evil", 0, queue_offset=2**62 // 20))
+    second = list(client.put_messages(puts(rows(2, topic="Victim"), queues=1, job="second")))
+    wait_for_dispatch(group, client)
+    found = queued(group.root("n0"), "Victim")
+    assert {put.pos + ENTRY_HEADER for put in first} <= found
+    should(
+        {put.pos + ENTRY_HEADER for put in second} <= found,
+        f"acknowledged messages with queue offsets {[put.queue_offset for put in second]} are in no queue",
+    )
+
+
+@pytest.mark.xfail(
+    strict=True,
+    raises=DefectShown,
+    reason="a raw append sets the queue offset, and every skipped file of the queue is created and filled",
+)
+def test_hostile_queue_offsets_make_no_large_files(group: MessageNodes, client: Client) -> None:
+    """Files of queues are small here, 20 kB. By default they have 6 MB."""
+    sent = 0
+    for number in range(1, 51):
+        message = encode_message(b"Victim", b"x", 0, queue_offset=2000 * number)
+        sent += len(message)
+        with suppress(GroupError):
+            client.append(message)
+    wait_for_dispatch(group, client)
+    files = (group.root("n0") / "consumequeue" / "Victim").rglob("0*")
+    size = sum(file.stat().st_blocks * 512 for file in files if file.is_file())
+    should(size < 20 * sent, f"{sent} bytes were sent, and queue files take {size} bytes")
