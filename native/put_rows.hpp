@@ -1,4 +1,4 @@
-// Rows of an Arrow batch become puts, each with its identity. The texts of errors are those of format/encode/put_rows.py.
+// Rows of an Arrow batch become puts, each with its identity. Error texts: format/encode/put_rows.py.
 #pragma once
 
 #include <cstdint>
