@@ -16,8 +16,8 @@ from pyspark.sql.types import BinaryType, LongType, StructField, StructType
 
 import pyspark_dledger as dl
 from tests.known_defects import DefectShown, should
-from tests.opened_files import opened_files
 from tests.support.generate import mq_message, write_dledger
+from tests.support.opened_files import opened_files
 from tests.support.stores import FILE, bodies, data_files, opened
 
 SCHEMA = StructType([StructField("index", LongType()), StructField("body", BinaryType())])

@@ -1,0 +1,266 @@
+"""Known defects of queries and writes in a Spark session."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException, StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+
+from pyspark_dledger.spark.sink.write_options import WRITE_OPTIONS
+from tests.known_defects import DefectShown, should
+from tests.project.test_errors import sentence
+from tests.spark.test_spark_writer import numbers, write_small
+from tests.support.sinks import bodies
+
+pytestmark = pytest.mark.spark
+
+_NAMES = (f"defect_{number}" for number in itertools.count())
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "log"
+
+
+@pytest.fixture
+def name(spark: SparkSession) -> Iterator[str]:
+    """A name for a table or a view, which is dropped after the test."""
+    name = next(_NAMES)
+    yield name
+    spark.catalog.dropTempView(name)
+    spark.sql(f"DROP TABLE IF EXISTS {name}")
+
+
+@pytest.fixture
+def settings(spark: SparkSession) -> Iterator[Callable[..., None]]:
+    """Sets settings of the session for one test; in their names ``_`` stands for ``.``."""
+    changed: set[str] = set()
+
+    def change(**values: Any) -> None:
+        for key, value in values.items():
+            changed.add(key.replace("_", "."))
+            spark.conf.set(key.replace("_", "."), value)
+
+    yield change
+    for key in changed:
+        spark.conf.unset(key)
+
+
+def load(spark: SparkSession, path: Path) -> DataFrame:
+    return spark.read.format("dledger").load(str(path))
+
+
+def messages(spark: SparkSession, path: Path, *columns: str) -> list[tuple[Any, ...]]:
+    return [tuple(row) for row in load(spark, path).where("kind = 'message'").selectExpr(*columns).collect()]
+
+
+# A view is planned for each query
+
+
+@pytest.mark.xfail(strict=True, raises=DefectShown, reason="a view keeps the plan of its first query")
+def test_view_has_the_rows_that_were_appended(spark: SparkSession, root: Path, name: str) -> None:
+    write_small(numbers(spark, 10), root)
+    load(spark, root).createOrReplaceTempView(name)
+    assert spark.table(name).count() == 10
+    write_small(numbers(spark, 5), root)
+    assert load(spark, root).count() == 15
+    found = spark.table(name).count()
+    should(found == 15, f"the view has {found} of 15 rows")
+
+
+@pytest.mark.xfail(strict=True, raises=DefectShown, reason="a view reads the files of its first query")
+def test_view_is_read_after_a_file_expired(spark: SparkSession, root: Path, name: str) -> None:
+    write_small(numbers(spark, 40, 1), root, dataFileSize="1k")
+    load(spark, root).createOrReplaceTempView(name)
+    assert spark.table(name).count() == 40
+    min(root.glob("dledger-n0/data/*")).unlink()
+    left = load(spark, root).count()
+    assert 0 < left < 40
+    try:
+        found = spark.table(name).count()
+    except PySparkException as error:
+        should("cannot be opened" not in str(error), str(error))
+        raise
+    assert found == left
+
+
+# Filters and columns
+
+
+@pytest.fixture
+def store(case_folder: Callable[[str], Path]) -> Path:
+    """Messages in a CommitLog, and 539 entries with the indexes 0 to 538."""
+    return case_folder("mq-53-upgrade")
+
+
+FEW, LAST = "SELECT index FROM {0} WHERE index < 10", "SELECT index FROM {0} WHERE index >= 530"
+QUERIES = {
+    "union": (f"SELECT count(*) FROM ({FEW} UNION ALL {LAST})", 19),
+    "self-join": (f"SELECT count(*) FROM ({FEW}) a JOIN ({LAST}) b ON a.index + 530 = b.index", 9),
+    "scalar subquery": (f"SELECT count(*) + (SELECT count(*) FROM ({FEW})) FROM ({LAST})", 19),
+}
+
+
+@pytest.mark.parametrize("query", QUERIES)
+@pytest.mark.xfail(
+    strict=True,
+    raises=DefectShown,
+    reason="with spark.sql.python.filterPushdown.enabled a part of a query is read with the filters of another part",
+)
+def test_filters_of_one_part_of_a_query_do_not_change_another(
+    spark: SparkSession, store: Path, name: str, settings: Callable[..., None], query: str
+) -> None:
+    sql, expected = QUERIES[query]
+
+    def answer() -> int:
+        spark.read.format("dledger").schema("index long").load(str(store)).createOrReplaceTempView(name)
+        ((number,),) = spark.sql(sql.format(name)).collect()
+        return number
+
+    assert answer() == expected
+    settings(spark_sql_python_filterPushdown_enabled="true")
+    found = answer()
+    should(found == expected, f"{found} with pushdown, {expected} without")
+
+
+@pytest.mark.xfail(strict=True, raises=DefectShown, reason="without a schema of the user all columns are read")
+def test_sql_reads_only_the_columns_of_the_query(spark: SparkSession, store: Path, name: str) -> None:
+    load(spark, store).createOrReplaceTempView(name)
+    query = spark.sql(f"SELECT topic, max(index) FROM {name} GROUP BY topic")
+    scan = query._jdf.queryExecution().optimizedPlan().collectLeaves().head()
+    columns = re.findall(r"(\w+)#", scan.output().mkString(" "))
+    assert {"topic", "index"} <= set(columns)
+    should(len(columns) == 2, f"the query of two columns reads {len(columns)}")
+
+
+# Tables of the catalog
+
+
+@pytest.mark.xfail(
+    strict=True, raises=DefectShown, reason="CREATE TABLE with columns makes a table that no query reads"
+)
+def test_table_with_columns_is_read_or_refused(spark: SparkSession, store: Path, name: str) -> None:
+    try:
+        spark.sql(f"CREATE TABLE {name} (index long, topic string) USING dledger OPTIONS (path '{store}')")
+    except PySparkException:
+        return
+    try:
+        found = spark.table(name).where("index is not null").count()
+    except PySparkException as error:
+        raise DefectShown(str(error)) from None
+    assert found == 539
+
+
+@pytest.mark.xfail(strict=True, raises=DefectShown, reason="saveAsTable writes, and leaves a table that no query reads")
+def test_saved_table_is_read_or_nothing_is_written(spark: SparkSession, root: Path, name: str) -> None:
+    writer = numbers(spark, 10).write.format("dledger").mode("append").option("path", str(root))
+    try:
+        writer.saveAsTable(name)
+    except PySparkException:
+        assert not root.exists()
+        return
+    assert len(bodies(root)) == 10
+    try:
+        found = spark.table(name).count()
+    except PySparkException as error:
+        raise DefectShown(str(error)) from None
+    assert found == 10
+
+
+# Writes
+
+
+@pytest.mark.xfail(strict=True, raises=DefectShown, reason="Spark finds the data source only in the main thread")
+def test_another_thread_writes(spark: SparkSession, root: Path) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            pool.submit(write_small, numbers(spark, 10), root).result()
+        except Py4JJavaError as error:
+            should("DATA_SOURCE_NOT_FOUND" not in str(error), "DATA_SOURCE_NOT_FOUND")
+            raise
+    assert len(bodies(root)) == 10
+
+
+INPUTS = {
+    "Kafka's columns": ("'T' topic, cast('k' as binary) key, cast('v' as binary) value", "k"),
+    "binary keys": ("'T' topic, cast('k' as binary) keys, cast('v' as binary) body", "k"),
+    "an array of keys": ("'T' topic, array('k', 'l') keys, cast('v' as binary) body", "k l"),
+}
+
+
+@pytest.mark.parametrize("case", INPUTS)
+@pytest.mark.xfail(
+    strict=True, raises=DefectShown, reason="the sink accepts keys of type string only, and no columns of Kafka"
+)
+def test_rows_in_the_shape_of_kafka_are_written(spark: SparkSession, root: Path, case: str) -> None:
+    select, keys = INPUTS[case]
+    try:
+        write_small(spark.sql(f"SELECT {select}"), root)
+    except PySparkException as error:
+        raise DefectShown(sentence(error)) from None
+    assert messages(spark, root, "topic", "keys", "string(body)") == [("T", keys, "v")]
+
+
+@pytest.mark.xfail(strict=True, raises=DefectShown, reason="a repeated batch of foreachBatch is appended again")
+def test_repeated_batch_with_the_same_version_writes_nothing(spark: SparkSession, root: Path) -> None:
+    """As Spark repeats a batch of foreachBatch after a crash: the same rows with the same batch id."""
+    known = {option.name for option in WRITE_OPTIONS}
+    version = {key: value for key, value in {"txnAppId": "app", "txnVersion": 7}.items() if key in known}
+    for _ in range(2):
+        write_small(numbers(spark, 10), root, topic="T", **version)
+    found = messages(spark, root, "int(string(body))")
+    assert {number for (number,) in found} == set(range(10))
+    should(len(found) == 10, f"{len(found)} messages of 10 rows")
+
+
+PARTITIONS = {
+    "fewer cores": {"spark_sql_leafNodeDefaultParallelism": 1},
+    "more cores": {"spark_sql_leafNodeDefaultParallelism": 7},
+    "larger splits": {"spark_sql_files_minPartitionNum": 1},
+}
+
+
+@pytest.mark.parametrize("case", PARTITIONS)
+@pytest.mark.xfail(
+    strict=True,
+    raises=DefectShown,
+    reason="the identity of a message contains its partition: other partitions write it again",
+)
+def test_restart_with_other_partitions_writes_nothing_twice(
+    spark: SparkSession, root: Path, tmp_path: Path, settings: Callable[..., None], case: str
+) -> None:
+    """The first run writes its batch, and is killed before the commit is in the checkpoint."""
+    source, checkpoint = tmp_path / "source", tmp_path / "checkpoint"
+    source.mkdir()
+    lines = [f"{number:04d} ".ljust(100, "x") for number in range(1000)]
+    (source / "lines.txt").write_text("\n".join(lines))
+
+    def run() -> None:
+        rows = spark.readStream.text(str(source)).selectExpr("'T' topic", "value body")
+        writer = rows.writeStream.format("dledger").option("checkpointLocation", str(checkpoint))
+        writer = writer.options(flush="async", leaseMs=1000, dataFileSize="1m", indexFileSize="320k")
+        writer.trigger(availableNow=True).start(str(root)).awaitTermination()
+
+    settings(spark_sql_files_openCostInBytes=0, spark_sql_leafNodeDefaultParallelism=4)
+    run()
+    assert Counter(messages(spark, root, "string(body)")) == Counter((line,) for line in lines)
+    for file in (checkpoint / "commits").glob("*0*"):
+        file.unlink()
+    settings(**PARTITIONS[case])
+    try:
+        run()
+    except StreamingQueryException as error:
+        if "pyspark_dledger.errors" not in str(error):  # a refusal of ours is as good as exact rows
+            raise
+    found = Counter(messages(spark, root, "string(body)"))
+    assert set(found) == {(line,) for line in lines}
+    should(found.total() == len(lines), f"{found.total()} messages of {len(lines)} rows")
