@@ -10,7 +10,7 @@ from pyspark_dledger.format import layout
 from pyspark_dledger.format.columns import ALL_COLUMNS
 from pyspark_dledger.format.layout import LAYOUTS, ROCKETMQ_LAYOUTS
 from pyspark_dledger.log.options import OPTIONS, Option
-from pyspark_dledger.log.verify.findings import CATALOGUE
+from pyspark_dledger.log.verify.findings import CATALOGUE, SEVERITIES, Code
 from pyspark_dledger.raft.messages import RequestCode
 from pyspark_dledger.raft.node.settings import SETTINGS, default_of
 from pyspark_dledger.raft.wire import binary_layout
@@ -33,6 +33,8 @@ SPARK_NAMES = {
 
 # Kinds of settings that docs/node.md explains once.
 PLAIN_VALUES = ("a size", "a whole number", "a text", "a path", "a ratio", "true")
+# A text of at least as many characters is written once.
+SHORT = 20
 
 WIRE_TYPES = {"B": "u8", "H": "u16", "I": "u32", "i": "i32", "q": "i64"}
 
@@ -84,9 +86,19 @@ def tables() -> str:
 
 
 def findings() -> str:
-    """What can be wrong with a store."""
-    rows = ((f"`{code.code}`", code.severity, code.text, code.java_does) for code in CATALOGUE)
-    return table(("code", "severity", "meaning", "what Java does"), rows)
+    """What can be wrong with a store, the worst first."""
+    parts = []
+    for severity in reversed(SEVERITIES):
+        rows = ((f"`{c.code}`", c.text.replace("<", r"\<"), _java_does(c)) for c in CATALOGUE if c.severity == severity)
+        parts.append(f"## Severity `{severity}`\n\n{table(('code', 'meaning', 'what Java does'), rows)}")
+    return "\n\n".join(parts)
+
+
+def _java_does(code: Code) -> str:
+    """What Java does about a finding; a long text is given once."""
+    first = next(other for other in CATALOGUE if other.java_does == code.java_does)
+    is_short = len(code.java_does) < SHORT
+    return code.java_does.replace("<", r"\<") if first is code or is_short else f"As `{first.code}`."
 
 
 def layouts() -> str:

@@ -58,14 +58,14 @@ class Finding:
     java_does: str
 
 
-_NOT_NOTICED = "Not noticed: served as it is."
+_NOT_NOTICED = "Not noticed."
 _SCAN_STOPS = (
-    "In the last two data files: recovery truncates the log there and deletes what follows, committed or not; in the "
-    "third to last: the process exits with code 255; before: not noticed until it is read."
+    "Last two data files: truncates there and deletes what follows, committed or not. Third to last: exits with code "
+    "255. Earlier: not noticed."
 )
 _MESSAGE_UNSEEN = (
-    "DLedger does not look into bodies; a broker that stumbles over it while dispatching skips the rest of its buffer "
-    "too, so messages are missing from the ConsumeQueue (RocketMQ issue 8394)."
+    "Not noticed by DLedger. A broker that fails on it skips the rest of its buffer: messages are missing from the "
+    "ConsumeQueue (RocketMQ issue 8394)."
 )
 
 CATALOGUE: tuple[Code, ...] = (
@@ -73,304 +73,285 @@ CATALOGUE: tuple[Code, ...] = (
     Code(
         "fileGap",
         ERROR,
-        "Data files are missing between two others: copy them from a replica that has them.",
-        "Throws DISK_ERROR (414), check data file order failed; where the first files are missing it opens and begins "
-        "at the first one that is left.",
+        "Data files are missing between two others. Copy them from a replica.",
+        "Throws DISK_ERROR (414), check data file order failed. First files missing: opens and begins at the first one "
+        "left.",
     ),
     Code(
         "strayFile",
         ERROR,
-        "A file has a segment's name and does not belong to this log: move it away.",
+        "A file has a segment's name but does not belong to this log. Move it away.",
         "Throws DISK_ERROR (414), check data file order failed.",
     ),
     Code(
         "fileName",
         ERROR,
-        "The entries of a file name another place in the log than its file name does: it was renamed or exchanged, "
-        "name it as its first entry says.",
-        "In the last three data files as for corruptBytes; before it opens, and reading an entry fails (414) or "
-        "answers a wrong one.",
+        "A file's entries belong at another position than its name: it was renamed or swapped. Name it after its first "
+        "entry.",
+        "Last three data files: as corruptBytes. Earlier: opens, but reading an entry fails (414) or returns a wrong "
+        "one.",
     ),
     Code(
         "fileSize",
         ERROR,
-        "A file is not as long as the other files of its folder: compare it with a replica's.",
-        "The process exits with code 255 when it loads the file.",
+        "A file's size differs from that of the others in its folder. Compare replicas.",
+        "Exits with code 255 on loading it.",
     ),
     Code(
         "shortFile",
         ERROR,
-        "A segment file ends before its segment does: copy it from a replica, or fill it up with zeros if its end was "
-        "never written.",
-        "The process exits with code 255 when it loads the file.",
+        "A segment file is too short. Copy it from a replica, or pad it with zeros if its end was never written.",
+        "Exits with code 255 on loading it.",
     ),
     Code(
         "foreignFile",
         ERROR,
-        "A folder of segments holds a file or folder that is no segment: move it away.",
-        "In data/ and index/ the process exits with code 255 when it loads the folder.",
+        "A folder of segments contains something else. Move it away.",
+        "Exits with code 255 in data/ and dledger-<id>/index/.",
     ),
     Code(
         "unreadableFile",
         ERROR,
-        "A file or folder cannot be read, so nothing is known of what it holds: check its permissions and its disk.",
+        "A file or folder cannot be read. Check its permissions and its disk.",
         "Cannot load it either.",
     ),
     # Entries
     Code(
         "corruptBytes",
         ERROR,
-        "Bytes inside the log are neither entry nor blank, what stood there is lost on this replica: compare with "
-        "others.",
+        "Bytes inside the log are neither entry nor blank: data is lost on this replica. Compare replicas.",
         _SCAN_STOPS,
     ),
     Code(
         "indexGap",
         ERROR,
-        "An entry's index is not the one after the entry before: entries are missing or doubled, compare with other "
-        "replicas.",
+        "An entry's index does not follow the one before: entries are missing or duplicated. Compare replicas.",
         _SCAN_STOPS,
     ),
     Code(
         "segmentOrder",
         ERROR,
-        "The first entry of a file does not follow the last one of the file before: one of the two files is of another "
-        "time or another log, compare both with a replica.",
+        "A file does not continue the file before: one is from another time or log. Compare replicas.",
         _SCAN_STOPS,
     ),
     Code(
         "termOrder",
         ERROR,
-        "An entry's term is smaller than the one before: the header of one of the two is damaged, compare with other "
-        "replicas.",
-        "In the last two data files recovery believes the larger term and truncates behind it, so its last term is "
-        "wrong from then on; in the third to last: the process exits with code 255; before: not noticed.",
+        "An entry's term is smaller than the one before: one of the headers is damaged. Compare replicas.",
+        "Last two data files: keeps the larger term and truncates after it; its last term stays wrong. Third to last: "
+        "exits with code 255. Earlier: not noticed.",
     ),
     Code(
         "posDiffers",
         INFO,
-        "Headers name another position than where the entries stand: a follower of DLedger 0.4.0 keeps the leader's.",
-        "0.4.0 does not check it; versions up to 0.3.2 truncate there.",
+        "Headers give wrong positions: a follower of DLedger 0.4.0 keeps the leader's.",
+        "0.4.0 does not check. Up to 0.3.2: truncates there.",
     ),
     Code(
         "headerField",
         WARNING,
-        "A header's channel or chainCrc is not 0, though no version of DLedger writes anything else: the header may be "
-        "damaged.",
+        "A header's channel or chainCrc is not 0: the header may be damaged.",
         _NOT_NOTICED,
     ),
     Code(
         "bodyCrc",
         ERROR,
-        "A header's bodyCrc is neither 0 nor the body's CRC: header or body is damaged, compare with other replicas.",
+        "A header's bodyCrc is neither 0 nor the body's CRC: one of them is damaged. Compare replicas.",
         _NOT_NOTICED,
     ),
     Code(
         "newerMagic",
         INFO,
-        "The log holds entries of magic 2 (NOOP) or 3 (CONFIG_CHANGE), which only DLedger 0.4.0 knows: open it with no "
-        "other version.",
-        "0.4.0 skips a NOOP; versions up to 0.3.2 truncate the log at the first such entry and delete the files behind "
-        "it.",
+        "The log has NOOP (magic 2) or CONFIG_CHANGE (3) entries. Open it only with DLedger 0.4.0.",
+        "0.4.0 skips a NOOP. Up to 0.3.2: truncates at the first such entry and deletes later files.",
     ),
     # Messages
     Code(
         "messageStructure",
         ERROR,
-        "A body begins as a message and cannot be parsed as one: it is damaged, compare with other replicas.",
+        "A body starts like a message but cannot be parsed. Compare replicas.",
         _MESSAGE_UNSEEN,
     ),
     Code(
         "messageOffset",
         ERROR,
-        "A message names another physicalOffset than where it stands: it was copied from elsewhere or is damaged.",
+        "A message's physicalOffset is not its position: it was copied from elsewhere or is damaged.",
         _MESSAGE_UNSEEN,
     ),
     Code(
         "messageCrc",
         ERROR,
-        "A message's body does not have the CRC that was stored with it: it is damaged, copy it from a replica.",
+        "A message's body does not match its stored CRC. Copy it from a replica.",
         _MESSAGE_UNSEEN,
     ),
     Code(
         "propertyCrc",
         ERROR,
-        "A message does not have the CRC that its property __CRC32# gives: it is damaged.",
+        "A message does not match the CRC in its property __CRC32#. Compare replicas.",
         "Checked only with forceVerifyPropCRC.",
     ),
     Code(
         "messageTimestamp",
         WARNING,
-        "A message was born or stored outside the years 1 to 9999: a client's clock or the message is wrong, and no "
-        "reader by time finds it.",
+        "A message's born or store time is outside years 1 to 9999. Reads by time miss it.",
         _NOT_NOTICED,
     ),
     # Behind the log
     Code(
         "blankSize",
         WARNING,
-        "The blank at the end of a file does not give the bytes that are left of it: the blank is damaged, nothing is "
-        "lost.",
-        "Versions up to 0.3.2 ignore the size and go on with the next file; 0.4.0 follows it.",
+        "The blank at a file's end has a wrong size. Nothing is lost.",
+        "Up to 0.3.2: ignores the size and continues with the next file. 0.4.0: follows it.",
     ),
     Code(
         "staleBytes",
         INFO,
-        "Whole entries stand behind the end of the log, left there when it was truncated: they are no longer part of "
-        "it, and readable with care.",
-        "Recovery stops at them because their term is older; one with a fitting index and term is taken for the log.",
+        "Whole entries remain after the end of the log, from a truncation. They are not part of it.",
+        "Recovery stops at their older term. One with a matching index and term becomes part of the log.",
     ),
     Code(
         "trailingBytes",
         WARNING,
-        "Bytes that are no entry stand behind the end of the log: an append was torn, or the last entry is damaged, "
-        "see committedBeyondEnd.",
-        "Recovery ends there, silently.",
+        "Bytes after the end of the log are no entry: a torn append, or a damaged last entry (see committedBeyondEnd).",
+        "Recovery ends there silently.",
     ),
     # Index
     Code(
         "indexFileMissing",
         ERROR,
-        "An index file is missing whose entries are in the log: stop the node and move the whole index folder "
-        "away, Java then rebuilds it.",
-        "First file: opens, then get answers a wrong entry or none; in the middle: throws DISK_ERROR (414), check "
-        "index file order failed; the last one, or all: rebuilt.",
+        "An index file is missing for entries in the log. Stop the node and move dledger-<id>/index/ away; Java "
+        "rebuilds it.",
+        "First file: opens, then get returns a wrong entry or none. In the middle: throws DISK_ERROR (414), check "
+        "index file order failed. Last file or all: rebuilt.",
     ),
     Code(
         "indexUnit",
         ERROR,
-        "An index unit disagrees with its entry: readers by index get a wrong entry or none, move the index folder "
-        "of the stopped node away to have it rebuilt.",
-        "For entries of the last three data files the index is rewritten from there on; before: get fails or answers "
-        "a wrong entry.",
+        "An index unit disagrees with its entry. Stop the node and move dledger-<id>/index/ away; Java rebuilds it.",
+        "Last three data files: rewrites the index from there on. Earlier: get fails or returns a wrong entry.",
     ),
     Code(
         "indexUnitMissing",
         ERROR,
-        "Index units of entries in the log are zeros: move the index folder of the stopped node away to have it "
-        "rebuilt.",
-        "For entries of the last three data files the index is rewritten from there on; before: get throws "
-        "BufferUnderflowException.",
+        "Index units of entries in the log are zeros. Stop the node and move dledger-<id>/index/ away; Java rebuilds "
+        "it.",
+        "Last three data files: rewrites the index from there on. Earlier: get throws BufferUnderflowException.",
     ),
     Code(
         "indexUnitMagic",
         INFO,
-        "The index says magic 1 where the entry is a NOOP (2): the leaders of DLedger 0.4.0 write it so.",
+        "The index has magic 1 for a NOOP entry (2): leaders of DLedger 0.4.0 write it so.",
         "0.4.0 rewrites the index from there on when it recovers.",
     ),
     Code(
         "indexUnitsBeyondEnd",
         INFO,
-        "The index has units behind the end of the log, left there when it was truncated or cut: compare them with "
-        "other replicas if the log should be longer.",
+        "The index has units after the end of the log, left by a truncation. If the log should be longer, compare "
+        "replicas.",
         "Overwrites them as the log grows.",
     ),
     # State
     Code(
         "checkpointMissing",
         INFO,
-        "There is no checkpoint: DLedger 0.4.0 has none, and others write the first one after some seconds.",
-        "Starts with committed index -1 until the group commits anew.",
+        "No checkpoint: DLedger 0.4.0 has none, others write it after some seconds.",
+        "Starts with committed index -1 until the group commits again.",
     ),
     Code(
         "checkpointFromBackup",
         WARNING,
-        "The checkpoint is missing while its .tmp or .bak is there: a crash came between deleting and renaming it, "
-        "rename the copy.",
+        "The checkpoint is missing but its .tmp or .bak exists, after a crash. Rename the copy.",
         "Ignores the copies and starts with committed index -1.",
     ),
     Code(
         "checkpointUnreadable",
         ERROR,
-        "The checkpoint holds no number where one is expected: replace it by its .bak.",
-        "Throws NumberFormatException for a committedIndex that is no number; takes an empty or missing one for -1.",
+        "The checkpoint has no valid number. Replace it with its .bak.",
+        "Throws NumberFormatException. An empty or missing number counts as -1.",
     ),
     Code(
         "committedBeyondEnd",
         WARNING,
-        "The checkpoint's committed index is behind the end of the log: committed entries are lost here, or the log "
-        "was truncated below it (DLedger issue 316); compare with other replicas before starting this one.",
-        "Takes the end of the log for committed; 0.3.1.2 and before can store it again after a truncation, and a "
-        "broker that becomes leader then waits for ever.",
+        "The checkpoint's committed index is after the end of the log: entries are lost here, or the log was truncated "
+        "(DLedger issue 316). Compare replicas before a start.",
+        "Takes the end of the log as committed. Up to 0.3.1.2: may store it again after a truncation; as leader, a "
+        "broker then waits forever.",
     ),
     Code(
         "endBeyondLog",
         INFO,
-        "The checkpoint knows a later end than the log has: entries were truncated or lost after it was written.",
-        "Does not look at it.",
+        "The checkpoint gives a later end than the log has: entries were truncated or lost since.",
+        "Ignores it.",
     ),
     Code(
         "checkpointStale",
         INFO,
-        "The checkpoint's committed index is behind what the log and the ConsumeQueue show: it is written every three "
-        "seconds and on a clean stop only.",
-        "Starts with the checkpoint's index; a broker shows no message behind it until the group commits anew.",
+        "The checkpoint's committed index is too low: it is written only every three seconds and on a clean stop.",
+        "Starts with it. A broker shows no later message until the group commits again.",
     ),
     Code(
         "currtermMissing",
         INFO,
-        "There is no currterm file: the node has not voted yet, or its vote is lost.",
-        "Starts with term 0 and no vote, and may vote twice in a term.",
+        "No currterm file: the node has not voted yet, or its vote is lost.",
+        "Starts with term 0 and may vote twice in a term.",
     ),
     Code(
         "currtermFromBackup",
         WARNING,
-        "The currterm file is missing while its .tmp or .bak is there: a crash came between deleting and renaming it, "
-        "rename the copy.",
-        "Ignores the copies: starts with term 0 and no vote, and may vote twice in a term.",
+        "The currterm file is missing but its .tmp or .bak exists, after a crash. Rename the copy.",
+        "Ignores the copies; starts with term 0 and may vote twice in a term.",
     ),
     Code(
         "currtermUnreadable",
         WARNING,
-        "The currterm file holds no number where one is expected: replace it by its .bak.",
-        "Logs it and starts with term 0 and no vote, and may vote twice in a term.",
+        "The currterm file has no valid number. Replace it with its .bak.",
+        "Logs it; starts with term 0 and may vote twice in a term.",
     ),
     Code(
         "currtermBelowLog",
         WARNING,
-        "The current term is below the last entry's: currterm is of another time than the log.",
+        "The current term is below the last entry's: currterm and log are from different times.",
         "Refuses votes in terms below its last entry's (REJECT_TERM_SMALL_THAN_LEDGER).",
     ),
     Code(
         "leftoverFile",
         INFO,
-        "A copy from replacing checkpoint or currterm: .bak is what the file was before, .tmp what a crash left.",
-        "Overwrites it; never reads it.",
+        "A copy from replacing checkpoint or currterm: .bak is the previous file, .tmp is left by a crash.",
+        "Overwrites it, never reads it.",
     ),
     # Around the log
     Code(
         "dividedOffset",
         ERROR,
-        "The old CommitLog does not end where DLedger begins: files of one of them are missing or belong elsewhere.",
-        "Reads what lies before the first DLedger file from the old CommitLog, and the rest from DLedger.",
+        "The old CommitLog does not end where DLedger begins: files are missing or belong elsewhere.",
+        "Reads below the first DLedger file from the old CommitLog, the rest from DLedger.",
     ),
     Code(
         "consumeQueueUnit",
         ERROR,
-        "A ConsumeQueue unit points to no message of its size: consumers fail or skip there, the table audit "
-        "says which messages are in no queue.",
+        "A ConsumeQueue unit points to no message of its size: consumers fail or skip there. The table audit lists "
+        "messages in no queue.",
         "Not noticed: a consumer of that offset gets nothing or a broken message.",
     ),
     Code(
         "consumeQueueBeyondEnd",
         WARNING,
-        "ConsumeQueue units point behind the end of the log: the log lost its end after they were written, compare "
-        "with other replicas.",
-        "The broker truncates them when it recovers; up to 5.1 not after an unclean stop (RocketMQ issue 7355), from "
-        "5.2 then more of them than necessary (issue 9084).",
+        "ConsumeQueue units point after the end of the log: the log lost its end later. Compare replicas.",
+        "The broker truncates them. After an unclean stop: up to 5.1 none (RocketMQ issue 7355), from 5.2 too many "
+        "(issue 9084).",
     ),
     Code(
         "consumeQueueBelowStart",
         INFO,
-        "ConsumeQueue units point below the first message that is left: their messages have expired.",
-        "Moves the queues' minimum offset behind them; 4.9.3 leaves it at 0.",
+        "ConsumeQueue units point below the first remaining message: their messages have expired.",
+        "Moves the queues' minimum offset past them. 4.9.3 leaves it at 0.",
     ),
     Code(
         "abortFile",
         INFO,
         "The broker is running, or was not stopped cleanly.",
-        "In DLedger mode brokers up to 5.1 recover as after a clean stop; from 5.2 as after a crash, where 5.2.0 "
-        "deletes the whole ConsumeQueue (RocketMQ issue 8032).",
+        "Up to 5.1: recovers as after a clean stop. From 5.2: as after a crash; 5.2.0 deletes the whole ConsumeQueue "
+        "(RocketMQ issue 8032).",
     ),
 )
 
