@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Iterable
+from itertools import groupby
 from pathlib import Path
 
 from pyspark_dledger.format import layout
-from pyspark_dledger.format.columns import ALL_COLUMNS
+from pyspark_dledger.format.columns import ALL_COLUMNS, Column
 from pyspark_dledger.format.layout import LAYOUTS, ROCKETMQ_LAYOUTS
 from pyspark_dledger.log.options import OPTIONS, Option
+from pyspark_dledger.log.tables.table import TableColumn
 from pyspark_dledger.log.verify.findings import CATALOGUE, SEVERITIES, Code
 from pyspark_dledger.raft.messages import RequestCode
 from pyspark_dledger.raft.node.settings import SETTINGS, default_of
@@ -31,8 +34,11 @@ SPARK_NAMES = {
     "list<item: string>": "array<string>",
 }
 
-# Kinds of settings that docs/node.md explains once.
-PLAIN_VALUES = ("a size", "a whole number", "a text", "a path", "a ratio", "true")
+# Kinds of values that a page explains once, or that the meaning names.
+PLAIN_VALUES = (
+    *("a size", "a whole number", "an integer", "a text", "some text", "a path", "a ratio", "true", "a comma list"),
+    *("a JSON list", "earliest", "ISO 8601", "quorum"),
+)
 # A text of at least as many characters is written once.
 SHORT = 20
 
@@ -46,8 +52,13 @@ def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 
 
 def options() -> str:
-    """The options of a read."""
-    return _options(OPTIONS)
+    """The options of a read, but for those of streams."""
+    return _options(option for option in OPTIONS if option.scope != "stream")
+
+
+def stream_options() -> str:
+    """The options that only a stream has."""
+    return _options(option for option in OPTIONS if option.scope == "stream")
 
 
 def export_options() -> str:
@@ -66,23 +77,38 @@ def write_options() -> str:
 
 
 def _options(found: Iterable[Option]) -> str:
-    rows = ((f"`{o.name}`", f"`{o.default}`" if o.default else "", o.parser.accepts, o.doc) for o in found)
-    return table(("option", "default", "takes", "meaning"), rows)
+    rows = []
+    for option in found:
+        default = option.default or ""
+        values = _values(option.parser.accepts, f"{default} {option.doc}")
+        rows.append((f"`{option.name}`", f"`{default}`" if default else "", f"{option.doc}{values}"))
+    return table(("option", "default", "meaning"), rows)
+
+
+def _values(accepts: str, shown: str) -> str:
+    """The values that an option accepts, in parentheses; nothing where they are plain or `shown` names them all."""
+    if accepts.startswith(PLAIN_VALUES) or all(value in shown for value in re.split(", | or ", accepts)):
+        return ""
+    return f" ({accepts})"
 
 
 def columns() -> str:
     """The columns of the log table."""
-    rows = ((f"`{c.name}`", SPARK_NAMES.get(str(c.type), str(c.type)), c.doc) for c in ALL_COLUMNS)
+    return _columns(ALL_COLUMNS)
+
+
+def _columns(found: Iterable[Column | TableColumn]) -> str:
+    """Neighbours of one type and meaning share a row."""
+    rows = []
+    for (kind, doc), same in groupby(found, key=lambda column: (str(column.type), column.doc)):
+        names = ", ".join(f"`{column.name}`" for column in same)
+        rows.append((names, SPARK_NAMES.get(kind, kind), doc))
     return table(("column", "type", "meaning"), rows)
 
 
 def tables() -> str:
     """The tables beside the log's, and their columns."""
-    parts = []
-    for read in READ_TABLES.values():
-        rows = ((f"`{c.name}`", SPARK_NAMES.get(str(c.type), str(c.type)), c.doc) for c in read.columns)
-        parts.append(f"## `{read.name}`: {read.doc}\n\n{table(('column', 'type', 'meaning'), rows)}")
-    return "\n\n".join(parts)
+    return "\n\n".join(f"## `{read.name}`: {read.doc}\n\n{_columns(read.columns)}" for read in READ_TABLES.values())
 
 
 def findings() -> str:
@@ -177,6 +203,7 @@ def settings() -> str:
 TABLES = {
     "settings": settings,
     "options": options,
+    "stream-options": stream_options,
     "write-options": write_options,
     "export-forms": export_forms,
     "export-options": export_options,
