@@ -88,7 +88,7 @@ def test_view_is_read_after_a_file_expired(spark: SparkSession, root: Path, name
     try:
         found = spark.table(name).count()
     except PySparkException as error:
-        should("cannot be opened" not in str(error), str(error))
+        should("StoreError" not in str(error), str(error))
         raise
     assert found == left
 
