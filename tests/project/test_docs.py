@@ -217,6 +217,13 @@ def test_the_group_is_as_its_page_shows(cluster: tuple[Path, int, list[str]]) ->
     assert run.stdout.splitlines()[-1] == "b'hello'"
 
 
+@pytest.mark.parametrize("file", ["README.md", "CONTRIBUTING.md", "docs/install.md"])
+def test_make_has_the_targets_that_are_named(file: str) -> None:
+    named = set(re.findall(r"(?:^|`)(?:[A-Z_]+=\S+ )?make ([a-z-]+)", (ROOT / file).read_text(), re.MULTILINE))
+    assert len(named) > 2
+    assert named <= set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+
 def test_install_commands_of_the_readme_exist() -> None:
     text = (ROOT / "README.md").read_text()
     named = set(re.findall(r"(?:^|`)make ([a-z-]+)", text, re.MULTILINE))

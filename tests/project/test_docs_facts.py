@@ -21,7 +21,7 @@ from tests.support.groups import free_ports
 from tools.docs import FILES, TABLES
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-DOCS = (*FILES, ROOT / "examples" / "README.md")
+DOCS = (*FILES, *(ROOT / name for name in ("CONTRIBUTING.md", "SECURITY.md", "examples/README.md")))
 FORMAT = (ROOT / "docs" / "format.md").read_text()
 # `log/plan.py`, `native/scan.cpp`, `tests/goldens/`: below the repository or the package. Not `dledger-<id>/` and other
 # folders of a store: those begin with a name that is in neither.
