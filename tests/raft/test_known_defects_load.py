@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import socket
-import time
-from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -16,27 +14,12 @@ from pyspark_dledger.raft.messages import ReadRequest
 from tests.known_defects import DefectShown, should
 from tests.support.certificates import make_tls
 from tests.support.groups import HOST, Caller, Served, free_ports, peers_text
+from tests.support.processes import open_files, peak_memory, settled
 
 _MIB = 1 << 20
 _CONNECTIONS, _READS = 12, 16
 _MAX_GROWTH = 256 * _MIB
 _MAX_OPEN_FILES = 256
-
-
-def _settled(measure: Callable[[], int], enough: int, quiet_seconds: float = 4.0) -> int:
-    """A measure that reached `enough`, or that did not change for so many seconds."""
-    found, since = measure(), time.monotonic()
-    while found < enough and time.monotonic() - since < quiet_seconds:
-        time.sleep(0.02)
-        if (latest := measure()) != found:
-            found, since = latest, time.monotonic()
-    return found
-
-
-def _peak_memory(process_id: int) -> int:
-    """Bytes."""
-    lines = Path(f"/proc/{process_id}/status").read_text().splitlines()
-    return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) * 1024
 
 
 @pytest.mark.xfail(
@@ -54,7 +37,7 @@ def test_reads_whose_answers_nobody_takes_need_little_memory(tmp_path: Path) -> 
         client = stack.enter_context(dl.connect("g", peers))
         for _ in range(6):
             client.append(bytes(_MIB))
-        before = _peak_memory(node.process.pid)
+        before = peak_memory(node.process.pid)
         for _ in range(_CONNECTIONS):
             sock = stack.enter_context(socket.socket())
             # The system keeps few of the answers.
@@ -64,7 +47,7 @@ def test_reads_whose_answers_nobody_takes_need_little_memory(tmp_path: Path) -> 
             with suppress(OSError):
                 for _ in range(_READS):
                     caller.send(ReadRequest(first_index=0, max_bytes=4 * _MIB))
-        growth = _settled(lambda: _peak_memory(node.process.pid) - before, _MAX_GROWTH)
+        growth = settled(lambda: peak_memory(node.process.pid) - before, _MAX_GROWTH)
         should(growth < _MAX_GROWTH, f"{_CONNECTIONS * _READS} requests cost {growth // _MIB} MiB")
         client.append(b"after")
 
@@ -88,7 +71,7 @@ def test_silent_connections_leave_open_files_for_the_store(tmp_path: Path) -> No
         with suppress(OSError):
             for _ in range(_MAX_OPEN_FILES + 40):
                 stack.enter_context(socket.create_connection((HOST, port), 1))
-        _settled(lambda: len(list(Path(f"/proc/{node.process.pid}/fd").iterdir())), _MAX_OPEN_FILES)
+        settled(lambda: open_files(node.process.pid), _MAX_OPEN_FILES)
         try:
             for _ in range(6):
                 client.append(bytes(30_000))

@@ -1,0 +1,234 @@
+"""Known defects of nodes: clients that take memory, open files and connections from all others."""
+
+from __future__ import annotations
+
+import resource
+import socket
+import struct
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, suppress
+from pathlib import Path
+
+import pytest
+
+import pyspark_dledger as dl
+from pyspark_dledger.errors import DLedgerError
+from pyspark_dledger.raft.messages import ConfigRequest, ReadRequest, Request, StatusRequest, TopicsRequest
+from tests.known_defects import DefectShown, should
+from tests.support.certificates import make_tls
+from tests.support.groups import HOST, Caller, Served, eventually, free_ports, nodes, peers_text
+from tests.support.message_nodes import message_nodes
+from tests.support.processes import open_files, peak_memory, settled
+from tests.support.sinks import Sinks, client_of
+
+MEBIBYTE = 1 << 20
+MAX_GROWTH = 256 * MEBIBYTE
+FRAME_HEADER = struct.Struct(">iI")
+only_linux = pytest.mark.skipif(sys.platform != "linux", reason="reads memory in /proc, or sets limits of a process")
+
+
+# Memory
+
+
+class Victim:
+    """A node in a process of its own, and the memory that attacks cost it."""
+
+    def __init__(self, folder: Path, *flags: str) -> None:
+        (self.port,) = free_ports(1)
+        self.peers = peers_text([self.port])
+        self._node = Served("n0", self.peers, folder, *flags)
+        self._node.ready()
+        self._base = 0
+
+    def caller(self) -> Caller:
+        """A connection that takes little of what the node sends."""
+        sock = socket.socket()
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.connect((HOST, self.port))
+        return Caller(self.port, sock=sock).hello()
+
+    def begin(self) -> None:
+        """The attack begins: memory counts from here."""
+        self._base = peak_memory(self._node.process.pid)
+
+    def growth(self) -> int:
+        """Bytes."""
+        return settled(lambda: peak_memory(self._node.process.pid) - self._base, MAX_GROWTH, 2.0)
+
+    def close(self) -> None:
+        self._node.close()
+
+
+@pytest.fixture
+def victim(tmp_path: Path) -> Iterator[Callable[..., Victim]]:
+    with ExitStack() as stack:
+
+        def start(*flags: str) -> Victim:
+            return stack.enter_context(closing(Victim(tmp_path, *flags)))
+
+        yield start
+
+
+def send_together(caller: Caller, requests: Sequence[Request]) -> None:
+    """Send many requests at once, and take no response."""
+    frames = []
+    for request in requests:
+        request.group, request.remote_id = caller.group, caller.remote_id
+        frames += caller.wire.request(request)[1]
+    caller.sock.sendall(b"".join(frames))
+
+
+@only_linux
+@pytest.mark.xfail(
+    strict=True, raises=DefectShown, reason="requests that arrive together are all answered before any response is sent"
+)
+def test_reads_that_arrive_together_need_little_memory(victim: Callable[..., Victim]) -> None:
+    node = victim("--data-file-size", "64m")
+    with dl.connect("g", node.peers) as client:
+        for _ in range(5):
+            client.append(bytes(4 * MEBIBYTE - 1000))
+    with closing(node.caller()) as caller:
+        node.begin()
+        send_together(caller, [ReadRequest(first_index=0, max_bytes=4 * MEBIBYTE) for _ in range(90)])
+        growth = node.growth()
+    should(growth < MAX_GROWTH, f"90 requests cost {growth // MEBIBYTE} MiB")
+
+
+@only_linux
+@pytest.mark.xfail(
+    strict=True, raises=DefectShown, reason="the number of CONFIG requests that are answered at a time is not limited"
+)
+def test_config_requests_need_little_memory(victim: Callable[..., Victim]) -> None:
+    node = victim("--messages")
+    with dl.connect("g", node.peers) as client, suppress(DLedgerError):
+        client.topics([f"topic-{number:06}" for number in range(50_000)])
+    with closing(node.caller()) as caller:
+        node.begin()
+        send_together(caller, [ConfigRequest() for _ in range(40)])
+        growth = node.growth()
+    should(growth < MAX_GROWTH, f"40 requests cost {growth // MEBIBYTE} MiB")
+
+
+@only_linux
+@pytest.mark.xfail(
+    strict=True,
+    raises=DefectShown,
+    reason="frames that are not complete may take 512 MiB, for any time",
+)
+def test_unfinished_frames_need_little_memory(victim: Callable[..., Victim]) -> None:
+    node = victim()
+    size = 16 * MEBIBYTE - 4
+    with ExitStack() as stack:
+        node.begin()
+        for _ in range(20):
+            sock = stack.enter_context(socket.create_connection((HOST, node.port), 5))
+            with suppress(OSError):
+                sock.sendall(FRAME_HEADER.pack(size, 10) + bytes(size - 200_000))
+        growth = node.growth()
+    should(growth < MAX_GROWTH, f"20 frames that are not complete take {growth // MEBIBYTE} MiB")
+
+
+@pytest.fixture
+def many_open_files() -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard) if hard >= 0 else 4096, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@only_linux
+@pytest.mark.usefixtures("many_open_files")
+@pytest.mark.xfail(
+    strict=True, raises=DefectShown, reason="TLS handshakes are not counted as connections, and each takes 270 kB"
+)
+def test_unfinished_handshakes_need_little_memory(tmp_path: Path, victim: Callable[..., Victim]) -> None:
+    tls = make_tls(tmp_path)
+    node = victim("--tls-cert", str(tls.cert), "--tls-key", str(tls.key), "--tls-ca", str(tls.ca))
+    with ExitStack() as stack:
+        node.begin()
+        with suppress(OSError):
+            for _ in range(1200):
+                stack.enter_context(socket.create_connection((HOST, node.port), 2))
+        growth = node.growth()
+    should(growth < MAX_GROWTH, f"1200 handshakes that are not complete take {growth // MEBIBYTE} MiB")
+
+
+# Connections
+
+
+@pytest.fixture
+def hour_passes(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Moves the clock of this process, and so of its event loops, by one hour."""
+    clock, added = time.monotonic, [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock() + added[0])
+
+    def add() -> None:
+        added[0] += 3600
+
+    return add
+
+
+@pytest.mark.xfail(strict=True, raises=DefectShown, reason="connections that never send a request are kept for ever")
+def test_idle_connections_do_not_exclude_others(tmp_path: Path, hour_passes: Callable[[], None]) -> None:
+    with nodes(tmp_path, 1, max_connections=8) as group, ExitStack() as stack:
+        group.leader()
+        for _ in range(8):
+            stack.callback(group.caller("n0").close)
+        hour_passes()
+        try:
+            eventually(lambda: _has_status(group.caller("n0")), 2)
+        except OSError as error:
+            should(False, f"after an hour a client is still rejected: {error}")
+
+
+def _has_status(caller: Caller) -> bool:
+    with closing(caller):
+        return caller.hello().call(StatusRequest()).code == 200
+
+
+@pytest.mark.xfail(strict=True, raises=DefectShown, reason="there is no time limit for the rest of a frame")
+def test_unfinished_frame_expires(tmp_path: Path, hour_passes: Callable[[], None]) -> None:
+    with nodes(tmp_path, 1) as group, closing(group.caller("n0")) as caller:
+        group.leader()
+        caller.sock.sendall(FRAME_HEADER.pack(8 * MEBIBYTE, 100) + bytes(MEBIBYTE))
+        hour_passes()
+        caller.sock.settimeout(2)
+        try:
+            caller.is_closed()
+        except TimeoutError:
+            should(False, "after an hour the node still waits for the rest of the frame")
+
+
+@only_linux
+@pytest.mark.xfail(
+    strict=True, raises=DefectShown, reason="connections to the control port of a sink take all files that it may open"
+)
+def test_strangers_leave_open_files_for_the_store_of_a_sink(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        sinks = stack.enter_context(closing(Sinks(tmp_path / "log")))
+        sink = sinks.start()
+        client = stack.enter_context(client_of(sink))
+        client.append(b"before")
+        limit = open_files(sink.pid) + 20
+        resource.prlimit(sink.pid, resource.RLIMIT_NOFILE, (limit, limit))
+        for _ in range(40):
+            stack.enter_context(socket.create_connection((sink.host, sink.port), 2))
+        settled(lambda: open_files(sink.pid), limit, 1.0)
+        try:
+            for _ in range(12):
+                client.append(bytes(200_000))
+        except DLedgerError as error:
+            should(False, f"an append of the job fails: {error}")
+
+
+# Topics
+
+
+@pytest.mark.xfail(strict=True, raises=DefectShown, reason="nothing limits how many topics and queues one client makes")
+def test_one_request_makes_no_billion_queues(tmp_path: Path) -> None:
+    names = tuple(f"t{number}" for number in range(60_000))
+    with message_nodes(tmp_path, 1) as group, closing(group.caller(group.ready_leader())) as caller:
+        code = caller.hello().call(TopicsRequest(names=names, queue_nums=65_536)).code
+        should(code != 200, f"{len(names)} topics with {65_536 * len(names)} queues were made")
