@@ -15,7 +15,7 @@ from pyspark_dledger.format.json_text import json_line
 
 if TYPE_CHECKING:
     from pyspark_dledger.rocketmq.rebuild import Compared, FileSettings, IndexDifference, QueueDifference, Rebuilt
-    from pyspark_dledger.rocketmq.work_parts import Run
+    from pyspark_dledger.rocketmq.work_parts import MapParts
 
 
 def rebuild(given: argparse.Namespace, out: Output) -> int:
@@ -93,12 +93,12 @@ def _print_rebuilt(out: Output, done: Rebuilt) -> None:
         out.line(f"note: {text}")
 
 
-def _run(master: str | None, opened: ExitStack) -> Run:
+def _run(master: str | None, opened: ExitStack) -> MapParts:
     """Where parts are read: here, or by tasks of a session that ends with this."""
-    from pyspark_dledger.rocketmq.work_parts import run_here
+    from pyspark_dledger.rocketmq.work_parts import map_here
 
     if master is None:
-        return run_here
+        return map_here
     from pyspark_dledger.spark.tasks import run_on, session_at
 
     return run_on(opened.enter_context(session_at(master)))

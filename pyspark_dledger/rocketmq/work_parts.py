@@ -1,14 +1,14 @@
-"""How work that falls into parts is run: here, one part after the other, or wherever the caller has it done."""
+"""Maps work over parts: in this process, or where the caller's function runs it (as Spark tasks)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-Run = Callable[[Callable[[Any], Any], Sequence[Any]], Iterator[Any]]
-"""Does some work, a picklable callable, for each of some picklable parts; gives the results as they are done."""
+MapParts = Callable[[Callable[[Any], Any], Sequence[Any]], Iterator[Any]]
+"""Calls a picklable function with each picklable part; yields the results as they finish."""
 
 
-def run_here(work: Callable[[Any], Any], parts: Sequence[Any]) -> Iterator[Any]:
+def map_here(work: Callable[[Any], Any], parts: Sequence[Any]) -> Iterator[Any]:
     """Do the work in this process, in the order of the parts."""
     return map(work, parts)

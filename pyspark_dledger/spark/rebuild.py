@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.rocketmq.rebuild import Compared, FileSettings, Rebuilt, compare
 from pyspark_dledger.rocketmq.rebuild import rebuild as rebuild_by
-from pyspark_dledger.rocketmq.work_parts import run_here
+from pyspark_dledger.rocketmq.work_parts import map_here
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -38,7 +38,7 @@ def rebuild(
             raise OptionError("dry_run: expected neither spark nor out, for nothing is written: leave them out")
         return compare(path, what, files=files, options=others)
     if spark is None:
-        return rebuild_by(path, what, out=out, files=files, run=run_here, options=others)
+        return rebuild_by(path, what, out=out, files=files, run=map_here, options=others)
     from pyspark_dledger.spark.tasks import run_on
 
     return rebuild_by(path, what, out=out, files=files, run=run_on(spark), options=others)

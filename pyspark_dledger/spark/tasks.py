@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark_dledger.errors import DLedgerError, OptionError, StoreError
 from pyspark_dledger.rocketmq.export import export as export_by
-from pyspark_dledger.rocketmq.work_parts import Run, run_here
+from pyspark_dledger.rocketmq.work_parts import MapParts, map_here
 from pyspark_dledger.spark import NEEDS_PYSPARK
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class _Task:
             return pickle.dumps(error.with_traceback(None))
 
 
-def run_on(spark: SparkSession) -> Run:
+def run_on(spark: SparkSession) -> MapParts:
     """A run in tasks of a session, classic or Connect: one task for each part.
 
     The results come when all are done; then an error of ours that a task ended in is raised. Work may be done twice, by
@@ -119,4 +119,4 @@ def export(
     Raises OptionError for wrong options, StoreError for a source or a target that cannot be used, MalformedError with
     mode=FAILFAST.
     """
-    return export_by(source, target, to, run=run_here if spark is None else run_on(spark), **options)
+    return export_by(source, target, to, run=map_here if spark is None else run_on(spark), **options)

@@ -34,7 +34,7 @@ from pyspark_dledger.rocketmq.export import json_lines as json_lines_form
 from pyspark_dledger.rocketmq.export.direct_file import DirectFile
 from pyspark_dledger.rocketmq.export.forms import new_file
 from pyspark_dledger.rocketmq.export.parquet import NULL_PARTITION, ColumnSums
-from pyspark_dledger.rocketmq.work_parts import run_here
+from pyspark_dledger.rocketmq.work_parts import map_here
 from pyspark_dledger.spark.tasks import run_on
 from tests.support import golden
 from tests.support.attempts import run_at_once
@@ -353,7 +353,7 @@ def test_one_export_at_a_time(store: Store, tmp_path: Path) -> None:
     def meanwhile(work: Any, parts: Any) -> Iterator[Any]:
         with pytest.raises(StoreInUseError, match="expected a folder that no export is writing"):
             export(store.path, tmp_path / "out", "jsonl")
-        return run_here(work, parts)
+        return map_here(work, parts)
 
     assert export(store.path, tmp_path / "out", "jsonl", run=meanwhile).rows == 42
 
@@ -485,7 +485,7 @@ def test_a_log_that_is_cut_meanwhile_is_noticed(tmp_path: Path) -> None:
     made = write_dledger(tmp_path / "source", payloads, committed=10)
 
     def cutting(work: Any, parts: Any) -> Iterator[Any]:
-        yield from run_here(work, parts)
+        yield from map_here(work, parts)
         rewritten(made, payloads[:20])
 
     with pytest.raises(StoreError, match="the log was cut or written anew since the export began"):
@@ -594,7 +594,7 @@ def test_sums_are_of_the_values_and_not_of_the_batches(rows: list[Any], others: 
 
 def test_a_file_that_vanished_is_noticed(store: Store, tmp_path: Path) -> None:
     def losing(work: Any, parts: Any) -> Iterator[Any]:
-        yield from run_here(work, parts)
+        yield from map_here(work, parts)
         (tmp_path / "out" / "part-00000.jsonl").write_bytes(b"")
 
     with pytest.raises(StoreError, match=r"part-00000.jsonl: expected a file of \d+ bytes that the export has written"):

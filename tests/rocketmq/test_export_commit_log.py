@@ -28,7 +28,7 @@ from pyspark_dledger.rocketmq.export.commit_log.commit_log_form import CommitLog
 from pyspark_dledger.rocketmq.export.commit_log.offsets import FILLER_TOPIC, LEAST_FILLER
 from pyspark_dledger.rocketmq.export.direct_file import DirectFile
 from pyspark_dledger.rocketmq.store_checkpoint import read_store_checkpoint
-from pyspark_dledger.rocketmq.work_parts import run_here
+from pyspark_dledger.rocketmq.work_parts import map_here
 from tests.support import golden
 from tests.support.generate import (
     Recipe,
@@ -445,7 +445,7 @@ def test_parts_can_be_written_anywhere_and_in_any_order(case_folder: Callable[[s
             yield pickle.loads(pickle.dumps(there[0](there[1])))
 
     source = case_folder("mq-53-upgrade")
-    for name, run in (("here", run_here), ("elsewhere", elsewhere)):
+    for name, run in (("here", map_here), ("elsewhere", elsewhere)):
         export(source, tmp_path / name, "commitlog", run=run)
     for folder in ("commitlog", "consumequeue"):
         assert digests(tmp_path / "elsewhere" / folder) == digests(tmp_path / "here" / folder)

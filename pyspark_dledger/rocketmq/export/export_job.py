@@ -53,7 +53,7 @@ from pyspark_dledger.rocketmq.export.forms import (
     temporary_folder,
 )
 from pyspark_dledger.rocketmq.export.ranges import LogRange, range_from_json, range_of, row_again
-from pyspark_dledger.rocketmq.work_parts import Run, run_here
+from pyspark_dledger.rocketmq.work_parts import MapParts, map_here
 
 _VERSION = 2
 _FORMS = {
@@ -74,7 +74,7 @@ def export(
     target: str | os.PathLike[str],
     to: str,
     *,
-    run: Run = run_here,
+    run: MapParts = map_here,
     progress: Progress | None = None,
     **options: Any,
 ) -> ExportReport:
@@ -191,7 +191,7 @@ class _Job:
         form: Form,
         read: ReadOptions,
         given: dict[str, Any],
-        run: Run,
+        run: MapParts,
         progress: Progress | None,
     ) -> None:
         self._log, self._source, self._target, self._form = log, source, target, form

@@ -28,7 +28,7 @@ from pyspark_dledger.rocketmq.rebuild.kept import ExpiredUnits
 from pyspark_dledger.rocketmq.rebuild.parts import PartCounts, TakenUnits, WantedUnits, in_order, plan_parts
 from pyspark_dledger.rocketmq.rebuild.queue_files import BuiltFiles, ExistingQueues, ExtAddresses, UnitFiles
 from pyspark_dledger.rocketmq.rebuild.queue_times import QueueTimes
-from pyspark_dledger.rocketmq.work_parts import Run, run_here
+from pyspark_dledger.rocketmq.work_parts import MapParts, map_here
 
 Progress = Callable[[int, int], None]
 """Told how many bytes of the log are done, and how many there are."""
@@ -97,7 +97,7 @@ def build(
     queues: bool = True,
     index: bool = True,
     settings: BuildSettings | None = None,
-    run: Run = run_here,
+    run: MapParts = map_here,
     keep_from: Path | None = None,
     progress: Progress | None = None,
 ) -> Built:
@@ -175,7 +175,7 @@ def go_through(
     settings: BuildSettings,
     sinks: Sequence[UnitSink],
     root: Path | None,
-    run: Run = run_here,
+    run: MapParts = map_here,
     parts_folder: Path | None = None,
     progress: Progress | None = None,
 ) -> Built:
@@ -183,7 +183,7 @@ def go_through(
 
     `parts_folder` is where parts leave what they have that are read elsewhere.
     """
-    parts, missing = plan_parts(log, settings.to, _WHOLE if run is run_here else _PART_BYTES)
+    parts, missing = plan_parts(log, settings.to, _WHOLE if run is map_here else _PART_BYTES)
     needs_keys = any(sink.needs_keys for sink in sinks)
     wanted = WantedUnits(needs_keys, settings.delays_ms, batch_topics_of(root), log.engine.NAME)
     built = Built(missing_bytes=missing, end=parts[-1].end if parts else 0)

@@ -30,7 +30,7 @@ from pyspark_dledger.log.plan import plan_between
 from pyspark_dledger.rocketmq.dispatch.log_part import LogPart, read_part
 from pyspark_dledger.rocketmq.index_file.index_writer import Keys
 from pyspark_dledger.rocketmq.message_arrays import Longs, QueueName
-from pyspark_dledger.rocketmq.work_parts import Run, run_here
+from pyspark_dledger.rocketmq.work_parts import MapParts, map_here
 
 # How much of it is in memory at a time.
 _CHUNK_BYTES = 32 * 1024 * 1024
@@ -97,12 +97,12 @@ def plan_parts(log: Log, end: int | None, part_bytes: int) -> tuple[list[LogRang
 
 
 def in_order(
-    wanted: WantedUnits, parts: list[LogRangePart], folder: Path | None, run: Run
+    wanted: WantedUnits, parts: list[LogRangePart], folder: Path | None, run: MapParts
 ) -> Iterator[tuple[LogRangePart, Iterable[TakenUnits]]]:
     """What the parts have, in the order of the log; `folder` is where they leave it that are read elsewhere."""
     if folder is not None:
         shutil.rmtree(folder, ignore_errors=True)  # of a run that was broken off
-    if run is run_here:
+    if run is map_here:
         for part in parts:
             yield part, take(wanted, part)
         return

@@ -44,7 +44,7 @@ from pyspark_dledger.rocketmq.rebuild.swap import (
     swap_in,
 )
 from pyspark_dledger.rocketmq.store_checkpoint import read_store_checkpoint, write_store_checkpoint
-from pyspark_dledger.rocketmq.work_parts import Run, run_here
+from pyspark_dledger.rocketmq.work_parts import MapParts, map_here
 
 WHATS = (QUEUES, INDEX)
 
@@ -157,7 +157,7 @@ def rebuild(
     *,
     out: str | os.PathLike[str] | None = None,
     files: FileSettings | None = None,
-    run: Run = run_here,
+    run: MapParts = map_here,
     progress: Progress | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Rebuilt:
@@ -279,7 +279,7 @@ class _Store:
                 f"{light.topic}, which would be lost: build elsewhere (out, --out), and copy that queue"
             )
 
-    def build(self, target: Path, run: Run, progress: Progress | None) -> Built:
+    def build(self, target: Path, run: MapParts, progress: Progress | None) -> Built:
         """Build, and look whether the log is still the same."""
         is_queues = self.what == QUEUES
         try:
