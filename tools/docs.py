@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import struct
+from collections import Counter
 from collections.abc import Iterable
 from itertools import groupby
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 from pyspark_dledger.format import layout
 from pyspark_dledger.format.columns import ALL_COLUMNS, Column
 from pyspark_dledger.format.layout import LAYOUTS, ROCKETMQ_LAYOUTS
+from pyspark_dledger.log.diff.diff_table import VERDICTS
 from pyspark_dledger.log.options import OPTIONS, Option
 from pyspark_dledger.log.tables.table import TableColumn
 from pyspark_dledger.log.verify.findings import CATALOGUE, SEVERITIES, Code
@@ -19,6 +21,7 @@ from pyspark_dledger.raft.node.settings import SETTINGS, default_of
 from pyspark_dledger.raft.wire import binary_layout
 from pyspark_dledger.rocketmq.export.export_options import EXPORT_OPTIONS, FORMS
 from pyspark_dledger.rocketmq.store_checkpoint import LAYOUT as STORE_CHECKPOINT
+from pyspark_dledger.rocketmq.tables import audit
 from pyspark_dledger.rocketmq.tables.registry import TABLES as READ_TABLES
 from pyspark_dledger.spark.sink.write_options import WRITE_OPTIONS
 from tools import cli_docs, real_bytes
@@ -41,6 +44,8 @@ PLAIN_VALUES = (
 )
 # A text of at least as many characters is written once.
 SHORT = 20
+# Columns whose values have a table of their own, by the name of their table.
+VALUES = {"audit": ("code", audit.CODES), "diff": ("verdict", VERDICTS)}
 
 WIRE_TYPES = {"B": "u8", "H": "u16", "I": "u32", "i": "i32", "q": "i64"}
 
@@ -98,17 +103,29 @@ def columns() -> str:
 
 
 def _columns(found: Iterable[Column | TableColumn]) -> str:
-    """Neighbours of one type and meaning share a row."""
+    """Names, each with its type; neighbours of one meaning share a row, and their type where it is the same."""
     rows = []
-    for (kind, doc), same in groupby(found, key=lambda column: (str(column.type), column.doc)):
-        names = ", ".join(f"`{column.name}`" for column in same)
-        rows.append((names, SPARK_NAMES.get(kind, kind), doc))
-    return table(("column", "type", "meaning"), rows)
+    for doc, columns in groupby(found, key=lambda column: column.doc):
+        typed = groupby(columns, key=lambda column: str(column.type))
+        names = (f"{', '.join(f'`{c.name}`' for c in same)} {SPARK_NAMES.get(kind, kind)}" for kind, same in typed)
+        rows.append((", ".join(names).replace("<", r"\<"), doc))
+    return table(("column", "meaning"), rows)
 
 
 def tables() -> str:
-    """The tables beside the log's, and their columns."""
-    return "\n\n".join(f"## `{read.name}`: {read.doc}\n\n{_columns(read.columns)}" for read in READ_TABLES.values())
+    """The tables beside the log's and their columns; those that several have in the same meaning once."""
+    count = Counter(column for read in READ_TABLES.values() for column in read.columns)
+    shared = [column for column, tables in count.items() if tables > 1]
+    parts = ["## Common columns", _columns(shared)]
+    for read in READ_TABLES.values():
+        parts.append(f"## `{read.name}`: {read.doc}")
+        if names := [f"`{column.name}`" for column in read.columns if column in shared]:
+            parts.append(f"Common: {', '.join(names)}.")
+        parts.append(_columns(column for column in read.columns if column not in shared))
+        if read.name in VALUES:
+            column, meanings = VALUES[read.name]
+            parts.append(table((column, "meaning"), ((f"`{value}`", text) for value, text in meanings.items())))
+    return "\n\n".join(parts)
 
 
 def findings() -> str:

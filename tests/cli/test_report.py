@@ -762,7 +762,8 @@ def test_an_option_that_chooses_rows_is_refused(
 
 def test_the_documentation_names_every_key_of_the_json(facts: dict[str, Facts]) -> None:
     text = (Path(__file__).parent.parent.parent / "docs" / "report.md").read_text()
-    assert re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE) == list(facts["live"].as_json())
+    cells = re.findall(r"^\| (`[\w`, ]+`) \|", text, re.MULTILINE)
+    assert re.findall(r"\w+", " ".join(cells)) == list(facts["live"].as_json())
 
 
 def test_the_exit_code_tells_of_trouble_only(facts: dict[str, Facts]) -> None:

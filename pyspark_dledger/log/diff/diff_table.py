@@ -30,16 +30,16 @@ ON_MAJORITY = "onMajority"
 STALE = "stale"
 
 VERDICTS = {
-    SAME: "every replica holds the same entries",
-    BEHIND: "`nodes` end before these entries, which continue their own; to be replicated to them",
-    EXPIRED: "`nodes` begin behind these entries: deleted by retention, or below a snapshot",
-    DAMAGED: "`nodes` have damaged bytes or a missing file where these entries were; copy them from a node in `terms`",
-    OTHER_BYTES: "same index and term, other bytes: `nodes` differ from most; damage, or another group",
-    DIVERGED: "`nodes` hold other entries than the replica with the highest last term, or lack its: two leaders wrote",
-    CONTRADICTS: "as `diverged`, but two nodes say that theirs are committed: another group, or damage",
-    COMMITTED: "proven committed, and part of the logs of `nodes`, which may have damage in it; `terms` at lastIndex",
-    ON_MAJORITY: "part of the logs of a majority, `nodes`, but not proven committed; `terms` at lastIndex",
-    STALE: "left behind the logical end of the node by truncation; no part of its log",
+    SAME: "all replicas have the same entries",
+    BEHIND: "`nodes` end before these entries; the leader will send them",
+    EXPIRED: "`nodes` begin after these entries: expired, or below a snapshot",
+    DAMAGED: "damaged or missing on `nodes`; copy them from a node in `terms`",
+    OTHER_BYTES: "same index and term, but `nodes` have other bytes than most: damage, or another group",
+    DIVERGED: "`nodes` differ from the replica with the highest last term, or lack its entries: two leaders wrote",
+    CONTRADICTS: "like `diverged`, but two nodes have theirs committed: another group, or damage",
+    COMMITTED: "proven committed, on `nodes`, maybe damaged there; `terms` at lastIndex",
+    ON_MAJORITY: "on a majority, `nodes`, but not proven committed; `terms` at lastIndex",
+    STALE: "after the end of the node's log, left by a truncation; not part of it",
 }
 """What a row says. Every index is in one row of the first seven; `committed`, `onMajority` and `stale` come on top."""
 

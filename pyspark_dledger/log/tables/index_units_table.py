@@ -28,18 +28,18 @@ _ENTRY_COLUMNS = ("pos", "index", "term", "size", "magic")
 Units = npt.NDArray[Any]
 
 COLUMNS = (
-    TableColumn("node", pa.string(), "id of the node"),
-    TableColumn("file", pa.string(), "the index file, relative to the store's root"),
-    TableColumn("position", pa.int64(), "where the unit stands in the file, in bytes"),
-    TableColumn("index", pa.int64(), "index of the entry, as the unit says it"),
-    TableColumn("magic", pa.int32(), "magic of the entry"),
-    TableColumn("pos", pa.int64(), "where the entry stands in the log"),
-    TableColumn("size", pa.int32(), "size of the entry in bytes"),
-    TableColumn("term", pa.int64(), "term of the entry"),
+    TableColumn("node", pa.string(), "id of the node; null for a plain CommitLog"),
+    TableColumn("file", pa.string(), "relative to the store's root"),
+    TableColumn("position", pa.int64(), "byte in the file"),
+    TableColumn("index", pa.int64(), "of its entry"),
+    TableColumn("magic", pa.int32(), "of its entry"),
+    TableColumn("pos", pa.int64(), "of its entry"),
+    TableColumn("size", pa.int32(), "of its entry"),
+    TableColumn("term", pa.int64(), "of its entry"),
     TableColumn(
         "problem",
         pa.string(),
-        "null where the entry agrees or has expired, else what was expected and found",
+        "what was expected and found; null if sound",
     ),
 )
 _SCHEMA = table_schema(COLUMNS)
@@ -182,4 +182,4 @@ def _problem(log: Log, unit: dict[str, int], expected: int, begin: int, end: int
     return None
 
 
-TABLE = Table("indexUnits", "one row per unit of the DLedger index; unwritten units are no rows", COLUMNS, plan, read)
+TABLE = Table("indexUnits", "one row per written unit of the DLedger index", COLUMNS, plan, read)

@@ -65,21 +65,20 @@ _AROUND = 64
 _NO_UNITS = np.empty(0, UNIT_DTYPE)
 
 COLUMNS = (
-    TableColumn("topic", pa.string(), "topic"),
+    TableColumn("topic", pa.string(), "name of the topic"),
     TableColumn("queueId", pa.int32(), "queue of the topic"),
-    TableColumn("queueOffset", pa.int64(), "place of the unit in its queue; of a batch the first message's"),
-    TableColumn("commitLogOffset", pa.int64(), "where the message stands in the log (pos + 48 under DLedger)"),
-    TableColumn("size", pa.int32(), "size of the message in bytes"),
-    TableColumn("tagsCode", pa.int64(), "hash of the tags, a time to deliver in ms, or an address: see kind"),
+    TableColumn("queueOffset", pa.int64(), "number of the unit; of a batch the first message's"),
+    TableColumn("commitLogOffset", pa.int64(), "position of the message (pos + 48 under DLedger)"),
+    TableColumn("size", pa.int32(), "bytes of the message"),
+    TableColumn("tagsCode", pa.int64(), "depends on kind"),
     TableColumn(
         "kind",
         pa.string(),
-        "`unit`, `delay` (tagsCode is when to deliver it), `ext` (tagsCode is an address in consumequeue_ext), "
-        "`filler` (before the first unit; also where the log has no message, in queues that were rebuilt or exported), "
-        "`batch` (of batchconsumequeue)",
+        "`unit` (tagsCode: hash of the tags), `delay` (delivery time in ms), `ext` (address in consumequeue_ext), "
+        "`filler` (no message), `batch`",
     ),
-    TableColumn("file", pa.string(), "the file, relative to the store's root"),
-    TableColumn("problem", pa.string(), "null for a sound unit, else what was expected and found"),
+    TableColumn("file", pa.string(), "relative to the store's root"),
+    TableColumn("problem", pa.string(), "what was expected and found; null if sound"),
 )
 _SCHEMA = table_schema(COLUMNS)
 
@@ -275,7 +274,7 @@ def _record_batch(
 
 TABLE = Table(
     "consumeQueue",
-    "one row per ConsumeQueue unit; unwritten units are no rows",
+    "one row per written ConsumeQueue unit",
     COLUMNS,
     plan,
     read,

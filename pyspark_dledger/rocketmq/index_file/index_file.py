@@ -44,12 +44,12 @@ _PART_UNITS = 2_000_000
 _CHUNK_UNITS = 64 * 1024
 
 COLUMNS = (
-    TableColumn("file", pa.string(), "the file, relative to the store's root"),
-    TableColumn("position", pa.int32(), "number of the unit in the file, from 1"),
-    TableColumn("keyHash", pa.int32(), "absolute value of Java's hash of `topic#key`"),
-    TableColumn("commitLogOffset", pa.int64(), "where the message stands in the log (pos + 48 under DLedger)"),
-    TableColumn("storeTimestamp", TIMESTAMP, "when the message was stored, in whole seconds behind the file's begin"),
-    TableColumn("previous", pa.int32(), "number of the unit before it in the same hash slot; 0 for none"),
+    TableColumn("file", pa.string(), "relative to the store's root"),
+    TableColumn("position", pa.int32(), "number in the file, from 1"),
+    TableColumn("keyHash", pa.int32(), "absolute Java hash of `topic#key`"),
+    TableColumn("commitLogOffset", pa.int64(), "position of the message (pos + 48 under DLedger)"),
+    TableColumn("storeTimestamp", TIMESTAMP, "whole seconds after the file's begin"),
+    TableColumn("previous", pa.int32(), "unit before it in the hash slot; 0 for none"),
 )
 _SCHEMA = table_schema(COLUMNS)
 

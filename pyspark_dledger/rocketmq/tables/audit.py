@@ -47,12 +47,12 @@ WRONG_TAGS_CODE = "wrongTagsCode"
 WRONG_QUEUE = "wrongQueue"
 QUEUE_OFFSET_GAP = "queueOffsetGap"
 CODES = {
-    MESSAGE_NOT_IN_QUEUE: "a committed message that its queue does not have: no consumer sees it",
-    UNIT_WITHOUT_MESSAGE: "a unit of no message in the log; units below its first position have expired and are none",
-    WRONG_SIZE: "a unit whose size is not the message's",
-    WRONG_TAGS_CODE: "a unit whose tagsCode is not the hash of the message's tags, or no time to deliver it",
-    WRONG_QUEUE: "a unit of a message of another queue, or of one that is in no queue (prepared, rolled back)",
-    QUEUE_OFFSET_GAP: "a unit that stands elsewhere than its message's queueOffset, or units that were never written",
+    MESSAGE_NOT_IN_QUEUE: "a committed message without a unit: no consumer sees it",
+    UNIT_WITHOUT_MESSAGE: "a unit without a message in the log; expired ones are not listed",
+    WRONG_SIZE: "a unit with another size than its message",
+    WRONG_TAGS_CODE: "a unit whose tagsCode is neither the hash of the message's tags nor its delivery time",
+    WRONG_QUEUE: "a unit for a message of another queue, or of none (prepared, rolled back)",
+    QUEUE_OFFSET_GAP: "a unit at another place than its message's queueOffset, or units never written",
 }
 
 # As many messages as a task holds at once.
@@ -62,13 +62,13 @@ _MULTI_DISPATCH = "INNER_MULTI_DISPATCH"
 _MULTI_QUEUE_OFFSET = "INNER_MULTI_QUEUE_OFFSET"
 
 COLUMNS = (
-    TableColumn("code", pa.string(), "; ".join(f"`{code}`: {meaning}" for code, meaning in CODES.items())),
-    TableColumn("topic", pa.string(), "topic of the queue; of a message that is in none its own"),
+    TableColumn("code", pa.string(), "see below"),
+    TableColumn("topic", pa.string(), "name of the topic"),
     TableColumn("queueId", pa.int32(), "queue of the topic"),
-    TableColumn("queueOffset", pa.int64(), "place in the queue"),
-    TableColumn("commitLogOffset", pa.int64(), "where the message stands, or should (pos + 48 under DLedger)"),
-    TableColumn("expected", pa.string(), "what the other side says"),
-    TableColumn("found", pa.string(), "what is there"),
+    TableColumn("queueOffset", pa.int64(), "number in the queue"),
+    TableColumn("commitLogOffset", pa.int64(), "position of the message (pos + 48 under DLedger)"),
+    TableColumn("expected", pa.string(), "what was expected"),
+    TableColumn("found", pa.string(), "what was found"),
 )
 _SCHEMA = table_schema(COLUMNS)
 

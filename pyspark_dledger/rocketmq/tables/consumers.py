@@ -22,14 +22,22 @@ from pyspark_dledger.rocketmq.consume_queue.queue_units import (
 )
 
 COLUMNS = (
-    TableColumn("consumerGroup", pa.string(), f"the group; `{SCHEDULE_GROUP}` is the broker's own delivery of delays"),
-    TableColumn("topic", pa.string(), "topic; null for a group that has no offset in any"),
+    TableColumn("consumerGroup", pa.string(), f"`{SCHEDULE_GROUP}`: the broker's delivery of delays"),
+    TableColumn("topic", pa.string(), "name of the topic"),
     TableColumn("queueId", pa.int32(), "queue of the topic"),
-    TableColumn("consumerOffset", pa.int64(), "the next queue offset that the group reads; null where it has none"),
-    TableColumn("minOffset", pa.int64(), "first queue offset whose message the log still has; null without a queue"),
-    TableColumn("maxOffset", pa.int64(), "queue offset behind the last message; null without a queue"),
-    TableColumn("lag", pa.int64(), "maxOffset - consumerOffset; negative where the queue has lost its end"),
-    TableColumn("lost", pa.int64(), "messages that expired before the group read them: minOffset - consumerOffset"),
+    TableColumn("consumerOffset", pa.int64(), "next queue offset to read; null without one"),
+    TableColumn(
+        "minOffset",
+        pa.int64(),
+        "first queue offset left, and the one after the last; null without queue",
+    ),
+    TableColumn(
+        "maxOffset",
+        pa.int64(),
+        "first queue offset left, and the one after the last; null without queue",
+    ),
+    TableColumn("lag", pa.int64(), "maxOffset - consumerOffset; negative if the queue lost its end"),
+    TableColumn("lost", pa.int64(), "expired unread: minOffset - consumerOffset"),
 )
 _SCHEMA = table_schema(COLUMNS)
 

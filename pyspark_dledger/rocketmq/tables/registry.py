@@ -14,7 +14,6 @@ from pyspark_dledger.log.log import Log, State
 from pyspark_dledger.log.options import OPTIONS, ReadOptions, nearest
 from pyspark_dledger.log.tables import index_units_table, segments_table
 from pyspark_dledger.log.tables.table import Table, TableColumn, batches_of, row_of, table_schema
-from pyspark_dledger.log.verify.findings import CATALOGUE, SEVERITIES
 from pyspark_dledger.log.verify.verify_store import FindingsPart, plan_findings, read_findings
 from pyspark_dledger.rocketmq.consume_queue import queue_units
 from pyspark_dledger.rocketmq.index_file import index_file
@@ -31,27 +30,23 @@ _DEFAULTS = ReadOptions()
 
 STATE_COLUMNS = (
     TableColumn("node", pa.string(), "id of the node; null for a plain CommitLog"),
-    TableColumn("path", pa.string(), "as it was given"),
-    TableColumn("dialect", pa.string(), "`0.3` (and before), `0.4`, or `commitlog` for a plain one"),
-    TableColumn("beginIndex", pa.int64(), "index of the first entry; -1 without one"),
-    TableColumn("endIndex", pa.int64(), "index of the last entry; -1 without one"),
-    TableColumn("endTerm", pa.int64(), "its term"),
-    TableColumn("committedIndex", pa.int64(), "highest index that is known to be committed; null where none is"),
-    TableColumn(
-        "committedFrom", pa.string(), "what proves it: `checkpoint`, `consumeQueue`, ...; or why none is known"
-    ),
-    TableColumn("checkpointCommittedIndex", pa.int64(), "committedIndex of the checkpoint file; null without one"),
-    TableColumn("checkpointEndIndex", pa.int64(), "endIndex of the checkpoint file"),
-    TableColumn("currTerm", pa.int64(), "the node's term, from its currterm file"),
-    TableColumn("voteLeader", pa.string(), "for whom it voted in that term; null for none"),
-    TableColumn(
-        "dividedCommitlogOffset", pa.int64(), "where the old CommitLog ends and DLedger begins; -1 without DLedger"
-    ),
-    TableColumn("dataFileSize", pa.int64(), "size of a segment file in bytes"),
-    TableColumn("indexFileSize", pa.int64(), "size of a DLedger index file in bytes; null without one"),
-    TableColumn("minOffset", pa.int64(), "position of the first segment's first byte"),
-    TableColumn("maxOffset", pa.int64(), "position behind the last entry"),
-    TableColumn("abort", pa.bool_(), "whether the broker is running, or was not stopped cleanly"),
+    TableColumn("path", pa.string(), "as given"),
+    TableColumn("dialect", pa.string(), "`0.3` (and before), `0.4` or `commitlog`"),
+    TableColumn("beginIndex", pa.int64(), "first and last index; -1 without entries"),
+    TableColumn("endIndex", pa.int64(), "first and last index; -1 without entries"),
+    TableColumn("endTerm", pa.int64(), "term of the last entry"),
+    TableColumn("committedIndex", pa.int64(), "highest index proven committed; null without proof"),
+    TableColumn("committedFrom", pa.string(), "the proof, such as `checkpoint`; or why there is none"),
+    TableColumn("checkpointCommittedIndex", pa.int64(), "from the checkpoint; null without one"),
+    TableColumn("checkpointEndIndex", pa.int64(), "from the checkpoint; null without one"),
+    TableColumn("currTerm", pa.int64(), "the node's term"),
+    TableColumn("voteLeader", pa.string(), "its vote in that term; null for none"),
+    TableColumn("dividedCommitlogOffset", pa.int64(), "where DLedger begins; -1 without DLedger"),
+    TableColumn("dataFileSize", pa.int64(), "bytes of a segment file"),
+    TableColumn("indexFileSize", pa.int64(), "bytes of an index file; null without one"),
+    TableColumn("minOffset", pa.int64(), "first position of the log"),
+    TableColumn("maxOffset", pa.int64(), "position after the last entry"),
+    TableColumn("abort", pa.bool_(), "the broker runs, or was not stopped cleanly"),
 )
 
 
@@ -66,15 +61,15 @@ def _read_state(state: State) -> Iterator[pa.RecordBatch]:
 # findings
 
 FINDINGS_COLUMNS = (
-    TableColumn("severity", pa.string(), f"{', '.join(f'`{severity}`' for severity in SEVERITIES)}"),
-    TableColumn("code", pa.string(), f"one of {len(CATALOGUE)}, see below"),
+    TableColumn("severity", pa.string(), "`info`, `warning` or `error`"),
+    TableColumn("code", pa.string(), "see [findings.md](findings.md)"),
     TableColumn("node", pa.string(), "id of the node; null for a plain CommitLog"),
-    TableColumn("file", pa.string(), "the file, relative to the store's root"),
-    TableColumn("offset", pa.int64(), "place in the file in bytes; null where it is about no single place"),
-    TableColumn("index", pa.int64(), "index of the DLedger entry that it is about"),
+    TableColumn("file", pa.string(), "relative to the store's root"),
+    TableColumn("offset", pa.int64(), "byte in the file, or null"),
+    TableColumn("index", pa.int64(), "of the entry, or null"),
     TableColumn("expected", pa.string(), "what was expected"),
     TableColumn("found", pa.string(), "what was found"),
-    TableColumn("javaDoes", pa.string(), "what the Java versions do when they meet it"),
+    TableColumn("javaDoes", pa.string(), "what Java does about it"),
 )
 
 
@@ -90,12 +85,12 @@ def _read_findings(part: FindingsPart) -> Iterator[pa.RecordBatch]:
 # diff
 
 DIFF_COLUMNS = (
-    TableColumn("firstIndex", pa.int64(), "first index of the range"),
-    TableColumn("lastIndex", pa.int64(), "last index of the range"),
-    TableColumn("firstPos", pa.int64(), "where the first entry stands, on the first replica that has it"),
-    TableColumn("verdict", pa.string(), "; ".join(f"`{verdict}`: {text}" for verdict, text in diff.VERDICTS.items())),
-    TableColumn("nodes", pa.list_(pa.string()), "the replicas that the verdict is about"),
-    TableColumn("terms", pa.map_(pa.string(), pa.int64()), "the term of the entries on each replica that has them"),
+    TableColumn("firstIndex", pa.int64(), "range of indexes"),
+    TableColumn("lastIndex", pa.int64(), "range of indexes"),
+    TableColumn("firstPos", pa.int64(), "position of the first entry"),
+    TableColumn("verdict", pa.string(), "see below"),
+    TableColumn("nodes", pa.list_(pa.string()), "replicas of the verdict"),
+    TableColumn("terms", pa.map_(pa.string(), pa.int64()), "term on each replica that has the entries"),
 )
 
 
@@ -110,7 +105,7 @@ _TABLES = (
     segments_table.TABLE,
     Table(
         "state",
-        "one row: what the store is, and where it stands",
+        "one row: what the store is and how far it goes",
         STATE_COLUMNS,
         _plan_state,
         _read_state,
@@ -118,7 +113,7 @@ _TABLES = (
     ),
     Table(
         "findings",
-        "one row per thing that is wrong, or worth knowing",
+        "one row per finding",
         FINDINGS_COLUMNS,
         _plan_findings,
         _read_findings,
