@@ -1,0 +1,172 @@
+"""Known defects with stores that somebody prepared: links, special files, hostile offsets and texts."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pyspark_dledger as dl
+from pyspark_dledger.cli.main import main
+from pyspark_dledger.errors import DLedgerError
+from pyspark_dledger.log import open_log
+from pyspark_dledger.rocketmq.tables.registry import read_table
+from tests.known_defects import DefectShown, should
+from tests.support.generate import mq_message, write_dledger
+from tests.support.groups import Nodes
+from tests.support.message_nodes import MessageNodes, puts, rows
+
+PRECIOUS = b"PRECIOUS\n" * 20
+
+
+def write_store(root: Path) -> Path:
+    messages = [mq_message("Orders", b"%d" % number, queue_offset=number) for number in range(20)]
+    return write_dledger(root, messages).path
+
+
+@pytest.fixture
+def precious(tmp_path: Path) -> Path:
+    """A file of the user, outside of all stores."""
+    path = tmp_path / "precious"
+    path.write_bytes(PRECIOUS)
+    return path
+
+
+def replace_by_link(path: Path, target: Path) -> None:
+    path.unlink(missing_ok=True)
+    path.symlink_to(target)
+
+
+# Links
+
+
+SMALL_INDEX = ("--hash-slots", "100", "--index-units", "100")
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [("checkpoint", ["consumequeue"]), ("lock", ["consumequeue"]), ("lock", ["index", *SMALL_INDEX])],
+    ids=["checkpoint-consumequeue", "lock-consumequeue", "lock-index"],
+)
+@pytest.mark.xfail(strict=True, raises=DefectShown, reason="rebuild opens files of the store through symbolic links")
+def test_rebuild_writes_through_no_link(tmp_path: Path, precious: Path, name: str, what: list[str]) -> None:
+    root = write_store(tmp_path / "store")
+    replace_by_link(root / name, precious)
+    main(["rebuild", *what, str(root)])
+    should(precious.read_bytes() == PRECIOUS, f"rebuild overwrites a file outside the store, by the link {name}")
+
+
+@pytest.mark.parametrize("name", ["lock", "checkpoint.tmp", "members.tmp"])
+@pytest.mark.xfail(strict=True, raises=DefectShown, reason="a node opens files of its store through symbolic links")
+def test_node_writes_through_no_link(tmp_path: Path, precious: Path, name: str) -> None:
+    with closing(Nodes(tmp_path / "store", 1)) as group:
+        group.start()
+        group.stop()
+        folder = tmp_path / "store" / "dledger-n0"
+        # The node writes it only if it changes.
+        (folder / "members").unlink()
+        replace_by_link(folder / name, precious)
+        with suppress(DLedgerError):
+            group.start()
+    should(precious.read_bytes() == PRECIOUS, f"a node overwrites a file outside its store, by the link {name}")
+
+
+@pytest.mark.parametrize("name", ["lock", "checkpoint"])
+@pytest.mark.xfail(strict=True, raises=DefectShown, reason="a message node opens files of its store through links")
+def test_message_node_writes_through_no_link(tmp_path: Path, precious: Path, name: str) -> None:
+    with closing(MessageNodes(tmp_path / "stores", 1)) as group:
+        group.start()
+        put_message(group, "before")
+        group.stop()
+        replace_by_link(group.root("n0") / name, precious)
+        with suppress(DLedgerError):
+            group.start()
+            put_message(group, "after")
+            group.stop()
+    should(precious.read_bytes() == PRECIOUS, f"a node overwrites a file outside its store, by the link {name}")
+
+
+def put_message(group: MessageNodes, job: str) -> None:
+    group.ready_leader()
+    with dl.connect("g", group.peers) as client:
+        client.put_messages(puts(rows(1), job=job))
+
+
+@pytest.mark.xfail(strict=True, raises=DefectShown, reason="export copies what links in config/ lead to")
+def test_export_copies_nothing_from_outside_the_store(tmp_path: Path, precious: Path) -> None:
+    root = write_store(tmp_path / "store")
+    (root / "config").mkdir()
+    (root / "config" / "aws.json").symlink_to(precious)
+    main(["export", str(root), str(tmp_path / "out"), "--to", "commitlog", "--commitlog-only"])
+    files = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
+    assert files
+    should(all(PRECIOUS not in path.read_bytes() for path in files), "a file outside the store is in the export")
+
+
+# Files that are slow to read
+
+
+@pytest.fixture
+def with_groups(tmp_path: Path) -> Path:
+    root = write_store(tmp_path / "store")
+    (root / "config").mkdir()
+    return root
+
+
+def consumers(root: Path) -> list[dict[str, Any]]:
+    return [row for batch in read_table(open_log(root), "consumers") for row in batch.to_pylist()]
+
+
+@pytest.mark.xfail(strict=True, raises=DefectShown, reason="config files are opened without a look at what they are")
+def test_fifo_does_not_stop_a_read_of_consumers(with_groups: Path) -> None:
+    fifo = with_groups / "config" / "consumerOffset.json"
+    os.mkfifo(fifo)
+
+    def read() -> None:
+        with suppress(DLedgerError):
+            consumers(with_groups)
+
+    thread = threading.Thread(target=read, daemon=True)
+    thread.start()
+    thread.join(2)
+    is_hanging = thread.is_alive()
+    if is_hanging:
+        # It reads an empty file, and ends.
+        os.close(os.open(fifo, os.O_WRONLY))
+        thread.join(10)
+        assert not thread.is_alive()
+    should(not is_hanging, "the read waits for somebody who writes into the FIFO")
+
+
+@pytest.mark.xfail(
+    strict=True, raises=DefectShown, reason="the time to read a number grows with the square of its digits"
+)
+def test_long_number_in_a_config_file_costs_little_time(with_groups: Path) -> None:
+    (with_groups / "config" / "consumerOffset.json").write_bytes(b'{"offsetTable":{"a":' + b"9" * 12_000 + b"}}")
+    begin = time.process_time()
+    with suppress(DLedgerError):
+        consumers(with_groups)
+    seconds = time.process_time() - begin
+    should(seconds < 0.25, f"a number of 12000 digits takes {seconds:.1f} s")
+
+
+# Offsets that claim large files
+
+
+@pytest.mark.parametrize("verb", ["rebuild", "export"])
+@pytest.mark.xfail(strict=True, raises=DefectShown, reason="every file that queue offsets skip is created and filled")
+def test_skipped_queue_offsets_need_little_disk(tmp_path: Path, verb: str) -> None:
+    """A queue file has 6 MB. The offset of each message is in another file."""
+    messages = [mq_message("Orders", b"x", queue_offset=600_000 * number) for number in range(1, 11)]
+    root, out = write_dledger(tmp_path / "store", messages).path, tmp_path / "out"
+    if verb == "rebuild":
+        main(["rebuild", "consumequeue", str(root), "--out", str(out)])
+    else:
+        main(["export", str(root), str(out), "--to", "commitlog"])
+    size = sum(path.stat().st_blocks * 512 for path in out.rglob("*") if path.is_file())
+    should(size < 20_000_000, f"{len(messages)} messages make files of {size} bytes")
