@@ -17,16 +17,12 @@ from pyspark_dledger.errors import DLedgerError
 from pyspark_dledger.log import open_log
 from pyspark_dledger.rocketmq.tables.registry import read_table
 from tests.known_defects import DefectShown, should
+from tests.security.small_store import write_store
 from tests.support.generate import mq_message, write_dledger
 from tests.support.groups import Nodes
 from tests.support.message_nodes import MessageNodes, puts, rows
 
 PRECIOUS = b"PRECIOUS\n" * 20
-
-
-def write_store(root: Path) -> Path:
-    messages = [mq_message("Orders", b"%d" % number, queue_offset=number) for number in range(20)]
-    return write_dledger(root, messages).path
 
 
 @pytest.fixture
