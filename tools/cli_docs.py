@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
@@ -64,7 +65,11 @@ def _ends(choices: Mapping[str, argparse.ArgumentParser]) -> Iterator[str]:
         text = (verb.epilog or "").removeprefix("exit codes: ")
         named.setdefault(text.replace("%%", "%").replace("<", "\\<"), []).append(name)
     for text, names in named.items():
-        yield _wrapped(f"{_codes(names)}: {text}")
+        codes, _, rest = text.partition(". ")
+        lines = (_wrapped(f"- {code}", "  ") for code in re.split("; (?=[0-9])", codes))
+        yield "\n".join((_wrapped(f"{_codes(names)}:"), "", *lines))
+        if rest:
+            yield _wrapped(rest)
 
 
 def _wrapped(text: str, indent: str = "") -> str:

@@ -231,3 +231,4 @@ def test_install_commands_of_the_readme_exist() -> None:
     assert named <= set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     installed = re.findall(r"^pip install (?:'\.\[(\w+)\]'|\.) ", text, re.MULTILINE)
     assert installed == ["spark", ""]
+    assert re.search(r"^spark =\n", (ROOT / "setup.cfg").read_text(), re.MULTILINE)

@@ -1,0 +1,34 @@
+"""tools/words.py finds what is too long in README.md and docs/, and nothing else."""
+
+from __future__ import annotations
+
+import pytest
+
+from tools.words import LINE_LENGTH, README, README_WORDS, SENTENCE_WORDS, problems, sentences
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("One two. Three!", ["One two.", "Three!"]),
+        ("One\ntwo\n\nthree", ["One two", "three"]),
+        ("- one\n  two\n- three\n1. four", ["one two", "three", "four"]),
+        ("# Head\n\n| a | b |\n\n```\n$ code. Code\n```\ntext", ["text"]),
+        ("`a b. c` [of a\nlink](x.md#y), e.g. here", ["code of a link, e.g here"]),
+        ("<!-- columns -->\ntext\n<!-- /columns -->", ["text"]),
+    ],
+)
+def test_sentences_are_those_of_the_prose(text: str, found: list[str]) -> None:
+    assert list(sentences(text)) == found
+
+
+def test_long_sentences_and_lines_are_problems() -> None:
+    assert list(problems("p", "word " * SENTENCE_WORDS)) == []
+    assert "31 words" in next(problems("p", "word " * (SENTENCE_WORDS + 1)))
+    assert list(problems("p", "x" * LINE_LENGTH)) == []
+    assert "161 characters" in next(problems("p", "x" * (LINE_LENGTH + 1)))
+    assert list(problems("p", f"| {'x' * LINE_LENGTH} |")) == []
+
+
+def test_the_readme_is_short() -> None:
+    assert len(README.read_text().split()) <= README_WORDS
