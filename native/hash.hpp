@@ -1,4 +1,4 @@
-// Hashes: of contents, and of texts as Java hashes them. format/murmur3.py and format/java_text.py have their twins.
+// Hashes: of contents, and of texts as Java hashes them. format/murmur3.py and common/java_text.py have their twins.
 #pragma once
 
 #include <cstddef>

@@ -38,7 +38,7 @@ class IndexRangeError(StoreError, LookupError):
 
 
 class _ResponseError(DLedgerError):
-    """``code`` is DLedger's response code (``raft.messages.ResponseCode``), ``leader_id`` the leader that was named."""
+    """``code`` is a `ResponseCode` of DLedger, ``leader_id`` the leader that the member named."""
 
     def __init__(self, text: str, code: int, leader_id: str | None = None) -> None:
         super().__init__(text)

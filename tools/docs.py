@@ -9,15 +9,16 @@ from collections.abc import Iterable
 from itertools import groupby
 from pathlib import Path
 
+from pyspark_dledger.common.options import Option
 from pyspark_dledger.format import layout
 from pyspark_dledger.format.columns import ALL_COLUMNS, Column
 from pyspark_dledger.format.layout import LAYOUTS, ROCKETMQ_LAYOUTS
 from pyspark_dledger.log.diff.diff_table import VERDICTS
-from pyspark_dledger.log.options import OPTIONS, Option
+from pyspark_dledger.log.options import OPTIONS, STREAM
 from pyspark_dledger.log.tables.table import TableColumn
 from pyspark_dledger.log.verify.findings import CATALOGUE, SEVERITIES, Code
 from pyspark_dledger.raft.messages import RequestCode
-from pyspark_dledger.raft.node.settings import SETTINGS, default_of
+from pyspark_dledger.raft.node.settings import SETTINGS
 from pyspark_dledger.raft.wire import binary_layout
 from pyspark_dledger.rocketmq.export.export_options import EXPORT_OPTIONS, FORMS
 from pyspark_dledger.rocketmq.store_checkpoint import LAYOUT as STORE_CHECKPOINT
@@ -58,12 +59,12 @@ def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 
 def options() -> str:
     """The options of a read, but for those of streams."""
-    return _options(option for option in OPTIONS if option.scope != "stream")
+    return _options(option for option in OPTIONS if option.scope != STREAM)
 
 
 def stream_options() -> str:
     """The options that only a stream has."""
-    return _options(option for option in OPTIONS if option.scope == "stream")
+    return _options(option for option in OPTIONS if option.scope == STREAM)
 
 
 def export_options() -> str:
@@ -209,11 +210,11 @@ def _wire_fields(fields: Iterable[binary_layout.WireField], offset: int) -> str:
 def settings() -> str:
     """The settings of a node. Only values that name, default and meaning do not show are listed."""
     rows = []
-    for name, setting in SETTINGS.items():
-        default = default_of(setting)
-        shown = "" if default is None else f"`{str(default).lower() if isinstance(default, bool) else default}`"
-        values = "" if setting.expected.startswith(PLAIN_VALUES) else f" ({setting.expected})"
-        rows.append((f"`{name}`", shown, f"{setting.meaning}{values}"))
+    for name, (_, option) in SETTINGS.items():
+        default = f"`{option.default}`" if option.default else ""
+        accepts = option.parser.accepts
+        values = "" if accepts.startswith(PLAIN_VALUES) else f" ({accepts})"
+        rows.append((f"`{name}`", default, f"{option.doc}{values}"))
     return table(("setting", "default", "meaning"), rows)
 
 

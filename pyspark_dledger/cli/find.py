@@ -14,10 +14,11 @@ from pyspark_dledger.cli.output.open_stores import FIRST_EPOCH_MS, open_given
 from pyspark_dledger.cli.output.output import Output, note
 from pyspark_dledger.cli.output.progress import ProgressBar
 from pyspark_dledger.cli.output.row_printer import RowPrinter, watched
+from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, MIN_MESSAGE_SIZE
 from pyspark_dledger.format.message import has_message_magic
-from pyspark_dledger.format.spec import COMMITLOG, INT64_MAX
+from pyspark_dledger.format.spec import COMMITLOG
 from pyspark_dledger.log.io.entry_reads import entry_at, read_at, segment_at
 from pyspark_dledger.log.options import parse_options
 

@@ -15,9 +15,9 @@ from pyspark_dledger.cli.output.known_rows import KnownRows
 from pyspark_dledger.cli.output.open_stores import open_given
 from pyspark_dledger.cli.output.output import Output, note
 from pyspark_dledger.cli.output.row_printer import RowPrinter
+from pyspark_dledger.common.uris import check_local
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.log.committed import Bound
-from pyspark_dledger.log.io.uris import check_local
 from pyspark_dledger.log.options import EARLIEST
 from pyspark_dledger.log.tail.tail_view import EntryRef, View
 

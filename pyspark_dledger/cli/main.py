@@ -407,7 +407,7 @@ def _members(text: str) -> int:
 
 
 def _file_size(text: str) -> int:
-    from pyspark_dledger.log.options import parse_size
+    from pyspark_dledger.common.options import parse_size
 
     try:
         return parse_size(text)

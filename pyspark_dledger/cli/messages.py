@@ -10,7 +10,6 @@ from pyspark_dledger.errors import OptionError
 from pyspark_dledger.raft.node import NodeConfig
 from pyspark_dledger.rocketmq.broker.broker_conf import BrokerConf
 from pyspark_dledger.rocketmq.dispatch.dispatcher import DispatchSettings
-from pyspark_dledger.rocketmq.dispatch.expired_files import CleanSettings
 from pyspark_dledger.rocketmq.service.message_service import MessageService, MessageSettings, host_bytes
 from pyspark_dledger.store.store_config import StoreConfig
 
@@ -39,14 +38,7 @@ def open_messages(config: NodeConfig, given: argparse.Namespace, conf: BrokerCon
 
 def _message_settings(store: StoreConfig, given: argparse.Namespace, conf: BrokerConf | None) -> MessageSettings:
     """As the broker.conf has it; without one an old CommitLog expires as the store's own files do."""
-    clean = CleanSettings(
-        store.delete_when,
-        store.file_reserved_hours,
-        store.disk_space_ratio_to_check_expired,
-        store.disk_space_ratio_to_force_clean,
-        store.enable_disk_force_clean,
-    )
-    settings = MessageSettings(dispatch=DispatchSettings(clean=clean, engine=store.engine), engine=store.engine)
+    settings = MessageSettings(dispatch=DispatchSettings(clean=store, engine=store.engine), engine=store.engine)
     if conf is not None:
         dispatch = replace(conf.dispatch, engine=store.engine)
         settings = replace(settings, dispatch=dispatch, max_message_size=conf.max_message_size)

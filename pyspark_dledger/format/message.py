@@ -11,9 +11,9 @@ import struct
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from pyspark_dledger.common.java_text import decode_utf8
 from pyspark_dledger.format import layout
 from pyspark_dledger.format.codec import Buffer, crc32, record_struct
-from pyspark_dledger.format.java_text import decode_utf8
 
 MESSAGE_MAGICS = (layout.MESSAGE_MAGIC_V1, layout.MESSAGE_MAGIC_V2)
 

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from pyspark_dledger.common.java_text import decode_utf8, java_hash
 from pyspark_dledger.errors import DLedgerError, MalformedError, StoreError
 from pyspark_dledger.format import codec, json_text
 from pyspark_dledger.format.columns import COLUMN_BY_NAME, arrow_schema
@@ -20,7 +21,6 @@ from pyspark_dledger.format.encode import entry_encoding, put_messages, put_rows
 from pyspark_dledger.format.encode.encoded import Buffer
 from pyspark_dledger.format.encode.message_copies import CopiedMessages, place
 from pyspark_dledger.format.encode.puts import PutIds
-from pyspark_dledger.format.java_text import decode_utf8, java_hash
 from pyspark_dledger.format.scan.frames import Frames, frames_of
 from pyspark_dledger.format.scan.row_values import COLUMN_READERS, Row, codec_name, first_problem, row_test
 from pyspark_dledger.format.scan.segment_file import FileShrunk, SegmentFile

@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from pyspark_dledger.common.integers import INT64_MAX, INT64_MIN
+
 DLEDGER = "dledger"
 COMMITLOG = "commitlog"
 KINDS = ("message", "entry", "noop", "config", "corrupt")
 MODES = ("PERMISSIVE", "DROPMALFORMED", "FAILFAST")
-
-INT64_MIN = -(2**63)
-INT64_MAX = 2**63 - 1
 
 
 class Before(NamedTuple):

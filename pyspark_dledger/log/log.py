@@ -10,29 +10,21 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from pyspark_dledger.common.integers import INT64_MAX, INT64_MIN
+from pyspark_dledger.common.options import nearest
+from pyspark_dledger.common.uris import store_path
 from pyspark_dledger.errors import OptionError, StoreError
 from pyspark_dledger.format.codec import decode_blank
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, INDEX_UNIT_SIZE, MESSAGE_HEADER_SIZE, MIN_BLANK_SIZE
 from pyspark_dledger.format.message import has_message_magic
-from pyspark_dledger.format.spec import (
-    COMMITLOG,
-    DLEDGER,
-    INT64_MAX,
-    INT64_MIN,
-    Before,
-    Filters,
-    LogEnd,
-    Segment,
-    TermRun,
-)
+from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Before, Filters, LogEnd, Segment, TermRun
 from pyspark_dledger.log.committed import Bound, best, read_checkpoint, read_current_term
 from pyspark_dledger.log.io.entry_reads import DLedgerIndex, entry_at, lone_segment, read_at, segment_at
 from pyspark_dledger.log.io.files import looked_up, path_of
 from pyspark_dledger.log.io.segment_listing import Listing, listing
 from pyspark_dledger.log.io.store_engine import engine_over
 from pyspark_dledger.log.io.store_paths import file_size, find_store
-from pyspark_dledger.log.io.uris import store_path
-from pyspark_dledger.log.options import ReadOptions, find_option, nearest, option_filters, parse_options
+from pyspark_dledger.log.options import ReadOptions, find_option, option_filters, parse_options
 from pyspark_dledger.log.plan import Partition, plan, read_partition
 from pyspark_dledger.log.replicas import check_replicas, quorum_bound
 

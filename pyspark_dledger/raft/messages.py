@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 
+from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.format.encode.encoded import Bodies, Buffer
 from pyspark_dledger.store.dledger_store import Entry, EntryRun
 
@@ -30,46 +31,6 @@ class RequestCode(IntEnum):
     PUT_MESSAGES = 58004
     CONFIG = 58005
     USER_DEFINE_REQUEST = 59999
-
-
-class ResponseCode(IntEnum):
-    """``DLedgerResponseCode`` of 0.3.1.2."""
-
-    UNKNOWN = -1
-    SUCCESS = 200
-    TIMEOUT = 300
-    METADATA_ERROR = 301
-    NETWORK_ERROR = 302
-    UNSUPPORTED = 303
-    UNKNOWN_GROUP = 400
-    UNKNOWN_MEMBER = 401
-    UNEXPECTED_MEMBER = 402
-    EXPIRED_TERM = 403
-    NOT_LEADER = 404
-    NOT_FOLLOWER = 405
-    INCONSISTENT_STATE = 406
-    INCONSISTENT_TERM = 407
-    INCONSISTENT_INDEX = 408
-    INCONSISTENT_LEADER = 409
-    INDEX_OUT_OF_RANGE = 410
-    UNEXPECTED_ARGUMENT = 411
-    REPEATED_REQUEST = 412
-    REPEATED_PUSH = 413
-    DISK_ERROR = 414
-    DISK_FULL = 415
-    TERM_NOT_READY = 416
-    FALL_BEHIND_TOO_MUCH = 417
-    TAKE_LEADERSHIP_FAILED = 418
-    INDEX_LESS_THAN_LOCAL_BEGIN = 419
-    REQUEST_WITH_EMPTY_BODYS = 420
-    PUSH_REQUEST_IS_FULL = 421
-    INTERNAL_ERROR = 500
-    TERM_CHANGED = 501
-    WAIT_QUORUM_ACK_TIMEOUT = 502
-    LEADER_PENDING_FULL = 503
-    ILLEGAL_MEMBER_STATE = 504
-    LEADER_NOT_READY = 505
-    LEADER_TRANSFERRING = 506
 
 
 class VoteResult(Enum):

@@ -7,9 +7,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
+from pyspark_dledger.common.integers import INT64_MIN
 from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
-from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, INT64_MIN, Segment
+from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Segment
 from pyspark_dledger.log.io.entry_reads import entry_at
 from pyspark_dledger.log.io.store_paths import list_segments
 

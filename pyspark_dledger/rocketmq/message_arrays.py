@@ -11,8 +11,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pyspark_dledger.common.java_text import decode_utf8, java_hash
 from pyspark_dledger.format import layout
-from pyspark_dledger.format.java_text import decode_utf8, java_hash
 from pyspark_dledger.format.message import Message, parse_message, parse_properties
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER
 from pyspark_dledger.log.io.entry_reads import entry_at, read_at, segment_at

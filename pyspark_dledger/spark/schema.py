@@ -18,9 +18,10 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from pyspark_dledger.common.options import nearest
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.format.columns import COLUMN_BY_NAME, DEFAULT_NAMES, ENTRY_BODY, PROPERTIES, TIMESTAMP
-from pyspark_dledger.log.options import ReadOptions, nearest
+from pyspark_dledger.log.options import ReadOptions
 
 LOG = "log"
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.errors import IndexRangeError, StoreError
 from pyspark_dledger.format.codec import record_struct
 from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.layout import ENTRY_HEADER, ENTRY_HEADER_SIZE, INDEX_UNIT, INDEX_UNIT_SIZE, MAGIC_NORMAL
-from pyspark_dledger.format.spec import INT64_MAX
 from pyspark_dledger.store.dledger_store import Entry, EntryRange
 from pyspark_dledger.store.files.mapped_files import MappedFile, MappedFileList
 from pyspark_dledger.store.waiting_units import WaitingUnits

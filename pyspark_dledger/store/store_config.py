@@ -7,20 +7,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from pyspark_dledger.common.integers import INT32_MAX
+from pyspark_dledger.common.java_text import escaped_path, is_utf8
+from pyspark_dledger.common.options import COUNT, INTEGER, SIZE, Parser, option, parse_text
+from pyspark_dledger.common.retention import Retention
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.format.engine import ENGINES
-from pyspark_dledger.format.java_text import escaped_path, is_utf8
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, INDEX_UNIT_SIZE, MIN_BLANK_SIZE
 
 Flush = Literal["sync", "async"]
 FLUSHES: tuple[Flush, ...] = ("sync", "async")
 
-_LARGEST_FILE = 2**31 - 1  # a blank says its size in 32 bits
-_HOURS = re.compile(r"\d{1,2}(;\d{1,2})*")
+_MAX_FILE_SIZE = INT32_MAX  # a blank has its size in 32 bits
+
+
+def _parse_folders(value: object) -> tuple[Path, ...]:
+    return tuple(Path(part.strip()) for part in parse_text(value).split(",") if part.strip())
+
+
+FOLDERS = Parser("folders, separated by commas", _parse_folders)
 
 
 @dataclass(frozen=True)
-class StoreConfig:
+class StoreConfig(Retention):
     """Where a store lies and how it is kept. Sizes are in bytes, times in milliseconds unless a name says otherwise.
 
     ``data_file_size`` and ``index_file_size`` are those of a new store; an existing one keeps its own. ``data_dirs``
@@ -38,23 +47,30 @@ class StoreConfig:
 
     base_dir: Path
     self_id: str = "n0"
-    data_file_size: int = 1 << 30
-    index_file_size: int = INDEX_UNIT_SIZE * 5 * 1024 * 1024
-    data_dirs: tuple[Path, ...] = ()
-    read_only_data_dirs: tuple[Path, ...] = ()
+    data_file_size: int = option(
+        1 << 30, SIZE, "size of a data file, in a new store", name="mappedFileSizeForEntryData"
+    )
+    index_file_size: int = option(
+        INDEX_UNIT_SIZE * 5 * 1024 * 1024,
+        SIZE,
+        "size of an index file, in a new store",
+        name="mappedFileSizeForEntryIndex",
+    )
+    data_dirs: tuple[Path, ...] = option(
+        (), FOLDERS, "folders of data files, used in turn; default: `data/` of the store", name="dataStorePath"
+    )
+    read_only_data_dirs: tuple[Path, ...] = option(
+        (), FOLDERS, "folders of data files that are only read", name="readOnlyDataStoreDirs"
+    )
     flush: str = "async"
-    flush_file_interval_ms: int = 10
-    check_point_interval_ms: int = 3000
-    delete_when: str = "04"
-    file_reserved_hours: int = 72
-    disk_space_ratio_to_check_expired: float = 0.70
-    disk_space_ratio_to_force_clean: float = 0.85
-    enable_disk_force_clean: bool = True
-    truncate_at: int | None = None
+    flush_file_interval_ms: int = option(10, COUNT, "ms between flushes, with flush=async", name="flushFileInterval")
+    check_point_interval_ms: int = option(3000, COUNT, "ms between checkpoints", name="checkPointInterval")
+    truncate_at: int | None = option(None, INTEGER, "repair: moves this entry and all after it to a side file")
     old_log_dir: Path | None = None
     engine: str = "auto"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         object.__setattr__(self, "base_dir", Path(self.base_dir))
         for name in ("data_dirs", "read_only_data_dirs"):
             object.__setattr__(self, name, tuple(map(Path, getattr(self, name))))
@@ -65,24 +81,17 @@ class StoreConfig:
                     f"{escaped_path(str(folder))}: expected a path in UTF-8, found bytes that are not: choose another"
                 )
         least = ENTRY_HEADER_SIZE + MIN_BLANK_SIZE
-        _check(least <= self.data_file_size <= _LARGEST_FILE, "data_file_size", f"{least} to {_LARGEST_FILE}", self)
+        _check(least <= self.data_file_size <= _MAX_FILE_SIZE, "data_file_size", f"{least} to {_MAX_FILE_SIZE}", self)
         _check(
-            0 < self.index_file_size <= _LARGEST_FILE and self.index_file_size % INDEX_UNIT_SIZE == 0,
+            0 < self.index_file_size <= _MAX_FILE_SIZE and self.index_file_size % INDEX_UNIT_SIZE == 0,
             "index_file_size",
-            f"a multiple of {INDEX_UNIT_SIZE} up to {_LARGEST_FILE}",
+            f"a multiple of {INDEX_UNIT_SIZE} up to {_MAX_FILE_SIZE}",
             self,
         )
         _check(self.flush in FLUSHES, "flush", " or ".join(FLUSHES), self)
         _check(self.engine in ENGINES, "engine", ", ".join(ENGINES), self)
         _check(self.flush_file_interval_ms > 0, "flush_file_interval_ms", "at least 1", self)
         _check(self.check_point_interval_ms > 0, "check_point_interval_ms", "at least 1", self)
-        _check(self.file_reserved_hours > 0, "file_reserved_hours", "at least 1", self)
-        _check(
-            _HOURS.fullmatch(self.delete_when) is not None and all(hour < 24 for hour in self.delete_hours),
-            "delete_when",
-            "hours of the day such as 04 or 04;16",
-            self,
-        )
         _check(self.truncate_at is None or self.truncate_at >= 0, "truncate_at", "an index of at least 0", self)
         _check(
             re.fullmatch(r"[^/\0]+", self.self_id) is not None,
@@ -110,10 +119,6 @@ class StoreConfig:
     def disk_full_ratio(self) -> float:
         """How full a disk may be until appends are refused (``DLedgerConfig.getDiskFullRatio``)."""
         return min(self.disk_space_ratio_to_force_clean + 0.05, 0.95)
-
-    @property
-    def delete_hours(self) -> tuple[int, ...]:
-        return tuple(int(hour) for hour in self.delete_when.split(";"))
 
 
 def _check(holds: bool, name: str, expected: str, config: StoreConfig) -> None:

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pyspark_dledger.common.java_text import decode_utf8, host_text, ipv6_text
 from pyspark_dledger.format import codec, layout, message
-from pyspark_dledger.format.java_text import decode_utf8, host_text, ipv6_text
 from pyspark_dledger.format.message import Message, parse_message, parse_properties
 from tests.support import generate
 

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.errors import MalformedError, OptionError, StoreError
 from pyspark_dledger.format import codec, layout
 from pyspark_dledger.format import engine as engines
@@ -25,7 +26,6 @@ from pyspark_dledger.format.scan.bodies import expand
 from pyspark_dledger.format.spec import (
     COMMITLOG,
     DLEDGER,
-    INT64_MAX,
     KINDS,
     MODES,
     Filters,

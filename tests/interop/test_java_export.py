@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import pytest
 
 import pyspark_dledger as dl
+from pyspark_dledger.common.java_text import java_hash
 from pyspark_dledger.format import layout
-from pyspark_dledger.format.java_text import java_hash
 from pyspark_dledger.rocketmq.export import export
 from pyspark_dledger.rocketmq.export.forms import ExportReport
 from tests.interop.java_broker import JavaBroker, cluster

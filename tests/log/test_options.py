@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from pyspark_dledger.common.uris import local_path
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.format.spec import Filters, IntFilter
-from pyspark_dledger.log.io.uris import local_path
 from pyspark_dledger.log.options import (
     OPTIONS,
     TABLES,
@@ -52,7 +52,7 @@ def test_every_option_is_documented() -> None:
     for option in OPTIONS:
         assert option.doc
         assert option.parser.accepts
-        assert option.scope in ("batch", "stream", "both")
+        assert option.scope in ((), ("batch",), ("stream",))
 
 
 def test_names_ignore_case() -> None:

@@ -34,6 +34,7 @@ from pyspark.sql.functions import spark_partition_id
 
 from benchmarks import generate as generate_large
 from pyspark_dledger.cli.main import main
+from pyspark_dledger.common.uris import RemoteUri, Stamp, store_path
 from pyspark_dledger.errors import DLedgerError, OptionError, StoreError
 from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.format.spec import Filters, ScanRequest, Segment, SurveyRequest
@@ -41,7 +42,6 @@ from pyspark_dledger.log import Log, open_log
 from pyspark_dledger.log.io import fetched_segment, remote, uris
 from pyspark_dledger.log.io import store_engine as log_engine
 from pyspark_dledger.log.io.files import path_of
-from pyspark_dledger.log.io.uris import RemoteUri, Stamp, store_path
 from pyspark_dledger.log.options import TABLES, parse_options
 from pyspark_dledger.log.plan import read_partition
 from pyspark_dledger.rocketmq.export import export

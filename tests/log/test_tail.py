@@ -16,10 +16,11 @@ from typing import Any
 
 import pytest
 
+from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.errors import DataLossError, OptionError, StoreError
 from pyspark_dledger.format.codec import decode_entry_header
 from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT_SIZE
-from pyspark_dledger.format.spec import INT64_MAX, Segment
+from pyspark_dledger.format.spec import Segment
 from pyspark_dledger.log import open_log
 from pyspark_dledger.log.options import parse_options
 from pyspark_dledger.log.tail import store_tail as module

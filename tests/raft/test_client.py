@@ -23,6 +23,7 @@ import pytest
 
 import pyspark_dledger as dl
 from pyspark_dledger.cli.main import main
+from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.errors import DLedgerError, GroupError, IndexRangeError, OptionError, UnknownOutcomeError
 from pyspark_dledger.format.encode.encoded import Bodies
 from pyspark_dledger.format.encode.entry_encoding import pack_bodies
@@ -38,7 +39,6 @@ from pyspark_dledger.raft.messages import (
     ReadRequest,
     ReadResponse,
     Request,
-    ResponseCode,
     Role,
     StatusRequest,
     StatusResponse,

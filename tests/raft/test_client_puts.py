@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 import pyspark_dledger as dl
+from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.errors import DLedgerError, GroupError, OptionError, UnknownOutcomeError
 from pyspark_dledger.format.encode.encoded import Bodies
 from pyspark_dledger.format.encode.entry_encoding import pack_bodies
@@ -28,7 +29,6 @@ from pyspark_dledger.raft.messages import (
     PutRequest,
     ReadRequest,
     Request,
-    ResponseCode,
     TopicsRequest,
 )
 from pyspark_dledger.raft.wire import SYSTEM_BUSY, SYSTEM_ERROR, Refusal

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.raft.messages import (
     AppendRequest,
     AppendResponse,
@@ -22,7 +23,6 @@ from pyspark_dledger.raft.messages import (
     PushType,
     Request,
     Response,
-    ResponseCode,
     Role,
     VoteRequest,
     VoteResponse,

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.errors import DiskFullError, OptionError, StoreError
 from pyspark_dledger.format.codec import encode_entry
 from pyspark_dledger.format.encode.encoded import Bodies
@@ -31,7 +32,6 @@ from pyspark_dledger.raft.messages import (
     ReadRequest,
     Request,
     Response,
-    ResponseCode,
     Role,
     StatusRequest,
     StatusResponse,

@@ -26,6 +26,7 @@ import pytest
 
 import pyspark_dledger as dl
 from pyspark_dledger.common.log_records import Limited, Seldom
+from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.errors import DLedgerError, GroupError, OptionError, StoreError
 from pyspark_dledger.raft.core import RoleChanged
 from pyspark_dledger.raft.messages import (
@@ -43,7 +44,6 @@ from pyspark_dledger.raft.messages import (
     ReadRequest,
     Request,
     Response,
-    ResponseCode,
     Role,
     StatusRequest,
 )
@@ -166,12 +166,12 @@ def test_settings_of_a_file(tmp_path: Path) -> None:
         ({"entryCacheSize": "1"}, "config: unknown setting entryCacheSize: docs/node.md lists"),
         (
             {"heartBeatTimeIntervalMs": "soon"},
-            "config: heartBeatTimeIntervalMs: expected a whole number, at least 1, f",
+            "config: heartBeatTimeIntervalMs: expected an integer of at least 1, f",
         ),
-        ({"heartBeatTimeIntervalMs": "0"}, "config: heartBeatTimeIntervalMs: expected a whole number, at least 1, f"),
-        ({"maxPendingRequestsNum": "0"}, "config: maxPendingRequestsNum: expected a whole number, at least 1, found"),
-        ({"maxConnections": "0"}, "config: maxConnections: expected a whole number, at least 1, found '0'"),
-        ({"maxWaitAckTimeMs": "0"}, "config: maxWaitAckTimeMs: expected a whole number, at least 1, found '0'"),
+        ({"heartBeatTimeIntervalMs": "0"}, "config: heartBeatTimeIntervalMs: expected an integer of at least 1, f"),
+        ({"maxPendingRequestsNum": "0"}, "config: maxPendingRequestsNum: expected an integer of at least 1, found"),
+        ({"maxConnections": "0"}, "config: maxConnections: expected an integer of at least 1, found '0'"),
+        ({"maxWaitAckTimeMs": "0"}, "config: maxWaitAckTimeMs: expected an integer of at least 1, found '0'"),
         ({"deleteWhen": "25"}, "config: deleteWhen: expected hours of the day"),
         ({"mappedFileSizeForEntryData": "1"}, "config: mappedFileSizeForEntryData: expected 56 to"),
         ({"mappedFileSizeForEntryIndex": "33"}, "config: mappedFileSizeForEntryIndex: expected a multiple of 32"),
@@ -180,7 +180,7 @@ def test_settings_of_a_file(tmp_path: Path) -> None:
         ({"flush": "never"}, "expected sync or async, found 'never'"),
         ({"mappedFileSizeForEntryData": "1x"}, "expected a size in bytes"),
         ({"enableLeaderElector": "false"}, "expected true"),
-        ({"group": ""}, "found no group"),
+        ({"group": ""}, "group missing: set group, selfId and peers"),
         ({"storeBaseDir": None}, "expected storeBaseDir"),
         ({"tlsCert": "/a"}, "expected tlsCert, tlsKey and tlsCa"),
     ],
@@ -203,7 +203,7 @@ def test_a_repair_is_no_setting_of_a_file(tmp_path: Path) -> None:
     ("text", "found"),
     [
         ("deleteWhen=99\n", "line 6: deleteWhen: expected hours"),
-        ("maxHeartBeatLeak=x\n", "line 6: maxHeartBeatLeak: expected a whole number, at least 1, found 'x'"),
+        ("maxHeartBeatLeak=x\n", "line 6: maxHeartBeatLeak: expected an integer of at least 1, found 'x'"),
         ("\nmaxHeartBeatLeek=3\n", "line 7: unknown setting maxHeartBeatLeek: the nearest is maxHeartBeatLeak"),
         ("maxVoteIntervalMs=1\n", "line 6: minVoteIntervalMs and maxVoteIntervalMs: expected a minimum"),
         ("group=h\n", "line 6: expected each setting once, found group in line 1, too"),

@@ -102,7 +102,7 @@ def test_everything_that_has_a_meaning(tmp_path: Path) -> None:
     # RocketMQ rounds a queue's file up to whole units.
     assert (dispatch.units_per_file, dispatch.hash_slots, dispatch.index_units) == (30001, 50, 200)
     assert (dispatch.has_index, dispatch.delays_ms) == (False, (1000, 120_000, 10_800_000))
-    assert (dispatch.clean.delete_hours, dispatch.clean.enable_disk_force_clean) == ((4, 16), False)
+    assert (dispatch.clean.delete_when, dispatch.clean.enable_disk_force_clean) == ("04;16", False)
     assert "sendMessageThreadPoolNums" in conf.passed_over
 
 

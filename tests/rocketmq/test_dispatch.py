@@ -20,12 +20,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from pyspark_dledger.common.retention import Retention
 from pyspark_dledger.errors import OptionError, StoreError
 from pyspark_dledger.log import open_log
 from pyspark_dledger.rocketmq.broker.presence import Presence
 from pyspark_dledger.rocketmq.consume_queue.queue_writer import QueueWriter
 from pyspark_dledger.rocketmq.dispatch.dispatcher import DispatchedPart, DispatchSettings
-from pyspark_dledger.rocketmq.dispatch.expired_files import CleanSettings, FileCleaner
+from pyspark_dledger.rocketmq.dispatch.expired_files import FileCleaner
 from pyspark_dledger.rocketmq.index_file.index_file import index_files, read_header
 from pyspark_dledger.rocketmq.index_file.index_writer import IndexWriter, Keys
 from pyspark_dledger.rocketmq.log_files import LogFiles
@@ -69,7 +70,7 @@ def last(store: Store) -> int:
 
 def cleaner(root: Path) -> FileCleaner:
     files = LogFiles(root, [root / "dledger-n0" / "data"])
-    return FileCleaner(root, files, CleanSettings(), QueueWriter(root), IndexWriter(root))
+    return FileCleaner(root, files, Retention(), QueueWriter(root), IndexWriter(root))
 
 
 # As RocketMQ
@@ -883,7 +884,7 @@ def test_files_without_an_index_of_keys(tmp_path: Path) -> None:
 
 def test_an_hour_that_is_none_is_refused() -> None:
     with pytest.raises(OptionError, match="found '24'"):
-        CleanSettings(delete_when="24")
+        Retention(delete_when="24")
 
 
 def test_the_python_engine_dispatches_the_same(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

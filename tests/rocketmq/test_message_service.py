@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.errors import GroupError, StoreError
 from pyspark_dledger.format.encode.admission import Admitted, Refused
 from pyspark_dledger.format.encode.encoded import Bodies
@@ -28,7 +29,7 @@ from pyspark_dledger.format.message import Message, parse_message
 from pyspark_dledger.log import open_log
 from pyspark_dledger.raft.client import Client, connect
 from pyspark_dledger.raft.client.results import Put, PutResult
-from pyspark_dledger.raft.messages import AppendRequest, PutRequest, ResponseCode
+from pyspark_dledger.raft.messages import AppendRequest, PutRequest
 from pyspark_dledger.rocketmq.broker.config_files import parse_json, read_config
 from pyspark_dledger.rocketmq.broker.metadata import BrokerMetadata, fastjson
 from pyspark_dledger.rocketmq.broker.put_statistics import PutFigures as Figures

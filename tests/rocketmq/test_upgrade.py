@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from pyspark_dledger.common.retention import Retention
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.format.layout import MESSAGE_MAGIC_BLANK
 from pyspark_dledger.log import open_log
 from pyspark_dledger.rocketmq.broker.upgrade import begin_over_old_log
 from pyspark_dledger.rocketmq.consume_queue.queue_writer import QueueWriter
-from pyspark_dledger.rocketmq.dispatch.expired_files import CleanSettings, FileCleaner
+from pyspark_dledger.rocketmq.dispatch.expired_files import FileCleaner
 from pyspark_dledger.rocketmq.index_file.index_writer import IndexWriter
 from pyspark_dledger.rocketmq.log_files import LogFiles
 from pyspark_dledger.rocketmq.service.message_reader import MessageReader
@@ -320,7 +321,7 @@ def both(tmp_path: Path) -> Callable[[], tuple[Path, MmapFileStore, FileCleaner]
         store.flush()
         store.update_committed_index(0, 39)
         files = LogFiles(tmp_path, [data_dir(tmp_path)])
-        settings = CleanSettings(file_reserved_hours=1)
+        settings = Retention(file_reserved_hours=1)
         queues, index = QueueWriter(tmp_path), IndexWriter(tmp_path)
         cleaner = FileCleaner(tmp_path, files, settings, queues, index, used=lambda _: 0.8)
         return tmp_path, store, cleaner

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.raft.messages import (
     AppendRequest,
     AppendResponse,
@@ -11,7 +12,6 @@ from pyspark_dledger.raft.messages import (
     GetResponse,
     MetadataRequest,
     Response,
-    ResponseCode,
     StatusRequest,
     TransferRequest,
 )

@@ -5,14 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
-from pyspark_dledger.raft.messages import (
-    AppendResponse,
-    GetRequest,
-    GetResponse,
-    PutResponse,
-    ResponseCode,
-    Role,
-)
+from pyspark_dledger.common.response_codes import ResponseCode
+from pyspark_dledger.raft.messages import AppendResponse, GetRequest, GetResponse, PutResponse, Role
 from pyspark_dledger.store.dledger_store import Entry
 from tests.simulation.ledger import FILLER, parse, places
 

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.format.encode.encoded import Bodies
 from pyspark_dledger.raft.core.application import Admitted, Refused
-from pyspark_dledger.raft.messages import ResponseCode
 from pyspark_dledger.store.dledger_store import AppendedEntries, DLedgerStore
 
 MARK = b"\xb7"

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.raft.core import Core
 from pyspark_dledger.raft.core.application import Admitted, Refused
 from pyspark_dledger.raft.messages import (
@@ -14,7 +15,6 @@ from pyspark_dledger.raft.messages import (
     PushRequest,
     PushType,
     PutRequest,
-    ResponseCode,
     VoteRequest,
     VoteResult,
 )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pyspark_dledger.raft.messages import PutRequest, PutResponse, Response, ResponseCode
+from pyspark_dledger.common.response_codes import ResponseCode
+from pyspark_dledger.raft.messages import PutRequest, PutResponse, Response
 from tests.simulation.ledger import Message, pack
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql import DataFrame, SparkSession, functions
 
-from pyspark_dledger.format.spec import INT64_MAX, INT64_MIN, Filters, IntFilter
+from pyspark_dledger.common.integers import INT64_MAX, INT64_MIN
+from pyspark_dledger.format.spec import Filters, IntFilter
 from pyspark_dledger.log import open_log
 from tests.support import golden
 

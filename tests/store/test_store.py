@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from pyspark_dledger.common.uris import local_target
 from pyspark_dledger.errors import MalformedError, OptionError, StoreError
 from pyspark_dledger.format.spec import Filters, IntFilter
 from pyspark_dledger.log import open_log
-from pyspark_dledger.log.io.uris import local_target
 from pyspark_dledger.log.options import parse_options
 from pyspark_dledger.log.plan import read_partition
 from pyspark_dledger.store import StoreConfig

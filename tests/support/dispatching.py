@@ -10,16 +10,16 @@ from typing import Any
 
 import numpy as np
 
+from pyspark_dledger.common.retention import Retention
 from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT, CONSUME_QUEUE_UNIT_SIZE
 from pyspark_dledger.log import open_log
 from pyspark_dledger.rocketmq.dispatch.dispatcher import DispatchedPart, Dispatcher, DispatchSettings
-from pyspark_dledger.rocketmq.dispatch.expired_files import CleanSettings
 from pyspark_dledger.rocketmq.tables.registry import read_table
 from tests.support.generate import Payload, Store, mq_message, raw
 
 SMALL = DispatchSettings(units_per_file=10, hash_slots=7, index_units=20, chunk_bytes=1500, engine="native")
 # Files of goldens are old, and a machine's disk may be full: none of them expires.
-KEPT = CleanSettings(file_reserved_hours=1_000_000, enable_disk_force_clean=False)
+KEPT = Retention(file_reserved_hours=1_000_000, enable_disk_force_clean=False)
 LONG_AGO = 1_700_000_000_137
 STEP_MS = 1_000
 

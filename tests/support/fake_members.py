@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
+from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.format.encode.entry_encoding import unpack_bodies
 from pyspark_dledger.raft.messages import (
     AppendRequest,
@@ -23,7 +24,6 @@ from pyspark_dledger.raft.messages import (
     PutResponse,
     Request,
     Response,
-    ResponseCode,
     TopicsRequest,
     TopicsResponse,
 )

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from pyspark_dledger.format.spec import INT64_MAX
+from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.log.options import option_filters
 from pyspark_dledger.log.plan import read_partition
 

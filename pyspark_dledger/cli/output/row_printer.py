@@ -19,10 +19,10 @@ from pyspark_dledger.cli.output.output import (
 )
 from pyspark_dledger.cli.output.progress import ProgressBar
 from pyspark_dledger.cli.tables import is_finding, table_batches
+from pyspark_dledger.common.options import nearest
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.format.columns import COLUMN_BY_NAME
 from pyspark_dledger.format.json_text import json_line
-from pyspark_dledger.log.options import nearest
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -11,6 +11,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from pyspark_dledger.common.integers import INT64_MAX, INT64_MIN
 from pyspark_dledger.format import layout
 from pyspark_dledger.format.codec import EntryHeader, decode_entry_header, record_struct
 from pyspark_dledger.format.encode.encoded import (
@@ -21,7 +22,6 @@ from pyspark_dledger.format.encode.encoded import (
     Checked,
     Encoded,
 )
-from pyspark_dledger.format.spec import INT64_MAX, INT64_MIN
 
 _HEADER = record_struct(layout.ENTRY_HEADER)
 _UNIT = record_struct(layout.INDEX_UNIT)

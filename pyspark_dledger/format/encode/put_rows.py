@@ -15,6 +15,8 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
+from pyspark_dledger.common.integers import INT64_MAX, INT64_MIN
+from pyspark_dledger.common.java_text import java_hash
 from pyspark_dledger.format import layout
 from pyspark_dledger.format.columns import PROPERTIES
 from pyspark_dledger.format.encode.encoded import MAX_BLOCK_SIZE, MAX_BODY_SIZE, Bodies
@@ -27,10 +29,8 @@ from pyspark_dledger.format.encode.puts import (
     Ordinals,
     PutSettings,
 )
-from pyspark_dledger.format.java_text import java_hash
 from pyspark_dledger.format.message import encode_message
 from pyspark_dledger.format.murmur3 import murmur128, murmur128_halves
-from pyspark_dledger.format.spec import INT64_MAX, INT64_MIN
 
 PUT_SCHEMA = pa.schema(
     [

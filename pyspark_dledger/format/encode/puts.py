@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from pyspark_dledger.format.spec import INT64_MAX, INT64_MIN
+from pyspark_dledger.common.integers import INT64_MAX, INT64_MIN
 
 if TYPE_CHECKING:
     import numpy as np

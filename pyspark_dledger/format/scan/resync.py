@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections import Counter, deque
 from typing import NamedTuple
 
+from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.format import layout
 from pyspark_dledger.format.scan.frames import Frame, Frames
-from pyspark_dledger.format.spec import INT64_MAX, Segment
+from pyspark_dledger.format.spec import Segment
 
 # A blank ends a file where an entry of the largest size did not fit any more, hence a little more than one entry.
 SPAN_WINDOW = layout.MAX_ENTRY_SIZE + 4096

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Any
 
+from pyspark_dledger.common.java_text import decode_utf8, host_text
 from pyspark_dledger.format import layout
 from pyspark_dledger.format.codec import EntryHeader, crc32, signed32
-from pyspark_dledger.format.java_text import decode_utf8, host_text
 from pyspark_dledger.format.message import (
     MESSAGE_CRC_MASK,
     Message,

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from pyspark_dledger.format.spec import INT64_MIN, Filters, ScanRequest, Segment
+from pyspark_dledger.common.integers import INT64_MIN
+from pyspark_dledger.format.spec import Filters, ScanRequest, Segment
 from pyspark_dledger.log.diff.index_runs import IndexRun, ReplicaShare, compare_entries
 from pyspark_dledger.log.diff.replica_group import Replica, ReplicaGroup, group_of
 from pyspark_dledger.log.options import ReadOptions

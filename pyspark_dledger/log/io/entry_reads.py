@@ -6,13 +6,13 @@ import os
 from bisect import bisect_right
 from pathlib import Path
 
+from pyspark_dledger.common.uris import RemoteUri
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.codec import EntryHeader, IndexUnit, decode_entry_header, decode_index_unit, decode_records
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, ENTRY_MAGICS, INDEX_UNIT_SIZE, MESSAGE_HEADER
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Segment
 from pyspark_dledger.log.io.segment_listing import Listing, listing
 from pyspark_dledger.log.io.store_paths import HIGHEST_BASE
-from pyspark_dledger.log.io.uris import RemoteUri
 
 
 def read_at(path: str, offset: int, size: int) -> bytes:

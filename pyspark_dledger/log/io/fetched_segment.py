@@ -11,10 +11,10 @@ from itertools import groupby
 from types import TracebackType
 from typing import final
 
+from pyspark_dledger.common.uris import RemoteUri
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.spec import PartialCopy, Segment
 from pyspark_dledger.log.io.remote import check_unchanged, fetch_later, size_of
-from pyspark_dledger.log.io.uris import RemoteUri
 
 CHUNK = 1024 * 1024
 # Of one request.

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol, TypeVar, cast, final
 
-from pyspark_dledger.log.io.uris import RemoteUri, as_uri, is_remote, without_file_scheme
+from pyspark_dledger.common.uris import RemoteUri, as_uri, is_remote, without_file_scheme
 
 _TAIL_BLOCK = 64 * 1024
 

@@ -23,8 +23,8 @@ from typing import Any, NamedTuple, TypeVar, final
 import pyarrow as pa
 from pyarrow import fs
 
+from pyspark_dledger.common.uris import RemoteUri, Stamp, is_in_bucket, masked, parsable
 from pyspark_dledger.errors import StoreError
-from pyspark_dledger.log.io.uris import RemoteUri, Stamp, is_in_bucket, masked, parsable
 
 # Seconds; tried so often as pyarrow does by default (three times on S3).
 CONNECT_TIMEOUT = 10.0

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from pyspark_dledger.common.uris import RemoteUri, is_remote
 from pyspark_dledger.format.encode.puts import PutIds
 from pyspark_dledger.format.engine import Engine, get_engine
 from pyspark_dledger.format.scan.segment_file import MissingBytes
 from pyspark_dledger.format.spec import Compressed, LogEnd, ScanRequest, Segment, Survey, SurveyRequest, TermRun
-from pyspark_dledger.log.io.uris import RemoteUri, is_remote
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from itertools import pairwise, zip_longest
 from pathlib import Path
 
+from pyspark_dledger.common.java_text import escaped_path, is_utf8
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.codec import decode_blank
-from pyspark_dledger.format.java_text import escaped_path, is_utf8
 from pyspark_dledger.format.layout import ENTRY_MAGICS, SEGMENT_NAME_DIGITS
 from pyspark_dledger.format.message import has_message_magic
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Segment

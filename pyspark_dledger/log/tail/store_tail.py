@@ -13,12 +13,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
+from pyspark_dledger.common.integers import INT64_MAX
+from pyspark_dledger.common.uris import check_local
 from pyspark_dledger.errors import DataLossError, StoreError
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
-from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, INT64_MAX, Filters, IntFilter
+from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Filters, IntFilter
 from pyspark_dledger.log.committed import Bound, best
 from pyspark_dledger.log.holes import Hole
-from pyspark_dledger.log.io.uris import check_local
 from pyspark_dledger.log.log import Log
 from pyspark_dledger.log.options import EARLIEST, LATEST, ReadOptions, option_filters
 from pyspark_dledger.log.plan import Partition, plan, plan_between, read_partition

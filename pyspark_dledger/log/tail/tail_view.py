@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from pyspark_dledger.format.java_text import decode_utf8
+from pyspark_dledger.common.java_text import decode_utf8
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, MESSAGE_HEADER
 from pyspark_dledger.format.message import MESSAGE_CRC_MASK, Message, has_message_magic, parse_message
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Segment

@@ -26,6 +26,7 @@ from contextlib import suppress
 from functools import partial
 from typing import cast
 
+from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.errors import GroupError, UnknownOutcomeError
 from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
@@ -47,7 +48,7 @@ from pyspark_dledger.raft.client.outcomes import (
 from pyspark_dledger.raft.client.request_units import UNIT_BYTES, RequestUnit, SingleAppends
 from pyspark_dledger.raft.client.results import Appended
 from pyspark_dledger.raft.loops import cancel, pause_after
-from pyspark_dledger.raft.messages import AppendResponse, PutResponse, ResponseCode
+from pyspark_dledger.raft.messages import AppendResponse, PutResponse
 from pyspark_dledger.raft.wire import EncodeError
 
 log = logging.getLogger(__name__)

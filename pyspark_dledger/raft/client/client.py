@@ -17,6 +17,7 @@ from operator import index
 from types import TracebackType
 from typing import Any, SupportsIndex, TypeVar, final
 
+from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.errors import DLedgerError, GroupError, OptionError
 from pyspark_dledger.format.encode.encoded import Bodies, Buffer
 from pyspark_dledger.raft.client.request_units import (
@@ -38,7 +39,6 @@ from pyspark_dledger.raft.client.results import (
 )
 from pyspark_dledger.raft.client.session import Session
 from pyspark_dledger.raft.loops import cancel, new_loop
-from pyspark_dledger.raft.messages import ResponseCode
 from pyspark_dledger.raft.peers import Address, parse_peers
 from pyspark_dledger.raft.secret import check_secret
 from pyspark_dledger.raft.tls import Tls

@@ -7,10 +7,11 @@ import os
 import ssl
 from collections.abc import Mapping
 
+from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.errors import GroupError, OptionError
 from pyspark_dledger.raft.client.member_connection import LostError, MemberConnection
 from pyspark_dledger.raft.client.outcomes import STRANGERS, Answered, code_name, leader_named
-from pyspark_dledger.raft.messages import MetadataRequest, MetadataResponse, ResponseCode
+from pyspark_dledger.raft.messages import MetadataRequest, MetadataResponse
 from pyspark_dledger.raft.peers import Address, parse_address
 from pyspark_dledger.raft.wire import NO_PERMISSION, Refusal
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from enum import Enum
 
+from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.errors import GroupError, UnknownOutcomeError
-from pyspark_dledger.raft.messages import PutResponse, Response, ResponseCode, TopicsResponse
+from pyspark_dledger.raft.messages import PutResponse, Response, TopicsResponse
 from pyspark_dledger.raft.wire import (
     NO_PERMISSION,
     REQUEST_CODE_NOT_SUPPORTED,

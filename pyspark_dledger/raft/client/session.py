@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import TypeVar
 
+from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.errors import GroupError, IndexRangeError, OptionError
 from pyspark_dledger.raft.client.appender import Appender
 from pyspark_dledger.raft.client.member_connection import LostError, MemberConnection
@@ -37,7 +38,6 @@ from pyspark_dledger.raft.messages import (
     ReadResponse,
     Request,
     Response,
-    ResponseCode,
     StatusRequest,
     StatusResponse,
     TopicsRequest,

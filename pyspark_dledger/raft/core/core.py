@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.raft.core.application import Application
 from pyspark_dledger.raft.core.core_config import CoreConfig
 from pyspark_dledger.raft.core.effects import Effect, PeerStatus, Status
@@ -36,7 +37,6 @@ from pyspark_dledger.raft.messages import (
     PutResponse,
     Request,
     Response,
-    ResponseCode,
     Role,
     StatusRequest,
     StatusResponse,

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pyspark_dledger.common.options import BOOLEAN, COUNT, INTEGER, SIZE, Parser, option, parse_text
 from pyspark_dledger.errors import OptionError
 
 _MIB = 1 << 20
+
+
+def _parse_ids(value: object) -> tuple[str, ...]:
+    return tuple(part.strip() for part in parse_text(value).replace(",", ";").split(";") if part.strip())
+
+
+IDS = Parser("ids, separated by ;", _parse_ids)
 
 
 @dataclass(frozen=True)
@@ -24,26 +32,30 @@ class CoreConfig:
     self_id: str
     peers: tuple[str, ...]
     is_sync: bool = False
-    heart_beat_time_interval_ms: int = 2000
-    max_heart_beat_leak: int = 3
-    min_vote_interval_ms: int = 300
-    max_vote_interval_ms: int = 1000
-    min_take_leadership_vote_interval_ms: int = 30
-    max_take_leadership_vote_interval_ms: int = 100
-    max_wait_ack_time_ms: int = 2500
-    max_push_time_out_ms: int = 1000
-    max_pending_requests_num: int = 10_000
+    heart_beat_time_interval_ms: int = option(2000, COUNT, "ms between heartbeats")
+    max_heart_beat_leak: int = option(3, COUNT, "missing heartbeats before an election")
+    min_vote_interval_ms: int = option(300, INTEGER, "ms until a candidate tries again, minimum")
+    max_vote_interval_ms: int = option(1000, INTEGER, "maximum")
+    min_take_leadership_vote_interval_ms: int = option(30, INTEGER, "the same during a transfer of leadership, minimum")
+    max_take_leadership_vote_interval_ms: int = option(100, INTEGER, "maximum")
+    max_wait_ack_time_ms: int = option(2500, COUNT, "ms until an append without a quorum fails with 502")
+    max_push_time_out_ms: int = option(1000, COUNT, "ms until a push counts as lost")
+    max_pending_requests_num: int = option(10_000, COUNT, "waiting appends; further ones fail with 503")
     max_pending_bytes: int = 256 * _MIB
-    max_leadership_transfer_wait_index: int = 1000
-    leadership_transfer_wait_timeout_ms: int = 1000
-    preferred_leader_ids: tuple[str, ...] = ()
+    max_leadership_transfer_wait_index: int = option(1000, INTEGER, "entries that a new leader may lack")
+    leadership_transfer_wait_timeout_ms: int = option(
+        1000, INTEGER, "ms to send those", name="leadershipTransferWaitTimeout"
+    )
+    preferred_leader_ids: tuple[str, ...] = option((), IDS, "members that lead if possible")
     max_push_bytes: int = _MIB
-    max_batch_push_size: int = 64 << 10
     max_in_flight_bytes: int = 8 * _MIB
     max_in_flight_requests: int = 256
-    peer_push_quota: int | None = None
-    peer_push_throttle_point: int = 300 * _MIB
-    enable_batch_push: bool = True
+    peer_push_quota: int | None = option(None, SIZE, "bytes a second to a member that lags far; default: no limit")
+    peer_push_throttle_point: int = option(300 * _MIB, SIZE, "lag in bytes from which the quota applies")
+    enable_batch_push: bool = option(
+        True, BOOLEAN, "several entries in a push to a Java member; others always get several"
+    )
+    max_batch_push_size: int = option(64 << 10, SIZE, "bytes of such a push")
     copy_config_first_ms: int = 3000
     copy_config_every_ms: int = 10_000
 

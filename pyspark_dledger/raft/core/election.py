@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.raft.core.member import MOST_TERM, Member
 from pyspark_dledger.raft.messages import (
     HeartBeatRequest,
     HeartBeatResponse,
     Response,
-    ResponseCode,
     Role,
     VoteRequest,
     VoteResponse,

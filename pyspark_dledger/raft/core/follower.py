@@ -11,11 +11,12 @@ from collections import deque
 from itertools import pairwise
 from typing import NamedTuple
 
+from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.errors import DiskFullError, InconsistentError
 from pyspark_dledger.format.encode.encoded import Buffer
 from pyspark_dledger.raft.core.member import DISK_FAILURES, Member
 from pyspark_dledger.raft.core.pushed_entries import PushedEntry, only_entry, same, split
-from pyspark_dledger.raft.messages import PushRequest, PushResponse, PushType, ResponseCode, Role
+from pyspark_dledger.raft.messages import PushRequest, PushResponse, PushType, Role
 
 # What keeps this member from taking its leader's entries.
 _BLOCKED = "follower"

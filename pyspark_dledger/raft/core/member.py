@@ -7,10 +7,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.raft.core.core_config import CoreConfig
 from pyspark_dledger.raft.core.effects import Committed, Effect, Reply, RoleChanged, Send
-from pyspark_dledger.raft.messages import Request, Response, ResponseCode, Role
+from pyspark_dledger.raft.messages import Request, Response, Role
 from pyspark_dledger.store.dledger_store import DLedgerStore
 
 # What a store raises where a disk fails.

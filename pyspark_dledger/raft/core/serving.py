@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
+from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.format.encode.encoded import Bodies
 from pyspark_dledger.raft.core.application import Admitted, Application, Refused
 from pyspark_dledger.raft.core.member import Member
@@ -19,7 +20,6 @@ from pyspark_dledger.raft.messages import (
     PutResponse,
     Request,
     Response,
-    ResponseCode,
     Role,
     TopicsRequest,
     TopicsResponse,

@@ -7,8 +7,9 @@ import heapq
 from dataclasses import dataclass, field
 from itertools import count
 
+from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.errors import IndexRangeError, StoreError
-from pyspark_dledger.raft.messages import ReadRequest, ReadResponse, ResponseCode
+from pyspark_dledger.raft.messages import ReadRequest, ReadResponse
 from pyspark_dledger.raft.node.inbound import Caller, OwnCaller
 from pyspark_dledger.store.dledger_store import DLedgerStore, EntryRange
 

@@ -10,6 +10,7 @@ from dataclasses import fields
 from typing import NamedTuple, Protocol
 
 from pyspark_dledger.common.log_records import Limited
+from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.format.encode.encoded import Bodies
 from pyspark_dledger.raft.messages import (
     AppendRequest,
@@ -21,7 +22,6 @@ from pyspark_dledger.raft.messages import (
     ReadRequest,
     Request,
     Response,
-    ResponseCode,
 )
 from pyspark_dledger.raft.node.channel import Channel
 from pyspark_dledger.raft.secret import is_same

@@ -9,8 +9,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from pyspark_dledger.common.log_records import record
+from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.raft.loops import cancel
-from pyspark_dledger.raft.messages import MetadataRequest, Request, Response, ResponseCode, TransferRequest
+from pyspark_dledger.raft.messages import MetadataRequest, Request, Response, TransferRequest
 from pyspark_dledger.raft.node.channel import Channel
 from pyspark_dledger.raft.peers import Address
 from pyspark_dledger.raft.wire import EncodeError, ReceivedRequest, ReceivedResponse, Refusal

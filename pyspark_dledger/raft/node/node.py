@@ -10,10 +10,11 @@ import time
 from typing import Any
 
 from pyspark_dledger.common.log_records import LOG, Limited, record
+from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.errors import DLedgerError, GroupError
 from pyspark_dledger.raft.core import Core, CoreConfig
 from pyspark_dledger.raft.core.application import Application
-from pyspark_dledger.raft.messages import MetadataRequest, Request, Response, ResponseCode
+from pyspark_dledger.raft.messages import MetadataRequest, Request, Response
 from pyspark_dledger.raft.node.committed_reads import Tails
 from pyspark_dledger.raft.node.inbound import Inbound, OwnCaller, Room
 from pyspark_dledger.raft.node.link import Link

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field
 from pathlib import Path
 
+from pyspark_dledger.common.options import COUNT, TEXT, Parser, choice, option, parse_text
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.raft.core import CoreConfig
 from pyspark_dledger.raft.peers import Address, parse_address, parse_peers
@@ -13,6 +14,8 @@ from pyspark_dledger.raft.secret import check_secret
 from pyspark_dledger.raft.tls import Tls
 from pyspark_dledger.raft.wire import MAX_FRAME_SIZE
 from pyspark_dledger.store.store_config import FLUSHES, Flush, StoreConfig
+
+PATH = Parser("a path", lambda value: Path(parse_text(value)))
 
 
 @dataclass(frozen=True)
@@ -28,16 +31,22 @@ class NodeConfig:
     ``store_options`` are fields of ``StoreConfig`` and ``core_options`` of ``CoreConfig``, by name.
     """
 
-    group: str
-    self_id: str
-    peers: str
-    store: Path | None = None
-    flush: Flush | None = None
-    listen: str | None = None
+    group: str = option(MISSING, TEXT, "the group's name")
+    self_id: str = option(MISSING, TEXT, "this member's id, such as `n0`")
+    peers: str = option(MISSING, TEXT, "all members, `n0-HOST:PORT;n1-HOST:PORT`; identical at every member")
+    store: Path | None = option(None, PATH, "folder of `dledger-<selfId>/`; created if missing", name="storeBaseDir")
+    flush: Flush | None = option(
+        None,
+        choice(FLUSHES),
+        "sync: on disk before the acknowledgement; default: sync in a group of one, else async",
+    )
+    listen: str | None = option(
+        None, TEXT, "HOST or HOST:PORT; default: its address in `peers`, if that is a loopback one"
+    )
     tls: Tls | None = None
     secret: str | None = field(default=None, repr=False)
     max_frame_bytes: int = MAX_FRAME_SIZE
-    max_connections: int = 1024
+    max_connections: int = option(1024, COUNT, "further connections are rejected")
     store_options: Mapping[str, object] = field(default_factory=dict)
     core_options: Mapping[str, object] = field(default_factory=dict)
 

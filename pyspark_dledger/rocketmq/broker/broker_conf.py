@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from pyspark_dledger.common.options import parse_boolean
+from pyspark_dledger.common.retention import Retention
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT_SIZE
 from pyspark_dledger.format.message import encode_host
 from pyspark_dledger.format.state_files import property_lines
-from pyspark_dledger.log.options import parse_boolean
 from pyspark_dledger.rocketmq.dispatch.dispatcher import DispatchSettings
-from pyspark_dledger.rocketmq.dispatch.expired_files import CleanSettings
 
 _LARGEST_MESSAGE = 4 * 1024 * 1024
 _DEFAULT_PORT = 10911
@@ -133,9 +133,11 @@ def broker_id(self_id: str, place: str = "selfId") -> int:
 
 def _settings(given: _Given, home: Callable[[], Path]) -> dict[str, Said]:
     """In the order of the constructor of ``DLedgerCommitLog``."""
-    clean = given.boolean("cleanFileForciblyEnable", True)
+    retention = _retention(given)
     settings = {
-        "enableDiskForceClean": Said(str(clean).lower(), given.place("cleanFileForciblyEnable")),
+        "enableDiskForceClean": Said(
+            str(retention.enable_disk_force_clean).lower(), given.place("cleanFileForciblyEnable")
+        ),
         "selfId": given.text("dLegerSelfId"),
         "group": given.text("dLegerGroup"),
         "peers": given.text("dLegerPeers"),
@@ -144,11 +146,14 @@ def _settings(given: _Given, home: Callable[[], Path]) -> dict[str, Said]:
         "readOnlyDataStoreDirs": given.text("readOnlyCommitLogStorePaths"),
         # The older spelling is that of RocketMQ before 4.8.
         "mappedFileSizeForEntryData": given.text("mappedFileSizeCommitLog", "mapedFileSizeCommitLog"),
-        "deleteWhen": given.text("deleteWhen", default="04"),
-        "fileReservedHours": Said(str(given.number("fileReservedTime", 72) + 1), given.place("fileReservedTime")),
+        "deleteWhen": Said(retention.delete_when, given.place("deleteWhen")),
+        # An old CommitLog goes first.
+        "fileReservedHours": Said(str(retention.file_reserved_hours + 1), given.place("fileReservedTime")),
         "preferredLeaderIds": given.text("preferredLeaderIds", "preferredLeaderId"),
         "enableBatchPush": Said(str(given.boolean("enableBatchPush", False)).lower(), given.place("enableBatchPush")),
-        "diskSpaceRatioToCheckExpired": _ratio(given),
+        "diskSpaceRatioToCheckExpired": Said(
+            str(retention.disk_space_ratio_to_check_expired), given.place("diskMaxUsedSpaceRatio")
+        ),
     }
     missing = [java for java, name in _NEEDED.items() if not settings[name].text]
     if missing:
@@ -159,12 +164,6 @@ def _settings(given: _Given, home: Callable[[], Path]) -> dict[str, Said]:
 
 
 _NEEDED = {"dLegerGroup": "group", "dLegerSelfId": "selfId", "dLegerPeers": "peers"}
-
-
-def _ratio(given: _Given) -> Said:
-    # Out of [10, 95] Java takes the nearer end.
-    percent = min(max(given.number("diskMaxUsedSpaceRatio", 75, least=0), 10), 95)
-    return Said(str(percent / 100), given.place("diskMaxUsedSpaceRatio"))
 
 
 def _store_host(given: _Given) -> bytes | None:
@@ -190,16 +189,22 @@ def _dispatch(given: _Given) -> DispatchSettings:
         index_units=given.number("maxIndexNum", defaults.index_units),
         has_index=given.boolean("messageIndexEnable", True),
         delays_ms=_delays(given.text("messageDelayLevel"), defaults.delays_ms),
-        clean=_clean(given),
+        clean=_retention(given),
     )
 
 
-def _clean(given: _Given) -> CleanSettings:
-    """When an old CommitLog's files are deleted: without the hour that DLedger's have longer."""
-    when, hours = given.text("deleteWhen", default="04"), given.number("fileReservedTime", 72)
-    ratio, force = float(_ratio(given).text), given.boolean("cleanFileForciblyEnable", True)
+def _retention(given: _Given) -> Retention:
+    """When an old CommitLog's files are deleted, with RocketMQ's defaults."""
+    when = given.text("deleteWhen", default=Retention.delete_when)
+    # Java takes the nearer end for a percentage outside [10, 95].
+    percent = min(max(given.number("diskMaxUsedSpaceRatio", 75, least=0), 10), 95)
     try:
-        return CleanSettings(when.text, hours, ratio, enable_disk_force_clean=force)
+        return Retention(
+            delete_when=when.text,
+            file_reserved_hours=given.number("fileReservedTime", Retention.file_reserved_hours),
+            disk_space_ratio_to_check_expired=percent / 100,
+            enable_disk_force_clean=given.boolean("cleanFileForciblyEnable", Retention.enable_disk_force_clean),
+        )
     except OptionError as error:
         raise OptionError(f"{when.place}: {str(error).replace('delete_when', 'deleteWhen')}") from None
 

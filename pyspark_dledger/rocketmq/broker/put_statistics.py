@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-LOG = logging.getLogger("pyspark_dledger.node")
+from pyspark_dledger.common.log_records import LOG
 
 # As RocketMQ: StoreStatsService's interval, its slots of PutMessageDistributeTime, and DLedgerCommitLog's warning.
 _RECORD_SECONDS = 60.0

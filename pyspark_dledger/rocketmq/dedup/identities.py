@@ -7,7 +7,6 @@ all of it, committed or not. Everything can be read from the log anew, as far ba
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections import deque
@@ -18,6 +17,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from pyspark_dledger.common.log_records import LOG
+from pyspark_dledger.common.retention import PRODUCER_ID_EXPIRY_MS
 from pyspark_dledger.format.encode.puts import ID_SIZE
 from pyspark_dledger.rocketmq.dedup.identity_file import (
     EntryRange,
@@ -31,9 +32,6 @@ from pyspark_dledger.rocketmq.dedup.identity_file import (
 )
 from pyspark_dledger.rocketmq.message_arrays import Longs
 
-_LOG = logging.getLogger("pyspark_dledger.node")
-
-PRODUCER_ID_EXPIRY_MS = 7 * 24 * 3600 * 1000
 FOLDER = "identities"
 
 _KEY = np.dtype(f"V{ID_SIZE}")
@@ -172,7 +170,7 @@ class Identities:
         return sorted(runs, key=lambda run: (run.range.first_index, -run.range.last_index))
 
     def _drop(self, path: Path, reason: str) -> None:
-        _LOG.warning("identities dropped, to be read from the log", extra={"fields": {"file": path, "found": reason}})
+        LOG.warning("identities dropped, to be read from the log", extra={"fields": {"file": path, "found": reason}})
         _delete(path)
 
     # Finding

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from pyspark_dledger.common.retention import Retention
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.encode.puts import PutIds
 from pyspark_dledger.format.engine import get_engine
@@ -27,7 +28,7 @@ from pyspark_dledger.rocketmq.consume_queue.queue_writer import (
     QueueWriter,
     first_file_end,
 )
-from pyspark_dledger.rocketmq.dispatch.expired_files import CleanSettings, FileCleaner
+from pyspark_dledger.rocketmq.dispatch.expired_files import FileCleaner
 from pyspark_dledger.rocketmq.dispatch.log_part import DELAYS_MS, LogPart, read_part, stored_at
 from pyspark_dledger.rocketmq.index_file.index_file import IndexHeader
 from pyspark_dledger.rocketmq.index_file.index_writer import HASH_SLOTS, INDEX_UNITS, IndexWriter
@@ -59,7 +60,7 @@ class DispatchSettings:
     flush_interval_ms: int = 3_000
     clean_interval_ms: int = 10_000
     chunk_bytes: int = 16 * 1024 * 1024
-    clean: CleanSettings = field(default_factory=CleanSettings)
+    clean: Retention = field(default_factory=Retention)
     engine: str = "auto"
 
 

@@ -7,14 +7,12 @@ DLedger's own files are the store's to delete, which leaves them while an old Co
 from __future__ import annotations
 
 import logging
-import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from pyspark_dledger.errors import OptionError
+from pyspark_dledger.common.retention import Retention, used_ratio
 from pyspark_dledger.format.spec import COMMITLOG
 from pyspark_dledger.rocketmq.consume_queue.queue_writer import QueueWriter
 from pyspark_dledger.rocketmq.index_file.index_writer import IndexWriter
@@ -22,31 +20,6 @@ from pyspark_dledger.rocketmq.log_files import LogFiles
 
 _LOG = logging.getLogger(__name__)
 _MOST_DELETED = 10
-_HOUR = 3600.0
-
-
-@dataclass(frozen=True)
-class CleanSettings:
-    """When an old CommitLog's files are deleted, as the store's settings of those names say it of DLedger's.
-
-    At the hours `delete_when`, and whenever a disk is fuller than `disk_space_ratio_to_check_expired`, files that were
-    not changed for `file_reserved_hours`; above `disk_space_ratio_to_force_clean` any. Raises OptionError for an hour
-    that is none.
-    """
-
-    delete_when: str = "04"
-    file_reserved_hours: int = 72
-    disk_space_ratio_to_check_expired: float = 0.70
-    disk_space_ratio_to_force_clean: float = 0.85
-    enable_disk_force_clean: bool = True
-
-    def __post_init__(self) -> None:
-        if not all(hour.isdecimal() and int(hour) < 24 for hour in self.delete_when.split(";")):
-            raise OptionError(f"delete_when: expected hours of the day such as 04 or 04;16, found {self.delete_when!r}")
-
-    @property
-    def delete_hours(self) -> tuple[int, ...]:
-        return tuple(int(hour) for hour in self.delete_when.split(";"))
 
 
 class DeletedCounts(NamedTuple):
@@ -57,12 +30,6 @@ class DeletedCounts(NamedTuple):
     index_files: int
 
 
-def used_ratio(path: Path) -> float:
-    """How full the disk of a folder is, from 0 to 1; what only the superuser may use counts as used."""
-    usage = shutil.disk_usage(path)
-    return usage.used / (usage.used + usage.free) if usage.used + usage.free else 0.0
-
-
 class FileCleaner:
     """`run_once` deletes what has expired. `now` gives seconds since 1970, `used` how full the disk of a folder is."""
 
@@ -70,7 +37,7 @@ class FileCleaner:
         self,
         root: Path,
         files: LogFiles,
-        settings: CleanSettings,
+        settings: Retention,
         queues: QueueWriter,
         index: IndexWriter,
         now: Callable[[], float] = time.time,
@@ -108,10 +75,10 @@ class FileCleaner:
         settings = self._settings
         fullest = self._used(self._root)
         force = fullest > settings.disk_space_ratio_to_force_clean and settings.enable_disk_force_clean
-        is_due = time.localtime(self._now()).tm_hour in settings.delete_hours
-        if not is_due and fullest <= settings.disk_space_ratio_to_check_expired:
+        now = self._now()
+        if not settings.is_due(now, fullest):
             return 0
-        changed_before = self._now() - settings.file_reserved_hours * _HOUR
+        changed_before = settings.expires_before(now)
         count = 0
         for segment in files[:_MOST_DELETED]:
             path = Path(segment.path)

@@ -24,12 +24,12 @@ from pathlib import Path
 from typing import Any
 
 from pyspark_dledger.common.durable import sync_dir
+from pyspark_dledger.common.integers import INT64_MAX
+from pyspark_dledger.common.java_text import is_utf8
+from pyspark_dledger.common.uris import is_remote, local_target, store_path
 from pyspark_dledger.errors import DiskFullError, OptionError, StoreError, StoreInUseError
-from pyspark_dledger.format.java_text import is_utf8
-from pyspark_dledger.format.spec import INT64_MAX
 from pyspark_dledger.log import Log
 from pyspark_dledger.log.io.files import is_remote_path, path_of
-from pyspark_dledger.log.io.uris import is_remote, local_target, store_path
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.rocketmq.export.export_options import parse_export_options, parse_form
 from pyspark_dledger.rocketmq.export.forms import (

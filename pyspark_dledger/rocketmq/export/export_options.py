@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from pyspark_dledger.common.options import BOOLEAN, NAMES, by_key, choice, nearest, option, options_of, parse_values
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.format.columns import COLUMN_BY_NAME
-from pyspark_dledger.log.options import (
-    BOOLEAN,
-    OPTIONS,
-    Option,
-    ReadOptions,
-    choice,
-    find_option,
-    nearest,
-    parse_options,
-    parse_value,
-)
+from pyspark_dledger.log.options import OPTIONS, STREAM, ReadOptions, find_option, parse_options
 
 FORMS = {
     "commitlog": "a storePathRootDir that a broker without DLedger opens",
@@ -27,41 +19,43 @@ FORMS = {
 """Every form, and what it gives."""
 COMPRESSIONS = ("none", "gzip", "zstd")
 
-EXPORT_OPTIONS = (
-    Option(
-        "columns",
+_COLUMNAR, _COMMIT_LOG = ("parquet", "jsonl"), ("commitlog",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions:
+    """The options that only an export has; their scope are the forms that take them."""
+
+    columns: tuple[str, ...] | None = option(
         None,
-        find_option("topic").parser,
+        NAMES,
         "parquet, jsonl: columns of the log table; default: all, entryBody with includeEntryBody only",
-    ),
-    Option(
-        "compression",
+        scope=_COLUMNAR,
+    )
+    compression: str | None = option(
         None,
         choice(COMPRESSIONS),
         "parquet, jsonl: how the files are compressed; default: parquet `zstd`, jsonl `none`",
-    ),
-    Option(
-        "preserveOffsets",
-        "false",
+        scope=_COLUMNAR,
+    )
+    preserve_offsets: bool = option(
+        False,
         BOOLEAN,
-        "commitlog: physical offsets stay as far as that can be, with filler between the messages",
-    ),
-    Option(
-        "commitLogOnly",
-        "false",
+        "commitlog: keep physical offsets where possible; filler between messages",
+        scope=_COMMIT_LOG,
+    )
+    commit_log_only: bool = option(
+        False,
         BOOLEAN,
         "commitlog: without consumequeue/ and index/, which the broker builds at its first start",
-    ),
-)
+        scope=_COMMIT_LOG,
+    )
+
+
+EXPORT_OPTIONS = options_of(ExportOptions)
 """Every option that only an export has, in the order of the documentation."""
 
-_BY_KEY = {option.name.lower(): option for option in EXPORT_OPTIONS}
-_FORMS_OF = {
-    "columns": ("parquet", "jsonl"),
-    "compression": ("parquet", "jsonl"),
-    "preserve_offsets": ("commitlog",),
-    "commit_log_only": ("commitlog",),
-}
+_BY_KEY = by_key(EXPORT_OPTIONS)
 
 
 class ParsedOptions(NamedTuple):
@@ -85,21 +79,14 @@ def parse_export_options(form: str, options: Mapping[str, Any]) -> ParsedOptions
 
     Raises OptionError for what is unknown, wrong, of a stream, or of another form.
     """
-    read: dict[str, Any] = {}
-    export: dict[str, Any] = {}
-    for name, value in options.items():
-        option = _BY_KEY.get(name.lower())
-        if option is None:
-            read[_of_read(name)] = value
-        elif value is not None:
-            if option.field in export:
-                raise OptionError(f"option {option.name} is given twice, in different case: give it once")
-            export[option.field] = parse_value(option, value)
-    for field in export:
-        if form not in _FORMS_OF[field] and export[field] is not False:
-            option = next(option for option in EXPORT_OPTIONS if option.field == field)
-            forms = " and ".join(_FORMS_OF[field])
-            raise OptionError(f"option {option.name}: is of an export to {forms}, found {form}: leave it out")
+    export = parse_values(
+        {name: value for name, value in options.items() if name.lower() in _BY_KEY}, lambda name: _BY_KEY[name.lower()]
+    )
+    for found in EXPORT_OPTIONS:
+        if form not in found.scope and export.get(found.field, False) is not False:
+            forms = " and ".join(found.scope)
+            raise OptionError(f"option {found.name}: is of an export to {forms}, found {form}: leave it out")
+    read = {_of_read(name): value for name, value in options.items() if name.lower() not in _BY_KEY}
     for name in export.get("columns") or ():
         if name not in COLUMN_BY_NAME:
             raise OptionError(f"unknown column {name}: {nearest(name, COLUMN_BY_NAME)}")
@@ -108,13 +95,11 @@ def parse_export_options(form: str, options: Mapping[str, Any]) -> ParsedOptions
 
 def _of_read(name: str) -> str:
     """The name, if it is an option that the read of an export can have. Raises OptionError."""
-    names = [
-        option.name for option in (*OPTIONS, *EXPORT_OPTIONS) if option.scope != "stream" and option.name != "table"
-    ]
+    names = [each.name for each in (*OPTIONS, *EXPORT_OPTIONS) if each.scope != STREAM and each.name != "table"]
     if name.lower() in map(str.lower, names):
         return name
-    if name.lower() in (option.name.lower() for option in OPTIONS):
-        option = find_option(name)
-        why = "an export is of the log" if option.name == "table" else "it is of a stream"
-        raise OptionError(f"option {option.name}: {why}: leave it out")
+    if name.lower() in (each.name.lower() for each in OPTIONS):
+        found = find_option(name)
+        why = "an export is of the log" if found.name == "table" else "it is of a stream"
+        raise OptionError(f"option {found.name}: {why}: leave it out")
     raise OptionError(f"unknown option {name}: {nearest(name, names, ' of an export')}")

@@ -17,6 +17,7 @@ from pyspark_dledger.format.checksum import crc32
 from pyspark_dledger.format.columns import DEFAULT_NAMES, ENTRY_BODY
 from pyspark_dledger.format.spec import Filters
 from pyspark_dledger.log.options import ReadOptions, option_filters
+from pyspark_dledger.rocketmq.export.export_options import ExportOptions
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -40,7 +41,7 @@ Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
-class ExportSettings:
+class ExportSettings(ExportOptions):
     """What is exported and how, the same in every run that goes on with an export.
 
     ``start`` and ``end`` are positions where the walk over the log arrives: the rows that begin in ``[start, end)`` are
@@ -53,10 +54,6 @@ class ExportSettings:
     start: int
     end: int
     committed_index: int | None
-    columns: tuple[str, ...] | None = None
-    compression: str | None = None
-    preserve_offsets: bool = False
-    commit_log_only: bool = False
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.errors import StoreError
-from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, INT64_MAX, Filters
+from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Filters
 from pyspark_dledger.log.committed import Bound
 from pyspark_dledger.log.io.entry_reads import read_at
 from pyspark_dledger.log.options import Offset, ReadOptions

@@ -18,10 +18,11 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
+from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.layout import FLAG_INNER_BATCH
-from pyspark_dledger.format.spec import INT64_MAX, Filters, ScanRequest, Segment
+from pyspark_dledger.format.spec import Filters, ScanRequest, Segment
 from pyspark_dledger.log.holes import Hole
 from pyspark_dledger.log.io.queue_files import Units
 from pyspark_dledger.log.io.store_engine import engine_of

@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pyspark_dledger.common.uris import as_uri, is_remote, without_file_scheme
 from pyspark_dledger.errors import OptionError, StoreError
 from pyspark_dledger.log.committed import Bound
 from pyspark_dledger.log.io.files import is_remote_path
 from pyspark_dledger.log.io.queue_files import FOLDER as QUEUES
 from pyspark_dledger.log.io.queue_files import queues
-from pyspark_dledger.log.io.uris import as_uri, is_remote, without_file_scheme
 from pyspark_dledger.log.log import Log, open_log
 from pyspark_dledger.log.options import find_option
 from pyspark_dledger.rocketmq.broker.broker_conf import read_dispatch_settings

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+from pyspark_dledger.common.java_text import decode_utf8
 from pyspark_dledger.format import layout
-from pyspark_dledger.format.java_text import decode_utf8
 from pyspark_dledger.format.message import MESSAGE_MAGICS, Message, message_crc, parse_message, transaction
 from pyspark_dledger.log.recovery.java_files import JavaFile
 

@@ -15,6 +15,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.errors import DLedgerError, OptionError
 from pyspark_dledger.format import layout
 from pyspark_dledger.format.encode.encoded import MAX_BODY_SIZE, Bodies, Buffer
@@ -30,11 +31,6 @@ from pyspark_dledger.rocketmq.dedup.identities import milliseconds
 
 WAIT_SECONDS = 3.0
 """How long a put waits for its outcome (``dledgerFuture.get(3, TimeUnit.SECONDS)``)."""
-
-# DLedgerResponseCode.
-_SUCCESS = 200
-_NOT_LEADER, _INCONSISTENT_LEADER, _DISK_FULL = 404, 409, 415
-_WAIT_QUORUM_ACK_TIMEOUT, _LEADER_PENDING_FULL, _LEADER_NOT_READY = 502, 503, 505
 
 PUT_OK = "PUT_OK"
 SERVICE_NOT_AVAILABLE = "SERVICE_NOT_AVAILABLE"
@@ -85,7 +81,7 @@ class PutReply(Protocol):
 
 def outcome_of(answer: PutReply) -> PutOutcome:
     """The outcome of a put of one message."""
-    if answer.code != _SUCCESS:
+    if answer.code != ResponseCode.SUCCESS:
         return PutOutcome(answer.code, answer.pos, reason=answer.reason or "")
     _, pos, queue_offset = _PLACE.unpack(answer.places)
     return PutOutcome(answer.code, pos, queue_offset)
@@ -252,7 +248,7 @@ class _Names:
 
     def status(self, code: int, is_appended: bool) -> str:
         """The ``PutMessageStatus`` of a code. What was refused before the append is a busy page cache to a broker."""
-        if code == _SUCCESS:
+        if code == ResponseCode.SUCCESS:
             return PUT_OK
         if not is_appended:
             return self.page_cache_busy
@@ -261,9 +257,17 @@ class _Names:
     @property
     def _statuses(self) -> dict[int, str]:
         return {
-            **dict.fromkeys((_INCONSISTENT_LEADER, _NOT_LEADER, _LEADER_NOT_READY, _DISK_FULL), SERVICE_NOT_AVAILABLE),
-            _WAIT_QUORUM_ACK_TIMEOUT: IN_SYNC_REPLICAS_NOT_ENOUGH if self._is_5 else self.page_cache_busy,
-            _LEADER_PENDING_FULL: self.page_cache_busy,
+            **dict.fromkeys(
+                (
+                    ResponseCode.INCONSISTENT_LEADER,
+                    ResponseCode.NOT_LEADER,
+                    ResponseCode.LEADER_NOT_READY,
+                    ResponseCode.DISK_FULL,
+                ),
+                SERVICE_NOT_AVAILABLE,
+            ),
+            ResponseCode.WAIT_QUORUM_ACK_TIMEOUT: IN_SYNC_REPLICAS_NOT_ENOUGH if self._is_5 else self.page_cache_busy,
+            ResponseCode.LEADER_PENDING_FULL: self.page_cache_busy,
         }
 
 

@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from pyspark_dledger.common.integers import INT64_MAX
+from pyspark_dledger.common.java_text import decode_utf8, java_hash
 from pyspark_dledger.format import layout
 from pyspark_dledger.format.codec import decode_records
 from pyspark_dledger.format.engine import get_engine
-from pyspark_dledger.format.java_text import decode_utf8, java_hash
 from pyspark_dledger.format.message import has_message_magic, parse_message, parse_properties
-from pyspark_dledger.format.spec import COMMITLOG, INT64_MAX, Segment
+from pyspark_dledger.format.spec import COMMITLOG, Segment
 from pyspark_dledger.log.io.entry_reads import entry_at, read_at
 from pyspark_dledger.log.io.queue_files import FOLDER, Queue, queue_files
 from pyspark_dledger.rocketmq.consume_queue.queue_units import QueueUnits

@@ -23,6 +23,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from pyspark_dledger.common.response_codes import ResponseCode
+from pyspark_dledger.common.retention import PRODUCER_ID_EXPIRY_MS
 from pyspark_dledger.errors import OptionError, StoreError
 from pyspark_dledger.format.encode.admission import Admitted, Refused
 from pyspark_dledger.format.encode.encoded import MAX_BODY_SIZE, Bodies
@@ -37,7 +39,6 @@ from pyspark_dledger.rocketmq.broker.upgrade import begin_over_old_log
 from pyspark_dledger.rocketmq.consume_queue.topic_queues import TopicQueues
 from pyspark_dledger.rocketmq.dedup.identities import (
     FOLDER,
-    PRODUCER_ID_EXPIRY_MS,
     Identities,
     Recent,
     keys_of,
@@ -49,10 +50,6 @@ from pyspark_dledger.rocketmq.dispatch.dispatcher import DispatchedPart, Dispatc
 from pyspark_dledger.rocketmq.log_files import OLD_FOLDER, LogFiles
 from pyspark_dledger.rocketmq.message_arrays import QueueName
 from pyspark_dledger.rocketmq.service.log_tail import read_tail
-
-# Codes of ``DLedgerResponseCode``.
-_UNEXPECTED_ARGUMENT = 411
-_LEADER_NOT_READY = 505
 
 # A message that no queue and no index has, and that RocketMQ knows as its own: nobody ever reads it.
 _FILLER_TOPIC = b"SELF_TEST_TOPIC"
@@ -407,7 +404,7 @@ class MessageService:
             return self._admitted(leadership, bodies, puts, new_topics, began)
         except ValueError as error:
             self._statistics.refused()
-            return Refused(_UNEXPECTED_ARGUMENT, str(error))
+            return Refused(ResponseCode.UNEXPECTED_ARGUMENT, str(error))
 
     def _check_sizes(self, bodies: Bodies) -> None:
         """Raises ValueError for a message that is too large for this broker."""
@@ -416,7 +413,7 @@ class MessageService:
             raise ValueError(f"expected messages of at most {most} bytes, found one of {largest}")
 
     def _not_ready(self) -> Refused:
-        return Refused(_LEADER_NOT_READY, "expected a leader that has read what it holds, found it still reading")
+        return Refused(ResponseCode.LEADER_NOT_READY, "the leader is still reading its log")
 
     def _new_topics(self, leadership: _Leadership, queues: Iterable[QueueName], queue_nums: int) -> dict[str, int]:
         """The topics to make for a put, with their queue counts. Raises ValueError for a queue that cannot be.
@@ -533,7 +530,7 @@ class MessageService:
         try:
             counts = self._topic_counts(leadership, names, queue_nums)
         except ValueError as error:
-            return Refused(_UNEXPECTED_ARGUMENT, str(error))
+            return Refused(ResponseCode.UNEXPECTED_ARGUMENT, str(error))
         if fresh := {name: count for name, count in counts.items() if self._metadata.queue_count(name) != count}:
             self._metadata.add_topics(fresh)
         return counts, self._host

@@ -19,9 +19,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format import layout
-from pyspark_dledger.format.spec import INT64_MAX, Filters
+from pyspark_dledger.format.spec import Filters
 from pyspark_dledger.log.holes import Hole
 from pyspark_dledger.log.io.queue_files import last_units, queues
 from pyspark_dledger.log.log import Log

@@ -8,10 +8,11 @@ from typing import Any
 
 import pyarrow as pa
 
+from pyspark_dledger.common.options import nearest
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.log.diff import diff_table as diff
 from pyspark_dledger.log.log import Log, State
-from pyspark_dledger.log.options import OPTIONS, ReadOptions, nearest
+from pyspark_dledger.log.options import OPTIONS, ReadOptions
 from pyspark_dledger.log.tables import index_units_table, segments_table
 from pyspark_dledger.log.tables.table import Table, TableColumn, batches_of, row_of, table_schema
 from pyspark_dledger.log.verify.verify_store import FindingsPart, plan_findings, read_findings

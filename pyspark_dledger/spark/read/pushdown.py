@@ -23,7 +23,8 @@ from pyspark.sql.datasource import (
     Not,
 )
 
-from pyspark_dledger.format.spec import INT64_MAX, INT64_MIN, KINDS, Filters, IntFilter
+from pyspark_dledger.common.integers import INT64_MAX, INT64_MIN
+from pyspark_dledger.format.spec import KINDS, Filters, IntFilter
 from pyspark_dledger.log.options import microseconds
 from pyspark_dledger.spark.read.log_reader import LogReader
 

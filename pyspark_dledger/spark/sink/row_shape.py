@@ -23,11 +23,11 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from pyspark_dledger.common.options import nearest
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.format.encode.encoded import MAX_BODY_SIZE, Bodies
 from pyspark_dledger.format.encode.put_rows import topic_problem
 from pyspark_dledger.format.layout import TRANSACTION_FLAGS
-from pyspark_dledger.log.options import nearest
 from pyspark_dledger.spark.sink.write_options import WriteOptions
 
 _Integers = npt.NDArray[np.signedinteger[Any]]

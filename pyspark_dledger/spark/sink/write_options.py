@@ -1,4 +1,4 @@
-"""The options of a write, batch or stream: one table of names, defaults, parsers and meaning."""
+"""The options of a write, batch or stream."""
 
 from __future__ import annotations
 
@@ -6,84 +6,32 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pyspark_dledger.errors import OptionError
-from pyspark_dledger.format.spec import INT64_MAX
-from pyspark_dledger.log import options as read
-from pyspark_dledger.log.io.uris import local_target
-from pyspark_dledger.log.options import (
+from pyspark_dledger.common.integers import INT32_MAX, INT64_MAX
+from pyspark_dledger.common.options import (
     BOOLEAN,
-    SPARK_OPTIONS,
     TEXT,
     Option,
+    by_key,
     choice,
     integer_from,
     nearest,
-    parse_value,
-    read_paths,
+    option,
+    options_of,
+    parse_values,
     size_up_to,
 )
-from pyspark_dledger.store.store_config import FLUSHES
+from pyspark_dledger.common.retention import PRODUCER_ID_EXPIRY_MS
+from pyspark_dledger.common.uris import local_target
+from pyspark_dledger.errors import OptionError
+from pyspark_dledger.log import options as read
+from pyspark_dledger.log.options import TLS_CA, TLS_CERT, TLS_KEY, is_sparks, read_paths
+from pyspark_dledger.store.store_config import FLUSHES, StoreConfig
 
 WRITE_AS = ("auto", "message", "raw")
-_INT32_MAX = 2**31 - 1
-_MOST_QUEUES = 16384
-_LEAST_LEASE_MS = 100
-_DAY_MS = 24 * 3600 * 1000
-
-WRITE_OPTIONS = (
-    Option("writeAs", "auto", choice(WRITE_AS), "`message` if a topic is given, else `raw`"),
-    Option("topic", None, TEXT, "topic of all rows; overrides the column"),
-    Option("queueNums", "4", integer_from(1, _MOST_QUEUES), "queues of a new topic, up to 16384"),
-    Option("ignoreExtraColumns", "false", BOOLEAN, "ignore columns that cannot be written"),
-    Option("requiredAcks", "quorum", choice(("quorum",)), "written means committed"),
-    Option(
-        "timeoutMs",
-        "3000",
-        integer_from(1, _INT32_MAX),
-        "ms per attempt for the leader, then for its response",
-    ),
-    Option("maxRetries", "10", integer_from(0, _INT32_MAX), "retries, if certainly not written"),
-    Option("group", None, TEXT, "group to write to, instead of a path"),
-    Option("peers", None, TEXT, "its members, `n0-HOST:PORT;n1-HOST:PORT`"),
-    Option("tlsCert", None, TEXT, "client certificate, PEM, on every executor"),
-    Option("tlsKey", None, TEXT, "its key"),
-    Option("tlsCa", None, TEXT, "CA of the nodes' certificates"),
-    Option("selfId", None, TEXT, "id of the node; default: the store's, or `n0`"),
-    Option("flush", "sync", choice(FLUSHES), "`sync`: on disk before it counts as written"),
-    Option("dataFileSize", "1g", size_up_to(_INT32_MAX, str(_INT32_MAX)), "size of data files of a new store"),
-    Option(
-        "indexFileSize",
-        "160m",
-        size_up_to(_INT32_MAX, str(_INT32_MAX)),
-        "size of its index files, a multiple of 32",
-    ),
-    Option(
-        "producerIdExpiryMs",
-        str(7 * _DAY_MS),
-        integer_from(1, INT64_MAX),
-        "ms for which a repeated message is recognized",
-    ),
-    Option(
-        "leaseMs",
-        "30000",
-        integer_from(_LEAST_LEASE_MS, _INT32_MAX),
-        "ms without a task until the store is released",
-    ),
-    Option(
-        "listen",
-        None,
-        TEXT,
-        "driver's address for tasks; default: `spark.driver.host`, or loopback",
-    ),
-)
-"""Every option of a write, in the order of the documentation."""
-
-_BY_KEY = {option.name.lower(): option for option in WRITE_OPTIONS}
-_OF_READS = {option.name.lower(): option.name for option in read.OPTIONS}
-_OF_PATHS = (
-    "self_id", "flush", "data_file_size", "index_file_size", "producer_id_expiry_ms", "lease_ms", "listen"
-)  # fmt: skip
-_OF_GROUPS = ("tls_cert", "tls_key", "tls_ca")
+_MAX_QUEUES = 16384
+_MIN_LEASE_MS = 100
+_FILE_SIZE = size_up_to(INT32_MAX, str(INT32_MAX))
+_PATH, _GROUP = ("path",), ("group",)
 
 
 @dataclass(frozen=True)
@@ -91,34 +39,56 @@ class WriteOptions:
     """The parsed options of a write to ``path``, or to ``group`` and ``peers``; times are ms, sizes bytes."""
 
     path: str | None = None
-    write_as: str = "auto"
-    topic: str | None = None
-    queue_nums: int = 4
-    ignore_extra_columns: bool = False
-    required_acks: str = "quorum"
-    timeout_ms: int = 3000
-    max_retries: int = 10
-    group: str | None = None
-    peers: str | None = None
-    tls_cert: str | None = None
-    tls_key: str | None = None
-    tls_ca: str | None = None
-    self_id: str | None = None
-    flush: str = "sync"
-    data_file_size: int = 1 << 30
-    index_file_size: int = 160 << 20
-    producer_id_expiry_ms: int = 7 * _DAY_MS
-    lease_ms: int = 30_000
-    listen: str | None = None
+    write_as: str = option("auto", choice(WRITE_AS), "`message` if a topic is given, else `raw`")
+    topic: str | None = option(None, TEXT, "topic of all rows; overrides the column")
+    queue_nums: int = option(4, integer_from(1, _MAX_QUEUES), "queues of a new topic, up to 16384")
+    ignore_extra_columns: bool = option(False, BOOLEAN, "ignore columns that cannot be written")
+    required_acks: str = option("quorum", choice(("quorum",)), "written means committed")
+    timeout_ms: int = option(3000, integer_from(1, INT32_MAX), "ms per attempt for the leader, then for its response")
+    max_retries: int = option(10, integer_from(0, INT32_MAX), "retries, if certainly not written")
+    group: str | None = option(None, TEXT, "group to write to, instead of a path")
+    peers: str | None = option(None, TEXT, "its members, `n0-HOST:PORT;n1-HOST:PORT`")
+    tls_cert: str | None = option(None, TEXT, TLS_CERT, scope=_GROUP)
+    tls_key: str | None = option(None, TEXT, TLS_KEY, scope=_GROUP)
+    tls_ca: str | None = option(None, TEXT, TLS_CA, scope=_GROUP)
+    self_id: str | None = option(None, TEXT, "id of the node; default: the store's, or `n0`", scope=_PATH)
+    flush: str = option("sync", choice(FLUSHES), "`sync`: on disk before it counts as written", scope=_PATH)
+    data_file_size: int = option(
+        StoreConfig.data_file_size, _FILE_SIZE, "size of data files of a new store", scope=_PATH
+    )
+    index_file_size: int = option(
+        StoreConfig.index_file_size, _FILE_SIZE, "size of its index files, a multiple of 32", scope=_PATH
+    )
+    producer_id_expiry_ms: int = option(
+        PRODUCER_ID_EXPIRY_MS,
+        integer_from(1, INT64_MAX),
+        "ms for which a repeated message is recognized",
+        scope=_PATH,
+    )
+    lease_ms: int = option(
+        30_000,
+        integer_from(_MIN_LEASE_MS, INT32_MAX),
+        "ms without a task until the store is released",
+        scope=_PATH,
+    )
+    listen: str | None = option(
+        None,
+        TEXT,
+        "driver's address for tasks; default: `spark.driver.host`, or loopback",
+        scope=_PATH,
+    )
+
+
+WRITE_OPTIONS = options_of(WriteOptions)
+"""Every option of a write, in the order of the documentation."""
+
+_BY_KEY = by_key(WRITE_OPTIONS)
+_OF_READS = by_key(read.OPTIONS)
 
 
 def parse_write_options(options: Mapping[str, Any]) -> WriteOptions:
     """Parse what Spark hands over. Raises OptionError for what is unknown, of a read, wrong, or does not fit."""
-    values: dict[str, Any] = {}
-    for name, value in options.items():
-        if name.lower() not in SPARK_OPTIONS and value is not None:
-            option = find_write_option(name)
-            values[option.field] = parse_value(option, value)
+    values = parse_values({name: value for name, value in options.items() if not is_sparks(name)}, find_write_option)
     paths = read_paths(options)
     if len(paths) > 1:
         raise OptionError(f"expected one path to write to, found {len(paths)}: a group is written with group and peers")
@@ -129,12 +99,12 @@ def parse_write_options(options: Mapping[str, Any]) -> WriteOptions:
 
 def find_write_option(name: str) -> Option:
     """The option called `name` in any case. Raises OptionError, which says what is one of a read, or the nearest."""
-    option = _BY_KEY.get(name.lower())
-    if option is not None:
-        return option
+    found = _BY_KEY.get(name.lower())
+    if found is not None:
+        return found
     if name.lower() in _OF_READS:
         raise OptionError(
-            f"option {_OF_READS[name.lower()]} is one of a read: leave it out; those of a write are "
+            f"option {_OF_READS[name.lower()].name} is one of a read: leave it out; those of a write are "
             f"{', '.join(option.name for option in WRITE_OPTIONS)}"
         )
     raise OptionError(
@@ -144,8 +114,8 @@ def find_write_option(name: str) -> Option:
 
 def is_write_only(name: str) -> str | None:
     """The spelling of an option that a write has and a read has not."""
-    option = _BY_KEY.get(name.lower())
-    return option.name if option is not None and option.name.lower() not in _OF_READS else None
+    found = _BY_KEY.get(name.lower())
+    return found.name if found is not None and name.lower() not in _OF_READS else None
 
 
 def _check_target(options: WriteOptions, given: Mapping[str, object]) -> None:
@@ -160,14 +130,14 @@ def _check_target(options: WriteOptions, given: Mapping[str, object]) -> None:
         raise OptionError(f"expected group and peers together, found no {missing}: say it, as the group's nodes do")
     if not is_group and options.path is None:
         raise OptionError("expected a path, or group and peers, found neither: say save(path), or name a group")
-    strange = [_named(field) for field in (_OF_PATHS if is_group else _OF_GROUPS) if field in given]
+    scope = "group" if is_group else "path"
+    strange = [
+        option.name for option in WRITE_OPTIONS if option.field in given and scope not in (option.scope or scope)
+    ]
     if strange:
         target, instead = ("a group", "it is a setting of its nodes") if is_group else ("a path", "it is of a group")
         raise OptionError(f"option {strange[0]}: expected none for {target}, found one: leave it out, {instead}")
-    tls = [field for field in _OF_GROUPS if field in given]
-    if tls and len(tls) < len(_OF_GROUPS):
-        raise OptionError(f"expected tlsCert, tlsKey and tlsCa, found {', '.join(map(_named, tls))}: say all, or none")
-
-
-def _named(field: str) -> str:
-    return next(option.name for option in WRITE_OPTIONS if option.field == field)
+    tls = [option.name for option in WRITE_OPTIONS if option.scope == _GROUP]
+    found = [option.name for option in WRITE_OPTIONS if option.scope == _GROUP and option.field in given]
+    if found and found != tls:
+        raise OptionError(f"expected {', '.join(tls)}, found {', '.join(found)}: give all, or none")

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import NamedTuple, final
 
+from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.errors import GroupError, IndexRangeError, OptionError, StoreError
 from pyspark_dledger.format.checksum import crc32
 from pyspark_dledger.format.codec import decode_entry_header
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
 from pyspark_dledger.raft.client import Client, CommittedRange, MemberStatus, connect
 from pyspark_dledger.raft.client.outcomes import STRANGERS
-from pyspark_dledger.raft.messages import ResponseCode
 from pyspark_dledger.raft.peers import parse_peers
 from pyspark_dledger.raft.tls import Tls
 

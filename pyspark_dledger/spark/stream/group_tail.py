@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple, final
 
+from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.errors import IndexRangeError, OptionError
 from pyspark_dledger.format.engine import get_engine
-from pyspark_dledger.format.spec import INT64_MAX
 from pyspark_dledger.log.options import LATEST, ReadOptions
 from pyspark_dledger.log.tail.tail import NOTHING, Limits, Tail, TailOffset, TailProgress, report_loss
 from pyspark_dledger.raft.client import MemberStatus

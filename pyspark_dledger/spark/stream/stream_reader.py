@@ -16,8 +16,8 @@ import pyspark
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
+from pyspark_dledger.common.uris import check_local
 from pyspark_dledger.errors import OptionError
-from pyspark_dledger.log.io.uris import check_local
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.plan import Partition
 from pyspark_dledger.log.tail.store_tail import StoreTail, read_planned

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import logging
-import shutil
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+from pyspark_dledger.common.retention import used_ratio
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.layout import SEGMENT_NAME_DIGITS
 from pyspark_dledger.store.store_config import StoreConfig
 
 _LOG = logging.getLogger(__name__)
 _INTERVAL = 0.1
-_HOUR = 3600.0
 
 
 class CleanableStore(Protocol):
@@ -28,12 +27,6 @@ class CleanableStore(Protocol):
     def delete_expired(self, changed_before: float, force: bool) -> int: ...
 
     def set_disk_state(self, is_full: bool, full_dirs: frozenset[Path]) -> None: ...
-
-
-def used_ratio(path: Path) -> float:
-    """How full the disk of a folder is, from 0 to 1; what only the superuser may use counts as used."""
-    usage = shutil.disk_usage(path)
-    return usage.used / (usage.used + usage.free) if usage.used + usage.free else 0.0
 
 
 def _has_log(folder: Path | None) -> bool:
@@ -84,13 +77,13 @@ class CleanSpaceService:
         full_dirs = frozenset(path for path, used in ratios.items() if used > config.force_clean_ratio)
         self._store.set_disk_state(is_full, full_dirs)
         force = fullest > config.force_clean_ratio and config.enable_disk_force_clean
-        is_due = time.localtime(self._now()).tm_hour in config.delete_hours
-        if not is_due and fullest <= config.disk_space_ratio_to_check_expired:
+        now = self._now()
+        if not config.is_due(now, fullest):
             return 0
         if _has_log(config.old_log_dir):
             return 0  # what is older has to go first (DLedgerCommitLog.disableDeleteDledger)
         begin = self._store.ledger_begin_index
-        count = self._store.delete_expired(self._now() - config.file_reserved_hours * _HOUR, force)
+        count = self._store.delete_expired(config.expires_before(now), force)
         if count:
             self._report(count, begin, fullest, force)
         return count

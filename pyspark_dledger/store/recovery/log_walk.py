@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.codec import EntryHeader, IndexUnit, decode_entry_header, decode_index_unit, record_dtype
 from pyspark_dledger.format.engine import Engine
@@ -25,7 +26,7 @@ from pyspark_dledger.format.layout import (
     MAX_ENTRY_SIZE,
     MIN_BLANK_SIZE,
 )
-from pyspark_dledger.format.spec import DLEDGER, INT64_MAX, Before, Segment
+from pyspark_dledger.format.spec import DLEDGER, Before, Segment
 from pyspark_dledger.format.state_files import Checkpoint
 from pyspark_dledger.log.io.entry_reads import read_at
 from pyspark_dledger.log.io.files import LocalFile, data_extents, last_data

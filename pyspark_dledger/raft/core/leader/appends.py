@@ -6,18 +6,13 @@ from bisect import insort_right
 from collections import deque
 from operator import attrgetter
 
+from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.errors import DiskFullError
 from pyspark_dledger.format.encode.encoded import Bodies
 from pyspark_dledger.raft.core.application import Admitted, Refused
 from pyspark_dledger.raft.core.member import DISK_FAILURES, Member
 from pyspark_dledger.raft.core.serving import Serving
-from pyspark_dledger.raft.messages import (
-    AppendRequest,
-    AppendResponse,
-    PutRequest,
-    PutResponse,
-    ResponseCode,
-)
+from pyspark_dledger.raft.messages import AppendRequest, AppendResponse, PutRequest, PutResponse
 from pyspark_dledger.store.dledger_store import AppendedEntries
 
 

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.raft.core.member import Member
-from pyspark_dledger.raft.messages import HeartBeatRequest, Response, ResponseCode, Role
+from pyspark_dledger.raft.messages import HeartBeatRequest, Response, Role
 
 
 @dataclass(slots=True)

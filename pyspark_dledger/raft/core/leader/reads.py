@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.errors import IndexRangeError
 from pyspark_dledger.raft.core.leader.heartbeats import Heartbeats
 from pyspark_dledger.raft.core.leader.replication import Replication
 from pyspark_dledger.raft.core.member import DISK_FAILURES, Member
-from pyspark_dledger.raft.messages import GetRequest, GetResponse, ResponseCode
+from pyspark_dledger.raft.messages import GetRequest, GetResponse
 
 
 class Reads:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.errors import IndexRangeError
 from pyspark_dledger.raft.core.leader.appends import Appends
 from pyspark_dledger.raft.core.member import DISK_FAILURES, Member
-from pyspark_dledger.raft.messages import PushRequest, PushResponse, PushType, Response, ResponseCode
+from pyspark_dledger.raft.messages import PushRequest, PushResponse, PushType, Response
 from pyspark_dledger.store.dledger_store import EntryRange
 
 # Java waits this long for answers to COMPARE and TRUNCATE.

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.raft.core.election import Election
 from pyspark_dledger.raft.core.leader.heartbeats import Heartbeats
 from pyspark_dledger.raft.core.leader.replication import Replication
 from pyspark_dledger.raft.core.member import Member
-from pyspark_dledger.raft.messages import Response, ResponseCode, Role, TransferRequest, TransferResponse
+from pyspark_dledger.raft.messages import Response, Role, TransferRequest, TransferResponse
 
 # Java waits this long for the transferee.
 _TRANSFER_TIME_OUT_MS = 10_000

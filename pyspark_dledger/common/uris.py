@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from typing import NamedTuple, final
 from urllib.parse import parse_qsl, quote, unquote
 
+from pyspark_dledger.common.java_text import escaped_path, is_utf8
 from pyspark_dledger.errors import OptionError
-from pyspark_dledger.format.java_text import escaped_path, is_utf8
 
 SCHEMES = ("s3", "gs", "abfs", "abfss", "hdfs", "viewfs")
 """The schemes of `pyarrow.fs.FileSystem.from_uri` that can be read."""
