@@ -77,10 +77,11 @@ power: $(INSTALLED) ## let a store lose power at any moment, block by block; RUN
 	@$(PYTHON_BIN) -m tests.support.power --runs $(or $(RUNS),1000) $(ARGS)
 
 .PHONY: lint
-lint: $(INSTALLED_LINT) ## check style, types and formatting
+lint: $(INSTALLED_LINT) ## check style, types, formatting, and the length of the docs
 	$(PYTHON_BIN) -m ruff check
 	$(PYTHON_BIN) -m ruff format --check
 	$(PYTHON_BIN) -m mypy
+	$(PYTHON_BIN) -m tools.words
 	$(VENV)/bin/clang-format --dry-run --Werror $(CPP)
 
 .PHONY: format

@@ -195,8 +195,8 @@ def _add_rows(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--columns", metavar="NAME[,NAME]", help="default: those that fit a line, with --json all")
     text = "bodies as text (what is not UTF-8 as backslash escapes), hex, base64 (the default with --json), or none"
     verb.add_argument("--body", choices=BODY_FORMS, help=text)
-    text = "for sharing: bodies, keys, properties, tags, topics, hosts, ids and CRCs become redacted:DIGEST:LENGTH, of "
-    text += "a key made for this run; positions, sizes, times, flags and RocketMQ's own property names stay"
+    text = "for sharing: bodies, keys, properties, tags, topics, hosts, ids and CRCs become redacted:DIGEST:LENGTH. "
+    text += "Digests differ from run to run. Positions, sizes, times, flags and RocketMQ's own property names stay"
     verb.add_argument("--redact", action="store_true", help=text)
     verb.add_argument("--keep", metavar="NAME[,NAME]", help="with --redact: columns that stay, such as topic,tags")
 
