@@ -1,4 +1,4 @@
-"""What makes the bytes of a file, and the names in a folder, outlive a loss of power."""
+"""Makes files and folder entries survive a power loss."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 
 
 def sync_file(file: Path) -> None:
-    """Make a file's bytes durable, whoever wrote them. Raises OSError."""
+    """Make a file's content durable, also if another process wrote it. Raises OSError."""
     _sync(file)
 
 
 def sync_dir(folder: Path) -> None:
-    """Make names in a folder durable: files that were created, renamed or deleted. Raises OSError."""
+    """Make creations, renames and deletions in a folder durable. Raises OSError."""
     _sync(folder)
 
 

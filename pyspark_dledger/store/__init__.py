@@ -1,6 +1,6 @@
-"""The writing side: a log on disk or in memory that one process owns, in the bytes of the Java DLedger.
+"""Writable stores: a log on disk or in memory, owned by one process, in the format of the Java DLedger.
 
-What it consists of is loaded when it is used: the protocol's messages need its types alone.
+Modules are loaded on first use, because `raft.messages` needs only the types of `dledger_store`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What every store can do (``DLedgerStore`` of the Java DLedger), and what it takes and gives."""
+"""The interface of a store (``DLedgerStore`` of the Java DLedger) and its value types."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import NamedTuple
 
 from pyspark_dledger.format.encode.encoded import Bodies, Buffer
 
-# Sees entries before they are written, one behind the other, of which it may change what stands in the bodies, and
-# their index units of 32 bytes each, which tell where each of them is going to stand (`patch_physical_offsets`).
+# Called before a write with the encoded entries, whose bodies it may change, and their index units of 32 bytes each,
+# which have their positions (`patch_physical_offsets`).
 AppendHook = Callable[[bytearray, bytearray], None]
 
 
 class EntryRun(NamedTuple):
-    """Entries that stand one behind the other from ``pos`` on, the first with ``index``."""
+    """The first index and position of contiguous entries."""
 
     index: int  # type: ignore[assignment]  # shadows tuple.index, which nobody calls
     pos: int
 
 
 class AppendedEntries(NamedTuple):
-    """Entries that were appended, ``[first_index, last_index]``; a new run begins wherever a new file does."""
+    """Entries that were appended, ``[first_index, last_index]``; each data file begins a new run."""
 
     first_index: int
     last_index: int
@@ -30,12 +30,12 @@ class AppendedEntries(NamedTuple):
 
     @property
     def pos(self) -> int:
-        """Where the first of them stands."""
+        """The position of the first entry."""
         return self.runs[0].pos
 
 
 class Entry(NamedTuple):
-    """One entry of a log; ``pos`` is where it stands, ``body`` what was appended."""
+    """One entry of a log; ``pos`` is its position in bytes."""
 
     index: int  # type: ignore[assignment]  # shadows tuple.index, which nobody calls
     term: int
@@ -45,9 +45,9 @@ class Entry(NamedTuple):
 
 
 class EntryRange(NamedTuple):
-    """Consecutive entries ``[first_index, last_index]`` of one file, as they stand in the log from ``pos`` on.
+    """The bytes of consecutive entries ``[first_index, last_index]`` of one file, which begin at ``pos``.
 
-    ``data`` may be a view of a mapped file: it is not to be kept beyond the next truncate or shutdown, but may be sent.
+    ``data`` may be a view of a mapped file. It is valid until the next truncate or shutdown.
     """
 
     first_index: int
@@ -57,26 +57,26 @@ class EntryRange(NamedTuple):
 
 
 class DLedgerStore(ABC):
-    """A log of entries, written by one thread. Indexes and terms are -1 where there is none.
+    """A log of entries, written by one thread. A missing index or term is -1.
 
-    Appending makes entries readable at once, and durable with the next `flush`. Every method that takes an index raises
-    IndexRangeError where the log does not hold it; writing raises DiskFullError where there is no room (nothing is
-    appended then) and StoreError where the disk fails.
+    Appended entries are readable at once and durable after the next `flush`. Methods that take an index raise
+    IndexRangeError if the log does not have it. Writing raises DiskFullError (nothing is appended then), and StoreError
+    if the disk fails.
     """
 
     append_hook: AppendHook | None = None
 
     @abstractmethod
     def startup(self) -> None:
-        """Load and recover. Raises StoreError where the store is in use, or damaged below what is committed."""
+        """Load and recover. Raises StoreError if the store is in use, or damaged at or below the committed index."""
 
     @abstractmethod
     def shutdown(self) -> None:
-        """Flush, write the checkpoint and let go. May be called twice."""
+        """Flush, write the checkpoint and close. May be called twice."""
 
     @property
     def failure(self) -> str | None:
-        """Why everything but reading raises StoreError until a restart; None while all is well."""
+        """Why everything except reading raises StoreError until a restart; None if nothing failed."""
         return None
 
     @property
@@ -98,40 +98,40 @@ class DLedgerStore(ABC):
     @property
     @abstractmethod
     def flushed_index(self) -> int:
-        """The highest index that survives a loss of power."""
+        """The highest index that survives a power loss."""
 
     @property
     @abstractmethod
     def end_pos(self) -> int:
-        """The position right behind the last entry."""
+        """The position after the last entry."""
 
     @property
     @abstractmethod
     def curr_term(self) -> int:
-        """The term that was saved last; 0 for a new store."""
+        """The last saved term; 0 for a new store."""
 
     @property
     @abstractmethod
     def vote_leader(self) -> str | None:
-        """For whom this node voted in `curr_term`."""
+        """The member that this node voted for in `curr_term`."""
 
     @abstractmethod
     def save_term(self, term: int, vote_leader: str | None) -> None:
-        """Replace term and vote, atomically and durably, before this returns."""
+        """Replace term and vote, atomically and durably."""
 
     @abstractmethod
     def append_as_leader(self, bodies: Bodies | Sequence[Buffer], term: int | None = None) -> AppendedEntries:
-        """Append one entry for each body, all or none, with the next indexes and that term (`curr_term` by default).
+        """Append one entry per body, all or none, with the next indexes and `term` (default: `curr_term`).
 
-        Raises ValueError for no body, one above 4 MiB with its header, or one too large for a data file.
+        Raises ValueError without a body, and for a body that is above 4 MiB with its header or fits no data file.
         """
 
     @abstractmethod
     def append_as_follower(self, data: Buffer, leader_term: int) -> int:
-        """Append a leader's consecutive entries, all or none; the index of the last.
+        """Append a leader's consecutive entries, all or none. Returns the last index.
 
-        Raises InconsistentError unless index and position go on where this log ends, and terms do not fall and are not
-        above the leader's.
+        Raises InconsistentError unless index and position continue this log, terms never fall, and no term is above the
+        leader's.
         """
 
     @abstractmethod
@@ -139,31 +139,27 @@ class DLedgerStore(ABC):
 
     @abstractmethod
     def read(self, first_index: int, max_bytes: int) -> EntryRange:
-        """Entries from that index on, of at most `max_bytes`, but at least one, and of one file only."""
+        """Entries of one file from `first_index` on: at most `max_bytes`, but at least one entry."""
 
     @abstractmethod
     def term_at(self, index: int) -> int: ...
 
     @abstractmethod
     def truncate(self, index: int) -> None:
-        """Remove the entry of that index and all behind it, durably. At or below the committed index: ValueError."""
+        """Remove this entry and all later ones, durably. Raises ValueError at or below the committed index."""
 
     @abstractmethod
     def reset(self, index: int, pos: int) -> None:
-        """Remove every entry, durably; the next one gets this index and position.
+        """Remove every entry, durably; the next entry gets this index and position.
 
-        For a follower whose log ends before the leader's begins: entries between have expired. At or below the
-        committed index: ValueError.
+        For a follower whose log ends before the leader's begins: the entries between have expired. Raises ValueError at
+        or below the committed index.
         """
 
     @abstractmethod
     def update_committed_index(self, term: int, index: int) -> None:
-        """Raise the committed index, never beyond the end, never down, and not by a leader older than the log's end."""
-
-    @abstractmethod
-    def update_ledger_end_index_and_term(self) -> None:
-        """Take end index and end term anew from what is stored."""
+        """Raise the committed index: never above the end, never down, and not for a term below the last entry's."""
 
     @abstractmethod
     def flush(self) -> int:
-        """Make everything that was appended durable; the flushed index. May be called from another thread."""
+        """Make all appended entries durable. Returns the flushed index. May be called from another thread."""

@@ -1,4 +1,4 @@
-"""Reading entries by their index, through mappings of the files (``DLedgerMmapFileStore.get``)."""
+"""Reads entries by index from mapped files (``DLedgerMmapFileStore.get``)."""
 
 from __future__ import annotations
 
@@ -11,18 +11,17 @@ from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.layout import ENTRY_HEADER, ENTRY_HEADER_SIZE, INDEX_UNIT, INDEX_UNIT_SIZE, MAGIC_NORMAL
 from pyspark_dledger.store.dledger_store import Entry, EntryRange
 from pyspark_dledger.store.files.mapped_files import MappedFile, MappedFileList
-from pyspark_dledger.store.waiting_units import WaitingUnits
+from pyspark_dledger.store.pending_units import PendingUnits
 
 _HEADER = record_struct(ENTRY_HEADER)
 _UNIT = record_struct(INDEX_UNIT)
 
+# Entries within this many bytes of the log's end are read when a leader pushes what it just appended.
+_RECENT_BYTES = 64 << 20
 
-# Entries this close to the log's end, in bytes, are read while a leader pushes what was just appended.
-_NEWEST = 64 << 20
 
-
-class Located(NamedTuple):
-    """Where an entry stands, its size in bytes and its term, as the index has it."""
+class IndexedEntry(NamedTuple):
+    """The position, size and term of an entry, from its index unit."""
 
     pos: int
     size: int
@@ -34,64 +33,62 @@ class Located(NamedTuple):
 
 
 class EntryReader:
-    """Reads what data and index files hold, and the units that wait. That the log holds an index has been checked.
+    """Reads entries of data files through index files and pending units. The caller has checked the index.
 
-    Raises IndexRangeError where the entry's file has expired meanwhile, StoreError where index and data do not agree.
+    Raises IndexRangeError if the entry's file expired in the meantime, StoreError if index and data differ.
     """
 
-    def __init__(self, engine: Engine, data: MappedFileList, index: MappedFileList, waiting: WaitingUnits) -> None:
+    def __init__(self, engine: Engine, data: MappedFileList, index: MappedFileList, pending: PendingUnits) -> None:
         self._engine = engine
         self._data = data
         self._index = index
-        self._waiting = waiting
+        self._pending = pending
 
-    def locate(self, index: int) -> Located:
-        """Where an entry stands."""
-        unit = self._waiting.find(index)
+    def locate(self, index: int) -> IndexedEntry:
+        unit = self._pending.find(index)
         if unit is not None:
-            return Located(unit[1], unit[2], unit[4])
+            return IndexedEntry(unit[1], unit[2], unit[4])
         offset = index * INDEX_UNIT_SIZE
-        file = _there(self._index.find(offset), index)
+        file = _existing(self._index.find(offset), index)
         _, pos, size, found, term = _UNIT.unpack_from(self._index.view(file), offset - file.base)
         if found != index:
             raise StoreError(
                 f"{file.path} at byte {offset - file.base}: expected the unit of index {index}, found that of {found}: "
                 "stop the node and delete the files in index/, which are rebuilt from the data"
             )
-        return Located(pos, size, term)
+        return IndexedEntry(pos, size, term)
 
     def get(self, index: int) -> Entry:
-        """One entry."""
         located = self.locate(index)
-        file = _there(self._data.find(located.pos), index)
+        file = _existing(self._data.find(located.pos), index)
         data = self._data.view(file)[located.pos - file.base : located.end - file.base]
         term = _check_header(index, located, file, data)
         return Entry(index, term, located.pos, MAGIC_NORMAL, bytes(data[ENTRY_HEADER_SIZE:]))
 
     def read(self, first: int, max_bytes: int, last: int, end_pos: int, own_from: int) -> EntryRange:
-        """Entries of one file from `first` on, of a log that ends with `last` at `end_pos`; see `DLedgerStore.read`.
+        """Entries of one file from `first` on; see `DLedgerStore.read`. The log ends with index `last` at `end_pos`.
 
-        They are checked, and end before one that is damaged, but for the newest from the position `own_from` on: those
-        this process wrote just now.
+        Entries are checked, and the range ends before a damaged one. Recent entries from position `own_from` on are not
+        checked, because this process wrote them.
         """
         located = self.locate(first)
         pos = located.pos
-        file = _there(self._data.find(pos), first)
+        file = _existing(self._data.find(pos), first)
         limit = min(pos + max(max_bytes, located.size), file.end)
-        is_new = pos >= own_from and end_pos <= file.end and end_pos - pos <= _NEWEST
+        is_recent = pos >= own_from and end_pos <= file.end and end_pos - pos <= _RECENT_BYTES
         if not pos < end_pos <= limit:
             last, end_pos = self._last_within(first, last, limit, located.end)
         data = self._data.view(file)[pos - file.base : end_pos - file.base]
-        if is_new:
+        if is_recent:
             return EntryRange(first, last, pos, data)
         try:
-            is_whole = self._engine.check_entries(data, first, pos, located.term, INT64_MAX).count == last - first + 1
+            is_intact = self._engine.check_entries(data, first, pos, located.term, INT64_MAX).count == last - first + 1
         except ValueError:
-            is_whole = False
-        return EntryRange(first, last, pos, data) if is_whole else self._before_damage(file, first, last)
+            is_intact = False
+        return EntryRange(first, last, pos, data) if is_intact else self._before_damage(file, first, last)
 
     def _before_damage(self, file: MappedFile, first: int, last: int) -> EntryRange:
-        """The entries before the first that is damaged. Raises StoreError where that is the first."""
+        """The entries before the first damaged one. Raises StoreError if that is `first`."""
         start, view = self.locate(first), self._data.view(file)
         end, term = start.pos, start.term
         for index in range(first, last + 1):
@@ -113,7 +110,7 @@ class EntryReader:
         return EntryRange(first, last, start.pos, view[start.pos - file.base : end - file.base])
 
     def _last_within(self, first: int, last: int, limit: int, end: int) -> tuple[int, int]:
-        """The last entry from `first` on that ends at or before `limit`, and where it ends; `first` ends at `end`."""
+        """Index and end of the last entry that ends at or before `limit`; `first` ends at `end`."""
         low, high = first, min(last, first + (limit - end) // ENTRY_HEADER_SIZE)
         while low < high:
             middle = (low + high + 1) // 2
@@ -125,8 +122,8 @@ class EntryReader:
         return low, end
 
 
-def _check_header(index: int, located: Located, file: MappedFile, data: memoryview) -> int:
-    """The term of the entry that begins `data`. Raises StoreError unless it is the one that the index names."""
+def _check_header(index: int, located: IndexedEntry, file: MappedFile, data: memoryview) -> int:
+    """The term of the entry at the start of `data`. Raises StoreError unless its header agrees with the index."""
     pos, size, _ = located
     names = ("magic", "size", "index", "pos", "bodySize")
     expected = (MAGIC_NORMAL, size, index, pos, size - ENTRY_HEADER_SIZE)
@@ -134,17 +131,17 @@ def _check_header(index: int, located: Located, file: MappedFile, data: memoryvi
     found = header[:3] + header[4:5] + header[8:]
     if found == expected:
         return int(header[3])
-    wanted, there = (
+    expected_text, found_text = (
         " ".join(f"{name}={value}" for name, value in zip(names, values, strict=False)) for values in (expected, found)
     )
     raise StoreError(
-        f"{file.path} at byte {pos - file.base}: expected the entry of index {index}, {wanted}, found "
-        f"{there or 'the end of the file'}: the file is damaged; stop this member, and copy its folder from "
-        "another member of the group (where only files in index/ are damaged, delete those: they are rebuilt)"
+        f"{file.path} at byte {pos - file.base}: expected the entry of index {index}, {expected_text}, found "
+        f"{found_text or 'the end of the file'}: the file is damaged; stop this member, and copy its folder from "
+        "another member of the group (if only files in index/ are damaged, delete those: they are rebuilt)"
     )
 
 
-def _there(file: MappedFile | None, index: int) -> MappedFile:
+def _existing(file: MappedFile | None, index: int) -> MappedFile:
     if file is None:
-        raise IndexRangeError(f"expected an index that the log holds, found {index}: its file has expired")
+        raise IndexRangeError(f"expected an index of the log, found {index}: its file has expired")
     return file

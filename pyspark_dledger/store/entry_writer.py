@@ -1,4 +1,4 @@
-"""Writing bodies as entries, piece by piece, over as many data files as they take (``MmapFileList.preAppend``)."""
+"""Writes bodies as entries, in chunks, over as many data files as needed (``MmapFileList.preAppend``)."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.store.dledger_store import AppendHook, EntryRun
 from pyspark_dledger.store.files.mapped_files import MappedFileList
 
-# Entries are encoded and written in pieces that stay in the processor's cache. Each piece looks at the lengths of the
-# whole block again, so that pieces grow with the count of bodies: all of them together then take linear time.
-_PIECE = 1 << 20
-_PIECE_PER_BODY = 8
+# Chunks of this size stay in the CPU cache. Each chunk scans the lengths of the whole block again, so chunks grow with
+# the number of bodies to keep the total time linear.
+_CHUNK_BYTES = 1 << 20
+_CHUNK_BYTES_PER_BODY = 8
 
 
 class WrittenEntries(NamedTuple):
-    """Entries that stand in data files: where each file's begin, their index units, and where the last one ends.
+    """Entries written to data files: their runs, their index units, and the end of the last entry.
 
-    ``is_doubtful`` where one of them looks like one that a loss of power tore (``find_torn``), if that was asked.
+    ``looks_torn``: an entry looks as if a power loss tore it (``find_torn``). Set only if the caller asked for it.
     """
 
     runs: tuple[EntryRun, ...]
     units: bytes | bytearray
     end_pos: int
-    is_doubtful: bool
+    looks_torn: bool
 
 
 def write_bodies(
@@ -36,33 +36,34 @@ def write_bodies(
     term: int,
     pos: int,
     hook: AppendHook | None,
-    asks_doubt: bool,
+    checks_torn: bool,
 ) -> WrittenEntries:
-    """Write all bodies as entries from an index and a position on; `hook` sees all before they are written.
+    """Write all bodies as entries from `index` and `pos` on; `hook` is called before each write.
 
-    Each fits a data file. Raises ValueError for a block that is none, OSError where the disk fails: some may be there.
+    Each body fits a data file. Raises ValueError for a malformed block. Raises OSError if the disk fails; some entries
+    may be written then.
     """
-    wrote = 0
-    is_doubtful = False
+    written = 0
+    looks_torn = False
     runs: list[EntryRun] = []
     units: list[bytearray] = []
-    size, piece = data.file_size, max(_PIECE, _PIECE_PER_BODY * bodies.count)
-    while wrote < bodies.count:
+    size, chunk = data.file_size, max(_CHUNK_BYTES, _CHUNK_BYTES_PER_BODY * bodies.count)
+    while written < bodies.count:
         left = size - pos % size
-        encoded = engine.encode_entries(bodies, wrote, index, term, pos, min(left, piece))
-        if encoded.count == 0 and left > piece:
-            encoded = engine.encode_entries(bodies, wrote, index, term, pos, left)
+        encoded = engine.encode_entries(bodies, written, index, term, pos, min(left, chunk))
+        if encoded.count == 0 and left > chunk:
+            encoded = engine.encode_entries(bodies, written, index, term, pos, left)
         if encoded.count == 0:
             data.write(pos, encode_blank(left))
             pos += left
             continue
         if hook is not None:
             hook(encoded.data, encoded.units)
-        if asks_doubt and not is_doubtful:
-            is_doubtful = engine.find_torn(encoded.data, pos % size) is not None
+        if checks_torn and not looks_torn:
+            looks_torn = engine.find_torn(encoded.data, pos % size) is not None
         data.write(pos, encoded.data)
         if not runs or pos % size == 0:
             runs.append(EntryRun(index, pos))
         units.append(encoded.units)
-        index, wrote, pos = index + encoded.count, wrote + encoded.count, pos + len(encoded.data)
-    return WrittenEntries(tuple(runs), units[0] if len(units) == 1 else b"".join(units), pos, is_doubtful)
+        index, written, pos = index + encoded.count, written + encoded.count, pos + len(encoded.data)
+    return WrittenEntries(tuple(runs), units[0] if len(units) == 1 else b"".join(units), pos, looks_torn)

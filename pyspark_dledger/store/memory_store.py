@@ -1,4 +1,4 @@
-"""A store in memory: the same answers as on disk, without files, threads or a clock (``DLedgerMemoryStore``)."""
+"""A store in memory (``DLedgerMemoryStore``). It behaves like the one on disk, without files, threads or a clock."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, INDEX_UNIT, MAGIC_NORMAL
 from pyspark_dledger.store.dledger_store import AppendedEntries, DLedgerStore, Entry, EntryRange, EntryRun
 from pyspark_dledger.store.rules import (
-    End,
-    check_cut,
-    check_following,
-    check_held,
+    LogEnd,
+    check_index,
     check_lengths,
+    check_next_entries,
     check_reset,
-    place,
-    risen_commit,
+    check_truncate,
+    entry_position,
+    raised_committed_index,
 )
 
 _UNIT = record_struct(INDEX_UNIT)
 
 
 class _Stored(NamedTuple):
-    """An entry: where it stands, its term, and its bytes."""
+    """An encoded entry."""
 
     pos: int
     term: int
@@ -37,10 +37,9 @@ class _Stored(NamedTuple):
 
 
 class MemoryStore(DLedgerStore):
-    """Keeps each entry's bytes. Positions are those of a store whose data files have `data_file_size` bytes.
+    """Keeps each entry's bytes. Positions are those of a store with data files of `data_file_size` bytes.
 
-    Nothing survives the object; `shutdown` and `startup` leave everything as it is. The flushed index is the end as the
-    last `flush` saw it.
+    `shutdown` and `startup` keep the entries. The flushed index is the end of the log at the last `flush`.
     """
 
     def __init__(self, *, data_file_size: int = 1 << 30, engine: str = "auto") -> None:
@@ -55,10 +54,9 @@ class MemoryStore(DLedgerStore):
         self._vote_leader: str | None = None
 
     def startup(self) -> None:
-        """Nothing to load."""
+        """Does nothing: there is nothing to load."""
 
     def shutdown(self) -> None:
-        """Nothing to let go."""
         self.flush()
 
     @property
@@ -103,10 +101,10 @@ class MemoryStore(DLedgerStore):
         pos = self._end_pos
         for body in self._bodies(bodies):
             index = self._next_index + len(stored)
-            at = place(pos, ENTRY_HEADER_SIZE + len(body), self._file_size)
+            at = entry_position(pos, ENTRY_HEADER_SIZE + len(body), self._file_size)
             if not runs or at != pos:
                 runs.append(EntryRun(index, at))
-            data = self._hooked(encode_entry(index, term, at, bytes(body)), index, term, at)
+            data = self._after_hook(encode_entry(index, term, at, bytes(body)), index, term, at)
             stored.append(_Stored(at, term, data))
             pos = stored[-1].end
         first = self._next_index
@@ -121,7 +119,7 @@ class MemoryStore(DLedgerStore):
         check_lengths(map(len, bodies), self._file_size)
         return bodies
 
-    def _hooked(self, data: bytes, index: int, term: int, pos: int) -> bytes:
+    def _after_hook(self, data: bytes, index: int, term: int, pos: int) -> bytes:
         if self.append_hook is None:
             return data
         changed = bytearray(data)
@@ -135,11 +133,11 @@ class MemoryStore(DLedgerStore):
 
     def append_as_follower(self, data: Buffer, leader_term: int) -> int:
         view = bytes(data)
-        pos, checked = check_following(
+        pos, checked = check_next_entries(
             self._engine,
             view,
             leader_term,
-            End(self._next_index, self._end_pos, self.ledger_end_term, not self._entries),
+            LogEnd(self._next_index, self._end_pos, self.ledger_end_term, not self._entries),
             self._file_size,
         )
         self._extend(
@@ -175,12 +173,12 @@ class MemoryStore(DLedgerStore):
 
     def _at(self, index: int) -> _Stored:
         begin = self.ledger_begin_index
-        check_held(index, begin, self.ledger_end_index)
+        check_index(index, begin, self.ledger_end_index)
         return self._entries[index - begin]
 
     def truncate(self, index: int) -> None:
         begin = self.ledger_begin_index
-        check_cut(index, begin, self.ledger_end_index, self._committed)
+        check_truncate(index, begin, self.ledger_end_index, self._committed)
         self._end_pos = self._entries[index - begin].pos if index == begin else self._entries[index - begin - 1].end
         del self._entries[index - begin :]
         self._next_index = index
@@ -193,12 +191,9 @@ class MemoryStore(DLedgerStore):
         self._committed = self._flushed = -1
 
     def update_committed_index(self, term: int, index: int) -> None:
-        self._committed = risen_commit(
+        self._committed = raised_committed_index(
             self._committed, self.ledger_begin_index, self.ledger_end_index, self.ledger_end_term, term, index
         )
-
-    def update_ledger_end_index_and_term(self) -> None:
-        """Both are always those of the last entry."""
 
     def flush(self) -> int:
         self._flushed = self.ledger_end_index

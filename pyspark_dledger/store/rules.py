@@ -1,4 +1,4 @@
-"""What every store checks before it writes or answers, with the words in which it refuses."""
+"""Checks that all stores share."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _HEADER = record_struct(ENTRY_HEADER)
 _SAME_SIZES = "data file sizes must be equal at every member"
 
 
-def check_held(index: int, begin: int, end: int) -> None:
-    """Raises IndexRangeError unless a log of the entries ``[begin, end]`` holds that index."""
+def check_index(index: int, begin: int, end: int) -> None:
+    """Raises IndexRangeError unless `index` is in a log with the entries ``[begin, end]``."""
     if not 0 <= begin <= index <= end:
-        there = f"the log holds {begin} to {end}" if begin >= 0 else "the log is empty"
-        raise IndexRangeError(f"expected an index that the log holds, found {index}: {there}")
+        bounds = f"the log has {begin} to {end}" if begin >= 0 else "the log is empty"
+        raise IndexRangeError(f"expected an index of the log, found {index}: {bounds}")
 
 
 def check_lengths(lengths: Iterable[int], file_size: int) -> None:
-    """Raises ValueError for a body that is too long for an entry, or whose entry fits no data file of that size."""
+    """Raises ValueError for a body that is too long for an entry or for a data file of that size."""
     limit = min(MAX_ENTRY_SIZE, file_size - MIN_BLANK_SIZE) - ENTRY_HEADER_SIZE
     for number, length in enumerate(lengths):
         if length > limit:
@@ -33,19 +33,20 @@ def check_lengths(lengths: Iterable[int], file_size: int) -> None:
             )
 
 
-def check_cut(index: int, begin: int, end: int, committed: int) -> None:
-    """Raises ValueError where the entry of that index is committed, IndexRangeError where there is none."""
+def check_truncate(index: int, begin: int, end: int, committed: int) -> None:
+    """Raises ValueError if the entry is committed, IndexRangeError if the log does not have it."""
     if 0 <= index <= committed:
         raise ValueError(
-            f"expected an index above {committed}, which is committed, found {index}: what is committed is never cut"
+            f"expected an index above the committed index {committed}, found {index}: committed entries are never "
+            "truncated"
         )
-    check_held(index, begin, end)
+    check_index(index, begin, end)
 
 
 def check_reset(index: int, pos: int, file_size: int, committed: int) -> None:
-    """Raises ValueError for an index that is committed, and for what no entry has in data files of that size."""
+    """Raises ValueError for a committed index, and for a position that no entry can have."""
     if 0 <= index <= committed:
-        raise ValueError(f"expected an index above {committed}, which is committed, found {index}")
+        raise ValueError(f"expected an index above the committed index {committed}, found {index}")
     if index < 0 or pos < 0:
         raise ValueError(f"expected an index and a position of at least 0, found {index} and {pos}")
     last = file_size - ENTRY_HEADER_SIZE - MIN_BLANK_SIZE
@@ -56,26 +57,23 @@ def check_reset(index: int, pos: int, file_size: int, committed: int) -> None:
         )
 
 
-def risen_commit(committed: int, begin: int, end: int, end_term: int, term: int, index: int) -> int:
-    """The committed index after a leader of that term said that `index` is committed.
-
-    It never falls, never passes the end, and does not listen to a leader older than the log's last entry.
-    """
+def raised_committed_index(committed: int, begin: int, end: int, end_term: int, term: int, index: int) -> int:
+    """The committed index after a leader of `term` committed `index`: see `DLedgerStore.update_committed_index`."""
     index = min(index, end)
     return index if term >= end_term and index > committed and index >= begin else committed
 
 
-def place(pos: int, size: int, file_size: int) -> int:
-    """Where an entry of that size is written when the log ends at `pos`: there, or at the front of the next file.
+def entry_position(end_pos: int, size: int, file_size: int) -> int:
+    """The position of the next entry: the end of the log, or the start of the next file.
 
-    An entry fits while it leaves room for a blank's 8 bytes (``MmapFileList.preAppend``).
+    An entry fits if it leaves the 8 bytes of a blank (``MmapFileList.preAppend``).
     """
-    left = file_size - pos % file_size
-    return pos if size + MIN_BLANK_SIZE <= left else pos + left
+    left = file_size - end_pos % file_size
+    return end_pos if size + MIN_BLANK_SIZE <= left else end_pos + left
 
 
-class End(NamedTuple):
-    """Where a log ends: index and position of the entry that comes next, and the term of the last."""
+class LogEnd(NamedTuple):
+    """The end of a log: index and position of the next entry, and the term of the last one."""
 
     next_index: int
     pos: int
@@ -83,30 +81,33 @@ class End(NamedTuple):
     is_empty: bool
 
 
-def check_following(engine: Engine, data: Buffer, leader_term: int, end: End, file_size: int) -> tuple[int, Checked]:
-    """Where a leader's entries begin, and what they are. Raises InconsistentError unless they can follow that end."""
+def check_next_entries(
+    engine: Engine, data: Buffer, leader_term: int, end: LogEnd, file_size: int
+) -> tuple[int, Checked]:
+    """The position of a leader's entries, and what they are. Raises InconsistentError unless they continue the log."""
     size = len(data)
     if size < ENTRY_HEADER_SIZE:
         raise InconsistentError(f"expected at least one entry, {ENTRY_HEADER_SIZE} bytes or more, found {size} bytes")
     pos = _HEADER.unpack_from(data)[4]
-    _check_place(pos, size, end, file_size)
+    _check_position(pos, size, end, file_size)
     try:
         return pos, engine.check_entries(data, end.next_index, pos, end.term, leader_term)
     except ValueError as error:
         raise InconsistentError(str(error)) from None
 
 
-def _check_place(pos: int, size: int, end: End, file_size: int) -> None:
-    """Raises InconsistentError unless a leader's `size` bytes of entries, the first at `pos`, can follow an end.
+def _check_position(pos: int, size: int, end: LogEnd, file_size: int) -> None:
+    """Raises InconsistentError unless a leader's `size` bytes of entries can begin at `pos`.
 
-    They stand right there, or at the front of the next file even where the first would have fitted: a Java leader that
-    recovered behind a blank goes on there. An empty log begins where it is. They leave room for a blank in their file.
+    They begin at the end of the log, or at the start of the next file even if the first entry would fit: a Java leader
+    that recovered after a blank continues there. The first entry of an empty log begins at its end. The entries leave
+    room for a blank in their file.
     """
     next_file = end.pos - end.pos % file_size + file_size
     if pos != end.pos and (end.is_empty or pos != next_file):
-        places = end.pos if end.is_empty else f"{end.pos} or {next_file}"
+        expected = end.pos if end.is_empty else f"{end.pos} or {next_file}"
         raise InconsistentError(
-            f"expected entries at {places}, found pos {pos}: {_SAME_SIZES}, here they are {file_size} bytes"
+            f"expected entries at {expected}, found pos {pos}: {_SAME_SIZES}, here they are {file_size} bytes"
         )
     left = file_size - pos % file_size - MIN_BLANK_SIZE
     if size > left:

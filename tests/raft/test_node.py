@@ -962,7 +962,7 @@ def test_a_store_that_failed_ends_the_node(tmp_path: Path) -> None:
     with nodes(tmp_path, 1, core_options={}) as group:
         group.leader()
         node = group.nodes["n0"]
-        node.store._failure = "flushing failed (Input/output error)"  # type: ignore[attr-defined]
+        node.store._files.failure = "flushing failed (Input/output error)"  # type: ignore[attr-defined]
         eventually(node.failed.done)
         assert isinstance(node.failed.result(), StoreError)
 

@@ -341,7 +341,7 @@ def test_old_files_go_first_and_dledgers_wait_for_them(
     root, store, cleaner = both()
     ledger = CleanSpaceService(store, store.config, used=lambda _: 0.8)
     age(root, "dledger-n0/data", 2)
-    assert len(store._data.files) > 3
+    assert len(store._files.data.files) > 3
     assert ledger.run_once() == 0
     assert cleaner.run_once().old_files == 0  # not expired yet
     age(root, "commitlog", 2)

@@ -370,7 +370,7 @@ def test_executors_that_do_not_reach_a_loopback_address_are_told_what_to_say() -
 
 def test_a_second_job_fails_clearly_when_the_first_does_not_end(sinks: Sinks) -> None:
     first = sinks.start()
-    with pytest.raises(StoreError, match=rf"found it in use by process {first.pid}: .*waited 0\.\d s for it"):
+    with pytest.raises(StoreError, match=rf"the store is in use by process {first.pid}: .*waited 0\.\d s for it"):
         sinks.start(lease_ms=LEASE)
     with client_of(first) as client:
         client.append(b"undisturbed")
@@ -395,7 +395,7 @@ def test_a_job_whose_lease_ran_out_waits_for_who_has_the_store_now(sinks: Sinks)
     first = sinks.start(lease_ms=LEASE)
     assert eventually(lambda: is_free(sinks.root))
     second = sinks.start()
-    with pytest.raises(StoreError, match=rf"found it in use by process {second.pid}"):
+    with pytest.raises(StoreError, match=rf"the store is in use by process {second.pid}"):
         open_store(first)
     end(second)
     assert open_store(first)

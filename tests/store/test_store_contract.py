@@ -1,4 +1,4 @@
-"""What every store does, in memory and on disk: appending, reading, cutting, terms, and what is refused."""
+"""What every store does, in memory and on disk: appending, reading, truncating, terms, and rejected calls."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Make = Callable[[str], DLedgerStore]
 
 @pytest.fixture(params=["memory", "native", "python", "sync"])
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Make]:
-    """Gives started stores of a kind, each by its name."""
+    """Makes started stores of one kind, each by its name."""
     made: list[DLedgerStore] = []
 
     def new(name: str) -> DLedgerStore:
@@ -43,7 +43,7 @@ def store(make: Make) -> DLedgerStore:
 
 
 def replicate(leader: DLedgerStore, follower: DLedgerStore, term: int, max_bytes: int = 1 << 20) -> None:
-    """Bring a follower up to its leader by ranges."""
+    """Copy a leader's entries to a follower, range by range."""
     index = max(follower.ledger_end_index + 1, 0)
     while index <= leader.ledger_end_index:
         part = leader.read(index, max_bytes)
@@ -57,7 +57,7 @@ def test_new_store_is_empty(store: DLedgerStore) -> None:
     assert (store.curr_term, store.vote_leader, store.flushed_index) == (0, None, -1)
 
 
-def test_entries_stand_one_behind_the_other(store: DLedgerStore) -> None:
+def test_entries_are_contiguous(store: DLedgerStore) -> None:
     """DLedgerMappedFileStoreTest.testAppendAsLeader."""
     for number in range(10):
         appended = store.append_as_leader([b"hello %d" % number])
@@ -111,7 +111,7 @@ def test_largest_body_of_a_file(store: DLedgerStore) -> None:
         (Bodies(0, b""), "."),
     ],
 )
-def test_bodies_that_no_store_takes(store: DLedgerStore, given: list[bytes] | Bodies, text: str) -> None:
+def test_bodies_that_every_store_rejects(store: DLedgerStore, given: list[bytes] | Bodies, text: str) -> None:
     store.append_as_leader([b"before"])
     before = where(store)
     with pytest.raises(ValueError, match=text):
@@ -121,7 +121,7 @@ def test_bodies_that_no_store_takes(store: DLedgerStore, given: list[bytes] | Bo
 
 
 def test_append_hook_sees_entries_and_changes_bodies(store: DLedgerStore) -> None:
-    """DLedgerMappedFileStoreTest.testAppendHook, for whole pieces: the entries' bytes, and where each will stand."""
+    """DLedgerMappedFileStoreTest.testAppendHook, for whole chunks: the entries' bytes and positions."""
     seen: list[tuple[int, int, int]] = []
 
     def hook(data: bytearray, units: bytearray) -> None:
@@ -188,7 +188,7 @@ def test_follower_becomes_equal(make: Make, max_bytes: int) -> None:
         (encode_entry(1, 2, 49, b"x" * (FILE - 49 - 48 - 7)), "data file"),
     ],
 )
-def test_follower_refuses_what_does_not_go_on(store: DLedgerStore, data: bytes, text: str) -> None:
+def test_follower_rejects_entries_that_do_not_continue_its_log(store: DLedgerStore, data: bytes, text: str) -> None:
     store.append_as_leader([b"a"], 1)
     before = where(store)
     with pytest.raises(InconsistentError, match=text):
@@ -197,14 +197,14 @@ def test_follower_refuses_what_does_not_go_on(store: DLedgerStore, data: bytes, 
     assert store.append_as_follower(encode_entry(1, 2, 49, b"b"), 2) == 1
 
 
-def test_follower_goes_on_in_the_next_file_where_its_leader_does(store: DLedgerStore) -> None:
-    """A Java leader that recovered behind a blank skips the rest of the file."""
+def test_follower_continues_in_the_next_file_if_its_leader_does(store: DLedgerStore) -> None:
+    """A Java leader that recovered after a blank skips the rest of the file."""
     store.append_as_leader([b"a"], 1)
     assert store.append_as_follower(encode_entry(1, 1, FILE, b"b"), 1) == 1
     assert [entry.pos for entry in entries(store)] == [0, FILE]
 
 
-def test_ranges_are_of_one_file_and_of_the_bytes_asked_for(store: DLedgerStore) -> None:
+def test_ranges_are_of_one_file_and_of_at_most_the_requested_bytes(store: DLedgerStore) -> None:
     store.append_as_leader(bodies(0, 12))
     found = [
         store.read(index, size)[:3] for index, size in ((0, 1 << 20), (1, 300), (1, 296), (1, 295), (4, 0), (10, 999))
@@ -216,14 +216,14 @@ def test_ranges_are_of_one_file_and_of_the_bytes_asked_for(store: DLedgerStore) 
 
 
 @pytest.mark.parametrize("index", [-1, 8, 100])
-def test_index_that_is_not_held(store: DLedgerStore, index: int) -> None:
+def test_index_outside_the_log_is_rejected(store: DLedgerStore, index: int) -> None:
     store.append_as_leader(bodies(0, 8))
     for call in (store.get, store.term_at, store.truncate, lambda index: store.read(index, 100)):
-        with pytest.raises(IndexRangeError, match=f"found {index}: the log holds 0 to 7"):
+        with pytest.raises(IndexRangeError, match=f"found {index}: the log has 0 to 7"):
             call(index)
 
 
-def test_empty_log_holds_no_index(store: DLedgerStore) -> None:
+def test_empty_log_has_no_index(store: DLedgerStore) -> None:
     with pytest.raises(IndexRangeError, match="the log is empty"):
         store.get(0)
 
@@ -245,16 +245,16 @@ def test_truncate(make: Make, index: int) -> None:
     assert entries(store) == entries(other)
 
 
-def test_committed_is_never_cut(store: DLedgerStore) -> None:
+def test_committed_entries_are_never_truncated(store: DLedgerStore) -> None:
     store.append_as_leader(bodies(0, 8))
     store.update_committed_index(0, 4)
-    with pytest.raises(ValueError, match="above 4"):
+    with pytest.raises(ValueError, match="above the committed index 4"):
         store.truncate(4)
     store.truncate(5)
     assert where(store)[:4] == (0, 4, 0, 4)
 
 
-def test_committed_index_only_rises_and_not_beyond_the_end(store: DLedgerStore) -> None:
+def test_committed_index_only_rises_and_never_above_the_end(store: DLedgerStore) -> None:
     store.update_committed_index(0, 3)
     assert store.committed_index == -1
     store.append_as_leader(bodies(0, 8), 2)
@@ -267,8 +267,8 @@ def test_committed_index_only_rises_and_not_beyond_the_end(store: DLedgerStore) 
 
 
 @pytest.mark.parametrize("begin", [(0, 0), (9, FILE + 200)])
-def test_a_block_that_is_none_changes_nothing(store: DLedgerStore, begin: tuple[int, int]) -> None:
-    """Not where an empty log begins, either, whatever length the block claims."""
+def test_a_malformed_block_changes_nothing(store: DLedgerStore, begin: tuple[int, int]) -> None:
+    """Not the start of an empty log either, for any length that the block claims."""
     store.reset(*begin)
     before = where(store)
     with pytest.raises(ValueError, match="expected"):
@@ -278,7 +278,7 @@ def test_a_block_that_is_none_changes_nothing(store: DLedgerStore, begin: tuple[
     assert where(store)[4] == begin[1] + 53
 
 
-def test_reset_begins_anew(store: DLedgerStore) -> None:
+def test_reset_begins_a_new_log(store: DLedgerStore) -> None:
     store.append_as_leader(bodies(0, 8))
     store.update_committed_index(0, 5)
     store.reset(100, 9 * FILE)
@@ -287,12 +287,12 @@ def test_reset_begins_anew(store: DLedgerStore) -> None:
     store.append_as_leader(bodies(101, 7), 3)
     assert where(store) == (100, 107, 3, -1, 10 * FILE + 3 * 148)
     assert [entry.index for entry in entries(store)] == list(range(100, 108))
-    with pytest.raises(IndexRangeError, match="the log holds 100 to 107"):
+    with pytest.raises(IndexRangeError, match="the log has 100 to 107"):
         store.get(99)
 
 
 @pytest.mark.parametrize(("index", "pos"), [(-1, 0), (0, -1), (3, FILE - 55), (2, 0)])
-def test_reset_to_where_no_entry_may_stand(store: DLedgerStore, index: int, pos: int) -> None:
+def test_reset_to_an_impossible_position_is_rejected(store: DLedgerStore, index: int, pos: int) -> None:
     store.append_as_leader(bodies(0, 4))
     store.update_committed_index(0, 2)
     with pytest.raises(ValueError, match="expected"):
@@ -306,7 +306,7 @@ def test_term_and_vote(store: DLedgerStore) -> None:
     assert (store.curr_term, store.vote_leader) == (8, None)
 
 
-def test_flush_says_what_is_durable(store: DLedgerStore) -> None:
+def test_flush_returns_the_durable_index(store: DLedgerStore) -> None:
     assert store.flush() == -1
     store.append_as_leader(bodies(0, 3))
     assert store.flushed_index == -1
@@ -314,10 +314,3 @@ def test_flush_says_what_is_durable(store: DLedgerStore) -> None:
     store.append_as_leader(bodies(3, 3))
     store.truncate(4)
     assert (store.flushed_index, store.flush()) == (2, 3)
-
-
-def test_end_can_be_taken_anew(store: DLedgerStore) -> None:
-    store.append_as_leader(bodies(0, 3), 2)
-    before = where(store)
-    store.update_ledger_end_index_and_term()
-    assert where(store) == before

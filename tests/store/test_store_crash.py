@@ -1,4 +1,4 @@
-"""A store whose process is killed, and one whose disk is really full."""
+"""A store with a killed process, and one on a disk that is really full."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
-def test_disk_that_is_really_full(small_disk: Path) -> None:
+def test_store_on_a_disk_that_is_really_full(small_disk: Path) -> None:
     store = opened(small_disk, data_file_size=128 * 1024, index_file_size=32 * 1024)
 
     def fill() -> None:
@@ -77,8 +77,8 @@ def test_disk_that_is_really_full(small_disk: Path) -> None:
     assert findings(again) == []
 
 
-def test_disk_that_was_filled_by_others(small_disk: Path) -> None:
-    """The last bytes of a disk: appends fail at every place, and the store opens again."""
+def test_store_on_a_disk_that_others_filled(small_disk: Path) -> None:
+    """The last bytes of a disk: appends fail at every position, and the store opens again."""
     store = opened(small_disk, data_file_size=128 * 1024, index_file_size=32 * 1024)
     store.append_as_leader([b"x" * 3000] * 20)
     other = small_disk / "other"

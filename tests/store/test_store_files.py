@@ -1,4 +1,4 @@
-"""A store on disk: its files, what a restart finds, folders, full disks, one writer, cleaning and flushing."""
+"""A store on disk: its files, restarts, folders, full disks, one writer, cleaning and flushing."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ def names(store: MmapFileStore) -> list[int]:
     return [int(file.name) for file in data_files(store)]
 
 
-# What DLedgerMappedFileStoreTest checks of the Java store.
+# The cases of Java's DLedgerMappedFileStoreTest
 
 
 def test_committed_index_survives(tmp_path: Path) -> None:
-    """testCommittedIndex: of 100 entries 90 are committed."""
+    """testCommittedIndex: 100 entries, committed up to index 90."""
     store = opened(tmp_path)
     store.append_as_leader(bodies(0, 100))
     store.update_committed_index(0, 90)
@@ -75,7 +75,7 @@ def test_normal_recovery(tmp_path: Path, engine: str) -> None:
 
 
 def test_abnormal_recovery(tmp_path: Path, engine: str) -> None:
-    """testAbnormalRecovery: 12 files; without the last two the log ends at 89, without any there is none."""
+    """testAbnormalRecovery: without the last two of 12 files the log ends at 89; without any it is empty."""
     store = opened(tmp_path, data_file_size=KIB_FILE, index_file_size=32 * 1024, engine=engine)
     store.append_as_leader([b"x" * 1024] * 100)
     store.shutdown()
@@ -104,8 +104,8 @@ def test_truncate_removes_later_files(tmp_path: Path) -> None:
     for index, files_left in ((18, 4), (15, 3), (7, 2)):
         store.truncate(index)
         assert (store.ledger_end_index, len(names(store))) == (index - 1, files_left)
-        behind = data_files(store)[-1].read_bytes()[store.end_pos % FILE :]
-        assert not behind.strip(b"\0")
+        rest = data_files(store)[-1].read_bytes()[store.end_pos % FILE :]
+        assert not rest.strip(b"\0")
     again = reopened(store)
     assert (again.ledger_end_index, [entry.body for entry in entries(again)]) == (6, bodies(0, 7))
     again.truncate(0)
@@ -129,7 +129,7 @@ def test_flushed_index_after_truncate_and_start(tmp_path: Path) -> None:
 
 
 def test_file_begins_and_ends_with_its_positions(tmp_path: Path) -> None:
-    """MmapFileListTest, DefaultMmapFileTest: files of one size, a slice of one is read as it was written."""
+    """MmapFileListTest, DefaultMmapFileTest: files of one size; a slice of one is read as it was written."""
     store = opened(tmp_path)
     store.append_as_leader(bodies(0, 12))
     assert names(store) == [0, FILE, 2 * FILE]
@@ -141,7 +141,7 @@ def test_file_begins_and_ends_with_its_positions(tmp_path: Path) -> None:
 
 
 def test_end_and_begin_after_reset(tmp_path: Path) -> None:
-    """testResetOffsetAndRecover: the log begins at a file's start, or inside of one."""
+    """testResetOffsetAndRecover: the log begins at a file's start, or inside a file."""
     for name, pos in (("front", 7 * FILE), ("inside", 7 * FILE + 300)):
         store = opened(tmp_path / name)
         store.append_as_leader(bodies(0, 12))
@@ -161,7 +161,7 @@ def test_end_and_begin_after_reset(tmp_path: Path) -> None:
 @pytest.mark.parametrize("flush", ["async", "sync"])
 @pytest.mark.parametrize("is_flushed", [True, False])
 def test_a_log_never_begins_with_a_file_without_entries(tmp_path: Path, flush: str, is_flushed: bool) -> None:
-    """One that was reset to the inside of a file and lost its entries begins with the next file if there is no room."""
+    """After a reset to the inside of a file and a truncation, a body that does not fit begins the next file."""
     store = opened(tmp_path / "store", flush=flush)
     store.append_as_leader(bodies(0, 3), 1)
     old = entries(store)
@@ -173,7 +173,7 @@ def test_a_log_never_begins_with_a_file_without_entries(tmp_path: Path, flush: s
     assert store.append_as_leader([b"x" * (FILE - 200 - 55)], 2).runs == ((9, 6 * FILE),)
     before, all_entries = where(store), entries(store)
     if not is_flushed:
-        # A reset is finished by an entry with its unit; else a restart finds the old log, without a gap in its files.
+        # An entry with its unit finishes a reset; else a restart finds the old log, without a gap in its files.
         copy = opened(Path(shutil.copytree(tmp_path / "store", tmp_path / "copy")))
         assert entries(copy) == (all_entries if flush == "async" else old)
         copy.shutdown()
@@ -189,7 +189,7 @@ def test_a_log_never_begins_with_a_file_without_entries(tmp_path: Path, flush: s
 def test_a_change_in_one_folder_is_durable_before_one_in_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They may be on two disks, and a loss of power must not leave a file without those before it."""
+    """They may be on two disks. A power loss must not leave a file without the files before it."""
     durable: dict[str, list[int]] = {}
 
     def synced(folder: Path) -> None:
@@ -200,14 +200,14 @@ def test_a_change_in_one_folder_is_durable_before_one_in_another(
     for base in (0, 10, 20):
         log.write(base, b"x")
     assert (durable["a"], durable["b"]) == ([0], [10])
-    log.drop_before(20)
+    log.delete_before(20)
     assert (durable["a"], durable["b"]) == ([20], [10])
     log.sync()
     assert (durable["a"], durable["b"]) == ([20], [])
     log.close()
 
 
-# Restarts.
+# Restarts
 
 
 def test_nothing_changes_when_a_store_is_only_opened(tmp_path: Path) -> None:
@@ -243,7 +243,7 @@ def test_killed_store_keeps_what_was_written(tmp_path: Path) -> None:
 
 
 def test_reset_without_an_entry_is_undone_by_a_restart(tmp_path: Path) -> None:
-    """Else a member that helped to commit entries would forget them, and could elect a leader that lacks them."""
+    """Else a member would lose entries that it helped to commit, and could vote for a leader that lacks them."""
     store = opened(tmp_path)
     store.append_as_leader(bodies(0, 12), 3)
     store.save_term(3, None)
@@ -256,8 +256,8 @@ def test_reset_without_an_entry_is_undone_by_a_restart(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("flush", ["async", "sync"])
-def test_a_second_reset_forgets_the_first(tmp_path: Path, flush: str) -> None:
-    """Until an entry of the last one is durable a restart finds the log from before both, and no file behind a gap."""
+def test_a_second_reset_replaces_the_first(tmp_path: Path, flush: str) -> None:
+    """Until an entry of the second one is durable, a restart finds the log from before both, without a gap."""
     store = opened(tmp_path, flush=flush)
     store.append_as_leader(bodies(0, 3), 1)
     store.flush()
@@ -307,7 +307,7 @@ def test_a_file_that_was_just_being_created(tmp_path: Path) -> None:
     assert opened(tmp_path).ledger_end_index == 11
 
 
-# State files.
+# State files
 
 
 def test_term_and_vote_survive(tmp_path: Path) -> None:
@@ -330,7 +330,7 @@ def test_any_name_can_be_voted_for(tmp_path_factory: pytest.TempPathFactory, lea
     assert load_current_term(folder) == CurrentTerm(7, leader)
 
 
-def test_lost_term_votes_for_nobody_else(tmp_path: Path) -> None:
+def test_a_node_that_lost_its_term_votes_for_nobody_else(tmp_path: Path) -> None:
     store = opened(tmp_path)
     store.append_as_leader(bodies(0, 3), 5)
     store.save_term(5, "n1")
@@ -341,7 +341,7 @@ def test_lost_term_votes_for_nobody_else(tmp_path: Path) -> None:
     again.shutdown()
 
 
-def test_unreadable_term_is_refused(tmp_path: Path) -> None:
+def test_unreadable_term_is_rejected(tmp_path: Path) -> None:
     opened(tmp_path).shutdown()
     (tmp_path / "dledger-n0" / "currterm").write_text("currTerm=many\n")
     with pytest.raises(StoreError, match=r"currterm: expected the lines currTerm=N.*highest term"):
@@ -357,7 +357,7 @@ def test_killed_while_a_state_file_was_written_for_the_first_time(tmp_path: Path
     store.shutdown()
 
 
-def test_checkpoint_is_never_ahead_of_what_is_durable(tmp_path: Path) -> None:
+def test_checkpoint_is_never_ahead_of_durable_entries(tmp_path: Path) -> None:
     store = opened(tmp_path)
     store.append_as_leader(bodies(0, 5))
     store.flush()
@@ -369,10 +369,10 @@ def test_checkpoint_is_never_ahead_of_what_is_durable(tmp_path: Path) -> None:
     assert (tmp_path / "dledger-n0" / "checkpoint").read_text() == "committedIndex=8\nendIndex=9\n"
 
 
-# One writer.
+# One writer
 
 
-def test_second_writer_is_refused_and_told_by_whom(tmp_path: Path) -> None:
+def test_second_writer_is_rejected_with_the_process_id_of_the_first(tmp_path: Path) -> None:
     store = opened(tmp_path)
     with pytest.raises(StoreError, match=f"in use by process {os.getpid()}"):
         opened(tmp_path)
@@ -390,11 +390,11 @@ def test_closed_store_is_not_written(tmp_path: Path) -> None:
     store = opened(tmp_path)
     store.shutdown()
     for call in (lambda: store.append_as_leader([b"a"]), lambda: store.save_term(1, None), lambda: store.reset(1, 0)):
-        with pytest.raises(StoreError, match="found it closed"):
+        with pytest.raises(StoreError, match="the store is closed"):
             call()
 
 
-# Several folders.
+# Several folders
 
 
 def several(folder: Path, **more: Any) -> dict[str, Any]:
@@ -402,11 +402,11 @@ def several(folder: Path, **more: Any) -> dict[str, Any]:
 
 
 def test_files_take_turns_in_several_folders(tmp_path: Path) -> None:
-    """MultiPathMmapFileList: file k lies in folder k mod n."""
+    """MultiPathMmapFileList: file k is in folder k mod n."""
     store = opened(tmp_path, **several(tmp_path))
     store.append_as_leader(bodies(0, 34))
-    where_they_are = [(file.parent.name, int(file.name) // FILE) for file in data_files(store)]
-    assert where_they_are == [("a", 0), ("b", 1), ("c", 2), ("a", 3), ("b", 4), ("c", 5), ("a", 6)]
+    folders = [(file.parent.name, int(file.name) // FILE) for file in data_files(store)]
+    assert folders == [("a", 0), ("b", 1), ("c", 2), ("a", 3), ("b", 4), ("c", 5), ("a", 6)]
     again = reopened(store)
     assert [entry.body for entry in entries(again)] == bodies(0, 34)
     again.shutdown()
@@ -426,11 +426,11 @@ def test_no_file_is_created_in_read_only_and_full_folders(tmp_path: Path) -> Non
     assert [entry.body for entry in entries(reopened(again))] == bodies(0, 36)
 
 
-# Full disks.
+# Full disks
 
 
 class Disk:
-    """A disk that takes so many more bytes."""
+    """A disk with room for `left` more bytes."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.left: int | None = None
@@ -448,7 +448,9 @@ class Disk:
 
 
 @pytest.mark.parametrize("left", [0, 1, 48, 500, FILE, FILE + 20, 3 * FILE, 3 * FILE + 8])
-def test_full_disk_appends_nothing_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: int) -> None:
+def test_full_disk_appends_nothing_until_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: int
+) -> None:
     store = opened(tmp_path)
     store.append_as_leader(bodies(0, 3))
     before = where(store)
@@ -478,12 +480,12 @@ def test_follower_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert [entry.body for entry in entries(reopened(store))] == [b"a", b"b"]
 
 
-def test_disk_above_its_ratio_refuses_appends_until_there_is_room(tmp_path: Path) -> None:
+def test_disk_above_its_ratio_rejects_appends_until_there_is_room(tmp_path: Path) -> None:
     store = opened(tmp_path)
     used = {"ratio": 0.91}
     cleaner = CleanSpaceService(store, store.config, used=lambda _: used["ratio"])
     cleaner.run_once()
-    with pytest.raises(DiskFullError, match="at most 90% full"):
+    with pytest.raises(DiskFullError, match="more than 90% full"):
         store.append_as_leader([b"a"])
     assert store.ledger_end_index == -1
     used["ratio"] = 0.3
@@ -492,7 +494,7 @@ def test_disk_above_its_ratio_refuses_appends_until_there_is_room(tmp_path: Path
     store.shutdown()
 
 
-def test_failing_disk_refuses_everything_but_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_disk_rejects_everything_except_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = opened(tmp_path)
     store.append_as_leader(bodies(0, 3))
 
@@ -509,7 +511,7 @@ def test_failing_disk_refuses_everything_but_reading(tmp_path: Path, monkeypatch
     store.shutdown()
 
 
-# Damage in files that were read before.
+# Damage in files that were read before
 
 
 @pytest.mark.parametrize(
@@ -522,9 +524,7 @@ def test_failing_disk_refuses_everything_but_reading(tmp_path: Path, monkeypatch
         (47, b"\x65", "bodySize=101"),
     ],
 )
-def test_a_damaged_header_is_neither_got_nor_read(
-    tmp_path: Path, engine: str, at: int, data: bytes, found: str
-) -> None:
+def test_get_and_read_reject_a_damaged_header(tmp_path: Path, engine: str, at: int, data: bytes, found: str) -> None:
     store = opened(tmp_path, engine=engine)
     store.append_as_leader(bodies(0, 34))
     store.flush()
@@ -537,7 +537,7 @@ def test_a_damaged_header_is_neither_got_nor_read(
     assert store.read(8, FILE).last_index == 9 and store.get(6).index == 6
 
 
-def test_a_falling_term_is_not_read(tmp_path: Path, engine: str) -> None:
+def test_read_stops_before_a_falling_term(tmp_path: Path, engine: str) -> None:
     store = opened(tmp_path, engine=engine)
     store.append_as_leader(bodies(0, 34), 3)
     store.flush()
@@ -547,12 +547,12 @@ def test_a_falling_term_is_not_read(tmp_path: Path, engine: str) -> None:
         store.read(7, FILE)
 
 
-# Cleaning.
+# Cleaning
 
 
 @pytest.fixture
 def old(tmp_path: Path) -> MmapFileStore:
-    """Seven files, all changed ten days ago, committed up to the middle of the fifth."""
+    """Seven files, changed ten days ago, committed up to the middle of the fifth."""
     store = opened(tmp_path, delete_when="04", file_reserved_hours=72)
     store.append_as_leader(bodies(0, 34))
     store.flush()
@@ -585,14 +585,14 @@ def test_files_stay_while_an_older_log_has_any(old: MmapFileStore, tmp_path: Pat
     cleaner = CleanSpaceService(old, replace(old.config, old_log_dir=older), at_hour(4), lambda _: 0.1)
     older.mkdir()
     (older / f"{0:020}").touch()
-    # What is no file of a log stays for ever, and nothing waits for it.
+    # Other files never expire, so nothing waits for them.
     (older / ".DS_Store").touch()
     assert cleaner.run_once() == 0
     (older / f"{0:020}").unlink()
     assert cleaner.run_once() == 4
 
 
-def test_recent_files_stay_and_those_behind_them(old: MmapFileStore) -> None:
+def test_recent_files_and_later_ones_stay(old: MmapFileStore) -> None:
     os.utime(data_files(old)[2])
     assert CleanSpaceService(old, old.config, at_hour(4), lambda _: 0.1).run_once() == 2
     assert old.ledger_begin_index == 10
@@ -607,7 +607,7 @@ def test_filling_disk_is_cleaned_at_any_hour(old: MmapFileStore, caplog: pytest.
     )
 
 
-def test_force_deletes_recent_files_but_none_that_is_not_committed(old: MmapFileStore) -> None:
+def test_force_deletes_recent_files_but_only_committed_ones(old: MmapFileStore) -> None:
     for file in data_files(old):
         os.utime(file)
     assert CleanSpaceService(old, old.config, at_hour(5), lambda _: 0.75).run_once() == 0
@@ -618,31 +618,31 @@ def test_force_deletes_recent_files_but_none_that_is_not_committed(old: MmapFile
     assert old.get(30).body == bodies(30, 1)[0]
 
 
-def test_entries_that_expired_are_out_of_range(old: MmapFileStore) -> None:
+def test_expired_entries_are_out_of_range(old: MmapFileStore) -> None:
     old.delete_expired(time.time(), force=True)
-    with pytest.raises(LookupError, match="the log holds 20 to 33"):
+    with pytest.raises(LookupError, match="the log has 20 to 33"):
         old.get(19)
 
 
-# Threads.
+# Threads
 
 
-def test_sync_flush_is_woken_by_appends(tmp_path: Path) -> None:
+def test_appends_wake_a_sync_flush(tmp_path: Path) -> None:
     store = MmapFileStore(StoreConfig(tmp_path, flush="sync", check_point_interval_ms=60_000))
     flushed: list[int] = []
-    came = threading.Condition()
+    changed = threading.Condition()
 
-    def note(index: int) -> None:
-        with came:
+    def on_flushed(index: int) -> None:
+        with changed:
             flushed.append(index)
-            came.notify()
+            changed.notify()
 
-    store.on_flushed(note)
+    store.on_flushed(on_flushed)
     store.startup(services=True)
     for number in range(50):
         store.append_as_leader(bodies(number, 1))
-    with came:
-        assert came.wait_for(lambda: flushed[-1:] == [49], 10)
+    with changed:
+        assert changed.wait_for(lambda: flushed[-1:] == [49], 10)
     assert flushed == sorted(set(flushed))
     assert store.flushed_index == 49
     store.shutdown()
@@ -677,7 +677,7 @@ def test_failing_flush_ends_the_thread_and_not_the_process() -> None:
     assert not service._thread.is_alive()
 
 
-def test_checkpoint_that_cannot_be_written_is_tried_again() -> None:
+def test_checkpoint_that_cannot_be_written_is_retried() -> None:
     tried = threading.Semaphore(0)
 
     class Full:
@@ -696,8 +696,8 @@ def test_checkpoint_that_cannot_be_written_is_tried_again() -> None:
     service.stop()
 
 
-def test_flush_while_the_log_is_cut_and_cleaned(tmp_path: Path) -> None:
-    """Flushing and cleaning threads beside a writer that appends and truncates: nothing breaks, nothing is lost."""
+def test_flush_while_the_log_is_truncated_and_cleaned(tmp_path: Path) -> None:
+    """Flush and clean threads run while a writer appends and truncates: nothing breaks, nothing is lost."""
     store = opened(tmp_path)
     stop = threading.Event()
     problems: list[str] = []
@@ -736,7 +736,7 @@ def test_flush_while_the_log_is_cut_and_cleaned(tmp_path: Path) -> None:
     )
 
 
-# Configuration.
+# Configuration
 
 
 @pytest.mark.parametrize(
@@ -757,12 +757,12 @@ def test_flush_while_the_log_is_cut_and_cleaned(tmp_path: Path) -> None:
         ("check_point_interval_ms", 0),
     ],
 )
-def test_configuration_that_cannot_be_honoured(tmp_path: Path, name: str, value: Any) -> None:
+def test_invalid_configuration_is_rejected(tmp_path: Path, name: str, value: Any) -> None:
     with pytest.raises(OptionError, match=f"{name}: expected .* found "):
         StoreConfig(tmp_path, **{name: value})
 
 
-def test_a_store_is_made_from_what_the_package_shows_and_text(tmp_path: Path) -> None:
+def test_a_store_is_made_from_public_names_and_text_paths(tmp_path: Path) -> None:
     from pyspark_dledger.store import MemoryStore, MmapFileStore, StoreConfig
 
     folders: dict[str, Any] = {"base_dir": str(tmp_path), "data_dirs": [str(tmp_path / "disk")]}
@@ -784,18 +784,18 @@ def test_ratios_are_limited_as_java_limits_them(tmp_path: Path) -> None:
 
 
 def test_a_view_outlives_its_file(old: MmapFileStore) -> None:
-    """What is being sent stays as it was, also when its file expires meanwhile."""
+    """Bytes that are being sent stay valid when their file expires."""
     part = old.read(0, 1 << 20)
     before = bytes(part.data)
     assert old.delete_expired(time.time(), force=True) == 4
     assert bytes(part.data) == before
-    assert sum(file.view is not None for file in old._data._mapped) == 0
+    assert sum(file.view is not None for file in old._files.data._mapped) == 0
 
 
 def test_more_files_are_read_than_stay_mapped(tmp_path: Path) -> None:
     store = opened(tmp_path, index_file_size=32 * 1024)
     store.append_as_leader(bodies(0, 500))
     assert [entry.body for entry in entries(store)] == bodies(0, 500)
-    assert sum(file.view is not None for file in store._data.files) <= 64
+    assert sum(file.view is not None for file in store._files.data.files) <= 64
     assert [entry.body for entry in entries(store)] == bodies(0, 500)
     store.shutdown()

@@ -1,4 +1,4 @@
-"""Stores that Java wrote: ours opens them without losing anything and goes on, and writes the same bytes itself."""
+"""Stores that Java wrote: our store opens them without loss, appends, and writes the same bytes itself."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.stores import content, data_files, entries, findings, index_f
 RAW = [golden for golden in ALL if golden.is_raw]
 OURS = [golden for golden in RAW if not golden.version.startswith("0.4")]
 NEWEST = [golden for golden in RAW if golden.version.startswith("0.4")]
-# Their data files hold nothing that a truncation or an expiry left out or behind.
+# Neither truncated nor expired.
 WHOLE = [golden for golden in OURS if golden.case not in ("raw-expired", "raw-truncated-tail")]
 
 
@@ -30,7 +30,7 @@ def every(goldens: list[Golden]) -> pytest.MarkDecorator:
 
 @pytest.fixture
 def store(golden: Golden, tmp_path: Path) -> Iterator[MmapFileStore]:
-    """Our store on a golden, not started."""
+    """A store on a golden, not started."""
     folder = unpack(golden.case, tmp_path)
     store = MmapFileStore(
         StoreConfig(folder, self_id=golden.node or "n0", data_dirs=tuple(sorted(folder.glob("path[0-9]"))))
@@ -47,7 +47,7 @@ def digests(store: MmapFileStore) -> list[tuple[int, int, int, int, str]]:
 
 
 @every(OURS)
-def test_opens_as_java_does_and_goes_on(store: MmapFileStore, golden: Golden) -> None:
+def test_opens_as_java_does_and_appends(store: MmapFileStore, golden: Golden) -> None:
     java, head = golden.expected(), golden.expected().head
     store.startup()
     assert (store.ledger_begin_index, store.ledger_end_index) == (head["beginIndex"], head["endIndex"])
@@ -67,7 +67,7 @@ def test_opens_as_java_does_and_goes_on(store: MmapFileStore, golden: Golden) ->
 
 
 def read_by_log(store: MmapFileStore) -> list[tuple[int, int, int, int, str]]:
-    """The entries as our own reader finds them."""
+    """The entries as `open_log` reads them."""
     return [
         (row["index"], row["term"], row["pos"], row["bodySize"], hashlib.sha256(row["body"]).hexdigest())
         for batch in log_of(store).scan(["index", "term", "pos", "bodySize", "body"])
@@ -76,7 +76,7 @@ def read_by_log(store: MmapFileStore) -> list[tuple[int, int, int, int, str]]:
 
 
 @every(OURS)
-def test_no_more_is_lost_than_java_would_lose(store: MmapFileStore) -> None:
+def test_no_more_is_lost_than_in_java(store: MmapFileStore) -> None:
     java = preview(log_of(store), "0.3.1.2")
     store.startup()
     assert java.outcome == "opens"
@@ -84,17 +84,17 @@ def test_no_more_is_lost_than_java_would_lose(store: MmapFileStore) -> None:
 
 
 @every(NEWEST)
-def test_stores_of_the_newest_version_are_refused(store: MmapFileStore) -> None:
+def test_stores_of_the_newest_version_are_rejected(store: MmapFileStore) -> None:
     with pytest.raises(StoreError, match="0\\.4\\.0"):
         store.startup()
 
 
 @every(WHOLE)
 def test_same_entries_are_the_same_bytes(store: MmapFileStore, tmp_path: Path) -> None:
-    """Data and index files byte for byte, whoever wrote them: a leader entry by entry or in batches, or a follower."""
+    """Data and index files are equal byte for byte: of a leader with single entries or batches, and of a follower."""
     java = store
     java.startup()
-    sizes = {"data_file_size": java._data.file_size, "index_file_size": java._index.file_size}
+    sizes = {"data_file_size": java._files.data.file_size, "index_file_size": java._files.index.file_size}
     batched, single, follower = (opened(tmp_path / name, **sizes) for name in ("batched", "single", "follower"))
     index, end = 0, java.ledger_end_index
     while index <= end:
@@ -116,14 +116,14 @@ def test_same_entries_are_the_same_bytes(store: MmapFileStore, tmp_path: Path) -
 
 
 def used_bytes(store: MmapFileStore) -> dict[str, bytes]:
-    """Data and index files by name, without those behind the end that were only created ahead."""
+    """Data and index files by name, without the empty ones after the end."""
     found = {f"data/{name}": data for name, data in content(data_files(store)).items()}
     found |= {f"index/{name}": data for name, data in content(index_files(store)).items()}
     return {name: data for name, data in found.items() if data.strip(b"\0")}
 
 
-def test_stale_entries_behind_the_end_do_not_come_back(tmp_path: Path) -> None:
-    """raw-truncated-tail: at the end of n1 stands a whole entry with the right pos and the next index, but older."""
+def test_stale_entries_after_the_end_do_not_come_back(tmp_path: Path) -> None:
+    """raw-truncated-tail: after the end of n1 is an older entry with the right pos and the next index."""
     golden = Golden("raw-truncated-tail", "n1")
     folder = unpack(golden.case, tmp_path)
     store = MmapFileStore(StoreConfig(folder, self_id="n1"))
@@ -151,7 +151,7 @@ def test_missing_index_files_are_rebuilt(store: MmapFileStore, golden: Golden, w
 
 
 def test_a_copy_of_a_running_store_opens(tmp_path: Path) -> None:
-    """What a backup of the folder finds while the store is being written."""
+    """As a backup of the folder while the store is being written."""
     store = MmapFileStore(StoreConfig(tmp_path / "store", data_file_size=4096, index_file_size=3200))
     store.startup()
     store.append_as_leader([b"x" * 100] * 100)

@@ -1,4 +1,4 @@
-"""What a loss of power leaves of a store with flush="sync", and what its units that wait in memory mean for others."""
+"""Power loss with flush="sync", and index units that are still in memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ import pytest
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.layout import INDEX_UNIT_SIZE
 from pyspark_dledger.store.files import mapped_files
+from pyspark_dledger.store.log_files import LogFiles
 from pyspark_dledger.store.mmap_file_store import MmapFileStore
+from pyspark_dledger.store.recovery.log_walk import LogWalk
 from pyspark_dledger.store.recovery.recover import Recovery
 from tests.store.test_store_files import Disk
 from tests.support.power import one_run
@@ -31,41 +33,40 @@ from tests.support.stores import (
 
 
 @pytest.mark.parametrize("first", range(0, 200, 50))
-def test_loss_of_power(tmp_path: Path, first: int) -> None:
+def test_power_loss_keeps_acknowledged_entries(tmp_path: Path, first: int) -> None:
     assert sum(one_run(seed, tmp_path) for seed in range(first, first + 50)) > 50
 
 
-def early_units(store: MmapFileStore, units: bytes, _: bool) -> None:
-    store._index.write(store._next_index * INDEX_UNIT_SIZE, units)
+def early_units(files: LogFiles, first: int, units: bytes, _: bool) -> None:
+    files.index.write(first * INDEX_UNIT_SIZE, units)
 
 
 @pytest.mark.parametrize(
     ("owner", "name", "broken", "problem"),
     [
-        (MmapFileStore, "_write_units", early_units, "nobody appended"),
-        (MmapFileStore, "_is_like_torn", lambda *_: False, "acknowledged"),
-        (Recovery, "_torn_cut", lambda _, end: end, "nobody appended"),
+        (LogFiles, "write_units", early_units, "nobody appended"),
+        (LogFiles, "looks_torn", lambda *_: False, "acknowledged"),
+        (LogWalk, "_torn_end", lambda _, end: end, "nobody appended"),
         (Recovery, "_sync_found", lambda recovery, _: recovery._data.sync(), "nobody appended|acknowledged"),
     ],
 )
-def test_what_the_order_prevents_is_found(
+def test_power_losses_find_a_store_with_another_write_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: type, name: str, broken: Any, problem: str
 ) -> None:
-    """Losses of power find a store that keeps another order."""
     monkeypatch.setattr(owner, name, broken)
     with pytest.raises(AssertionError, match=problem):
         sum(one_run(seed, tmp_path) for seed in range(300))
 
 
 def index_units(store: MmapFileStore) -> int:
-    """How many units the index files hold."""
+    """The number of units in the index files."""
     found = b"".join(content(index_files(store)).values())
     return sum(
         bool(found[start : start + INDEX_UNIT_SIZE].strip(b"\0")) for start in range(0, len(found), INDEX_UNIT_SIZE)
     )
 
 
-def test_units_reach_the_index_behind_their_data(tmp_path: Path) -> None:
+def test_units_reach_the_index_after_their_data(tmp_path: Path) -> None:
     store = opened(tmp_path, flush="sync")
     store.append_as_leader(bodies(0, 7))
     assert index_units(store) == 0
@@ -98,7 +99,7 @@ def test_index_is_synced_before_zeros_are_acknowledged(tmp_path: Path, monkeypat
         return list(synced)
 
     store.append_as_leader(bodies(0, 3))
-    assert flush() == ["data", "index"], "the first flush tells where the log begins"
+    assert flush() == ["data", "index"], "the first flush makes the begin of the log durable"
     store.append_as_leader(bodies(3, 3))
     assert flush() == ["data"]
     store.append_as_leader([bytes(600)])
@@ -111,7 +112,7 @@ def test_index_is_synced_before_zeros_are_acknowledged(tmp_path: Path, monkeypat
 
 
 def test_full_disk_leaves_units_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is durable without its unit is acknowledged, entries that look torn only once their units are."""
+    """Durable entries are acknowledged without their units; entries that look torn only after their units."""
     store = opened(tmp_path, flush="sync")
     store.append_as_leader(bodies(0, 2))
     store.flush()
@@ -131,8 +132,8 @@ def test_full_disk_leaves_units_in_memory(tmp_path: Path, monkeypatch: pytest.Mo
     again.shutdown()
 
 
-def test_killed_store_makes_what_it_kept_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that was killed may have left entries that only the system's memory holds."""
+def test_recovery_makes_all_entries_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A killed process may have left entries that are only in the system's memory."""
     store = opened(tmp_path, flush="sync")
     store.append_as_leader(bodies(0, 12))
     synced: list[str] = []
@@ -142,18 +143,18 @@ def test_killed_store_makes_what_it_kept_durable(tmp_path: Path, monkeypatch: py
     assert {file.name for file in data_files(again)} <= set(synced)
 
 
-# Beside the flush thread.
+# With the flush thread
 
 
 def test_file_is_mapped_while_another_thread_closes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The flush thread closes the descriptor of a file that is not the last any more at any moment."""
+    """The flush thread may close the descriptor of any file except the last at any time."""
     store = opened(tmp_path)
     store.append_as_leader(bodies(0, 7))
     real = mmap.mmap
 
     def closing(descriptor: int, *given: Any, **named: Any) -> mmap.mmap:
         store.flush()
-        other = (tmp_path / "other").open("wb")  # takes the number that was let go
+        other = (tmp_path / "other").open("wb")  # gets the closed descriptor's number
         try:
             return real(descriptor, *given, **named)
         finally:
@@ -164,8 +165,8 @@ def test_file_is_mapped_while_another_thread_closes_it(tmp_path: Path, monkeypat
     store.shutdown()
 
 
-def test_folder_is_synced_behind_the_file_that_was_created(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A flush while a file is created does not take its name for durable."""
+def test_folder_is_synced_after_its_file_was_created(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A flush during a file's creation does not mark its folder as synced."""
     store = opened(tmp_path)
     store.append_as_leader(bodies(0, 2))
     create, sync_dir = mapped_files.MappedFile.create, mapped_files.sync_dir
@@ -189,8 +190,8 @@ def test_folder_is_synced_behind_the_file_that_was_created(tmp_path: Path, monke
 
 
 @pytest.mark.parametrize("flush", ["sync", "async"])
-def test_appends_and_reads_over_many_files_beside_flushes(tmp_path: Path, flush: str) -> None:
-    """Files roll, are mapped and read while another thread syncs and closes them."""
+def test_appends_and_reads_over_many_files_during_flushes(tmp_path: Path, flush: str) -> None:
+    """Files are created, mapped and read while another thread syncs and closes them."""
     store = opened(tmp_path, flush=flush)
     stop = threading.Event()
     problems: list[Exception] = []

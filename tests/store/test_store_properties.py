@@ -1,4 +1,4 @@
-"""The store on disk gives the answers of the one in memory, whatever is done in whatever order, restarts included."""
+"""The store on disk behaves like the one in memory, for random sequences of calls and restarts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pyspark_dledger.log.recovery.recovery_preview import preview
 from pyspark_dledger.store.dledger_store import DLedgerStore
 from pyspark_dledger.store.memory_store import MemoryStore
 from pyspark_dledger.store.mmap_file_store import MmapFileStore
-from pyspark_dledger.store.rules import place
+from pyspark_dledger.store.rules import entry_position
 from tests.support.stores import abandoned, entries, findings, opened, reopened, where
 
 FILE = 400
@@ -34,7 +34,7 @@ indexes = st.integers(-2, 60)
 
 
 def outcome(call: Callable[[DLedgerStore], Any], store: DLedgerStore) -> Any:
-    """What a call gives, or the class of its error and the text."""
+    """The result of a call, or the class and the text of its error."""
     try:
         found = call(store)
     except (DLedgerError, ValueError) as error:
@@ -43,14 +43,14 @@ def outcome(call: Callable[[DLedgerStore], Any], store: DLedgerStore) -> Any:
 
 
 class Stores(RuleBasedStateMachine):
-    """A store on disk beside one in memory."""
+    """A store on disk and one in memory, which get the same calls."""
 
     engine = "native"
     mode = "async"
 
     def __init__(self) -> None:
         super().__init__()
-        # In memory where that is possible: what is checked are answers, and syncing a disk would take most of the time.
+        # In memory if possible: only results are compared, and syncing a disk would take most of the time.
         self.folder = Path(tempfile.mkdtemp(prefix="store-", dir=_IN_MEMORY if _IN_MEMORY.is_dir() else None))
         self.disk: MmapFileStore = opened(
             self.folder, data_file_size=FILE, index_file_size=INDEX_FILE, engine=self.engine, flush=self.mode
@@ -66,8 +66,8 @@ class Stores(RuleBasedStateMachine):
             shutil.rmtree(self.folder)
 
     def check_on_disk(self) -> None:
-        """Neither our own reader nor Java would find anything wrong."""
-        # A log that begins inside of a file, which only a reset makes, leaves a gap that counts as damage to a reader.
+        """Neither our reader nor Java finds anything wrong."""
+        # After a reset a log can begin inside a file. Readers call the gap before it damaged.
         if self.memory.ledger_begin_index >= 0 and self.memory._entries[0].pos % FILE == 0:
             assert [found for found in findings(self.disk) if found[0] != "currtermBelowLog"] == []
             java = preview(open_log(self.disk.config.node_dir), "0.3.1.2")
@@ -99,7 +99,7 @@ class Stores(RuleBasedStateMachine):
         end = self.memory.end_pos
         index = self.memory._next_index + off[0]
         term = max(self.memory.ledger_end_term + terms[0], 0)
-        pos = place(end, 48 + len(bodies[0]), FILE) + off[1]
+        pos = entry_position(end, 48 + len(bodies[0]), FILE) + off[1]
         if to_next_file:
             pos = end - end % FILE + FILE
         data = b""
@@ -149,7 +149,7 @@ class Stores(RuleBasedStateMachine):
         self.disk.write_checkpoint()
 
     def can_start(self) -> bool:
-        """A log that lost all entries after some were committed is refused; one that only was reset may begin anew."""
+        """A log that lost all entries after some were committed is rejected; one that was only reset may start."""
         is_new = self.memory.end_pos == 0 and not self.was_committed
         return self.memory.ledger_begin_index >= 0 or is_new
 
@@ -163,7 +163,7 @@ class Stores(RuleBasedStateMachine):
     @precondition(lambda self: self.can_start())
     @rule()
     def kill(self) -> None:
-        """Nothing that was appended is lost; the committed index is the checkpoint's."""
+        """No appended entry is lost; the committed index is the checkpoint's."""
         assert self.disk.committed_index <= self.memory.committed_index
         self.disk = abandoned(self.disk)
         assert self.disk.committed_index <= self.memory.committed_index

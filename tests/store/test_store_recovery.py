@@ -1,4 +1,4 @@
-"""What a store does with damage: it cuts a torn tail, refuses to lose more, and repairs when it is told to."""
+"""How a store handles damage: it truncates a torn tail, rejects other damage, and repairs it on request."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from tests.support.stores import (
 )
 
 RECORDED = damages.recorded()
-# Damage that no cut at an index can mend.
+# Damage that no truncation can repair.
 ONLY_A_COPY_HELPS = {"last-file-cut", "middle-file-too-long", "delete-middle-data-file"}
-REFUSED = ONLY_A_COPY_HELPS | {
+REJECTED = ONLY_A_COPY_HELPS | {
     *("magic-last-file-first-entry", "size-last-file-middle-entry", "index-last-entry", "swap-middle-files"),
     *("bodylen-last-file-middle-entry", "term-up-last-file-middle-entry", "index-second-last-file-middle-entry"),
     *("pos-second-last-file-first-entry", "blank-magic-second-last-file", "magic-third-last-file-first-entry"),
@@ -49,7 +49,7 @@ def raw_single(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def damaged(case: Damage, raw_single: Path, tmp_path: Path) -> MmapFileStore:
-    """Our store on a damaged copy, not started."""
+    """A store on a damaged copy, not started."""
     node = damages.copy_store(raw_single, tmp_path)
     damages.apply(list(case.operations), node)
     return MmapFileStore(StoreConfig(node.parent, self_id=node.name.removeprefix("dledger-")))
@@ -61,9 +61,9 @@ def store_files(store: MmapFileStore) -> dict[str, tuple[int, int, int]]:
 
 
 @pytest.mark.parametrize("case", RECORDED, ids=lambda case: case.name)
-def test_recorded_damage_opens_or_is_refused_and_loses_nothing(damaged: MmapFileStore, case: Damage) -> None:
+def test_recorded_damage_opens_or_is_rejected_and_loses_nothing(damaged: MmapFileStore, case: Damage) -> None:
     before = store_files(damaged)
-    if case.name in REFUSED:
+    if case.name in REJECTED:
         with pytest.raises(StoreError, match=r"expected .* found .*: (copy|give up)"):
             damaged.startup()
         assert store_files(damaged) == before
@@ -76,12 +76,12 @@ def test_recorded_damage_opens_or_is_refused_and_loses_nothing(damaged: MmapFile
 
 
 @pytest.mark.parametrize(
-    "case", [case for case in RECORDED if case.name in REFUSED - ONLY_A_COPY_HELPS], ids=lambda case: case.name
+    "case", [case for case in RECORDED if case.name in REJECTED - ONLY_A_COPY_HELPS], ids=lambda case: case.name
 )
-def test_repair_that_an_error_names_keeps_what_it_cuts(damaged: MmapFileStore) -> None:
-    with pytest.raises(StoreError) as refused:
+def test_the_repair_named_in_an_error_keeps_the_tail_in_a_file(damaged: MmapFileStore) -> None:
+    with pytest.raises(StoreError) as rejected:
         damaged.startup()
-    named = re.search(r"--truncate-at (\d+)", str(refused.value))
+    named = re.search(r"--truncate-at (\d+)", str(rejected.value))
     assert named is not None
     before = b"".join(content(data_files(damaged)).values())
     config = StoreConfig(damaged.config.base_dir, self_id=damaged.config.self_id, truncate_at=int(named[1]))
@@ -100,7 +100,7 @@ def test_repair_that_an_error_names_keeps_what_it_cuts(damaged: MmapFileStore) -
 
 
 def test_repair_before_the_damage(raw_single: Path, tmp_path: Path) -> None:
-    """An operator may give up more than the damage, to where another member ends."""
+    """An operator may truncate before the damage, for example where another member ends."""
     node = damages.copy_store(raw_single, tmp_path)
     damages.apply(next(case for case in RECORDED if case.name == "zero-first-page-last-file").operations, node)
     store = MmapFileStore(StoreConfig(node.parent, self_id=node.name.removeprefix("dledger-"), truncate_at=1000))
@@ -110,7 +110,7 @@ def test_repair_before_the_damage(raw_single: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("index", [2993, 5000])
-def test_repair_cannot_be_behind_the_damage(raw_single: Path, tmp_path: Path, index: int) -> None:
+def test_repair_cannot_be_after_the_damage(raw_single: Path, tmp_path: Path, index: int) -> None:
     node = damages.copy_store(raw_single, tmp_path)
     damages.apply(next(case for case in RECORDED if case.name == "zero-first-page-last-file").operations, node)
     store = MmapFileStore(StoreConfig(node.parent, self_id=node.name.removeprefix("dledger-"), truncate_at=index))
@@ -136,7 +136,7 @@ def test_lost_data_of_a_committed_log_can_be_given_up(tmp_path: Path) -> None:
     store.shutdown()
     for file in data_files(store):
         file.unlink()
-    with pytest.raises(StoreError, match=r"11, which is committed, found none.*--truncate-at 0"):
+    with pytest.raises(StoreError, match=r"up to the committed index 11, found none.*--truncate-at 0"):
         opened(tmp_path)
     again = opened(tmp_path, truncate_at=0)
     assert again.ledger_end_index == -1
@@ -144,10 +144,10 @@ def test_lost_data_of_a_committed_log_can_be_given_up(tmp_path: Path) -> None:
     opened(tmp_path).shutdown()
 
 
-# Above what is committed.
+# Above the committed index
 
 
-def test_invalid_tail_above_the_committed_index_is_cut(tmp_path: Path) -> None:
+def test_invalid_tail_above_the_committed_index_is_truncated(tmp_path: Path) -> None:
     store = opened(tmp_path)
     store.append_as_leader(bodies(0, 33))
     store.update_committed_index(0, 20)
@@ -162,7 +162,7 @@ def test_invalid_tail_above_the_committed_index_is_cut(tmp_path: Path) -> None:
     assert findings(again) == []
 
 
-def test_unreadable_checkpoint_matters_only_where_something_is_cut(tmp_path: Path) -> None:
+def test_unreadable_checkpoint_matters_only_for_a_truncation(tmp_path: Path) -> None:
     store = opened(tmp_path)
     store.append_as_leader(bodies(0, 33))
     store.shutdown()
@@ -172,11 +172,11 @@ def test_unreadable_checkpoint_matters_only_where_something_is_cut(tmp_path: Pat
     again.shutdown()
     (tmp_path / "dledger-n0" / "checkpoint").write_text("committedIndex=many\n")
     change(data_files(store)[4], 2 * 148, b"damage")
-    with pytest.raises(StoreError, match="what is committed is not known"):
+    with pytest.raises(StoreError, match="the committed index is unknown"):
         opened(tmp_path)
 
 
-def test_damage_that_is_no_tail_is_refused_even_if_nothing_is_known_to_be_committed(tmp_path: Path) -> None:
+def test_damage_before_the_tail_is_rejected_even_if_nothing_is_known_to_be_committed(tmp_path: Path) -> None:
     store = opened(tmp_path)
     store.append_as_leader(bodies(0, 33))
     store.shutdown()
@@ -185,12 +185,12 @@ def test_damage_that_is_no_tail_is_refused_even_if_nothing_is_known_to_be_commit
         opened(tmp_path)
 
 
-# Torn tails.
+# Torn tails
 
 
 @pytest.fixture
 def base(tmp_path: Path) -> MmapFileStore:
-    """Seven entries, flushed and committed, of a store that was killed then."""
+    """A killed store of seven entries, flushed and committed."""
     store = opened(tmp_path / "base", data_file_size=64 * 1024)
     store.append_as_leader(bodies(0, 7))
     store.update_committed_index(0, 6)
@@ -207,8 +207,8 @@ def batch(first: int, count: int) -> list[bytes]:
 
 @pytest.mark.parametrize("units", [0, 5, 29])
 @pytest.mark.parametrize("sectors", [0, 1, 2, 8, 30, 60, 90, 127])
-def test_write_that_was_killed(base: MmapFileStore, tmp_path: Path, sectors: int, units: int) -> None:
-    """The first sectors of a batch's data are written, and index units only once all data is."""
+def test_a_killed_write_leaves_whole_entries(base: MmapFileStore, tmp_path: Path, sectors: int, units: int) -> None:
+    """The first sectors of a batch are written; index units are written after all data."""
     given = batch(7, 29)
     shutil.copytree(base.config.base_dir, tmp_path / "copy")
     base.append_as_leader(given)
@@ -234,8 +234,8 @@ def test_write_that_was_killed(base: MmapFileStore, tmp_path: Path, sectors: int
     assert findings(again) == []
 
 
-def test_sectors_that_a_loss_of_power_took(base: MmapFileStore, tmp_path: Path) -> None:
-    """Any sectors of what was not flushed may be missing; entries come back whole or not at all."""
+def test_sectors_lost_with_the_power_leave_whole_entries(base: MmapFileStore, tmp_path: Path) -> None:
+    """Any unflushed sectors may be missing; entries are there completely or not at all."""
     given = batch(7, 29)
     base.append_as_leader(given)
     start, wrote = 7 * 148, content(data_files(base))
@@ -259,7 +259,7 @@ def test_sectors_that_a_loss_of_power_took(base: MmapFileStore, tmp_path: Path) 
         again.shutdown()
 
 
-def test_zeros_in_a_body_are_kept_where_the_index_knows_the_entry(base: MmapFileStore) -> None:
+def test_zeros_in_a_body_are_kept_if_the_entry_has_its_index_unit(base: MmapFileStore) -> None:
     base.append_as_leader([bytes(5000), b"a", bytes(3)])
     again = abandoned(base)
     assert [entry.body for entry in entries(again)][7:] == [bytes(5000), b"a", bytes(3)]
@@ -267,7 +267,7 @@ def test_zeros_in_a_body_are_kept_where_the_index_knows_the_entry(base: MmapFile
 
 
 def test_zeros_in_a_durable_body_are_kept_without_an_index(base: MmapFileStore) -> None:
-    """An operator deleted the index: nothing that the checkpoint knows to be durable can be torn."""
+    """An operator deleted the index. Entries that the checkpoint calls durable cannot be torn."""
     base.append_as_leader([bytes(5000), b"a", bytes(3)])
     base.shutdown()
     shutil.rmtree(base.config.node_dir / "index")
@@ -276,16 +276,16 @@ def test_zeros_in_a_durable_body_are_kept_without_an_index(base: MmapFileStore) 
     again.shutdown()
 
 
-def test_entry_of_zeros_that_nothing_vouches_for_is_cut(base: MmapFileStore) -> None:
-    base.append_as_leader([b"whole", bytes(600), b"behind"])
+def test_entry_of_zeros_without_unit_and_checkpoint_is_truncated(base: MmapFileStore) -> None:
+    base.append_as_leader([b"whole", bytes(600), b"later"])
     shutil.rmtree(base.config.node_dir / "index")
     again = abandoned(base)
     assert [entry.body for entry in entries(again)][7:] == [b"whole"]
     again.shutdown()
 
 
-def test_blank_without_a_file_behind_it(tmp_path: Path) -> None:
-    """Killed between the blank and the next file."""
+def test_blank_without_a_next_file(tmp_path: Path) -> None:
+    """Killed between writing the blank and creating the next file."""
     store = opened(tmp_path)
     store.append_as_leader(bodies(0, 4))
     change(data_files(store)[0], 4 * 148, b"\xff\xff\xff\xff" + (FILE - 4 * 148).to_bytes(4, "big"))
@@ -296,12 +296,12 @@ def test_blank_without_a_file_behind_it(tmp_path: Path) -> None:
     assert findings(again) == []
 
 
-# The index.
+# The index
 
 
 @pytest.mark.parametrize("damage", ["zeros", "noise", "short", "foreign size", "gone"])
 @pytest.mark.parametrize("number", [0, 1, 3])
-def test_index_is_made_to_say_what_the_data_says(tmp_path: Path, number: int, damage: str) -> None:
+def test_damaged_index_is_rebuilt_from_the_data(tmp_path: Path, number: int, damage: str) -> None:
     store = opened(tmp_path, data_file_size=4096)
     store.append_as_leader(bodies(0, 38))
     store.update_committed_index(0, 37)
@@ -319,8 +319,8 @@ def test_index_is_made_to_say_what_the_data_says(tmp_path: Path, number: int, da
     assert content(index_files(again)) == before
 
 
-def test_units_that_were_lost_far_before_the_end_are_made_anew(tmp_path: Path) -> None:
-    """A loss of power can take blocks of the index of many files, as far as no checkpoint says that it is durable."""
+def test_units_lost_far_before_the_end_are_rebuilt(tmp_path: Path) -> None:
+    """A power loss can take blocks of the index of many files, unless a checkpoint says that they are durable."""
     store = opened(tmp_path)
     store.append_as_leader(bodies(0, 38))
     store.flush()
@@ -332,8 +332,8 @@ def test_units_that_were_lost_far_before_the_end_are_made_anew(tmp_path: Path) -
     assert content(index_files(again)) == before
 
 
-def test_damage_far_before_the_end_is_refused_also_where_units_were_lost(tmp_path: Path) -> None:
-    """Only a torn tail is cut; what is far before it an operator gives up."""
+def test_damage_far_before_the_end_is_rejected_even_if_units_were_lost(tmp_path: Path) -> None:
+    """Only a torn tail is truncated; an operator has to give up earlier entries."""
     store = opened(tmp_path)
     store.append_as_leader(bodies(0, 38))
     store.flush()
@@ -344,7 +344,7 @@ def test_damage_far_before_the_end_is_refused_also_where_units_were_lost(tmp_pat
     assert opened(tmp_path, truncate_at=11).ledger_end_index == 10
 
 
-def test_units_behind_the_end_are_removed(tmp_path: Path) -> None:
+def test_units_after_the_end_are_removed(tmp_path: Path) -> None:
     store = opened(tmp_path)
     store.append_as_leader(bodies(0, 33))
     store.flush()
@@ -359,7 +359,10 @@ def test_units_behind_the_end_are_removed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "text"),
-    [("data/00000000000000000007", "multiple of 748"), ("data/00000000000000007480", "behind")],
+    [
+        ("data/00000000000000000007", "multiple of 748"),
+        ("data/00000000000000007480", "expected 0+2244 after 0+1496"),
+    ],
 )
 def test_files_that_do_not_belong_to_the_log(tmp_path: Path, name: str, text: str) -> None:
     store = opened(tmp_path)

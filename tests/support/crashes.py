@@ -1,9 +1,8 @@
-"""Kills a process that writes a store, at random moments, and looks at what the next one finds.
+"""Kills a process that writes a store, at random moments, and checks the store that the next one opens.
 
-``python -m tests.support.crashes --rounds N [--flush sync]`` runs it for as long as one likes. The writer appends
-batches of
-random sizes, raises the committed index, truncates and commits again, and says through a pipe what was acknowledged.
-What it said has to be there afterwards, and every entry has to be one that it wrote.
+Run it with ``python -m tests.support.crashes --rounds N [--flush sync]``. The writer appends batches of random sizes,
+raises the committed index, truncates and commits again, and reports acknowledged indexes through a pipe. Acknowledged
+entries must be there afterwards, and every entry must be one that it wrote.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from pyspark_dledger.store.store_config import StoreConfig
 
 
 def body_of(index: int, attempt: int) -> bytes:
-    """A body that tells its index and its attempt, without zeros, of up to 20,000 bytes."""
+    """A body made of its index and attempt, without zeros, of up to 20,000 bytes."""
     size = random.Random(f"{index}-{attempt}").choice((10, 100, 1000, 20_000))
     return (b"%d/%d;" % (index, attempt) * size)[:size]
 
@@ -40,11 +39,11 @@ def config(folder: Path, flush: str) -> StoreConfig:
     )
 
 
-def write(folder: Path, flush: str, attempt: int, told: int) -> None:
-    """Write until killed. Each line on `told`: the index up to which entries are acknowledged."""
+def write(folder: Path, flush: str, attempt: int, pipe: int) -> None:
+    """Write until killed. Reports each acknowledged index to `pipe`."""
     store = MmapFileStore(config(folder, flush))
     if flush == "sync":
-        store.on_flushed(lambda index: tell(told, min(index, store.committed_index)))
+        store.on_flushed(lambda index: report(pipe, min(index, store.committed_index)))
     store.startup(services=True)
     draw = random.Random(attempt)
     while True:
@@ -54,15 +53,15 @@ def write(folder: Path, flush: str, attempt: int, told: int) -> None:
             store.truncate(draw.randrange(max(store.committed_index, first - 1) + 1, store.ledger_end_index + 1))
         store.update_committed_index(attempt, store.ledger_end_index)
         if flush == "async":
-            tell(told, store.committed_index)
+            report(pipe, store.committed_index)
 
 
-def tell(told: int, index: int) -> None:
-    os.write(told, b"%020d" % index)
+def report(pipe: int, index: int) -> None:
+    os.write(pipe, b"%020d" % index)
 
 
 def check(folder: Path, flush: str, attempt: int, acknowledged: int) -> int:
-    """Open the store as the next process does. The index of its last entry."""
+    """Open the store as the next process does, and check it. Returns its end index."""
     store = MmapFileStore(config(folder, flush))
     store.startup()
     assert store.ledger_end_index >= acknowledged, f"{acknowledged} was acknowledged, found {store.ledger_end_index}"
@@ -77,15 +76,15 @@ def check(folder: Path, flush: str, attempt: int, acknowledged: int) -> int:
 
 
 def one_round(folder: Path, flush: str, attempt: int, draw: random.Random) -> int:
-    """One writer, killed while it starts or within a tenth of a second of work; what it acknowledged."""
-    reading, told = os.pipe()
+    """Kill one writer during its start or within a tenth of a second of work. Returns the acknowledged index."""
+    reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         try:
-            write(folder, flush, attempt, told)
+            write(folder, flush, attempt, writing)
         finally:
             os._exit(1)
-    os.close(told)
+    os.close(writing)
     if draw.random() < 0.8:
         select.select([reading], [], [], 10)
     time.sleep(draw.uniform(0.0, 0.1))
@@ -117,7 +116,7 @@ def main() -> None:
             shutil.rmtree(folder)
             folder.mkdir()
     shutil.rmtree(folder)
-    sys.stdout.write(f"{given.rounds} killed, {kills} after they had acknowledged; {entries} entries looked at\n")
+    sys.stdout.write(f"{given.rounds} killed, {kills} after they had acknowledged; {entries} entries checked\n")
 
 
 if __name__ == "__main__":

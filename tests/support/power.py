@@ -1,11 +1,10 @@
-"""A store whose machine loses its power: of what was not synced, any subset of the disk's blocks is lost.
+"""Simulates power losses under a store: of the unsynced blocks of the disk, any subset is lost.
 
-``python -m tests.support.power --runs N`` runs it for as long as one likes, ``--seed S --runs 1`` one run again. A
-block that
-was written several times since the last sync comes back with any of what it held since then. State files are synced
-before they are renamed, so that they are taken as they are; files are created and deleted in order, as the journals of
-file systems have it. What was acknowledged has to be there afterwards with its bytes, and every entry that is there has
-to be one that was appended. Processes are killed as well, which leaves everything as it was written.
+Run it with ``python -m tests.support.power --runs N``; repeat one run with ``--seed S --runs 1``. A block that was
+written several times since the last sync comes back with any of these contents. State files are synced before they are
+renamed, so they are copied as they are. Files are created and deleted in order, as in journaling file systems.
+Acknowledged entries must be there afterwards with their bytes, and every entry must be one that was appended. Processes
+are killed too, which loses nothing that was written.
 """
 
 from __future__ import annotations
@@ -32,12 +31,12 @@ from pyspark_dledger.store.store_config import StoreConfig
 
 _PWRITE, _CREATE = os.pwrite, mapped_files.MappedFile.create
 _LIVES = 4
-_MOST_BYTES = 20_000
+_MAX_BYTES = 20_000
 _SECTOR = 512
 
 
 class Disk:
-    """The disk below a folder. `on_event` is called at every moment at which the power may go."""
+    """The disk of a folder. `on_event` is called at every moment of a possible power loss."""
 
     def __init__(self, root: Path, block: int, draw: random.Random) -> None:
         self.on_event: Callable[[], None] = lambda: None
@@ -50,7 +49,7 @@ class Disk:
 
     @contextmanager
     def connected(self) -> Iterator[None]:
-        """All that is written and synced meanwhile is noted."""
+        """Record all writes and syncs."""
         with (
             mock.patch.object(os, "pwrite", self._pwrite),
             mock.patch.object(os, "fsync", self._sync),
@@ -61,7 +60,7 @@ class Disk:
 
     def _pwrite(self, descriptor: int, data: Any, offset: int) -> int:
         if self.room is not None and bytes(data).strip(b"\0"):
-            # File systems give out room in whole sectors.
+            # File systems allocate whole sectors.
             end = (offset + self.room) // _SECTOR * _SECTOR
             data = memoryview(data)[: max(end - offset, 0)]
             self.room -= len(data)
@@ -77,7 +76,7 @@ class Disk:
         return wrote
 
     def _sync(self, descriptor: int) -> None:
-        """Nothing reaches the disk of this machine: that would only take time."""
+        """Record the sync; nothing is synced to the real disk, to save time."""
         self.on_event()
         path = _path_of(descriptor)
         if _is_of_log(path):
@@ -90,7 +89,7 @@ class Disk:
         _CREATE(file)
 
     def after_loss(self, target: Path) -> None:
-        """Write what the disk holds once the power is back."""
+        """Write the disk's content after the power loss to `target`."""
         target.mkdir()
         share = self._draw.choice((0.1, 0.5, 0.9))
         for path in sorted(self._root.rglob("*")):
@@ -120,7 +119,7 @@ def _is_of_log(path: Path) -> bool:
 
 
 class Known:
-    """What was appended, and what of it was acknowledged."""
+    """The appended and the acknowledged entries."""
 
     def __init__(self) -> None:
         self.appended: dict[tuple[int, int], bytes] = {}  # by index and term
@@ -128,7 +127,7 @@ class Known:
         self.acknowledged: set[int] = set()
         self.before_reset: tuple[dict[int, int], set[int]] | None = None
 
-    def cut(self, index: int) -> None:
+    def truncate(self, index: int) -> None:
         self.acknowledged = {held for held in self.acknowledged if held < index}
 
     def copy(self) -> Known:
@@ -138,7 +137,7 @@ class Known:
         return other
 
     def check(self, store: MmapFileStore) -> None:
-        """A store that was opened after the loss."""
+        """Check a store that was opened after the power loss."""
         there = {}
         for index in range(store.ledger_begin_index, store.ledger_end_index + 1) if store.ledger_end_index >= 0 else ():
             entry = store.get(index)
@@ -146,18 +145,18 @@ class Known:
             there[index] = entry.term
         held = [(self.log, self.acknowledged), *([self.before_reset] if self.before_reset is not None else [])]
         if self.before_reset is not None and not self.acknowledged:
-            del held[0]  # until an entry of the new log is acknowledged, the old one has to be there, or the new one
+            del held[0]  # until an entry of the new log is acknowledged, the old log must be there, or the new one
             if set(there) and min(there) > max(self.before_reset[0], default=-1):
                 held = [(there, set())]
         assert any(all(there.get(index) == log[index] for index in acked) for log, acked in held), (
             f"acknowledged were {[sorted(acked)[-3:] for _, acked in held]}, found {sorted(there)[-3:]}"
         )
         self.log, self.before_reset = there, None
-        self.acknowledged = set(there)  # what recovery kept it also calls flushed
+        self.acknowledged = set(there)  # recovery flushes all entries that it keeps
 
 
 class Life:
-    """One process: it opens the store, works, and ends by a loss of power or killed."""
+    """One process: it opens the store, works, and ends by a power loss or a kill."""
 
     def __init__(self, folder: Path, target: Path, disk: Disk, known: Known, term: int, draw: random.Random) -> None:
         self._folder, self._target, self._disk, self._known = folder, target, disk, known
@@ -165,7 +164,7 @@ class Life:
         self._draw = draw
         self._left = draw.choice((draw.randrange(12), draw.randrange(200)))
         self._flushed_pos = 0
-        self.after: Known | None = None  # what was known when the power went
+        self.after: Known | None = None  # what was known at the power loss
         self._store = MmapFileStore(
             StoreConfig(folder, data_file_size=draw_size(folder), index_file_size=6400, flush="sync")
         )
@@ -186,7 +185,7 @@ class Life:
             self._abandon()
 
     def lose_power(self) -> None:
-        """At the end of the run, where it did not go before."""
+        """Lose the power at the end of the run, unless it was lost before."""
         if self.after is None:
             self._left = 0
             self._event()
@@ -199,8 +198,7 @@ class Life:
 
     def _abandon(self) -> None:
         store = self._store
-        store._data.close()
-        store._index.close()
+        store._files.close()
         store._lock.release()
         store._is_started = False
 
@@ -210,7 +208,7 @@ class Life:
         getattr(self, f"_{self._draw.choice(names)}")()
 
     def _bodies(self) -> list[bytes]:
-        """Bodies of which many hold blocks of zeros, or nothing else."""
+        """Random bodies; many contain blocks of zeros, or nothing else."""
         draw, found = self._draw, []
         for _ in range(draw.choice((1, 3, draw.randrange(1, 40)))):
             body = bytearray(draw.randbytes(draw.choice((0, 1, 10, 100, 1000, draw.randrange(6000)))))
@@ -218,14 +216,17 @@ class Life:
                 start = draw.randrange(len(body) + 1)
                 end = draw.choice((len(body), draw.randrange(start, len(body) + 1)))
                 body[start:end] = bytes(end - start)
-            if sum(map(len, found)) + len(body) < _MOST_BYTES:
+            if sum(map(len, found)) + len(body) < _MAX_BYTES:
                 found.append(bytes(body))
         self._flush_far()
         return found
 
     def _flush_far(self) -> None:
-        """Recovery refuses what is wrong before the last three files, so that more than these are never left to it."""
-        if self._store.end_pos // self._store._data.file_size > self._flushed_pos // self._store._data.file_size:
+        """Flush before a fourth unflushed file: recovery rejects damage before the last three files."""
+        if (
+            self._store.end_pos // self._store._files.data.file_size
+            > self._flushed_pos // self._store._files.data.file_size
+        ):
             self._flush()
 
     def _note(self, bodies: list[bytes]) -> None:
@@ -241,9 +242,9 @@ class Life:
         self._read()
 
     def _follow(self) -> None:
-        """Entries as they come from a leader: of one file."""
+        """Append entries of one file, as from a leader."""
         store, engine = self._store, get_engine("auto")
-        bodies, pos, size = self._bodies(), store.end_pos, store._data.file_size
+        bodies, pos, size = self._bodies(), store.end_pos, store._files.data.file_size
         packed = engine.pack_bodies(bodies)
         encoded = engine.encode_entries(packed, 0, store._next_index, self._term, pos, size - pos % size)
         if encoded.count == 0:
@@ -256,7 +257,7 @@ class Life:
         self._read()
 
     def _fail(self) -> None:
-        """An append on a disk that gets full; nobody appends anything else with its indexes and its term."""
+        """Append until the disk is full; its indexes and its term are not used again."""
         bodies = self._bodies()
         before = dict(self._known.log)
         self._note(bodies)
@@ -269,7 +270,7 @@ class Life:
         self._term += 1
 
     def _read(self) -> None:
-        """What was appended is readable at once."""
+        """Read an entry: appended entries are readable at once."""
         store = self._store
         index = self._draw.randrange(store.ledger_begin_index, store.ledger_end_index + 1)
         entry = store.get(index)
@@ -295,15 +296,15 @@ class Life:
         least = max(store.committed_index + 1, store.ledger_begin_index)
         if 0 <= least <= store.ledger_end_index:
             index = self._draw.randrange(least, store.ledger_end_index + 1)
-            self._known.cut(index)
+            self._known.truncate(index)
             store.truncate(index)
             self._known.log = {held: term for held, term in self._known.log.items() if held < index}
             self._term += 1
 
     def _reset(self) -> None:
-        store, size = self._store, self._store._data.file_size
+        store, size = self._store, self._store._files.data.file_size
         if store.ledger_end_index >= 0 and store._reader.locate(store.ledger_begin_index).pos % size:
-            return  # only its index tells where such a log begins, and that goes with a reset
+            return  # only the index knows the begin of such a log, and a reset deletes the index
         if self._known.before_reset is None:
             self._known.before_reset = (dict(self._known.log), set(self._known.acknowledged))
         index = store._next_index + self._draw.randrange(1, 500)
@@ -315,30 +316,30 @@ class Life:
 
 
 def draw_size(folder: Path) -> int:
-    """Data files of a size that is not always a whole number of sectors."""
+    """A data file size that is not always a whole number of sectors."""
     return 24 * 1024 + (100 if folder.parent.name.endswith("0") else 0)
 
 
 def one_run(seed: int, base: Path) -> int:
-    """A few lives of one store; how many of its losses of power it was opened after."""
+    """A few lives of one store. Returns the number of power losses that were checked."""
     draw = random.Random(seed)
     block = draw.choice((512, 4096, 4096))
     known, losses = Known(), 0
     folder = base / f"run{seed}" / "0"
     folder.mkdir(parents=True)
     disk = Disk(folder, block, draw)
-    for number in range(1, _LIVES + 1):  # what the last one leaves, nobody looks at
+    for number in range(1, _LIVES + 1):  # nothing checks the store after the last life
         target = folder.parent / str(number)
         life = Life(folder, target, disk, known, 100 * number, draw)
         try:
             life.run()
         except StoreError:
-            # Of a log whose first blocks are lost only an operator can tell that nothing was ever acknowledged.
-            assert not known.acknowledged, "a store with acknowledged entries was refused"
-            assert known.before_reset is None or not known.before_reset[1], "a store that was reset was refused"
+            # If the first blocks of a log are lost, only an operator can decide that nothing was acknowledged.
+            assert not known.acknowledged, "a store with acknowledged entries was rejected"
+            assert known.before_reset is None or not known.before_reset[1], "a store that was reset was rejected"
             break
         if life.after is None and draw.random() < 0.3:
-            continue  # killed: the next one goes on in the same folder
+            continue  # killed: the next life continues in the same folder
         life.lose_power()
         assert life.after is not None
         known, folder, losses = life.after, target, losses + (number < _LIVES)
@@ -361,7 +362,7 @@ def main() -> None:
             except Exception:
                 sys.stderr.write(f"seed {seed} fails\n")
                 raise
-    sys.stdout.write(f"{given.runs} runs, {losses} losses of power\n")
+    sys.stdout.write(f"{given.runs} runs, {losses} power losses\n")
 
 
 if __name__ == "__main__":

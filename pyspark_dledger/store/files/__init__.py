@@ -1,1 +1,1 @@
-"""The files of a store that this process writes."""
+"""The files of a writable store."""

@@ -1,4 +1,4 @@
-"""The thread that makes appends durable and notes the checkpoint (``DLedgerMmapFileStore.FlushDataService``)."""
+"""The thread that makes appends durable and writes the checkpoint (``DLedgerMmapFileStore.FlushDataService``)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class FlushableStore(Protocol):
-    """What the thread needs of a store."""
+    """The methods of a store that the thread calls."""
 
     @property
     def flushed_index(self) -> int: ...
@@ -28,11 +28,10 @@ class FlushableStore(Protocol):
 
 
 class FlushDataService:
-    """Flushes every `interval_ms`, or with None as soon as `wake` says that there is something.
+    """Flushes every `interval_ms`; without an interval, after each `wake`.
 
-    What was appended during one flush is made durable by the next one, all at once. `on_flushed` is called from this
-    thread with the flushed index, whenever that has moved. A flush that fails ends the thread: the store refuses to be
-    written from then on.
+    One flush makes all earlier appends durable. `on_flushed` is called in this thread with each new flushed index.
+    A failed flush ends the thread; the store rejects writes from then on.
     """
 
     def __init__(
@@ -54,11 +53,11 @@ class FlushDataService:
         self._thread.start()
 
     def wake(self) -> None:
-        """Something was appended; only called where there is no interval."""
+        """Entries were appended; called only without an interval."""
         self._event.set()
 
     def stop(self) -> None:
-        """Ends the thread; what is not flushed yet stays so."""
+        """End the thread without a last flush."""
         self._is_stopping = True
         self._event.set()
         self._thread.join()
@@ -72,7 +71,7 @@ class FlushDataService:
             try:
                 self._flush()
             except StoreError as error:
-                _LOG.error("flushing has ended: %s", error)
+                _LOG.error("flushing has stopped: %s", error)
                 return
             if time.monotonic() >= due:
                 self._check_point()
@@ -86,8 +85,8 @@ class FlushDataService:
                 self._on_flushed(flushed)
 
     def _check_point(self) -> None:
-        """A checkpoint that cannot be written stays the old one, which is as true as it was."""
+        """Write the checkpoint. If that fails the old one stays, which is still correct."""
         try:
             self._store.write_checkpoint()
         except StoreError as error:
-            _LOG.warning("the checkpoint was not written, and is tried again: %s", error)
+            _LOG.warning("the checkpoint was not written and will be retried: %s", error)

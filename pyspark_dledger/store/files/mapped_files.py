@@ -1,7 +1,7 @@
-"""The files of a log's data or index: fixed size, named by where they begin, read through mappings (``MmapFileList``).
+"""The data or index files of a log: of one size, named by their first position, read by mmap (``MmapFileList``).
 
-Writing is ``pwrite``, never through a mapping: a full disk is then an error and no signal. Only the last files are kept
-open for writing.
+Writes use ``pwrite``, never a mapping: a full disk is then an error instead of a signal. Only the last files stay open
+for writing.
 """
 
 from __future__ import annotations
@@ -21,16 +21,15 @@ from pyspark_dledger.format.layout import SEGMENT_NAME_DIGITS
 from pyspark_dledger.log.io.files import data_extents
 
 _ZEROS = bytes(1 << 20)
-_MOST_MAPPED = 64
-# Blocks are allocated ahead of what is written, first little, then more and more: the system writes into them several
-# times faster.
-_LEAST_AHEAD, _MOST_AHEAD = 64 * 1024, 64 * 1024 * 1024
+_MAX_MAPPED = 64
+# Blocks are allocated ahead, in growing steps: writing into allocated blocks is several times faster.
+_MIN_AHEAD, _MAX_AHEAD = 64 * 1024, 64 * 1024 * 1024
 _allocate: Callable[[int, int, int], None] = getattr(os, "posix_fallocate", lambda *_: None)
 _sync_data: Callable[[int], None] = getattr(os, "fdatasync", os.fsync)
 
 
 class MappedFile:
-    """One file, ``[base, base + size)`` of the log's positions."""
+    """One file with the positions ``[base, base + size)``."""
 
     __slots__ = ("_ahead", "_allocated", "_descriptor", "base", "is_dirty", "path", "size", "view")
 
@@ -42,15 +41,15 @@ class MappedFile:
         self.view: memoryview | None = None
         self._descriptor = -1
         self._allocated = 0
-        self._ahead = _LEAST_AHEAD
+        self._ahead = _MIN_AHEAD
 
     @property
     def end(self) -> int:
         return self.base + self.size
 
     def map(self) -> memoryview:
-        """Map the whole file read-only. The view stays valid while it is referred to, even once the file is deleted."""
-        # Not the descriptor for writing, which another thread may close meanwhile.
+        """Map the whole file read-only. The view stays valid while it is referenced, even if the file is deleted."""
+        # Another thread may close the descriptor for writing.
         descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             view = self.view = memoryview(mmap.mmap(descriptor, self.size, prot=mmap.PROT_READ))
@@ -59,39 +58,39 @@ class MappedFile:
         return view
 
     def create(self) -> None:
-        """Create the file, sparse and of full size; one that is there already is emptied."""
+        """Create the file, sparse and of full size; an existing one is emptied."""
         flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
         self._descriptor = os.open(self.path, flags, 0o644)
         os.ftruncate(self._descriptor, self.size)
         self.is_dirty = True
 
     def write(self, pos: int, data: Buffer) -> None:
-        """Write at a position of the log; the data lies within the file."""
+        """Write at a position of the log; the data ends within the file."""
         descriptor, offset = self._opened(), pos - self.base
         if offset + len(data) > self._allocated:
             self._allocate(descriptor, offset, offset + len(data))
-        wrote = os.pwrite(descriptor, data, offset)
-        if wrote < len(data):
-            self._write_rest(memoryview(data)[wrote:], offset + wrote)
+        written = os.pwrite(descriptor, data, offset)
+        if written < len(data):
+            self._write_rest(memoryview(data)[written:], offset + written)
         self.is_dirty = True
 
     def _allocate(self, descriptor: int, start: int, end: int) -> None:
-        """Take blocks for what is written next. It only saves time, so that it may fail: writing says why."""
+        """Allocate blocks for the next writes. Errors are ignored: the write itself reports them."""
         start = max(start, self._allocated)
         self._allocated = min(end + self._ahead, self.size)
-        self._ahead = min(2 * self._ahead, _MOST_AHEAD)
+        self._ahead = min(2 * self._ahead, _MAX_AHEAD)
         with suppress(OSError):
             _allocate(descriptor, start, self._allocated - start)
 
     def _write_rest(self, data: memoryview, offset: int) -> None:
-        """The system takes at most 2 GiB at once, and less where the disk is about to be full."""
+        """Write in a loop: the system takes at most 2 GiB at once, and less if the disk is nearly full."""
         self.is_dirty = True
         while data:
-            wrote = os.pwrite(self._opened(), data, offset)
-            data, offset = data[wrote:], offset + wrote
+            written = os.pwrite(self._opened(), data, offset)
+            data, offset = data[written:], offset + written
 
     def zero(self, start: int, end: int) -> None:
-        """Make the positions ``[start, end)`` zeros, from the front on; holes stay holes."""
+        """Overwrite the positions ``[start, end)`` with zeros, from the front on; holes stay holes."""
         descriptor = self._opened()
         for low, high in list(data_extents(descriptor, start - self.base, end - self.base)):
             for offset in range(low, high, len(_ZEROS)):
@@ -100,7 +99,7 @@ class MappedFile:
                     self._write_rest(memoryview(_ZEROS)[:size], offset)
 
     def sync(self) -> None:
-        """Make what was written durable."""
+        """Make all writes durable."""
         if self.is_dirty:
             self.is_dirty = False
             try:
@@ -110,7 +109,7 @@ class MappedFile:
                 raise
 
     def close(self) -> None:
-        """Let go of the descriptor; mappings that are in use stay."""
+        """Close the descriptor; mappings stay valid."""
         if self._descriptor >= 0:
             descriptor, self._descriptor = self._descriptor, -1
             os.close(descriptor)
@@ -122,9 +121,9 @@ class MappedFile:
 
 
 class MappedFileList:
-    """The files of one kind in order, without gaps. `choose_dir` says in which folder a file is created, by its base.
+    """The data or index files in order, without gaps. `choose_dir` returns the folder of a new file, by its base.
 
-    One thread writes. Others may sync and delete the first files: `files` is replaced, never shortened in place.
+    One thread writes. Others may sync, and delete the first files: `files` is replaced, never shortened in place.
     """
 
     def __init__(self, files: Sequence[MappedFile], file_size: int, choose_dir: Callable[[int], Path]) -> None:
@@ -136,31 +135,31 @@ class MappedFileList:
         self._mapped: deque[MappedFile] = deque()
 
     def view(self, file: MappedFile) -> memoryview:
-        """The whole file, read-only. Only so many stay mapped: each mapping keeps a descriptor.
+        """The whole file, read-only. At most 64 files stay mapped, because each mapping keeps a descriptor.
 
-        Raises IndexRangeError where the file has expired meanwhile.
+        Raises IndexRangeError if the file has expired.
         """
         view = file.view
         if view is not None:
             return view
         self._mapped.append(file)
-        if len(self._mapped) > _MOST_MAPPED:
+        if len(self._mapped) > _MAX_MAPPED:
             self._mapped.popleft().view = None
         try:
             return file.map()
         except FileNotFoundError:
-            raise IndexRangeError(f"{file.path}: expected the file of an entry, found that it has expired") from None
+            raise IndexRangeError(f"{file.path}: the file has expired") from None
 
     def find(self, pos: int) -> MappedFile | None:
-        """The file that holds a position."""
+        """The file that contains a position."""
         files = self.files
         if not files:
             return None
-        place = (pos - files[0].base) // self.file_size
-        return files[place] if 0 <= place < len(files) else None
+        number = (pos - files[0].base) // self.file_size
+        return files[number] if 0 <= number < len(files) else None
 
     def at(self, pos: int) -> MappedFile:
-        """The file that holds a position; it is created where that is the next file, or the first of all."""
+        """The file that contains a position; the next file, or the first one, is created."""
         file = self.find(pos)
         if file is not None:
             return file
@@ -168,7 +167,7 @@ class MappedFileList:
         return self._create(pos - pos % self.file_size)
 
     def write(self, pos: int, data: Buffer) -> None:
-        """Write at a position of the log, over as many files as it takes."""
+        """Write at a position of the log, over as many files as needed."""
         file = self.at(pos)
         if pos + len(data) <= file.end:
             file.write(pos, data)
@@ -191,16 +190,16 @@ class MappedFileList:
             file.close()
             file.path.unlink(missing_ok=True)
             raise
-        # Only now: a sync in another thread would take the folder for done before the file is in it.
+        # After the creation: a sync in another thread would forget the folder before the file is in it.
         self._changed_dirs.add(folder)
         with self._list_lock:
             self.files.append(file)
         return file
 
-    def cut(self, pos: int) -> None:
-        """End the log at a position: later files are deleted, and behind it everything becomes zero.
+    def truncate(self, pos: int) -> None:
+        """End the log at `pos`: later files are deleted, later bytes of this file become zeros.
 
-        The file that holds `pos` stays even where it begins there.
+        The file that contains `pos` stays, even if it begins there.
         """
         with self._list_lock:
             kept = [file for file in self.files if file.base <= pos]
@@ -210,22 +209,21 @@ class MappedFileList:
         if kept and pos < kept[-1].end:
             kept[-1].zero(pos, kept[-1].end)
 
-    def drop_before(self, pos: int) -> int:
-        """Delete the files that end at or before a position, from the first on; how many."""
+    def delete_before(self, pos: int) -> None:
+        """Delete the files that end at or before `pos`, from the first on."""
         with self._list_lock:
             removed = [file for file in self.files if file.end <= pos]
             self.files = self.files[len(removed) :]
         self._delete_in_order(removed)
-        return len(removed)
 
     def release(self) -> list[MappedFile]:
-        """Begin without files; those there were are left as they are, and given back."""
+        """Empty the list and return its files, which stay on disk."""
         with self._list_lock:
             released, self.files = self.files, []
         return released
 
     def delete(self, files: Sequence[MappedFile]) -> None:
-        """Delete files that are not in the list any more, from the last on."""
+        """Delete files that were released or removed from the list, from the last on."""
         self._delete_in_order(files[::-1])
 
     def _delete_in_order(self, files: Sequence[MappedFile]) -> None:
@@ -233,20 +231,20 @@ class MappedFileList:
             self._sync_other_dirs(file.path.parent)
             file.path.unlink(missing_ok=True)
             file.close()
-            file.view = None  # the disk keeps its bytes until nobody looks at them any more
+            file.view = None  # the system frees the blocks when the last view is gone
             self._changed_dirs.add(file.path.parent)
 
     def _sync_other_dirs(self, folder: Path) -> None:
-        """Before a change in a folder, which may lie on another disk: a loss of power must not leave a gap."""
+        """Sync earlier changes in other folders, which may be on other disks: a power loss must not leave a gap."""
         for other in tuple(self._changed_dirs):
             if other != folder:
                 sync_dir(other)
 
     def sync(self) -> None:
-        """Make everything durable that was written, created or deleted; only the last file stays open.
+        """Make all writes, creations and deletions durable; only the last file stays open.
 
-        The others can be closed beside a thread that writes: a file that was not the last any more when this began is
-        never written again but after a cut, which does not run at the same time.
+        Other files can be closed while a thread writes: it writes to them again only after a truncation, which never
+        runs at the same time.
         """
         files = list(self.files)
         for file in files:
@@ -263,17 +261,8 @@ class MappedFileList:
             file.close()
 
 
-def sync_file(file: Path) -> None:
-    """Make a file durable that another process may have written."""
-    descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        _sync_data(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def make_dir(folder: Path) -> None:
-    """Create a folder durably, and those above it, where it is not there."""
+    """Create a folder and its missing parents, durably."""
     if not folder.is_dir():
         make_dir(folder.parent)
         folder.mkdir(exist_ok=True)

@@ -1,7 +1,7 @@
-"""A node's small files: ``checkpoint`` and ``currterm`` as Java writes them; our notes of a reset and the members.
+"""The small files of a node: ``checkpoint`` and ``currterm`` in Java's format, and our own ``reset`` and ``members``.
 
-Each is replaced as a whole: written beside, synced, renamed, and the folder synced (``IOUtils.string2File`` of the Java
-DLedger syncs nothing and leaves a moment without the file).
+Each is replaced atomically: written to a temporary file, synced, renamed, and the folder synced. (Java's
+``IOUtils.string2File`` syncs nothing, and for a moment the file is missing.)
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ MEMBERS = "members"
 
 
 class Reset(NamedTuple):
-    """A log that is about to begin anew, with the entry of that index and position."""
+    """An unfinished reset: index and position of the first entry of the new log."""
 
     index: int  # type: ignore[assignment]  # shadows tuple.index, which nobody calls
     pos: int
 
 
 def write_properties(file: Path, properties: dict[str, object]) -> None:
-    """Replace a file atomically and durably by ``key=value`` lines. Raises OSError, and then the old one stays."""
+    """Replace a file atomically and durably with ``key=value`` lines. Raises OSError; the old file stays then."""
     temporary = file.with_name(f"{file.name}.tmp")
     data = "".join(f"{key}={_escaped(str(value))}\n" for key, value in properties.items()).encode("ascii")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
@@ -54,7 +54,7 @@ def write_properties(file: Path, properties: dict[str, object]) -> None:
 
 
 def _escaped(value: str) -> str:
-    """A value as ``java.util.Properties`` reads it back, on one line of ASCII; names come from other nodes."""
+    """A value on one line of ASCII, as ``java.util.Properties`` reads it; names come from other nodes."""
     value = value.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")
     if value[:1] in (" ", "\t", "\f"):
         value = f"\\{value}"
@@ -63,17 +63,17 @@ def _escaped(value: str) -> str:
 
 
 def write_checkpoint(node_dir: Path, committed_index: int, end_index: int) -> None:
-    """Both indexes; what they say has to be durable already."""
+    """Write both indexes; the entries up to them are durable already."""
     write_properties(node_dir / CHECKPOINT, {COMMITTED_INDEX: committed_index, END_INDEX: end_index})
 
 
 def write_current_term(node_dir: Path, term: int, vote_leader: str | None) -> None:
-    """Term and vote."""
+    """Write term and vote."""
     write_properties(node_dir / CURRTERM, {VOTE_LEADER: vote_leader or "", CURR_TERM: term})
 
 
 def load_checkpoint(node_dir: Path) -> Checkpoint:
-    """The checkpoint: -1 where there is none, as Java takes it, and None where what is there cannot be read."""
+    """The checkpoint: -1 without a file, as in Java, and None for a file that cannot be read."""
     checkpoint, reason = read_checkpoint(node_dir)
     if checkpoint is not None:
         return checkpoint
@@ -81,32 +81,32 @@ def load_checkpoint(node_dir: Path) -> Checkpoint:
 
 
 def load_current_term(node_dir: Path) -> CurrentTerm:
-    """Term and vote; 0 and none where nothing was ever written. Raises StoreError where what was written is lost."""
+    """Term and vote; 0 and None if none was ever written. Raises StoreError if they were written and are lost."""
     current, reason = read_current_term(node_dir)
     if current is not None:
         return current
     if _was_written(node_dir / CURRTERM):
         raise StoreError(
             f"{node_dir / CURRTERM}: expected the lines currTerm=N and voteLeader=ID, found no readable file "
-            f"({reason}): a node that forgot its vote could vote twice; write into it the highest term that any member "
-            "of the group shows"
+            f"({reason}): without its vote the node could vote twice; write the highest term of any member of the "
+            "group into it"
         )
     return CurrentTerm(0, None)
 
 
 def _was_written(file: Path) -> bool:
-    """Whether a file was ever there. One that was being written for the first time only leaves ``.tmp`` behind."""
+    """Whether a file was ever complete. A first write that was interrupted leaves only ``.tmp``."""
     return file.exists() or file.with_name(f"{file.name}.bak").exists()
 
 
 def write_members(node_dir: Path, member_ids: Sequence[str]) -> None:
-    """Note which group the node is of: whoever would write its store without the others is to know."""
+    """Write the member ids of the node's group, so that a job that opens the store alone can be warned."""
     if load_members(node_dir) != tuple(member_ids):
         write_properties(node_dir / MEMBERS, {MEMBERS: ";".join(member_ids)})
 
 
 def load_members(node_dir: Path) -> tuple[str, ...]:
-    """The members of the group that a node of ours last ran in; none where none did, or the file says none."""
+    """The member ids that the last node of this package wrote; empty without a readable file."""
     try:
         text = parse_properties_file((node_dir / MEMBERS).read_bytes()).get(MEMBERS, "")
     except (OSError, ValueError):
@@ -115,12 +115,12 @@ def load_members(node_dir: Path) -> tuple[str, ...]:
 
 
 def write_reset(node_dir: Path, reset: Reset) -> None:
-    """Note durably that the log begins anew."""
+    """Write durably that a reset has begun."""
     write_properties(node_dir / RESET, reset._asdict())
 
 
 def load_reset(node_dir: Path) -> Reset | None:
-    """The reset that was not finished, if any. Raises StoreError for a file that says none."""
+    """The unfinished reset, if any. Raises StoreError for an unreadable file."""
     file = node_dir / RESET
     if not file.exists():
         return None
@@ -132,6 +132,6 @@ def load_reset(node_dir: Path) -> Reset | None:
 
 
 def remove_reset(node_dir: Path) -> None:
-    """Forget the reset, durably."""
+    """End the reset, durably."""
     (node_dir / RESET).unlink(missing_ok=True)
     sync_dir(node_dir)

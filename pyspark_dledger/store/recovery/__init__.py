@@ -1,1 +1,1 @@
-"""What a store does with the files that it finds when it starts."""
+"""Loading and recovery of a store when it starts."""

@@ -1,4 +1,4 @@
-"""The files that a store finds when it starts (``MmapFileList.load`` and ``checkSelf``)."""
+"""Finds and checks the files of a store when it starts (``MmapFileList.load`` and ``checkSelf``)."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
 
-from pyspark_dledger.common.durable import sync_dir
+from pyspark_dledger.common.durable import sync_dir, sync_file
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.codec import decode_entry_header, decode_index_unit
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, INDEX_UNIT_SIZE, MIN_BLANK_SIZE, SEGMENT_NAME_DIGITS
 from pyspark_dledger.format.state_files import Checkpoint
 from pyspark_dledger.log.io.entry_reads import read_at
 from pyspark_dledger.log.io.store_paths import HIGHEST_BASE
-from pyspark_dledger.store.files.mapped_files import MappedFile, sync_file
+from pyspark_dledger.store.files.mapped_files import MappedFile
 from pyspark_dledger.store.files.node_files import Reset, load_reset, remove_reset, write_checkpoint
 
 _NAME = re.compile(rf"\d{{{SEGMENT_NAME_DIGITS}}}")
 
 
 def load_data_files(dirs: Iterable[Path], file_size: int) -> tuple[list[MappedFile], int]:
-    """The data files of all folders in order, and their size, which is `file_size` where there are none.
+    """The data files of all folders in order, and their size (`file_size` without files).
 
-    Files and folders of other names are left alone. An empty last file was being created, and is removed. Raises
-    StoreError for files of several sizes, and for files that do not follow each other.
+    Other names are ignored. An empty last file was being created, and is removed. Raises StoreError for different sizes
+    and for a name that does not fit the size.
     """
     found = _named_files(dirs)
     if found and found[-1][1] == 0:
@@ -48,19 +48,19 @@ def load_data_files(dirs: Iterable[Path], file_size: int) -> tuple[list[MappedFi
 
 
 def check_order(files: list[MappedFile]) -> None:
-    """Raises StoreError where two files do not follow each other."""
+    """Raises StoreError for a gap between two files, and for two files of one name."""
     for before, after in pairwise(files):
         if after.base == before.base:
-            raise StoreError(f"{after.path}: expected one file of that name, found {before.path} as well: remove one")
+            raise StoreError(f"{after.path}: expected one file of this name, found {before.path} too: remove one")
         if after.base != before.end:
             raise StoreError(
-                f"{after.path}: expected {before.end:0{SEGMENT_NAME_DIGITS}d} behind {before.path.name}, found this "
+                f"{after.path}: expected {before.end:0{SEGMENT_NAME_DIGITS}d} after {before.path.name}, found this "
                 "file: copy the missing ones from another member of the group"
             )
 
 
 def load_index_files(folder: Path, file_size: int) -> tuple[list[MappedFile], int, list[Path]]:
-    """The index files in order, their size, and files that are of no use: an index is rebuilt from the data."""
+    """The index files in order, their size, and unusable files, whose units are rebuilt from the data."""
     found = _named_files([folder])
     sizes = Counter(size for _, size in found if 0 < size < 2**31 and size % INDEX_UNIT_SIZE == 0)
     usual = sizes.most_common(1)[0][0] if sizes else file_size
@@ -77,10 +77,10 @@ def load_index_files(folder: Path, file_size: int) -> tuple[list[MappedFile], in
 def finish_reset(
     node_dir: Path, files: list[MappedFile], index_files: list[MappedFile], checkpoint: Checkpoint
 ) -> tuple[list[MappedFile], Checkpoint]:
-    """The data files after a reset was completed, if its first entry was written; otherwise it never was.
+    """Finish an interrupted reset if its first entry was written, else undo it. Returns data files and checkpoint.
 
-    Then the old log stays, see `MmapFileStore.reset`. With them the checkpoint: that of an old log does not say what of
-    a new one is durable.
+    After an undone reset the old log is back, see `MmapFileStore.reset`. After a finished one the checkpoint names no
+    durable index, because that was one of the old log.
     """
     reset = load_reset(node_dir)
     if reset is None:
@@ -105,7 +105,7 @@ def finish_reset(
 
 
 def _begins(file: MappedFile, index_file: MappedFile, reset: Reset) -> bool:
-    """Whether the first entry behind a reset was written, and its unit, which is written behind it."""
+    """Whether the first entry after a reset was written, and then its index unit."""
     data = read_at(str(file.path), max(reset.pos - file.base, 0), ENTRY_HEADER_SIZE)
     units = read_at(str(index_file.path), reset.index * INDEX_UNIT_SIZE - index_file.base, INDEX_UNIT_SIZE)
     if len(data) < ENTRY_HEADER_SIZE or len(units) < INDEX_UNIT_SIZE:
@@ -115,16 +115,16 @@ def _begins(file: MappedFile, index_file: MappedFile, reset: Reset) -> bool:
 
 
 def check_version(node_dir: Path) -> None:
-    """Raises StoreError for a store of DLedger 0.4.0, as far as its folders tell."""
+    """Raises StoreError for a store of DLedger 0.4.0 with a snapshot folder."""
     if (node_dir / "snapshot").is_dir():
         raise StoreError(
             f"{node_dir}: expected a store of DLedger 0.1 to 0.3.2, found a snapshot folder, which only 0.4.0 has: "
-            "its stores can be read, and not be written"
+            "stores of 0.4.0 can be read, but not written"
         )
 
 
 def _named_files(dirs: Iterable[Path]) -> list[tuple[Path, int]]:
-    """Files with names of 20 digits, and their sizes, by name."""
+    """Files with names of 20 digits, and their sizes, sorted by name."""
     found = []
     for folder in dirs:
         for path in folder.iterdir() if folder.is_dir() else ():

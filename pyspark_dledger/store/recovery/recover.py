@@ -1,7 +1,7 @@
-"""What recovery does with what it finds at the end of a log: it goes on, refuses, or repairs.
+"""Recovers a log when its store starts: opens it, rejects it, or repairs it.
 
-Unlike Java's, this recovery cuts only a torn or invalid tail above what is known to be committed, and refuses where
-anything else is wrong. Nothing is written before that is decided.
+Unlike Java's, this recovery truncates only a torn or invalid tail above the committed index, and rejects any other
+damage. It decides before it writes.
 """
 
 from __future__ import annotations
@@ -11,36 +11,41 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from pyspark_dledger.common.durable import sync_dir
+from pyspark_dledger.common.durable import sync_dir, sync_file
+from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.layout import INDEX_UNIT_SIZE
 from pyspark_dledger.format.state_files import Checkpoint
 from pyspark_dledger.log.io.files import data_extents
-from pyspark_dledger.store.files.mapped_files import MappedFile, MappedFileList, sync_file
+from pyspark_dledger.store.files.mapped_files import MappedFile, MappedFileList
 from pyspark_dledger.store.files.node_files import write_checkpoint
-from pyspark_dledger.store.recovery.log_walk import BLANK, LogWalk, NextEntry, segment_of, text_of
+from pyspark_dledger.store.recovery.log_view import BLANK, LogView, describe, segment_of
+from pyspark_dledger.store.recovery.log_walk import LogWalk, NextEntry
 
-_COPIED = 8 * 1024 * 1024
+_COPIED_BYTES = 8 * 1024 * 1024
 
 
 @dataclass(frozen=True)
 class Recovered:
-    """A log after recovery; ``begin_index`` and ``end_term`` are -1 without entries, ``cut`` names what was cut."""
+    """A log after recovery. Without entries ``begin_index`` and ``end_term`` are -1.
+
+    ``saved_tail`` is the path of the side file with a truncated tail.
+    """
 
     begin_index: int
     next_index: int
     end_term: int
     end_pos: int
     committed_index: int
-    cut: str | None = None
+    saved_tail: str | None = None
 
 
-class Recovery(LogWalk):
-    """One recovery: `run` looks, then refuses or repairs, and says where the log stands.
+class Recovery:
+    """One recovery: `run` returns the end of the log, after any repair.
 
-    `useless` are index files that are to be deleted. Raises StoreError where the store is damaged at or below what is
-    committed, or beyond what a torn tail can be.
+    `unusable` index files are deleted. Raises StoreError for damage at or below the committed index, and for damage
+    that is more than a torn tail.
     """
 
     def __init__(
@@ -51,84 +56,93 @@ class Recovery(LogWalk):
         engine: Engine,
         checkpoint: Checkpoint,
         truncate_at: int | None,
-        useless: list[Path],
+        unusable: list[Path],
     ) -> None:
-        super().__init__(data, index, engine, checkpoint)
         self._node_dir = node_dir
+        self._data = data
+        self._index = index
+        self._engine = engine
+        self._checkpoint = checkpoint
         self._truncate_at = truncate_at
-        self._useless = useless
+        self._unusable = unusable
+        self._view = LogView(data, index)
+        self._walk = LogWalk(self._view, engine, checkpoint)
 
     def run(self) -> Recovered:
-        begin = self._begin()
+        walk = self._walk
+        begin = walk.find_begin()
         if begin is None:
             return self._without_entries()
-        if self._has_damaged_begin:
+        if walk.has_damaged_begin:
             return self._give_up_all(begin)
-        end = self._find_end(begin)
-        if self._truncate_at is not None:
-            end = self._asked_cut(self._truncate_at, begin, end)
-        else:
+        end = walk.find_end(begin)
+        if self._truncate_at is None:
             self._check_end(begin, end)
-        return self._repair(begin, end)
+            return self._repair(begin, end, keeps_tail=walk.has_later_entries)
+        return self._repair(begin, self._requested_end(self._truncate_at, begin, end), keeps_tail=True)
 
     def _without_entries(self) -> Recovered:
-        """A store in which nothing was ever written, or whose files are gone."""
-        if self._committed >= 0 and self._truncate_at != 0:
+        """A new store, or one without its data files."""
+        if self._walk.committed >= 0 and self._truncate_at != 0:
             raise StoreError(
-                f"{self._node_dir}: expected entries up to index {self._committed}, which is committed, found none: "
+                f"{self._node_dir}: expected entries up to the committed index {self._walk.committed}, found none: "
                 "copy the folder from another member of the group, or accept the loss with --truncate-at 0"
             )
         return self._empty(0, None)
 
     def _give_up_all(self, begin: NextEntry) -> Recovered:
-        """The log begins with damage. Raises StoreError unless the operator gives all of it up."""
+        """The begin of the log is damaged. Raises StoreError unless the operator gives up the whole log."""
         file = self._data.files[0]
         if self._truncate_at != begin.index:
-            self._refuse(file, begin.pos, begin.index, f"{text_of(self._read(file, begin.pos))}, and entries behind it")
-        return self._empty(begin.index, self._keep_cut(begin.pos))
+            found = f"{describe(self._view.read(file, begin.pos))}, and entries after it"
+            self._reject(file, begin.pos, begin.index, found)
+        return self._empty(begin.index, self._save_tail(begin.pos))
 
-    def _empty(self, next_index: int, cut: str | None) -> Recovered:
+    def _empty(self, next_index: int, saved_tail: str | None) -> Recovered:
         files = self._data.files
         pos = files[0].base if files else 0
         self._lower_checkpoint(-1, next_index)
         if files:
-            self._data.cut(pos)
-        self._has_index = False
-        self._drop_index()
+            self._data.truncate(pos)
+        self._view.has_index = False
+        self._delete_unusable_index()
         self._data.sync()
-        return Recovered(-1, next_index, -1, pos, -1, cut)
+        return Recovered(-1, next_index, -1, pos, -1, saved_tail)
 
-    # Deciding.
+    # Deciding
 
     def _check_end(self, begin: NextEntry, end: NextEntry) -> None:
-        """Raises StoreError where more than a torn tail would be lost."""
-        is_unknown = self._goes_on and self._checkpoint.committed_index is None
-        if end.index <= self._committed or self._is_early or is_unknown or (self._goes_on and end.pos == begin.pos):
-            file, pos = self._stop(end)
-            self._refuse(file, pos, end.index, text_of(self._read(file, pos)))
+        """Raises StoreError if more than a torn tail would be lost."""
+        walk = self._walk
+        has_more = walk.has_later_entries
+        is_unknown = has_more and self._checkpoint.committed_index is None
+        if end.index <= walk.committed or walk.is_damaged_early or is_unknown or (has_more and end.pos == begin.pos):
+            file, pos = self._missing_entry(end)
+            self._reject(file, pos, end.index, describe(self._view.read(file, pos)))
 
-    def _stop(self, end: NextEntry) -> tuple[MappedFile, int]:
-        """The file and the position where an entry is missing."""
+    def _missing_entry(self, end: NextEntry) -> tuple[MappedFile, int]:
+        """The file and the position of the missing entry."""
         file = self._data.find(end.pos)
         assert file is not None
         following = self._data.find(file.end)
-        if following is not None and self._read(file, end.pos)[:4] == BLANK:
+        if following is not None and self._view.read(file, end.pos)[:4] == BLANK:
             return following, following.base
         return file, end.pos
 
-    def _refuse(self, file: MappedFile, pos: int, index: int, found: str) -> NoReturn:
-        known = f"{self._committed} is committed"
+    def _reject(self, file: MappedFile, pos: int, index: int, found: str) -> NoReturn:
+        committed = f"the committed index is {self._walk.committed}"
         if self._checkpoint.committed_index is None:
-            known = f"what is committed is not known ({self._checkpoint.problem})"
+            committed = f"the committed index is unknown ({self._checkpoint.problem})"
         raise StoreError(
-            f"{file.path} at byte {pos - file.base}: expected the entry of index {index}, found {found}; {known}: "
+            f"{file.path} at byte {pos - file.base}: expected the entry of index {index}, found {found}; {committed}: "
             f"copy the folder {self._node_dir.name} from another member of the group, or give up index {index} and all "
-            f"behind it with --truncate-at {index}"
+            f"later ones with --truncate-at {index}"
         )
 
-    def _asked_cut(self, index: int, begin: NextEntry, end: NextEntry) -> NextEntry:
-        """The place of the entry that the operator gives up. Raises StoreError unless the store needs that."""
-        if end.index > self._committed and not self._goes_on and not self._is_early:
+    def _requested_end(self, index: int, begin: NextEntry, end: NextEntry) -> NextEntry:
+        """The entry that the operator truncates at. Raises StoreError unless the store needs that."""
+        walk = self._walk
+        if end.index > walk.committed and not walk.has_later_entries and not walk.is_damaged_early:
             raise StoreError(
                 f"{self._node_dir}: expected damage for --truncate-at {index} to repair, found none up to the end at "
                 f"{end.index - 1}: start without it"
@@ -136,46 +150,45 @@ class Recovery(LogWalk):
         if not begin.index <= index <= end.index:
             raise StoreError(
                 f"{self._node_dir}: expected an index from {begin.index} to {end.index} for --truncate-at, found "
-                f"{index}: the damage stands at {end.index}"
+                f"{index}: the damage is at {end.index}"
             )
-        self._goes_on = True  # what is cut is kept
-        return self._place_of(index) if index < end.index else end
+        return self._entry_at(index) if index < end.index else end
 
-    def _place_of(self, index: int) -> NextEntry:
+    def _entry_at(self, index: int) -> NextEntry:
         for file in reversed(self._data.files):
-            header = self._header(file, file.base)
+            header = self._view.header(file, file.base)
             if header is not None and header.index <= index:
                 pos = self._engine.seek(segment_of(file, None), file.base, file.end, index)
-                found = self._header(file, pos)
+                found = self._view.header(file, pos)
                 if found is not None and found.index == index:
                     return NextEntry(index, pos, found.term)
         raise StoreError(f"{self._node_dir}: expected the entry of index {index}, found none: check --truncate-at")
 
-    # Repairing.
+    # Repairing
 
-    def _repair(self, begin: NextEntry, end: NextEntry) -> Recovered:
-        cut = self._keep_cut(end.pos) if self._goes_on else None
-        committed = min(self._committed, end.index - 1)
+    def _repair(self, begin: NextEntry, end: NextEntry, keeps_tail: bool) -> Recovered:
+        saved_tail = self._save_tail(end.pos) if keeps_tail else None
+        committed = min(self._walk.committed, end.index - 1)
         committed = committed if committed >= begin.index else -1
         self._lower_checkpoint(committed, end.index)
-        self._cut_index(begin, end)
-        self._data.cut(end.pos)
+        self._truncate_index(begin, end)
+        self._data.truncate(end.pos)
         self._sync_found(begin)
         self._write_index(end)
         self._index.sync()
         if end.index == begin.index:
-            return Recovered(-1, end.index, -1, end.pos, -1, cut)
-        last = self._unit(end.index - 1)
+            return Recovered(-1, end.index, -1, end.pos, -1, saved_tail)
+        last = self._view.unit(end.index - 1)
         assert last is not None, "every unit up to the end was compared or written"
-        return Recovered(begin.index, end.index, last.term, end.pos, committed, cut)
+        return Recovered(begin.index, end.index, last.term, end.pos, committed, saved_tail)
 
     def _lower_checkpoint(self, committed: int, end_index: int) -> None:
-        """Let the checkpoint name nothing from an index on, before that is cut: it vouches for what it names."""
-        if max(self._committed, self._durable) >= end_index:
+        """Lower the checkpoint before entries from `end_index` on are removed, because it vouches for them."""
+        if max(self._walk.committed, self._walk.durable) >= end_index:
             write_checkpoint(self._node_dir, committed, end_index - 1)
 
     def _sync_found(self, begin: NextEntry) -> None:
-        """Make durable what is kept: the process that wrote it may have been killed before it could."""
+        """Make all files durable: the process that wrote them may have been killed before a sync."""
         self._data.sync()
         for file in self._data.files:
             sync_file(file.path)
@@ -185,31 +198,32 @@ class Recovery(LogWalk):
         for folder in {file.path.parent for file in (*self._data.files, *self._index.files)}:
             sync_dir(folder)
 
-    def _cut_index(self, begin: NextEntry, end: NextEntry) -> None:
-        """Let the index say nothing beyond the end, durably, before the data is cut there."""
-        self._drop_index()
-        self._index.drop_before(begin.index * INDEX_UNIT_SIZE)
+    def _truncate_index(self, begin: NextEntry, end: NextEntry) -> None:
+        """Remove units before the begin and after the end, durably, before the data is truncated."""
+        self._delete_unusable_index()
+        self._index.delete_before(begin.index * INDEX_UNIT_SIZE)
         if self._index.files:
-            self._index.cut(end.index * INDEX_UNIT_SIZE)
+            self._index.truncate(end.index * INDEX_UNIT_SIZE)
         self._index.sync()
 
     def _write_index(self, end: NextEntry) -> None:
-        """Make the index say what the data says."""
-        for stretch in self._unindexed:
-            if stretch.first.pos < end.pos:
-                units = self._units_of(stretch._replace(end=min(stretch.end, end.pos)))
-                self._index.write(stretch.first.index * INDEX_UNIT_SIZE, units)
+        """Write the missing units."""
+        for file, first, stop in self._walk.unindexed:
+            if first.pos < end.pos:
+                part = self._data.view(file)[first.pos - file.base : min(stop, end.pos) - file.base]
+                units = self._engine.check_entries(part, first.index, first.pos, first.term, INT64_MAX).units
+                self._index.write(first.index * INDEX_UNIT_SIZE, units)
 
-    def _drop_index(self) -> None:
-        """Delete index files that cannot be used: all of them where they do not hold the first entry's unit."""
-        for path in self._useless:
+    def _delete_unusable_index(self) -> None:
+        """Delete unusable index files: all of them if they do not contain the first entry's unit."""
+        for path in self._unusable:
             path.unlink()
-        if not self._has_index:
+        if not self._view.has_index:
             self._index.delete(self._index.release())
-            self._has_index = True
+            self._view.has_index = True
 
-    def _keep_cut(self, pos: int) -> str:
-        """Copy what stands from a position on into a side file, durably, holes as holes; its path."""
+    def _save_tail(self, pos: int) -> str:
+        """Copy the bytes from a position on to a side file, durably; holes stay holes. Returns its path."""
         number = 0
         while (path := self._node_dir / f"cut-{pos}-{number}.bin").exists():
             number += 1
@@ -223,12 +237,12 @@ class Recovery(LogWalk):
 
 
 def _copy(file: MappedFile, start: int, target: int, origin: int) -> None:
-    """Copy a file's data from a position on to where it stands behind `origin`."""
+    """Copy a file's data from a position on; `origin` is the position of the target's first byte."""
     source = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         for low, high in data_extents(source, start - file.base, file.size):
-            for offset in range(low, high, _COPIED):
-                data = os.pread(source, min(_COPIED, high - offset), offset)
+            for offset in range(low, high, _COPIED_BYTES):
+                data = os.pread(source, min(_COPIED_BYTES, high - offset), offset)
                 os.pwrite(target, data, file.base + offset - origin)
     finally:
         os.close(source)

@@ -1,4 +1,4 @@
-"""Index units that wait in memory until the data of their entries is durable."""
+"""Index units kept in memory until the data of their entries is durable."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pyspark_dledger.format.layout import INDEX_UNIT, INDEX_UNIT_SIZE
 _UNIT = record_struct(INDEX_UNIT)
 
 
-class WaitingUnits:
-    """The units of consecutive entries, the last ones of a log.
+class PendingUnits:
+    """The units of the last entries of a log.
 
-    One thread appends, cuts and looks up; another one may take what has become durable meanwhile. It writes units to
-    the index before it forgets them here, so that what is not found here is there.
+    One thread appends, truncates and finds. Another thread moves durable units to the index. It writes them there
+    before it forgets them here, so a unit that is not found here is in the index.
     """
 
     def __init__(self) -> None:
@@ -23,35 +23,35 @@ class WaitingUnits:
         self._units = bytearray()
 
     def append(self, first: int, units: bytes | bytearray) -> None:
-        """Add the units of entries from index `first` on, which follow those that are there."""
+        """Add the units of the next entries, from index `first` on."""
         with self._lock:
             if not self._units:
                 self._first = first
             self._units += units
 
     def find(self, index: int) -> tuple[int, ...] | None:
-        """The fields of the unit of an index, None where it does not wait."""
+        """The fields of a unit; None if it is not pending."""
         with self._lock:
             offset = (index - self._first) * INDEX_UNIT_SIZE
             return _UNIT.unpack_from(self._units, offset) if 0 <= offset < len(self._units) else None
 
     def up_to(self, last: int) -> tuple[int, bytes]:
-        """The first index, and the units up to that of index `last`; none where none wait."""
+        """The first pending index, and the units up to index `last`."""
         with self._lock:
             return self._first, bytes(self._units[: self._size_to(last + 1)])
 
     def forget_up_to(self, last: int) -> None:
-        """These units are in the index now."""
+        """Drop the units up to index `last`, which are in the index files."""
         with self._lock:
             size = self._size_to(last + 1)
             del self._units[:size]
             self._first += size // INDEX_UNIT_SIZE
 
-    def cut(self, index: int) -> None:
-        """Forget the unit of that index and all behind it."""
+    def truncate(self, index: int) -> None:
+        """Drop the unit of `index` and all later ones."""
         with self._lock:
             del self._units[self._size_to(index) :]
 
     def _size_to(self, index: int) -> int:
-        """How many bytes of units there are before that of an index."""
+        """The size in bytes of the units before `index`."""
         return min(max(index - self._first, 0) * INDEX_UNIT_SIZE, len(self._units))

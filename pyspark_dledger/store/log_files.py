@@ -1,0 +1,241 @@
+"""Data files, index files and checkpoint of one store, changed in an order that survives a power loss.
+
+With ``flush="sync"``, data is made durable first. The index unit of an entry stays in memory until the entry's data is
+durable, and only then goes to the index file. After a power loss an entry that has its unit is therefore complete. An
+entry without a unit is truncated if a sector of its body is all zeros. So an entry that was not acknowledged is there
+with its bytes, or not at all. The index is synced from time to time, and before `MmapFileStore.flush` returns only if
+an entry has such zeros itself.
+
+Truncation lowers the checkpoint first, then removes index units, then data, each durably: checkpoint and units vouch
+for data. File systems must show zeros where nothing was written, allocate whole sectors, and keep the order of file
+creations, renames and deletions.
+
+With ``flush="async"``, units are written with their entries and flushed after them. After a power loss, sectors of
+entries that were not flushed can be zeros.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from pyspark_dledger.errors import DiskFullError, StoreError
+from pyspark_dledger.format.encode.encoded import Buffer
+from pyspark_dledger.format.engine import Engine
+from pyspark_dledger.format.layout import INDEX_UNIT_SIZE
+from pyspark_dledger.store.files.mapped_files import MappedFile, MappedFileList, make_dir
+from pyspark_dledger.store.files.node_files import Reset, load_checkpoint, remove_reset, write_checkpoint, write_reset
+from pyspark_dledger.store.pending_units import PendingUnits
+from pyspark_dledger.store.recovery.load_files import check_order, finish_reset, load_data_files, load_index_files
+from pyspark_dledger.store.recovery.recover import Recovered, Recovery
+from pyspark_dledger.store.store_config import StoreConfig
+
+_LOG = logging.getLogger(__name__)
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+
+
+class LogFiles:
+    """The files of a store from one start to the next stop.
+
+    ``failure`` says why the files must not be written again until a restart. ``lock`` is held while files are synced,
+    truncated or deleted; callers change their own end of the log under it.
+    """
+
+    def __init__(self, config: StoreConfig, engine: Engine) -> None:
+        self._config = config
+        self._engine = engine
+        self.is_sync = config.flush == "sync"
+        self.lock = threading.RLock()
+        self.failure: str | None = None
+        self.full_dirs: frozenset[Path] = frozenset()
+        self.is_reset = False
+        # Files from before a reset, kept until an entry of the new log is durable.
+        self._replaced: list[MappedFile] = []
+        self._checkpoint_end = -1
+        # The last entry that looks torn, but is not.
+        self._last_torn_like = -1
+        self._has_room = True
+        self.pending = PendingUnits()
+        self.data = MappedFileList([], config.data_file_size, self._data_dir)
+        self.index = MappedFileList([], config.index_file_size, self._data_dir)
+
+    def recover(self) -> Recovered:
+        """Load all files and recover the log. Raises StoreError if too much of it is damaged."""
+        config, node_dir = self._config, self._config.node_dir
+        index_dir = node_dir / "index"
+        for folder in (*config.all_data_dirs, index_dir):
+            make_dir(folder)
+        data_files, data_size = load_data_files(
+            {*config.all_data_dirs, *config.read_only_data_dirs}, config.data_file_size
+        )
+        index_files, index_size, unusable = load_index_files(index_dir, config.index_file_size)
+        data_files, checkpoint = finish_reset(node_dir, data_files, index_files, load_checkpoint(node_dir))
+        check_order(data_files)
+        self.data = MappedFileList(data_files, data_size, self._data_dir)
+        self.index = MappedFileList(index_files, index_size, lambda _: index_dir)
+        found = Recovery(node_dir, self.data, self.index, self._engine, checkpoint, config.truncate_at, unusable).run()
+        if found.saved_tail is not None:
+            _LOG.warning("truncated the log at index %d; its tail is kept in %s", found.next_index, found.saved_tail)
+        self._checkpoint_end = min(-1 if checkpoint.end_index is None else checkpoint.end_index, found.next_index - 1)
+        return found
+
+    def close(self) -> None:
+        self.data.close()
+        self.index.close()
+
+    # Appending
+
+    def write_units(self, first: int, units: bytes | bytearray, looks_torn: bool) -> None:
+        """Write the units of entries whose data was just written, or keep them until the data is durable."""
+        if not self.is_sync:
+            self.index.write(first * INDEX_UNIT_SIZE, units)
+            return
+        if looks_torn:
+            self._last_torn_like = first + len(units) // INDEX_UNIT_SIZE - 1
+        self.pending.append(first, units)
+
+    def looks_torn(self, data: Buffer, pos: int) -> bool:
+        """Whether one of these entries of one file has all-zero sectors, as after a power loss."""
+        return self._engine.find_torn(data, pos % self.data.file_size) is not None
+
+    def undo_append(self, next_index: int, end_pos: int, error: BaseException) -> None:
+        """Remove what a failed append wrote. If that fails too, the files must not be used again."""
+        try:
+            with self.lock:
+                self.data.truncate(end_pos)
+                if self.is_sync:
+                    self.pending.truncate(next_index)
+                    self.data.sync()  # else a power loss could mix the failed bytes with later ones
+                elif self.index.files:
+                    self.index.truncate(next_index * INDEX_UNIT_SIZE)
+        except OSError as second:
+            self.failure = f"an append failed ({error}), and so did undoing it ({second})"
+
+    # Truncating
+
+    def truncate(self, next_index: int, end_pos: int) -> None:
+        """End the log before `next_index`, durably."""
+        self._last_torn_like = min(self._last_torn_like, next_index - 1)
+        self.pending.truncate(next_index)
+        self.index.truncate(next_index * INDEX_UNIT_SIZE)
+        self.index.sync()
+        self.data.truncate(end_pos)
+        self.data.sync()
+
+    def delete_data(self) -> None:
+        """Delete all data files, durably: the new start of the log may be written to another disk."""
+        self.data.delete(self.data.release())
+        self.data.sync()
+
+    def reset(self, next_index: int, end_pos: int) -> None:
+        """Begin a new log at `end_pos`. The old files stay until `finish_reset`, so a restart can undo the reset."""
+        if self.is_reset:
+            # A restart may find the old log, and would reject files of an unfinished reset after a gap.
+            self.delete_data()
+        self.is_reset = True
+        self._last_torn_like = -1
+        write_reset(self._config.node_dir, Reset(next_index, end_pos))
+        self.pending.truncate(0)
+        first = end_pos - end_pos % self.data.file_size
+        # Old files whose names new files could get are deleted at once.
+        old = [*self._replaced, *self.data.release()]
+        self.data.delete([file for file in old if file.base >= first])
+        self._replaced = [file for file in old if file.base < first]
+        for file in self._replaced:
+            file.close()
+        self.index.delete(self.index.release())
+        self.data.sync()
+        self.index.sync()
+
+    def finish_reset(self, committed: int, last: int) -> None:
+        """Delete the files from before a reset; entries of the new log are durable up to index `last`."""
+        replaced, self._replaced = self._replaced, []
+        self.data.delete(replaced)
+        self.data.sync()
+        write_checkpoint(self._config.node_dir, committed, last)
+        self._checkpoint_end = last
+        remove_reset(self._config.node_dir)
+        self.is_reset = False
+
+    def delete_before(self, base: int, first_index: int) -> None:
+        """Delete data files that end at or before `base`, and index files without a unit from `first_index` on."""
+        self.data.delete_before(base)
+        self.index.delete_before(first_index * INDEX_UNIT_SIZE)
+
+    # Flushing
+
+    def sync(self, end: int, flushed: int) -> bool:
+        """Make the entries up to index `end` durable; False if the index needs room that the disk does not have."""
+        self.data.sync()
+        if not self.is_sync:
+            self.index.sync()
+            return True
+        needs_index = self.is_reset or flushed < 0 or self._last_torn_like > flushed
+        try:
+            self._write_pending(end)
+        except OSError as error:
+            if error.errno not in _NO_ROOM:
+                raise
+            self._set_room(False)
+            return not needs_index
+        self._set_room(True)
+        if needs_index:
+            self.index.sync()
+        return True
+
+    def _write_pending(self, end: int) -> None:
+        first, units = self.pending.up_to(end)
+        if units:
+            self.index.write(first * INDEX_UNIT_SIZE, units)
+            self.pending.forget_up_to(end)
+
+    def _set_room(self, has_room: bool) -> None:
+        if self._has_room and not has_room:
+            _LOG.warning("the disk has no room for the index, which stays in memory until there is room")
+        self._has_room = has_room
+
+    def write_checkpoint(self, committed: int, end: int) -> None:
+        """Replace the checkpoint; if that fails the old one stays. Raises StoreError."""
+        try:
+            write_checkpoint(self._config.node_dir, committed, end)
+        except OSError as error:
+            raise self.disk_error(error) from error
+        self._checkpoint_end = end
+
+    def lower_checkpoint(self, committed: int, end: int) -> None:
+        """Lower the checkpoint before entries after index `end` are removed, because it vouches for them."""
+        if self._checkpoint_end > end and not self.is_reset:
+            self.write_checkpoint(committed, end)
+
+    # Errors
+
+    def apply(self, change: Callable[[], None]) -> None:
+        """Run a change that cannot be undone. If it fails the files must not be used again. Raises StoreError."""
+        try:
+            change()
+        except OSError as error:
+            self.failure = f"changing files failed ({error})"
+            raise self.disk_error(error) from error
+
+    def disk_error(self, error: OSError) -> StoreError:
+        """The exception for a failed write."""
+        if error.errno in _NO_ROOM:
+            return DiskFullError(f"{self._config.node_dir}: the disk is full ({error.strerror}): make room")
+        return StoreError(f"{self._config.node_dir}: a write failed ({error}): check the disk")
+
+    def check_failure(self) -> None:
+        if self.failure is not None:
+            raise StoreError(f"{self._config.node_dir}: the store has failed ({self.failure}): restart it")
+
+    def _data_dir(self, base: int) -> Path:
+        """The folder of a new data file: those that are not full take turns (``MultiPathMmapFileList``)."""
+        writable = {str(path) for path in self._config.all_data_dirs} - {
+            str(path) for path in self._config.read_only_data_dirs
+        }
+        candidates = writable - {str(path) for path in self.full_dirs} or writable
+        if not candidates:
+            raise StoreError(f"{self._config.node_dir}: all folders of data files are read-only: add a writable one")
+        return Path(sorted(candidates)[base // self.data.file_size % len(candidates)])
