@@ -1,7 +1,8 @@
-"""Known defects of nodes that serve messages: clients append raw entries that are messages with hostile offsets."""
+"""Known defects of nodes that serve messages: raw entries are messages with hostile offsets and topics."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -10,14 +11,13 @@ import pytest
 
 import pyspark_dledger as dl
 from pyspark_dledger.errors import GroupError
+from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
 from pyspark_dledger.format.message import encode_message
 from pyspark_dledger.raft.client import Client
 from tests.known_defects import DefectShown, should
 from tests.support.dispatching import units
 from tests.support.groups import eventually
 from tests.support.message_nodes import MessageNodes, message_nodes, puts, rows
-
-ENTRY_HEADER = 48
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def client(group: MessageNodes) -> Iterator[Client]:
 def wait_for_dispatch(group: MessageNodes, client: Client) -> None:
     """Return when everything that was appended before is dispatched."""
     (put,) = client.put_messages(puts(rows(1, topic="Last"), queues=1, job="last"))
-    eventually(lambda: put.pos + ENTRY_HEADER in queued(group.root("n0"), "Last"))
+    eventually(lambda: put.pos + ENTRY_HEADER_SIZE in queued(group.root("n0"), "Last"))
 
 
 def queued(root: Path, topic: str) -> set[int]:
@@ -56,9 +56,9 @@ def test_hostile_queue_offset_hides_no_later_message(group: MessageNodes, client
     second = list(client.put_messages(puts(rows(2, topic="Victim"), queues=1, job="second")))
     wait_for_dispatch(group, client)
     found = queued(group.root("n0"), "Victim")
-    assert {put.pos + ENTRY_HEADER for put in first} <= found
+    assert {put.pos + ENTRY_HEADER_SIZE for put in first} <= found
     should(
-        {put.pos + ENTRY_HEADER for put in second} <= found,
+        {put.pos + ENTRY_HEADER_SIZE for put in second} <= found,
         f"acknowledged messages with queue offsets {[put.queue_offset for put in second]} are in no queue",
     )
 
@@ -80,3 +80,17 @@ def test_hostile_queue_offsets_make_no_large_files(group: MessageNodes, client: 
     files = (group.root("n0") / "consumequeue" / "Victim").rglob("0*")
     size = sum(file.stat().st_blocks * 512 for file in files if file.is_file())
     should(size < 20 * sent, f"{sent} bytes were sent, and queue files take {size} bytes")
+
+
+@pytest.mark.xfail(
+    strict=True, raises=DefectShown, reason="a leader does not check the topics of raw appends, which become folders"
+)
+def test_hostile_topics_make_no_folders(group: MessageNodes, client: Client) -> None:
+    for topic in (b"\x1b[31mred", b"\n", b"A" * 255):
+        with suppress(GroupError):
+            client.append(encode_message(topic, b"x", 0, queue_offset=0))
+    wait_for_dispatch(group, client)
+    names = [path.name for path in (group.root("n0") / "consumequeue").iterdir()]
+    assert "Last" in names
+    invalid = [name for name in names if not re.fullmatch("[%|a-zA-Z0-9_-]{1,127}", name)]
+    should(not invalid, f"folders of topics that no broker takes: {invalid!r}")
