@@ -8,7 +8,7 @@ import re
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from pyspark_dledger.cli.main import _parser
+from pyspark_dledger.cli.main import build_parser
 
 _WIDTH = 160
 Table = Callable[[tuple[str, ...], Iterable[tuple[str, ...]]], str]
@@ -16,7 +16,7 @@ Table = Callable[[tuple[str, ...], Iterable[tuple[str, ...]]], str]
 
 def verbs(table: Table) -> str:
     """Every verb with its one line of help, the exit codes, the arguments of several verbs, and those of one verb."""
-    found = next(action for action in _parser()._actions if isinstance(action, argparse._SubParsersAction))
+    found = next(action for action in build_parser()._actions if isinstance(action, argparse._SubParsersAction))
     takers: dict[tuple[str, str], list[str]] = {}
     for name, verb in found.choices.items():
         for action in filter(_is_shown, verb._actions):
@@ -26,7 +26,7 @@ def verbs(table: Table) -> str:
         (f"[`{action.dest}`](#{action.dest})" if own[action.dest] else f"`{action.dest}`", _help(action))
         for action in found._choices_actions
     )
-    parts = [table(("verb", "prints or does"), rows), "## Exit codes", *_ends(found.choices)]
+    parts = [table(("verb", "what it does"), rows), "## Exit codes", *_ends(found.choices)]
     parts += ["## Arguments of several verbs", *_shared(takers, found.choices), "## Arguments of one verb"]
     for name, arguments in own.items():
         if arguments:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import base64
 import json
 import os
@@ -20,13 +19,12 @@ from typing import Any
 
 import pytest
 
-from pyspark_dledger.cli import main as command
-from pyspark_dledger.cli.find import kinds_of
-from pyspark_dledger.cli.follow import _Tail
-from pyspark_dledger.cli.main import main
-from pyspark_dledger.cli.output.open_stores import open_given
-from pyspark_dledger.cli.output.output import Output
-from pyspark_dledger.cli.output.row_printer import RowPrinter
+from pyspark_dledger.cli.main import build_parser, main
+from pyspark_dledger.cli.output.stream import Output
+from pyspark_dledger.cli.stores.open_stores import open_store
+from pyspark_dledger.cli.stores.row_printer import RowPrinter
+from pyspark_dledger.cli.verbs.find import kinds_of
+from pyspark_dledger.cli.verbs.follow import _Tail
 from pyspark_dledger.rocketmq.tables.registry import TABLES
 from tests.support.generate import (
     Store,
@@ -481,13 +479,12 @@ def test_an_id_of_another_message_at_that_offset_is_shown_where_it_was_asked_for
 
 def follower(path: Path, *arguments: str) -> tuple[_Tail, Callable[[], None]]:
     """A tail of a store, and the call that looks at it once."""
-    parser = command._parser()
-    given: argparse.Namespace = parser.parse_args(["follow", str(path), "--json", *arguments])
+    args = build_parser().parse_args(["follow", str(path), "--json", *arguments])
     out = Output()
-    tail = _Tail(given, RowPrinter(given, out, open_given(given)))
+    tail = _Tail(args, RowPrinter(args, out, open_store(args)))
 
     def look() -> None:
-        tail.print_new(open_given(given))
+        tail.print_new(open_store(args))
         out.flush()
 
     return tail, look
@@ -856,7 +853,7 @@ def test_an_error_of_the_system_is_one_line(
     def fails(*_: object) -> None:
         raise OSError(5, "Input/output error", "/disk/file")
 
-    monkeypatch.setattr("pyspark_dledger.cli.tables.state", fails)
+    monkeypatch.setattr("pyspark_dledger.cli.verbs.state.run", fails)
     assert run("state", store.path).err == "dledger: /disk/file: Input/output error\n"
 
 
@@ -905,7 +902,7 @@ def test_help_loads_nothing_heavy() -> None:
         "import sys\n"
         "from pyspark_dledger.cli.main import main\n"
         "try:\n    main(['dump', '--help'])\nexcept SystemExit:\n    pass\n"
-        "assert not {'numpy', 'pyarrow', 'rich', 'crcmod', 'pyspark'} & set(sys.modules)\n"
+        "assert not {'numpy', 'pyarrow', 'rich', 'asyncio', 'pyspark'} & set(sys.modules)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -24,7 +24,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyspark_dledger import rebuild
-from pyspark_dledger.cli import report, stats
 from pyspark_dledger.cli.main import main
 from pyspark_dledger.cli.output.progress import ProgressBar
 from pyspark_dledger.cli.report import figures, page, timeline
@@ -40,6 +39,8 @@ from pyspark_dledger.cli.report.page import render
 from pyspark_dledger.cli.report.redacted import redacted
 from pyspark_dledger.cli.report.timeline import Timeline, latency_row
 from pyspark_dledger.cli.report.verdict import TROUBLE, verdicts
+from pyspark_dledger.cli.stores import statistics
+from pyspark_dledger.cli.verbs import report
 from pyspark_dledger.format import layout
 from pyspark_dledger.format.columns import TIMESTAMP
 from pyspark_dledger.log import open_log
@@ -282,8 +283,8 @@ def test_topics_and_terms_beyond_the_most_are_counted_together(
     facts: dict[str, Facts], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = facts["live"]
-    monkeypatch.setattr(stats, "_MOST_TOPICS", 2)
-    monkeypatch.setattr(stats, "_MOST_TERMS", 1)
+    monkeypatch.setattr(statistics, "_MAX_TOPICS", 2)
+    monkeypatch.setattr(statistics, "_MAX_TERMS", 1)
     found = facts_of(whole.path)
     assert found.total == whole.total
     assert [row["topic"] is None for row in found.topics] == [False, False, True]

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import pyspark_dledger as dl
-from pyspark_dledger.cli.main import _parser
+from pyspark_dledger.cli.main import build_parser
 from pyspark_dledger.format.layout import Field
 from tests.support.groups import free_ports
 from tools.docs import FILES, TABLES
@@ -146,7 +146,7 @@ def test_commands_have_these_verbs_and_flags(file: Path) -> None:
 
 def test_the_page_of_the_command_line_has_every_verb_and_flag() -> None:
     """As the parser has them: the page groups arguments by the verbs that share them."""
-    verbs = next(action for action in _parser()._actions if isinstance(action, argparse._SubParsersAction)).choices
+    verbs = next(action for action in build_parser()._actions if isinstance(action, argparse._SubParsersAction)).choices
     taken = {
         name: {flag for action in verb._actions if action.help != argparse.SUPPRESS for flag in action.option_strings}
         for name, verb in verbs.items()

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pyspark_dledger as dl
-from pyspark_dledger.cli.output.output import rows_of
+from pyspark_dledger.cli.output.rows import rows_of
 from pyspark_dledger.format import json_text, native_engine
 from pyspark_dledger.format.columns import PROPERTIES, TIMESTAMP
 from pyspark_dledger.format.engine import Engine, get_engine

@@ -9,12 +9,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from pyspark_dledger.cli.checks import cut_logs, sentences
-from pyspark_dledger.cli.output.output import Row, camel_case, plain_time, rows_of
 from pyspark_dledger.cli.output.progress import ProgressBar
+from pyspark_dledger.cli.output.rows import Row, camel_case, fields_row, plain_time, rows_of
 from pyspark_dledger.cli.report.timeline import Timeline
-from pyspark_dledger.cli.stats import Stats, scanned
-from pyspark_dledger.cli.tables import count_fillers, table_batches
+from pyspark_dledger.cli.stores.comparison_text import cut_logs, sentences
+from pyspark_dledger.cli.stores.queue_fillers import count_fillers
+from pyspark_dledger.cli.stores.statistics import Statistics, scan_counted
+from pyspark_dledger.cli.stores.table_printer import table_batches
 from pyspark_dledger.errors import DLedgerError
 from pyspark_dledger.log.diff.comparison import Comparison, compare
 from pyspark_dledger.log.recovery.recovery_preview import LINES, RecoveryPreview, preview
@@ -142,8 +143,8 @@ def gather(log: Log, compared: Log | None, progress: ProgressBar) -> Facts:
     only some stores have (ConsumeQueues, the config of a broker, a DLedger node) is missing with a reason.
     """
     check_options(TABLES["findings"], log.options)
-    stats, timeline = Stats(), Timeline()
-    for batch in scanned(log, progress):
+    stats, timeline = Statistics(), Timeline()
+    for batch in scan_counted(log, progress):
         stats.add(batch)
         timeline.add(batch)
     recoveries, no_recovery = _recoveries(log)
@@ -152,7 +153,7 @@ def gather(log: Log, compared: Log | None, progress: ProgressBar) -> Facts:
     return Facts(
         path=log.path,
         is_broker=is_broker(log),
-        state=_row(log.state),
+        state=fields_row(log.state),
         total=stats.total_row(log.path),
         terms=stats.term_rows(),
         topics=list(stats.topic_rows()),
@@ -179,10 +180,6 @@ def _comparison_sentences(compared: Log | None, comparison: Comparison | None) -
     if compared is not None and comparison is not None:
         yield from (text.strip() for text in sentences(comparison))
         yield from cut_logs(compared)
-
-
-def _row(item: Any) -> Row:
-    return {camel_case(name): value for name, value in dataclasses.asdict(item).items()}
 
 
 def _rows(log: Log, table: str, progress: ProgressBar) -> Iterable[Row]:

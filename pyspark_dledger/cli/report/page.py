@@ -15,7 +15,7 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from pyspark_dledger import __version__
-from pyspark_dledger.cli.output.output import Row, camel_case, cell, plain_time
+from pyspark_dledger.cli.output.rows import Row, camel_case, cell, plain_time
 from pyspark_dledger.cli.report import MARKER, figures
 from pyspark_dledger.cli.report.facts import MOST_EXAMPLES, Facts, Listed
 from pyspark_dledger.cli.report.number_words import bytes_text, duration_text, number_text, percent_text

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from pyspark_dledger.cli.output.output import Row
 from pyspark_dledger.cli.output.redact import redactor
+from pyspark_dledger.cli.output.rows import Row
 from pyspark_dledger.cli.report.facts import Facts, Listed
 from pyspark_dledger.log.diff.comparison import Comparison
 

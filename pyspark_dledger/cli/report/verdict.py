@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pyspark_dledger.cli.output.output import Row
+from pyspark_dledger.cli.output.rows import Row
 from pyspark_dledger.cli.report.facts import Facts
 from pyspark_dledger.cli.report.number_words import bytes_text, count_text, number_text
 from pyspark_dledger.format.json_text import printable

@@ -1,4 +1,4 @@
-"""Rows at known places of a log, read without walking to them."""
+"""Reads rows at known positions of a log, without walking the log to them."""
 
 from __future__ import annotations
 
@@ -7,19 +7,18 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pyspark_dledger.common.integers import INT64_MAX
+from pyspark_dledger.log import Log
 from pyspark_dledger.log.options import option_filters
 from pyspark_dledger.log.plan import read_partition
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from pyspark_dledger.log import Log
 
+class RowReader:
+    """Reads ranges that begin and end where a row does.
 
-class KnownRows:
-    """A planned read, of which any part can be read that begins and ends where a row does.
-
-    `options` are those of a read, by the names of `ReadOptions`, beside those that the log was opened with.
+    `options` are fields of `ReadOptions` that replace those of the log.
     """
 
     def __init__(self, log: Log, columns: tuple[str, ...], **options: Any) -> None:
@@ -27,7 +26,7 @@ class KnownRows:
         self._partitions = log.plan(columns, chosen, option_filters(chosen))
 
     def between(self, start: int, end: int) -> Iterator[pa.RecordBatch]:
-        """The rows of ``[start, end)``."""
+        """The rows at the positions ``[start, end)``."""
         for partition in self._partitions:
             ranges = tuple(
                 replace(part, start=max(part.start, start), end=min(part.end, end))

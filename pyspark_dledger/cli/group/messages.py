@@ -1,4 +1,4 @@
-"""What `serve` puts beside a node's log where it serves messages."""
+"""Opens the part of a node that serves messages, for ``serve``."""
 
 from __future__ import annotations
 
@@ -16,32 +16,31 @@ from pyspark_dledger.store.store_config import StoreConfig
 _SWITCH_SECONDS = 0.0005
 
 
-def open_messages(config: NodeConfig, given: argparse.Namespace, conf: BrokerConf | None) -> MessageService:
-    """The part of the node that serves messages, which has the root from now on."""
+def open_messages(config: NodeConfig, args: argparse.Namespace, conf: BrokerConf | None) -> MessageService:
+    """Open the message service of a node; it owns the store's root until it is closed."""
     if config.store is None:
         raise OptionError("--messages: expected a store on disk, found storeType=MEMORY: leave one of the two out")
     own = config.members()[config.self_id]
     host = conf.store_host if conf is not None else None
     store = config.store_config(config.store)
-    # The thread that builds queues is in no hurry: who serves has the interpreter back soon after each wait for a disk
-    # or a socket, and not only after 5 ms.
+    # The thread that builds queues can wait: threads that serve get the interpreter back after 0.5 ms, not 5 ms.
     sys.setswitchinterval(_SWITCH_SECONDS)
     return MessageService.open(
         config.store,
         config.self_id,
         host or host_bytes(own.host, own.port),
         store.all_data_dirs,
-        _message_settings(store, given, conf),
+        _message_settings(store, args, conf),
         store.read_only_data_dirs,
     )
 
 
-def _message_settings(store: StoreConfig, given: argparse.Namespace, conf: BrokerConf | None) -> MessageSettings:
-    """As the broker.conf has it; without one an old CommitLog expires as the store's own files do."""
+def _message_settings(store: StoreConfig, args: argparse.Namespace, conf: BrokerConf | None) -> MessageSettings:
+    """Settings of the broker.conf; without one an old CommitLog expires like the store's own files."""
     settings = MessageSettings(dispatch=DispatchSettings(clean=store, engine=store.engine), engine=store.engine)
     if conf is not None:
         dispatch = replace(conf.dispatch, engine=store.engine)
         settings = replace(settings, dispatch=dispatch, max_message_size=conf.max_message_size)
-    if given.producer_id_expiry_ms is not None:
-        settings = replace(settings, producer_id_expiry_ms=given.producer_id_expiry_ms)
+    if args.producer_id_expiry_ms is not None:
+        settings = replace(settings, producer_id_expiry_ms=args.producer_id_expiry_ms)
     return settings

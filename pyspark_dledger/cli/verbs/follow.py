@@ -9,79 +9,97 @@ import time
 from bisect import bisect_right
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
-from pyspark_dledger.cli.output.known_rows import KnownRows
-from pyspark_dledger.cli.output.open_stores import open_given
-from pyspark_dledger.cli.output.output import Output, note
-from pyspark_dledger.cli.output.row_printer import RowPrinter
+from pyspark_dledger.cli.arguments import REPLICAS, ROW_POSITION, add_rows, add_stores
+from pyspark_dledger.cli.output.stream import Output, note
+from pyspark_dledger.cli.stores.open_stores import open_store
+from pyspark_dledger.cli.stores.row_printer import RowPrinter
+from pyspark_dledger.cli.stores.row_reader import RowReader
 from pyspark_dledger.common.uris import check_local
 from pyspark_dledger.errors import StoreError
+from pyspark_dledger.format.spec import TermRun
+from pyspark_dledger.log import Log
 from pyspark_dledger.log.committed import Bound
 from pyspark_dledger.log.options import EARLIEST
 from pyspark_dledger.log.tail.tail_view import EntryRef, View
 
-if TYPE_CHECKING:
-    from pyspark_dledger.format.spec import TermRun
-    from pyspark_dledger.log import Log
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_stores(parser, REPLICAS)
+    add_rows(parser)
+    parser.add_argument("--from", dest="starting", metavar="POSITION", help=f"{ROW_POSITION}; default: latest")
+    text = "up to the end of the log, which may still be truncated"
+    parser.add_argument("--uncommitted", action="store_true", help=text)
+    text = "seconds between two reads of the store; default 1"
+    parser.add_argument("--interval", type=_seconds, default=1.0, metavar="SECONDS", help=text)
 
 
-def follow(given: argparse.Namespace, out: Output) -> int:
-    """Goes on until it is interrupted."""
-    check_local(given.path, "to follow")
-    log = open_given(given)
-    tail = _Tail(given, RowPrinter(given, out, log))
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= 86400:
+        raise argparse.ArgumentTypeError(f"expected seconds from 0 to 86400, found {text}")
+    return seconds
+
+
+def run(args: argparse.Namespace, out: Output) -> int:
+    """Print rows until interrupted."""
+    check_local(args.path, "to follow")
+    log = open_store(args)
+    tail = _Tail(args, RowPrinter(args, out, log))
     while True:
         tail.print_new(log)
         out.flush()
-        _wait(given.interval)
+        _wait(args.interval)
         log = log.refreshed()
 
 
 def _wait(seconds: float) -> None:
-    """Sleeps, unless whoever reads the output goes away: BrokenPipeError, which a write would raise much later."""
+    """Sleeps. Raises BrokenPipeError as soon as the output's reader is gone; a write would raise it much later."""
     poll = select.poll()
     try:
-        poll.register(sys.stdout, 0)  # no event but an error or a hang-up
+        poll.register(sys.stdout, 0)  # errors and hang-ups only
     except (OSError, ValueError, AttributeError):
-        time.sleep(seconds)  # no real file, as in a test
+        time.sleep(seconds)  # not a file, as in a test
         return
     if any(event & (select.POLLERR | select.POLLNVAL) for _, event in poll.poll(seconds * 1000)):
         raise BrokenPipeError
 
 
 class _Tail:
-    """How far a log that grows was printed, and by what a rewrite is told: the terms of its entries, and the last."""
+    """How far a growing log was printed, and the terms and the last entry of that part, which show a rewrite."""
 
-    def __init__(self, given: argparse.Namespace, printer: RowPrinter) -> None:
+    def __init__(self, args: argparse.Namespace, printer: RowPrinter) -> None:
         self._printer = printer
-        self._uncommitted = given.uncommitted
-        self._from = given.starting
+        self._uncommitted = args.uncommitted
+        self._from = args.starting
         self._next: int | None = None
         self._runs: list[TermRun] = []
         self._last: EntryRef | None = None
         self._has_waited = False
 
     def print_new(self, log: Log) -> None:
-        """The rows behind those that were printed, up to the end of what may be."""
+        """Print the rows after the printed ones."""
         end = self._end(log)
         if end is None:
             return
         if self._next is None:
             start = end if self._from in (None, "latest") else 0
-            # The terms of the last segment, so that a truncation behind it is noticed from the first entry on.
+            # Remember the last segment's terms, so that a truncation is noticed from the first entry on.
             self._remember(log, min(start, _segment_before(log, end)), end)
         else:
             log.options = replace(log.options, starting_offsets=EARLIEST)
             start = self._still_valid(log, self._next)
             self._remember(log, start, end)
         if start < end:
-            for batch in KnownRows(log, self._printer.columns).between(start, end):
+            for batch in RowReader(log, self._printer.columns).between(start, end):
                 self._printer.print(batch)
         self._next = max(start, end)
 
     def _end(self, log: Log) -> int | None:
-        """Where the rows to print end; None where it is not known yet."""
+        """The end of the rows to print; None where it is not known yet."""
         if self._uncommitted or not log.ledger_segments:
             return log.state.max_offset
         bound = log.bound(log.options)
@@ -96,7 +114,7 @@ class _Tail:
         return None
 
     def _still_valid(self, log: Log, position: int) -> int:
-        """`position`, or where the log differs from what was printed, or where it begins; says so where it moves."""
+        """`position`, or where the log differs from what was printed, or where it begins. Notes a difference."""
         first = log.state.min_offset
         if position < first:
             note(f"{log.path}: positions {position} to {first - 1} were deleted before they were printed")
@@ -130,7 +148,7 @@ class _Tail:
 
 
 def _segment_before(log: Log, pos: int) -> int:
-    """Where the last DLedger segment begins that has anything below `pos`."""
+    """The base of the last DLedger segment that begins before `pos`."""
     return max((segment.base for segment in log.ledger_segments if segment.base < pos), default=pos)
 
 
@@ -149,7 +167,7 @@ def _entry(log: Log, index: int) -> EntryRef | None:
 
 
 def _first_difference(runs: list[TermRun], log: Log) -> tuple[int, int] | None:
-    """Index and position of the first entry of `runs` that the log has in another term, or no longer."""
+    """Index and position of the first entry of `runs` that the log lacks or has in another term."""
     new = log.term_runs()
     first = max(runs[0].index, new[0].index if new else 0)
     places = sorted({run.index for run in (*runs, *new)} | {_last_index(runs) + 1, log.end.last_index + 1})
@@ -160,7 +178,7 @@ def _first_difference(runs: list[TermRun], log: Log) -> tuple[int, int] | None:
 
 
 def _before(runs: list[TermRun], index: int) -> list[TermRun]:
-    """What of `runs` lies below `index`."""
+    """The part of `runs` below `index`."""
     kept = [run for run in runs if run.index < index]
     if kept and _last_index(kept) >= index:
         kept[-1] = kept[-1]._replace(entries=index - kept[-1].index)

@@ -8,24 +8,24 @@ from bisect import bisect_left
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from pyspark_dledger.cli.exits import FINDINGS
-from pyspark_dledger.cli.output.known_rows import KnownRows
-from pyspark_dledger.cli.output.open_stores import FIRST_EPOCH_MS, open_given
-from pyspark_dledger.cli.output.output import Output, note
+from pyspark_dledger.cli.arguments import REPLICAS, add_rows, add_stores
+from pyspark_dledger.cli.exit_codes import FINDINGS
 from pyspark_dledger.cli.output.progress import ProgressBar
-from pyspark_dledger.cli.output.row_printer import RowPrinter, watched
+from pyspark_dledger.cli.output.stream import Output, note
+from pyspark_dledger.cli.stores.open_stores import MIN_EPOCH_MS, open_store
+from pyspark_dledger.cli.stores.row_printer import RowPrinter, with_progress
+from pyspark_dledger.cli.stores.row_reader import RowReader
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, MIN_MESSAGE_SIZE
 from pyspark_dledger.format.message import has_message_magic
 from pyspark_dledger.format.spec import COMMITLOG
+from pyspark_dledger.log import Log
 from pyspark_dledger.log.io.entry_reads import entry_at, read_at, segment_at
 from pyspark_dledger.log.options import parse_options
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-    from pyspark_dledger.log import Log
 
 # Both ids are the hex digits of 16 bytes, of 28 with IPv6 addresses; the port of an offsetMsgId takes two of its four.
 _ID = re.compile(r"[0-9A-Fa-f]{32}|[0-9A-Fa-f]{56}")
@@ -36,20 +36,30 @@ _CLOCKS_DIFFER = 3600 * 1_000_000
 
 
 class _RowRange(NamedTuple):
-    """Where a row stands, ``[start, end)``."""
+    """The positions ``[start, end)`` of a row."""
 
     start: int
     end: int
 
 
-def find(given: argparse.Namespace, out: Output) -> int:
-    """Prints what is found; `FINDINGS` where there is nothing."""
-    kinds = [given.by] if given.by else kinds_of(given.what)
-    log = open_given(given)
-    printer = RowPrinter(given, out, log)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_stores(parser, REPLICAS)
+    add_rows(parser)
+    text = "an offsetMsgId, a uniqKey (the client's msgId), a key, an index, or a time (the first message at or after "
+    text += "it). An offsetMsgId and an index are read at once, the others walk the log"
+    parser.add_argument("what", metavar="WHAT", help=text)
+    text = "what WHAT is; default: by its form: a number of 13 digits is a time, a shorter one an index"
+    parser.add_argument("--by", choices=("offsetMsgId", "uniqKey", "key", "index", "time"), help=text)
+
+
+def run(args: argparse.Namespace, out: Output) -> int:
+    """Print what is found; `FINDINGS` where there is nothing."""
+    kinds = [args.by] if args.by else kinds_of(args.what)
+    log = open_store(args)
+    printer = RowPrinter(args, out, log)
     reasons = []
     for kind in kinds:
-        reason = _FINDERS[kind](_Search(log, given.what, given.by is not None, printer, out.progress))
+        reason = _FINDERS[kind](_Search(log, args.what, args.by is not None, printer, out.progress))
         if printer.count:
             return printer.code
         reasons.append(reason)
@@ -58,9 +68,9 @@ def find(given: argparse.Namespace, out: Output) -> int:
 
 
 def kinds_of(what: str) -> list[str]:
-    """What an argument can be by its form, the one that is found at once first."""
+    """What an argument can be by its form, the one that is found fastest first."""
     if what.isdecimal():
-        return ["index" if int(what) < FIRST_EPOCH_MS else "time"]
+        return ["index" if int(what) < MIN_EPOCH_MS else "time"]
     if _TIME.fullmatch(what):
         return ["time"]
     return ["offsetMsgId", "key"] if _OFFSET_MSG_ID.fullmatch(what) else ["key"]
@@ -70,13 +80,12 @@ class _Search(NamedTuple):
     log: Log
     what: str
     is_chosen: bool
-    """Whether it was said what `what` is, and not taken from its form."""
+    """Whether ``--by`` says what `what` is."""
     printer: RowPrinter
     progress: ProgressBar
 
-    def print(self, place: _RowRange) -> None:
-        places = KnownRows(self.log, self.printer.columns)
-        for batch in places.between(place.start, place.end):
+    def print(self, rows: _RowRange) -> None:
+        for batch in RowReader(self.log, self.printer.columns).between(rows.start, rows.end):
             self.printer.print(batch)
 
 
@@ -100,25 +109,25 @@ def _by_offset_msg_id(search: _Search) -> str:
     if match is None:
         raise OptionError(f"expected an offsetMsgId of 32 or 56 hex digits, host, port and offset, found {search.what}")
     offset = int(match[1], 16)
-    place = _message_at(search.log, offset)
-    if place is None:
+    message = _message_at(search.log, offset)
+    if message is None:
         state = search.log.state
         return (
             f"expected a message at offset {offset}, as the offsetMsgId says, found none (the log has "
             f"{state.min_offset} to {state.max_offset})"
         )
-    found = next(KnownRows(search.log, ("offsetMsgId",)).between(*place), None)
+    found = next(RowReader(search.log, ("offsetMsgId",)).between(*message), None)
     stored = found.column("offsetMsgId")[0].as_py() if found is not None else None
     if stored == search.what.upper():
-        search.print(place)
+        search.print(message)
     elif stored is not None and search.is_chosen:
         note(f"the message at offset {offset} has the offsetMsgId {stored}")
-        search.print(place)
+        search.print(message)
     return f"expected the offsetMsgId {search.what} at offset {offset}, found {stored or 'no message'} there"
 
 
 def _message_at(log: Log, offset: int) -> _RowRange | None:
-    """Where the row stands whose message begins at `offset`."""
+    """The row whose message begins at `offset`."""
     segment = segment_at(log.segments, offset)
     if segment is None or segment.source != COMMITLOG:
         pos = offset - ENTRY_HEADER_SIZE
@@ -146,14 +155,14 @@ def _by_key(search: _Search) -> str:
 
 
 def _by_scan(search: _Search, name: str, rows: Callable[[pa.RecordBatch], list[int]]) -> str:
-    """Walks the whole log: the broker's IndexFile may lack messages (RocketMQ issue 7477), so it proves nothing."""
+    """Walks the whole log: the broker's IndexFile may lack messages (RocketMQ issue 7477)."""
     log = search.log
     batches = log.scan(("pos", "size", "keys", "uniqKey"), verifyCrc=False)
-    places = KnownRows(log, search.printer.columns)
-    for batch in watched(log, batches, search.progress):
+    reader = RowReader(log, search.printer.columns)
+    for batch in with_progress(log, batches, search.progress):
         for row in rows(batch):
             pos = batch.column("pos")[row].as_py()
-            for found in places.between(pos, pos + batch.column("size")[row].as_py()):
+            for found in reader.between(pos, pos + batch.column("size")[row].as_py()):
                 search.printer.print(found)
     return f"expected a message with {name} {search.what}, found none in the whole log"
 
@@ -169,7 +178,7 @@ def _with_uniq_key(batch: pa.RecordBatch, text: str) -> list[int]:
 
 
 def _with_key(batch: pa.RecordBatch, key: str) -> list[int]:
-    """The rows of which `key` is one of the keys, which stand between blanks."""
+    """The rows that have `key` among their keys, which blanks separate."""
     import pyarrow.compute as pc
 
     keys = batch.column("keys")
@@ -181,27 +190,26 @@ def _by_time(search: _Search) -> str:
     when = parse_options({"startingTimestamp": search.what}).starting_timestamp
     assert when is not None  # it was parsed from a text
     log = search.log
-    columns = search.printer.columns
-    places = KnownRows(log, columns, starting_timestamp=when, max_batch_rows=1)
-    for batch in places.between(_start_before(log, when - _CLOCKS_DIFFER), INT64_MAX):
+    reader = RowReader(log, search.printer.columns, starting_timestamp=when, max_batch_rows=1)
+    for batch in reader.between(_start_before(log, when - _CLOCKS_DIFFER), INT64_MAX):
         search.printer.print(batch)
         break
     return f"expected a message stored at {search.what} or later, found none"
 
 
 def _start_before(log: Log, when: int) -> int:
-    """Where the last segment begins whose first message was stored before `when`, in microseconds since 1970."""
+    """The base of the last segment whose first message was stored before `when`, in microseconds since 1970."""
     segments = log.segments
-    firsts = KnownRows(log, ("kind", "storeTimestamp"), max_batch_rows=1, topic=None, queue_id=None, tags=None)
+    firsts = RowReader(log, ("kind", "storeTimestamp"), max_batch_rows=1, topic=None, queue_id=None, tags=None)
 
-    def stored(place: int) -> int:
-        segment = segments[place]
+    def stored(number: int) -> int:
+        segment = segments[number]
         batch = next(firsts.between(segment.base, segment.end), None)
         value = batch.column("storeTimestamp").cast("int64")[0].as_py() if batch is not None else None
         return value if value is not None else INT64_MAX
 
-    place = bisect_left(range(len(segments)), when, key=stored)
-    return segments[max(place - 1, 0)].base if segments else 0
+    number = bisect_left(range(len(segments)), when, key=stored)
+    return segments[max(number - 1, 0)].base if segments else 0
 
 
 def _number(text: str, what: str) -> int:

@@ -1,0 +1,27 @@
+"""Exit codes, and the help texts that explain them."""
+
+CLEAN, FINDINGS, ERROR = 0, 1, 2
+INTERRUPTED = 128 + 2
+"""Ended by SIGINT, as shells count."""
+
+_PATH = (
+    "PATH is a storePathRootDir, a dledger-<id>/ folder, a data/ or commitlog/ folder, or one segment file. "
+    "It is never modified."
+)
+READ_EXITS = (
+    "exit codes: 0 clean; 1 findings, rows with a problem, differences, or nothing found; 2 error; 130 interrupted. "
+    + _PATH
+)
+EXPORT_EXITS = (
+    "exit codes: 0 done; 1 done, but rows were left out, have a problem, or there are none; 2 error; 130 interrupted. "
+    "The same command continues an interrupted export. " + _PATH
+)
+REBUILD_EXITS = (
+    "exit codes: 0 done, or with --dry-run nothing would change; 1 with --dry-run something would change; 2 error; "
+    "130 interrupted. The old files stay in place until the new ones are complete."
+)
+SERVE_EXITS = "exit codes: 0 stopped by SIGTERM; 2 error; 130 interrupted."
+CLIENT_EXITS = (
+    "exit codes: 0 done; 1 nothing found, or the outcome is unknown: it may have been done, or may be done later; "
+    "2 error: nothing was done except what was printed; 130 interrupted."
+)

@@ -1,0 +1,1 @@
+"""What the verbs about a running group share."""

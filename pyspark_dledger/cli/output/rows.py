@@ -1,0 +1,135 @@
+"""Rows as plain values, as lines of text, and as cells of a table."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from pyspark_dledger.format.json_text import (
+    NOT_PRINTABLE,
+    BytesForm,
+    bytes_text,
+    escape,
+    json_line,
+    printable,
+    time_texts,
+)
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Row = dict[str, Any]
+
+BODY_COLUMNS = ("body", "entryBody")
+
+_EPOCH = datetime(1970, 1, 1)
+# A byte that is not UTF-8 is U+DC00 plus the byte in Python's text.
+_FIRST_BYTE = 0xDC00
+
+
+def rows_of(batch: pa.RecordBatch, body: Callable[[bytes], object]) -> Iterator[Row]:
+    """The rows of a batch as plain values: times as ISO 8601 text with milliseconds, bytes through `body`."""
+    columns = [_values(column, body) for column in batch.columns]
+    names = batch.schema.names
+    for values in zip(*columns, strict=True):
+        yield dict(zip(names, values, strict=True))
+
+
+def _values(column: pa.Array, body: Callable[[bytes], object]) -> list[Any]:
+    import pyarrow as pa
+
+    if pa.types.is_timestamp(column.type):
+        return time_texts(column)
+    if pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type):
+        return [None if value is None else body(value) for value in column.to_pylist()]
+    if pa.types.is_map(column.type):
+        return _maps(column)
+    values: list[Any] = column.to_pylist()
+    return values
+
+
+def _maps(column: pa.MapArray) -> list[dict[Any, Any] | None]:
+    """Maps as dicts, some twenty times faster than one by one."""
+    keys, items, ends = column.keys.to_pylist(), column.items.to_pylist(), column.offsets.to_pylist()
+    return [
+        dict(zip(keys[start:end], items[start:end], strict=True)) if is_valid else None
+        for start, end, is_valid in zip(ends, ends[1:], column.is_valid().to_pylist(), strict=False)
+    ]
+
+
+def bytes_form(form: str) -> BytesForm:
+    """The form of bytes in JSON for a value of ``--body``; with ``none`` that of columns other than bodies."""
+    return "hex" if form == "hex" else "base64" if form == "base64" else "text"
+
+
+def body_form(form: str, as_json: bool) -> Callable[[bytes], str]:
+    """The function that turns bytes into text."""
+    in_json = bytes_form(form)
+    if as_json or in_json != "text":
+        return bytes_text(in_json)
+    # `shown` makes backslash escapes of the bytes that are not UTF-8.
+    return lambda data: data.decode("utf-8", "surrogateescape")
+
+
+def camel_case(name: str) -> str:
+    """A field's name as columns are spelled: ``end_index`` is ``endIndex``."""
+    first, *rest = name.split("_")
+    return first + "".join(part.capitalize() for part in rest)
+
+
+def fields_row(item: Any) -> Row:
+    """The fields of a dataclass by the names of columns."""
+    return {camel_case(name): value for name, value in dataclasses.asdict(item).items()}
+
+
+def plain_time(milliseconds: int | None) -> str | None:
+    """Milliseconds since 1970, within the years 1 to 9999, as columns show a time."""
+    if milliseconds is None:
+        return None
+    moment = _EPOCH + timedelta(milliseconds=milliseconds)
+    return f"{moment.isoformat(timespec='milliseconds')}Z"
+
+
+_encode = json.JSONEncoder(ensure_ascii=False).encode
+
+
+def row_line(row: Row, as_json: bool) -> str:
+    """A row on one line; as text without its nulls."""
+    if as_json:
+        return json_line(row)
+    return " ".join(f"{name}={shown(value)}" for name, value in row.items() if value is not None)
+
+
+def shown(value: object) -> str:
+    """A value of a line: plain text if it is one word, else quoted as in JSON."""
+    if isinstance(value, str) and value and " " not in value and '"' not in value and value.isprintable():
+        return value
+    return NOT_PRINTABLE.sub(_escape_bytes, _encode(value))
+
+
+def cell(value: object) -> str:
+    """A value of a table; empty for null."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {cell(item)}" for key, item in value.items())
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(cell, value))
+    return printable(str(value))
+
+
+def _escape_bytes(found: re.Match[str]) -> str:
+    """Escapes a character as JSON does, and a byte that is not UTF-8 as its hex digits."""
+    byte = ord(found[0]) - _FIRST_BYTE
+    return f"\\x{byte:02x}" if 0x80 <= byte <= 0xFF else escape(found)
+
+
+def range_text(first: int, last: int) -> str:
+    """A range of indexes, both inclusive."""
+    return str(first) if first == last else f"{first} to {last}"

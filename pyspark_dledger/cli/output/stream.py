@@ -1,0 +1,82 @@
+"""Standard output in whole lines, and notes on standard error."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from pyspark_dledger.cli.output.progress import ProgressBar
+from pyspark_dledger.format.json_text import printable
+
+# A pipe takes this much at once.
+_BLOCK = 64 * 1024
+
+
+class Output:
+    """Standard output, and the progress bar. Ctrl-C never leaves half a line."""
+
+    def __init__(self) -> None:
+        self.is_terminal = sys.stdout.isatty()
+        self.progress = ProgressBar()
+        self._lines: list[str] = []
+        self._size = 0
+
+    def line(self, text: str) -> None:
+        self._lines.append(text)
+        self._size += len(text) + 1
+        if self.is_terminal or self._size >= _BLOCK:
+            self.flush()
+
+    def flush(self) -> None:
+        if self._lines:
+            text = "\n".join(self._lines) + "\n"
+            self._lines.clear()
+            self._size = 0
+            self.progress.clear()
+            with uninterrupted():
+                _write(text)
+
+
+def _write(text: str) -> None:
+    """Writes all of `text` to standard output. Python's own unbuffered stream drops the rest when a signal comes."""
+    try:
+        descriptor = sys.stdout.fileno()
+    except OSError:  # not a file, as in a test
+        sys.stdout.write(text)
+        return
+    data = memoryview(text.encode(sys.stdout.encoding, sys.stdout.errors or "strict"))
+    while data:
+        data = data[os.write(descriptor, data) :]
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Delays Ctrl-C to the end of the block. A second Ctrl-C ends it at once: the reader of the output may be stuck."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    is_interrupted = False
+
+    def interrupt(_signal: int, _frame: FrameType | None) -> None:
+        nonlocal is_interrupted
+        if is_interrupted:
+            raise KeyboardInterrupt
+        is_interrupted = True
+
+    before = signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if is_interrupted:
+        raise KeyboardInterrupt
+
+
+def note(text: str) -> None:
+    """Print a line to standard error."""
+    print(f"dledger: {printable(text)}", file=sys.stderr, flush=True)

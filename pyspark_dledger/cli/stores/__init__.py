@@ -1,0 +1,1 @@
+"""Reading stores and printing their rows."""

@@ -1,0 +1,59 @@
+"""Sentences about a comparison of replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pyspark_dledger.cli.output.rows import cell, range_text
+from pyspark_dledger.log import Log
+
+if TYPE_CHECKING:
+    from pyspark_dledger.log.diff.comparison import Comparison
+
+
+def cut_logs(log: Log) -> Iterator[str]:
+    """The replicas whose checkpoint has a higher committed index than their log."""
+    for member in (log, *log.replicas):
+        known = member.checkpoint.committed_index if member.checkpoint is not None else -1
+        if known > member.end.last_index:
+            yield (
+                f"note: {member.path}: the checkpoint says that {known} is committed, and the log ends at "
+                f"{member.end.last_index}: its end is lost"
+            )
+
+
+def sentences(found: Comparison) -> Iterator[str]:
+    """The results of a comparison."""
+    first = found.first_divergence
+    if first is None:
+        yield "no divergence: where replicas have the same index, it is the same entry"
+    else:
+        terms = ", ".join(f"{node} term {term}" for node, term in first.terms.items())
+        byte = f", from byte {first.byte} of the entry on" if first.byte is not None else ""
+        yield f"first divergence ({first.verdict}) at index {first.index}, pos {first.pos}: {terms}{byte}"
+        for node, (file, offset) in first.places.items():
+            yield f"  {node}: {cell('/'.join(Path(file).parts[-2:]))} at byte {offset}"
+    if found.committed_index is None:
+        yield "committed: nothing is proven"
+    else:
+        yield f"committed: up to {found.committed_index}, proven by {found.committed_from}"
+    if found.majority_index >= 0 and not found.is_proven:
+        nodes = ", ".join(found.majority_nodes)
+        doubt = f": {found.majority_doubt}" if found.majority_doubt else ""
+        yield f"on a majority, not proven committed: up to {found.majority_index} ({nodes}){doubt}"
+    damaged = {item.node: item.damaged.ranges[0][0] for item in found.standings if item.damaged.ranges}
+    for candidate in found.candidates:
+        losses = "; ".join(
+            f"{loss.node} would lose {range_text(loss.first_index, loss.last_index)}"
+            f"{', committed' if loss.committed else ', on a majority' if loss.on_majority else ''}"
+            for loss in candidate.losses
+        )
+        if candidate.node in damaged:
+            lost = damaged[candidate.node]
+            restarted = f"a restart may cut its log before {lost}, where it is damaged (dledger recovery tells)"
+            losses = f"{losses}; {restarted}" if losses else restarted
+        yield f"{candidate.node} can be elected: {losses or 'no replica would lose anything'}"
+    for text in found.notes:
+        yield f"note: {text}"

@@ -1,0 +1,31 @@
+"""Counts the fillers in ConsumeQueues: units that stand for messages that the log does not have."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pyspark_dledger.log import Log
+from pyspark_dledger.log.io.queue_files import Queue, queues, read_units
+from pyspark_dledger.rocketmq.consume_queue.queue_units import is_filler, is_wanted, queue_root
+
+
+def count_fillers(log: Log) -> int:
+    """The number of fillers after the first message of their queue.
+
+    Earlier ones do not count: a queue that begins in the middle of a file has them. Raises StoreError where the queues
+    cannot be read.
+    """
+    wanted = (queue for queue in queues(queue_root(log)) if is_wanted(queue.topic, queue.queue_id, log.options))
+    return sum(map(_count_in, wanted))
+
+
+def _count_in(queue: Queue) -> int:
+    count, has_begun = 0, False
+    for file in queue.files:
+        for units in read_units(file):
+            fillers = is_filler(units)
+            messages = np.flatnonzero((units["size"] > 0) & ~fillers)
+            if has_begun or len(messages):
+                count += int(fillers[0 if has_begun else messages[0] :].sum())
+                has_begun = True
+    return count

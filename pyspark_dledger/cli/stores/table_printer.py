@@ -1,0 +1,79 @@
+"""Rows of the tables around the log, as ``segments``, ``audit``, ``consumers`` and ``dump --table`` print them."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from pyspark_dledger.cli.exit_codes import CLEAN, FINDINGS
+from pyspark_dledger.cli.output.progress import ProgressBar
+from pyspark_dledger.cli.output.rows import Row, rows_of
+from pyspark_dledger.cli.output.stream import Output, note
+from pyspark_dledger.cli.output.text_table import print_rows
+from pyspark_dledger.cli.stores.open_stores import open_stores
+from pyspark_dledger.log import Log
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+# Verdicts of the table diff that no healthy group shows.
+_DIFFERENCES = frozenset(("damaged", "otherBytes", "diverged", "contradicts"))
+
+
+def is_finding(table: str, row: Row) -> bool:
+    """Whether a row of a table makes the exit code `FINDINGS`."""
+    if table == "findings":
+        return bool(row["severity"] != "info")
+    if table == "diff":
+        return row["verdict"] in _DIFFERENCES
+    if table == "segments":
+        return bool(row["findings"])
+    if table == "consumers":
+        return bool(row["lost"])
+    return table == "audit" or row.get("problem") is not None
+
+
+def table_batches(log: Log, name: str, progress: ProgressBar) -> Iterator[pa.RecordBatch]:
+    """The batches of a table, part by part."""
+    from pyspark_dledger.rocketmq.tables.registry import TABLES
+
+    table = TABLES[name]
+    parts = table.plan(log, log.options)
+    for number, part in enumerate(parts):
+        progress(number, len(parts))
+        yield from table.read(part)
+
+
+def print_tables(
+    name: str,
+    args: argparse.Namespace,
+    out: Output,
+    columns: tuple[str, ...] | None = None,
+    nothing: str = "no file",
+    notes: Callable[[Log], Iterator[str]] | None = None,
+) -> int:
+    """Print a table of each store, then `notes`; returns the exit code.
+
+    Text has `columns` of the table (all by default), or `nothing` where no row is printed. JSON has all columns, and no
+    notes.
+    """
+    code = CLEAN
+    texts: list[str] = []
+
+    def rows() -> Iterator[Row]:
+        nonlocal code
+        for log in open_stores(args):
+            for batch in table_batches(log, name, out.progress):
+                for row in rows_of(batch, bytes):
+                    code = FINDINGS if is_finding(name, row) else code
+                    yield row if args.json or columns is None else {column: row[column] for column in columns}
+            if notes is not None and not args.json:
+                texts.extend(f"{log.path}: {text}" for text in notes(log))
+
+    if not print_rows(out, rows(), args.json) and not args.json:
+        out.line(nothing)
+    out.flush()
+    for text in texts:
+        note(text)
+    return code

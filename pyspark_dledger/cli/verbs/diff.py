@@ -1,0 +1,106 @@
+"""``dledger diff``: where replicas differ."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from pyspark_dledger.cli.arguments import add_stores
+from pyspark_dledger.cli.exit_codes import CLEAN, FINDINGS
+from pyspark_dledger.cli.output.rows import Row, camel_case, fields_row, range_text
+from pyspark_dledger.cli.output.stream import Output, note
+from pyspark_dledger.cli.output.text_table import print_rows, print_table
+from pyspark_dledger.cli.stores.comparison_text import cut_logs, sentences
+from pyspark_dledger.cli.stores.open_stores import open_store, open_stores
+from pyspark_dledger.cli.stores.table_printer import is_finding
+from pyspark_dledger.format.json_text import json_line
+from pyspark_dledger.log.io.files import path_of
+from pyspark_dledger.log.io.store_paths import node_folders
+
+if TYPE_CHECKING:
+    from pyspark_dledger.log.diff.comparison import Comparison
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_stores(parser, "several are compared; of one folder, its nodes")
+    text = "print the MD5 of each segment instead: of the bytes that all replicas have, and of whole files"
+    parser.add_argument("--md5", action="store_true", help=text)
+
+
+def run(args: argparse.Namespace, out: Output) -> int:
+    """Print where replicas differ; `FINDINGS` where entries differ or are damaged, or a log lost its end.
+
+    A replica that only lags is no finding.
+    """
+    args.path = _replicas(args.path)
+    if args.md5:
+        return _md5(args, out)
+    log = open_store(args)
+    if args.json:
+        from pyspark_dledger.log.diff.diff_table import diff_rows
+
+        code = FINDINGS if list(cut_logs(log)) else CLEAN
+        for row in map(fields_row, diff_rows(log)):
+            code = FINDINGS if is_finding("diff", row) else code
+            out.line(json_line(row))
+        return code
+    from pyspark_dledger.log.diff.comparison import compare
+
+    code = _print_comparison(out, compare(log))
+    for text in cut_logs(log):
+        out.line(text)
+        code = FINDINGS
+    return code
+
+
+def _replicas(paths: list[str]) -> list[str]:
+    """The paths to compare. A single folder with several nodes stands for its nodes."""
+    folder = path_of(paths[0])
+    if len(paths) > 1 or not folder.is_dir():
+        return paths
+    nodes = node_folders(folder, sorted(path.name for path in folder.iterdir()))
+    return [str(node) for node in nodes.values()] if len(nodes) > 1 else paths
+
+
+def _print_comparison(out: Output, found: Comparison) -> int:
+    print_table(out, [_replica_row(item) for item in found.standings])
+    out.line("")
+    for text in sentences(found):
+        out.line(text)
+    rows = [fields_row(row) for row in found.rows]
+    if rows:
+        out.line("")
+        print_table(out, rows)
+    if found.more_rows:
+        out.line(f"and {found.more_rows} more: --json prints all")
+    return FINDINGS if any(is_finding("diff", {"verdict": verdict}) for verdict in found.entries) else CLEAN
+
+
+def _replica_row(item: Any) -> Row:
+    row: Row = {}
+    for name, value in dataclasses.asdict(item).items():
+        if name == "path":
+            continue
+        row[camel_case(name)] = _ranges(value) if isinstance(value, dict) else value
+    return row
+
+
+def _ranges(value: dict[str, Any]) -> str:
+    spans = [range_text(first, last) for first, last in value["ranges"][:3]]
+    return ", ".join(spans) + (" ..." if len(value["ranges"]) > 3 else "")
+
+
+def _md5(args: argparse.Namespace, out: Output) -> int:
+    """Print the MD5 of the last two files of each part of the log, which RocketMQ's upgrade guide compares."""
+    from pyspark_dledger.log.diff.digests import file_digests
+
+    digests = file_digests(list(open_stores(args)))
+    if not digests:
+        note("no file has been written to")
+    rows: Iterable[Row] = ({**fields_row(digest), "equal": digest.equal} for digest in digests)
+    if not args.json:
+        rows = ({name: value for name, value in row.items() if name != "md5"} | row["md5"] for row in rows)
+    print_rows(out, rows, args.json)
+    return CLEAN if all(digest.equal for digest in digests) else FINDINGS

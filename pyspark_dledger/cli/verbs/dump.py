@@ -1,0 +1,40 @@
+"""``dledger dump``: the rows of a table, by default of the log."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+
+from pyspark_dledger.cli.arguments import REPLICAS, ROW_POSITION, add_rows, add_stores, natural
+from pyspark_dledger.cli.output.stream import Output
+from pyspark_dledger.cli.stores.open_stores import open_store
+from pyspark_dledger.cli.stores.row_printer import RowPrinter, with_progress
+from pyspark_dledger.cli.stores.table_printer import table_batches
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_stores(parser, REPLICAS)
+    add_rows(parser)
+    text = "log (the default), segments, state, findings, indexUnits, consumeQueue, indexFile, audit, consumers, diff"
+    parser.add_argument("--table", metavar="NAME", help=text)
+    text = f"the first row at or after {ROW_POSITION}"
+    parser.add_argument("--from", dest="starting", metavar="POSITION", help=text)
+    parser.add_argument("--to", dest="ending", metavar="POSITION", help="the end of the rows, exclusive")
+    parser.add_argument("--limit", type=natural, metavar="N", help="print at most N rows")
+
+
+def run(args: argparse.Namespace, out: Output) -> int:
+    log = open_store(args)
+    printer = RowPrinter(args, out, log)
+    limit = args.limit
+    if log.options.table == "log":
+        if limit is not None:
+            log.options = replace(log.options, max_batch_rows=max(min(limit, log.options.max_batch_rows), 1))
+        batches = with_progress(log, log.scan(printer.columns), out.progress)
+    else:
+        batches = table_batches(log, log.options.table, out.progress)
+    for batch in batches:
+        printer.print(batch, None if limit is None else limit - printer.count)
+        if limit is not None and printer.count >= limit:
+            break
+    return printer.code

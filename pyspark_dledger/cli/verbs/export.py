@@ -1,0 +1,102 @@
+"""``dledger export``: writes a log as a store without DLedger, as Parquet, or as JSON lines."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from pyspark_dledger.cli.arguments import add_json, add_option, add_topics
+from pyspark_dledger.cli.exit_codes import CLEAN, EXPORT_EXITS, FINDINGS
+from pyspark_dledger.cli.output.rows import fields_row
+from pyspark_dledger.cli.output.stream import Output, note
+from pyspark_dledger.cli.stores.open_stores import read_options, set_option
+from pyspark_dledger.common.freed_memory import keep_freed_memory
+from pyspark_dledger.format.json_text import json_line, printable
+
+if TYPE_CHECKING:
+    from pyspark_dledger.rocketmq.export.forms import ExportReport
+
+_MAX_SHOWN = 10
+# Arguments that are options of an export.
+_OPTIONS = ("columns", "compression", "preserveOffsets", "commitLogOnly")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = EXPORT_EXITS
+    parser.add_argument("path", metavar="PATH", help="a store")
+    text = "a new or empty folder, or one with an unfinished export of the same"
+    parser.add_argument("target", metavar="TARGET", help=text)
+    text = "commitlog (a storePathRootDir for a plain broker), parquet (by topic and day) or jsonl"
+    parser.add_argument("--to", metavar="FORM", help=text)
+    add_topics(parser)
+    text = "parquet, jsonl: columns of the log table; default: all"
+    parser.add_argument("--columns", metavar="NAME[,NAME]", help=text)
+    text = "parquet (default zstd), jsonl (default none): none, gzip or zstd"
+    parser.add_argument("--compression", metavar="NAME", help=text)
+    text = "commitlog: keep physical offsets where possible, with filler between the messages"
+    _add_switch(parser, "--preserve-offsets", "preserveOffsets", text)
+    text = "commitlog: without consumequeue/ and index/, which the broker builds at its first start"
+    _add_switch(parser, "--commitlog-only", "commitLogOnly", text)
+    text = "write the parts in Spark tasks, at a master such as local[4] or spark://HOST:7077"
+    parser.add_argument("--spark", metavar="MASTER", help=text)
+    add_json(parser, "the report as one JSON object")
+    text = "an option of a read (docs/reading.md lists them) or of an export, such as isolationLevel=read_committed"
+    add_option(parser, text)
+
+
+def _add_switch(parser: argparse.ArgumentParser, flag: str, option: str, text: str) -> None:
+    parser.add_argument(flag, dest=option, action="store_const", const="true", help=text)
+
+
+def run(args: argparse.Namespace, out: Output) -> int:
+    """Export a log, or continue an interrupted export."""
+    options: dict[str, Any] = dict(read_options(args))
+    for name in _OPTIONS:
+        if (value := getattr(args, name)) is not None:
+            set_option(options, name, value)
+    try:
+        report = _export(args, options, out)
+    except KeyboardInterrupt:
+        note(f"interrupted: the same command continues the export in {args.target}")
+        raise
+    out.progress.clear()
+    if args.json:
+        out.line(json_line(fields_row(report)))
+    else:
+        _print(args.target, report, out)
+    is_clean = report.rows and not (report.skipped or report.problems)
+    return CLEAN if is_clean else FINDINGS
+
+
+def _export(args: argparse.Namespace, options: dict[str, Any], out: Output) -> ExportReport:
+    from pyspark_dledger.rocketmq.export import export as export_log
+
+    keep_freed_memory()
+    if args.spark is None:
+        return export_log(args.path, args.target, args.to, progress=out.progress, **options)
+    from pyspark_dledger.spark.tasks import run_on, session_at
+
+    with session_at(args.spark) as spark:
+        return export_log(args.path, args.target, args.to, run=run_on(spark), **options)
+
+
+def _print(target: str, report: ExportReport, out: Output) -> None:
+    resumed = f", of which an earlier run had done {report.resumed}" if report.resumed else ""
+    rate = report.source_bytes / max(report.seconds, 0.001) / 1e6
+    out.line(f"exported to {printable(target)} ({report.form}): {report.rows} rows of {report.source_bytes} bytes")
+    out.line(f"files: {report.files}, {report.bytes} bytes; parts: {report.parts}{resumed}")
+    out.line(f"read back and verified; {report.seconds:.1f} s, {rate:.3g} MB/s of the log")
+    if report.problems:
+        out.line(f"rows with a problem: {report.problems}, written as they are; column problem says what it is")
+    if report.skipped:
+        out.line(f"left out: {report.skipped} rows")
+        for line in report.first_skipped[:_MAX_SHOWN]:
+            out.line(f"  {printable(line)}")
+        if report.skipped > _MAX_SHOWN:
+            out.line(f"  and {report.skipped - _MAX_SHOWN} more; --json lists up to 100")
+    for line in report.notes:
+        out.line(f"note: {printable(line)}")
+    if report.broker_conf:
+        out.line("broker.conf needs:")
+        for name, value in report.broker_conf.items():
+            out.line(f"  {name}={printable(value)}")

@@ -1,0 +1,118 @@
+"""``dledger rebuild``: rebuilds ConsumeQueues or the index of keys from the log."""
+
+from __future__ import annotations
+
+import argparse
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+from pyspark_dledger.cli.arguments import add_json, add_option
+from pyspark_dledger.cli.exit_codes import CLEAN, FINDINGS, REBUILD_EXITS
+from pyspark_dledger.cli.output.rows import fields_row
+from pyspark_dledger.cli.output.stream import Output, note
+from pyspark_dledger.cli.output.text_table import print_rows, print_table
+from pyspark_dledger.cli.stores.open_stores import read_options
+from pyspark_dledger.errors import OptionError
+from pyspark_dledger.format.json_text import json_line
+from pyspark_dledger.rocketmq.work_parts import MapParts, map_here
+
+if TYPE_CHECKING:
+    from pyspark_dledger.rocketmq.rebuild import Compared, FileSettings, Rebuilt
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Rebuild ConsumeQueues or the index of keys from the log. They replace the old ones, which "
+    parser.description += "are kept next to them. The log is only read."
+    parser.epilog = REBUILD_EXITS
+    parser.add_argument("what", choices=("consumequeue", "index"), help="what to build")
+    parser.add_argument("path", metavar="PATH", help="the store: a storePathRootDir that no broker has open")
+    text = "print what would change, and write nothing; with --json a line for each queue or index file"
+    parser.add_argument("--dry-run", action="store_true", help=text)
+    text = "a new or empty folder: build there, and leave the store alone"
+    parser.add_argument("--out", metavar="DIR", help=text)
+    text = "read the log in Spark tasks, at a master such as local[4] or spark://HOST:7077"
+    parser.add_argument("--spark", metavar="MASTER", help=text)
+    for flag, option, file, default in (
+        ("--units-per-file", "unitsPerFile", "a ConsumeQueue file", 300000),
+        ("--hash-slots", "hashSlots", "an index file", 5000000),
+        ("--index-units", "indexUnits", "an index file", 20000000),
+    ):
+        text = f"of {file}; default: that of existing files, else {default}"
+        parser.add_argument(flag, dest=option, metavar="N", help=text)
+    text = "a broker.conf, for messageDelayLevel, and for sizes that neither flags nor files show"
+    parser.add_argument("--broker-conf", dest="brokerConf", metavar="FILE", help=text)
+    add_json(parser)
+    add_option(parser)
+
+
+def run(args: argparse.Namespace, out: Output) -> int:
+    """Rebuild, or compare with ``--dry-run``: then `FINDINGS` if anything would change."""
+    from pyspark_dledger.rocketmq.rebuild import FileSettings
+
+    names = ("unitsPerFile", "hashSlots", "indexUnits", "brokerConf")
+    files, _ = FileSettings.taken_from({name: getattr(args, name) for name in names})
+    return _compare(args, files, out) if args.dry_run else _rebuild(args, files, out)
+
+
+def _compare(args: argparse.Namespace, files: FileSettings, out: Output) -> int:
+    from pyspark_dledger.rocketmq.rebuild import compare
+
+    if args.out is not None or args.spark is not None:
+        raise OptionError("--dry-run: expected neither --out nor --spark, for nothing is written: leave them out")
+    found = compare(args.path, args.what, files=files, progress=out.progress, options=read_options(args))
+    if args.json:
+        print_rows(out, map(fields_row, found.differences), args.json)
+        for text in found.notes:
+            note(text)
+    else:
+        _print_compared(out, found)
+    return CLEAN if found.is_equal else FINDINGS
+
+
+def _print_compared(out: Output, found: Compared) -> None:
+    changed = [difference for difference in found.differences if not difference.is_equal]
+    if changed:
+        print_table(out, map(fields_row, changed))
+        out.line("")
+    out.line(f"{found.folder}: {found.built.messages} messages {found.committed}")
+    equal, kind = len(found.differences) - len(changed), "queues" if found.what == "consumequeue" else "index files"
+    out.line(f"{equal} {kind} are as they would be built, {len(changed)} are not")
+    for text in found.notes:
+        out.line(f"note: {text}")
+
+
+def _rebuild(args: argparse.Namespace, files: FileSettings, out: Output) -> int:
+    from pyspark_dledger.rocketmq.rebuild import rebuild as rebuild_by
+
+    options = read_options(args)
+    with ExitStack() as opened:
+        run = _runner(args.spark, opened)
+        done = rebuild_by(
+            args.path, args.what, out=args.out, files=files, run=run, progress=out.progress, options=options
+        )
+    if args.json:
+        out.line(json_line({**fields_row(done), "built": fields_row(done.built)}))
+    else:
+        _print_rebuilt(out, done)
+    return CLEAN
+
+
+def _print_rebuilt(out: Output, done: Rebuilt) -> None:
+    built = done.built
+    parts = f"{built.units} units in {built.queue_files} files"
+    if done.what == "index":
+        parts = f"{built.keys} keys in {built.index_files} files"
+    out.line(f"{done.folder}: {parts}, of {built.messages} messages {done.committed}")
+    if done.before is not None:
+        out.line(f"what was there is kept as {done.before}: delete it once a broker serves the store")
+    for text in done.notes:
+        out.line(f"note: {text}")
+
+
+def _runner(master: str | None, opened: ExitStack) -> MapParts:
+    """The runner of the parts: this process, or a Spark session that ends with `opened`."""
+    if master is None:
+        return map_here
+    from pyspark_dledger.spark.tasks import run_on, session_at
+
+    return run_on(opened.enter_context(session_at(master)))

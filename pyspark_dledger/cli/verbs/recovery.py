@@ -1,0 +1,99 @@
+"""``dledger recovery``: what Java would do on opening a store."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from pyspark_dledger.cli.arguments import EACH, add_stores
+from pyspark_dledger.cli.exit_codes import CLEAN, FINDINGS
+from pyspark_dledger.cli.output.rows import Row, range_text
+from pyspark_dledger.cli.output.stream import Output
+from pyspark_dledger.cli.output.text_table import print_fields, print_table
+from pyspark_dledger.cli.stores.open_stores import open_stores
+from pyspark_dledger.common.options import parse_size
+from pyspark_dledger.format.json_text import json_line
+from pyspark_dledger.log import Log
+
+if TYPE_CHECKING:
+    from pyspark_dledger.log.recovery.recovery_preview import RecoveryPreview
+
+# What a table of versions shows; --json has everything.
+_COLUMNS = ("java", "outcome", "beginIndex", "endIndex", "endTerm", "committedIndex")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_stores(parser, EACH)
+    version = parser.add_mutually_exclusive_group()
+    text = "of DLedger, such as 0.3.1.2; default: every line of versions"
+    version.add_argument("--java", metavar="VERSION", help=text)
+    version.add_argument("--rocketmq", metavar="VERSION", help="of the broker, such as 5.3.3, with its own recovery")
+    for name in ("data", "index"):
+        text = f"Java's configured size of {name} files, such as 160m; default: that of the existing ones"
+        parser.add_argument(f"--{name}-file-size", type=_file_size, metavar="SIZE", help=text)
+
+
+def _file_size(text: str) -> int:
+    try:
+        return parse_size(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected a size such as 65536, 64k or 1g, found {text}") from None
+
+
+def run(args: argparse.Namespace, out: Output) -> int:
+    """Print what Java would do; `FINDINGS` where a version does not open the store, or cuts entries."""
+    code = CLEAN
+    for log in open_stores(args):
+        found = list(_recoveries(args, log))
+        if any(_is_trouble(item, log.end.last_index) for item in found):
+            code = FINDINGS
+        if args.json:
+            for item in found:
+                out.line(json_line({"path": log.path, "node": log.paths.node, **item.as_json()}))
+        elif len(found) == 1:
+            print_fields(out, _for_text(found[0]))
+        else:
+            out.line(f"{log.path}: if Java DLedger of these versions opened it")
+            print_table(out, [_short(item) for item in found])
+            for text in dict.fromkeys(text for item in found for text in item.notes):
+                out.line(f"note: {text}")
+    return code
+
+
+def _is_trouble(item: RecoveryPreview, last_index: int) -> bool:
+    """Whether a version does not open the store or cuts entries, committed or not."""
+    starts = (item.rocketmq or {}).get("starts", True)
+    return item.outcome != "opens" or bool(item.lost) or (item.end_index or 0) < last_index or not starts
+
+
+def _recoveries(args: argparse.Namespace, log: Log) -> Iterator[RecoveryPreview]:
+    from pyspark_dledger.log.recovery.recovery_preview import LINES, preview
+
+    if args.rocketmq is not None:
+        from pyspark_dledger.rocketmq.recovery.broker_recovery import preview_broker
+
+        yield preview_broker(log, args.rocketmq, args.data_file_size, args.index_file_size)
+    else:
+        for version in [args.java] if args.java is not None else LINES:
+            yield preview(log, version, args.data_file_size, args.index_file_size)
+
+
+def _for_text(item: RecoveryPreview) -> Row:
+    """A recovery without its empty values, and with counts of files instead of lists."""
+    row = item.as_json()
+    for name in ("dataFilesAfter", "indexFilesAfter"):
+        row[name] = len(row[name])
+    row["lost"] = [range_text(first, last) for first, last in item.lost]
+    row |= {f"rocketmq.{name}": value for name, value in (row.pop("rocketmq") or {}).items()}
+    return {name: value for name, value in row.items() if value not in (None, "", [], {})}
+
+
+def _short(item: RecoveryPreview) -> Row:
+    row = item.as_json()
+    return {name: row[name] for name in _COLUMNS} | {
+        "dataFiles": len(item.data_files_after),
+        "deleted": len(item.data_files_deleted) + len(item.index_files_deleted),
+        "lost": [range_text(first, last) for first, last in item.lost],
+        "reason": item.reason,
+    }

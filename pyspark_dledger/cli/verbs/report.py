@@ -1,0 +1,155 @@
+"""``dledger report``: writes an HTML page about a store."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import tempfile
+from collections.abc import Iterable
+from contextlib import suppress
+from datetime import datetime, timezone
+from pathlib import Path
+
+from pyspark_dledger.cli.arguments import add_option
+from pyspark_dledger.cli.exit_codes import CLEAN, FINDINGS, READ_EXITS
+from pyspark_dledger.cli.output.stream import Output, note
+from pyspark_dledger.cli.report import MARKER
+from pyspark_dledger.cli.stores.open_stores import open_store
+from pyspark_dledger.errors import OptionError, StoreError
+from pyspark_dledger.format.json_text import json_line
+from pyspark_dledger.log import Log
+
+_OF_REPLICAS = ("replicas", "groupsize")
+_NEEDED = ("jinja2", "matplotlib")
+_HEAD_BYTES = 4096
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = READ_EXITS
+    parser.add_argument("path", nargs="+", metavar="STORE", help="the store, and replicas to compare it with")
+    result = parser.add_mutually_exclusive_group(required=True)
+    text = "the file to write, outside the store; it may replace an earlier report only; - is standard output"
+    result.add_argument("--output", "-o", metavar="FILE", help=text)
+    text = "print what the page says as one JSON object instead"
+    result.add_argument("--json", action="store_true", help=text)
+    text = "for sharing: paths, topics, groups and what findings quote become redacted:DIGEST:LENGTH"
+    parser.add_argument("--redact", action="store_true", help=text)
+    add_option(parser, names=("--option",))
+
+
+def run(args: argparse.Namespace, out: Output) -> int:
+    """Write the page, or print the facts as JSON; `FINDINGS` where the verdict has a warning or an error."""
+    if not args.json:
+        _check_extra()
+    log, compared = _open(args)
+    target = (
+        None if args.json or args.output == "-" else _checked_target(Path(args.output), [log, *_replicas(compared)])
+    )
+
+    from pyspark_dledger.cli.report.facts import gather
+    from pyspark_dledger.cli.report.verdict import TROUBLE, verdicts
+
+    facts = gather(log, compared, out.progress)
+    if args.redact:
+        from pyspark_dledger.cli.report.redacted import redacted
+
+        facts = redacted(facts)
+    code = FINDINGS if any(verdict.level in TROUBLE for verdict in verdicts(facts)) else CLEAN
+    if args.json:
+        out.line(json_line(facts.as_json()))
+        return code
+
+    from pyspark_dledger.cli.report.page import render
+
+    now = datetime.now(timezone.utc)
+    page = render(facts, f" at {now:%Y-%m-%d %H:%M:%S} UTC")
+    if target is None:
+        out.line(page)
+    else:
+        _write(target, page)
+        note(f"wrote {args.output}")
+    return code
+
+
+def _check_extra() -> None:
+    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise OptionError(
+            f"report: expected jinja2 and matplotlib, found no {' and no '.join(missing)}: "
+            f"pip install {' '.join(missing)}, or --json for the facts without a page"
+        )
+
+
+def _open(args: argparse.Namespace) -> tuple[Log, Log | None]:
+    """The store by itself, and with its replicas where some are args: they may contradict it, which a read refuses."""
+    compared = open_store(args) if len(args.path) > 1 else None
+    args = argparse.Namespace(**{**vars(args), "path": args.path[:1]})
+    log = open_store(args)
+    if log.options.replicas:
+        compared = log
+        args.option = [text for text in args.option if text.partition("=")[0].lower() not in _OF_REPLICAS]
+        log = open_store(args)
+    return log, compared
+
+
+def _replicas(compared: Log | None) -> list[Log]:
+    return compared.replicas if compared is not None else []
+
+
+def _checked_target(target: Path, logs: Iterable[Log]) -> Path:
+    """`target`, if a page may be written there: not into a store that is read, and over nothing but another page."""
+    folder = target.parent.resolve()
+    if not folder.is_dir():
+        raise StoreError(f"{target}: expected a folder to write the page to, found no {target.parent}: make it first")
+    for store in (store for log in logs for store in _folders(log)):
+        if folder == store or store in folder.parents:
+            raise StoreError(
+                f"{target}: expected a place outside the store, found it in {store}: nothing is written to a store "
+                "that is read, choose another -o"
+            )
+    if os.path.lexists(target) and not _is_page(target):
+        raise StoreError(
+            f"{target}: expected nothing there, or a page of an earlier report, found something else: choose another "
+            "-o, or move it away"
+        )
+    return target
+
+
+def _folders(log: Log) -> list[Path]:
+    """All folders of a store on this machine: the one around a broker's log, else those of the log itself."""
+    from pyspark_dledger.cli.report.facts import is_broker
+
+    paths = log.paths
+    found = [paths.root if is_broker(log) else None, paths.node_dir, *paths.data_dirs, *paths.commitlog_dirs]
+    # What is remote is no Path, and no file is written there.
+    return [folder.resolve() for folder in found if isinstance(folder, Path)]
+
+
+def _is_page(path: Path) -> bool:
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return f'<meta name="generator" content="{MARKER}">'.encode() in file.read(_HEAD_BYTES)
+
+
+def _write(target: Path, page: str) -> None:
+    """Write the page whole or not at all."""
+    descriptor, name = tempfile.mkstemp(prefix=".dledger-report-", suffix=".html", dir=target.parent)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(page)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).chmod(0o666 & ~_umask())
+        Path(name).replace(target)
+    except BaseException:
+        with suppress(OSError):
+            Path(name).unlink()
+        raise
+
+
+def _umask() -> int:
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,205 @@
+"""``dledger serve``: runs one member of a group."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import resource
+import sys
+import time
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pyspark_dledger.cli.arguments import add_json, add_member, add_tls, natural
+from pyspark_dledger.cli.exit_codes import SERVE_EXITS
+from pyspark_dledger.cli.group.event_loop import Signals, first_of, run_loop
+from pyspark_dledger.cli.output.rows import row_line
+from pyspark_dledger.cli.output.stream import Output
+from pyspark_dledger.common.log_records import LOG, log_to_stderr, record
+from pyspark_dledger.errors import DLedgerError
+from pyspark_dledger.raft.node import Node, NodeConfig
+from pyspark_dledger.raft.node.memory import settle_memory
+from pyspark_dledger.raft.node.settings import NodeSettings, node_config, read_settings
+
+if TYPE_CHECKING:
+    # These load pyarrow, which only a node that serves messages needs.
+    from pyspark_dledger.rocketmq.broker.broker_conf import BrokerConf
+    from pyspark_dledger.rocketmq.service.message_service import MessageService
+
+# Seconds between two status records, and between two checks of the status.
+_STATUS_SECONDS = 10.0
+_CHECK_SECONDS = 0.25
+_MAX_OPEN_FILES = 16384
+
+# The setting of each flag.
+_FLAGS = {
+    "group": "group",
+    "id": "selfId",
+    "peers": "peers",
+    "store": "storeBaseDir",
+    "flush": "flush",
+    "listen": "listen",
+    "tls_cert": "tlsCert",
+    "tls_key": "tlsKey",
+    "tls_ca": "tlsCa",
+    "data_file_size": "mappedFileSizeForEntryData",
+    "index_file_size": "mappedFileSizeForEntryIndex",
+    "truncate_at": "truncateAt",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = SERVE_EXITS
+    add_json(parser)
+    parser.add_argument("--group", metavar="NAME", help="the group's name")
+    parser.add_argument("--id", metavar="ID", help="this member's id, such as n0")
+    text = "all members with their addresses, as n0-127.0.0.1:20911;n1-127.0.0.1:20912"
+    parser.add_argument("--peers", metavar="ID-HOST:PORT;...", help=text)
+    text = "the folder of dledger-ID/, which is created if it does not exist"
+    parser.add_argument("--store", metavar="DIR", help=text)
+    text = "settings as key=value lines, by their names in Java's DLedgerConfig; flags override them"
+    parser.add_argument("--config", metavar="FILE", help=text)
+    text = "HOST or HOST:PORT to listen at; default: the own address of --peers, if it is a loopback one"
+    parser.add_argument("--listen", metavar="HOST", help=text)
+    add_tls(parser)
+    text = (
+        "serve messages, as a broker's leader does; DIR is then a storePathRootDir, with consumequeue/, index/, config/"
+    )
+    parser.add_argument("--messages", action="store_true", help=text)
+    text = "a broker.conf with enableDLegerCommitLog=true, read as the broker reads it; implies --messages"
+    parser.add_argument("--broker-conf", metavar="FILE", help=text)
+    text = "first put aside the entry of that index and all after it: only to repair a damaged store"
+    parser.add_argument("--truncate-at", type=natural, metavar="INDEX", help=text)
+    # For members that `cluster` starts: they end with it.
+    parser.add_argument("--until-input-ends", action="store_true", help=argparse.SUPPRESS)
+    add_member(parser)
+
+
+def run(args: argparse.Namespace, out: Output) -> int:
+    conf = _broker_conf(args)
+    config = node_config(_settings(args, conf))
+    log_to_stderr(args.log_format, id=config.self_id)
+    if conf is not None:
+        passed_over = ",".join(conf.passed_over) or None
+        record(logging.INFO, "broker-conf", file=args.broker_conf, brokerId=conf.broker_id, passedOver=passed_over)
+    if conf is None and not args.messages:
+        return run_loop(lambda: _serve(config, None, args, out))
+    from pyspark_dledger.cli.group.messages import open_messages
+
+    service = open_messages(config, args, conf)
+    try:
+        config = replace(config, store_options={**config.store_options, **service.store_options})
+        return run_loop(lambda: _serve(config, service, args, out))
+    finally:
+        service.close()
+
+
+def _settings(args: argparse.Namespace, conf: BrokerConf | None) -> NodeSettings:
+    """Settings of the broker.conf, overridden by those of the file, and these by the flags."""
+    settings = NodeSettings()
+    for name, said in conf.settings.items() if conf is not None else ():
+        settings.say(name, said.text, said.place)
+    if args.config:
+        read = read_settings(Path(args.config))
+        for name, text in read.items():
+            settings.say(name, text, read.places[name])
+    for flag, name in _FLAGS.items():
+        if (value := getattr(args, flag)) is not None:
+            settings.say(name, str(value), f"--{flag.replace('_', '-')}")
+    for text in args.set:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise DLedgerError(f"--set {text}: expected NAME=VALUE, found no =")
+        settings.say(name, value, "--set")
+    return settings
+
+
+def _broker_conf(args: argparse.Namespace) -> BrokerConf | None:
+    if not args.broker_conf:
+        return None
+    from pyspark_dledger.rocketmq.broker.broker_conf import read_broker_conf
+
+    return read_broker_conf(Path(args.broker_conf))
+
+
+async def _serve(config: NodeConfig, service: MessageService | None, args: argparse.Namespace, out: Output) -> int:
+    asyncio.get_running_loop().set_exception_handler(_unexpected)
+    _allow_files()
+    signals = Signals()
+    if args.until_input_ends:
+        signals.stop_at_end_of_input()
+    node = Node(config, application=service)
+    await node.start()
+    settle_memory()
+    try:
+        ready = {"event": "ready", "group": config.group, "id": config.self_id, "address": str(node.address)}
+        row = {**ready, "pid": os.getpid()}
+        out.line(row_line(row, args.json))
+        out.flush()
+        status = _Status(node)
+        while not (signals.received.is_set() or node.failed.done()):
+            status.show()
+            await first_of(signals.received, node.failed, _CHECK_SECONDS)
+        status.clear()
+    finally:
+        await node.stop()
+    if node.failed.done():
+        raise DLedgerError(f"{config.self_id}: expected to go on, found {node.failed.result()!r}: its log says more")
+    return signals.exit_code
+
+
+def _unexpected(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Logs an unexpected error in the handling of a connection, which ends that connection."""
+    error = context.get("exception")
+    LOG.error("unexpected", exc_info=error, extra={"fields": {"found": context.get("message")}})
+
+
+def _allow_files() -> None:
+    """Raises the limit of open files: every connection and every file of the log is one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(_MAX_OPEN_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+class _Status:
+    """The node's status: a line that is redrawn on a terminal, else a log record on change, at most every 10 s."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._shown: dict[str, Any] = {}
+        self._next = 0.0
+        self._live = _live() if sys.stderr.isatty() else None
+
+    def show(self) -> None:
+        row = self._node.status()
+        if row == self._shown:
+            return
+        if self._live is not None:
+            self._live.update(row_line(row, as_json=False), refresh=True)
+        elif time.monotonic() >= self._next:
+            record(logging.INFO, "status", **row)
+            self._next = time.monotonic() + _STATUS_SECONDS
+        else:
+            return
+        self._shown = row
+
+    def clear(self) -> None:
+        if self._live is not None:
+            # The terminal may be closed.
+            with suppress(OSError):
+                self._live.stop()
+
+
+def _live() -> Any:
+    from rich.console import Console
+    from rich.live import Live
+
+    live = Live(console=Console(stderr=True, highlight=False), auto_refresh=False, redirect_stdout=False)
+    live.start()
+    return live

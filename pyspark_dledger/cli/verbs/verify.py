@@ -1,0 +1,77 @@
+"""``dledger verify``: what is wrong with a store."""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from pyspark_dledger.cli.arguments import EACH, add_stores
+from pyspark_dledger.cli.exit_codes import CLEAN, FINDINGS
+from pyspark_dledger.cli.output.rows import cell, fields_row
+from pyspark_dledger.cli.output.stream import Output
+from pyspark_dledger.cli.stores.open_stores import open_stores
+from pyspark_dledger.format.json_text import json_line
+
+if TYPE_CHECKING:
+    from pyspark_dledger.log.verify.findings import Finding
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_stores(parser, EACH)
+    text = "the least severity to print; the exit code is 1 for warnings and errors, printed or not"
+    parser.add_argument("--least", choices=("info", "warning", "error"), default="info", help=text)
+
+
+def run(args: argparse.Namespace, out: Output) -> int:
+    """Print all findings; `FINDINGS` if there is a warning or an error."""
+    from pyspark_dledger.log.verify.findings import INFO, SEVERITIES
+    from pyspark_dledger.log.verify.verify_store import verify as find_all
+
+    wanted = SEVERITIES[SEVERITIES.index(args.least) :]
+    code = CLEAN
+    for log in open_stores(args):
+        found: list[Finding] = []
+        for finding in find_all(log, out.progress):
+            code = code if finding.severity == INFO else FINDINGS
+            if args.json and finding.severity in wanted:
+                out.line(json_line(fields_row(finding)))
+            elif not args.json:
+                found.append(finding)
+        if not args.json:
+            _print_findings(out, [finding for finding in found if finding.severity in wanted])
+            counts = Counter(finding.severity for finding in found)
+            summary = ", ".join(f"{severity} {counts[severity]}" for severity in reversed(SEVERITIES))
+            out.line(f"{log.path}: {summary}")
+    return code
+
+
+def _print_findings(out: Output, found: list[Finding]) -> None:
+    """Print findings by severity, the worst first, then by code. What a code means is printed once."""
+    from pyspark_dledger.log.verify.findings import CODES, SEVERITIES
+
+    order = [(severity, code) for severity in reversed(SEVERITIES) for code in CODES]
+    for severity, code in order:
+        same = [finding for finding in found if (finding.severity, finding.code) == (severity, code)]
+        if not same:
+            continue
+        out.line(f"{severity} {code}: {CODES[code].text}")
+        out.line(f"  Java: {same[0].java_does}")
+        for finding in same:
+            out.line(f"  {_location(finding)}{_text(finding)}")
+        out.line("")
+
+
+def _location(finding: Finding) -> str:
+    offset = f" at byte {finding.offset}" if finding.offset is not None else ""
+    index = f" (index {finding.index})" if finding.index is not None else ""
+    return f"{cell(finding.file)}{offset}{index}"
+
+
+def _text(finding: Finding) -> str:
+    parts = [
+        f"{name} {cell(value)}"
+        for name, value in (("expected", finding.expected), ("found", finding.found))
+        if value is not None
+    ]
+    return f": {', '.join(parts)}" if parts else ""
