@@ -20,8 +20,8 @@ REBUILD_EXITS = (
     "exit codes: 0 done, or with --dry-run nothing would change; 1 with --dry-run something would change; 2 error; "
     "130 interrupted. The old files stay in place until the new ones are complete."
 )
-SERVE_EXITS = "exit codes: 0 stopped by SIGTERM; 2 error; 130 interrupted."
+SERVE_EXITS = "exit codes: 0 stopped by SIGTERM; 2 error; 130 interrupted"
 CLIENT_EXITS = (
     "exit codes: 0 done; 1 nothing found, or the outcome is unknown: it may have been done, or may be done later; "
-    "2 error: nothing was done except what was printed; 130 interrupted."
+    "2 error: nothing was done except what was printed; 130 interrupted"
 )
