@@ -1,4 +1,4 @@
-"""A node's log records: one line each, a name and fields, as ``key=value`` or as JSON."""
+"""The log of a node: one line per record, an event name and fields, as ``key=value`` or as JSON."""
 
 from __future__ import annotations
 
@@ -15,12 +15,10 @@ LOG = logging.getLogger("pyspark_dledger.node")
 
 LogFormat = Literal["text", "json"]
 
-# Of one kind a second; what strangers can cause must not fill a disk.
-_MOST_A_SECOND = 20
-# Seconds between two records of the same problem, and how many problems are told apart.
-_SAME_SECONDS = 10.0
-_MOST_PROBLEMS = 256
-# Terms and indexes; the digits of an id such as n1 are none.
+_MAX_PER_SECOND = 20
+_REPEAT_SECONDS = 10.0
+_MAX_PROBLEMS = 256
+# Terms and indexes, but not the digits of an id such as n1.
 _NUMBERS = re.compile(r"\b\d+\b")
 
 
@@ -30,55 +28,58 @@ def record(level: int, event: str, **fields: object) -> None:
         LOG.log(level, event, extra={"fields": fields})
 
 
-class Limited:
-    """Logs events that strangers cause, so many a second at most; what was left out is counted in the next one."""
+class RateLimitedLog:
+    """Logs events that any client can cause, at most 20 a second, so that they cannot fill a disk.
+
+    The next record counts the omitted ones (``leftOut``).
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._second = -1
         self._count = 0
-        self._left_out = 0
+        self._omitted = 0
 
     def __call__(self, level: int, event: str, **fields: object) -> None:
         second = int(self._clock())
         if second != self._second:
             self._second, self._count = second, 0
         self._count += 1
-        if self._count > _MOST_A_SECOND:
-            self._left_out += 1
+        if self._count > _MAX_PER_SECOND:
+            self._omitted += 1
             return
-        if self._left_out:
-            fields["leftOut"], self._left_out = self._left_out, 0
+        if self._omitted:
+            fields["leftOut"], self._omitted = self._omitted, 0
         record(level, event, **fields)
 
 
-class Seldom:
-    """Logs problems that last, each every 10 s at most. Those that differ in numbers only, such as terms, are the same.
+class ProblemLog:
+    """Logs each lasting problem at most every 10 s. Texts that differ only in numbers, such as terms, are one problem.
 
-    What was left out of a problem is counted in the next record of it.
+    The next record of a problem counts the omitted ones (``leftOut``).
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        # When each was logged, and how often it came since.
+        # When each problem was logged, and how often it occurred since.
         self._logged: dict[str, tuple[float, int]] = {}
 
     def __call__(self, level: int, event: str, found: str) -> None:
         key, now = _NUMBERS.sub("0", found), self._clock()
-        logged, left_out = self._logged.get(key, (now - _SAME_SECONDS, 0))
-        if now - logged < _SAME_SECONDS:
-            self._logged[key] = logged, left_out + 1
+        logged, omitted = self._logged.get(key, (now - _REPEAT_SECONDS, 0))
+        if now - logged < _REPEAT_SECONDS:
+            self._logged[key] = logged, omitted + 1
             return
-        if len(self._logged) >= _MOST_PROBLEMS:
+        if len(self._logged) >= _MAX_PROBLEMS:
             self._logged.clear()
         self._logged[key] = now, 0
-        record(level, event, found=found, **({"leftOut": left_out} if left_out else {}))
+        record(level, event, found=found, **({"leftOut": omitted} if omitted else {}))
 
 
-def log_to_stderr(form: LogFormat, **always: object) -> None:
-    """Send this package's records to standard error, each with the fields of `always`, and warnings as records, too."""
-    handler = _ToStderr()
-    handler.setFormatter(_JsonLines(always) if form == "json" else _TextLines(always))
+def log_to_stderr(form: LogFormat, **common: object) -> None:
+    """Send this package's records, and warnings, to standard error, each with the fields of `common`."""
+    handler = _StderrHandler()
+    handler.setFormatter(_JsonFormatter(common) if form == "json" else _TextFormatter(common))
     package = logging.getLogger("pyspark_dledger")
     package.handlers[:] = [handler]
     package.setLevel(logging.INFO)
@@ -86,12 +87,12 @@ def log_to_stderr(form: LogFormat, **always: object) -> None:
     warnings.showwarning = _record_warning
 
 
-class _ToStderr(logging.Handler):
-    """To what standard error is at that moment: a status line that is redrawn there puts itself in between."""
+class _StderrHandler(logging.Handler):
+    """Writes to the current ``sys.stderr``, which a status line replaces while it is shown."""
 
     def emit(self, found: logging.LogRecord) -> None:
         try:
-            print(self.format(found), file=sys.stderr, flush=True)  # noqa: T201  # it is what it is for
+            print(self.format(found), file=sys.stderr, flush=True)  # noqa: T201  # this handler prints
         except OSError:
             self.handleError(found)
 
@@ -101,42 +102,42 @@ def _record_warning(message: Warning | str, *_: object, **_named: object) -> Non
 
 
 def _time_of(found: logging.LogRecord) -> str:
-    whole = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(found.created))
-    return f"{whole}.{int(found.msecs):03d}Z"
+    seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(found.created))
+    return f"{seconds}.{int(found.msecs):03d}Z"
 
 
-class _Lines(logging.Formatter):
-    """Every record with the same fields first."""
+class _Formatter(logging.Formatter):
+    """Adds the common fields to every record."""
 
-    def __init__(self, always: Mapping[str, object]) -> None:
+    def __init__(self, common: Mapping[str, object]) -> None:
         super().__init__()
-        self._always = always
+        self._common = common
 
     def fields_of(self, found: logging.LogRecord) -> dict[str, object]:
-        fields: dict[str, object] = {**self._always, **getattr(found, "fields", {})}
+        fields: dict[str, object] = {**self._common, **getattr(found, "fields", {})}
         if found.exc_info:
             fields["trace"] = self.formatException(found.exc_info)
         return fields
 
 
-class _TextLines(_Lines):
-    """``TIME LEVEL EVENT key=value ...``; a value that is not one word is quoted as JSON does."""
+class _TextFormatter(_Formatter):
+    """``TIME LEVEL EVENT key=value ...``; a value that is not one word is quoted as in JSON."""
 
     def format(self, found: logging.LogRecord) -> str:
         fields = "".join(
-            f" {name}={_word(value)}" for name, value in self.fields_of(found).items() if value is not None
+            f" {name}={_quoted(value)}" for name, value in self.fields_of(found).items() if value is not None
         )
         return f"{_time_of(found)} {found.levelname} {found.getMessage()}{fields}"
 
 
-class _JsonLines(_Lines):
-    """One object a line: ``time``, ``level``, ``event`` and the fields."""
+class _JsonFormatter(_Formatter):
+    """One JSON object per line: ``time``, ``level``, ``event`` and the fields."""
 
     def format(self, found: logging.LogRecord) -> str:
         row = {"time": _time_of(found), "level": found.levelname, "event": found.getMessage(), **self.fields_of(found)}
         return json.dumps(row, default=str)
 
 
-def _word(value: object) -> str:
+def _quoted(value: object) -> str:
     text = str(value)
     return text if text.isascii() and text.isprintable() and text and not set(' "=') & set(text) else json.dumps(text)

@@ -25,7 +25,7 @@ from typing import Any
 import pytest
 
 import pyspark_dledger as dl
-from pyspark_dledger.common.log_records import Limited, Seldom
+from pyspark_dledger.common.log_records import ProblemLog, RateLimitedLog
 from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.errors import DLedgerError, GroupError, OptionError, StoreError
 from pyspark_dledger.raft.core import RoleChanged
@@ -223,7 +223,7 @@ def test_a_node_has_to_be_a_member() -> None:
 
 def test_what_strangers_cause_is_logged_so_often_and_then_counted(caplog: pytest.LogCaptureFixture) -> None:
     now = 0.0
-    log = Limited(lambda: now)
+    log = RateLimitedLog(lambda: now)
     with caplog.at_level("WARNING", "pyspark_dledger.node"):
         for _ in range(50):
             log(30, "noise")
@@ -235,7 +235,7 @@ def test_what_strangers_cause_is_logged_so_often_and_then_counted(caplog: pytest
 
 def test_a_problem_that_lasts_is_logged_seldom(caplog: pytest.LogCaptureFixture) -> None:
     now = 0.0
-    problem = Seldom(lambda: now)
+    problem = ProblemLog(lambda: now)
     with caplog.at_level("ERROR", "pyspark_dledger.node"):
         for term in range(50):
             problem(40, "problem", f"term {term} cannot be saved")
@@ -522,7 +522,7 @@ def test_appends_behind_a_refused_one_are_refused() -> None:
 
     async def run() -> None:
         server, transport = OneByOne(b"no"), Wire()
-        inbound = Inbound(server, 1 << 20, Room(1 << 30), Limited(), lambda _: True, lambda _: None)
+        inbound = Inbound(server, 1 << 20, Room(1 << 30), RateLimitedLog(), lambda _: True, lambda _: None)
         inbound._transport = transport  # type: ignore[assignment]  # a stand-in
         opaques = iter(range(100))
 
@@ -553,7 +553,7 @@ def test_puts_and_appends_are_refused_behind_each_other() -> None:
 
     async def run() -> None:
         server, transport = OneByOne(b"no"), Wire()
-        inbound = Inbound(server, 1 << 20, Room(1 << 30), Limited(), lambda _: True, lambda _: None)
+        inbound = Inbound(server, 1 << 20, Room(1 << 30), RateLimitedLog(), lambda _: True, lambda _: None)
         inbound._transport = transport  # type: ignore[assignment]  # a stand-in
 
         def ask(opaque: int, request: AppendRequest) -> None:

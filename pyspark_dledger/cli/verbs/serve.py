@@ -20,9 +20,9 @@ from pyspark_dledger.cli.group.event_loop import Signals, first_of, run_loop
 from pyspark_dledger.cli.output.rows import row_line
 from pyspark_dledger.cli.output.stream import Output
 from pyspark_dledger.common.log_records import LOG, log_to_stderr, record
+from pyspark_dledger.common.process_memory import prepare_memory_for_serving
 from pyspark_dledger.errors import DLedgerError
 from pyspark_dledger.raft.node import Node, NodeConfig
-from pyspark_dledger.raft.node.memory import settle_memory
 from pyspark_dledger.raft.node.settings import NodeSettings, node_config, read_settings
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ async def _serve(config: NodeConfig, service: MessageService | None, args: argpa
         signals.stop_at_end_of_input()
     node = Node(config, application=service)
     await node.start()
-    settle_memory()
+    prepare_memory_for_serving()
     try:
         ready = {"event": "ready", "group": config.group, "id": config.self_id, "address": str(node.address)}
         row = {**ready, "pid": os.getpid()}

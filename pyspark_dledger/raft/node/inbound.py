@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import NamedTuple, Protocol
 
-from pyspark_dledger.common.log_records import Limited
+from pyspark_dledger.common.log_records import RateLimitedLog
 from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.format.encode.encoded import Bodies
 from pyspark_dledger.raft.messages import (
@@ -112,7 +112,7 @@ class Inbound(Channel):
         server: Server,
         max_frame_bytes: int,
         room: Room,
-        log: Limited,
+        log: RateLimitedLog,
         begun: Callable[[Inbound], bool],
         ended: Callable[[Inbound], None],
         secret: str | None = None,

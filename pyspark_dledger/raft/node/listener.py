@@ -9,7 +9,7 @@ import ssl
 from collections.abc import Callable
 from typing import Any
 
-from pyspark_dledger.common.log_records import Limited
+from pyspark_dledger.common.log_records import RateLimitedLog
 from pyspark_dledger.raft.peers import Address
 
 BACKLOG = 256
@@ -21,7 +21,7 @@ _NewProtocol = Callable[[], asyncio.BaseProtocol]
 
 
 async def listen_with_tls(
-    new_protocol: _NewProtocol, address: Address, tls: ssl.SSLContext, log: Limited
+    new_protocol: _NewProtocol, address: Address, tls: ssl.SSLContext, log: RateLimitedLog
 ) -> TlsListener:
     """Listen at `address`, each of them where a name has several. Raises OSError where that is not possible."""
     loop = asyncio.get_running_loop()
@@ -42,7 +42,7 @@ class TlsListener:
     """Accepts connections; one whose handshake fails is closed, and logged with its address and the reason."""
 
     def __init__(
-        self, new_protocol: _NewProtocol, sockets: list[socket.socket], tls: ssl.SSLContext, log: Limited
+        self, new_protocol: _NewProtocol, sockets: list[socket.socket], tls: ssl.SSLContext, log: RateLimitedLog
     ) -> None:
         self.sockets = sockets
         self._new_protocol = new_protocol

@@ -9,7 +9,7 @@ import ssl
 import time
 from typing import Any
 
-from pyspark_dledger.common.log_records import LOG, Limited, record
+from pyspark_dledger.common.log_records import LOG, RateLimitedLog, record
 from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.errors import DLedgerError, GroupError
 from pyspark_dledger.raft.core import Core, CoreConfig
@@ -43,7 +43,7 @@ class Node:
         self._members = config.members()
         self._listen = config.listen_address()
         self._is_sync = config.flush_mode() == "sync" and config.store is not None
-        self._log = Limited()
+        self._log = RateLimitedLog()
         self._inbound: set[Inbound] = set()
         self._room = Room(_MOST_UNFINISHED)
         self._own: set[asyncio.Future[Response]] = set()

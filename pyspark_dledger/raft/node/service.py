@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 
-from pyspark_dledger.common.log_records import Seldom, record
+from pyspark_dledger.common.log_records import ProblemLog, record
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.raft.core import Committed, Core, Effect, Reply, RoleChanged, Send
 from pyspark_dledger.raft.messages import PushRequest, ReadRequest, Request, Response, Role
@@ -43,7 +43,7 @@ class Service:
         self._ticks = 0
         self._timer: asyncio.TimerHandle | None = None
         self._persisted = -1
-        self._problem = Seldom()
+        self._problem = ProblemLog()
 
     @property
     def is_stopped(self) -> bool:

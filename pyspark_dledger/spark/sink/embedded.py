@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyspark_dledger.common.log_records import LOG, log_to_stderr, record
+from pyspark_dledger.common.process_memory import prepare_memory_for_serving
 from pyspark_dledger.errors import DLedgerError, StoreError, StoreInUseError
 from pyspark_dledger.raft.loops import new_loop
 from pyspark_dledger.raft.node import Node, NodeConfig
-from pyspark_dledger.raft.node.memory import settle_memory
 from pyspark_dledger.raft.peers import Address, format_peers
 from pyspark_dledger.spark.sink.lease import MOST_LINE
 from pyspark_dledger.spark.sink.sink_files import forget_sink
@@ -96,7 +96,7 @@ class EmbeddedSink:
         watching = [asyncio.ensure_future(self._watch_driver()), asyncio.ensure_future(self._watch_lease())]
         try:
             await self._open()
-            settle_memory()
+            prepare_memory_for_serving()
             if _say({"port": server.sockets[0].getsockname()[1], "pid": os.getpid()}):
                 await self._ended.wait()
         finally:
