@@ -55,7 +55,7 @@ class Victim:
 
     def growth(self) -> int:
         """Bytes."""
-        return settled(lambda: peak_memory(self._node.process.pid) - self._base, MAX_GROWTH, 2.0)
+        return settled(lambda: peak_memory(self._node.process.pid) - self._base, MAX_GROWTH)
 
     def close(self) -> None:
         self._node.close()
@@ -122,12 +122,12 @@ def test_unfinished_frames_need_little_memory(victim: Callable[..., Victim]) -> 
     size = 16 * MEBIBYTE - 4
     with ExitStack() as stack:
         node.begin()
-        for _ in range(20):
-            sock = stack.enter_context(socket.create_connection((HOST, node.port), 5))
+        for _ in range(24):
+            sock = stack.enter_context(socket.create_connection((HOST, node.port), 10))
             with suppress(OSError):
                 sock.sendall(FRAME_HEADER.pack(size, 10) + bytes(size - 200_000))
         growth = node.growth()
-    should(growth < MAX_GROWTH, f"20 frames that are not complete take {growth // MEBIBYTE} MiB")
+    should(growth < MAX_GROWTH, f"24 frames that are not complete take {growth // MEBIBYTE} MiB")
 
 
 @pytest.fixture
@@ -148,10 +148,14 @@ def test_unfinished_handshakes_need_little_memory(tmp_path: Path, victim: Callab
     node = victim("--tls-cert", str(tls.cert), "--tls-key", str(tls.key), "--tls-ca", str(tls.ca))
     with ExitStack() as stack:
         node.begin()
+        begin = time.monotonic()
         with suppress(OSError):
             for _ in range(1200):
-                stack.enter_context(socket.create_connection((HOST, node.port), 2))
+                stack.enter_context(socket.create_connection((HOST, node.port), 10))
+        is_late = time.monotonic() - begin > 8
         growth = node.growth()
+        if growth < MAX_GROWTH and is_late:
+            pytest.skip("this machine is busy: the first handshakes have expired before the last began")
     should(growth < MAX_GROWTH, f"1200 handshakes that are not complete take {growth // MEBIBYTE} MiB")
 
 
@@ -176,6 +180,10 @@ def test_idle_connections_do_not_exclude_others(tmp_path: Path, hour_passes: Cal
         group.leader()
         for _ in range(8):
             stack.callback(group.caller("n0").close)
+        with suppress(OSError):
+            # The node has accepted the others before this one.
+            assert _has_status(group.caller("n0"))
+            return
         hour_passes()
         try:
             eventually(lambda: _has_status(group.caller("n0")), 2)
@@ -193,6 +201,8 @@ def test_unfinished_frame_expires(tmp_path: Path, hour_passes: Callable[[], None
     with nodes(tmp_path, 1) as group, closing(group.caller("n0")) as caller:
         group.leader()
         caller.sock.sendall(FRAME_HEADER.pack(8 * MEBIBYTE, 100) + bytes(MEBIBYTE))
+        # The node has seen the frame when it has done this.
+        assert all(_has_status(group.caller("n0")) for _ in range(3))
         hour_passes()
         caller.sock.settimeout(2)
         try:
@@ -215,7 +225,7 @@ def test_strangers_leave_open_files_for_the_store_of_a_sink(tmp_path: Path) -> N
         resource.prlimit(sink.pid, resource.RLIMIT_NOFILE, (limit, limit))
         for _ in range(40):
             stack.enter_context(socket.create_connection((sink.host, sink.port), 2))
-        settled(lambda: open_files(sink.pid), limit, 1.0)
+        settled(lambda: open_files(sink.pid), limit)
         try:
             for _ in range(12):
                 client.append(bytes(200_000))
