@@ -1,18 +1,17 @@
-"""Which entries are known to be committed, and by what."""
+"""Which entries are known to be committed, and what proves it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TypeVar
+from functools import partial
 
-from pyspark_dledger.format.state_files import Checkpoint, CurrentTerm, parse_checkpoint, parse_current_term
-
-# Java writes some fifty bytes.
-_LONGEST_STATE_FILE = 64 * 1024
-
-Parsed = TypeVar("Parsed", Checkpoint, CurrentTerm)
+from pyspark_dledger.common.integers import INT64_MAX
+from pyspark_dledger.errors import StoreError
+from pyspark_dledger.format.spec import Segment
+from pyspark_dledger.log.options import ReadOptions
+from pyspark_dledger.log.replicas import Terms, agreement, majority_index, same_entry, superseding
+from pyspark_dledger.log.store_view import StoreView
 
 
 @dataclass(frozen=True)
@@ -24,44 +23,89 @@ class Bound:
     reason: str = ""
 
 
-def read_checkpoint(node_dir: Path) -> tuple[Checkpoint | None, str]:
-    """The node's checkpoint and the name of the file that held it; without one, the reason."""
-    return _read_replaced(node_dir, "checkpoint", parse_checkpoint)
+def committed_bound(store: StoreView, options: ReadOptions) -> Bound:
+    """The committed index under `options`, never beyond the end of the log."""
+    wanted, last_index = options.committed_bound, store.end.last_index
+    if isinstance(wanted, int):
+        return Bound(min(wanted, last_index), "option")
+    if wanted == "end":
+        return Bound(last_index, "end")
+    proofs: dict[str, Callable[[StoreView], Bound]] = {
+        "checkpoint": checkpoint_bound,
+        "consumeQueue": _consume_queue_bound,
+        "quorum": partial(_quorum_bound, group_size=options.group_size),
+    }
+    names = [wanted] if wanted != "auto" else ["checkpoint", "consumeQueue", *(["quorum"] if store.replicas else [])]
+    return best([proofs[name](store) for name in names], last_index)
 
 
-def read_current_term(node_dir: Path) -> tuple[CurrentTerm | None, str]:
-    """The node's current term and vote, and the name of the file that held them; without one, the reason."""
-    return _read_replaced(node_dir, "currterm", parse_current_term)
+def own_bound(store: StoreView) -> Bound:
+    """What the store's own files prove, without its replicas."""
+    return best([checkpoint_bound(store), _consume_queue_bound(store)], store.end.last_index)
 
 
-def _read_replaced(node_dir: Path, name: str, parse: Callable[[bytes], Parsed]) -> tuple[Parsed | None, str]:
-    """A file that Java replaces by writing .tmp, copying the old one to .bak, deleting it and renaming.
+def checkpoint_bound(store: StoreView) -> Bound:
+    """The checkpoint's committed index, which can be beyond the end of the log."""
+    if store.checkpoint is None:
+        return Bound(None, None, f"checkpoint: {store.checkpoint_file}")
+    return Bound(store.checkpoint.committed_index, store.checkpoint_file)
 
-    A crash in between leaves .tmp, which is newer, and .bak (IOUtils.string2File).
+
+def _consume_queue_bound(store: StoreView) -> Bound:
+    root, index = store.paths.root, None
+    if root is not None and store.paths.node_dir is not None and (root / "consumequeue").is_dir():
+        from pyspark_dledger.log.io.queue_files import proven_index  # imports numpy, which is slow to load
+
+        index = proven_by_queues(store, partial(proven_index, root))
+    return queue_bound(index)
+
+
+def queue_bound(index: int | None) -> Bound:
+    """The bound for the `index` that the ConsumeQueues prove committed."""
+    if index is None:
+        return Bound(None, None, "consumeQueue: no unit that points to an entry of this log")
+    return Bound(index, "consumeQueue")
+
+
+def proven_by_queues(store: StoreView, proven: Callable[[list[Segment], int], int | None]) -> int | None:
+    """The index that ConsumeQueues prove committed; `proven` finds it in segments, below a position.
+
+    The queues are read after the log's end was found, so they can have units of entries written since. A queue that is
+    ahead of a truncated log can point to bytes that Java left there.
     """
-    problems = []
-    for candidate in (name, f"{name}.tmp", f"{name}.bak"):
-        file = node_dir / candidate
-        try:
-            if not file.exists():
-                continue
-            if not file.is_file():
-                problems.append(f"{candidate} is no file")
-                continue
-            with file.open("rb") as stream:
-                data = stream.read(_LONGEST_STATE_FILE)
-        except OSError as error:
-            problems.append(f"{candidate} cannot be read ({error.strerror})")
-            continue
-        parsed = parse(data)
-        if parsed.problem is None:
-            return parsed, candidate
-        problems.append(f"{candidate}: {parsed.problem}")
-    return None, "; ".join(problems) or f"no {name} file"
+    index = proven(store.ledger_segments, INT64_MAX)
+    if index is None or index <= store.end.last_index or index <= store.refreshed().end.last_index:
+        return index
+    return proven(store.ledger_segments, store.end.pos)
+
+
+def _quorum_bound(store: StoreView, group_size: int | None) -> Bound:
+    """The highest index that a majority has with the same term, where that proves it committed.
+
+    It does if all members are given and no replica with a higher last term lacks the index. Such a replica could still
+    be elected and overwrite the entry (Raft, figure 8).
+    """
+    members = [Terms(member) for member in (store, *store.replicas)]
+    size = group_size if group_size is not None else len(members)
+    if len(members) < 2:
+        return Bound(None, None, "quorum: expected the other members of the group in replicas, found none")
+    if len(members) != size:
+        return Bound(None, None, f"quorum: expected all {size} members of the group, found {len(members)} replicas")
+    index, holder = max(((majority_index(member, members), member) for member in members), key=lambda pair: pair[0])
+    if index < 0:
+        return Bound(None, None, "quorum: no index is on a majority")
+    rival = superseding(members, index, holder.at(index))
+    if rival is not None:
+        reason = f"{rival.store.path} lacks it and ends with term {rival.at(rival.last)}"
+        return Bound(None, None, f"quorum: index {index} is on a majority, not proven committed: {reason}")
+    agreed = agreement(members[0], holder)
+    if agreed is None:
+        return Bound(None, None, f"quorum: {store.path} has no index in common with {holder.store.path}")
+    return Bound(min(index, agreed), "quorum")
 
 
 def best(bounds: list[Bound], end_index: int) -> Bound:
-    """The bound that proves most, never beyond the end; without any, one that joins the reasons."""
+    """The bound with the highest index, at most `end_index`; without an index, one that joins the reasons."""
     known = [bound for bound in bounds if bound.index is not None]
     if not known:
         return Bound(None, None, "; ".join(bound.reason for bound in bounds if bound.reason))
@@ -69,3 +113,34 @@ def best(bounds: list[Bound], end_index: int) -> Bound:
         ((bound.index, bound.source) for bound in known if bound.index is not None), key=lambda pair: pair[0]
     )
     return Bound(min(index, end_index), source)
+
+
+def check_replicas(store: StoreView, committed: int | None) -> None:
+    """Raises StoreError if a replica contradicts `store` at or below `committed`, or is of another group.
+
+    Above its own committed index a replica cannot contradict: an old leader keeps uncommitted entries for a while.
+    """
+    mine = Terms(store)
+    for other in store.replicas:
+        theirs = Terms(other)
+        begin = max(mine.first, theirs.first)
+        end = min(mine.last, theirs.last)
+        if begin > end:
+            continue
+        agreed = agreement(mine, theirs)
+        known = [index for index in (committed, own_bound(other).index) if index is not None]
+        limit = min([end, *known])
+        if len(known) == 2 and agreed is not None and agreed < limit:
+            index = agreed + 1
+            raise StoreError(
+                f"{other.path}: expected index {index} with term {mine.at(index)} as in {store.path}, found term "
+                f"{theirs.at(index)}, and both say that it is committed: this replica is of another group, or one "
+                "of them is damaged"
+            )
+        last_common = agreed if agreed is not None else begin - 1
+        for index in sorted({begin, min(last_common, limit)}):
+            if begin <= index <= last_common and not same_entry(store, other, index):
+                raise StoreError(
+                    f"{other.path}: expected the entry {index} of {store.path}, found other bytes: "
+                    "this replica is of another group, or one of them is damaged"
+                )

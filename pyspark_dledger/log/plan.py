@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Filters, IntFilter, ScanRequest, Segment
+from pyspark_dledger.log.committed import Bound, check_replicas, committed_bound
 from pyspark_dledger.log.holes import Hole, hole_batches
 from pyspark_dledger.log.io.store_engine import engine_of
 from pyspark_dledger.log.options import Offset, ReadOptions
+from pyspark_dledger.log.store_view import StoreView
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-    from pyspark_dledger.log.log import Log
 
 _MAX_PARTITION_BYTES = 128 * 1024 * 1024
 # A task costs Spark about 30 ms, in which a scan that sends few bytes passes over a gigabyte.
@@ -70,17 +70,33 @@ def read_partition(partition: Partition) -> Iterator[pa.RecordBatch]:
             yield from expand(engine_of(partition.engine, part.segment).scan(part), part)
 
 
-def plan(
-    log: Log, columns: tuple[str, ...], options: ReadOptions, filters: Filters, committed: int | None
+def plan_read(store: StoreView, columns: tuple[str, ...], options: ReadOptions, filters: Filters) -> list[Partition]:
+    """The partitions that together have the wanted rows, each once, in the order of the log.
+
+    Raises StoreError where the replicas contradict the store, or read_committed finds no committed index.
+    """
+    bound = committed_bound(store, options) if store.ledger_segments else Bound(None, None)
+    if store.replicas:
+        check_replicas(store, bound.index)
+    if options.isolation_level == "read_committed" and bound.index is None and store.ledger_segments:
+        raise StoreError(
+            f"{store.path}: expected a committed index to read up to (isolationLevel=read_committed), found none "
+            f"({bound.reason}): committedBound=end trusts the end of the log"
+        )
+    return plan_up_to(store, columns, options, filters, bound.index)
+
+
+def plan_up_to(
+    store: StoreView, columns: tuple[str, ...], options: ReadOptions, filters: Filters, committed: int | None
 ) -> list[Partition]:
-    """The partitions of a read; see `Log.plan`."""
+    """The partitions of a read with a given committed index."""
     if _never_holds(filters):
         return []
-    return _plan(log, columns, options, filters, committed, _window(log, options, filters, committed))
+    return _plan(store, columns, options, filters, committed, _window(store, options, filters, committed))
 
 
 def plan_between(
-    log: Log,
+    store: StoreView,
     columns: tuple[str, ...],
     options: ReadOptions,
     filters: Filters,
@@ -94,11 +110,11 @@ def plan_between(
     """
     if _never_holds(filters):
         return []
-    return _plan(log, columns, options, filters, committed, _Window(start, end, start, end))
+    return _plan(store, columns, options, filters, committed, _Window(start, end, start, end))
 
 
 def _plan(
-    log: Log,
+    store: StoreView,
     columns: tuple[str, ...],
     options: ReadOptions,
     filters: Filters,
@@ -119,22 +135,22 @@ def _plan(
         max_batch_rows=options.max_batch_rows,
         max_batch_bytes=options.max_batch_bytes,
     )
-    ranges = list(_ranges(log, template, window))
+    ranges = list(_ranges(store, template, window))
     selective = _is_selective(columns, filters)
     target = options.max_partition_bytes or (_SELECTIVE_PARTITION_BYTES if selective else _MAX_PARTITION_BYTES)
     total = sum(part.end - part.start for part in ranges)
     if options.min_partitions is not None:
         target = max(min(target, -(-total // options.min_partitions)), 1)
-    pieces = _pieces(log, ranges, target)
+    pieces = _pieces(store, ranges, target)
     while options.min_partitions is not None and len(pieces) < options.min_partitions and target > _SMALLEST_TARGET:
         # Cuts lie at entries, so pieces come out larger than asked for.
         target //= 2
-        before, pieces = len(pieces), _pieces(log, ranges, target)
+        before, pieces = len(pieces), _pieces(store, ranges, target)
         if len(pieces) == before:
             break
     is_packed = options.min_partitions is None and (selective or options.max_partition_bytes is not None)
     packs = _pack(pieces, target) if is_packed else [[piece] for piece in pieces]
-    return [Partition(tuple(pack), log.engine.NAME) for pack in packs]
+    return [Partition(tuple(pack), store.engine.NAME) for pack in packs]
 
 
 def _is_selective(columns: tuple[str, ...], filters: Filters) -> bool:
@@ -143,8 +159,8 @@ def _is_selective(columns: tuple[str, ...], filters: Filters) -> bool:
     return not _WIDE_COLUMNS & set(columns) or any(condition is not None for condition in conditions)
 
 
-def _pieces(log: Log, ranges: list[ScanRequest | Hole], target: int) -> list[ScanRequest | Hole]:
-    return [piece for part in ranges for piece in _split(log, part, target)]
+def _pieces(store: StoreView, ranges: list[ScanRequest | Hole], target: int) -> list[ScanRequest | Hole]:
+    return [piece for part in ranges for piece in _split(store, part, target)]
 
 
 def _never_holds(filters: Filters) -> bool:
@@ -154,50 +170,52 @@ def _never_holds(filters: Filters) -> bool:
     return () in (filters.kind, filters.topic, filters.tags)
 
 
-def _window(log: Log, options: ReadOptions, filters: Filters, committed: int | None) -> _Window:
+def _window(store: StoreView, options: ReadOptions, filters: Filters, committed: int | None) -> _Window:
     window = _Window()
     if options.starting_offsets.kind != "earliest":
-        pos, is_entry = _place(log, options.starting_offsets, options.fail_on_data_loss, "startingOffsets")
+        pos, is_entry = _place(store, options.starting_offsets, options.fail_on_data_loss, "startingOffsets")
         window = window.starting(pos, is_entry)
     if options.ending_offsets.kind != "latest":
-        window = window.ending(*_place(log, options.ending_offsets, False, "endingOffsets"))
-    if log.ledger_segments and options.isolation_level == "read_committed" and committed is not None:
-        window = window.ending(_behind(log, committed), True)
-    if filters.index is not None and log.ledger_segments:
-        window = window.starting(log.position_of(filters.index.low), True)
-        window = window.ending(_behind(log, filters.index.high), True)
+        window = window.ending(*_place(store, options.ending_offsets, False, "endingOffsets"))
+    if store.ledger_segments and options.isolation_level == "read_committed" and committed is not None:
+        window = window.ending(_behind(store, committed), True)
+    if filters.index is not None and store.ledger_segments:
+        window = window.starting(store.position_of(filters.index.low), True)
+        window = window.ending(_behind(store, filters.index.high), True)
     if filters.pos is not None:
         window = window.starting(filters.pos.low, False).ending(min(filters.pos.high, INT64_MAX - 1) + 1, False)
-    if filters.committed is not None and committed is not None and log.ledger_segments:
-        behind = _behind(log, committed)
+    if filters.committed is not None and committed is not None and store.ledger_segments:
+        behind = _behind(store, committed)
         window = window.ending(behind, True) if filters.committed else window.starting(behind, True)
     return window
 
 
-def _behind(log: Log, index: int) -> int:
+def _behind(store: StoreView, index: int) -> int:
     """Where the entry after `index` begins."""
-    return log.position_of(min(index, INT64_MAX - 1) + 1)
+    return store.position_of(min(index, INT64_MAX - 1) + 1)
 
 
-def _place(log: Log, offset: Offset, fail_on_data_loss: bool, option: str) -> tuple[int, bool]:
+def _place(store: StoreView, offset: Offset, fail_on_data_loss: bool, option: str) -> tuple[int, bool]:
     """The position that an offset means, and whether an entry is known to begin there."""
     if offset.kind == "earliest":
         return 0, False
     if offset.kind == "latest":
         return INT64_MAX, False
     if offset.kind == "pos":
-        first = log.segments[0].base if log.segments else 0
+        first = store.segments[0].base if store.segments else 0
         if offset.value < first and fail_on_data_loss:
-            raise StoreError(_below(log, option, f"pos {offset.value}", f"the first segment at pos {first}"))
+            raise StoreError(_below(store, option, f"pos {offset.value}", f"the first segment at pos {first}"))
         return offset.value, False
-    first_index = log.first_entries[0][1][1] if log.first_entries else 0
+    first_index = store.first_entries[0][1][1] if store.first_entries else 0
     if offset.value < first_index and fail_on_data_loss:
-        raise StoreError(_below(log, option, f"index {offset.value}", f"the first entry with index {first_index}"))
-    return log.position_of(offset.value), True
+        raise StoreError(_below(store, option, f"index {offset.value}", f"the first entry with index {first_index}"))
+    return store.position_of(offset.value), True
 
 
-def _below(log: Log, option: str, wanted: str, found: str) -> str:
-    return f"{log.path}: {option}: expected {wanted}, found {found}: start there or later, or set failOnDataLoss=false"
+def _below(store: StoreView, option: str, wanted: str, found: str) -> str:
+    return (
+        f"{store.path}: {option}: expected {wanted}, found {found}: start there or later, or set failOnDataLoss=false"
+    )
 
 
 def _with_window(filters: Filters, window: _Window) -> Filters:
@@ -209,47 +227,47 @@ def _with_window(filters: Filters, window: _Window) -> Filters:
     return replace(filters, pos=pos)
 
 
-def _ranges(log: Log, template: ScanRequest, window: _Window) -> Iterator[ScanRequest | Hole]:
+def _ranges(store: StoreView, template: ScanRequest, window: _Window) -> Iterator[ScanRequest | Hole]:
     """The segments, and the holes between them, that can hold wanted rows."""
     before = None
-    for segment in log.segments:
+    for segment in store.segments:
         if before is not None and before.end < segment.base:
-            yield from _hole(log, template, window, before, segment)
+            yield from _hole(store, template, window, before, segment)
         before = segment
         start = max(segment.base, window.entry_start)
-        end = min(log.segment_end(segment), window.entry_end)
+        end = min(store.segment_end(segment), window.entry_end)
         is_inside = window.start < segment.end and segment.base < window.end
-        if start < end and is_inside and not _is_excluded(log, segment, template.filters):
+        if start < end and is_inside and not _is_excluded(store, segment, template.filters):
             yield replace(template, segment=segment, start=start, end=end)
 
 
-def _hole(log: Log, template: ScanRequest, window: _Window, before: Segment, after: Segment) -> Iterator[Hole]:
+def _hole(store: StoreView, template: ScanRequest, window: _Window, before: Segment, after: Segment) -> Iterator[Hole]:
     """A place where files are missing; nothing is missing behind the end of the log."""
-    last = log.ends.get(after.source)
+    last = store.ends.get(after.source)
     is_inside = last is not None and after.base <= last[0].base
     if is_inside and before.end < window.end and after.base > window.start:
         yield Hole(template, before.end, after.base, after.source)
 
 
-def _is_excluded(log: Log, segment: Segment, filters: Filters) -> bool:
+def _is_excluded(store: StoreView, segment: Segment, filters: Filters) -> bool:
     """Whether no row of the segment can pass: old messages have no index and term; the terms of a log never fall."""
     if segment.source == COMMITLOG:
         return filters.index is not None or filters.term is not None or filters.committed is False
     if filters.term is None:
         return False
-    firsts = log.first_entries
+    firsts = store.first_entries
     place = bisect_left(firsts, segment.base, key=lambda item: item[0].base)
     if place == len(firsts) or firsts[place][0] != segment:
         return False
-    highest = firsts[place + 1][1][2] if place + 1 < len(firsts) else log.end.last_term
+    highest = firsts[place + 1][1][2] if place + 1 < len(firsts) else store.end.last_term
     return filters.term.high < firsts[place][1][2] or filters.term.low > highest
 
 
-def _split(log: Log, part: ScanRequest | Hole, target: int) -> list[ScanRequest | Hole]:
+def _split(store: StoreView, part: ScanRequest | Hole, target: int) -> list[ScanRequest | Hole]:
     """A range as pieces of about `target` bytes, cut at entry boundaries; pieces outside the window are left out."""
     if isinstance(part, Hole) or part.end - part.start <= target:
         return [part]
-    cuts = log.engine.split(part.segment, part.start, part.end, target)
+    cuts = store.engine.split(part.segment, part.start, part.end, target)
     pieces = [
         replace(part, start=start, end=end, end_is_boundary=end != part.end)
         for start, end in zip([part.start, *cuts], [*cuts, part.end], strict=True)

@@ -16,7 +16,7 @@ from pyspark_dledger.format import layout
 from pyspark_dledger.format.message import Message, parse_message, parse_properties
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER
 from pyspark_dledger.log.io.entry_reads import entry_at, read_at, segment_at
-from pyspark_dledger.log.log import Log
+from pyspark_dledger.log.store_view import StoreView
 
 COLUMNS = (
     *("pos", "source", "topic", "queueId", "queueOffset", "storeSize", "sysFlag", "storeTimestamp", "tags"),
@@ -147,7 +147,7 @@ class Found:
     properties: dict[str, str]
 
 
-def message_at(log: Log, offset: int) -> Found | None:
+def message_at(log: StoreView, offset: int) -> Found | None:
     """The message at a position of the log; None where none stands there."""
     for source, header in ((DLEDGER, layout.ENTRY_HEADER_SIZE), (COMMITLOG, 0)):
         segment = segment_at(log.segments, offset - header)

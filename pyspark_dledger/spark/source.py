@@ -104,12 +104,12 @@ class DLedgerDataSource(DataSource):
 
         A live group is not connected to before it is read.
         """
-        from pyspark_dledger.log import Log
         from pyspark_dledger.log.options import read_paths
+        from pyspark_dledger.log.store_view import StoreView
         from pyspark_dledger.spark.schema import whole_schema
 
         if not self._is_group:
-            Log(self._path(), self.read_options)
+            StoreView(self._path(), self.read_options)
         elif read_paths(self.options):
             raise OptionError("a path and options group and peers are both given: load() a group without a path")
         return whole_schema(self.read_options)

@@ -22,6 +22,7 @@ from pyspark_dledger.format.codec import decode_entry_header
 from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT_SIZE
 from pyspark_dledger.format.spec import Segment
 from pyspark_dledger.log import open_log
+from pyspark_dledger.log.committed import proven_by_queues
 from pyspark_dledger.log.options import parse_options
 from pyspark_dledger.log.tail import store_tail as module
 from pyspark_dledger.log.tail.queue_tail import QueueTails
@@ -543,9 +544,9 @@ def test_a_queue_proves_what_was_written_since_and_nothing_that_was_cut(store: M
 
     log = open_log(path_of(store))
     assert log.end.last_index == 19
-    assert log.proven_by_queues(proven) == 7
+    assert proven_by_queues(log, proven) == 7
     store.append_as_leader(bodies(20, 6), 1)
-    assert log.proven_by_queues(proven) == 25
+    assert proven_by_queues(log, proven) == 25
 
 
 # What a look costs

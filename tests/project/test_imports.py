@@ -90,6 +90,35 @@ def test_imports_go_one_way(path: Path) -> None:
     assert not wrong
 
 
+def import_circles() -> list[list[str]]:
+    """The groups of modules that import each other, directly or through others; imports for types count.
+
+    An import of the extension is none of the package that it is in.
+    """
+    modules = {".".join(module_of(path)): path for path in FILES}
+    graph = {
+        name: {found for _, found in imported(path) if found in modules} - {name} for name, path in modules.items()
+    }
+    reached = {name: reachable(graph, name) for name in graph}
+    groups = {tuple(sorted(other for other in reached[name] if name in reached[other])) for name in graph}
+    return sorted(list(group) for group in groups if group)
+
+
+def reachable(graph: dict[str, set[str]], start: str) -> set[str]:
+    """The modules that `start` imports, and those that they import."""
+    found: set[str] = set()
+    waiting = [start]
+    while waiting:
+        fresh = graph[waiting.pop()] - found
+        found |= fresh
+        waiting += fresh
+    return found
+
+
+def test_no_module_imports_itself_through_others() -> None:
+    assert import_circles() == []
+
+
 def run_python(code: str, *flags: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *flags, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def cut_logs(log: Log) -> Iterator[str]:
     """The replicas whose checkpoint has a higher committed index than their log."""
     for member in (log, *log.replicas):
-        known = member.checkpoint.committed_index if member.checkpoint is not None else -1
+        known = member.checkpoint_committed_index
         if known > member.end.last_index:
             yield (
                 f"note: {member.path}: the checkpoint says that {known} is committed, and the log ends at "

@@ -19,7 +19,7 @@ from pyspark_dledger.common.uris import check_local
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.spec import TermRun
 from pyspark_dledger.log import Log
-from pyspark_dledger.log.committed import Bound
+from pyspark_dledger.log.committed import Bound, committed_bound
 from pyspark_dledger.log.options import EARLIEST
 from pyspark_dledger.log.tail.tail_view import EntryRef, View
 
@@ -102,7 +102,7 @@ class _Tail:
         """The end of the rows to print; None where it is not known yet."""
         if self._uncommitted or not log.ledger_segments:
             return log.state.max_offset
-        bound = log.bound(log.options)
+        bound = committed_bound(log, log.options)
         if bound.index is not None:
             return log.position_of(bound.index + 1)
         reason = f"{log.path}: expected a committed index, found none ({bound.reason})"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from pyspark_dledger.format.layout import ENTRY_HEADER
 from pyspark_dledger.log.diff.diff_table import (
@@ -26,9 +25,7 @@ from pyspark_dledger.log.diff.diff_table import (
 )
 from pyspark_dledger.log.diff.index_runs import IndexRun
 from pyspark_dledger.log.diff.replica_group import Replica, ReplicaGroup, group_of
-
-if TYPE_CHECKING:
-    from pyspark_dledger.log.log import Log
+from pyspark_dledger.log.store_view import StoreView
 
 # Rows and ranges that a summary lists; beyond them it counts.
 MOST_LISTED = 1_000
@@ -151,16 +148,16 @@ class Comparison:
         return self.committed_index is not None and self.majority_index <= self.committed_index
 
 
-def compare(log: Log) -> Comparison:
+def compare(store: StoreView) -> Comparison:
     """Compare `log` with its replicas, in one pass over each.
 
     Raises OptionError where no replicas were given, StoreError where one cannot be opened.
     """
-    group, replicas = group_of(log, log.options.group_size)
+    group, replicas = group_of(store, store.options.group_size)
     tally = _Tally(group)
     rows: list[DiffRow] = []
     more_rows = 0
-    for row in merged(tally.rows(plan_parts(group, replicas, log.options))):
+    for row in merged(tally.rows(plan_parts(group, replicas, store.options))):
         tally.take_row(row)
         if len(rows) < MOST_LISTED:
             rows.append(row)
@@ -268,7 +265,7 @@ def _behind(group: ReplicaGroup, replicas: list[Replica], holder: int, other: in
     if first is None or group.members[holder].end < 0:
         return None
     replica = replicas[holder]
-    return first, replica.end, max(replica.log.end.pos - replica.position(first), 0)
+    return first, replica.end, max(replica.store.end.pos - replica.position(first), 0)
 
 
 def _majority_nodes(group: ReplicaGroup) -> tuple[str, ...]:

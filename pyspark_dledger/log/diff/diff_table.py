@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from pyspark_dledger.common.integers import INT64_MIN
 from pyspark_dledger.format.spec import Filters, ScanRequest, Segment
@@ -15,9 +14,7 @@ from pyspark_dledger.log.diff.index_runs import IndexRun, ReplicaShare, compare_
 from pyspark_dledger.log.diff.replica_group import Replica, ReplicaGroup, group_of
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.plan import Partition, read_partition
-
-if TYPE_CHECKING:
-    from pyspark_dledger.log.log import Log
+from pyspark_dledger.log.store_view import StoreView
 
 SAME = "same"
 BEHIND = "behind"
@@ -84,20 +81,20 @@ class DiffPart:
     behind: tuple[tuple[str, Partition], ...] = ()
 
 
-def diff_rows(log: Log) -> Iterator[DiffRow]:
+def diff_rows(store: StoreView) -> Iterator[DiffRow]:
     """The rows of the table ``diff`` over `log` and its replicas: of the group, then by index, then what is stale.
 
     Raises OptionError where no replicas were given, StoreError where one cannot be opened.
     """
-    yield from merged(row for part in plan_diff(log, log.options) for row in read_diff(part))
+    yield from merged(row for part in plan_diff(store, store.options) for row in read_diff(part))
 
 
-def plan_diff(log: Log, options: ReadOptions) -> list[DiffPart]:
+def plan_diff(store: StoreView, options: ReadOptions) -> list[DiffPart]:
     """The parts of a comparison. A range of like entries that reaches over two parts is a row in each.
 
     ``max_partition_bytes`` counts the bytes of all replicas together; the default is 1 GiB.
     """
-    return plan_parts(*group_of(log, options.group_size), options)
+    return plan_parts(*group_of(store, options.group_size), options)
 
 
 def plan_parts(group: ReplicaGroup, replicas: list[Replica], options: ReadOptions) -> list[DiffPart]:
@@ -245,7 +242,7 @@ def _behind_end(replica: Replica) -> Partition | None:
     segment, pos = replica.last_segment
     if pos >= segment.end:
         return None
-    return Partition((_stale_request(segment, pos),), replica.log.engine.NAME)
+    return Partition((_stale_request(segment, pos),), replica.store.engine.NAME)
 
 
 def _stale_request(segment: Segment, pos: int) -> ScanRequest:

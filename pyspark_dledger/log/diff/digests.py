@@ -9,12 +9,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Segment
-
-if TYPE_CHECKING:
-    from pyspark_dledger.log.log import Log
+from pyspark_dledger.log.store_view import StoreView
 
 _CHUNK = 1024 * 1024
 
@@ -39,25 +36,25 @@ class FileDigest:
         return None not in self.md5.values() and len(set(self.md5.values())) == 1
 
 
-def file_digests(logs: Sequence[Log], last: int = 2) -> list[FileDigest]:
+def file_digests(stores: Sequence[StoreView], last: int = 2) -> list[FileDigest]:
     """For the `last` files of the old CommitLog and of DLedger that any of `logs` has written to: two digests each.
 
     The first is of the whole file, the second of what all that have the file have written to it, where that is less.
     """
-    names = replica_names(logs)
+    names = replica_names(stores)
     return [
         digest
         for source in (COMMITLOG, DLEDGER)
-        for base in sorted({segment.base for log in logs for segment in _written(log, source)})[-last:]
-        for digest in _digests(dict(zip(names, logs, strict=True)), source, base)
+        for base in sorted({segment.base for store in stores for segment in _written(store, source)})[-last:]
+        for digest in _digests(dict(zip(names, stores, strict=True)), source, base)
     ]
 
 
-def range_digest(log: Log, start: int, end: int) -> str | None:
+def range_digest(store: StoreView, start: int, end: int) -> str | None:
     """The MD5 of the log's bytes ``[start, end)`` in hex; None where the files do not hold all of them."""
     digest = hashlib.md5(usedforsecurity=False)
     at = start
-    for segment in log.segments:
+    for segment in store.segments:
         if segment.base <= at < min(segment.end, end):
             stop = min(segment.end, end)
             if not _update(digest, segment, at, stop):
@@ -66,41 +63,42 @@ def range_digest(log: Log, start: int, end: int) -> str | None:
     return digest.hexdigest() if at == end else None
 
 
-def replica_names(logs: Sequence[Log]) -> list[str]:
+def replica_names(stores: Sequence[StoreView]) -> list[str]:
     """A name for each replica: the id of its node, or its path where that is not known or not the only one."""
-    nodes = [log.paths.node for log in logs]
+    nodes = [store.paths.node for store in stores]
     return [
-        node if node is not None and nodes.count(node) == 1 else log.path for node, log in zip(nodes, logs, strict=True)
+        node if node is not None and nodes.count(node) == 1 else store.path
+        for node, store in zip(nodes, stores, strict=True)
     ]
 
 
-def _written(log: Log, source: str) -> list[Segment]:
+def _written(store: StoreView, source: str) -> list[Segment]:
     """The segments of a source up to its last that holds anything."""
-    last = log.ends[source][0].base if source in log.ends else -1
-    return [segment for segment in log.segments if segment.source == source and segment.base <= last]
+    last = store.ends[source][0].base if source in store.ends else -1
+    return [segment for segment in store.segments if segment.source == source and segment.base <= last]
 
 
-def _digests(logs: dict[str, Log], source: str, base: int) -> list[FileDigest]:
+def _digests(stores: dict[str, StoreView], source: str, base: int) -> list[FileDigest]:
     found = {
-        name: next((part for part in log.segments if (part.source, part.base) == (source, base)), None)
-        for name, log in logs.items()
+        name: next((part for part in store.segments if (part.source, part.base) == (source, base)), None)
+        for name, store in stores.items()
     }
     segments = {name: segment for name, segment in found.items() if segment is not None}
     file = next(segment.name for segment in segments.values())
     end = max(segment.end for segment in segments.values())
-    written = min(_end_of_written(logs[name], segment) for name, segment in segments.items())
+    written = min(_end_of_written(stores[name], segment) for name, segment in segments.items())
     digests = [_digest(found, source, file, base, end, True)]
     if base < written < end:
         digests.append(_digest(found, source, file, base, written, False))
     return digests
 
 
-def _end_of_written(log: Log, segment: Segment) -> int:
+def _end_of_written(store: StoreView, segment: Segment) -> int:
     """Where the last entry or message of a file ends."""
-    last, end = log.ends.get(segment.source, (None, None))
+    last, end = store.ends.get(segment.source, (None, None))
     if last is not None and end is not None and last.base == segment.base:
         return end.pos
-    return log.engine.log_end(segment, segment.base, False).pos
+    return store.engine.log_end(segment, segment.base, False).pos
 
 
 def _digest(found: dict[str, Segment | None], source: str, file: str, start: int, end: int, whole: bool) -> FileDigest:

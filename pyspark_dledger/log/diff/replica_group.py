@@ -9,23 +9,19 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.format.codec import EntryHeader, decode_blank
 from pyspark_dledger.format.layout import MIN_BLANK_SIZE
 from pyspark_dledger.format.spec import DLEDGER, Filters, IntFilter, ScanRequest, Segment, TermRun
-from pyspark_dledger.log.committed import Bound, best
+from pyspark_dledger.log.committed import Bound, best, own_bound
 from pyspark_dledger.log.diff.digests import replica_names
 from pyspark_dledger.log.diff.index_runs import ENTRY_COLUMNS
 from pyspark_dledger.log.io.entry_reads import entry_at, read_at, segment_at
 from pyspark_dledger.log.io.files import path_of
-from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.plan import Partition
 from pyspark_dledger.log.replicas import Terms, agreement, same_entry, superseding
-
-if TYPE_CHECKING:
-    from pyspark_dledger.log.log import Log
+from pyspark_dledger.log.store_view import StoreView
 
 
 @dataclass(frozen=True)
@@ -99,74 +95,64 @@ class ReplicaGroup:
 class Replica:
     """A store that is compared. Single damaged headers do not mislead it about where indexes and terms begin."""
 
-    def __init__(self, node: str, log: Log) -> None:
+    def __init__(self, node: str, store: StoreView) -> None:
         self.node = node
-        self.log = log
-        self.firsts = _trusted(log)
+        self.store = store
+        self.firsts = _trusted(store)
         self.begin = self.firsts[0][1].index if self.firsts else -1
-        self.end = log.end.last_index if self.firsts else -1
-        self.end_term = log.end.last_term if self.firsts else -1
-        self.check_pos = log.dialect != "0.4"
+        self.end = store.end.last_index if self.firsts else -1
+        self.end_term = store.end.last_term if self.firsts else -1
+        self.check_pos = store.dialect != "0.4"
 
     @property
     def last_segment(self) -> tuple[Segment, int] | None:
         """The segment in which the log ends, and where."""
-        found = self.log.ends.get(DLEDGER)
+        found = self.store.ends.get(DLEDGER)
         return (found[0], found[1].pos) if found is not None else None
 
     @property
     def size(self) -> int:
         """Bytes from the first entry to the end of the log."""
-        return self.log.end.pos - self.firsts[0][0] if self.firsts else 0
+        return self.store.end.pos - self.firsts[0][0] if self.firsts else 0
 
     @cached_property
     def terms(self) -> Terms:
-        return Terms(self.log, list(_term_runs(self)))
+        return Terms(self.store, list(_term_runs(self)))
 
     @cached_property
     def own_bound(self) -> Bound:
         """What the store's own files prove committed."""
-        bounds = [self.log.bound(ReadOptions(committed_bound=name)) for name in ("checkpoint", "consumeQueue")]
-        return best(bounds, self.end)
+        return best([own_bound(self.store)], self.end)
 
     def member(self) -> GroupMember:
         bound = self.own_bound
-        return GroupMember(self.node, self.log.path, self.begin, self.end, self.end_term, bound.index, bound.source)
+        return GroupMember(self.node, self.store.path, self.begin, self.end, self.end_term, bound.index, bound.source)
 
     def position(self, index: int) -> int:
         """Where the first entry with at least `index` stands; the end of the log if there is none."""
         if index > self.end:
-            return self.log.end.pos
-        indexed = self._indexed(index)
+            return self.store.end.pos
+        indexed = self.store.indexed(index)
         if indexed is not None:
             return indexed
         place = max(bisect_right(self.firsts, index, key=lambda first: first[1].index) - 1, 0)
         pos = self.firsts[place][0]
-        segment = segment_at(self.log.ledger_segments, pos)
+        segment = segment_at(self.store.ledger_segments, pos)
         assert segment is not None
-        end = self.log.segment_end(segment)
-        while (pos := self.log.engine.seek(segment, pos, end, index)) < end:
+        end = self.store.segment_end(segment)
+        while (pos := self.store.engine.seek(segment, pos, end, index)) < end:
             header = entry_at(segment, pos)
             following = entry_at(segment, pos + header.size) if header is not None else None
             # A damaged index is too high for what follows it.
             if header is None or following is None or index == header.index or following.index == header.index + 1:
                 return pos
             pos += header.size
-        return self.firsts[place + 1][0] if place + 1 < len(self.firsts) else self.log.end.pos
-
-    def _indexed(self, index: int) -> int | None:
-        """Where the index file says that an entry stands, if the entry there agrees."""
-        unit = self.log.index_files.unit(index) if index >= 0 and self.check_pos else None
-        segment = segment_at(self.log.ledger_segments, unit.pos) if unit is not None else None
-        header = entry_at(segment, unit.pos) if segment is not None and unit is not None else None
-        if unit is None or header is None or (header.index, header.size, header.term) != (index, unit.size, unit.term):
-            return None
-        return unit.pos
+        return self.firsts[place + 1][0] if place + 1 < len(self.firsts) else self.store.end.pos
 
     def entry(self, index: int) -> tuple[int, Segment, bytes] | None:
         """Where an entry stands, its segment and all its bytes."""
         pos = self.position(index)
-        segment = segment_at(self.log.ledger_segments, pos)
+        segment = segment_at(self.store.ledger_segments, pos)
         header = entry_at(segment, pos) if segment is not None else None
         if header is None or segment is None or header.index != index:
             return None
@@ -177,32 +163,32 @@ class Replica:
         start, end = self.position(first), self.position(last + 1)
         wanted = Filters(index=IntFilter(first, last))
         ranges = []
-        for segment in self.log.ledger_segments if self.firsts else []:
-            low, high = max(start, segment.base), min(end, self.log.segment_end(segment))
+        for segment in self.store.ledger_segments if self.firsts else []:
+            low, high = max(start, segment.base), min(end, self.store.segment_end(segment))
             if low < high:
                 ranges.append(ScanRequest(segment, low, high, ENTRY_COLUMNS, wanted, verify_crc=False))
-        return Partition(tuple(ranges), self.log.engine.NAME)
+        return Partition(tuple(ranges), self.store.engine.NAME)
 
     def cuts(self, target: int) -> Iterator[int]:
         """Indexes at which to cut the log into parts of about `target` bytes."""
         last = None
         for pos, header in self.firsts:
-            segment = segment_at(self.log.ledger_segments, pos)
+            segment = segment_at(self.store.ledger_segments, pos)
             assert segment is not None
             if last is None or pos - last >= target:
                 yield header.index
                 last = pos
-            for cut in self.log.engine.split(segment, pos, self.log.segment_end(segment), target):
+            for cut in self.store.engine.split(segment, pos, self.store.segment_end(segment), target):
                 there = entry_at(segment, cut)
                 if there is not None and cut - last >= target:
                     yield there.index
                     last = cut
 
 
-def _trusted(log: Log) -> list[tuple[int, EntryHeader]]:
+def _trusted(store: StoreView) -> list[tuple[int, EntryHeader]]:
     """Pos and header of the first entry of each segment whose index fits with what is around it."""
     firsts: list[tuple[int, EntryHeader]] = []
-    for segment, (pos, _, _) in log.first_entries:
+    for segment, (pos, _, _) in store.first_entries:
         headers: list[tuple[int, EntryHeader]] = []
         while len(headers) < 3 and (header := entry_at(segment, pos)) is not None:
             headers.append((pos, header))
@@ -211,14 +197,14 @@ def _trusted(log: Log) -> list[tuple[int, EntryHeader]]:
         # Of three, two that follow each other are believed.
         is_odd = len(indexes) == 3 and indexes[1] != indexes[0] + 1 and indexes[2] == indexes[1] + 1
         for place, header in headers[1 if is_odd else 0 :][:1]:
-            if (not firsts or header.index > firsts[-1][1].index) and header.index <= log.end.last_index:
+            if (not firsts or header.index > firsts[-1][1].index) and header.index <= store.end.last_index:
                 firsts.append((place, header))
     return firsts
 
 
 def _term_runs(replica: Replica) -> Iterator[TermRun]:
     """The terms of a log. Only segments in which the term changes are walked, because terms never fall."""
-    log = replica.log
+    store = replica.store
     runs: list[TermRun] = []
     for place, (pos, header) in enumerate(replica.firsts):
         is_last = place + 1 == len(replica.firsts)
@@ -226,9 +212,9 @@ def _term_runs(replica: Replica) -> Iterator[TermRun]:
         if header.term == next_term:
             runs.append(TermRun(header.term, header.index, pos, 1))
             continue
-        segment = segment_at(log.ledger_segments, pos)
+        segment = segment_at(store.ledger_segments, pos)
         assert segment is not None
-        runs += log.engine.term_runs(segment, pos, log.segment_end(segment))
+        runs += store.engine.term_runs(segment, pos, store.segment_end(segment))
     last: TermRun | None = None
     for place, run in enumerate(runs):
         after = runs[place + 1] if place + 1 < len(runs) else None
@@ -240,9 +226,9 @@ def _term_runs(replica: Replica) -> Iterator[TermRun]:
         last = run
 
 
-def group_of(log: Log, group_size: int | None) -> tuple[ReplicaGroup, list[Replica]]:
+def group_of(store: StoreView, group_size: int | None) -> tuple[ReplicaGroup, list[Replica]]:
     """The group of `log` and its replicas. Raises OptionError without replicas and for one that is given twice."""
-    replicas = _replicas(log)
+    replicas = _replicas(store)
     _find_damaged_fronts(replicas)
     agreed = _agreements(replicas)
     members = tuple(replica.member() for replica in replicas)
@@ -263,17 +249,17 @@ def group_of(log: Log, group_size: int | None) -> tuple[ReplicaGroup, list[Repli
     ), replicas
 
 
-def _replicas(log: Log) -> list[Replica]:
-    logs = [log, *log.replicas]
-    if len(logs) < 2:
+def _replicas(store: StoreView) -> list[Replica]:
+    stores = [store, *store.replicas]
+    if len(stores) < 2:
         raise OptionError(
             "expected the other replicas, found none: give them with the option replicas, or as further paths"
         )
-    resolved = [path_of(one.path).resolve() for one in logs]
+    resolved = [path_of(one.path).resolve() for one in stores]
     for number, path in enumerate(resolved):
         if path in resolved[:number]:
-            raise OptionError(f"{logs[number].path}: expected each replica once, found this one twice: remove one")
-    return [Replica(name, one) for name, one in zip(replica_names(logs), logs, strict=True)]
+            raise OptionError(f"{stores[number].path}: expected each replica once, found this one twice: remove one")
+    return [Replica(name, one) for name, one in zip(replica_names(stores), stores, strict=True)]
 
 
 def _find_damaged_fronts(replicas: list[Replica]) -> None:
@@ -282,12 +268,12 @@ def _find_damaged_fronts(replicas: list[Replica]) -> None:
         if not replica.firsts:
             continue
         pos = replica.firsts[0][0]
-        segment = segment_at(replica.log.ledger_segments, pos)
+        segment = segment_at(replica.store.ledger_segments, pos)
         assert segment is not None
         head = read_at(segment.path, 0, MIN_BLANK_SIZE)
         if pos == segment.base or (len(head) == MIN_BLANK_SIZE and decode_blank(head) == pos - segment.base):
             continue
-        others = (segment_at(other.log.ledger_segments, segment.base) for other in replicas if other is not replica)
+        others = (segment_at(other.store.ledger_segments, segment.base) for other in replicas if other is not replica)
         headers = [entry_at(other, segment.base) for other in others if other is not None]
         lost = [header.index for header in headers if header is not None and header.index < replica.begin]
         replica.begin = max(lost, default=max(replica.begin - 1, 0))
@@ -312,7 +298,7 @@ def _agreement(first: Replica, second: Replica) -> int | None:
         return agreed
     # A damaged entry is no other group.
     samples = {begin, (begin + agreed) // 2, agreed}
-    return agreed if any(same_entry(first.log, second.log, index) for index in samples) else begin - 1
+    return agreed if any(same_entry(first.store, second.store, index) for index in samples) else begin - 1
 
 
 def _majority(group: ReplicaGroup) -> tuple[int, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_right
+from functools import cached_property
 from pathlib import Path
 
 from pyspark_dledger.common.uris import RemoteUri
@@ -66,17 +67,22 @@ def segment_at(segments: list[Segment], pos: int) -> Segment | None:
 
 
 class DLedgerIndex:
-    """The DLedger index of a node: 32 bytes for each entry, in mostly sparse files. Only single units are read."""
+    """The DLedger index of a node: 32 bytes for each entry, in mostly sparse files. Reads single units."""
 
     def __init__(self, folder: Path | None, before: DLedgerIndex | None = None) -> None:
-        self.files: list[Segment] = []
-        self.listing: Listing | None = None
+        self._folder = folder
+        self.listing: Listing | None = before.listing if before is not None else None
+
+    @cached_property
+    def files(self) -> list[Segment]:
+        """The index files in order; empty where they cannot be listed, and then the log itself is searched."""
         try:
-            if folder is not None and folder.is_dir():
-                self.listing = listing([folder], "index", True, before.listing if before is not None else None)
-                self.files = list(self.listing.segments)
+            if self._folder is not None and self._folder.is_dir():
+                self.listing = listing([self._folder], "index", True, self.listing)
+                return list(self.listing.segments)
         except (OSError, StoreError):
-            pass  # it only tells where to look: without it the log itself is searched
+            pass
+        return []
 
     def unit(self, index: int) -> IndexUnit | None:
         """The unit of `index` as it stands on disk, or None where none was written."""
@@ -88,6 +94,14 @@ class DLedgerIndex:
             return None
         unit = decode_index_unit(data)
         return unit if unit.magic in ENTRY_MAGICS and unit.index == index else None
+
+    def confirmed_unit(self, segment: Segment, index: int) -> IndexUnit | None:
+        """The unit of `index` if `segment` has an entry with its index, size and term at its position, else None."""
+        unit = self.unit(index) if index >= 0 and segment.check_pos else None
+        header = entry_at(segment, unit.pos) if unit is not None else None
+        if unit is None or header is None or (header.index, header.size, header.term) != (index, unit.size, unit.term):
+            return None
+        return unit
 
 
 def lone_segment(file: Path, source: str) -> Segment:

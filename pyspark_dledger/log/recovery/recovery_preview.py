@@ -11,16 +11,18 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from pyspark_dledger.errors import DLedgerError, OptionError, StoreError
 from pyspark_dledger.format.layout import ENTRY_MAGICS, INDEX_UNIT_SIZE
-from pyspark_dledger.log.committed import Bound
-from pyspark_dledger.log.log import Log
+from pyspark_dledger.log.committed import Bound, committed_bound
+from pyspark_dledger.log.options import Offset, option_filters
+from pyspark_dledger.log.plan import plan_read, read_partition
 from pyspark_dledger.log.recovery.java_files import JavaEnds, JavaExits, JavaFileList, configured_size
 from pyspark_dledger.log.recovery.java_opening import JavaOpening
 from pyspark_dledger.log.recovery.java_scan import JavaRules
+from pyspark_dledger.log.store_view import StoreView
 
 _RULES = {
     "0.1": JavaRules(committed_from="entry", names_begin=False, first_term=-1),
@@ -87,17 +89,17 @@ def java_line(version: str) -> str:
 
 
 def preview(
-    log: Log, line: str, data_file_size: int | None = None, index_file_size: int | None = None
+    store: StoreView, line: str, data_file_size: int | None = None, index_file_size: int | None = None
 ) -> RecoveryPreview:
     """What Java DLedger of `line` (one of `LINES`, or a version) would do on opening the store of `log`.
 
     The sizes in bytes are what Java is configured with; by default what the files have, or DLedger's default where
     there is no file. Raises StoreError where there is no DLedger node, OptionError for an unknown version.
     """
-    paths = log.paths
+    paths = store.paths
     if paths.node_dir is None or not paths.data_dirs or paths.only is not None:
         raise StoreError(
-            f"{log.path}: expected a DLedger node's folder (dledger-<id>, or the storePathRootDir around it), found "
+            f"{store.path}: expected a DLedger node's folder (dledger-<id>, or the storePathRootDir around it), found "
             "something else: what Java does depends on the index, the checkpoint and all data files"
         )
     rules = _EARLY_0_2 if re.fullmatch(r"0\.2\.[0-2]", line) else _RULES[java_line(line)]
@@ -111,21 +113,23 @@ def preview(
         JavaFileList(paths.data_dirs, sizes[0], rules.sized_blanks),
         JavaFileList(index_dirs, sizes[1], rules.sized_blanks),
         rules,
-        log.engine,
+        store.engine,
     )
     try:
         opening.run()
         ended = None
     except JavaEnds as error:
         ended = error
-    notes = _notes(log, line, opening, index_file_size is not None)
-    return _recovery(log, line, opening, ended, notes)
+    notes = _notes(store, line, opening, index_file_size is not None)
+    return _recovery(store, line, opening, ended, notes)
 
 
-def _recovery(log: Log, line: str, opening: JavaOpening, ended: JavaEnds | None, notes: list[str]) -> RecoveryPreview:
+def _recovery(
+    store: StoreView, line: str, opening: JavaOpening, ended: JavaEnds | None, notes: list[str]
+) -> RecoveryPreview:
     opens = ended is None
-    bound = log.bound(log.options)
-    lost = _lost(log, opening, bound, notes) if opens else []
+    bound = committed_bound(store, store.options)
+    lost = _lost(store, opening, bound, notes) if opens else []
     if opens and bound.index is not None and bound.index > opening.committed_index and not lost:
         notes.append(
             f"Java starts with {opening.committed_index} as committed, although {bound.index} is proven "
@@ -145,19 +149,19 @@ def _recovery(log: Log, line: str, opening: JavaOpening, ended: JavaEnds | None,
         index_files_after=opening.index.names_after,
         data_files_deleted=opening.data.names_deleted,
         index_files_deleted=opening.index.names_deleted,
-        reason=_reason(log, opening, ended, lost),
+        reason=_reason(store, opening, ended, lost),
         lost=lost,
-        lost_topics=_topics(log, lost),
+        lost_topics=_topics(store, lost),
         notes=notes,
     )
 
 
-def _reason(log: Log, opening: JavaOpening, ended: JavaEnds | None, lost: list[tuple[int, int]]) -> str:
+def _reason(store: StoreView, opening: JavaOpening, ended: JavaEnds | None, lost: list[tuple[int, int]]) -> str:
     """Why Java does not open the store, or what it cuts and rewrites."""
     parts = [text for text in (ended.message, ended.detail) if text] if ended is not None else []
     scan = opening.scan
     if scan is not None and scan.stop is not None:
-        cuts = opening.data.names_deleted or lost or scan.index < log.end.last_index
+        cuts = opening.data.names_deleted or lost or scan.index < store.end.last_index
         if cuts or isinstance(ended, JavaExits):
             parts.append(f"the scan stops in data/{scan.stop.file} at byte {scan.stop.offset}: {scan.stop.text}")
     if scan is not None and scan.rewrite is not None:
@@ -165,29 +169,29 @@ def _reason(log: Log, opening: JavaOpening, ended: JavaEnds | None, lost: list[t
     return "; ".join(parts)
 
 
-def _notes(log: Log, line: str, opening: JavaOpening, knows_index_size: bool) -> list[str]:
+def _notes(store: StoreView, line: str, opening: JavaOpening, knows_index_size: bool) -> list[str]:
     """What the model takes for granted, and what Java does not look at."""
     notes = []
     if not opening.index.names_before and not knows_index_size:
         size = opening.index.file_size
         notes.append(f"no index file tells how long Java makes them: DLedger's default of {size} bytes is assumed")
-    if len(log.paths.data_dirs) > 1 and line in _ONE_DATA_DIR:
+    if len(store.paths.data_dirs) > 1 and line in _ONE_DATA_DIR:
         notes.append("versions before 0.2.4 know one data folder only: that they find the other files is assumed")
     if opening.scan is not None and opening.data.names_before.index(opening.scan.first_file) > 0:
         notes.append(f"damage in the data files before {opening.scan.first_file} is not noticed on opening")
-    wanted = log.checkpoint.committed_index if log.checkpoint is not None else -1
-    if wanted > log.end.last_index:
-        notes.append(f"the checkpoint says that {wanted} is committed, and the log ends at {log.end.last_index}")
+    wanted = store.checkpoint_committed_index
+    if wanted > store.end.last_index:
+        notes.append(f"the checkpoint says that {wanted} is committed, and the log ends at {store.end.last_index}")
     return notes
 
 
-def _lost(log: Log, opening: JavaOpening, bound: Bound, notes: list[str]) -> list[tuple[int, int]]:
+def _lost(store: StoreView, opening: JavaOpening, bound: Bound, notes: list[str]) -> list[tuple[int, int]]:
     """The committed entries that the log has, or the index still knows, and Java would not have any more."""
-    begin = log.first_entries[0][1][1] if log.first_entries else opening.begin_index
-    committed = _committed(log, bound)
+    begin = store.first_entries[0][1][1] if store.first_entries else opening.begin_index
+    committed = _committed(store, bound)
     if committed is None:
-        if opening.end_index < log.end.last_index:
-            cut = f"{max(opening.end_index + 1, begin)} to {log.end.last_index}"
+        if opening.end_index < store.end.last_index:
+            cut = f"{max(opening.end_index + 1, begin)} to {store.end.last_index}"
             notes.append(f"{cut} would be cut, and whether they are committed is not known: {bound.reason}")
         return []
     ranges = []
@@ -197,28 +201,33 @@ def _lost(log: Log, opening: JavaOpening, bound: Bound, notes: list[str]) -> lis
     return [(first, last) for first, last in ranges if first <= last]
 
 
-def _committed(log: Log, bound: Bound) -> int | None:
+def _committed(store: StoreView, bound: Bound) -> int | None:
     """The best known committed index.
 
     Behind the end of the log, up to what the checkpoint says, an entry counts whose index unit is still there: its
     bytes are damaged or its file is gone. What the index does not know never was there.
     """
-    wanted = log.checkpoint.committed_index if log.checkpoint is not None else -1
-    if bound.index is None or bound.index < log.end.last_index or wanted <= bound.index:
+    wanted = store.checkpoint_committed_index
+    if bound.index is None or bound.index < store.end.last_index or wanted <= bound.index:
         return bound.index
     behind = range(bound.index + 1, wanted + 1)
-    return bound.index + bisect_left(behind, True, key=lambda index: log.index_files.unit(index) is None)
+    return bound.index + bisect_left(behind, True, key=lambda index: store.index_files.unit(index) is None)
 
 
-def _topics(log: Log, lost: list[tuple[int, int]]) -> dict[str, int]:
+def _topics(store: StoreView, lost: list[tuple[int, int]]) -> dict[str, int]:
     """How many intact messages of each topic the ranges hold."""
     found: Counter[str] = Counter()
     for first, last in lost:
         try:
-            for batch in log.scan(
-                ["topic"], startingOffsets=str(first), endingOffsets=str(last + 1), failOnDataLoss=False
-            ):
-                found.update(topic for topic in batch.column(0).to_pylist() if topic is not None)
+            options = replace(
+                store.options,
+                starting_offsets=Offset("index", first),
+                ending_offsets=Offset("index", last + 1),
+                fail_on_data_loss=False,
+            )
+            for partition in plan_read(store, ("topic",), options, option_filters(options)):
+                for batch in read_partition(partition):
+                    found.update(topic for topic in batch.column(0).to_pylist() if topic is not None)
         except DLedgerError:
             continue  # the ranges themselves say what is lost
     return dict(sorted(found.items()))

@@ -15,9 +15,9 @@ from pyspark_dledger.format.layout import ENTRY_MAGICS, INDEX_UNIT, INDEX_UNIT_S
 from pyspark_dledger.format.spec import Filters, IntFilter, Segment
 from pyspark_dledger.log.io.entry_reads import entry_at, read_at, segment_at
 from pyspark_dledger.log.io.files import open_file
-from pyspark_dledger.log.log import Log
 from pyspark_dledger.log.options import ReadOptions
-from pyspark_dledger.log.plan import read_partition
+from pyspark_dledger.log.plan import plan_read, read_partition
+from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.log.tables.table import Table, TableColumn, relative_file, table_schema
 
 # 262,144 units: as many entries are read beside them.
@@ -56,17 +56,17 @@ class IndexPart:
     end: int
 
 
-def plan(log: Log, options: ReadOptions) -> list[IndexPart]:
+def plan(store: StoreView, options: ReadOptions) -> list[IndexPart]:
     """Parts of the written bytes of the index; holes are found without reading them."""
     parts: list[IndexPart] = []
-    for file in log.index_files.files:
+    for file in store.index_files.files:
         for start, end in _extents(file):
             first = start - start % INDEX_UNIT_SIZE
             last = min(-(-end // INDEX_UNIT_SIZE) * INDEX_UNIT_SIZE, file.size)
             if parts and parts[-1].file == file:
                 first = max(first, parts[-1].end)
             parts += [
-                IndexPart(log.path, options, file, at, min(at + _PART_BYTES, last))
+                IndexPart(store.path, options, file, at, min(at + _PART_BYTES, last))
                 for at in range(first, last, _PART_BYTES)
             ]
     return parts
@@ -84,14 +84,14 @@ def _extents(file: Segment) -> list[tuple[int, int]]:
 
 def read(part: IndexPart) -> Iterator[pa.RecordBatch]:
     """The units of a part that were written."""
-    log = Log(part.path, part.options)
+    store = StoreView(part.path, part.options)
     for start in range(part.start, part.end, _CHUNK_BYTES):
         positions, units = _written(part.file, start, min(start + _CHUNK_BYTES, part.end))
         if len(units):
-            problems = _problems(log, part.file, positions, units)
+            problems = _problems(store, part.file, positions, units)
             for at in range(0, len(units), part.options.max_batch_rows):
                 rows = slice(at, at + part.options.max_batch_rows)
-                yield _batch(log, part.file, positions[rows], units[rows], problems[rows])
+                yield _batch(store, part.file, positions[rows], units[rows], problems[rows])
 
 
 def _written(file: Segment, start: int, end: int) -> tuple[npt.NDArray[np.int64], Units]:
@@ -107,11 +107,11 @@ def _written(file: Segment, start: int, end: int) -> tuple[npt.NDArray[np.int64]
 
 
 def _batch(
-    log: Log, file: Segment, positions: npt.NDArray[np.int64], units: Units, problems: list[str | None]
+    store: StoreView, file: Segment, positions: npt.NDArray[np.int64], units: Units, problems: list[str | None]
 ) -> pa.RecordBatch:
     columns = {
-        "node": pa.array([log.paths.node] * len(units), pa.string()),
-        "file": pa.array([relative_file(log.paths, file.path)] * len(units), pa.string()),
+        "node": pa.array([store.paths.node] * len(units), pa.string()),
+        "file": pa.array([relative_file(store.paths, file.path)] * len(units), pa.string()),
         "position": pa.array(positions),
         "problem": pa.array(problems, pa.string()),
     }
@@ -121,11 +121,11 @@ def _batch(
     return pa.RecordBatch.from_arrays([columns[name] for name in _SCHEMA.names], schema=_SCHEMA)
 
 
-def _problems(log: Log, file: Segment, positions: npt.NDArray[np.int64], units: Units) -> list[str | None]:
+def _problems(store: StoreView, file: Segment, positions: npt.NDArray[np.int64], units: Units) -> list[str | None]:
     """What is wrong with each unit: its index, what it names, or that it lies behind the end of the log."""
     expected = (file.base + positions) // INDEX_UNIT_SIZE
-    begin, end = _first_index(log), log.end.last_index
-    found = _entries(log, int(expected[0]), int(expected[-1]))
+    begin, end = _first_index(store), store.end.last_index
+    found = _entries(store, int(expected[0]), int(expected[-1]))
     place = np.searchsorted(found["pos"], units["pos"])
     place[place == len(found["pos"])] = 0
     agrees = (units["index"] == expected) & (expected <= end) & (len(found["pos"]) > 0)
@@ -138,22 +138,22 @@ def _problems(log: Log, file: Segment, positions: npt.NDArray[np.int64], units: 
     problems: list[str | None] = [None] * len(units)
     for number in np.flatnonzero(np.logical_not(agrees)).tolist():
         unit = {field.name: int(units[number][field.name]) for field in INDEX_UNIT}
-        problems[number] = _problem(log, unit, int(expected[number]), begin, end)
+        problems[number] = _problem(store, unit, int(expected[number]), begin, end)
     return problems
 
 
-def _first_index(log: Log) -> int:
-    return log.first_entries[0][1][1] if log.first_entries else 0
+def _first_index(store: StoreView) -> int:
+    return store.first_entries[0][1][1] if store.first_entries else 0
 
 
-def _entries(log: Log, first: int, last: int) -> dict[str, npt.NDArray[np.int64]]:
+def _entries(store: StoreView, first: int, last: int) -> dict[str, npt.NDArray[np.int64]]:
     """The entries of the indexes ``[first, last]`` as the log has them, by pos."""
     # Whether they are committed is not asked: the checkpoint is the bound that costs least.
     options = ReadOptions(committed_bound="checkpoint")
     filters = Filters(index=IntFilter(first, last))
     batches = []
-    if log.end.last_index >= first:
-        for partition in log.plan(_ENTRY_COLUMNS, options, filters):
+    if store.end.last_index >= first:
+        for partition in plan_read(store, _ENTRY_COLUMNS, options, filters):
             batches += [batch for batch in read_partition(partition) if batch.num_rows]
     found = {
         name: np.concatenate([batch.column(name).to_numpy(zero_copy_only=False) for batch in batches] or [np.empty(0)])
@@ -162,7 +162,7 @@ def _entries(log: Log, first: int, last: int) -> dict[str, npt.NDArray[np.int64]
     return {name: values.astype(np.int64) for name, values in found.items()}
 
 
-def _problem(log: Log, unit: dict[str, int], expected: int, begin: int, end: int) -> str | None:
+def _problem(store: StoreView, unit: dict[str, int], expected: int, begin: int, end: int) -> str | None:
     """What is wrong with one unit, which no entry of its index in the log agrees with."""
     if unit["magic"] not in ENTRY_MAGICS:
         return f"expected magic 1, 2 or 3, found {unit['magic']}"
@@ -172,7 +172,7 @@ def _problem(log: Log, unit: dict[str, int], expected: int, begin: int, end: int
         return f"expected no unit behind index {end}, where the log ends, found index {expected}"
     if expected < begin:
         return None  # its file has expired
-    segment = segment_at(log.ledger_segments, unit["pos"])
+    segment = segment_at(store.ledger_segments, unit["pos"])
     header = entry_at(segment, unit["pos"]) if segment is not None else None
     if header is None:
         return f"expected an entry at {unit['pos']}, found none"

@@ -13,8 +13,8 @@ from pyspark_dledger.format.spec import Survey, SurveyRequest
 from pyspark_dledger.log.io.files import path_of
 from pyspark_dledger.log.io.store_engine import engine_of
 from pyspark_dledger.log.io.store_paths import file_size
-from pyspark_dledger.log.log import Log
 from pyspark_dledger.log.options import ReadOptions
+from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.log.tables.table import (
     Table,
     TableColumn,
@@ -59,16 +59,16 @@ class SegmentPart:
     request: SurveyRequest
 
 
-def plan(log: Log, options: ReadOptions) -> list[SegmentPart]:
+def plan(store: StoreView, options: ReadOptions) -> list[SegmentPart]:
     """One part for each file of the log."""
     return [
         SegmentPart(
-            log.paths.node,
-            relative_file(log.paths, segment.path),
-            log.engine.NAME,
-            SurveyRequest(segment, segment.base, log.segment_end(segment), options.verify_crc, max_problems=0),
+            store.paths.node,
+            relative_file(store.paths, segment.path),
+            store.engine.NAME,
+            SurveyRequest(segment, segment.base, store.segment_end(segment), options.verify_crc, max_problems=0),
         )
-        for segment in log.segments
+        for segment in store.segments
     ]
 
 

@@ -18,8 +18,8 @@ from pyspark_dledger.log.io.files import path_of
 
 if TYPE_CHECKING:
     from pyspark_dledger.log.io.store_paths import StorePaths
-    from pyspark_dledger.log.log import Log
     from pyspark_dledger.log.options import ReadOptions
+    from pyspark_dledger.log.store_view import StoreView
 
 # The years 1 to 9999, the only ones that Spark's timestamps hold, in milliseconds since 1970.
 _MS_MIN, _MS_MAX = -62135596800000, 253402300799999
@@ -45,7 +45,7 @@ class Table:
     name: str
     doc: str
     columns: tuple[TableColumn, ...]
-    plan: Callable[[Log, ReadOptions], list[Any]]
+    plan: Callable[[StoreView, ReadOptions], list[Any]]
     read: Callable[[Any], Iterator[pa.RecordBatch]]
     options: frozenset[str] = frozenset()
 

@@ -18,11 +18,11 @@ from pyspark_dledger.common.uris import check_local
 from pyspark_dledger.errors import DataLossError, StoreError
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Filters, IntFilter
-from pyspark_dledger.log.committed import Bound, best
+from pyspark_dledger.log.committed import Bound, best, checkpoint_bound, proven_by_queues, queue_bound
 from pyspark_dledger.log.holes import Hole
-from pyspark_dledger.log.log import Log
 from pyspark_dledger.log.options import EARLIEST, LATEST, ReadOptions, option_filters
-from pyspark_dledger.log.plan import Partition, plan, plan_between, read_partition
+from pyspark_dledger.log.plan import Partition, plan_between, plan_up_to, read_partition
+from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.log.tail.tail import (
     NO_LIMITS,
     NOTHING,
@@ -61,7 +61,7 @@ class StoreTail(Tail):
         self._path = path
         self._options = options
         self._columns = columns
-        self._log: Log | None = None
+        self._store: StoreView | None = None
         self._view: View | None = None
         self._queues: QueueTails | None = None
         self._has_waited = False
@@ -112,19 +112,19 @@ class StoreTail(Tail):
         committed = view.bound.index
         if self._options.isolation_level == "read_committed" and end.index is not None:
             committed = max(end.index, -1 if committed is None else committed)
-        return plan_between(view.log, self._columns, self._options, self._filters, committed, first, last)
+        return plan_between(view.store, self._columns, self._options, self._filters, committed, first, last)
 
     def progress(self) -> TailProgress:
         """See `Tail.progress`."""
         view = self._view
         if view is None:
             return TailProgress(None, None, None, None)
-        end = view.log.end
+        end = view.store.end
         return TailProgress(view.bound.index, end.last_index if end.entries > 0 else None, *self._lag(view))
 
     def close(self) -> None:
         """See `Tail.close`."""
-        self._log = self._view = self._queues = None
+        self._store = self._view = self._queues = None
 
     # Looking.
 
@@ -139,7 +139,7 @@ class StoreTail(Tail):
             except DataLossError:
                 raise
             except StoreError:
-                if self._log is None or all(os.path.lexists(segment.path) for segment in self._log.segments):
+                if self._store is None or all(os.path.lexists(segment.path) for segment in self._store.segments):
                     raise
                 view = None
         return action(self._look())
@@ -147,58 +147,56 @@ class StoreTail(Tail):
     def _look(self) -> View:
         """The store as it stands now. What is committed is read before the log is, which then holds all of it."""
         before = self._view
-        log = self._log = Log(self._path, self._options) if self._log is None else self._log.refreshed()
-        bound = self._bound(log)
-        view = self._view = View(log, bound, before.end if before is not None else None)
+        store = self._store = StoreView(self._path, self._options) if self._store is None else self._store.refreshed()
+        bound = self._bound(store)
+        view = self._view = View(store, bound, before.end if before is not None else None)
         view.end = self._readable_end(view)
         return view
 
-    def _bound(self, log: Log) -> Bound:
+    def _bound(self, store: StoreView) -> Bound:
         """What is known to be committed, as `Log.bound` has it."""
         wanted = self._options.committed_bound
         if wanted == "end":
-            return Bound(log.end.last_index, "end")
-        bounds = [] if wanted == "consumeQueue" else [log.checkpoint_bound()]
+            return Bound(store.end.last_index, "end")
+        bounds = [] if wanted == "consumeQueue" else [checkpoint_bound(store)]
         known = bounds[0].index if bounds else None
         # Queues need not be looked at where the checkpoint knows all that there is.
-        if wanted != "checkpoint" and (known is None or known < log.end.last_index):
-            bounds.append(self._queue_bound(log, self._committed_before(log)))
-        return best(bounds, log.end.last_index)
+        if wanted != "checkpoint" and (known is None or known < store.end.last_index):
+            bounds.append(self._queue_bound(store, self._committed_before(store)))
+        return best(bounds, store.end.last_index)
 
-    def _committed_before(self, log: Log) -> int | None:
+    def _committed_before(self, store: StoreView) -> int | None:
         """The highest index that an earlier look knew to be committed; None if another log stands there now."""
         before = self._view
         if before is None or before.end is None or before.end.offset.index is None:
             return None
-        is_there = View(log, before.bound, None).place(DLEDGER, before.end.pos) == before.end
+        is_there = View(store, before.bound, None).place(DLEDGER, before.end.pos) == before.end
         return before.bound.index if is_there else None
 
-    def _queue_bound(self, log: Log, before: int | None) -> Bound:
+    def _queue_bound(self, store: StoreView, before: int | None) -> Bound:
         """What the queues prove; `before` is the highest index that was known to be committed already."""
-        root, index = log.paths.root, None
-        if root is not None and log.paths.node_dir is not None:
+        root, index = store.paths.root, None
+        if root is not None and store.paths.node_dir is not None:
             from pyspark_dledger.log.tail.queue_tail import QueueTails  # needs numpy, which takes a while to load
 
             if self._queues is None or self._queues.root != root:
                 self._queues = QueueTails(root)
-            following = message_of(log, before + 1) if before is not None else None
+            following = message_of(store, before + 1) if before is not None else None
             if following is not None and self._queues.has_unit_of(*following) is False:
-                return Bound(before, "consumeQueue")
+                return queue_bound(before)
             self._queues.look()
-            index = log.proven_by_queues(self._queues.proven_index)
-        if index is None:
-            return Bound(None, None, "consumeQueue: no unit that points to an entry of this log")
-        return Bound(index, "consumeQueue")
+            index = proven_by_queues(store, self._queues.proven_index)
+        return queue_bound(index)
 
     def _readable_end(self, view: View) -> EntryRef | None:
         """The last entry or message that may be read."""
-        log = view.log
+        store = view.store
         if self._options.isolation_level == "read_uncommitted" or self._options.committed_bound == "end":
             return self._settled_end(view)
-        if not log.ledger_segments:
+        if not store.ledger_segments:
             return self._settled_end(view)
         if view.bound.index is None:
-            self._wait(log, view.bound)
+            self._wait(store, view.bound)
             return view.old_end()
         begin = view.begin_index
         if begin is None or view.bound.index < begin:
@@ -208,10 +206,10 @@ class StoreTail(Tail):
         is_behind = last is not None and last.offset.index is not None and last.offset.index > view.bound.index
         return self._before(view, last) if last is not None and is_behind else last
 
-    def _wait(self, log: Log, bound: Bound) -> None:
+    def _wait(self, store: StoreView, bound: Bound) -> None:
         """Say once that nothing is known to be committed. Raises StoreError where nothing ever will be."""
         reason = f"{self._path}: expected a committed index, found none ({bound.reason})"
-        if not self._has_waited and self._is_of_040(log):
+        if not self._has_waited and self._is_of_040(store):
             raise StoreError(
                 f"{reason}: DLedger 0.4.0 keeps it in memory only, committedBound=end trusts the end of the log"
             )
@@ -219,12 +217,12 @@ class StoreTail(Tail):
             self._has_waited = True
             _LOG.warning("%s: waiting for it; committedBound=end trusts the end of the log", reason)
 
-    def _is_of_040(self, log: Log) -> bool:
+    def _is_of_040(self, store: StoreView) -> bool:
         """Whether DLedger 0.4.0 wrote the store: it has a snapshot folder, or an entry of a kind that is new there."""
-        if log.dialect == "0.4":
+        if store.dialect == "0.4":
             return True
-        end = max((log.segment_end(segment) for segment in log.ledger_segments), default=0)
-        return self._first_row_of(log, log.ledger_segments[0].base, end, Filters(kind=("noop",))) is not None
+        end = max((store.segment_end(segment) for segment in store.ledger_segments), default=0)
+        return self._first_row_of(store, store.ledger_segments[0].base, end, Filters(kind=("noop",))) is not None
 
     def _settled_end(self, view: View) -> EntryRef | None:
         """The last entry of the log that is surely written completely, where nothing says that it is committed.
@@ -232,15 +230,19 @@ class StoreTail(Tail):
         An entry is where its index unit stands, which is written behind it, or another entry. Where the index does not
         go on that far, it is where a second look finds the same bytes. A message of a plain CommitLog tells by itself.
         """
-        end = view.log.end
+        end = view.store.end
         last = view.place(DLEDGER, end.last_pos) if end.entries > 0 else view.old_end()
-        if last is None or (last.offset.index is not None and view.log.indexed(last.offset.index) == last.pos):
+        if last is None or (last.offset.index is not None and view.store.indexed(last.offset.index) == last.pos):
             return last
         if last.offset.index is None:
             return last if view.is_whole(last) else self._before(view, last)
         begin = view.begin_index
         before = view.entry(last.offset.index - 1) if begin is not None and begin < last.offset.index else None
-        if before is not None and before.offset.index is not None and view.log.indexed(before.offset.index) is not None:
+        if (
+            before is not None
+            and before.offset.index is not None
+            and view.store.indexed(before.offset.index) is not None
+        ):
             return before
         if last != self._unsettled:
             time.sleep(_WRITING_SECONDS)
@@ -252,7 +254,7 @@ class StoreTail(Tail):
         known = view.known
         is_known = known is not None and (known.offset.index is None) == (last.offset.index is None)
         if known is None or not is_known or known.pos >= last.pos:
-            segments = [segment for segment in view.log.segments if segment.base <= last.pos]
+            segments = [segment for segment in view.store.segments if segment.base <= last.pos]
             low = segments[-2:][0].base
         else:
             low = known.pos
@@ -281,7 +283,7 @@ class StoreTail(Tail):
         source = DLEDGER if start.index is not None else COMMITLOG
         found = view.place(source, start.pos)
         # Java leaves the bytes of what it cut off behind the end of its log.
-        if found is not None and found.offset == start and (source == COMMITLOG or found.end <= view.log.end.pos):
+        if found is not None and found.offset == start and (source == COMMITLOG or found.end <= view.store.end.pos):
             return found.end, None
         if start.index is None:
             return None, lost_message(view, start)
@@ -330,14 +332,14 @@ class StoreTail(Tail):
             self._check_start(view.begin, "pos", "row at pos")
             if offset.value >= end:
                 return None
-            found = self._first_row_of(view.log, low, end, Filters(pos=IntFilter(low=offset.value)))
+            found = self._first_row_of(view.store, low, end, Filters(pos=IntFilter(low=offset.value)))
             if found is None:
                 return None
             low = found
         if self._options.starting_timestamp is None:
             return low
         wanted = Filters(store_timestamp=IntFilter(low=self._options.starting_timestamp))
-        found = self._first_row_of(view.log, max(low, self._searched_to), end, wanted)
+        found = self._first_row_of(view.store, max(low, self._searched_to), end, wanted)
         self._searched_to = end
         return found
 
@@ -349,13 +351,13 @@ class StoreTail(Tail):
                 "or later, or set failOnDataLoss=false"
             )
 
-    def _first_row_of(self, log: Log, low: int, end: int, filters: Filters) -> int | None:
+    def _first_row_of(self, store: StoreView, low: int, end: int, filters: Filters) -> int | None:
         """Where the first row of ``[low, end)`` that passes begins."""
         options = replace(_whole_segments(self._options), max_batch_rows=1)
         if filters.pos is not None:
-            parts = plan(log, ("pos",), replace(options, starting_offsets=EARLIEST), filters, None)
+            parts = plan_up_to(store, ("pos",), replace(options, starting_offsets=EARLIEST), filters, None)
         else:
-            parts = plan_between(log, ("pos",), options, filters, None, low, end)
+            parts = plan_between(store, ("pos",), options, filters, None, low, end)
         batches = (batch for part in parts for batch in read_partition(part))
         first = next((batch for batch in batches if batch.num_rows), None)
         pos = first.column(0)[0].as_py() if first is not None else None
@@ -363,11 +365,11 @@ class StoreTail(Tail):
 
     def _pinned_latest(self, view: View, last: EntryRef | None) -> TailOffset:
         """Where a stream that begins with what comes next begins; `NOTHING` where that cannot be told yet."""
-        if last is not None and (view.bound.index is not None or not view.log.end.entries):
+        if last is not None and (view.bound.index is not None or not view.store.end.entries):
             return last.offset
         if last is not None and self._options.isolation_level == "read_uncommitted":
             return last.offset
-        if view.log.end.entries and view.bound.index is None:
+        if view.store.end.entries and view.bound.index is None:
             return NOTHING
         return TailOffset(pos=view.begin)
 
@@ -392,7 +394,7 @@ class StoreTail(Tail):
         index = max(start.index + 1, view.begin_index) + entries - 1
         if index >= last.offset.index:
             return last.offset
-        pos = view.log.indexed(index)
+        pos = view.store.indexed(index)
         found = view.place(DLEDGER, pos) if pos is not None else None
         return found.offset if found is not None else None
 
@@ -405,7 +407,7 @@ class StoreTail(Tail):
         at_once = min(rows_left, bytes_left // ENTRY_HEADER_SIZE + 1, _MOST_ROWS_AT_ONCE)
         options = replace(_whole_segments(self._options), max_batch_rows=at_once)
         found: tuple[str, int] | None = None
-        for part in plan_between(view.log, ("pos", "size", "kind", "source"), options, Filters(), None, start, end):
+        for part in plan_between(view.store, ("pos", "size", "kind", "source"), options, Filters(), None, start, end):
             for batch in filter(len, read_partition(part)):
                 used = np.cumsum(batch.column(1).to_numpy(), dtype=np.int64)
                 fitting = min(rows_left, int(np.searchsorted(used, bytes_left, side="right")))

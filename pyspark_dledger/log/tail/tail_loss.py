@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pyspark_dledger.format.spec import COMMITLOG
-from pyspark_dledger.log.log import Log
+from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.log.tail.tail import TailOffset
 from pyspark_dledger.log.tail.tail_view import EntryRef, View
 
@@ -44,8 +44,8 @@ def expired_positions(view: View, start: TailOffset) -> Lost:
 def lost_message(view: View, start: TailOffset) -> Lost:
     """What became of a message of the old CommitLog."""
     assert start.pos is not None
-    divided = view.log.divided_commitlog_offset
-    if view.log.ledger_segments and start.pos >= divided:
+    divided = view.store.divided_commitlog_offset
+    if view.store.ledger_segments and start.pos >= divided:
         at = max(divided, view.begin)
         return Lost(
             f"expected {start} in the old CommitLog, found that dividedCommitlogOffset is {divided} now",
@@ -65,7 +65,7 @@ def lost_message(view: View, start: TailOffset) -> Lost:
 def lost_entry(view: View, start: TailOffset, begin: int | None) -> Lost:
     """What became of an entry of DLedger."""
     assert start.index is not None and start.term is not None
-    end = view.log.end
+    end = view.store.end
     if begin is not None and begin > start.index + 1:
         return Lost(
             f"expected index {start.index + 1} next, found that the log begins with {begin}: what was before expired",
@@ -77,7 +77,7 @@ def lost_entry(view: View, start: TailOffset, begin: int | None) -> Lost:
     else:
         now = f"{_shown(view.entry(start.index))}: the log was written anew from there or before, or it is another one"
     problem = f"expected {start} with CRC {start.crc}, found {now}"
-    cut_at = _first_with_higher_term(view.log, start)
+    cut_at = _first_with_higher_term(view.store, start)
     if cut_at is not None:
         before = view.entry(cut_at - 1) if begin is not None and cut_at > begin else None
         return Lost(
@@ -97,10 +97,10 @@ def lost_entry(view: View, start: TailOffset, begin: int | None) -> Lost:
     )
 
 
-def _first_with_higher_term(log: Log, start: TailOffset) -> int | None:
+def _first_with_higher_term(store: StoreView, start: TailOffset) -> int | None:
     """The first index up to that of `start` whose entry has a later term: what a leader elected since wrote."""
     assert start.index is not None and start.term is not None
-    runs = log.term_runs()
+    runs = store.term_runs()
     return next((run.index for run in runs if run.term > start.term and run.index <= start.index), None)
 
 

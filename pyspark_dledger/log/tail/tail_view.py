@@ -10,7 +10,7 @@ from pyspark_dledger.format.message import MESSAGE_CRC_MASK, Message, has_messag
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Segment
 from pyspark_dledger.log.committed import Bound
 from pyspark_dledger.log.io.entry_reads import entry_at, read_at, segment_at
-from pyspark_dledger.log.log import Log
+from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.log.tail.tail import TailOffset
 
 _TOTAL_SIZE = MESSAGE_HEADER[0]
@@ -30,8 +30,8 @@ class EntryRef(NamedTuple):
 class View:
     """A store as it stood at one look: what may be read of it, and single entries."""
 
-    def __init__(self, log: Log, bound: Bound, known: EntryRef | None) -> None:
-        self.log = log
+    def __init__(self, store: StoreView, bound: Bound, known: EntryRef | None) -> None:
+        self.store = store
         self.bound = bound
         self.known = known
         self.end: EntryRef | None = None
@@ -39,17 +39,17 @@ class View:
     @property
     def begin(self) -> int:
         """Where the first row begins."""
-        return self.log.segments[0].base if self.log.segments else 0
+        return self.store.segments[0].base if self.store.segments else 0
 
     @property
     def begin_index(self) -> int | None:
         """The first index of the log; None without one."""
-        first = next(filter(None, map(self.log.first_entry, self.log.ledger_segments)), None)
-        return first[1] if first is not None and self.log.end.entries > 0 else None
+        first = next(filter(None, map(self.store.first_entry, self.store.ledger_segments)), None)
+        return first[1] if first is not None and self.store.end.entries > 0 else None
 
     def place(self, source: str, pos: int) -> EntryRef | None:
         """What stands at a position of a source, or None."""
-        segments = [segment for segment in self.log.segments if segment.source == source]
+        segments = [segment for segment in self.store.segments if segment.source == source]
         segment = segment_at(segments, pos)
         if segment is None:
             return None
@@ -60,7 +60,7 @@ class View:
         if header is None:
             return None
         data = read_at(segment.path, pos - segment.base, header.size)
-        return EntryRef(TailOffset(header.index, header.term, pos, self.log.engine.crc32(data)), pos + header.size)
+        return EntryRef(TailOffset(header.index, header.term, pos, self.store.engine.crc32(data)), pos + header.size)
 
     def _message(self, segment: Segment, pos: int) -> EntryRef | None:
         head = read_at(segment.path, pos - segment.base, 8)
@@ -70,25 +70,25 @@ class View:
         if not 0 < size <= segment.end - pos:
             return None
         data = read_at(segment.path, pos - segment.base, size)
-        return EntryRef(TailOffset(None, None, pos, self.log.engine.crc32(data)), pos + size)
+        return EntryRef(TailOffset(None, None, pos, self.store.engine.crc32(data)), pos + size)
 
     def position_of(self, index: int) -> int:
         """Where the first entry with at least `index` stands, found without a walk where the index knows it."""
-        end, known = self.log.end, self.known
+        end, known = self.store.end, self.known
         if index == end.last_index:
             return end.last_pos
-        indexed = self.log.indexed(index)
+        indexed = self.store.indexed(index)
         if indexed is not None:
             return indexed
         is_before = known is not None and known.offset.index is not None and known.offset.index <= index
         if known is not None and is_before and index <= end.last_index and known.end <= end.pos:
-            segment = segment_at(self.log.ledger_segments, known.pos)
+            segment = segment_at(self.store.ledger_segments, known.pos)
             if segment is not None and self.place(DLEDGER, known.pos) == known:
-                stop = self.log.segment_end(segment)
-                pos = self.log.engine.seek(segment, known.pos, stop, index)
+                stop = self.store.segment_end(segment)
+                pos = self.store.engine.seek(segment, known.pos, stop, index)
                 if pos < stop:
                     return pos
-        return self.log.position_of(index)
+        return self.store.position_of(index)
 
     def entry(self, index: int) -> EntryRef | None:
         """The entry of that index, or the first behind it where damage took it."""
@@ -96,7 +96,7 @@ class View:
 
     def old_end(self) -> EntryRef | None:
         """The last message of the old CommitLog."""
-        found = self.log.ends.get(COMMITLOG)
+        found = self.store.ends.get(COMMITLOG)
         return self.place(COMMITLOG, found[1].last_pos) if found is not None else None
 
     def is_whole(self, place: EntryRef) -> bool:
@@ -104,7 +104,7 @@ class View:
 
         Without properties that is its topic's.
         """
-        segment = segment_at([part for part in self.log.segments if part.source == COMMITLOG], place.pos)
+        segment = segment_at([part for part in self.store.segments if part.source == COMMITLOG], place.pos)
         if segment is None:
             return False
         data = read_at(segment.path, place.pos - segment.base, place.end - place.pos)
@@ -113,13 +113,13 @@ class View:
             return False
         body = data[message.body_start : message.body_start + message.body_length]
         written = data if message.properties_length else data[: message.properties_start - 2]
-        return self.log.engine.crc32(body) & MESSAGE_CRC_MASK == message.body_crc and written[-1] != 0
+        return self.store.engine.crc32(body) & MESSAGE_CRC_MASK == message.body_crc and written[-1] != 0
 
 
-def message_of(log: Log, index: int) -> tuple[Message, str] | None:
+def message_of(store: StoreView, index: int) -> tuple[Message, str] | None:
     """The message of an entry that the index file knows, and its topic, or None."""
-    pos = log.indexed(index)
-    segment = segment_at(log.ledger_segments, pos) if pos is not None else None
+    pos = store.indexed(index)
+    segment = segment_at(store.ledger_segments, pos) if pos is not None else None
     header = entry_at(segment, pos) if segment is not None and pos is not None else None
     if segment is None or pos is None or header is None:
         return None

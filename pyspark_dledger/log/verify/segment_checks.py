@@ -20,6 +20,7 @@ from pyspark_dledger.log.io.files import path_of
 from pyspark_dledger.log.io.store_engine import read_engine
 from pyspark_dledger.log.io.store_paths import StorePaths, file_size
 from pyspark_dledger.log.options import ReadOptions
+from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.log.verify.findings import MOST_LISTED, Finding, Report
 from pyspark_dledger.log.verify.index_checks import FIELDS, IndexCheck, Numbers
 from pyspark_dledger.log.verify.queue_checks import QueueCheck
@@ -164,9 +165,7 @@ def _check_units(engine: Engine, part: SegmentCheckPart, files: DLedgerIndex, re
 
 def _segments(part: SegmentCheckPart) -> list[Segment]:
     """All segments of the log: a unit in the wrong place can point to any."""
-    from pyspark_dledger.log.log import Log
-
-    return Log(part.path, part.options).segments
+    return StoreView(part.path, part.options).segments
 
 
 def _entries(batch: pa.RecordBatch) -> dict[str, Numbers]:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from pyspark_dledger.format.state_files import Checkpoint, CurrentTerm, parse_checkpoint, parse_current_term
 from pyspark_dledger.log.io.queue_files import proven_index
+from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.log.verify.findings import Report
-
-if TYPE_CHECKING:
-    from pyspark_dledger.log.log import Log
 
 _COPIES = (".tmp", ".bak")
 _LONGEST = 64 * 1024
@@ -19,33 +17,35 @@ _LONGEST = 64 * 1024
 Parsed = TypeVar("Parsed", Checkpoint, CurrentTerm)
 
 
-def check_state(log: Log, report: Report) -> None:
+def check_state(store: StoreView, report: Report) -> None:
     """The state files of a node, held against its log."""
-    node_dir, root = log.paths.node_dir, log.paths.root
+    node_dir, root = store.paths.node_dir, store.paths.root
     if node_dir is not None:
-        _check_checkpoint(log, node_dir, report)
-        _check_current_term(log, node_dir, report)
+        _check_checkpoint(store, node_dir, report)
+        _check_current_term(store, node_dir, report)
     if root is not None and (root / "abort").exists():
         report.add("abortFile", root / "abort", "found a file that a clean stop removes")
 
 
-def _check_checkpoint(log: Log, node_dir: Path, report: Report) -> None:
+def _check_checkpoint(store: StoreView, node_dir: Path, report: Report) -> None:
     file = node_dir / "checkpoint"
-    if not file.exists() and not _copies(file) and log.dialect == "0.4":
+    if not file.exists() and not _copies(file) and store.dialect == "0.4":
         return
-    checkpoint = _read(file, "checkpoint", parse_checkpoint, log.end.entries > 0, report)
+    checkpoint = _read(file, "checkpoint", parse_checkpoint, store.end.entries > 0, report)
     if checkpoint is None:
         return
     committed, end = checkpoint.committed_index, checkpoint.end_index
     assert committed is not None and end is not None
-    last = log.end.last_index
+    last = store.end.last_index
     if committed > last:
         report.add(
             "committedBeyondEnd", file, f"expected committedIndex up to {last}, found {committed}", index=committed
         )
     if end > last:
         report.add("endBeyondLog", file, f"expected endIndex up to {last}, found {end}", index=end)
-    proven = proven_index(log.paths.root, log.ledger_segments, log.end.pos) if log.paths.root is not None else None
+    proven = (
+        proven_index(store.paths.root, store.ledger_segments, store.end.pos) if store.paths.root is not None else None
+    )
     if committed < last:
         is_proven = proven is not None and proven > committed
         expected = f"{proven}, as the ConsumeQueue proves" if is_proven else f"up to {last}, where the log ends"
@@ -57,14 +57,14 @@ def _check_checkpoint(log: Log, node_dir: Path, report: Report) -> None:
         )
 
 
-def _check_current_term(log: Log, node_dir: Path, report: Report) -> None:
+def _check_current_term(store: StoreView, node_dir: Path, report: Report) -> None:
     file = node_dir / "currterm"
-    current = _read(file, "currterm", parse_current_term, log.end.entries > 0, report)
+    current = _read(file, "currterm", parse_current_term, store.end.entries > 0, report)
     # Without the file Java begins with term 0.
     term = current.curr_term if current is not None else (None if file.exists() else 0)
-    if term is not None and term < log.end.last_term:
+    if term is not None and term < store.end.last_term:
         found = f"{term}" if current is not None else "no currterm file, so 0"
-        report.add("currtermBelowLog", file, f"expected currTerm of at least {log.end.last_term}, found {found}")
+        report.add("currtermBelowLog", file, f"expected currTerm of at least {store.end.last_term}, found {found}")
 
 
 def _read(file: Path, name: str, parse: Callable[[bytes], Parsed], is_expected: bool, report: Report) -> Parsed | None:

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Segment
 from pyspark_dledger.log.io.queue_files import FOLDER, queues
 from pyspark_dledger.log.io.store_paths import StorePaths
 from pyspark_dledger.log.options import ReadOptions
+from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.log.verify.file_checks import (
     check_divided_offset,
     check_index_files,
@@ -26,9 +26,6 @@ from pyspark_dledger.log.verify.index_checks import check_units_beyond
 from pyspark_dledger.log.verify.queue_checks import WrittenUnits, check_outside
 from pyspark_dledger.log.verify.segment_checks import SegmentCheckPart, segment_findings
 from pyspark_dledger.log.verify.state_checks import check_state
-
-if TYPE_CHECKING:
-    from pyspark_dledger.log.log import Log
 
 Progress = Callable[[int, int], None]
 """Told how many bytes of the log are done, and of how many."""
@@ -46,9 +43,9 @@ class StoreCheckPart:
 FindingsPart = StoreCheckPart | SegmentCheckPart
 
 
-def verify(log: Log, on_progress: Progress | None = None) -> Iterator[Finding]:
+def verify(store: StoreView, on_progress: Progress | None = None) -> Iterator[Finding]:
     """All findings of a store: first what concerns it as a whole, then segment by segment, by file and offset."""
-    parts = plan_findings(log)
+    parts = plan_findings(store)
     total = sum(part.size for part in parts)
     done = 0
     for part in parts:
@@ -60,22 +57,22 @@ def verify(log: Log, on_progress: Progress | None = None) -> Iterator[Finding]:
         on_progress(total, total)
 
 
-def plan_findings(log: Log) -> list[FindingsPart]:
+def plan_findings(store: StoreView) -> list[FindingsPart]:
     """The parts of a verification, in the order of the log: one for the store, then one for each segment."""
-    ends = [_end_of(log, segment) for segment in log.segments]
-    log_end = _log_end(log.segments, ends)
-    queue_root = _queue_root(log.paths)
-    parts: list[FindingsPart] = [StoreCheckPart(log.path, log.options)]
-    for number, (segment, end) in enumerate(zip(log.segments, ends, strict=True)):
-        before = log.segments[number - 1] if number else None
-        after = log.segments[number + 1] if number + 1 < len(log.segments) else None
+    ends = [_end_of(store, segment) for segment in store.segments]
+    log_end = _log_end(store.segments, ends)
+    queue_root = _queue_root(store.paths)
+    parts: list[FindingsPart] = [StoreCheckPart(store.path, store.options)]
+    for number, (segment, end) in enumerate(zip(store.segments, ends, strict=True)):
+        before = store.segments[number - 1] if number else None
+        after = store.segments[number + 1] if number + 1 < len(store.segments) else None
         is_adjacent = before is not None and before.source == segment.source and before.end == segment.base
         high = after.base if after is not None else log_end
         parts.append(
             SegmentCheckPart(
-                path=log.path,
-                options=log.options,
-                paths=log.paths,
+                path=store.path,
+                options=store.options,
+                paths=store.paths,
                 segment=segment,
                 end=end,
                 before=before if is_adjacent else None,
@@ -95,10 +92,10 @@ def read_findings(part: FindingsPart) -> Iterator[Finding]:
         yield from segment_findings(part)
 
 
-def _end_of(log: Log, segment: Segment) -> int:
+def _end_of(store: StoreView, segment: Segment) -> int:
     """Where the log ends in a segment; the whole of one that cannot be read is the log's."""
     try:
-        return log.segment_end(segment)
+        return store.segment_end(segment)
     except (OSError, StoreError):
         return segment.end
 
@@ -119,43 +116,47 @@ def _queue_root(paths: StorePaths) -> Path | None:
 
 
 def _store_findings(part: StoreCheckPart) -> list[Finding]:
-    from pyspark_dledger.log.log import Log
-
     # Units are counted before the log's end is looked for: on a running broker the log is ahead of its queues.
-    first = Log(part.path, part.options)
+    first = StoreView(part.path, part.options)
     queue_root = _queue_root(first.paths)
     is_whole = first.paths.only is None
     units = [WrittenUnits(queue) for queue in queues(queue_root)] if queue_root is not None and is_whole else []
-    log = Log(part.path, part.options)
-    report = Report(log.paths)
-    checks = [lambda: _check_files(log, report), lambda: _check_index(log, report), lambda: check_state(log, report)]
+    store = StoreView(part.path, part.options)
+    report = Report(store.paths)
+    checks = [
+        lambda: _check_files(store, report),
+        lambda: _check_index(store, report),
+        lambda: check_state(store, report),
+    ]
     if queue_root is not None:
-        checks.append(lambda: _check_queues(log, queue_root, units, report))
+        checks.append(lambda: _check_queues(store, queue_root, units, report))
     for check in checks if is_whole else []:
         try:
             check()
         except (OSError, StoreError) as error:
-            report.add("unreadableFile", log.path, str(error))
+            report.add("unreadableFile", store.path, str(error))
     return report.findings()
 
 
-def _check_files(log: Log, report: Report) -> None:
-    check_segment_files(log.paths.commitlog_dirs, COMMITLOG, True, report)
-    check_segment_files(log.paths.data_dirs, DLEDGER, log.dialect != "0.4", report)
-    if log.ledger_segments:
-        check_divided_offset(log.paths.commitlog_dirs, log.divided_commitlog_offset, log.ends.get(COMMITLOG), report)
+def _check_files(store: StoreView, report: Report) -> None:
+    check_segment_files(store.paths.commitlog_dirs, COMMITLOG, True, report)
+    check_segment_files(store.paths.data_dirs, DLEDGER, store.dialect != "0.4", report)
+    if store.ledger_segments:
+        check_divided_offset(
+            store.paths.commitlog_dirs, store.divided_commitlog_offset, store.ends.get(COMMITLOG), report
+        )
 
 
-def _check_index(log: Log, report: Report) -> None:
-    if log.paths.node_dir is None:
+def _check_index(store: StoreView, report: Report) -> None:
+    if store.paths.node_dir is None:
         return
-    begin = log.first_entries[0][1][1] if log.first_entries else 0
-    check_index_files(log.paths.node_dir / "index", begin, log.end.last_index, report)
-    check_units_beyond(log.index_files.files, log.end.last_index, report)
+    begin = store.first_entries[0][1][1] if store.first_entries else 0
+    check_index_files(store.paths.node_dir / "index", begin, store.end.last_index, report)
+    check_units_beyond(store.index_files.files, store.end.last_index, report)
 
 
-def _check_queues(log: Log, root: Path, units: list[WrittenUnits], report: Report) -> None:
-    ends = [log.segment_end(segment) for segment in log.segments]
-    is_old_part_left_out = not log.paths.commitlog_dirs and (root / "commitlog").is_dir()
-    low = log.segments[0].base if log.segments and not is_old_part_left_out else None
-    check_outside(units, log.segments, low, _log_end(log.segments, ends), root, report)
+def _check_queues(store: StoreView, root: Path, units: list[WrittenUnits], report: Report) -> None:
+    ends = [store.segment_end(segment) for segment in store.segments]
+    is_old_part_left_out = not store.paths.commitlog_dirs and (root / "commitlog").is_dir()
+    low = store.segments[0].base if store.segments and not is_old_part_left_out else None
+    check_outside(units, store.segments, low, _log_end(store.segments, ends), root, report)

@@ -44,8 +44,8 @@ from pyspark_dledger.log.io.queue_files import (
     written_units,
 )
 from pyspark_dledger.log.io.store_paths import StorePaths
-from pyspark_dledger.log.log import Log
 from pyspark_dledger.log.options import ReadOptions
+from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.log.tables.table import Table, TableColumn, relative_file, table_schema
 
 BATCH_FOLDER = "batchconsumequeue"
@@ -106,7 +106,7 @@ class QueuePart:
     batch_rows: int
 
 
-def plan(log: Log, options: ReadOptions) -> list[QueuePart]:
+def plan(log: StoreView, options: ReadOptions) -> list[QueuePart]:
     """Parts of about two million units; files without a unit are left out. Raises StoreError where no root is known."""
     root = queue_root(log)
     packs: list[list[FileUnits]] = []
@@ -123,7 +123,7 @@ def plan(log: Log, options: ReadOptions) -> list[QueuePart]:
     return [QueuePart(tuple(pack), options.max_batch_rows) for pack in packs]
 
 
-def queue_root(log: Log) -> Path:
+def queue_root(log: StoreView) -> Path:
     """The store's root, which has the queues. Raises StoreError where it is not known, or they are in RocksDB."""
     root = log.paths.root
     if root is None:

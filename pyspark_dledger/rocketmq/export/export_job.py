@@ -28,9 +28,9 @@ from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.common.java_text import is_utf8
 from pyspark_dledger.common.uris import is_remote, local_target, store_path
 from pyspark_dledger.errors import DiskFullError, OptionError, StoreError, StoreInUseError
-from pyspark_dledger.log import Log
 from pyspark_dledger.log.io.files import is_remote_path, path_of
 from pyspark_dledger.log.options import ReadOptions
+from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.rocketmq.export.export_options import parse_export_options, parse_form
 from pyspark_dledger.rocketmq.export.forms import (
     FINISHED,
@@ -91,7 +91,7 @@ def export(
     form = _form(name)
     path = absolute_path(os.fspath(source))
     read = replace(parsed.read, data_dirs=_absolute(parsed.read.data_dirs), replicas=_absolute(parsed.read.replicas))
-    log = Log(path, read)
+    log = StoreView(path, read)
     if not os.fspath(target):
         raise OptionError("expected a folder to export to, found an empty path: name one")
     place = Path(local_target(os.path.realpath(local_target(os.fspath(target)))))
@@ -134,7 +134,7 @@ def _form(name: str) -> Form:
     return form
 
 
-def _check_apart(log: Log, sources: Sequence[str], target: Path) -> None:
+def _check_apart(log: StoreView, sources: Sequence[str], target: Path) -> None:
     """Neither the target may lie in what is read, the store and its replicas, nor that in it. Raises StoreError."""
     paths = log.paths
     found = [*map(path_of, sources), paths.node_dir, *paths.data_dirs, *paths.commitlog_dirs]
@@ -185,7 +185,7 @@ class _Job:
 
     def __init__(
         self,
-        log: Log,
+        log: StoreView,
         source: str,
         target: Path,
         form: Form,
@@ -277,7 +277,7 @@ class _Job:
         self._check_unchanged(self._log, found)
         return found
 
-    def _check_unchanged(self, log: Log, found: LogRange) -> None:
+    def _check_unchanged(self, log: StoreView, found: LogRange) -> None:
         """The last row has to stand where it stood. Raises StoreError."""
         last = row_again(log, found)
         if last != found.last:
@@ -329,7 +329,7 @@ class _Job:
         resumed: int,
         finish: FinishReport,
         began: float,
-        now: Log,
+        now: StoreView,
     ) -> ExportReport:
         files = [file for report in reports for file in report.files] + list(finish.files)
         skipped = [line for report in reports for line in report.first_skipped]
@@ -353,7 +353,7 @@ class _Job:
             broker_conf=dict(finish.broker_conf),
         )
 
-    def _notes(self, found: LogRange, now: Log, reports: Sequence[PartReport]) -> Iterator[str]:
+    def _notes(self, found: LogRange, now: StoreView, reports: Sequence[PartReport]) -> Iterator[str]:
         if not any(report.rows or report.skipped for report in reports):
             given = ", ".join(_filters(self._read)) or "none was given"
             yield f"no row passed the filters: {given}; delete the target, or name another, before you export again"

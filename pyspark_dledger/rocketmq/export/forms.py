@@ -22,7 +22,7 @@ from pyspark_dledger.rocketmq.export.export_options import ExportOptions
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from pyspark_dledger.log import Log
+    from pyspark_dledger.log.store_view import StoreView
 
 STATE_FOLDER = "_export"
 """Below the target: one report for each finished part; the underscore keeps Spark and Hive from reading it."""
@@ -152,7 +152,7 @@ class Form(Protocol):
     def name(self) -> str:
         """As users name it, such as ``parquet``."""
 
-    def plan(self, log: Log, settings: ExportSettings) -> list[Any]:
+    def plan(self, log: StoreView, settings: ExportSettings) -> list[Any]:
         """The parts, one for a task: picklable values whose repr is the same whenever the same is planned again.
 
         Raises StoreError and OptionError for what cannot be exported in this form; nothing is written.
@@ -165,7 +165,9 @@ class Form(Protocol):
         whole; two attempts at once do not disturb each other. Raises StoreError and OSError.
         """
 
-    def finish(self, log: Log, settings: ExportSettings, target: Path, reports: Sequence[PartReport]) -> FinishReport:
+    def finish(
+        self, log: StoreView, settings: ExportSettings, target: Path, reports: Sequence[PartReport]
+    ) -> FinishReport:
         """What is left when all parts are written; done again from the beginning where an earlier run ended in it."""
 
 

@@ -32,7 +32,7 @@ from pyspark_dledger.rocketmq.export.forms import (
 from pyspark_dledger.rocketmq.export.ranges import partitions_of
 
 if TYPE_CHECKING:
-    from pyspark_dledger.log import Log
+    from pyspark_dledger.log.store_view import StoreView
 
 _ENDINGS = {"none": ".jsonl", "gzip": ".jsonl.gz", "zstd": ".jsonl.zst"}
 # Stays in the processor's cache while it is counted and summed.
@@ -55,7 +55,7 @@ class JsonLinesForm:
 
     name = "jsonl"
 
-    def plan(self, log: Log, settings: ExportSettings) -> list[JsonLinesPart]:
+    def plan(self, log: StoreView, settings: ExportSettings) -> list[JsonLinesPart]:
         """A part is a partition of the read (maxPartitionBytes)."""
         compression = settings.compression or "none"
         columns = settings.names
@@ -78,7 +78,7 @@ class JsonLinesForm:
         return PartReport(number, found.lines, 0, (), (file,), part.partition.size, problems=lines.problems)
 
     def finish(
-        self, _log: Log, _settings: ExportSettings, _target: Path, _reports: Sequence[PartReport]
+        self, _log: StoreView, _settings: ExportSettings, _target: Path, _reports: Sequence[PartReport]
     ) -> FinishReport:
         """Nothing is left to do."""
         return FinishReport()

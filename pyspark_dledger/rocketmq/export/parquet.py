@@ -37,7 +37,7 @@ from pyspark_dledger.rocketmq.export.forms import (
 from pyspark_dledger.rocketmq.export.ranges import partitions_of
 
 if TYPE_CHECKING:
-    from pyspark_dledger.log import Log
+    from pyspark_dledger.log.store_view import StoreView
 
 NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 
@@ -75,7 +75,7 @@ class ParquetForm:
 
     name = "parquet"
 
-    def plan(self, log: Log, settings: ExportSettings) -> list[ParquetPart]:
+    def plan(self, log: StoreView, settings: ExportSettings) -> list[ParquetPart]:
         """A part is a partition of the read (maxPartitionBytes). Raises OptionError where no column is left."""
         columns = tuple(name for name in settings.names if name != "topic")
         if not columns:
@@ -99,7 +99,7 @@ class ParquetForm:
         return PartReport(number, rows, *skipped, files, part.partition.size, problems=writer.problems)
 
     def finish(
-        self, _log: Log, _settings: ExportSettings, _target: Path, reports: Sequence[PartReport]
+        self, _log: StoreView, _settings: ExportSettings, _target: Path, reports: Sequence[PartReport]
     ) -> FinishReport:
         """Nothing is left to do but to say what reads otherwise than it was."""
         empty = sum(file.rows for report in reports for file in report.files if _is_of_no_topic(file.path))

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Filters
-from pyspark_dledger.log.committed import Bound
+from pyspark_dledger.log.committed import Bound, committed_bound
 from pyspark_dledger.log.io.entry_reads import read_at
 from pyspark_dledger.log.options import Offset, ReadOptions
-from pyspark_dledger.log.plan import Partition, plan_between, read_partition
+from pyspark_dledger.log.plan import Partition, plan_between, plan_read, read_partition
 from pyspark_dledger.log.tail.tail import TailOffset
 from pyspark_dledger.log.tail.tail_view import View
 from pyspark_dledger.rocketmq.export.forms import ExportSettings
 
 if TYPE_CHECKING:
-    from pyspark_dledger.log import Log
+    from pyspark_dledger.log.store_view import StoreView
 
 _MOST_BYTES = 64 * 1024 * 1024
 _PARTITION_BYTES = 128 * 1024 * 1024
@@ -62,7 +62,7 @@ def range_from_json(value: Mapping[str, Any]) -> LogRange:
     return found
 
 
-def partitions_of(log: Log, settings: ExportSettings, columns: tuple[str, ...]) -> list[Partition]:
+def partitions_of(log: StoreView, settings: ExportSettings, columns: tuple[str, ...]) -> list[Partition]:
     """The partitions of a read of what is exported; the same for the same settings, however the log has grown.
 
     Small segments are one partition together, up to maxPartitionBytes.
@@ -72,12 +72,12 @@ def partitions_of(log: Log, settings: ExportSettings, columns: tuple[str, ...]) 
     return plan_between(log, columns, options, settings.filters, settings.committed_index, settings.start, settings.end)
 
 
-def range_of(log: Log, options: ReadOptions) -> LogRange:
+def range_of(log: StoreView, options: ReadOptions) -> LogRange:
     """Where the rows begin and end that the options choose. Raises StoreError where there is none."""
-    committed = log.bound(options).index if log.ledger_segments else None
+    committed = committed_bound(log, options).index if log.ledger_segments else None
     bound = options.committed_bound if committed is None else committed
     whole = replace(options, max_partition_bytes=INT64_MAX, min_partitions=None, committed_bound=bound)
-    ranges = [part for partition in log.plan(("pos",), whole, Filters()) for part in partition.ranges]
+    ranges = [part for partition in plan_read(log, ("pos",), whole, Filters()) for part in partition.ranges]
     nothing = StoreError(
         f"{log.path}: expected rows to export, found none: see dledger state, and the options of the read"
     )
@@ -95,7 +95,7 @@ def range_of(log: Log, options: ReadOptions) -> LogRange:
     return LogRange(start, end, committed, _count_beyond(log, committed, start, last_index), last)
 
 
-def _count_beyond(log: Log, committed: int | None, start: int, last_index: int | None) -> int | None:
+def _count_beyond(log: StoreView, committed: int | None, start: int, last_index: int | None) -> int | None:
     """How many entries from position `start` to the last index lie behind the committed bound."""
     if committed is None or last_index is None or last_index <= committed:
         return None if committed is None else 0
@@ -103,18 +103,18 @@ def _count_beyond(log: Log, committed: int | None, start: int, last_index: int |
     return last_index - (committed if first is None else max(committed, first - 1))
 
 
-def _first_row_at(log: Log, pos: int, end: int) -> int:
+def _first_row_at(log: StoreView, pos: int, end: int) -> int:
     """Where the first row at or after `pos` begins, or `end`."""
     first = _first(log, "pos", pos)
     return end if first is None else min(first, end)
 
 
-def _first(log: Log, column: str, pos: int) -> int | None:
+def _first(log: StoreView, column: str, pos: int) -> int | None:
     """The first value of a column, other than null, in the rows that begin at or after `pos`."""
     options = ReadOptions(
         starting_offsets=Offset("pos", pos), fail_on_data_loss=False, max_batch_rows=1, verify_crc=False
     )
-    for partition in log.plan((column,), options, Filters()):
+    for partition in plan_read(log, (column,), options, Filters()):
         for batch in read_partition(partition):
             known = batch[column].drop_null()
             if len(known):
@@ -122,7 +122,7 @@ def _first(log: Log, column: str, pos: int) -> int | None:
     return None
 
 
-def last_row(log: Log, start: int, end: int) -> tuple[TailOffset, int | None]:
+def last_row(log: StoreView, start: int, end: int) -> tuple[TailOffset, int | None]:
     """The last row that begins in ``[start, end)``, with the CRC-32 of its bytes, and the last index near it."""
     for segment, found in log.ends.values():
         if found.pos == end and found.last_pos >= start:
@@ -142,7 +142,7 @@ def last_row(log: Log, start: int, end: int) -> tuple[TailOffset, int | None]:
     return TailOffset(pos=start), None
 
 
-def row_again(log: Log, found: LogRange) -> TailOffset:
+def row_again(log: StoreView, found: LogRange) -> TailOffset:
     """What is the last row of a range in the log as it stands now: `found.last`, if that still stands there."""
     if found.last.pos is not None and found.end <= max((end.pos for _, end in log.ends.values()), default=0):
         view = View(log, Bound(None, None), None)
@@ -152,7 +152,7 @@ def row_again(log: Log, found: LogRange) -> TailOffset:
     return last_row(log, found.start, found.end)[0]
 
 
-def _crc(log: Log, pos: int, size: int) -> int:
+def _crc(log: StoreView, pos: int, size: int) -> int:
     """The CRC-32 of the bytes at a position, of a row that is too long to be an entry of those at its begin."""
     segment = next((each for each in log.segments if each.base <= pos < each.end), None)
     return log.engine.crc32(

@@ -30,8 +30,8 @@ from pyspark_dledger.format.layout import (
 from pyspark_dledger.log.io.entry_reads import read_at
 from pyspark_dledger.log.io.files import path_of
 from pyspark_dledger.log.io.store_paths import file_size
-from pyspark_dledger.log.log import Log
 from pyspark_dledger.log.options import ReadOptions
+from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.log.tables.table import Table, TableColumn, relative_file, table_schema, timestamps
 
 FOLDER = "index"
@@ -87,7 +87,7 @@ def index_files(root: Path) -> list[Path]:
         return []
 
 
-def plan(log: Log, options: ReadOptions) -> list[IndexFilePart]:
+def plan(log: StoreView, options: ReadOptions) -> list[IndexFilePart]:
     """Parts of at most two million units. Raises StoreError where no root is known."""
     root = log.paths.root
     if root is None:

@@ -16,7 +16,7 @@ from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.checksum import crc32
 from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT_SIZE
 from pyspark_dledger.log.io.queue_files import FOLDER as QUEUES
-from pyspark_dledger.log.log import Log
+from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.rocketmq.consume_queue.queue_units import batch_queues
 from pyspark_dledger.rocketmq.consume_queue.queue_writer import UNITS_PER_FILE, QueueWriter, first_file_end
 from pyspark_dledger.rocketmq.dispatch.log_part import DELAYS_MS
@@ -91,7 +91,7 @@ class Built:
 
 
 def build(
-    log: Log,
+    log: StoreView,
     target: Path,
     *,
     queues: bool = True,
@@ -118,7 +118,7 @@ def build(
 
 
 def build_of(
-    taken: Iterable[TakenUnits], log: Log, target: Path, settings: BuildSettings, keep_from: Path | None = None
+    taken: Iterable[TakenUnits], log: StoreView, target: Path, settings: BuildSettings, keep_from: Path | None = None
 ) -> Built:
     """As `build` queues and index, of what was taken of the messages of the log before, in its order.
 
@@ -128,7 +128,7 @@ def build_of(
 
 
 def _build(
-    log: Log,
+    log: StoreView,
     target: Path,
     wanted: Sequence[str],
     settings: BuildSettings,
@@ -171,7 +171,7 @@ class UnitSink(Protocol):
 
 
 def go_through(
-    log: Log,
+    log: StoreView,
     settings: BuildSettings,
     sinks: Sequence[UnitSink],
     root: Path | None,
@@ -256,7 +256,7 @@ class QueueSink:
 
     needs_keys = False
 
-    def __init__(self, writer: QueueWriter, files: UnitFiles, log: Log, keep_from: Path | None) -> None:
+    def __init__(self, writer: QueueWriter, files: UnitFiles, log: StoreView, keep_from: Path | None) -> None:
         self._writer, self._files = writer, files
         begin = log.segments[0].base if log.segments else 0
         self._expired = ExpiredUnits(keep_from, begin) if keep_from is not None else None

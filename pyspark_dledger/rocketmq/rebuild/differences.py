@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT_SIZE
 from pyspark_dledger.log.io.queue_files import UNIT_DTYPE, Queue, Units, read_units
-from pyspark_dledger.log.log import Log
+from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.rocketmq.consume_queue.queue_units import is_filler
 from pyspark_dledger.rocketmq.consume_queue.queue_writer import QueueWriter, first_file_end
 from pyspark_dledger.rocketmq.index_file.index_file import IndexHeader, hash_slots, index_files, read_header
@@ -94,7 +94,7 @@ class IndexDifference:
 
 
 def compare_queues(
-    log: Log, root: Path, settings: BuildSettings, progress: Progress | None = None
+    log: StoreView, root: Path, settings: BuildSettings, progress: Progress | None = None
 ) -> tuple[Built, list[QueueDifference]]:
     """What building the ConsumeQueues of a root anew would change, queue by queue. Raises StoreError."""
     files = _ComparedFiles(settings.units_per_file * CONSUME_QUEUE_UNIT_SIZE, root)
@@ -104,7 +104,7 @@ def compare_queues(
 
 
 def compare_index(
-    log: Log, root: Path, settings: BuildSettings, progress: Progress | None = None
+    log: StoreView, root: Path, settings: BuildSettings, progress: Progress | None = None
 ) -> tuple[Built, list[IndexDifference]]:
     """What building the index of keys of a root anew would change, file by file. Raises StoreError."""
     sink = _ComparedKeys(root, log.segments[0].base if log.segments else 0)

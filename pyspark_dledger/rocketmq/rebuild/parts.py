@@ -26,8 +26,8 @@ from pyspark_dledger.format.spec import Filters, ScanRequest, Segment
 from pyspark_dledger.log.holes import Hole
 from pyspark_dledger.log.io.queue_files import Units
 from pyspark_dledger.log.io.store_engine import engine_of
-from pyspark_dledger.log.log import Log
 from pyspark_dledger.log.plan import plan_between
+from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.rocketmq.dispatch.log_part import LogPart, read_part
 from pyspark_dledger.rocketmq.index_file.index_writer import Keys
 from pyspark_dledger.rocketmq.message_arrays import Longs, QueueName
@@ -87,7 +87,7 @@ class TakenUnits(NamedTuple):
     counts: PartCounts
 
 
-def plan_parts(log: Log, end: int | None, part_bytes: int) -> tuple[list[LogRangePart], int]:
+def plan_parts(log: StoreView, end: int | None, part_bytes: int) -> tuple[list[LogRangePart], int]:
     """The parts of a log up to a position, and how many bytes are missing between them, of files that are gone."""
     options = replace(log.options, max_partition_bytes=part_bytes, min_partitions=None)
     partitions = plan_between(log, ("pos",), options, Filters(), None, 0, INT64_MAX if end is None else end)

@@ -12,7 +12,7 @@ from pathlib import Path
 from pyspark_dledger.format import layout
 from pyspark_dledger.format.spec import DLEDGER
 from pyspark_dledger.log.io.entry_reads import segment_at
-from pyspark_dledger.log.log import Log
+from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.rocketmq.dispatch.log_part import stored_at
 
 _NANOSECONDS = 1_000_000
@@ -24,7 +24,7 @@ class QueueTimes:
     `keep_from` is a storePathRootDir with the files that say it of messages that the log does not have.
     """
 
-    def __init__(self, log: Log, keep_from: Path | None) -> None:
+    def __init__(self, log: StoreView, keep_from: Path | None) -> None:
         self._log, self._keep_from = log, keep_from
 
     def set(self, root: Path, file: Path, last_offset: int) -> None:

@@ -13,12 +13,13 @@ from typing import Any
 
 from pyspark_dledger.common.uris import as_uri, is_remote, without_file_scheme
 from pyspark_dledger.errors import OptionError, StoreError
-from pyspark_dledger.log.committed import Bound
+from pyspark_dledger.log.committed import Bound, committed_bound
 from pyspark_dledger.log.io.files import is_remote_path
 from pyspark_dledger.log.io.queue_files import FOLDER as QUEUES
 from pyspark_dledger.log.io.queue_files import queues
-from pyspark_dledger.log.log import Log, open_log
+from pyspark_dledger.log.log import open_log
 from pyspark_dledger.log.options import find_option
+from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.rocketmq.broker.broker_conf import read_dispatch_settings
 from pyspark_dledger.rocketmq.broker.presence import held
 from pyspark_dledger.rocketmq.consume_queue.queue_units import queue_root
@@ -226,7 +227,7 @@ class _Store:
         """What is committed; None for a plain CommitLog, all of which is."""
         if not self.log.ledger_segments:
             return None
-        bound = self.log.bound(self.log.options)
+        bound = committed_bound(self.log, self.log.options)
         if bound.index is None:
             raise StoreError(
                 f"{self.log.path}: expected a committed index, because a broker puts only what is committed into its "
@@ -341,7 +342,7 @@ class _Store:
         return f"nothing changed: what was built is, byte for byte, what is there, which stays{times}"
 
 
-def _extent(log: Log) -> tuple[object, ...]:
+def _extent(log: StoreView) -> tuple[object, ...]:
     """Where a log begins and ends, by which is seen that it was written, cut, or has expired further."""
     ends = [(segment.base, end.pos, end.last_index, end.last_term) for segment, end in log.ends.values()]
     return ([segment.base for segment in log.segments], sorted(ends))

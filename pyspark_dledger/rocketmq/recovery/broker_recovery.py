@@ -25,9 +25,9 @@ from pyspark_dledger.format.codec import decode_records
 from pyspark_dledger.format.layout import MESSAGE_MAGIC_V1, SEGMENT_NAME_DIGITS, Field
 from pyspark_dledger.format.message import MESSAGE_MAGICS
 from pyspark_dledger.log.io.entry_reads import read_at
-from pyspark_dledger.log.log import Log
 from pyspark_dledger.log.recovery.java_files import JavaFile, list_folder
 from pyspark_dledger.log.recovery.recovery_preview import RecoveryPreview, preview
+from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.rocketmq.recovery.recovery_queues import RecoveredQueues
 from pyspark_dledger.rocketmq.recovery.recovery_walk import first_message, walk_messages
 
@@ -98,7 +98,7 @@ def dledger_of_rocketmq(version: str) -> str:
 
 
 def preview_broker(
-    log: Log, version: str, data_file_size: int | None = None, index_file_size: int | None = None
+    log: StoreView, version: str, data_file_size: int | None = None, index_file_size: int | None = None
 ) -> RecoveryPreview:
     """What a broker of RocketMQ `version` would do on starting on the store of `log`; its own part is in ``rocketmq``.
 
@@ -116,7 +116,7 @@ def preview_broker(
 class _Start:
     """One start of a broker; `run` goes through its load()."""
 
-    def __init__(self, log: Log, root: Path, version: str, recovery: RecoveryPreview) -> None:
+    def __init__(self, log: StoreView, root: Path, version: str, recovery: RecoveryPreview) -> None:
         self.log = log
         self.root = root
         self.version = version

@@ -23,11 +23,12 @@ from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format import layout
 from pyspark_dledger.format.spec import Filters
+from pyspark_dledger.log.committed import committed_bound
 from pyspark_dledger.log.holes import Hole
 from pyspark_dledger.log.io.queue_files import last_units, queues
-from pyspark_dledger.log.log import Log
 from pyspark_dledger.log.options import ReadOptions
-from pyspark_dledger.log.plan import Partition, read_partition
+from pyspark_dledger.log.plan import Partition, plan_read, read_partition
+from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.log.tables.table import Table, TableColumn, batches_of, table_schema
 from pyspark_dledger.rocketmq import message_arrays
 from pyspark_dledger.rocketmq.consume_queue.queue_units import (
@@ -93,16 +94,16 @@ class AuditPart:
     no_bound: str | None
 
 
-def plan(log: Log, options: ReadOptions) -> list[AuditPart]:
+def plan(log: StoreView, options: ReadOptions) -> list[AuditPart]:
     """Parts of the log. Raises StoreError where the queues cannot be read."""
     root = queue_root(log)
     if log.paths.only is not None:
         raise StoreError(f"{log.path}: expected a whole store to audit, found one segment: give the root's path")
     options = replace(options, max_partition_bytes=options.max_partition_bytes or _PART_BYTES)
-    bound = log.bound(options) if log.ledger_segments else None
+    bound = committed_bound(log, options) if log.ledger_segments else None
     reason = bound.reason if bound is not None and bound.index is None else None
-    partitions = log.plan(message_arrays.COLUMNS, options, Filters(kind=("message",)))
-    end = log.state.max_offset
+    partitions = plan_read(log, message_arrays.COLUMNS, options, Filters(kind=("message",)))
+    end = log.max_offset
     highest = max((unit.commit_log_offset for unit in last_units(root)), default=0)
     return [
         AuditPart(log.path, options, root, partition, low, high, end, reason)
@@ -174,9 +175,9 @@ class _Audit:
         self.batch_topics = {queue.topic for queue in batch_queues(part.root)}
 
     @cached_property
-    def log(self) -> Log:
+    def log(self) -> StoreView:
         """For what is looked up by itself; most parts need none of it."""
-        return Log(self.part.path, self.part.options)
+        return StoreView(self.part.path, self.part.options)
 
     def rows(self) -> Iterator[Row]:
         units, gaps = self._units()
@@ -297,7 +298,7 @@ class _Audit:
 
     def _without_message(self, units: _Units) -> Iterator[Row]:
         for number in range(len(units)):
-            end = self.log.state.max_offset if units.offset[number] >= self.part.log_end else self.part.log_end
+            end = self.log.max_offset if units.offset[number] >= self.part.log_end else self.part.log_end
             found = f"the log ends at {end}" if units.offset[number] >= end else "none"
             yield self._unit_row(
                 UNIT_WITHOUT_MESSAGE, units, number, f"a message of {int(units.size[number])} bytes", found

@@ -10,8 +10,8 @@ from typing import Any
 import pyarrow as pa
 
 from pyspark_dledger.log.io.queue_files import queues
-from pyspark_dledger.log.log import Log
 from pyspark_dledger.log.options import ReadOptions
+from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.log.tables.table import Table, TableColumn, batches_of, table_schema
 from pyspark_dledger.rocketmq.broker.config_files import SCHEDULE_GROUP, BrokerConfig, read_config
 from pyspark_dledger.rocketmq.consume_queue.queue_units import (
@@ -51,17 +51,17 @@ class ConsumersPart:
     options: ReadOptions
 
 
-def plan(log: Log, options: ReadOptions) -> list[ConsumersPart]:
+def plan(log: StoreView, options: ReadOptions) -> list[ConsumersPart]:
     """One part. Raises StoreError where there is no config, or no root is known."""
     root = queue_root(log)
     read_config(root)
     return [ConsumersPart(root, _min_offset(log, root), options)]
 
 
-def _min_offset(log: Log, root: Path) -> int:
+def _min_offset(log: StoreView, root: Path) -> int:
     """Where the store begins, also where only its DLedger part was opened."""
     if log.paths.node is not None and not log.paths.commitlog_dirs and (root / "commitlog").is_dir():
-        log = Log(str(root), replace(log.options, self_id=log.paths.node))
+        log = StoreView(str(root), replace(log.options, self_id=log.paths.node))
     return log.segments[0].base if log.segments else 0
 
 

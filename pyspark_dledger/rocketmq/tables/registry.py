@@ -11,8 +11,9 @@ import pyarrow as pa
 from pyspark_dledger.common.options import nearest
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.log.diff import diff_table as diff
-from pyspark_dledger.log.log import Log, State
 from pyspark_dledger.log.options import OPTIONS, ReadOptions
+from pyspark_dledger.log.state import State, state_of
+from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.log.tables import index_units_table, segments_table
 from pyspark_dledger.log.tables.table import Table, TableColumn, batches_of, row_of, table_schema
 from pyspark_dledger.log.verify.verify_store import FindingsPart, plan_findings, read_findings
@@ -51,8 +52,8 @@ STATE_COLUMNS = (
 )
 
 
-def _plan_state(log: Log, _options: ReadOptions) -> list[State]:
-    return [log.state]
+def _plan_state(log: StoreView, _options: ReadOptions) -> list[State]:
+    return [state_of(log)]
 
 
 def _read_state(state: State) -> Iterator[pa.RecordBatch]:
@@ -74,7 +75,7 @@ FINDINGS_COLUMNS = (
 )
 
 
-def _plan_findings(log: Log, _options: ReadOptions) -> list[FindingsPart]:
+def _plan_findings(log: StoreView, _options: ReadOptions) -> list[FindingsPart]:
     return plan_findings(log)
 
 
@@ -138,7 +139,7 @@ _TABLES = (
 def _checked(table: Table) -> Table:
     """The table with a plan that refuses the options that it does not take."""
 
-    def plan(log: Log, options: ReadOptions) -> list[Any]:
+    def plan(log: StoreView, options: ReadOptions) -> list[Any]:
         check_options(table, options)
         return table.plan(log, options)
 
@@ -161,7 +162,7 @@ def check_options(table: Table, options: ReadOptions) -> None:
             )
 
 
-def read_table(log: Log, name: str, options: ReadOptions | None = None) -> Iterator[pa.RecordBatch]:
+def read_table(log: StoreView, name: str, options: ReadOptions | None = None) -> Iterator[pa.RecordBatch]:
     """The rows of a table, part by part; without `options` under those that the log was opened with.
 
     Raises OptionError for an unknown table or an option that it does not take, StoreError where the store cannot

@@ -8,9 +8,9 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from pyspark_dledger.log import Log
 from pyspark_dledger.log.options import ReadOptions, option_filters
-from pyspark_dledger.log.plan import read_partition
+from pyspark_dledger.log.plan import plan_read, read_partition
+from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.spark.plain_errors import plain_errors
 from pyspark_dledger.spark.schema import arrow_schema, column_names
 
@@ -28,8 +28,8 @@ class LogReader(DataSourceReader):
     @plain_errors
     def partitions(self) -> list[InputPartition]:
         """Plan the scan. Spark makes one partition of an empty plan, whose value is None."""
-        log = Log(self.path, self.options)
-        return [InputPartition(partition) for partition in log.plan(self.columns, self.options, self.filters)]
+        log = StoreView(self.path, self.options)
+        return [InputPartition(partition) for partition in plan_read(log, self.columns, self.options, self.filters)]
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
         """Read one partition; PySpark 4.0 and 4.1 pass None itself for an empty plan."""

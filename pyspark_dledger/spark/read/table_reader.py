@@ -8,8 +8,8 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from pyspark_dledger.log import Log
 from pyspark_dledger.log.options import ReadOptions
+from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.rocketmq.tables.registry import TABLES
 from pyspark_dledger.spark.plain_errors import plain_errors
 from pyspark_dledger.spark.read.log_reader import plain_batches
@@ -29,7 +29,7 @@ class TableReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         """Plan the table. Spark makes one partition of an empty plan, whose value is None."""
         table = TABLES[self.options.table]
-        return [InputPartition(part) for part in table.plan(Log(self.path, self.options), self.options)]
+        return [InputPartition(part) for part in table.plan(StoreView(self.path, self.options), self.options)]
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
         """Read one part; PySpark 4.0 and 4.1 pass None itself for an empty plan."""

@@ -23,7 +23,7 @@ from pyspark_dledger.format.state_files import (
     CurrentTerm,
     parse_properties_file,
 )
-from pyspark_dledger.log.committed import read_checkpoint, read_current_term
+from pyspark_dledger.log.io.state_files import read_checkpoint, read_current_term
 
 CHECKPOINT = "checkpoint"
 CURRTERM = "currterm"

@@ -11,8 +11,8 @@ from pyspark_dledger.common.durable import sync_dir, sync_file
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT_SIZE
 from pyspark_dledger.log.io.queue_files import FOLDER as QUEUES
-from pyspark_dledger.log.log import Log
 from pyspark_dledger.log.options import ReadOptions
+from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.rocketmq.consume_queue.queue_writer import UNITS_PER_FILE
 from pyspark_dledger.rocketmq.export.forms import FileReport, file_report, new_file
 from pyspark_dledger.rocketmq.index_file.index_file import FOLDER as INDEX
@@ -53,7 +53,7 @@ def build_queues_and_index(
 
     Raises StoreError where that is not what they left, or not so many messages.
     """
-    log = Log(str(target / "commitlog"), ReadOptions(engine=engine))
+    log = StoreView(str(target / "commitlog"), ReadOptions(engine=engine))
     built = build_of(_taken(target, left), log, target, sizes, keep_from)
     found = built.messages + built.skipped
     if found != messages:

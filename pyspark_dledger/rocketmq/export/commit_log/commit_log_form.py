@@ -15,8 +15,8 @@ from pathlib import Path
 from pyspark_dledger.errors import MalformedError, OptionError, StoreError
 from pyspark_dledger.format.layout import SEGMENT_NAME_DIGITS
 from pyspark_dledger.format.spec import COMMITLOG, Segment
-from pyspark_dledger.log import Log
 from pyspark_dledger.log.options import ReadOptions
+from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.rocketmq.dispatch.log_part import DELAYS_MS
 from pyspark_dledger.rocketmq.export.commit_log.broker_files import (
     broker_conf,
@@ -50,7 +50,7 @@ class CommitLogForm:
 
     name = "commitlog"
 
-    def plan(self, log: Log, settings: ExportSettings) -> list[FilePart]:
+    def plan(self, log: StoreView, settings: ExportSettings) -> list[FilePart]:
         """One part for each file of the log, and for each that is missing between them.
 
         Raises OptionError for a read that a broker could not serve, StoreError where the files are of different sizes,
@@ -58,7 +58,7 @@ class CommitLogForm:
         """
         return self._parts(log, settings, _wanted(log, settings))
 
-    def _parts(self, log: Log, settings: ExportSettings, wanted: WantedUnits | None) -> list[FilePart]:
+    def _parts(self, log: StoreView, settings: ExportSettings, wanted: WantedUnits | None) -> list[FilePart]:
         _check_options(settings.options)
         found = list(_ranges(log, settings))
         if not found:
@@ -76,7 +76,9 @@ class CommitLogForm:
         """Write a file of the CommitLog, durably, and read it back."""
         return write_part(part, number, target)
 
-    def finish(self, log: Log, settings: ExportSettings, target: Path, reports: Sequence[PartReport]) -> FinishReport:
+    def finish(
+        self, log: StoreView, settings: ExportSettings, target: Path, reports: Sequence[PartReport]
+    ) -> FinishReport:
         """Make what the broker has beside the CommitLog, and the files between others that have no message.
 
         Raises StoreError for a log without any message.
@@ -102,7 +104,7 @@ class CommitLogForm:
         return FinishReport((*files, *config), tuple(notes), conf)
 
 
-def _keep_from(log: Log, settings: ExportSettings) -> Path | None:
+def _keep_from(log: StoreView, settings: ExportSettings) -> Path | None:
     """Where queues are of which units are kept whose messages expired: not where only some are exported."""
     is_whole = settings.options.topic is None and settings.options.queue_id is None
     return log.paths.root if is_whole else None
@@ -128,7 +130,7 @@ def _check_options(options: ReadOptions) -> None:
         )
 
 
-def _ranges(log: Log, settings: ExportSettings) -> Iterator[tuple[Segment, int, int]]:
+def _ranges(log: StoreView, settings: ExportSettings) -> Iterator[tuple[Segment, int, int]]:
     """The segments that hold a part of what is exported, and from where to where."""
     for segment in log.segments:
         start, end = max(segment.base, settings.start), min(log.segment_end(segment), settings.end)
@@ -151,7 +153,7 @@ def _check_sizes(segments: list[Segment]) -> None:
             )
 
 
-def _wanted(log: Log, settings: ExportSettings) -> WantedUnits | None:
+def _wanted(log: StoreView, settings: ExportSettings) -> WantedUnits | None:
     """What queues and index take of the messages; None where none are made."""
     if settings.commit_log_only:
         return None
@@ -159,7 +161,7 @@ def _wanted(log: Log, settings: ExportSettings) -> WantedUnits | None:
 
 
 def _part(
-    log: Log,
+    log: StoreView,
     settings: ExportSettings,
     segment: Segment,
     start: int,
@@ -172,7 +174,7 @@ def _part(
     return FilePart(log.engine.NAME, segment, start, end, filters, mode, is_last, preserves_offsets, None, wanted)
 
 
-def _missing(log: Log, settings: ExportSettings, before: Segment, after: Segment) -> Iterator[FilePart]:
+def _missing(log: StoreView, settings: ExportSettings, before: Segment, after: Segment) -> Iterator[FilePart]:
     """The files that are missing between two."""
     bases = range(before.end, after.base, before.size)
     if not bases:
@@ -204,7 +206,9 @@ def _empty_files(parts: list[FilePart], reports: Sequence[PartReport], target: P
             yield write_empty_file(target, segment.base, segment.size, number > last)
 
 
-def _notes(log: Log, settings: ExportSettings, counts: Counter[str], reports: Sequence[PartReport]) -> Iterator[str]:
+def _notes(
+    log: StoreView, settings: ExportSettings, counts: Counter[str], reports: Sequence[PartReport]
+) -> Iterator[str]:
     """What became of the messages."""
     if settings.preserve_offsets:
         yield (
@@ -224,7 +228,7 @@ def _notes(log: Log, settings: ExportSettings, counts: Counter[str], reports: Se
         )
 
 
-def _notes_of_broker(log: Log, built: Built | None, has_config: bool) -> Iterator[str]:
+def _notes_of_broker(log: StoreView, built: Built | None, has_config: bool) -> Iterator[str]:
     """What is to be known before a broker is started."""
     root = log.paths.root
     if built is None:

@@ -1,0 +1,189 @@
+"""Finds where the log of a store ends, in each source and in each segment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from pyspark_dledger.format.engine import Engine
+from pyspark_dledger.format.layout import MESSAGE_HEADER_SIZE
+from pyspark_dledger.format.message import has_message_magic
+from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, LogEnd, Segment
+from pyspark_dledger.format.state_files import Checkpoint
+from pyspark_dledger.log.io.entry_reads import DLedgerIndex, entry_at, read_at
+from pyspark_dledger.log.io.files import path_of
+from pyspark_dledger.log.io.state_files import read_current_term
+from pyspark_dledger.log.io.store_paths import StorePaths, file_size
+from pyspark_dledger.log.store_segments import is_unwritten, last_confirmed_unit
+
+NO_ENTRY = LogEnd(0, 0, -1, -1, -1, -1, -1, -1)
+"""The end of a log without entries."""
+
+
+class LastEntry(NamedTuple):
+    """The last entry of a source: the base of its segment, its position, index and term."""
+
+    base: int
+    pos: int
+    index: int  # type: ignore[assignment]  # shadows tuple.index, which nobody calls
+    term: int
+
+
+@dataclass(frozen=True)
+class KnownEnds:
+    """What an earlier search found: the last entry of each source.
+
+    ``searched_for`` says why a whole segment was searched for entries after the end, if that found none.
+    """
+
+    lasts: dict[str, LastEntry] = field(default_factory=dict)
+    searched_for: tuple[Any, ...] | None = None
+
+
+class LogEnds:
+    """The ends of the log. The search begins at the entries that `known` has, if they are still there."""
+
+    def __init__(
+        self,
+        segments: list[Segment],
+        paths: StorePaths,
+        engine: Engine,
+        index: DLedgerIndex,
+        checkpoint: Checkpoint | None,
+        known: KnownEnds,
+    ) -> None:
+        self._segments = segments
+        self._paths = paths
+        self._engine = engine
+        self._index = index
+        committed = checkpoint.committed_index if checkpoint is not None else None
+        self._committed_index = -1 if committed is None else committed
+        checkpoint_end = checkpoint.end_index if checkpoint is not None else None
+        self._checkpoint_end = -1 if checkpoint_end is None else checkpoint_end
+        self._known = known
+        self._searched_for: tuple[Any, ...] | None = None
+
+    @cached_property
+    def by_source(self) -> dict[str, tuple[Segment, LogEnd]]:
+        """For each source, its last segment with entries and where the log ends in it."""
+        ends = {}
+        for segment in reversed(self._segments):
+            if segment.source in ends:
+                continue
+            end = self._end_in(segment)
+            if end.entries > 0:
+                ends[segment.source] = (segment, end)
+        return ends
+
+    def known(self) -> KnownEnds:
+        """What a later search can begin with."""
+        if "by_source" not in self.__dict__:
+            return self._known
+        lasts = {
+            source: LastEntry(segment.base, end.last_pos, end.last_index, end.last_term)
+            for source, (segment, end) in self.by_source.items()
+        }
+        return KnownEnds(lasts, self._searched_for)
+
+    def segment_end(self, segment: Segment) -> int:
+        """The position up to which a segment is walked: its end, or the end of the log."""
+        last, end = self.by_source.get(segment.source, (None, NO_ENTRY))
+        if last is None:
+            # Only zeros are a log that was never written; other bytes are damage, which is shown.
+            return segment.base if self._is_blank(segment) else segment.end
+        if segment.base > last.base:
+            return segment.end if self._lost_its_entries(segment, end) else segment.base
+        return segment.end if segment != last or _is_short(segment) else end.pos
+
+    def _end_in(self, segment: Segment) -> LogEnd:
+        start = self._last_known_in(segment)
+        if start == segment.base:
+            start = self._committed_in(segment)
+        # For a lone file, only a search shows whether the log continues after damage.
+        end = self._engine.log_end(segment, start, self._paths.only is not None)
+        if end.entries == 0 and not self._is_blank(segment):
+            # Its first entry may just have been written.
+            end = self._engine.log_end(segment, start, False)
+            if end.entries == 0:
+                return self._engine.log_end(segment, start, True)
+        while segment.source == DLEDGER and end.entries > 0 and self._continues(segment, end):
+            # A log that is being written has grown meanwhile; a damaged one still ends at the same entry.
+            later = self._engine.log_end(segment, end.last_pos, False)
+            if later.last_index <= end.last_index:
+                return self._searched_end(segment, start, end)
+            end = later
+        return end
+
+    def _searched_end(self, segment: Segment, start: int, end: LogEnd) -> LogEnd:
+        """The end by a search of the whole segment, unless an earlier one for the same reasons found nothing.
+
+        Java leaves index units of entries that it truncated.
+        """
+        unit = self._index.unit(end.last_index + 1)
+        reasons = (end.pos, end.last_index, end.last_term, unit, self._checkpoint_end)
+        found = end if reasons == self._known.searched_for else self._engine.log_end(segment, start, True)
+        self._searched_for = reasons if found.pos == end.pos else None
+        return found
+
+    def _is_blank(self, segment: Segment) -> bool:
+        """Whether a segment was only created ahead: it begins with zeros, and the index has no entry of it."""
+        if not is_unwritten(segment):
+            return False
+        has_index = segment.source == DLEDGER and self._checkpoint_end >= 0
+        unit = self._index.unit(self._checkpoint_end) if has_index else None
+        return unit is None or unit.pos < segment.base
+
+    def _committed_in(self, segment: Segment) -> int:
+        """The position of the checkpoint's committed entry, if the index finds it in the segment; else its base.
+
+        Committed entries are never truncated, so the end is after it, and a large file need not be walked.
+        """
+        if segment.source != DLEDGER or not segment.check_pos:
+            return segment.base
+        unit = last_confirmed_unit(self._index, segment, self._committed_index)
+        return unit.pos if unit is not None else segment.base
+
+    def _last_known_in(self, segment: Segment) -> int:
+        """The position of the last entry of an earlier search, if it is still there; else the segment's base."""
+        last = self._known.lasts.get(segment.source)
+        if last is None or last.base != segment.base:
+            return segment.base
+        if segment.source == COMMITLOG:
+            head = read_at(segment.path, last.pos - segment.base, MESSAGE_HEADER_SIZE)
+            return last.pos if has_message_magic(head, 0, len(head)) else segment.base
+        header = entry_at(segment, last.pos)
+        is_same = header is not None and (header.index, header.term) == (last.index, last.term)
+        return last.pos if is_same and self._is_of_current_term(last.term) else segment.base
+
+    def _is_of_current_term(self, term: int) -> bool:
+        """Whether `term` is still the current one: the leader of a later term may have truncated its entries.
+
+        Java leaves the bytes of truncated entries in the file.
+        """
+        node_dir = self._paths.node_dir
+        current = read_current_term(node_dir)[0] if node_dir is not None else None
+        return current is None or current.curr_term is None or current.curr_term <= term
+
+    def _continues(self, segment: Segment, end: LogEnd) -> bool:
+        """Whether the index or the checkpoint knows entries after this end.
+
+        An index unit of an earlier term belongs to an entry that was truncated.
+        """
+        unit = self._index.unit(end.last_index + 1)
+        if unit is not None and end.pos <= unit.pos < segment.end and unit.term >= end.last_term:
+            return True
+        is_last = self._paths.only is None and segment == self._segments[-1]
+        return is_last and self._checkpoint_end > end.last_index
+
+    def _lost_its_entries(self, segment: Segment, end: LogEnd) -> bool:
+        """Whether a segment after the log's end had entries: it is too short, or written and the log continued."""
+        if _is_short(segment):
+            return True
+        continued = segment.source == DLEDGER and self._checkpoint_end > end.last_index
+        return continued and not self._is_blank(segment)
+
+
+def _is_short(segment: Segment) -> bool:
+    """Whether a file is shorter than its segment, or missing."""
+    return (file_size(path_of(segment.path)) or 0) < segment.size

@@ -1,0 +1,119 @@
+"""Lists the segments of a store: those of the old CommitLog, then those of DLedger."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from pyspark_dledger.format.codec import IndexUnit, decode_blank
+from pyspark_dledger.format.engine import Engine
+from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, INDEX_UNIT_SIZE, MIN_BLANK_SIZE
+from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Before, Segment
+from pyspark_dledger.log.io.entry_reads import DLedgerIndex, entry_at, lone_segment, read_at
+from pyspark_dledger.log.io.files import looked_up, path_of
+from pyspark_dledger.log.io.segment_listing import Listing, listing
+from pyspark_dledger.log.io.store_paths import StorePaths
+
+_HEAD_BYTES = 64 * 1024
+_MAX_UNITS_TRIED = 1_000
+
+
+@dataclass(frozen=True)
+class StoreSegments:
+    """The segments of a store, in order, and the folder listings they come from.
+
+    ``divided`` is where the first DLedger file begins, None without one.
+    """
+
+    segments: list[Segment]
+    divided: int | None
+    listings: tuple[Listing, Listing]
+
+
+def list_store(
+    paths: StorePaths, check_pos: bool, engine: Engine, index: DLedgerIndex, before: StoreSegments | None
+) -> StoreSegments:
+    """List the segments at `paths`; what `before` has and did not change is not read again.
+
+    `check_pos` says whether DLedger entries have their true position. Raises OSError, and StoreError for a file that
+    is no segment.
+    """
+    earlier = before.listings if before is not None else (None, None)
+    listings = (
+        listing(paths.data_dirs, DLEDGER, check_pos, earlier[0]),
+        listing(paths.commitlog_dirs, COMMITLOG, True, earlier[1]),
+    )
+    ledger, old = (list(found.segments) for found in listings)
+    divided = ledger[0].base if ledger else None
+    # The beginning of the last file can have been written since.
+    known = {replace(segment, before=None): segment for segment in before.segments[:-1]} if before is not None else {}
+
+    def with_before(pair: tuple[Segment | None, Segment]) -> Segment:
+        previous, segment = pair
+        if segment in known:
+            return known[segment]
+        if previous is None or (paths.only is not None and path_of(segment.path) != paths.only):
+            return segment
+        return _with_before(previous, segment, engine, index)
+
+    pairs = list(zip([None, *ledger], ledger, strict=False))
+    ledger = list(looked_up(with_before, pairs, paths.path))
+    if paths.only is not None:
+        listed = [segment for segment in ledger + old if path_of(segment.path) == paths.only]
+        segments = listed or [lone_segment(paths.only, DLEDGER if paths.data_dirs else COMMITLOG)]
+    else:
+        if divided is not None:
+            # From the first DLedger file on the log is DLedger's, even where commitlog/ has files.
+            old = [replace(part, size=min(part.size, divided - part.base)) for part in old if part.base < divided]
+        segments = old + ledger
+    return StoreSegments(segments, divided, listings)
+
+
+def is_unwritten(segment: Segment) -> bool:
+    """Whether a segment begins with zeros only, as a file that was created ahead does."""
+    return not read_at(segment.path, 0, _HEAD_BYTES).strip(b"\0")
+
+
+def _with_before(previous: Segment, segment: Segment, engine: Engine, index: DLedgerIndex) -> Segment:
+    """The segment; if it begins with damage, it gets the last entry of the segment before."""
+    head = read_at(segment.path, 0, ENTRY_HEADER_SIZE)
+    begins_with_entry = entry_at(segment, segment.base) is not None
+    if begins_with_entry or (len(head) >= MIN_BLANK_SIZE and decode_blank(head) is not None) or is_unwritten(segment):
+        return segment
+    return replace(segment, before=_last_entry(previous, segment.base, engine, index))
+
+
+def _last_entry(segment: Segment, end: int, engine: Engine, index: DLedgerIndex) -> Before | None:
+    """The last entry of a segment below `end`: the last that index files confirm, else the last that a walk finds."""
+    unit = last_confirmed_unit(index, segment, _last_unit_below(index, end))
+    if unit is not None:
+        return Before(unit.index, unit.term, unit.pos + unit.size)
+    if segment.end != end:
+        return None
+    found = engine.log_end(segment, segment.base, True)
+    return Before(found.last_index, found.last_term, found.pos) if found.entries > 0 else None
+
+
+def last_confirmed_unit(index: DLedgerIndex, segment: Segment, last: int) -> IndexUnit | None:
+    """The last index unit up to index `last` that an entry of the segment confirms, of the last `_MAX_UNITS_TRIED`."""
+    for number in range(last, max(last - _MAX_UNITS_TRIED, -1), -1):
+        unit = index.unit(number)
+        if unit is not None and unit.pos < segment.base:
+            return None
+        if unit is not None and index.confirmed_unit(segment, number) is not None:
+            return unit
+    return None
+
+
+def _last_unit_below(index: DLedgerIndex, pos: int) -> int:
+    """The last index whose unit has a position below `pos`, by binary search; -1 without one."""
+    if not index.files:
+        return -1
+    low, high = index.files[0].base // INDEX_UNIT_SIZE, index.files[-1].end // INDEX_UNIT_SIZE
+    while low < high:
+        middle = (low + high) // 2
+        unit = index.unit(middle)
+        if unit is not None and unit.pos < pos:
+            low = middle + 1
+        else:
+            high = middle
+    return low - 1

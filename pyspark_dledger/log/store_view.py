@@ -1,0 +1,195 @@
+"""A read-only view of a store on disk: its files, its segments, where its log ends and where its entries are."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from functools import cached_property
+from typing import NamedTuple, TypeVar
+
+from pyspark_dledger.common.integers import INT64_MIN
+from pyspark_dledger.common.uris import store_path
+from pyspark_dledger.errors import StoreError
+from pyspark_dledger.format.spec import DLEDGER, LogEnd, Segment, TermRun
+from pyspark_dledger.format.state_files import Checkpoint
+from pyspark_dledger.log.io.entry_reads import DLedgerIndex, entry_at, segment_at
+from pyspark_dledger.log.io.files import looked_up
+from pyspark_dledger.log.io.state_files import read_checkpoint
+from pyspark_dledger.log.io.store_engine import engine_over
+from pyspark_dledger.log.io.store_paths import find_store
+from pyspark_dledger.log.log_ends import NO_ENTRY, KnownEnds, LogEnds
+from pyspark_dledger.log.options import ReadOptions
+from pyspark_dledger.log.store_segments import StoreSegments, list_store
+
+_Store = TypeVar("_Store", bound="StoreView")
+
+
+class Seen(NamedTuple):
+    """What a look at a store found, so that a later one need not read it again."""
+
+    segments: StoreSegments | None = None
+    index_files: DLedgerIndex | None = None
+    ends: KnownEnds = KnownEnds()
+
+
+class StoreView:
+    """One store, read when it is needed and never written.
+
+    `options` choose the store and the engine: selfId, dataDirs, replicas, engine. Raises StoreError where `path` has
+    no readable store.
+    """
+
+    def __init__(self, path: str, options: ReadOptions, seen: Seen | None = None) -> None:
+        self.path = path = store_path(path)
+        self.options = options
+        self.engine = engine_over((path, *(options.data_dirs or ())), options.engine)
+        self._seen = seen = seen if seen is not None else Seen()
+        try:
+            self.paths = find_store(path, options.self_id, options.data_dirs)
+            index = self.paths.node_dir / "index" if self.paths.node_dir is not None else None
+            self.index_files = DLedgerIndex(index, seen.index_files)
+            check_pos = self.dialect != "0.4"
+            self._segments = list_store(self.paths, check_pos, self.engine, self.index_files, seen.segments)
+        except OSError as error:
+            raise StoreError(f"{error.filename}: cannot be read ({error.strerror}): check its permissions") from None
+        self.segments = self._segments.segments
+
+    def refreshed(self: _Store) -> _Store:  # noqa: PYI019 - Self needs Python 3.11
+        """The store at this moment.
+
+        Folders in which nothing changed, the beginnings of files, and the log below its last entry (if that is still
+        there) are not read again.
+        """
+        ends = self._log_ends.known() if "_log_ends" in self.__dict__ else self._seen.ends
+        return type(self)(self.path, self.options, Seen(self._segments, self.index_files, ends))
+
+    @cached_property
+    def ledger_segments(self) -> list[Segment]:
+        """The segments of the DLedger part."""
+        return [segment for segment in self.segments if segment.source == DLEDGER]
+
+    @cached_property
+    def dialect(self) -> str:
+        """``0.4`` if a snapshot folder shows DLedger 0.4.0, else ``0.3``: all versions before have its format."""
+        node_dir = self.paths.node_dir
+        return "0.4" if node_dir is not None and (node_dir / "snapshot").is_dir() else "0.3"
+
+    @cached_property
+    def _checkpoint(self) -> tuple[Checkpoint | None, str]:
+        return read_checkpoint(self.paths.node_dir) if self.paths.node_dir is not None else (None, "no checkpoint file")
+
+    @property
+    def checkpoint(self) -> Checkpoint | None:
+        """The node's checkpoint, if it has a readable one."""
+        return self._checkpoint[0]
+
+    @property
+    def checkpoint_committed_index(self) -> int:
+        """The checkpoint's committed index, which can be beyond the end of the log; -1 without one."""
+        committed = self.checkpoint.committed_index if self.checkpoint is not None else None
+        return -1 if committed is None else committed
+
+    @property
+    def checkpoint_file(self) -> str:
+        """The name of the file that the checkpoint comes from, or the reason why there is none."""
+        return self._checkpoint[1]
+
+    @cached_property
+    def replicas(self: _Store) -> list[_Store]:  # noqa: PYI019 - Self needs Python 3.11
+        """The other replicas, from the option ``replicas``."""
+        options = ReadOptions(engine=self.options.engine)
+        try:
+            return [type(self)(path, options) for path in self.options.replicas or ()]
+        except StoreError as error:
+            raise StoreError(f"{error} (a replica is named by its dledger-<id> folder)") from None
+
+    @cached_property
+    def _log_ends(self) -> LogEnds:
+        return LogEnds(self.segments, self.paths, self.engine, self.index_files, self.checkpoint, self._seen.ends)
+
+    @property
+    def ends(self) -> dict[str, tuple[Segment, LogEnd]]:
+        """For each source, its last segment with entries and where the log ends in it."""
+        return self._log_ends.by_source
+
+    @property
+    def end(self) -> LogEnd:
+        """The end of the DLedger log."""
+        return self.ends[DLEDGER][1] if DLEDGER in self.ends else NO_ENTRY
+
+    @property
+    def min_offset(self) -> int:
+        """The position of the first segment; 0 without one."""
+        return self.segments[0].base if self.segments else 0
+
+    @property
+    def max_offset(self) -> int:
+        """The position at which the log ends; 0 without entries."""
+        return max((end.pos for _, end in self.ends.values()), default=0)
+
+    def segment_end(self, segment: Segment) -> int:
+        """The position up to which a segment is walked: its end, or the end of the log."""
+        return self._log_ends.segment_end(segment)
+
+    def first_entry(self, segment: Segment) -> tuple[int, int, int] | None:
+        """Pos, index and term of a DLedger segment's first entry."""
+        pos = segment.base
+        header = entry_at(segment, pos)
+        if header is None:
+            pos = self.engine.seek(segment, segment.base, segment.end, INT64_MIN)
+            header = entry_at(segment, pos)
+        return (pos, header.index, header.term) if header is not None else None
+
+    @cached_property
+    def first_entries(self) -> list[tuple[Segment, tuple[int, int, int]]]:
+        """The DLedger segments with entries up to the end of the log, each with pos, index and term of its first."""
+        last = self.ends[DLEDGER][0].base if DLEDGER in self.ends else -1
+        segments = [segment for segment in self.ledger_segments if segment.base <= last]
+        firsts = zip(segments, looked_up(self.first_entry, segments, self.path), strict=True)
+        return [(segment, first) for segment, first in firsts if first is not None]
+
+    def position_of(self, index: int) -> int:
+        """The position of the first entry with at least `index`; the end of the log without one.
+
+        The index file's position counts if the entry there confirms it; else the log is searched.
+        """
+        if index > self.end.last_index:
+            return self.end.pos
+        firsts = self.first_entries
+        place = max(bisect_right(firsts, index, key=lambda item: item[1][1]) - 1, 0)
+        segment, (first_pos, _, _) = firsts[place]
+        unit = self.index_files.confirmed_unit(segment, index)
+        if unit is not None:
+            return unit.pos
+        end = self.segment_end(segment)
+        pos = self.engine.seek(segment, first_pos, end, index)
+        if pos < end:
+            return pos
+        return firsts[place + 1][1][0] if place + 1 < len(firsts) else self.end.pos
+
+    def indexed(self, index: int) -> int | None:
+        """The position of an entry on which the index file and the log agree."""
+        unit = self.index_files.unit(index) if index >= 0 else None
+        segment = segment_at(self.ledger_segments, unit.pos) if unit is not None else None
+        confirmed = self.index_files.confirmed_unit(segment, index) if segment is not None else None
+        return confirmed.pos if confirmed is not None else None
+
+    def term_runs(self) -> list[TermRun]:
+        """The terms of all DLedger entries, each with its first index and number of entries."""
+        runs: list[TermRun] = []
+        for segment in self.ledger_segments:
+            for run in self.engine.term_runs(segment, segment.base, self.segment_end(segment)):
+                if runs and runs[-1].term == run.term:
+                    runs[-1] = runs[-1]._replace(entries=runs[-1].entries + run.entries)
+                else:
+                    runs.append(run)
+        return runs
+
+    @property
+    def divided_commitlog_offset(self) -> int:
+        """Where the old CommitLog ends and DLedger begins, as Java's recovery finds it; -1 if it never was DLedger.
+
+        With DLedger files: where the first one starts; else the end of the last old CommitLog file (DLedgerCommitLog).
+        """
+        if self._segments.divided is not None:
+            return self._segments.divided
+        return self.segments[-1].end if self.segments and self.paths.node_dir is not None else -1
