@@ -425,7 +425,7 @@ def test_where_queues_begin_and_end_is_what_rocketmq_says(case_folder: Callable[
         if units is None:
             assert line["max"] == 0
             continue
-        rank = units.rank_behind(head["minPhyOffset"])
+        rank = units.lower_bound(head["minPhyOffset"])
         first = units.queue_offset(rank) if rank < units.count else units.end
         assert (first, units.end) == (line["min"], line["max"])
 
@@ -446,7 +446,7 @@ def test_a_place_never_falls_and_is_right_in_a_queue_that_ascends(
         write_units(root / str(ascending), [unit(n, known[n]) for n in kept])
         for queue in queues(root / str(ascending)):
             units = QueueUnits(queue)
-            low, high = (units.rank_behind(offset) for offset in wanted)
+            low, high = (units.lower_bound(offset) for offset in wanted)
             assert 0 <= low <= high <= units.count
             places, _ = units.read(0, low)
             if ascending:
@@ -544,7 +544,7 @@ def test_a_folder_that_is_no_root_has_no_queues_and_no_index(indexed: Store) -> 
     for segment in indexed.segments:
         os.link(segment.path, lone / segment.name)
     for table in ("consumeQueue", "indexFile", "audit", "consumers"):
-        with pytest.raises(StoreError, match="expected a storePathRootDir, whose"):
+        with pytest.raises(StoreError, match="expected a storePathRootDir with the folder"):
             rows_of(lone, table)
 
 

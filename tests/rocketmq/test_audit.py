@@ -354,7 +354,7 @@ def test_a_folder_that_is_no_root(store: Store) -> None:
         rows_of(store.segments[0].path)
     lone = store.path / "alone"
     shutil.copytree(Path(store.segments[0].path).parent, lone)
-    with pytest.raises(StoreError, match="expected a storePathRootDir, whose consumequeue/ lies beside the log"):
+    with pytest.raises(StoreError, match="expected a storePathRootDir with the folder consumequeue"):
         rows_of(lone)
 
 

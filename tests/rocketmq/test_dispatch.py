@@ -28,7 +28,8 @@ from pyspark_dledger.rocketmq.consume_queue.queue_writer import QueueWriter
 from pyspark_dledger.rocketmq.dispatch.dispatcher import DispatchedPart, DispatchSettings
 from pyspark_dledger.rocketmq.dispatch.expired_files import FileCleaner
 from pyspark_dledger.rocketmq.index_file.index_file import index_files, read_header
-from pyspark_dledger.rocketmq.index_file.index_writer import IndexWriter, Keys
+from pyspark_dledger.rocketmq.index_file.index_writer import IndexWriter
+from pyspark_dledger.rocketmq.index_file.message_keys import Keys
 from pyspark_dledger.rocketmq.log_files import LogFiles
 from pyspark_dledger.rocketmq.store_checkpoint import StoreCheckpoint, read_store_checkpoint, write_store_checkpoint
 from tests.support.dispatching import (
@@ -871,7 +872,7 @@ def test_queue_files_of_several_sizes_are_refused(tmp_path: Path) -> None:
     dispatch(tmp_path, store.end, last(store))
     path = max((tmp_path / "consumequeue/Orders/2").iterdir())
     path.write_bytes(path.read_bytes() + bytes(200))
-    with pytest.raises(StoreError, match="expected a ConsumeQueue file of 10 units as most others, found 20"):
+    with pytest.raises(StoreError, match="expected a ConsumeQueue file of 10 units like most others, found 20"):
         dispatcher(tmp_path)
 
 

@@ -30,7 +30,7 @@ from pyspark_dledger.log.io.queue_files import UNIT_DTYPE
 from pyspark_dledger.rocketmq.broker.presence import Presence, held
 from pyspark_dledger.rocketmq.consume_queue.queue_writer import QueueWriter
 from pyspark_dledger.rocketmq.index_file.index_file import index_files, read_header
-from pyspark_dledger.rocketmq.index_file.index_writer import Keys
+from pyspark_dledger.rocketmq.index_file.message_keys import Keys
 from pyspark_dledger.rocketmq.rebuild import (
     BuildSettings,
     FileSettings,

@@ -122,14 +122,14 @@ def audit(root: Path, **options: Any) -> list[dict[str, Any]]:
 
 def index_units(root: Path) -> list[tuple[int, int]]:
     """Hash and offset of every unit of the index of keys, in the order in which they were written."""
-    from pyspark_dledger.rocketmq.index_file.index_file import _units, hash_slots, index_files, read_header
+    from pyspark_dledger.rocketmq.index_file.index_file import hash_slots, index_files, read_header, read_units
 
     found: list[tuple[int, int]] = []
     for path in index_files(root):
         header, slots = read_header(path), hash_slots(path)
         assert header is not None
         assert slots is not None
-        rows = _units(path, slots, 1, header.index_count)
+        rows = read_units(path, slots, 1, header.index_count)
         found += zip(rows["keyHash"].tolist(), rows["commitLogOffset"].tolist(), strict=True)
     return found
 

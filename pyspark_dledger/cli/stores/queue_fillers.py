@@ -6,7 +6,8 @@ import numpy as np
 
 from pyspark_dledger.log import Log
 from pyspark_dledger.log.io.queue_files import Queue, queues, read_units
-from pyspark_dledger.rocketmq.consume_queue.queue_units import is_filler, is_wanted, queue_root
+from pyspark_dledger.rocketmq.consume_queue.queue_units import has_message, is_filler
+from pyspark_dledger.rocketmq.consume_queue.store_queues import is_selected, queue_root
 
 
 def count_fillers(log: Log) -> int:
@@ -15,7 +16,7 @@ def count_fillers(log: Log) -> int:
     Earlier ones do not count: a queue that begins in the middle of a file has them. Raises StoreError where the queues
     cannot be read.
     """
-    wanted = (queue for queue in queues(queue_root(log)) if is_wanted(queue.topic, queue.queue_id, log.options))
+    wanted = (queue for queue in queues(queue_root(log)) if is_selected(queue.topic, queue.queue_id, log.options))
     return sum(map(_count_in, wanted))
 
 
@@ -24,7 +25,7 @@ def _count_in(queue: Queue) -> int:
     for file in queue.files:
         for units in read_units(file):
             fillers = is_filler(units)
-            messages = np.flatnonzero((units["size"] > 0) & ~fillers)
+            messages = np.flatnonzero(has_message(units))
             if has_begun or len(messages):
                 count += int(fillers[0 if has_begun else messages[0] :].sum())
                 has_begun = True

@@ -22,12 +22,8 @@ from pyspark_dledger.format.encode.puts import PutIds
 from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Segment
 from pyspark_dledger.log.io.entry_reads import entry_at
-from pyspark_dledger.rocketmq.consume_queue.queue_writer import (
-    UNITS_PER_FILE,
-    LastUnit,
-    QueueWriter,
-    first_file_end,
-)
+from pyspark_dledger.rocketmq.consume_queue.queue_state import DispatchedMessage
+from pyspark_dledger.rocketmq.consume_queue.queue_writer import UNITS_PER_FILE, QueueWriter, first_file_end
 from pyspark_dledger.rocketmq.dispatch.expired_files import FileCleaner
 from pyspark_dledger.rocketmq.dispatch.log_part import DELAYS_MS, LogPart, read_part, stored_at
 from pyspark_dledger.rocketmq.index_file.index_file import IndexHeader
@@ -169,7 +165,7 @@ class Dispatcher:
         self._files.refresh()
         first = self._first_place()
         proven = self._queues.truncate(log_end)
-        place = self._behind(proven.last, first)
+        place = self._behind(proven.complete_to, first)
         if is_unclean:
             place = min(place, self._covered_place(log_end, first))
         # Until that is reached again queues may have holes before their last units.
@@ -195,7 +191,7 @@ class Dispatcher:
         header = entry_at(segment, pos) if segment is not None and segment.source == DLEDGER else None
         return header.index - 1 if header is not None else -1
 
-    def _behind(self, last: LastUnit | None, first: _DispatchPosition) -> _DispatchPosition:
+    def _behind(self, last: DispatchedMessage | None, first: _DispatchPosition) -> _DispatchPosition:
         """The place behind a message that a queue has; the beginning where that is no message of this log."""
         if last is None or last.end <= first.pos:
             return first

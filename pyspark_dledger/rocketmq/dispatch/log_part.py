@@ -15,8 +15,9 @@ from pyspark_dledger.format.columns import arrow_schema
 from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.spec import DLEDGER, Filters, ScanRequest, Segment
 from pyspark_dledger.log.io.queue_files import Units
-from pyspark_dledger.rocketmq.consume_queue.queue_writer import HIGHEST_OFFSET, is_queue, units_of
-from pyspark_dledger.rocketmq.index_file.index_writer import Keys, is_valid, keys_of, values_of
+from pyspark_dledger.rocketmq.arrow_values import is_valid, values_of
+from pyspark_dledger.rocketmq.consume_queue.queue_writer import MAX_QUEUE_OFFSET, is_valid_queue, units_of
+from pyspark_dledger.rocketmq.index_file.message_keys import Keys, keys_of
 from pyspark_dledger.rocketmq.message_arrays import Longs, Messages, QueueNames
 
 COLUMNS = (
@@ -146,9 +147,9 @@ def _topics(batch: pa.RecordBatch) -> tuple[Flags, list[str], Longs]:
     encoded = batch["topic"].dictionary_encode()
     known: list[str] = encoded.dictionary.to_pylist()
     topic = np.where(is_valid(encoded.indices), values_of(encoded.indices), len(known)).astype(np.int64)
-    is_good: Flags = np.array([*(is_queue((each, 0)) for each in known), False])[topic]
+    is_good: Flags = np.array([*(is_valid_queue((each, 0)) for each in known), False])[topic]
     place = values_of(batch["queueOffset"])
-    is_good &= (values_of(batch["queueId"]) >= 0) & (place >= 0) & (place <= HIGHEST_OFFSET)
+    is_good &= (values_of(batch["queueId"]) >= 0) & (place >= 0) & (place <= MAX_QUEUE_OFFSET)
     return is_good, known, topic
 
 

@@ -17,8 +17,8 @@ from pyspark_dledger.format.checksum import crc32
 from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT_SIZE
 from pyspark_dledger.log.io.queue_files import FOLDER as QUEUES
 from pyspark_dledger.log.store_view import StoreView
-from pyspark_dledger.rocketmq.consume_queue.queue_units import batch_queues
 from pyspark_dledger.rocketmq.consume_queue.queue_writer import UNITS_PER_FILE, QueueWriter, first_file_end
+from pyspark_dledger.rocketmq.consume_queue.store_queues import batch_queues
 from pyspark_dledger.rocketmq.dispatch.log_part import DELAYS_MS
 from pyspark_dledger.rocketmq.index_file.index_file import FOLDER as INDEX
 from pyspark_dledger.rocketmq.index_file.index_file import hash_slots, index_files, read_header
@@ -109,7 +109,7 @@ def build(
     back; OSError where the disk fails.
     """
     settings = settings or BuildSettings()
-    wanted = [folder for folder, is_wanted in ((QUEUES, queues), (INDEX, index)) if is_wanted]
+    wanted = [folder for folder, is_selected in ((QUEUES, queues), (INDEX, index)) if is_selected]
 
     def fill(sinks: Sequence[UnitSink]) -> Built:
         return go_through(log, settings, sinks, keep_from, run, target / _PARTS, progress)
@@ -280,7 +280,7 @@ class QueueSink:
             self._kept += sum(self._expired.into(self._writer, name) for name in self._expired.names)
         self._writer.sync()
         self._files.verify()
-        led_over = self._writer.led_over.total()
+        led_over = self._writer.gap_copies.total()
         units = self._files.units - led_over
         return replace(
             built,

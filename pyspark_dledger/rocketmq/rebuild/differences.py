@@ -100,7 +100,7 @@ def compare_queues(
     files = _ComparedFiles(settings.units_per_file * CONSUME_QUEUE_UNIT_SIZE, root)
     writer = QueueWriter(_NOWHERE, settings.units_per_file, files, first_file_end(log.segments))
     built = go_through(log, settings, [QueueSink(writer, files, log, root)], root, progress=progress)
-    return built, files.differences(writer.led_over)
+    return built, files.differences(writer.gap_copies)
 
 
 def compare_index(

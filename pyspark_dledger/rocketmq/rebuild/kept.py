@@ -11,7 +11,7 @@ import numpy.typing as npt
 from pyspark_dledger.format.layout import MIN_MESSAGE_SIZE
 from pyspark_dledger.log.io.queue_files import FILLER_SIZE, UNIT_DTYPE, UNITS_AT_ONCE, Units, queues
 from pyspark_dledger.rocketmq.consume_queue.queue_units import QueueUnits, is_filler
-from pyspark_dledger.rocketmq.consume_queue.queue_writer import QueueWriter, is_queue
+from pyspark_dledger.rocketmq.consume_queue.queue_writer import QueueWriter, is_valid_queue
 from pyspark_dledger.rocketmq.message_arrays import Longs, QueueName
 
 _FILLER = np.array((0, FILLER_SIZE, 0), UNIT_DTYPE)
@@ -39,10 +39,10 @@ class ExpiredUnits:
     def into(self, writer: QueueWriter, name: QueueName, end: int | None = None) -> int:
         """Write the units of a queue, up to a queueOffset, which is that of its first message in the log."""
         queue = self._queues.pop(name, None)
-        if queue is None or not is_queue(name):
+        if queue is None or not is_valid_queue(name):
             return 0
         units = QueueUnits(queue)
-        stop = units.rank_behind(self._begin)
+        stop = units.lower_bound(self._begin)
         if not any(self._is_expired(found).any() for _, found in _chunks(units, stop)):
             return 0
         kept = 0

@@ -16,7 +16,7 @@ from pyspark_dledger.format.codec import decode_records
 from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT, CONSUME_QUEUE_UNIT_SIZE
 from pyspark_dledger.log.io.queue_files import UNIT_DTYPE, Units, queues, read_units
 from pyspark_dledger.rocketmq.consume_queue.queue_units import LAST_EXT_ADDRESS, is_filler
-from pyspark_dledger.rocketmq.consume_queue.queue_writer import OpenFiles
+from pyspark_dledger.rocketmq.consume_queue.sparse_files import SparseFiles
 from pyspark_dledger.rocketmq.message_arrays import QueueName
 from pyspark_dledger.rocketmq.rebuild.queue_times import QueueTimes
 
@@ -66,7 +66,7 @@ class ExtAddresses:
         return kept
 
 
-class UnitFiles(OpenFiles):
+class UnitFiles(SparseFiles):
     """Files of one size for units, of which is known what they are given.
 
     ``units`` counts those that point to a message, ``fillers`` those in place of messages that are not in the log; what
@@ -142,7 +142,7 @@ class BuiltFiles(UnitFiles):
 
     def take(self, path: Path, offset: int, name: QueueName, first: int, units: Units) -> None:
         data = units.tobytes()
-        OpenFiles.write(self, path, offset, data)
+        SparseFiles.write(self, path, offset, data)
         written = self._written.setdefault(path, _Written())
         assert offset == written.size, f"{path}: written at {offset}, expected {written.size}"
         written.size, written.crc = offset + len(data), crc32(data, written.crc)

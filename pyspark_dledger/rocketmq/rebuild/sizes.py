@@ -7,8 +7,7 @@ from pathlib import Path
 
 from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT_SIZE
 from pyspark_dledger.log.io.queue_files import queues
-from pyspark_dledger.rocketmq.index_file.index_file import hash_slots, index_files
-from pyspark_dledger.rocketmq.index_file.index_writer import index_capacity
+from pyspark_dledger.rocketmq.index_file.index_file import hash_slots, index_capacity, index_files
 
 MOST_UNITS = 2**31 // CONSUME_QUEUE_UNIT_SIZE
 """A broker maps whole files, which can have no more bytes than that."""
@@ -25,5 +24,5 @@ def usual_index(root: Path) -> tuple[int, int] | None:
     for path in reversed(index_files(root)):
         slots = hash_slots(path)
         if slots is not None:
-            return slots, index_capacity(path, slots)
+            return slots, index_capacity(path.stat().st_size, slots)
     return None

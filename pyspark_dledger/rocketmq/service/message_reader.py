@@ -6,22 +6,22 @@ Source: RocketMQ 5.3.3 ``DLedgerCommitLog.getMessage``, ``DefaultMessageStore.ge
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from pyspark_dledger.common.integers import INT64_MAX
-from pyspark_dledger.common.java_text import decode_utf8, java_hash
+from pyspark_dledger.common.java_text import decode_utf8
 from pyspark_dledger.format import layout
-from pyspark_dledger.format.codec import decode_records
 from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.format.message import has_message_magic, parse_message, parse_properties
 from pyspark_dledger.format.spec import COMMITLOG, Segment
 from pyspark_dledger.log.io.entry_reads import entry_at, read_at
 from pyspark_dledger.log.io.queue_files import FOLDER, Queue, queue_files
 from pyspark_dledger.rocketmq.consume_queue.queue_units import QueueUnits
-from pyspark_dledger.rocketmq.consume_queue.queue_writer import is_queue
-from pyspark_dledger.rocketmq.index_file.index_file import hash_slots, index_files, read_header
+from pyspark_dledger.rocketmq.consume_queue.queue_writer import is_valid_queue
+from pyspark_dledger.rocketmq.index_file.index_file import index_files
+from pyspark_dledger.rocketmq.index_file.index_lookup import offsets_of_key
 from pyspark_dledger.rocketmq.log_files import LogFiles
 
 Status = Literal[
@@ -34,8 +34,6 @@ Status = Literal[
     "OFFSET_TOO_SMALL",
 ]
 """``GetMessageStatus``."""
-
-_HIGHEST_HASH = 2**31 - 1
 
 
 class QueueResult(NamedTuple):
@@ -110,14 +108,14 @@ class MessageReader:
         return QueueResult("FOUND" if messages else "MESSAGE_WAS_REMOVING", messages, behind, low, high)
 
     def _queue(self, topic: str, queue_id: int) -> Queue | None:
-        if not is_queue((topic, queue_id)):
+        if not is_valid_queue((topic, queue_id)):
             return None
         files = queue_files(self._root / FOLDER / topic / str(queue_id))
         return Queue(topic, queue_id, files) if files else None
 
     def _bounds(self, units: QueueUnits) -> tuple[int, int]:
         """The lowest queueOffset whose message is there, and the one behind the last."""
-        rank = units.rank_behind(self._files.begin(self._engine))
+        rank = units.lower_bound(self._files.begin(self._engine))
         return (units.queue_offset(rank) if rank < units.count else units.end), units.end
 
     # By key
@@ -129,7 +127,7 @@ class MessageReader:
         """
         found: dict[int, bytes] = {}
         for path in reversed(index_files(self._root)):
-            for offset in _offsets_of(path, topic, key, begin, end):
+            for offset in offsets_of_key(path, topic, key, begin, end):
                 message = self.get_message(offset) if offset not in found else None
                 if message is not None and _has_key(message, topic, key, begin, end):
                     found[offset] = message
@@ -153,29 +151,6 @@ def _corrected(status: Status, queue_offset: int, low: int, high: int) -> int:
     """Where a consumer is sent that asked for something outside."""
     places: dict[Status, int] = {"NO_MESSAGE_IN_QUEUE": 0, "OFFSET_TOO_SMALL": low, "OFFSET_OVERFLOW_BADLY": high}
     return places.get(status, queue_offset)
-
-
-def _offsets_of(path: Path, topic: str, key: str, begin: int, end: int) -> Iterator[int]:
-    """What the units of an index file that can be of a key point to, from the newest on."""
-    header, slots = read_header(path), hash_slots(path)
-    if header is None or slots is None or header.end_timestamp < begin or header.begin_timestamp > end:
-        return
-    key_hash = abs(java_hash(f"{topic}#{key}"))
-    key_hash = 0 if key_hash > _HIGHEST_HASH else key_hash
-    slot = layout.INDEX_FILE_HEADER_SIZE + key_hash % slots * layout.INDEX_FILE_SLOT_SIZE
-    number = int.from_bytes(read_at(str(path), slot, layout.INDEX_FILE_SLOT_SIZE), "big", signed=True)
-    highest = header.index_count
-    first = layout.INDEX_FILE_HEADER_SIZE + slots * layout.INDEX_FILE_SLOT_SIZE
-    # A chain only goes down: damage cannot make it go round.
-    while 0 < number < highest:
-        highest = number
-        at = first + number * layout.INDEX_FILE_UNIT_SIZE
-        units = decode_records(read_at(str(path), at, layout.INDEX_FILE_UNIT_SIZE), layout.INDEX_FILE_UNIT)
-        if not len(units):
-            return
-        if int(units["keyHash"][0]) == key_hash:
-            yield int(units["commitLogOffset"][0])
-        number = int(units["previous"][0])
 
 
 def _has_key(data: bytes, topic: str, key: str, begin: int, end: int) -> bool:

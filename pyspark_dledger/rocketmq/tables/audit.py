@@ -22,6 +22,7 @@ import pyarrow as pa
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format import layout
+from pyspark_dledger.format.layout import SCHEDULE_TOPIC
 from pyspark_dledger.format.spec import Filters
 from pyspark_dledger.log.committed import committed_bound
 from pyspark_dledger.log.holes import Hole
@@ -31,15 +32,8 @@ from pyspark_dledger.log.plan import Partition, plan_read, read_partition
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.log.tables.table import Table, TableColumn, batches_of, table_schema
 from pyspark_dledger.rocketmq import message_arrays
-from pyspark_dledger.rocketmq.consume_queue.queue_units import (
-    LAST_EXT_ADDRESS,
-    SCHEDULE_TOPIC,
-    QueueUnits,
-    batch_queues,
-    is_filler,
-    is_wanted,
-    queue_root,
-)
+from pyspark_dledger.rocketmq.consume_queue.queue_units import LAST_EXT_ADDRESS, QueueUnits, is_filler
+from pyspark_dledger.rocketmq.consume_queue.store_queues import batch_queues, is_selected, queue_root
 from pyspark_dledger.rocketmq.message_arrays import Found, Longs, Messages, QueueNames, message_at
 
 MESSAGE_NOT_IN_QUEUE = "messageNotInQueue"
@@ -144,7 +138,7 @@ def read(part: AuditPart) -> Iterator[pa.RecordBatch]:
 
     Raises StoreError where a message is in no queue and nothing tells whether it ought to be.
     """
-    wanted = (row for row in _Audit(part).rows() if is_wanted(row["topic"], row["queueId"], part.options))
+    wanted = (row for row in _Audit(part).rows() if is_selected(row["topic"], row["queueId"], part.options))
     yield from batches_of(_SCHEMA, wanted, part.options.max_batch_rows)
 
 
@@ -204,7 +198,7 @@ class _Audit:
         gaps: list[Row] = []
         parts = [_Units(*(np.empty(0, np.int64) for _ in _Units._fields))]
         for number, queue in enumerate(self.queues):
-            start, stop = queue.rank_behind(self.part.low), queue.rank_behind(self.part.high)
+            start, stop = queue.lower_bound(self.part.low), queue.lower_bound(self.part.high)
             if start >= stop:
                 continue
             queue_offsets, units = queue.read(start, stop)

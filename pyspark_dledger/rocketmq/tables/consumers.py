@@ -9,17 +9,14 @@ from typing import Any
 
 import pyarrow as pa
 
+from pyspark_dledger.format.layout import SCHEDULE_TOPIC
 from pyspark_dledger.log.io.queue_files import queues
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.log.tables.table import Table, TableColumn, batches_of, table_schema
 from pyspark_dledger.rocketmq.broker.config_files import SCHEDULE_GROUP, BrokerConfig, read_config
-from pyspark_dledger.rocketmq.consume_queue.queue_units import (
-    SCHEDULE_TOPIC,
-    QueueUnits,
-    is_wanted,
-    queue_root,
-)
+from pyspark_dledger.rocketmq.consume_queue.queue_units import QueueUnits
+from pyspark_dledger.rocketmq.consume_queue.store_queues import is_selected, queue_root
 
 COLUMNS = (
     TableColumn("consumerGroup", pa.string(), f"`{SCHEDULE_GROUP}`: the broker's delivery of delays"),
@@ -70,7 +67,7 @@ def read(part: ConsumersPart) -> Iterator[pa.RecordBatch]:
     bounds = {
         (queue.topic, queue.queue_id): _bounds(QueueUnits(queue), part.min_offset)
         for queue in queues(part.root)
-        if is_wanted(queue.topic, queue.queue_id, part.options)
+        if is_selected(queue.topic, queue.queue_id, part.options)
     }
     rows = (row for row in _rows(read_config(part.root), bounds) if _is_wanted(row, part.options))
     yield from batches_of(_SCHEMA, rows, part.options.max_batch_rows)
@@ -79,12 +76,12 @@ def read(part: ConsumersPart) -> Iterator[pa.RecordBatch]:
 def _is_wanted(row: dict[str, Any], options: ReadOptions) -> bool:
     if row["topic"] is None:
         return options.topic is None and options.queue_id is None
-    return is_wanted(row["topic"], row["queueId"], options)
+    return is_selected(row["topic"], row["queueId"], options)
 
 
 def _bounds(units: QueueUnits, min_offset: int) -> tuple[int, int]:
     """The first queue offset at or above the log's first position, and the one behind the last."""
-    rank = units.rank_behind(min_offset)
+    rank = units.lower_bound(min_offset)
     return units.queue_offset(rank) if rank < units.count else units.end, units.end
 
 

@@ -17,9 +17,7 @@ from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.log.tables import index_units_table, segments_table
 from pyspark_dledger.log.tables.table import Table, TableColumn, batches_of, row_of, table_schema
 from pyspark_dledger.log.verify.verify_store import FindingsPart, plan_findings, read_findings
-from pyspark_dledger.rocketmq.consume_queue import queue_units
-from pyspark_dledger.rocketmq.index_file import index_file
-from pyspark_dledger.rocketmq.tables import audit, consumers
+from pyspark_dledger.rocketmq.tables import audit, consume_queue_table, consumers, index_file_table
 
 # Options that would change which rows a read gives; a table that cannot honour one refuses it.
 _ROW_OPTIONS = frozenset({
@@ -121,8 +119,8 @@ _TABLES = (
         _read_findings,
     ),
     index_units_table.TABLE,
-    queue_units.TABLE,
-    index_file.TABLE,
+    consume_queue_table.TABLE,
+    index_file_table.TABLE,
     audit.TABLE,
     consumers.TABLE,
     Table(

@@ -1,0 +1,205 @@
+"""The ``consumeQueue`` table: a broker's index of its queues, 20 bytes for each message at queueOffset * 20.
+
+Sources: RocketMQ 5.3.3 ``ConsumeQueue``, ``ConsumeQueueExt``, ``BatchConsumeQueue``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from pyspark_dledger.format.codec import decode_records
+from pyspark_dledger.format.layout import BATCH_UNIT, BATCH_UNIT_SIZE, MIN_MESSAGE_SIZE, SCHEDULE_TOPIC
+from pyspark_dledger.log.io.entry_reads import read_at
+from pyspark_dledger.log.io.queue_files import QueueFile, Units, queues, read_units, written_units
+from pyspark_dledger.log.io.store_paths import StorePaths
+from pyspark_dledger.log.options import ReadOptions
+from pyspark_dledger.log.store_view import StoreView
+from pyspark_dledger.log.tables.table import Table, TableColumn, relative_file, table_schema
+from pyspark_dledger.rocketmq.consume_queue.queue_units import LAST_EXT_ADDRESS, is_filler, is_written
+from pyspark_dledger.rocketmq.consume_queue.store_queues import batch_queues, is_selected, queue_root
+
+KINDS = ("unit", "delay", "ext", "filler", "batch")
+_UNIT, _DELAY, _EXT, _FILLER, _BATCH = range(len(KINDS))
+_MAX_HASH = 2**31 - 1
+
+# Units of one task: about a second of Spark's transport.
+_PART_UNITS = 2_000_000
+_BATCH_UNITS_PER_READ = 64 * 1024
+
+COLUMNS = (
+    TableColumn("topic", pa.string(), "name of the topic"),
+    TableColumn("queueId", pa.int32(), "queue of the topic"),
+    TableColumn("queueOffset", pa.int64(), "number of the unit; of a batch the first message's"),
+    TableColumn("commitLogOffset", pa.int64(), "position of the message (pos + 48 under DLedger)"),
+    TableColumn("size", pa.int32(), "bytes of the message"),
+    TableColumn("tagsCode", pa.int64(), "depends on kind"),
+    TableColumn(
+        "kind",
+        pa.string(),
+        "`unit` (tagsCode: hash of the tags), `delay` (delivery time in ms), `ext` (address in consumequeue_ext), "
+        "`filler` (no message), `batch`",
+    ),
+    TableColumn("file", pa.string(), "relative to the store's root"),
+    TableColumn("problem", pa.string(), "what was expected and found; null if sound"),
+)
+_SCHEMA = table_schema(COLUMNS)
+
+
+@dataclass(frozen=True)
+class FileUnits:
+    """The units of one file of a queue; ``before`` is the file before it in the queue."""
+
+    topic: str
+    queue_id: int
+    file: QueueFile
+    before: QueueFile | None
+    relative_path: str
+    is_batch: bool = False
+
+
+@dataclass(frozen=True)
+class QueuePart:
+    """Files that one task reads."""
+
+    files: tuple[FileUnits, ...]
+    batch_rows: int
+
+
+def plan(log: StoreView, options: ReadOptions) -> list[QueuePart]:
+    """Parts of about two million units, without empty files. Raises StoreError if no root is known."""
+    root = queue_root(log)
+    packs: list[list[FileUnits]] = []
+    room = 0
+    for file in _selected_files(log.paths, root, options):
+        units = written_units(file.file) if not file.is_batch else file.file.units
+        if not units:
+            continue
+        if not packs or units > room:
+            packs.append([])
+            room = _PART_UNITS
+        packs[-1].append(file)
+        room -= units
+    return [QueuePart(tuple(pack), options.max_batch_rows) for pack in packs]
+
+
+def _selected_files(paths: StorePaths, root: Path, options: ReadOptions) -> Iterator[FileUnits]:
+    for queue in queues(root):
+        if is_selected(queue.topic, queue.queue_id, options):
+            for before, file in zip((None, *queue.files), queue.files, strict=False):
+                yield FileUnits(queue.topic, queue.queue_id, file, before, relative_file(paths, file.path))
+    for queue in batch_queues(root):
+        if is_selected(queue.topic, queue.queue_id, options):
+            for file in queue.files:
+                path = relative_file(paths, file.path)
+                yield FileUnits(queue.topic, queue.queue_id, file, None, path, is_batch=True)
+
+
+def read(part: QueuePart) -> Iterator[pa.RecordBatch]:
+    """The written units of a part."""
+    for file in part.files:
+        for batch in _batch_units(file) if file.is_batch else _units(file):
+            for start in range(0, batch.num_rows, part.batch_rows):
+                yield batch.slice(start, part.batch_rows)
+
+
+def _units(file: FileUnits) -> Iterator[pa.RecordBatch]:
+    before = _last_offset(file.before)
+    first = file.file.first
+    for units in read_units(file.file):
+        numbers = np.flatnonzero(is_written(units))
+        written = units[numbers]
+        kinds = _kinds(written, file.topic == SCHEDULE_TOPIC)
+        problems, before = _problems(written, kinds, before)
+        if len(written):
+            yield _record_batch(file, first + numbers, written, kinds, problems)
+        first += len(units)
+
+
+def _kinds(units: Units, is_delay: bool) -> npt.NDArray[np.int8]:
+    codes = units["tagsCode"]
+    kinds = np.full(len(units), _UNIT, np.int8)
+    if is_delay:
+        kinds[codes > _MAX_HASH] = _DELAY
+    kinds[codes <= LAST_EXT_ADDRESS] = _EXT
+    kinds[is_filler(units)] = _FILLER
+    return kinds
+
+
+def _last_offset(file: QueueFile | None) -> int:
+    """The commitLogOffset of a file's last unit, -1 without one."""
+    if file is None:
+        return -1
+    stop = written_units(file)
+    for units in read_units(file, max(stop - 1, 0), stop):
+        return int(units["commitLogOffset"][0]) if not is_filler(units)[0] else -1
+    return -1
+
+
+def _problems(units: Units, kinds: npt.NDArray[np.int8], before: int) -> tuple[list[str | None], int]:
+    """The problem of each unit, None for a sound one, and the last offset. Units must ascend in commitLogOffset."""
+    problems: list[str | None] = [None] * len(units)
+    with_message = np.flatnonzero(kinds != _FILLER)
+    offsets = units["commitLogOffset"][with_message].astype(np.int64)
+    if not len(with_message):
+        return problems, before
+    previous = np.concatenate([[before], offsets[:-1]])
+    sizes = units["size"][with_message]
+    for number in np.flatnonzero((offsets <= previous) | (sizes < MIN_MESSAGE_SIZE)).tolist():
+        problems[with_message[number]] = _problem(int(offsets[number]), int(sizes[number]), int(previous[number]))
+    return problems, int(offsets[-1])
+
+
+def _problem(offset: int, size: int, before: int) -> str:
+    if size < MIN_MESSAGE_SIZE:
+        return f"expected a size of at least {MIN_MESSAGE_SIZE}, found {size}"
+    if offset < 0:
+        return f"expected a commitLogOffset, found {offset}"
+    return f"expected a commitLogOffset above {before}, as the unit before has, found {offset}"
+
+
+def _batch_units(file: FileUnits) -> Iterator[pa.RecordBatch]:
+    for start in range(0, file.file.units, _BATCH_UNITS_PER_READ):
+        data = read_at(file.file.path, start * BATCH_UNIT_SIZE, _BATCH_UNITS_PER_READ * BATCH_UNIT_SIZE)
+        units = decode_records(data, BATCH_UNIT)
+        units = units[units["size"] > 0]
+        if len(units):
+            kinds = np.full(len(units), _BATCH, np.int8)
+            yield _record_batch(file, units["baseOffset"], units, kinds, [None] * len(units))
+
+
+def _record_batch(
+    file: FileUnits,
+    queue_offsets: npt.NDArray[Any],
+    units: Units,
+    kinds: npt.NDArray[np.int8],
+    problems: list[str | None],
+) -> pa.RecordBatch:
+    columns = {
+        "topic": pa.repeat(pa.scalar(file.topic, pa.string()), len(units)),
+        "queueId": pa.repeat(pa.scalar(file.queue_id, pa.int32()), len(units)),
+        "queueOffset": pa.array(queue_offsets.astype(np.int64)),
+        "commitLogOffset": pa.array(units["commitLogOffset"].astype(np.int64)),
+        "size": pa.array(units["size"].astype(np.int32)),
+        "tagsCode": pa.array(units["tagsCode"].astype(np.int64)),
+        "kind": pa.DictionaryArray.from_arrays(pa.array(kinds), pa.array(KINDS)).cast(pa.string()),
+        "file": pa.repeat(pa.scalar(file.relative_path, pa.string()), len(units)),
+        "problem": pa.array(problems, pa.string()),
+    }
+    return pa.RecordBatch.from_arrays([columns[name] for name in _SCHEMA.names], schema=_SCHEMA)
+
+
+TABLE = Table(
+    "consumeQueue",
+    "one row per written ConsumeQueue unit",
+    COLUMNS,
+    plan,
+    read,
+    frozenset({"topic", "queueId"}),
+)
