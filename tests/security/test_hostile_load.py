@@ -96,6 +96,7 @@ def test_reads_that_arrive_together_need_little_memory(victim: Callable[..., Vic
     should(growth < MAX_GROWTH, f"90 requests cost {growth // MEBIBYTE} MiB")
 
 
+@pytest.mark.slow
 @only_linux
 @pytest.mark.xfail(
     strict=True, raises=DefectShown, reason="the number of CONFIG requests that are answered at a time is not limited"
