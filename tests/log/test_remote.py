@@ -34,12 +34,13 @@ from pyspark.sql.functions import spark_partition_id
 
 from benchmarks import generate as generate_large
 from pyspark_dledger.cli.main import main
+from pyspark_dledger.common import uris
 from pyspark_dledger.common.uris import RemoteUri, Stamp, store_path
 from pyspark_dledger.errors import DLedgerError, OptionError, StoreError
 from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.format.spec import Filters, ScanRequest, Segment, SurveyRequest
 from pyspark_dledger.log import Log, open_log
-from pyspark_dledger.log.io import fetched_segment, remote, uris
+from pyspark_dledger.log.io import fetched_segment, remote
 from pyspark_dledger.log.io import store_engine as log_engine
 from pyspark_dledger.log.io.files import path_of
 from pyspark_dledger.log.options import TABLES, parse_options
