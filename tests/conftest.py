@@ -66,6 +66,12 @@ def reader(engine: str) -> Engine:
 
 
 @pytest.fixture
+def no_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests without a power loss: waiting for the disk would take most of their time."""
+    monkeypatch.setattr(os, "fsync", lambda _descriptor: None)
+
+
+@pytest.fixture
 def folder() -> Iterator[Callable[[], Path]]:
     """Gives a new empty folder at every call, for the many examples of one test."""
     with tempfile.TemporaryDirectory() as root:

@@ -1,4 +1,4 @@
-"""A file that is written and read back past the page cache: its bytes, whatever disk and system take of it."""
+"""A file that is written and read back with direct I/O has the right bytes on every kind of disk and system."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ from pyspark_dledger.rocketmq.export.direct_file import DirectFile, FileWindow
 from tests.support.generate import COLUMN_NAMES, Row, mq_message, rows_of, write_commitlog
 
 BLOCK = 4096
-AT_ONCE = 2 * BLOCK
+BUFFER_SIZE = 2 * BLOCK
 DIRECT = getattr(os, "O_DIRECT", 0)
 Ranges = list[tuple[int, int]]
 
+pytestmark = pytest.mark.usefixtures("no_fsync")
 needs_direct = pytest.mark.skipif(not DIRECT, reason="the system has no direct I/O")
 
 
@@ -35,7 +36,7 @@ def is_direct(descriptor: int) -> bool:
     return bool(fcntl.fcntl(descriptor, fcntl.F_GETFL) & DIRECT)
 
 
-# What a disk or a system may be like.
+# Kinds of disks and systems.
 
 
 def as_it_is(_patch: pytest.MonkeyPatch) -> None:
@@ -43,12 +44,12 @@ def as_it_is(_patch: pytest.MonkeyPatch) -> None:
 
 
 def without_the_flag(patch: pytest.MonkeyPatch) -> None:
-    """A system that knows no direct I/O."""
+    """A system without direct I/O."""
     patch.setattr(direct_file, "_DIRECT", 0)
 
 
 def refusing_the_flag(patch: pytest.MonkeyPatch) -> None:
-    """A file system that takes no direct I/O and says so at once."""
+    """A file system that rejects the flag for direct I/O."""
     control = fcntl.fcntl
 
     def refuse(descriptor: int, command: int, *given: int) -> int:
@@ -60,7 +61,7 @@ def refusing_the_flag(patch: pytest.MonkeyPatch) -> None:
 
 
 def refusing(patch: pytest.MonkeyPatch, *names: str) -> None:
-    """A file system that takes the flag, and then no call that is direct."""
+    """A file system that accepts the flag and rejects each direct call."""
     for name in names:
         patch.setattr(os, name, _unless_direct(getattr(os, name)))
 
@@ -82,11 +83,11 @@ def refusing_reads(patch: pytest.MonkeyPatch) -> None:
     refusing(patch, "preadv")
 
 
-def doing_less(patch: pytest.MonkeyPatch, most: int) -> None:
-    """A disk that writes and reads less than it is asked to."""
+def doing_less(patch: pytest.MonkeyPatch, limit: int) -> None:
+    """A disk that writes and reads less than requested."""
     write, read = os.pwrite, os.preadv
-    patch.setattr(os, "pwrite", lambda descriptor, data, at: write(descriptor, data[:most], at))
-    patch.setattr(os, "preadv", lambda descriptor, places, at: read(descriptor, [places[0][:most]], at))
+    patch.setattr(os, "pwrite", lambda descriptor, data, at: write(descriptor, data[:limit], at))
+    patch.setattr(os, "preadv", lambda descriptor, places, at: read(descriptor, [places[0][:limit]], at))
 
 
 def doing_less_in_blocks(patch: pytest.MonkeyPatch) -> None:
@@ -94,7 +95,7 @@ def doing_less_in_blocks(patch: pytest.MonkeyPatch) -> None:
 
 
 def doing_less_in_bytes(patch: pytest.MonkeyPatch) -> None:
-    """It cannot go on past the page cache in the middle of a block."""
+    """Direct I/O cannot continue in the middle of a block."""
     doing_less(patch, 1000)
 
 
@@ -120,26 +121,20 @@ def disk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.fixture(autouse=True)
-def _no_loss_of_power(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No machine is killed here: to wait for a disk would take most of the time."""
-    monkeypatch.setattr(os, "fsync", lambda _descriptor: None)
+def _small_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that small files take many writes."""
+    monkeypatch.setattr(direct_file, "BUFFER_SIZE", BUFFER_SIZE)
 
 
-@pytest.fixture(autouse=True)
-def _little_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small files have many writes."""
-    monkeypatch.setattr(direct_file, "AT_ONCE", AT_ONCE)
-
-
-def near_blocks(most: int) -> st.SearchStrategy[int]:
-    """Sizes and places around the ends of blocks, and anywhere."""
-    blocks, more = st.integers(0, most // BLOCK), st.integers(-2, 2)
+def near_blocks(limit: int) -> st.SearchStrategy[int]:
+    """Sizes and positions near the ends of blocks, and others."""
+    blocks, more = st.integers(0, limit // BLOCK), st.integers(-2, 2)
     near = st.tuples(blocks, more).map(lambda pair: max(0, pair[0] * BLOCK + pair[1]))
-    return st.one_of(near, st.integers(0, most))
+    return st.one_of(near, st.integers(0, limit))
 
 
-def ranges_of(most: int) -> st.SearchStrategy[Ranges]:
-    one = st.tuples(near_blocks(most), near_blocks(4 * BLOCK)).map(lambda pair: (pair[0], pair[0] + pair[1] + 1))
+def ranges_of(limit: int) -> st.SearchStrategy[Ranges]:
+    one = st.tuples(near_blocks(limit), near_blocks(4 * BLOCK)).map(lambda pair: (pair[0], pair[0] + pair[1] + 1))
     return st.lists(one, max_size=6)
 
 
@@ -148,17 +143,17 @@ def some_bytes(size: int) -> bytes:
 
 
 def pieces_of(data: bytes, size: int = 3000) -> list[bytes]:
-    """The data as it comes, little by little."""
+    """The data in pieces."""
     return [data[start : start + size] for start in range(0, len(data), size)]
 
 
 def written(path: Path, pieces: Sequence[bytes], size: int) -> DirectFile:
-    """A file of that size, which begins with the pieces."""
+    """A file of `size` bytes that begins with the pieces."""
     file = DirectFile(path)
     for piece in pieces:
         given = bytearray(piece)
         file.append(given)
-        given[:] = b"?" * len(given)  # what is done to it afterwards does not matter
+        given[:] = b"?" * len(given)  # a later change has no effect
     file.finish(size)
     return file
 
@@ -173,12 +168,12 @@ def read_back(file: DirectFile, ranges: Ranges) -> list[bytes]:
 
 @pytest.mark.usefixtures("disk")
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(sizes=st.lists(near_blocks(5 * BLOCK), max_size=6), behind=near_blocks(3 * BLOCK), ranges=ranges_of(40 * BLOCK))
-def test_a_file_has_what_was_appended_and_zeros_behind_it(
-    folder: Callable[[], Path], sizes: list[int], behind: int, ranges: Ranges
+@given(sizes=st.lists(near_blocks(5 * BLOCK), max_size=6), zeros=near_blocks(3 * BLOCK), ranges=ranges_of(40 * BLOCK))
+def test_a_file_has_the_appended_bytes_and_then_zeros(
+    folder: Callable[[], Path], sizes: list[int], zeros: int, ranges: Ranges
 ) -> None:
     pieces = [some_bytes(size) for size in sizes]
-    expected = b"".join(pieces) + bytes(behind)
+    expected = b"".join(pieces) + bytes(zeros)
     path = folder() / "file"
     with written(path, pieces, len(expected)) as file:
         assert path.read_bytes() == expected
@@ -188,10 +183,10 @@ def test_a_file_has_what_was_appended_and_zeros_behind_it(
 
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(size=near_blocks(9 * BLOCK), number=st.integers(1, 4))
-def test_how_much_is_written_at_once_changes_nothing(
+def test_the_size_of_the_buffer_does_not_change_the_file(
     folder: Callable[[], Path], monkeypatch: pytest.MonkeyPatch, size: int, number: int
 ) -> None:
-    monkeypatch.setattr(direct_file, "AT_ONCE", number * BLOCK)
+    monkeypatch.setattr(direct_file, "BUFFER_SIZE", number * BLOCK)
     data, path = some_bytes(size), folder() / "file"
     with written(path, pieces_of(data), size) as file:
         assert read_back(file, [(0, size + 1)]) == [data]
@@ -199,19 +194,19 @@ def test_how_much_is_written_at_once_changes_nothing(
 
 
 @pytest.mark.parametrize("size", [16 << 20, (16 << 20) + 1, (40 << 20) + 12_345])
-def test_a_file_as_large_as_real_ones_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+def test_a_large_file_has_the_right_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     monkeypatch.undo()
     data = some_bytes(size)
     expected = data + bytes(100)
     with written(tmp_path / "file", pieces_of(data, 1_000_003), size + 100) as file:
         found = b"".join(read_back(file, [(0, 1000), (1000, 16 << 20), (16 << 20, size + 200)]))
-    # Bytes of that many are not compared by `assert`, which would show all of them.
+    # `assert` would print all bytes.
     assert len(found) == len(expected)
     assert (found == expected, (tmp_path / "file").read_bytes() == expected) == (True, True)
 
 
 @pytest.mark.usefixtures("disk")
-def test_behind_the_end_of_a_file_there_is_nothing(tmp_path: Path) -> None:
+def test_a_window_after_the_end_of_the_file_is_empty(tmp_path: Path) -> None:
     with written(tmp_path / "file", [b"x" * 5000], 5000) as file:
         ranges = [(4990, 5010), (5000, 5001), (8192, 9000), (100_000, 100_001), (0, 3)]
         assert read_back(file, ranges) == [b"x" * 10, b"", b"", b"", b"xxx"]
@@ -226,20 +221,20 @@ def test_the_same_ranges_can_be_read_again_and_in_any_order(tmp_path: Path) -> N
             assert read_back(file, order) == [data[start:end] for start, end in order]
 
 
-def test_no_ranges_are_no_windows(tmp_path: Path) -> None:
+def test_without_ranges_there_are_no_windows(tmp_path: Path) -> None:
     with written(tmp_path / "file", [b"x"], 1) as file:
         assert read_back(file, []) == []
 
 
 @pytest.mark.usefixtures("disk")
-def test_all_of_a_file_is_there_when_it_is_made_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_whole_file_is_written_before_it_is_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data, path, found = some_bytes(7 * BLOCK + 1), tmp_path / "file", []
     monkeypatch.setattr(os, "fsync", lambda _descriptor: found.append(path.read_bytes()))
     with written(path, pieces_of(data), 10 * BLOCK + 1):
         assert found == [data + bytes(3 * BLOCK)]
 
 
-def test_a_window_stays_while_the_next_one_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_window_is_unchanged_while_the_next_one_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data, reads = some_bytes(6 * BLOCK), threading.Semaphore(0)
     read = os.preadv
 
@@ -253,18 +248,18 @@ def test_a_window_stays_while_the_next_one_is_read(tmp_path: Path, monkeypatch: 
     ranges = [(start, start + BLOCK) for start in range(0, len(data), BLOCK)]
     with written(tmp_path / "file", [data], len(data)) as file:
         for (start, end), window in zip(ranges, file.read(ranges), strict=True):
-            # This one's, the first time, and the next one's.
+            # Of the first window, and of the next one.
             for _ in range((start == 0) + (end < len(data))):
                 assert reads.acquire(timeout=60)
             assert bytes(window.data(start, end)) == data[start:end]
 
 
-# What a disk takes.
+# Direct I/O.
 
 
 @pytest.fixture
 def flags(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Of each call that reached the disk, whether it was direct."""
+    """For each call that reached the disk: whether it was direct."""
     seen: list[bool] = []
     for name in ("pwrite", "preadv"):
         monkeypatch.setattr(os, name, _noting(getattr(os, name), seen))
@@ -280,7 +275,7 @@ def _noting(call: Callable[..., int], seen: list[bool]) -> Callable[..., int]:
     return note
 
 
-def takes_direct(folder: Path) -> bool:
+def supports_direct(folder: Path) -> bool:
     try:
         os.close(os.open(folder / "probe", os.O_WRONLY | os.O_CREAT | DIRECT))
     except OSError:
@@ -289,9 +284,9 @@ def takes_direct(folder: Path) -> bool:
 
 
 @needs_direct
-def test_whole_blocks_go_past_the_page_cache_to_a_disk_that_takes_it(tmp_path: Path, flags: list[bool]) -> None:
-    if not takes_direct(tmp_path):
-        pytest.skip("the file system takes no direct I/O")
+def test_all_calls_are_direct_if_the_disk_supports_it(tmp_path: Path, flags: list[bool]) -> None:
+    if not supports_direct(tmp_path):
+        pytest.skip("the file system has no direct I/O")
     with written(tmp_path / "file", pieces_of(some_bytes(9 * BLOCK + 1)), 10 * BLOCK) as file:
         read_back(file, [(1, 5 * BLOCK), (5 * BLOCK, 10 * BLOCK)])
     assert len(flags) > 5
@@ -300,7 +295,7 @@ def test_whole_blocks_go_past_the_page_cache_to_a_disk_that_takes_it(tmp_path: P
 
 @needs_direct
 @pytest.mark.parametrize("refuse", [without_the_flag, refusing_the_flag, refusing_writes])
-def test_a_disk_that_takes_no_direct_call_is_used_through_its_cache(
+def test_a_disk_without_direct_io_is_used_through_the_page_cache(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     flags: list[bool],
@@ -313,15 +308,15 @@ def test_a_disk_that_takes_no_direct_call_is_used_through_its_cache(
         read_back(file, [(1, 5 * BLOCK), (5 * BLOCK, 10 * BLOCK)])
     assert len(flags) > 5
     assert not any(flags)
-    assert dropped == [(0, 5 * BLOCK), (5 * BLOCK, 5 * BLOCK), (0, 0)], "each before it is read, and all in the end"
+    assert dropped == [(0, 5 * BLOCK), (5 * BLOCK, 5 * BLOCK), (0, 0)], (
+        "each range before it is read, and all at the end"
+    )
 
 
 @needs_direct
-def test_a_call_that_is_refused_once_is_not_made_past_the_cache_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not takes_direct(tmp_path):
-        pytest.skip("the file system takes no direct I/O")
+def test_after_one_rejected_call_no_call_is_direct(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not supports_direct(tmp_path):
+        pytest.skip("the file system has no direct I/O")
     write, tried = os.pwrite, []
 
     def refuse_third(descriptor: int, *given: Any) -> int:
@@ -338,7 +333,7 @@ def test_a_call_that_is_refused_once_is_not_made_past_the_cache_again(
     assert tried[3:] == [False] * (len(tried) - 3) != []
 
 
-def test_a_system_that_cannot_drop_its_cache_is_used_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_system_that_cannot_drop_its_cache_is_supported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     without_the_flag(monkeypatch)
     monkeypatch.delattr(os, "posix_fadvise", raising=False)
     with written(tmp_path / "file", [b"x" * 5000], 5000) as file:
@@ -358,16 +353,16 @@ def threads() -> list[str]:
 
 @pytest.fixture
 def leaves_nothing() -> Iterator[None]:
-    """Nothing stays open behind the test, and no thread goes on."""
+    """After the test nothing is open and no thread runs."""
     before = open_files()
     yield
-    gc.collect()  # an error and what it happened in may hold each other
+    gc.collect()  # an error and its frame may refer to each other
     assert open_files() - before == set()
     assert threads() == []
 
 
 def failing_from(patch: pytest.MonkeyPatch, name: str, number: int, code: int) -> None:
-    """The calls from that number on raise."""
+    """All calls from this number on raise."""
     call, count = getattr(os, name), iter(range(10**6))
 
     def fail(*given: Any) -> int:
@@ -381,8 +376,8 @@ def failing_from(patch: pytest.MonkeyPatch, name: str, number: int, code: int) -
 @pytest.mark.usefixtures("leaves_nothing")
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EDQUOT])
 @pytest.mark.parametrize("number", range(4))
-@pytest.mark.parametrize("size", [4 * AT_ONCE, 4 * AT_ONCE - 1, 20 * AT_ONCE])
-def test_an_error_of_the_disk_is_that_of_writing(
+@pytest.mark.parametrize("size", [4 * BUFFER_SIZE, 4 * BUFFER_SIZE - 1, 20 * BUFFER_SIZE])
+def test_an_error_of_a_write_is_raised(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, number: int, size: int
 ) -> None:
     failing_from(monkeypatch, "pwrite", number, code)
@@ -402,7 +397,7 @@ def append_all(file: DirectFile, data: bytes) -> None:
 
 
 @pytest.mark.usefixtures("leaves_nothing")
-def test_an_error_of_the_last_write_is_that_of_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_the_last_write_is_raised_by_finish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     failing_from(monkeypatch, "pwrite", 0, errno.ENOSPC)
     with DirectFile(tmp_path / "file") as file:
         file.append(b"some bytes")
@@ -411,20 +406,20 @@ def test_an_error_of_the_last_write_is_that_of_the_end(tmp_path: Path, monkeypat
 
 
 @pytest.mark.usefixtures("leaves_nothing")
-def test_after_an_error_nothing_more_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An error that was told, and caught, is told again: no file has bytes behind a hole."""
+def test_after_an_error_every_call_raises_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even if the caller ignores it: no file has bytes after a hole."""
     failing_from(monkeypatch, "pwrite", 1, errno.EIO)
     with DirectFile(tmp_path / "file") as file:
         with pytest.raises(OSError, match=os.strerror(errno.EIO)):
-            append_all(file, some_bytes(10 * AT_ONCE))
-        for call in (lambda: file.append(some_bytes(AT_ONCE)), lambda: file.finish(BLOCK)):
+            append_all(file, some_bytes(10 * BUFFER_SIZE))
+        for call in (lambda: file.append(some_bytes(BUFFER_SIZE)), lambda: file.finish(BLOCK)):
             with pytest.raises(OSError, match=os.strerror(errno.EIO)):
                 call()
 
 
 @pytest.mark.usefixtures("leaves_nothing")
 @pytest.mark.parametrize("name", ["ftruncate", "fsync"])
-def test_an_error_of_the_end_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_an_error_of_finish_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     failing_from(monkeypatch, name, 0, errno.EIO)
     with pytest.raises(OSError, match=os.strerror(errno.EIO)):
         write_whole(tmp_path / "file", b"some bytes")
@@ -433,10 +428,8 @@ def test_an_error_of_the_end_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyP
 @pytest.mark.usefixtures("leaves_nothing")
 @pytest.mark.parametrize("number", range(3))
 @pytest.mark.parametrize("code", [errno.EIO, errno.EINVAL])
-def test_an_error_of_the_disk_is_that_of_reading(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, code: int
-) -> None:
-    """The windows before it are there."""
+def test_an_error_of_a_read_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, code: int) -> None:
+    """The windows before it are valid."""
     data = some_bytes(3 * BLOCK)
     without_the_flag(monkeypatch)
     with written(tmp_path / "file", [data], len(data)) as file:
@@ -451,8 +444,8 @@ def test_an_error_of_the_disk_is_that_of_reading(
 
 @pytest.mark.usefixtures("leaves_nothing")
 @pytest.mark.parametrize("number", [1, 100])
-def test_who_reads_no_further_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    """Not even where the next window could not have been read."""
+def test_a_reader_that_stops_leaves_nothing_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """Even if the next window cannot be read."""
     with written(tmp_path / "file", [some_bytes(3 * BLOCK)], 3 * BLOCK) as file:
         failing_from(monkeypatch, "preadv", number, errno.EIO)
         windows = file.read([(0, BLOCK), (BLOCK, 2 * BLOCK), (2 * BLOCK, 3 * BLOCK)])
@@ -461,7 +454,7 @@ def test_who_reads_no_further_leaves_nothing(tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.usefixtures("leaves_nothing")
-def test_who_writes_nothing_or_does_not_finish_leaves_nothing_open(tmp_path: Path) -> None:
+def test_an_unfinished_file_leaves_nothing_open(tmp_path: Path) -> None:
     with DirectFile(tmp_path / "one"):
         pass
     with DirectFile(tmp_path / "two") as file:
@@ -472,7 +465,7 @@ def test_who_writes_nothing_or_does_not_finish_leaves_nothing_open(tmp_path: Pat
 
 
 @pytest.mark.usefixtures("leaves_nothing")
-def test_a_file_that_is_there_is_refused_and_stays(tmp_path: Path) -> None:
+def test_an_existing_file_is_rejected_and_unchanged(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"precious")
     with pytest.raises(FileExistsError):
         DirectFile(tmp_path / "file")
@@ -507,14 +500,14 @@ def test_a_window_is_read_as_a_segment(
 
 
 def rows_in(reader: Engine, window: FileWindow, segment: Segment, start: int, end: int) -> list[Row]:
-    place = segment.base + window.start
-    part = Segment(window.path, segment.name, place, window.end - window.start, COMMITLOG)
+    start_pos = segment.base + window.start
+    part = Segment(window.path, segment.name, start_pos, window.end - window.start, COMMITLOG)
     request = ScanRequest(part, segment.base + start, segment.base + end, COLUMN_NAMES, end_is_boundary=True)
     return rows_of(expand(reader.scan(request), request))
 
 
-def test_what_was_read_of_a_window_stays_when_it_is_gone(reader: Engine, tmp_path: Path) -> None:
-    """The next window of the next file may well have its path."""
+def test_rows_of_a_window_outlive_it(reader: Engine, tmp_path: Path) -> None:
+    """The next window of the next file may have the same path."""
     payloads = [mq_message(body=some_bytes(600), queue_offset=number) for number in range(6)]
     store = write_commitlog(tmp_path, payloads, file_size=3 * BLOCK)
     [segment] = store.segments
@@ -528,7 +521,7 @@ def test_what_was_read_of_a_window_stays_when_it_is_gone(reader: Engine, tmp_pat
 
 
 @pytest.mark.usefixtures("leaves_nothing")
-def test_a_file_for_which_there_is_no_memory_is_not_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_memory_no_file_is_created(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def none_left(*_: object, **_named: object) -> None:
         raise OSError(errno.ENOMEM, "no memory")
 
@@ -539,9 +532,7 @@ def test_a_file_for_which_there_is_no_memory_is_not_made(tmp_path: Path, monkeyp
 
 
 @pytest.mark.usefixtures("leaves_nothing")
-def test_nothing_is_left_of_a_window_for_which_there_is_no_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_window_without_memory_leaves_nothing_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with DirectFile(tmp_path / "file") as file:
         file.append(bytes(10))
         file.finish(10)

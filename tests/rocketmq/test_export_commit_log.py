@@ -1,4 +1,4 @@
-"""A log exported to a plain CommitLog: every message once, in order, as it was; and what becomes of damage."""
+"""An export to a plain CommitLog has every message once, in order and unchanged, and leaves damage out."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from pyspark_dledger.rocketmq.consume_queue.queue_units import is_filler
 from pyspark_dledger.rocketmq.export import export
 from pyspark_dledger.rocketmq.export.commit_log import commit_log_part, offsets
 from pyspark_dledger.rocketmq.export.commit_log.commit_log_form import CommitLogForm
-from pyspark_dledger.rocketmq.export.commit_log.offsets import FILLER_TOPIC, LEAST_FILLER
+from pyspark_dledger.rocketmq.export.commit_log.offsets import FILLER_TOPIC, MIN_FILLER_SIZE
 from pyspark_dledger.rocketmq.export.direct_file import DirectFile
 from pyspark_dledger.rocketmq.store_checkpoint import read_store_checkpoint
 from pyspark_dledger.rocketmq.work_parts import map_here
@@ -46,7 +46,7 @@ from tests.support.golden import Golden, Record
 GOLDENS = [each for each in golden.ALL if each.case.startswith("mq-")]
 SLOW = ("mq-498-upgrade-killed-early", "mq-plain-crc")
 FILLER = FILLER_TOPIC.decode()
-# What a message is, wherever it stands.
+# The columns of a message that do not depend on its position.
 COLUMNS = (
     *("kind", "topic", "queueId", "queueOffset", "messageMagic", "flag", "sysFlag", "reconsumeTimes"),
     *("bornTimestamp", "storeTimestamp", "bornHost", "storeHost", "messageCrc", "preparedTransactionOffset"),
@@ -54,11 +54,7 @@ COLUMNS = (
 )
 FILE_SIZE = 4096
 
-
-@pytest.fixture(autouse=True)
-def _no_loss_of_power(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No machine is killed here: to wait for a disk would take most of the time."""
-    monkeypatch.setattr(os, "fsync", lambda _descriptor: None)
+pytestmark = pytest.mark.usefixtures("no_fsync")
 
 
 @pytest.mark.parametrize("store", GOLDENS, ids=str)
@@ -99,7 +95,7 @@ def check_golden(source: Path, target: Path, wanted: list[Record], preserve: boo
 
 
 def exported_rows(target: Path) -> list[Record]:
-    """The messages of an export, without fillers, in the form of `golden.rows_of`; all of them intact."""
+    """The messages of an export without fillers, as from `golden.rows_of`; all are intact."""
     log = dl.open_log(str(target / "commitlog"))
     assert [each.code for each in log.findings() if each.severity != "info"] == []
     rows = golden.rows_of(pa.Table.from_batches(log.scan()))
@@ -133,14 +129,14 @@ def digests(folder: Path) -> dict[str, str]:
 @given(
     recipe=recipes(), damage=damages(), preserve=st.booleans(), engine=st.sampled_from(["native", "native", "python"])
 )
-def test_whatever_a_log_holds_its_intact_messages_are_exported(
+def test_the_intact_messages_of_any_log_are_exported(
     folder: Callable[[], Path], recipe: Recipe, damage: Callable[[Store], None], preserve: bool, engine: str
 ) -> None:
     root = folder()
     store = recipe.write(root / "store")
     damage(store)
     for segment in store.segments:
-        os.truncate(segment.path, segment.size)  # of files that were cut another test is
+        os.truncate(segment.path, segment.size)  # another test covers truncated files
     before = digests(root / "store")
     rows = readable_rows(root / "store")
     options = {"preserveOffsets": preserve, "commitLogOnly": True, "engine": engine}
@@ -155,20 +151,20 @@ def test_whatever_a_log_holds_its_intact_messages_are_exported(
     assert [fields(row) for row in found] == [fields(row) for row in rows]
     assert all(row["commitLogOffset"] == row["pos"] for row in found)
     if preserve:
-        # What has nothing before it moves, and what has properties before it that are full.
+        # A message moves if it is the first, or if the properties of the one before have no space for padding.
         stays = [new["pos"] == old["commitLogOffset"] for new, old in zip(found, rows, strict=True)]
         assert stays.count(False) <= len({row["segment"] for row in rows})
     assert digests(root / "store") == before
 
 
 def fields(row: Record) -> Record:
-    """What of a message stays; the CRC in its properties is over its place, too."""
+    """The unchanged columns; the CRC in the properties also covers the position."""
     properties = {name: value for name, value in dict(row["properties"]).items() if name != layout.PROPERTY_CRC}
     return {**only(row, COLUMNS), "properties": properties}
 
 
 def readable_rows(path: Path) -> list[dict[str, Any]]:
-    """The messages of a log that a broker can read: those that are right in their bytes, whenever they were born."""
+    """The messages of a log that a broker can read: intact ones, with any born timestamp."""
     try:
         rows = rows_of(dl.open_log(str(path)).scan([*COLUMNS, "commitLogOffset", "segment"]))
     except StoreError:
@@ -183,7 +179,7 @@ def readable_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def three_files(root: Path, per_file: int = 5) -> Store:
-    """A DLedger log of three files, whose messages are all in one queue."""
+    """A DLedger log of three files with all messages in one queue."""
     payloads = [
         mq_message("Orders", b"x" * 600, queue_offset=number, store_timestamp=1700000000000 + number)
         for number in range(3 * per_file)
@@ -198,7 +194,7 @@ def change(file: Path, at: int) -> None:
 
 
 @pytest.mark.parametrize("preserve", [False, True])
-def test_a_damaged_message_is_left_out_and_its_place_in_the_queue_stays(tmp_path: Path, preserve: bool) -> None:
+def test_a_damaged_message_is_left_out_and_its_queue_offset_becomes_a_filler(tmp_path: Path, preserve: bool) -> None:
     store = three_files(tmp_path / "store")
     damaged = store.rows[7]
     segment = store.segments[1]
@@ -211,7 +207,7 @@ def test_a_damaged_message_is_left_out_and_its_place_in_the_queue_stays(tmp_path
     [queue] = queues(tmp_path / "target")
     [units] = read_units(queue.files[0])
     assert len(units) == 15
-    # It points into the second file, so that a broker passes over nothing else.
+    # The next message is in the second file, so a broker skips nothing else.
     assert is_filler(units).nonzero()[0].tolist() == [7]
     if preserve:
         assert [row["pos"] for row in found if row["pos"] % FILE_SIZE] == [
@@ -222,7 +218,7 @@ def test_a_damaged_message_is_left_out_and_its_place_in_the_queue_stays(tmp_path
 @pytest.mark.parametrize(
     ("damaged", "units"), [((0, 2, 3), [0, 0, 1, 1, 1, 2]), ((0,), [0, 0, 1, 2]), ((4,), [0, 1, 2, 3])]
 )
-def test_a_hole_in_a_queue_within_the_first_file_leads_to_the_message_behind_it(
+def test_a_gap_in_a_queue_within_the_first_file_becomes_copies_of_the_next_unit(
     tmp_path: Path, damaged: tuple[int, ...], units: list[int]
 ) -> None:
     store = three_files(tmp_path / "store")
@@ -233,14 +229,14 @@ def test_a_hole_in_a_queue_within_the_first_file_leads_to_the_message_behind_it(
     [found] = read_units(queue.files[0])
     places = [row["pos"] for row in exported_rows(tmp_path / "target")]
     assert found["commitLogOffset"].tolist()[: len(units)] == [places[number] for number in units]
-    # The last message of the first file is followed by one of the second.
+    # The message after the last one of the first file is in the second file.
     assert is_filler(found).nonzero()[0].tolist() == [number for number in damaged if number == 4]
-    led_over = sum(number < 4 for number in damaged)
+    copies = sum(number < 4 for number in damaged)
     notes = [note for note in report.notes if "copies of the unit behind" in note]
-    assert notes == [] if not led_over else notes[0].startswith(f"{led_over} units are copies")
+    assert notes == [] if not copies else notes[0].startswith(f"{copies} units are copies")
 
 
-def test_of_a_file_that_was_cut_short_what_is_left_is_exported(tmp_path: Path) -> None:
+def test_the_rest_of_a_truncated_file_is_exported(tmp_path: Path) -> None:
     store = three_files(tmp_path / "store")
     third = store.rows_of(store.segments[1])[2]
     os.truncate(store.segments[1].path, third["pos"] - FILE_SIZE + 100)
@@ -264,7 +260,7 @@ def test_a_missing_file_becomes_one_without_messages(tmp_path: Path, preserve: b
     assert empty == filler.ljust(FILE_SIZE, b"\0")
 
 
-def test_failfast_raises_at_what_would_be_left_out(tmp_path: Path) -> None:
+def test_failfast_raises_if_anything_would_be_left_out(tmp_path: Path) -> None:
     store = three_files(tmp_path / "store")
     change(Path(store.segments[1].path), 300)
     with pytest.raises(MalformedError, match="expected message CRC"):
@@ -274,7 +270,7 @@ def test_failfast_raises_at_what_would_be_left_out(tmp_path: Path) -> None:
         export(tmp_path / "store", tmp_path / "b", "commitlog", mode="FAILFAST")
 
 
-def test_entries_that_are_no_messages_are_told_and_those_of_dledger_are_not(tmp_path: Path) -> None:
+def test_entries_that_are_no_messages_are_listed_except_those_of_dledger(tmp_path: Path) -> None:
     payloads = [mq_message(queue_offset=0), raw(b"", "noop"), raw(b"something"), mq_message(queue_offset=1)]
     write_dledger(tmp_path / "store", payloads)
     report = export(tmp_path / "store", tmp_path / "target", "commitlog")
@@ -283,20 +279,20 @@ def test_entries_that_are_no_messages_are_told_and_those_of_dledger_are_not(tmp_
 
 
 def test_a_message_whose_lengths_no_broker_can_read_is_left_out(tmp_path: Path) -> None:
-    """5.0 wrote long topics so; a length of properties above 32,767 is negative to Java."""
+    """Long topics as 5.0 wrote them; properties above 32,767 bytes, a negative length in Java."""
     long_topic = mq_message("t" * 200, magic=layout.MESSAGE_MAGIC_V1)
     long_properties = mq_message(properties=[("a", "b" * 32765)])
     fits = mq_message(properties=[("a", "b" * 32764)], queue_offset=1)
     write_dledger(tmp_path / "store", [long_topic, long_properties, fits], file_size=1 << 17)
     report = export(tmp_path / "store", tmp_path / "target", "commitlog")
     assert (report.rows, report.skipped) == (1, 2)
-    assert [line.partition("expected a length of its ")[2][:10] for line in report.first_skipped] == [
-        "topic that",
-        "properties",
+    assert [line.partition(": ")[2] for line in report.first_skipped] == [
+        "the length of its topic is more than a broker can read",
+        "the length of its properties is more than a broker can read",
     ]
 
 
-def test_where_properties_have_no_room_the_message_behind_moves(tmp_path: Path) -> None:
+def test_if_properties_have_no_space_for_padding_the_next_message_moves(tmp_path: Path) -> None:
     full = mq_message(properties=[("a", "b" * 32764)], queue_offset=1)
     payloads = [mq_message(queue_offset=0), full, mq_message(queue_offset=2), mq_message(queue_offset=3)]
     store = write_dledger(tmp_path / "store", payloads, file_size=1 << 17)
@@ -304,7 +300,7 @@ def test_where_properties_have_no_room_the_message_behind_moves(tmp_path: Path) 
     found = exported_rows(tmp_path / "target")
     wanted = [row["commitLogOffset"] for row in store.rows]
     assert [new["pos"] - old for new, old in zip(found, wanted, strict=True)] == [-48, 0, -48, 0]
-    assert any("preserved but for 2 messages" in note for note in report.notes)
+    assert any("preserved except for 2 messages" in note for note in report.notes)
     moved = [note for note in report.notes if "offsetMsgId" in note]
     assert moved == [
         f"pos={old['pos']}: offsetMsgId {old['offsetMsgId']} is now {new['offsetMsgId']}"
@@ -313,8 +309,8 @@ def test_where_properties_have_no_room_the_message_behind_moves(tmp_path: Path) 
     ]
 
 
-def test_the_crc_among_the_properties_is_made_anew_where_a_message_moved(tmp_path: Path) -> None:
-    """The tests of damage have it that a CRC is right; this one that it is there, and the last."""
+def test_the_property_crc_of_a_moved_message_is_recomputed(tmp_path: Path) -> None:
+    """Other tests show that a CRC is right; this one shows that it exists and comes last."""
     payloads = [mq_message(body=b"y" * 20, queue_offset=number, property_crc=True) for number in range(6)]
     store = write_commitlog(tmp_path / "store", payloads)
     change(Path(store.segments[0].path), store.rows[2]["pos"] + 90)
@@ -328,7 +324,7 @@ def test_the_crc_among_the_properties_is_made_anew_where_a_message_moved(tmp_pat
         assert content.count(layout.PROPERTY_CRC.encode()) >= 5
 
 
-def test_a_message_may_say_to_be_born_at_any_time(tmp_path: Path) -> None:
+def test_any_born_timestamp_is_exported(tmp_path: Path) -> None:
     write_dledger(tmp_path / "store", [mq_message(born_timestamp=2**62), mq_message(born_timestamp=-(2**63))])
     report = export(tmp_path / "store", tmp_path / "target", "commitlog")
     assert (report.rows, report.skipped) == (2, 0)
@@ -337,31 +333,31 @@ def test_a_message_may_say_to_be_born_at_any_time(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"tags": "a"}, "option tags: expected whole queues"),
+        ({"tags": "a"}, "option tags: an export to commitlog takes whole queues"),
         ({"verifyCrc": "false"}, "option verifyCrc: expected true"),
     ],
 )
-def test_what_a_broker_could_not_serve_is_refused(tmp_path: Path, options: dict[str, str], text: str) -> None:
+def test_options_that_a_broker_could_not_serve_are_rejected(tmp_path: Path, options: dict[str, str], text: str) -> None:
     three_files(tmp_path / "store")
     with pytest.raises(OptionError, match=text):
         export(tmp_path / "store", tmp_path / "target", "commitlog", **options)
 
 
-def test_files_of_different_sizes_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+def test_files_of_different_sizes_are_rejected_before_anything_is_written(tmp_path: Path) -> None:
     write_commitlog(tmp_path / "store", [mq_message()], file_size=2 * FILE_SIZE)
     write_dledger(tmp_path / "store", [mq_message()], file_size=FILE_SIZE, base=2 * FILE_SIZE)
-    with pytest.raises(StoreError, match="expected files of one size in the log, as a broker has them, found 4096"):
+    with pytest.raises(StoreError, match=r"expected 8192 bytes like .*, found 4096: a broker needs files of one size"):
         export(tmp_path / "store", tmp_path / "target", "commitlog")
     assert not (tmp_path / "target").exists()
 
 
-def test_a_log_without_messages_is_refused(tmp_path: Path) -> None:
+def test_a_log_without_messages_is_rejected(tmp_path: Path) -> None:
     write_dledger(tmp_path / "store", [raw(b"only this")])
-    with pytest.raises(StoreError, match="expected messages to export, found none that can be"):
+    with pytest.raises(StoreError, match="no message can be exported"):
         export(tmp_path / "store", tmp_path / "target", "commitlog")
 
 
-def test_whole_queues_and_a_part_of_the_log_can_be_chosen(tmp_path: Path) -> None:
+def test_some_queues_and_a_range_of_the_log_can_be_exported(tmp_path: Path) -> None:
     payloads = [mq_message(("A", "B")[number % 2], b"z" * 900, queue_offset=number // 2) for number in range(24)]
     store = write_dledger(tmp_path / "store", payloads, file_size=FILE_SIZE)
     options = {"topic": "B", "startingOffsets": "9", "endingOffsets": "20"}
@@ -374,7 +370,7 @@ def test_whole_queues_and_a_part_of_the_log_can_be_chosen(tmp_path: Path) -> Non
     assert begin == store.rows[9]["pos"] // FILE_SIZE * FILE_SIZE
 
 
-def test_what_a_broker_needs_beside_the_log_comes_with_it(tmp_path: Path) -> None:
+def test_the_other_files_of_a_broker_are_exported(tmp_path: Path) -> None:
     store = three_files(tmp_path / "store")
     (tmp_path / "store" / "config").mkdir()
     (tmp_path / "store" / "config" / "topics.json").write_text('{"topicConfigTable": {}}')
@@ -396,14 +392,14 @@ def test_what_a_broker_needs_beside_the_log_comes_with_it(tmp_path: Path) -> Non
     assert Path(queue.files[0].path).stat().st_mtime_ns == last * 1_000_000
 
 
-def test_a_log_alone_is_recovered_by_the_broker(tmp_path: Path) -> None:
+def test_a_commit_log_alone_comes_with_the_abort_file(tmp_path: Path) -> None:
     three_files(tmp_path / "store")
     export(tmp_path / "store", tmp_path / "target", "commitlog", commitLogOnly=True)
     names = {path.name for path in (tmp_path / "target").iterdir()} - {"_export", "_export.json"}
     assert names == {"commitlog", "abort"}
 
 
-def test_the_sizes_of_a_brokers_files_stay(case_folder: Callable[[str], Path], tmp_path: Path) -> None:
+def test_the_sizes_of_a_brokers_files_are_kept(case_folder: Callable[[str], Path], tmp_path: Path) -> None:
     source = case_folder("mq-53-upgrade")
     report = export(source, tmp_path / "target", "commitlog")
     config = Golden("mq-53-upgrade", "").meta["config"]
@@ -411,7 +407,7 @@ def test_the_sizes_of_a_brokers_files_stay(case_folder: Callable[[str], Path], t
         assert report.broker_conf[name] == config[name]
 
 
-def test_an_export_that_ended_early_goes_on_to_the_same_bytes(
+def test_an_interrupted_export_continues_to_the_same_bytes(
     case_folder: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = case_folder("mq-498-upgrade-killed")
@@ -438,7 +434,9 @@ def test_an_export_that_ended_early_goes_on_to_the_same_bytes(
         assert digests(tmp_path / "target" / name) == digests(tmp_path / "whole" / name)
 
 
-def test_parts_can_be_written_anywhere_and_in_any_order(case_folder: Callable[[str], Path], tmp_path: Path) -> None:
+def test_parts_can_be_written_by_other_processes_in_any_order(
+    case_folder: Callable[[str], Path], tmp_path: Path
+) -> None:
     def elsewhere(work: Callable[[Any], Any], parts: Sequence[Any]) -> Iterator[Any]:
         for part in reversed(parts):
             there = pickle.loads(pickle.dumps((work, part)))
@@ -452,9 +450,7 @@ def test_parts_can_be_written_anywhere_and_in_any_order(case_folder: Callable[[s
 
 
 @pytest.mark.parametrize("at", [10, 100])
-def test_what_reads_back_otherwise_than_it_was_written_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int
-) -> None:
+def test_bytes_that_change_on_disk_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int) -> None:
     three_files(tmp_path / "store")
     write = DirectFile._write
 
@@ -463,13 +459,16 @@ def test_what_reads_back_otherwise_than_it_was_written_is_an_error(
         write(file, data, offset)
 
     monkeypatch.setattr(DirectFile, "_write", write_wrong)
-    with pytest.raises(StoreError, match="as they were written, found others: check the disk"):
+    with pytest.raises(
+        StoreError,
+        match=r"bytes 0 to \d+ differ from the written ones when read back: expected CRC-32 .*; check the disk",
+    ):
         export(tmp_path / "store", tmp_path / "target", "commitlog")
     assert not list((tmp_path / "target").rglob("0*"))
 
 
-def test_a_source_that_changes_meanwhile_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The bytes are read once more where offsets are preserved."""
+def test_a_source_that_changes_during_the_export_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With preserved offsets the bytes are read a second time."""
     store = three_files(tmp_path / "store")
     log_bytes = commit_log_part._log_bytes
 
@@ -486,7 +485,7 @@ def test_a_source_that_changes_meanwhile_is_an_error(tmp_path: Path, monkeypatch
     ("at", "text"),
     [
         (48 + 91 + 2, "expected intact messages, found at 0: expected message CRC"),
-        (48, "that stood there before, found other bytes"),
+        (48, "the message of 713 bytes at 48 changed during the export"),
     ],
     ids=["in its body", "in its size"],
 )
@@ -494,21 +493,21 @@ def test_a_message_that_changes_after_it_was_checked_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str, at: int, text: str
 ) -> None:
     store = three_files(tmp_path / "store")
-    spans_of_messages = offsets.spans_of_messages
+    message_runs = offsets.message_runs
 
     def changed(*given: Any) -> Any:
-        for span in spans_of_messages(*given):
+        for run in message_runs(*given):
             change(Path(store.segments[0].path), at)
-            yield span
+            yield run
 
-    monkeypatch.setattr(offsets, "spans_of_messages", changed)
+    monkeypatch.setattr(offsets, "message_runs", changed)
     with pytest.raises(StoreError, match=text):
         export(tmp_path / "store", tmp_path / "target", "commitlog", engine=engine)
     assert not list((tmp_path / "target").rglob("0*"))
 
 
-def test_a_long_gap_is_filled_by_messages_that_nobody_gets(tmp_path: Path) -> None:
-    """A filler has a limit that a broker's messages have."""
+def test_a_long_gap_is_filled_with_several_rolled_back_messages(tmp_path: Path) -> None:
+    """A filler is not longer than a message of a broker may be."""
     size = 8 << 20
     root = tmp_path / "store"
     payloads = [mq_message(queue_offset=0), mq_message(body=bytes(3 << 20)), mq_message(queue_offset=2)]
@@ -524,5 +523,5 @@ def test_a_long_gap_is_filled_by_messages_that_nobody_gets(tmp_path: Path) -> No
     assert [queue.topic for queue in queues(tmp_path / "target")] == ["TopicTest"]
 
 
-def test_the_least_filler_is_a_message_with_an_empty_body() -> None:
-    assert len(encode_message(FILLER_TOPIC, b"", 0, property_crc=True)) == LEAST_FILLER
+def test_the_smallest_filler_has_an_empty_body() -> None:
+    assert len(encode_message(FILLER_TOPIC, b"", 0, property_crc=True)) == MIN_FILLER_SIZE

@@ -25,11 +25,7 @@ TOPICS = ("Orders", "Bills")
 Change = Callable[[Path], None]
 Content = list[tuple[str, bytes]]
 
-
-@pytest.fixture(autouse=True)
-def _no_loss_of_power(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No machine is killed here: to wait for a disk would take most of the time."""
-    monkeypatch.setattr(os, "fsync", lambda _descriptor: None)
+pytestmark = pytest.mark.usefixtures("no_fsync")
 
 
 @pytest.fixture

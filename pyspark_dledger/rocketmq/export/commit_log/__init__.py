@@ -1,1 +1,1 @@
-"""The export form `commitlog`: a store for a broker without DLedger."""
+"""The export form ``commitlog``: a store for a broker without DLedger."""

@@ -1,4 +1,4 @@
-"""What a broker has beside its CommitLog: its queues and index, built anew, its configuration and its checkpoint."""
+"""Writes a broker's files other than the CommitLog: queues, index, configuration and checkpoint."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ from pyspark_dledger.rocketmq.store_checkpoint import StoreCheckpoint, write_sto
 
 CONFIG = "config"
 ABORT = "abort"
-MADE = (QUEUES, INDEX, CONFIG, CHECKPOINT, ABORT)
-"""What stands in a storePathRootDir when all is made."""
+BROKER_FILES = (QUEUES, INDEX, CONFIG, CHECKPOINT, ABORT)
+"""What the export writes into a storePathRootDir, except the CommitLog."""
 
-_MOST_CONFIG_BYTES = 256 * 1024 * 1024
+_MAX_CONFIG_BYTES = 256 * 1024 * 1024
 _DEFAULT_FILE_SIZE = 1024**3
 
 
 def sizes_of(root: Path | None) -> BuildSettings:
-    """How large a broker makes the files below its storePathRootDir; RocketMQ's defaults where they do not show it."""
+    """The sizes of a broker's files in its storePathRootDir; RocketMQ's defaults where there are none."""
     units = usual_units(root) if root is not None else None
     slots, index_units = (usual_index(root) if root is not None else None) or (HASH_SLOTS, INDEX_UNITS)
     return BuildSettings(units or UNITS_PER_FILE, slots, index_units)
 
 
 def clear(target: Path) -> None:
-    """Remove what an earlier run made."""
-    for name in MADE:
+    """Remove what an earlier run wrote."""
+    for name in BROKER_FILES:
         path = target / name
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
@@ -49,9 +49,9 @@ def clear(target: Path) -> None:
 def build_queues_and_index(
     target: Path, engine: str, sizes: BuildSettings, left: Sequence[FileReport], messages: int, keep_from: Path | None
 ) -> Built:
-    """Build ConsumeQueues and index of the CommitLog at the target, of what its parts left of their messages.
+    """Build ConsumeQueues and index of the CommitLog at the target, from the `left` files of its parts.
 
-    Raises StoreError where that is not what they left, or not so many messages.
+    Raises StoreError if these files changed, or do not have `messages` messages.
     """
     log = StoreView(str(target / "commitlog"), ReadOptions(engine=engine))
     built = build_of(_taken(target, left), log, target, sizes, keep_from)
@@ -63,23 +63,24 @@ def build_queues_and_index(
 
 def _taken(target: Path, left: Sequence[FileReport]) -> Iterator[TakenUnits]:
     for file in left:
-        if file_report(target / file.path, file.path, file.rows) != file:
+        found = file_report(target / file.path, file.path, file.rows)
+        if found != file:
             raise StoreError(
-                f"{target / file.path}: expected the {file.size} bytes that were written, found others: check the "
-                "disk; without the file the same export writes its part anew"
+                f"{target / file.path}: expected {file.size} bytes with CRC-32 {file.crc32:08x}, found {found.size} "
+                f"with {found.crc32:08x}: check the disk; delete the file to write its part again"
             )
         yield from taken_from(target / file.path)
 
 
 def copy_config(root: Path, target: Path) -> list[FileReport]:
-    """Copy ``config/*.json`` of a storePathRootDir: topics, subscription groups, and how far consumers are."""
+    """Copy ``config/*.json`` of a storePathRootDir: topics, subscription groups and consumer offsets."""
     return [_copied(file, target) for file in sorted(_config_files(root))]
 
 
 def _config_files(root: Path) -> Iterator[Path]:
     folder = root / CONFIG
     for file in folder.glob("*.json") if folder.is_dir() else ():
-        if file.is_file() and file.stat().st_size <= _MOST_CONFIG_BYTES:
+        if file.is_file() and file.stat().st_size <= _MAX_CONFIG_BYTES:
             yield file
 
 
@@ -93,14 +94,14 @@ def _copied(file: Path, target: Path) -> FileReport:
 
 
 def write_checkpoint(target: Path, last_stored: int) -> FileReport:
-    """Say that log, queues and index are on disk up to a storeTimestamp, in milliseconds since 1970."""
+    """Record that log, queues and index are on disk up to a storeTimestamp, in milliseconds since 1970."""
     write_store_checkpoint(target, StoreCheckpoint(last_stored, last_stored, last_stored))
     sync_dir(target)
     return file_report(target / CHECKPOINT, CHECKPOINT, 0)
 
 
 def write_abort(target: Path) -> FileReport:
-    """Let a broker recover as after an unclean end: 5.x builds queues that are missing only then."""
+    """Let a broker recover as after a crash: 5.x builds missing queues only then."""
     descriptor = os.open(target / ABORT, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
     os.close(descriptor)
     sync_dir(target)
@@ -108,8 +109,8 @@ def write_abort(target: Path) -> FileReport:
 
 
 def broker_conf(target: Path, file_size: int, sizes: BuildSettings) -> dict[str, str]:
-    """The settings that a broker needs to serve a storePathRootDir with files of such sizes."""
-    given = {
+    """The settings that a broker needs to serve a storePathRootDir with files of these sizes."""
+    sizes_and_defaults = {
         "mappedFileSizeCommitLog": (file_size, _DEFAULT_FILE_SIZE),
         "mappedFileSizeConsumeQueue": (
             sizes.units_per_file * CONSUME_QUEUE_UNIT_SIZE,
@@ -122,5 +123,5 @@ def broker_conf(target: Path, file_size: int, sizes: BuildSettings) -> dict[str,
         "enableDLegerCommitLog": "false",
         "storePathRootDir": str(target),
         "storePathCommitLog": str(target / "commitlog"),
-        **{name: str(value) for name, (value, default) in given.items() if value != default},
+        **{name: str(value) for name, (value, default) in sizes_and_defaults.items() if value != default},
     }

@@ -1,9 +1,8 @@
-"""A log as the store of a broker without DLedger: the way out of DLedger mode.
+"""The export form ``commitlog``: a store for a broker without DLedger.
 
-Each file of the log becomes a CommitLog file of the same name and size, whose messages keep everything but their
-physical offset: without the 48 bytes of an entry before each of them they always fit. What is missing at the end of a
-file is passed over by the filler that RocketMQ itself ends files with. ConsumeQueues, index, checkpoint and
-configuration come with it.
+Each file of the log becomes a CommitLog file of the same name and size. Messages keep everything but their physical
+offset. They always fit, because the 48 bytes of an entry before each message go away; RocketMQ's own filler ends the
+file. ConsumeQueues, index, checkpoint and configuration are exported as well.
 """
 
 from __future__ import annotations
@@ -40,21 +39,21 @@ from pyspark_dledger.rocketmq.rebuild import Built, notes_of_queues
 from pyspark_dledger.rocketmq.rebuild.builder import batch_topics_of
 from pyspark_dledger.rocketmq.rebuild.parts import WantedUnits
 
-_LARGEST_FILE = 2**31 - 1
-# So many files of a log that are missing are made, each of them as large as the others to a broker.
-_MOST_MISSING = 10_000
+_MAX_FILE_SIZE = 2**31 - 1
+# Missing files of the log become sparse files of full size, up to this number.
+_MAX_MISSING = 10_000
 
 
 class CommitLogForm:
-    """The files of a storePathRootDir; a part is one file of the CommitLog."""
+    """Writes a storePathRootDir; a part is one file of the CommitLog."""
 
     name = "commitlog"
 
     def plan(self, log: StoreView, settings: ExportSettings) -> list[FilePart]:
-        """One part for each file of the log, and for each that is missing between them.
+        """One part for each file of the log, including files missing in between.
 
-        Raises OptionError for a read that a broker could not serve, StoreError where the files are of different sizes,
-        MalformedError with mode=FAILFAST where a file is missing.
+        Raises OptionError for options with which a broker could not serve the result, StoreError for files of different
+        sizes, MalformedError for a missing file with mode=FAILFAST.
         """
         return self._parts(log, settings, _wanted(log, settings))
 
@@ -62,7 +61,7 @@ class CommitLogForm:
         _check_options(settings.options)
         found = list(_ranges(log, settings))
         if not found:
-            raise StoreError(f"{log.path}: expected messages to export, found none: check the options of the read")
+            raise StoreError(f"{log.path}: the options of the read select no message: check them")
         _check_sizes([segment for segment, _, _ in found])
         last = found[-1][0]
         parts: list[FilePart] = []
@@ -73,15 +72,15 @@ class CommitLogForm:
         return parts
 
     def write(self, part: FilePart, number: int, target: Path) -> PartReport:
-        """Write a file of the CommitLog, durably, and read it back."""
+        """Write a file of the CommitLog, sync it, and read it back."""
         return write_part(part, number, target)
 
     def finish(
         self, log: StoreView, settings: ExportSettings, target: Path, reports: Sequence[PartReport]
     ) -> FinishReport:
-        """Make what the broker has beside the CommitLog, and the files between others that have no message.
+        """Write the broker's other files, and CommitLog files without messages between others.
 
-        Raises StoreError for a log without any message.
+        Raises StoreError for a log without messages.
         """
         parts = self._parts(log, settings, None)
         clear(target)
@@ -105,7 +104,7 @@ class CommitLogForm:
 
 
 def _keep_from(log: StoreView, settings: ExportSettings) -> Path | None:
-    """Where queues are of which units are kept whose messages expired: not where only some are exported."""
+    """The root whose queues have units of expired messages to keep; None if only some queues are exported."""
     is_whole = settings.options.topic is None and settings.options.queue_id is None
     return log.paths.root if is_whole else None
 
@@ -120,18 +119,18 @@ def _sum_of_counts(reports: Sequence[PartReport]) -> Counter[str]:
 def _check_options(options: ReadOptions) -> None:
     if options.tags is not None:
         raise OptionError(
-            "option tags: expected whole queues in an export to commitlog, found some messages of them: a queue cannot "
-            "have holes; topic and queueId choose queues"
+            "option tags: an export to commitlog takes whole queues, because a queue cannot have holes; use topic and "
+            "queueId to choose queues"
         )
     if not options.verify_crc:
         raise OptionError(
-            "option verifyCrc: expected true in an export to commitlog, found false: a broker ends its log at a "
-            "message whose CRC is wrong"
+            "option verifyCrc: expected true in an export to commitlog, found false: for a broker the log ends at the "
+            "first message with a wrong CRC"
         )
 
 
 def _ranges(log: StoreView, settings: ExportSettings) -> Iterator[tuple[Segment, int, int]]:
-    """The segments that hold a part of what is exported, and from where to where."""
+    """The segments in the exported range, with start and end."""
     for segment in log.segments:
         start, end = max(segment.base, settings.start), min(log.segment_end(segment), settings.end)
         if start < end:
@@ -143,18 +142,18 @@ def _check_sizes(segments: list[Segment]) -> None:
     for segment in segments:
         if segment.size != size:
             raise StoreError(
-                f"{segment.path}: expected files of one size in the log, as a broker has them, found {segment.size} "
-                f"bytes and in {segments[0].path} {size}: startingOffsets and endingOffsets choose those of one size"
+                f"{segment.path}: expected {size} bytes like {segments[0].path}, found {segment.size}: a broker needs "
+                "files of one size; use startingOffsets and endingOffsets to choose some of one size"
             )
-        if segment.base % size or size > _LARGEST_FILE:
+        if segment.base % size or size > _MAX_FILE_SIZE:
             raise StoreError(
-                f"{segment.path}: expected a name that is a multiple of the file's size, and at most {_LARGEST_FILE} "
-                f"bytes, found {size} bytes: a broker cannot open such a file"
+                f"{segment.path}: expected a name that is a multiple of the file's size, and at most {_MAX_FILE_SIZE} "
+                f"bytes, found {size} bytes: a broker cannot open this file"
             )
 
 
 def _wanted(log: StoreView, settings: ExportSettings) -> WantedUnits | None:
-    """What queues and index take of the messages; None where none are made."""
+    """What to extract for queues and index; None if they are not built."""
     if settings.commit_log_only:
         return None
     return WantedUnits(True, DELAYS_MS, batch_topics_of(_keep_from(log, settings)), log.engine.NAME)
@@ -175,15 +174,19 @@ def _part(
 
 
 def _missing(log: StoreView, settings: ExportSettings, before: Segment, after: Segment) -> Iterator[FilePart]:
-    """The files that are missing between two."""
+    """Parts for the files missing between two."""
     bases = range(before.end, after.base, before.size)
     if not bases:
         return
-    hole = f"expected the segment {before.end:0{SEGMENT_NAME_DIGITS}d} and what follows up to {after.name}, found none"
+    first = f"{before.end:0{SEGMENT_NAME_DIGITS}d}"
+    hole = f"expected the segments from {first} up to {after.name}, found none"
     if settings.options.mode == "FAILFAST":
         raise MalformedError(f"{log.path}: {hole}; mode=PERMISSIVE leaves it out")
-    if len(bases) > _MOST_MISSING:
-        raise StoreError(f"{log.path}: {hole}: too many; startingOffsets can begin behind them")
+    if len(bases) > _MAX_MISSING:
+        raise StoreError(
+            f"{log.path}: {hole}: {len(bases)} files are missing, at most {_MAX_MISSING} can be filled in; let "
+            "startingOffsets begin after them"
+        )
     for base in bases:
         name = f"{base:0{SEGMENT_NAME_DIGITS}d}"
         segment = Segment("", name, base, before.size, COMMITLOG)
@@ -192,13 +195,13 @@ def _missing(log: StoreView, settings: ExportSettings, before: Segment, after: S
 
 
 def _empty_files(parts: list[FilePart], reports: Sequence[PartReport], target: Path) -> Iterator[FileReport]:
-    """Make the files without messages that stand between others, and one where the log ends in a full file.
+    """Write files without messages between others, and one more if the log ends in a full file.
 
-    Raises StoreError where no file has any message.
+    Raises StoreError if no file has a message.
     """
     written = [number for number, report in enumerate(reports) if report.files]
     if not written:
-        raise StoreError(f"{target}: expected messages to export, found none that can be: see the reports in _export")
+        raise StoreError(f"{target}: no message can be exported: the reports in _export list the reasons")
     last = written[-1]
     for number in range(written[0], min(last + 2, len(parts))):
         if not reports[number].files:
@@ -209,38 +212,38 @@ def _empty_files(parts: list[FilePart], reports: Sequence[PartReport], target: P
 def _notes(
     log: StoreView, settings: ExportSettings, counts: Counter[str], reports: Sequence[PartReport]
 ) -> Iterator[str]:
-    """What became of the messages."""
+    """Notes on the messages."""
     if settings.preserve_offsets:
         yield (
-            f"physical offsets are preserved but for {counts[MOVED]} messages, the first of each file of DLedger; "
-            f"{counts[FILLERS]} messages of topic DLEDGER_EXPORT_FILLER, in no queue, fill what was left out"
+            f"physical offsets are preserved except for {counts[MOVED]} messages, the first of each DLedger file; "
+            f"{counts[FILLERS]} messages of topic DLEDGER_EXPORT_FILLER, in no queue, fill the gaps"
         )
         yield from [note for report in reports for note in report.notes][:MOST_SKIPPED]
     elif log.ledger_segments:
         yield (
-            "physical offsets are new where DLedger's framing went away, and with them each offsetMsgId; uniqKey, "
-            "which clients call msgId, and all else is as it was, preparedTransactionOffset, too"
+            "messages from DLedger have new physical offsets and so a new offsetMsgId; all else is unchanged, also "
+            "uniqKey (the client's msgId) and preparedTransactionOffset"
         )
     if counts[VERSION_2]:
         yield (
-            f"{counts[VERSION_2]} messages have a topic of more than 127 bytes: a broker before 5.1 ends its log at "
-            "the first of them; the option topic can leave them out"
+            f"{counts[VERSION_2]} messages have a topic of more than 127 bytes: for a broker before 5.1 the log ends "
+            "at the first of them; use the option topic to leave them out"
         )
 
 
 def _notes_of_broker(log: StoreView, built: Built | None, has_config: bool) -> Iterator[str]:
-    """What is to be known before a broker is started."""
+    """Notes for the start of a broker."""
     root = log.paths.root
     if built is None:
-        yield "the broker builds consumequeue/ and index/ at its first start: they begin at the first message there is"
+        yield "the broker builds consumequeue/ and index/ at its first start: they begin at the first existing message"
     else:
         yield from notes_of_queues(built)
     if built is not None and built.skipped:
-        yield f"{built.skipped} messages can be in no queue, the first of them {built.first_skipped}"
+        yield f"{built.skipped} messages cannot be in a queue; the first: {built.first_skipped}"
     if not has_config:
         yield (
-            "no config/*.json was found beside the log: the broker needs its topics and subscription groups, and the "
-            "offsets of consumers, before it serves them"
+            "no config/*.json was found with the log: before it serves consumers, the broker needs topics, "
+            "subscription groups and consumer offsets"
         )
     for name, text in _OTHER_FILES.items():
         if root is not None and (root / name).exists():
@@ -248,7 +251,7 @@ def _notes_of_broker(log: StoreView, built: Built | None, has_config: bool) -> I
 
 
 _OTHER_FILES = {
-    "timerlog": "timer messages that wait are found by the broker in rmq_sys_wheel_timer, others may come again",
-    "consumequeue_ext": "messages are filtered by their tags without it",
-    "batchconsumequeue": "messages of its topics are in the log, and in no queue",
+    "timerlog": "the broker finds waiting timer messages in rmq_sys_wheel_timer; others may be delivered again",
+    "consumequeue_ext": "messages are filtered by tags without it",
+    "batchconsumequeue": "messages of its topics are in the log but in no queue",
 }

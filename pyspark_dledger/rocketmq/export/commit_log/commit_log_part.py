@@ -1,4 +1,4 @@
-"""The messages of one segment, as they go into the CommitLog file of its name: read, filtered, and accounted for."""
+"""Reads and filters the messages of one segment for its CommitLog file, and records what is left out."""
 
 from __future__ import annotations
 
@@ -37,28 +37,28 @@ from pyspark_dledger.rocketmq.rebuild.parts import WantedUnits
 MOVED = "moved"
 VERSION_2 = "version2"
 FILLERS = "fillers"
-"""What `Account` counts."""
+"""Names in `PartOutcome.counts`."""
 
 _COLUMNS = ("kind", "pos", "size", "index", "problem")
-_AT_ONCE = 4 * 1024 * 1024
-# So few that what was read of usual messages is in the processor's cache still when it is copied.
-_ROWS_AT_ONCE = 8192
-# Of DLedger 0.4 alone, and nothing that anybody wrote into the log.
+_RUN_BYTES = 4 * 1024 * 1024
+# Few enough that typical messages are still in the processor's cache when they are copied.
+_BATCH_ROWS = 8192
+# Written by DLedger 0.4 itself, not by producers.
 _SILENT_KINDS = pa.array(["noop", "config"])
-_NO_ROOM = f"expected room for a filler of {layout.MIN_BLANK_SIZE} bytes behind it in the file, found less"
-# The first problem of a message in which everything else is right; a producer may say any time, and brokers serve it.
+_NO_SPACE = f"expected space for a filler of {layout.MIN_BLANK_SIZE} bytes after it in the file, found less"
+# A problem that brokers ignore: producers set this time. Reported only for messages without other problems.
 _HARMLESS = "expected bornTimestamp "
 
-_IS_WRITTEN = ": does a broker cut or delete files of this log? Export it when it is stopped, or a copy"
+_IS_WRITTEN = "does a broker truncate or delete files of this log? Stop it, or export a copy"
 
 
 @dataclass(frozen=True)
 class FilePart:
-    """What goes into one CommitLog file: the messages that begin in ``[start, end)`` of a segment.
+    """The messages for one CommitLog file: those that begin in ``[start, end)`` of a segment.
 
-    The file has the base and the size of the segment. ``is_last`` is the log's last file, which ends in zeros. Where a
-    file of the log is missing, ``hole`` says so, and there is nothing to read. ``wanted`` is what queues and index take
-    of the messages, None where none are made.
+    The file has the base and the size of the segment. The log's last file (``is_last``) ends in zeros. ``hole`` says
+    that a file of the log is missing; then there is nothing to read. ``wanted`` is what to extract for queues and
+    index; None if they are not built.
     """
 
     engine: str
@@ -70,31 +70,31 @@ class FilePart:
     is_last: bool
     preserves_offsets: bool
     hole: str | None = None
-    # No part of the repr, by which a plan is known again: the topics of a live broker change.
+    # Not in the repr, which identifies a plan: the topics of a running broker change.
     wanted: WantedUnits | None = field(default=None, repr=False)
 
     @property
     def header(self) -> int:
-        """Bytes before a message, in its entry."""
+        """Bytes of an entry before its message."""
         return layout.ENTRY_HEADER_SIZE if self.segment.source == DLEDGER else 0
 
     @property
-    def most(self) -> int:
-        """Where an entry may end at most, so that its file has room for a filler if it needs one."""
-        comes_closer = self.segment.source == DLEDGER and not self.preserves_offsets
-        return self.segment.end - (0 if comes_closer or self.is_last else layout.MIN_BLANK_SIZE)
+    def max_end(self) -> int:
+        """Where the last entry may end, so that the file has space for a filler if it needs one."""
+        shrinks = self.segment.source == DLEDGER and not self.preserves_offsets
+        return self.segment.end - (0 if shrinks or self.is_last else layout.MIN_BLANK_SIZE)
 
-    def missing_bytes(self, pos: int, count: int) -> StoreError:
-        return StoreError(f"{self.segment.path}: expected {count} bytes at {pos}, found less{_IS_WRITTEN}")
+    def missing_bytes(self, pos: int, expected: int, found: int) -> StoreError:
+        return StoreError(f"{self.segment.path}: expected {expected} bytes at {pos}, found {found}: {_IS_WRITTEN}")
 
     def changed_bytes(self, pos: int, count: int) -> StoreError:
-        text = f"expected the message of {count} bytes at {pos} that stood there before, found other bytes"
-        return StoreError(f"{self.segment.path}: {text}{_IS_WRITTEN}")
+        text = f"the message of {count} bytes at {pos} changed during the export"
+        return StoreError(f"{self.segment.path}: {text}: {_IS_WRITTEN}")
 
 
 @dataclass
-class Account:
-    """What became of the rows of a part: how many were written, and which were left out and why; see `PartReport`."""
+class PartOutcome:
+    """Which rows of a part were written, and which were left out and why; see `PartReport`."""
 
     rows: int = 0
     skipped: int = 0
@@ -102,20 +102,20 @@ class Account:
     notes: list[str] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
 
-    def leave_out(self, batch: pa.RecordBatch, which: Flags, why: str | None = None) -> None:
-        """Note rows of a batch that are not written, by their problem where nothing else is said."""
+    def skip(self, batch: pa.RecordBatch, which: Flags, why: str | None = None) -> None:
+        """Record rows that are left out; `why` is their problem by default."""
         self.skipped += int(np.count_nonzero(which))
         for number in np.flatnonzero(which)[: MOST_SKIPPED - len(self.first_skipped)].tolist():
             row = {name: batch[name][number].as_py() for name in _COLUMNS}
             text = why or row["problem"] or f"expected a message, found {row['kind']}"
             self.skip_line(row["pos"], row["index"], text)
 
-    def tell(self, batch: pa.RecordBatch, outcomes: npt.NDArray[Any]) -> Flags:
-        """Note what became of messages, as `format.place` numbers it; which of them are written."""
+    def record(self, batch: pa.RecordBatch, outcomes: npt.NDArray[Any]) -> Flags:
+        """Record the outcomes (of `format.encode.message_copies`) of messages. Returns which of them are written."""
         for outcome, name in ((LONG_TOPIC, "topic"), (LONG_PROPERTIES, "properties")):
             is_wrong = outcomes == outcome
             if is_wrong.any():
-                self.leave_out(batch, is_wrong, f"expected a length of its {name} that a broker can read, found more")
+                self.skip(batch, is_wrong, f"the length of its {name} is more than a broker can read")
         self.counts[VERSION_2] += int(np.count_nonzero(outcomes == V2))
         is_written: Flags = outcomes <= V2
         return is_written
@@ -123,40 +123,38 @@ class Account:
     def skip_line(self, pos: int, index: int | None, why: str) -> None:
         self.first_skipped.append(f"pos={pos} index={'' if index is None else index}: {why}")
 
-    def note_moved(self, message: Bytes, pos: int, before: int, now: int) -> None:
-        """Note that a message could not keep its physical offset; `message` is the whole of it."""
+    def record_moved(self, message: Bytes, pos: int, old: int, new: int) -> None:
+        """Record a message that has a new physical offset."""
         self.counts[MOVED] += 1
-        parsed = parse_message(message.tobytes(), 0, len(message), now)
+        parsed = parse_message(message.tobytes(), 0, len(message), new)
         if len(self.notes) < MOST_SKIPPED and not isinstance(parsed, str):
-            ids = [offset_msg_id(parsed.store_host, offset) for offset in (before, now)]
+            ids = [offset_msg_id(parsed.store_host, offset) for offset in (old, new)]
             self.notes.append(f"pos={pos}: offsetMsgId {ids[0]} is now {ids[1]}")
 
 
-def spans_of_messages(
-    engine: Engine, part: FilePart, account: Account
-) -> Iterator[tuple[pa.RecordBatch, Longs, Longs]]:
-    """The messages that can be written, some MiB of the log at a time: their rows, where they begin, their sizes."""
-    for batch in _whole_messages(engine, part, account):
-        own = values_of(batch["pos"]) + part.header
+def message_runs(engine: Engine, part: FilePart, outcome: PartOutcome) -> Iterator[tuple[pa.RecordBatch, Longs, Longs]]:
+    """The rows, physical offsets and sizes of the messages that can be written, in runs of at most `_RUN_BYTES`."""
+    for batch in _whole_messages(engine, part, outcome):
+        offsets = values_of(batch["pos"]) + part.header
         sizes = values_of(batch["size"]).astype(np.int64) - part.header
-        for first, stop in _pieces(own, own + sizes):
-            yield batch.slice(first, stop - first), own[first:stop], sizes[first:stop]
+        for first, stop in _runs(offsets, offsets + sizes):
+            yield batch.slice(first, stop - first), offsets[first:stop], sizes[first:stop]
 
 
-def blocks_of_log(part: FilePart, account: Account) -> Iterator[MessageBlock]:
-    """The messages that can be written, in blocks of the log's bytes as they are; what is no message stands between."""
-    for rows, own, sizes in spans_of_messages(engine_of(part.engine, part.segment), part, account):
-        data = _log_bytes(part, int(own[0]), int(own[-1] + sizes[-1]))
-        block = _readable(rows, MessageBlock(data, own - own[0], sizes, values_of(rows["pos"])), account)
+def message_blocks(part: FilePart, outcome: PartOutcome) -> Iterator[MessageBlock]:
+    """The messages that can be written, in blocks of unchanged bytes of the log, other entries between them."""
+    for rows, offsets, sizes in message_runs(engine_of(part.engine, part.segment), part, outcome):
+        data = _log_bytes(part, int(offsets[0]), int(offsets[-1] + sizes[-1]))
+        block = _readable(rows, MessageBlock(data, offsets - offsets[0], sizes, values_of(rows["pos"])), outcome)
         if len(block):
             yield block
 
 
-def _pieces(own: Longs, ends: Longs) -> Iterator[tuple[int, int]]:
-    """Rows that follow each other, as many as are within some MiB of the log; one at least."""
+def _runs(offsets: Longs, ends: Longs) -> Iterator[tuple[int, int]]:
+    """Ranges of rows within `_RUN_BYTES` of the log, with at least one row."""
     first = 0
-    while first < len(own):
-        stop = max(int(np.searchsorted(ends, own[first] + _AT_ONCE, "right")), first + 1)
+    while first < len(offsets):
+        stop = max(int(np.searchsorted(ends, offsets[first] + _RUN_BYTES, "right")), first + 1)
         yield first, stop
         first = stop
 
@@ -164,28 +162,28 @@ def _pieces(own: Longs, ends: Longs) -> Iterator[tuple[int, int]]:
 def _log_bytes(part: FilePart, start: int, end: int) -> Bytes:
     data = bytearray(read_at(part.segment.path, start - part.segment.base, end - start))
     if len(data) != end - start:
-        raise part.missing_bytes(start, end - start)
+        raise part.missing_bytes(start, end - start, len(data))
     return np.frombuffer(data, np.uint8)
 
 
-def _whole_messages(engine: Engine, part: FilePart, account: Account) -> Iterator[pa.RecordBatch]:
-    """Batches with nothing but messages that are right in their bytes; the other rows are noted.
+def _whole_messages(engine: Engine, part: FilePart, outcome: PartOutcome) -> Iterator[pa.RecordBatch]:
+    """Batches of intact messages; other rows are recorded in `outcome`.
 
-    Raises StoreError for a segment that cannot be read, MalformedError with mode=FAILFAST.
+    Raises StoreError if the segment cannot be read, MalformedError with mode=FAILFAST.
     """
     request = ScanRequest(
-        part.segment, part.start, part.end, _COLUMNS, part.filters, part.mode, max_batch_rows=_ROWS_AT_ONCE
+        part.segment, part.start, part.end, _COLUMNS, part.filters, part.mode, max_batch_rows=_BATCH_ROWS
     )
     for batch, _ in engine.scan(request):
         if batch["problem"].null_count < len(batch) or pc.any(pc.not_equal(batch["kind"], "message")).as_py():
             is_whole = _is_whole(batch)
             is_silent = np.asarray(pc.is_in(batch["kind"], _SILENT_KINDS)) & ~is_valid(batch["problem"])
-            account.leave_out(batch, ~is_whole & ~is_silent)
+            outcome.skip(batch, ~is_whole & ~is_silent)
             batch = batch.filter(pa.array(is_whole))
-        has_room = values_of(batch["pos"]) + values_of(batch["size"]) <= part.most
-        if not has_room.all():
-            account.leave_out(batch, ~has_room, _NO_ROOM)
-            batch = batch.filter(pa.array(has_room))
+        has_space = values_of(batch["pos"]) + values_of(batch["size"]) <= part.max_end
+        if not has_space.all():
+            outcome.skip(batch, ~has_space, _NO_SPACE)
+            batch = batch.filter(pa.array(has_space))
         if len(batch):
             yield batch
 
@@ -197,16 +195,16 @@ def _is_whole(batch: pa.RecordBatch) -> Flags:
 
 
 def is_intact(batch: pa.RecordBatch) -> bool:
-    """Whether all rows of a batch with kind and problem are messages that are right in their bytes."""
+    """Whether all rows of a batch with columns kind and problem are intact messages."""
     return bool(_is_whole(batch).all())
 
 
-def _readable(batch: pa.RecordBatch, block: MessageBlock, account: Account) -> MessageBlock:
-    """Those messages of which a broker can read the lengths; it would take the log to end at another."""
+def _readable(batch: pa.RecordBatch, block: MessageBlock, outcome: PartOutcome) -> MessageBlock:
+    """The messages whose lengths a broker can read; for a broker the log would end at any other."""
     topic, properties = block.lengths()
     is_second = block.is_version_2()
     outcomes = np.where(is_second, V2, V1)
     outcomes[properties > MOST_PROPERTY_BYTES] = LONG_PROPERTIES
     outcomes[topic > np.where(is_second, LONGEST_TOPIC_V2, LONGEST_TOPIC_V1)] = LONG_TOPIC
-    is_good = account.tell(batch, outcomes)
+    is_good = outcome.record(batch, outcomes)
     return block if is_good.all() else block.only(is_good)
