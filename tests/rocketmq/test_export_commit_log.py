@@ -485,7 +485,7 @@ def test_a_source_that_changes_during_the_export_is_an_error(tmp_path: Path, mon
     ("at", "text"),
     [
         (48 + 91 + 2, "expected intact messages, found at 0: expected message CRC"),
-        (48, "the message of 713 bytes at 48 changed during the export"),
+        (48, "the message of 697 bytes at 48 changed during the export"),
     ],
     ids=["in its body", "in its size"],
 )

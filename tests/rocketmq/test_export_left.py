@@ -1,9 +1,10 @@
-"""What the parts of an export leave for its end: it is there as long as it is needed, and never believed unseen."""
+"""The files that the parts of an export leave for its end exist as long as needed, and are verified before use."""
 
 from __future__ import annotations
 
 import json
 import os
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("no_fsync")
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """A log of three files, whose messages are in two queues and have keys; queues and index have small files."""
+    """A log of three files with messages of two queues, which have keys; queues and index have small files."""
     root = tmp_path / "store"
     payloads = [
         mq_message(TOPICS[number % 2], b"x" * 600, properties=[("KEYS", f"k{number}")], queue_offset=number // 2)
@@ -48,7 +49,7 @@ def source(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def whole(source: Path, tmp_path: Path, engine: str) -> Content:
-    """What an export in one go makes."""
+    """The result of an uninterrupted export."""
     exported(source, tmp_path / "whole", engine)
     return content_of(tmp_path / "whole")
 
@@ -58,7 +59,7 @@ def exported(source: Path, target: Path, engine: str = "auto", **options: Any) -
 
 
 def content_of(target: Path) -> Content:
-    """The files of an export and their bytes, but for its own; those of an index are named after the time."""
+    """The exported files and their bytes; names of index files, which are times, are left out."""
     files = [path for path in sorted(target.rglob("*")) if path.is_file()]
     names = [path.relative_to(target).parts for path in files]
     return [
@@ -72,8 +73,8 @@ def left_of(target: Path) -> list[str]:
     return sorted(path.name for path in target.rglob("*.left"))
 
 
-def break_off(source: Path, target: Path, when: str, engine: str = "auto") -> None:
-    """Export until then: the last part is still to be written, or nothing but the end's own files is, or all is."""
+def interrupt(source: Path, target: Path, when: str, engine: str = "auto") -> None:
+    """Start an export and interrupt it: in the last part, or before or after `Form.finish`."""
     write, finish = CommitLogForm.write, CommitLogForm.finish
 
     def write_but_last(self: CommitLogForm, part: Any, number: int, target: Path) -> Any:
@@ -82,7 +83,7 @@ def break_off(source: Path, target: Path, when: str, engine: str = "auto") -> No
         return write(self, part, number, target)
 
     def finish_never(self: CommitLogForm, *given: Any) -> Any:
-        if when == "behind the end":
+        if when == "after the end":
             finish(self, *given)
         raise KeyboardInterrupt
 
@@ -93,17 +94,17 @@ def break_off(source: Path, target: Path, when: str, engine: str = "auto") -> No
             exported(source, target, engine)
 
 
-WHEN = pytest.mark.parametrize("when", ["in the last part", "before the end", "behind the end"])
+WHEN = pytest.mark.parametrize("when", ["in the last part", "before the end", "after the end"])
 
 
 def done_parts(when: str) -> int:
     return PARTS - (when == "in the last part")
 
 
-# As long as it is needed.
+# As long as needed.
 
 
-def test_nothing_is_left_when_an_export_is_done(source: Path, tmp_path: Path, engine: str) -> None:
+def test_a_finished_export_leaves_no_such_file(source: Path, tmp_path: Path, engine: str) -> None:
     exported(source, tmp_path / "target", engine)
     assert left_of(tmp_path / "target") == []
     assert sorted(path.name for path in (tmp_path / "target" / "_export").iterdir()) == [
@@ -112,38 +113,38 @@ def test_nothing_is_left_when_an_export_is_done(source: Path, tmp_path: Path, en
 
 
 @WHEN
-def test_each_part_that_is_done_leaves_a_file(source: Path, tmp_path: Path, when: str) -> None:
-    break_off(source, tmp_path / "target", when)
+def test_each_finished_part_leaves_a_file(source: Path, tmp_path: Path, when: str) -> None:
+    interrupt(source, tmp_path / "target", when)
     assert left_of(tmp_path / "target") == [f"part-{number:05d}.left" for number in range(done_parts(when))]
 
 
 @WHEN
-def test_an_export_goes_on_with_what_was_left(
+def test_an_export_continues_with_the_left_files(
     source: Path, tmp_path: Path, whole: Content, when: str, engine: str
 ) -> None:
     target = tmp_path / "target"
-    break_off(source, target, when, engine)
+    interrupt(source, target, when, engine)
     report = exported(source, target, engine)
     assert report.resumed == done_parts(when)
     assert content_of(target) == whole
     assert left_of(target) == []
 
 
-def test_what_one_engine_left_the_other_goes_on_with(source: Path, tmp_path: Path) -> None:
+def test_both_engines_leave_the_same_files(source: Path, tmp_path: Path) -> None:
     left = []
     for engine in ("native", "python"):
-        break_off(source, tmp_path / engine, "before the end", engine)
+        interrupt(source, tmp_path / engine, "before the end", engine)
         left.append([file.read_bytes() for file in sorted((tmp_path / engine).rglob("*.left"))])
     assert left[0] == left[1]
 
 
-def test_attempts_at_a_part_at_the_same_time_leave_the_same(source: Path, tmp_path: Path, whole: Content) -> None:
-    """As Spark has them: a task that is slow is started a second time."""
+def test_concurrent_attempts_at_a_part_leave_the_same_files(source: Path, tmp_path: Path, whole: Content) -> None:
+    """Spark starts a slow task a second time."""
     exported(source, tmp_path / "target", run=run_at_once)
     assert content_of(tmp_path / "target") == whole
 
 
-def test_a_log_alone_leaves_nothing_and_has_no_queues(source: Path, tmp_path: Path, engine: str) -> None:
+def test_an_export_of_the_log_only_leaves_no_such_files(source: Path, tmp_path: Path, engine: str) -> None:
     target, seen = tmp_path / "target", []
     report = exported(source, target, engine, commitLogOnly=True, progress=lambda *_: seen.extend(left_of(target)))
     assert report.rows == 15
@@ -153,20 +154,20 @@ def test_a_log_alone_leaves_nothing_and_has_no_queues(source: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize("form", ["parquet", "jsonl"])
-def test_other_forms_leave_nothing(source: Path, tmp_path: Path, form: str) -> None:
+def test_other_forms_leave_no_such_files(source: Path, tmp_path: Path, form: str) -> None:
     target, seen = tmp_path / "target", []
     export(source, target, form, progress=lambda *_: seen.extend(left_of(target)))
     assert seen == []
 
 
-# Never believed unseen.
+# Verified before use.
 
 
 def delete(file: Path) -> None:
     file.unlink()
 
 
-def cut(file: Path) -> None:
+def truncate(file: Path) -> None:
     os.truncate(file, file.stat().st_size - 1)
 
 
@@ -179,12 +180,12 @@ def empty(file: Path) -> None:
 
 
 @WHEN
-@pytest.mark.parametrize("change", [delete, cut, grow, empty])
-def test_a_part_whose_left_file_is_gone_or_has_another_size_is_written_anew(
+@pytest.mark.parametrize("change", [delete, truncate, grow, empty])
+def test_a_part_whose_left_file_is_missing_or_has_another_size_is_written_again(
     source: Path, tmp_path: Path, whole: Content, when: str, change: Change, engine: str
 ) -> None:
     target = tmp_path / "target"
-    break_off(source, target, when, engine)
+    interrupt(source, target, when, engine)
     change(target / "_export" / "part-00001.left")
     report = exported(source, target, engine)
     assert report.resumed == done_parts(when) - 1
@@ -192,33 +193,35 @@ def test_a_part_whose_left_file_is_gone_or_has_another_size_is_written_anew(
     assert left_of(target) == []
 
 
-def change_at(place: float) -> Change:
-    """Another byte at a place between the file's begin, 0, and its end, 1."""
+def change_at(fraction: float) -> Change:
+    """Changes the byte at a fraction of the file: 0 is its first, 1 its last byte."""
 
     def change(file: Path) -> None:
         content = bytearray(file.read_bytes())
-        content[int(place * (len(content) - 1))] ^= 1
+        content[int(fraction * (len(content) - 1))] ^= 1
         file.write_bytes(content)
 
     return change
 
 
 @WHEN
-@pytest.mark.parametrize("place", [0, 0.1, 0.5, 0.9, 1])
-def test_a_left_file_with_other_bytes_is_an_error_that_says_what_to_do(
-    source: Path, tmp_path: Path, whole: Content, when: str, place: float, engine: str
+@pytest.mark.parametrize("fraction", [0, 0.1, 0.5, 0.9, 1])
+def test_a_left_file_with_other_bytes_is_an_error(
+    source: Path, tmp_path: Path, whole: Content, when: str, fraction: float, engine: str
 ) -> None:
     target = tmp_path / "target"
     file = target / "_export" / "part-00001.left"
-    break_off(source, target, when, engine)
-    change_at(place)(file)
-    for _ in range(2):  # whatever was made before is not taken for the result
+    interrupt(source, target, when, engine)
+    wanted = file.stat().st_size, zlib.crc32(file.read_bytes())
+    change_at(fraction)(file)
+    found = file.stat().st_size, zlib.crc32(file.read_bytes())
+    for _ in range(2):  # files of the first attempt are not taken for the result
         with pytest.raises(StoreError) as caught:
             exported(source, target, engine)
         assert str(caught.value) == (
-            f"{file}: expected the {file.stat().st_size} bytes that were written, found others: check the disk; "
-            "without the file the same export writes its part anew"
-        )
+            "{}: expected {} bytes with CRC-32 {:08x}, found {} with {:08x}: check the disk; delete the file to write "
+            "its part again"
+        ).format(file, *wanted, *found)
     file.unlink()
     report = exported(source, target, engine)
     assert report.resumed == PARTS - 1
@@ -226,15 +229,15 @@ def test_a_left_file_with_other_bytes_is_an_error_that_says_what_to_do(
     assert left_of(target) == []
 
 
-def test_the_left_file_of_another_part_is_not_taken(source: Path, tmp_path: Path, whole: Content) -> None:
-    """The first two have as many messages, and the same size."""
+def test_the_left_file_of_another_part_is_rejected(source: Path, tmp_path: Path, whole: Content) -> None:
+    """The first two parts have the same number of messages and bytes."""
     target = tmp_path / "target"
-    break_off(source, target, "before the end")
+    interrupt(source, target, "before the end")
     first, second = (target / "_export" / f"part-{number:05d}.left" for number in range(2))
     assert first.stat().st_size == second.stat().st_size
     content = first.read_bytes()
     first.write_bytes(second.read_bytes())
-    with pytest.raises(StoreError, match=f"{first}: expected the [0-9]+ bytes that were written"):
+    with pytest.raises(StoreError, match=f"{first}: expected [0-9]+ bytes with CRC-32"):
         exported(source, target)
     first.write_bytes(content)
     exported(source, target)
@@ -246,8 +249,8 @@ def test_the_left_file_of_another_part_is_not_taken(source: Path, tmp_path: Path
 
 @pytest.fixture
 def precious(source: Path, tmp_path: Path) -> Path:
-    """A file that is none of the export's, and has the size of one."""
-    break_off(source, tmp_path / "other", "before the end")
+    """A foreign file of the same size as one of the export."""
+    interrupt(source, tmp_path / "other", "before the end")
     (tmp_path / "precious").write_bytes((tmp_path / "other" / "_export" / "part-00000.left").read_bytes())
     return tmp_path / "precious"
 
@@ -261,11 +264,11 @@ def change_report(target: Path, **changes: Any) -> Path:
 
 
 @pytest.mark.parametrize("name", ["../precious", "_export/../../precious", "{precious}", "_export/part-00001.left", ""])
-def test_a_report_whose_left_file_is_not_its_own_is_refused(
+def test_a_report_with_the_left_file_of_another_part_is_rejected(
     source: Path, tmp_path: Path, precious: Path, whole: Content, name: str
 ) -> None:
     target, content = tmp_path / "target", precious.read_bytes()
-    break_off(source, target, "before the end")
+    interrupt(source, target, "before the end")
     report = change_report(target, path=name.format(precious=precious))
     with pytest.raises(StoreError) as caught:
         exported(source, target)
@@ -281,8 +284,8 @@ def test_a_report_whose_left_file_is_not_its_own_is_refused(
 
 
 @pytest.mark.parametrize("left", [5, [], {}, "part-00000.left", True, {"path": 1, "size": 1, "crc32": 1, "rows": 1}])
-def test_a_report_that_tells_of_no_file_is_refused(source: Path, tmp_path: Path, left: Any) -> None:
-    break_off(source, tmp_path / "target", "before the end")
+def test_a_report_without_a_valid_left_file_is_rejected(source: Path, tmp_path: Path, left: Any) -> None:
+    interrupt(source, tmp_path / "target", "before the end")
     file = tmp_path / "target" / "_export" / "part-00000.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"left": left}))
     with pytest.raises(StoreError, match=r"part-00000\.json: expected the report of a part, found something else"):
@@ -290,16 +293,16 @@ def test_a_report_that_tells_of_no_file_is_refused(source: Path, tmp_path: Path,
 
 
 @pytest.mark.parametrize("changes", [{"size": -1}, {"size": 1.5}, {"crc32": "1"}, {"rows": None}, {"more": 1}])
-def test_a_report_with_wrong_numbers_of_its_left_file_is_refused(
+def test_a_report_with_wrong_numbers_of_its_left_file_is_rejected(
     source: Path, tmp_path: Path, changes: dict[str, Any]
 ) -> None:
-    break_off(source, tmp_path / "target", "before the end")
+    interrupt(source, tmp_path / "target", "before the end")
     change_report(tmp_path / "target", **changes)
     with pytest.raises(StoreError, match=r"part-00000\.json: expected the report of a part, found something else"):
         exported(source, tmp_path / "target")
 
 
-def test_a_left_file_that_cannot_be_deleted_is_in_nobodys_way(
+def test_a_left_file_that_cannot_be_deleted_is_no_error(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unlink = Path.unlink

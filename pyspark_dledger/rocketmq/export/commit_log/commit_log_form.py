@@ -179,7 +179,7 @@ def _missing(log: StoreView, settings: ExportSettings, before: Segment, after: S
     if not bases:
         return
     first = f"{before.end:0{SEGMENT_NAME_DIGITS}d}"
-    hole = f"expected the segments from {first} up to {after.name}, found none"
+    hole = f"expected the segment {first} and all others before {after.name}, found none"
     if settings.options.mode == "FAILFAST":
         raise MalformedError(f"{log.path}: {hole}; mode=PERMISSIVE leaves it out")
     if len(bases) > _MAX_MISSING:
