@@ -1,15 +1,16 @@
 """DLedger logs of Apache RocketMQ as tables: a Spark data source, a reader for plain Python, and replicated logs.
 
-Spark imports every top-level ``pyspark_*`` module to look for ``DefaultSource``, and one that fails hides all others.
-So this module loads nothing until a name is used.
+The public functions are in `pyspark_dledger.api`. This module loads nothing until a name is used: Spark imports every
+top-level ``pyspark_*`` module to look for ``DefaultSource``, and one that fails hides all others.
 """
 
 from __future__ import annotations
 
 __version__ = "0.1.0"
 
-TYPE_CHECKING = False  # typing's constant, without loading typing
+TYPE_CHECKING = False  # as in typing, which this module does not load
 if TYPE_CHECKING:
+    from pyspark_dledger.api import connect, export, open_log, rebuild
     from pyspark_dledger.errors import (
         DLedgerError,
         GroupError,
@@ -19,11 +20,9 @@ if TYPE_CHECKING:
         StoreError,
         UnknownOutcomeError,
     )
-    from pyspark_dledger.log import Log, open_log
-    from pyspark_dledger.raft.client import Client, PartialAppendError, connect
-    from pyspark_dledger.spark.rebuild import rebuild
+    from pyspark_dledger.log import Log
+    from pyspark_dledger.raft.client import Client, PartialAppendError
     from pyspark_dledger.spark.source import DefaultSource
-    from pyspark_dledger.spark.tasks import export
 
 __all__ = [
     "Client",
@@ -56,10 +55,10 @@ _MODULES = {
     "PartialAppendError": "raft.client",
     "StoreError": "errors",
     "UnknownOutcomeError": "errors",
-    "connect": "raft.client",
-    "export": "spark.tasks",
-    "open_log": "log",
-    "rebuild": "spark.rebuild",
+    "connect": "api",
+    "export": "api",
+    "open_log": "api",
+    "rebuild": "api",
 }
 
 

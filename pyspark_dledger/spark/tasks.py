@@ -1,4 +1,4 @@
-"""Work that falls into parts as tasks of Spark, and the export that is run so."""
+"""Maps work over parts in Spark tasks."""
 
 from __future__ import annotations
 
@@ -10,14 +10,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from pyspark_dledger.errors import DLedgerError, OptionError, StoreError
-from pyspark_dledger.rocketmq.export import export as export_by
-from pyspark_dledger.rocketmq.work_parts import MapParts, map_here
+from pyspark_dledger.rocketmq.work_parts import MapParts
 from pyspark_dledger.spark import NEEDS_PYSPARK
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-    from pyspark_dledger.rocketmq.export.forms import ExportReport
 
 
 class _Task:
@@ -103,20 +100,3 @@ def session_at(master: str) -> Iterator[SparkSession]:
         yield spark
     finally:
         spark.stop()
-
-
-def export(
-    source: str | os.PathLike[str],
-    target: str | os.PathLike[str],
-    to: str = "commitlog",
-    spark: SparkSession | None = None,
-    **options: Any,
-) -> ExportReport:
-    """Export the log of the store at `source` to the folder `target`, as ``commitlog``, ``parquet`` or ``jsonl``.
-
-    With a session, its tasks write the parts: both places have to be at the same path for every executor. `options` are
-    those of a read and of an export (docs/export.md). An export that ended early goes on when it is asked for again.
-    Raises OptionError for wrong options, StoreError for a source or a target that cannot be used, MalformedError with
-    mode=FAILFAST.
-    """
-    return export_by(source, target, to, run=map_here if spark is None else run_on(spark), **options)

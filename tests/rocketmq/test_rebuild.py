@@ -952,7 +952,7 @@ def test_sizes_are_those_that_are_there(tmp_path: Path) -> None:
         ("index", {"hashSlots": 0}, "hash_slots: expected a number from 1"),
         ("index", {"indexUnits": 1}, "index_units: expected a number from 2"),
         ("index", {"brokerConf": "/nowhere"}, "broker-conf /nowhere"),
-        ("index", {"dry_run": True, "out": "/tmp/x"}, "expected neither spark nor out"),
+        ("index", {"dry_run": True, "out": "/tmp/x"}, "dry_run writes nothing"),
         ("index", {"out": "s3://bucket/x"}, "out s3://bucket/x: expected a folder of this machine"),
     ],
 )

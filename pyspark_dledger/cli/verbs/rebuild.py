@@ -58,7 +58,7 @@ def _compare(args: argparse.Namespace, files: FileSettings, out: Output) -> int:
     from pyspark_dledger.rocketmq.rebuild import compare
 
     if args.out is not None or args.spark is not None:
-        raise OptionError("--dry-run: expected neither --out nor --spark, for nothing is written: leave them out")
+        raise OptionError("--dry-run writes nothing: leave out --out and --spark")
     found = compare(args.path, args.what, files=files, progress=out.progress, options=read_options(args))
     if args.json:
         print_rows(out, map(fields_row, found.differences), args.json)

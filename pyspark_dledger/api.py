@@ -1,0 +1,76 @@
+"""The public functions. None needs Spark, except where a Spark session is passed."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from pyspark_dledger.errors import OptionError
+from pyspark_dledger.log import open_log
+from pyspark_dledger.raft.client import connect
+from pyspark_dledger.rocketmq.work_parts import MapParts, map_here
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from pyspark_dledger.rocketmq.export.forms import ExportReport
+    from pyspark_dledger.rocketmq.rebuild import Compared, Rebuilt
+
+__all__ = ["connect", "export", "open_log", "rebuild"]
+
+
+def export(
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    to: str = "commitlog",
+    spark: SparkSession | None = None,
+    **options: Any,
+) -> ExportReport:
+    """Export the log of the store at `source` to the folder `target`, as ``commitlog``, ``parquet`` or ``jsonl``.
+
+    With a session, Spark tasks write the parts; every executor needs both folders at the same path. `options` are those
+    of a read and of an export (docs/export.md). The same call continues an export that was interrupted.
+    Raises OptionError for wrong options, StoreError for a source or target that cannot be used, MalformedError with
+    mode=FAILFAST.
+    """
+    from pyspark_dledger.rocketmq.export import export as export_log
+
+    return export_log(source, target, to, run=_map_parts(spark), **options)
+
+
+def rebuild(
+    path: str | os.PathLike[str],
+    what: str,
+    spark: SparkSession | None = None,
+    out: str | os.PathLike[str] | None = None,
+    dry_run: bool = False,
+    **options: Any,
+) -> Rebuilt | Compared:
+    """Rebuild ``consumequeue`` or ``index`` of the store at `path` from its log.
+
+    The new folder replaces the old one, which is kept next to it. With `out`, a new or empty folder, it is built there
+    and the store is only read. With `dry_run` nothing is written, and the result says what would change. With a
+    session, Spark tasks read the log; every executor needs the folders at the same path.
+
+    `options` are unitsPerFile, hashSlots, indexUnits and brokerConf (docs/rebuild.md), and those of a read that choose
+    a store and its committed bound. Raises OptionError for wrong options. Raises StoreError where a broker or a node
+    has the store open, where it is written during the rebuild, where no committed bound is known, or where the disk
+    fails.
+    """
+    from pyspark_dledger.rocketmq.rebuild import FileSettings, compare
+    from pyspark_dledger.rocketmq.rebuild import rebuild as rebuild_store
+
+    files, read_options = FileSettings.taken_from(options)
+    if not dry_run:
+        return rebuild_store(path, what, out=out, files=files, run=_map_parts(spark), options=read_options)
+    if spark is not None or out is not None:
+        raise OptionError("dry_run writes nothing: leave out spark and out")
+    return compare(path, what, files=files, options=read_options)
+
+
+def _map_parts(spark: SparkSession | None) -> MapParts:
+    if spark is None:
+        return map_here
+    from pyspark_dledger.spark.tasks import run_on
+
+    return run_on(spark)
