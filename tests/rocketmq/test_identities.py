@@ -12,15 +12,10 @@ import numpy as np
 import pytest
 
 from pyspark_dledger.format.encode.puts import ID_SIZE, PRODUCER_SIZE
-from pyspark_dledger.rocketmq.dedup.identities import Identities, Recent
-from pyspark_dledger.rocketmq.dedup.identity_file import (
-    EntryRange,
-    IdentityFile,
-    identified,
-    joined,
-    run_files,
-    write_run,
-)
+from pyspark_dledger.rocketmq.dedup.committed_identities import CommittedIdentities
+from pyspark_dledger.rocketmq.dedup.identity_arrays import concatenated, identity_arrays
+from pyspark_dledger.rocketmq.dedup.recent_identities import RecentIdentities
+from pyspark_dledger.rocketmq.dedup.sorted_run import EntryRange, SortedRun, run_paths, write_run
 
 DAY = 24 * 3600 * 1000
 
@@ -49,14 +44,14 @@ def covered(numbers: range, stored: int, term: int = 1) -> EntryRange:
     return EntryRange(numbers[0], numbers[-1], term, stored, stored)
 
 
-def opened(folder: Path, clock: Clock, end: int = 1 << 40, needed_from: int = 0, **options: int) -> Identities:
-    """Identities of a log whose entries up to `end` have term 1."""
-    found = Identities(folder, clock=clock, **options)
+def opened(folder: Path, clock: Clock, end: int = 1 << 40, needed_from: int = 0, **options: int) -> CommittedIdentities:
+    """CommittedIdentities of a log whose entries up to `end` have term 1."""
+    found = CommittedIdentities(folder, clock=clock, **options)
     found.load(lambda index, term: index <= end and term == 1, needed_from, needed_from)
     return found
 
 
-def add(identities: Identities, numbers: range, clock: Clock, producer: str = "p") -> None:
+def add(identities: CommittedIdentities, numbers: range, clock: Clock, producer: str = "p") -> None:
     """Messages whose indexes are their numbers were committed."""
     identities.add(covered(numbers, clock.now), ids_of(numbers, producer), np.array(numbers, np.int64))
 
@@ -67,33 +62,35 @@ def clock() -> Clock:
 
 
 def test_a_run_holds_what_was_written(tmp_path: Path) -> None:
-    parts = [identified(ids_of(range(n, n + 50), f"p{n % 3}"), np.arange(n, n + 50)) for n in range(0, 500, 50)]
-    write_run(tmp_path, EntryRange(0, 499, 7, 11, 22), joined(parts), is_durable=True)
-    (path,) = run_files(tmp_path)
-    run = IdentityFile(path)
+    parts = [identity_arrays(ids_of(range(n, n + 50), f"p{n % 3}"), np.arange(n, n + 50)) for n in range(0, 500, 50)]
+    write_run(tmp_path, EntryRange(0, 499, 7, 11, 22), concatenated(parts), is_durable=True)
+    (path,) = run_paths(tmp_path)
+    run = SortedRun(path)
     assert (run.range, run.count) == (EntryRange(0, 499, 7, 11, 22), 500)
     for part in parts:
         producer = int(part.producer[0])
         assert run.has_producer(producer)
         assert run.find(producer, part.first, part.second).tolist() == part.index.tolist()
     assert not run.has_producer(1)
-    strange = identified(ids_of(range(1000, 1010), "p0"), np.arange(10))
+    strange = identity_arrays(ids_of(range(1000, 1010), "p0"), np.arange(10))
     assert run.find(int(strange.producer[0]), strange.first, strange.second).tolist() == [-1] * 10
 
 
 def test_of_equal_identities_the_last_entry_is_found_and_half_a_hash_is_no_identity(tmp_path: Path) -> None:
     one, other = identity(1), identity(2)
     near = one[:16] + other[16:]
-    found = identified(one + near + one + other, np.array([3, 4, 5, 6]))
+    found = identity_arrays(one + near + one + other, np.array([3, 4, 5, 6]))
     run = write_run(tmp_path, EntryRange(0, 9, 1, 0, 0), found, is_durable=False)
-    asked = identified(one + near + other + one[:16] + bytes(8), np.zeros(4, np.int64))
+    asked = identity_arrays(one + near + other + one[:16] + bytes(8), np.zeros(4, np.int64))
     assert run.find(int(asked.producer[0]), asked.first, asked.second).tolist() == [5, 4, 6, -1]
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "header", "empty"])
 def test_damaged_runs_are_refused(tmp_path: Path, damage: str) -> None:
-    write_run(tmp_path, EntryRange(0, 99, 1, 0, 0), identified(ids_of(range(100)), np.arange(100)), is_durable=False)
-    (path,) = run_files(tmp_path)
+    write_run(
+        tmp_path, EntryRange(0, 99, 1, 0, 0), identity_arrays(ids_of(range(100)), np.arange(100)), is_durable=False
+    )
+    (path,) = run_paths(tmp_path)
     data = bytearray(path.read_bytes())
     if damage == "flipped":
         data[len(data) // 2] ^= 1
@@ -101,7 +98,7 @@ def test_damaged_runs_are_refused(tmp_path: Path, damage: str) -> None:
         data[10] ^= 1
     path.write_bytes(bytes(data)[: {"cut": -8, "empty": 0}.get(damage, len(data))])
     with pytest.raises(ValueError, match="expected"):
-        IdentityFile(path)
+        SortedRun(path)
 
 
 def test_what_is_added_is_found_by_its_index_and_nothing_else(tmp_path: Path, clock: Clock) -> None:
@@ -129,9 +126,9 @@ def test_runs_are_merged_and_stay_few(tmp_path: Path, clock: Clock) -> None:
     for number in range(600):
         clock.now += 10
         add(identities, range(number, number + 1), clock)
-    files = run_files(tmp_path)
+    files = run_paths(tmp_path)
     assert len(files) < 40
-    ranges = [IdentityFile(path).range for path in files]
+    ranges = [SortedRun(path).range for path in files]
     assert (ranges[0].first_index, ranges[-1].last_index) == (0, 599)
     assert all(one.last_index + 1 == other.first_index for one, other in pairwise(ranges))
     assert opened(tmp_path, clock).find(ids_of(range(600))) == {n: n for n in range(600)}
@@ -142,7 +139,7 @@ def test_no_run_covers_more_than_a_seventh_of_the_time(tmp_path: Path, clock: Cl
     for number in range(60):
         clock.now += DAY // 10
         add(identities, range(number, number + 1), clock)
-    spans = [IdentityFile(path).range for path in run_files(tmp_path)]
+    spans = [SortedRun(path).range for path in run_paths(tmp_path)]
     assert max(span.last_store_timestamp - span.first_store_timestamp for span in spans) <= DAY
     assert len(spans) < 60
 
@@ -157,7 +154,7 @@ def test_expired_identities_are_new_again(tmp_path: Path, clock: Clock) -> None:
     # Before anything is deleted, and after.
     assert identities.find(ids_of(range(20))) == {n: n for n in range(10, 20)}
     add(identities, range(20, 30), clock)
-    assert len(run_files(tmp_path)) == 2
+    assert len(run_paths(tmp_path)) == 2
     assert identities.find(ids_of(range(20))) == {n: n for n in range(10, 20)}
 
 
@@ -166,7 +163,7 @@ def test_what_is_older_than_what_stands_before_it_hides_nothing(tmp_path: Path, 
     identities = opened(tmp_path, clock, expiry_ms=DAY, run_ids=10)
     add(identities, range(10), clock)
     identities.add(covered(range(10, 20), clock.now - 30 * DAY), ids_of(range(10, 20)), np.arange(10, 20))
-    assert len(run_files(tmp_path)) == 2
+    assert len(run_paths(tmp_path)) == 2
     assert identities.find(ids_of(range(20))) == {n: n for n in range(10)}
 
 
@@ -174,11 +171,13 @@ def test_a_run_of_entries_without_identities_covers_them(tmp_path: Path, clock: 
     identities = opened(tmp_path, clock)
     identities.add(covered(range(100), clock.now), b"", np.empty(0, np.int64))
     identities.flush()
-    assert Identities(tmp_path, clock=clock).load(lambda _index, _term: True, 0, 0) == 100
+    assert CommittedIdentities(tmp_path, clock=clock).load(lambda _index, _term: True, 0, 0) == 100
 
 
-def load(folder: Path, clock: Clock, holds: Callable[[int, int], bool], needed_from: int = 0) -> tuple[int, Identities]:
-    identities = Identities(folder, clock=clock)
+def load(
+    folder: Path, clock: Clock, holds: Callable[[int, int], bool], needed_from: int = 0
+) -> tuple[int, CommittedIdentities]:
+    identities = CommittedIdentities(folder, clock=clock)
     return identities.load(holds, needed_from, needed_from), identities
 
 
@@ -188,7 +187,7 @@ def three_runs(tmp_path: Path, clock: Clock) -> Path:
     identities = opened(tmp_path, clock, run_ids=10)
     for start in (0, 10, 20):
         add(identities, range(start, start + 10), clock)
-    assert len(run_files(tmp_path)) == 3
+    assert len(run_paths(tmp_path)) == 3
     return tmp_path
 
 
@@ -205,12 +204,12 @@ def test_a_restart_goes_on_behind_the_runs(three_runs: Path, clock: Clock) -> No
 def test_from_a_missing_or_damaged_run_on_the_log_is_read(
     three_runs: Path, clock: Clock, missing: int, listen_from: int
 ) -> None:
-    path = run_files(three_runs)[missing]
+    path = run_paths(three_runs)[missing]
     path.write_bytes(path.read_bytes()[:-1])
     found, identities = load(three_runs, clock, lambda _index, _term: True)
     assert found == listen_from
     assert identities.covered == listen_from - 1
-    assert len(run_files(three_runs)) == missing
+    assert len(run_paths(three_runs)) == missing
 
 
 def test_runs_of_another_log_are_dropped(three_runs: Path, clock: Clock) -> None:
@@ -224,17 +223,17 @@ def test_runs_of_another_term_are_dropped(three_runs: Path, clock: Clock) -> Non
     listen_from, identities = load(three_runs, clock, lambda _index, term: term == 2)
     assert listen_from == 0
     assert not identities.find(ids_of(range(30)))
-    assert not run_files(three_runs)
+    assert not run_paths(three_runs)
 
 
 def test_what_the_log_has_expired_of_need_not_be_there(three_runs: Path, clock: Clock) -> None:
-    run_files(three_runs)[0].unlink()
+    run_paths(three_runs)[0].unlink()
     assert load(three_runs, clock, lambda _index, _term: True, needed_from=10)[0] == 30
 
 
 def test_a_crash_between_merging_and_deleting_leaves_both(three_runs: Path, clock: Clock) -> None:
-    parts = [IdentityFile(path).all() for path in run_files(three_runs)]
-    write_run(three_runs, covered(range(30), clock.now), joined(parts), is_durable=True)
+    parts = [SortedRun(path).all() for path in run_paths(three_runs)]
+    write_run(three_runs, covered(range(30), clock.now), concatenated(parts), is_durable=True)
     (three_runs / "00000000000000000030-00000000000000000040.tmp").write_bytes(b"half")
     listen_from, identities = load(three_runs, clock, lambda _index, _term: True)
     assert listen_from == 30
@@ -248,8 +247,8 @@ def test_a_part_that_comes_again_is_taken_once(tmp_path: Path, clock: Clock) -> 
     add(identities, range(10), clock)
     add(identities, range(5, 15), clock)
     identities.flush()
-    (path,) = run_files(tmp_path)
-    assert (IdentityFile(path).count, IdentityFile(path).range.last_index) == (15, 14)
+    (path,) = run_paths(tmp_path)
+    assert (SortedRun(path).count, SortedRun(path).range.last_index) == (15, 14)
 
 
 def test_pending_identities_are_those_above_the_runs(tmp_path: Path, clock: Clock) -> None:
@@ -278,7 +277,7 @@ def test_many_identities_are_found_whatever_the_filter_says(tmp_path: Path, cloc
 
 
 def test_recent_lets_go_what_runs_cover() -> None:
-    recent = Recent(generation_ids=10)
+    recent = RecentIdentities(generation_ids=10)
     for start in range(0, 40, 10):
         recent.add(ids_of(range(start, start + 10)), np.arange(start, start + 10))
     assert recent.find(ids_of(range(38, 42))) == {0: 38, 1: 39}
@@ -292,13 +291,13 @@ def test_recent_lets_go_what_runs_cover() -> None:
 
 
 def test_recent_begins_with_parts_of_the_log() -> None:
-    parts = [identified(ids_of(range(3)), np.arange(3)), identified(ids_of(range(7, 9)), np.arange(7, 9))]
-    assert Recent(parts).find(ids_of(range(10))) == {0: 0, 1: 1, 2: 2, 7: 7, 8: 8}
+    parts = [identity_arrays(ids_of(range(3)), np.arange(3)), identity_arrays(ids_of(range(7, 9)), np.arange(7, 9))]
+    assert RecentIdentities(parts).find(ids_of(range(10))) == {0: 0, 1: 1, 2: 2, 7: 7, 8: 8}
 
 
 def test_recent_finds_one_or_many_among_all_that_came_and_went() -> None:
     """More than its filter begins with has room for, several times."""
-    recent = Recent(generation_ids=500)
+    recent = RecentIdentities(generation_ids=500)
     for start in range(0, 20_000, 100):
         recent.add(ids_of(range(start, start + 100)), np.arange(start, start + 100))
         recent.forget(start - 1500)

@@ -9,16 +9,16 @@ import json
 import logging
 import os
 import re
-import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from pyspark_dledger.common.clock import now_ms
+from pyspark_dledger.common.log_records import record
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.layout import MAX_DELAY_LEVEL, SCHEDULE_TOPIC
 from pyspark_dledger.rocketmq.broker.config_files import FILES, FOLDER, parse_json
-from pyspark_dledger.rocketmq.broker.put_statistics import logged
 
 TOPICS = FILES[0]
 MOST_QUEUES = 65_536
@@ -140,12 +140,12 @@ class BrokerMetadata:
                 write_config(self._folder / name, data)
             except OSError as error:
                 # The log has the messages: without the file a leader asks for the queues of a topic anew.
-                logged(logging.ERROR, "metadata not written", file=name, found=str(error))
+                record(logging.ERROR, "metadata not written", file=name, found=str(error))
 
     def _tell_once(self, name: str, problem: str) -> None:
         if problem not in self._told:
             self._told.add(problem)
-            logged(logging.WARNING, "metadata", file=name, found=problem)
+            record(logging.WARNING, "metadata", file=name, found=problem)
 
 
 def write_config(file: Path, data: bytes) -> None:
@@ -208,12 +208,11 @@ def _next_version(version: object) -> dict[str, Any]:
     """``DataVersion.nextVersion``."""
     known = version if isinstance(version, dict) else {}
     counter = known.get("counter")
-    now = time.time_ns() // 1_000_000
     return {
         **known,
         "counter": (counter if type(counter) is int else 0) + 1,
         "stateVersion": known.get("stateVersion", 0),
-        "timestamp": now,
+        "timestamp": now_ms(),
     }
 
 

@@ -7,18 +7,12 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from pyspark_dledger.common.log_records import LOG
+from pyspark_dledger.common.log_records import record
 
 # As RocketMQ: StoreStatsService's interval, its slots of PutMessageDistributeTime, and DLedgerCommitLog's warning.
 _RECORD_SECONDS = 60.0
 _SLOTS_MS = (0, 10, 50, 100, 200, 500, 1000, 2000, 3000, 4000, 5000, 10000)
 _SLOW_MS = 500
-
-
-def logged(level: int, event: str, **fields: object) -> None:
-    """Log `event` with its fields."""
-    if LOG.isEnabledFor(level):
-        LOG.log(level, event, extra={"fields": fields})
 
 
 class PutFigures(NamedTuple):
@@ -55,7 +49,7 @@ class PutStatistics:
         self._slowest = max(self._slowest, milliseconds)
         self._slots[sum(milliseconds > slot for slot in _SLOTS_MS)] += 1
         if milliseconds > _SLOW_MS:
-            logged(
+            record(
                 logging.WARNING,
                 "slow put",
                 milliseconds=round(milliseconds),
@@ -77,7 +71,7 @@ class PutStatistics:
         """Log what came since the last record, if anything, and begin anew."""
         if self._puts or self._refused:
             seconds = max(self._clock() - self._since, 1e-9)
-            logged(
+            record(
                 logging.INFO,
                 "puts",
                 seconds=round(seconds, 1),

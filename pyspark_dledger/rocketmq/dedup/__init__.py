@@ -1,1 +1,1 @@
-"""Message identities: finding duplicates in the log."""
+"""Duplicate detection: which message identities are in the log, and at which index."""

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from pyspark_dledger.common.clock import now_ms
 from pyspark_dledger.rocketmq.index_file.index_file import FOLDER, IndexHeader, index_files, read_header
 from pyspark_dledger.rocketmq.index_file.index_file_writer import IndexFileWriter, has_units, slots_of
 from pyspark_dledger.rocketmq.index_file.message_keys import Keys
@@ -33,7 +34,7 @@ class IndexWriter:
         root: Path,
         hash_slots: int = HASH_SLOTS,
         index_units: int = INDEX_UNITS,
-        now: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        now: Callable[[], int] = now_ms,
     ) -> None:
         self._root = root
         self._slots, self._units = hash_slots, index_units

@@ -9,7 +9,7 @@ import numpy as np
 
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.engine import Engine
-from pyspark_dledger.rocketmq.dedup.identity_file import IdentityArrays, identified
+from pyspark_dledger.rocketmq.dedup.identity_arrays import IdentityArrays, identity_arrays
 from pyspark_dledger.rocketmq.dispatch.log_part import DELAYS_MS, LogPart, read_part
 from pyspark_dledger.rocketmq.log_files import LogFiles
 from pyspark_dledger.rocketmq.message_arrays import QueueName
@@ -55,6 +55,6 @@ def read_tail(
         tail.add(part)
         found = engine.put_ids(segment, begin, min(part.end, end))
         if len(found.index):
-            tail.identities.append(identified(found.ids, found.index))
+            tail.identities.append(identity_arrays(found.ids, found.index))
         pos = part.end
     return tail

@@ -15,6 +15,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from pyspark_dledger.common.clock import now_ms
 from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.errors import DLedgerError, OptionError
 from pyspark_dledger.format import layout
@@ -27,7 +28,6 @@ from pyspark_dledger.format.encode.puts import (
 )
 from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.format.message import offset_msg_id
-from pyspark_dledger.rocketmq.dedup.identities import milliseconds
 
 WAIT_SECONDS = 3.0
 """How long a put waits for its outcome (``dledgerFuture.get(3, TimeUnit.SECONDS)``)."""
@@ -201,7 +201,7 @@ class MessagePutter:
             raise ValueError(f"expected a message whose values fit their types, found {error}") from None
         settings = PutSettings(
             producer=None,
-            born_timestamp=milliseconds(),
+            born_timestamp=now_ms(),
             born_host=self._born_host,
             store_host=self._host,
             # Whether the queue is one of the topic's is the leader's to say.

@@ -17,12 +17,15 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from pyspark_dledger.common.clock import now_ms
+from pyspark_dledger.common.log_records import record
 from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.common.retention import PRODUCER_ID_EXPIRY_MS
 from pyspark_dledger.errors import OptionError, StoreError
@@ -34,18 +37,15 @@ from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, TRANSACTION_FLAGS
 from pyspark_dledger.format.message import encode_host, encode_message
 from pyspark_dledger.rocketmq.broker.metadata import MOST_QUEUES, TOPIC_NAME, BrokerMetadata
 from pyspark_dledger.rocketmq.broker.presence import Presence
-from pyspark_dledger.rocketmq.broker.put_statistics import PutFigures, PutStatistics, logged
+from pyspark_dledger.rocketmq.broker.put_statistics import PutFigures, PutStatistics
 from pyspark_dledger.rocketmq.broker.upgrade import begin_over_old_log
 from pyspark_dledger.rocketmq.consume_queue.topic_queues import TopicQueues
-from pyspark_dledger.rocketmq.dedup.identities import (
-    FOLDER,
-    Identities,
-    Recent,
-    keys_of,
-    milliseconds,
-)
-from pyspark_dledger.rocketmq.dedup.identity_file import EntryRange
-from pyspark_dledger.rocketmq.dedup.originals import MessageLocation, places_of, stored_at
+from pyspark_dledger.rocketmq.dedup.committed_identities import FOLDER, CommittedIdentities
+from pyspark_dledger.rocketmq.dedup.first_copies import MessageLocation, first_copies
+from pyspark_dledger.rocketmq.dedup.identity_arrays import split_ids
+from pyspark_dledger.rocketmq.dedup.log_entries import first_stored_from, has_entry
+from pyspark_dledger.rocketmq.dedup.recent_identities import RecentIdentities
+from pyspark_dledger.rocketmq.dedup.sorted_run import EntryRange
 from pyspark_dledger.rocketmq.dispatch.dispatcher import DispatchedPart, Dispatcher, DispatchSettings
 from pyspark_dledger.rocketmq.log_files import OLD_FOLDER, LogFiles
 from pyspark_dledger.rocketmq.message_arrays import QueueName
@@ -141,7 +141,7 @@ class _Details(NamedTuple):
 class _Leadership:
     """What a leader knows beyond what is dispatched."""
 
-    def __init__(self, queues: TopicQueues, recent: Recent) -> None:
+    def __init__(self, queues: TopicQueues, recent: RecentIdentities) -> None:
         self.queues = queues
         self.recent = recent
         self._seen: dict[str, int] = {}
@@ -180,7 +180,7 @@ class MessageService:
         self._settings = settings
         self._worker = ThreadPoolExecutor(1, "messages")
         self._metadata = BrokerMetadata(root, self._worker.submit)
-        self._identities = Identities(root / f"dledger-{self_id}" / FOLDER, settings.producer_id_expiry_ms)
+        self._identities = CommittedIdentities(root / f"dledger-{self_id}" / FOLDER, settings.producer_id_expiry_ms)
         self._statistics = PutStatistics()
         self._presence = Presence(root)
         self._is_unclean = False
@@ -228,7 +228,7 @@ class MessageService:
         self._is_unclean = self._presence.acquire()
         self._is_open = True
         self._divided = divided = begin_over_old_log(self._root, self._data_dirs, read_only=self._read_only_dirs)
-        logged(logging.INFO, "messages", root=self._root, unclean=self._is_unclean, dividedCommitlogOffset=divided)
+        record(logging.INFO, "messages", root=self._root, unclean=self._is_unclean, dividedCommitlogOffset=divided)
 
     @property
     def store_options(self) -> dict[str, object]:
@@ -248,10 +248,12 @@ class MessageService:
         """The store is open: see `Application.started`."""
         self._store = store
         store.append_hook = self._engine.patch_physical_offsets
-        oldest = milliseconds() - self._settings.producer_id_expiry_ms
+        oldest = now_ms() - self._settings.producer_id_expiry_ms
         # Clocks of leaders differ: what has nearly expired tells nothing about runs that are missing.
         nearly = oldest + self._settings.producer_id_expiry_ms // 100
-        listen_from = self._identities.load(self._holds, self._stored_from(oldest), self._stored_from(nearly))
+        listen_from = self._identities.load(
+            partial(has_entry, store), first_stored_from(store, oldest), first_stored_from(store, nearly)
+        )
         dispatcher = Dispatcher(self._root, self._data_dirs, self._dispatched, self._settings.dispatch)
         dispatcher.recover(store.end_pos, self._is_unclean, listen_from)
         self._dispatcher = dispatcher
@@ -259,31 +261,6 @@ class MessageService:
         self._dispatched_pos = dispatcher.dispatched_offset
         dispatcher.start()
         self.committed(store.committed_index)
-
-    def _holds(self, index: int, term: int) -> bool:
-        """Whether an entry is of this log, or of what has expired of it."""
-        store = self._store
-        assert store is not None
-        if not 0 <= index <= store.ledger_end_index:
-            return False
-        try:
-            return index < store.ledger_begin_index or store.term_at(index) == term
-        except StoreError:
-            # Damaged: what the run says is read from the rest of the log.
-            return False
-
-    def _stored_from(self, oldest: int) -> int:
-        """The index of the first entry that was stored at `oldest` (ms) or later, by what messages say."""
-        store = self._store
-        assert store is not None
-        low, high = max(store.ledger_begin_index, 0), store.ledger_end_index + 1
-        while low < high:
-            middle = (low + high) // 2
-            if stored_at(store, middle, unknown=oldest) < oldest:
-                low = middle + 1
-            else:
-                high = middle
-        return low
 
     def stopped(self) -> None:
         """The store closes next: see `Application.stopped`."""
@@ -304,7 +281,7 @@ class MessageService:
             self._identities.flush()
         except OSError as error:
             # They are in the log; the next start reads them from there.
-            logged(logging.WARNING, "identities not written", found=str(error))
+            record(logging.WARNING, "identities not written", found=str(error))
         return True
 
     # Committed entries
@@ -347,7 +324,7 @@ class MessageService:
             return
         dispatcher, store = self._running()
         this_round, committed, end = self._round, store.committed_index, store.end_pos
-        logged(logging.INFO, "rebuilding", term=term, dispatchedIndex=dispatcher.dispatched_index, endPos=end)
+        record(logging.INFO, "rebuilding", term=term, dispatchedIndex=dispatcher.dispatched_index, endPos=end)
         self._rebuilt = self._worker.submit(
             self._rebuild, dispatcher, committed, end, lambda: self._round == this_round
         )
@@ -375,7 +352,7 @@ class MessageService:
         if tail is None:
             return None
         queues.raise_to(tail.ends)
-        return _Leadership(queues, Recent(recent + tail.identities))
+        return _Leadership(queues, RecentIdentities(recent + tail.identities))
 
     def _leading(self) -> _Leadership | None:
         """What a leader knows; None until it is rebuilt."""
@@ -445,7 +422,7 @@ class MessageService:
         queue_offsets[kept] = leadership.queues.number(puts.queues, puts.queue[kept], puts.sys_flag[kept])
         stamped = None
         if len(kept):
-            stamped = self._engine.stamp_puts(bodies, keep, queue_offsets, milliseconds(), self._host)
+            stamped = self._engine.stamp_puts(bodies, keep, queue_offsets, now_ms(), self._host)
         least_commit = max((place.index for place in originals.values()), default=-1)
         details = _Details(puts, kept, queue_offsets, originals, twins, new_topics, stamped, began)
         return Admitted(stamped, least_commit, details)
@@ -459,7 +436,7 @@ class MessageService:
         leadership.recent.forget(self._identities.covered)
         found = {**self._identities.find(puts.ids, which), **leadership.recent.find(puts.ids, which)}
         keys = {n: puts.ids[n * ID_SIZE : (n + 1) * ID_SIZE] for n in found}
-        originals = places_of(store, {n: (index, keys[n]) for n, index in found.items()})
+        originals = first_copies(store, {n: (index, keys[n]) for n, index in found.items()})
         return originals, _twins(puts.ids, which, originals)
 
     def appended(self, admitted: Admitted, appended: AppendedEntries | None) -> bytes:
@@ -506,7 +483,7 @@ class MessageService:
 
     def filler(self) -> Bodies:
         """See `Application.filler`: a rolled back message, which is in no queue and in no index of RocketMQ either."""
-        now = milliseconds()
+        now = now_ms()
         message = encode_message(
             _FILLER_TOPIC,
             b"",
@@ -556,7 +533,7 @@ class MessageService:
 
 def _covered(part: DispatchedPart, ids: PutIds) -> EntryRange:
     """What a part of the log covers; its times are those of its identities, among which raw entries may be older."""
-    now, stamps = milliseconds(), ids.store_timestamps
+    now, stamps = now_ms(), ids.store_timestamps
     if len(stamps):
         first, last = int(stamps.min()), int(stamps.max())
     else:
@@ -575,7 +552,7 @@ def _twins(ids: bytes, which: npt.NDArray[np.int64] | None, originals: Mapping[i
     hashes = np.sort(np.frombuffer(ids, _WORD)[1 :: ID_SIZE // _WORD.itemsize])
     if which is None and not (hashes[1:] == hashes[:-1]).any():
         return {}
-    keys = keys_of(ids)
+    keys = split_ids(ids)
     first: dict[bytes, int] = {}
     twins = {}
     for n in range(len(keys)) if which is None else which.tolist():

@@ -1,36 +1,29 @@
-"""Run files: the identities of a range of committed entries, sorted, beside the log and never in its folder ``data/``.
+"""Sorted runs: immutable files with the identities of a range of committed entries, outside the folder ``data/``.
 
-A file begins with `_HEADER`. Then come, each little-endian and 8 bytes wide: the producers, ascending; where the
-identities of each begin; the two halves of the identities' hashes, by producer and then by hash; their entries'
-indexes. Of everything that is in a file the log holds the original, so that a damaged one is dropped, and read anew.
+A file begins with `_HEADER`. Then follow, little-endian and 8 bytes each: the producer ids, ascending; the start of
+each producer's identities; both halves of the identities' hashes, by producer and hash; the indexes of their entries.
+The log has everything that a run has, so a damaged run is deleted and read again from the log.
 """
 
 from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from pyspark_dledger.format.checksum import crc32
-from pyspark_dledger.format.encode.puts import ID_SIZE
+from pyspark_dledger.rocketmq.dedup.identity_arrays import WORD, IdentityArrays, Words
 from pyspark_dledger.rocketmq.message_arrays import Longs
 
-Words = npt.NDArray[np.uint64]
-
 # Magic, first and last index, term of the last, first and last store timestamp, identities, producers; the CRC-32 of
-# what follows the header; the CRC-32 of the header up to there.
+# what follows the header; the CRC-32 of the header up to here.
 _HEADER = struct.Struct("<8sqqqqqqqII")
 _HEADER_CRC = struct.Struct("<I")
 _MAGIC = b"DLIDRUN1"
-_WORD = np.dtype("<u8")
-_LONG = np.dtype("<i8")
-_MOST_SHORT = 1 << 16
+_MAX_UINT16_PRODUCERS = 1 << 16
 _SUFFIX = ".ids"
 _UNFINISHED = ".tmp"
 
@@ -52,44 +45,8 @@ class EntryRange:
         return self.first_index <= other.first_index and other.last_index <= self.last_index
 
 
-@dataclass(frozen=True)
-class IdentityArrays:
-    """Identities as three words each (producer, and the halves of the hash), and the indexes of their entries."""
-
-    producer: Words
-    first: Words
-    second: Words
-    index: Longs
-
-    def __len__(self) -> int:
-        return len(self.index)
-
-    @cached_property
-    def is_one_producer(self) -> bool:
-        return not len(self) or bool((self.producer == self.producer[0]).all())
-
-    def take(self, which: npt.NDArray[np.int64]) -> IdentityArrays:
-        return IdentityArrays(self.producer[which], self.first[which], self.second[which], self.index[which])
-
-
-def identified(ids: bytes, index: Longs) -> IdentityArrays:
-    """Identities of 24 bytes each, as they stand one behind the other."""
-    words = np.frombuffer(ids, _WORD).reshape(-1, ID_SIZE // _WORD.itemsize)
-    return IdentityArrays(words[:, 0], words[:, 1], words[:, 2], index)
-
-
-def joined(parts: Sequence[IdentityArrays]) -> IdentityArrays:
-    """All of several, in that order."""
-    return IdentityArrays(
-        np.concatenate([np.empty(0, _WORD), *(part.producer for part in parts)]),
-        np.concatenate([np.empty(0, _WORD), *(part.first for part in parts)]),
-        np.concatenate([np.empty(0, _WORD), *(part.second for part in parts)]),
-        np.concatenate([np.empty(0, _LONG), *(part.index for part in parts)]),
-    )
-
-
-class IdentityFile:
-    """A run file, mapped. Raises ValueError where it is damaged, OSError where it cannot be read."""
+class SortedRun:
+    """A memory-mapped run. Raises ValueError if it is damaged, OSError if it cannot be read."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -99,26 +56,26 @@ class IdentityFile:
         size = _HEADER.size + 2 * 8 * producers + 3 * 8 * self.count
         if path.stat().st_size != size:
             raise ValueError(f"{path}: expected {size} bytes, found {path.stat().st_size}")
-        # Not as a memmap, of which each slice costs microseconds.
+        # Not as a memmap: each slice of one costs microseconds.
         data = np.asarray(np.memmap(path, np.uint8, "r")) if size > _HEADER.size else np.empty(0, np.uint8)
-        if crc32(data[_HEADER.size :].data) != crc:
-            raise ValueError(f"{path}: expected contents of CRC {crc}, found others")
-        words = data[_HEADER.size :].view(_WORD)
+        if (found := crc32(data[_HEADER.size :].data)) != crc:
+            raise ValueError(f"{path}: expected contents with CRC {crc:08x}, found {found:08x}")
+        words = data[_HEADER.size :].view(WORD)
         cuts = np.cumsum([producers, producers, self.count, self.count])
         self._producers, starts, self._first, self._second, index = np.split(words, cuts)
-        self._starts = np.append(starts.view(_LONG), self.count)
-        self._index: Longs = index.view(_LONG)
-        self._asked = (-1, slice(0, 0))
+        self._starts = np.append(starts.view("<i8"), self.count)
+        self._index: Longs = index.view("<i8")
+        self._last_section = (-1, slice(0, 0))
 
     def has_producer(self, producer: int) -> bool:
         section = self._section(producer)
         return section.start < section.stop
 
     def _section(self, producer: int) -> slice:
-        """Where the identities of a producer are; the last one that was asked for is asked for again and again."""
-        if producer != self._asked[0]:
-            self._asked = producer, self._find_section(producer)
-        return self._asked[1]
+        """The identities of a producer; cached for the last producer, which most calls repeat."""
+        if producer != self._last_section[0]:
+            self._last_section = producer, self._find_section(producer)
+        return self._last_section[1]
 
     def _find_section(self, producer: int) -> slice:
         at = int(np.searchsorted(self._producers, np.uint64(producer)))
@@ -127,7 +84,7 @@ class IdentityFile:
         return slice(int(self._starts[at]), int(self._starts[at + 1]))
 
     def find(self, producer: int, first: Words, second: Words) -> Longs:
-        """The index of the last entry with each of one producer's identities; -1 where none is there."""
+        """The index of the last entry with each of one producer's identities; -1 for unknown ones."""
         section = self._section(producer)
         keys = self._first[section]
         found = np.full(len(first), -1, np.int64)
@@ -135,14 +92,14 @@ class IdentityFile:
             return found
         at = np.searchsorted(keys, first, "right") - 1
         same = np.flatnonzero((at >= 0) & (keys[at] == first))
-        is_whole = self._second[section][at[same]] == second[same]
-        found[same[is_whole]] = self._index[section][at[same[is_whole]]]
-        # One hash in 2^64 has a neighbour with the same first half, so this is done one by one.
-        for place in same[~is_whole].tolist():
-            found[place] = self._last(section, int(at[place]), int(first[place]), int(second[place]))
+        is_equal = self._second[section][at[same]] == second[same]
+        found[same[is_equal]] = self._index[section][at[same[is_equal]]]
+        # One hash in 2^64 has a neighbour with the same first half, so these are searched one by one.
+        for number in same[~is_equal].tolist():
+            found[number] = self._find_before(section, int(at[number]), int(first[number]), int(second[number]))
         return found
 
-    def _last(self, section: slice, at: int, first: int, second: int) -> int:
+    def _find_before(self, section: slice, at: int, first: int, second: int) -> int:
         keys, others = self._first[section], self._second[section]
         while at >= 0 and int(keys[at]) == first:
             if int(others[at]) == second:
@@ -151,25 +108,27 @@ class IdentityFile:
         return -1
 
     def all(self) -> IdentityArrays:
-        """Every identity of it, in the order of the file."""
+        """All identities, in the order of the file."""
         counts = np.diff(self._starts)
         return IdentityArrays(np.repeat(self._producers, counts), self._first, self._second, self._index)
 
 
 def _parsed(header: bytes) -> tuple[EntryRange, int, int, int]:
-    """The range, how many identities and producers, and the CRC of what follows."""
+    """The range, the numbers of identities and producers, and the CRC of what follows."""
     if len(header) < _HEADER.size:
         raise ValueError(f"expected a header of {_HEADER.size} bytes, found {len(header)}")
     magic, first, last, term, begin, end, count, producers, crc, header_crc = _HEADER.unpack(header)
-    if magic != _MAGIC or crc32(header[: -_HEADER_CRC.size]) != header_crc:
-        raise ValueError("expected the header of a run of identities, found another")
+    if magic != _MAGIC:
+        raise ValueError(f"expected the magic {_MAGIC!r} of a sorted run, found {magic!r}")
+    if (found := crc32(header[: -_HEADER_CRC.size])) != header_crc:
+        raise ValueError(f"expected a header with CRC {header_crc:08x}, found {found:08x}")
     return EntryRange(first, last, term, begin, end), count, producers, crc
 
 
-def write_run(folder: Path, covered: EntryRange, found: IdentityArrays, *, is_durable: bool) -> IdentityFile:
-    """Write a run, and give it opened. Raises OSError where that fails; nothing, or all of it, is there then.
+def write_run(folder: Path, covered: EntryRange, found: IdentityArrays, *, is_durable: bool) -> SortedRun:
+    """Write a run and open it. Raises OSError if that fails; the file then does not exist.
 
-    What is ``is_durable`` survives a loss of power: a run that is put in the place of others has to.
+    A run with ``is_durable`` survives a power loss, which one that replaces others has to.
     """
     order = _sorted_order(found)
     ordered = found.take(order)
@@ -179,7 +138,7 @@ def write_run(folder: Path, covered: EntryRange, found: IdentityArrays, *, is_du
     crc = 0
     for part in parts:
         crc = crc32(part.data, crc)
-    front = _HEADER.pack(
+    header = _HEADER.pack(
         _MAGIC,
         covered.first_index,
         covered.last_index,
@@ -194,33 +153,33 @@ def write_run(folder: Path, covered: EntryRange, found: IdentityArrays, *, is_du
     path = folder / f"{covered.first_index:020}-{covered.last_index:020}{_SUFFIX}"
     unfinished = path.with_suffix(_UNFINISHED)
     with unfinished.open("wb") as file:
-        file.write(front + _HEADER_CRC.pack(crc32(front)))
+        file.write(header + _HEADER_CRC.pack(crc32(header)))
         for part in parts:
             file.write(part.data)
         if is_durable:
             file.flush()
             os.fsync(file.fileno())
     unfinished.replace(path)
-    return IdentityFile(path)
+    return SortedRun(path)
 
 
 def _sorted_order(found: IdentityArrays) -> Longs:
-    """By producer, hash and index: of what stands in the order of the log, equal ones stay in it."""
+    """By producer, hash and index: equal identities keep the order of the log."""
     order: Longs = np.argsort(found.first)
     ordered = found.first[order]
     if (ordered[1:] == ordered[:-1]).any():
-        # Some are equal, as nearly never: only here does it matter what decides then.
+        # Rare; only equal first halves need the full comparison.
         return np.lexsort((found.second, found.first, found.producer))
     if found.is_one_producer:
         return order
     producers, number = np.unique(found.producer, return_inverse=True)
-    # Numbers of 16 bits are sorted by counting.
-    short = number.astype(np.uint16 if len(producers) < _MOST_SHORT else np.int64)
+    # numpy sorts 16-bit numbers by counting.
+    short = number.astype(np.uint16 if len(producers) < _MAX_UINT16_PRODUCERS else np.int64)
     return order[np.argsort(short[order], kind="stable")]
 
 
-def run_files(folder: Path) -> list[Path]:
-    """The files of a folder that are runs by their names. Unfinished ones are deleted."""
+def run_paths(folder: Path) -> list[Path]:
+    """The sorted runs of a folder, by name. Unfinished files are deleted."""
     for unfinished in folder.glob(f"*{_UNFINISHED}"):
         unfinished.unlink()
     return sorted(folder.glob(f"*{_SUFFIX}"))
