@@ -701,7 +701,7 @@ def test_the_command_line_says_what_was_done(
     assert "option columns is given twice" in capsys.readouterr().err
 
 
-def test_an_interrupted_command_says_how_it_goes_on(
+def test_an_interrupted_command_says_how_to_continue(
     store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(_file: DirectFile, _size: int) -> None:
@@ -712,7 +712,7 @@ def test_an_interrupted_command_says_how_it_goes_on(
         patch.setattr(DirectFile, "finish", interrupted)
         patch.setattr("pyspark_dledger.cli.main._abandon_output", lambda: None)
         assert main(command) == 130
-    assert "interrupted: the same command goes on" in capsys.readouterr().err
+    assert "interrupted: the same command continues" in capsys.readouterr().err
     assert main(command) == 0
 
 
