@@ -1,4 +1,4 @@
-"""URIs of stores on remote file systems: which there are, and how they are shown without what is secret in them."""
+"""URIs of stores on remote file systems: which schemes are known, and how a URI is shown without its secrets."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ SCHEMES = ("s3", "gs", "abfs", "abfss", "hdfs", "viewfs")
 
 GS_RETRY_SECONDS = 60
 
-# What Hadoop and others call them.
+# Names that Hadoop and others use.
 _OTHER_NAMES = {"s3a": "s3", "s3n": "s3", "gcs": "gs"}
 _SCHEME = re.compile(r"\s*([A-Za-z][A-Za-z0-9+.-]+):(?=/)/*")
-# What names a bucket alone, never a port; of the others ``user:password`` differs from ``host:port``.
+# After these comes a bucket, never a port. In the others ``user:password`` differs from ``host:port``.
 _BUCKETS = ("s3", "gs")
 _HOST_AND_PORT = re.compile(r"[^:]*:\d*|\[[0-9A-Fa-f:.]*\](:\d*)?")
 _USERS = re.compile(r"(:/+)[^\s\"',]*@")
 _QUERIES = re.compile(r"(:/[^\s\"',?]*)\?[^\s\"',]*")
 _UNQUOTED = "/:@%!$&'()*+,;=~"
-# Query parameters that name a place, not a person.
+# Query parameters that are not secret.
 _OPEN_PARAMETERS = frozenset({"endpoint_override", "region", "scheme"})
 _MASK = "***"
 
 
 class Stamp(NamedTuple):
-    """What a remote file was when it was listed: its size in bytes, and when it was written, in ns since 1970."""
+    """A remote file's size in bytes and time of change in ns since 1970, from a listing."""
 
     size: int
     written_ns: int
@@ -40,29 +40,28 @@ class Stamp(NamedTuple):
 class RemoteUri(str):
     """The URI of a remote file or folder, as text without secrets and without query parameters.
 
-    ``store`` is the URI that was given, with all that it takes to reach the file system, and secret if that has secrets
-    in it. ``place`` is the file's own path below it, names between slashes, empty for what was given itself; ``..``
-    goes up. ``stamp`` is known of a file that was listed.
+    ``store`` is the URI that the user gave; it can have secrets. ``subpath`` is the path below it, empty for the store
+    itself; ``..`` goes up. ``stamp`` is set for a file that was listed.
     """
 
     store: str
-    place: str
+    subpath: str
     stamp: Stamp | None
 
-    def __new__(cls, store: str, place: str = "", stamp: Stamp | None = None) -> RemoteUri:
-        made = super().__new__(cls, _shown(store, place))
-        made.store, made.place, made.stamp = store, place, stamp
+    def __new__(cls, store: str, subpath: str = "", stamp: Stamp | None = None) -> RemoteUri:
+        made = super().__new__(cls, _shown(store, subpath))
+        made.store, made.subpath, made.stamp = store, subpath, stamp
         return made
 
     def __reduce__(self) -> tuple[object, ...]:
-        return RemoteUri, (self.store, self.place, self.stamp)
+        return RemoteUri, (self.store, self.subpath, self.stamp)
 
     def __str__(self) -> str:
         return self
 
     def __eq__(self, other: object) -> bool:
-        # What is shown of two URIs can be the same although they lie on different servers.
-        same_store = not isinstance(other, RemoteUri) or (self.store, self.place) == (other.store, other.place)
+        # URIs on different servers can be shown as the same text.
+        same_store = not isinstance(other, RemoteUri) or (self.store, self.subpath) == (other.store, other.subpath)
         return same_store and super().__eq__(other)
 
     def __ne__(self, other: object) -> bool:
@@ -80,25 +79,25 @@ def is_remote(path: str) -> bool:
 
 
 def as_uri(path: str) -> str:
-    """`path`, as a RemoteUri where it names a remote file system. Raises OptionError for one that is no URI."""
+    """`path`, as a RemoteUri if it names a remote file system. Raises OptionError for a malformed URI."""
     if isinstance(path, RemoteUri) or not is_remote(path):
         return path
     given = _divided(path)
     shown = _shown(path, "")
     if any(mark in given.user for mark in "/?#"):
-        raise OptionError(f"path {shown}: expected %2F, %3F and %23 for /, ? and # in what stands before the @")
+        raise OptionError(f"path {shown}: expected %2F, %3F and %23 for /, ? and # before the @")
     if _known(given.scheme) in _BUCKETS and given.slashes != "//":
         raise OptionError(f"path {shown}: expected two slashes before the bucket, found {len(given.slashes)}")
     return RemoteUri(path)
 
 
 def is_in_bucket(store: str) -> bool:
-    """Whether a given URI begins with the name of a bucket."""
+    """Whether a URI begins with the name of a bucket."""
     return _known(_divided(store).scheme) in _BUCKETS
 
 
 def store_path(path: str) -> str:
-    """`path` as a store can be read from it: a local one without ``file:``, or a RemoteUri.
+    """`path` for reading: a local path without ``file:``, or a RemoteUri.
 
     Raises OptionError for another scheme.
     """
@@ -108,7 +107,7 @@ def store_path(path: str) -> str:
 
 
 def local_path(path: str, expected: str = "a local path") -> str:
-    """Return `path` without a ``file:`` in front, as Spark's users write it. Raises OptionError for another scheme."""
+    """`path` without the ``file:`` that Spark's users write. Raises OptionError for another scheme."""
     scheme = _SCHEME.match(path)
     if scheme is None and not isinstance(path, RemoteUri):
         return path
@@ -120,9 +119,9 @@ def local_path(path: str, expected: str = "a local path") -> str:
 
 
 def local_target(path: str, name: str = "target") -> str:
-    """Return `path`, of a folder that is written, without a ``file:`` in front.
+    """`path` of a folder to write, without ``file:``; errors call it `name`.
 
-    ``name`` is what the user knows it by. Raises OptionError for a URI, and for a path that is not UTF-8.
+    Raises OptionError for a URI, and for a path that is not UTF-8.
     """
     scheme = _SCHEME.match(path)
     if scheme is not None and scheme[1].lower() != "file":
@@ -138,22 +137,22 @@ def local_target(path: str, name: str = "target") -> str:
 
 
 def check_local(paths: Iterable[str], why: str) -> None:
-    """Raises OptionError for a path of a remote file system; `why`, such as "to follow", a local one is needed."""
+    """Raises OptionError for a remote path; `why`, such as "to follow", says what needs a local one."""
     for path in paths:
         if is_remote(path):
             local_path(as_uri(path), f"a local path {why}")
 
 
 def without_file_scheme(path: str) -> str:
-    """A local path, without a ``file:`` in front."""
+    """A local path without ``file:``."""
     scheme = _SCHEME.match(path)
     return f"/{path[scheme.end() :]}" if scheme is not None and scheme[1].lower() == "file" else path
 
 
 def parsable(store: str) -> str:
-    """A given URI as pyarrow takes it: its own name of the scheme, and the path percent-encoded where it has to be.
+    """A URI in the form that pyarrow parses: its name of the scheme, and the path percent-encoded.
 
-    One of Google's gets a limit to its retries, which otherwise go on for a quarter of an hour.
+    A ``gs`` URI gets a limit for retries, which by default take a quarter of an hour.
     """
     given = _divided(store)
     scheme, query = _known(given.scheme), given.query
@@ -164,7 +163,7 @@ def parsable(store: str) -> str:
 
 
 def secrets_of(store: str) -> list[str]:
-    """What is secret in a given URI, as it stands there, decoded and encoded: user, password, most parameters."""
+    """The secrets in a URI: user, password and most parameters, each as written, decoded and encoded."""
     given = _divided(store)
     found = [part for part in (given.user, *given.user.split(":")) if part]
     for pair in given.query[1:].split("&"):
@@ -177,8 +176,8 @@ def secrets_of(store: str) -> list[str]:
 
 
 def masked(text: str, store: str) -> str:
-    """A message without the secrets of a URI in it."""
-    # The shortest last: one secret may stand within another.
+    """A message with the secrets of a URI masked."""
+    # The shortest last: one secret can be part of another.
     for secret in sorted(secrets_of(store), key=len, reverse=True):
         if len(secret) > 2:
             text = text.replace(secret, _MASK)
@@ -186,7 +185,7 @@ def masked(text: str, store: str) -> str:
 
 
 def without_secrets(text: str) -> str:
-    """A text that may name URIs, with what stands before their @ and behind their ? left out."""
+    """A text with the user and the query of each URI in it masked."""
     return _QUERIES.sub(rf"\1?{_MASK}", _USERS.sub(rf"\1{_MASK}@", text))
 
 
@@ -201,7 +200,7 @@ class _Divided(NamedTuple):
 
 
 def _divided(store: str) -> _Divided:
-    """The parts of a URI, also of one with marks in its secrets that should have been encoded."""
+    """The parts of a URI, also if its secrets have characters that should be encoded."""
     scheme = _SCHEME.match(store)
     assert scheme is not None
     rest = store[scheme.end() :]
@@ -219,11 +218,11 @@ def _known(scheme: str) -> str:
     return _OTHER_NAMES.get(scheme.lower(), scheme.lower())
 
 
-def _shown(store: str, place: str) -> str:
+def _shown(store: str, subpath: str) -> str:
     given = _divided(store)
     host, *folders = given.place.partition("#")[0].split("/")
     folders = [name for name in folders if name]
-    for name in filter(None, place.split("/")):
+    for name in filter(None, subpath.split("/")):
         if name == ".." and folders:
             folders.pop()
         else:

@@ -8,8 +8,8 @@ from pyspark_dledger.format.codec import IndexUnit, decode_blank
 from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, INDEX_UNIT_SIZE, MIN_BLANK_SIZE
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Before, Segment
-from pyspark_dledger.log.io.entry_reads import DLedgerIndex, entry_at, lone_segment, read_at
-from pyspark_dledger.log.io.files import looked_up, path_of
+from pyspark_dledger.log.io.entry_reads import DLedgerIndex, entry_at, read_at, unnamed_segment
+from pyspark_dledger.log.io.files import map_reads, path_of
 from pyspark_dledger.log.io.segment_listing import Listing, listing
 from pyspark_dledger.log.io.store_paths import StorePaths
 
@@ -56,10 +56,10 @@ def list_store(
         return _with_before(previous, segment, engine, index)
 
     pairs = list(zip([None, *ledger], ledger, strict=False))
-    ledger = list(looked_up(with_before, pairs, paths.path))
+    ledger = list(map_reads(with_before, pairs, paths.path))
     if paths.only is not None:
         listed = [segment for segment in ledger + old if path_of(segment.path) == paths.only]
-        segments = listed or [lone_segment(paths.only, DLEDGER if paths.data_dirs else COMMITLOG)]
+        segments = listed or [unnamed_segment(paths.only, DLEDGER if paths.data_dirs else COMMITLOG)]
     else:
         if divided is not None:
             # From the first DLedger file on the log is DLedger's, even where commitlog/ has files.

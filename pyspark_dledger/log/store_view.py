@@ -12,7 +12,7 @@ from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.spec import DLEDGER, LogEnd, Segment, TermRun
 from pyspark_dledger.format.state_files import Checkpoint
 from pyspark_dledger.log.io.entry_reads import DLedgerIndex, entry_at, segment_at
-from pyspark_dledger.log.io.files import looked_up
+from pyspark_dledger.log.io.files import map_reads
 from pyspark_dledger.log.io.state_files import read_checkpoint
 from pyspark_dledger.log.io.store_engine import engine_over
 from pyspark_dledger.log.io.store_paths import find_store
@@ -144,7 +144,7 @@ class StoreView:
         """The DLedger segments with entries up to the end of the log, each with pos, index and term of its first."""
         last = self.ends[DLEDGER][0].base if DLEDGER in self.ends else -1
         segments = [segment for segment in self.ledger_segments if segment.base <= last]
-        firsts = zip(segments, looked_up(self.first_entry, segments, self.path), strict=True)
+        firsts = zip(segments, map_reads(self.first_entry, segments, self.path), strict=True)
         return [(segment, first) for segment, first in firsts if first is not None]
 
     def position_of(self, index: int) -> int:

@@ -40,7 +40,7 @@ from pyspark_dledger.errors import DLedgerError, OptionError, StoreError
 from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.format.spec import Filters, ScanRequest, Segment, SurveyRequest
 from pyspark_dledger.log import Log, open_log
-from pyspark_dledger.log.io import fetched_segment, remote
+from pyspark_dledger.log.io import fetched_segment, remote_fs
 from pyspark_dledger.log.io import store_engine as log_engine
 from pyspark_dledger.log.io.files import path_of
 from pyspark_dledger.log.options import TABLES, parse_options
@@ -151,7 +151,7 @@ def mount(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], Mount]:
         systems[name] = CountedSystem(folder)
         return Mount(systems[name], name)
 
-    monkeypatch.setattr(remote, "_file_system", opened)
+    monkeypatch.setattr(remote_fs, "_file_system", opened)
     return mounted
 
 
@@ -398,7 +398,7 @@ def _segments_of(
     with tempfile.TemporaryDirectory() as folder:
         store = recipe.write(Path(folder))
         damage(store)
-        patch.setattr(remote, "_file_system", lambda _store, _pid: (CountedSystem(Path("/")), folder))
+        patch.setattr(remote_fs, "_file_system", lambda _store, _pid: (CountedSystem(Path("/")), folder))
         for segment in store.segments:
             place = str(Path(segment.path).relative_to(folder))
             uri = RemoteUri(f"hdfs://host{os.urandom(8).hex()}/", place)
@@ -495,7 +495,7 @@ def read_big(folder: str) -> None:
     from benchmarks.memory import anonymous_bytes
 
     system = CountedSystem(Path(folder))
-    remote._file_system = lambda _store, _pid: (system, "")  # type: ignore[assignment]
+    remote_fs._file_system = lambda _store, _pid: (system, "")  # type: ignore[assignment]
     log = open_log("hdfs://host/")
     expected = sum(batch.num_rows for batch in open_log(folder).scan(columns=["index"]))
     partitions = log.plan(("index", "topic", "body"), parse_options({"maxPartitionBytes": "1g"}), Filters())
@@ -556,7 +556,7 @@ def test_what_changes_between_plan_and_read_is_an_error(tmp_path: Path, mount: C
             lambda: file.write_bytes(content),
             "4096 bytes that were listed, found 4096 bytes, written later: it was changed meanwhile",
         ),
-        (file.unlink, "file that was listed, found none: it was deleted meanwhile, read anew"),
+        (file.unlink, "file that was listed, found none: it was deleted meanwhile, read again"),
     ):
         file.write_bytes(content)
         partitions = planned()
@@ -647,7 +647,7 @@ def test_a_connection_that_is_refused(s3: S3) -> None:
 
 
 def test_a_server_that_does_not_answer_is_given_up(s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "REQUEST_TIMEOUT", 0.3)
+    monkeypatch.setattr(remote_fs, "REQUEST_TIMEOUT", 0.3)
     began = time.monotonic()
     with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(StoreError) as error:
         open_log(s3.uri("a-store", f"127.0.0.1:{silent.getsockname()[1]}"))
@@ -684,7 +684,7 @@ def test_who_may_not_ask_for_a_bucket_is_told_that_nothing_is_there(monkeypatch:
         return fs.FileInfo(place, fs.FileType.NotFound)
 
     system = SimpleNamespace(get_file_info=info)
-    monkeypatch.setattr(remote, "_file_system", lambda _store, _pid: (system, "bucket/store"))
+    monkeypatch.setattr(remote_fs, "_file_system", lambda _store, _pid: (system, "bucket/store"))
     with pytest.raises(StoreError, match="found nothing there: check the path"):
         open_log("s3://bucket/store")
     assert asked == ["bucket/store", "bucket"]
@@ -704,11 +704,11 @@ def test_a_uri_shows_no_secrets_and_keeps_them() -> None:
     assert isinstance(uri, RemoteUri)
     assert (str(uri), f"{uri}") == ("s3a://***@bucket/a b/store", "s3a://***@bucket/a b/store")
     again = pickle.loads(pickle.dumps(RemoteUri(given, "data/0", Stamp(5, 7))))
-    assert (again.store, again.place, again.stamp) == (given, "data/0", Stamp(5, 7))
+    assert (again.store, again.subpath, again.stamp) == (given, "data/0", Stamp(5, 7))
     assert str(again) == "s3a://***@bucket/a b/store/data/0"
     assert parse_options({"replicas": [given]}).replicas == (uri,)
     with pytest.raises(StoreError) as error:
-        remote.asking(uri, lambda: _raise(OSError(f"no {KEY} with s3cr3t/key or s3cr3t%2Fkey and tok+en")))
+        remote_fs.remote_call(uri, lambda: _raise(OSError(f"no {KEY} with s3cr3t/key or s3cr3t%2Fkey and tok+en")))
     assert "(no *** with *** or *** and ***)" in str(error.value)
 
 
@@ -794,7 +794,7 @@ def test_remote_paths_are_like_local_ones(files: list[list[str]]) -> None:
             if not any(path.is_file() for path in file.parents) and not file.exists():
                 file.parent.mkdir(parents=True, exist_ok=True)
                 file.write_bytes("/".join(parts).encode())
-        patch.setattr(remote, "_file_system", lambda _store, _pid: (CountedSystem(Path(folder)), "x/r"))
+        patch.setattr(remote_fs, "_file_system", lambda _store, _pid: (CountedSystem(Path(folder)), "x/r"))
         top = path_of(f"hdfs://host{os.urandom(8).hex()}/r")
         for path in [root, *root.rglob("*"), root / "nothing", root / "a" / "nothing"]:
             twin = top

@@ -1,4 +1,4 @@
-"""Single entries and index units, read directly: what planning asks of a store without scanning it."""
+"""Reads single entries and index units without a scan."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from pyspark_dledger.log.io.store_paths import HIGHEST_BASE
 
 
 def read_at(path: str, offset: int, size: int) -> bytes:
-    """The bytes of a file at `offset`; fewer at its end, none where it cannot be read.
+    """The bytes of a file at `offset`; fewer at its end, none if it cannot be read.
 
-    Raises StoreError where a remote file cannot be read: it may well be there.
+    Raises StoreError if a remote file cannot be read, because it may exist.
     """
     if isinstance(path, RemoteUri):
         return _read_remote_at(path, offset, size)
@@ -36,7 +36,7 @@ def read_at(path: str, offset: int, size: int) -> bytes:
 
 
 def _read_remote_at(uri: RemoteUri, offset: int, size: int) -> bytes:
-    from pyspark_dledger.log.io.remote import read_remote  # imports pyarrow's file systems
+    from pyspark_dledger.log.io.remote_reads import read_remote  # imports pyarrow's file systems
 
     try:
         return read_remote(uri, offset, size)
@@ -45,7 +45,7 @@ def _read_remote_at(uri: RemoteUri, offset: int, size: int) -> bytes:
 
 
 def entry_at(segment: Segment, pos: int) -> EntryHeader | None:
-    """The header of the DLedger entry that stands at `pos` and names that place, or None."""
+    """The header of the DLedger entry at `pos`, or None if there is no entry with that position."""
     if not segment.base <= pos < segment.end:
         return None
     data = read_at(segment.path, pos - segment.base, ENTRY_HEADER_SIZE)
@@ -61,7 +61,7 @@ def entry_at(segment: Segment, pos: int) -> EntryHeader | None:
 
 
 def segment_at(segments: list[Segment], pos: int) -> Segment | None:
-    """The segment that holds `pos`, of segments in order."""
+    """The segment with position `pos`, or None; `segments` are in order."""
     place = bisect_right(segments, pos, key=lambda segment: segment.base) - 1
     return segments[place] if place >= 0 and pos < segments[place].end else None
 
@@ -85,7 +85,7 @@ class DLedgerIndex:
         return []
 
     def unit(self, index: int) -> IndexUnit | None:
-        """The unit of `index` as it stands on disk, or None where none was written."""
+        """The unit of `index`, or None if none was written."""
         file = segment_at(self.files, index * INDEX_UNIT_SIZE)
         if file is None:
             return None
@@ -104,8 +104,8 @@ class DLedgerIndex:
         return unit
 
 
-def lone_segment(file: Path, source: str) -> Segment:
-    """One file whose name says nothing: it begins where its first entry or message says that it stands."""
+def unnamed_segment(file: Path, source: str) -> Segment:
+    """A file without a segment's name, as a segment: its base is the position in its first entry or message."""
     data = read_at(str(file), 0, ENTRY_HEADER_SIZE)
     size = file.stat().st_size
     base = -1

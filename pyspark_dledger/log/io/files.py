@@ -1,6 +1,6 @@
-"""Files and folders that are only read, on this machine or, named by a URI, on a remote file system.
+"""Files and folders for reading: local ones, and those of a remote file system, which a URI names.
 
-Everything that reads a store goes through here or takes a path from `path_of`, so that both kinds are read alike.
+Code that reads a store uses these functions, or a path from `path_of`, and so reads both kinds.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _Result = TypeVar("_Result")
 
 
 class FolderEntry(Protocol):
-    """What of an ``os.DirEntry`` is used of the entries of a folder."""
+    """The part of ``os.DirEntry`` that the entries of a folder have."""
 
     @property
     def name(self) -> str: ...
@@ -40,7 +40,7 @@ class OpenFile(Protocol):
     """A file that is open for reading."""
 
     TAIL_BLOCK: int
-    """In pieces of so many bytes it is read from behind."""
+    """Bytes of one read when a file is read backwards from its end."""
 
     def __enter__(self) -> OpenFile: ...  # noqa: PYI034 - Self needs Python 3.11
 
@@ -52,15 +52,15 @@ class OpenFile(Protocol):
         """Its size in bytes."""
 
     def read(self, offset: int, size: int) -> bytes:
-        """The bytes at `offset`; fewer at the file's end. Raises OSError, of a remote file StoreError."""
+        """The bytes at `offset`; fewer at the file's end. Raises OSError, for a remote file StoreError."""
 
     def extents(self, start: int, end: int) -> Iterator[tuple[int, int]]:
-        """The parts of ``[start, end)`` that are known to be no holes, ascending."""
+        """The parts of ``[start, end)`` that are not holes, ascending."""
 
 
 @final
 class LocalFile:
-    """A file on this machine, by its descriptor, which is closed with it."""
+    """A local file. It owns its descriptor."""
 
     TAIL_BLOCK = _TAIL_BLOCK
 
@@ -86,49 +86,49 @@ class LocalFile:
 
 
 def path_of(text: str) -> Path:
-    """The path that a text names: one of this machine, also as ``file:``, or a `remote.RemotePath` of a URI.
+    """The path that a text names: a local one, also with ``file:``, or a `RemotePath` for a URI.
 
-    A RemotePath has those of Path's calls that read; it is declared as a Path, which what is read need not tell apart.
-    Raises StoreError for a URI that names no file system, OptionError for one that is none.
+    A RemotePath has the methods of Path that read, so it is typed as a Path. Raises StoreError for a URI whose file
+    system cannot be reached, OptionError for a malformed URI.
     """
     if not is_remote(text):
         return Path(without_file_scheme(text))
-    from pyspark_dledger.log.io.remote import RemotePath  # imports pyarrow's file systems
+    from pyspark_dledger.log.io.remote_paths import RemotePath  # imports pyarrow's file systems
 
     return cast(Path, RemotePath.of(cast(RemoteUri, as_uri(text))))
 
 
 def is_remote_path(path: Path) -> bool:
-    """Whether a path of `path_of` is one of a remote file system."""
+    """Whether a path from `path_of` is remote."""
     return not isinstance(path, os.PathLike)
 
 
 def is_there(path: Path) -> bool:
-    """Whether anything, be it a link to nothing, has that path."""
+    """Whether the path exists, also as a broken link."""
     return path.exists() if is_remote_path(path) else os.path.lexists(path)
 
 
 def without_bucket(path: Path) -> str | None:
-    """What an error says was found where the bucket of a remote path does not exist; None where it may.
+    """The text for an error if the bucket of a remote path does not exist, else None.
 
-    It costs a request: ask only once nothing was found.
+    It costs a request: call it only after nothing was found.
     """
     bucket = path.missing_bucket() if is_remote_path(path) else None  # type: ignore[attr-defined]
     return None if bucket is None else f"no bucket {bucket}: check its name, the region and the endpoint"
 
 
 def is_readable(path: Path) -> bool:
-    """Whether permissions allow to read a path; of a remote one only reading tells."""
+    """Whether permissions allow to read a path; true for a remote path, where only a read shows it."""
     return is_remote_path(path) or os.access(path, os.R_OK)
 
 
 def names_in(folder: Path) -> list[str]:
-    """The names of what is in a folder, in no order. Raises OSError, of a remote folder StoreError."""
+    """The names in a folder, in no order. Raises OSError, for a remote folder StoreError."""
     return [path.name for path in folder.iterdir()] if is_remote_path(folder) else os.listdir(folder)
 
 
 def scan_folder(folder: Path) -> list[FolderEntry]:
-    """What is in a folder, in no order. Raises OSError, of a remote folder StoreError."""
+    """The entries of a folder, in no order. Raises OSError, for a remote folder StoreError."""
     if is_remote_path(folder):
         return list(folder.entries())  # type: ignore[attr-defined]
     with os.scandir(folder) as entries:
@@ -136,34 +136,34 @@ def scan_folder(folder: Path) -> list[FolderEntry]:
 
 
 def open_file(path: str | Path) -> OpenFile:
-    """A file opened for reading. Raises OSError, of a remote file StoreError, where it cannot be."""
+    """Open a file for reading. Raises OSError, for a remote file StoreError."""
     if isinstance(path, str) and not is_remote(path):
         return LocalFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
     file = path_of(path) if isinstance(path, str) else path
     if is_remote_path(file):
-        from pyspark_dledger.log.io.remote import RemoteFile
+        from pyspark_dledger.log.io.remote_reads import RemoteFile
 
         return RemoteFile(cast(RemoteUri, str(file)))
     return LocalFile(os.open(file, os.O_RDONLY | os.O_CLOEXEC))
 
 
-def looked_up(function: Callable[[_Item], _Result], items: Sequence[_Item], path: str) -> Iterator[_Result]:
-    """What `function` reads for each of the items, in order; several at once where `path` is a remote one."""
+def map_reads(function: Callable[[_Item], _Result], items: Sequence[_Item], path: str) -> Iterator[_Result]:
+    """The result of `function`, which reads, for each item, in order; in several threads if `path` is remote."""
     if not isinstance(path, RemoteUri):
         return map(function, items)
-    from pyspark_dledger.log.io.remote import side_by_side
+    from pyspark_dledger.log.io.remote_reads import map_in_threads
 
-    return side_by_side(function, items)
+    return map_in_threads(function, items)
 
 
 def data_extents(descriptor: int, start: int, end: int) -> Iterator[tuple[int, int]]:
-    """The parts of a file's ``[start, end)`` that are no holes, as its file system says it, ascending."""
+    """The parts of a file's ``[start, end)`` that are not holes, as its file system reports them, ascending."""
     while start < end:
         try:
             low = os.lseek(descriptor, start, os.SEEK_DATA)
             high = os.lseek(descriptor, low, os.SEEK_HOLE)
         except OSError as error:
-            # Nothing but a hole is left; else the file system knows no holes, and data is everywhere.
+            # ENXIO: only a hole remains. Otherwise the file system does not report holes: all is data.
             if error.errno != errno.ENXIO:
                 yield start, end
             return
@@ -174,7 +174,7 @@ def data_extents(descriptor: int, start: int, end: int) -> Iterator[tuple[int, i
 
 
 def last_data(file: OpenFile, start: int, end: int) -> int:
-    """The byte behind the last one of a file's ``[start, end)`` that is not 0; `start` if all are. Holes are free."""
+    """The offset after the last byte of ``[start, end)`` that is not 0; `start` if all are 0. Holes are not read."""
     for low, high in reversed(list(file.extents(start, end))):
         while low < high:
             block = max(low, high - file.TAIL_BLOCK)

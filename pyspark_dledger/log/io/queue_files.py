@@ -1,6 +1,6 @@
-"""A broker's ConsumeQueues: their files and units, and what they prove.
+"""A broker's ConsumeQueues: their files, their units, and the index that they prove committed.
 
-A broker dispatches committed messages only (`DLedgerCommitLog.getData`), so a unit proves its message committed.
+A broker dispatches only committed messages (`DLedgerCommitLog.getData`), so a unit proves that its message is.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pyspark_dledger.format.layout import (
 )
 from pyspark_dledger.format.spec import Segment
 from pyspark_dledger.log.io.entry_reads import entry_at, segment_at
-from pyspark_dledger.log.io.files import FolderEntry, last_data, looked_up, open_file, scan_folder
+from pyspark_dledger.log.io.files import FolderEntry, last_data, map_reads, open_file, scan_folder
 
 Units = npt.NDArray[Any]
 """Units as a numpy array with the fields of `layout.CONSUME_QUEUE_UNIT`, big-endian as on disk."""
@@ -33,14 +33,14 @@ UNIT_DTYPE = record_dtype(CONSUME_QUEUE_UNIT)
 UNITS_AT_ONCE = 64 * 1024
 # ConsumeQueue.fillPreBlank: (0, this, 0) fills a file before the first unit of a queue that begins in its middle.
 FILLER_SIZE = 0x7FFFFFFF
-# Among so many units behind which nothing is written, one is intact.
+# Among the last units that were written, at least one of so many is intact.
 _LAST_UNITS = 1024
 _NO_UNITS = np.empty(0, UNIT_DTYPE)
 
 
 @dataclass(frozen=True)
 class QueueFile:
-    """One file of a queue: ``first`` is the queue offset of its first unit, ``units`` how many it has room for."""
+    """One file of a queue: ``first`` is the queue offset of its first unit, ``units`` its capacity in units."""
 
     path: str
     name: str
@@ -58,9 +58,9 @@ class Queue:
 
 
 def queues(root: Path) -> list[Queue]:
-    """The queues below ``root/consumequeue`` that have files, by topic and queue id; a folder that is none is left out.
+    """The queues below ``root/consumequeue`` that have files, by topic and queue id.
 
-    Nothing of the files is read, and what cannot be listed is left out.
+    Other folders, and folders that cannot be listed, are ignored. No file is read.
     """
     found = []
     folder = root / FOLDER
@@ -74,7 +74,7 @@ def queues(root: Path) -> list[Queue]:
 
 
 def queue_files(folder: Path) -> tuple[QueueFile, ...]:
-    """The files of the queue that a folder holds, in order; none where it cannot be read."""
+    """The files of the queue in a folder, in order; empty if the folder cannot be read."""
     files = []
     for entry in folder_entries(folder):
         if len(entry.name) == SEGMENT_NAME_DIGITS and entry.name.isdecimal() and entry.is_file():
@@ -89,8 +89,8 @@ def queue_files(folder: Path) -> tuple[QueueFile, ...]:
 def read_units(file: QueueFile, start: int = 0, stop: int | None = None) -> Iterator[Units]:
     """The units ``[start, stop)`` of a file, counted from its beginning, in chunks of at most `UNITS_AT_ONCE`.
 
-    Without `stop` up to the last one that was written. Units in between that were never written are zeros. Ends early
-    where the file shrinks or cannot be read.
+    Without `stop`, up to the last written unit. Units before it that were never written are zeros. Ends early if the
+    file becomes shorter or cannot be read.
     """
     stop = written_units(file) if stop is None else min(stop, file.units)
     try:
@@ -112,7 +112,7 @@ def read_units(file: QueueFile, start: int = 0, stop: int | None = None) -> Iter
 
 
 def written_units(file: QueueFile) -> int:
-    """How many units a file has up to the last one that is not zeros; looked for from its end, over its holes."""
+    """The number of units up to the last one that is not zeros. Searched from the end; holes are skipped."""
     try:
         with open_file(file.path) as opened:
             end = last_data(opened, 0, opened.size())
@@ -122,17 +122,17 @@ def written_units(file: QueueFile) -> int:
 
 
 def proven_index(root: Path, segments: list[Segment], end: int) -> int | None:
-    """The highest index whose message a ConsumeQueue of `root` points to, below the log's `end`; None if there is none.
+    """The highest index below the log's `end` whose message a ConsumeQueue of `root` points to, or None.
 
-    A unit that points nowhere proves nothing (a queue can be ahead of a log that was cut).
+    Units without a message are ignored: a queue can be ahead of a truncated log.
     """
     return index_proven_by(((unit.commit_log_offset, unit.size) for unit in last_units(root)), segments, end)
 
 
 def index_proven_by(messages: Iterable[tuple[int, int]], segments: list[Segment], end: int) -> int | None:
-    """The highest index of the messages, each where it stands and its size in bytes, that are entries below `end`."""
-    for place, size in sorted(messages, reverse=True):
-        pos = place - ENTRY_HEADER_SIZE
+    """The highest index of the messages (position and size in bytes) that are entries below `end`, or None."""
+    for offset, size in sorted(messages, reverse=True):
+        pos = offset - ENTRY_HEADER_SIZE
         segment = segment_at(segments, pos) if pos < end else None
         header = entry_at(segment, pos) if segment is not None else None
         if header is not None and header.body_size == size:
@@ -141,8 +141,8 @@ def index_proven_by(messages: Iterable[tuple[int, int]], segments: list[Segment]
 
 
 def last_units(root: Path) -> Iterator[ConsumeQueueUnit]:
-    """The last unit that was written to each queue."""
-    for unit in looked_up(_last_unit, queues(root), str(root)):
+    """The last written unit of each queue."""
+    for unit in map_reads(_last_unit, queues(root), str(root)):
         if unit is not None:
             yield unit
 
@@ -158,7 +158,7 @@ def _last_unit(queue: Queue) -> ConsumeQueueUnit | None:
 
 
 def folder_entries(folder: Path) -> list[FolderEntry]:
-    """What is in a folder but FIFOs and the like; nothing where it cannot be read. StoreError for a remote folder."""
+    """The files and folders in a folder; empty if it cannot be read. Raises StoreError for a remote folder."""
     try:
         return [entry for entry in scan_folder(folder) if entry.is_dir() or entry.is_file()]
     except OSError:

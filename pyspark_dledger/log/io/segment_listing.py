@@ -1,4 +1,4 @@
-"""Lists of segments that are made anew only when a folder has changed: what looking at a log again and again costs."""
+"""Lists segments, and lists them again only if a folder has changed."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from pyspark_dledger.log.io.files import is_remote_path
 from pyspark_dledger.log.io.store_paths import list_segments
 
 Stamps = tuple[tuple[int, int, int], ...]
-"""Device, inode and time of change, in nanoseconds, of some folders."""
+"""Device, inode and time of change (ns) of some folders."""
 
-# A file system tells times apart that are a few milliseconds, at most two seconds (FAT), from each other.
+# The resolution of a file system's times is a few milliseconds, at most two seconds (FAT).
 _SETTLED_NS = 3_000_000_000
 
 
 def folder_stamps(folders: Iterable[Path]) -> Stamps | None:
-    """What changes with every file that is created in, or removed from, one of the folders.
+    """Stamps that change with every file that is created in, or removed from, one of the folders.
 
-    None where one is gone, and for remote folders, which have no such thing.
+    None if a folder does not exist, and for remote folders.
     """
     watched = list(folders)
     if any(map(is_remote_path, watched)):
@@ -34,26 +34,26 @@ def folder_stamps(folders: Iterable[Path]) -> Stamps | None:
 
 
 def is_settled(stamps: Stamps | None) -> bool:
-    """Whether the last change is so old that another one would give other stamps."""
+    """Whether the last change is old enough that another one would give other stamps."""
     now = time.time_ns()
     return stamps is not None and all(now - changed > _SETTLED_NS for _, _, changed in stamps)
 
 
 @dataclass(frozen=True)
 class Listing:
-    """The segments of some folders as they were listed, and by what a change is told."""
+    """The segments of some folders, and the stamps that show a change."""
 
     segments: tuple[Segment, ...]
-    wanted: tuple[tuple[Path, ...], str, bool]
+    request: tuple[tuple[Path, ...], str, bool]
     stamps: Stamps | None
 
 
 def listing(dirs: Iterable[Path], source: str, check_pos: bool, before: Listing | None) -> Listing:
-    """The segments as `find.list_segments` gives them; `before` itself where nothing changed since. Raises as that."""
-    wanted = (tuple(dirs), source, check_pos)
-    stamps = folder_stamps(wanted[0])
-    if before is not None and before.wanted == wanted and before.stamps is not None and before.stamps == stamps:
+    """List segments as `store_paths.list_segments`, with its errors; `before` itself if nothing has changed."""
+    request = (tuple(dirs), source, check_pos)
+    stamps = folder_stamps(request[0])
+    if before is not None and before.request == request and before.stamps is not None and before.stamps == stamps:
         return before
-    segments = list_segments(*wanted)
-    # Sizes count too, and a file gets its own just after it was created: a list of fresh files is made again.
-    return Listing(tuple(segments), wanted, stamps if is_settled(stamps) else None)
+    segments = list_segments(*request)
+    # A file gets its size just after it is created, so a list of recent files is not reused.
+    return Listing(tuple(segments), request, stamps if is_settled(stamps) else None)

@@ -1,4 +1,4 @@
-"""The engine of a store: of a remote one it is given what it needs of a segment, window by window."""
+"""The engine of a store. For a remote store it reads partial copies of segments, which are fetched in windows."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ if TYPE_CHECKING:
     from pyspark_dledger.log.io.fetched_segment import FetchedSegment
 
 WINDOW = 32 * 1024 * 1024
-"""Bytes that a scan has before it, while it fetches as many more."""
+"""Bytes of one window; the next one is fetched during the scan of a window."""
 
 _Result = TypeVar("_Result")
 
 
 def read_engine(name: str) -> Engine:
-    """The engine of that name, which also reads remote segments; see `engine.get_engine`."""
+    """The engine `name` (see `engine.get_engine`), which also reads remote segments."""
     return cast(Engine, _ReadEngine(get_engine(name)))
 
 
 def engine_over(paths: Iterable[str], name: str) -> Engine:
-    """The engine of that name for a store that lies at these paths."""
+    """The engine `name` for the store at `paths`."""
     return read_engine(name) if any(map(is_remote, paths)) else get_engine(name)
 
 
 def engine_of(name: str, segment: Segment) -> Engine:
-    """The engine of that name for a segment."""
+    """The engine `name` for a segment."""
     return read_engine(name) if isinstance(segment.path, RemoteUri) else get_engine(name)
 
 
 class _ReadEngine:
-    """An engine whose calls that read a segment fetch, of a remote one, what they need; others are the engine's own.
+    """An engine that fetches what its calls read of remote segments; calls for local segments are passed on.
 
-    A call that meets bytes which were not fetched is made again, with them: it answers as if all had been there.
-    Messages that a scan has just found are placed from what it has fetched.
+    A call that needs bytes which were not fetched is repeated with them, so its result is the same as with all bytes.
+    Messages that a scan has just found are copied from the chunks that it fetched.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -72,22 +72,22 @@ class _ReadEngine:
         start = request.start
         while True:
             cut = self._window_end(copy, start, end)
-            copy.hold(start, cut)
+            copy.fetch(start, cut)
             is_last = cut >= end
             is_boundary = request.end_is_boundary if is_last else True
             stop = request.end if is_last else cut
             yield from self._rows(copy, replace(request, start=start, end=stop, end_is_boundary=is_boundary))
             if is_last:
                 return
-            copy.drop(cut)
+            copy.free(cut)
             start = cut
 
     def _window_end(self, copy: FetchedSegment, start: int, end: int) -> int:
-        """Where a walk that began before `start` arrives about a window further on; what follows is on its way."""
+        """An entry boundary about one window after `start`; begins to fetch what follows it."""
         reach = 2 * WINDOW
         while end - start > WINDOW + WINDOW // 4:
             stop = min(start + reach, end)
-            copy.want(start, stop)
+            copy.prefetch(start, stop)
             cuts = self._cuts(copy, start, stop)
             if cuts:
                 return cuts[0]
@@ -97,21 +97,21 @@ class _ReadEngine:
         return end
 
     def _cuts(self, copy: FetchedSegment, start: int, stop: int) -> list[int]:
-        return _asked(copy, lambda segment: self._engine.split(segment, start, stop, WINDOW))
+        return _repeated(copy, lambda segment: self._engine.split(segment, start, stop, WINDOW))
 
     def _rows(self, copy: FetchedSegment, request: ScanRequest) -> Iterator[tuple[pa.RecordBatch, list[Compressed]]]:
-        """The batches of a window, each once: a scan that is made again gives the same ones."""
-        given = 0
+        """The batches of a window, each once: a repeated scan yields the same batches."""
+        yielded = 0
         while True:
             try:
                 scan = self._engine.scan(replace(request, segment=copy.segment))
                 for number, batch in enumerate(scan):
-                    if number >= given:
-                        given += 1
+                    if number >= yielded:
+                        yielded += 1
                         yield batch
                 return
             except MissingBytes as missing:
-                copy.demand(missing.offset)
+                copy.fetch_missing(missing.offset)
 
     def log_end(self, segment: Segment, start: int, search_all: bool) -> LogEnd:
         return self._on(segment, lambda found: self._engine.log_end(found, start, search_all))
@@ -139,18 +139,18 @@ class _ReadEngine:
             return self._engine.place_messages(found, starts, sizes, into, position)
 
         scanned = self._scanned.get(segment)
-        return self._on(segment, placed) if scanned is None else _asked(scanned, placed)
+        return self._on(segment, placed) if scanned is None else _repeated(scanned, placed)
 
     def _on(
-        self, segment: Segment, question: Callable[[Segment], _Result], all_of: tuple[int, int] | None = None
+        self, segment: Segment, call: Callable[[Segment], _Result], needed: tuple[int, int] | None = None
     ) -> _Result:
-        """An engine's answer about a segment; of ``all_of`` it is known that it will be read."""
+        """The result of an engine's call for a segment; the positions `needed` are fetched ahead."""
         if not isinstance(segment.path, RemoteUri):
-            return question(segment)
+            return call(segment)
         with _fetched(segment) as copy:
-            if all_of is not None:
-                copy.want(*all_of)
-            return _asked(copy, question)
+            if needed is not None:
+                copy.prefetch(*needed)
+            return _repeated(copy, call)
 
 
 def _fetched(segment: Segment) -> FetchedSegment:
@@ -159,9 +159,10 @@ def _fetched(segment: Segment) -> FetchedSegment:
     return FetchedSegment(segment)
 
 
-def _asked(copy: FetchedSegment, question: Callable[[Segment], _Result]) -> _Result:
+def _repeated(copy: FetchedSegment, call: Callable[[Segment], _Result]) -> _Result:
+    """The result of `call`, which is repeated until all the bytes that it reads were fetched."""
     while True:
         try:
-            return question(copy.segment)
+            return call(copy.segment)
         except MissingBytes as missing:
-            copy.demand(missing.offset)
+            copy.fetch_missing(missing.offset)

@@ -1,4 +1,4 @@
-"""Finding a store from any path users have: the folders of its segments, index, state and ConsumeQueue."""
+"""Finds a store from a path: the folders of its segments, index, state and ConsumeQueues."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from pyspark_dledger.log.io.files import is_readable, is_there, names_in, path_o
 _SEGMENT_NAME = re.compile(rf"\d{{{SEGMENT_NAME_DIGITS}}}")
 _NODE_PREFIX = "dledger-"
 _ACCEPTED = "a storePathRootDir, a dledger-<id>/ folder, a data/ or commitlog/ folder, or one segment file"
-# A hole this long is no lost file: the file behind it belongs to something else.
-_LONGEST_HOLE = 2**44
-# Positions stay far from where adding a size would overflow.
+# Bytes. After a longer hole, a file does not belong to the log.
+_MAX_HOLE = 2**44
+# Adding a size to such a position does not overflow.
 HIGHEST_BASE = 2**62
 
 
@@ -31,8 +31,8 @@ HIGHEST_BASE = 2**62
 class StorePaths:
     """The parts of a store that exist.
 
-    ``node`` is the id in ``dledger-<id>``; None for a plain CommitLog or a lone folder. ``only`` is the one segment
-    file that was asked for.
+    ``node`` is the id in ``dledger-<id>``; None for a plain CommitLog or a single folder. ``only`` is set if the path
+    is one segment file.
     """
 
     path: str
@@ -48,10 +48,10 @@ _ENTRY_STARTS = [magic.to_bytes(4, "big") for magic in ENTRY_MAGICS]
 
 
 def find_store(path: str, self_id: str | None = None, data_dirs: tuple[str, ...] | None = None) -> StorePaths:
-    """The parts of the store at `path`.
+    """Find the parts of the store at `path`.
 
-    Raises StoreError where the path is missing, unreadable, empty or no store, where a path in it is not UTF-8, and
-    where a root holds several nodes and `self_id` does not choose one.
+    Raises StoreError if the path is missing, unreadable, empty or no store, if a path in it is not UTF-8, and if a root
+    has several nodes and `self_id` does not choose one.
     """
     found = _find(path, self_id, data_dirs)
     only = () if found.only is None else (found.only,)
@@ -63,7 +63,7 @@ def find_store(path: str, self_id: str | None = None, data_dirs: tuple[str, ...]
 def _check_utf8(path: str) -> None:
     if not is_utf8(path):
         raise StoreError(
-            f"{escaped_path(path)}: expected a path in UTF-8, found bytes that are not: rename it, or give it another "
+            f"{escaped_path(path)}: expected a path in UTF-8, found other bytes: rename it, or give it another "
             "name by a link or a bind mount"
         )
 
@@ -123,7 +123,7 @@ def _of_file(path: str, file: Path) -> StorePaths:
 
 
 def _of_folder(path: str, folder: Path, extra: tuple[Path, ...], only: Path | None = None) -> StorePaths:
-    """The store around a data/ or commitlog/ folder; only its segments are read."""
+    """The store with a given data/ or commitlog/ folder; only the segments of that folder are read."""
     node_dir = folder.parent if _looks_like_node(folder.parent, []) or _has(folder.parent, "currterm") else None
     dirs = (folder, *extra)
     source = _source_of(dirs, only)
@@ -139,7 +139,7 @@ def _has(folder: Path, name: str) -> bool:
 
 
 def _source_of(dirs: Iterable[Path], only: Path | None) -> str:
-    """What a folder's segments hold, by the first bytes of a segment, else by the folder's name."""
+    """Whether segments are DLedger's or the CommitLog's: by their first bytes, else by the folder's name."""
     files = [folder / name for folder in dirs for name in _names(folder) if _SEGMENT_NAME.fullmatch(name)]
     for file in [only] if only is not None else files:
         if not file.is_file():
@@ -166,7 +166,7 @@ def _of_node(path: str, node_dir: Path, extra: tuple[Path, ...]) -> StorePaths:
 
 
 def node_folders(root: Path, names: Iterable[str]) -> dict[str, Path]:
-    """The folders ``dledger-<id>`` among what a root holds, by id."""
+    """The folders ``dledger-<id>`` in a root whose contents are `names`, by id."""
     folders = [root / name for name in names if name.startswith(_NODE_PREFIX) and (root / name).is_dir()]
     return {folder.name.removeprefix(_NODE_PREFIX): folder for folder in folders}
 
@@ -199,17 +199,17 @@ def _is_store(folder: Path) -> bool:
 
 
 def _listed(names: Iterable[str]) -> str:
-    """At most eight names, for an error's sentence."""
+    """At most eight names, for an error message."""
     shown = list(names)
     more = f" and {len(shown) - 8} more" if len(shown) > 8 else ""
     return ", ".join(shown[:8]) + more
 
 
 def list_segments(dirs: Iterable[Path], source: str, check_pos: bool) -> list[Segment]:
-    """The segments in `dirs` by base, each as long as it has to be: a shorter file is found out by the scan.
+    """The segments in `dirs` by base. Each has its full size, also where the file is shorter; a scan finds that.
 
-    Files with other names are no segments. Raises StoreError for two files of one base, and for a base so far away that
-    the file cannot be of this log.
+    Files with other names are ignored. Raises StoreError for two files with one base, and for a base that is too far
+    away for this log.
     """
     files: dict[int, Path] = {}
     sizes: dict[int, int] = {}
@@ -230,9 +230,9 @@ def list_segments(dirs: Iterable[Path], source: str, check_pos: bool) -> list[Se
         size = max(sizes[base], usual)
         if following is not None:
             size = min(size, following - base)
-            if following - base > _LONGEST_HOLE:
+            if following - base > _MAX_HOLE:
                 raise StoreError(
-                    f"{files[following]}: expected a segment near {base + size}, found one far behind: move it away"
+                    f"{files[following]}: expected a segment near {base + size}, found one far after it: move it away"
                 )
         if base > HIGHEST_BASE:
             raise StoreError(f"{files[base]}: expected a base of at most 2^62, found {base}: move it away")
@@ -241,7 +241,7 @@ def list_segments(dirs: Iterable[Path], source: str, check_pos: bool) -> list[Se
 
 
 def file_size(file: Path) -> int | None:
-    """The size of a regular file in bytes; None for anything else, and for what vanished since it was listed."""
+    """The size of a regular file in bytes; None for anything else, and for a file that no longer exists."""
     try:
         status = file.stat()
     except FileNotFoundError:
@@ -252,7 +252,7 @@ def file_size(file: Path) -> int | None:
 
 
 def _usual_size(bases: list[int], sizes: dict[int, int]) -> int:
-    """The size in bytes that the segments were created with: what most files have, else the distance of two names."""
+    """The size in bytes that segments are created with: that of most files, else the smallest distance of two names."""
     if not bases:
         return 0
     size, count = Counter(sizes.values()).most_common(1)[0]

@@ -1,0 +1,214 @@
+"""Reads of remote files: by ranges, through a cache of blocks, because a request takes tens of milliseconds.
+
+A failed read raises StoreError; it is never mistaken for the end of a file.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import lru_cache
+from types import TracebackType
+from typing import Any, TypeVar, final
+
+from pyarrow import fs
+
+from pyspark_dledger.common.uris import RemoteUri, Stamp
+from pyspark_dledger.errors import StoreError
+from pyspark_dledger.log.io.remote_fs import file_system, path_in_system, remote_call, stamp_of
+
+_BLOCK = 64 * 1024
+_MAX_BLOCKS = 512  # 32 MiB
+# Larger reads bypass the cache: they would evict many blocks.
+_LARGE = 4 * _BLOCK
+_MAX_OPEN_FILES = 256
+_FETCH_THREADS = 4
+_LOOKUP_THREADS = 8
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+
+
+class _ReadCache:
+    """The open files of this process, and the blocks that were read last.
+
+    A file that was not listed is not cached, because a change of it would not be noticed.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._files: OrderedDict[tuple[RemoteUri, Stamp | None], tuple[Any, int]] = OrderedDict()
+        self._blocks: OrderedDict[tuple[RemoteUri, Stamp | None, int], bytes] = OrderedDict()
+
+    def file(self, uri: RemoteUri) -> tuple[Any, int]:
+        """Pyarrow's open file and its size in bytes. Raises StoreError if its size is not the listed one."""
+        if uri.stamp is None:
+            return _open(uri)
+        return self._cached(self._files, (uri, uri.stamp), _MAX_OPEN_FILES, lambda: _open(uri))
+
+    def block(self, uri: RemoteUri, number: int) -> bytes:
+        if uri.stamp is None:
+            return fetch(uri, number * _BLOCK, _BLOCK)
+        key = uri, uri.stamp, number
+        return self._cached(self._blocks, key, _MAX_BLOCKS, lambda: fetch(uri, number * _BLOCK, _BLOCK))
+
+    def _cached(
+        self, cache: OrderedDict[Any, _Result], key: object, max_items: int, load: Callable[[], _Result]
+    ) -> _Result:
+        with self._lock:
+            if key in cache:
+                cache.move_to_end(key)
+                return cache[key]
+        loaded = load()
+        with self._lock:
+            cache[key] = loaded
+            while len(cache) > max_items:
+                cache.popitem(last=False)
+        return loaded
+
+
+@lru_cache(maxsize=1)
+def _cache_of(_pid: int) -> _ReadCache:
+    return _ReadCache()
+
+
+@lru_cache(maxsize=1)
+def _fetch_threads(_pid: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(_FETCH_THREADS, thread_name_prefix="dledger-fetch")
+
+
+def _open(uri: RemoteUri) -> tuple[Any, int]:
+    system, _ = file_system(uri.store)
+    path = path_in_system(uri)
+    try:
+        file = remote_call(uri, lambda: system.open_input_file(path), (FileNotFoundError,))
+    except FileNotFoundError:
+        if uri.stamp is None:
+            raise
+        raise _deleted(uri) from None
+    size = remote_call(uri, file.size)
+    if uri.stamp is not None and size != uri.stamp.size:
+        raise _changed(uri, f"{size} bytes")
+    return file, size
+
+
+def _deleted(uri: RemoteUri) -> StoreError:
+    return StoreError(f"{uri}: expected the file that was listed, found none: it was deleted meanwhile, read again")
+
+
+def _changed(uri: RemoteUri, found: str) -> StoreError:
+    size = uri.stamp.size if uri.stamp is not None else 0
+    return StoreError(
+        f"{uri}: expected the {size} bytes that were listed, found {found}: it was changed meanwhile, read again"
+    )
+
+
+def check_unchanged(uri: RemoteUri) -> None:
+    """Raises StoreError if a file was changed or deleted since it was listed, perhaps by another process."""
+    if uri.stamp is None:
+        return
+    system, _ = file_system(uri.store)
+    info = remote_call(uri, lambda: system.get_file_info(path_in_system(uri)))
+    if info.type == fs.FileType.NotFound:
+        raise _deleted(uri)
+    found = stamp_of(info)
+    if found != uri.stamp:
+        raise _changed(uri, f"{found.size} bytes, written later" if found is not None else "a folder")
+
+
+def size_of(uri: RemoteUri) -> int:
+    """The size of a remote file in bytes: the listed one, else the current one."""
+    return uri.stamp.size if uri.stamp is not None else _cache_of(os.getpid()).file(uri)[1]
+
+
+def fetch(uri: RemoteUri, offset: int, size: int) -> bytes:
+    """The bytes of a remote file at `offset`, by one request; fewer at its end.
+
+    Raises StoreError if they cannot be read, or the file became shorter.
+    """
+    file, length = _cache_of(os.getpid()).file(uri)
+    wanted = max(min(size, length - offset), 0)
+    if wanted == 0:
+        return b""
+    try:
+        data: bytes = remote_call(uri, lambda: file.read_at(wanted, offset), (FileNotFoundError,))
+    except FileNotFoundError:
+        raise _deleted(uri) from None
+    if len(data) != wanted:
+        raise _changed(uri, f"{offset + len(data)} bytes")
+    return data
+
+
+def fetch_later(uri: RemoteUri, offset: int, size: int, take: Callable[[int, bytes], None]) -> Future[None]:
+    """Fetch bytes in a background thread, which then calls `take` with the offset and the bytes."""
+    return _fetch_threads(os.getpid()).submit(lambda: take(offset, fetch(uri, offset, size)))
+
+
+def read_remote(uri: RemoteUri, offset: int, size: int) -> bytes:
+    """The bytes at `offset`, small reads from the cache; fewer at the end of the file. Raises as `fetch`."""
+    if uri.stamp is not None:
+        size = min(size, uri.stamp.size - offset)
+    if offset < 0 or size <= 0:
+        return b""
+    if size >= _LARGE:
+        return fetch(uri, offset, size)
+    cache = _cache_of(os.getpid())
+    first, last = offset // _BLOCK, (offset + size - 1) // _BLOCK
+    data = b"".join(cache.block(uri, number) for number in range(first, last + 1))
+    return data[offset - first * _BLOCK :][:size]
+
+
+def map_in_threads(function: Callable[[_Item], _Result], items: Iterable[_Item]) -> Iterator[_Result]:
+    """The results for `items`, in their order; several calls wait for the network at the same time."""
+    with ThreadPoolExecutor(_LOOKUP_THREADS, thread_name_prefix="dledger-look") as threads:
+        yield from threads.map(function, items)
+
+
+@final
+class RemoteFile:
+    """A remote file, opened for reading; see `files.OpenFile`. It has no holes: all of it is data."""
+
+    TAIL_BLOCK = 1024 * 1024
+
+    def __init__(self, uri: RemoteUri) -> None:
+        self._uri = uri
+
+    def __enter__(self) -> RemoteFile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+    def size(self) -> int:
+        return size_of(self._uri)
+
+    def read(self, offset: int, size: int) -> bytes:
+        return read_remote(self._uri, offset, size)
+
+    def extents(self, start: int, end: int) -> Iterator[tuple[int, int]]:
+        if start < end:
+            yield start, end
+
+
+class RemoteStream(io.RawIOBase):
+    """A remote file as a stream."""
+
+    def __init__(self, uri: RemoteUri) -> None:
+        self._uri = uri
+        self._offset = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer).cast("B")
+        data = read_remote(self._uri, self._offset, len(view))
+        view[: len(data)] = data
+        self._offset += len(data)
+        return len(data)
