@@ -1,4 +1,4 @@
-"""Identities: run files beside the log, what is found in them, what they survive, and when they end."""
+"""Identities of committed messages in sorted runs, and recent ones in memory: lookup, restarts, damage, expiry."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DAY = 24 * 3600 * 1000
 
 
 class Clock:
-    """A time in milliseconds that goes on when a test says so."""
+    """Milliseconds since 1970; tests advance them."""
 
     def __init__(self) -> None:
         self.now = 1_700_000_000_000
@@ -40,20 +40,22 @@ def ids_of(numbers: range, producer: str = "p") -> bytes:
     return b"".join(identity(number, producer) for number in numbers)
 
 
-def covered(numbers: range, stored: int, term: int = 1) -> EntryRange:
+def entry_range(numbers: range, stored: int, term: int = 1) -> EntryRange:
     return EntryRange(numbers[0], numbers[-1], term, stored, stored)
 
 
-def opened(folder: Path, clock: Clock, end: int = 1 << 40, needed_from: int = 0, **options: int) -> CommittedIdentities:
-    """CommittedIdentities of a log whose entries up to `end` have term 1."""
+def open_identities(
+    folder: Path, clock: Clock, end: int = 1 << 40, needed_from: int = 0, **options: int
+) -> CommittedIdentities:
+    """The identities of a log whose entries up to `end` have term 1."""
     found = CommittedIdentities(folder, clock=clock, **options)
     found.load(lambda index, term: index <= end and term == 1, needed_from, needed_from)
     return found
 
 
 def add(identities: CommittedIdentities, numbers: range, clock: Clock, producer: str = "p") -> None:
-    """Messages whose indexes are their numbers were committed."""
-    identities.add(covered(numbers, clock.now), ids_of(numbers, producer), np.array(numbers, np.int64))
+    """Commit messages whose indexes are their numbers."""
+    identities.add(entry_range(numbers, clock.now), ids_of(numbers, producer), np.array(numbers, np.int64))
 
 
 @pytest.fixture
@@ -61,7 +63,7 @@ def clock() -> Clock:
     return Clock()
 
 
-def test_a_run_holds_what_was_written(tmp_path: Path) -> None:
+def test_a_run_has_the_identities_that_were_written(tmp_path: Path) -> None:
     parts = [identity_arrays(ids_of(range(n, n + 50), f"p{n % 3}"), np.arange(n, n + 50)) for n in range(0, 500, 50)]
     write_run(tmp_path, EntryRange(0, 499, 7, 11, 22), concatenated(parts), is_durable=True)
     (path,) = run_paths(tmp_path)
@@ -72,21 +74,21 @@ def test_a_run_holds_what_was_written(tmp_path: Path) -> None:
         assert run.has_producer(producer)
         assert run.find(producer, part.first, part.second).tolist() == part.index.tolist()
     assert not run.has_producer(1)
-    strange = identity_arrays(ids_of(range(1000, 1010), "p0"), np.arange(10))
-    assert run.find(int(strange.producer[0]), strange.first, strange.second).tolist() == [-1] * 10
+    unknown = identity_arrays(ids_of(range(1000, 1010), "p0"), np.arange(10))
+    assert run.find(int(unknown.producer[0]), unknown.first, unknown.second).tolist() == [-1] * 10
 
 
-def test_of_equal_identities_the_last_entry_is_found_and_half_a_hash_is_no_identity(tmp_path: Path) -> None:
+def test_the_last_of_equal_identities_is_found_and_half_a_hash_does_not_match(tmp_path: Path) -> None:
     one, other = identity(1), identity(2)
     near = one[:16] + other[16:]
     found = identity_arrays(one + near + one + other, np.array([3, 4, 5, 6]))
     run = write_run(tmp_path, EntryRange(0, 9, 1, 0, 0), found, is_durable=False)
-    asked = identity_arrays(one + near + other + one[:16] + bytes(8), np.zeros(4, np.int64))
-    assert run.find(int(asked.producer[0]), asked.first, asked.second).tolist() == [5, 4, 6, -1]
+    wanted = identity_arrays(one + near + other + one[:16] + bytes(8), np.zeros(4, np.int64))
+    assert run.find(int(wanted.producer[0]), wanted.first, wanted.second).tolist() == [5, 4, 6, -1]
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "header", "empty"])
-def test_damaged_runs_are_refused(tmp_path: Path, damage: str) -> None:
+def test_damaged_runs_are_rejected(tmp_path: Path, damage: str) -> None:
     write_run(
         tmp_path, EntryRange(0, 99, 1, 0, 0), identity_arrays(ids_of(range(100)), np.arange(100)), is_durable=False
     )
@@ -101,8 +103,8 @@ def test_damaged_runs_are_refused(tmp_path: Path, damage: str) -> None:
         SortedRun(path)
 
 
-def test_what_is_added_is_found_by_its_index_and_nothing_else(tmp_path: Path, clock: Clock) -> None:
-    identities = opened(tmp_path, clock, run_ids=100)
+def test_only_added_identities_are_found_with_their_indexes(tmp_path: Path, clock: Clock) -> None:
+    identities = open_identities(tmp_path, clock, run_ids=100)
     for start in range(0, 3000, 60):
         add(identities, range(start, start + 60), clock, f"p{start % 7}")
     identities.flush()
@@ -110,19 +112,19 @@ def test_what_is_added_is_found_by_its_index_and_nothing_else(tmp_path: Path, cl
     for start in range(0, 3000, 60):
         ids = ids_of(range(start, start + 60), f"p{start % 7}")
         assert identities.find(ids) == {n: start + n for n in range(60)}
-        # The same contents of another producer are others.
+        # Equal contents of another producer have other identities.
         assert not identities.find(ids_of(range(start, start + 60), "other"))
     assert not identities.find(ids_of(range(5000, 9000), "p0"))
 
 
-def test_only_what_is_asked_for_is_found(tmp_path: Path, clock: Clock) -> None:
-    identities = opened(tmp_path, clock, run_ids=10)
+def test_a_lookup_can_be_limited_to_ordinals(tmp_path: Path, clock: Clock) -> None:
+    identities = open_identities(tmp_path, clock, run_ids=10)
     add(identities, range(10), clock)
     assert identities.find(ids_of(range(10)), np.array([2, 5])) == {2: 2, 5: 5}
 
 
 def test_runs_are_merged_and_stay_few(tmp_path: Path, clock: Clock) -> None:
-    identities = opened(tmp_path, clock, run_ids=1)
+    identities = open_identities(tmp_path, clock, run_ids=1)
     for number in range(600):
         clock.now += 10
         add(identities, range(number, number + 1), clock)
@@ -131,11 +133,11 @@ def test_runs_are_merged_and_stay_few(tmp_path: Path, clock: Clock) -> None:
     ranges = [SortedRun(path).range for path in files]
     assert (ranges[0].first_index, ranges[-1].last_index) == (0, 599)
     assert all(one.last_index + 1 == other.first_index for one, other in pairwise(ranges))
-    assert opened(tmp_path, clock).find(ids_of(range(600))) == {n: n for n in range(600)}
+    assert open_identities(tmp_path, clock).find(ids_of(range(600))) == {n: n for n in range(600)}
 
 
 def test_no_run_covers_more_than_a_seventh_of_the_time(tmp_path: Path, clock: Clock) -> None:
-    identities = opened(tmp_path, clock, expiry_ms=7 * DAY, run_ids=1)
+    identities = open_identities(tmp_path, clock, expiry_ms=7 * DAY, run_ids=1)
     for number in range(60):
         clock.now += DAY // 10
         add(identities, range(number, number + 1), clock)
@@ -145,104 +147,104 @@ def test_no_run_covers_more_than_a_seventh_of_the_time(tmp_path: Path, clock: Cl
 
 
 def test_expired_identities_are_new_again(tmp_path: Path, clock: Clock) -> None:
-    identities = opened(tmp_path, clock, expiry_ms=DAY, run_ids=10)
+    identities = open_identities(tmp_path, clock, expiry_ms=DAY, run_ids=10)
     add(identities, range(10), clock)
     clock.now += DAY // 2
     add(identities, range(10, 20), clock)
     assert len(identities.find(ids_of(range(20)))) == 20
     clock.now += DAY // 2 + 1
-    # Before anything is deleted, and after.
+    # Before runs are deleted, and after.
     assert identities.find(ids_of(range(20))) == {n: n for n in range(10, 20)}
     add(identities, range(20, 30), clock)
     assert len(run_paths(tmp_path)) == 2
     assert identities.find(ids_of(range(20))) == {n: n for n in range(10, 20)}
 
 
-def test_what_is_older_than_what_stands_before_it_hides_nothing(tmp_path: Path, clock: Clock) -> None:
-    """Raw entries of a restored log bring the times that they had."""
-    identities = opened(tmp_path, clock, expiry_ms=DAY, run_ids=10)
+def test_a_run_of_older_messages_hides_no_earlier_run(tmp_path: Path, clock: Clock) -> None:
+    """Raw entries of a restored log keep their old store timestamps."""
+    identities = open_identities(tmp_path, clock, expiry_ms=DAY, run_ids=10)
     add(identities, range(10), clock)
-    identities.add(covered(range(10, 20), clock.now - 30 * DAY), ids_of(range(10, 20)), np.arange(10, 20))
+    identities.add(entry_range(range(10, 20), clock.now - 30 * DAY), ids_of(range(10, 20)), np.arange(10, 20))
     assert len(run_paths(tmp_path)) == 2
     assert identities.find(ids_of(range(20))) == {n: n for n in range(10)}
 
 
 def test_a_run_of_entries_without_identities_covers_them(tmp_path: Path, clock: Clock) -> None:
-    identities = opened(tmp_path, clock)
-    identities.add(covered(range(100), clock.now), b"", np.empty(0, np.int64))
+    identities = open_identities(tmp_path, clock)
+    identities.add(entry_range(range(100), clock.now), b"", np.empty(0, np.int64))
     identities.flush()
     assert CommittedIdentities(tmp_path, clock=clock).load(lambda _index, _term: True, 0, 0) == 100
 
 
 def load(
-    folder: Path, clock: Clock, holds: Callable[[int, int], bool], needed_from: int = 0
+    folder: Path, clock: Clock, has_entry: Callable[[int, int], bool], needed_from: int = 0
 ) -> tuple[int, CommittedIdentities]:
     identities = CommittedIdentities(folder, clock=clock)
-    return identities.load(holds, needed_from, needed_from), identities
+    return identities.load(has_entry, needed_from, needed_from), identities
 
 
 @pytest.fixture
 def three_runs(tmp_path: Path, clock: Clock) -> Path:
     """Indexes 0 to 29, ten in a file."""
-    identities = opened(tmp_path, clock, run_ids=10)
+    identities = open_identities(tmp_path, clock, run_ids=10)
     for start in (0, 10, 20):
         add(identities, range(start, start + 10), clock)
     assert len(run_paths(tmp_path)) == 3
     return tmp_path
 
 
-def test_a_restart_goes_on_behind_the_runs(three_runs: Path, clock: Clock) -> None:
-    listen_from, identities = load(three_runs, clock, lambda _index, _term: True)
-    assert listen_from == 30
+def test_a_restart_continues_after_the_runs(three_runs: Path, clock: Clock) -> None:
+    read_from, identities = load(three_runs, clock, lambda _index, _term: True)
+    assert read_from == 30
     assert identities.find(ids_of(range(40))) == {n: n for n in range(30)}
     add(identities, range(30, 40), clock)
     identities.flush()
     assert identities.find(ids_of(range(40))) == {n: n for n in range(40)}
 
 
-@pytest.mark.parametrize(("missing", "listen_from"), [(0, 0), (1, 10), (2, 20)])
-def test_from_a_missing_or_damaged_run_on_the_log_is_read(
-    three_runs: Path, clock: Clock, missing: int, listen_from: int
+@pytest.mark.parametrize(("missing", "read_from"), [(0, 0), (1, 10), (2, 20)])
+def test_the_log_is_read_from_a_missing_or_damaged_run_on(
+    three_runs: Path, clock: Clock, missing: int, read_from: int
 ) -> None:
     path = run_paths(three_runs)[missing]
     path.write_bytes(path.read_bytes()[:-1])
     found, identities = load(three_runs, clock, lambda _index, _term: True)
-    assert found == listen_from
-    assert identities.covered == listen_from - 1
+    assert found == read_from
+    assert identities.covered == read_from - 1
     assert len(run_paths(three_runs)) == missing
 
 
 def test_runs_of_another_log_are_dropped(three_runs: Path, clock: Clock) -> None:
-    # The log was cut behind 15: what follows may be others.
-    listen_from, identities = load(three_runs, clock, lambda index, _term: index <= 15)
-    assert (listen_from, identities.covered) == (10, 9)
+    # The log was truncated after 15: later entries may differ.
+    read_from, identities = load(three_runs, clock, lambda index, _term: index <= 15)
+    assert (read_from, identities.covered) == (10, 9)
     assert not identities.find(ids_of(range(10, 30)))
 
 
 def test_runs_of_another_term_are_dropped(three_runs: Path, clock: Clock) -> None:
-    listen_from, identities = load(three_runs, clock, lambda _index, term: term == 2)
-    assert listen_from == 0
+    read_from, identities = load(three_runs, clock, lambda _index, term: term == 2)
+    assert read_from == 0
     assert not identities.find(ids_of(range(30)))
     assert not run_paths(three_runs)
 
 
-def test_what_the_log_has_expired_of_need_not_be_there(three_runs: Path, clock: Clock) -> None:
+def test_runs_of_expired_entries_may_be_missing(three_runs: Path, clock: Clock) -> None:
     run_paths(three_runs)[0].unlink()
     assert load(three_runs, clock, lambda _index, _term: True, needed_from=10)[0] == 30
 
 
-def test_a_crash_between_merging_and_deleting_leaves_both(three_runs: Path, clock: Clock) -> None:
+def test_a_crash_between_merge_and_delete_leaves_runs_that_are_cleaned_up(three_runs: Path, clock: Clock) -> None:
     parts = [SortedRun(path).all() for path in run_paths(three_runs)]
-    write_run(three_runs, covered(range(30), clock.now), concatenated(parts), is_durable=True)
+    write_run(three_runs, entry_range(range(30), clock.now), concatenated(parts), is_durable=True)
     (three_runs / "00000000000000000030-00000000000000000040.tmp").write_bytes(b"half")
-    listen_from, identities = load(three_runs, clock, lambda _index, _term: True)
-    assert listen_from == 30
+    read_from, identities = load(three_runs, clock, lambda _index, _term: True)
+    assert read_from == 30
     assert len(list(three_runs.iterdir())) == 1
     assert identities.find(ids_of(range(30))) == {n: n for n in range(30)}
 
 
-def test_a_part_that_comes_again_is_taken_once(tmp_path: Path, clock: Clock) -> None:
-    identities = opened(tmp_path, clock)
+def test_a_range_that_is_added_twice_counts_once(tmp_path: Path, clock: Clock) -> None:
+    identities = open_identities(tmp_path, clock)
     add(identities, range(10), clock)
     add(identities, range(10), clock)
     add(identities, range(5, 15), clock)
@@ -252,7 +254,7 @@ def test_a_part_that_comes_again_is_taken_once(tmp_path: Path, clock: Clock) -> 
 
 
 def test_pending_identities_are_those_above_the_runs(tmp_path: Path, clock: Clock) -> None:
-    identities = opened(tmp_path, clock, run_ids=10)
+    identities = open_identities(tmp_path, clock, run_ids=10)
     add(identities, range(12), clock)
     add(identities, range(12, 15), clock)
     assert identities.covered == 11
@@ -262,21 +264,21 @@ def test_pending_identities_are_those_above_the_runs(tmp_path: Path, clock: Cloc
     assert (identities.covered, identities.pending()) == (15, [])
 
 
-def test_many_identities_are_found_whatever_the_filter_says(tmp_path: Path, clock: Clock) -> None:
-    """More than a filter begins with has room for."""
-    identities = opened(tmp_path, clock, run_ids=40_000)
+def test_many_identities_are_found_as_the_filter_grows(tmp_path: Path, clock: Clock) -> None:
+    """More identities than the first filter has capacity for."""
+    identities = open_identities(tmp_path, clock, run_ids=40_000)
     rng = random.Random(5)
     ids = [identity(0)[:PRODUCER_SIZE] + rng.randbytes(16) for _ in range(160_000)]
     for start in range(0, len(ids), 40_000):
         part = range(start, start + 40_000)
-        identities.add(covered(part, clock.now), b"".join(ids[start : start + 40_000]), np.array(part, np.int64))
+        identities.add(entry_range(part, clock.now), b"".join(ids[start : start + 40_000]), np.array(part, np.int64))
     numbers = rng.sample(range(len(ids)), 2000)
     assert identities.find(b"".join(ids[n] for n in numbers)) == dict(enumerate(numbers))
-    strangers = b"".join(ids[0][:PRODUCER_SIZE] + rng.randbytes(16) for _ in range(20_000))
-    assert not identities.find(strangers)
+    unknown = b"".join(ids[0][:PRODUCER_SIZE] + rng.randbytes(16) for _ in range(20_000))
+    assert not identities.find(unknown)
 
 
-def test_recent_lets_go_what_runs_cover() -> None:
+def test_recent_identities_drop_what_runs_cover() -> None:
     recent = RecentIdentities(generation_ids=10)
     for start in range(0, 40, 10):
         recent.add(ids_of(range(start, start + 10)), np.arange(start, start + 10))
@@ -290,13 +292,13 @@ def test_recent_lets_go_what_runs_cover() -> None:
     assert not recent.find(ids_of(range(40)))
 
 
-def test_recent_begins_with_parts_of_the_log() -> None:
+def test_recent_identities_can_begin_with_a_part_of_the_log() -> None:
     parts = [identity_arrays(ids_of(range(3)), np.arange(3)), identity_arrays(ids_of(range(7, 9)), np.arange(7, 9))]
     assert RecentIdentities(parts).find(ids_of(range(10))) == {0: 0, 1: 1, 2: 2, 7: 7, 8: 8}
 
 
-def test_recent_finds_one_or_many_among_all_that_came_and_went() -> None:
-    """More than its filter begins with has room for, several times."""
+def test_recent_identities_are_found_while_generations_are_dropped() -> None:
+    """Several times more identities than the first filter has capacity for."""
     recent = RecentIdentities(generation_ids=500)
     for start in range(0, 20_000, 100):
         recent.add(ids_of(range(start, start + 100)), np.arange(start, start + 100))
@@ -304,8 +306,8 @@ def test_recent_finds_one_or_many_among_all_that_came_and_went() -> None:
         assert recent.find(ids_of(range(start + 99, start + 101))) == {0: start + 99}
     live = len(recent)
     assert 1500 <= live <= 2100
-    asked = ids_of(range(19_000, 21_000))
-    assert recent.find(asked) == {n: 19_000 + n for n in range(1000)}
+    wanted = ids_of(range(19_000, 21_000))
+    assert recent.find(wanted) == {n: 19_000 + n for n in range(1000)}
     near = bytearray(identity(19_999))
     near[-1] ^= 1
     assert not recent.find(bytes(near))
