@@ -36,8 +36,9 @@ from pyspark_dledger.rocketmq.broker.put_statistics import PutFigures as Figures
 from pyspark_dledger.rocketmq.broker.put_statistics import PutStatistics
 from pyspark_dledger.rocketmq.dispatch.dispatcher import DispatchedPart
 from pyspark_dledger.rocketmq.log_files import LogFiles
+from pyspark_dledger.rocketmq.service.dispatched_tables import covered_range
 from pyspark_dledger.rocketmq.service.log_tail import read_tail
-from pyspark_dledger.rocketmq.service.message_service import MessageService, _covered
+from pyspark_dledger.rocketmq.service.message_service import MessageService
 from pyspark_dledger.rocketmq.tables.registry import read_table
 from pyspark_dledger.store import MmapFileStore, StoreConfig
 from tests.support.generate import mq_message, write_commitlog, write_dledger
@@ -805,7 +806,7 @@ def test_old_messages_among_new_ones_make_none_of_them_expire() -> None:
     now = time.time_ns() // 1_000_000
     for stamps in ([now - 5, now, 1_000], [now + 10**9, now - 5], []):
         ids = PutIds(np.arange(len(stamps)), b"", np.array(stamps, np.int64))
-        found = _covered(DispatchedPart(3, 8, 2, 900, {}, ids, now - 5, 1_000), ids)
+        found = covered_range(DispatchedPart(3, 8, 2, 900, {}, ids, now - 5, 1_000), ids)
         assert (found.first_index, found.last_index, found.last_term) == (3, 8, 2)
         assert found.first_store_timestamp == min([*stamps, now - 5])
         assert found.last_store_timestamp == 1_000 if not stamps else found.last_store_timestamp >= now

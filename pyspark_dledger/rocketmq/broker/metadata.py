@@ -21,7 +21,7 @@ from pyspark_dledger.format.layout import MAX_DELAY_LEVEL, SCHEDULE_TOPIC
 from pyspark_dledger.rocketmq.broker.config_files import FILES, FOLDER, parse_json
 
 TOPICS = FILES[0]
-MOST_QUEUES = 65_536
+MAX_QUEUES = 65_536
 TOPIC_NAME = re.compile(r"[%|a-zA-Z0-9_-]{1,255}")
 
 _READ_AND_WRITE = 6
@@ -187,7 +187,7 @@ def _queue_count(config: object) -> int:
     if not isinstance(config, dict):
         return 0
     counts = [config.get(name) for name in ("readQueueNums", "writeQueueNums")]
-    return max((count for count in counts if type(count) is int and 0 < count <= MOST_QUEUES), default=0)
+    return max((count for count in counts if type(count) is int and 0 < count <= MAX_QUEUES), default=0)
 
 
 def _new_topic(name: str) -> dict[str, Any]:

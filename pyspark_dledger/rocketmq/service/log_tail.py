@@ -1,4 +1,4 @@
-"""What a new leader has to know of the entries that it holds and that nothing was dispatched of: committed or not."""
+"""Reads the part of the log that is not dispatched yet, committed or not."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ _CHUNK_BYTES = 16 * 1024 * 1024
 
 
 @dataclass
-class UndispatchedTail:
-    """The queueOffset that comes next in each queue, and the identities, of a part of the log."""
+class LogTail:
+    """The next queueOffset of each queue, and the identities, of a part of the log."""
 
     ends: dict[QueueName, int] = field(default_factory=dict)
     identities: list[IdentityArrays] = field(default_factory=list)
 
     def add(self, part: LogPart) -> None:
         queue, queue_offset, _ = part.units()
-        following = np.zeros(len(part.names.names), np.int64)
-        np.maximum.at(following, queue, queue_offset + 1)
-        for name, end in zip(part.names.names, following.tolist(), strict=True):
+        ends = np.zeros(len(part.names.names), np.int64)
+        np.maximum.at(ends, queue, queue_offset + 1)
+        for name, end in zip(part.names.names, ends.tolist(), strict=True):
             if end > self.ends.get(name, 0):
                 self.ends[name] = end
 
 
 def read_tail(
     engine: Engine, files: LogFiles, start: int, end: int, is_wanted: Callable[[], bool] = lambda: True
-) -> UndispatchedTail | None:
-    """Read ``[start, end)`` of the log, both positions of entries; None as soon as it is not wanted any more.
+) -> LogTail | None:
+    """Read ``[start, end)`` of the log, both positions of entries; None as soon as it is not `is_wanted`.
 
-    Raises StoreError where the log's files cannot be read.
+    Raises StoreError if the log's files cannot be read.
     """
-    tail, pos = UndispatchedTail(), start
+    tail, pos = LogTail(), start
     while pos < end:
         if not is_wanted():
             return None

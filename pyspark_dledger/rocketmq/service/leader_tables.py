@@ -1,0 +1,63 @@
+"""What a leader knows of its whole log: next queueOffsets, identities, and how many queues each topic has."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+
+from pyspark_dledger.format.engine import Engine
+from pyspark_dledger.rocketmq.consume_queue.topic_queues import TopicQueues
+from pyspark_dledger.rocketmq.dedup.recent_identities import RecentIdentities
+from pyspark_dledger.rocketmq.dispatch.dispatcher import Dispatcher
+from pyspark_dledger.rocketmq.log_files import LogFiles
+from pyspark_dledger.rocketmq.message_arrays import QueueName
+from pyspark_dledger.rocketmq.service.dispatched_tables import DispatchedTables
+from pyspark_dledger.rocketmq.service.log_tail import read_tail
+
+_POLL_SECONDS = 0.005
+
+
+class LeaderTables:
+    """Next queueOffsets and recent identities, of entries committed or not; each put updates them."""
+
+    def __init__(self, queues: TopicQueues, recent: RecentIdentities) -> None:
+        self.queues = queues
+        self.recent = recent
+        self._queue_counts: dict[str, int] = {}
+        self.add_queues(queues.ends())
+
+    def add_queues(self, queues: Iterable[QueueName]) -> None:
+        for topic, queue_id in queues:
+            self._queue_counts[topic] = max(self._queue_counts.get(topic, 0), queue_id + 1)
+
+    def queue_count(self, topic: str) -> int:
+        """How many queues a topic has in the log."""
+        return self._queue_counts.get(topic, 0)
+
+
+def rebuild_leader_tables(
+    dispatched: DispatchedTables,
+    dispatcher: Dispatcher,
+    engine: Engine,
+    files: Callable[[], LogFiles],
+    *,
+    committed: int,
+    min_pos: int,
+    end: int,
+    is_wanted: Callable[[], bool],
+) -> LeaderTables | None:
+    """The tables of a log that ends at `end`; None once they are not `is_wanted`, or if dispatch fails.
+
+    Waits until `committed` (an index) and `min_pos` are dispatched. It does not wait for entries that are not
+    committed: these may need the very put that would wait (RocketMQ's ``DLedgerRoleChangeHandler`` waits for them).
+    """
+    while dispatcher.dispatched_index < committed or dispatcher.dispatched_offset < min_pos:
+        if not is_wanted() or dispatcher.failure is not None:
+            return None
+        time.sleep(_POLL_SECONDS)
+    queues, pos, identities = dispatched.snapshot()
+    tail = read_tail(engine, files(), pos, end, is_wanted)
+    if tail is None:
+        return None
+    queues.raise_to(tail.ends)
+    return LeaderTables(queues, RecentIdentities(identities + tail.identities))

@@ -1,0 +1,198 @@
+"""Puts at a leader: messages are checked, deduplicated, numbered by queue and stamped, then located in the log."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from pyspark_dledger.common.clock import now_ms
+from pyspark_dledger.common.response_codes import ResponseCode
+from pyspark_dledger.format.encode.admission import Admitted, Refused
+from pyspark_dledger.format.encode.encoded import MAX_BODY_SIZE, Bodies
+from pyspark_dledger.format.encode.puts import ID_SIZE, Puts
+from pyspark_dledger.format.engine import Engine
+from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
+from pyspark_dledger.rocketmq.broker.metadata import BrokerMetadata
+from pyspark_dledger.rocketmq.broker.put_statistics import PutFigures, PutStatistics
+from pyspark_dledger.rocketmq.dedup.committed_identities import CommittedIdentities
+from pyspark_dledger.rocketmq.dedup.first_copies import MessageLocation, first_copies
+from pyspark_dledger.rocketmq.dedup.identity_arrays import split_ids
+from pyspark_dledger.rocketmq.message_arrays import Longs
+from pyspark_dledger.rocketmq.service.dispatched_tables import DispatchedTables
+from pyspark_dledger.rocketmq.service.leader_tables import LeaderTables
+from pyspark_dledger.rocketmq.service.running_store import AppendedEntries, RunningStore
+from pyspark_dledger.rocketmq.service.topic_counts import topics_to_create
+
+_LENGTH = np.dtype(">u4")
+_LOCATION = np.dtype(">i8")
+_ID = np.dtype(f"V{ID_SIZE}")
+_WORD = np.dtype("<u8")
+
+
+class _AdmittedPut(NamedTuple):
+    """A put between `PutHandler.admit` and `PutHandler.appended`.
+
+    ``kept`` are the ordinals of messages that are new; ``bodies`` those messages, None without any. ``first_copies``
+    locates messages that are in the log already. ``repeats`` maps a message that the put has twice to its first copy.
+    """
+
+    puts: Puts
+    kept: Longs
+    queue_offsets: Longs
+    first_copies: dict[int, MessageLocation]
+    repeats: dict[int, int]
+    new_topics: dict[str, int]
+    bodies: Bodies | None
+    began: float
+
+
+class PutHandler:
+    """Handles puts, from the node's thread."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        store_host: bytes,
+        max_message_size: int,
+        metadata: BrokerMetadata,
+        identities: CommittedIdentities,
+        dispatched: DispatchedTables,
+    ) -> None:
+        self._engine = engine
+        self._host = store_host
+        self._max_message_size = max_message_size
+        self._metadata = metadata
+        self._identities = identities
+        self._dispatched = dispatched
+        self.statistics = PutStatistics()
+
+    def admit(self, tables: LeaderTables, store: RunningStore, bodies: Bodies, queue_nums: int) -> Admitted | Refused:
+        """Check a put, number and stamp its new messages. Changes nothing yet."""
+        began = time.perf_counter()
+        try:
+            puts = self._engine.read_puts(bodies)
+            self._check_sizes(bodies)
+            new_topics = topics_to_create(self._metadata, tables, puts.queues, queue_nums)
+            return self._admitted(tables, store, bodies, puts, new_topics, began)
+        except ValueError as error:
+            self.statistics.refused()
+            return Refused(ResponseCode.UNEXPECTED_ARGUMENT, str(error))
+
+    def _admitted(
+        self,
+        tables: LeaderTables,
+        store: RunningStore,
+        bodies: Bodies,
+        puts: Puts,
+        new_topics: dict[str, int],
+        began: float,
+    ) -> Admitted:
+        copies, repeats = self._duplicates(tables, store, puts)
+        # Raw entries may be messages with queueOffsets of their own, which are known once they are dispatched.
+        tables.queues.raise_to(self._dispatched.ends(puts.queues))
+        is_new = np.ones(bodies.count, np.bool_)
+        is_new[[*copies, *repeats]] = False
+        kept = np.flatnonzero(is_new)
+        queue_offsets = np.zeros(bodies.count, np.int64)
+        queue_offsets[kept] = tables.queues.number(puts.queues, puts.queue[kept], puts.sys_flag[kept])
+        stamped = None
+        if len(kept):
+            stamped = self._engine.stamp_puts(bodies, is_new, queue_offsets, now_ms(), self._host)
+        least_commit = max((location.index for location in copies.values()), default=-1)
+        details = _AdmittedPut(puts, kept, queue_offsets, copies, repeats, new_topics, stamped, began)
+        return Admitted(stamped, least_commit, details)
+
+    def _check_sizes(self, bodies: Bodies) -> None:
+        """Raises ValueError for a message that is too large for this broker."""
+        limit = self._max_message_size
+        if limit < MAX_BODY_SIZE and (largest := int(_sizes(bodies).max())) > limit:
+            raise ValueError(f"expected messages of at most {limit} bytes, found one of {largest}")
+
+    def _duplicates(
+        self, tables: LeaderTables, store: RunningStore, puts: Puts
+    ) -> tuple[dict[int, MessageLocation], dict[int, int]]:
+        """Where messages are that the log has already; and the messages that the put repeats."""
+        which = None if puts.has_id.all() else np.flatnonzero(puts.has_id)
+        if which is not None and not len(which):
+            return {}, {}
+        tables.recent.forget(self._identities.covered)
+        found = {**self._identities.find(puts.ids, which), **tables.recent.find(puts.ids, which)}
+        ids = {n: puts.ids[n * ID_SIZE : (n + 1) * ID_SIZE] for n in found}
+        copies = first_copies(store, {n: (index, ids[n]) for n, index in found.items()})
+        return copies, _repeats(puts.ids, which, copies)
+
+    def appended(self, tables: LeaderTables, admitted: Admitted, appended: AppendedEntries | None) -> bytes:
+        """Index, pos and queueOffset of each message, after the new ones (None without any) were appended."""
+        put = admitted.details
+        assert isinstance(put, _AdmittedPut)
+        locations = np.empty((len(put.queue_offsets), 3), _LOCATION)
+        if appended is not None:
+            self._add_appended(tables, put, appended, locations)
+        if put.first_copies:
+            locations[list(put.first_copies)] = np.array(list(put.first_copies.values()), _LOCATION)
+        for ordinal, first in put.repeats.items():
+            locations[ordinal] = locations[first]
+        if put.new_topics:
+            self._metadata.add_topics(put.new_topics)
+        self._count(put)
+        return locations.tobytes()
+
+    @staticmethod
+    def _add_appended(
+        tables: LeaderTables, put: _AdmittedPut, appended: AppendedEntries, locations: npt.NDArray[np.int64]
+    ) -> None:
+        """Add the appended messages to the tables, and set their locations."""
+        puts, kept = put.puts, put.kept
+        assert put.bodies is not None
+        index = np.arange(appended.first_index, appended.last_index + 1)
+        locations[kept, 0] = index
+        locations[kept, 1] = _positions(put.bodies, appended)
+        locations[kept, 2] = put.queue_offsets[kept]
+        tables.queues.take(puts.queues, puts.queue[kept], puts.sys_flag[kept])
+        tables.add_queues(puts.queues)
+        ids = puts.ids
+        has_id = puts.has_id[kept]
+        if len(kept) < len(puts.queue) or not has_id.all():
+            ids = np.frombuffer(ids, _ID)[kept[has_id]].tobytes()
+            index = index[has_id]
+        tables.recent.add(ids, index)
+
+    def _count(self, put: _AdmittedPut) -> None:
+        size = len(put.bodies.block) if put.bodies is not None else 0
+        duplicates = len(put.queue_offsets) - len(put.kept)
+        figures = PutFigures(len(put.kept), size, duplicates, put.puts.queues[0][0])
+        self.statistics.put(figures, 1000 * (time.perf_counter() - put.began))
+
+
+def _repeats(ids: bytes, which: Longs | None, copies: Mapping[int, MessageLocation]) -> dict[int, int]:
+    """The ordinals of messages that an earlier message of the same put equals, with that one's ordinal."""
+    hashes = np.sort(np.frombuffer(ids, _WORD)[1 :: ID_SIZE // _WORD.itemsize])
+    if which is None and not (hashes[1:] == hashes[:-1]).any():
+        return {}
+    keys = split_ids(ids)
+    first: dict[bytes, int] = {}
+    repeats = {}
+    for n in range(len(keys)) if which is None else which.tolist():
+        if n not in copies and (other := first.setdefault(keys[n], n)) != n:
+            repeats[n] = other
+    return repeats
+
+
+def _positions(bodies: Bodies, appended: AppendedEntries) -> Longs:
+    """The position of each entry: consecutive within each file."""
+    sizes = _sizes(bodies) + ENTRY_HEADER_SIZE
+    ends = np.cumsum(sizes)
+    positions = ends - sizes
+    for index, pos in appended.runs:
+        at = index - appended.first_index
+        positions[at:] += pos - positions[at]
+    return positions
+
+
+def _sizes(bodies: Bodies) -> Longs:
+    """The size of each body in bytes."""
+    return np.frombuffer(bodies.block, _LENGTH, bodies.count).astype(np.int64)
