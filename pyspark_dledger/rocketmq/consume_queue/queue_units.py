@@ -78,6 +78,11 @@ class QueueUnits:
     def _file_of(self, rank: int) -> int:
         return min(bisect_right(self._ranks, rank) - 1, len(self.files) - 1)
 
+    def bounds(self, min_offset: int) -> tuple[int, int]:
+        """The first queueOffset whose message is at or after `min_offset` in the log, and the end of the queue."""
+        rank = self.lower_bound(min_offset)
+        return self.queue_offset(rank) if rank < self.count else self.end, self.end
+
     def rank_of(self, queue_offset: int) -> int | None:
         """The rank of the unit at `queue_offset`, None if no file has room for it."""
         for file, first, end in zip(self.files, self._ranks, self._ranks[1:], strict=False):

@@ -1,4 +1,4 @@
-"""Messages of a broker's store: by where they stand, by their place in a queue, and by key; committed ones only.
+"""Reads committed messages of a broker's store: by position in the log, by queueOffset, and by key.
 
 Source: RocketMQ 5.3.3 ``DLedgerCommitLog.getMessage``, ``DefaultMessageStore.getMessage``, ``queryMessage``,
 ``IndexFile.selectPhyOffset``.
@@ -37,7 +37,7 @@ Status = Literal[
 
 
 class QueueResult(NamedTuple):
-    """What a queue gave. ``next_offset`` is where to go on; the queue has ``[min_offset, max_offset)``."""
+    """Messages of a queue; ``next_offset`` is the next one to read. The queue has ``[min_offset, max_offset)``."""
 
     status: Status
     messages: list[bytes]
@@ -47,10 +47,10 @@ class QueueResult(NamedTuple):
 
 
 class MessageReader:
-    """Reads the files of a store that may be running. One thread at a time.
+    """Reads the files of a store that may be running. Not thread-safe.
 
-    `committed_pos` gives the position up to which DLedger's log is committed, where an entry ends; all of an old
-    CommitLog is. Messages are whole, as they stand in the log.
+    `committed_pos` returns the end of the last committed entry of DLedger's log; an old CommitLog is all committed.
+    Messages are returned as in the log.
     """
 
     def __init__(
@@ -62,11 +62,11 @@ class MessageReader:
         self._engine = get_engine(engine)
 
     def get_message(self, offset: int, size: int | None = None) -> bytes | None:
-        """The message at an offset of the log, which in DLedger is that of an entry's body.
+        """The message at an offset of the log, in DLedger that of an entry's body.
 
-        None where no message begins there, where it has another `size`, has expired or is not committed.
+        None if no message begins there, or if it has another `size`, has expired or is not committed.
         """
-        # A file that was made since then, the first of DLedger's among them, is found by this.
+        # `at` finds new files, such as DLedger's first one, which changes `pos_of`.
         segment = self._files.at(self._files.pos_of(offset))
         pos = self._files.pos_of(offset)
         if segment is None or not segment.base <= pos < segment.end:
@@ -89,12 +89,12 @@ class MessageReader:
     # By queue
 
     def by_queue(self, topic: str, queue_id: int, queue_offset: int, count: int = 32) -> QueueResult:
-        """Up to `count` messages of a queue from a queueOffset on; those that have expired meanwhile are left out."""
+        """Up to `count` messages of a queue from a queueOffset on; without those that have expired."""
         queue = self._queue(topic, queue_id)
         if queue is None:
             return QueueResult("NO_MATCHED_LOGIC_QUEUE", [], 0, 0, 0)
         units = QueueUnits(queue)
-        low, high = self._bounds(units)
+        low, high = units.bounds(self._files.begin(self._engine))
         status = _outside(queue_offset, low, high)
         if status is not None:
             return QueueResult(status, [], _corrected(status, queue_offset, low, high), low, high)
@@ -104,8 +104,8 @@ class MessageReader:
         offsets, found = units.read(rank, min(rank + max(count, 1), units.count))
         rows = zip(found["commitLogOffset"].tolist(), found["size"].tolist(), strict=True)
         messages = [message for row in rows if (message := self.get_message(*row)) is not None]
-        behind = int(offsets[-1]) + 1 if len(offsets) else queue_offset
-        return QueueResult("FOUND" if messages else "MESSAGE_WAS_REMOVING", messages, behind, low, high)
+        following = int(offsets[-1]) + 1 if len(offsets) else queue_offset
+        return QueueResult("FOUND" if messages else "MESSAGE_WAS_REMOVING", messages, following, low, high)
 
     def _queue(self, topic: str, queue_id: int) -> Queue | None:
         if not is_valid_queue((topic, queue_id)):
@@ -113,17 +113,12 @@ class MessageReader:
         files = queue_files(self._root / FOLDER / topic / str(queue_id))
         return Queue(topic, queue_id, files) if files else None
 
-    def _bounds(self, units: QueueUnits) -> tuple[int, int]:
-        """The lowest queueOffset whose message is there, and the one behind the last."""
-        rank = units.lower_bound(self._files.begin(self._engine))
-        return (units.queue_offset(rank) if rank < units.count else units.end), units.end
-
     # By key
 
     def by_key(self, topic: str, key: str, count: int = 32, begin: int = 0, end: int = INT64_MAX) -> list[bytes]:
-        """The newest messages of a topic with a key or UNIQ_KEY, in the order of the log, at most `count`.
+        """The newest `count` messages of a topic with a key or UNIQ_KEY, in the order of the log.
 
-        Their storeTimestamps are in ``[begin, end]``, in milliseconds. Keys are found once they are on disk.
+        Their storeTimestamps are in ``[begin, end]``, in milliseconds. Keys are found once the index is flushed.
         """
         found: dict[int, bytes] = {}
         for path in reversed(index_files(self._root)):
@@ -137,7 +132,7 @@ class MessageReader:
 
 
 def _outside(queue_offset: int, low: int, high: int) -> Status | None:
-    """Why nothing is read at a queueOffset; None where something may be there."""
+    """The status for a queueOffset outside of the queue; None inside."""
     if high == 0:
         return "NO_MESSAGE_IN_QUEUE"
     if queue_offset < low:
@@ -148,13 +143,13 @@ def _outside(queue_offset: int, low: int, high: int) -> Status | None:
 
 
 def _corrected(status: Status, queue_offset: int, low: int, high: int) -> int:
-    """Where a consumer is sent that asked for something outside."""
-    places: dict[Status, int] = {"NO_MESSAGE_IN_QUEUE": 0, "OFFSET_TOO_SMALL": low, "OFFSET_OVERFLOW_BADLY": high}
-    return places.get(status, queue_offset)
+    """The next queueOffset for a consumer whose own is outside of the queue."""
+    corrected: dict[Status, int] = {"NO_MESSAGE_IN_QUEUE": 0, "OFFSET_TOO_SMALL": low, "OFFSET_OVERFLOW_BADLY": high}
+    return corrected.get(status, queue_offset)
 
 
 def _has_key(data: bytes, topic: str, key: str, begin: int, end: int) -> bool:
-    """Whether a message has that topic and key: two keys may have one hash."""
+    """Whether a message has that topic and key: different keys may have the same hash."""
     message = parse_message(data, 0, len(data), 0)
     if isinstance(message, str) or not begin <= message.store_timestamp <= end:
         return False

@@ -65,7 +65,7 @@ def _min_offset(log: StoreView, root: Path) -> int:
 def read(part: ConsumersPart) -> Iterator[pa.RecordBatch]:
     """A row for each group and queue, by group, topic and queue."""
     bounds = {
-        (queue.topic, queue.queue_id): _bounds(QueueUnits(queue), part.min_offset)
+        (queue.topic, queue.queue_id): QueueUnits(queue).bounds(part.min_offset)
         for queue in queues(part.root)
         if is_selected(queue.topic, queue.queue_id, part.options)
     }
@@ -77,12 +77,6 @@ def _is_wanted(row: dict[str, Any], options: ReadOptions) -> bool:
     if row["topic"] is None:
         return options.topic is None and options.queue_id is None
     return is_selected(row["topic"], row["queueId"], options)
-
-
-def _bounds(units: QueueUnits, min_offset: int) -> tuple[int, int]:
-    """The first queue offset at or above the log's first position, and the one behind the last."""
-    rank = units.lower_bound(min_offset)
-    return units.queue_offset(rank) if rank < units.count else units.end, units.end
 
 
 def _rows(config: BrokerConfig, bounds: dict[tuple[str, int], tuple[int, int]]) -> Iterator[dict[str, Any]]:

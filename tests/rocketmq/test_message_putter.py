@@ -1,4 +1,4 @@
-"""Putting one message from the process of a node: the statuses that a broker would answer, by its version."""
+"""Putting single messages from a node's process: the statuses of a broker, by its version."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from pyspark_dledger.rocketmq.service.message_putter import (
     OutgoingMessage,
     PutOutcome,
     outcome_of,
-    put_message_status,
 )
+from pyspark_dledger.rocketmq.service.put_status import put_message_status
 from tests.support.groups import FAST
 from tests.support.message_nodes import HOST_BYTES, MessageNodes, message_nodes
 
 BUSY_4, BUSY_5 = "OS_PAGECACHE_BUSY", "OS_PAGE_CACHE_BUSY"
-REFUSED = "SERVICE_NOT_AVAILABLE"
+NOT_AVAILABLE = "SERVICE_NOT_AVAILABLE"
 
 
 @pytest.mark.parametrize(
@@ -43,38 +43,38 @@ def test_statuses_by_version(version: str, busy: str, no_quorum: str) -> None:
     after = {code: put_message_status(code, True, version) for code in (200, 404, 409, 415, 501, 502, 503, 505)}
     assert after == {
         200: "PUT_OK",
-        404: REFUSED,
-        409: REFUSED,
-        415: REFUSED,
+        404: NOT_AVAILABLE,
+        409: NOT_AVAILABLE,
+        415: NOT_AVAILABLE,
         501: "UNKNOWN_ERROR",
         502: no_quorum,
         503: busy,
-        505: REFUSED,
+        505: NOT_AVAILABLE,
     }
-    # Whatever it was: a broker sees position -1, and looks no further.
+    # A broker that sees position -1 ignores the code.
     assert {put_message_status(code, False, version) for code in (404, 415, 503, 505, 411)} == {busy}
 
 
 @pytest.mark.parametrize("version", ["", "5", "6.0.0", "5.3.3.3", "five"])
-def test_versions_that_are_none(version: str) -> None:
+def test_unknown_versions_are_rejected(version: str) -> None:
     with pytest.raises(OptionError, match=r"such as 4\.9\.8 or 5\.3\.3"):
         put_message_status(200, True, version)
 
 
 def putter_of(group: MessageNodes, node_id: str, **given: Any) -> MessagePutter:
-    """What puts into a node of this process."""
+    """A putter of a node in this process."""
 
     def submit(bodies: Bodies, queue_nums: int) -> Future[PutOutcome]:
         async def ask() -> PutOutcome:
-            answer: Any = await group.nodes[node_id].ask(PutRequest(bodies=bodies, queue_nums=queue_nums))
-            return outcome_of(answer)
+            response: Any = await group.nodes[node_id].ask(PutRequest(bodies=bodies, queue_nums=queue_nums))
+            return outcome_of(response)
 
         return asyncio.run_coroutine_threadsafe(ask(), group._loop)
 
     return MessagePutter(submit, HOST_BYTES, **given)
 
 
-def test_a_message_is_put_and_found_where_the_result_says(tmp_path: Path) -> None:
+def test_the_result_locates_the_message(tmp_path: Path) -> None:
     with message_nodes(tmp_path, 1) as group:
         group.ready_leader()
         putter = putter_of(group, "n0")
@@ -98,7 +98,7 @@ def test_a_message_is_put_and_found_where_the_result_says(tmp_path: Path) -> Non
         assert parse_properties(properties) == {"a": "b", "KEYS": "k1 k2", "TAGS": "t"}
 
 
-def test_a_member_that_does_not_lead_is_busy_to_a_producer(tmp_path: Path) -> None:
+def test_a_follower_is_busy_to_a_producer(tmp_path: Path) -> None:
     with message_nodes(tmp_path, 2) as group:
         leader = group.leader()
         (other,) = (node_id for node_id in group.ids if node_id != leader)
@@ -107,7 +107,7 @@ def test_a_member_that_does_not_lead_is_busy_to_a_producer(tmp_path: Path) -> No
         assert "404" in result.reason
 
 
-def test_without_a_quorum_nobody_knows(tmp_path: Path) -> None:
+def test_without_a_quorum_the_status_is_that_of_the_version(tmp_path: Path) -> None:
     with message_nodes(tmp_path, 2, core_options={**FAST, "max_wait_ack_time_ms": 200}) as group:
         leader = group.ready_leader()
         group.stop(*(node_id for node_id in group.ids if node_id != leader))
@@ -118,8 +118,8 @@ def test_without_a_quorum_nobody_knows(tmp_path: Path) -> None:
         assert statuses == {"4.9.8": BUSY_4, "5.3.3": "IN_SYNC_REPLICAS_NOT_ENOUGH"}
 
 
-class Answering:
-    """A node that answers as it is told, and keeps what it was given."""
+class FakeNode:
+    """Returns given outcomes, and records the bodies."""
 
     def __init__(self, *outcomes: PutOutcome | Exception) -> None:
         self.outcomes = list(outcomes)
@@ -136,14 +136,14 @@ class Answering:
         return future
 
 
-def test_an_outcome_that_does_not_come_is_unknown() -> None:
-    result = MessagePutter(Answering(), HOST_BYTES, wait_seconds=0.05).put_message(OutgoingMessage("T", b"x"))
+def test_a_timeout_is_an_unknown_error() -> None:
+    result = MessagePutter(FakeNode(), HOST_BYTES, wait_seconds=0.05).put_message(OutgoingMessage("T", b"x"))
     assert (result.status, result.append) == ("UNKNOWN_ERROR", None)
-    assert "may be there" in result.reason
+    assert "may be in the log" in result.reason
 
 
 def test_a_node_that_stops_is_an_unknown_error() -> None:
-    result = MessagePutter(Answering(GroupError("stopped", 500)), HOST_BYTES).put_message(OutgoingMessage("T", b"x"))
+    result = MessagePutter(FakeNode(GroupError("stopped", 500)), HOST_BYTES).put_message(OutgoingMessage("T", b"x"))
     assert (result.status, result.reason) == ("UNKNOWN_ERROR", "stopped")
 
 
@@ -164,18 +164,18 @@ def test_a_node_that_stops_is_an_unknown_error() -> None:
     ],
     ids=["topic", "properties", "size", "name", "transaction", "flag", "text"],
 )
-def test_what_a_broker_refuses_before_it_appends(
+def test_a_broker_rejects_these_before_the_append(
     message: OutgoingMessage, status: str, append: AppendMessageResult | None
 ) -> None:
-    node = Answering(PutOutcome(200, 0, 0))
+    node = FakeNode(PutOutcome(200, 0, 0))
     putter = MessagePutter(node, HOST_BYTES, version="4.9.8", max_message_size=1000)
     result = putter.put_message(message)
     assert (result.status, result.append, result.is_ok) == (status, append, False)
     assert not node.bodies
 
 
-def test_long_topics_and_separators_are_those_of_the_version() -> None:
-    node = Answering(PutOutcome(200, 0, 0))
+def test_the_version_decides_on_long_topics_and_separators() -> None:
+    node = FakeNode(PutOutcome(200, 0, 0))
     message = OutgoingMessage("T" * 128, b"x", properties={"a": "b"})
     assert MessagePutter(node, HOST_BYTES, version="5.3.3").put_message(message).is_ok
     assert int.from_bytes(node.bodies[0].block[8:12], "big", signed=True) == MESSAGE_MAGIC_V2

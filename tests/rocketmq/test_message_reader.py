@@ -1,4 +1,4 @@
-"""Getting messages of a broker's store: by offset, by queue, by key."""
+"""Reading messages of a broker's store: by offset, by queue, by key."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COMMITTED = 44
 
 @pytest.fixture
 def mixed(tmp_path: Path) -> tuple[Store, Store, MessageReader]:
-    """An old CommitLog, and DLedger behind it with entries that are not committed."""
+    """An old CommitLog, then DLedger with entries that are not committed."""
     messages = Messages()
     old = write_commitlog(tmp_path, messages.some(30), file_size=2048)
     payloads = messages.some(60)
@@ -35,7 +35,7 @@ def reader(root: Path, committed_pos: int) -> MessageReader:
 # By offset
 
 
-def test_messages_are_found_on_both_sides(mixed: tuple[Store, Store, MessageReader]) -> None:
+def test_committed_messages_are_found_in_commitlog_and_dledger(mixed: tuple[Store, Store, MessageReader]) -> None:
     old, store, reads = mixed
     for row in [*old.rows, *store.rows]:
         if row["kind"] != "message":
@@ -49,7 +49,7 @@ def test_messages_are_found_on_both_sides(mixed: tuple[Store, Store, MessageRead
         assert reads.get_message(row["commitLogOffset"] - 1) is None
 
 
-def test_what_is_no_message_is_none(mixed: tuple[Store, Store, MessageReader]) -> None:
+def test_offsets_without_a_message_give_none(mixed: tuple[Store, Store, MessageReader]) -> None:
     old, store, reads = mixed
     entry = next(row for row in store.rows if row["kind"] == "entry")
     divided = store.segments[0].base
@@ -57,7 +57,7 @@ def test_what_is_no_message_is_none(mixed: tuple[Store, Store, MessageReader]) -
         assert reads.get_message(offset) is None
 
 
-def test_more_is_found_when_more_is_committed(mixed: tuple[Store, Store, MessageReader], tmp_path: Path) -> None:
+def test_messages_are_found_once_they_are_committed(mixed: tuple[Store, Store, MessageReader], tmp_path: Path) -> None:
     _, store, _ = mixed
     committed = -1
     reads = MessageReader(tmp_path, [tmp_path / "dledger-n0" / "data"], lambda: committed)
@@ -69,7 +69,7 @@ def test_more_is_found_when_more_is_committed(mixed: tuple[Store, Store, Message
     assert reads.get_message(row["commitLogOffset"]) == row["entryBody"]
 
 
-def test_files_that_come_and_go_are_noticed(tmp_path: Path) -> None:
+def test_new_and_deleted_files_are_noticed(tmp_path: Path) -> None:
     reads = reader(tmp_path, 1 << 60)
     assert reads.get_message(48) is None
     store = write_dledger(tmp_path, Messages().some(40), file_size=2048)
@@ -92,7 +92,7 @@ def queue_of(rows: list[dict[str, Any]], topic: str, queue_id: int) -> list[byte
     ]
 
 
-def test_a_queue_gives_its_messages_in_order(mixed: tuple[Store, Store, MessageReader]) -> None:
+def test_messages_of_a_queue_are_read_in_order(mixed: tuple[Store, Store, MessageReader]) -> None:
     old, store, reads = mixed
     committed = [row for row in store.rows if row["index"] <= COMMITTED]
     for queue_id in range(3):
@@ -110,7 +110,7 @@ def test_a_queue_gives_its_messages_in_order(mixed: tuple[Store, Store, MessageR
         assert result == ("OFFSET_OVERFLOW_ONE", [], len(expected), 0, len(expected))
 
 
-def test_what_a_queue_does_not_have_is_told_as_rocketmq_does(mixed: tuple[Store, Store, MessageReader]) -> None:
+def test_offsets_outside_a_queue_have_rocketmqs_statuses(mixed: tuple[Store, Store, MessageReader]) -> None:
     old, store, reads = mixed
     committed = [row for row in store.rows if row["index"] <= COMMITTED]
     high = len(queue_of([*old.rows, *committed], "Orders", 0))
@@ -120,22 +120,22 @@ def test_what_a_queue_does_not_have_is_told_as_rocketmq_does(mixed: tuple[Store,
         assert reads.by_queue(topic, queue_id, 0).status == "NO_MATCHED_LOGIC_QUEUE"
 
 
-def test_a_queue_begins_where_the_log_does(tmp_path: Path) -> None:
+def test_a_queue_begins_with_the_log(tmp_path: Path) -> None:
     store = write_dledger(tmp_path, Messages().some(60), file_size=2048)
     dispatch(tmp_path, store.end, 59)
     for segment in store.segments[:2]:
         Path(segment.path).unlink()
     begin = store.segments[2].base
-    gone = queue_of([row for row in store.rows if row["pos"] < begin], "Orders", 1)
+    expired = queue_of([row for row in store.rows if row["pos"] < begin], "Orders", 1)
     result = reader(tmp_path, store.end).by_queue("Orders", 1, 0)
     assert result.status == "OFFSET_TOO_SMALL"
-    assert result.next_offset == result.min_offset == len(gone)
+    assert result.next_offset == result.min_offset == len(expired)
     left = reader(tmp_path, store.end).by_queue("Orders", 1, result.next_offset, 100).messages
     assert left == queue_of([row for row in store.rows if row["pos"] >= begin], "Orders", 1)
 
 
-def test_fillers_of_a_queue_are_no_messages(tmp_path: Path) -> None:
-    messages = [mq_message("Orders", queue_offset=place) for place in (3, 6, 7)]
+def test_fillers_of_a_queue_are_skipped(tmp_path: Path) -> None:
+    messages = [mq_message("Orders", queue_offset=offset) for offset in (3, 6, 7)]
     store = write_dledger(tmp_path, messages, base=4096)
     dispatch(tmp_path, store.end, 2)
     reads = reader(tmp_path, store.end)
@@ -158,7 +158,7 @@ def keyed(*keys: list[tuple[str, str]]) -> list[Payload]:
 
 
 def bodies(messages: list[bytes]) -> list[int]:
-    """The numbers that `keyed` messages have as their bodies, which stand behind 88 bytes."""
+    """The numbers in the bodies of `keyed` messages, which begin after 88 bytes."""
     return [int(data[88 : 88 + int.from_bytes(data[84:88], "big")]) for data in messages]
 
 
@@ -178,7 +178,7 @@ def test_messages_are_found_by_their_keys(tmp_path: Path) -> None:
     assert bodies(reader(tmp_path, end_of(store, 1)).by_key("T", "b")) == [0, 1]
 
 
-def test_of_many_the_newest_are_found_over_all_files(tmp_path: Path) -> None:
+def test_the_newest_messages_are_found_across_index_files(tmp_path: Path) -> None:
     store = write_dledger(tmp_path, keyed(*([("KEYS", f"k{number % 2} x")] for number in range(90))))
     dispatch(tmp_path, store.end, 89)
     reads = reader(tmp_path, store.end)
@@ -188,7 +188,7 @@ def test_of_many_the_newest_are_found_over_all_files(tmp_path: Path) -> None:
     assert bodies(reads.by_key("T", "x", 1000, begin, end)) == list(range(20, 26))
 
 
-def test_keys_of_one_hash_are_told_apart(tmp_path: Path) -> None:
+def test_keys_with_equal_hashes_are_distinguished(tmp_path: Path) -> None:
     store = write_dledger(tmp_path, keyed([("KEYS", "Aa")], [("KEYS", "BB")], [("KEYS", "Aa")]))
     dispatch(tmp_path, store.end, 2)
     reads = reader(tmp_path, store.end)
@@ -207,7 +207,7 @@ def test_a_damaged_index_file_ends_its_chains(tmp_path: Path) -> None:
     assert bodies(reader(tmp_path, store.end).by_key("T", "x")) == [4, 5, 6, 7, 8]
 
 
-# RocketMQ's own answers
+# RocketMQ's own results
 
 
 @pytest.mark.parametrize("golden", [each for each in ALL if each.case in ("mq-53-single", "mq-53-upgrade")], ids=str)
@@ -220,9 +220,9 @@ def test_rocketmq_finds_the_same(case_folder: Any, golden: Golden) -> None:
         found = reads.get_message(message["physicalOffset"], message["storeSize"])
         assert found is not None
         assert len(found) == message["storeSize"]
-        place = reads.by_queue(message["topic"], message["queueId"], message["queueOffset"], 1)
+        result = reads.by_queue(message["topic"], message["queueId"], message["queueOffset"], 1)
         if message["sysFlag"] & 0xC in (0, 8):
-            assert place.messages == [found]
+            assert result.messages == [found]
         unique = message["properties"].get("UNIQ_KEY")
         if unique and message["sysFlag"] & 0xC != 0xC:
             assert found in reads.by_key(message["topic"], unique)
