@@ -272,9 +272,7 @@ def test_a_report_with_the_left_file_of_another_part_is_rejected(
     report = change_report(target, path=name.format(precious=precious))
     with pytest.raises(StoreError) as caught:
         exported(source, target)
-    assert str(caught.value) == (
-        f"{report}: expected the report of a part, found something else: delete it, and the part is written anew"
-    )
+    assert str(caught.value) == (f"{report}: not a report of a part, or damaged: delete it to write the part again")
     assert precious.read_bytes() == content
     assert len(left_of(target)) == PARTS
     report.unlink()
@@ -288,7 +286,7 @@ def test_a_report_without_a_valid_left_file_is_rejected(source: Path, tmp_path: 
     interrupt(source, tmp_path / "target", "before the end")
     file = tmp_path / "target" / "_export" / "part-00000.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"left": left}))
-    with pytest.raises(StoreError, match=r"part-00000\.json: expected the report of a part, found something else"):
+    with pytest.raises(StoreError, match=r"part-00000\.json: not a report of a part, or damaged"):
         exported(source, tmp_path / "target")
 
 
@@ -298,7 +296,7 @@ def test_a_report_with_wrong_numbers_of_its_left_file_is_rejected(
 ) -> None:
     interrupt(source, tmp_path / "target", "before the end")
     change_report(tmp_path / "target", **changes)
-    with pytest.raises(StoreError, match=r"part-00000\.json: expected the report of a part, found something else"):
+    with pytest.raises(StoreError, match=r"part-00000\.json: not a report of a part, or damaged"):
         exported(source, tmp_path / "target")
 
 

@@ -1,4 +1,4 @@
-"""A log as something else: a store for a broker without DLedger, Parquet files, JSON lines."""
+"""Exports a log: as a store for a broker without DLedger, as Parquet files, or as JSON lines."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The form ``parquet``: ``topic=NAME/day=YYYY-MM-DD/part-NNNNN.parquet``, as Spark and Hive lay partitions out.
+"""The export form ``parquet``: ``topic=NAME/day=YYYY-MM-DD/part-NNNNN.parquet``, the partitions of Spark and Hive.
 
-The day is that of storeTimestamp, in UTC. Rows without a topic, such as noop and corrupt ones, or without a day stand
-in the partition that Spark and Hive keep for null. As in Spark's own layout the topic is not in the files again.
+The day is that of storeTimestamp, in UTC. Rows without a topic (such as noop and corrupt ones) or without a day are in
+the partition for null. As with Spark, the files do not contain the topic.
 """
 
 from __future__ import annotations
@@ -24,31 +24,29 @@ from pyspark_dledger.format.checksum import crc32
 from pyspark_dledger.format.columns import arrow_schema
 from pyspark_dledger.log.plan import Partition, read_partition
 from pyspark_dledger.rocketmq.export.forms import (
-    MOST_SKIPPED,
+    MAX_SKIPPED,
     ExportSettings,
     FileReport,
     FinishReport,
     PartReport,
-    SummedFile,
-    file_report,
-    new_file,
     problems_of,
 )
-from pyspark_dledger.rocketmq.export.ranges import partitions_of
+from pyspark_dledger.rocketmq.export.log_range import partitions_of
+from pyspark_dledger.rocketmq.export.target import ChecksumFile, file_report, new_file
 
 if TYPE_CHECKING:
     from pyspark_dledger.log.store_view import StoreView
 
 NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 
-# ExternalCatalogUtils.charToEscape of Spark; NUL, which no file's name can hold, besides.
+# Spark's ExternalCatalogUtils.charToEscape, and NUL, which no file name can contain.
 _ESCAPED = frozenset({*map(chr, range(0x20)), *"\"#%'*/:=?\\\x7f{[]^"})
-_LONGEST_NAME = 255
-# Rows that wait for their file, in all and of one row group; and files that are written at once.
-_MOST_WAITING_BYTES = 256 * 1024 * 1024
+_MAX_NAME_BYTES = 255
+# Rows buffered for all files, and for a row group of one file.
+_MAX_BUFFERED_BYTES = 256 * 1024 * 1024
 _ROW_GROUP_BYTES = 64 * 1024 * 1024
-_MOST_OPEN = 64
-# Columns of few values, for which a dictionary pays.
+_MAX_OPEN_FILES = 64
+# Columns with few distinct values, which a dictionary makes smaller.
 _REPEATED = (
     *("kind", "source", "term", "magic", "channel", "chainCrc", "bodyCrc", "committed", "problem", "segment"),
     *("queueId", "messageMagic", "flag", "sysFlag", "reconsumeTimes", "bornHost", "storeHost"),
@@ -62,7 +60,7 @@ _EPOCH = date(1970, 1, 1)
 
 @dataclass(frozen=True)
 class ParquetPart:
-    """A partition of the log, the columns of the files, and how those are compressed."""
+    """A partition of the log, the columns of its files, and their compression."""
 
     partition: Partition
     columns: tuple[str, ...]
@@ -71,21 +69,21 @@ class ParquetPart:
 
 
 class ParquetForm:
-    """See the module."""
+    """Writes Parquet files; a part is a partition of the read (maxPartitionBytes)."""
 
     name = "parquet"
 
     def plan(self, log: StoreView, settings: ExportSettings) -> list[ParquetPart]:
-        """A part is a partition of the read (maxPartitionBytes). Raises OptionError where no column is left."""
+        """The parts. Raises OptionError if there is no column but topic."""
         columns = tuple(name for name in settings.names if name != "topic")
         if not columns:
-            raise OptionError("option columns: expected a column beside topic, by which the files are partitioned")
+            raise OptionError("option columns: expected another column than topic, which is in the names of folders")
         partitions = partitions_of(log, settings, tuple(dict.fromkeys((*columns, *_NEEDED))))
         compression = settings.compression or "zstd"
         return [ParquetPart(partition, columns, compression, settings.options.mode) for partition in partitions]
 
     def write(self, part: ParquetPart, number: int, target: Path) -> PartReport:
-        """A file or more for each topic and day; see `Form.write`."""
+        """Write one or more files for each topic and day; see `Form.write`."""
         writer = _PartWriter(part, number, target)
         try:
             for batch in read_partition(part.partition):
@@ -101,23 +99,20 @@ class ParquetForm:
     def finish(
         self, _log: StoreView, _settings: ExportSettings, _target: Path, reports: Sequence[PartReport]
     ) -> FinishReport:
-        """Nothing is left to do but to say what reads otherwise than it was."""
-        empty = sum(file.rows for report in reports for file in report.files if _is_of_no_topic(file.path))
-        note = f"{empty} rows without a topic, or with an empty one, have the partition {NULL_PARTITION}"
+        """Only notes the rows that are read back with another topic."""
+        null_topic = f"topic={NULL_PARTITION}/"
+        empty = sum(file.rows for report in reports for file in report.files if file.path.startswith(null_topic))
+        note = f"{empty} rows with no or an empty topic are in the partition {NULL_PARTITION}, which is read as null"
         return FinishReport(notes=(note,) if empty else ())
 
 
-def _is_of_no_topic(path: str) -> bool:
-    return path.startswith(f"topic={NULL_PARTITION}/")
-
-
 def folder_of(topic: str | None, day: str | None) -> str:
-    """The folder of a topic and a day, by the names that Spark gives: ``topic=a%3Ab/day=2026-07-21``."""
-    return f"topic={_value(topic)}/day={_value(day)}"
+    """The folder of a topic and a day, named as by Spark: ``topic=a%3Ab/day=2026-07-21``."""
+    return f"topic={_escaped(topic)}/day={_escaped(day)}"
 
 
-def _value(value: str | None) -> str:
-    """A value in a folder's name. Spark takes the empty text for null, as it cannot tell them apart."""
+def _escaped(value: str | None) -> str:
+    """A value in a folder's name. As with Spark, an empty text is null."""
     if not value:
         return NULL_PARTITION
     if value == NULL_PARTITION:
@@ -126,12 +121,15 @@ def _value(value: str | None) -> str:
 
 
 class _PartWriter:
-    """Writes the rows of a part to the files of their topic and day, with bounded memory and few files open."""
+    """Writes the rows of a part to files by topic and day, with bounded memory and few open files.
+
+    ``skipped`` rows were left out, ``problems`` rows have a ``problem``; see `PartReport`.
+    """
 
     def __init__(self, part: ParquetPart, number: int, target: Path) -> None:
         self._part, self._number, self._target = part, number, target
         self._schema = arrow_schema(part.columns)
-        self._waiting: dict[str, list[pa.RecordBatch]] = {}
+        self._buffered: dict[str, list[pa.RecordBatch]] = {}
         self._sizes: dict[str, int] = {}
         self._size = 0
         self._open: dict[str, _File] = {}
@@ -142,33 +140,30 @@ class _PartWriter:
         self.first_skipped: list[str] = []
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Rows of the log. Raises MalformedError for one that has no place, with mode=FAILFAST."""
+        """Add rows of the log. With mode=FAILFAST raises MalformedError for a topic that is too long."""
         for folder, rows in self._by_folder(batch):
-            self._waiting.setdefault(folder, []).append(rows)
+            self._buffered.setdefault(folder, []).append(rows)
             self._sizes[folder] = self._sizes.get(folder, 0) + rows.nbytes
             self._size += rows.nbytes
             if self._sizes[folder] >= _ROW_GROUP_BYTES:
                 self._write(folder)
-        while self._size > _MOST_WAITING_BYTES:
+        while self._size > _MAX_BUFFERED_BYTES:
             self._write(max(self._sizes, key=self._sizes.__getitem__))
 
     def finish(self) -> tuple[FileReport, ...]:
-        """The files, all of them placed."""
-        for folder in list(self._open):
-            self._write(folder)
-            self._close(folder)
-        for folder in list(self._waiting):
+        """Complete all files."""
+        for folder in [*self._open, *(folder for folder in self._buffered if folder not in self._open)]:
             self._write(folder)
             self._close(folder)
         return tuple(sorted(self._done, key=lambda file: file.path))
 
     def discard(self) -> None:
-        """Remove what is not placed yet."""
+        """Remove the incomplete files."""
         for file in self._open.values():
             file.discard()
 
     def _by_folder(self, batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
-        """The rows of a batch, those of each folder together."""
+        """The rows of a batch for each folder."""
         if not batch.num_rows:
             return
         topics = batch["topic"].dictionary_encode()
@@ -179,37 +174,37 @@ class _PartWriter:
         for group in groups[np.argsort(firsts)].tolist():
             folder = folder_of(names[group // len(days)], days[group % len(days)])
             rows = batch if len(groups) == 1 else batch.take(pa.array(np.flatnonzero(key == group)))
-            longest = max(len(each.encode()) for each in folder.split("/"))
-            if longest > _LONGEST_NAME:
-                self._skip(rows, f"expected a topic whose folder has a name of {_LONGEST_NAME} bytes, found {longest}")
+            size = max(len(name.encode()) for name in folder.split("/"))
+            if size > _MAX_NAME_BYTES:
+                self._skip(rows, f"the folder of the topic has a name of {size} bytes, at most {_MAX_NAME_BYTES} fit")
             else:
                 self.problems += problems_of(rows)
                 yield folder, rows.select(self._part.columns)
 
     def _skip(self, rows: pa.RecordBatch, why: str) -> None:
         if self._part.mode == "FAILFAST":
-            raise MalformedError(f"pos {rows['pos'][0]}: {why}; mode=PERMISSIVE leaves it out and says so")
+            raise MalformedError(f"pos {rows['pos'][0]}: {why}; mode=PERMISSIVE leaves it out and lists it")
         self.skipped += rows.num_rows
-        first = rows.slice(0, MOST_SKIPPED - len(self.first_skipped))
+        first = rows.slice(0, MAX_SKIPPED - len(self.first_skipped))
         for pos, index in zip(first["pos"].to_pylist(), first["index"].to_pylist(), strict=True):
             self.first_skipped.append(f"pos={pos} index={index}: {why}")
 
     def _write(self, folder: str) -> None:
-        """What waits for a folder goes to its file, as a row group."""
-        batches = self._waiting.pop(folder, [])
+        """Write the buffered rows of a folder to its file as a row group."""
+        batches = self._buffered.pop(folder, [])
         self._size -= self._sizes.pop(folder, 0)
         if not batches:
             return
         file = self._open.pop(folder, None)
         if file is None:
-            while len(self._open) >= _MOST_OPEN:
+            while len(self._open) >= _MAX_OPEN_FILES:
                 self._close(next(iter(self._open)))
             file = _File(self._target, self._next_path(folder), self._schema, self._part.compression)
-        self._open[folder] = file  # the last of all, as the first is closed first
+        self._open[folder] = file  # last: the least recently written one is closed first
         file.write(pa.Table.from_batches(batches, self._schema))
 
     def _next_path(self, folder: str) -> str:
-        """``part-00003.parquet``; a folder whose file was closed gets further ones, ``part-00003-1.parquet``."""
+        """``part-00003.parquet``, or ``part-00003-1.parquet`` after the folder's first file was closed."""
         count = self._counts.get(folder, 0)
         self._counts[folder] = count + 1
         return f"{folder}/part-{self._number:05d}{f'-{count}' if count else ''}.parquet"
@@ -219,16 +214,16 @@ class _PartWriter:
 
 
 class _File:
-    """A Parquet file that is being written, under a name that nobody else has."""
+    """A Parquet file that is being written, with a temporary name."""
 
     def __init__(self, target: Path, path: str, schema: pa.Schema, compression: str) -> None:
         self._path, self._schema = path, schema
-        self._sums = ColumnSums(schema)
+        self._checksums = ColumnChecksums(schema)
         self._rows = 0
         self._stack = ExitStack()
         self._temporary = self._stack.enter_context(new_file(target, path))
         names = set(schema.names)
-        self._stream = self._stack.enter_context(SummedFile(self._temporary))
+        self._stream = self._stack.enter_context(ChecksumFile(self._temporary))
         self._writer = pq.ParquetWriter(
             self._stream,
             schema,
@@ -238,19 +233,19 @@ class _File:
         )
 
     def write(self, rows: pa.Table) -> None:
-        self._sums.add(rows)
+        self._checksums.add(rows)
         self._rows += rows.num_rows
         self._writer.write_table(rows, row_group_size=max(rows.num_rows, 1))
 
     def close(self) -> FileReport:
-        """Sync, verify and place the file. Raises StoreError where it reads otherwise than it was written."""
+        """Sync and verify the file, then give it its name. Raises StoreError if it differs when read back."""
         try:
             self._writer.close()
             self._stream.close()
             sync_file(self._temporary)
             report = file_report(self._temporary, self._path, self._rows)
             if report.crc32 != self._stream.crc32:
-                raise self._differs(f"CRC-32 {report.crc32}, not {self._stream.crc32}")
+                raise self._differs(f"CRC-32 {self._stream.crc32:08x}", f"{report.crc32:08x}")
             self._verify()
         except BaseException:
             self.discard()
@@ -259,46 +254,46 @@ class _File:
         return report
 
     def discard(self) -> None:
-        with suppress(Exception):  # what ended it was told already
+        with suppress(Exception):  # the first error is already being raised
             self._writer.close()
-        self._writer.is_open = False  # else it is closed once more when it is forgotten, and complains
+        self._writer.is_open = False  # else its destructor closes it again, with an error
         self._stack.__exit__(_DiscardedError, _DiscardedError(), None)
 
     def _verify(self) -> None:
-        found = ColumnSums(self._schema)
+        found = ColumnChecksums(self._schema)
         rows = 0
         try:
             with pq.ParquetFile(self._temporary) as file:
                 if file.schema_arrow != self._schema:
-                    raise ValueError(f"the schema {file.schema_arrow}")
-                for group in range(file.num_row_groups):  # each by itself: they bound what is in memory
+                    raise self._differs(f"the schema {self._schema}", str(file.schema_arrow))
+                for group in range(file.num_row_groups):  # one at a time, to bound memory
                     read = file.read_row_group(group)
                     rows += read.num_rows
                     found.add(read)
         except (ValueError, pa.ArrowException, OSError) as error:
-            raise self._differs(str(error)) from None
+            raise self._differs("a Parquet file", str(error)) from None
         if rows != self._rows:
-            raise self._differs(f"{rows} rows, not {self._rows}")
-        if found.values != self._sums.values:
-            names = [name for name in self._schema.names if found.values[name] != self._sums.values[name]]
-            raise self._differs(f"other bytes in the columns {', '.join(names)}")
+            raise self._differs(f"{self._rows} rows", str(rows))
+        if found.values != self._checksums.values:
+            names = [name for name in self._schema.names if found.values[name] != self._checksums.values[name]]
+            raise self._differs("the written values", f"others in the columns {', '.join(names)}")
 
-    def _differs(self, found: str) -> StoreError:
+    def _differs(self, expected: str, found: str) -> StoreError:
         return StoreError(
-            f"{self._path}: expected the rows that were written when the file was read back, found {found}: check the "
-            "disk and the memory of this machine, and export again"
+            f"{self._path}: the file differs when read back: expected {expected}, found {found}: check the disk and "
+            "the memory of this machine, and export again"
         )
 
 
 class _DiscardedError(Exception):
-    """Ends the block of a file that is not to be placed."""
+    """Makes `new_file` remove a file instead of giving it its name."""
 
 
-class ColumnSums:
-    """CRC-32s of the values of each column, whatever batches they come in.
+class ColumnChecksums:
+    """CRC-32s of the values of each column, independent of how rows are split into batches.
 
-    Of each column they are over: which rows are null (a byte for a row), the lengths of texts, bytes and maps (int32,
-    little-endian), and the values themselves; null is as 0, or as empty.
+    They cover which rows are null (one byte each), the lengths of texts, bytes and maps (int32, little-endian), and the
+    values; null counts as 0 or empty.
     """
 
     def __init__(self, schema: pa.Schema) -> None:
@@ -313,7 +308,7 @@ class ColumnSums:
 
 
 def _streams(array: pa.Array) -> Iterator[Any]:
-    """The bytes of an array that `ColumnSums` is over, each kind of them as one buffer."""
+    """The bytes of an array that `ColumnChecksums` covers, one buffer for each kind."""
     yield np.asarray(array.is_valid().cast(pa.uint8()))
     kind = array.type
     if pa.types.is_string(kind) or pa.types.is_binary(kind):
@@ -326,14 +321,14 @@ def _streams(array: pa.Array) -> Iterator[Any]:
     elif pa.types.is_map(kind):
         lengths = np.diff(_offsets(array))
         yield np.where(np.asarray(array.is_valid()), lengths, 0).astype(np.int32)
-        there = array.drop_null() if array.null_count else array
-        offsets = _offsets(there)
-        for child in (there.keys, there.items):
+        present = array.drop_null() if array.null_count else array
+        offsets = _offsets(present)
+        for child in (present.keys, present.items):
             yield from _streams(child[offsets[0] : offsets[-1]])
     else:
-        plain = array.cast(pa.int64()) if pa.types.is_timestamp(kind) else array
-        plain = plain.cast(pa.uint8()) if pa.types.is_boolean(kind) else plain
-        yield np.ascontiguousarray(plain.fill_null(0) if plain.null_count else plain)
+        numbers = array.cast(pa.int64()) if pa.types.is_timestamp(kind) else array
+        numbers = numbers.cast(pa.uint8()) if pa.types.is_boolean(kind) else numbers
+        yield np.ascontiguousarray(numbers.fill_null(0) if numbers.null_count else numbers)
 
 
 def _offsets(array: pa.Array) -> npt.NDArray[np.int32]:
@@ -343,8 +338,8 @@ def _offsets(array: pa.Array) -> npt.NDArray[np.int32]:
 
 
 def _days(times: pa.Array) -> tuple[list[str | None], npt.NDArray[np.int64]]:
-    """The UTC days of a timestamp column as ``YYYY-MM-DD``, and null behind them; for each row which one it is."""
+    """The distinct UTC days of a timestamp column as ``YYYY-MM-DD``, then null; and for each row its number."""
     is_null = np.asarray(times.is_null())
-    numbers, places = np.unique(np.asarray(times.cast(pa.int64()).fill_null(0)) // _DAY_US, return_inverse=True)
+    numbers, day = np.unique(np.asarray(times.cast(pa.int64()).fill_null(0)) // _DAY_US, return_inverse=True)
     days = [(_EPOCH + timedelta(days=number)).isoformat() for number in numbers.tolist()]
-    return [*days, None], np.where(is_null, len(days), places.astype(np.int64))
+    return [*days, None], np.where(is_null, len(days), day.astype(np.int64))

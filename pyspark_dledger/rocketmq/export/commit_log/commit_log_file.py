@@ -26,7 +26,8 @@ from pyspark_dledger.rocketmq.dispatch.log_part import COLUMNS, all_rows, part_o
 from pyspark_dledger.rocketmq.export.commit_log.commit_log_part import FilePart, PartOutcome, is_intact
 from pyspark_dledger.rocketmq.export.commit_log.offsets import OutputBytes, pieces_of_file
 from pyspark_dledger.rocketmq.export.direct_file import DirectFile, FileWindow
-from pyspark_dledger.rocketmq.export.forms import FileReport, PartReport, file_report, left_path, new_file
+from pyspark_dledger.rocketmq.export.forms import FileReport, PartReport
+from pyspark_dledger.rocketmq.export.target import file_report, left_path, new_file
 from pyspark_dledger.rocketmq.rebuild.parts import TakenUnits, WantedUnits, taken_of, write_taken
 
 FOLDER = "commitlog"

@@ -28,13 +28,7 @@ from pyspark_dledger.rocketmq.export.commit_log.broker_files import (
 )
 from pyspark_dledger.rocketmq.export.commit_log.commit_log_file import write_empty_file, write_part
 from pyspark_dledger.rocketmq.export.commit_log.commit_log_part import FILLERS, MOVED, VERSION_2, FilePart
-from pyspark_dledger.rocketmq.export.forms import (
-    MOST_SKIPPED,
-    ExportSettings,
-    FileReport,
-    FinishReport,
-    PartReport,
-)
+from pyspark_dledger.rocketmq.export.forms import MAX_SKIPPED, ExportSettings, FileReport, FinishReport, PartReport
 from pyspark_dledger.rocketmq.rebuild import Built, notes_of_queues
 from pyspark_dledger.rocketmq.rebuild.builder import batch_topics_of
 from pyspark_dledger.rocketmq.rebuild.parts import WantedUnits
@@ -218,7 +212,7 @@ def _notes(
             f"physical offsets are preserved except for {counts[MOVED]} messages, the first of each DLedger file; "
             f"{counts[FILLERS]} messages of topic DLEDGER_EXPORT_FILLER, in no queue, fill the gaps"
         )
-        yield from [note for report in reports for note in report.notes][:MOST_SKIPPED]
+        yield from [note for report in reports for note in report.notes][:MAX_SKIPPED]
     elif log.ledger_segments:
         yield (
             "messages from DLedger have new physical offsets and so a new offsetMsgId; all else is unchanged, also "

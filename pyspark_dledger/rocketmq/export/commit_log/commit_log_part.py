@@ -30,7 +30,7 @@ from pyspark_dledger.log.io.entry_reads import read_at
 from pyspark_dledger.log.io.store_engine import engine_of
 from pyspark_dledger.rocketmq.arrow_values import is_valid, values_of
 from pyspark_dledger.rocketmq.export.commit_log.message_block import Bytes, Flags, MessageBlock
-from pyspark_dledger.rocketmq.export.forms import MOST_SKIPPED
+from pyspark_dledger.rocketmq.export.forms import MAX_SKIPPED
 from pyspark_dledger.rocketmq.message_arrays import Longs
 from pyspark_dledger.rocketmq.rebuild.parts import WantedUnits
 
@@ -105,7 +105,7 @@ class PartOutcome:
     def skip(self, batch: pa.RecordBatch, which: Flags, why: str | None = None) -> None:
         """Record rows that are left out; `why` is their problem by default."""
         self.skipped += int(np.count_nonzero(which))
-        for number in np.flatnonzero(which)[: MOST_SKIPPED - len(self.first_skipped)].tolist():
+        for number in np.flatnonzero(which)[: MAX_SKIPPED - len(self.first_skipped)].tolist():
             row = {name: batch[name][number].as_py() for name in _COLUMNS}
             text = why or row["problem"] or f"expected a message, found {row['kind']}"
             self.skip_line(row["pos"], row["index"], text)
@@ -127,7 +127,7 @@ class PartOutcome:
         """Record a message that has a new physical offset."""
         self.counts[MOVED] += 1
         parsed = parse_message(message.tobytes(), 0, len(message), new)
-        if len(self.notes) < MOST_SKIPPED and not isinstance(parsed, str):
+        if len(self.notes) < MAX_SKIPPED and not isinstance(parsed, str):
             ids = [offset_msg_id(parsed.store_host, offset) for offset in (old, new)]
             self.notes.append(f"pos={pos}: offsetMsgId {ids[0]} is now {ids[1]}")
 

@@ -1,4 +1,4 @@
-"""Which range of a log is exported, and by what it is known again."""
+"""Finds the range of a log to export, and checks whether the log still has it."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from pyspark_dledger.rocketmq.export.forms import ExportSettings
 if TYPE_CHECKING:
     from pyspark_dledger.log.store_view import StoreView
 
-_MOST_BYTES = 64 * 1024 * 1024
+_MAX_ROW_BYTES = 64 * 1024 * 1024
 _PARTITION_BYTES = 128 * 1024 * 1024
 
 
 @dataclass(frozen=True)
 class LogRange:
-    """Positions ``[start, end)`` of a log, both where the walk over it arrives, and how the log stood there.
+    """Positions ``[start, end)`` of a log, which are starts of rows or the log's end.
 
-    ``committed_index`` is the committed bound, and ``beyond_committed`` counts the entries of the range behind it, both
-    None where there is none. ``last`` is the last row that begins in the range, with the CRC-32 of its bytes.
+    ``committed_index`` is the committed bound; ``beyond_committed`` counts the entries of the range after it. Both are
+    None if the bound is unknown. ``last`` is the last row of the range, with the CRC-32 of its bytes.
     """
 
     start: int
@@ -39,7 +39,7 @@ class LogRange:
     last: TailOffset
 
     def to_json(self) -> dict[str, Any]:
-        """As a manifest notes it."""
+        """The fields of the manifest."""
         return {
             "start": self.start,
             "end": self.end,
@@ -50,12 +50,12 @@ class LogRange:
 
 
 def range_from_json(value: Mapping[str, Any]) -> LogRange:
-    """A range as `LogRange.to_json` noted it. Raises KeyError, TypeError and ValueError for anything else."""
+    """A range from `LogRange.to_json`. Raises KeyError, TypeError and ValueError for anything else."""
     last = TailOffset(**value["last"])
     found = LogRange(value["start"], value["end"], value["committedIndex"], value["beyondCommitted"], last)
-    places = (found.start, found.end, last.pos)
+    positions = (found.start, found.end, last.pos)
     others = (found.committed_index, found.beyond_committed, last.index, last.term, last.crc)
-    if not all(type(number) is int and 0 <= number <= INT64_MAX for number in places):
+    if not all(type(number) is int and 0 <= number <= INT64_MAX for number in positions):
         raise ValueError
     if not all(number is None or (type(number) is int and -1 <= number <= INT64_MAX) for number in others):
         raise ValueError
@@ -63,9 +63,9 @@ def range_from_json(value: Mapping[str, Any]) -> LogRange:
 
 
 def partitions_of(log: StoreView, settings: ExportSettings, columns: tuple[str, ...]) -> list[Partition]:
-    """The partitions of a read of what is exported; the same for the same settings, however the log has grown.
+    """The partitions of the exported range; the same for the same settings even if the log has grown.
 
-    Small segments are one partition together, up to maxPartitionBytes.
+    Several small segments form one partition, up to maxPartitionBytes.
     """
     options = settings.options
     options = replace(options, max_partition_bytes=options.max_partition_bytes or _PARTITION_BYTES)
@@ -73,17 +73,15 @@ def partitions_of(log: StoreView, settings: ExportSettings, columns: tuple[str, 
 
 
 def range_of(log: StoreView, options: ReadOptions) -> LogRange:
-    """Where the rows begin and end that the options choose. Raises StoreError where there is none."""
+    """The range of the rows that the options choose. Raises StoreError if there are none."""
     committed = committed_bound(log, options).index if log.ledger_segments else None
     bound = options.committed_bound if committed is None else committed
     whole = replace(options, max_partition_bytes=INT64_MAX, min_partitions=None, committed_bound=bound)
     ranges = [part for partition in plan_read(log, ("pos",), whole, Filters()) for part in partition.ranges]
-    nothing = StoreError(
-        f"{log.path}: expected rows to export, found none: see dledger state, and the options of the read"
-    )
+    nothing = StoreError(f"{log.path}: no rows to export: check dledger state and the options of the read")
     if not ranges:
         raise nothing
-    # A place that the options name by a position need not be one where a row begins.
+    # Positions in the options need not be starts of rows.
     start, end = ranges[0].start, ranges[-1].end
     if options.starting_offsets.kind == "pos" and options.starting_offsets.value > start:
         start = _first_row_at(log, options.starting_offsets.value, end)
@@ -91,26 +89,26 @@ def range_of(log: StoreView, options: ReadOptions) -> LogRange:
         end = _first_row_at(log, options.ending_offsets.value, end)
     if start >= end:
         raise nothing
-    last, last_index = last_row(log, start, end)
+    last, last_index = _last_row(log, start, end)
     return LogRange(start, end, committed, _count_beyond(log, committed, start, last_index), last)
 
 
 def _count_beyond(log: StoreView, committed: int | None, start: int, last_index: int | None) -> int | None:
-    """How many entries from position `start` to the last index lie behind the committed bound."""
+    """How many entries from position `start` to the last index are after the committed bound."""
     if committed is None or last_index is None or last_index <= committed:
         return None if committed is None else 0
-    first = _first(log, "index", max(start, log.ledger_segments[0].base))
+    first = _first_value(log, "index", max(start, log.ledger_segments[0].base))
     return last_index - (committed if first is None else max(committed, first - 1))
 
 
 def _first_row_at(log: StoreView, pos: int, end: int) -> int:
-    """Where the first row at or after `pos` begins, or `end`."""
-    first = _first(log, "pos", pos)
+    """The start of the first row at or after `pos`; at most `end`."""
+    first = _first_value(log, "pos", pos)
     return end if first is None else min(first, end)
 
 
-def _first(log: StoreView, column: str, pos: int) -> int | None:
-    """The first value of a column, other than null, in the rows that begin at or after `pos`."""
+def _first_value(log: StoreView, column: str, pos: int) -> int | None:
+    """The first value of a column that is not null, in rows at or after `pos`."""
     options = ReadOptions(
         starting_offsets=Offset("pos", pos), fail_on_data_loss=False, max_batch_rows=1, verify_crc=False
     )
@@ -122,8 +120,8 @@ def _first(log: StoreView, column: str, pos: int) -> int | None:
     return None
 
 
-def last_row(log: StoreView, start: int, end: int) -> tuple[TailOffset, int | None]:
-    """The last row that begins in ``[start, end)``, with the CRC-32 of its bytes, and the last index near it."""
+def _last_row(log: StoreView, start: int, end: int) -> tuple[TailOffset, int | None]:
+    """The last row in ``[start, end)`` with the CRC-32 of its bytes, and the last index at or before it."""
     for segment, found in log.ends.values():
         if found.pos == end and found.last_pos >= start:
             index, term = (found.last_index, found.last_term) if segment.source == DLEDGER else (None, None)
@@ -142,19 +140,19 @@ def last_row(log: StoreView, start: int, end: int) -> tuple[TailOffset, int | No
     return TailOffset(pos=start), None
 
 
-def row_again(log: StoreView, found: LogRange) -> TailOffset:
-    """What is the last row of a range in the log as it stands now: `found.last`, if that still stands there."""
+def current_last_row(log: StoreView, found: LogRange) -> TailOffset:
+    """The last row of a range in the current log: `found.last` if that row is unchanged."""
     if found.last.pos is not None and found.end <= max((end.pos for _, end in log.ends.values()), default=0):
         view = View(log, Bound(None, None), None)
-        places = (view.place(source, found.last.pos) for source in (DLEDGER, COMMITLOG))
-        if any(place is not None and place.offset == found.last for place in places):
+        rows = (view.place(source, found.last.pos) for source in (DLEDGER, COMMITLOG))
+        if any(row is not None and row.offset == found.last for row in rows):
             return found.last
-    return last_row(log, found.start, found.end)[0]
+    return _last_row(log, found.start, found.end)[0]
 
 
 def _crc(log: StoreView, pos: int, size: int) -> int:
-    """The CRC-32 of the bytes at a position, of a row that is too long to be an entry of those at its begin."""
+    """The CRC-32 of the bytes at a position; of a row that is too long for an entry, of its first bytes."""
     segment = next((each for each in log.segments if each.base <= pos < each.end), None)
     return log.engine.crc32(
-        b"" if segment is None else read_at(segment.path, pos - segment.base, min(size, _MOST_BYTES))
+        b"" if segment is None else read_at(segment.path, pos - segment.base, min(size, _MAX_ROW_BYTES))
     )
