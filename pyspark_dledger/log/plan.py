@@ -1,4 +1,4 @@
-"""Planning a read: which ranges of which segments, in which partitions."""
+"""Plans a read: options and filters become ranges of segments, and these become partitions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Filters, IntFilter, ScanRequest, Segment
 from pyspark_dledger.log.committed import Bound, check_replicas, committed_bound
-from pyspark_dledger.log.holes import Hole, hole_batches
+from pyspark_dledger.log.gaps import FileGap, gap_batches
 from pyspark_dledger.log.io.store_engine import engine_of
 from pyspark_dledger.log.options import Offset, ReadOptions
 from pyspark_dledger.log.store_view import StoreView
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _MAX_PARTITION_BYTES = 128 * 1024 * 1024
-# A task costs Spark about 30 ms, in which a scan that sends few bytes passes over a gigabyte.
+# A Spark task costs about 30 ms; in that time a scan that yields few bytes reads a gigabyte.
 _SELECTIVE_PARTITION_BYTES = 1024 * 1024 * 1024
-_SMALLEST_TARGET = 1024
+_MIN_TARGET_BYTES = 1024
 _WIDE_COLUMNS = frozenset({"body", "entryBody", "properties"})
 
 
 @dataclass(frozen=True)
 class Partition:
-    """What one task reads: ranges of segments and holes between them, in the order of the log."""
+    """The input of one task: ranges of segments and gaps between them, in the order of the log."""
 
-    ranges: tuple[ScanRequest | Hole, ...]
+    ranges: tuple[ScanRequest | FileGap, ...]
     engine: str
 
     @property
@@ -41,9 +41,9 @@ class Partition:
 
 @dataclass(frozen=True)
 class _Window:
-    """The part of the log that can hold wanted rows: those that begin at positions ``[start, end)``.
+    """The positions ``[start, end)`` at which wanted rows can begin.
 
-    ``entry_start`` and ``entry_end`` bound it where entries are known to begin, so that a scan may begin and end there.
+    ``entry_start`` and ``entry_end`` are bounds at which entries are known to begin, so a scan can begin and end there.
     """
 
     start: int = 0
@@ -51,10 +51,10 @@ class _Window:
     entry_start: int = 0
     entry_end: int = INT64_MAX
 
-    def starting(self, pos: int, is_entry: bool) -> _Window:
+    def starting_at(self, pos: int, is_entry: bool) -> _Window:
         return replace(self, start=max(self.start, pos), entry_start=max(self.entry_start, pos if is_entry else 0))
 
-    def ending(self, pos: int, is_entry: bool) -> _Window:
+    def ending_at(self, pos: int, is_entry: bool) -> _Window:
         end = min(self.entry_end, pos if is_entry else INT64_MAX)
         return replace(self, end=min(self.end, pos), entry_end=end)
 
@@ -64,8 +64,8 @@ def read_partition(partition: Partition) -> Iterator[pa.RecordBatch]:
     from pyspark_dledger.format.scan.bodies import expand
 
     for part in partition.ranges:
-        if isinstance(part, Hole):
-            yield from hole_batches(part)
+        if isinstance(part, FileGap):
+            yield from gap_batches(part)
         else:
             yield from expand(engine_of(partition.engine, part.segment).scan(part), part)
 
@@ -73,7 +73,7 @@ def read_partition(partition: Partition) -> Iterator[pa.RecordBatch]:
 def plan_read(store: StoreView, columns: tuple[str, ...], options: ReadOptions, filters: Filters) -> list[Partition]:
     """The partitions that together have the wanted rows, each once, in the order of the log.
 
-    Raises StoreError where the replicas contradict the store, or read_committed finds no committed index.
+    Raises StoreError if the replicas contradict the store, or if read_committed finds no committed index.
     """
     bound = committed_bound(store, options) if store.ledger_segments else Bound(None, None)
     if store.replicas:
@@ -90,7 +90,7 @@ def plan_up_to(
     store: StoreView, columns: tuple[str, ...], options: ReadOptions, filters: Filters, committed: int | None
 ) -> list[Partition]:
     """The partitions of a read with a given committed index."""
-    if _never_holds(filters):
+    if _matches_nothing(filters):
         return []
     return _plan(store, columns, options, filters, committed, _window(store, options, filters, committed))
 
@@ -104,11 +104,11 @@ def plan_between(
     start: int,
     end: int,
 ) -> list[Partition]:
-    """The partitions of the rows that begin at positions ``[start, end)``, both where the walk over the log arrives.
+    """The partitions of the rows that begin at positions ``[start, end)``. An entry begins at both positions.
 
-    Of `options` only those count that say how rows are read and how much of them is one partition.
+    Of `options`, only those for the form of rows and the size of partitions have an effect.
     """
-    if _never_holds(filters):
+    if _matches_nothing(filters):
         return []
     return _plan(store, columns, options, filters, committed, _Window(start, end, start, end))
 
@@ -141,29 +141,29 @@ def _plan(
     total = sum(part.end - part.start for part in ranges)
     if options.min_partitions is not None:
         target = max(min(target, -(-total // options.min_partitions)), 1)
-    pieces = _pieces(store, ranges, target)
-    while options.min_partitions is not None and len(pieces) < options.min_partitions and target > _SMALLEST_TARGET:
-        # Cuts lie at entries, so pieces come out larger than asked for.
+    splits = _split_all(store, ranges, target)
+    while options.min_partitions is not None and len(splits) < options.min_partitions and target > _MIN_TARGET_BYTES:
+        # Ranges are cut at entries, so they can be larger than the target.
         target //= 2
-        before, pieces = len(pieces), _pieces(store, ranges, target)
-        if len(pieces) == before:
+        before, splits = len(splits), _split_all(store, ranges, target)
+        if len(splits) == before:
             break
-    is_packed = options.min_partitions is None and (selective or options.max_partition_bytes is not None)
-    packs = _pack(pieces, target) if is_packed else [[piece] for piece in pieces]
-    return [Partition(tuple(pack), store.engine.NAME) for pack in packs]
+    is_grouped = options.min_partitions is None and (selective or options.max_partition_bytes is not None)
+    groups = _group(splits, target) if is_grouped else [[part] for part in splits]
+    return [Partition(tuple(group), store.engine.NAME) for group in groups]
 
 
 def _is_selective(columns: tuple[str, ...], filters: Filters) -> bool:
-    """Whether a scan sends few bytes for many that it passes over."""
+    """Whether a scan yields few bytes of those that it reads."""
     conditions = (filters.topic, filters.tags, filters.queue_id, filters.store_timestamp)
     return not _WIDE_COLUMNS & set(columns) or any(condition is not None for condition in conditions)
 
 
-def _pieces(store: StoreView, ranges: list[ScanRequest | Hole], target: int) -> list[ScanRequest | Hole]:
-    return [piece for part in ranges for piece in _split(store, part, target)]
+def _split_all(store: StoreView, ranges: list[ScanRequest | FileGap], target: int) -> list[ScanRequest | FileGap]:
+    return [split for part in ranges for split in _split(store, part, target)]
 
 
-def _never_holds(filters: Filters) -> bool:
+def _matches_nothing(filters: Filters) -> bool:
     for condition in (filters.index, filters.term, filters.pos, filters.queue_id, filters.store_timestamp):
         if condition is not None and (condition.low > condition.high or condition.values == ()):
             return True
@@ -173,53 +173,49 @@ def _never_holds(filters: Filters) -> bool:
 def _window(store: StoreView, options: ReadOptions, filters: Filters, committed: int | None) -> _Window:
     window = _Window()
     if options.starting_offsets.kind != "earliest":
-        pos, is_entry = _place(store, options.starting_offsets, options.fail_on_data_loss, "startingOffsets")
-        window = window.starting(pos, is_entry)
+        pos, is_entry = _position_of(store, options.starting_offsets, options.fail_on_data_loss, "startingOffsets")
+        window = window.starting_at(pos, is_entry)
     if options.ending_offsets.kind != "latest":
-        window = window.ending(*_place(store, options.ending_offsets, False, "endingOffsets"))
+        window = window.ending_at(*_position_of(store, options.ending_offsets, False, "endingOffsets"))
     if store.ledger_segments and options.isolation_level == "read_committed" and committed is not None:
-        window = window.ending(_behind(store, committed), True)
+        window = window.ending_at(_position_after(store, committed), True)
     if filters.index is not None and store.ledger_segments:
-        window = window.starting(store.position_of(filters.index.low), True)
-        window = window.ending(_behind(store, filters.index.high), True)
+        window = window.starting_at(store.position_of(filters.index.low), True)
+        window = window.ending_at(_position_after(store, filters.index.high), True)
     if filters.pos is not None:
-        window = window.starting(filters.pos.low, False).ending(min(filters.pos.high, INT64_MAX - 1) + 1, False)
+        window = window.starting_at(filters.pos.low, False).ending_at(min(filters.pos.high, INT64_MAX - 1) + 1, False)
     if filters.committed is not None and committed is not None and store.ledger_segments:
-        behind = _behind(store, committed)
-        window = window.ending(behind, True) if filters.committed else window.starting(behind, True)
+        uncommitted = _position_after(store, committed)
+        window = window.ending_at(uncommitted, True) if filters.committed else window.starting_at(uncommitted, True)
     return window
 
 
-def _behind(store: StoreView, index: int) -> int:
-    """Where the entry after `index` begins."""
+def _position_after(store: StoreView, index: int) -> int:
+    """The position of the entry after `index`."""
     return store.position_of(min(index, INT64_MAX - 1) + 1)
 
 
-def _place(store: StoreView, offset: Offset, fail_on_data_loss: bool, option: str) -> tuple[int, bool]:
-    """The position that an offset means, and whether an entry is known to begin there."""
+def _position_of(store: StoreView, offset: Offset, fail_on_data_loss: bool, option: str) -> tuple[int, bool]:
+    """The position of an offset, and whether an entry is known to begin there."""
     if offset.kind == "earliest":
         return 0, False
     if offset.kind == "latest":
         return INT64_MAX, False
-    if offset.kind == "pos":
-        first = store.segments[0].base if store.segments else 0
-        if offset.value < first and fail_on_data_loss:
-            raise StoreError(_below(store, option, f"pos {offset.value}", f"the first segment at pos {first}"))
-        return offset.value, False
-    first_index = store.first_entries[0][1][1] if store.first_entries else 0
-    if offset.value < first_index and fail_on_data_loss:
-        raise StoreError(_below(store, option, f"index {offset.value}", f"the first entry with index {first_index}"))
-    return store.position_of(offset.value), True
-
-
-def _below(store: StoreView, option: str, wanted: str, found: str) -> str:
-    return (
-        f"{store.path}: {option}: expected {wanted}, found {found}: start there or later, or set failOnDataLoss=false"
-    )
+    first = ""
+    if offset.kind == "pos" and offset.value < store.min_offset:
+        first = f"the first segment at pos {store.min_offset}"
+    elif offset.kind == "index" and offset.value < store.begin_index:
+        first = f"the first entry with index {store.begin_index}"
+    if first and fail_on_data_loss:
+        raise StoreError(
+            f"{store.path}: {option}: expected {offset}, found {first}: start there or later, or set "
+            "failOnDataLoss=false"
+        )
+    return (offset.value, False) if offset.kind == "pos" else (store.position_of(offset.value), True)
 
 
 def _with_window(filters: Filters, window: _Window) -> Filters:
-    """`filters` with the window's bounds on pos, so that a range may begin before the window or reach over its end."""
+    """`filters` with the window's bounds on pos: a range may begin before the window or end after it."""
     if window.start == 0 and window.end == INT64_MAX:
         return filters
     given = filters.pos or IntFilter()
@@ -227,12 +223,12 @@ def _with_window(filters: Filters, window: _Window) -> Filters:
     return replace(filters, pos=pos)
 
 
-def _ranges(store: StoreView, template: ScanRequest, window: _Window) -> Iterator[ScanRequest | Hole]:
-    """The segments, and the holes between them, that can hold wanted rows."""
+def _ranges(store: StoreView, template: ScanRequest, window: _Window) -> Iterator[ScanRequest | FileGap]:
+    """The parts of segments, and the gaps between them, that can have wanted rows."""
     before = None
     for segment in store.segments:
         if before is not None and before.end < segment.base:
-            yield from _hole(store, template, window, before, segment)
+            yield from _gap(store, template, window, before, segment)
         before = segment
         start = max(segment.base, window.entry_start)
         end = min(store.segment_end(segment), window.entry_end)
@@ -241,16 +237,18 @@ def _ranges(store: StoreView, template: ScanRequest, window: _Window) -> Iterato
             yield replace(template, segment=segment, start=start, end=end)
 
 
-def _hole(store: StoreView, template: ScanRequest, window: _Window, before: Segment, after: Segment) -> Iterator[Hole]:
-    """A place where files are missing; nothing is missing behind the end of the log."""
+def _gap(
+    store: StoreView, template: ScanRequest, window: _Window, before: Segment, after: Segment
+) -> Iterator[FileGap]:
+    """A gap between two files; after the end of the log there are no gaps."""
     last = store.ends.get(after.source)
     is_inside = last is not None and after.base <= last[0].base
     if is_inside and before.end < window.end and after.base > window.start:
-        yield Hole(template, before.end, after.base, after.source)
+        yield FileGap(template, before.end, after.base, after.source)
 
 
 def _is_excluded(store: StoreView, segment: Segment, filters: Filters) -> bool:
-    """Whether no row of the segment can pass: old messages have no index and term; the terms of a log never fall."""
+    """Whether no row of the segment can pass: old messages have no index and term, and terms of a log never fall."""
     if segment.source == COMMITLOG:
         return filters.index is not None or filters.term is not None or filters.committed is False
     if filters.term is None:
@@ -263,28 +261,28 @@ def _is_excluded(store: StoreView, segment: Segment, filters: Filters) -> bool:
     return filters.term.high < firsts[place][1][2] or filters.term.low > highest
 
 
-def _split(store: StoreView, part: ScanRequest | Hole, target: int) -> list[ScanRequest | Hole]:
-    """A range as pieces of about `target` bytes, cut at entry boundaries; pieces outside the window are left out."""
-    if isinstance(part, Hole) or part.end - part.start <= target:
+def _split(store: StoreView, part: ScanRequest | FileGap, target: int) -> list[ScanRequest | FileGap]:
+    """A range, split at entry boundaries into ranges of about `target` bytes; those outside the window are left out."""
+    if isinstance(part, FileGap) or part.end - part.start <= target:
         return [part]
     cuts = store.engine.split(part.segment, part.start, part.end, target)
-    pieces = [
+    splits = [
         replace(part, start=start, end=end, end_is_boundary=end != part.end)
         for start, end in zip([part.start, *cuts], [*cuts, part.end], strict=True)
     ]
     wanted = part.filters.pos or IntFilter()
-    return [piece for piece in pieces if piece.end > wanted.low and piece.start <= wanted.high]
+    return [split for split in splits if split.end > wanted.low and split.start <= wanted.high]
 
 
-def _pack(pieces: list[ScanRequest | Hole], target: int) -> list[list[ScanRequest | Hole]]:
-    """Neighbouring pieces together, up to `target` bytes."""
-    packs: list[list[ScanRequest | Hole]] = []
+def _group(splits: list[ScanRequest | FileGap], target: int) -> list[list[ScanRequest | FileGap]]:
+    """Adjacent ranges in groups of up to `target` bytes."""
+    groups: list[list[ScanRequest | FileGap]] = []
     size = 0
-    for piece in pieces:
-        length = piece.end - piece.start
-        if not packs or size + length > target:
-            packs.append([])
+    for part in splits:
+        length = part.end - part.start
+        if not groups or size + length > target:
+            groups.append([])
             size = 0
-        packs[-1].append(piece)
+        groups[-1].append(part)
         size += length
-    return packs
+    return groups

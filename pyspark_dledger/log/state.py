@@ -47,7 +47,7 @@ def state_of(store: StoreView) -> State:
         node=paths.node,
         path=store.path,
         dialect=store.dialect if ledger or paths.node_dir is not None else "commitlog",
-        begin_index=store.first_entries[0][1][1] if store.first_entries else -1,
+        begin_index=store.begin_index,
         end_index=store.end.last_index,
         end_term=store.end.last_term,
         committed_index=bound.index,

@@ -147,6 +147,11 @@ class StoreView:
         firsts = zip(segments, map_reads(self.first_entry, segments, self.path), strict=True)
         return [(segment, first) for segment, first in firsts if first is not None]
 
+    @property
+    def begin_index(self) -> int:
+        """The index of the first DLedger entry; -1 without one."""
+        return self.first_entries[0][1][1] if self.first_entries else -1
+
     def position_of(self, index: int) -> int:
         """The position of the first entry with at least `index`; the end of the log without one.
 

@@ -187,7 +187,7 @@ def _notes(store: StoreView, line: str, opening: JavaOpening, knows_index_size: 
 
 def _lost(store: StoreView, opening: JavaOpening, bound: Bound, notes: list[str]) -> list[tuple[int, int]]:
     """The committed entries that the log has, or the index still knows, and Java would not have any more."""
-    begin = store.first_entries[0][1][1] if store.first_entries else opening.begin_index
+    begin = store.begin_index if store.begin_index >= 0 else opening.begin_index
     committed = _committed(store, bound)
     if committed is None:
         if opening.end_index < store.end.last_index:

@@ -124,7 +124,7 @@ def _batch(
 def _problems(store: StoreView, file: Segment, positions: npt.NDArray[np.int64], units: Units) -> list[str | None]:
     """What is wrong with each unit: its index, what it names, or that it lies behind the end of the log."""
     expected = (file.base + positions) // INDEX_UNIT_SIZE
-    begin, end = _first_index(store), store.end.last_index
+    begin, end = store.begin_index, store.end.last_index
     found = _entries(store, int(expected[0]), int(expected[-1]))
     place = np.searchsorted(found["pos"], units["pos"])
     place[place == len(found["pos"])] = 0
@@ -140,10 +140,6 @@ def _problems(store: StoreView, file: Segment, positions: npt.NDArray[np.int64],
         unit = {field.name: int(units[number][field.name]) for field in INDEX_UNIT}
         problems[number] = _problem(store, unit, int(expected[number]), begin, end)
     return problems
-
-
-def _first_index(store: StoreView) -> int:
-    return store.first_entries[0][1][1] if store.first_entries else 0
 
 
 def _entries(store: StoreView, first: int, last: int) -> dict[str, npt.NDArray[np.int64]]:

@@ -19,7 +19,7 @@ from pyspark_dledger.errors import DataLossError, StoreError
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Filters, IntFilter
 from pyspark_dledger.log.committed import Bound, best, checkpoint_bound, proven_by_queues, queue_bound
-from pyspark_dledger.log.holes import Hole
+from pyspark_dledger.log.gaps import FileGap
 from pyspark_dledger.log.options import EARLIEST, LATEST, ReadOptions, option_filters
 from pyspark_dledger.log.plan import Partition, plan_between, plan_up_to, read_partition
 from pyspark_dledger.log.store_view import StoreView
@@ -461,7 +461,7 @@ def read_planned(partition: Partition, fail_on_data_loss: bool) -> Iterator[pa.R
         try:
             yield from read_partition(replace(partition, ranges=(part,)))
         except StoreError:
-            if isinstance(part, Hole) or os.path.lexists(part.segment.path):
+            if isinstance(part, FileGap) or os.path.lexists(part.segment.path):
                 raise
             problem = f"{part.segment.path}: expected positions {part.start} to {part.end - 1}, found the file deleted"
             report_loss(problem, "they are skipped", fail_on_data_loss)

@@ -150,7 +150,7 @@ def _check_files(store: StoreView, report: Report) -> None:
 def _check_index(store: StoreView, report: Report) -> None:
     if store.paths.node_dir is None:
         return
-    begin = store.first_entries[0][1][1] if store.first_entries else 0
+    begin = max(store.begin_index, 0)
     check_index_files(store.paths.node_dir / "index", begin, store.end.last_index, report)
     check_units_beyond(store.index_files.files, store.end.last_index, report)
 

@@ -23,7 +23,7 @@ from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.layout import FLAG_INNER_BATCH
 from pyspark_dledger.format.spec import Filters, ScanRequest, Segment
-from pyspark_dledger.log.holes import Hole
+from pyspark_dledger.log.gaps import FileGap
 from pyspark_dledger.log.io.queue_files import Units
 from pyspark_dledger.log.io.store_engine import engine_of
 from pyspark_dledger.log.plan import plan_between
@@ -92,7 +92,7 @@ def plan_parts(log: StoreView, end: int | None, part_bytes: int) -> tuple[list[L
     options = replace(log.options, max_partition_bytes=part_bytes, min_partitions=None)
     partitions = plan_between(log, ("pos",), options, Filters(), None, 0, INT64_MAX if end is None else end)
     ranges = [each for partition in partitions for each in partition.ranges]
-    missing = sum(each.end - each.start for each in ranges if isinstance(each, Hole))
+    missing = sum(each.end - each.start for each in ranges if isinstance(each, FileGap))
     scans = [each for each in ranges if isinstance(each, ScanRequest)]
     return [LogRangePart(number, each.segment, each.start, each.end) for number, each in enumerate(scans)], missing
 

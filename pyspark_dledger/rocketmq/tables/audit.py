@@ -25,7 +25,7 @@ from pyspark_dledger.format import layout
 from pyspark_dledger.format.layout import SCHEDULE_TOPIC
 from pyspark_dledger.format.spec import Filters
 from pyspark_dledger.log.committed import committed_bound
-from pyspark_dledger.log.holes import Hole
+from pyspark_dledger.log.gaps import FileGap
 from pyspark_dledger.log.io.queue_files import last_units, queues
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.plan import Partition, plan_read, read_partition
@@ -117,7 +117,7 @@ def _windows(
     starts = [partition.ranges[0].start for partition in partitions]
     ends = [*starts[1:], log_end][: len(starts)]
     for partition, low, high in zip(partitions, starts, ends, strict=True):
-        if all(isinstance(part, Hole) for part in partition.ranges):
+        if all(isinstance(part, FileGap) for part in partition.ranges):
             yield from ((nothing, *cut) for cut in _cuts(low, high))
         else:
             yield partition, low, high
@@ -176,7 +176,7 @@ class _Audit:
     def rows(self) -> Iterator[Row]:
         units, gaps = self._units()
         yield from gaps
-        ranges = tuple(part for part in self.part.partition.ranges if not isinstance(part, Hole))
+        ranges = tuple(part for part in self.part.partition.ranges if not isinstance(part, FileGap))
         scanned = message_arrays.scanned(read_partition(replace(self.part.partition, ranges=ranges)), self.names)
         # Behind the end that the plan knew a live log has grown: looked up as it is now.
         is_inside = (self.part.low <= units.offset) & (units.offset < min(self.part.high, self.part.log_end))

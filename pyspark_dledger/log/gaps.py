@@ -1,4 +1,4 @@
-"""Missing files: the rows that stand for bytes that are not there."""
+"""Gaps in the log: missing files, shown as corrupt rows."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from pyspark_dledger.format.spec import COMMITLOG, Filters, ScanRequest
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# The size column has 32 bits; a longer hole is several rows.
-_LONGEST_ROW = 2**31 - 1
-_PIECE = 2**30
+# The size column has 32 bits; a longer gap becomes several rows.
+_MAX_ROW_SIZE = 2**31 - 1
+_SPLIT_ROW_SIZE = 2**30
 
 
 @dataclass(frozen=True)
-class Hole:
-    """Positions ``[start, end)`` that no file holds; `request` says what rows are wanted."""
+class FileGap:
+    """Positions ``[start, end)`` for which there is no file. `request` has the wanted columns and filters."""
 
     request: ScanRequest
     start: int
@@ -37,18 +37,18 @@ class Hole:
         return f"expected the segment {self.name} and {self.end - self.start} bytes up to {self.end}, found no file"
 
 
-def hole_batches(hole: Hole) -> Iterator[pa.RecordBatch]:
-    """The corrupt rows of a hole. Raises MalformedError with mode=FAILFAST."""
+def gap_batches(gap: FileGap) -> Iterator[pa.RecordBatch]:
+    """The corrupt rows of a gap. Raises MalformedError with mode=FAILFAST."""
     import pyarrow as pa
 
     from pyspark_dledger.format.columns import arrow_schema
 
-    request = hole.request
-    rows = [row for row in _rows(hole) if _passes(row, request.filters)]
+    request = gap.request
+    rows = [row for row in _rows(gap) if _passes(row, request.filters)]
     if not rows or request.mode == "DROPMALFORMED":
         return
     if request.mode == "FAILFAST":
-        raise MalformedError(f"{hole.problem}; mode=PERMISSIVE shows it as a row, DROPMALFORMED leaves it out")
+        raise MalformedError(f"{gap.problem}; mode=PERMISSIVE shows it as a row, DROPMALFORMED leaves it out")
     for start in range(0, len(rows), request.max_batch_rows):
         part = [
             {name: row.get(name) for name in request.columns} for row in rows[start : start + request.max_batch_rows]
@@ -56,23 +56,23 @@ def hole_batches(hole: Hole) -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_pylist(part, schema=arrow_schema(request.columns))
 
 
-def _rows(hole: Hole) -> Iterator[dict[str, object]]:
-    length = hole.end - hole.start
-    piece = _PIECE if length > _LONGEST_ROW else length
-    for pos in range(hole.start, hole.end, piece):
+def _rows(gap: FileGap) -> Iterator[dict[str, object]]:
+    length = gap.end - gap.start
+    row_size = _SPLIT_ROW_SIZE if length > _MAX_ROW_SIZE else length
+    for pos in range(gap.start, gap.end, row_size):
         yield {
             "kind": "corrupt",
-            "source": hole.source,
+            "source": gap.source,
             "pos": pos,
-            "size": min(piece, hole.end - pos),
-            "committed": True if hole.source == COMMITLOG else None,
-            "problem": hole.problem,
-            "segment": hole.name,
+            "size": min(row_size, gap.end - pos),
+            "committed": True if gap.source == COMMITLOG else None,
+            "problem": gap.problem,
+            "segment": gap.name,
         }
 
 
 def _passes(row: dict[str, object], filters: Filters) -> bool:
-    """Whether a corrupt row passes: every condition on a column that is null in it fails."""
+    """Whether a corrupt row passes the filters: a condition on a column that is null in it fails."""
     needs_values = (filters.index, filters.term, filters.queue_id, filters.store_timestamp, filters.topic, filters.tags)
     if any(condition is not None for condition in needs_values):
         return False
@@ -80,8 +80,8 @@ def _passes(row: dict[str, object], filters: Filters) -> bool:
         return False
     if filters.committed is not None and row["committed"] is not filters.committed:
         return False
-    pos, where = row["pos"], filters.pos
-    if where is None:
+    pos, condition = row["pos"], filters.pos
+    if condition is None:
         return True
     assert isinstance(pos, int)
-    return where.low <= pos <= where.high and (where.values is None or pos in where.values)
+    return condition.low <= pos <= condition.high and (condition.values is None or pos in condition.values)
