@@ -70,7 +70,7 @@ exactly-once: $(INSTALLED) ## write and tail a group from Spark while leaders an
 sink-faults: $(INSTALLED) ## kill workers, sink and driver at every point of a micro-batch; hold a task for 3 minutes
 	@$(SPARK) DLEDGER_SINK_FAULTS=1 DLEDGER_SINK_HELD=1 $(PYTHON_BIN) -m pytest -o faulthandler_timeout=0 \
 		tests/spark/test_sink_faults.py tests/spark/test_spark_writer.py tests/spark/test_spark_stream.py tests/spark/test_spark_cluster.py \
-		-k "whoever_is_killed or longer_than_the_lease or fails_anywhere or worker_that_is_killed" $(ARGS)
+		-k "there_once_after_kills or longer_than_the_lease or fails_anywhere or worker_that_is_killed" $(ARGS)
 
 .PHONY: power
 power: $(INSTALLED) ## let a store lose power at any moment, block by block; RUNS=1000, ARGS="--seed N"

@@ -17,7 +17,7 @@ from benchmarks.replication import GROUP, Ours
 from benchmarks.tailing import LOOKS, TIME, delays, idle_seconds, latency_result
 from pyspark_dledger.log.options import parse_options
 from pyspark_dledger.log.tail.tail import TailOffset, stream_options
-from pyspark_dledger.spark.stream.group_log import GroupAddress
+from pyspark_dledger.spark.group_address import GroupAddress
 from pyspark_dledger.spark.stream.group_read import read_group_partition
 from pyspark_dledger.spark.stream.group_tail import GroupTail
 

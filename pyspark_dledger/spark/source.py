@@ -87,10 +87,10 @@ class DLedgerDataSource(DataSource):
     def read_options(self) -> ReadOptions:
         """The options, for a read. Raises OptionError."""
         from pyspark_dledger.log.options import parse_options
-        from pyspark_dledger.spark.sink.write_options import is_write_only
+        from pyspark_dledger.spark.sink.write_options import write_only_option
 
-        for name in filter(None, map(is_write_only, self.options)):
-            raise OptionError(f"option {name} is one of a write: leave it out of a read")
+        for name in filter(None, map(write_only_option, self.options)):
+            raise OptionError(f"option {name} is for writing: leave it out of a read")
         return parse_options(self.options)
 
     @classmethod
@@ -151,8 +151,8 @@ class DLedgerDataSource(DataSource):
     @plain_errors
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Return the writer of a batch; everything that can be refused without a row is refused here, on the driver."""
-        from pyspark_dledger.spark.sink.sink_writer import BatchWriter
         from pyspark_dledger.spark.sink.write_options import parse_write_options
+        from pyspark_dledger.spark.sink.writers import BatchWriter
 
         _check_append(overwrite)
         return BatchWriter(parse_write_options(self.options), schema)
@@ -160,8 +160,8 @@ class DLedgerDataSource(DataSource):
     @plain_errors
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
         """Return the writer of a micro-batch, for its tasks or for its commit."""
-        from pyspark_dledger.spark.sink.sink_writer import StreamWriter
         from pyspark_dledger.spark.sink.write_options import parse_write_options
+        from pyspark_dledger.spark.sink.writers import StreamWriter
 
         _check_append(overwrite)
         return StreamWriter(parse_write_options(self.options), schema)
@@ -185,8 +185,8 @@ DefaultSource = DLedgerDataSource
 def _check_append(overwrite: bool) -> None:
     if overwrite:
         raise OptionError(
-            "expected mode append, found overwrite: a log is append-only, and whoever follows it holds on to what was "
-            "committed; append, or write to a new folder"
+            "mode overwrite is not possible: a log is append-only, and replicas and streams rely on it; use mode "
+            "append, or write to a new folder"
         )
 
 

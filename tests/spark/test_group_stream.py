@@ -24,9 +24,10 @@ from pyspark_dledger.log import open_log
 from pyspark_dledger.log.options import parse_options
 from pyspark_dledger.log.tail.tail import NO_LIMITS, NOTHING, Limits, TailOffset, stream_options
 from pyspark_dledger.raft.client import Client
+from pyspark_dledger.spark.group_address import GroupAddress
 from pyspark_dledger.spark.schema import log_schema
 from pyspark_dledger.spark.stream import group_read
-from pyspark_dledger.spark.stream.group_log import GroupAddress, GroupLog, begin_of
+from pyspark_dledger.spark.stream.group_log import GroupLog, begin_of
 from pyspark_dledger.spark.stream.group_read import read_group_partition
 from pyspark_dledger.spark.stream.group_stream import GroupStreamReader, check_group_options
 from pyspark_dledger.spark.stream.group_tail import GroupTail

@@ -1,4 +1,4 @@
-"""Workers, the embedded sink and the driver killed at every point of a micro-batch: each message is there once."""
+"""Workers, the sink process and the driver are killed at every point of a micro-batch: each message is there once."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from tests.conftest import ROOT
 from tests.support.faulty_sink import POINTS, VICTIMS
 
 ROWS = 1000
-# The long form, `make sink-faults`, kills everybody everywhere.
+# `make sink-faults` runs the long form: every process at every point.
 LONG = os.environ.get("DLEDGER_SINK_FAULTS")
 ALL = [f"{point}-{victim}" for point in POINTS for victim in VICTIMS]
 SHORT = ["middle-driver", "end-sink"]
 FILES = 6 if LONG else 4
-_MOST_DRIVERS = 20
+_MAX_DRIVERS = 20
 
 
 def write_source(folder: Path) -> list[str]:
-    """Files of numbered lines, every tenth of which is the same in all."""
+    """Write files of numbered lines; every tenth line is the same in all."""
     folder.mkdir()
     lines: list[str] = []
     for number in range(FILES):
@@ -34,7 +34,7 @@ def write_source(folder: Path) -> list[str]:
 
 
 def run_driver(folder: Path) -> int:
-    """The exit code of one driver, which may be killed."""
+    """Return the exit code of one driver, which may be killed."""
     arguments = [str(folder / name) for name in ("source", "log", "checkpoint", "faults")]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable}
     run = subprocess.run(
@@ -48,14 +48,14 @@ def run_driver(folder: Path) -> int:
     return run.returncode
 
 
-def test_each_message_is_there_once_whoever_is_killed(spark: SparkSession, tmp_path: Path) -> None:
+def test_each_message_is_there_once_after_kills(spark: SparkSession, tmp_path: Path) -> None:
     faults = ALL if LONG else SHORT
     lines = write_source(tmp_path / "source")
     (tmp_path / "faults").mkdir()
     for fault in faults:
         (tmp_path / "faults" / fault).touch()
     drivers = 0
-    while (drivers := drivers + 1) < _MOST_DRIVERS and run_driver(tmp_path) != 0:
+    while (drivers := drivers + 1) < _MAX_DRIVERS and run_driver(tmp_path) != 0:
         pass
     assert list((tmp_path / "faults").iterdir()) == []
     assert drivers > sum(fault.endswith("driver") for fault in faults)

@@ -1,4 +1,4 @@
-"""The data source on a Spark standalone cluster: what executors do by themselves, without the driver's Python."""
+"""The data source on a Spark standalone cluster: executors work without the driver's Python."""
 
 from __future__ import annotations
 
@@ -27,48 +27,48 @@ DRIVER = Path(__file__).parent.parent / "support" / "cluster_driver.py"
 BODIES = [b"%d " % number * 300 for number in range(1500)]
 SECONDS = 300.0
 BATCH_ROWS = 1000
-# Spark gives a Python process on the driver ten seconds to start, which a machine under load may not do.
+# Under load a Python process on the driver may take longer to start than the ten seconds that Spark allows.
 NO_WORKER = "Python worker failed to connect back"
-MOST_TRIES = 5
+MAX_TRIES = 5
 
 
 class Driver:
-    """A driver that waits for jobs."""
+    """A driver program (`cluster_driver`) that runs jobs."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
         self._errors: list[str] = []
-        self._answers: queue.SimpleQueue[str] = queue.SimpleQueue()
-        # Read all the time: a driver whose pipe is full would stand still.
-        for read in (self._read_errors, self._read_answers):
+        self._responses: queue.SimpleQueue[str] = queue.SimpleQueue()
+        # A full pipe would stop the driver.
+        for read in (self._read_errors, self._read_responses):
             threading.Thread(target=read, daemon=True).start()
-        self.answer()
+        self.response()
 
     def _read_errors(self) -> None:
         assert self.process.stderr is not None
         self._errors.extend(self.process.stderr)
 
-    def _read_answers(self) -> None:
+    def _read_responses(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            self._answers.put(line)
-        self._answers.put("")
+            self._responses.put(line)
+        self._responses.put("")
 
     def begin(self, job: str, **arguments: Any) -> None:
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps({"job": job, **arguments}) + "\n")
         self.process.stdin.flush()
 
-    def answer(self) -> dict[str, Any]:
-        line = self._answers.get(timeout=SECONDS)
+    def response(self) -> dict[str, Any]:
+        line = self._responses.get(timeout=SECONDS)
         assert line, "".join(self._errors)[-4000:]
-        given: dict[str, Any] = json.loads(line)
-        assert "error" not in given, given["error"]
-        return given
+        response: dict[str, Any] = json.loads(line)
+        assert "error" not in response, response["error"]
+        return response
 
     @contextmanager
-    def standing_still(self) -> Iterator[None]:
-        """None of its Python processes runs meanwhile but an embedded sink; its JVM does, which schedules tasks."""
+    def paused(self) -> Iterator[None]:
+        """Stop its Python processes except a sink process. Its JVM runs, and schedules tasks."""
         tree = [psutil.Process(self.process.pid), *psutil.Process(self.process.pid).children(recursive=True)]
         pythons = [process for process in tree if "python" in process.name() and not _is_sink(process)]
         for process in pythons:
@@ -81,37 +81,37 @@ class Driver:
                     process.send_signal(signal.SIGCONT)
 
     def run(self, folder: Path, tasks: int, job: str, **arguments: Any) -> None:
-        """Does a job whose tasks get through to their end while no Python of the driver runs."""
+        """Run a job whose tasks end while no Python of the driver runs."""
         gate = folder / "gate"
         gate.mkdir()
-        for _ in range(MOST_TRIES):
+        for _ in range(MAX_TRIES):
             self.begin(job, gate=str(gate), **arguments)
-            eventually(lambda: not self._answers.empty() or list(gate.glob("begun-*")), SECONDS)
-            if self._answers.empty():
+            eventually(lambda: not self._responses.empty() or list(gate.glob("begun-*")), SECONDS)
+            if self._responses.empty():
                 break
             with pytest.raises(AssertionError, match=NO_WORKER):
-                self.answer()
-        with self.standing_still():
+                self.response()
+        with self.paused():
             (gate / "go").touch()
             eventually(lambda: len(list(gate.glob("ended-*"))) == tasks, SECONDS)
-        self.answer()
+        self.response()
         assert len(list(gate.glob("ended-*"))) == tasks
 
 
 def _is_sink(process: psutil.Process) -> bool:
-    return "pyspark_dledger.spark.sink.embedded" in process.cmdline()
+    return "pyspark_dledger.spark.sink.sink_process" in process.cmdline()
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkCluster]:
-    """A master and two workers, of which the last test kills one."""
+    """A master and two workers. The last test kills one."""
     with spark_cluster(tmp_path_factory.mktemp("cluster")) as started:
         yield started
 
 
 @pytest.fixture(scope="module")
 def driver(cluster: SparkCluster) -> Iterator[Driver]:
-    """A driver on the cluster, whose Arrow batches have `BATCH_ROWS` rows."""
+    """A driver on the cluster. Its Arrow batches have `BATCH_ROWS` rows."""
     process = cluster.driver(DRIVER, spark_sql_execution_arrow_maxRecordsPerBatch=str(BATCH_ROWS))
     try:
         yield Driver(process)
@@ -121,7 +121,7 @@ def driver(cluster: SparkCluster) -> Iterator[Driver]:
 
 @pytest.fixture(scope="module")
 def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
-    """Three nodes that hold `BODIES`; to be read only."""
+    """Three nodes with `BODIES`. Tests only read them."""
     with nodes(tmp_path_factory.mktemp("group"), 3) as started:
         with dl.connect(group="g", peers=started.peers) as client:
             client.append_batch(BODIES)
@@ -140,7 +140,7 @@ def bodies_of(store: Path) -> list[bytes]:
 
 
 def numbers_of(store: Path) -> list[int]:
-    """The bodies of the messages of topic T, which are numbers."""
+    """Return the bodies of the messages of topic T as numbers."""
     batches = dl.open_log(store).scan(["body"], topic="T")
     return [int(body) for batch in batches for body in batch.column("body").to_pylist()]
 
@@ -154,7 +154,7 @@ def test_a_store_is_read_by_executors(driver: Driver, group: Nodes, tmp_path: Pa
 def test_a_store_is_exported_by_executors(driver: Driver, group: Nodes, tmp_path: Path) -> None:
     store, options = str(group.folder / "dledger-n0"), {"minPartitions": "4", "columns": "index,body"}
     driver.begin("export", path=store, target=str(tmp_path / "out"), form="jsonl", options=options)
-    driver.answer()
+    driver.response()
     dl.export(store, tmp_path / "here", "jsonl", **options)
     names = [f"part-{number:05d}.jsonl" for number in range(4)]
     assert sorted(path.name for path in (tmp_path / "out").glob("part-*")) == names
@@ -186,7 +186,7 @@ def test_a_path_is_written_by_executors(driver: Driver, tmp_path: Path) -> None:
 def test_messages_of_a_worker_that_is_killed_are_written_once(
     cluster: SparkCluster, driver: Driver, tmp_path: Path
 ) -> None:
-    """Its tasks have written a part, and are done again by the other worker. Last, for a worker is gone behind it."""
+    """Its tasks wrote a part, and the other worker repeats them. Must be the last test: it leaves one worker."""
     gate = tmp_path / "gate"
     gate.mkdir()
     for name in ("go", "hold"):
@@ -198,12 +198,12 @@ def test_messages_of_a_worker_that_is_killed_are_written_once(
         options = {"group": GROUP, "peers": group.peers, "topic": "T"}
         count = 8 * BATCH_ROWS
         driver.begin("write", gate=str(gate), count=count, partitions=2, size=1000, options=options)
-        # Both tasks have written.
+        # Wait until both tasks have written.
         eventually(lambda: {number < count // 2 for number in numbers_of(group.root("n0"))} == {True, False}, SECONDS)
         assert len(numbers_of(group.root("n0"))) < count
         cluster.kill_worker(0)
         (gate / "hold").unlink()
-        driver.answer()
+        driver.response()
     finally:
         group.stop()
     assert sorted(numbers_of(group.root("n0"))) == list(range(count))

@@ -1,4 +1,4 @@
-"""The sinks in Spark: what is written, what is refused before any job, and what a failure leaves."""
+"""Writing with Spark: what is written, what is rejected before any job, and what a failure leaves."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 import pyspark_dledger as dl
-from pyspark_dledger.spark.sink.row_shape import shape_of
+from pyspark_dledger.spark.sink.row_format import row_format
 from pyspark_dledger.spark.sink.write_options import WRITE_OPTIONS, WriteOptions, parse_write_options
 from tests.project.test_errors import sentence
 from tests.support.groups import Nodes, nodes
@@ -67,7 +67,7 @@ def test_rows_become_entries_and_are_read_back(
     assert all(row.committed for row in rows)
     assert sorted(bytes(row.body) for row in rows) == sorted(expected(1000) + expected(500))
     assert is_free(root)
-    # Not of a worker that Spark has from before this test, which writes elsewhere.
+    # A worker that started before this test writes elsewhere.
     shown = capfd.readouterr().err
     assert not shown or "dledger: wrote 1000 entries, indexes 0 to 999" in shown
 
@@ -93,7 +93,7 @@ def test_no_rows_are_no_entries(spark: SparkSession, root: Path) -> None:
 
 
 @pytest.mark.smoke
-def test_a_group_that_is_there(spark: SparkSession, group: Nodes) -> None:
+def test_rows_are_written_to_a_group(spark: SparkSession, group: Nodes) -> None:
     write(numbers(spark, 1000), group="g", peers=group.peers)
     with dl.connect("g", group.peers) as client:
         status = client.status("n0")
@@ -101,36 +101,36 @@ def test_a_group_that_is_there(spark: SparkSession, group: Nodes) -> None:
         assert sorted(entry.body for entry in client.read(0).entries()) == sorted(expected(1000))
 
 
-# What is refused, before any job
+# What is rejected before any job
 
 
-REFUSED = {
+REJECTED = {
     "unknown option topik: the nearest of a write is topic": {"topik": "x"},
-    "option startingOffsets is one of a read: leave it out": {"startingOffsets": "latest"},
+    "option startingOffsets is for reading: leave it out": {"startingOffsets": "latest"},
     "option queueNums: expected an integer from 1 to 16384, found '0'": {"queueNums": "0"},
     "option requiredAcks: expected quorum, found 'all'": {"requiredAcks": "all"},
     "option flush: expected sync or async, found 'never'": {"flush": "never"},
     "expected a path or a group, found path /log and group g": {"group": "g"},
-    "expected group and peers together, found no peers": {"path": None, "group": "g"},
-    "expected group and peers together, found no group": {"path": None, "peers": "n0-h:1"},
+    "option group needs option peers: give both, or a path": {"path": None, "group": "g"},
+    "option peers needs option group: give both, or a path": {"path": None, "peers": "n0-h:1"},
     "expected a path, or group and peers, found neither": {"path": None},
     "expected a local folder to write to, found a URI": {"path": "s3a://bucket/log"},
-    "option flush: expected none for a group": {"path": None, "group": "g", "peers": "n0-h:1", "flush": "sync"},
-    "option selfId: expected none for a group": {"path": None, "group": "g", "peers": "n0-h:1", "selfId": "n0"},
-    "option tlsKey: expected none for a path": {"tlsKey": "key.pem"},
-    "expected tlsCert, tlsKey and tlsCa, found tlsCert": {
+    "option flush is for a path, this is a write to a group": {"path": None, "group": "g", "peers": "n0-h:1", "flush": "sync"},
+    "option selfId is for a path, this is a write to a group": {"path": None, "group": "g", "peers": "n0-h:1", "selfId": "n0"},
+    "option tlsKey is for a group, this is a write to a path: leave it out": {"tlsKey": "key.pem"},
+    "tlsCert, tlsKey and tlsCa together, found no tlsKey and no tlsCa": {
         "path": None, "group": "g", "peers": "n0-h:1", "tlsCert": "c.pem"
     },
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("problem", REFUSED)
-def test_options_that_cannot_be_honoured(problem: str) -> None:
+@pytest.mark.parametrize("problem", REJECTED)
+def test_options_that_are_rejected(problem: str) -> None:
     with pytest.raises(dl.OptionError, match=re.escape(problem)):
-        parse_write_options({"path": "/log", **REFUSED[problem]})
+        parse_write_options({"path": "/log", **REJECTED[problem]})
 
 
-def test_the_table_of_options_is_that_of_the_parsed_ones() -> None:
+def test_write_options_are_the_fields_of_the_parsed_ones() -> None:
     given = {option.name: option.default for option in WRITE_OPTIONS}
     of_groups = ("group", "peers", "tlsCert", "tlsKey", "tlsCa")
     parsed = parse_write_options({"PATH": "file:/log", **{key: given[key] for key in given if key not in of_groups}})
@@ -153,19 +153,19 @@ SHAPES = {
     "column bornTimestamp: expected timestamp, or long in milliseconds, found timestamp_ntz": (
         "topic string, body string, bornTimestamp timestamp_ntz", {}
     ),
-    "expected a topic for messages, found none": ("body string", {"write_as": "message"}),
+    "messages need a topic: give a column topic": ("body string", {"write_as": "message"}),
     "option topic: expected a topic of %.*, found byte 32 in it": ("body string", {"topic": "not one"}),
-    "option topic: expected none for raw entries": ("body string", {"write_as": "raw", "topic": "T"}),
+    "option topic does not apply to raw entries": ("body string", {"write_as": "raw", "topic": "T"}),
     "column topic cannot be written: expected the column body": ("topic string, body string", {"write_as": "raw"}),
 }  # fmt: skip
 
 
-@pytest.mark.usefixtures("spark")  # which parses the schemas
+@pytest.mark.usefixtures("spark")  # it parses the schemas
 @pytest.mark.parametrize("problem", SHAPES)
 def test_columns_that_cannot_be_written(problem: str) -> None:
     schema, options = SHAPES[problem]
     with pytest.raises(dl.OptionError, match=problem):
-        shape_of(StructType.fromDDL(schema), WriteOptions(path="/log", **options))
+        row_format(StructType.fromDDL(schema), WriteOptions(path="/log", **options))
 
 
 @pytest.mark.usefixtures("spark")
@@ -181,40 +181,40 @@ def test_columns_that_cannot_be_written(problem: str) -> None:
          True, ["body", "queueId", "bornTimestamp", "topic", "properties"]),
     ],
 )  # fmt: skip
-def test_what_rows_become(schema: str, options: dict[str, Any], is_message: bool, columns: list[str]) -> None:
-    shape = shape_of(StructType.fromDDL(schema), WriteOptions(path="/log", **options))
-    assert (shape.is_message, [name for _, name in shape.columns]) == (is_message, columns)
+def test_columns_choose_the_format(schema: str, options: dict[str, Any], is_message: bool, columns: list[str]) -> None:
+    rows = row_format(StructType.fromDDL(schema), WriteOptions(path="/log", **options))
+    assert (rows.is_message, [name for _, name in rows.columns]) == (is_message, columns)
 
 
 @pytest.mark.smoke
-def test_what_is_refused_is_said_before_any_job_and_leaves_nothing(spark: SparkSession, root: Path) -> None:
+def test_rejected_write_starts_no_job_and_leaves_nothing(spark: SparkSession, root: Path) -> None:
     with pytest.raises(PySparkException) as error:
         write(numbers(spark, 10).withColumn("extra", F.lit(1)), root)
     assert sentence(error.value).startswith("column extra cannot be written: expected the column body of raw entries")
     with pytest.raises(PySparkException) as error:
         write(numbers(spark, 10), root, maxPartitionBytes="1m")
-    assert sentence(error.value).startswith("option maxPartitionBytes is one of a read: leave it out")
+    assert sentence(error.value).startswith("option maxPartitionBytes is for reading: leave it out")
     assert not root.exists()
 
 
-def test_overwrite_is_refused_with_the_reason(spark: SparkSession, root: Path) -> None:
+def test_overwrite_is_rejected_with_the_reason(spark: SparkSession, root: Path) -> None:
     write_small(numbers(spark, 10, 1), root)
     with pytest.raises(PySparkException) as error:
         numbers(spark, 10).write.format("dledger").mode("overwrite").save(str(root))
-    assert sentence(error.value).startswith("expected mode append, found overwrite: a log is append-only")
+    assert sentence(error.value).startswith("mode overwrite is not possible: a log is append-only")
     for mode in ("error", "ignore"):
         with pytest.raises(PySparkException, match="cannot be written"):
             numbers(spark, 10).write.format("dledger").mode(mode).save(str(root))
     assert bodies(root) == expected(10)
 
 
-def test_a_write_option_on_a_read_is_said_to_be_one(spark: SparkSession, root: Path) -> None:
+def test_write_option_on_a_read_is_rejected(spark: SparkSession, root: Path) -> None:
     with pytest.raises(PySparkException) as error:
         spark.read.format("dledger").option("queuenums", 4).load(str(root))
-    assert sentence(error.value) == "option queueNums is one of a write: leave it out of a read"
+    assert sentence(error.value) == "option queueNums is for writing: leave it out of a read"
 
 
-def test_a_place_that_cannot_be_written(spark: SparkSession, tmp_path: Path) -> None:
+def test_path_with_several_nodes_is_rejected(spark: SparkSession, tmp_path: Path) -> None:
     for node in ("n0", "n1"):
         (tmp_path / f"dledger-{node}").mkdir()
     with pytest.raises(PySparkException) as error:
@@ -225,7 +225,7 @@ def test_a_place_that_cannot_be_written(spark: SparkSession, tmp_path: Path) -> 
 # What a failure leaves
 
 
-def test_a_row_that_cannot_be_written_is_named_and_the_store_is_let_go(spark: SparkSession, root: Path) -> None:
+def test_error_names_the_row_and_the_store_is_released(spark: SparkSession, root: Path) -> None:
     frame = spark.range(0, 20, 1, 1).selectExpr("if(id = 13, repeat('x', 5000000), string(id)) body")
     with pytest.raises(PySparkException, match=r"partition 0: row 13: expected a body"):
         write_small(frame, root)
@@ -234,21 +234,21 @@ def test_a_row_that_cannot_be_written_is_named_and_the_store_is_let_go(spark: Sp
     assert bodies(root) == expected(10)
 
 
-def test_a_failed_job_leaves_what_its_tasks_wrote(spark: SparkSession, root: Path) -> None:
-    """The second partition fails when the first has been written for long."""
+def test_failed_job_leaves_what_its_tasks_wrote(spark: SparkSession, root: Path) -> None:
+    """The second partition fails after the first was written."""
     frame = numbers(spark, 40_000, 1).union(
         spark.range(0, 1, 1, 1).selectExpr("if(id = 0, raise_error('on purpose'), '') body")
     )
     with pytest.raises(PySparkException, match="on purpose"):
         write_small(frame.coalesce(1), root)
-    left = bodies(root, all_committed=False)  # the last of it may not be, until the next job's are
+    left = bodies(root, all_committed=False)  # the next job commits the last ones
     assert left == expected(len(left))
     assert is_free(root)
     write_small(numbers(spark, 10, 1), root)
     assert bodies(root) == left + expected(10)
 
 
-def test_a_body_larger_than_a_data_file_is_refused_by_the_sink(spark: SparkSession, root: Path) -> None:
+def test_body_larger_than_a_data_file_is_rejected_by_the_node(spark: SparkSession, root: Path) -> None:
     with pytest.raises(PySparkException, match=r"partition 0: .*it may be larger than a data file of its store"):
         write_small(spark.range(1).selectExpr("repeat('x', 2000000) body").coalesce(1), root)
     assert bodies(root) == []
@@ -271,7 +271,7 @@ MESSAGE = (
 
 
 @pytest.mark.smoke
-def test_messages_are_read_back_with_everything_that_was_given(spark: SparkSession, root: Path) -> None:
+def test_messages_are_read_back_with_all_columns(spark: SparkSession, root: Path) -> None:
     write_small(spark.range(0, 100, 1, 2).selectExpr(*MESSAGE), root)
     columns = "kind string, problem string, committed boolean, body string, topic string, keys string, tags string, "
     columns += "queueId int, queueOffset long, flag int, bornTimestamp timestamp, transaction string, "
@@ -293,15 +293,15 @@ def test_messages_are_read_back_with_everything_that_was_given(spark: SparkSessi
         if row.transaction == "none":
             queues.setdefault((row.topic, row.queueId), []).append(row.queueOffset)
     assert all(offsets == list(range(len(offsets))) for offsets in queues.values())
-    # The broker's files are there, and agree with the log.
+    # The broker's files agree with the log.
     assert spark.read.format("dledger").option("table", "audit").load(str(root)).count() == 0
     assert spark.read.format("dledger").option("table", "consumeQueue").load(str(root)).count() == sum(
         map(len, queues.values())
     )
 
 
-def test_a_job_that_is_run_again_is_another_job(spark: SparkSession, root: Path) -> None:
-    """Each has an identity of its own: who writes the same rows again, means them again."""
+def test_second_job_with_the_same_rows_writes_them_again(spark: SparkSession, root: Path) -> None:
+    """Each job has its own identity."""
     for _ in range(2):
         write_small(numbers(spark, 50), root, topic="T", queueNums=1)
     rows = spark.read.format("dledger").schema("body binary, queueOffset long").load(str(root)).collect()
@@ -309,14 +309,14 @@ def test_a_job_that_is_run_again_is_another_job(spark: SparkSession, root: Path)
     assert [row.queueOffset for row in rows] == list(range(100))
 
 
-def test_a_row_that_is_no_message_is_named(spark: SparkSession, root: Path) -> None:
+def test_error_names_the_row_that_is_no_message(spark: SparkSession, root: Path) -> None:
     frame = spark.range(0, 20, 1, 1).selectExpr("string(id) body", "if(id = 13, 'no topic', 'T') topic")
     with pytest.raises(PySparkException, match=r"partition 0: row 13: expected a topic of .*found byte 32 in it"):
         write_small(frame, root)
     assert bodies(root) == []
 
 
-def test_a_leader_that_serves_no_messages_gets_none(spark: SparkSession, group: Nodes) -> None:
+def test_leader_without_messages_rejects_them(spark: SparkSession, group: Nodes) -> None:
     with pytest.raises(PySparkException, match=r"UNSUPPORTED|RocketMQ producer"):
         write(numbers(spark, 10), group="g", peers=group.peers, topic="T")
     with dl.connect("g", group.peers) as client:
@@ -328,7 +328,7 @@ def test_a_leader_that_serves_no_messages_gets_none(spark: SparkSession, group: 
 
 @pytest.fixture
 def source(spark: SparkSession, tmp_path: Path) -> Callable[[int, int], DataFrame]:
-    """A stream of files, one a micro-batch, each with so many numbers."""
+    """Return a stream of files with so many numbers each."""
 
     def make(files: int, rows: int) -> DataFrame:
         folder = str(tmp_path / "source")
@@ -347,13 +347,13 @@ def run(frame: DataFrame, checkpoint: Path, path: object = None, **options: Any)
 
 
 @pytest.mark.smoke
-def test_a_stream_of_raw_entries(source: Callable[[int, int], DataFrame], root: Path, tmp_path: Path) -> None:
+def test_stream_of_raw_entries(source: Callable[[int, int], DataFrame], root: Path, tmp_path: Path) -> None:
     run(source(4, 50), tmp_path / "checkpoint", root, leaseMs=1000, **SMALL)
     assert sorted(bodies(root)) == sorted(expected(200))
 
 
-def test_a_task_that_waits_for_longer_than_the_lease(spark: SparkSession, root: Path) -> None:
-    """As one does whose rows take long to be made; `make sink-faults` holds it for 3 minutes."""
+def test_task_that_waits_for_longer_than_the_lease(spark: SparkSession, root: Path) -> None:
+    """`make sink-faults` holds it for 3 minutes."""
     held, lease = (180, 30_000) if os.environ.get("DLEDGER_SINK_HELD") else (1, 250)
     frame = numbers(spark, 4, 1).select(held_for(held)("body").alias("body"))
     write_small(frame.union(numbers(spark, 1, 1)), root, leaseMs=lease)
@@ -369,7 +369,7 @@ def held_for(seconds: int) -> Callable[[str], Column]:
     return held
 
 
-def test_a_stream_to_a_group(source: Callable[[int, int], DataFrame], group: Nodes, tmp_path: Path) -> None:
+def test_stream_to_a_group(source: Callable[[int, int], DataFrame], group: Nodes, tmp_path: Path) -> None:
     run(source(2, 50), tmp_path / "checkpoint", group="g", peers=group.peers)
     with dl.connect("g", group.peers) as client:
         assert sorted(entry.body for entry in client.read(0).entries()) == sorted(expected(100))

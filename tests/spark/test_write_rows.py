@@ -1,4 +1,4 @@
-"""Columns of Arrow on their way into a log, as they come: slices, large types, nulls."""
+"""Rows on their way into a log: slices, large types, nulls, values that cannot be written."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from pyspark_dledger.errors import DLedgerError, OptionError, StoreError
 from pyspark_dledger.format.encode.encoded import Bodies
 from pyspark_dledger.format.encode.put_rows import check_batch
 from pyspark_dledger.format.engine import get_engine
-from pyspark_dledger.spark.sink import row_shape, sink_writer
-from pyspark_dledger.spark.sink.row_shape import RowShape, shape_of
+from pyspark_dledger.spark.sink import row_format as formats
+from pyspark_dledger.spark.sink import task_writer
+from pyspark_dledger.spark.sink.row_format import RowFormat, row_format
 from pyspark_dledger.spark.sink.write_options import WriteOptions
 
-RAW = RowShape(False, ((0, "body"),), None)
+RAW = RowFormat(False, ((0, "body"),), None)
 VALUES = [b"", b"one", b"\xff\x00", b"x" * 300, b"last"]
 UTC = dt.timezone.utc
 
@@ -46,7 +47,7 @@ def test_bodies_of_text_columns_are_utf_8(kind: pa.DataType) -> None:
 
 
 def test_large_batches_are_packed_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(row_shape, "_MOST_BLOCK", 1000)
+    monkeypatch.setattr(formats, "_MAX_BLOCK", 1000)
     values = [b"%d" % number * size for number, size in enumerate((10, 400, 500, 600, 5000, 0, 0, 3))]
     column = pa.array([b"before", *values], pa.binary()).slice(1)
     batch = pa.RecordBatch.from_arrays([column], names=["body"])
@@ -56,73 +57,73 @@ def test_large_batches_are_packed_in_blocks(monkeypatch: pytest.MonkeyPatch) -> 
     assert unpacked(column) == values
 
 
-def test_a_null_or_too_large_body_is_named_by_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_names_the_row_of_a_null_or_too_large_body(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(OptionError, match=r"row 102: expected a body, found null: fill it"):
         list(RAW.bodies(pa.RecordBatch.from_arrays([pa.array([b"", b"", None])], names=["body"]), 100))
-    monkeypatch.setattr(row_shape, "MAX_BODY_SIZE", 5)
-    with pytest.raises(OptionError, match=r"row 101: expected a body of at most 5 bytes, found 6"):
+    monkeypatch.setattr(formats, "MAX_BODY_SIZE", 5)
+    with pytest.raises(OptionError, match=r"row 101: expected a body of at most 5 bytes .*, found 6"):
         list(RAW.bodies(pa.RecordBatch.from_arrays([pa.array([b"12345", b"123456"])], names=["body"]), 100))
 
 
-def test_blocks_end_where_offsets_of_32_bits_do() -> None:
+def test_blocks_end_before_offsets_exceed_32_bits() -> None:
     offsets = np.array([2**31 - 30, 2**31 - 20, 2**31 - 10, 2**31 - 1], np.int32)
-    assert list(row_shape._blocks(offsets)) == [(0, 3)]
+    assert list(formats._blocks(offsets)) == [(0, 3)]
 
 
-def test_batches_are_encoded_in_parts_however_skewed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sink_writer, "_MOST_ENCODED", 1000)
+def test_batches_with_skewed_rows_are_encoded_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(task_writer, "_MAX_ENCODED", 1000)
     values = [b"x" * 900] * 3 + [b"y"] * 50 + [b"z" * 5000]
     batch = pa.RecordBatch.from_arrays([pa.array(values)], names=["body"])
-    parts = list(sink_writer._slices(batch, 100))
+    parts = list(task_writer._slices(batch, 100))
     assert [start for start, _ in parts] == [
         100 + sum(part.num_rows for _, part in parts[:i]) for i in range(len(parts))
     ]
     assert [body for _, part in parts for body in part.column(0).to_pylist()] == values
     assert all(part.nbytes <= 1000 or part.num_rows == 1 for _, part in parts)
-    assert list(sink_writer._slices(batch.slice(0, 0), 0)) == []
+    assert list(task_writer._slices(batch.slice(0, 0), 0)) == []
 
 
-class Placed(NamedTuple):
+class Appended(NamedTuple):
     first_index: int
     last_index: int
 
 
-class FailingRows(sink_writer._Rows):
-    """Of which the body ``bad`` cannot be written, and that takes a while to tell."""
+class FailingSender(task_writer.Sender):
+    """Fails, after a while, at the body ``bad``."""
 
     def __init__(self) -> None:
-        self.put_bodies: list[bytes] = []
+        self.sent: list[bytes] = []
 
-    def parts(self, batch: pa.RecordBatch, first_row: int) -> Iterator[Bodies]:
+    def encode(self, batch: pa.RecordBatch, first_row: int) -> Iterator[Bodies]:
         return RAW.bodies(batch, first_row)
 
-    def put(self, bodies: Bodies) -> Any:
+    def send(self, bodies: Bodies) -> Any:
         (body,) = get_engine().unpack_bodies(bodies)
         time.sleep(0.05)
         if body == b"bad":
             raise StoreError("on purpose")
-        self.put_bodies.append(bytes(body))
-        return Placed(0, 0)
+        self.sent.append(bytes(body))
+        return Appended(0, 0)
 
 
-def test_nothing_is_written_behind_what_failed() -> None:
+def test_nothing_is_written_after_an_error() -> None:
     batches = [pa.RecordBatch.from_arrays([pa.array([body])], names=["body"]) for body in (b"1", b"bad", b"2", b"3")]
-    found = FailingRows()
+    sender = FailingSender()
     with pytest.raises(StoreError, match="on purpose"):
-        sink_writer._send(iter(batches), found, sink_writer.WrittenRange(0))
-    assert found.put_bodies == [b"1"]
+        task_writer._send(iter(batches), sender, task_writer.WrittenRange(0))
+    assert sender.sent == [b"1"]
 
 
-def test_a_micro_batch_without_a_name_is_refused() -> None:
-    """All of these would be taken for repetitions of one another."""
+def test_micro_batch_without_an_identity_is_rejected() -> None:
+    """All such micro-batches would be duplicates of one another."""
     given = {"sql.streaming.queryId": "q", "streaming.sql.batchId": "0"}
-    assert sink_writer._micro_batch(SimpleNamespace(getLocalProperty=given.get)) == "q/0"
+    assert task_writer._micro_batch(SimpleNamespace(getLocalProperty=given.get)) == "q/0"
     with pytest.raises(DLedgerError, match="expected the local properties"):
-        sink_writer._micro_batch(SimpleNamespace(getLocalProperty={}.get))
+        task_writer._micro_batch(SimpleNamespace(getLocalProperty={}.get))
 
 
 def schema_of(text: str) -> StructType:
-    """``name type, ...``, without a Spark that would parse it."""
+    """Parse ``name type, ...`` without Spark."""
     schema = StructType()
     for column in text.split(", "):
         name, kind = column.split()
@@ -131,9 +132,9 @@ def schema_of(text: str) -> StructType:
 
 
 def puts(schema: str, arrays: list[pa.Array], **options: Any) -> pa.RecordBatch:
-    shape = shape_of(schema_of(schema), WriteOptions(path="/log", **options))
+    rows = row_format(schema_of(schema), WriteOptions(path="/log", **options))
     batch = pa.RecordBatch.from_arrays(arrays, names=schema_of(schema).names)
-    found = shape.puts(batch, 0)
+    found = rows.puts(batch, 0)
     check_batch(found)
     return found
 
@@ -164,25 +165,25 @@ def test_columns_become_those_of_a_put() -> None:
     }
 
 
-def test_spark_names_the_values_of_maps_its_own_way() -> None:
-    """And says of keys, or of whole columns, that they are never null."""
+def test_maps_with_the_field_names_of_spark_are_accepted() -> None:
+    """Spark also marks keys, or whole columns, as never null."""
     kind = pa.map_(pa.field("entry", pa.string(), nullable=False), pa.field("val", pa.string(), nullable=False))
     column = pa.array([[("k", "v")]], kind)
     found = puts("body string, properties map", [pa.array(["a"]), column], topic="T")
     assert found.column("properties").to_pylist() == [[("k", "v")]]
 
 
-def test_a_topic_of_the_options_is_that_of_every_row() -> None:
+def test_option_topic_overrides_the_column() -> None:
     found = puts("body string, topic string", [pa.array(["a", "b"]), pa.array([None, "other"])], topic="T")
     assert found.to_pydict() == {"body": [b"a", b"b"], "topic": ["T", "T"]}
 
 
-def test_a_null_topic_is_an_error() -> None:
+def test_null_topic_is_an_error() -> None:
     with pytest.raises(OptionError, match="row 1: expected a topic, found null"):
         puts("body string, topic string", [pa.array(["a", "b"]), pa.array(["T", None])])
 
 
-def test_numbers_that_do_not_fit_are_named() -> None:
+def test_error_names_a_number_that_does_not_fit() -> None:
     wrong = pa.array([None, 2**31 - 1, 2**31])
     with pytest.raises(OptionError, match="row 2: expected a flag of 32 bits, found 2147483648"):
         puts("body string, flag long", [pa.array(["a", "b", "c"]), wrong], topic="T")
@@ -191,7 +192,7 @@ def test_numbers_that_do_not_fit_are_named() -> None:
         puts("body string, queueId long", [pa.array(["a", "b", "c"]), wrong], topic="T")
 
 
-def test_a_transaction_that_is_none_is_named() -> None:
+def test_error_names_an_unknown_transaction() -> None:
     found = pa.array([None, "commit", "maybe"])
     with pytest.raises(OptionError, match=r"row 2: expected a transaction none, prepared, .*found 'maybe'"):
         puts("body string, transaction string", [pa.array(["a", "b", "c"]), found], topic="T")

@@ -1,7 +1,7 @@
-"""A driver program of the tests on a cluster: it does what the lines of its standard input say, one after the other.
+"""A driver program for the tests on a cluster. It runs the jobs on its standard input, one after the other.
 
-A line is a JSON object: ``job`` is one of the functions below, the other fields are its arguments. The answer is a
-line, too, with ``error`` where it failed. Tasks of a job pass a gate (`gated`), at which the tests hold them.
+A line is a JSON object: ``job`` is one of the functions below, the other fields are its arguments. The response is a
+line, too, with ``error`` if the job failed. Tests stop the tasks of a job at a gate (`gated`).
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ def read(spark: SparkSession, gate: str, path: str, rows: str, options: dict[str
 
 
 def tail(spark: SparkSession, gate: str, rows: str, checkpoint: str, options: dict[str, str]) -> None:
-    """Tail a log up to where it ends now, and write its rows as Parquet."""
+    """Tail a log to its current end, and write its rows as Parquet."""
     frame = spark.readStream.format("dledger").options(**options).schema(COLUMNS).load()
     query = gated(frame, gate, COLUMNS).writeStream.format("parquet").option("checkpointLocation", checkpoint)
     query.trigger(availableNow=True).start(rows).awaitTermination()
 
 
 def write(spark: SparkSession, gate: str, count: int, partitions: int, options: dict[str, str], size: int = 1) -> None:
-    """Write so many rows, whose bodies are the numbers from 0 on, with spaces in front to at least `size` bytes."""
+    """Write `count` rows. Their bodies are the numbers from 0, padded with spaces to at least `size` bytes."""
     body = f"lpad(id, greatest({size}, length(id)), ' ') as body"
     frame = spark.range(0, count, numPartitions=partitions).selectExpr(body)
     gated(frame, gate, "body string").write.format("dledger").mode("append").options(**options).save()
 
 
 def export(spark: SparkSession, path: str, target: str, form: str, options: dict[str, str]) -> None:
-    """Export a store to a folder that all see."""
+    """Export a store to a folder that all executors see."""
     dl.export(path, target, form, spark=spark, **options)
 
 
 def gated(frame: DataFrame, gate: str, schema: str) -> DataFrame:
-    """The same rows. In the folder `gate` each task says that it began, waits for ``go``, and says that it ended.
+    """Return the same rows. In the folder `gate` each task touches ``begun-N``, waits for ``go``, touches ``ended-N``.
 
-    While there is ``hold``, it waits behind its third batch, too: of the first then nothing is left in a buffer.
+    While the file ``hold`` exists, a task also waits after its third batch: the first is then in no buffer.
     """
     folder = Path(gate)
 
@@ -72,22 +72,22 @@ def gated(frame: DataFrame, gate: str, schema: str) -> DataFrame:
 JOBS: dict[str, Callable[..., None]] = {"read": read, "tail": tail, "write": write, "export": export}
 
 
-def say(answer: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(answer) + "\n")
+def respond(response: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(response) + "\n")
     sys.stdout.flush()
 
 
 def main() -> None:
     spark = SparkSession.builder.getOrCreate()
-    say({"application": spark.sparkContext.applicationId})
+    respond({"application": spark.sparkContext.applicationId})
     for line in sys.stdin:
         given: dict[str, Any] = json.loads(line)
-        answer: dict[str, Any] = {}
+        response: dict[str, Any] = {}
         try:
             JOBS[given.pop("job")](spark, **given)
-        except Exception as error:  # noqa: BLE001 - the test is told whatever it is
-            answer["error"] = f"{type(error).__name__}: {error}"
-        say(answer)
+        except Exception as error:  # noqa: BLE001 - the test reports it
+            response["error"] = f"{type(error).__name__}: {error}"
+        respond(response)
     spark.stop()
 
 

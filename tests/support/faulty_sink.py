@@ -1,9 +1,8 @@
-"""A streaming writer in which somebody is killed at chosen points of a micro-batch, run as a driver of its own.
+"""A driver whose streaming writer kills processes at chosen points of a micro-batch.
 
-``python -m tests.support.faulty_sink SOURCE LOG CHECKPOINT FAULTS`` writes the files of SOURCE as messages, restarts
-its query
-as often as that fails, and ends when all is written. FAULTS holds files named ``POINT-VICTIM``: whoever comes to that
-point first takes the file away and kills the victim.
+``python -m tests.support.faulty_sink SOURCE LOG CHECKPOINT FAULTS`` writes the files of SOURCE as messages. It restarts
+a failed query, and ends when all is written. FAULTS has files named ``POINT-VICTIM``: the first process at that point
+removes the file and kills the victim.
 """
 
 from __future__ import annotations
@@ -21,28 +20,28 @@ from pyspark.sql.datasource import DataSourceStreamWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from pyspark_dledger.spark.sink.driver import driver_pid
-from pyspark_dledger.spark.sink.sink_writer import StreamWriter
-from pyspark_dledger.spark.sink.targets import EmbeddedTarget
+from pyspark_dledger.spark.sink.targets import PathTarget
 from pyspark_dledger.spark.sink.write_options import parse_write_options
+from pyspark_dledger.spark.sink.writers import StreamWriter
 from pyspark_dledger.spark.source import DLedgerDataSource
 
 POINTS = ("begin", "middle", "end", "commit", "committed")
 VICTIMS = ("worker", "sink", "driver")
-# The batch at whose request the first has been acknowledged, as the next were sent behind it.
-_MIDDLE = 4
-_MOST_RUNS = 30
+# When Spark asks for this batch, the first one is acknowledged.
+_MIDDLE_BATCH = 4
+_MAX_RUNS = 30
 
 
 class FaultyWriter(StreamWriter):  # type: ignore[misc]
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         self._strike("begin")
-        written = super().write(self._struck_between(iterator))
+        written = super().write(self._strike_between(iterator))
         self._strike("end")
         return written
 
-    def _struck_between(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def _strike_between(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for number, batch in enumerate(batches, 1):
-            if number == _MIDDLE:
+            if number == _MIDDLE_BATCH:
                 self._strike("middle")
             yield batch
 
@@ -57,10 +56,10 @@ class FaultyWriter(StreamWriter):  # type: ignore[misc]
                 (Path(os.environ["FAULTS"]) / f"{point}-{victim}").unlink()
             except FileNotFoundError:
                 continue
-            assert isinstance(self.target, EmbeddedTarget)
-            pid = {"worker": os.getpid(), "sink": self.target.sink.pid, "driver": driver_pid()}[victim]
+            assert isinstance(self.target, PathTarget)
+            pid = {"worker": os.getpid(), "sink": self.target.pid, "driver": driver_pid()}[victim]
             os.kill(pid, signal.SIGKILL)
-            # What is killed from here takes this process along, or is missed by it.
+            # The victim's end ends this process, or fails its work.
             time.sleep(0.5)
 
 
@@ -75,24 +74,24 @@ class FaultySink(DLedgerDataSource):
 
 def main(source: str, log: str, checkpoint: str, faults: str) -> None:
     os.environ["FAULTS"] = faults
-    # A task may fail three times before the micro-batch does.
+    # A task may fail three times.
     session = SparkSession.builder.master("local[2,4]").config("spark.ui.enabled", "false")
     spark = session.config("spark.sql.execution.arrow.maxRecordsPerBatch", "100").getOrCreate()
     spark.dataSource.register(FaultySink)
-    for _ in range(_MOST_RUNS):
+    for _ in range(_MAX_RUNS):
         rows = spark.readStream.schema("value string").option("maxFilesPerTrigger", 2).text(source)
         messages = rows.selectExpr("value body", "value keys", "'T' topic")
         writer = messages.writeStream.format("faulty").option("checkpointLocation", checkpoint)
         writer = writer.option("leaseMs", 5000).option("dataFileSize", "1m").option("indexFileSize", "32k")
-        # Of a sink that is gone nobody takes over.
+        # Nothing replaces a killed sink process within a micro-batch.
         writer = writer.option("maxRetries", 2)
         try:
             writer.trigger(availableNow=True).start(log).awaitTermination()
-        except Exception as error:  # noqa: BLE001  # whatever the victim's end looks like to Spark
-            sys.stderr.write(f"the query failed, it is started again: {str(error)[:2000]}\n")
+        except Exception as error:  # noqa: BLE001  # Spark has several errors for a killed process
+            sys.stderr.write(f"restarting the failed query: {str(error)[:2000]}\n")
             continue
         return
-    raise AssertionError(f"expected the query to end within {_MOST_RUNS} runs")
+    raise AssertionError(f"the query did not end within {_MAX_RUNS} runs")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Processes of the embedded sink, without Spark, and what became of their logs."""
+"""Sink processes without Spark, and the logs that they wrote."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ import pytest
 
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.log import open_log
-from pyspark_dledger.raft.client import Client, connect
-from pyspark_dledger.spark.sink.embedded import SinkSettings
+from pyspark_dledger.raft.client import Client
+from pyspark_dledger.spark.sink.control import SinkAddress, SinkGoneError, SinkSettings, open_store, send_request
 from pyspark_dledger.spark.sink.launch import start
-from pyspark_dledger.spark.sink.lease import SinkGoneError, SinkProcess, ask, open_store
 from pyspark_dledger.store.mmap_file_store import MmapFileStore
 from pyspark_dledger.store.store_config import StoreConfig
 from tests.support.groups import SMALL, eventually
@@ -25,14 +24,14 @@ SECRET = "s3cret" * 8
 
 
 class Sinks:
-    """Those of one test, all of which have ended behind it."""
+    """The sink processes of one test, which are killed at its end."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self._pids: list[int] = []
 
-    def start(self, **changed: Any) -> SinkProcess:
-        """A process with a store of small files; it ends with this one."""
+    def start(self, **changed: Any) -> SinkAddress:
+        """Start a process with small files."""
         sink = start(settings_of(self.root, **changed))
         self._pids.append(sink.pid)
         return sink
@@ -43,7 +42,7 @@ class Sinks:
 
 
 def settings_of(root: Path, **changed: Any) -> SinkSettings:
-    """Of a sink with a store of small files, which ends with this process."""
+    """Return settings with small files, of a process that ends with this one."""
     settings = SinkSettings(
         root=str(root),
         self_id="n0",
@@ -68,14 +67,14 @@ def sinks(tmp_path: Path) -> Iterator[Sinks]:
 
 
 def kill(pid: int) -> None:
-    """What SIGKILL leaves."""
+    """Send SIGKILL, and wait for the end."""
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
     assert eventually(lambda: not is_running(pid))
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process is there; one that ended and was not waited for yet is not."""
+    """Return whether a process runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z"
     except OSError:
@@ -83,28 +82,27 @@ def is_running(pid: int) -> bool:
 
 
 @contextmanager
-def client_of(sink: SinkProcess) -> Iterator[Client]:
-    opened = open_store(sink)
-    with connect(opened.group, opened.peers, secret=sink.secret) as client:
+def client_of(sink: SinkAddress) -> Iterator[Client]:
+    with open_store(sink).connect(3000) as client:
         yield client
 
 
-def end(sink: SinkProcess) -> None:
-    """As a commit does."""
-    ask(sink, "end")
+def end(sink: SinkAddress) -> None:
+    """End a process as a commit does."""
+    send_request(sink, "end")
     assert eventually(lambda: not is_running(sink.pid))
 
 
-def is_gone(sink: SinkProcess) -> bool:
+def is_gone(sink: SinkAddress) -> bool:
     try:
-        ask(sink, "flush")
+        send_request(sink, "flush")
     except SinkGoneError:
         return True
     return False
 
 
 def bodies(root: Path, *, all_committed: bool = True) -> list[bytes]:
-    """Every body of a log, which has no problem and is committed, in order."""
+    """Return all bodies of a log without a problem, in order."""
     rows = [row for batch in open_log(root).scan(["kind", "committed", "problem", "body"]) for row in batch.to_pylist()]
     assert {(row["kind"], row["problem"]) for row in rows} <= {("entry", None)}
     assert not all_committed or all(row["committed"] for row in rows)
@@ -112,7 +110,7 @@ def bodies(root: Path, *, all_committed: bool = True) -> list[bytes]:
 
 
 def is_free(root: Path) -> bool:
-    """Whether nobody has the store open."""
+    """Return whether no process has the store open."""
     store = MmapFileStore(StoreConfig(root, **SMALL))
     try:
         store.startup()

@@ -1,4 +1,4 @@
-"""A Spark standalone cluster on loopback: a master and workers, processes of their own, and drivers that use it."""
+"""A Spark standalone cluster on loopback: processes for a master, workers and drivers."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 _SPARK_HOME = Path(pyspark.__file__).parent
 _MASTER = "org.apache.spark.deploy.master.Master"
 _WORKER = "org.apache.spark.deploy.worker.Worker"
-# Small, for a machine that has to hold all of them.
+# All of them share one machine.
 _DAEMON_MEMORY, _EXECUTOR_MEMORY = "256m", "512m"
-# For Java processes that live for seconds: most of their time would go into compiling what they run.
+# A Java process that lives for seconds would spend most of them compiling.
 SHORT_LIVED = {"JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
 
 
 class SparkCluster:
-    """A master and workers of one core each. ``folder`` holds what each said, and the executors' work folders."""
+    """A master and workers of one core each. ``folder`` has their logs and the executors' work folders."""
 
     def __init__(self, folder: Path, workers: int) -> None:
         self.folder = folder
@@ -45,14 +45,14 @@ class SparkCluster:
         return f"spark://{HOST}:{self._port}"
 
     def ready(self, workers: int) -> SparkCluster:
-        """Waits until so many workers are registered."""
+        """Wait until so many workers are registered."""
         eventually(lambda: self._alive_workers() == workers, 180)
         return self
 
     def driver(self, script: Path, *arguments: str, **settings: str) -> subprocess.Popen[str]:
-        """Starts a driver: a Python program that uses `SparkSession.builder.getOrCreate()`. `settings` are Spark's.
+        """Start a driver: a Python program that uses `SparkSession.builder.getOrCreate()`.
 
-        In names of settings ``_`` stands for ``.``.
+        `settings` are Spark's, with ``_`` for ``.`` in names.
         """
         flags = {name.replace("_", "."): value for name, value in settings.items()}
         flags = {**self._driver_settings(), **flags}
@@ -70,7 +70,7 @@ class SparkCluster:
         )
 
     def kill_worker(self, number: int) -> None:
-        """kill -9, with its executors and their Python workers."""
+        """Kill a worker with its executors and their Python workers."""
         kill_tree(self._processes.pop(f"worker{number}"))
 
     def close(self) -> None:
@@ -117,12 +117,12 @@ class SparkCluster:
     def _alive_workers(self) -> int:
         for name, process in self._processes.items():
             assert process.poll() is None, f"{name} ended: {(self.folder / f'{name}.log').read_text()[-2000:]}"
-        with urllib.request.urlopen(f"http://{HOST}:{self._ui_port}/json/", timeout=5) as answer:
-            return answer.read().decode().count('"ALIVE"') - 1  # the master itself is alive, too
+        with urllib.request.urlopen(f"http://{HOST}:{self._ui_port}/json/", timeout=5) as response:
+            return response.read().decode().count('"ALIVE"') - 1  # the master is alive, too
 
 
 def kill_tree(process: subprocess.Popen[bytes] | subprocess.Popen[str]) -> None:
-    """kill -9 for a process that was started by this one, and for all that it started."""
+    """Kill a process that this one started, and all its descendants."""
     tree = [process.pid]
     with suppress(psutil.NoSuchProcess):
         tree += [child.pid for child in psutil.Process(process.pid).children(recursive=True)]
@@ -136,7 +136,7 @@ def kill_tree(process: subprocess.Popen[bytes] | subprocess.Popen[str]) -> None:
 
 
 def _python_without_space(folder: Path) -> str:
-    """This Python by a path that Spark takes, which may hold no space; relative ones mean nothing to executors."""
+    """Return an absolute path of this Python without a space, which Spark requires."""
     link = folder / "environment"
     link.symlink_to(sys.prefix, target_is_directory=True)
     return str(link / "bin" / "python")
@@ -144,7 +144,7 @@ def _python_without_space(folder: Path) -> str:
 
 @contextmanager
 def spark_cluster(folder: Path, workers: int = 2) -> Iterator[SparkCluster]:
-    """A cluster that is there, and is killed at the end."""
+    """Start a cluster, and kill it at the end."""
     folder.mkdir(parents=True, exist_ok=True)
     cluster = SparkCluster(folder, workers)
     try:

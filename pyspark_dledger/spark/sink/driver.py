@@ -1,7 +1,6 @@
-"""What a worker of PySpark on the driver's machine can tell of its driver: the process, and where executors reach it.
+"""What a PySpark worker on the driver's machine can find out about its driver: the process, and its address for tasks.
 
-A worker that plans is told nothing of Spark's configuration. It is a child of the driver's JVM, whose command line has
-what the session was started with.
+Spark gives such a worker no configuration. The worker is a child of the driver's JVM, whose command line has it.
 """
 
 from __future__ import annotations
@@ -11,21 +10,20 @@ import os
 import shlex
 import socket
 import subprocess
-from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 
 _PROC = Path("/proc")
-_MOST_ANCESTORS = 16
-# Never sent to: connecting a UDP socket only chooses the interface. 192.0.2.0/24 is for documentation (RFC 5737).
+_MAX_ANCESTORS = 16
+# Nothing is sent: connecting a UDP socket only chooses an interface. 192.0.2.0/24 is for documentation (RFC 5737).
 _ANY_HOST = ("192.0.2.1", 9)
 _LOOPBACK = "127.0.0.1"
 
 
 def driver_pid() -> int:
-    """The driver's JVM: the nearest ancestor of this process that is a Java; without one, its parent."""
+    """Return the driver's JVM: the nearest ancestor of this process that runs Java; without one, its parent."""
     pid = os.getppid()
-    for _ in range(_MOST_ANCESTORS):
+    for _ in range(_MAX_ANCESTORS):
         parent, command = _parent_and_command(pid)
         if Path(command).name == "java":
             return pid
@@ -36,7 +34,7 @@ def driver_pid() -> int:
 
 
 def host_for_tasks() -> str:
-    """Loopback under a local master, else ``spark.driver.host``, or what Spark takes where that is not set."""
+    """Return loopback for a local master, else ``spark.driver.host`` or its default."""
     conf = spark_conf(driver_pid())
     if is_local(conf.get("spark.master", "local[*]")):
         return _LOOPBACK
@@ -44,37 +42,27 @@ def host_for_tasks() -> str:
 
 
 def is_local(master: str) -> bool:
-    """Whether tasks run in the driver itself."""
+    """Return whether tasks run in the driver's JVM."""
     return master.startswith("local") and not master.startswith("local-cluster")
 
 
 def spark_conf(pid: int) -> dict[str, str]:
-    """What Spark's submitting class in process `pid` was told on its command line, over the defaults' file."""
+    """Return the Spark configuration of process `pid`: its properties file, overridden by its command line."""
     arguments = _arguments(pid)
-    conf: dict[str, str] = {}
-    file = Path(os.environ.get("SPARK_CONF_DIR", "")) / "spark-defaults.conf"
-    given = list(pairwise(arguments))
-    for name, value in given:
-        if name == "--properties-file":
-            file = Path(value)
-    conf.update(_properties(file))
-    for argument in arguments:
-        # A JVM of a cluster's driver has its configuration as system properties.
-        if argument.startswith("-Dspark.") and "=" in argument:
-            name, _, value = argument[2:].partition("=")
-            conf[name] = value
-    for name, value in given:
-        if name == "--conf" and "=" in value:
-            key, _, text = value.partition("=")
-            conf[key] = text
-    for name, value in given:
-        if name == "--master":
-            conf["spark.master"] = value
+    flags = list(pairwise(arguments))
+    files = [Path(value) for name, value in flags if name == "--properties-file"]
+    conf = _properties(files[-1] if files else Path(os.environ.get("SPARK_CONF_DIR", "")) / "spark-defaults.conf")
+    # In cluster mode the driver's JVM has its configuration as system properties.
+    given = [argument[2:] for argument in arguments if argument.startswith("-Dspark.")]
+    given += [value for name, value in flags if name == "--conf"]
+    given += [f"spark.master={value}" for name, value in flags if name == "--master"]
+    for name, _, value in (setting.partition("=") for setting in given if "=" in setting):
+        conf[name] = value
     return conf
 
 
-def _properties(file: Path) -> Mapping[str, str]:
-    """``name value`` or ``name=value`` lines; none where there is no such file."""
+def _properties(file: Path) -> dict[str, str]:
+    """Return the ``name value`` or ``name=value`` lines of a file; none if it cannot be read."""
     found = {}
     try:
         lines = file.read_text().splitlines() if file.is_file() else []
@@ -88,7 +76,7 @@ def _properties(file: Path) -> Mapping[str, str]:
 
 
 def _parent_and_command(pid: int) -> tuple[int, str]:
-    """The parent of a process, and what it runs; 0 and nothing where that cannot be told."""
+    """Return the parent and the command of a process; 0 and an empty text if they are unknown."""
     if _PROC.joinpath("self").exists():
         try:
             stat = (_PROC / str(pid) / "stat").read_text()
@@ -120,7 +108,7 @@ def _ps(pid: int, columns: str) -> str:
 
 
 def own_address() -> str:
-    """The address of this machine's name, as Spark takes it, unless that is loopback; then that of its interface."""
+    """Return the address of this machine's name, as Spark does; if that is loopback, the address of an interface."""
     try:
         found = socket.gethostbyname(socket.gethostname())
         if not ipaddress.ip_address(found).is_loopback:

@@ -1,4 +1,4 @@
-"""Starting the process of an embedded sink, on the driver's machine; and finding that of a stream again."""
+"""Start a sink process on the driver's machine, or find the one of a stream."""
 
 from __future__ import annotations
 
@@ -11,49 +11,45 @@ from contextlib import suppress
 from pathlib import Path
 
 from pyspark_dledger.errors import DLedgerError, OptionError, StoreError
+from pyspark_dledger.spark.sink.control import SinkAddress, SinkSettings, send_request
 from pyspark_dledger.spark.sink.driver import driver_pid, host_for_tasks
-from pyspark_dledger.spark.sink.embedded import SinkSettings
-from pyspark_dledger.spark.sink.lease import SinkProcess, ask
-from pyspark_dledger.spark.sink.sink_files import file_of, locked, read_sink, write_sink
-from pyspark_dledger.spark.sink.sink_store import place_of
+from pyspark_dledger.spark.sink.registry import locked, read_sink, registry_file, write_sink
+from pyspark_dledger.spark.sink.sink_store import find_store
 from pyspark_dledger.spark.sink.write_options import WriteOptions
 
-_MODULE = "pyspark_dledger.spark.sink.embedded"
-# A Python's module, with this standard input, as a child of nobody here: nobody has to wait for its end.
+_MODULE = "pyspark_dledger.spark.sink.sink_process"
+# The shell exits at once, so nobody here has to wait for the process.
 _DETACHED = 'exec 3<&0; "$0" -m "$1" <&3 3<&- &'
 
 
-def start_sink(options: WriteOptions, is_message: bool) -> SinkProcess:
-    """A process of its own for one job, with its store open. It outlives this one, and ends with the driver.
+def start_sink(options: WriteOptions, is_message: bool) -> SinkAddress:
+    """Start the process of one job, with its store open. It outlives this process, and ends with the driver.
 
-    Raises StoreError and OptionError where the store cannot be written.
+    Raises StoreError and OptionError if the store cannot be written.
     """
     return start(_settings(options, is_message))
 
 
-def stream_sink(options: WriteOptions, is_message: bool) -> SinkProcess:
-    """The process that serves the streams of this driver to that path, started where there is none.
-
-    Where it listens, and its secret, stand in a file that only this user can read.
-    """
+def stream_sink(options: WriteOptions, is_message: bool) -> SinkAddress:
+    """Return the process for streams of this driver to that path, started if it does not run."""
     settings = _settings(options, is_message)
-    # Of each driver and store, and each way of writing it, where it listens among them.
-    file = file_of(json.dumps(settings._replace(secret="")._asdict(), sort_keys=True))
+    # One process for each driver, store and settings.
+    file = registry_file(json.dumps(settings._replace(secret="")._asdict(), sort_keys=True))
     with locked(file):
         found = read_sink(file)
         if found is not None and is_alive(found):
             return found
-        sink = start(settings._replace(file=str(file)))
+        sink = start(settings._replace(registry_file=str(file)))
         write_sink(file, sink)
         return sink
 
 
 def _settings(options: WriteOptions, is_message: bool) -> SinkSettings:
     assert options.path is not None
-    place = place_of(options.path, options.self_id, is_message)
+    store = find_store(options.path, options.self_id, is_message)
     return SinkSettings(
-        root=str(place.root),
-        self_id=place.self_id,
+        root=str(store.root),
+        self_id=store.self_id,
         host=options.listen or host_for_tasks(),
         secret=secrets.token_hex(32),
         driver=driver_pid(),
@@ -66,10 +62,10 @@ def _settings(options: WriteOptions, is_message: bool) -> SinkSettings:
     )
 
 
-def start(settings: SinkSettings) -> SinkProcess:
-    """Start the process, in a session of its own: what ends this one, or its group, does not end it."""
+def start(settings: SinkSettings) -> SinkAddress:
+    """Start the process in a session of its own: a signal to this process group does not end it."""
     folders = [str(Path(folder).absolute()) for folder in sys.path]
-    # NumPy's linear algebra, which nothing there uses, would start threads that wait busily.
+    # NumPy's linear algebra is not used there; its threads would wait busily.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(folders), "OPENBLAS_NUM_THREADS": "1"}
     process = subprocess.Popen(  # noqa: S603  # this Python
         ["/bin/sh", "-c", _DETACHED, sys.executable, _MODULE],
@@ -82,28 +78,24 @@ def start(settings: SinkSettings) -> SinkProcess:
     assert process.stdin is not None
     assert process.stdout is not None
     with process.stdin, process.stdout:
-        # One that has ended already says so by an empty answer.
+        # A process that has already ended writes no line.
         with suppress(BrokenPipeError):
             process.stdin.write(json.dumps(settings._asdict()).encode() + b"\n")
             process.stdin.flush()
         line = process.stdout.readline()
     process.wait()
     if not line:
-        raise DLedgerError("expected the embedded sink to start, found that it ended at once: standard error says more")
-    answer = json.loads(line)
-    if "error" in answer:
-        raise _error(answer)
-    return SinkProcess(settings.host, answer["port"], answer["pid"], settings.secret, settings.lease_ms)
+        raise DLedgerError("the sink process ended as it started: see standard error")
+    outcome = json.loads(line)
+    if "error" in outcome:
+        raise (OptionError if outcome.get("kind") == "OptionError" else StoreError)(outcome["error"])
+    return SinkAddress(settings.host, outcome["port"], outcome["pid"], settings.secret, settings.lease_ms)
 
 
-def _error(answer: dict[str, str]) -> DLedgerError:
-    return (OptionError if answer.get("kind") == "OptionError" else StoreError)(answer["error"])
-
-
-def is_alive(sink: SinkProcess) -> bool:
-    """Whether it is there, and knows its secret: somebody else may have its port by now."""
+def is_alive(sink: SinkAddress) -> bool:
+    """Return whether the process runs. Another process may have its port."""
     try:
-        ask(sink, "flush")
+        send_request(sink, "flush")
     except DLedgerError:
         return False
     return True

@@ -1,4 +1,4 @@
-"""Where an embedded sink writes: which node's store under a path, and whether a group of one may write it."""
+"""Which node's store a write to a path goes to, and whether a group of one may write it."""
 
 from __future__ import annotations
 
@@ -13,52 +13,51 @@ from pyspark_dledger.store.recovery.load_files import check_version
 
 _NODE_PREFIX = "dledger-"
 _NEW_NODE = "n0"
-# What a broker has in its storePathRootDir beside the log.
-_OF_BROKERS = ("commitlog", "consumequeue")
-# And what a first write may leave that ended before there was a log; a file system has the last at its own root.
-_NOTHING_YET = {"abort", "checkpoint", "config", "index", "lock", "lost+found"}
-_INSTEAD = "write to its group, with the options group and peers"
+# What a broker has in its storePathRootDir in addition to the log.
+_BROKER_FOLDERS = ("commitlog", "consumequeue")
+# What a failed first write may leave, and what a new file system has.
+_EMPTY_STORE = {"abort", "checkpoint", "config", "index", "lock", "lost+found"}
+_INSTEAD = "write to the group, with the options group and peers"
 
 
 class SinkStore(NamedTuple):
-    """The store ``root/dledger-<self_id>``; paths are absolute and have no links in them."""
+    """The store ``root/dledger-<self_id>``. The root is absolute and has no links."""
 
     root: Path
     self_id: str
 
 
-def place_of(path: str, self_id: str | None, is_message: bool) -> SinkStore:
-    """The store at `path`, a root or a node's folder, or the one to be made there. Nothing is made yet.
+def find_store(path: str, self_id: str | None, is_message: bool) -> SinkStore:
+    """Return the store at `path`, a root or a node's folder. It may not exist yet.
 
-    Raises StoreError where no group of one may write: several nodes, a member of a larger group, as far as a node
-    of ours has noted it or its vote tells, a store of DLedger 0.4.0, raw entries beside a broker's files; and for what
-    is no place for a store.
+    Raises StoreError if a group of one must not write there: several nodes, a member of a larger group (known by its
+    members file or its vote), a store of DLedger 0.4.0, raw entries next to a broker's files, or other files.
     """
     given = Path(os.path.realpath(path))
     if os.path.lexists(given) and not given.is_dir():
-        raise StoreError(f"{path}: expected a folder to write a log in, found a file: name a folder")
+        raise StoreError(f"{path}: expected a folder, found a file: name a folder to write a log in")
     root, node = given, self_id
     if given.name.startswith(_NODE_PREFIX):
         root, node = given.parent, given.name.removeprefix(_NODE_PREFIX)
         if self_id not in (None, node):
-            raise StoreError(f"{path}: expected the node {self_id} (selfId), found {node}: leave one of them out")
+            raise StoreError(f"{path}: expected node {self_id} (selfId), found {node}: leave one of them out")
     names = sorted(os.listdir(root)) if root.is_dir() else []
     nodes = node_folders(root, names)
     _check_nodes(path, nodes, node)
-    if not nodes and not _NOTHING_YET.issuperset(names) and not any(name in names for name in _OF_BROKERS):
+    broker_folders = [name for name in _BROKER_FOLDERS if name in names]
+    if not nodes and not _EMPTY_STORE.issuperset(names) and not broker_folders:
         raise StoreError(
             f"{path}: expected a store, or an empty or new folder, found {', '.join(names[:8])}: name another folder"
         )
-    if not is_message and (found := [name for name in _OF_BROKERS if name in names]):
+    if not is_message and broker_folders:
         raise StoreError(
-            f"{path}: expected a log of raw entries, found {found[0]}/, which stands beside messages, and raw "
-            "entries would confuse: "
-            "write messages (writeAs=message), or name another folder"
+            f"{path}: raw entries cannot be written, found {broker_folders[0]}/ of a broker: write messages "
+            "(writeAs=message), or name another folder"
         )
-    place = SinkStore(root, node or next(iter(nodes), _NEW_NODE))
-    if place.self_id in nodes:
-        _check_store(path, nodes[place.self_id], place.self_id)
-    return place
+    store = SinkStore(root, node or next(iter(nodes), _NEW_NODE))
+    if store.self_id in nodes:
+        _check_group_of_one(path, nodes[store.self_id], store.self_id)
+    return store
 
 
 def _check_nodes(path: str, nodes: dict[str, Path], node: str | None) -> None:
@@ -67,19 +66,19 @@ def _check_nodes(path: str, nodes: dict[str, Path], node: str | None) -> None:
             f"{path}: expected the store of one node, found {', '.join(nodes)}: they are members of a group; {_INSTEAD}"
         )
     if nodes and node not in (None, *nodes):
-        raise StoreError(f"{path}: expected the node {node} (selfId), found {next(iter(nodes))}: leave selfId out")
+        raise StoreError(f"{path}: expected node {node} (selfId), found {next(iter(nodes))}: leave selfId out")
 
 
-def _check_store(path: str, node_dir: Path, self_id: str) -> None:
+def _check_group_of_one(path: str, node_dir: Path, self_id: str) -> None:
     check_version(node_dir)
     if len(members := load_members(node_dir)) > 1:
         raise StoreError(
-            f"{path}: expected a store of a group of one, found that {self_id} is a member of that of "
-            f"{', '.join(members)}, which would be contradicted; {_INSTEAD}"
+            f"{path}: expected a group of one, found that {self_id} is a member of the group {', '.join(members)}, "
+            f"whose log a write here would contradict: {_INSTEAD}"
         )
     voted = load_current_term(node_dir).vote_leader
     if voted not in (None, "", self_id):
         raise StoreError(
-            f"{path}: expected a store of a group of one, found that {self_id} voted for {voted}: it is a member of a "
-            f"larger group, which would be contradicted; {_INSTEAD}"
+            f"{path}: expected a group of one, found that {self_id} voted for {voted}: it is a member of a larger "
+            f"group, whose log a write here would contradict: {_INSTEAD}"
         )

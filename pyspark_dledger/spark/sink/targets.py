@@ -1,151 +1,113 @@
-"""Where tasks write: a group that is there, or the embedded sink of their job. Pickled, and sent to the tasks."""
+"""Where tasks write: a live group, or a path with a sink process. A target is pickled and sent to the tasks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Protocol
+from typing import ClassVar, Literal
 
 from pyspark_dledger.errors import DLedgerError
-from pyspark_dledger.raft.client import Client, connect
+from pyspark_dledger.raft.client import Client
 from pyspark_dledger.raft.peers import Address
-from pyspark_dledger.raft.tls import Tls
+from pyspark_dledger.spark.group_address import GroupAddress, group_address
+from pyspark_dledger.spark.sink.control import LeaseRenewal, SinkAddress, SinkGoneError, open_store, send_request
 from pyspark_dledger.spark.sink.driver import is_local
-from pyspark_dledger.spark.sink.lease import Lease, SinkGoneError, SinkProcess, ask, open_store
 from pyspark_dledger.spark.sink.write_options import WriteOptions
-
-
-class Target(Protocol):
-    """Where a job writes."""
-
-    @property
-    def name(self) -> str:
-        """For reports."""
-
-    def connected(self, master: str) -> AbstractContextManager[Client]:
-        """A client, for as long as a task writes."""
-
-    @property
-    def process(self) -> int:
-        """The process of an embedded sink, else 0."""
-
-    def made_durable(self, processes: Iterable[int]) -> None:
-        """What `processes` acknowledged survives a loss of power, as far as the target promises that."""
-
-    def ended(self) -> None:
-        """No task of the job writes any more."""
 
 
 @dataclass(frozen=True)
 class GroupTarget:
-    """A group that is there."""
+    """A live group."""
 
-    group: str
-    peers: str
-    tls: Tls | None
+    address: GroupAddress
     timeout_ms: int
     max_retries: int
-
-    @classmethod
-    def of(cls, options: WriteOptions) -> GroupTarget:
-        """Checks what can be checked without a connection. Raises OptionError."""
-        assert options.group is not None
-        assert options.peers is not None
-        tls = None
-        if options.tls_cert and options.tls_key and options.tls_ca:
-            tls = Tls(Path(options.tls_cert), Path(options.tls_key), Path(options.tls_ca))
-            tls.client_context()
-        target = cls(options.group, options.peers, tls, options.timeout_ms, options.max_retries)
-        target._connect().close()
-        return target
+    pid: ClassVar[int] = 0
 
     @property
     def name(self) -> str:
-        return f"group {self.group}"
+        """For messages to the user."""
+        return f"group {self.address.group}"
 
-    @contextmanager
-    def connected(self, master: str) -> Iterator[Client]:
-        with self._connect() as client:
-            yield client
+    def connect(self, master: str) -> Client:
+        """Return a client for one task."""
+        return self.address.connect(self.timeout_ms, self.max_retries)
 
-    def _connect(self) -> Client:
-        return connect(self.group, self.peers, tls=self.tls, timeout_ms=self.timeout_ms, max_retries=self.max_retries)
+    def flush(self, pids: Iterable[int]) -> None:
+        """A group has made durable what it acknowledged."""
 
-    @property
-    def process(self) -> int:
-        return 0
-
-    def made_durable(self, processes: Iterable[int]) -> None:
-        """It keeps what it acknowledged."""
-
-    def ended(self) -> None:
-        """It goes on."""
+    def end(self) -> None:
+        """A group does not end with the job."""
 
 
 @dataclass(frozen=True)
-class EmbeddedTarget:
-    """The embedded sink of a job."""
+class PathTarget:
+    """A path, as the user named it, and the sink process that writes it."""
 
-    path: str
-    sink: SinkProcess
+    name: str
+    sink: SinkAddress
     is_sync: bool
     timeout_ms: int
     max_retries: int
 
     @property
-    def name(self) -> str:
-        return self.path
+    def pid(self) -> int:
+        """The sink process."""
+        return self.sink.pid
 
     @contextmanager
-    def connected(self, master: str) -> Iterator[Client]:
+    def connect(self, master: str) -> Iterator[Client]:
+        """Return a client for one task of a session at `master`; the store stays open meanwhile."""
         try:
-            opened = open_store(self.sink)
+            address = open_store(self.sink)
         except SinkGoneError as error:
-            raise self._hinted(error, master) from None
-        client = connect(
-            opened.group,
-            opened.peers,
-            timeout_ms=self.timeout_ms,
-            max_retries=self.max_retries,
-            secret=self.sink.secret,
-        )
-        with Lease(self.sink), client:
+            raise self._with_advice(error, master) from None
+        with LeaseRenewal(self.sink), address.connect(self.timeout_ms, self.max_retries) as client:
             yield client
 
-    def _hinted(self, error: SinkGoneError, master: str) -> DLedgerError:
+    def _with_advice(self, error: SinkGoneError, master: str) -> DLedgerError:
         if is_local(master) or not Address(self.sink.host, self.sink.port).is_loopback:
             return error
         return DLedgerError(
-            f"{error}. It listens at {self.sink.host}, which executors on other machines do not reach: say with the "
-            "option listen at which address they reach the driver's machine"
+            f"{error}. It listens at {self.sink.host}, which executors on other machines cannot reach: set the option "
+            "listen to an address of the driver's machine"
         )
 
-    @property
-    def process(self) -> int:
-        return self.sink.pid
+    def flush(self, pids: Iterable[int]) -> None:
+        """Make durable what the processes `pids` acknowledged. Raises DLedgerError if some of it may be lost."""
+        self._request_durable("flush")
+        if others := sorted(set(pids) - {self.pid}):
+            self._check_lost(f"sink processes {others} acknowledged entries and have ended")
 
-    def made_durable(self, processes: Iterable[int]) -> None:
-        """Raises DLedgerError where it is not known to be."""
+    def end(self) -> None:
+        """Flush and close the store. Raises DLedgerError as `flush`."""
+        self._request_durable("end")
+
+    def _request_durable(self, operation: Literal["flush", "end"]) -> None:
         try:
-            ask(self.sink, "flush")
+            send_request(self.sink, operation)
         except SinkGoneError as error:
-            self._lost(str(error))
-        if gone := set(processes) - {self.process}:
-            self._lost(f"expected the embedded sink in process {self.process}, found that {gone} acknowledged entries")
+            self._check_lost(str(error))
 
-    def ended(self) -> None:
-        """The store is flushed and closed when this returns. Raises as `made_durable`."""
-        try:
-            ask(self.sink, "end")
-        except SinkGoneError as error:
-            self._lost(str(error))
-
-    def _lost(self, found: str) -> None:
-        """With ``flush=sync`` nothing is lost with the process: all that was acknowledged is on disk."""
+    def _check_lost(self, problem: str) -> None:
+        """With ``flush=sync`` acknowledged entries are on disk; a process that ended loses nothing."""
         if not self.is_sync:
             raise DLedgerError(
-                f"{found}; with flush=async it may not be on disk yet, and nobody is left to see to that: read the "
-                "log back, or write with flush=sync"
+                f"{problem}; with flush=async acknowledged entries may not be on disk: read the log back, or write "
+                "with flush=sync"
             )
+
+
+Target = GroupTarget | PathTarget
+
+
+def new_target(options: WriteOptions, is_message: bool, start: Callable[[WriteOptions, bool], SinkAddress]) -> Target:
+    """Return the target of the options; `start` gives a path its sink process. Raises OptionError and StoreError."""
+    if options.path is not None:
+        sink = start(options, is_message)
+        return PathTarget(options.path, sink, options.flush == "sync", options.timeout_ms, options.max_retries)
+    target = GroupTarget(group_address(options), options.timeout_ms, options.max_retries)
+    # Checks the certificates; nothing is sent.
+    target.connect("").close()
+    return target

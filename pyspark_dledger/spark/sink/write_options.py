@@ -25,6 +25,7 @@ from pyspark_dledger.common.uris import local_target
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.log import options as read
 from pyspark_dledger.log.options import TLS_CA, TLS_CERT, TLS_KEY, is_sparks, read_paths
+from pyspark_dledger.spark.group_address import group_address
 from pyspark_dledger.store.store_config import FLUSHES, StoreConfig
 
 WRITE_AS = ("auto", "message", "raw")
@@ -80,31 +81,31 @@ class WriteOptions:
 
 
 WRITE_OPTIONS = options_of(WriteOptions)
-"""Every option of a write, in the order of the documentation."""
+"""All options of a write, in the order of the documentation."""
 
 _BY_KEY = by_key(WRITE_OPTIONS)
-_OF_READS = by_key(read.OPTIONS)
+_READ_OPTIONS = by_key(read.OPTIONS)
 
 
 def parse_write_options(options: Mapping[str, Any]) -> WriteOptions:
-    """Parse what Spark hands over. Raises OptionError for what is unknown, of a read, wrong, or does not fit."""
+    """Parse the options that Spark passes. Raises OptionError for unknown, wrong and contradictory ones."""
     values = parse_values({name: value for name, value in options.items() if not is_sparks(name)}, find_write_option)
     paths = read_paths(options)
     if len(paths) > 1:
-        raise OptionError(f"expected one path to write to, found {len(paths)}: a group is written with group and peers")
+        raise OptionError(f"expected one path to write to, found {len(paths)}: write a group with group and peers")
     parsed = WriteOptions(path=local_target(paths[0], "path") if paths else None, **values)
     _check_target(parsed, values)
     return parsed
 
 
 def find_write_option(name: str) -> Option:
-    """The option called `name` in any case. Raises OptionError, which says what is one of a read, or the nearest."""
+    """Return the option called `name` in any case. Raises OptionError, which names the nearest option."""
     found = _BY_KEY.get(name.lower())
     if found is not None:
         return found
-    if name.lower() in _OF_READS:
+    if name.lower() in _READ_OPTIONS:
         raise OptionError(
-            f"option {_OF_READS[name.lower()].name} is one of a read: leave it out; those of a write are "
+            f"option {_READ_OPTIONS[name.lower()].name} is for reading: leave it out; options of a write are "
             f"{', '.join(option.name for option in WRITE_OPTIONS)}"
         )
     raise OptionError(
@@ -112,10 +113,10 @@ def find_write_option(name: str) -> Option:
     )
 
 
-def is_write_only(name: str) -> str | None:
-    """The spelling of an option that a write has and a read has not."""
+def write_only_option(name: str) -> str | None:
+    """Return the spelling of an option that a write has and a read has not, else None."""
     found = _BY_KEY.get(name.lower())
-    return found.name if found is not None and name.lower() not in _OF_READS else None
+    return found.name if found is not None and name.lower() not in _READ_OPTIONS else None
 
 
 def _check_target(options: WriteOptions, given: Mapping[str, object]) -> None:
@@ -125,19 +126,11 @@ def _check_target(options: WriteOptions, given: Mapping[str, object]) -> None:
             f"expected a path or a group, found path {options.path} and group {options.group}: "
             "leave save()'s path out to write to the group"
         )
-    if is_group and (options.group is None or options.peers is None):
-        missing = "group" if options.group is None else "peers"
-        raise OptionError(f"expected group and peers together, found no {missing}: say it, as the group's nodes do")
     if not is_group and options.path is None:
-        raise OptionError("expected a path, or group and peers, found neither: say save(path), or name a group")
-    scope = "group" if is_group else "path"
-    strange = [
-        option.name for option in WRITE_OPTIONS if option.field in given and scope not in (option.scope or scope)
-    ]
-    if strange:
-        target, instead = ("a group", "it is a setting of its nodes") if is_group else ("a path", "it is of a group")
-        raise OptionError(f"option {strange[0]}: expected none for {target}, found one: leave it out, {instead}")
-    tls = [option.name for option in WRITE_OPTIONS if option.scope == _GROUP]
-    found = [option.name for option in WRITE_OPTIONS if option.scope == _GROUP and option.field in given]
-    if found and found != tls:
-        raise OptionError(f"expected {', '.join(tls)}, found {', '.join(found)}: give all, or none")
+        raise OptionError("expected a path, or group and peers, found neither: use save(path), or name a group")
+    target, other = ("group", "path") if is_group else ("path", "group")
+    for each in WRITE_OPTIONS:
+        if each.field in given and each.scope == (other,):
+            raise OptionError(f"option {each.name} is for a {other}, this is a write to a {target}: leave it out")
+    if is_group:
+        group_address(options)

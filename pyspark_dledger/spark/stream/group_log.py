@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from types import TracebackType
 from typing import NamedTuple, final
 
@@ -14,10 +13,10 @@ from pyspark_dledger.errors import GroupError, IndexRangeError, OptionError, Sto
 from pyspark_dledger.format.checksum import crc32
 from pyspark_dledger.format.codec import decode_entry_header
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
-from pyspark_dledger.raft.client import Client, CommittedRange, MemberStatus, connect
+from pyspark_dledger.raft.client import Client, CommittedRange, MemberStatus
 from pyspark_dledger.raft.client.outcomes import STRANGERS
 from pyspark_dledger.raft.peers import parse_peers
-from pyspark_dledger.raft.tls import Tls
+from pyspark_dledger.spark.group_address import GroupAddress
 
 log = logging.getLogger(__name__)
 
@@ -33,15 +32,6 @@ _GUESSES_PER_HALVING = 2
 
 class NotCommittedError(IndexRangeError):
     """An entry that no member knows to be committed yet; the log may still come to have it."""
-
-
-@dataclass(frozen=True)
-class GroupAddress:
-    """How a group is reached: picklable, so that every task connects itself. ``tls`` names files of its machine."""
-
-    group: str
-    peers: str
-    tls: Tls | None = None
 
 
 class PlacedEntry(NamedTuple):
@@ -73,7 +63,7 @@ class GroupLog:
         first = first_member % len(members)
         self.group = address.group
         self._members = members[first:] + members[:first]
-        self._client: Client = connect(address.group, address.peers, tls=address.tls, timeout_ms=_TIMEOUT_MS)
+        self._client: Client = address.connect(_TIMEOUT_MS)
         self._rests_until: dict[str, float] = {}
         self._java: dict[str, GroupError] = {}
 

@@ -11,9 +11,7 @@ from pyspark.sql.types import StructType
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.log.options import ReadOptions, read_paths
 from pyspark_dledger.log.tail.tail import Tail
-from pyspark_dledger.raft.peers import parse_peers
-from pyspark_dledger.raft.tls import tls_of
-from pyspark_dledger.spark.stream.group_log import GroupAddress
+from pyspark_dledger.spark.group_address import group_address
 from pyspark_dledger.spark.stream.group_read import GroupPartition, read_group_partition
 from pyspark_dledger.spark.stream.group_tail import GroupTail
 from pyspark_dledger.spark.stream.stream_reader import StreamReader
@@ -40,15 +38,6 @@ class GroupStreamReader(StreamReader):
     def read_part(self, part: GroupPartition) -> Iterator[pa.RecordBatch]:
         """See `StreamReader.read_part`."""
         return read_group_partition(part)
-
-
-def group_address(options: ReadOptions) -> GroupAddress:
-    """How the group is reached that the options name. Raises OptionError where they do not name one."""
-    if not options.group or not options.peers:
-        missing, given = ("peers", "group") if options.group else ("group", "peers")
-        raise OptionError(f"option {given} needs option {missing} beside it: give both, or load a path")
-    parse_peers(options.peers)
-    return GroupAddress(options.group, options.peers, tls_of(options.tls_cert, options.tls_key, options.tls_ca))
 
 
 def check_group_options(options: ReadOptions, given: Mapping[str, Any]) -> None:

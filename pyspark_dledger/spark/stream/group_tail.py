@@ -11,13 +11,8 @@ from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.log.options import LATEST, ReadOptions
 from pyspark_dledger.log.tail.tail import NOTHING, Limits, Tail, TailOffset, TailProgress, report_loss
 from pyspark_dledger.raft.client import MemberStatus
-from pyspark_dledger.spark.stream.group_log import (
-    GroupAddress,
-    GroupLog,
-    NotCommittedError,
-    PlacedEntry,
-    begin_of,
-)
+from pyspark_dledger.spark.group_address import GroupAddress
+from pyspark_dledger.spark.stream.group_log import GroupLog, NotCommittedError, PlacedEntry, begin_of
 from pyspark_dledger.spark.stream.group_read import GroupPartition, scan_template
 from pyspark_dledger.spark.stream.group_start import GroupStart
 

@@ -1,4 +1,4 @@
-"""Rows of a DataFrame on their way into a log: which columns are taken, checked on the schema; values, in the tasks."""
+"""What rows of a DataFrame become in a log: messages or raw entries, made of the columns that can be written."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from pyspark_dledger.common.integers import INT32_MAX, INT32_MIN
 from pyspark_dledger.common.options import nearest
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.format.encode.encoded import MAX_BODY_SIZE, Bodies
@@ -33,48 +34,47 @@ from pyspark_dledger.spark.sink.write_options import WriteOptions
 _Integers = npt.NDArray[np.signedinteger[Any]]
 BODY, TOPIC = "body", "topic"
 _INTEGERS: tuple[type[DataType], ...] = (ByteType, ShortType, IntegerType, LongType)
-_TEXTS: tuple[type[DataType], ...] = (StringType,)
-_MICROSECONDS_OF_MS = 1000
-# Bytes of one block of bodies: what a larger batch is cut into.
-_MOST_BLOCK = 64 * 1024 * 1024
+_STRINGS: tuple[type[DataType], ...] = (StringType,)
+_MICROSECONDS_PER_MS = 1000
+# Bytes of the bodies that are packed together.
+_MAX_BLOCK = 64 * 1024 * 1024
 
 
-class AcceptedColumn(NamedTuple):
-    """A column that can be written: its types in a DataFrame, the same in words, and its type as a put."""
+class _Column(NamedTuple):
+    """A column that can be written: its types in a DataFrame, their names for messages, and its type in a put."""
 
     types: tuple[type[DataType], ...]
-    expected: str
+    type_names: str
     arrow: pa.DataType
 
 
-_MESSAGE_COLUMNS: Mapping[str, AcceptedColumn] = {
-    TOPIC: AcceptedColumn(_TEXTS, "string", pa.string()),
-    BODY: AcceptedColumn((BinaryType, StringType), "binary or string", pa.binary()),
-    "queueId": AcceptedColumn(_INTEGERS, "int", pa.int32()),
-    "tags": AcceptedColumn(_TEXTS, "string", pa.string()),
-    "keys": AcceptedColumn(_TEXTS, "string", pa.string()),
-    "properties": AcceptedColumn((MapType,), "map<string,string>", pa.map_(pa.string(), pa.string())),
-    "flag": AcceptedColumn(_INTEGERS, "int", pa.int32()),
-    "bornTimestamp": AcceptedColumn((TimestampType, LongType), "timestamp, or long in milliseconds", pa.int64()),
-    "transaction": AcceptedColumn(_TEXTS, "string", pa.int32()),
-    "delayLevel": AcceptedColumn(_INTEGERS, "int", pa.int32()),
+_MESSAGE_COLUMNS: Mapping[str, _Column] = {
+    TOPIC: _Column(_STRINGS, "string", pa.string()),
+    BODY: _Column((BinaryType, StringType), "binary or string", pa.binary()),
+    "queueId": _Column(_INTEGERS, "int", pa.int32()),
+    "tags": _Column(_STRINGS, "string", pa.string()),
+    "keys": _Column(_STRINGS, "string", pa.string()),
+    "properties": _Column((MapType,), "map<string,string>", pa.map_(pa.string(), pa.string())),
+    "flag": _Column(_INTEGERS, "int", pa.int32()),
+    "bornTimestamp": _Column((TimestampType, LongType), "timestamp, or long in milliseconds", pa.int64()),
+    "transaction": _Column(_STRINGS, "string", pa.int32()),
+    "delayLevel": _Column(_INTEGERS, "int", pa.int32()),
 }
-_RAW_COLUMNS: Mapping[str, AcceptedColumn] = {BODY: _MESSAGE_COLUMNS[BODY]}
-# Without a value a row of these is no message.
+_RAW_COLUMNS: Mapping[str, _Column] = {BODY: _MESSAGE_COLUMNS[BODY]}
 _NEVER_NULL = (TOPIC, BODY)
 
 
-class RowShape(NamedTuple):
-    """What the rows of a DataFrame become: messages, or raw bodies. ``columns`` are taken, by position, in order."""
+class RowFormat(NamedTuple):
+    """Messages or raw entries. ``columns`` are positions in the DataFrame and names; ``topic`` overrides the column."""
 
     is_message: bool
     columns: tuple[tuple[int, str], ...]
     topic: str | None
 
     def bodies(self, batch: pa.RecordBatch, first_row: int) -> Iterator[Bodies]:
-        """The bodies of raw rows, packed with one copy. Raises OptionError, which names the row, for one too large.
+        """Pack the bodies of raw rows with one copy. `first_row` is the number of the first row in its partition.
 
-        ``first_row`` is the number of the first row in its partition.
+        Raises OptionError, which names the row, for a null or a body that is too large.
         """
         ((position, _),) = self.columns
         column = batch.column(position)
@@ -87,7 +87,7 @@ class RowShape(NamedTuple):
             yield Bodies(end - start, b"".join((lengths, data[int(offsets[start]) : int(offsets[end])])))
 
     def puts(self, batch: pa.RecordBatch, first_row: int) -> pa.RecordBatch:
-        """The rows as the engines take them (``PUT_SCHEMA``, without the columns that are not there).
+        """Convert rows to those of ``PUT_SCHEMA``, without absent columns.
 
         Raises OptionError, which names the row, for a value that no message can have.
         """
@@ -96,36 +96,36 @@ class RowShape(NamedTuple):
             column = batch.column(position)
             if name in _NEVER_NULL:
                 _check_nulls(column, name, first_row)
-            found[name] = _normal(column, name, first_row)
+            found[name] = _converted(column, name, first_row)
         if self.topic is not None:
             found[TOPIC] = pa.array([self.topic], pa.string()).take(pa.array(np.zeros(batch.num_rows, np.int32)))
         return pa.RecordBatch.from_arrays(list(found.values()), names=list(found))
 
 
-def shape_of(schema: StructType, options: WriteOptions) -> RowShape:
-    """What rows of that schema become. Raises OptionError for columns and types that cannot be written."""
+def row_format(schema: StructType, options: WriteOptions) -> RowFormat:
+    """Return the format for rows of that schema. Raises OptionError for columns and types that cannot be written."""
     names = [field.name.lower() for field in schema.fields]
     is_message = options.write_as == "message" or (
         options.write_as == "auto" and (options.topic is not None or TOPIC in names)
     )
     if not is_message and options.topic is not None:
-        raise OptionError("option topic: expected none for raw entries, found one: leave it out, or writeAs=raw")
+        raise OptionError("option topic does not apply to raw entries: leave out the topic, or writeAs=raw")
     if options.topic is not None and (problem := topic_problem(options.topic.encode())):
         raise OptionError(f"option topic: {problem}: name another one")
-    accepted = _MESSAGE_COLUMNS if is_message else _RAW_COLUMNS
-    columns = _taken(schema, accepted, options)
+    columns = _written_columns(schema, _MESSAGE_COLUMNS if is_message else _RAW_COLUMNS, options)
     found = [name for _, name in columns]
     if BODY not in found:
-        raise OptionError(f"expected a column body, found {_listed(schema)}: name the column to write body")
+        listed = ", ".join(field.name for field in schema.fields) or "none"
+        raise OptionError(f"expected a column body, found {listed}: name the column to write body")
     if is_message and TOPIC not in found and options.topic is None:
-        raise OptionError("expected a topic for messages, found none: give a column topic, or the option topic")
+        raise OptionError("messages need a topic: give a column topic, or the option topic")
     if options.topic is not None:
         columns = tuple((position, name) for position, name in columns if name != TOPIC)
-    return RowShape(is_message, columns, options.topic)
+    return RowFormat(is_message, columns, options.topic)
 
 
-def _taken(
-    schema: StructType, accepted: Mapping[str, AcceptedColumn], options: WriteOptions
+def _written_columns(
+    schema: StructType, accepted: Mapping[str, _Column], options: WriteOptions
 ) -> tuple[tuple[int, str], ...]:
     by_key = {name.lower(): name for name in accepted}
     columns: list[tuple[int, str]] = []
@@ -133,39 +133,33 @@ def _taken(
         name = by_key.get(field.name.lower())
         if name is None:
             if not options.ignore_extra_columns:
-                raise _extra(field, accepted)
+                raise _extra_column(field, accepted)
             continue
-        if name in (taken for _, taken in columns):
+        if name in (written for _, written in columns):
             raise OptionError(f"column {name} is there twice: select one of them, its case does not matter")
         _check_type(name, field, accepted[name])
         columns.append((position, name))
     return tuple(columns)
 
 
-def _extra(field: StructField, accepted: Mapping[str, AcceptedColumn]) -> OptionError:
+def _extra_column(field: StructField, accepted: Mapping[str, _Column]) -> OptionError:
     if TOPIC in accepted:
-        expected, more = f"the columns of messages, {nearest(field.name, accepted)}", ""
+        expected, hint = f"the columns of messages, {nearest(field.name, accepted)}", ""
     else:
-        expected, more = f"the column {BODY} of raw entries", "; rows with a topic, column or option, are messages"
+        expected, hint = f"the column {BODY} of raw entries", "; a topic, column or option, makes messages"
     return OptionError(
         f"column {field.name} cannot be written: expected {expected}; select these, or leave others out with "
-        f"ignoreExtraColumns=true{more}"
+        f"ignoreExtraColumns=true{hint}"
     )
 
 
-def _check_type(name: str, field: StructField, accepted: AcceptedColumn) -> None:
+def _check_type(name: str, field: StructField, accepted: _Column) -> None:
     found = field.dataType
     fits = isinstance(found, accepted.types)
     if isinstance(found, MapType):
         fits = fits and isinstance(found.keyType, StringType) and isinstance(found.valueType, StringType)
     if not fits:
-        raise OptionError(
-            f"column {name}: expected {accepted.expected}, found {found.simpleString()}: cast it before it is written"
-        )
-
-
-def _listed(schema: StructType) -> str:
-    return ", ".join(field.name for field in schema.fields) or "none"
+        raise OptionError(f"column {name}: expected {accepted.type_names}, found {found.simpleString()}: cast it")
 
 
 def _check_nulls(column: pa.Array, name: str, first_row: int) -> None:
@@ -178,13 +172,13 @@ def _check_sizes(sizes: _Integers, first_row: int) -> None:
     if len(sizes) and sizes.max() > MAX_BODY_SIZE:
         row = int(np.argmax(sizes > MAX_BODY_SIZE))
         raise OptionError(
-            f"row {first_row + row}: expected a body of at most {MAX_BODY_SIZE} bytes, found {sizes[row]}: an entry "
-            "takes no more"
+            f"row {first_row + row}: expected a body of at most {MAX_BODY_SIZE} bytes (the limit of an entry), found "
+            f"{sizes[row]}"
         )
 
 
 def _buffers(column: pa.Array) -> tuple[_Integers, memoryview]:
-    """Where each value begins and the last ends in the bytes of all, and these."""
+    """Return the bytes of all values, and the offsets where each begins and the last ends."""
     is_large = pa.types.is_large_binary(column.type) or pa.types.is_large_string(column.type)
     _, offsets, data = column.buffers()
     kind = np.int64 if is_large else np.int32
@@ -195,18 +189,18 @@ def _buffers(column: pa.Array) -> tuple[_Integers, memoryview]:
 
 
 def _blocks(offsets: _Integers) -> Iterator[tuple[int, int]]:
-    """Ranges of values that take about `_MOST_BLOCK` bytes each, but at least one value."""
+    """Yield ranges of values of at most `_MAX_BLOCK` bytes, or of one value."""
     start, count = 0, len(offsets) - 1
     while start < count:
-        # As a Python integer: behind 2 GiB of bodies the sum does not fit 32 bits.
-        end = int(np.searchsorted(offsets, int(offsets[start]) + _MOST_BLOCK, "right")) - 1
+        # A Python integer: the sum may exceed 32 bits.
+        end = int(np.searchsorted(offsets, int(offsets[start]) + _MAX_BLOCK, "right")) - 1
         end = min(max(end, start + 1), count)
         yield start, end
         start = end
 
 
-def _normal(column: pa.Array, name: str, first_row: int) -> pa.Array:
-    """A column as the engines take it."""
+def _converted(column: pa.Array, name: str, first_row: int) -> pa.Array:
+    """Return a column with its type in a put."""
     if name == "bornTimestamp":
         return _milliseconds(column)
     if name == "transaction":
@@ -215,25 +209,24 @@ def _normal(column: pa.Array, name: str, first_row: int) -> pa.Array:
     if column.type.equals(accepted):
         return column
     if pa.types.is_int64(column.type) and pa.types.is_int32(accepted):
-        _check_int(column, name, first_row)
+        _check_int32(column, name, first_row)
     return column.cast(accepted)
 
 
-def _check_int(column: pa.Array, name: str, first_row: int) -> None:
-    wrong = np.asarray(pc.fill_null(pc.or_(pc.less(column, -(2**31)), pc.greater(column, 2**31 - 1)), False))
+def _check_int32(column: pa.Array, name: str, first_row: int) -> None:
+    is_outside = pc.or_(pc.less(column, INT32_MIN), pc.greater(column, INT32_MAX))
+    wrong = np.asarray(pc.fill_null(is_outside, False))
     if wrong.any():
         row = int(np.argmax(wrong))
-        raise OptionError(
-            f"row {first_row + row}: expected a {name} of 32 bits, found {column[row].as_py()}: correct it"
-        )
+        raise OptionError(f"row {first_row + row}: expected a {name} of 32 bits, found {column[row].as_py()}")
 
 
 def _milliseconds(column: pa.Array) -> pa.Array:
     if pa.types.is_int64(column.type):
         return column
-    # Whole milliseconds before 1970, too, are at or before the time that was given.
+    # Rounded down, also before 1970.
     ticks = column.cast(pa.timestamp("us", column.type.tz)).cast(pa.int64())
-    floored = np.floor_divide(np.asarray(ticks.fill_null(0)), _MICROSECONDS_OF_MS)
+    floored = np.floor_divide(np.asarray(ticks.fill_null(0)), _MICROSECONDS_PER_MS)
     return pa.array(floored, pa.int64(), mask=np.asarray(column.is_null()))
 
 
@@ -244,6 +237,6 @@ def _sys_flags(column: pa.Array, first_row: int) -> pa.Array:
         row = int(np.argmax(wrong))
         raise OptionError(
             f"row {first_row + row}: expected a transaction {', '.join(TRANSACTION_FLAGS)} or null, found "
-            f"{column[row].as_py()!r}: correct it"
+            f"{column[row].as_py()!r}"
         )
     return pa.array(list(TRANSACTION_FLAGS.values()), pa.int32()).take(found.cast(pa.int32()))

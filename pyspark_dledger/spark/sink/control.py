@@ -1,0 +1,134 @@
+"""The control protocol of a sink process, and the lease by which tasks keep its store open.
+
+One request per connection: a line of JSON with the job's secret and an operation. The response is a line of JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from types import TracebackType
+from typing import Any, Literal, NamedTuple
+
+from pyspark_dledger.errors import DLedgerError, StoreError
+from pyspark_dledger.spark.group_address import GroupAddress
+
+Operation = Literal["open", "flush", "end"]
+MAX_LINE = 64 * 1024
+# All but one renewal of a lease may fail.
+_RENEWALS_PER_LEASE = 6
+# Opening a store that was not closed cleanly runs a recovery.
+_CONNECT_SECONDS, _RECOVERY_SECONDS = 10.0, 120.0
+
+
+class SinkGoneError(DLedgerError):
+    """The sink process has ended."""
+
+
+class SinkAddress(NamedTuple):
+    """How to reach a sink process."""
+
+    host: str
+    port: int
+    pid: int
+    secret: str
+    lease_ms: int
+
+    def __repr__(self) -> str:
+        """Without the secret."""
+        return f"<sink process {self.pid} at {self.host}:{self.port}>"
+
+    @property
+    def timeout(self) -> float:
+        """Seconds to wait for a response. The process may first have to wait for the lease of another job."""
+        return 2 * self.lease_ms / 1000 + _RECOVERY_SECONDS
+
+
+class SinkSettings(NamedTuple):
+    """The settings of a sink process. Times are milliseconds, sizes bytes.
+
+    The process ends when the process `driver` ends. `registry_file` lets a stream find it (`registry`).
+    """
+
+    root: str
+    self_id: str
+    host: str
+    secret: str
+    driver: int
+    lease_ms: int
+    flush: str
+    data_file_size: int
+    index_file_size: int
+    is_message: bool
+    producer_id_expiry_ms: int
+    registry_file: str = ""
+
+
+def send_request(sink: SinkAddress, operation: Operation) -> dict[str, Any]:
+    """Return the response. Raises SinkGoneError without a process, and StoreError if the operation fails."""
+    request = json.dumps({"secret": sink.secret, "operation": operation}).encode() + b"\n"
+    try:
+        with socket.create_connection((sink.host, sink.port), _CONNECT_SECONDS) as connection:
+            connection.settimeout(sink.timeout)
+            connection.sendall(request)
+            with connection.makefile("rb") as stream:
+                line = stream.readline(MAX_LINE)
+    except TimeoutError:
+        raise StoreError(f"the sink process {sink.pid} did not respond in time") from None
+    except OSError as error:
+        raise _gone(sink, str(error)) from None
+    response = parse_object(line)
+    if response.get("pid") != sink.pid:
+        raise _gone(sink, f"its port responds {line[:80]!r}")
+    if "error" in response:
+        raise StoreError(response["error"])
+    return response
+
+
+def parse_object(line: bytes) -> dict[str, Any]:
+    """Return the JSON object in a line, or an empty one."""
+    try:
+        value = json.loads(line)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def open_store(sink: SinkAddress) -> GroupAddress:
+    """Open the store if it is closed, and start its lease again. Return the group that serves it."""
+    response = send_request(sink, "open")
+    return GroupAddress(response["group"], response["peers"], secret=sink.secret)
+
+
+class LeaseRenewal:
+    """Renews the lease of a sink process from a thread, from ``with`` to its end."""
+
+    def __init__(self, sink: SinkAddress) -> None:
+        self._sink = sink
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="dledger-lease", daemon=True)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # The task does not wait for a renewal in progress.
+        self._ended.set()
+
+    def _run(self) -> None:
+        while not self._ended.wait(self._sink.lease_ms / 1000 / _RENEWALS_PER_LEASE):
+            try:
+                open_store(self._sink)
+            except DLedgerError:
+                # The task's next append reports the problem.
+                continue
+
+
+def _gone(sink: SinkAddress, found: str) -> SinkGoneError:
+    return SinkGoneError(
+        f"the sink process {sink.pid} at {sink.host}:{sink.port} has ended ({found}): it was killed, or the job was "
+        "committed or aborted; acknowledged entries are in the log"
+    )

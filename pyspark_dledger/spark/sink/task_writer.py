@@ -1,0 +1,221 @@
+"""How a task writes its rows: packed or encoded, then sent in order while the next batch is read.
+
+Messages have an identity of job, partition, content and a duplicate counter. The leader skips ids that are already in
+the log: a repeated task with the same rows, in any order, writes each of them once.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark import TaskContext
+from pyspark.sql.datasource import WriterCommitMessage
+
+from pyspark_dledger.errors import DLedgerError, OptionError
+from pyspark_dledger.format.encode.encoded import Bodies
+from pyspark_dledger.format.encode.put_rows import topic_problem
+from pyspark_dledger.format.encode.puts import PutSettings, producer_of
+from pyspark_dledger.format.engine import get_engine
+from pyspark_dledger.format.message import encode_host
+from pyspark_dledger.raft.client import Client
+from pyspark_dledger.spark.sink.driver import own_address
+from pyspark_dledger.spark.sink.row_format import TOPIC, RowFormat
+from pyspark_dledger.spark.sink.targets import Target
+from pyspark_dledger.spark.sink.write_options import WriteOptions
+
+_QUERY_ID, _BATCH_ID, _MASTER = "sql.streaming.queryId", "streaming.sql.batchId", "spark.master"
+# Encoded batches that are not acknowledged: one is sent, one waits, while Spark's next batch is read.
+_MAX_PENDING = 2
+# Bytes of rows that are encoded as messages together.
+_MAX_ENCODED = 64 * 1024 * 1024
+_ROW = re.compile(r"\brow (\d+)")
+
+
+@dataclass
+class WrittenRange(WriterCommitMessage):
+    """What a task wrote: the number of entries, their lowest and highest index (-1: none), and its sink process."""
+
+    partition: int
+    count: int = 0
+    first_index: int = -1
+    last_index: int = -1
+    pid: int = 0
+
+    def add(self, count: int, first_index: int, last_index: int) -> None:
+        """Add acknowledged entries."""
+        self.count += count
+        self.first_index = first_index if self.first_index < 0 else min(self.first_index, first_index)
+        self.last_index = max(self.last_index, last_index)
+
+
+class _Task(NamedTuple):
+    """An attempt of a task: its job and partition, and the session's master."""
+
+    job: str
+    partition: int
+    master: str
+
+
+def write_partition(
+    batches: Iterator[pa.RecordBatch], rows: RowFormat, options: WriteOptions, target: Target, job: str | None
+) -> WrittenRange:
+    """Write the rows of this task. Without a `job` they are those of a micro-batch. Raises DLedgerError."""
+    context = TaskContext.get()
+    assert context is not None
+    partition, master = context.partitionId(), context.getLocalProperty(_MASTER) or ""
+    task = _Task(_micro_batch(context) if job is None else job, partition, master)
+    written = WrittenRange(partition, pid=target.pid)
+    try:
+        with target.connect(master) as client:
+            sender = _MessageSender(client, rows, options, task) if rows.is_message else _RawSender(client, rows)
+            _send(batches, sender, written)
+    except DLedgerError as error:
+        error.args = (f"partition {partition}: {error}", *error.args[1:])
+        raise error.with_traceback(None) from None
+    return written
+
+
+def _micro_batch(context: TaskContext) -> str:
+    """Return the identity of a micro-batch. Raises DLedgerError without one: such micro-batches would be duplicates."""
+    names = [context.getLocalProperty(name) for name in (_QUERY_ID, _BATCH_ID)]
+    if not all(names):
+        raise DLedgerError(
+            f"expected the local properties {_QUERY_ID} and {_BATCH_ID}, found {names}: let Spark set them"
+        )
+    return "/".join(str(name) for name in names)
+
+
+class Sender(ABC):
+    """Encodes rows, in the task's thread, and sends them, in another."""
+
+    @abstractmethod
+    def encode(self, batch: pa.RecordBatch, first_row: int) -> Iterator[Bodies]:
+        """Encode a batch in parts. `first_row` is the number of its first row in the partition."""
+
+    @abstractmethod
+    def send(self, bodies: Bodies) -> Any:
+        """Append one part; return where its entries are."""
+
+
+def _send(batches: Iterator[pa.RecordBatch], sender: Sender, written: WrittenRange) -> None:
+    """Send batches in order, and add what is acknowledged to `written`. Stops at the first error."""
+    pending: deque[Future[Any]] = deque()
+    first_row = 0
+    send = _until_error(sender.send)
+
+    def add_first() -> None:
+        result = pending.popleft().result()
+        written.add(len(result), result.first_index, result.last_index)
+
+    with ThreadPoolExecutor(1, "dledger-write") as pool:
+        try:
+            for batch in batches:
+                for bodies in sender.encode(batch, first_row):
+                    while len(pending) >= _MAX_PENDING:
+                        add_first()
+                    pending.append(pool.submit(send, bodies))
+                first_row += batch.num_rows
+            while pending:
+                add_first()
+        finally:
+            for future in pending:
+                future.cancel()
+
+
+def _until_error(send: Callable[[Bodies], Any]) -> Callable[[Bodies], Any]:
+    """Return `send`, which sends nothing after an error: the next call may start before the error is seen."""
+    failed: list[BaseException] = []
+
+    def guarded(bodies: Bodies) -> Any:
+        if failed:
+            raise failed[0]
+        try:
+            return send(bodies)
+        except BaseException as error:
+            failed.append(error)
+            raise
+
+    return guarded
+
+
+class _RawSender(Sender):
+    def __init__(self, client: Client, rows: RowFormat) -> None:
+        self._client = client
+        self._rows = rows
+
+    def encode(self, batch: pa.RecordBatch, first_row: int) -> Iterator[Bodies]:
+        return self._rows.bodies(batch, first_row)
+
+    def send(self, bodies: Bodies) -> Any:
+        return self._client.append_batch(bodies)
+
+
+class _MessageSender(Sender):
+    """Rows as messages. The leader says how many queues a topic has before its first message is encoded."""
+
+    def __init__(self, client: Client, rows: RowFormat, options: WriteOptions, task: _Task) -> None:
+        self._client = client
+        self._rows = rows
+        self._queue_nums = options.queue_nums
+        self._engine = get_engine()
+        self._ordinals = self._engine.new_ordinals()
+        self._queue_counts: dict[str, int] = {}
+        self._settings = PutSettings(
+            producer=producer_of(task.job, task.partition),
+            born_timestamp=0,
+            born_host=encode_host(own_address(), 0),
+            store_host=b"",
+            queue_counts=self._queue_counts,
+            # Partitions begin with different queues.
+            round_robin=task.partition,
+        )
+
+    def encode(self, batch: pa.RecordBatch, first_row: int) -> Iterator[Bodies]:
+        for start, part in _slices(batch, first_row):
+            puts = self._rows.puts(part, start)
+            self._fetch_queue_counts(puts.column(TOPIC), start)
+            settings = self._settings._replace(
+                born_timestamp=time.time_ns() // 1_000_000, round_robin=self._settings.round_robin + start
+            )
+            yield self._encode_part(puts, settings, start)
+
+    def _encode_part(self, puts: pa.RecordBatch, settings: PutSettings, first_row: int) -> Bodies:
+        try:
+            return self._engine.encode_messages(puts, settings, self._ordinals)
+        except ValueError as error:
+            text = _ROW.sub(lambda found: f"row {first_row + int(found[1])}", str(error), count=1)
+            raise OptionError(text) from None
+
+    def _fetch_queue_counts(self, topics: pa.Array, first_row: int) -> None:
+        """Ask the leader about new topics. Raises OptionError for a name that no topic can have."""
+        found = [name for name in pc.unique(topics).to_pylist() if name not in self._queue_counts]
+        for name in found:
+            if problem := topic_problem(name.encode()):
+                row = first_row + pc.index(topics, name).as_py()
+                raise OptionError(f"row {row}: {problem}: name another one")
+        if found or not self._settings.store_host:
+            response = self._client.topics(found, self._queue_nums)
+            self._queue_counts.update(response.queue_counts)
+            self._settings = self._settings._replace(store_host=response.store_host)
+
+    def send(self, bodies: Bodies) -> Any:
+        return self._client.put_messages(bodies, self._queue_nums)
+
+
+def _slices(batch: pa.RecordBatch, first_row: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Yield parts of at most `_MAX_ENCODED` bytes, or of one row, each with the number of its first row."""
+    if batch.num_rows > 1 and batch.nbytes > _MAX_ENCODED:
+        half = batch.num_rows // 2
+        yield from _slices(batch.slice(0, half), first_row)
+        yield from _slices(batch.slice(half), first_row + half)
+    elif batch.num_rows:
+        yield first_row, batch

@@ -1,0 +1,103 @@
+"""The writers that Spark calls: a batch job, or a micro-batch of a stream.
+
+Raw entries are written at least once: a repeated task writes its rows again. Messages are written once: see
+`task_writer`.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import uuid
+from collections.abc import Iterator, Sequence
+
+import pyarrow as pa
+from pyspark.sql import datasource
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from pyspark_dledger.spark.plain_errors import plain_errors
+from pyspark_dledger.spark.sink.launch import start_sink, stream_sink
+from pyspark_dledger.spark.sink.row_format import row_format
+from pyspark_dledger.spark.sink.targets import new_target
+from pyspark_dledger.spark.sink.task_writer import WrittenRange, write_partition
+from pyspark_dledger.spark.sink.write_options import WriteOptions
+
+log = logging.getLogger(__name__)
+
+
+class BatchWriter(DataSourceArrowWriter):
+    """Writes one job. It is made on the driver, and pickled for the tasks and the commit."""
+
+    def __init__(self, options: WriteOptions, schema: StructType) -> None:
+        self.format = row_format(schema, options)
+        self.options = options
+        self.job = str(uuid.uuid4())
+        self.target = new_target(options, self.format.is_message, start_sink)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Write one partition."""
+        return write_partition(iterator, self.format, self.options, self.target, self.job)
+
+    @plain_errors
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """End the sink process, with everything on disk, and report what was written."""
+        self.target.end()
+        _print(f"wrote {_summary(messages)} to {self.target.name}")
+
+    @plain_errors
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """End the sink process. What tasks wrote stays: a log is append-only."""
+        self.target.end()
+        _print(
+            f"the job failed; completed tasks wrote {_summary(messages)} to {self.target.name}, other tasks possibly "
+            "more; a log is append-only: these entries stay"
+        )
+
+
+_StreamBases: tuple[type, ...] = (
+    (datasource.DataSourceStreamArrowWriter,)
+    if hasattr(datasource, "DataSourceStreamArrowWriter")
+    # PySpark 4.0 gives Arrow to any subclass of the Arrow writer.
+    else (DataSourceStreamWriter, DataSourceArrowWriter)
+)
+
+
+class StreamWriter(*_StreamBases):  # type: ignore[misc]  # the bases depend on the version
+    """Writes one micro-batch. Spark makes one for the tasks, and another in another process for the commit."""
+
+    def __init__(self, options: WriteOptions, schema: StructType) -> None:
+        self.format = row_format(schema, options)
+        self.options = options
+        self.target = new_target(options, self.format.is_message, stream_sink)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Write one partition of a micro-batch. A micro-batch that is repeated after a crash keeps its identity."""
+        return write_partition(iterator, self.format, self.options, self.target, None)
+
+    @plain_errors
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """Make the micro-batch durable."""
+        self.target.flush({message.pid for message in messages if isinstance(message, WrittenRange)})
+        log.info("batch %d: wrote %s to %s", batchId, _summary(messages), self.target.name)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """Report what stays. The sink process serves the next attempt, or its lease expires."""
+        log.warning("batch %d failed: completed tasks wrote %s", batchId, _summary(messages))
+
+
+def _summary(messages: Sequence[WriterCommitMessage | None]) -> str:
+    """Return ``1000 entries, indexes 0 to 999``."""
+    total = WrittenRange(-1)
+    for message in messages:
+        if isinstance(message, WrittenRange) and message.count:
+            total.add(message.count, message.first_index, message.last_index)
+    if not total.count:
+        return "no entries"
+    return f"{total.count} entries, indexes {total.first_index} to {total.last_index}"
+
+
+def _print(text: str) -> None:
+    """Report to the user's terminal: Spark shows no result of a write."""
+    sys.stderr.write(f"dledger: {text}\n")
+    sys.stderr.flush()
