@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING
 from pyspark_dledger.errors import OptionError
 
 if TYPE_CHECKING:
-    from pyspark_dledger.log.options import ReadOptions
     from pyspark_dledger.raft.client import Client
     from pyspark_dledger.raft.tls import Tls
-    from pyspark_dledger.spark.sink.write_options import WriteOptions
 
 
 @dataclass(frozen=True)
@@ -35,13 +33,15 @@ class GroupAddress:
         )
 
 
-def group_address(options: ReadOptions | WriteOptions) -> GroupAddress:
-    """Return the address that group, peers, tlsCert, tlsKey and tlsCa give. Raises OptionError if some are missing."""
+def group_address(
+    group: str | None, peers: str | None, tls_cert: str | None, tls_key: str | None, tls_ca: str | None
+) -> GroupAddress:
+    """Return the address that these options give. Raises OptionError if some are missing."""
     from pyspark_dledger.raft.peers import parse_peers
     from pyspark_dledger.raft.tls import tls_of
 
-    if not options.group or not options.peers:
-        missing, given = ("peers", "group") if options.group else ("group", "peers")
+    if not group or not peers:
+        missing, given = ("peers", "group") if group else ("group", "peers")
         raise OptionError(f"option {given} needs option {missing}: give both, or a path instead")
-    parse_peers(options.peers)
-    return GroupAddress(options.group, options.peers, tls_of(options.tls_cert, options.tls_key, options.tls_ca))
+    parse_peers(peers)
+    return GroupAddress(group, peers, tls_of(tls_cert, tls_key, tls_ca))

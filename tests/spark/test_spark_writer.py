@@ -104,6 +104,7 @@ def test_rows_are_written_to_a_group(spark: SparkSession, group: Nodes) -> None:
 # What is rejected before any job
 
 
+TO_GROUP = {"path": None, "group": "g", "peers": "n0-h:1"}
 REJECTED = {
     "unknown option topik: the nearest of a write is topic": {"topik": "x"},
     "option startingOffsets is for reading: leave it out": {"startingOffsets": "latest"},
@@ -115,12 +116,10 @@ REJECTED = {
     "option peers needs option group: give both, or a path": {"path": None, "peers": "n0-h:1"},
     "expected a path, or group and peers, found neither": {"path": None},
     "expected a local folder to write to, found a URI": {"path": "s3a://bucket/log"},
-    "option flush is for a path, this is a write to a group": {"path": None, "group": "g", "peers": "n0-h:1", "flush": "sync"},
-    "option selfId is for a path, this is a write to a group": {"path": None, "group": "g", "peers": "n0-h:1", "selfId": "n0"},
+    "option flush is for a path, this is a write to a group": {**TO_GROUP, "flush": "sync"},
+    "option selfId is for a path, this is a write to a group": {**TO_GROUP, "selfId": "n0"},
     "option tlsKey is for a group, this is a write to a path: leave it out": {"tlsKey": "key.pem"},
-    "tlsCert, tlsKey and tlsCa together, found no tlsKey and no tlsCa": {
-        "path": None, "group": "g", "peers": "n0-h:1", "tlsCert": "c.pem"
-    },
+    "tlsCert, tlsKey and tlsCa together, found no tlsKey and no tlsCa": {**TO_GROUP, "tlsCert": "c.pem"},
 }  # fmt: skip
 
 

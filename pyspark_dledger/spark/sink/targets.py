@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 from pyspark_dledger.errors import DLedgerError
 from pyspark_dledger.raft.client import Client
 from pyspark_dledger.raft.peers import Address
-from pyspark_dledger.spark.group_address import GroupAddress, group_address
+from pyspark_dledger.spark.group_address import GroupAddress
 from pyspark_dledger.spark.sink.control import LeaseRenewal, SinkAddress, SinkGoneError, open_store, send_request
 from pyspark_dledger.spark.sink.driver import is_local
 from pyspark_dledger.spark.sink.write_options import WriteOptions
@@ -107,7 +107,7 @@ def new_target(options: WriteOptions, is_message: bool, start: Callable[[WriteOp
     if options.path is not None:
         sink = start(options, is_message)
         return PathTarget(options.path, sink, options.flush == "sync", options.timeout_ms, options.max_retries)
-    target = GroupTarget(group_address(options), options.timeout_ms, options.max_retries)
+    target = GroupTarget(options.group_address(), options.timeout_ms, options.max_retries)
     # Checks the certificates; nothing is sent.
     target.connect("").close()
     return target

@@ -25,7 +25,7 @@ from pyspark_dledger.common.uris import local_target
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.log import options as read
 from pyspark_dledger.log.options import TLS_CA, TLS_CERT, TLS_KEY, is_sparks, read_paths
-from pyspark_dledger.spark.group_address import group_address
+from pyspark_dledger.spark.group_address import GroupAddress, group_address
 from pyspark_dledger.store.store_config import FLUSHES, StoreConfig
 
 WRITE_AS = ("auto", "message", "raw")
@@ -78,6 +78,10 @@ class WriteOptions:
         "driver's address for tasks; default: `spark.driver.host`, or loopback",
         scope=_PATH,
     )
+
+    def group_address(self) -> GroupAddress:
+        """Return the address of the group. Raises OptionError if it is incomplete."""
+        return group_address(self.group, self.peers, self.tls_cert, self.tls_key, self.tls_ca)
 
 
 WRITE_OPTIONS = options_of(WriteOptions)
@@ -133,4 +137,4 @@ def _check_target(options: WriteOptions, given: Mapping[str, object]) -> None:
         if each.field in given and each.scope == (other,):
             raise OptionError(f"option {each.name} is for a {other}, this is a write to a {target}: leave it out")
     if is_group:
-        group_address(options)
+        options.group_address()

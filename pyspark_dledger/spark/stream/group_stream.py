@@ -29,7 +29,7 @@ class GroupStreamReader(StreamReader):
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         super().__init__(options, schema)
-        self.address = group_address(options)
+        self.address = group_address(options.group, options.peers, options.tls_cert, options.tls_key, options.tls_ca)
 
     def open_tail(self) -> Tail:
         """See `StreamReader.open_tail`. Nobody is connected to before the first call of the tail."""
@@ -45,7 +45,7 @@ def check_group_options(options: ReadOptions, given: Mapping[str, Any]) -> None:
 
     Raises OptionError. Connects to nobody.
     """
-    group_address(options)
+    group_address(options.group, options.peers, options.tls_cert, options.tls_key, options.tls_ca)
     names = {name.lower() for name, value in given.items() if value is not None}
     if read_paths(given):
         raise OptionError("a path and options group and peers are both given: load() a group without a path")
