@@ -58,14 +58,12 @@ class StoreTail(Tail):
 
     def __init__(self, path: str, options: ReadOptions, columns: tuple[str, ...]) -> None:
         check_local((path, *(options.data_dirs or ()), *(options.replicas or ())), "to follow")
-        self._path = path
-        self._options = options
+        super().__init__(path, options)
         self._columns = columns
         self._store: StoreView | None = None
         self._view: View | None = None
         self._queues: QueueTails | None = None
         self._has_waited = False
-        self._reported: TailOffset | None = None
         # The last entry of a log that nothing proves complete, as it was seen at the last look.
         self._unsettled: EntryRef | None = None
         self._first_row: int | None = None
@@ -82,7 +80,7 @@ class StoreTail(Tail):
         last = self._up_to(view, limits.until)
         if resumed.pinned is not None:
             given = resumed.pinned
-        elif start == NOTHING and self._options.starting_offsets == LATEST:
+        elif self.only_pins_the_end(start):
             given = self._pinned_latest(view, last or view.end)
         elif last is None or resumed.pos is None or last.end <= resumed.pos:
             given = start
@@ -97,7 +95,7 @@ class StoreTail(Tail):
 
     def plan(self, start: TailOffset, end: TailOffset) -> list[Partition]:
         """See `Tail.plan`."""
-        if start == NOTHING and self._options.starting_offsets == LATEST:
+        if self.only_pins_the_end(start):
             return []
         # What was just looked at holds the batch that was just given.
         view = self._view if end == self._given[0] else None
@@ -110,9 +108,9 @@ class StoreTail(Tail):
         if first is None or last is None or last <= first:
             return []
         committed = view.bound.index
-        if self._options.isolation_level == "read_committed" and end.index is not None:
+        if self.options.isolation_level == "read_committed" and end.index is not None:
             committed = max(end.index, -1 if committed is None else committed)
-        return plan_between(view.store, self._columns, self._options, self._filters, committed, first, last)
+        return plan_between(view.store, self._columns, self.options, self._filters, committed, first, last)
 
     def progress(self) -> TailProgress:
         """See `Tail.progress`."""
@@ -147,7 +145,7 @@ class StoreTail(Tail):
     def _look(self) -> View:
         """The store as it stands now. What is committed is read before the log is, which then holds all of it."""
         before = self._view
-        store = self._store = StoreView(self._path, self._options) if self._store is None else self._store.refreshed()
+        store = self._store = StoreView(self.name, self.options) if self._store is None else self._store.refreshed()
         bound = self._bound(store)
         view = self._view = View(store, bound, before.end if before is not None else None)
         view.end = self._readable_end(view)
@@ -155,7 +153,7 @@ class StoreTail(Tail):
 
     def _bound(self, store: StoreView) -> Bound:
         """What is known to be committed, as `Log.bound` has it."""
-        wanted = self._options.committed_bound
+        wanted = self.options.committed_bound
         if wanted == "end":
             return Bound(store.end.last_index, "end")
         bounds = [] if wanted == "consumeQueue" else [checkpoint_bound(store)]
@@ -191,7 +189,7 @@ class StoreTail(Tail):
     def _readable_end(self, view: View) -> EntryRef | None:
         """The last entry or message that may be read."""
         store = view.store
-        if self._options.isolation_level == "read_uncommitted" or self._options.committed_bound == "end":
+        if self.options.isolation_level == "read_uncommitted" or self.options.committed_bound == "end":
             return self._settled_end(view)
         if not store.ledger_segments:
             return self._settled_end(view)
@@ -208,7 +206,7 @@ class StoreTail(Tail):
 
     def _wait(self, store: StoreView, bound: Bound) -> None:
         """Say once that nothing is known to be committed. Raises StoreError where nothing ever will be."""
-        reason = f"{self._path}: expected a committed index, found none ({bound.reason})"
+        reason = f"{self.name}: expected a committed index, found none ({bound.reason})"
         if not self._has_waited and self._is_of_040(store):
             raise StoreError(
                 f"{reason}: DLedger 0.4.0 keeps it in memory only, committedBound=end trusts the end of the log"
@@ -270,9 +268,7 @@ class StoreTail(Tail):
         found, lost = self._check(view, start)
         if lost is None:
             return Resumed(found)
-        if self._options.fail_on_data_loss or self._reported != start:
-            report_loss(f"{self._path}: {lost.problem}", lost.resumed, self._options.fail_on_data_loss)
-            self._reported = start
+        self.report_loss(start, lost.problem, lost.resumed)
         return lost.to
 
     def _check(self, view: View, start: TailOffset) -> tuple[int | None, Lost | None]:
@@ -299,16 +295,14 @@ class StoreTail(Tail):
         position, lost = self._check(view, end)
         if lost is None:
             return position
-        if self._options.fail_on_data_loss or self._reported != end:
-            report_loss(f"{self._path}: {lost.problem}", lost.resumed, self._options.fail_on_data_loss)
-            self._reported = end
+        self.report_loss(end, lost.problem, lost.resumed)
         return view.position_of(lost.cut_at) if lost.cut_at is not None else None
 
     # Starting.
 
     def _start_position(self, view: View) -> int | None:
         """Where the first row to read stands, as the options say; None where it is not there yet."""
-        options = self._options
+        options = self.options
         if options.starting_offsets == LATEST:
             return None
         if options.starting_offsets == EARLIEST and options.starting_timestamp is None:
@@ -321,7 +315,7 @@ class StoreTail(Tail):
         return self._first_row
 
     def _find_start(self, view: View, end: int) -> int | None:
-        offset, low = self._options.starting_offsets, view.begin
+        offset, low = self.options.starting_offsets, view.begin
         if offset.kind == "index":
             self._check_start(view.begin_index, "index", "entry with index")
             last = view.end.offset.index if view.end is not None else None
@@ -336,24 +330,24 @@ class StoreTail(Tail):
             if found is None:
                 return None
             low = found
-        if self._options.starting_timestamp is None:
+        if self.options.starting_timestamp is None:
             return low
-        wanted = Filters(store_timestamp=IntFilter(low=self._options.starting_timestamp))
+        wanted = Filters(store_timestamp=IntFilter(low=self.options.starting_timestamp))
         found = self._first_row_of(view.store, max(low, self._searched_to), end, wanted)
         self._searched_to = end
         return found
 
     def _check_start(self, begin: int | None, kind: str, what: str) -> None:
-        value = self._options.starting_offsets.value
-        if begin is not None and value < begin and self._options.fail_on_data_loss:
+        value = self.options.starting_offsets.value
+        if begin is not None and value < begin and self.options.fail_on_data_loss:
             raise StoreError(
-                f"{self._path}: startingOffsets: expected {kind} {value}, found the first {what} {begin}: start there "
+                f"{self.name}: startingOffsets: expected {kind} {value}, found the first {what} {begin}: start there "
                 "or later, or set failOnDataLoss=false"
             )
 
     def _first_row_of(self, store: StoreView, low: int, end: int, filters: Filters) -> int | None:
         """Where the first row of ``[low, end)`` that passes begins."""
-        options = replace(_whole_segments(self._options), max_batch_rows=1)
+        options = replace(_whole_segments(self.options), max_batch_rows=1)
         if filters.pos is not None:
             parts = plan_up_to(store, ("pos",), replace(options, starting_offsets=EARLIEST), filters, None)
         else:
@@ -367,7 +361,7 @@ class StoreTail(Tail):
         """Where a stream that begins with what comes next begins; `NOTHING` where that cannot be told yet."""
         if last is not None and (view.bound.index is not None or not view.store.end.entries):
             return last.offset
-        if last is not None and self._options.isolation_level == "read_uncommitted":
+        if last is not None and self.options.isolation_level == "read_uncommitted":
             return last.offset
         if view.store.end.entries and view.bound.index is None:
             return NOTHING
@@ -405,7 +399,7 @@ class StoreTail(Tail):
         rows_left = INT64_MAX if limits.entries is None else limits.entries
         bytes_left = INT64_MAX if limits.size is None else limits.size
         at_once = min(rows_left, bytes_left // ENTRY_HEADER_SIZE + 1, _MOST_ROWS_AT_ONCE)
-        options = replace(_whole_segments(self._options), max_batch_rows=at_once)
+        options = replace(_whole_segments(self.options), max_batch_rows=at_once)
         found: tuple[str, int] | None = None
         for part in plan_between(view.store, ("pos", "size", "kind", "source"), options, Filters(), None, start, end):
             for batch in filter(len, read_partition(part)):
@@ -424,7 +418,7 @@ class StoreTail(Tail):
     @property
     def _filters(self) -> Filters:
         """The row filters of the options; a start says where a stream begins, and filters nothing behind it."""
-        return option_filters(replace(self._options, starting_timestamp=None))
+        return option_filters(replace(self.options, starting_timestamp=None))
 
     def _lag(self, view: View) -> tuple[int | None, int | None]:
         """Entries and bytes that may be read behind the offset that was given last."""

@@ -116,7 +116,25 @@ class TailProgress:
 
 
 class Tail(ABC):
-    """A log that grows, as one stream reads it. Used by one thread; holds nothing that an offset could not rebuild."""
+    """A growing log, as one stream reads it. For one thread. Offsets are enough to continue with another tail.
+
+    `name` is the path or the group, for errors; `options` are those of a stream (`stream_options`).
+    """
+
+    def __init__(self, name: str, options: ReadOptions) -> None:
+        self.name = name
+        self.options = options
+        self._warned: set[TailOffset] = set()
+
+    def only_pins_the_end(self, start: TailOffset) -> bool:
+        """Whether a batch from `start` is empty, and ends where the log ends: the first one from ``latest``."""
+        return start == NOTHING and self.options.starting_offsets == LATEST
+
+    def report_loss(self, offset: TailOffset, problem: str, resumed: str) -> None:
+        """Report data that was lost at or after `offset`: see `report_loss`. Warns once for each offset."""
+        if self.options.fail_on_data_loss or offset not in self._warned:
+            report_loss(f"{self.name}: {problem}", resumed, self.options.fail_on_data_loss)
+        self._warned.add(offset)
 
     @abstractmethod
     def latest(self, start: TailOffset, limits: Limits) -> TailOffset:
