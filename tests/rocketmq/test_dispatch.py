@@ -25,7 +25,8 @@ from pyspark_dledger.errors import OptionError, StoreError
 from pyspark_dledger.log import open_log
 from pyspark_dledger.rocketmq.broker.presence import Presence
 from pyspark_dledger.rocketmq.consume_queue.queue_writer import QueueWriter
-from pyspark_dledger.rocketmq.dispatch.dispatcher import DispatchedPart, DispatchSettings
+from pyspark_dledger.rocketmq.dispatch.dispatch_settings import DispatchSettings
+from pyspark_dledger.rocketmq.dispatch.dispatcher import DispatchedPart
 from pyspark_dledger.rocketmq.dispatch.expired_files import FileCleaner
 from pyspark_dledger.rocketmq.index_file.index_file import index_files, read_header
 from pyspark_dledger.rocketmq.index_file.index_writer import IndexWriter
@@ -556,7 +557,7 @@ def test_queues_of_another_log_are_written_anew(tmp_path: Path, caplog: pytest.L
     # As many messages, each a little longer: no unit points to one any more.
     store = write_dledger(tmp_path, Messages().some(90, flag=1, born_host=("::1", 1)), file_size=4096)
     dispatch(tmp_path, store.end, last(store), is_unclean=True)
-    assert "written once more" in caplog.text
+    assert "all queues are rebuilt" in caplog.text
     assert audit(tmp_path) == []
 
 

@@ -1,1 +1,1 @@
-"""Dispatch: ConsumeQueues and IndexFile from committed messages."""
+"""Dispatch: builds ConsumeQueues and IndexFiles from committed messages."""

@@ -1,6 +1,6 @@
-"""What expires of a broker's files: an old CommitLog, then queues and index files whose messages are gone.
+"""Deletes expired files of a broker: an old CommitLog, then ConsumeQueues and IndexFiles of deleted messages.
 
-DLedger's own files are the store's to delete, which leaves them while an old CommitLog has any. Source: RocketMQ 5.3.3
+The store deletes DLedger's own files, once an old CommitLog has no more. Source: RocketMQ 5.3.3
 ``DLedgerCommitLog.deleteExpiredFile``, ``DefaultMessageStore.CleanCommitLogService``, ``CleanConsumeQueueService``.
 """
 
@@ -19,7 +19,7 @@ from pyspark_dledger.rocketmq.index_file.index_writer import IndexWriter
 from pyspark_dledger.rocketmq.log_files import LogFiles
 
 _LOG = logging.getLogger(__name__)
-_MOST_DELETED = 10
+_MAX_DELETED = 10
 
 
 class DeletedCounts(NamedTuple):
@@ -31,7 +31,7 @@ class DeletedCounts(NamedTuple):
 
 
 class FileCleaner:
-    """`run_once` deletes what has expired. `now` gives seconds since 1970, `used` how full the disk of a folder is."""
+    """`run_once` deletes. `now` returns seconds since 1970, `used` the used part of a folder's disk (0 to 1)."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class FileCleaner:
         self._begin = -1
 
     def run_once(self) -> DeletedCounts:
-        """Delete what may be deleted now. From the thread that writes queues and index. Raises OSError."""
+        """Delete expired files. From the thread that writes queues and index. Raises OSError."""
         self._files.refresh()
         old = self._delete_old()
         if old:
@@ -80,7 +80,7 @@ class FileCleaner:
             return 0
         changed_before = settings.expires_before(now)
         count = 0
-        for segment in files[:_MOST_DELETED]:
+        for segment in files[:_MAX_DELETED]:
             path = Path(segment.path)
             if not force and path.stat().st_mtime > changed_before:
                 break

@@ -1,4 +1,4 @@
-"""A part of the log as a broker dispatches it: its messages with what their queues and the index take of them."""
+"""A part of the log as a broker dispatches it: messages with their units and keys."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ COLUMNS = (
     *("pos", "size", "index", "term", "topic", "queueId", "queueOffset", "storeSize", "sysFlag", "storeTimestamp"),
     *("tags", "keys", "uniqKey"),
 )
-"""Of the rows that a part is made of."""
+"""The columns of the rows of a part."""
 
 _KEY_COLUMNS = ("topic", "uniqKey", "keys")
-_ALL_ROWS, _ALL_BYTES = 1_000_000, 1 << 28
+_MAX_ROWS, _MAX_BYTES = 1_000_000, 1 << 28
 _ROLLBACK = 0xC
 # MessageStoreConfig.messageDelayLevel: 1s 5s 10s 30s 1m to 10m 20m 30m 1h 2h.
 DELAYS_MS = tuple(1000 * seconds for seconds in (1, 5, 10, 30, *range(60, 601, 60), 1200, 1800, 3600, 7200))
@@ -38,11 +38,11 @@ Flags = npt.NDArray[np.bool_]
 
 
 class LogPart(NamedTuple):
-    """The messages of ``[start, end)`` of the log, one segment's; ``end`` is where the next entry begins.
+    """The messages of ``[start, end)`` of a segment; ``end`` is where the next entry begins.
 
-    ``rows`` are the messages' topics and keys, by the same ordinals as ``found``, whose ``stored`` is 0 where it is not
-    known. Indexes and term of the entries are -1 without any, and in an old CommitLog. ``skipped`` rows are no messages
-    that a queue can have, ``first_skipped`` says what the first of them is.
+    ``rows`` has topics and keys of the messages in ``found``, whose ``stored`` is 0 if unknown. Indexes and term are -1
+    in an old CommitLog, and without entries. ``skipped`` counts rows that no queue can have; ``first_skipped``
+    describes the first one.
     """
 
     segment: Segment
@@ -58,13 +58,13 @@ class LogPart(NamedTuple):
     first_skipped: str
 
     def units(self) -> tuple[Longs, Longs, Units]:
-        """Of the messages that are in queues, which prepared and rolled back ones are not: queue, queueOffset, unit."""
+        """Queue, queueOffset and unit of the messages in queues: all but prepared and rolled back ones."""
         found, which = self.found, self.found.is_dispatched
         units = units_of(found.offset[which], found.size[which], found.tags_code[which])
         return found.queue[which], found.queue_offset[which], units
 
     def keys(self, engine: Engine) -> Keys:
-        """The keys of all messages but those that were rolled back."""
+        """The keys of all messages but rolled back ones."""
         found, rows = self.found, self.rows
         which = (found.sys_flag & _ROLLBACK) != _ROLLBACK
         if which.all():
@@ -84,18 +84,17 @@ class LogPart(NamedTuple):
 
 
 def read_part(engine: Engine, segment: Segment, start: int, end: int, delays_ms: tuple[int, ...]) -> LogPart:
-    """What begins in ``[start, end)`` of a segment, which is there to the last byte.
+    """The messages that begin in ``[start, end)`` of a segment, which is complete on disk.
 
-    What is no message, and a message that no queue can have, is skipped. Raises StoreError where the segment cannot be
-    read.
+    Other entries, and messages that no queue can have, are skipped. Raises StoreError if the segment cannot be read.
     """
     request = ScanRequest(segment, start, end, COLUMNS, verify_crc=False)
     return part_of(engine, request, all_rows(engine, request), delays_ms)
 
 
 def all_rows(engine: Engine, request: ScanRequest) -> pa.RecordBatch:
-    """The rows of a scan in one batch, whatever the request says of batches."""
-    request = replace(request, max_batch_rows=_ALL_ROWS, max_batch_bytes=_ALL_BYTES)
+    """The rows of a scan in one batch; the request's batch limits are ignored."""
+    request = replace(request, max_batch_rows=_MAX_ROWS, max_batch_bytes=_MAX_BYTES)
     batches = [batch for batch, _ in engine.scan(request)]
     if len(batches) == 1:
         return batches[0]
@@ -105,13 +104,13 @@ def all_rows(engine: Engine, request: ScanRequest) -> pa.RecordBatch:
 
 
 def part_of(engine: Engine, request: ScanRequest, batch: pa.RecordBatch, delays_ms: tuple[int, ...]) -> LogPart:
-    """What a scan of a part found, of which `COLUMNS` are in its batch. Raises StoreError as `read_part`."""
+    """The part that a scan has read into a batch with `COLUMNS`. Raises StoreError as `read_part`."""
     segment, start, end = request.segment, request.start, request.end
     first, last, term = _bounds(batch)
     names = QueueNames()
     is_good, known, topic = _topics(batch)
     skipped = int(np.count_nonzero(~is_good))
-    first_skipped = _text_of(batch, ~is_good) if skipped else ""
+    first_skipped = _describe_first(batch, ~is_good) if skipped else ""
     if skipped:
         good = batch.filter(pa.array(is_good))
         found, rows = _messages(engine, good, segment, known, topic[is_good], names)
@@ -119,13 +118,13 @@ def part_of(engine: Engine, request: ScanRequest, batch: pa.RecordBatch, delays_
         found, rows = _messages(engine, batch, segment, known, topic, names)
     if any(topic == layout.SCHEDULE_TOPIC for topic, _ in names.names):
         found = _with_delays(engine, request, found, delays_ms)
-    behind = int(values_of(batch["pos"])[-1]) + int(values_of(batch["size"])[-1]) if len(batch) else end
-    stop = min(max(end, behind), segment.end)
+    last_end = int(values_of(batch["pos"])[-1]) + int(values_of(batch["size"])[-1]) if len(batch) else end
+    stop = min(max(end, last_end), segment.end)
     return LogPart(segment, start, stop, first, last, term, names, found, rows, skipped, first_skipped)
 
 
 def stored_at(engine: Engine, segment: Segment, pos: int) -> int | None:
-    """The storeTimestamp of the message at a position, in milliseconds; None where none stands."""
+    """The storeTimestamp of the message at a position, in milliseconds; None without one."""
     request = ScanRequest(segment, pos, pos + 1, ("storeTimestamp",), verify_crc=False)
     for batch, _ in engine.scan(request):
         value = batch.column(0).cast("int64")[0].as_py()
@@ -135,26 +134,26 @@ def stored_at(engine: Engine, segment: Segment, pos: int) -> int | None:
 
 def _bounds(batch: pa.RecordBatch) -> tuple[int, int, int]:
     """First and last index of the entries, and the last one's term."""
-    places = np.flatnonzero(is_valid(batch["index"]))
-    if not len(places):
+    rows = np.flatnonzero(is_valid(batch["index"]))
+    if not len(rows):
         return -1, -1, -1
     index, term = values_of(batch["index"]), values_of(batch["term"])
-    return int(index[places[0]]), int(index[places[-1]]), int(term[places[-1]])
+    return int(index[rows[0]]), int(index[rows[-1]]), int(term[rows[-1]])
 
 
 def _topics(batch: pa.RecordBatch) -> tuple[Flags, list[str], Longs]:
-    """Which rows are messages that can have a place in a queue; topics, and which of them each row has."""
+    """Which rows are messages that a queue can have; the topics, and the number of each row's topic."""
     encoded = batch["topic"].dictionary_encode()
     known: list[str] = encoded.dictionary.to_pylist()
     topic = np.where(is_valid(encoded.indices), values_of(encoded.indices), len(known)).astype(np.int64)
     is_good: Flags = np.array([*(is_valid_queue((each, 0)) for each in known), False])[topic]
-    place = values_of(batch["queueOffset"])
-    is_good &= (values_of(batch["queueId"]) >= 0) & (place >= 0) & (place <= MAX_QUEUE_OFFSET)
+    offset = values_of(batch["queueOffset"])
+    is_good &= (values_of(batch["queueId"]) >= 0) & (offset >= 0) & (offset <= MAX_QUEUE_OFFSET)
     return is_good, known, topic
 
 
-def _text_of(batch: pa.RecordBatch, is_bad: Flags) -> str:
-    """What the first such row is."""
+def _describe_first(batch: pa.RecordBatch, is_bad: Flags) -> str:
+    """Position and queue of the first row with the flag."""
     row = batch.slice(int(np.argmax(is_bad)), 1).to_pylist()[0]
     if row["topic"] is None:
         return f"at {row['pos']}, no message that can be read"
@@ -164,16 +163,16 @@ def _text_of(batch: pa.RecordBatch, is_bad: Flags) -> str:
 def _messages(
     engine: Engine, batch: pa.RecordBatch, segment: Segment, known: list[str], topic: Longs, names: QueueNames
 ) -> tuple[Messages, pa.RecordBatch]:
-    """The messages of a batch that has nothing else, and their rows; `topic` counts into `known`."""
+    """The messages of a batch that has only messages, and their rows; `topic` indexes `known`."""
     header = layout.ENTRY_HEADER_SIZE if segment.source == DLEDGER else 0
     stored = np.where(is_valid(batch["storeTimestamp"]), values_of(batch["storeTimestamp"]) // 1000, 0)
     keys = topic << 32 | values_of(batch["queueId"])
-    unique, places = np.unique(keys, return_inverse=True)
+    unique, number = np.unique(keys, return_inverse=True)
     numbers = [names.number((known[key >> 32], key & 0xFFFFFFFF)) for key in unique.tolist()]
     found = Messages(
         offset=values_of(batch["pos"]) + header,
         size=values_of(batch["storeSize"]).astype(np.int64),
-        queue=np.array(numbers, np.int64)[places],
+        queue=np.array(numbers, np.int64)[number],
         queue_offset=values_of(batch["queueOffset"]),
         tags_code=_tags_codes(engine, batch["tags"]),
         sys_flag=values_of(batch["sysFlag"]).astype(np.int64),
@@ -190,7 +189,7 @@ def _tags_codes(engine: Engine, tags: pa.Array) -> Longs:
 
 
 def _with_delays(engine: Engine, request: ScanRequest, found: Messages, delays_ms: tuple[int, ...]) -> Messages:
-    """The messages, those that wait for their time with the time to deliver as tagsCode.
+    """The messages, delayed ones with their delivery time as tagsCode.
 
     Source: ``CommitLog.checkMessageAndReturnSize``, ``ScheduleMessageService.computeDeliverTimestamp``.
     """
@@ -204,9 +203,9 @@ def _with_delays(engine: Engine, request: ScanRequest, found: Messages, delays_m
     texts = pc.if_else(pc.match_substring_regex(texts, _LEVEL), texts, None)
     levels = pc.fill_null(texts.cast(pa.int64()), 0)
     header = layout.ENTRY_HEADER_SIZE if request.segment.source == DLEDGER else 0
-    places, is_there = found.find(values_of(batch["pos"]) + header)
-    is_delayed = is_there & (values_of(levels) > 0)
-    places, level = places[is_delayed], np.minimum(values_of(levels)[is_delayed], len(delays_ms))
+    number, is_found = found.find(values_of(batch["pos"]) + header)
+    is_delayed = is_found & (values_of(levels) > 0)
+    number, level = number[is_delayed], np.minimum(values_of(levels)[is_delayed], len(delays_ms))
     codes = found.tags_code.copy()
-    codes[places] = found.stored[places] + np.array([_UNKNOWN_DELAY_MS, *delays_ms], np.int64)[level]
+    codes[number] = found.stored[number] + np.array([_UNKNOWN_DELAY_MS, *delays_ms], np.int64)[level]
     return replace(found, tags_code=codes)

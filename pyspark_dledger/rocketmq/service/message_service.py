@@ -31,7 +31,8 @@ from pyspark_dledger.rocketmq.broker.presence import Presence
 from pyspark_dledger.rocketmq.broker.upgrade import begin_over_old_log
 from pyspark_dledger.rocketmq.dedup.committed_identities import FOLDER, CommittedIdentities
 from pyspark_dledger.rocketmq.dedup.log_entries import first_stored_from, has_entry
-from pyspark_dledger.rocketmq.dispatch.dispatcher import Dispatcher, DispatchSettings
+from pyspark_dledger.rocketmq.dispatch.dispatch_settings import DispatchSettings
+from pyspark_dledger.rocketmq.dispatch.dispatcher import Dispatcher
 from pyspark_dledger.rocketmq.log_files import OLD_FOLDER, LogFiles
 from pyspark_dledger.rocketmq.service.dispatched_tables import DispatchedTables
 from pyspark_dledger.rocketmq.service.leader_tables import LeaderTables, rebuild_leader_tables
