@@ -55,7 +55,7 @@ from tests.support.queues import FILLER, java_hash
 BOTH = ("consumequeue", "index")
 # What every golden was written with.
 JAVA = DispatchSettings(units_per_file=100, hash_slots=500, index_units=1000)
-# The first files were deleted, and with them what their queues and index files say.
+# The first files were deleted, with the messages of some queues and IndexFiles.
 EXPIRED = "mq-53-retention"
 # 4.5.1 counts slots in its own way: `hashSlotCount` of a header.
 OLDEST = "mq-oldest"
@@ -79,7 +79,7 @@ def cleaner(root: Path) -> FileCleaner:
 
 
 def linked(source: Path, root: Path) -> Path:
-    """A root with another's log, and nothing else of it."""
+    """A root with only the log of another one."""
     root.mkdir()
     for path in source.iterdir():
         if path.name.startswith("dledger-") or path.name == "commitlog":
@@ -88,7 +88,7 @@ def linked(source: Path, root: Path) -> Path:
 
 
 @pytest.mark.parametrize("golden", GOLDENS, ids=str)
-def test_queues_and_index_are_rocketmqs_byte_for_byte(
+def test_queues_and_index_equal_rocketmqs_byte_for_byte(
     case_folder: Callable[[str], Path], tmp_path: Path, golden: Golden
 ) -> None:
     source = case_folder(golden.case) / golden.folder
@@ -109,7 +109,9 @@ def test_queues_and_index_are_rocketmqs_byte_for_byte(
     assert ours == java
 
 
-def test_what_expired_is_filler_and_the_rest_is_rocketmqs(case_folder: Callable[[str], Path], tmp_path: Path) -> None:
+def test_expired_units_are_fillers_and_the_others_equal_rocketmqs(
+    case_folder: Callable[[str], Path], tmp_path: Path
+) -> None:
     source = case_folder(EXPIRED)
     root = linked(source, tmp_path / "root")
     state = open_log(str(source)).state
@@ -121,8 +123,8 @@ def test_what_expired_is_filler_and_the_rest_is_rocketmqs(case_folder: Callable[
         for at in range(0, len(java), 20):
             unit = struct.unpack_from(">qiq", ours, at)
             assert unit == (FILLER if unit == FILLER else struct.unpack_from(">qiq", java, at))
-            is_gone = struct.unpack_from(">q", java, at)[0] < state.min_offset and any(java[at : at + 20])
-            assert (unit == FILLER) == is_gone
+            is_expired = struct.unpack_from(">q", java, at)[0] < state.min_offset and any(java[at : at + 20])
+            assert (unit == FILLER) == is_expired
             compared += 1
     assert compared > 1000
 
@@ -140,16 +142,16 @@ def test_an_old_commitlog_is_dispatched_before_dledger(tmp_path: Path) -> None:
     assert {unit[0] for unit in units(tmp_path)} == places
 
 
-# What is in queues and index
+# Contents of queues and index
 
 
-def test_audit_finds_nothing(tmp_path: Path) -> None:
+def test_the_audit_of_dispatched_queues_is_empty(tmp_path: Path) -> None:
     store = store_of(tmp_path, 150)
     dispatch(tmp_path, store.end, last(store))
     assert audit(tmp_path) == []
 
 
-def test_only_what_is_committed_is_dispatched(tmp_path: Path) -> None:
+def test_only_committed_entries_are_dispatched(tmp_path: Path) -> None:
     store = store_of(tmp_path)
     parts = dispatch(tmp_path, store.end, 30)
     assert parts[-1].last_index == 30
@@ -159,7 +161,7 @@ def test_only_what_is_committed_is_dispatched(tmp_path: Path) -> None:
     assert max(offset for _, offset in index_units(tmp_path)) < end_of(store, 30)
 
 
-def test_step_by_step_gives_the_same_files(tmp_path: Path) -> None:
+def test_small_steps_give_the_same_files(tmp_path: Path) -> None:
     one, other = tmp_path / "one", tmp_path / "other"
     store = store_of(one)
     shutil.copytree(one, other)
@@ -175,7 +177,7 @@ def test_step_by_step_gives_the_same_files(tmp_path: Path) -> None:
     assert running.stop(60)
     assert files_of(other, "consumequeue") == files_of(one, "consumequeue")
     assert [path.read_bytes() for path in index_files(other)] == [path.read_bytes() for path in index_files(one)]
-    # And the listener was told of every entry once, in order.
+    # The listener got every entry once, in order.
     parts = [part for part in parts if part.last_index >= 0]
     assert parts[0].first_index == 0
     assert [part.first_index for part in parts[1:]] == [part.last_index + 1 for part in parts[:-1]]
@@ -183,7 +185,7 @@ def test_step_by_step_gives_the_same_files(tmp_path: Path) -> None:
     assert running.dispatched_offset == store.end
 
 
-def test_the_listener_knows_where_queues_go_on(tmp_path: Path) -> None:
+def test_the_listener_gets_the_ends_of_queues(tmp_path: Path) -> None:
     messages = Messages()
     store = write_dledger(tmp_path, messages.some(60), file_size=4096)
     ends: dict[tuple[str, int], int] = {}
@@ -191,7 +193,7 @@ def test_the_listener_knows_where_queues_go_on(tmp_path: Path) -> None:
     for part in dispatch(tmp_path, store.end, last(store)):
         ends.update(part.ends)
         stored += [part.first_store_timestamp, part.last_store_timestamp]
-    assert ends == {name: count for name, count in messages.places.items() if count}
+    assert ends == {name: count for name, count in messages.next_offsets.items() if count}
     assert stored == sorted(stored)
     assert (stored[0], stored[-1]) == (LONG_AGO + STEP_MS, messages.stored)
     again = dispatcher(tmp_path)
@@ -200,7 +202,7 @@ def test_the_listener_knows_where_queues_go_on(tmp_path: Path) -> None:
     again.stop()
 
 
-def test_delayed_messages_have_their_time_as_tags_code(tmp_path: Path) -> None:
+def test_delayed_messages_have_their_delivery_time_as_tags_code(tmp_path: Path) -> None:
     levels = [("1", 1_000), ("18", 7_200_000), ("25", 7_200_000), ("0", None), ("-1", None), ("x", None), (None, None)]
     payloads = [
         mq_message(
@@ -217,13 +219,13 @@ def test_delayed_messages_have_their_time_as_tags_code(tmp_path: Path) -> None:
     assert codes == [stored + delay if delay is not None else java_hash("t") for _, delay in levels]
 
 
-def test_a_delay_in_another_topic_is_none(tmp_path: Path) -> None:
+def test_a_delay_in_another_topic_is_ignored(tmp_path: Path) -> None:
     store = write_dledger(tmp_path, [mq_message("Orders", properties=[("TAGS", "t"), ("DELAY", "3")])])
     dispatch(tmp_path, store.end, 0)
     assert units(tmp_path)[0][2] == java_hash("t")
 
 
-def test_a_queue_that_begins_in_a_file_is_filled_up_to_there(tmp_path: Path) -> None:
+def test_a_queue_that_begins_inside_a_file_has_fillers_before(tmp_path: Path) -> None:
     payloads = [mq_message("Orders", queue_offset=number) for number in (27, 28)]
     store = write_dledger(tmp_path, payloads, file_size=4096, base=4096)
     dispatch(tmp_path, store.end, 1)
@@ -233,13 +235,13 @@ def test_a_queue_that_begins_in_a_file_is_filled_up_to_there(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("base", [0, 4096])
-def test_units_that_nobody_wrote_are_filler(tmp_path: Path, base: int) -> None:
-    """RocketMQ takes a queue to end where nothing is written, and would cut it there.
+def test_gaps_in_a_queue_get_fillers_or_copies_of_the_next_unit(tmp_path: Path, base: int) -> None:
+    """For RocketMQ a queue ends at the first unwritten unit, and it would truncate it there.
 
-    With a filler in the same pull it would pass over what is in a first file at 0: there it is led to the unit behind.
+    With a filler in the same pull it would skip messages in a first file at 0: there copies of the next unit are used.
     """
-    places = (0, 1, 4, 35)
-    payloads = [mq_message("Orders", queue_offset=place) for place in places]
+    numbers = (0, 1, 4, 35)
+    payloads = [mq_message("Orders", queue_offset=number) for number in numbers]
     store = write_dledger(tmp_path, payloads, file_size=4096, base=base)
     dispatch(tmp_path, store.end, 3)
     offsets = [row["commitLogOffset"] for row in store.rows]
@@ -253,7 +255,7 @@ def test_units_that_nobody_wrote_are_filler(tmp_path: Path, base: int) -> None:
 
 
 def test_of_two_messages_with_one_queue_offset_the_first_stays(tmp_path: Path) -> None:
-    store = write_dledger(tmp_path, [mq_message("Orders", queue_offset=place) for place in (0, 1, 1, 0, 2)])
+    store = write_dledger(tmp_path, [mq_message("Orders", queue_offset=number) for number in (0, 1, 1, 0, 2)])
     dispatch(tmp_path, store.end, 4)
     offsets = [row["commitLogOffset"] for row in store.rows]
     assert [unit[0] for unit in units(tmp_path)] == [offsets[0], offsets[1], offsets[4]]
@@ -283,7 +285,7 @@ def test_keys_are_indexed_as_rocketmq_does(tmp_path: Path) -> None:
     assert index_units(tmp_path) == [(abs(java_hash(f"T#{key}")), offsets[number]) for number, key in keys]
 
 
-def test_the_index_goes_on_in_a_new_file_when_one_is_full(tmp_path: Path) -> None:
+def test_a_new_index_file_follows_a_full_one(tmp_path: Path) -> None:
     store = store_of(tmp_path, 100)
     dispatch(tmp_path, store.end, last(store))
     headers = [read_header(path) for path in index_files(tmp_path)]
@@ -293,7 +295,7 @@ def test_the_index_goes_on_in_a_new_file_when_one_is_full(tmp_path: Path) -> Non
         assert path.stat().st_size == 40 + 4 * SMALL.hash_slots + 20 * SMALL.index_units
 
 
-def test_names_of_index_files_ascend_though_the_clock_goes_back(tmp_path: Path) -> None:
+def test_names_of_index_files_ascend_if_the_clock_goes_back(tmp_path: Path) -> None:
     times = iter([1_700_000_000_000, 1_600_000_000_000, 1_800_000_000_000])
     writer = IndexWriter(tmp_path, hash_slots=3, index_units=3, now=lambda: next(times))
     numbers = np.arange(6)
@@ -304,10 +306,10 @@ def test_names_of_index_files_ascend_though_the_clock_goes_back(tmp_path: Path) 
     assert (second, third > second) == (first + 1, True)
 
 
-# What is no message
+# Other entries and damage
 
 
-def test_what_is_no_message_is_passed_over_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_other_entries_are_skipped_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     payloads = [
         mq_message("Orders"),
         raw(b"no message"),
@@ -328,7 +330,7 @@ def test_what_is_no_message_is_passed_over_with_a_warning(tmp_path: Path, caplog
     assert f"at {store.rows[1]['pos']}, no message that can be read" in caplog.text
 
 
-def test_a_damaged_record_costs_only_itself(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_of_a_damaged_log_only_the_damaged_entry_is_skipped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     store = write_dledger(tmp_path, Messages().some(40), file_size=2048)
     bad = store.rows[17]
     file = tmp_path / "dledger-n0" / "data" / bad["segment"]
@@ -343,8 +345,8 @@ def test_a_damaged_record_costs_only_itself(tmp_path: Path, caplog: pytest.LogCa
     assert f"at {bad['pos']}, no message that can be read" in caplog.text
 
 
-def test_a_damaged_end_is_gone_by(tmp_path: Path) -> None:
-    """A new leader waits until what was committed is dispatched, also where nobody can read it any more."""
+def test_dispatch_passes_a_damaged_end(tmp_path: Path) -> None:
+    """A new leader waits until the committed index is dispatched, even if its entry cannot be read."""
     store = write_dledger(tmp_path, Messages().some(20))
     bad = store.rows[-1]
     with (tmp_path / "dledger-n0" / "data" / bad["segment"]).open("r+b") as file:
@@ -359,15 +361,15 @@ def test_a_damaged_end_is_gone_by(tmp_path: Path) -> None:
     one.stop()
 
 
-# Starting anew
+# Restarts
 
 
-def test_a_start_after_a_stop_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_a_restart_continues_after_a_stop(tmp_path: Path) -> None:
     store = store_of(tmp_path, 80)
     dispatch(tmp_path, store.end, 40)
     files = files_of(tmp_path, *BOTH)
     parts = dispatch(tmp_path, store.end, 60)
-    # Entries behind the last one that is in a queue are looked at once more.
+    # Entries after the last one in a queue are read again.
     assert parts[0].first_index > 40 - 6
     assert dispatch(tmp_path, store.end, last(store))[0].first_index > 60 - 6
     assert all(files_of(tmp_path, *BOTH)[name][:40] for name in files)
@@ -380,8 +382,8 @@ def test_a_start_after_a_stop_goes_on_where_it_was(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kept", [0, 1, 13, 33, 34, 59])
-def test_queues_and_index_are_cut_to_the_end_of_the_log(tmp_path: Path, kept: int) -> None:
-    """A log that was cut, and went on with other messages."""
+def test_queues_and_index_are_truncated_to_the_end_of_the_log(tmp_path: Path, kept: int) -> None:
+    """A log that was truncated, and continued with other messages."""
     before = Messages().some(60)
     store = write_dledger(tmp_path, before, file_size=2048)
     dispatch(tmp_path, store.end, last(store))
@@ -405,7 +407,7 @@ def test_queues_and_index_are_cut_to_the_end_of_the_log(tmp_path: Path, kept: in
 
 
 @pytest.mark.parametrize("flush_after", [None, 1, 4, 9])
-def test_after_a_kill_everything_is_made_good(tmp_path: Path, flush_after: int | None) -> None:
+def test_after_a_kill_everything_is_restored(tmp_path: Path, flush_after: int | None) -> None:
     store = store_of(tmp_path, 100)
     abandon(tmp_path, store.end, last(store), flush_after=flush_after)
     dispatch(tmp_path, store.end, last(store), is_unclean=True)
@@ -416,8 +418,8 @@ def test_after_a_kill_everything_is_made_good(tmp_path: Path, flush_after: int |
     assert index_units(tmp_path) == index_units(one)
 
 
-def test_what_a_loss_of_power_took_from_queues_is_made_good(tmp_path: Path) -> None:
-    """Units behind the checkpoint that never reached the disk, while other queues have later ones."""
+def test_units_lost_in_a_power_loss_are_restored(tmp_path: Path) -> None:
+    """Units after the checkpoint that never reached the disk, while other queues have later ones."""
     store = store_of(tmp_path, 100)
     abandon(tmp_path, store.end, last(store), flush_after=5)
     checkpoint = read_store_checkpoint(tmp_path)
@@ -434,8 +436,8 @@ def test_what_a_loss_of_power_took_from_queues_is_made_good(tmp_path: Path) -> N
     assert audit(tmp_path) == []
 
 
-def test_after_an_unclean_end_without_checkpoint_all_is_built_anew(tmp_path: Path) -> None:
-    """As RocketMQ's own test has it: an abort file, a checkpoint of zeros, and one file of a queue gone."""
+def test_after_an_unclean_end_without_checkpoint_everything_is_rebuilt(tmp_path: Path) -> None:
+    """As in RocketMQ's own test: an abort file, a checkpoint of zeros, and one file of a queue is missing."""
     store = store_of(tmp_path, 100)
     dispatch(tmp_path, store.end, last(store))
     before = files_of(tmp_path, "consumequeue"), index_units(tmp_path)
@@ -447,12 +449,12 @@ def test_after_an_unclean_end_without_checkpoint_all_is_built_anew(tmp_path: Pat
 
 
 def unclean_start(root: Path, store: Store) -> int:
-    """Where dispatch begins after an unclean end."""
+    """The position where dispatch begins after an unclean end."""
     (first, *_) = dispatch(root, store.end, last(store), is_unclean=True)
     return next(row["pos"] for row in store.rows if row["index"] == first.first_index)
 
 
-def test_an_unclean_start_begins_a_little_before_what_the_checkpoint_covers(tmp_path: Path) -> None:
+def test_an_unclean_start_begins_just_before_the_end_of_what_the_checkpoint_covers(tmp_path: Path) -> None:
     store = store_of(tmp_path, 100)
     dispatch(tmp_path, store.end, last(store))
     checkpoint = read_store_checkpoint(tmp_path)
@@ -463,11 +465,11 @@ def test_an_unclean_start_begins_a_little_before_what_the_checkpoint_covers(tmp_
     assert margin - 2 * SMALL.chunk_bytes < started <= margin
 
 
-def test_no_clock_makes_an_unclean_start_begin_too_late(tmp_path: Path) -> None:
-    """A leader whose clock goes behind that of the one before it."""
+def test_an_unclean_start_never_begins_too_late_because_of_clocks(tmp_path: Path) -> None:
+    """A leader whose clock is slower than that of the leader before it."""
     fast, slow = Messages(LONG_AGO + 10**6), Messages(LONG_AGO)
     payloads = fast.some(40)
-    slow.places = fast.places
+    slow.next_offsets = fast.next_offsets
     store = write_dledger(tmp_path, [*payloads, *slow.some(60)], file_size=4096)
     dispatch(tmp_path, end_of(store, 39), 39)
     on_disk = read_store_checkpoint(tmp_path).confirm_phy_offset
@@ -478,11 +480,11 @@ def test_no_clock_makes_an_unclean_start_begin_too_late(tmp_path: Path) -> None:
     assert unclean_start(tmp_path, store) <= on_disk
 
 
-def test_index_files_newer_than_the_checkpoint_are_made_anew(tmp_path: Path) -> None:
-    """RocketMQ deletes them; 4.9.8 never builds them again."""
+def test_index_files_newer_than_the_checkpoint_are_rebuilt(tmp_path: Path) -> None:
+    """RocketMQ deletes them; 4.9.8 never rebuilds them."""
     store = store_of(tmp_path, 100)
     dispatch(tmp_path, store.end, last(store))
-    whole = index_units(tmp_path)
+    complete = index_units(tmp_path)
     headers = [read_header(path) for path in index_files(tmp_path)]
     assert headers[1] is not None
     kept = index_files(tmp_path)[1].read_bytes()
@@ -491,7 +493,7 @@ def test_index_files_newer_than_the_checkpoint_are_made_anew(tmp_path: Path) -> 
     for path in index_files(tmp_path)[2:]:
         data = path.read_bytes()
         path.write_bytes(data[: len(data) // 2].ljust(len(data), b"\0"))
-    # Killed at once, twice: nobody may take what is missing for something that has no keys.
+    # Killed at once, twice: the missing keys must not be forgotten.
     for _ in range(2):
         killed = dispatcher(tmp_path)
         killed.recover(store.end, True)
@@ -499,41 +501,41 @@ def test_index_files_newer_than_the_checkpoint_are_made_anew(tmp_path: Path) -> 
         assert read_store_checkpoint(tmp_path).index_msg_timestamp == headers[1].end_timestamp
     dispatch(tmp_path, store.end, last(store), is_unclean=True)
     assert index_files(tmp_path)[1].read_bytes() == kept
-    assert index_units(tmp_path) == whole
+    assert index_units(tmp_path) == complete
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 11])
-def test_slots_that_are_newer_than_their_header_lead_back(tmp_path: Path, count: int) -> None:
-    """Killed between the two: what the header does not count is written once more, and no chain is lost."""
+def test_slots_newer_than_their_header_lead_back_to_older_units(tmp_path: Path, count: int) -> None:
+    """Killed between both writes: units that the header does not count are written again, and no chain is lost."""
     store = store_of(tmp_path, 100)
     dispatch(tmp_path, store.end, last(store))
-    whole = index_units(tmp_path), index_files(tmp_path)[-1].read_bytes()
+    complete = index_units(tmp_path), index_files(tmp_path)[-1].read_bytes()
     path = index_files(tmp_path)[-1]
     fields = list(struct.unpack(">4q2i", path.read_bytes()[:40]))
-    least = fields[5] - count
+    last_count = fields[5] - count
     units = path.read_bytes()[40 + 4 * SMALL.hash_slots :]
-    fields[5] = least
-    fields[3] = struct.unpack_from(">q", units, 20 * (least - 1) + 4)[0]
-    fields[1] = fields[0] + 1000 * struct.unpack_from(">i", units, 20 * (least - 1) + 12)[0]
+    fields[5] = last_count
+    fields[3] = struct.unpack_from(">q", units, 20 * (last_count - 1) + 4)[0]
+    fields[1] = fields[0] + 1000 * struct.unpack_from(">i", units, 20 * (last_count - 1) + 12)[0]
     with path.open("r+b") as file:
         file.write(struct.pack(">4q2i", *fields))
     dispatch(tmp_path, store.end, last(store), is_unclean=True)
-    assert index_units(tmp_path) == whole[0]
-    # All but the count of slots that are used, which units alone do not tell.
-    assert index_files(tmp_path)[-1].read_bytes()[40:] == whole[1][40:]
+    assert index_units(tmp_path) == complete[0]
+    # All but the number of used slots, which units alone do not show.
+    assert index_files(tmp_path)[-1].read_bytes()[40:] == complete[1][40:]
 
 
-def test_an_index_file_that_contradicts_itself_is_made_anew(tmp_path: Path) -> None:
+def test_an_inconsistent_index_file_is_rebuilt(tmp_path: Path) -> None:
     store = store_of(tmp_path, 100)
     for at in (20, 28, 39, 41, 45):
         dispatch(tmp_path, store.end, last(store))
-        whole = index_units(tmp_path)
+        complete = index_units(tmp_path)
         path = index_files(tmp_path)[-1]
         data = bytearray(path.read_bytes())
         data[at] ^= 0x7F
         path.write_bytes(data)
         dispatch(tmp_path, store.end, last(store), is_unclean=True)
-        assert index_units(tmp_path) == whole
+        assert index_units(tmp_path) == complete
         shutil.rmtree(tmp_path / "index")
         shutil.rmtree(tmp_path / "consumequeue")
 
@@ -550,18 +552,18 @@ def test_a_hole_at_the_end_of_a_queue_is_filled_from_the_log(tmp_path: Path) -> 
     assert files_of(tmp_path, "consumequeue") == before
 
 
-def test_queues_of_another_log_are_written_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_queues_of_another_log_are_rebuilt(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     store = store_of(tmp_path, 60)
     dispatch(tmp_path, store.end, last(store))
     shutil.rmtree(tmp_path / "dledger-n0")
-    # As many messages, each a little longer: no unit points to one any more.
+    # As many messages, each a little longer: no unit points to one of them.
     store = write_dledger(tmp_path, Messages().some(90, flag=1, born_host=("::1", 1)), file_size=4096)
     dispatch(tmp_path, store.end, last(store), is_unclean=True)
     assert "all queues are rebuilt" in caplog.text
     assert audit(tmp_path) == []
 
 
-def test_a_listener_may_ask_for_what_the_queues_have_already(tmp_path: Path) -> None:
+def test_a_listener_can_start_before_the_end_of_the_queues(tmp_path: Path) -> None:
     store = store_of(tmp_path, 100)
     dispatch(tmp_path, store.end, last(store))
     before = files_of(tmp_path, *BOTH)
@@ -577,7 +579,7 @@ def test_a_listener_may_ask_for_what_the_queues_have_already(tmp_path: Path) -> 
         assert files_of(tmp_path, *BOTH) == before
 
 
-def test_a_listener_that_wants_old_entries_makes_no_unclean_end(tmp_path: Path) -> None:
+def test_a_listener_that_starts_early_causes_no_unclean_end(tmp_path: Path) -> None:
     store = store_of(tmp_path, 60)
     dispatch(tmp_path, store.end, last(store))
     one = dispatcher(tmp_path)
@@ -594,10 +596,10 @@ def test_expired_files_do_not_stop_dispatch(tmp_path: Path) -> None:
         Path(segment.path).unlink()
     begin = store.segments[3].base
     dispatch(tmp_path, store.end, last(store))
-    places = {row["commitLogOffset"] for row in store.rows if row["topic"] == "Orders" and row["pos"] >= begin}
+    offsets = {row["commitLogOffset"] for row in store.rows if row["topic"] == "Orders" and row["pos"] >= begin}
     found = {unit[0] for queue_id in range(3) for unit in units(tmp_path, "Orders", queue_id)}
-    assert places <= found
-    # Nothing is left of what stood before the hole, which no message can fill.
+    assert offsets <= found
+    # Queue files before the hole, which no message can fill, are deleted.
     cleaner(tmp_path).run_once()
     assert audit(tmp_path) == []
 
@@ -606,7 +608,7 @@ def test_expired_files_do_not_stop_dispatch(tmp_path: Path) -> None:
 def test_a_message_whose_keys_fill_several_index_files_is_continued(tmp_path: Path, written: int) -> None:
     offsets = np.array([148, 520, 520, 520, 520, 520, 900])
     keys = Keys(offsets, np.full(7, LONG_AGO), np.arange(1, 8))
-    for part in (keys[:written], keys):  # the second time as after an unclean end: all of it comes again
+    for part in (keys[:written], keys):  # the second time as after an unclean end: all keys are put again
         writer = IndexWriter(tmp_path, hash_slots=7, index_units=3)
         assert writer.sort_out(lambda _: False)[1] == []
         writer.resume()
@@ -616,8 +618,8 @@ def test_a_message_whose_keys_fill_several_index_files_is_continued(tmp_path: Pa
     assert index_units(tmp_path) == list(zip(range(1, 8), offsets.tolist(), strict=True))
 
 
-class Lives:
-    """Lives of a dispatcher on one root, some of which end in a kill or a loss of power."""
+class DispatcherLives:
+    """Runs dispatchers on one root, one after the other; some end in a kill or a power loss."""
 
     def __init__(self, root: Path, store: Store) -> None:
         self.root, self.store = root, store
@@ -625,7 +627,7 @@ class Lives:
         self.committed = -1
 
     def live(self, committed: int, chunks: int, end: str, flush_after: int, draw: Callable[[int], int]) -> None:
-        """Dispatch so many chunks up to a committed index, and end ``cleanly``, by a ``kill`` or without ``power``."""
+        """Dispatch some chunks up to a committed index, then end ``cleanly``, by a ``kill`` or a ``power`` loss."""
         self.committed = max(self.committed, committed)
         one = dispatcher(self.root)
         one.recover(self.store.end, self.is_unclean)
@@ -646,14 +648,14 @@ class Lives:
             self._lose_power(before, draw)
 
     def _lose_power(self, before: dict[str, bytes], draw: Callable[[int], int]) -> None:
-        """Of what was written since the last flush some reached the disk, in pieces of 20 bytes, and some did not."""
+        """Of the bytes written since the last flush, some blocks of 20 reached the disk, others did not."""
         for name, data in files_of(self.root, *BOTH).items():
             old = before.get(name, b"").ljust(len(data), b"\0")
-            pieces = [(old if draw(3) == 0 else data)[at : at + 20] for at in range(0, len(data), 20)]
+            blocks = [(old if draw(3) == 0 else data)[at : at + 20] for at in range(0, len(data), 20)]
             if name not in before and draw(4) == 0:
                 (self.root / name).unlink()
             else:
-                (self.root / name).write_bytes(b"".join(pieces))
+                (self.root / name).write_bytes(b"".join(blocks))
 
 
 @settings(
@@ -662,17 +664,21 @@ class Lives:
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(data=st.data())
-def test_however_lives_end_queues_and_index_are_whole(folder: Callable[[], Path], data: st.DataObject) -> None:
+def test_queues_and_index_are_complete_after_any_sequence_of_ends(
+    folder: Callable[[], Path], data: st.DataObject
+) -> None:
     root, other = folder(), folder()
     count = data.draw(st.integers(5, 60))
     store = write_dledger(root, Messages().some(count), file_size=2048)
     write_dledger(other, Messages().some(count), file_size=2048)
-    lives = Lives(root, store)
+    lives = DispatcherLives(root, store)
     chance = random.Random(data.draw(st.integers(0, 2**32)))
     for _ in range(data.draw(st.integers(1, 5))):
         end = data.draw(st.sampled_from(["cleanly", "kill", "power"]))
-        places = data.draw(st.tuples(st.integers(0, count - 1), st.integers(0, 12), st.integers(0, 12)))
-        lives.live(places[0], places[1], end, places[2], chance.randrange)
+        committed, chunks, flush_after = data.draw(
+            st.tuples(st.integers(0, count - 1), st.integers(0, 12), st.integers(0, 12))
+        )
+        lives.live(committed, chunks, end, flush_after, chance.randrange)
     dispatch(root, store.end, last(store), is_unclean=lives.is_unclean)
     dispatch(other, store.end, last(store))
     assert files_of(root, "consumequeue") == files_of(other, "consumequeue")
@@ -680,10 +686,10 @@ def test_however_lives_end_queues_and_index_are_whole(folder: Callable[[], Path]
     assert audit(root) == []
 
 
-# When something fails
+# Failures
 
 
-def test_a_full_disk_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_writes_to_a_full_disk_are_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = store_of(tmp_path, 60)
     fails = iter([3, 5, 9, 11, 14, 15, 17, 22, 31, 32, 40])
     count, fail_at, pwrite = 0, next(fails), os.pwrite
@@ -713,16 +719,16 @@ def test_a_full_disk_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert [path.read_bytes() for path in index_files(tmp_path)] == [path.read_bytes() for path in index_files(other)]
 
 
-def test_a_listener_without_room_gets_the_part_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_is_repeated_after_a_listeners_os_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pyspark_dledger.rocketmq.dispatch.dispatcher._RETRY_SECONDS", 0.01)
     store = store_of(tmp_path, 60)
     taken: list[DispatchedPart] = []
-    refusals = 0
+    failures = 0
 
     def listener(part: DispatchedPart) -> None:
-        nonlocal refusals
-        if part.first_index > 20 and refusals < 3:
-            refusals += 1
+        nonlocal failures
+        if part.first_index > 20 and failures < 3:
+            failures += 1
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         taken.append(part)
 
@@ -731,7 +737,7 @@ def test_a_listener_without_room_gets_the_part_again(tmp_path: Path, monkeypatch
     one.committed(last(store))
     while one.dispatched_index < last(store):
         one._try(one._step)
-    assert refusals == 3
+    assert failures == 3
     assert one.stop()
     assert [part.first_index for part in taken[1:]] == [part.last_index + 1 for part in taken[:-1]]
     other = tmp_path / "other"
@@ -755,10 +761,10 @@ def test_a_listener_that_fails_ends_dispatch(tmp_path: Path) -> None:
     assert one.dispatched_index == -1
 
 
-def test_an_unfinished_rebuild_of_the_index_is_no_clean_end(tmp_path: Path) -> None:
+def test_an_unfinished_rebuild_of_the_index_is_an_unclean_end(tmp_path: Path) -> None:
     store = store_of(tmp_path, 100)
     dispatch(tmp_path, store.end, last(store))
-    whole = index_units(tmp_path)
+    complete = index_units(tmp_path)
     write_store_checkpoint(tmp_path, read_store_checkpoint(tmp_path)._replace(index_msg_timestamp=0))
     for steps in (0, 1, 3):
         one = dispatcher(tmp_path)
@@ -768,15 +774,15 @@ def test_an_unfinished_rebuild_of_the_index_is_no_clean_end(tmp_path: Path) -> N
         assert not one.stop(0)
         checkpoint = read_store_checkpoint(tmp_path)
         assert checkpoint.index_msg_timestamp < checkpoint.logics_msg_timestamp
-        assert len(index_units(tmp_path)) < len(whole)
+        assert len(index_units(tmp_path)) < len(complete)
     dispatch(tmp_path, store.end, last(store), is_unclean=True)
-    assert index_units(tmp_path) == whole
+    assert index_units(tmp_path) == complete
 
 
 # The store checkpoint, abort and lock
 
 
-def test_the_store_checkpoint_is_rocketmqs(case_folder: Callable[[str], Path], tmp_path: Path) -> None:
+def test_the_store_checkpoint_equals_rocketmqs(case_folder: Callable[[str], Path], tmp_path: Path) -> None:
     source = case_folder("mq-498-single")
     java = (source / "checkpoint").read_bytes()
     checkpoint = read_store_checkpoint(source)
@@ -786,7 +792,7 @@ def test_the_store_checkpoint_is_rocketmqs(case_folder: Callable[[str], Path], t
     assert read_store_checkpoint(tmp_path / "nowhere") == StoreCheckpoint()
 
 
-def test_the_checkpoint_says_what_is_on_disk(tmp_path: Path) -> None:
+def test_the_checkpoint_covers_flushed_files(tmp_path: Path) -> None:
     store = store_of(tmp_path, 60)
     write_store_checkpoint(tmp_path, StoreCheckpoint(master_flushed_offset=77))
     dispatch(tmp_path, store.end, last(store))
@@ -794,7 +800,7 @@ def test_the_checkpoint_says_what_is_on_disk(tmp_path: Path) -> None:
     assert read_store_checkpoint(tmp_path) == StoreCheckpoint(stored, stored, stored, 77, store.end)
 
 
-def test_abort_is_there_while_a_store_is_open(tmp_path: Path) -> None:
+def test_abort_exists_while_a_store_is_open(tmp_path: Path) -> None:
     presence = Presence(tmp_path)
     assert not presence.acquire()
     assert (tmp_path / "abort").exists()
@@ -808,8 +814,8 @@ def test_abort_is_there_while_a_store_is_open(tmp_path: Path) -> None:
     presence.release(is_clean=True)
 
 
-def test_the_lock_is_the_one_that_java_takes(tmp_path: Path) -> None:
-    """A POSIX lock of the first byte, as ``FileChannel.tryLock(0, 1, false)`` is one."""
+def test_the_lock_is_compatible_with_javas(tmp_path: Path) -> None:
+    """A POSIX lock of the first byte, like ``FileChannel.tryLock(0, 1, false)``."""
     take = "import fcntl, sys; f = open(sys.argv[1], 'r+'); fcntl.lockf(f, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)"
     presence = Presence(tmp_path)
     presence.acquire()
@@ -829,10 +835,10 @@ def test_the_lock_is_the_one_that_java_takes(tmp_path: Path) -> None:
         holder.communicate(b"\n")
 
 
-# Cleaning
+# Expired files
 
 
-def test_what_expired_leaves_queues_and_index(tmp_path: Path) -> None:
+def test_files_of_expired_messages_are_deleted_from_queues_and_index(tmp_path: Path) -> None:
     store = store_of(tmp_path, 150)
     dispatch(tmp_path, store.end, last(store))
     for segment in store.segments[:4]:
@@ -851,7 +857,7 @@ def test_what_expired_leaves_queues_and_index(tmp_path: Path) -> None:
     assert audit(tmp_path) == []
 
 
-def test_a_queue_whose_messages_have_all_expired_keeps_its_place(tmp_path: Path) -> None:
+def test_a_queue_of_expired_messages_keeps_its_queue_offset(tmp_path: Path) -> None:
     messages = Messages()
     old = [messages.make("Rare", 0) for _ in range(25)]
     store = write_dledger(tmp_path, [*old, *messages.some(60)], file_size=2048)
@@ -868,7 +874,7 @@ def test_a_queue_whose_messages_have_all_expired_keeps_its_place(tmp_path: Path)
     again.stop()
 
 
-def test_queue_files_of_several_sizes_are_refused(tmp_path: Path) -> None:
+def test_queue_files_of_several_sizes_are_rejected(tmp_path: Path) -> None:
     store = store_of(tmp_path, 60)
     dispatch(tmp_path, store.end, last(store))
     path = max((tmp_path / "consumequeue/Orders/2").iterdir())
@@ -877,19 +883,19 @@ def test_queue_files_of_several_sizes_are_refused(tmp_path: Path) -> None:
         dispatcher(tmp_path)
 
 
-def test_files_without_an_index_of_keys(tmp_path: Path) -> None:
+def test_without_has_index_no_index_is_written(tmp_path: Path) -> None:
     store = store_of(tmp_path, 60)
     dispatch(tmp_path, store.end, last(store), settings=replace(SMALL, has_index=False))
     assert not (tmp_path / "index").exists()
     assert audit(tmp_path) == []
 
 
-def test_an_hour_that_is_none_is_refused() -> None:
+def test_an_hour_out_of_range_is_rejected() -> None:
     with pytest.raises(OptionError, match="found '24'"):
         Retention(delete_when="24")
 
 
-def test_the_python_engine_dispatches_the_same(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_both_engines_dispatch_the_same(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     one, other = tmp_path / "native", tmp_path / "python"
     store = store_of(one)

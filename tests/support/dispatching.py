@@ -1,4 +1,4 @@
-"""Stores whose queues and index a `Dispatcher` builds, for tests."""
+"""Stores with queues and index that a `Dispatcher` builds, for tests."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ from pyspark_dledger.rocketmq.tables.registry import read_table
 from tests.support.generate import Payload, Store, mq_message, raw
 
 SMALL = DispatchSettings(units_per_file=10, hash_slots=7, index_units=20, chunk_bytes=1500, engine="native")
-# Files of goldens are old, and a machine's disk may be full: none of them expires.
+# Goldens are old, and the disk may be full: no file expires.
 KEPT = Retention(file_reserved_hours=1_000_000, enable_disk_force_clean=False)
 LONG_AGO = 1_700_000_000_137
 STEP_MS = 1_000
 
 
 class Messages:
-    """Makes messages with the queue offsets that a leader would give them, one second after the other."""
+    """Makes messages one second apart, with the queueOffsets that a leader would assign."""
 
     def __init__(self, stored: int = LONG_AGO) -> None:
         self.stored = stored
-        self.places: Counter[tuple[str, int]] = Counter()
+        self.next_offsets: Counter[tuple[str, int]] = Counter()
 
     def make(self, topic: str = "Orders", queue_id: int = 0, body: bytes = b"x", **more: Any) -> Payload:
         counts = more.get("transaction", "none") in ("none", "commit")
-        place = self.places[topic, queue_id] if counts else 0
-        self.places[topic, queue_id] += counts
+        queue_offset = self.next_offsets[topic, queue_id] if counts else 0
+        self.next_offsets[topic, queue_id] += counts
         self.stored += STEP_MS
         return mq_message(
-            topic, body, queue_id=queue_id, **{"queue_offset": place, "store_timestamp": self.stored, **more}
+            topic, body, queue_id=queue_id, **{"queue_offset": queue_offset, "store_timestamp": self.stored, **more}
         )
 
     def some(self, count: int, **more: Any) -> list[Payload]:
-        """Messages of several queues, with keys and tags; one in each dozen is of each kind of transaction."""
+        """Messages of several queues, with keys, tags, transactions and delays."""
         made = []
         for number in range(count):
             if number % 6 == 5:
@@ -66,7 +66,7 @@ def dispatcher(
 
 
 def end_of(store: Store, index: int) -> int:
-    """Where the entry of an index ends."""
+    """The end position of the entry with an index."""
     row = next(row for row in store.rows if row["index"] == index)
     return row["pos"] + row["size"]
 
@@ -74,7 +74,7 @@ def end_of(store: Store, index: int) -> int:
 def dispatch(
     root: Path, log_end: int, committed: int, *, is_unclean: bool = False, is_clean: bool = True, **more: Any
 ) -> list[DispatchedPart]:
-    """One life of a dispatcher, up to a committed index; what its listener was told."""
+    """Run a dispatcher up to a committed index; returns what its listener got."""
     parts: list[DispatchedPart] = []
     one = dispatcher(root, parts.append, **more)
     one.recover(log_end, is_unclean)
@@ -86,7 +86,7 @@ def dispatch(
 
 
 def abandon(root: Path, log_end: int, committed: int, *, flush_after: int | None = None, **more: Any) -> Dispatcher:
-    """A dispatcher that did all its work and was killed then; with `flush_after` it flushed after so many chunks."""
+    """Run a dispatcher and kill it; with `flush_after` it flushed after so many chunks."""
     one = dispatcher(root, **more)
     one.recover(log_end, False)
     one.committed(committed)
@@ -100,13 +100,13 @@ def abandon(root: Path, log_end: int, committed: int, *, flush_after: int | None
 
 
 def files_of(root: Path, *folders: str) -> dict[str, bytes]:
-    """Every file below some folders of a root, with its bytes."""
+    """The bytes of every file below some folders of a root."""
     paths = (path for folder in folders for path in (root / folder).rglob("*") if path.is_file())
     return {str(path.relative_to(root)): path.read_bytes() for path in paths}
 
 
 def units(root: Path, topic: str = "Orders", queue_id: int = 0) -> list[tuple[int, int, int]]:
-    """Every written unit of a queue, fillers among them, in the order of its files."""
+    """Every written unit of a queue, including fillers, in order."""
     folder = root / "consumequeue" / topic / str(queue_id)
     found: list[tuple[int, int, int]] = []
     for path in sorted(folder.iterdir()) if folder.is_dir() else []:
@@ -117,12 +117,12 @@ def units(root: Path, topic: str = "Orders", queue_id: int = 0) -> list[tuple[in
 
 
 def audit(root: Path, **options: Any) -> list[dict[str, Any]]:
-    """What `dledger audit` finds in a store."""
+    """The rows of `dledger audit`."""
     return [row for batch in read_table(open_log(str(root), **options), "audit") for row in batch.to_pylist()]
 
 
 def index_units(root: Path) -> list[tuple[int, int]]:
-    """Hash and offset of every unit of the index of keys, in the order in which they were written."""
+    """Hash and offset of every unit of the index of keys, in the order of writing."""
     from pyspark_dledger.rocketmq.index_file.index_file import hash_slots, index_files, read_header, read_units
 
     found: list[tuple[int, int]] = []
@@ -136,7 +136,7 @@ def index_units(root: Path) -> list[tuple[int, int]]:
 
 
 def with_noise(payloads: Iterable[Payload]) -> list[Payload]:
-    """Payloads, with an entry that is no message behind each fifth."""
+    """Payloads, with an entry that is no message after each fifth."""
     made: list[Payload] = []
     for number, payload in enumerate(payloads):
         made.append(payload)

@@ -14,7 +14,7 @@ FILLER = (0, 0x7FFFFFFF, 0)
 
 
 class Unit(NamedTuple):
-    """A unit at its place."""
+    """A unit with its queue and queueOffset."""
 
     topic: str
     queue_id: int
@@ -33,7 +33,7 @@ def java_hash(text: str) -> int:
 
 
 def tags_code(row: dict[str, Any]) -> int:
-    """What a broker writes for a message."""
+    """The tagsCode that a broker writes for a message."""
     if row["topic"] == "SCHEDULE_TOPIC_XXXX":
         return row["storeTimestamp"] // 1000 + 1000 * DELAYS[row["queueId"]]
     return java_hash(row["tags"] or "")
@@ -49,7 +49,7 @@ def units_of(rows: Iterable[dict[str, Any]]) -> list[Unit]:
 
 
 def write_units(root: Path, units: Iterable[Unit], file_size: int = FILE_SIZE) -> None:
-    """Writes ``root/consumequeue``; files are as long as Java makes them, and zeros where no unit is."""
+    """Writes ``root/consumequeue``; files have Java's size, and zeros between units."""
     for unit in units:
         path = file_of(root, unit.topic, unit.queue_id, unit.queue_offset, file_size)
         path.parent.mkdir(parents=True, exist_ok=True)
