@@ -22,7 +22,7 @@ from pyspark_dledger.raft.node.settings import SETTINGS
 from pyspark_dledger.raft.wire import binary_layout
 from pyspark_dledger.rocketmq.export.export_options import EXPORT_OPTIONS, FORMS
 from pyspark_dledger.rocketmq.store_checkpoint import LAYOUT as STORE_CHECKPOINT
-from pyspark_dledger.rocketmq.tables import audit
+from pyspark_dledger.rocketmq.tables.queue_audit import AUDIT_CODES
 from pyspark_dledger.rocketmq.tables.registry import TABLES as READ_TABLES
 from pyspark_dledger.spark.sink.write_options import WRITE_OPTIONS
 from tools import cli_docs, real_bytes
@@ -46,7 +46,7 @@ PLAIN_VALUES = (
 # A text of at least as many characters is written once.
 SHORT = 20
 # Columns whose values have a table of their own, by the name of their table.
-VALUES = {"audit": ("code", audit.CODES), "diff": ("verdict", VERDICTS)}
+VALUES = {"audit": ("code", AUDIT_CODES), "diff": ("verdict", VERDICTS)}
 
 WIRE_TYPES = {"B": "u8", "H": "u16", "I": "u32", "i": "i32", "q": "i64"}
 

@@ -1,1 +1,1 @@
-"""RocketMQ around the log: its ConsumeQueue, IndexFile and config, and what the broker does with them."""
+"""RocketMQ's files around the log: ConsumeQueue, IndexFile and config, and what a broker does with them."""

@@ -1,4 +1,4 @@
-"""The messages of a part of the log as arrays: what a broker puts into its ConsumeQueue for each of them."""
+"""Messages as arrays: the values that a broker puts into ConsumeQueues."""
 
 from __future__ import annotations
 
@@ -11,18 +11,16 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_dledger.common.java_text import decode_utf8, java_hash
+from pyspark_dledger.common.java_text import java_hash
 from pyspark_dledger.format import layout
-from pyspark_dledger.format.message import Message, parse_message, parse_properties
-from pyspark_dledger.format.spec import COMMITLOG, DLEDGER
-from pyspark_dledger.log.io.entry_reads import entry_at, read_at, segment_at
-from pyspark_dledger.log.store_view import StoreView
+from pyspark_dledger.format.spec import DLEDGER
+from pyspark_dledger.rocketmq.located_message import LocatedMessage
 
 COLUMNS = (
     *("pos", "source", "topic", "queueId", "queueOffset", "storeSize", "sysFlag", "storeTimestamp", "tags"),
     "committed",
 )
-"""The columns of the ``log`` table that `scanned` takes."""
+"""The columns of the ``log`` table that `arrays_of_batches` reads."""
 
 Longs = npt.NDArray[np.int64]
 QueueName = tuple[str, int]
@@ -31,14 +29,14 @@ _NO_TIME = np.iinfo(np.int64).min
 
 
 class QueueNames:
-    """Numbers for queues, so that arrays can hold them."""
+    """Numbers queues, for arrays."""
 
     def __init__(self, names: Iterable[QueueName] = ()) -> None:
         self.names = list(names)
         self._numbers = {name: number for number, name in enumerate(self.names)}
 
     def number(self, name: QueueName) -> int:
-        """The number of a queue, a new one where it has none."""
+        """The number of a queue, a new one if it has none."""
         number = self._numbers.setdefault(name, len(self.names))
         if number == len(self.names):
             self.names.append(name)
@@ -46,11 +44,11 @@ class QueueNames:
 
 
 @dataclass(frozen=True)
-class Messages:
-    """Messages by ``offset``, the position in the log that a unit of theirs holds.
+class MessageArrays:
+    """Messages by ``offset``, the commitLogOffset of their units.
 
     ``queue`` is a number of `QueueNames`, ``tags_code`` the hash of the tags, ``stored`` in milliseconds since 1970
-    (the least number where it is unknown). ``is_committed`` is false where that is not known.
+    (the lowest integer if unknown). ``is_committed`` is false if unknown.
     """
 
     offset: Longs
@@ -67,18 +65,18 @@ class Messages:
 
     @property
     def is_dispatched(self) -> npt.NDArray[np.bool_]:
-        """Whether a broker puts it into a queue: prepared and rolled back messages are in none."""
+        """Which messages are in a queue: all but prepared and rolled back ones."""
         return (self.sys_flag & 0x4) == 0
 
     def find(self, offsets: Longs) -> tuple[Longs, npt.NDArray[np.bool_]]:
         """The number of the message at each offset, and whether there is one."""
         if not len(self):
             return np.zeros(len(offsets), np.int64), np.zeros(len(offsets), bool)
-        places = np.minimum(np.searchsorted(self.offset, offsets), len(self) - 1)
-        return places, self.offset[places] == offsets
+        number = np.minimum(np.searchsorted(self.offset, offsets), len(self) - 1)
+        return number, self.offset[number] == offsets
 
 
-def scanned(batches: Iterable[pa.RecordBatch], names: QueueNames) -> Messages:
+def arrays_of_batches(batches: Iterable[pa.RecordBatch], names: QueueNames) -> MessageArrays:
     """The messages of batches of `COLUMNS`, in the order of the log."""
     schema = None
     kept = []
@@ -86,10 +84,10 @@ def scanned(batches: Iterable[pa.RecordBatch], names: QueueNames) -> Messages:
         schema = batch.schema
         kept.append(batch)
     if schema is None:
-        return direct([], names)
+        return arrays_of_messages([], names)
     table = pa.Table.from_batches(kept, schema).combine_chunks()
     in_ledger = _numpy(pc.equal(table["source"], DLEDGER))
-    return Messages(
+    return MessageArrays(
         offset=_longs(table["pos"]) + np.where(in_ledger, layout.ENTRY_HEADER_SIZE, 0),
         size=_longs(table["storeSize"]),
         queue=_queue_numbers(table["topic"], _longs(table["queueId"]), names),
@@ -119,9 +117,9 @@ def _queue_numbers(topics: Any, queue_ids: Longs, names: QueueNames) -> Longs:
     encoded = topics.combine_chunks().dictionary_encode()
     keys = encoded.indices.to_numpy().astype(np.int64) << 32 | (queue_ids & 0xFFFFFFFF)
     known = encoded.dictionary.to_pylist()
-    unique, places = np.unique(keys, return_inverse=True)
+    unique, number = np.unique(keys, return_inverse=True)
     numbers = [names.number((known[key >> 32], _signed(key & 0xFFFFFFFF))) for key in unique.tolist()]
-    return np.array(numbers, np.int64)[places]
+    return np.array(numbers, np.int64)[number]
 
 
 def _signed(bits: int) -> int:
@@ -134,45 +132,8 @@ def _tags_codes(tags: Any) -> Longs:
     return codes[_longs(pc.fill_null(encoded.indices, len(codes) - 1))]
 
 
-# Single messages, read where they stand
-
-
-@dataclass(frozen=True)
-class Found:
-    """A message read where a unit says that it is, and its properties."""
-
-    offset: int
-    message: Message
-    topic: str
-    properties: dict[str, str]
-
-
-def message_at(log: StoreView, offset: int) -> Found | None:
-    """The message at a position of the log; None where none stands there."""
-    for source, header in ((DLEDGER, layout.ENTRY_HEADER_SIZE), (COMMITLOG, 0)):
-        segment = segment_at(log.segments, offset - header)
-        if segment is None or segment.source != source or offset - header >= log.segment_end(segment):
-            continue
-        at = offset - segment.base
-        size = int.from_bytes(read_at(segment.path, at, 4), "big", signed=True)
-        entry = entry_at(segment, offset - header) if source == DLEDGER else None
-        if source == DLEDGER and (entry is None or entry.body_size != size):
-            return None
-        if not layout.MIN_MESSAGE_SIZE <= size <= layout.MAX_ENTRY_SIZE:
-            return None
-        data = read_at(segment.path, at, size)
-        message = parse_message(data, 0, size, offset) if len(data) == size else ""
-        if isinstance(message, str) or message.magic not in (layout.MESSAGE_MAGIC_V1, layout.MESSAGE_MAGIC_V2):
-            return None
-        topic = data[message.topic_start : message.topic_start + message.topic_length]
-        start = message.properties_start
-        properties = parse_properties(data[start : start + message.properties_length])
-        return Found(offset, message, decode_utf8(topic), properties)
-    return None
-
-
-def direct(found: Iterable[Found], names: QueueNames) -> Messages:
-    """Single messages as arrays, by offset. Whether they are committed is not known."""
+def arrays_of_messages(found: Iterable[LocatedMessage], names: QueueNames) -> MessageArrays:
+    """Single messages as arrays, by offset. Whether they are committed is unknown."""
     ordered = sorted(found, key=lambda item: item.offset)
     rows = [
         (
@@ -188,4 +149,4 @@ def direct(found: Iterable[Found], names: QueueNames) -> Messages:
     ]
     offset, size, queue, queue_offset, tags_code, sys_flag, stored = np.array(rows, np.int64).reshape(-1, 7).T
     is_committed = np.zeros(len(rows), bool)
-    return Messages(offset, size, queue, queue_offset, tags_code, sys_flag, stored, is_committed)
+    return MessageArrays(offset, size, queue, queue_offset, tags_code, sys_flag, stored, is_committed)

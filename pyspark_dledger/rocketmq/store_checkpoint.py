@@ -1,6 +1,6 @@
-"""A broker's ``checkpoint``: up to which storeTimestamp its files are on disk.
+"""A broker's ``checkpoint``: the storeTimestamps up to which its files are on disk.
 
-One page of 4096 bytes, of which RocketMQ writes the first numbers in place. Source: RocketMQ 5.3.3 ``StoreCheckpoint``.
+One page of 4096 bytes; RocketMQ overwrites the numbers at its beginning. Source: RocketMQ 5.3.3 ``StoreCheckpoint``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pyspark_dledger.log.io.entry_reads import read_at
 FILE = "checkpoint"
 SIZE = 4096
 MARGIN_MS = 3000
-"""Who goes by a timestamp begins so much before it: messages that are stored together do not ascend in time."""
+"""Reading from a timestamp begins so much earlier: timestamps of messages stored together do not ascend."""
 
 LAYOUT = (
     Field("physicMsgTimestamp", 0, 8, ">i8"),
@@ -30,10 +30,9 @@ _STRUCT = record_struct(LAYOUT)
 
 
 class StoreCheckpoint(NamedTuple):
-    """Timestamps in milliseconds since 1970, of the last message that the log, the queues and the index have on disk.
+    """Timestamps in milliseconds since 1970: the last message that log, queues and index have on disk.
 
-    Offsets are bytes of the log: ``confirm_phy_offset`` is where what is committed ends (from 5.2.0). 0 stands for
-    nothing.
+    Offsets are bytes of the log. ``confirm_phy_offset`` is the end of the committed part (from 5.2.0). 0 means none.
     """
 
     physic_msg_timestamp: int = 0
@@ -44,15 +43,15 @@ class StoreCheckpoint(NamedTuple):
 
 
 def read_store_checkpoint(root: Path) -> StoreCheckpoint:
-    """The checkpoint of a storePathRootDir; zeros where there is none, or less than RocketMQ writes."""
+    """The checkpoint of a storePathRootDir; zeros if it is missing or too short."""
     data = read_at(str(root / FILE), 0, _STRUCT.size)
     return StoreCheckpoint(*_STRUCT.unpack(data)) if len(data) == _STRUCT.size else StoreCheckpoint()
 
 
 def write_store_checkpoint(root: Path, checkpoint: StoreCheckpoint) -> None:
-    """Write the checkpoint durably, in place as RocketMQ does. Raises StoreError where that fails.
+    """Write the checkpoint durably, in place as RocketMQ does. Raises StoreError if that fails.
 
-    The numbers lie within one sector, so that a crash leaves the old ones or the new ones.
+    The numbers are in one sector: a crash leaves the old ones or the new ones.
     """
     try:
         descriptor = os.open(root / FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -64,4 +63,4 @@ def write_store_checkpoint(root: Path, checkpoint: StoreCheckpoint) -> None:
         finally:
             os.close(descriptor)
     except OSError as error:
-        raise StoreError(f"{root / FILE}: expected to write, found {error}: check the disk") from error
+        raise StoreError(f"{root / FILE}: cannot be written: {error}: check the disk") from error

@@ -1,4 +1,4 @@
-"""The table ``audit``: each disagreement of log and ConsumeQueue, and none where they agree."""
+"""The table ``audit``: it lists each disagreement of log and ConsumeQueue, and nothing else."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from pyspark_dledger.errors import OptionError, StoreError
 from pyspark_dledger.format.layout import FLAG_INNER_BATCH
 from pyspark_dledger.log import open_log
-from pyspark_dledger.rocketmq.tables.audit import CODES
+from pyspark_dledger.rocketmq.tables.queue_audit import AUDIT_CODES
 from pyspark_dledger.rocketmq.tables.registry import TABLES, read_table
 from tests.support.generate import Payload, Store, mq_message, raw, write_commitlog, write_dledger
 from tests.support.golden import ALL, Golden
@@ -29,16 +29,16 @@ STORED = 1700000000137
 
 
 def payloads() -> list[Payload]:
-    """Messages of two topics and a delay queue, one of each kind of transaction, and entries that are no messages."""
+    """Messages of two topics and a delay queue, of each kind of transaction, and entries that are no messages."""
     made: list[Payload] = []
-    places: Counter[tuple[str, int]] = Counter()
+    next_offsets: Counter[tuple[str, int]] = Counter()
 
     def add(topic: str, queue_id: int = 0, tags: str | None = None, **more: Any) -> None:
         properties = [("TAGS", tags)] if tags else []
-        place = places[topic, queue_id] if more.get("transaction", "none") in ("none", "commit") else 0
+        offset = next_offsets[topic, queue_id] if more.get("transaction", "none") in ("none", "commit") else 0
         body = b"%d" % len(made)
-        made.append(mq_message(topic, body, queue_id=queue_id, queue_offset=place, properties=properties, **more))
-        places[topic, queue_id] += more.get("transaction", "none") in ("none", "commit")
+        made.append(mq_message(topic, body, queue_id=queue_id, queue_offset=offset, properties=properties, **more))
+        next_offsets[topic, queue_id] += more.get("transaction", "none") in ("none", "commit")
 
     for number in range(12):
         add("Orders", number % 2, ["paid", "付款", None, "polygenelubricants"][number % 4])
@@ -66,13 +66,13 @@ def queue(store: Store, topic: str, queue_id: int = 0) -> list[Unit]:
     return [unit for unit in units_of(store.rows) if (unit.topic, unit.queue_id) == (topic, queue_id)]
 
 
-# Nothing to say
+# Stores without disagreements
 
 
 @pytest.mark.parametrize("golden", ALL, ids=str)
 @pytest.mark.parametrize("size", ["8k", "128m"])
 def test_goldens_are_clean(case_folder: Callable[[str], Path], golden: Golden, size: str) -> None:
-    """Two of them were killed: what is not in a queue there lies behind what is known to be committed."""
+    """Two brokers were killed: their messages without a unit are after the committed bound."""
     options = {"dataDirs": _data_dirs(case_folder("raw-multipath"))} if golden.case == "raw-multipath" else {}
     assert rows_of(case_folder(golden.case) / golden.folder, maxPartitionBytes=size, **options) == []
 
@@ -99,13 +99,13 @@ def test_uncommitted_messages_need_no_unit(tmp_path: Path) -> None:
     assert set(codes_of(tmp_path, committedBound="end")) == {"messageNotInQueue"}
 
 
-def test_a_message_behind_the_bound_may_have_its_unit_already(tmp_path: Path) -> None:
+def test_a_message_after_the_bound_may_have_its_unit_already(tmp_path: Path) -> None:
     store = write_dledger(tmp_path, payloads(), committed=COMMITTED)
     write_units(tmp_path, units_of(store.rows))
     assert rows_of(tmp_path, committedBound="checkpoint") == []
 
 
-def test_units_of_what_has_expired_are_no_disagreement(store: Store) -> None:
+def test_units_of_expired_messages_are_no_disagreement(store: Store) -> None:
     write_units(store.path, units_of(store.rows))
     Path(store.segments[0].path).unlink()
     assert rows_of(store.path) == []
@@ -113,11 +113,11 @@ def test_units_of_what_has_expired_are_no_disagreement(store: Store) -> None:
 
 def test_a_queue_may_begin_with_fillers_in_the_middle_of_a_file(tmp_path: Path) -> None:
     store = write_dledger(tmp_path, [mq_message("Late", b"%d" % n, queue_offset=150 + n) for n in range(80)])
-    write_units(tmp_path, [Unit("Late", 0, place, *FILLER) for place in range(100, 150)] + units_of(store.rows))
+    write_units(tmp_path, [Unit("Late", 0, number, *FILLER) for number in range(100, 150)] + units_of(store.rows))
     assert rows_of(tmp_path) == []
 
 
-def test_messages_of_the_old_commitlog_count(tmp_path: Path) -> None:
+def test_messages_of_the_old_commitlog_are_audited(tmp_path: Path) -> None:
     old = write_commitlog(tmp_path, [mq_message("Old", b"%d" % n, queue_offset=n) for n in range(40)])
     store = write_dledger(
         tmp_path, [mq_message("Old", b"%d" % n, queue_offset=40 + n) for n in range(40)], base=old.segments[-1].end
@@ -130,18 +130,18 @@ def test_messages_of_the_old_commitlog_count(tmp_path: Path) -> None:
     assert codes_of(tmp_path) == {"messageNotInQueue": 38}
 
 
-def test_a_plain_commitlog_has_no_uncommitted_message(tmp_path: Path) -> None:
+def test_all_messages_of_a_plain_commitlog_are_committed(tmp_path: Path) -> None:
     store = write_commitlog(tmp_path, [mq_message("Plain", b"%d" % n, queue_offset=n) for n in range(40)])
     write_units(tmp_path, units_of(store.rows)[:-1])
     assert [(row["code"], row["queueOffset"]) for row in rows_of(tmp_path)] == [("messageNotInQueue", 39)]
 
 
-def test_an_address_in_consumequeue_ext_is_no_tags_code(store: Store) -> None:
+def test_an_address_in_consumequeue_ext_is_not_compared(store: Store) -> None:
     write_units(store.path, [unit._replace(tags_code=-(2**63) + 20 * n) for n, unit in enumerate(units_of(store.rows))])
     assert rows_of(store.path) == []
 
 
-def test_delays_other_than_the_usual_ones_are_the_brokers_setting(store: Store) -> None:
+def test_any_delay_of_whole_seconds_is_accepted(store: Store) -> None:
     units = units_of(store.rows)
     write_units(
         store.path, [u._replace(tags_code=STORED + 7000) if u.topic.startswith("SCHEDULE") else u for u in units]
@@ -168,7 +168,7 @@ def test_a_message_without_a_unit(store: Store) -> None:
     }
 
 
-def test_messages_behind_the_end_of_their_queue(store: Store) -> None:
+def test_messages_after_the_end_of_their_queue(store: Store) -> None:
     last = queue(store, "Orders", 1)[-2:]
     write_units(store.path, [unit for unit in units_of(store.rows) if unit not in last])
     assert [(row["code"], row["queueOffset"], row["found"]) for row in rows_of(store.path)] == [
@@ -176,18 +176,18 @@ def test_messages_behind_the_end_of_their_queue(store: Store) -> None:
     ]
 
 
-def test_messages_of_a_queue_that_is_gone(store: Store) -> None:
+def test_messages_of_a_missing_queue(store: Store) -> None:
     write_units(store.path, [unit for unit in units_of(store.rows) if unit.topic != "Pays"])
     rows = rows_of(store.path)
     assert {(row["code"], row["topic"], row["found"]) for row in rows} == {("messageNotInQueue", "Pays", "no queue")}
     assert len(rows) == 6
 
 
-def test_a_whole_consumequeue_that_is_gone(store: Store) -> None:
+def test_a_missing_consumequeue(store: Store) -> None:
     assert codes_of(store.path) == {"messageNotInQueue": len(units_of(store.rows))}
 
 
-def test_a_unit_of_no_message(store: Store) -> None:
+def test_a_unit_without_a_message(store: Store) -> None:
     units = units_of(store.rows)
     wrong = queue(store, "Orders")[2]
     write_units(
@@ -200,7 +200,7 @@ def test_a_unit_of_no_message(store: Store) -> None:
     ]
 
 
-def test_units_behind_the_end_of_the_log(store: Store) -> None:
+def test_units_after_the_end_of_the_log(store: Store) -> None:
     units = units_of(store.rows)
     write_units(store.path, [*units, Unit("Orders", 0, 6, store.end + 48, 200, 0)])
     assert [(row["code"], row["queueOffset"], row["found"]) for row in rows_of(store.path)] == [
@@ -208,7 +208,7 @@ def test_units_behind_the_end_of_the_log(store: Store) -> None:
     ]
 
 
-def test_units_of_a_lost_file(store: Store) -> None:
+def test_units_of_a_missing_segment(store: Store) -> None:
     write_units(store.path, units_of(store.rows))
     lost = store.segments[2]
     Path(lost.path).unlink()
@@ -219,8 +219,8 @@ def test_units_of_a_lost_file(store: Store) -> None:
     ]
 
 
-def test_positions_without_messages_are_cut_for_the_tasks(store: Store) -> None:
-    """As many units as there were may point there."""
+def test_positions_without_messages_are_split_into_parts(store: Store) -> None:
+    """Any number of units may point there."""
     far = store.end + 2**32
     write_units(
         store.path, [*units_of(store.rows), Unit("Orders", 0, 6, far, 200, 0), Unit("Orders", 0, 7, 2**62, 9, 0)]
@@ -249,7 +249,7 @@ def test_a_wrong_tags_code(store: Store) -> None:
     ]
 
 
-def test_a_time_to_deliver_that_is_none(store: Store) -> None:
+def test_a_wrong_delivery_time(store: Store) -> None:
     wrong = queue(store, "SCHEDULE_TOPIC_XXXX", 3)[4]
     write_units(store.path, [u._replace(tags_code=3433164) if u == wrong else u for u in units_of(store.rows)])
     assert [(row["code"], row["expected"]) for row in rows_of(store.path)] == [
@@ -267,7 +267,7 @@ def test_a_unit_in_another_queue(store: Store) -> None:
     assert len(rows) == len(queue(store, "Orders"))
 
 
-def test_a_unit_of_a_message_that_no_consumer_may_see(store: Store) -> None:
+def test_a_unit_of_a_prepared_message(store: Store) -> None:
     row = next(row for row in store.rows if row["transaction"] == "prepared")
     units = units_of(store.rows)
     write_units(store.path, [*units, Unit("Pays", 0, 6, row["commitLogOffset"], row["storeSize"], 0)])
@@ -276,7 +276,7 @@ def test_a_unit_of_a_message_that_no_consumer_may_see(store: Store) -> None:
     ]
 
 
-def test_units_at_other_places_than_their_messages_say(store: Store) -> None:
+def test_units_at_other_queue_offsets_than_their_messages(store: Store) -> None:
     moved = [
         u._replace(queue_offset=u.queue_offset + (u.topic == "Orders" and u.queue_offset > 3))
         for u in units_of(store.rows)
@@ -290,7 +290,7 @@ def test_units_at_other_places_than_their_messages_say(store: Store) -> None:
     ]
 
 
-def test_a_file_of_a_queue_that_is_gone(tmp_path: Path) -> None:
+def test_a_missing_file_of_a_queue(tmp_path: Path) -> None:
     store = write_dledger(tmp_path, [mq_message("Long", b"%d" % n, queue_offset=n) for n in range(250)])
     write_units(tmp_path, units_of(store.rows))
     file_of(tmp_path, "Long", 0, 100).unlink()
@@ -300,8 +300,8 @@ def test_a_file_of_a_queue_that_is_gone(tmp_path: Path) -> None:
     assert (gap["queueOffset"], gap["expected"], gap["commitLogOffset"]) == (100, "units 100 to 199", None)
 
 
-def test_there_is_a_test_for_each_code() -> None:
-    assert set(CODES) == {
+def test_each_code_has_a_test() -> None:
+    assert set(AUDIT_CODES) == {
         *("messageNotInQueue", "unitWithoutMessage", "wrongSize", "wrongTagsCode", "wrongQueue", "queueOffsetGap")
     }
 
@@ -309,7 +309,7 @@ def test_there_is_a_test_for_each_code() -> None:
 # Several queues for one message
 
 
-def test_messages_that_are_dispatched_to_more_queues(tmp_path: Path) -> None:
+def test_messages_dispatched_to_several_queues(tmp_path: Path) -> None:
     listed = [("INNER_MULTI_DISPATCH", "%LMQ%a,%LMQ%b"), ("INNER_MULTI_QUEUE_OFFSET", "0,5")]
     store = write_dledger(tmp_path, [mq_message("Mqtt", queue_id=2, properties=listed)])
     (unit,) = units_of(store.rows)
@@ -321,26 +321,26 @@ def test_messages_that_are_dispatched_to_more_queues(tmp_path: Path) -> None:
     ]
 
 
-def test_messages_that_hold_several_are_not_missed(tmp_path: Path) -> None:
+def test_batch_messages_need_no_unit(tmp_path: Path) -> None:
     write_dledger(tmp_path, [mq_message("Batches", other_flags=FLAG_INNER_BATCH)])
     assert rows_of(tmp_path) == []
 
 
-# What it is asked
+# Options and errors
 
 
-def test_the_options_topic_and_queue_id(store: Store) -> None:
+def test_topic_and_queue_id_select_rows(store: Store) -> None:
     assert codes_of(store.path, topic="Orders") == {"messageNotInQueue": 12}
     assert codes_of(store.path, topic="Orders,Pays", queueId=0) == {"messageNotInQueue": 12}
     assert codes_of(store.path, topic="Nothing") == {}
 
 
-def test_options_that_change_nothing_are_refused(store: Store) -> None:
+def test_options_without_effect_are_rejected(store: Store) -> None:
     with pytest.raises(OptionError, match="option startingOffsets: table audit does not take it, only log: leave it"):
         rows_of(store.path, startingOffsets=3)
 
 
-def test_without_anything_known_to_be_committed(tmp_path: Path) -> None:
+def test_a_store_without_a_committed_bound(tmp_path: Path) -> None:
     write_dledger(tmp_path, payloads(), checkpoint=False)
     with pytest.raises(
         StoreError, match=r"expected a committed index, .* committedBound=end trusts the end of the log"
@@ -349,7 +349,7 @@ def test_without_anything_known_to_be_committed(tmp_path: Path) -> None:
     assert codes_of(tmp_path, committedBound="end")["messageNotInQueue"] == 30
 
 
-def test_a_folder_that_is_no_root(store: Store) -> None:
+def test_a_folder_without_a_root(store: Store) -> None:
     with pytest.raises(StoreError, match="expected a whole store to audit, found one segment"):
         rows_of(store.segments[0].path)
     lone = store.path / "alone"
@@ -365,8 +365,8 @@ def test_queues_in_rocksdb(store: Store) -> None:
         rows_of(store.path)
 
 
-def test_messages_written_while_it_runs_are_no_disagreement(tmp_path: Path) -> None:
-    """The plan knows less of the log than the queues do when they are read."""
+def test_messages_written_during_an_audit_are_no_disagreement(tmp_path: Path) -> None:
+    """The queues are newer than the plan."""
     made = payloads()
     write_dledger(tmp_path, made[:24], file_size=2048)
     log = open_log(tmp_path)
@@ -380,10 +380,10 @@ def test_messages_written_while_it_runs_are_no_disagreement(tmp_path: Path) -> N
 
 
 def judge(messages: Sequence[Row], units: Sequence[Unit]) -> Counter[tuple[str, str, int, int]]:
-    """What audit has to say: code, topic, queueId and queueOffset of each row, found by looking everything up."""
+    """The expected rows: code, topic, queueId and queueOffset, found by looking up everything."""
     found: Counter[tuple[str, str, int, int]] = Counter()
 
-    def say(code: str, unit: Unit, is_so: bool = True) -> None:
+    def expect(code: str, unit: Unit, is_so: bool = True) -> None:
         found[code, unit.topic, unit.queue_id, unit.queue_offset] += is_so
 
     by_offset = {row["commitLogOffset"]: row for row in messages if row["kind"] == "message"}
@@ -392,30 +392,30 @@ def judge(messages: Sequence[Row], units: Sequence[Unit]) -> Counter[tuple[str, 
     for unit in units:
         row = by_offset.get(unit.commit_log_offset)
         if row is None:
-            say("unitWithoutMessage", unit)
+            expect("unitWithoutMessage", unit)
             continue
-        say("wrongSize", unit, unit.size != row["storeSize"])
+        expect("wrongSize", unit, unit.size != row["storeSize"])
         wait = unit.tags_code - row["storeTimestamp"] // 1000
         is_delay = unit.topic == "SCHEDULE_TOPIC_XXXX"
         fits = (wait >= 0 and wait % 1000 == 0) if is_delay else unit.tags_code == java_hash(row["tags"] or "")
-        say("wrongTagsCode", unit, not fits)
+        expect("wrongTagsCode", unit, not fits)
         if (row["topic"], row["queueId"]) != unit[:2] or unit.commit_log_offset not in expected:
-            say("wrongQueue", unit)
+            expect("wrongQueue", unit)
         else:
             in_queue.add(unit.commit_log_offset)
-            say("queueOffsetGap", unit, row["queueOffset"] != unit.queue_offset)
+            expect("queueOffsetGap", unit, row["queueOffset"] != unit.queue_offset)
     for offset, unit in expected.items():
-        say("messageNotInQueue", unit, offset not in in_queue)
+        expect("messageNotInQueue", unit, offset not in in_queue)
     for name in {unit[:2] for unit in units}:
-        places = sorted(unit.queue_offset for unit in units if unit[:2] == name)
-        for before, place in pairwise(places):
-            found["queueOffsetGap", name[0], name[1], before + 1] += place > before + 1
+        offsets = sorted(unit.queue_offset for unit in units if unit[:2] == name)
+        for before, offset in pairwise(offsets):
+            found["queueOffsetGap", name[0], name[1], before + 1] += offset > before + 1
     return +found
 
 
 @settings(max_examples=100, deadline=None)
 @given(data=st.data(), size=st.sampled_from(["1k", "3k", "128m"]))
-def test_any_damage_of_units_is_found_as_by_looking_everything_up(
+def test_random_damage_of_units_is_found(
     data: st.DataObject, size: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     root = tmp_path_factory.mktemp("audit")

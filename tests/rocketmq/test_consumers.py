@@ -1,4 +1,4 @@
-"""The table ``consumers``: config files as fastjson writes them, and what they mean against the queues."""
+"""The table ``consumers``: offsets of consumer groups from fastjson files, compared with the queues."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ DELAYS = """{
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
-    """Two queues of Orders with 20 messages, of which the first file's have expired, and one for delays."""
+    """Two queues of Orders with 20 messages each, and a delay queue."""
     payloads = []
     for number in range(20):
         payloads += [mq_message("Orders", b"x" * 200, queue_id=queue, queue_offset=number) for queue in (0, 1)]
@@ -70,7 +70,7 @@ def rows_of(path: Path | str, **options: Any) -> list[dict[str, Any]]:
     return [row for batch in read_table(log, "consumers") for row in batch.to_pylist()]
 
 
-def test_lag_and_what_expired_unread(store: Store) -> None:
+def test_lag_and_messages_that_expired_unread(store: Store) -> None:
     Path(store.segments[0].path).unlink()
     kept = [row for row in store.rows if row["pos"] >= store.segments[1].base]
     first, second = (min(row["queueOffset"] for row in kept if row["queueId"] == queue) for queue in (0, 1))
@@ -102,13 +102,13 @@ def test_a_queue_that_lost_its_end_has_a_negative_lag(store: Store) -> None:
     assert (row["maxOffset"], row["lag"], row["lost"]) == (20, -5, 0)
 
 
-def test_a_group_without_an_offset_in_a_queue_that_has_messages(store: Store) -> None:
+def test_a_group_without_an_offset_in_a_queue_has_no_lag(store: Store) -> None:
     write_config(store.path, consumerOffset='{"offsetTable":{"Orders@GroupA":{0:0}}}')
     (row,) = rows_of(store.path, topic="Orders", queueId=1)
     assert (row["consumerOffset"], row["maxOffset"], row["lag"], row["lost"]) == (None, 20, None, None)
 
 
-def test_a_queue_whose_messages_have_all_expired_begins_where_it_ends(tmp_path: Path) -> None:
+def test_a_queue_of_expired_messages_begins_at_its_end(tmp_path: Path) -> None:
     payloads = [mq_message("Early", b"x" * 500, queue_offset=n) for n in range(3)]
     payloads += [mq_message("Late", b"x" * 900, queue_offset=n) for n in range(9)]
     store = write_dledger(tmp_path, payloads)
@@ -119,7 +119,7 @@ def test_a_queue_whose_messages_have_all_expired_begins_where_it_ends(tmp_path: 
     assert (row["minOffset"], row["maxOffset"], row["lag"], row["lost"]) == (3, 3, 2, 2)
 
 
-def test_the_nodes_folder_knows_the_old_commitlog(tmp_path: Path) -> None:
+def test_the_old_commitlog_counts_if_the_nodes_folder_is_opened(tmp_path: Path) -> None:
     old = write_commitlog(tmp_path, [mq_message("Old", queue_offset=n) for n in range(9)])
     store = write_dledger(tmp_path, [mq_message("Old", queue_offset=9)], base=old.segments[-1].end)
     write_units(tmp_path, units_of(old.rows + store.rows))
@@ -138,13 +138,13 @@ def test_a_damaged_file_is_read_from_its_backup(store: Store, text: str) -> None
     assert row["consumerOffset"] == 7
 
 
-def test_a_file_that_is_missing_is_read_from_its_backup(store: Store) -> None:
+def test_a_missing_file_is_read_from_its_backup(store: Store) -> None:
     offsets = store.path / "config" / "consumerOffset.json"
     offsets.rename(offsets.with_name("consumerOffset.json.bak"))
     assert len(rows_of(store.path, topic="Orders")) == 3
 
 
-def test_damage_without_a_backup_is_said(store: Store) -> None:
+def test_damage_without_a_backup_is_an_error(store: Store) -> None:
     (store.path / "config" / "consumerOffset.json").write_text('{"offsetTable"')
     with pytest.raises(
         StoreError, match=r"consumerOffset.json: expected the JSON of a broker's config, found .*: restore"
@@ -172,13 +172,13 @@ def test_numbers_as_keys() -> None:
 @pytest.mark.parametrize(
     "text", ["{'a':1}", "nonsense", "[" * 100_000, '{"a":' * 100_000, "\xff\xfe", '{"a":1}}', "null", "12"]
 )
-def test_what_is_no_object_is_an_error(text: str) -> None:
+def test_other_texts_than_objects_are_errors(text: str) -> None:
     with pytest.raises(ValueError, match=r"."):
         parse_json(text.encode())
 
 
 @given(st.binary(max_size=60))
-def test_nothing_but_a_value_error_comes_out(data: bytes) -> None:
+def test_random_bytes_give_an_object_or_a_value_error(data: bytes) -> None:
     with suppress(ValueError):
         assert isinstance(parse_json(data), dict)
 
@@ -192,7 +192,7 @@ def test_nothing_but_a_value_error_comes_out(data: bytes) -> None:
         ("null", {}),
     ],
 )
-def test_what_makes_no_sense_is_left_out(tmp_path: Path, table: str, offsets: dict[Any, Any]) -> None:
+def test_invalid_offsets_are_skipped(tmp_path: Path, table: str, offsets: dict[Any, Any]) -> None:
     write_config(tmp_path, consumerOffset=f'{{"offsetTable":{table}}}')
     assert read_config(tmp_path).offsets == offsets
 

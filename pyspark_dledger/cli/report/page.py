@@ -24,7 +24,7 @@ from pyspark_dledger.cli.report.verdict import enumerated, relevant_recoveries, 
 from pyspark_dledger.format.json_text import printable
 from pyspark_dledger.log.diff.diff_table import VERDICTS
 from pyspark_dledger.log.verify.findings import CODES, SEVERITIES
-from pyspark_dledger.rocketmq.tables import audit
+from pyspark_dledger.rocketmq.tables.queue_audit import AUDIT_CODES
 
 _LONG_GAP = 0.005
 _STATE_NAMES = {
@@ -323,7 +323,7 @@ def _audits(listed: Listed) -> list[Row]:
         {
             "code": code,
             "count": count,
-            "text": f"{audit.CODES[code][0].upper()}{audit.CODES[code][1:]}.",
+            "text": f"{AUDIT_CODES[code][0].upper()}{AUDIT_CODES[code][1:]}.",
             "where": _where(listed, code),
             "rows": listed.examples[code],
         }

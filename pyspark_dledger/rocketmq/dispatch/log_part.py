@@ -18,7 +18,7 @@ from pyspark_dledger.log.io.queue_files import Units
 from pyspark_dledger.rocketmq.arrow_values import is_valid, values_of
 from pyspark_dledger.rocketmq.consume_queue.queue_writer import MAX_QUEUE_OFFSET, is_valid_queue, units_of
 from pyspark_dledger.rocketmq.index_file.message_keys import Keys, keys_of
-from pyspark_dledger.rocketmq.message_arrays import Longs, Messages, QueueNames
+from pyspark_dledger.rocketmq.message_arrays import Longs, MessageArrays, QueueNames
 
 COLUMNS = (
     *("pos", "size", "index", "term", "topic", "queueId", "queueOffset", "storeSize", "sysFlag", "storeTimestamp"),
@@ -52,7 +52,7 @@ class LogPart(NamedTuple):
     last_index: int
     last_term: int
     names: QueueNames
-    found: Messages
+    found: MessageArrays
     rows: pa.RecordBatch
     skipped: int
     first_skipped: str
@@ -162,14 +162,14 @@ def _describe_first(batch: pa.RecordBatch, is_bad: Flags) -> str:
 
 def _messages(
     engine: Engine, batch: pa.RecordBatch, segment: Segment, known: list[str], topic: Longs, names: QueueNames
-) -> tuple[Messages, pa.RecordBatch]:
+) -> tuple[MessageArrays, pa.RecordBatch]:
     """The messages of a batch that has only messages, and their rows; `topic` indexes `known`."""
     header = layout.ENTRY_HEADER_SIZE if segment.source == DLEDGER else 0
     stored = np.where(is_valid(batch["storeTimestamp"]), values_of(batch["storeTimestamp"]) // 1000, 0)
     keys = topic << 32 | values_of(batch["queueId"])
     unique, number = np.unique(keys, return_inverse=True)
     numbers = [names.number((known[key >> 32], key & 0xFFFFFFFF)) for key in unique.tolist()]
-    found = Messages(
+    found = MessageArrays(
         offset=values_of(batch["pos"]) + header,
         size=values_of(batch["storeSize"]).astype(np.int64),
         queue=np.array(numbers, np.int64)[number],
@@ -188,7 +188,9 @@ def _tags_codes(engine: Engine, tags: pa.Array) -> Longs:
     return codes[np.where(is_valid(encoded.indices), values_of(encoded.indices), len(codes) - 1)]
 
 
-def _with_delays(engine: Engine, request: ScanRequest, found: Messages, delays_ms: tuple[int, ...]) -> Messages:
+def _with_delays(
+    engine: Engine, request: ScanRequest, found: MessageArrays, delays_ms: tuple[int, ...]
+) -> MessageArrays:
     """The messages, delayed ones with their delivery time as tagsCode.
 
     Source: ``CommitLog.checkMessageAndReturnSize``, ``ScheduleMessageService.computeDeliverTimestamp``.

@@ -1,1 +1,1 @@
-"""The registry of tables, and the tables `audit` and `consumers`."""
+"""The registry of tables, and the tables of a broker's files."""

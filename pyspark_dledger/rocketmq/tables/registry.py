@@ -1,4 +1,4 @@
-"""Every table but ``log``: one registry for Spark, the command line and the documentation."""
+"""All tables but ``log``, for Spark, the command line and the documentation."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.log.tables import index_units_table, segments_table
 from pyspark_dledger.log.tables.table import Table, TableColumn, batches_of, row_of, table_schema
 from pyspark_dledger.log.verify.verify_store import FindingsPart, plan_findings, read_findings
-from pyspark_dledger.rocketmq.tables import audit, consume_queue_table, consumers, index_file_table
+from pyspark_dledger.rocketmq.tables import audit_table, consume_queue_table, consumers_table, index_file_table
 
-# Options that would change which rows a read gives; a table that cannot honour one refuses it.
+# Options that select rows; a table without support for one rejects it.
 _ROW_OPTIONS = frozenset({
     *("mode", "isolationLevel", "replicas", "startingOffsets", "endingOffsets", "startingTimestamp"),
     *("endingTimestamp", "topic", "queueId", "tags", "includeEntryBody"),
@@ -99,7 +99,7 @@ def _read_diff(part: diff.DiffPart) -> Iterator[pa.RecordBatch]:
     yield from batches_of(table_schema(DIFF_COLUMNS), rows, _DEFAULTS.max_batch_rows)
 
 
-# All of them
+# Registry
 
 _TABLES = (
     segments_table.TABLE,
@@ -121,8 +121,8 @@ _TABLES = (
     index_units_table.TABLE,
     consume_queue_table.TABLE,
     index_file_table.TABLE,
-    audit.TABLE,
-    consumers.TABLE,
+    audit_table.TABLE,
+    consumers_table.TABLE,
     Table(
         "diff",
         "one row per range of indexes on which replicas agree or differ; needs `replicas`",
@@ -135,7 +135,7 @@ _TABLES = (
 
 
 def _checked(table: Table) -> Table:
-    """The table with a plan that refuses the options that it does not take."""
+    """The table with a plan that rejects options without effect on it."""
 
     def plan(log: StoreView, options: ReadOptions) -> list[Any]:
         check_options(table, options)
@@ -149,7 +149,7 @@ TABLES: dict[str, Table] = {table.name: _checked(table) for table in _TABLES}
 
 
 def check_options(table: Table, options: ReadOptions) -> None:
-    """Raises OptionError for an option that would change the rows of other tables and does nothing for this one."""
+    """Raises OptionError for an option that selects rows of other tables and has no effect on this one."""
     for option in OPTIONS:
         if option.name not in _ROW_OPTIONS - table.options:
             continue
@@ -161,10 +161,9 @@ def check_options(table: Table, options: ReadOptions) -> None:
 
 
 def read_table(log: StoreView, name: str, options: ReadOptions | None = None) -> Iterator[pa.RecordBatch]:
-    """The rows of a table, part by part; without `options` under those that the log was opened with.
+    """The rows of a table, part by part; by default with the options of `log`.
 
-    Raises OptionError for an unknown table or an option that it does not take, StoreError where the store cannot
-    answer.
+    Raises OptionError for an unknown table or an option without effect, StoreError if the store cannot be read.
     """
     if name not in TABLES:
         raise OptionError(f"unknown table {name}: {nearest(name, TABLES)}")

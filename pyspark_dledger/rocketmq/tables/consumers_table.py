@@ -1,4 +1,4 @@
-"""The ``consumers`` table: how far each consumer group has read, against what its queues hold."""
+"""The ``consumers`` table: how far each consumer group has read its queues."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _SCHEMA = table_schema(COLUMNS)
 
 @dataclass(frozen=True)
 class ConsumersPart:
-    """The whole table: it has a row for each group and queue."""
+    """The whole table."""
 
     root: Path
     min_offset: int
@@ -49,14 +49,14 @@ class ConsumersPart:
 
 
 def plan(log: StoreView, options: ReadOptions) -> list[ConsumersPart]:
-    """One part. Raises StoreError where there is no config, or no root is known."""
+    """One part. Raises StoreError if there is no config, or no root is known."""
     root = queue_root(log)
     read_config(root)
     return [ConsumersPart(root, _min_offset(log, root), options)]
 
 
 def _min_offset(log: StoreView, root: Path) -> int:
-    """Where the store begins, also where only its DLedger part was opened."""
+    """The first position of the store, also if only its DLedger part was opened."""
     if log.paths.node is not None and not log.paths.commitlog_dirs and (root / "commitlog").is_dir():
         log = StoreView(str(root), replace(log.options, self_id=log.paths.node))
     return log.segments[0].base if log.segments else 0
@@ -98,7 +98,7 @@ def _rows(config: BrokerConfig, bounds: dict[tuple[str, int], tuple[int, int]]) 
 
 
 def _configured(config: BrokerConfig, topic: str) -> Iterable[int]:
-    """The queues that a topic has by its config; the delay topic has one for each level, whatever its config says."""
+    """The queues of a topic by its config; the delay topic has one for each level, and its config does not count."""
     return range(config.topic_queues.get(topic, 0)) if topic != SCHEDULE_TOPIC else ()
 
 
