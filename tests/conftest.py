@@ -17,42 +17,31 @@ from tests.support import golden
 from tests.support.spark_cluster import SHORT_LIVED
 
 ROOT = Path(__file__).resolve().parent.parent
-# Files that take the longest. They come first: of the last one of all, the other processes would wait for the end.
-LONGEST = (
-    "test_examples.py",
-    "test_spark_stream.py",
-    "test_java_groups.py",
-    "test_spark_cluster.py",
-    "test_exactly_once.py",
-    "test_goldens.py",
-    "test_engines.py",
-    "test_sink_faults.py",
-    "test_wheel.py",
-    "test_docs.py",
-    "test_notebooks.py",
-    "test_remote.py",
-    "test_tables.py",
-    "test_spark_writer.py",
-    "test_fuzz.py",
-    "test_java_recovery.py",
-    "test_java_tail.py",
-    "test_java_opens_messages.py",
-)
+LONG = ("slow", "java", "spark")
+"""Markers of tests that take long, the longest first."""
 
-# Whoever starts the tests in the background, or with nohup, has these ignored, and every process that a test starts
-# would ignore them, too.
+# A shell that starts the tests in the background ignores these signals, and child processes would inherit that.
 for ignored, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
     if signal.getsignal(ignored) is signal.SIG_IGN:
         signal.signal(ignored, handler)
 
-# Spark and the judges live for minutes, and would spend much of them on compiling.
+# Spark and the Java judges run for minutes: less compilation makes them faster.
 for name, flags in SHORT_LIVED.items():
     os.environ.setdefault(name, flags)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    places = {name: number for number, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: places.get(item.path.name, len(places)))
+    """Mark what starts Spark or Java; files that take long come first, so that no worker waits for the last one."""
+    last = len(LONG)
+    by_file: dict[Path, int] = {}
+    for item in items:
+        if "spark" in getattr(item, "fixturenames", ()):
+            item.add_marker("spark")
+        if "interop" in item.path.parts:
+            item.add_marker("java")
+        rank = min((LONG.index(mark.name) for mark in item.iter_markers() if mark.name in LONG), default=last)
+        by_file[item.path] = min(rank, by_file.get(item.path, last))
+    items.sort(key=lambda item: by_file[item.path])
 
 
 @pytest.fixture(params=["native", "python"])

@@ -23,7 +23,7 @@ SANITIZE = "-fsanitize=address,undefined"
 FLAGS = [
     "-std=c++17",
     "-O1",
-    "-g",
+    "-g1",
     "-fno-omit-frame-pointer",
     "-fno-sanitize-recover=all",
     "-Wall",
