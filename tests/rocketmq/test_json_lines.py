@@ -1,4 +1,4 @@
-"""Rows as lines of JSON: both engines make the same, which is what `json_line` makes of each row."""
+"""Both engines make the same JSON lines of a batch, which are those of `json_line` for each row."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pyspark_dledger as dl
-from pyspark_dledger.cli.output.rows import rows_of
 from pyspark_dledger.format import json_text, native_engine
 from pyspark_dledger.format.columns import PROPERTIES, TIMESTAMP
 from pyspark_dledger.format.engine import Engine, get_engine
-from pyspark_dledger.format.json_text import BytesForm, bytes_text, json_line
+from pyspark_dledger.format.json_text import BytesForm, bytes_text, json_line, rows_of
 from tests.support import golden
 
 ENGINES = get_engine("native"), get_engine("python")
@@ -33,7 +32,7 @@ ODD = ['"', "\\", "\n", "\x00", "\x7f", "\x9f", "\xa0", "\xad", "\u200b", "\u202
 
 Value = Any
 
-unhurried = settings(deadline=None, max_examples=200)  # a busy machine is no failure
+many_examples = settings(deadline=None, max_examples=200)
 
 
 def text_of(engine: Engine, batch: pa.RecordBatch, form: BytesForm = "base64") -> str:
@@ -45,7 +44,7 @@ def expected(batch: pa.RecordBatch, form: BytesForm = "base64") -> str:
 
 
 def check(batch: pa.RecordBatch, form: BytesForm = "base64") -> None:
-    """Both engines make of a batch what is made of its rows, one by one."""
+    """Both engines make the lines of the rows, one by one."""
     wanted = expected(batch, form)
     for engine in ENGINES:
         assert text_of(engine, batch, form) == wanted, engine.NAME
@@ -80,9 +79,9 @@ values = {
 
 @st.composite
 def batches(draw: st.DrawFn) -> pa.RecordBatch:
-    """A part of a batch, of any columns and with nulls."""
+    """A slice of a batch with any columns, and with nulls."""
     types = draw(st.lists(st.sampled_from(TYPES), min_size=1, max_size=8))
-    named = odd_texts.filter(lambda name: "\0" not in name)  # ends a name where it goes from one library to another
+    named = odd_texts.filter(lambda name: "\0" not in name)  # NUL ends a name in C
     names = draw(st.lists(named, min_size=len(types), max_size=len(types), unique=True))
     count = draw(st.integers(0, 12))
     columns = [draw(st.lists(st.none() | values[each], min_size=count, max_size=count)) for each in types]
@@ -90,26 +89,26 @@ def batches(draw: st.DrawFn) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, names).slice(draw(st.integers(0, count)), draw(st.integers(0, count)))
 
 
-@unhurried
+@many_examples
 @given(batches(), st.sampled_from(FORMS))
-def test_any_batch_comes_out_as_its_rows(batch: pa.RecordBatch, form: BytesForm) -> None:
+def test_lines_of_any_batch_are_those_of_its_rows(batch: pa.RecordBatch, form: BytesForm) -> None:
     check(batch, form)
     parsed = [json.loads(line) for line in text_of(ENGINES[0], batch, form).splitlines()]
     assert parsed == list(rows_of(batch, bytes_text(form)))
 
 
-def test_every_character_is_escaped_as_row_by_row() -> None:
+def test_every_character_is_escaped_as_by_json_line() -> None:
     codes = (code for code in range(sys.maxunicode + 1) if not 0xD800 <= code <= 0xDFFF)
     whole = "".join(map(chr, codes))
     check(batch_of(text=[whole[at : at + 199] for at in range(0, len(whole), 199)]))
 
 
-def test_a_character_is_escaped_wherever_it_stands() -> None:
-    places = [*range(20), *range(4080, 4100)]
-    check(batch_of(text=["x" * place + odd + "y" * 9 for place in places for odd in ODD]))
+def test_a_character_is_escaped_at_any_position() -> None:
+    positions = [*range(20), *range(4080, 4100)]
+    check(batch_of(text=["x" * position + odd + "y" * 9 for position in positions for odd in ODD]))
 
 
-def test_what_is_listed_goes_the_way_of_rows() -> None:
+def test_columns_of_types_that_the_log_table_does_not_have() -> None:
     texts = [*ODD, "", None, "plain"]
     check(
         batch_of(
@@ -122,16 +121,16 @@ def test_what_is_listed_goes_the_way_of_rows() -> None:
     )
 
 
-def test_bytes_of_every_length_are_texts() -> None:
+def test_bytes_of_every_length_become_text() -> None:
     data = bytes(range(256)) * 40
     lengths = [*range(70), *range(4090, 4103), 10_000]
     for form in FORMS:
         check(batch_of(data=[data[length % 7 :][:length] for length in lengths]), form)
 
 
-@unhurried
+@many_examples
 @given(st.lists(st.binary(max_size=12) | texts.map(lambda text: text.encode()[1:-1]), max_size=20))
-def test_bytes_that_are_no_text_are_escaped(data: list[bytes]) -> None:
+def test_bytes_that_are_not_utf_8_are_escaped(data: list[bytes]) -> None:
     check(batch_of(data=pa.array(data, pa.binary())), "text")
 
 
@@ -145,13 +144,13 @@ def test_days_of_the_calendar() -> None:
 
 
 @pytest.mark.parametrize("micros", [FIRST_DAY * DAY - 1000, (LAST_DAY + 1) * DAY, 2**63 - 1, -(2**63)])
-def test_a_time_that_has_no_text_is_refused(reader: Engine, micros: int) -> None:
+def test_a_time_outside_the_years_1_to_9999_is_rejected(reader: Engine, micros: int) -> None:
     batch = batch_of(time=pa.array([None, 0, micros], TIMESTAMP))
     with pytest.raises(ValueError, match=r"expected a time within the years 1 to 9999, found -?\d+ ms"):
         text_of(reader, batch)
 
 
-def test_rows_without_columns_are_lines(reader: Engine) -> None:
+def test_rows_without_columns_are_empty_objects(reader: Engine) -> None:
     batch = batch_of(pos=[1, 2, 3]).select([])
     assert text_of(reader, batch) == "{}\n" * 3
     assert list(reader.json_lines(batch.slice(0, 0), "base64")) == []
@@ -167,7 +166,7 @@ def test_pieces_are_whole_lines(reader: Engine, monkeypatch: pytest.MonkeyPatch)
     assert b"".join(pieces).decode() == expected(batch)
 
 
-def test_lines_keep_their_batch() -> None:
+def test_lines_keep_their_batch_alive() -> None:
     batch = batch_of(text=["text" * 1000] * 1000)
     wanted = expected(batch)
     lines = ENGINES[0].json_lines(batch, "base64")
@@ -177,7 +176,7 @@ def test_lines_keep_their_batch() -> None:
 
 
 def buffers_of(offsets: Sequence[int]) -> tuple[pa.Buffer, Callable[[], None]]:
-    """A buffer of offsets that are all 0 until the function is called: Arrow looks at what it is given."""
+    """A buffer of offsets that are 0 until the function is called, because Arrow checks them in between."""
     data = bytearray(4 * len(offsets))
     return pa.py_buffer(data), lambda: struct.pack_into(f"={len(offsets)}i", data, 0, *offsets)
 
@@ -189,7 +188,7 @@ def refused(batch: pa.RecordBatch, spoil: Callable[[], None]) -> None:
 
 
 @pytest.mark.parametrize("offsets", [[0, 8, 4, 10], [4, 2, 6, 10], [-4, 2, 6, 10], [0, 4, 99, 10], [0, 4, 6, 11]])
-def test_offsets_that_lead_out_of_their_bytes_are_refused(offsets: list[int]) -> None:
+def test_offsets_outside_their_bytes_are_rejected(offsets: list[int]) -> None:
     texts = pa.array(list("0123456789"))
     pairs = pa.StructArray.from_arrays(
         [texts, texts], fields=[pa.field("key", pa.string(), False), pa.field("value", pa.string())]
@@ -205,8 +204,8 @@ def test_offsets_that_lead_out_of_their_bytes_are_refused(offsets: list[int]) ->
     ("offsets", "used"),
     [([0, 8, 4, 10], 3), ([4, 2, 6, 10], 3), ([0, 4, 99, 10], 3), ([0, 2, 2_000_000_000, 10], 2)],
 )
-def test_offsets_of_properties_that_do_not_ascend_are_refused(offsets: list[int], used: int) -> None:
-    """Nor those that ascend as far as a map uses them, and lead out of the bytes."""
+def test_offsets_of_properties_that_do_not_ascend_are_rejected(offsets: list[int], used: int) -> None:
+    """Also those that ascend as far as a map uses them, and lead outside the bytes."""
     ends, spoil = buffers_of(offsets)
     texts = pa.Array.from_buffers(pa.string(), 3, [None, ends, pa.py_buffer(b"0123456789")])
     column = pa.MapArray.from_arrays([0, used], pa.array(list("abc")), texts)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pyspark_dledger.format.json_text import (
     NOT_PRINTABLE,
@@ -16,11 +16,7 @@ from pyspark_dledger.format.json_text import (
     escape,
     json_line,
     printable,
-    time_texts,
 )
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 Row = dict[str, Any]
 
@@ -29,36 +25,6 @@ BODY_COLUMNS = ("body", "entryBody")
 _EPOCH = datetime(1970, 1, 1)
 # A byte that is not UTF-8 is U+DC00 plus the byte in Python's text.
 _FIRST_BYTE = 0xDC00
-
-
-def rows_of(batch: pa.RecordBatch, body: Callable[[bytes], object]) -> Iterator[Row]:
-    """The rows of a batch as plain values: times as ISO 8601 text with milliseconds, bytes through `body`."""
-    columns = [_values(column, body) for column in batch.columns]
-    names = batch.schema.names
-    for values in zip(*columns, strict=True):
-        yield dict(zip(names, values, strict=True))
-
-
-def _values(column: pa.Array, body: Callable[[bytes], object]) -> list[Any]:
-    import pyarrow as pa
-
-    if pa.types.is_timestamp(column.type):
-        return time_texts(column)
-    if pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type):
-        return [None if value is None else body(value) for value in column.to_pylist()]
-    if pa.types.is_map(column.type):
-        return _maps(column)
-    values: list[Any] = column.to_pylist()
-    return values
-
-
-def _maps(column: pa.MapArray) -> list[dict[Any, Any] | None]:
-    """Maps as dicts, some twenty times faster than one by one."""
-    keys, items, ends = column.keys.to_pylist(), column.items.to_pylist(), column.offsets.to_pylist()
-    return [
-        dict(zip(keys[start:end], items[start:end], strict=True)) if is_valid else None
-        for start, end, is_valid in zip(ends, ends[1:], column.is_valid().to_pylist(), strict=False)
-    ]
 
 
 def bytes_form(form: str) -> BytesForm:

@@ -10,13 +10,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pyspark_dledger.cli.output.progress import ProgressBar
-from pyspark_dledger.cli.output.rows import Row, camel_case, fields_row, plain_time, rows_of
+from pyspark_dledger.cli.output.rows import Row, camel_case, fields_row, plain_time
 from pyspark_dledger.cli.report.timeline import Timeline
 from pyspark_dledger.cli.stores.comparison_text import cut_logs, sentences
 from pyspark_dledger.cli.stores.queue_fillers import count_fillers
 from pyspark_dledger.cli.stores.statistics import Statistics, scan_counted
 from pyspark_dledger.cli.stores.table_printer import table_batches
 from pyspark_dledger.errors import DLedgerError
+from pyspark_dledger.format.json_text import rows_of
 from pyspark_dledger.log.diff.comparison import Comparison, compare
 from pyspark_dledger.log.recovery.recovery_preview import LINES, RecoveryPreview, preview
 from pyspark_dledger.log.verify.findings import CODES

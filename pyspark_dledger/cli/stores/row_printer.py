@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 from pyspark_dledger.cli.exit_codes import CLEAN, FINDINGS
 from pyspark_dledger.cli.output.progress import ProgressBar
 from pyspark_dledger.cli.output.redact import redactor
-from pyspark_dledger.cli.output.rows import BODY_COLUMNS, body_form, bytes_form, row_line, rows_of
+from pyspark_dledger.cli.output.rows import BODY_COLUMNS, body_form, bytes_form, row_line
 from pyspark_dledger.cli.output.stream import Output
 from pyspark_dledger.cli.stores.table_printer import is_finding
 from pyspark_dledger.common.options import nearest
 from pyspark_dledger.errors import OptionError
+from pyspark_dledger.format.json_text import rows_of
 from pyspark_dledger.log import Log
 from pyspark_dledger.log.options import ReadOptions
 

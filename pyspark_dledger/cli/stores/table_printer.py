@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 from pyspark_dledger.cli.exit_codes import CLEAN, FINDINGS
 from pyspark_dledger.cli.output.progress import ProgressBar
-from pyspark_dledger.cli.output.rows import Row, rows_of
+from pyspark_dledger.cli.output.rows import Row
 from pyspark_dledger.cli.output.stream import Output, note
 from pyspark_dledger.cli.output.text_table import print_rows
 from pyspark_dledger.cli.stores.open_stores import open_stores
+from pyspark_dledger.format.json_text import rows_of
 from pyspark_dledger.log import Log
 
 if TYPE_CHECKING:
