@@ -143,9 +143,9 @@ def test_what_is_no_offset_is_refused(value: Any) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"endingOffsets": "5"}, "option endingOffsets is for a batch"),
-        ({"ENDINGTIMESTAMP": "5"}, "option endingTimestamp is for a batch"),
-        ({"replicas": "/a"}, "option replicas is for a batch"),
+        ({"endingOffsets": "5"}, "option endingOffsets is for batch reads"),
+        ({"ENDINGTIMESTAMP": "5"}, "option endingTimestamp is for batch reads"),
+        ({"replicas": "/a"}, "option replicas is for batch reads"),
         ({"table": "segments"}, "expected table log for a stream, found segments"),
         ({"committedBound": "7"}, "expected committedBound auto, .* found 7"),
         ({"committedBound": "quorum"}, "expected committedBound auto, .* found quorum"),
@@ -468,14 +468,14 @@ def test_queues_are_read_only_behind_their_last_unit(
     root, units = broker
     write_units(root, units[:400])
     tails = QueueTails(root)
-    tails.look()
+    tails.refresh()
     for folder in [root / "consumequeue", *(root / "consumequeue").iterdir()]:
         os.utime(folder, (1, 1))  # nothing was added for long
-    tails.look()
+    tails.refresh()
     read: list[tuple[int, int]] = []
     pread = os.pread
     monkeypatch.setattr(os, "pread", lambda fd, size, offset: read.append((size, offset)) or pread(fd, size, offset))
-    tails.look()
+    tails.refresh()
     queues = {(unit.topic, unit.queue_id) for unit in units[:400]}
     assert len(read) == len(queues)
     last = {(unit.topic, unit.queue_id): unit for unit in units[:400]}
@@ -489,7 +489,7 @@ def test_a_stall_costs_a_look_at_one_queue(broker: tuple[Path, list[Unit]], monk
     write_units(root, units[:400])
     tail = tail_of(root, startingOffsets="earliest")
     end = tail.latest(NOTHING, NO_LIMITS)
-    monkeypatch.setattr(QueueTails, "look", None)
+    monkeypatch.setattr(QueueTails, "refresh", None)
     assert tail.latest(end, NO_LIMITS) == end
     monkeypatch.undo()
     write_units(root, units[400:402])
@@ -501,18 +501,18 @@ def test_a_queue_that_was_cut_or_deleted_proves_what_is_left(broker: tuple[Path,
     write_units(root, units[:300])
     segments = open_log(root).ledger_segments
     tails = QueueTails(root)
-    tails.look()
+    tails.refresh()
     proven = {row["pos"] + 48: row["index"] for row in all_rows(root)}
     assert tails.proven_index(segments, INT64_MAX) == proven[units[299].commit_log_offset]
     last = units[299]
     file = file_of(root, last.topic, last.queue_id, last.queue_offset)
     change(file, last.queue_offset * CONSUME_QUEUE_UNIT_SIZE % 2000, bytes(CONSUME_QUEUE_UNIT_SIZE))
-    tails.look()
-    tails.look()
+    tails.refresh()
+    tails.refresh()
     assert tails.proven_index(segments, INT64_MAX) == proven[units[298].commit_log_offset]
     shutil.rmtree(root / "consumequeue" / units[298].topic / str(units[298].queue_id))
-    tails.look()
-    tails.look()
+    tails.refresh()
+    tails.refresh()
     left = [unit for unit in units[:299] if (unit.topic, unit.queue_id) != units[298][:2]]
     assert tails.proven_index(segments, INT64_MAX) == proven[left[-1].commit_log_offset]
 
@@ -522,7 +522,7 @@ def test_a_queue_that_was_cut_to_nothing_is_found_when_it_comes_back(broker: tup
     write_units(root, units[:300])
     segments = open_log(root).ledger_segments
     tails = QueueTails(root)
-    tails.look()
+    tails.refresh()
     before = tails.proven_index(segments, INT64_MAX)
     queue = root / "consumequeue" / units[299].topic / str(units[299].queue_id)
     cut = [unit for unit in units[:300] if (unit.topic, unit.queue_id) == units[299][:2]]
@@ -530,11 +530,11 @@ def test_a_queue_that_was_cut_to_nothing_is_found_when_it_comes_back(broker: tup
         file.unlink()
     for folder in (root / "consumequeue", queue.parent, queue):
         os.utime(folder, (1, 1))
-    tails.look()
-    tails.look()
+    tails.refresh()
+    tails.refresh()
     assert tails.proven_index(segments, INT64_MAX) < before
     write_units(root, cut)
-    tails.look()
+    tails.refresh()
     assert tails.proven_index(segments, INT64_MAX) == before
 
 
@@ -660,7 +660,7 @@ def test_an_entry_of_another_term_is_noticed(store: MmapFileStore, caplog: pytes
     message, tail, end = lost(path_of(store), start, caplog)
     assert "expected index 11 (term 1" in message and "found index 11 (term 2" in message
     assert end.index == 8 and rows(tail, start, end) == []
-    assert "reading goes on with index 9" in caplog.text and "nothing is skipped" in caplog.text
+    assert "reading continues with index 9" in caplog.text and "nothing is skipped" in caplog.text
     last = tail.latest(end, NO_LIMITS)
     assert indexes(tail, end, last) == [9, 10, 11, 12, 13, 14]
     assert indexes(tail, start, last) == [9, 10, 11, 12, 13, 14], "as PySpark 4.0 plans it after a restart"
@@ -698,7 +698,7 @@ def test_other_bytes_of_the_same_term_are_noticed(store: MmapFileStore, caplog: 
     message, tail, end = lost(path_of(store), start, caplog)
     assert f"with CRC {start.crc}, found index 11 (term 1" in message
     assert rows(tail, start, end) == []
-    assert "goes on behind index 11" in caplog.text and "what was written anew up to there is skipped" in caplog.text
+    assert "continues after index 11" in caplog.text and "overwritten entries up to there are skipped" in caplog.text
     assert indexes(tail, end, tail.latest(end, NO_LIMITS)) == [12, 13, 14]
 
 
@@ -725,7 +725,7 @@ def test_a_replaced_store_is_noticed_while_the_tail_runs(
     store.save_term(1, "n0")
     store.append_as_leader(bodies(500, 13), 1)
     commit(store, 12)
-    with pytest.raises(DataLossError, match=r"found index 11 .* another one"):
+    with pytest.raises(DataLossError, match=r"found index 11 .* or replaced"):
         tail.latest(start, NO_LIMITS)
     assert lost(path, start, caplog)[2].index == 11
 

@@ -346,7 +346,7 @@ def test_lost_data_fails_the_query_unless_it_may_be_lost(streams: Streams, store
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"endingOffsets": "5"}, "option endingOffsets is for a batch"),
+        ({"endingOffsets": "5"}, "option endingOffsets is for batch reads"),
         ({"startingOffset": "5"}, "unknown option startingoffset: the nearest is startingOffsets"),
         ({"table": "segments"}, "expected table log for a stream, found segments"),
     ],

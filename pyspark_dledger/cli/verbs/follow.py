@@ -17,11 +17,11 @@ from pyspark_dledger.cli.stores.row_printer import RowPrinter
 from pyspark_dledger.cli.stores.row_reader import RowReader
 from pyspark_dledger.common.uris import check_local
 from pyspark_dledger.errors import StoreError
-from pyspark_dledger.format.spec import TermRun
+from pyspark_dledger.format.spec import DLEDGER, TermRun
 from pyspark_dledger.log import Log
-from pyspark_dledger.log.committed import Bound, committed_bound
+from pyspark_dledger.log.committed import committed_bound
 from pyspark_dledger.log.options import EARLIEST
-from pyspark_dledger.log.tail.tail_view import EntryRef, View
+from pyspark_dledger.log.tail.entry_ref import EntryRef, entry_ref
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -163,7 +163,7 @@ def _term_at(runs: list[TermRun], index: int) -> int | None:
 
 def _entry(log: Log, index: int) -> EntryRef | None:
     """The entry of that index, with the CRC of its bytes."""
-    return View(log, Bound(None, None), None).entry(index)
+    return entry_ref(log, DLEDGER, log.position_of(index))
 
 
 def _first_difference(runs: list[TermRun], log: Log) -> tuple[int, int] | None:

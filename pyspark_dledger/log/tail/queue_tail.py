@@ -1,4 +1,4 @@
-"""What a broker's ConsumeQueues prove from one look to the next: of each only what follows its last unit is read."""
+"""The ends of a broker's ConsumeQueues. A refresh reads only what follows the last known unit of each queue."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from pyspark_dledger.log.io.queue_files import (
 )
 from pyspark_dledger.log.io.segment_listing import Stamps, folder_stamps, is_settled
 
-_BYTES_AT_ONCE = 512 * CONSUME_QUEUE_UNIT_SIZE
+_READ_BYTES = 512 * CONSUME_QUEUE_UNIT_SIZE
 # Prepared and rolled back messages are in no queue.
-_HAVE_UNITS = ("none", "commit")
+_QUEUED = ("none", "commit")
 _ZEROS = bytes(CONSUME_QUEUE_UNIT_SIZE)
 
 
-class _Last:
-    """The last unit of a queue: its file, of `size` bytes, where it stands there in bytes, and its bytes.
+class _QueueEnd:
+    """The last unit of a queue: its file (of `size` bytes), its offset in the file, and its bytes.
 
-    Without a unit it stands before the file and has no bytes. ``commit_log_offset`` is where its message stands, -1
-    without a unit and for a filler; ``message_size`` is in bytes.
+    Without a unit the offset is before the file, and there are no bytes. ``commit_log_offset`` is the position of its
+    message, -1 without a unit and for a filler; ``message_size`` is in bytes.
     """
 
     __slots__ = ("at", "commit_log_offset", "file", "message_size", "size", "unit")
@@ -50,22 +50,22 @@ class _Last:
         self.commit_log_offset = decoded.commit_log_offset if decoded is not None and is_message else -1
         self.message_size = decoded.size if decoded is not None else 0
 
-    def look(self) -> bool:
-        """Go on to the last unit that was written since. False where the unit itself is not there any more."""
+    def refresh(self) -> bool:
+        """Read units that were written since. False if the known unit is no longer there."""
         try:
             descriptor = os.open(self.file, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             return False
         try:
-            return self._look(descriptor)
+            return self._read(descriptor)
         except OSError:
             return False
         finally:
             os.close(descriptor)
 
-    def _look(self, descriptor: int) -> bool:
-        self.size = max(self.size, os.fstat(descriptor).st_size)  # a file that was just created is still empty
-        size = 2 * CONSUME_QUEUE_UNIT_SIZE  # mostly nothing is new
+    def _read(self, descriptor: int) -> bool:
+        self.size = max(self.size, os.fstat(descriptor).st_size)  # a new file is empty at first
+        size = 2 * CONSUME_QUEUE_UNIT_SIZE  # usually there is nothing new
         while True:
             data = os.pread(descriptor, size, max(self.at, 0))
             start = CONSUME_QUEUE_UNIT_SIZE if self.unit else 0
@@ -77,7 +77,7 @@ class _Last:
                 self._set(max(self.at, 0) + written - CONSUME_QUEUE_UNIT_SIZE, unit)
             if written < size:
                 return True
-            size = _BYTES_AT_ONCE
+            size = _READ_BYTES
 
     @property
     def is_full(self) -> bool:
@@ -85,7 +85,7 @@ class _Last:
 
 
 def _written(data: bytes, start: int) -> int:
-    """Where the units from `start` on end that are not zeros."""
+    """The end of the units from `start` that are not zeros."""
     whole = len(data) - len(data) % CONSUME_QUEUE_UNIT_SIZE
     for at in range(start, whole, CONSUME_QUEUE_UNIT_SIZE):
         if data[at : at + CONSUME_QUEUE_UNIT_SIZE] == _ZEROS:
@@ -95,41 +95,41 @@ def _written(data: bytes, start: int) -> int:
 
 @dataclass
 class QueueTails:
-    """The last units of the queues below ``root/consumequeue``. A look costs one read for each queue."""
+    """The last units of the queues below ``root/consumequeue``. A refresh costs one read for each queue."""
 
     root: Path
-    _lasts: dict[tuple[str, int], _Last] = field(default_factory=dict)
+    _lasts: dict[tuple[str, int], _QueueEnd] = field(default_factory=dict)
     _folders: tuple[Path, ...] = ()
     _stamps: Stamps | None = None
 
-    def look(self) -> None:
-        """Read what was written to the queues since the last look."""
+    def refresh(self) -> None:
+        """Read the units that were written since the last refresh."""
         self._find_queues()
         for key, last in list(self._lasts.items()):
-            if not last.look():
-                # Its file was deleted, or cut: it is found anew.
+            if not last.refresh():
+                # Its file was deleted or truncated: the queue is listed again.
                 del self._lasts[key]
                 self._stamps = None
             elif last.is_full:
                 self._lasts[key] = _following(last)
 
     def proven_index(self, segments: list[Segment], end: int) -> int | None:
-        """The highest index below the log's `end` whose message a queue points to; see `consume_queue.proven_index`."""
+        """The highest index below the log's `end` whose message a queue points to; see `queue_files.proven_index`."""
         found = [last for last in self._lasts.values() if last.commit_log_offset >= 0]
         return index_proven_by(((last.commit_log_offset, last.message_size) for last in found), segments, end)
 
     def has_unit_of(self, message: Message, topic: str) -> bool | None:
-        """Whether the message's own queue has its unit by now; None where it has no unit, or that cannot be told.
+        """Whether the message's queue has its unit; None if the message has no unit, or that is not known.
 
-        A broker dispatches in the order of the log: without this unit there is none of a later message.
+        A broker dispatches in the order of the log: without this unit, later messages have none either.
         """
         last = self._lasts.get((topic, message.queue_id))
-        if transaction(message.sys_flag) not in _HAVE_UNITS or last is None or not last.look() or last.is_full:
+        if transaction(message.sys_flag) not in _QUEUED or last is None or not last.refresh() or last.is_full:
             return None
         return message.queue_offset * CONSUME_QUEUE_UNIT_SIZE <= int(Path(last.file).name) + last.at
 
     def _find_queues(self) -> None:
-        """List the queues anew where a topic or a queue was added or removed."""
+        """List the queues again if a topic or a queue was added or removed."""
         if self._stamps is not None and folder_stamps(self._folders) == self._stamps:
             return
         found = queues(self.root)
@@ -144,33 +144,33 @@ class QueueTails:
 
 
 def _watched(folder: Path, found: Iterable[Queue]) -> Iterator[Path]:
-    """The folders that change where a queue comes or goes: of all topics, and of queues that were cut to nothing."""
-    held = {(queue.topic, str(queue.queue_id)) for queue in found}
+    """The folders that change when a queue is added or removed: those of topics, and those of queues without files."""
+    known = {(queue.topic, str(queue.queue_id)) for queue in found}
     yield folder
     for topic in (entry for entry in folder_entries(folder) if entry.is_dir()):
         yield Path(topic.path)
         for queue in (entry for entry in folder_entries(Path(topic.path)) if entry.is_dir()):
-            if (topic.name, queue.name) not in held:
+            if (topic.name, queue.name) not in known:
                 yield Path(queue.path)
 
 
-def _last_of(queue: Queue) -> _Last:
-    """The last unit of a queue, looked for in all of it."""
+def _last_of(queue: Queue) -> _QueueEnd:
+    """The last unit of a queue, searched from its end."""
     for file in reversed(queue.files):
         written = written_units(file)
         if written or file is queue.files[0]:
             at = (written - 1) * CONSUME_QUEUE_UNIT_SIZE
             unit = read_at(file.path, at, CONSUME_QUEUE_UNIT_SIZE) if written else b""
-            return _Last(file.path, file.units * CONSUME_QUEUE_UNIT_SIZE, at, unit)
+            return _QueueEnd(file.path, file.units * CONSUME_QUEUE_UNIT_SIZE, at, unit)
     raise AssertionError("a queue has files")
 
 
-def _following(last: _Last) -> _Last:
-    """The queue's next file, once it is there; `last` keeps what is proven until a unit is in it."""
+def _following(last: _QueueEnd) -> _QueueEnd:
+    """The queue's next file if it has a unit, else `last`."""
     file = Path(last.file)
     name = int(file.name) + last.size
     following = file.with_name(f"{name:0{SEGMENT_NAME_DIGITS}d}")
     if not following.exists():
         return last
-    begun = _Last(str(following), last.size)
-    return begun if begun.look() and begun.unit else last
+    following_end = _QueueEnd(str(following), last.size)
+    return following_end if following_end.refresh() and following_end.unit else last

@@ -1,6 +1,6 @@
-"""What every tail of a log shares: its offsets, its limits, and what becomes of data that is lost below an offset.
+"""The interface of a tail, its offsets and limits, and how data loss is reported.
 
-Where the bytes come from differs: `store_tail.StoreTail` reads a store on disk, and a live group has a tail of its own.
+`store_tail.StoreTail` tails a store on disk, `spark.stream.group_tail` a live group.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.errors import DataLossError, OptionError
 from pyspark_dledger.log.options import EARLIEST, LATEST, ReadOptions, find_option
 
 _LOG = logging.getLogger(__name__)
 _FIELDS = ("index", "term", "pos", "crc")
 _FORM = '{"index": n, "term": n, "pos": n, "crc": n}'
-# What ends a batch, and what needs all of the log at every look.
-_NOT_FOR_A_STREAM = ("endingOffsets", "endingTimestamp", "replicas", "groupSize")
+# Options that end a read, or need the whole log at every refresh.
+_BATCH_ONLY = ("endingOffsets", "endingTimestamp", "replicas", "groupSize")
 
 
 class TailOffset(NamedTuple):
-    """The last entry that was read: index, term, position in bytes, and the CRC-32 of all its bytes, header included.
+    """The last entry that was read: index, term, position in bytes, and the CRC-32 of all its bytes with the header.
 
-    In old CommitLog index and term are None, and the bytes are the message's. Two forms say that nothing was read yet:
-    `NOTHING`, all None, where reading begins as the options of the start say; and ``pos`` alone, where it begins with
-    the first row at or behind that position.
+    For a message of the old CommitLog, index and term are None. Two forms mean that nothing was read yet: `NOTHING`,
+    all None, begins as the start options say; ``pos`` alone begins with the first row at or after that position.
     """
 
     index: int | None = None  # type: ignore[assignment]  # shadows tuple.index, which nobody calls
@@ -36,15 +36,15 @@ class TailOffset(NamedTuple):
 
     @property
     def is_entry(self) -> bool:
-        """Whether something was read: an entry or a message."""
+        """Whether this is an entry or a message that was read."""
         return self.crc is not None
 
     def to_json(self) -> dict[str, int | None]:
-        """As Spark keeps it in a checkpoint; always with the same keys in the same order."""
+        """The form in a Spark checkpoint; always with the same keys in the same order."""
         return self._asdict()
 
     def __str__(self) -> str:
-        """As errors name it."""
+        """The form in errors."""
         if self.index is not None:
             return f"index {self.index} (term {self.term}, pos {self.pos})"
         if self.pos is not None:
@@ -56,7 +56,7 @@ NOTHING = TailOffset()
 
 
 def offset_from_json(value: Mapping[str, Any] | None) -> TailOffset:
-    """The offset of a checkpoint; None is `NOTHING`. Raises OptionError for what is none."""
+    """The offset from a checkpoint; None is `NOTHING`. Raises OptionError for anything else."""
     if value is None:
         return NOTHING
     fields = [value.get(name) for name in _FIELDS] if isinstance(value, Mapping) and set(value) == set(_FIELDS) else []
@@ -73,16 +73,16 @@ def offset_from_json(value: Mapping[str, Any] | None) -> TailOffset:
 
 
 def furthest(*offsets: TailOffset) -> TailOffset:
-    """The offset that reaches furthest into the log."""
+    """The offset with the highest position."""
     return max(offsets, key=lambda offset: -1 if offset.pos is None else offset.pos)
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How far one trigger may go; all that are given are kept at once. At least one entry is read if there is one.
+    """The limits of one trigger, which all apply. At least one entry is read if there is one.
 
-    ``entries`` counts rows of the log, before any filter; ``size`` is in bytes of the log; nothing behind ``until`` is
-    read (``Trigger.AvailableNow``).
+    ``entries`` counts rows of the log before filters, ``size`` bytes of the log. ``until`` is the last offset to read
+    (``Trigger.AvailableNow``).
     """
 
     entries: int | None = None
@@ -95,9 +95,9 @@ NO_LIMITS = Limits()
 
 @dataclass(frozen=True)
 class TailProgress:
-    """How a log stood when it was last looked at; None where there is no such index, or none is known.
+    """The log at the last refresh; None for an index that does not exist or is not known.
 
-    ``lag_entries`` and ``lag_bytes`` are what may be read behind the offset that `Tail.latest` gave last.
+    ``lag_entries`` and ``lag_bytes`` count what may be read after the last result of `Tail.latest`.
     """
 
     committed: int | None
@@ -106,7 +106,7 @@ class TailProgress:
     lag_bytes: int | None
 
     def to_json(self) -> dict[str, int | None]:
-        """As Spark shows it in ``sources[].latestOffset`` of a query's progress."""
+        """The form in ``sources[].latestOffset`` of a query's progress."""
         return {
             "committed": self.committed,
             "end": self.end,
@@ -127,7 +127,7 @@ class Tail(ABC):
         self._warned: set[TailOffset] = set()
 
     def only_pins_the_end(self, start: TailOffset) -> bool:
-        """Whether a batch from `start` is empty, and ends where the log ends: the first one from ``latest``."""
+        """Whether a batch from `start` is empty and ends at the log's end: the first one with startingOffsets=latest."""
         return start == NOTHING and self.options.starting_offsets == LATEST
 
     def report_loss(self, offset: TailOffset, problem: str, resumed: str) -> None:
@@ -138,37 +138,36 @@ class Tail(ABC):
 
     @abstractmethod
     def latest(self, start: TailOffset, limits: Limits) -> TailOffset:
-        """Where a trigger that begins behind `start` ends; `start` itself where there is nothing to read.
+        """The end of a trigger that begins after `start`; `start` itself if there is nothing to read.
 
-        Looks at the log anew. From `NOTHING` with startingOffsets=latest it is the last entry that may be read, and the
-        batch between them is empty: it pins the start in the checkpoint. Raises DataLossError where what was read up to
-        `start` is no longer what stands there, or what follows it is gone, unless failOnDataLoss is false.
+        Refreshes the view of the log. From `NOTHING` with startingOffsets=latest the result is the last entry that may
+        be read; the batch is empty and pins the start in the checkpoint. Raises DataLossError if the entry `start` or
+        what follows it is no longer in the log, unless failOnDataLoss is false.
         """
 
     @abstractmethod
     def plan(self, start: TailOffset, end: TailOffset) -> list[Any]:
-        """The parts that together hold each row behind `start` up to `end` once: picklable values, one for a task.
+        """Parts that together have each row after `start` up to `end` once: picklable values, one for each task.
 
-        The same offsets give the same rows, in this process or in another. Raises DataLossError as `latest`.
+        The same offsets give the same rows in every process. Raises DataLossError as `latest`.
         """
 
     @abstractmethod
     def available(self) -> TailOffset:
-        """The last entry that may be read now: where a query of ``Trigger.AvailableNow`` ends."""
+        """The last entry that may be read: the end of a query with ``Trigger.AvailableNow``."""
 
     @abstractmethod
     def progress(self) -> TailProgress:
-        """How the log stood when `latest` last looked."""
+        """The log at the last call of `latest`."""
 
-    def close(self) -> None:  # noqa: B027 - most tails hold nothing
-        """Free what is held."""
+    def close(self) -> None:  # noqa: B027 - most tails have nothing to free
+        """Free resources."""
 
 
 def report_loss(problem: str, resumed: str, fail: bool) -> None:
-    """Say that data was lost below an offset.
+    """Report that data before an offset was lost: raise DataLossError if `fail`, else log a warning.
 
-    `problem` names the log, what was expected and found; `resumed` says where reading goes on and what is skipped.
-    Raises DataLossError where a stream is to `fail`, else warns.
+    `problem` has the log, expected and found; `resumed` says where reading continues and what is skipped.
     """
     if fail:
         raise DataLossError(
@@ -179,24 +178,22 @@ def report_loss(problem: str, resumed: str, fail: bool) -> None:
 
 
 def stream_options(options: ReadOptions, given: Mapping[str, Any]) -> ReadOptions:
-    """The options of a stream, whose defaults are read_committed and, without a start, ``latest``.
+    """The options of a stream: the defaults are read_committed and startingOffsets=latest.
 
-    `given` are the options as the user wrote them. Raises OptionError for what is of a batch only.
+    `given` are the options as the user wrote them. Raises OptionError for options of batch reads.
     """
     names = {name.lower() for name, value in given.items() if value is not None}
-    for name in _NOT_FOR_A_STREAM:
+    for name in _BATCH_ONLY:
         if name.lower() in names:
             raise OptionError(
-                f"option {find_option(name).name} is for a batch, a stream has no use for it: leave it out"
+                f"option {find_option(name).name} is for batch reads and has no effect on a stream: remove it"
             )
     if options.table != "log":
-        raise OptionError(
-            f"expected table log for a stream, found {options.table}: read it as a batch, with spark.read"
-        )
+        raise OptionError(f"expected table log for a stream, found {options.table}: read it with spark.read")
     if isinstance(options.committed_bound, int) or options.committed_bound == "quorum":
         raise OptionError(
             f"expected committedBound auto, checkpoint, consumeQueue or end for a stream, found "
-            f"{options.committed_bound}: it is for a batch"
+            f"{options.committed_bound}: use it for batch reads"
         )
     has_start = "startingoffsets" in names
     if options.starting_timestamp is not None and has_start and options.starting_offsets == LATEST:
@@ -205,3 +202,8 @@ def stream_options(options: ReadOptions, given: Mapping[str, Any]) -> ReadOption
     if not has_start:
         start = EARLIEST if options.starting_timestamp is not None else LATEST
     return replace(options, starting_offsets=start, isolation_level=options.isolation_level or "read_committed")
+
+
+def whole_segments(options: ReadOptions) -> ReadOptions:
+    """Options for a walk with one partition for each segment that continues after damage."""
+    return replace(options, max_partition_bytes=INT64_MAX, min_partitions=None, mode="PERMISSIVE")

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Filters
-from pyspark_dledger.log.committed import Bound, committed_bound
+from pyspark_dledger.log.committed import committed_bound
 from pyspark_dledger.log.io.entry_reads import read_at
 from pyspark_dledger.log.options import Offset, ReadOptions
 from pyspark_dledger.log.plan import Partition, plan_between, plan_read, read_partition
+from pyspark_dledger.log.tail.entry_ref import entry_ref
 from pyspark_dledger.log.tail.tail import TailOffset
-from pyspark_dledger.log.tail.tail_view import View
 from pyspark_dledger.rocketmq.export.forms import ExportSettings
 
 if TYPE_CHECKING:
@@ -143,8 +143,7 @@ def _last_row(log: StoreView, start: int, end: int) -> tuple[TailOffset, int | N
 def current_last_row(log: StoreView, found: LogRange) -> TailOffset:
     """The last row of a range in the current log: `found.last` if that row is unchanged."""
     if found.last.pos is not None and found.end <= max((end.pos for _, end in log.ends.values()), default=0):
-        view = View(log, Bound(None, None), None)
-        rows = (view.place(source, found.last.pos) for source in (DLEDGER, COMMITLOG))
+        rows = (entry_ref(log, source, found.last.pos) for source in (DLEDGER, COMMITLOG))
         if any(row is not None and row.offset == found.last for row in rows):
             return found.last
     return _last_row(log, found.start, found.end)[0]
