@@ -127,7 +127,7 @@ class Tail(ABC):
         self._warned: set[TailOffset] = set()
 
     def only_pins_the_end(self, start: TailOffset) -> bool:
-        """Whether a batch from `start` is empty and ends at the log's end: the first one with startingOffsets=latest."""
+        """Whether a batch from `start` is empty and ends at the log's end: the first with startingOffsets=latest."""
         return start == NOTHING and self.options.starting_offsets == LATEST
 
     def report_loss(self, offset: TailOffset, problem: str, resumed: str) -> None:
