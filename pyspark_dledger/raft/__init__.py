@@ -1,1 +1,1 @@
-"""Election and replication: a pure core, the wire, the node that joins both to a store, and the client."""
+"""Raft groups: the core (a state machine), the wire protocol, the node that runs both with a store, and the client."""

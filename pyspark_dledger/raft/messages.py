@@ -1,6 +1,6 @@
-"""The messages of DLedger's protocol as values, whatever bytes carry them (protocol package of the Java DLedger).
+"""The messages of DLedger's protocol as values, independent of their encoding (protocol package of the Java DLedger).
 
-Indexes and terms are -1 where there is none, as in Java. Times are milliseconds.
+A missing index or term is -1, as in Java. Times are milliseconds.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pyspark_dledger.store.dledger_store import Entry, EntryRun
 
 
 class RequestCode(IntEnum):
-    """``DLedgerRequestCode``. 51006 and 59999 are 0.4.0's, answered as unsupported; 58001 to 58005 are our own."""
+    """``DLedgerRequestCode``. 51006 and 59999 (of 0.4.0) are unsupported; 58001 to 58005 are our own."""
 
     METADATA = 50000
     APPEND = 50001
@@ -69,7 +69,7 @@ class Role(Enum):
 
 @dataclass(slots=True, kw_only=True)
 class WireMessage:
-    """What every request and every answer has (``RequestOrResponse``)."""
+    """The fields of every request and response (``RequestOrResponse``)."""
 
     group: str | None = None
     remote_id: str | None = None
@@ -80,20 +80,20 @@ class WireMessage:
 
 
 class Request(WireMessage):
-    """What one node or client asks of one node."""
+    """A request of a node or client to a node."""
 
     __slots__ = ()
 
 
 class Response(WireMessage):
-    """What that node answers; ``code`` tells whether it did it."""
+    """The response of that node; ``code`` is the result."""
 
     __slots__ = ()
 
 
 @dataclass(slots=True, kw_only=True)
 class VoteRequest(Request):
-    """A candidate (``leader_id``) asks for a vote; ``ledger_end_*`` are those of its log."""
+    """A candidate (``leader_id``) requests a vote; ``ledger_end_*`` are those of its log."""
 
     ledger_end_index: int = -1
     ledger_end_term: int = -1
@@ -101,27 +101,27 @@ class VoteRequest(Request):
 
 @dataclass(slots=True, kw_only=True)
 class VoteResponse(Response):
-    """Whether it gets the vote, and if not, why."""
+    """Whether it gets the vote, or the reason."""
 
     vote_result: VoteResult = VoteResult.UNKNOWN
 
 
 @dataclass(slots=True, kw_only=True)
 class HeartBeatRequest(Request):
-    """A leader (``leader_id``) tells that it leads ``term``."""
+    """A heartbeat of the leader (``leader_id``) of ``term``."""
 
 
 @dataclass(slots=True, kw_only=True)
 class HeartBeatResponse(Response):
-    """Whether it is followed, by ``code``."""
+    """``code``: whether the receiver follows that leader."""
 
 
 @dataclass(slots=True, kw_only=True)
 class PushRequest(Request):
-    """``data`` holds ``count`` consecutive encoded entries, the first with ``first_index``.
+    """``data`` contains ``count`` consecutive encoded entries, the first with ``first_index``.
 
-    COMPARE and TRUNCATE have exactly one, COMMIT none (``first_index`` -1). ``is_batch`` is for Java followers: the
-    entries go as ``batchEntry`` even where it is one.
+    COMPARE and TRUNCATE have exactly one, COMMIT has none (``first_index`` -1). ``is_batch`` is for Java followers:
+    even a single entry is sent as ``batchEntry``.
     """
 
     type: PushType = PushType.APPEND
@@ -138,7 +138,7 @@ class PushRequest(Request):
 
 @dataclass(slots=True, kw_only=True)
 class PushResponse(Response):
-    """``index`` and ``count`` are the request's (``index`` None for COMMIT), begin and end those of the follower."""
+    """``index`` and ``count`` repeat the request's (``index`` None for COMMIT); begin and end are the follower's."""
 
     index: int | None = None
     count: int = 0
@@ -148,10 +148,10 @@ class PushResponse(Response):
 
 @dataclass(slots=True, kw_only=True)
 class AppendRequest(Request):
-    """``is_restart`` is ours: it begins a pipeline anew on a connection where an append was refused before.
+    """``is_restart`` is ours: it restarts the pipeline of a connection after a rejected append.
 
-    After a refused append the node refuses all that follow on that connection with the same code, so that a pipeline
-    never comes to stand in another order, until one says ``is_restart``. Java peers know neither this nor batches.
+    After a rejected append the node rejects all later ones on that connection with the same code, until one has
+    ``is_restart``. So a pipeline keeps its order. Java peers know neither this nor batches.
     """
 
     bodies: Bodies = field(default_factory=lambda: Bodies(0, b""))
@@ -160,7 +160,7 @@ class AppendRequest(Request):
 
 @dataclass(slots=True, kw_only=True)
 class AppendResponse(Response):
-    """``index`` and ``pos`` of the first entry; how many; and every run of them (empty from Java)."""
+    """``index`` and ``pos`` of the first entry, the number of entries, and their runs (empty from Java)."""
 
     index: int = -1
     pos: int = -1
@@ -170,7 +170,7 @@ class AppendResponse(Response):
 
 @dataclass(slots=True, kw_only=True)
 class GetRequest(Request):
-    """``is_committed`` is ours: only a committed entry is wanted, and an absence that is certain."""
+    """``is_committed`` is ours: return only a committed entry, and report only a certain absence."""
 
     begin_index: int = -1
     is_committed: bool = False
@@ -185,7 +185,7 @@ class GetResponse(Response):
 
 @dataclass(slots=True, kw_only=True)
 class MetadataRequest(Request):
-    """Asks who the members are, and who leads."""
+    """Requests the members and the leader."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -206,19 +206,19 @@ class TransferRequest(Request):
 
 @dataclass(slots=True, kw_only=True)
 class TransferResponse(Response):
-    """Whether leadership was handed over, by ``code``."""
+    """``code``: whether the transfer succeeded."""
 
 
 @dataclass(slots=True, kw_only=True)
 class StatusRequest(Request):
-    """Ours: how a member stands. Binary only."""
+    """Ours: requests the state of a member. Binary only."""
 
 
 @dataclass(slots=True, kw_only=True)
 class StatusResponse(Response):
-    """How the member stands; ``peers`` maps id to address, ``problem`` is the latest that is not solved, or "".
+    """The state of the member; ``peers`` maps id to address, ``problem`` is the latest unresolved one, or "".
 
-    ``serves_messages``: it answers `TopicsRequest`, `PutRequest` and `ConfigRequest` while it leads.
+    ``serves_messages``: as leader it accepts `TopicsRequest`, `PutRequest` and `ConfigRequest`.
     """
 
     role: Role = Role.CANDIDATE
@@ -233,9 +233,9 @@ class StatusResponse(Response):
 
 @dataclass(slots=True, kw_only=True)
 class ReadRequest(Request):
-    """Ours: committed entries of any member, from ``first_index`` on. Binary only.
+    """Ours: requests committed entries of any member, from ``first_index`` on. Binary only.
 
-    Waits up to ``wait_ms`` for that entry to be committed, then answers without entries.
+    The member waits up to ``wait_ms`` for that entry to be committed, then responds without entries.
     """
 
     first_index: int = 0
@@ -256,7 +256,7 @@ class ReadResponse(Response):
 
 @dataclass(slots=True, kw_only=True)
 class TopicsRequest(Request):
-    """Ours: how many queues topics have, which a leader makes with ``queue_nums`` where they are new. Binary only."""
+    """Ours: requests the number of queues of topics. The leader creates new topics with ``queue_nums``. Binary only."""
 
     names: tuple[str, ...] = ()
     queue_nums: int = 4
@@ -264,9 +264,9 @@ class TopicsRequest(Request):
 
 @dataclass(slots=True, kw_only=True)
 class TopicsResponse(Response):
-    """The queues of each topic, and the host that messages are stored with: 8 (IPv4 and port) or 20 bytes.
+    """The number of queues of each topic, and the store host of messages: 8 (IPv4 and port) or 20 bytes.
 
-    ``reason`` says why it was refused, where the application says so.
+    ``reason`` is the application's reason for a rejection.
     """
 
     queue_counts: dict[str, int] = field(default_factory=dict)
@@ -276,41 +276,41 @@ class TopicsResponse(Response):
 
 @dataclass(slots=True, kw_only=True)
 class PutRequest(AppendRequest):
-    """Ours: bodies are messages, of which the leader's application makes entries. Binary only.
+    """Ours: the bodies are messages that the leader's application turns into entries. Binary only.
 
-    In a pipeline it counts as an append. ``queue_nums`` is of topics that are new.
+    In a pipeline it counts as an append. New topics get ``queue_nums`` queues.
     """
 
     queue_nums: int = 4
 
 
-PLACE_SIZE = 24
+POSITION_SIZE = 24
 """Bytes of index, pos and queueOffset of one message."""
 
 
 @dataclass(slots=True, kw_only=True)
 class PutResponse(Response):
-    """Where the ``count`` messages of the request stand, once all of them are committed.
+    """The positions of the ``count`` messages of the request, sent when all are committed.
 
-    ``places`` has index, pos and queueOffset (i64, big-endian) of each, in the request's order, whether it was appended
-    by this put or was there already; empty where the put was not done. ``index`` and ``pos`` are of the first entry
-    that this put appended, -1 where it appended none. ``reason`` says why it was refused, where the application does.
+    ``positions`` has index, pos and queueOffset (i64, big-endian) of each message, also of duplicates, in the request's
+    order; it is empty if the put failed. ``index`` and ``pos`` are those of the first entry that this put appended, -1
+    if it appended none. ``reason`` is the application's reason for a rejection.
     """
 
     index: int = -1
     pos: int = -1
     count: int = 0
-    places: Buffer = b""
+    positions: Buffer = b""
     reason: str | None = None
 
 
 @dataclass(slots=True, kw_only=True)
 class ConfigRequest(Request):
-    """Ours: asks a leader for the metadata that is kept beside the log. Binary only."""
+    """Ours: requests the leader's metadata files, which are stored next to the log. Binary only."""
 
 
 @dataclass(slots=True, kw_only=True)
 class ConfigResponse(Response):
-    """The metadata by file name."""
+    """Metadata by file name."""
 
     files: dict[str, bytes] = field(default_factory=dict)

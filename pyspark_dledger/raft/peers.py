@@ -1,6 +1,6 @@
-"""The members of a group as one text: ``n0-10.0.0.1:20911;n1-10.0.0.2:20911`` (``peers`` of Java's DLedgerConfig).
+"""The members of a group as text: ``n0-10.0.0.1:20911;n1-10.0.0.2:20911`` (``peers`` of Java's DLedgerConfig).
 
-An id ends at the first ``-``, so a host may hold more of them. An IPv6 address stands in brackets.
+An id ends at the first ``-``, so a host may contain ``-``. An IPv6 address is in brackets.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _EXAMPLE = "n0-127.0.0.1:20911;n1-127.0.0.1:20912"
 
 
 class Address(NamedTuple):
-    """Where a member listens."""
+    """Host and port of a member."""
 
     host: str
     port: int
@@ -27,7 +27,7 @@ class Address(NamedTuple):
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only this machine can reach it. A name other than ``localhost`` may mean anything."""
+        """Whether only this machine can reach it. The only name that counts is ``localhost``."""
         if self.host.lower() == "localhost":
             return True
         try:
@@ -37,7 +37,7 @@ class Address(NamedTuple):
 
 
 def parse_peers(text: str) -> dict[str, Address]:
-    """The address of each member by its id, in the order given. Raises OptionError for what is no list of peers."""
+    """The address of each member by its id, in the given order. Raises OptionError for a malformed list."""
     peers: dict[str, Address] = {}
     for part in filter(None, map(str.strip, text.split(";"))):
         peer_id, dash, address = part.partition("-")
@@ -64,5 +64,5 @@ def parse_address(text: str, what: str) -> Address:
 
 
 def format_peers(peers: dict[str, Address]) -> str:
-    """The text of which `parse_peers` makes `peers`."""
+    """The inverse of `parse_peers`."""
     return ";".join(f"{peer_id}-{address}" for peer_id, address in peers.items())

@@ -1,4 +1,4 @@
-"""TLS between members and clients: both sides show a certificate of one authority, and nobody else gets in."""
+"""Mutual TLS between members and clients: both sides need a certificate of one certificate authority."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pyspark_dledger.errors import OptionError
 
 @dataclass(frozen=True)
 class Tls:
-    """PEM files: a certificate with its chain, its key, and the authority that every other side's certificate is of.
+    """PEM files: a certificate with its chain, its key, and the CA that signed the certificates of all other sides.
 
-    Whoever holds a certificate of that authority may act as a client and as a member. A node's certificate has to name
-    the host or address by which the others know it.
+    Every holder of a certificate of this CA can act as a client and as a member. A node's certificate must name the
+    host or address that others use for it.
     """
 
     cert: Path
@@ -22,11 +22,11 @@ class Tls:
     ca: Path
 
     def server_context(self) -> ssl.SSLContext:
-        """For a side that listens: a client without a certificate is refused. Raises OptionError."""
+        """For a listening side: clients without a certificate are rejected. Raises OptionError."""
         return self._loaded(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
 
     def client_context(self) -> ssl.SSLContext:
-        """For a side that connects: the other side's certificate and host are checked. Raises OptionError."""
+        """For a connecting side: the other side's certificate and host are checked. Raises OptionError."""
         return self._loaded(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
 
     def _loaded(self, context: ssl.SSLContext) -> ssl.SSLContext:
@@ -40,16 +40,16 @@ class Tls:
             context.load_verify_locations(self.ca)
         except (ssl.SSLError, OSError) as error:
             raise OptionError(
-                f"tls: expected a certificate, its key and an authority as PEM in {self.cert}, {self.key} and "
-                f"{self.ca}, found what OpenSSL does not take: {error}"
+                f"tls: expected a certificate, its key and a CA as PEM in {self.cert}, {self.key} and {self.ca}, but "
+                f"OpenSSL rejects them: {error}"
             ) from None
         return context
 
 
 def tls_of(cert: str | None, key: str | None, ca: str | None) -> Tls | None:
-    """TLS with the files that a user's options tlsCert, tlsKey and tlsCa name; None without them.
+    """TLS with the files of the options tlsCert, tlsKey and tlsCa; None without them.
 
-    Raises OptionError where some of them are missing. The files are looked at where a connection is made.
+    Raises OptionError if one or two of them are missing. The files are read for each connection.
     """
     given = {"tlsCert": cert, "tlsKey": key, "tlsCa": ca}
     missing = [name for name, value in given.items() if value is None]

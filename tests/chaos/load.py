@@ -107,7 +107,7 @@ class Load:
             return {}, refused
         except GroupError:
             return {}, set(range(len(bodies)))
-        return {p.first + i: p.index + i for p in result.pieces for i in range(p.count)}, refused
+        return {p.first + i: p.index + i for p in result.ranges for i in range(p.count)}, refused
 
     def _reads(self, client: Client, seed: int) -> None:
         chance = random.Random(seed)

@@ -19,9 +19,9 @@ from pyspark_dledger.raft import messages as m
 from pyspark_dledger.raft.messages import RequestCode, WireMessage
 from pyspark_dledger.raft.wire import (
     MAX_FRAME_SIZE,
-    Connection,
     FrameReader,
     Refusal,
+    WireConnection,
     WireError,
     WireFrame,
     decode,
@@ -94,7 +94,7 @@ def damage(random: Random, data: bytes) -> bytes:
     return bytes(result)
 
 
-def _place(random: Random, data: bytearray) -> int:
+def _enum_value(random: Random, data: bytearray) -> int:
     return (
         random.randrange(min(8, len(data)), len(data) + 1)
         if random.random() < 0.95
@@ -103,22 +103,22 @@ def _place(random: Random, data: bytearray) -> int:
 
 
 def _flip(random: Random, data: bytearray) -> None:
-    place = _place(random, data)
+    place = _enum_value(random, data)
     data[place : place + 1] = bytes(byte ^ 1 << random.randrange(8) for byte in data[place : place + 1])
 
 
 def _overwrite(random: Random, data: bytearray) -> None:
-    place, size = _place(random, data), random.choice((1, 2, 4, 8))
+    place, size = _enum_value(random, data), random.choice((1, 2, 4, 8))
     data[place : place + size] = (random.choice(EDGES) % 2 ** (8 * size)).to_bytes(size, "big")
 
 
 def _cut(random: Random, data: bytearray) -> None:
-    place = _place(random, data)
+    place = _enum_value(random, data)
     del data[place : place + random.choice((1, 2, 8, 1 << 20))]
 
 
 def _insert(random: Random, data: bytearray) -> None:
-    place = _place(random, data)
+    place = _enum_value(random, data)
     data[place:place] = random.choice((random.randbytes(random.randrange(12)), data[place : place + 40]))
 
 
@@ -240,8 +240,8 @@ def _check_stream(random: Random, stream: bytes, code: int) -> list[str]:
         outcomes.append(outcome)
         if message is not None:
             write_again(message, frame.kind == KIND_BINARY)
-    connection = Connection()
-    connection.peer_is_ours = random.random() < 0.5
+    connection = WireConnection()
+    connection.peer_is_binary = random.random() < 0.5
     try:
         connection.feed(stream)
     except WireError:

@@ -1,4 +1,4 @@
-"""Real nodes, killed, stopped and cut off under load: nothing acknowledged is lost, and order holds."""
+"""Real nodes, killed, stopped and disconnected under load: acknowledged entries and their order are kept."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.chaos.rounds import run
 
 
 @pytest.mark.parametrize("flush", ["async", "sync"])
-def test_a_group_keeps_its_promises_under_faults(tmp_path: Path, flush: str) -> None:
+def test_a_group_keeps_its_guarantees_under_faults(tmp_path: Path, flush: str) -> None:
     """The long form is `make chaos`."""
     report = run(tmp_path, rounds=6, seed=20 + len(flush), flush=flush)
     assert report.wrong == []

@@ -29,8 +29,8 @@ from pyspark_dledger.format.encode.encoded import Bodies
 from pyspark_dledger.format.encode.entry_encoding import pack_bodies
 from pyspark_dledger.raft.client import Appended, Client, PartialAppendError, appender, request_units
 from pyspark_dledger.raft.client.members import Members
-from pyspark_dledger.raft.client.results import places
-from pyspark_dledger.raft.loops import pause_after
+from pyspark_dledger.raft.client.results import positions
+from pyspark_dledger.raft.loops import backoff
 from pyspark_dledger.raft.messages import (
     GetRequest,
     GetResponse,
@@ -174,7 +174,7 @@ def test_what_is_no_batch_is_said_before_anything_is_sent() -> None:
 
 
 def test_places_go_on_in_a_new_file() -> None:
-    found = list(places(5, 2, (EntryRun(5, 100), EntryRun(7, 1024)), [1, 2, 3, 4]))
+    found = list(positions(5, 2, (EntryRun(5, 100), EntryRun(7, 1024)), [1, 2, 3, 4]))
     assert found == [(5, 100, 2), (6, 149, 2), (7, 1024, 2), (8, 1075, 2)]
 
 
@@ -222,10 +222,10 @@ def test_not_leader_is_followed_along_a_chain(is_ours: bool) -> None:
     for number, member in enumerate(members[:2]):
         member.script.append(refuse(NOT_LEADER, f"n{number + 1}"))
         # It believes so until then.
-        member.answers[MetadataRequest] = lambda _, member=member: MetadataResponse(  # type: ignore[misc]
+        member.responses[MetadataRequest] = lambda _, member=member: MetadataResponse(  # type: ignore[misc]
             group="g", leader_id=member.node_id if member.script else "n2", peers=member.peers
         )
-    members[2].answers[MetadataRequest] = lambda _: MetadataResponse(
+    members[2].responses[MetadataRequest] = lambda _: MetadataResponse(
         group="g", leader_id=None if members[0].script and members[1].script else "n2", peers=members[2].peers
     )
     with connected(*members) as client:
@@ -455,11 +455,11 @@ def test_no_answer_is_unknown(is_ours: bool) -> None:
 def test_answers_that_came_while_this_process_stood_still_count(is_ours: bool) -> None:
     fake = Fake(is_ours=is_ours, script=deque([ACK, Act(delay=0.2)]))
 
-    def answer(_: Request) -> GetResponse:
+    def response(_: Request) -> GetResponse:
         time.sleep(0.2)
         return GetResponse(group="g", entries=[fake.log.get(0)])
 
-    fake.answers[GetRequest] = answer
+    fake.responses[GetRequest] = response
     with connected(fake, timeout_ms=300) as client:
         client.append(b"x")
         # It stands still from when the request is sent until long after its time is over.
@@ -500,7 +500,7 @@ def test_refused_in_the_middle_goes_on_in_order() -> None:
 
 
 def test_submits_refused_in_the_middle_go_on_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(appender, "_MOST_TOGETHER", 10)
+    monkeypatch.setattr(appender, "_MAX_TOGETHER", 10)
     fake = Fake(script=deque([ACK, refuse(PENDING_FULL), ACK, ACK, refuse(NOT_LEADER), ACK, refuse(PENDING_FULL)]))
     bodies = bodies_of(500)
     with connected(fake) as client:
@@ -510,7 +510,7 @@ def test_submits_refused_in_the_middle_go_on_in_order(monkeypatch: pytest.Monkey
 
 
 def test_a_body_that_is_refused_for_good_harms_nobody_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(appender, "_MOST_TOGETHER", 1)
+    monkeypatch.setattr(appender, "_MAX_TOGETHER", 1)
     fake = Fake(
         script=deque([ACK, refuse(ResponseCode.UNEXPECTED_ARGUMENT), ACK, refuse(ResponseCode.UNEXPECTED_ARGUMENT)])
     )
@@ -586,7 +586,7 @@ def test_leader_moves_to_java_and_back_in_the_middle_of_a_batch(is_ours: bool) -
         leader = "n0" if first.script else "n1"
         return MetadataResponse(group="g", leader_id=leader, peers=first.peers)
 
-    first.answers[MetadataRequest] = second.answers[MetadataRequest] = says
+    first.responses[MetadataRequest] = second.responses[MetadataRequest] = says
     with connected(first, second) as client:
         result = client.append_batch(bodies)
     assert [first.log.bodies[appended.index] for appended in result] == bodies
@@ -604,8 +604,8 @@ ACTS = [
 def test_outcomes_are_true_whatever_members_answer(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Acknowledged is in the log once, where it was said; refused is not; unknown is there once at most."""
     monkeypatch.setattr(appender, "_FIRST_PAUSE", 0.001)
-    monkeypatch.setattr(appender, "_LONGEST_PAUSE", 0.004)
-    monkeypatch.setattr(appender, "_MOST_TOGETHER", 5)
+    monkeypatch.setattr(appender, "_MAX_PAUSE", 0.004)
+    monkeypatch.setattr(appender, "_MAX_TOGETHER", 5)
     monkeypatch.setattr(request_units, "UNIT_BYTES", 2000)
     chance = random.Random(seed)
     members = [Fake(f"n{number}", f"n{number}", is_ours=chance.random() < 0.7) for number in range(2)]
@@ -697,7 +697,7 @@ def test_close_says_what_is_unknown_and_what_was_not_sent() -> None:
 
 def test_close_in_the_middle_of_other_threads_calls() -> None:
     fake = Fake(script=deque([SILENT] * 1000))
-    fake.answers[GetRequest] = lambda _: None
+    fake.responses[GetRequest] = lambda _: None
     errors: list[type[BaseException]] = []
 
     def work(call: Callable[[], object]) -> None:
@@ -749,7 +749,7 @@ def test_in_a_callback_submit_works_and_what_waits_says_so() -> None:
 
 
 def test_submit_waits_while_too_much_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(appender, "_MOST_WAITING", 10_000)
+    monkeypatch.setattr(appender, "_MAX_WAITING", 10_000)
     fake = Fake(leader_id=None)
     with connected(fake, timeout_ms=5000) as client:
         futures: list[Future[Appended]] = []
@@ -859,21 +859,23 @@ def test_a_process_that_ends_in_the_middle_of_an_append_prints_nothing() -> None
 
 def test_get_is_asked_again_until_it_can_be_answered() -> None:
     fake = Fake()
-    answers = deque([GetResponse(code=505), GetResponse(code=NOT_LEADER), GetResponse(code=419), GetResponse(code=410)])
+    responses = deque(
+        [GetResponse(code=505), GetResponse(code=NOT_LEADER), GetResponse(code=419), GetResponse(code=410)]
+    )
     asked: list[GetRequest] = []
 
-    def answer(request: Request) -> GetResponse:
+    def response(request: Request) -> GetResponse:
         assert isinstance(request, GetRequest)
         asked.append(request)
-        return answers.popleft()
+        return responses.popleft()
 
-    fake.answers[GetRequest] = answer
+    fake.responses[GetRequest] = response
     with connected(fake) as client:
         with pytest.raises(IndexRangeError, match="expected index 7, found it expired"):
             client.get(7)
         with pytest.raises(IndexRangeError, match="expected index 8, found it not in the log"):
             client.get(8)
-        answers.append(GetResponse(code=500))
+        responses.append(GetResponse(code=500))
         with pytest.raises(GroupError, match="INTERNAL_ERROR"):
             client.get(8)
     assert all(request.is_committed for request in asked)
@@ -882,7 +884,7 @@ def test_get_is_asked_again_until_it_can_be_answered() -> None:
 def test_get_without_an_answer_is_asked_again() -> None:
     fake = Fake(script=deque([ACK]))
     silent = deque([None, None])
-    fake.answers[GetRequest] = lambda request: (
+    fake.responses[GetRequest] = lambda request: (
         silent.popleft() if silent else GetResponse(group="g", entries=[fake.log.get(request.begin_index)])  # type: ignore[attr-defined]
     )
     with connected(fake, timeout_ms=150) as client:
@@ -892,11 +894,11 @@ def test_get_without_an_answer_is_asked_again() -> None:
 
 def test_reading_and_status_of_ours_and_of_java() -> None:
     ours, java = Fake("n0", "n0"), Fake("n1", "n0", is_ours=False)
-    ours.answers[StatusRequest] = lambda _: StatusResponse(
+    ours.responses[StatusRequest] = lambda _: StatusResponse(
         group="g", role=Role.LEADER, term=3, leader_id="n0", begin_index=1, end_index=5, end_term=3, committed_index=4,
         problem="disk broken",
     )  # fmt: skip
-    ours.answers[ReadRequest] = lambda request: ReadResponse(group="g", begin_index=1, committed_index=4, code=(
+    ours.responses[ReadRequest] = lambda request: ReadResponse(group="g", begin_index=1, committed_index=4, code=(
         200 if request.first_index else 419))  # type: ignore[attr-defined]  # fmt: skip
     with connected(java, ours) as client:
         assert client.status("n0") == ("n0", Role.LEADER, 3, "n0", 1, 5, 3, 4, "disk broken", False)
@@ -930,7 +932,7 @@ def test_transfer(is_ours: bool) -> None:
         assert isinstance(request, VoteRequest) and request.leader_id == "client" and request.term == -1
         return VoteResponse(term=term, vote_result=VoteResult.REJECT_UNKNOWN_LEADER)
 
-    members[0].answers = {
+    members[0].responses = {
         TransferRequest: transferred,
         VoteRequest: voted,
         StatusRequest: lambda _: StatusResponse(term=term),
@@ -953,7 +955,7 @@ def test_transfer(is_ours: bool) -> None:
 @pytest.mark.parametrize("code", [302, 300, 403, 418, 500, -1, 999])
 def test_a_transfer_that_may_happen_yet_is_unknown(is_ours: bool, code: int) -> None:
     fake = Fake(is_ours=is_ours, peers={"n0": f"{HOST}:1", "n1": f"{HOST}:1"})
-    fake.answers = {
+    fake.responses = {
         TransferRequest: lambda _: TransferResponse(code=code),
         VoteRequest: lambda _: VoteResponse(term=1),
         StatusRequest: lambda _: StatusResponse(term=1),
@@ -966,7 +968,7 @@ def test_a_transfer_that_may_happen_yet_is_unknown(is_ours: bool, code: int) -> 
 def test_a_transfer_without_an_answer_is_unknown() -> None:
     fake = Fake(peers={"n0": f"{HOST}:1", "n1": f"{HOST}:1"})
     asked = threading.Event()
-    fake.answers = {TransferRequest: lambda _: asked.set(), StatusRequest: lambda _: StatusResponse(term=1)}
+    fake.responses = {TransferRequest: lambda _: asked.set(), StatusRequest: lambda _: StatusResponse(term=1)}
     for end in (fake.cut, lambda: client.close()):
         asked.clear()
         with connected(fake) as client:
@@ -983,7 +985,7 @@ def test_a_transfer_without_an_answer_is_unknown() -> None:
             end()
             thread.join(5)
             assert errors
-        fake = Fake(peers=fake.peers, answers=fake.answers)
+        fake = Fake(peers=fake.peers, responses=fake.responses)
 
 
 # A group of real nodes.
@@ -1148,8 +1150,8 @@ def test_verbs(run: Verb, tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
 def test_verbs_that_fail(run: Verb) -> None:
     fake = Fake(script=deque([ACK, appended_but(502), refuse(ResponseCode.DISK_FULL)]))
-    fake.answers[TransferRequest] = lambda _: TransferResponse(code=ResponseCode.FALL_BEHIND_TOO_MUCH)
-    fake.answers[StatusRequest] = lambda _: StatusResponse(term=1)
+    fake.responses[TransferRequest] = lambda _: TransferResponse(code=ResponseCode.FALL_BEHIND_TOO_MUCH)
+    fake.responses[StatusRequest] = lambda _: StatusResponse(term=1)
     with fakes(fake) as peers:
         given = ("--group", "g", "--peers", peers, "--max-retries", 0, "--timeout-ms", 500)
         assert run("append", *given, "x")[:2] == (0, [{"index": 0, "pos": 0, "term": 1}])
@@ -1187,8 +1189,8 @@ def test_a_batch_that_ends_midway_prints_what_was_appended(run: Verb, tmp_path: 
 
 def test_a_transfer_of_which_nobody_knows_exits_1(run: Verb) -> None:
     fake = Fake(peers={"n0": f"{HOST}:1", "n1": f"{HOST}:1"})
-    fake.answers[TransferRequest] = lambda _: TransferResponse(code=ResponseCode.NETWORK_ERROR)
-    fake.answers[StatusRequest] = lambda _: StatusResponse(term=1, role=Role.LEADER, problem="is stuck")
+    fake.responses[TransferRequest] = lambda _: TransferResponse(code=ResponseCode.NETWORK_ERROR)
+    fake.responses[StatusRequest] = lambda _: StatusResponse(term=1, role=Role.LEADER, problem="is stuck")
     with fakes(fake) as peers:
         given = ("--group", "g", "--peers", peers)
         code, rows, err = run("transfer", *given, "--to", "n1")
@@ -1235,5 +1237,5 @@ def test_an_append_that_is_interrupted_says_so_at_once() -> None:
 
 def test_pauses_grow_and_have_a_longest_however_often_something_failed() -> None:
     bounds = [(0.5 * pause, pause) for pause in (0.01, 0.02, 0.04, 1.0, 1.0)]
-    found = [pause_after(failures, 0.01, 1.0) for failures in (0, 1, 2, 7, 100_000)]
+    found = [backoff(failures, 0.01, 1.0) for failures in (0, 1, 2, 7, 100_000)]
     assert all(low <= pause <= high for pause, (low, high) in zip(found, bounds, strict=True)), found

@@ -32,7 +32,7 @@ from pyspark_dledger.raft.messages import (
     TopicsRequest,
 )
 from pyspark_dledger.raft.wire import SYSTEM_BUSY, SYSTEM_ERROR, Refusal
-from pyspark_dledger.raft.wire.message_kinds import ANSWERS, REQUEST_CODES
+from pyspark_dledger.raft.wire.message_kinds import REQUEST_CODES, RESPONSES
 from pyspark_dledger.store import MmapFileStore, StoreConfig
 from tests.raft.test_client import batch_of, connected
 from tests.simulation.ledger import FILLER, Ledger, Message, pack, parse
@@ -66,7 +66,7 @@ def test_put(form: Callable[[list[bytes]], Any]) -> None:
     assert list(result) == [Put(index, fake.log.get(index).pos, index % 100) for index in range(200)]
     assert [put.index for put in again] == [7, 200, 3]
     assert (again.first_index, again.last_index) == (3, 200)
-    assert len(result.places) == 200 * 24
+    assert len(result.positions) == 200 * 24
     assert [seen.queue_nums for seen in fake.seen] == [8, 4]
 
 
@@ -122,12 +122,12 @@ def test_topics() -> None:
         def not_ready(request: Request) -> Any:
             assert isinstance(request, TopicsRequest)
             asked.append(request)
-            fake.answers.clear() if len(asked) == 2 else None
+            fake.responses.clear() if len(asked) == 2 else None
             return refusal(TopicsRequest, ResponseCode.LEADER_NOT_READY)
 
-        fake.answers[TopicsRequest] = not_ready
+        fake.responses[TopicsRequest] = not_ready
         assert client.topics(["b"]).queue_counts == {"b": 4}
-        fake.answers[TopicsRequest] = lambda _: refusal(TopicsRequest, 411, "expected a topic, found 'b b'")
+        fake.responses[TopicsRequest] = lambda _: refusal(TopicsRequest, 411, "expected a topic, found 'b b'")
         with pytest.raises(GroupError, match=r"UNEXPECTED_ARGUMENT.*: expected a topic, found 'b b'"):
             client.topics(["b b"])
     assert len(asked) == 2
@@ -144,12 +144,12 @@ def test_topics_that_cannot_be_asked_for(names: list[str]) -> None:
 
 
 def refusal(kind: type[Request], code: int, reason: str | None = None) -> Any:
-    return ANSWERS[REQUEST_CODES[kind]](group="g", code=code, reason=reason)  # type: ignore[call-arg]
+    return RESPONSES[REQUEST_CODES[kind]](group="g", code=code, reason=reason)  # type: ignore[call-arg]
 
 
 def test_config() -> None:
     fake = serving()
-    fake.answers[ConfigRequest] = lambda _: ConfigResponse(group="g", files={"topics.json": b"{}"})
+    fake.responses[ConfigRequest] = lambda _: ConfigResponse(group="g", files={"topics.json": b"{}"})
     with connected(fake) as client:
         assert client.config() == {"topics.json": b"{}"}
 
@@ -302,7 +302,7 @@ def test_leadership_that_moves_to_who_serves_none_ends_a_put_in_the_middle(is_ou
         leader = "n0" if first.script else "n1"
         return MetadataResponse(group="g", leader_id=leader, peers=first.peers)
 
-    first.answers[MetadataRequest] = second.answers[MetadataRequest] = says
+    first.responses[MetadataRequest] = second.responses[MetadataRequest] = says
     with connected(first, second) as client, pytest.raises(PartialAppendError, match="RocketMQ producer") as caught:
         client.put_messages(bodies)
     error = caught.value
@@ -322,7 +322,7 @@ def test_leadership_that_moves_among_those_that_serve_goes_on() -> None:
         leader = "n0" if first.script else "n1"
         return MetadataResponse(group="g", leader_id=leader, peers=first.peers)
 
-    first.answers[MetadataRequest] = second.answers[MetadataRequest] = says
+    first.responses[MetadataRequest] = second.responses[MetadataRequest] = says
     with connected(first, second) as client:
         result = client.put_messages(bodies)
     assert sorted(first.log.bodies) == sorted(bodies)
@@ -338,7 +338,7 @@ ACTS = [
 @pytest.mark.parametrize("seed", range(10))
 def test_every_message_is_there_once_whatever_members_answer(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(appender, "_FIRST_PAUSE", 0.001)
-    monkeypatch.setattr(appender, "_LONGEST_PAUSE", 0.004)
+    monkeypatch.setattr(appender, "_MAX_PAUSE", 0.004)
     monkeypatch.setattr(request_units, "UNIT_BYTES", 2000)
     chance = random.Random(seed)
     members = [serving(node_id=f"n{number}", leader_id=f"n{number}") for number in range(2)]
@@ -507,7 +507,7 @@ def test_an_application_that_raises_ends_its_node(tmp_path: Path) -> None:
                 client.put_messages([message(1)])
             assert caught.value.unknown == (range(1),)
         eventually(node.failed.done)
-        assert "expected an application that works, found OSError('broken')" in str(node.failed.result())
+        assert "the application raised OSError('broken')" in str(node.failed.result())
 
 
 def test_followers_copy_the_leader_s_metadata(tmp_path: Path) -> None:
@@ -543,10 +543,10 @@ def test_a_process_asks_its_own_node(tmp_path: Path) -> None:
         def ask(request: Request) -> Any:
             return group.run(node.ask(request))
 
-        answer = ask(PutRequest(bodies=pack([message(1)])))
-        if answer.code == ResponseCode.LEADER_NOT_READY:
-            answer = ask(PutRequest(bodies=pack([message(1)])))
-        assert (answer.code, answer.index, answer.count) == (ResponseCode.SUCCESS, 0, 1)
+        response = ask(PutRequest(bodies=pack([message(1)])))
+        if response.code == ResponseCode.LEADER_NOT_READY:
+            response = ask(PutRequest(bodies=pack([message(1)])))
+        assert (response.code, response.index, response.count) == (ResponseCode.SUCCESS, 0, 1)
         assert ask(ReadRequest(first_index=0)).count == 1
         waiting = asyncio.run_coroutine_threadsafe(node.ask(ReadRequest(first_index=9, wait_ms=50_000)), group._loop)
         group.stop("n0")

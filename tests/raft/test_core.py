@@ -1,7 +1,7 @@
-"""The core by itself: its rules as scripts, and what Java's tests of election and replication say as statements.
+"""The core alone: rules as scripts, and the cases of Java's tests of election and replication.
 
-Section F of the field report names the Java tests; each of their rows is a function here, on the simulated network of
-tests/simulation with nothing wrong in it but what the test does.
+Each test runs on the simulated network of tests/simulation, without faults except its own. Section comments name the
+Java tests.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def test_rule(path: Path) -> None:
 
 
 class Group:
-    """A group whose nodes are started one by one, and what a client asks of it."""
+    """A simulated group whose nodes are started one by one, with a client."""
 
     def __init__(self, nodes: int, *, is_java: bool = False, is_sync: bool = False, **options: Any) -> None:
         pairs = frozenset((a, b) for b in range(nodes) for a in range(b)) if is_java else frozenset()
@@ -56,7 +56,7 @@ class Group:
             self.nodes[number].start()
 
     def elect(self, number: int) -> SimNode:
-        """All nodes start, and that one leads: nobody hears the others ask for votes."""
+        """Start all nodes and make one the leader: vote requests of the others are dropped."""
         node = self.nodes[number]
         kept = self.world.filter
         self.world.filter = lambda call: not isinstance(call.request, VoteRequest) or call.source is node
@@ -66,7 +66,7 @@ class Group:
         return node
 
     def lead_alone(self) -> SimNode:
-        """Node 0 of two leads, and node 1 is down again: it has voted."""
+        """Node 0 of two leads; node 1 has voted and is down."""
         leader = self.elect(0)
         self.nodes[1].end("test", is_orderly=True)
         return leader
@@ -84,34 +84,34 @@ class Group:
         return [node for node in self.nodes if self.role(node) is Role.FOLLOWER]
 
     def ask(self, node: SimNode, request: Request) -> list[Response]:
-        """Where the answer will be."""
-        answers: list[Response] = []
-        self.world.ask(node, request, answers.append)
-        return answers
+        """A list that gets the response."""
+        responses: list[Response] = []
+        self.world.ask(node, request, responses.append)
+        return responses
 
-    def tell(self, node: SimNode, request: Request) -> Any:
-        """The answer, which must come at once."""
-        answers = self.ask(node, request)
+    def response_of(self, node: SimNode, request: Request) -> Any:
+        """The response, which must come at once."""
+        responses = self.ask(node, request)
         self.world.run(0)
-        assert len(answers) == 1
-        return answers[0]
+        assert len(responses) == 1
+        return responses[0]
 
     def append(self, node: SimNode, *bodies: bytes) -> list[Response]:
         return self.ask(node, AppendRequest(group="g", remote_id=node.id, bodies=pack(bodies)))
 
     def appended(self, node: SimNode, *bodies: bytes) -> AppendResponse:
-        """The answer of an append that succeeds."""
-        answers = self.append(node, *bodies)
-        self.until(lambda: answers)
-        (answer,) = answers
-        assert isinstance(answer, AppendResponse)
-        assert answer.code == ResponseCode.SUCCESS
-        return answer
+        """The response to a successful append."""
+        responses = self.append(node, *bodies)
+        self.until(lambda: responses)
+        (response,) = responses
+        assert isinstance(response, AppendResponse)
+        assert response.code == ResponseCode.SUCCESS
+        return response
 
     def body(self, node: SimNode, index: int) -> bytes:
-        answer = self.tell(node, GetRequest(group="g", remote_id=node.id, begin_index=index))
-        assert isinstance(answer, GetResponse)
-        (entry,) = answer.entries
+        response = self.response_of(node, GetRequest(group="g", remote_id=node.id, begin_index=index))
+        assert isinstance(response, GetResponse)
+        (entry,) = response.entries
         assert entry.index == index
         return entry.body
 
@@ -147,14 +147,14 @@ def test_three_nodes_elect_one() -> None:
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])
-def test_who_asks_first_leads(number: int) -> None:
+def test_the_first_candidate_leads(number: int) -> None:
     group = Group(3)
     leader = group.elect(number)
     group.until(lambda: len(group.followers()) == 2)
     assert group.leaders() == [leader]
 
 
-def test_a_restarted_follower_finds_the_same_leader_and_term() -> None:
+def test_a_restarted_follower_has_the_same_leader_and_term() -> None:
     group = Group(3)
     leader = group.elect(0)
     term = leader.store.curr_term
@@ -202,9 +202,9 @@ def test_the_preferred_leader_leads_whenever_it_can() -> None:
 
 def vote(group: Group, node: SimNode, candidate: str, **fields: Any) -> VoteResult:
     request = VoteRequest(group="g", remote_id=node.id, local_id=candidate, leader_id=candidate, **fields)
-    answer = group.tell(node, request)
-    assert isinstance(answer, VoteResponse)
-    return answer.vote_result
+    response = group.response_of(node, request)
+    assert isinstance(response, VoteResponse)
+    return response.vote_result
 
 
 def test_votes() -> None:
@@ -228,8 +228,8 @@ def test_votes() -> None:
     assert group.leaders() == [leader]
 
 
-def test_a_term_below_the_ledgers_is_no_term_to_vote_in() -> None:
-    """The disk may hold entries of a later term than the saved one; a node first comes to that term."""
+def test_a_member_does_not_vote_in_a_term_below_its_logs() -> None:
+    """The log may have entries of a later term than the saved one; the node first adopts that term."""
     group = Group(3)
     node = group.nodes[0]
     node.store.append_as_leader([b"a"], term=3)
@@ -269,7 +269,7 @@ def test_heartbeats() -> None:
 
     def beat(node: SimNode, sender: str, of_term: int) -> int:
         request = HeartBeatRequest(group="g", remote_id=node.id, local_id=sender, leader_id=sender, term=of_term)
-        return int(group.tell(node, request).code)
+        return int(group.response_of(node, request).code)
 
     assert beat(leader, "n3", term) == ResponseCode.UNKNOWN_MEMBER
     assert beat(leader, leader.id, term) == ResponseCode.UNEXPECTED_MEMBER
@@ -280,7 +280,7 @@ def test_heartbeats() -> None:
     assert beat(follower, leader.id, term + 1) == ResponseCode.SUCCESS
 
 
-# AppendAndPushTest and BatchPushTest: towards our own nodes, towards Java one by one, and in batches.
+# AppendAndPushTest and BatchPushTest: with binary peers, and with Java peers without and with batches
 
 PUSHES = pytest.mark.parametrize(
     "push",
@@ -293,49 +293,49 @@ PUSHES = pytest.mark.parametrize(
 def test_the_committed_index_reaches_followers(push: dict[str, Any]) -> None:
     group = Group(2, **push)
     leader = group.lead_alone()
-    answers = [group.append(leader, bytes(256)) for _ in range(10)]
+    responses = [group.append(leader, bytes(256)) for _ in range(10)]
     group.world.run(1000)
-    assert not any(answers)
+    assert not any(responses)
     assert (leader.store.ledger_end_index, leader.store.committed_index) == (9, -1)
     group.start(1)
     group.until(lambda: group.nodes[1].store.committed_index == 9)
     assert leader.store.committed_index == 9
-    assert [answer.code for (answer,) in answers] == [ResponseCode.SUCCESS] * 10
+    assert [response.code for (response,) in responses] == [ResponseCode.SUCCESS] * 10
 
 
 @PUSHES
-def test_appends_without_a_quorum_end_as_unknown_and_then_are_refused(push: dict[str, Any]) -> None:
+def test_appends_without_a_quorum_time_out_and_later_ones_are_rejected(push: dict[str, Any]) -> None:
     group = Group(2, max_pending_requests_num=50, **push)
     leader = group.lead_alone()
-    answers = [group.append(leader, bytes(128)) for _ in range(10)]
+    responses = [group.append(leader, bytes(128)) for _ in range(10)]
     group.world.run(2500 + 100)
     assert leader.store.ledger_end_index == 9
-    assert [answer.code for (answer,) in answers] == [ResponseCode.WAIT_QUORUM_ACK_TIMEOUT] * 10
-    answers = [group.append(leader, bytes(128)) for _ in range(60)]
+    assert [response.code for (response,) in responses] == [ResponseCode.WAIT_QUORUM_ACK_TIMEOUT] * 10
+    responses = [group.append(leader, bytes(128)) for _ in range(60)]
     group.world.run(0)
-    codes = [answer.code for some in answers for answer in some]
+    codes = [response.code for some in responses for response in some]
     assert codes == [ResponseCode.LEADER_PENDING_FULL] * len(codes)
     assert len(codes) >= 10
     assert leader.store.ledger_end_index == 69 - len(codes)
 
 
 @PUSHES
-def test_replication_goes_on_when_a_peer_comes_back(push: dict[str, Any]) -> None:
+def test_replication_continues_when_a_peer_comes_back(push: dict[str, Any]) -> None:
     group = Group(2, **push)
     leader = group.lead_alone()
     for _ in range(2):
-        answers = group.append(leader, bytes(128))
+        responses = group.append(leader, bytes(128))
         group.world.run(500)
-        assert not answers
+        assert not responses
         group.start(1)
-        group.until(lambda answers=answers: answers, 2000)
-        assert answers[0].code == ResponseCode.SUCCESS
+        group.until(lambda responses=responses: responses, 2000)
+        assert responses[0].code == ResponseCode.SUCCESS
         group.nodes[1].end("test", is_orderly=True)
     assert span(group.nodes) == {(0, 1)}
 
 
 @PUSHES
-def test_every_third_push_is_lost(push: dict[str, Any]) -> None:
+def test_replication_succeeds_although_every_third_push_is_lost(push: dict[str, Any]) -> None:
     group = Group(2, **push)
     leader = group.elect(0)
     pushes = 0
@@ -352,13 +352,13 @@ def test_every_third_push_is_lost(push: dict[str, Any]) -> None:
 
 
 @PUSHES
-def test_a_new_leader_truncates_what_it_does_not_have(push: dict[str, Any]) -> None:
+def test_a_new_leader_truncates_entries_that_it_lacks(push: dict[str, Any]) -> None:
     group = Group(2, **push)
     longer, shorter = group.nodes
     for number in range(10):
         longer.store.append_as_leader([b"%d" % number], term=1)
     shorter.store.append_as_follower(longer.store.read(0, 5 * (HEADER_SIZE + 1)).data, 1)
-    # What makes the shorter log the more recent one, so that it may lead.
+    # The shorter log becomes the newer one, so that its node can lead.
     shorter.store.append_as_leader([b"x"], term=2)
     for node in group.nodes:
         node.store.save_term(2, None)
@@ -373,14 +373,14 @@ def test_a_new_leader_truncates_what_it_does_not_have(push: dict[str, Any]) -> N
 def test_a_batch_is_appended_and_pushed_as_one_entry_for_each_body(push: dict[str, Any]) -> None:
     group = Group(2, **push)
     leader = group.elect(0)
-    answer = group.appended(leader, *(bytes(128 * (number + 1)) for number in range(10)))
-    assert (answer.index, answer.pos, answer.count) == (0, 0, 10)
+    response = group.appended(leader, *(bytes(128 * (number + 1)) for number in range(10)))
+    assert (response.index, response.pos, response.count) == (0, 0, 10)
     positions = [leader.store.get(index).pos for index in range(10)]
     assert positions == [HEADER_SIZE * i + 128 * i * (i + 1) // 2 for i in range(10)]
     assert span(group.nodes) == {(0, 9)}
 
 
-def test_pushes_to_java_nodes_hold_one_entry_unless_batches_are_enabled() -> None:
+def test_pushes_to_java_nodes_have_one_entry_unless_batches_are_enabled() -> None:
     for is_batch in (False, True):
         group = Group(2, is_java=True, enable_batch_push=is_batch)
         sizes: list[int] = []
@@ -406,8 +406,8 @@ def test_everything_appended_is_read(nodes: int, is_sync: bool) -> None:
     group = Group(nodes, is_sync=is_sync)
     leader = group.elect(0)
     for number in range(10):
-        answer = group.appended(leader, b"Hello %d" % number)
-        assert (answer.index, answer.pos) == (number, number * (HEADER_SIZE + 7))
+        response = group.appended(leader, b"Hello %d" % number)
+        assert (response.index, response.pos) == (number, number * (HEADER_SIZE + 7))
     group.until(lambda: span(group.nodes) == {(0, 9)})
     assert [group.body(leader, number) for number in range(10)] == [b"Hello %d" % number for number in range(10)]
 
@@ -416,38 +416,38 @@ def test_everything_appended_is_read(nodes: int, is_sync: bool) -> None:
 def test_pipelined_appends_keep_their_order(is_sync: bool) -> None:
     group = Group(3, is_sync=is_sync)
     leader = group.elect(1)
-    answers = [group.append(leader, b"Hello %d" % number) for number in range(10)]
-    group.until(lambda: span(group.nodes) == {(0, 9)} and all(answers))
-    for number, (answer,) in enumerate(answers):
-        assert isinstance(answer, AppendResponse)
-        assert (answer.code, answer.index) == (ResponseCode.SUCCESS, number)
+    responses = [group.append(leader, b"Hello %d" % number) for number in range(10)]
+    group.until(lambda: span(group.nodes) == {(0, 9)} and all(responses))
+    for number, (response,) in enumerate(responses):
+        assert isinstance(response, AppendResponse)
+        assert (response.code, response.index) == (ResponseCode.SUCCESS, number)
         assert group.body(leader, number) == b"Hello %d" % number
-        assert leader.store.get(number).pos == answer.pos
+        assert leader.store.get(number).pos == response.pos
 
 
 # QuotaTest
 
 
-def test_a_peer_far_behind_is_sent_no_more_than_its_quota() -> None:
-    """Quota counts the bytes of the present second; above the throttle point no more than that are sent."""
+def test_a_peer_that_lags_far_gets_no_more_than_its_quota() -> None:
+    """The quota limits the bytes of each second, for a lag above the throttle point."""
     group = Group(3, peer_push_quota=10_000, peer_push_throttle_point=0, max_push_bytes=2000)
     leader = group.elect(0)
-    behind = group.nodes[2]
-    behind.end("test", is_orderly=True)
+    lagging = group.nodes[2]
+    lagging.end("test", is_orderly=True)
     for _ in range(40):
         group.appended(leader, *[bytes(952)] * 2)
     sent: dict[int, int] = {}
 
     def note(call: Call) -> bool:
-        if call.target is behind and isinstance(call.request, PushRequest):
+        if call.target is lagging and isinstance(call.request, PushRequest):
             second = leader.clock // 1000
             sent[second] = sent.get(second, 0) + len(call.request.data)
         return True
 
     group.world.filter = note
     began = group.world.now
-    behind.start()
-    group.until(lambda: behind.store.ledger_end_index == 79, 60_000)
+    lagging.start()
+    group.until(lambda: lagging.store.ledger_end_index == 79, 60_000)
     assert group.world.now - began >= 6000
-    # What is under way when the limit is reached still counts for that second.
+    # The push that exceeds the limit counts for its second.
     assert max(sent.values()) <= 2 * 10_000

@@ -1,4 +1,4 @@
-"""The judge of histories: it accepts what one log can explain, and catches every way of being wrong."""
+"""The check of histories accepts what one log can explain, and catches every violation."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import random
 from tests.chaos.history import Append, Get, History, violations
 
 
-def acknowledged(body: bytes, index: int, called: float, answered: float) -> Append:
-    return Append(body, called, answered, "acknowledged", index)
+def acknowledged(body: bytes, index: int, called: float, returned: float) -> Append:
+    return Append(body, called, returned, "acknowledged", index)
 
 
 def history(*operations: Append | Get) -> History:
@@ -22,7 +22,7 @@ LOG = [b"a", b"b"]
 A, B = acknowledged(b"a", 0, 0, 2), acknowledged(b"b", 1, 1, 3)
 
 
-def test_what_one_log_explains_is_accepted() -> None:
+def test_a_history_of_one_log_is_accepted() -> None:
     reads = (Get(1, 0.5, 0.6, None), Get(0, 1, 2, b"a"), Get(1, 4, 5, b"b"), Get(2, 4, 5, None))
     assert violations(history(A, B, *reads), LOG) == []
 
@@ -35,11 +35,11 @@ def test_an_acknowledged_append_at_another_index_is_caught() -> None:
     assert violations(history(A, B), [b"b", b"a"])
 
 
-def test_a_refused_append_that_is_there_is_caught() -> None:
+def test_a_rejected_append_in_the_log_is_caught() -> None:
     assert "refused" in violations(history(A, Append(b"b", 1, 2, "refused")), LOG)[0]
 
 
-def test_an_append_that_stands_twice_is_caught() -> None:
+def test_a_duplicate_append_is_caught() -> None:
     assert violations(history(A, Append(b"b", 1)), [b"a", b"b", b"b"])
 
 
@@ -48,7 +48,7 @@ def test_an_unknown_append_may_be_there_or_not() -> None:
     assert violations(history(A, unknown), LOG) == violations(history(A, unknown), [b"a"]) == []
 
 
-def test_a_body_of_nobody_is_caught() -> None:
+def test_an_unknown_body_is_caught() -> None:
     assert "nobody" in violations(history(A), LOG)[0]
 
 
@@ -72,8 +72,8 @@ def test_an_absence_after_a_read_of_a_later_entry_is_caught() -> None:
     assert violations(history(A, unknown, Get(1, 1.1, 1.2, b"b"), Get(0, 1.5, 1.6, None)), LOG)
 
 
-def test_histories_made_by_a_real_log_are_accepted() -> None:
-    """Moments are drawn first, calls and answers around them: whatever overlaps, the judge has to find an order."""
+def test_histories_of_a_simulated_log_are_accepted() -> None:
+    """Random moments, with calls that overlap around them: the check has to find an order."""
     chance = random.Random(7)
     for _ in range(50):
         moments = sorted(chance.random() for _ in range(30))

@@ -231,11 +231,11 @@ class Members:
             for node_id, effect in effects:
                 if isinstance(effect, Reply) and effect.token != "client":
                     sender, token = effect.token
-                    self._cores[sender].answered(token, effect.answer, self._now)
+                    self._cores[sender].handle_response(token, effect.response, self._now)
                 elif isinstance(effect, Send) and effect.peer_id in self._cores:
                     self._cores[effect.peer_id].handle(effect.request, (node_id, effect.token), self._now)
                 elif isinstance(effect, Send):
-                    self._cores[node_id].answered(effect.token, None, self._now)
+                    self._cores[node_id].handle_response(effect.token, None, self._now)
 
 
 class Replaced(NamedTuple):

@@ -78,11 +78,11 @@ def test_append_that_is_reported_as_not_done_is_not_in_the_log(tmp_path: Path) -
     refused = [b"A" * 300, b"B" * 300, b"C" * 900]
     with nodes(tmp_path, 1, flush="sync") as group, closing(group.caller("n0").hello()) as caller:
         caller.append(b"first")
-        answer = None
+        response = None
         with mock.patch.object(os, "pwrite", full), suppress(ConnectionError):
-            answer = caller.append(*refused)
+            response = caller.append(*refused)
     assert next(writes) > 1
-    outcome = outcome_of(answer)
+    outcome = outcome_of(response)
     assert outcome is not Outcome.ACKNOWLEDGED
     store = opened(tmp_path, **SMALL)
     found = [entry.index for entry in entries(store) if entry.body in refused]

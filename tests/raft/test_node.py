@@ -55,7 +55,7 @@ from pyspark_dledger.raft.node.service import Service
 from pyspark_dledger.raft.node.settings import node_config, read_settings
 from pyspark_dledger.raft.peers import Address, format_peers, parse_peers
 from pyspark_dledger.raft.tls import Tls
-from pyspark_dledger.raft.wire import Connection, ReceivedRequest, ReceivedResponse, Refusal
+from pyspark_dledger.raft.wire import ReceivedRequest, ReceivedResponse, Refusal, WireConnection
 from pyspark_dledger.raft.wire.message_kinds import REQUEST_CODES
 from pyspark_dledger.store.files.node_files import load_members
 from tests.support.certificates import make_tls
@@ -282,8 +282,8 @@ def test_three_nodes_elect_and_replicate(tmp_path: Path, flush: str) -> None:
         with closing(group.caller(leader)) as caller:
             caller.hello()
             for number in range(40):
-                answer = caller.append(*[b"%d-%d" % (number, each) * 500 for each in range(20)])
-                assert (answer.code, answer.index, answer.count) == (200, number * 20, 20)
+                response = caller.append(*[b"%d-%d" % (number, each) * 500 for each in range(20)])
+                assert (response.code, response.index, response.count) == (200, number * 20, 20)
         eventually(lambda: all(group.status(each)["committedIndex"] == 799 for each in THREE))
     first, *others = (data_of(tmp_path, each) for each in THREE)
     assert first.count(b"39-19") == 500
@@ -327,9 +327,9 @@ def test_committed_entries_are_read_at_any_member(tmp_path: Path) -> None:
             reader.hello()
             waiting = reader.send(ReadRequest(first_index=0, wait_ms=10_000))
             writer.append(b"first")
-            answer = reader.receive(waiting)
-            assert (answer.code, answer.first_index, answer.count) == (200, 0, 1)
-            assert bytes(answer.data[48:]) == b"first"
+            response = reader.receive(waiting)
+            assert (response.code, response.first_index, response.count) == (200, 0, 1)
+            assert bytes(response.data[48:]) == b"first"
             empty = reader.call(ReadRequest(first_index=1, wait_ms=20))
             assert (empty.code, empty.count, empty.committed_index) == (200, 0, 0)
             assert reader.call(ReadRequest(first_index=-1)).code == ResponseCode.INDEX_LESS_THAN_LOCAL_BEGIN
@@ -347,9 +347,9 @@ def test_a_reader_gets_no_entry_that_is_not_committed(tmp_path: Path) -> None:
             group.stop(*(each for each in THREE if each != leader))
             caller.send(AppendRequest(bodies=packed(b"alone")))
             eventually(lambda: group.status(leader)["endIndex"] == 1)
-            answer = caller.call(ReadRequest(first_index=0))
-            assert (answer.count, answer.committed_index) == (1, 0)
-            assert bytes(answer.data[48:]) == b"committed"
+            response = caller.call(ReadRequest(first_index=0))
+            assert (response.count, response.committed_index) == (1, 0)
+            assert bytes(response.data[48:]) == b"committed"
 
 
 # Connections.
@@ -365,9 +365,9 @@ def one(tmp_path: Path) -> Iterator[Nodes]:
 def test_java_sees_json_only(one: Nodes) -> None:
     """A caller that offers nothing is offered nothing."""
     with closing(one.caller("n0")) as caller:
-        caller.wire = Connection(offers_binary=False)
-        answer = caller.call(MetadataRequest())
-        assert (answer.leader_id, answer.peers) == ("n0", {"n0": f"{HOST}:{one.port('n0')}"})
+        caller.wire = WireConnection(offers_binary=False)
+        response = caller.call(MetadataRequest())
+        assert (response.leader_id, response.peers) == ("n0", {"n0": f"{HOST}:{one.port('n0')}"})
         assert not caller.wire.is_binary
         assert caller.append(b"json").code == 200
 
@@ -447,9 +447,9 @@ def test_who_does_not_read_answers_gets_no_more(tmp_path: Path) -> None:
                 assert quick.append(b"quick").code == 200
                 assert max(unsent(group)) < 40 << 20
             for opaque in asked:
-                answer = slow.receive(opaque)
-                assert isinstance(answer, GetResponse)
-                assert answer.entries[0].body == large
+                response = slow.receive(opaque)
+                assert isinstance(response, GetResponse)
+                assert response.entries[0].body == large
         eventually(lambda: not unsent(group))
 
 
@@ -505,13 +505,13 @@ class Wire:
     """Stands for a transport, and gives what the other side receives."""
 
     def __init__(self) -> None:
-        self.client = Connection(offers_binary=True)
-        self.answers: dict[int, Response | Refusal] = {}
+        self.client = WireConnection(offers_binary=True)
+        self.responses: dict[int, Response | Refusal] = {}
 
     def write(self, data: bytes) -> None:
         for item in self.client.feed(data):
             assert isinstance(item, ReceivedResponse)
-            self.answers[item.opaque] = item.answer
+            self.responses[item.opaque] = item.response
 
     def is_closing(self) -> bool:
         return False
@@ -528,21 +528,21 @@ def test_appends_behind_a_refused_one_are_refused() -> None:
 
         def ask(body: bytes, is_restart: bool) -> int:
             opaque = next(opaques)
-            transport.client._asked[opaque] = 50001
+            transport.client._outstanding[opaque] = 50001
             request = AppendRequest(bodies=packed(body), is_restart=is_restart)
             inbound.received([ReceivedRequest(opaque, request, False, False, False, 50001)])
             return opaque
 
         first, refused, behind = ask(b"yes", True), ask(b"no", False), ask(b"behind", False)
         assert len(server.taken) == 1
-        server.refusals[0].answer(AppendResponse(code=ResponseCode.LEADER_PENDING_FULL))
+        server.refusals[0].response(AppendResponse(code=ResponseCode.LEADER_PENDING_FULL))
         later = ask(b"later", False)
-        assert [transport.answers[each].code for each in (refused, behind, later)] == [503, 503, 503]
-        assert first not in transport.answers
+        assert [transport.responses[each].code for each in (refused, behind, later)] == [503, 503, 503]
+        assert first not in transport.responses
         again = ask(b"again", True)
-        server.taken[0].answer(AppendResponse(index=7))
-        server.taken[1].answer(AppendResponse(index=8))
-        assert [transport.answers[each].index for each in (first, again)] == [7, 8]  # type: ignore[union-attr]
+        server.taken[0].response(AppendResponse(index=7))
+        server.taken[1].response(AppendResponse(index=8))
+        assert [transport.responses[each].index for each in (first, again)] == [7, 8]  # type: ignore[union-attr]
         assert len(server.taken) == 2
 
     asyncio.run(run())
@@ -558,23 +558,23 @@ def test_puts_and_appends_are_refused_behind_each_other() -> None:
 
         def ask(opaque: int, request: AppendRequest) -> None:
             code = REQUEST_CODES[type(request)]
-            transport.client._asked[opaque] = code
-            transport.client._asked_in_binary.add(opaque)
+            transport.client._outstanding[opaque] = code
+            transport.client._binary_requests.add(opaque)
             inbound.received([ReceivedRequest(opaque, request, True, False, False, code)])
 
         ask(0, PutRequest(bodies=packed(b"no")))
         ask(1, AppendRequest(bodies=packed(b"behind"), is_restart=False))
         ask(2, PutRequest(bodies=packed(b"behind"), is_restart=False))
-        server.refusals[0].answer(PutResponse(code=ResponseCode.LEADER_NOT_READY, leader_id="n0", reason="not yet"))
+        server.refusals[0].response(PutResponse(code=ResponseCode.LEADER_NOT_READY, leader_id="n0", reason="not yet"))
         ask(3, AppendRequest(bodies=packed(b"later"), is_restart=False))
         assert not server.taken
-        found = [transport.answers[opaque] for opaque in range(4)]
-        assert [type(answer) for answer in found] == [PutResponse, AppendResponse, PutResponse, AppendResponse]
-        assert all((answer.code, answer.leader_id) == (505, "n0") for answer in found)  # type: ignore[union-attr]
+        found = [transport.responses[opaque] for opaque in range(4)]
+        assert [type(response) for response in found] == [PutResponse, AppendResponse, PutResponse, AppendResponse]
+        assert all((response.code, response.leader_id) == (505, "n0") for response in found)  # type: ignore[union-attr]
         ask(4, AppendRequest(bodies=packed(b"no"), is_restart=True))
         ask(5, PutRequest(bodies=packed(b"behind"), is_restart=False))
-        server.refusals[1].answer(AppendResponse(code=ResponseCode.DISK_FULL))
-        assert isinstance(transport.answers[5], PutResponse) and transport.answers[5].code == 415
+        server.refusals[1].response(AppendResponse(code=ResponseCode.DISK_FULL))
+        assert isinstance(transport.responses[5], PutResponse) and transport.responses[5].code == 415
         ask(6, PutRequest(bodies=packed(b"again"), is_restart=True))
         assert len(server.taken) == 1
 
@@ -602,11 +602,11 @@ def test_who_does_not_give_the_secret_is_refused_and_cut_off(
     secret: Nodes, given: str | None, request_: Request
 ) -> None:
     with closing(secret.caller("n0")) as caller:
-        caller.wire = Connection(secret=given)
-        answer = caller.call(replace(request_))
-        assert isinstance(answer, Refusal)
+        caller.wire = WireConnection(secret=given)
+        response = caller.call(replace(request_))
+        assert isinstance(response, Refusal)
         found = "another" if given is not None and isinstance(request_, MetadataRequest) else "none"
-        assert answer == Refusal(
+        assert response == Refusal(
             16, f"expected the secret of this node in the first request, found {found}: connect with it"
         )
         assert caller.is_closed()
@@ -616,7 +616,7 @@ def test_who_does_not_give_the_secret_is_refused_and_cut_off(
 def test_what_comes_behind_a_wrong_secret_is_not_done(secret: Nodes) -> None:
     """Also where it came in one piece with it, and with the right secret."""
     with closing(secret.caller("n0")) as caller:
-        wrong, right = Connection(secret="wrong"), Connection(secret=SECRET)
+        wrong, right = WireConnection(secret="wrong"), WireConnection(secret=SECRET)
         frames = [
             *wrong.request(MetadataRequest(group="g", remote_id="n0"))[1],
             *right.request(MetadataRequest(group="g", remote_id="n0"))[1],
@@ -630,12 +630,12 @@ def test_what_comes_behind_a_wrong_secret_is_not_done(secret: Nodes) -> None:
 
 def test_who_gives_the_secret_once_may_ask_anything(secret: Nodes) -> None:
     with closing(secret.caller("n0")) as caller:
-        caller.wire = Connection(secret=SECRET)
+        caller.wire = WireConnection(secret=SECRET)
         caller.hello()
         assert caller.append(b"x").code == 200
         # As Java would, if it knew how to give it.
     with closing(secret.caller("n0")) as caller:
-        caller.wire = Connection(offers_binary=False, secret=SECRET)
+        caller.wire = WireConnection(offers_binary=False, secret=SECRET)
         assert caller.call(MetadataRequest()).leader_id == "n0"
         assert caller.call(GetRequest(begin_index=0)).entries[0].body == b"x"
 
@@ -646,7 +646,7 @@ def test_large_frames_are_for_who_gave_the_secret(secret: Nodes) -> None:
         caller.sock.sendall(struct.pack(">iI", 1 << 20, 100))
         assert caller.is_closed()
     with closing(secret.caller("n0")) as caller:
-        caller.wire = Connection(secret=SECRET)
+        caller.wire = WireConnection(secret=SECRET)
         caller.hello()
         assert caller.append(bytes(1 << 19)).code == 200
 
@@ -654,7 +654,7 @@ def test_large_frames_are_for_who_gave_the_secret(secret: Nodes) -> None:
 def test_who_gives_no_secret_soon_is_cut_off(secret: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inbound, "_HELLO_SECONDS", 0.2)
     with closing(secret.caller("n0")) as silent, closing(secret.caller("n0")) as caller:
-        caller.wire = Connection(secret=SECRET)
+        caller.wire = WireConnection(secret=SECRET)
         caller.hello()
         assert silent.is_closed()
         time.sleep(0.1)
@@ -697,7 +697,7 @@ def test_what_is_no_secret_is_said_without_showing_it(value: str) -> None:
         lambda: NodeConfig("g", "n0", "n0-127.0.0.1:1", secret=value),
         lambda: dl.connect("g", "n0-127.0.0.1:1", secret=value),
     ):
-        with pytest.raises(OptionError, match=f"^secret: expected .* found another text of {len(value)}"):
+        with pytest.raises(OptionError, match=f"^secret: expected .* found another text of length {len(value)}"):
             make()
 
 
@@ -708,7 +708,7 @@ class Peer:
     """A peer that is scripted: gets requests, answers what it wants."""
 
     def __init__(self, offers_binary: bool = True) -> None:
-        self.wire = Connection(offers_binary=offers_binary)
+        self.wire = WireConnection(offers_binary=offers_binary)
         self.asked: list[ReceivedRequest] = []
         self.connections = 0
         self._writer: asyncio.StreamWriter | None = None
@@ -721,18 +721,18 @@ class Peer:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
         self._writer = writer
-        self.wire = Connection(offers_binary=self.wire._offers_binary)
+        self.wire = WireConnection(offers_binary=self.wire._offers_binary)
         while data := await reader.read(1 << 16):
             for asked in self.wire.feed(data):
                 assert isinstance(asked, ReceivedRequest)
                 if not isinstance(asked.request, MetadataRequest):
                     self.asked.append(asked)
                 else:
-                    self.answer(asked, MetadataResponse())
+                    self.response(asked, MetadataResponse())
 
-    def answer(self, asked: ReceivedRequest, answer: Response) -> None:
+    def response(self, asked: ReceivedRequest, response: Response) -> None:
         assert self._writer is not None
-        self._writer.write(b"".join(self.wire.answer(asked, answer)))
+        self._writer.write(b"".join(self.wire.respond(asked, response)))
 
     def hang_up(self) -> None:
         assert self._writer is not None
@@ -743,8 +743,8 @@ class Linked:
     """A link to a scripted peer, and what it told."""
 
     def __init__(self, port: int) -> None:
-        self.answers: dict[int, Response | None] = {}
-        self.ours: list[bool] = []
+        self.responses: dict[int, Response | None] = {}
+        self.binary_peers: list[bool] = []
         hello = MetadataRequest(group="g", remote_id="n1", local_id="n0")
         self.link = Link(
             "n1",
@@ -753,13 +753,13 @@ class Linked:
             None,
             1 << 20,
             self._answered,
-            lambda _, is_ours: self.ours.append(is_ours),
+            lambda _, is_ours: self.binary_peers.append(is_ours),
         )
         self.link.start()
 
-    def _answered(self, token: int, answer: Response | None) -> None:
-        assert token not in self.answers
-        self.answers[token] = answer
+    def _answered(self, token: int, response: Response | None) -> None:
+        assert token not in self.responses
+        self.responses[token] = response
 
     def send(self, token: int) -> None:
         request = HeartBeatRequest(group="g", remote_id="n1", leader_id="n0", term=token)
@@ -780,15 +780,15 @@ def test_link_speaks_what_its_peer_does(offers_binary: bool) -> None:
         peer = Peer(offers_binary)
         linked = Linked(await peer.start())
         await until(lambda: linked.link.is_connected)
-        assert linked.ours == [offers_binary]
+        assert linked.binary_peers == [offers_binary]
         linked.send(1)
         await until(lambda: peer.asked)
         assert peer.asked[0].is_binary is offers_binary
-        peer.answer(peer.asked[0], HeartBeatResponse(term=7))
-        await until(lambda: linked.answers)
-        answer = linked.answers[1]
-        assert answer is not None
-        assert answer.term == 7
+        peer.response(peer.asked[0], HeartBeatResponse(term=7))
+        await until(lambda: linked.responses)
+        response = linked.responses[1]
+        assert response is not None
+        assert response.term == 7
         await linked.link.stop()
         peer.server.close()
 
@@ -803,17 +803,17 @@ def test_link_gives_every_request_one_answer_whatever_happens() -> None:
         await until(lambda: linked.link.is_connected and peer.asked)
         linked.send(2)
         await until(lambda: len(peer.asked) == 2)
-        peer.answer(peer.asked[0], HeartBeatResponse(term=1))
-        await until(lambda: 1 in linked.answers)
+        peer.response(peer.asked[0], HeartBeatResponse(term=1))
+        await until(lambda: 1 in linked.responses)
         peer.hang_up()
-        await until(lambda: 2 in linked.answers)
-        assert linked.answers[2] is None
+        await until(lambda: 2 in linked.responses)
+        assert linked.responses[2] is None
         linked.send(3)
         await until(lambda: linked.link.is_connected and peer.connections == 2)
         linked.send(4)
         await until(lambda: len(peer.asked) >= 3)
-        peer.answer(peer.asked[-1], HeartBeatResponse(term=4))
-        await until(lambda: len(linked.answers) == 4)
+        peer.response(peer.asked[-1], HeartBeatResponse(term=4))
+        await until(lambda: len(linked.responses) == 4)
         peer.server.close()
         await linked.link.stop()
 
@@ -829,7 +829,7 @@ def test_link_gives_up_on_a_silent_peer_and_connects_anew() -> None:
         await until(lambda: peer.asked)
         later = int(asyncio.get_running_loop().time() * 1000) + 3001
         linked.link.expire(later)
-        assert linked.answers == {1: None}
+        assert linked.responses == {1: None}
         await until(lambda: peer.connections == 2 and linked.link.is_connected)
         await linked.link.stop()
         peer.server.close()
@@ -861,8 +861,8 @@ def test_link_to_nobody_fails_at_once() -> None:
         await asyncio.sleep(0.2)
         for token in range(1000):
             linked.send(token)
-        await until(lambda: len(linked.answers) == 1000)
-        assert set(linked.answers.values()) == {None}
+        await until(lambda: len(linked.responses) == 1000)
+        assert set(linked.responses.values()) == {None}
         await linked.link.stop()
 
     asyncio.run(run())
@@ -1053,9 +1053,9 @@ def try_append(ports: Sequence[int], body: bytes) -> int | None:
 def try_append_to(ids: Sequence[str], ports: Sequence[int], body: bytes) -> int | None:
     for node, port in zip(ids, ports, strict=True):
         with suppress(OSError), closing(Caller(port, remote_id=node)) as caller:
-            answer = caller.append(body)
-            if answer.code == 200:
-                index: int = answer.index
+            response = caller.append(body)
+            if response.code == 200:
+                index: int = response.index
                 return index
     return None
 

@@ -1,4 +1,4 @@
-"""A short run of what `make simulate` does for longer, and broken cores that it must catch."""
+"""A short run of `make simulate`, and broken cores that the simulation must detect."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PROCESSES = 2
 MUTANT_SEEDS = 400
 
 
-def test_nothing_is_violated_in_many_seeds() -> None:
+def test_no_seed_violates_a_rule() -> None:
     with multiprocessing.get_context("spawn").Pool(PROCESSES) as pool:
         outcomes = pool.map(run, range(COUNT), chunksize=10)
     failed = [outcome for outcome in outcomes if outcome.violation]
@@ -32,7 +32,7 @@ def test_nothing_is_violated_in_many_seeds() -> None:
 
 
 def _report(failed: list[Outcome]) -> str:
-    """Every failure, the end of the first one's transcript, and how to see all of it."""
+    """Every failure, the end of the first one's transcript, and the command that repeats it."""
     lines: list[str] = []
     run(failed[0].seed, lines=lines)
     named = [f"seed {outcome.seed}: {outcome.violation}" for outcome in failed]
@@ -40,8 +40,8 @@ def _report(failed: list[Outcome]) -> str:
     return "\n".join([*lines[-200:], *named, f"again: {again}"])
 
 
-def test_a_seed_plays_alike_wherever_it_is_played() -> None:
-    """Strings hash differently in every process; nothing may depend on it."""
+def test_a_seed_is_deterministic_across_processes() -> None:
+    """Strings hash differently in every process; nothing may depend on the hashes."""
     code = (
         "from tests.simulation.run import run\n"
         "for seed in range(8):\n"
@@ -61,5 +61,5 @@ def test_a_seed_plays_alike_wherever_it_is_played() -> None:
 @pytest.mark.parametrize("mutant", mutations.MUTANTS, ids=lambda mutant: mutant.__name__)
 def test_a_broken_core_is_caught(mutant: type[mutations.Mutant]) -> None:
     found = (mutations.run_mutant(mutant, seed).violation or "" for seed in range(MUTANT_SEEDS))
-    # A core that raises is broken otherwise than it should be.
+    # A core that raises an exception is broken in another way than intended.
     assert any(text and "raised" not in text for text in found)

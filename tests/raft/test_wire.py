@@ -1,4 +1,4 @@
-"""Messages as bytes: Java's frames byte for byte, both dialects round trip, and no input does harm."""
+"""Encoding and decoding: Java's frames byte for byte, round trips in both dialects, and malformed input."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ from pyspark_dledger.raft.messages import (
 )
 from pyspark_dledger.raft.wire import (
     MAX_FRAME_SIZE,
-    Connection,
     EncodeError,
     FrameReader,
     ReceivedRequest,
     ReceivedResponse,
     Refusal,
+    WireConnection,
     WireError,
     decode,
-    encode_answer,
     encode_refusal,
     encode_request,
+    encode_response,
     framing,
 )
 from pyspark_dledger.raft.wire.binary_layout import OWN_TEXTS
-from pyspark_dledger.raft.wire.json_bodies import decode_answer, decode_request
-from pyspark_dledger.raft.wire.message_kinds import ANSWERS, REQUEST_CODES, REQUESTS
+from pyspark_dledger.raft.wire.json_bodies import decode_request, decode_response
+from pyspark_dledger.raft.wire.message_kinds import REQUEST_CODES, REQUESTS, RESPONSES
 from pyspark_dledger.store.dledger_store import Entry, EntryRun
 from tests.fuzz import wire as fuzz_wire
 from tests.support.wire_messages import (
@@ -66,12 +66,12 @@ DATA = Path(__file__).resolve().parent / "wire"
 
 
 def sent(message: WireMessage, is_binary: bool) -> WireMessage | Refusal | None:
-    """The message after a journey."""
-    asked = {7: REQUEST_CODES[type(message)]} if isinstance(message, Response) else {}
-    return decode(only(encoded(message, 7, is_binary)), asked).message
+    """The message, encoded and decoded."""
+    outstanding = {7: REQUEST_CODES[type(message)]} if isinstance(message, Response) else {}
+    return decode(only(encoded(message, 7, is_binary)), outstanding).message
 
 
-# What Java writes
+# Encoding as in Java
 
 
 def rows(name: str) -> list[dict[str, Any]]:
@@ -81,17 +81,17 @@ def rows(name: str) -> list[dict[str, Any]]:
 JAVA_FRAMES = {row["name"]: row for row in rows("java-frames.jsonl")}
 
 
-def test_every_frame_of_java_is_expected() -> None:
+def test_every_java_frame_has_an_expected_message() -> None:
     assert JAVA_FRAMES.keys() == JAVA_MESSAGES.keys() | READ_ONLY.keys()
 
 
 @pytest.mark.parametrize("name", JAVA_FRAMES)
-def test_frames_of_java_are_read(name: str) -> None:
+def test_java_frames_are_decoded(name: str) -> None:
     row = JAVA_FRAMES[name]
     expected = JAVA_MESSAGES.get(name, READ_ONLY.get(name))
     found = decode(only(base64.b64decode(row["frame"])), {row["opaque"]: row["code"]})
     if isinstance(expected, m.PushRequest):
-        # How entries are to be written says nothing about them.
+        # A decoded push does not say how its entries were written.
         expected = replace(expected, is_batch=False)
     assert found.message == expected
     assert (found.opaque, found.request_code) == (row["opaque"], row["code"])
@@ -100,7 +100,7 @@ def test_frames_of_java_are_read(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", JAVA_MESSAGES)
-def test_frames_are_written_as_java_writes_them(name: str) -> None:
+def test_frames_are_encoded_as_in_java(name: str) -> None:
     """Byte for byte, except that the header names another language."""
     row = JAVA_FRAMES[name]
     java = only(base64.b64decode(row["frame"]))
@@ -110,15 +110,15 @@ def test_frames_are_written_as_java_writes_them(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["refused-unsupported", "refused-error"])
-def test_refusals_are_written_as_java_writes_them(name: str) -> None:
+def test_refusals_are_encoded_as_in_java(name: str) -> None:
     row, refusal = JAVA_FRAMES[name], READ_ONLY[name]
     assert isinstance(refusal, Refusal)
     ours = joined(encode_refusal(refusal, row["opaque"]))
     assert ours[8:] == base64.b64decode(row["frame"])[8:].replace(b'"JAVA"', b'"PYTHON"')
 
 
-def test_golden_bodies_of_the_protocol() -> None:
-    """Captured between real nodes."""
+def test_captured_bodies_are_encoded_byte_for_byte() -> None:
+    """Captured between two Java nodes."""
     compare = m.PushRequest(
         **(IDS | {"term": 1}), type=PushType.COMPARE, first_index=0, count=1, data=encode_entry(0, 1, 0, b"hello0")
     )
@@ -127,27 +127,27 @@ def test_golden_bodies_of_the_protocol() -> None:
         b'"chainCrc":0,"channel":0,"index":0,"magic":1,"pos":0,"size":54,"term":1},"firstEntryIndex":0,"group":"g1",'
         b'"lastEntryIndex":0,"leaderId":"n0","localId":"n0","remoteId":"n1","term":1,"totalSize":0,"type":"COMPARE"}'
     )
-    answer = m.PushResponse(group="g1", term=1, code=406, index=0, count=1)
-    assert bytes(only(encoded(answer, 0, False)).body) == (
+    response = m.PushResponse(group="g1", term=1, code=406, index=0, count=1)
+    assert bytes(only(encoded(response, 0, False)).body) == (
         b'{"beginIndex":-1,"code":406,"count":1,"endIndex":-1,"group":"g1","index":0,"term":1}'
     )
 
 
-# What Java reads
+# Decoding as in Java
 
 
 READERS: dict[str, tuple[Callable[[int, bytes], WireMessage], RequestCode]] = {
     "HeartBeatRequest": (decode_request, RequestCode.HEART_BEAT),
-    "VoteResponse": (decode_answer, RequestCode.VOTE),
+    "VoteResponse": (decode_response, RequestCode.VOTE),
     "AppendEntryRequest": (decode_request, RequestCode.APPEND),
     "PushEntryRequest": (decode_request, RequestCode.PUSH),
-    "PushEntryResponse": (decode_answer, RequestCode.PUSH),
+    "PushEntryResponse": (decode_response, RequestCode.PUSH),
     "GetEntriesRequest": (decode_request, RequestCode.GET),
-    "GetEntriesResponse": (decode_answer, RequestCode.GET),
-    "MetadataResponse": (decode_answer, RequestCode.METADATA),
+    "GetEntriesResponse": (decode_response, RequestCode.GET),
+    "MetadataResponse": (decode_response, RequestCode.METADATA),
 }
-# Java reads these; no DLedger writes them, and what Java makes of some is noise.
-REFUSED = {
+# Java reads these, some of them wrongly; no DLedger writes them.
+REJECTED = {
     # not JSON
     *('{"term":007}', '{"term":+5}', '{"term":5L}', '{"term":NaN}', '{"group":"\\x41"}', "{\"group\":'g'}"),
     *('{group:"g"}', '{"group":"g",}', '/*c*/{"group":"g"}', '{"peers":{n0:"a"}}', "{\"body\":x'6869'}"),
@@ -160,26 +160,26 @@ REFUSED = {
     # no bytes
     *(f'{{"body":{value}}}' for value in ('"aGk=="', '"aG k="', '"aG\\nk="', '"a"', '"=aGk"', '"aGk=aGk="', '"===="')),
     *(f'{{"body":{value}}}' for value in ('"aG=k"', '"aGk=\\n"', '" aGk="', "[104,105]", "[104,-1]", "[]")),
-    # Java answers such pushes with an error of its own, later
+    # Java's responses to these pushes are errors
     *('{"type":"INSTALL_SNAPSHOT"}', '{"type":null}', '{"type":"commit"}', '{"entry":{"$ref":"$.nothing"}}'),
     *('{"entry":{}}', '{"entry":[]}', '{"entry":{"body":null,"index":3}}', '{"entries":[null]}', '{"entries":[{}]}'),
 }
-# Read otherwise, with the JSON that is read alike.
-READ_OTHERWISE = {
-    '{"GROUP":"g"}': "{}",  # keys are what they are
+# Decoded differently than in Java: as this JSON.
+DECODED_DIFFERENTLY = {
+    '{"GROUP":"g"}': "{}",  # keys are case-sensitive
     '{"remote_id":"n1"}': "{}",
     '{"@type":"java.lang.Object","group":"g"}': '{"group":"g"}',  # an unknown key
     '{"voteResult":"accept"}': '{"voteResult":"UNKNOWN"}',
-    # the spelling of 0.1; later versions take it for null
+    # the spelling of 0.1; later versions read null
     '{"voteResult":"REJECT_ALREADY__HAS_LEADER"}': '{"voteResult":"REJECT_ALREADY_HAS_LEADER"}',
-    # what is missing is -1 as everywhere, not 0
+    # a missing index is -1 as everywhere, not 0
     '{"index":null}': '{"beginIndex":-1,"endIndex":-1}',
     '{"index":"7"}': '{"index":7}',
     '{"count":3}': '{"count":3}',
 }
 
 
-def reading(kind: str, body: str) -> WireMessage | None:
+def decoded(kind: str, body: str) -> WireMessage | None:
     read, code = READERS[kind]
     try:
         return read(code, body.encode())
@@ -188,19 +188,21 @@ def reading(kind: str, body: str) -> WireMessage | None:
 
 
 @pytest.mark.parametrize("row", rows("java-reads.jsonl"), ids=lambda row: f"{row['kind']}-{row['body']}")
-def test_bodies_are_read_as_java_reads_them(row: dict[str, Any]) -> None:
+def test_bodies_are_decoded_as_in_java(row: dict[str, Any]) -> None:
     kind, body, java = row["kind"], row["body"], row["java"]
-    found = reading(kind, body)
+    found = decoded(kind, body)
     if kind == "PushEntryResponse" and body == "{}":
         assert found == m.PushResponse()
-    elif body in READ_OTHERWISE:
+    elif body in DECODED_DIFFERENTLY:
         assert found is not None
-        assert found == reading(kind, READ_OTHERWISE[body])
-    elif body in REFUSED or java in (None, "null") or (kind, body) == ("PushEntryRequest", f'{{"batchEntry":{ENTRY}}}'):
+        assert found == decoded(kind, DECODED_DIFFERENTLY[body])
+    elif (
+        body in REJECTED or java in (None, "null") or (kind, body) == ("PushEntryRequest", f'{{"batchEntry":{ENTRY}}}')
+    ):
         assert found is None
     else:
         assert found is not None
-        assert found == reading(kind, java)
+        assert found == decoded(kind, java)
 
 
 ENTRY = '{"body":"aGk=","bodyCrc":0,"chainCrc":0,"channel":0,"index":5,"magic":1,"pos":9,"size":50,"term":1}'
@@ -227,7 +229,7 @@ def test_entries_of_a_push(body: str, count: int, data: bytes) -> None:
     assert (found.count, found.data, found.first_index) == (count, data, 5 if count else -1)
 
 
-def test_entry_fields_that_no_java_fills_are_kept() -> None:
+def test_entry_fields_that_java_leaves_empty_are_kept() -> None:
     fields = ENTRY.replace('"channel":0', '"channel":-1').replace('Crc":0', 'Crc":7')
     found = decode_request(RequestCode.PUSH, f'{{"entry":{fields}}}'.encode())
     assert isinstance(found, m.PushRequest)
@@ -261,7 +263,7 @@ def build(kind: type[WireMessage], **fields: st.SearchStrategy[Any]) -> st.Searc
 
 @st.composite
 def entries(draw: st.DrawFn, most: int) -> dict[str, Any]:
-    """What a push or a read has of entries."""
+    """The entries' fields of a push or a read."""
     bodies = draw(st.lists(BODY, max_size=most))
     first = draw(st.integers(0, 2**62)) if bodies else -1
     pos = draw(st.integers(0, 2**62))
@@ -304,7 +306,7 @@ def many_bodies(draw: st.DrawFn) -> Bodies:
 
 
 @st.composite
-def append_answers(draw: st.DrawFn) -> WireMessage:
+def append_responses(draw: st.DrawFn) -> WireMessage:
     runs = draw(st.lists(st.builds(EntryRun, INT64, INT64), max_size=4))
     named = {name: draw(strategy) for name, strategy in BASE.items()}
     count = draw(st.integers(max(len(runs), 1), 2**32 - 1))
@@ -312,17 +314,19 @@ def append_answers(draw: st.DrawFn) -> WireMessage:
 
 
 @st.composite
-def put_answers(draw: st.DrawFn) -> WireMessage:
+def put_responses(draw: st.DrawFn) -> WireMessage:
     named = {name: draw(strategy) for name, strategy in BASE.items()}
     count = draw(st.integers(0, 4))
-    places = draw(st.sampled_from([b"", bytes(range(24)) * count]))
-    return m.PutResponse(**named, index=draw(INT64), pos=draw(INT64), count=count, places=places, reason=draw(TEXT))
+    positions = draw(st.sampled_from([b"", bytes(range(24)) * count]))
+    return m.PutResponse(
+        **named, index=draw(INT64), pos=draw(INT64), count=count, positions=positions, reason=draw(TEXT)
+    )
 
 
 BINARY = st.one_of(
     BOTH,
     build(m.AppendRequest, bodies=many_bodies(), is_restart=st.booleans()),
-    append_answers(),
+    append_responses(),
     build(m.GetRequest, begin_index=INT64, is_committed=st.booleans()),
     build(m.StatusRequest),
     build(
@@ -345,7 +349,7 @@ BINARY = st.one_of(
         reason=TEXT,
     ),
     build(m.PutRequest, bodies=many_bodies(), is_restart=st.booleans(), queue_nums=UINT32),
-    put_answers(),
+    put_responses(),
     build(m.ConfigRequest),
     build(m.ConfigResponse, files=st.dictionaries(NAME, BODY, max_size=4)),
 )
@@ -363,7 +367,7 @@ def test_binary_round_trip(message: WireMessage) -> None:
 
 @settings(max_examples=50)
 @given(st.lists(BINARY, min_size=1, max_size=8), st.data())
-def test_any_pieces_give_the_same_frames(messages: list[WireMessage], data: st.DataObject) -> None:
+def test_frames_do_not_depend_on_how_the_bytes_arrive(messages: list[WireMessage], data: st.DataObject) -> None:
     stream = b"".join(encoded(message, number, True) for number, message in enumerate(messages))
     reader, found, start = FrameReader(), [], 0
     while start < len(stream):
@@ -371,20 +375,20 @@ def test_any_pieces_give_the_same_frames(messages: list[WireMessage], data: st.D
         found += reader.feed(stream[start : start + size])
         assert reader.is_between_frames == (start + size >= len(stream) or is_boundary(stream, start + size))
         start += size
-    asked = {number: REQUEST_CODES[type(message)] for number, message in enumerate(messages)}
-    assert [decode(frame, asked).message for frame in found] == messages
+    outstanding = {number: REQUEST_CODES[type(message)] for number, message in enumerate(messages)}
+    assert [decode(frame, outstanding).message for frame in found] == messages
 
 
-def is_boundary(stream: bytes, place: int) -> bool:
+def is_boundary(stream: bytes, offset: int) -> bool:
     start = 0
-    while start < place:
+    while start < offset:
         start += 4 + int.from_bytes(stream[start : start + 4], "big")
-    return start == place
+    return start == offset
 
 
-def test_every_kind_of_message_is_tried() -> None:
+def test_every_message_class_has_samples() -> None:
     java = {type(message) for message in JAVA_MESSAGES.values()}
-    assert {*REQUESTS.values(), *ANSWERS.values()} == java | set(OURS)
+    assert {*REQUESTS.values(), *RESPONSES.values()} == java | set(OURS)
     assert {type(message) for message in SAMPLES} == java | set(OURS)
 
 
@@ -403,12 +407,12 @@ def test_binary_copies_no_entries() -> None:
 
 
 @pytest.mark.parametrize("kind", [m.PutResponse, m.TopicsResponse])
-def test_reasons_are_sent_as_far_as_they_fit(kind: Any) -> None:
+def test_reasons_are_shortened_to_fit(kind: Any) -> None:
     assert sent(kind(reason="x" * 5000), is_binary=True) == kind(reason="x" * 4096)
     assert sent(kind(reason="\ud800 \u20ac"), is_binary=True) == kind(reason="? \u20ac")
 
 
-# What cannot be sent
+# Messages that cannot be encoded
 
 
 @pytest.mark.parametrize(
@@ -520,18 +524,18 @@ FATAL = {
 
 
 @pytest.mark.parametrize("name", FATAL)
-def test_what_is_no_frame_ends_the_connection(name: str) -> None:
-    connection = Connection()
-    connection.peer_is_ours = True
+def test_malformed_frames_end_the_connection(name: str) -> None:
+    connection = WireConnection()
+    connection.peer_is_binary = True
     with pytest.raises(WireError, match="expected"):
         connection.feed(FATAL[name])
 
 
-FATAL_ANSWERS = {
+FATAL_RESPONSES = {
     "vote result": (51001, struct.pack(">B", 12), b""),
     "role": (58001, struct.pack(">BqqqqHB", 3, 0, 0, 0, 0, 0, 0), b"\0\0"),
-    "places of too few": (58004, struct.pack(">qqI", 0, 0, 2), bytes(24)),
-    "half a place": (58004, struct.pack(">qqI", 0, 0, 1), bytes(23)),
+    "positions of too few": (58004, struct.pack(">qqI", 0, 0, 2), bytes(24)),
+    "half a position": (58004, struct.pack(">qqI", 0, 0, 1), bytes(23)),
     "topics that are not there": (58003, struct.pack(">H", 65535), b""),
     "topics without names": (58003, struct.pack(">H", 1), bytes(4)),
     "a host that is none": (58003, struct.pack(">H", 0), bytes(7)),
@@ -550,34 +554,34 @@ FATAL_ANSWERS = {
 }
 
 
-@pytest.mark.parametrize("name", FATAL_ANSWERS)
-def test_answers_that_cannot_be_read(name: str) -> None:
-    code, own, body = FATAL_ANSWERS[name]
+@pytest.mark.parametrize("name", FATAL_RESPONSES)
+def test_unreadable_binary_responses_raise_an_error(name: str) -> None:
+    code, own, body = FATAL_RESPONSES[name]
     texts = TEXTS + b"\xff\xff" * len(OWN_TEXTS.get((code, True), ()))
     with pytest.raises(WireError, match=r"expected (?![45] texts)"):
         decode(only(framed(0x44, binary_header(code, own, flags=1, texts=texts), body)), {1: code})
 
 
 @pytest.mark.parametrize("body", [b'{"count":-1}', b"[]", b"", b'{"index":true}'])
-def test_json_answers_that_cannot_be_read(body: bytes) -> None:
+def test_unreadable_json_responses_raise_an_error(body: bytes) -> None:
     with pytest.raises(WireError, match="expected"):
         decode(only(framed(0, b'{"code":200,"flag":1,"opaque":1}', body)), {1: RequestCode.PUSH})
 
 
-def test_a_reference_to_a_reference_is_refused() -> None:
+def test_a_reference_to_a_reference_is_rejected() -> None:
     body = b'{"entry":{"$ref":"$.batchEntry[0]"},"batchEntry":[{"$ref":"$.entry"}]}'
     with pytest.raises(WireError, match="body"):
         decode_request(RequestCode.PUSH, body)
 
 
-def test_an_answer_to_another_request_is_fatal() -> None:
+def test_a_response_to_another_request_is_fatal() -> None:
     frame = only(encoded(m.VoteResponse(), 1, True))
     with pytest.raises(WireError, match="51004"):
         decode(frame, {1: RequestCode.PUSH})
     assert decode(frame, {2: RequestCode.VOTE}).message is None
 
 
-REFUSED_BODIES = {
+UNREADABLE_BODIES = {
     "nothing": b"",
     "noise": b"\x00\xff\xfe",
     "a list": b"[]",
@@ -602,11 +606,11 @@ REFUSED_BODIES = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED_BODIES)
-def test_a_request_that_cannot_be_read_is_refused_as_java_does(name: str) -> None:
-    """Java answers it with a remoting code, and goes on; it takes bounded time and memory."""
-    connection = Connection()
-    frame = framed(0, JSON_HEADER, REFUSED_BODIES[name])
+@pytest.mark.parametrize("name", UNREADABLE_BODIES)
+def test_an_unreadable_request_gets_a_refusal_as_in_java(name: str) -> None:
+    """As in Java, the response is a remoting code and the connection stays open. Time and memory are bounded."""
+    connection = WireConnection()
+    frame = framed(0, JSON_HEADER, UNREADABLE_BODIES[name])
     tracemalloc.start()
     started = time.perf_counter()
     (found,) = connection.feed(frame)
@@ -618,8 +622,8 @@ def test_a_request_that_cannot_be_read_is_refused_as_java_does(name: str) -> Non
     assert len(found.request.remark) < 500
     assert elapsed < 2
     assert peak < 10 * len(frame) + (1 << 20)
-    (answer,) = FrameReader().feed(joined(connection.refuse(found, found.request)))
-    assert decode(answer, {1: RequestCode.HEART_BEAT}).message == found.request
+    (response,) = FrameReader().feed(joined(connection.refuse(found, found.request)))
+    assert decode(response, {1: RequestCode.HEART_BEAT}).message == found.request
     assert connection.feed(encoded(m.HeartBeatRequest(), 2, False))
 
 
@@ -636,14 +640,14 @@ def test_a_batch_cannot_refer_to_one_entry_many_times() -> None:
 
 
 @pytest.mark.parametrize("code", [51003, 51006, 59999, 58001, 58002, 58003, 58004, 58005, 1, -1])
-def test_requests_that_are_not_known_are_refused(code: int) -> None:
-    (found,) = Connection().feed(framed(0, b'{"code":%d,"flag":0,"opaque":9}' % code, b"{}"))
+def test_unknown_requests_get_a_refusal(code: int) -> None:
+    (found,) = WireConnection().feed(framed(0, b'{"code":%d,"flag":0,"opaque":9}' % code, b"{}"))
     assert isinstance(found, ReceivedRequest)
     assert found.request == Refusal(3, f"request code {code} is not supported")
 
 
 @pytest.mark.parametrize("is_binary", [False, True])
-def test_a_named_size_alone_takes_little_memory(is_binary: bool) -> None:
+def test_an_announced_size_takes_little_memory(is_binary: bool) -> None:
     start = struct.pack(">iI", MAX_FRAME_SIZE - 4, (0x44 if is_binary else 0) << 24 | 20) + bytes(20000)
     readers = [FrameReader() for _ in range(20)]
     tracemalloc.start()
@@ -665,125 +669,125 @@ def test_damaged_frames_do_no_harm(seed: int) -> None:
 
 
 def exchange(
-    client: Connection, server: Connection, request: Request, answer: Response
+    client: WireConnection, server: WireConnection, request: Request, response: Response
 ) -> tuple[ReceivedRequest, ReceivedResponse]:
     opaque, buffers = client.request(request)
-    (asked,) = server.feed(joined(buffers))
-    assert isinstance(asked, ReceivedRequest)
-    (answered,) = client.feed(joined(server.answer(asked, answer)))
-    assert isinstance(answered, ReceivedResponse)
-    assert answered.opaque == asked.opaque == opaque
-    assert client.pending() == []
-    return asked, answered
+    (at_server,) = server.feed(joined(buffers))
+    assert isinstance(at_server, ReceivedRequest)
+    (at_client,) = client.feed(joined(server.respond(at_server, response)))
+    assert isinstance(at_client, ReceivedResponse)
+    assert at_client.opaque == at_server.opaque == opaque
+    assert client.outstanding() == []
+    return at_server, at_client
 
 
 @pytest.mark.parametrize("client_offers", [False, True])
 @pytest.mark.parametrize("server_offers", [False, True])
-def test_binary_is_agreed_on(client_offers: bool, server_offers: bool) -> None:
-    client, server = Connection(client_offers), Connection(server_offers)
-    first, answered = exchange(client, server, m.HeartBeatRequest(**IDS), m.HeartBeatResponse(code=416))
-    assert (first.request, answered.answer) == (m.HeartBeatRequest(**IDS), m.HeartBeatResponse(code=416))
+def test_both_sides_agree_on_the_binary_dialect(client_offers: bool, server_offers: bool) -> None:
+    client, server = WireConnection(client_offers), WireConnection(server_offers)
+    first, received = exchange(client, server, m.HeartBeatRequest(**IDS), m.HeartBeatResponse(code=416))
+    assert (first.request, received.response) == (m.HeartBeatRequest(**IDS), m.HeartBeatResponse(code=416))
     assert not first.is_binary
     hello, _ = exchange(client, server, m.MetadataRequest(**IDS), m.MetadataResponse(code=400))
     agreed = client_offers and server_offers
     assert (hello.is_binary, hello.offers_binary) == (False, client_offers)
-    assert (client.is_binary, client.peer_is_ours, server.peer_is_ours) == (agreed, agreed, agreed)
+    assert (client.is_binary, client.peer_is_binary, server.peer_is_binary) == (agreed, agreed, agreed)
     assert not server.is_binary
     push = m.PushRequest(**IDS, first_index=13, count=3, data=BATCH)
-    later, answered = exchange(client, server, push, m.PushResponse(index=13, count=3))
+    later, received = exchange(client, server, push, m.PushResponse(index=13, count=3))
     assert later.is_binary == agreed
-    assert (later.request, answered.answer) == (push, m.PushResponse(index=13, count=3))
+    assert (later.request, received.response) == (push, m.PushResponse(index=13, count=3))
     again, _ = exchange(client, server, m.MetadataRequest(**IDS), m.MetadataResponse())
     assert again.is_binary == agreed
 
 
-def test_java_makes_no_offer() -> None:
-    client = Connection()
+def test_java_does_not_accept_the_binary_dialect() -> None:
+    client = WireConnection()
     opaque, buffers = client.request(m.MetadataRequest(**IDS))
     assert b'"extFields":{"dledgerBinary":"1"}' in joined(buffers)
     java = bytearray(base64.b64decode(JAVA_FRAMES["metadata-answer"]["frame"]))
     frame = bytes(java).replace(b'"opaque":7', b'"opaque":%d' % opaque)
-    (answered,) = client.feed(frame)
-    assert isinstance(answered, ReceivedResponse)
+    (received,) = client.feed(frame)
+    assert isinstance(received, ReceivedResponse)
     assert not client.is_binary
 
 
-def test_a_secret_goes_with_the_hello_and_nothing_else() -> None:
-    client, server = Connection(secret='s"\\1'), Connection()
+def test_only_the_hello_has_the_secret() -> None:
+    client, server = WireConnection(secret='s"\\1'), WireConnection()
     heart_beat, _ = exchange(client, server, m.HeartBeatRequest(**IDS), m.HeartBeatResponse())
     hello, _ = exchange(client, server, m.MetadataRequest(**IDS), m.MetadataResponse())
     again, _ = exchange(client, server, m.MetadataRequest(**IDS), m.MetadataResponse())
     assert (heart_beat.secret, hello.secret, again.secret) == (None, 's"\\1', None)
     assert hello.offers_binary and again.is_binary
-    unsaid, _ = exchange(Connection(), Connection(), m.MetadataRequest(**IDS), m.MetadataResponse())
+    unsaid, _ = exchange(WireConnection(), WireConnection(), m.MetadataRequest(**IDS), m.MetadataResponse())
     assert unsaid.secret is None
 
 
 @pytest.mark.parametrize("value", [b"7", b"null", b'["s"]', b"{}"])
-def test_what_is_no_secret_is_none(value: bytes) -> None:
+def test_a_secret_that_is_no_text_is_ignored(value: bytes) -> None:
     header = b'{"code":50000,"extFields":{"dledgerSecret":%s},"flag":0,"opaque":1}' % value
-    (found,) = Connection().feed(framed(0, header, b"{}"))
+    (found,) = WireConnection().feed(framed(0, header, b"{}"))
     assert isinstance(found, ReceivedRequest)
     assert found.secret is None
 
 
-def test_an_offer_that_was_not_asked_for_is_ignored() -> None:
-    client = Connection(offers_binary=False)
+def test_an_unrequested_offer_is_ignored() -> None:
+    client = WireConnection(offers_binary=False)
     opaque, _ = client.request(m.MetadataRequest())
-    assert client.feed(joined(encode_answer(m.MetadataResponse(), opaque, offers_binary=True)))
+    assert client.feed(joined(encode_response(m.MetadataResponse(), opaque, offers_binary=True)))
     assert not client.is_binary
-    assert not client.peer_is_ours
+    assert not client.peer_is_binary
 
 
-def test_a_later_version_may_offer_several() -> None:
+def test_a_later_version_may_offer_several_versions() -> None:
     header = b'{"code":50000,"extFields":{"dledgerBinary":"%s"},"flag":0,"opaque":1}'
     for offer, expected in ((b"1", True), (b"1,2", True), (b"2", False), (b"", False)):
-        server = Connection()
+        server = WireConnection()
         server.feed(framed(0, header % offer, b"{}"))
-        assert server.peer_is_ours == expected
+        assert server.peer_is_binary == expected
 
 
 def test_binary_without_a_hello_is_fatal() -> None:
     with pytest.raises(WireError, match="JSON"):
-        Connection().feed(encoded(m.HeartBeatRequest(), 1, True))
+        WireConnection().feed(encoded(m.HeartBeatRequest(), 1, True))
 
 
-def test_a_binary_answer_to_json_is_fatal() -> None:
-    client = Connection()
+def test_a_binary_response_to_a_json_request_is_fatal() -> None:
+    client = WireConnection()
     opaque, _ = client.request(m.HeartBeatRequest())
     with pytest.raises(WireError, match="JSON"):
         client.feed(encoded(m.HeartBeatResponse(), opaque, True))
 
 
-def test_late_answers_are_dropped() -> None:
-    client, server = Connection(), Connection()
+def test_late_responses_are_dropped() -> None:
+    client, server = WireConnection(), WireConnection()
     opaque, buffers = client.request(m.HeartBeatRequest())
     other, _ = client.request(m.VoteRequest())
-    (asked,) = server.feed(joined(buffers))
-    assert isinstance(asked, ReceivedRequest)
+    (received,) = server.feed(joined(buffers))
+    assert isinstance(received, ReceivedRequest)
     client.forget(opaque)
-    assert client.pending() == [other]
-    answer = joined(server.answer(asked, m.HeartBeatResponse()))
-    assert client.feed(answer) == []
+    assert client.outstanding() == [other]
+    response = joined(server.respond(received, m.HeartBeatResponse()))
+    assert client.feed(response) == []
     assert client.feed(encoded(m.VoteResponse(), other, False)) == [ReceivedResponse(other, m.VoteResponse())]
     assert client.feed(encoded(m.VoteResponse(), other, False)) == []
 
 
-def test_refusals_reach_who_asked() -> None:
-    client, server = Connection(), Connection()
+def test_refusals_are_matched_to_their_requests() -> None:
+    client, server = WireConnection(), WireConnection()
     for _ in range(2):
         opaque, buffers = client.request(m.VoteRequest())
-        (asked,) = server.feed(joined(buffers))
-        assert isinstance(asked, ReceivedRequest)
-        refused = server.refuse(asked, Refusal(2, "busy \u4e2d"))
+        (received,) = server.feed(joined(buffers))
+        assert isinstance(received, ReceivedRequest)
+        refused = server.refuse(received, Refusal(2, "busy \u4e2d"))
         assert client.feed(joined(refused)) == [ReceivedResponse(opaque, Refusal(2, "busy \u4e2d"))]
         exchange(client, server, m.MetadataRequest(), m.MetadataResponse())
     assert client.is_binary
 
 
-def test_an_unknown_binary_request_is_refused() -> None:
-    server = Connection()
-    server.peer_is_ours = True
+def test_an_unknown_binary_request_gets_a_refusal() -> None:
+    server = WireConnection()
+    server.peer_is_binary = True
     (found,) = server.feed(framed(0x44, binary_header(58099, b"whatever")))
     assert isinstance(found, ReceivedRequest)
     assert found.request == Refusal(3, "request code 58099 is not supported")
@@ -791,21 +795,21 @@ def test_an_unknown_binary_request_is_refused() -> None:
     assert only(joined(server.refuse(found, Refusal(3, "")))).kind == framing.KIND_BINARY
 
 
-def test_one_way_requests_are_told() -> None:
-    (found,) = Connection().feed(framed(0, b'{"code":51002,"flag":2,"opaque":9}', b"{}"))
+def test_one_way_requests_are_marked() -> None:
+    (found,) = WireConnection().feed(framed(0, b'{"code":51002,"flag":2,"opaque":9}', b"{}"))
     assert isinstance(found, ReceivedRequest)
     assert found.is_one_way
 
 
-def test_opaques_go_round_and_are_not_used_twice() -> None:
-    client = Connection()
+def test_opaques_wrap_around_and_skip_outstanding_ones() -> None:
+    client = WireConnection()
     first, _ = client.request(m.HeartBeatRequest())
     client._next_opaque = 2**31 - 1
     assert client.request(m.HeartBeatRequest())[0] == 2**31 - 1
     assert client.request(m.HeartBeatRequest())[0] == first + 1
 
 
-def test_frames_stay_valid_while_more_is_received() -> None:
+def test_frames_stay_valid_after_later_ones() -> None:
     reader = FrameReader()
     messages = [m.AppendRequest(bodies=one_body(bytes([number % 256]) * (number * 37 % 5000))) for number in range(400)]
     held = []

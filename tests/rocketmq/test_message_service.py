@@ -651,7 +651,7 @@ def test_leadership_moves_with_uncommitted_entries_at_the_end(tmp_path: Path, is
             answer = eventually(lambda: _accepted(caller.call(request)), 2 * ELECTION_SECONDS)
         finally:
             caller.close()
-        places = struct.iter_unpack(">qqq", answer.places)
+        places = struct.iter_unpack(">qqq", answer.positions)
         assert [index for index, _, _ in places] == list(range(10, 30 if is_new else 25))
         assert list(client.put_messages(puts(rows(10)))) == first
     for node_id in (leader, other):

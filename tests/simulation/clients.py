@@ -58,8 +58,8 @@ class Client:
             # A client that has not heard of a change yet asks a former leader.
             self.read(random.choice(self.world.former_leaders or [node]))
         elif kind < 0.96:
-            self.world.ask(node, MetadataRequest(group="g", remote_id=node.id), self.other_answer)
-            self.world.ask(node, StatusRequest(group="g", remote_id=node.id), self.other_answer)
+            self.world.ask(node, MetadataRequest(group="g", remote_id=node.id), self.other_response)
+            self.world.ask(node, StatusRequest(group="g", remote_id=node.id), self.other_response)
         else:
             self.read_as_java(node)
 
@@ -73,19 +73,19 @@ class Client:
         request = AppendRequest(group="g", remote_id=node.id, bodies=pack(bodies))
         self.world.judge.count("appends asked")
         end = self.world.judge.acknowledged_end
-        self.world.ask(node, request, lambda answer: self.append_answer(node, bodies, answer, end))
+        self.world.ask(node, request, lambda response: self.append_response(node, bodies, response, end))
 
-    def append_answer(self, node: SimNode, bodies: list[bytes], answer: Response, acknowledged_end: int) -> None:
-        self.world.trace(f"c{self.number}", "append is answered %s %s", answer.code, getattr(answer, "index", None))
-        if answer.code == ResponseCode.SUCCESS:
-            assert isinstance(answer, AppendResponse)
-            self.world.judge.told_appended(bodies, answer, acknowledged_end)
+    def append_response(self, node: SimNode, bodies: list[bytes], response: Response, acknowledged_end: int) -> None:
+        self.world.trace(f"c{self.number}", "append is answered %s %s", response.code, getattr(response, "index", None))
+        if response.code == ResponseCode.SUCCESS:
+            assert isinstance(response, AppendResponse)
+            self.world.judge.told_appended(bodies, response, acknowledged_end)
             self.leader_id = node.id
             for former in self.world.former_leaders:
                 self.world.at(self.world.now + 1, self.read, former)
         else:
-            self.world.judge.told_refused(bodies, answer.code)
-            self.leader_id = answer.leader_id if answer.leader_id != node.id else self.leader_id
+            self.world.judge.told_refused(bodies, response.code)
+            self.leader_id = response.leader_id if response.leader_id != node.id else self.leader_id
 
     def read(self, node: SimNode) -> None:
         """Reads one committed index, often the one right at the end, whose absence must be certain."""
@@ -97,23 +97,23 @@ class Client:
         end = judge.acknowledged_end
         index = random.choice((end, end, end + 1, len(judge.history), random.randrange(end + 2)))
         request = GetRequest(group="g", remote_id=node.id, begin_index=max(index, 0), is_committed=True)
-        self.world.ask(node, request, lambda answer: self.entry_answer(request, answer, end))
+        self.world.ask(node, request, lambda response: self.entry_response(request, response, end))
 
-    def entry_answer(self, request: GetRequest, answer: Response, acknowledged_end: int) -> None:
-        self.world.trace(f"c{self.number}", "read of %s is answered %s", request.begin_index, answer.code)
-        assert isinstance(answer, GetResponse)
-        self.world.judge.told_entry(request, answer, acknowledged_end)
+    def entry_response(self, request: GetRequest, response: Response, acknowledged_end: int) -> None:
+        self.world.trace(f"c{self.number}", "read of %s is answered %s", request.begin_index, response.code)
+        assert isinstance(response, GetResponse)
+        self.world.judge.told_entry(request, response, acknowledged_end)
 
     def read_as_java(self, node: SimNode) -> None:
         index = self.world.random.randrange(self.world.judge.acknowledged_end + 3)
         request = GetRequest(group="g", remote_id=node.id, begin_index=index)
-        self.world.ask(node, request, self.other_answer)
+        self.world.ask(node, request, self.other_response)
 
-    def other_answer(self, answer: Response) -> None:
-        self.world.judge.count(f"{type(answer).__name__} {int(answer.code)}")
+    def other_response(self, response: Response) -> None:
+        self.world.judge.count(f"{type(response).__name__} {int(response.code)}")
 
     def transfer(self, node: SimNode, to: str) -> None:
         term = node.core.term if node.core is not None else -1
         request = TransferRequest(group="g", remote_id=node.id, term=term, transfer_id=node.id, transferee_id=to)
         self.world.judge.count("transfers asked")
-        self.world.ask(node, request, self.other_answer)
+        self.world.ask(node, request, self.other_response)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TypeVar
 
 from pyspark_dledger.raft.messages import Request, WireMessage
-from pyspark_dledger.raft.wire import FrameReader, decode, encode_answer, encode_request
+from pyspark_dledger.raft.wire import FrameReader, decode, encode_request, encode_response
 from pyspark_dledger.raft.wire.message_kinds import REQUEST_CODES
 
 OPAQUE = 7
@@ -15,7 +15,7 @@ _READER = FrameReader()
 
 def through_frames(message: M, is_binary: bool, asked: Request | None) -> M:
     """The message as it is read from its frame; `asked` is the request that an answer is for."""
-    encode = encode_request if asked is None else encode_answer
+    encode = encode_request if asked is None else encode_response
     buffers = encode(message, OPAQUE, is_binary)  # type: ignore[arg-type]
     (frame,) = _READER.feed(b"".join(buffers))
     codes = {} if asked is None else {OPAQUE: int(REQUEST_CODES[type(asked)])}

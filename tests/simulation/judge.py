@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.raft.messages import AppendResponse, GetRequest, GetResponse, PutResponse, Role
 from pyspark_dledger.store.dledger_store import Entry
-from tests.simulation.ledger import FILLER, parse, places
+from tests.simulation.ledger import FILLER, parse, positions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -240,37 +240,37 @@ class Judge:
 
     # What clients are told.
 
-    def told_appended(self, bodies: Sequence[bytes], answer: AppendResponse, acknowledged_end: int) -> None:
+    def told_appended(self, bodies: Sequence[bytes], response: AppendResponse, acknowledged_end: int) -> None:
         """An append is acknowledged: it is committed, at the index and position that the answer says.
 
         It stands behind everything that was acknowledged before it was asked, `acknowledged_end` being the last.
         """
         self.count("appends acknowledged")
-        if answer.index <= acknowledged_end:
-            raise Violation(f"entry {answer.index} was asked for when {acknowledged_end} was acknowledged already")
-        expected = _run_starts(answer)
+        if response.index <= acknowledged_end:
+            raise Violation(f"entry {response.index} was asked for when {acknowledged_end} was acknowledged already")
+        expected = _run_starts(response)
         for number, body in enumerate(bodies):
-            index = answer.index + number
+            index = response.index + number
             if index >= len(self.history):
                 raise Violation(f"entry {index} is acknowledged and not committed")
             entry = self.history[index]
-            if entry.data[HEADER_SIZE:] != body or entry.term != answer.term:
-                raise Violation(f"entry {index} of term {answer.term} is acknowledged, and committed is another one")
+            if entry.data[HEADER_SIZE:] != body or entry.term != response.term:
+                raise Violation(f"entry {index} of term {response.term} is acknowledged, and committed is another one")
             if index in expected and entry.pos != expected[index]:
                 raise Violation(f"entry {index} is acknowledged at {expected[index]} and stands at {entry.pos}")
             if body in self.acknowledged:
                 raise Violation(f"{body!r} is acknowledged twice, as {self.acknowledged[body]} and {index}")
             self.acknowledged[body] = index
-        if answer.count != len(bodies):
-            raise Violation(f"{len(bodies)} bodies were appended and {answer.count} acknowledged")
-        self.acknowledged_end = max(self.acknowledged_end, answer.index + len(bodies) - 1)
+        if response.count != len(bodies):
+            raise Violation(f"{len(bodies)} bodies were appended and {response.count} acknowledged")
+        self.acknowledged_end = max(self.acknowledged_end, response.index + len(bodies) - 1)
 
-    def told_put(self, messages: Sequence[Message], answer: PutResponse, acknowledged_end: int) -> None:
+    def told_put(self, messages: Sequence[Message], response: PutResponse, acknowledged_end: int) -> None:
         """A put is acknowledged: all its messages are committed, where the answer says, and always said."""
         self.count("puts acknowledged")
-        found = places(bytes(answer.places))
-        if len(found) != len(messages) or answer.count != len(messages):
-            raise Violation(f"{len(messages)} messages were put, and {answer.count} acknowledged")
+        found = positions(bytes(response.positions))
+        if len(found) != len(messages) or response.count != len(messages):
+            raise Violation(f"{len(messages)} messages were put, and {response.count} acknowledged")
         for message, place in zip(messages, found, strict=True):
             if self.messages.get(message.identity) != place:
                 raise Violation(
@@ -279,11 +279,11 @@ class Judge:
                 )
             if self.told.setdefault(message.identity, place) != place:
                 raise Violation(f"message {message.identity} is said to be at {place} after {self.told}")
-        if answer.index < 0:
+        if response.index < 0:
             self.count("puts of which all was there already")
-        elif answer.index <= acknowledged_end:
-            raise Violation(f"entry {answer.index} was asked for when {acknowledged_end} was acknowledged already")
-        elif any(index < answer.index for index, _, _ in found):
+        elif response.index <= acknowledged_end:
+            raise Violation(f"entry {response.index} was asked for when {acknowledged_end} was acknowledged already")
+        elif any(index < response.index for index, _, _ in found):
             self.count("puts of which some was there already")
         self.acknowledged_end = max(self.acknowledged_end, *(index for index, _, _ in found))
 
@@ -292,15 +292,15 @@ class Judge:
         if code not in UNKNOWN_OUTCOMES:
             self.refused.update(bodies)
 
-    def told_entry(self, request: GetRequest, answer: GetResponse, acknowledged_end: int) -> None:
+    def told_entry(self, request: GetRequest, response: GetResponse, acknowledged_end: int) -> None:
         """A read of what is committed; `acknowledged_end` was acknowledged to someone before it was asked."""
-        self.count(f"committed reads answered {answer.code}")
+        self.count(f"committed reads answered {response.code}")
         index = request.begin_index
-        if answer.code == ResponseCode.SUCCESS:
-            (found,) = answer.entries
+        if response.code == ResponseCode.SUCCESS:
+            (found,) = response.entries
             if index >= len(self.history) or found != _entry(index, self.history[index]):
                 raise Violation(f"entry {index} is read as committed, and it is not, or another one")
-        elif answer.code == ResponseCode.INDEX_OUT_OF_RANGE and index <= acknowledged_end:
+        elif response.code == ResponseCode.INDEX_OUT_OF_RANGE and index <= acknowledged_end:
             raise Violation(f"entry {index} is said not to be committed after {acknowledged_end} was acknowledged")
 
     # At the end.
@@ -333,9 +333,9 @@ UNKNOWN_OUTCOMES = (
 )
 
 
-def _run_starts(answer: AppendResponse) -> dict[int, int]:
+def _run_starts(response: AppendResponse) -> dict[int, int]:
     """The positions that an answer names: of its first entry and of each run's first."""
-    return {answer.index: answer.pos} | {run.index: run.pos for run in answer.runs}
+    return {response.index: response.pos} | {run.index: run.pos for run in response.runs}
 
 
 def _entry(index: int, entry: Committed) -> Entry:

@@ -20,7 +20,7 @@ MARK = b"\xb7"
 # As long as a message with nothing behind it.
 FILLER = b"\xb8filler".ljust(16)
 _HEADER = struct.Struct(">cHIBq")
-_PLACE = struct.Struct(">qqq")
+_POSITION = struct.Struct(">qqq")
 STORE_HOST = bytes(8)
 
 
@@ -57,9 +57,9 @@ def pack(bodies: Sequence[bytes]) -> Bodies:
     return Bodies(len(bodies), struct.pack(f">{len(bodies)}I", *map(len, bodies)) + b"".join(bodies))
 
 
-def places(answer: bytes) -> list[tuple[int, int, int]]:
+def positions(response: bytes) -> list[tuple[int, int, int]]:
     """Index, position and offset of each message of an answer."""
-    return list(_PLACE.iter_unpack(answer))
+    return list(_POSITION.iter_unpack(response))
 
 
 @dataclass
@@ -154,7 +154,7 @@ class Ledger:
             self.tables.add(self.store, appended.first_index, appended.last_index)
         messages = admitted.details
         assert isinstance(messages, list)
-        return b"".join(_PLACE.pack(*self.tables.where[message.identity]) for message in messages)
+        return b"".join(_POSITION.pack(*self.tables.where[message.identity]) for message in messages)
 
     def topics(self, names: Sequence[str], queue_nums: int) -> tuple[Mapping[str, int], bytes] | Refused:
         return dict.fromkeys(names, queue_nums), STORE_HOST

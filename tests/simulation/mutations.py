@@ -1,4 +1,4 @@
-"""Cores that are broken on purpose: each lacks one rule, and the simulation must notice."""
+"""Cores that are broken on purpose: each lacks one rule, which the simulation must detect."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.simulation.scenario import Scenario, make
 
 
 class Mutant(Core):
-    """`damage` takes a rule away from a core that was just made; `focus` makes a scenario see more of it."""
+    """`damage` removes a rule from a new core; `focus` changes a scenario so that this shows more often."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -42,11 +42,11 @@ class CommitsOlderTerms(Mutant):
     """A majority is enough for entries of older terms (Raft's figure 8)."""
 
     def damage(self) -> None:
-        self._replication._is_own = lambda _: True  # type: ignore[method-assign, assignment]
+        self._commit_index._is_own = lambda _: True  # type: ignore[method-assign, assignment]
 
 
 class VotesTwice(Mutant):
-    """Forgets for whom it voted."""
+    """Forgets its vote."""
 
     def damage(self) -> None:
         give = self._election._give_vote
@@ -80,8 +80,8 @@ class ForgetsVotesOnDisk(Mutant):
         member.save_term = save_without_vote  # type: ignore[method-assign]
 
 
-class JudgesNoLog(Mutant):
-    """Votes for anybody, however little is in their log."""
+class IgnoresLogsInVotes(Mutant):
+    """Votes for candidates with any log."""
 
     def damage(self) -> None:
         judge = self._election._judge
@@ -95,22 +95,22 @@ class JudgesNoLog(Mutant):
 
 
 class KeepsItsTermAfterACrash(Mutant):
-    """Leads a term again in which it may have lost what it wrote."""
+    """Leads a term again although it may have lost entries of it."""
 
     def damage(self) -> None:
         self._election._may_have_led = False
 
 
-class AnswersBeforeTheDisk(Mutant):
+class AcknowledgesBeforeTheDisk(Mutant):
     """Acknowledges pushed entries that are not durable."""
 
     def damage(self) -> None:
         follower, member = self._follower, self._member
-        follower._reply = lambda _, token, answer: member.reply(token, answer)  # type: ignore[method-assign, assignment]
+        follower._reply = lambda _, token, response: member.reply(token, response)  # type: ignore[method-assign, assignment]
 
 
 class CountsItselfBeforeTheDisk(Mutant):
-    """Commits with its own copy although that is not durable."""
+    """Counts its own copy for a commit although it is not durable."""
 
     def damage(self) -> None:
         store = self._member.store
@@ -122,40 +122,40 @@ class CountsItselfBeforeTheDisk(Mutant):
 
 
 class BelievesLateFlushes(Mutant):
-    """Takes what was flushed before a truncation for what stands there now."""
+    """Counts entries as flushed that were flushed before a truncation."""
 
     def damage(self) -> None:
         class Late(type(self._member)):  # type: ignore[misc]
             durable_index = property(lambda member: min(member._persisted, member.store.ledger_end_index))
 
-            def cut(self, index: int) -> None:
+            def truncate(self, index: int) -> None:
                 self.store.truncate(index)
 
         self._member.__class__ = Late
 
 
 class KeepsConflicts(Mutant):
-    """Cuts nothing behind a common entry, and acknowledges entries where it has others of the same index."""
+    """Never truncates after a common entry, and acknowledges entries although it has others with these indexes."""
 
     def damage(self) -> None:
         follower, store = self._follower, self._member.store
-        overlap, truncate = follower._overlap, follower._truncate
+        overwrite, truncate = follower._overwrite, follower._truncate
 
         def lazy(request: PushRequest) -> int:
-            return request.last_index if request.last_index <= store.ledger_end_index else overlap(request)
+            return request.last_index if request.last_index <= store.ledger_end_index else overwrite(request)
 
         def gentle(request: PushRequest) -> int:
             if request.first_index > store.ledger_end_index or request.first_index < store.ledger_begin_index:
                 return truncate(request)
-            follower._matched = max(follower._matched, request.first_index)
+            follower._match_index = max(follower._match_index, request.first_index)
             return request.first_index
 
-        follower._overlap = lazy  # type: ignore[method-assign]
+        follower._overwrite = lazy  # type: ignore[method-assign]
         follower._actions[PushType.TRUNCATE] = gentle
 
 
-class RefusesWhatItAppended(Mutant):
-    """Says that an append was refused which is in its log."""
+class RejectsWhatItAppended(Mutant):
+    """Rejects an append that is in its log."""
 
     def damage(self) -> None:
         appends, member = self._appends, self._member
@@ -165,25 +165,25 @@ class RefusesWhatItAppended(Mutant):
             if appends.count != 1 or isinstance(request, PutRequest):
                 return handle(request, token)
             member.store.append_as_leader(request.bodies, member.term)
-            member.refuse(token, request, AppendResponse(), ResponseCode.LEADER_PENDING_FULL)
+            member.reject(token, request, AppendResponse(), ResponseCode.LEADER_PENDING_FULL)
             return False
 
         appends.handle = confused  # type: ignore[method-assign]
 
 
 class AppendsWithoutComparing(Mutant):
-    """Pushes behind its own end at once, and takes every push that joins the end of its log."""
+    """Pushes after its own end at once, and accepts every push that continues its log."""
 
     def damage(self) -> None:
         follower, replication, store = self._follower, self._replication, self._member.store
         append = follower._append
 
         def trusting(request: PushRequest) -> int:
-            follower._matched = max(follower._matched, store.ledger_end_index)
+            follower._match_index = max(follower._match_index, store.ledger_end_index)
             return append(request)
 
         def skip_compare() -> None:
-            for progress in replication._all:
+            for progress in replication._peers:
                 progress.push_from(store.ledger_end_index + 1)
 
         follower._actions[PushType.APPEND] = trusting
@@ -202,15 +202,15 @@ class CommitsWhatIsNotCompared(Mutant):
         self._follower._commit = believing  # type: ignore[method-assign]
 
 
-class CutsWhatItIsTold(Mutant):
-    """Truncates behind a common entry, however late the request comes (Java)."""
+class TruncatesForLateRequests(Mutant):
+    """Truncates after a common entry even if the request is late (Java)."""
 
     def damage(self) -> None:
         follower = self._follower
         truncate = follower._truncate
 
         def obedient(request: PushRequest) -> int:
-            follower._matched = -1
+            follower._match_index = -1
             return truncate(request)
 
         follower._actions[PushType.TRUNCATE] = obedient
@@ -222,10 +222,10 @@ class CutsWhatItIsTold(Mutant):
 
 
 class ReadsWithoutAQuorum(Mutant):
-    """Says what is absent without asking whether it still leads."""
+    """Reports an absent entry without confirming its leadership."""
 
     def damage(self) -> None:
-        self._heartbeats.when_confirmed = lambda done: done(True)  # type: ignore[method-assign]
+        self._heartbeats.confirm_leadership = lambda done: done(True)  # type: ignore[method-assign]
 
     @classmethod
     def focus(cls, scenario: Scenario) -> Scenario:
@@ -234,17 +234,17 @@ class ReadsWithoutAQuorum(Mutant):
 
 
 class ReadsTooEarly(Mutant):
-    """Says what is absent before it knows what former leaders committed."""
+    """Reports an absent entry before it knows what earlier leaders committed."""
 
     def damage(self) -> None:
-        class Ready(type(self._replication)):  # type: ignore[misc]
-            knows_commits = True
+        class Ready(type(self._commit_index)):  # type: ignore[misc]
+            is_known = True
 
-        self._replication.__class__ = Ready
+        self._commit_index.__class__ = Ready
 
 
 class AcknowledgesAtOnce(Mutant):
-    """Tells the client before a quorum has it."""
+    """Acknowledges an append before a quorum has it."""
 
     def damage(self) -> None:
         appends = self._appends
@@ -253,37 +253,37 @@ class AcknowledgesAtOnce(Mutant):
         def hasty(request, token):  # type: ignore[no-untyped-def]
             code = append(request, token)
             if code is None:
-                appends._answer(appends._pending[-1], ResponseCode.SUCCESS)
+                appends._respond(appends._pending[-1], ResponseCode.SUCCESS)
             return code
 
         appends._append = hasty  # type: ignore[method-assign]
 
 
 class LeadsWithoutAMajority(Mutant):
-    """Wins an election with one vote less than it should."""
+    """Wins an election with one vote less than a majority."""
 
     def damage(self) -> None:
         self._member.quorum = max(1, self._member.quorum - 1)
 
 
 def with_puts(scenario: Scenario) -> Scenario:
-    """A scenario in which much is put, and leaders change."""
+    """A scenario with many puts and leader changes."""
     faults = ("crash leader", "isolate leader", "pause leader", "disk full")
     return replace(scenario, nodes=3, putters=2, faults=faults, is_appending=False)
 
 
 class AcknowledgesDuplicatesAtOnce(Mutant):
-    """Answers a put of what is there already before that is committed."""
+    """Acknowledges a put of duplicates before they are committed."""
 
     def damage(self) -> None:
-        serving = self._serving
-        admit = serving.admit
+        application = self._application
+        admit = application.admit
 
         def hasty(request: PutRequest) -> Admitted | Refused:
             found = admit(request)
             return found._replace(least_commit=-1) if isinstance(found, Admitted) else found
 
-        serving.admit = hasty  # type: ignore[method-assign]
+        application.admit = hasty  # type: ignore[method-assign]
 
     focus = staticmethod(with_puts)
 
@@ -294,7 +294,7 @@ class _Forgetful(Ledger):
 
 
 class ForgetsTheTail(Mutant):
-    """A new leader's application knows only of what is committed."""
+    """A new leader's application knows only committed messages."""
 
     application_class = _Forgetful
 
@@ -313,7 +313,7 @@ class _Stale(Ledger):
 
 
 class KeepsOldTables(Mutant):
-    """A leader that leads again goes on with what it knew of its first leadership."""
+    """A leader that leads again continues with the tables of its first leadership."""
 
     application_class = _Stale
 
@@ -334,8 +334,8 @@ class _Counting(Ledger):
         return found
 
 
-class CountsWhatIsRefused(Mutant):
-    """An application that gives offsets away before it is known that anything is appended."""
+class CountsRejectedPuts(Mutant):
+    """An application that assigns offsets before the messages are appended."""
 
     application_class = _Counting
 

@@ -79,17 +79,17 @@ class Putter:
         request = PutRequest(group="g", remote_id=node.id, bodies=bodies)
         end = self.world.judge.acknowledged_end
         self.world.judge.count("puts asked")
-        self.world.ask(node, request, lambda answer: self.answered(node, messages, answer, end))
+        self.world.ask(node, request, lambda response: self.answered(node, messages, response, end))
 
-    def answered(self, node: SimNode, messages: list[Message], answer: Response, acknowledged_end: int) -> None:
-        self.world.trace(f"c{self.number}", "put is answered %s", answer.code)
+    def answered(self, node: SimNode, messages: list[Message], response: Response, acknowledged_end: int) -> None:
+        self.world.trace(f"c{self.number}", "put is answered %s", response.code)
         judge = self.world.judge
-        judge.count(f"puts answered {int(answer.code)}")
-        if answer.code != ResponseCode.SUCCESS:
-            self.leader_id = answer.leader_id if answer.leader_id != node.id else self.leader_id
+        judge.count(f"puts answered {int(response.code)}")
+        if response.code != ResponseCode.SUCCESS:
+            self.leader_id = response.leader_id if response.leader_id != node.id else self.leader_id
             return
-        assert isinstance(answer, PutResponse)
-        judge.told_put(messages, answer, acknowledged_end)
+        assert isinstance(response, PutResponse)
+        judge.told_put(messages, response, acknowledged_end)
         self.leader_id = node.id
         for message in messages:
             if self.open.pop(message.identity, None) is not None:

@@ -1,27 +1,27 @@
-"""Plays one core by a script: what it is sent, how much time passes, what it must send, answer and be.
+"""Runs one core with a script of its inputs and the expected outputs.
 
-One step a line; ``#`` begins a comment. Entry `i` of term `t` has the same bytes wherever a script names it.
+One step per line; ``#`` begins a comment. Entry `i` of term `t` always has the same bytes.
 
     node n0 of n0 n1 n2 sync serves max_pending_requests_num=2   settings; the first line; `serves`: has an application
-    log 0 0 1:7@0                terms of the entries that the disk holds, from `begin 3` on if that was said
-    saved 2 n1                   term and vote on the disk (`-`: no vote)
-    committed 1                  the committed index on the disk
-    start                        the core begins
+    log 0 0 1:7@0                terms of the entries on disk, from index 0 or that of an earlier `begin 3`
+    saved 2 n1                   term and vote on disk (`-`: no vote)
+    committed 1                  the committed index on disk
+    start                        the core starts
     n1 > VOTE term=3 ledger_end_index=2           a request of n1; also HEART_BEAT, COMPARE, TRUNCATE, APPEND, COMMIT,
-    n1 > APPEND term=3 entries=3:1,4:3            TRANSFER; `entries` are index:term, index:term:7@0 is message 7, with
-                                 offset 0 in its queue, index:term:filler a filler
+    n1 > APPEND term=3 entries=3:1,4:3            TRANSFER; `entries` are index:term, index:term:7@0 is message 7 with
+                                 queue offset 0, index:term:filler a filler
     client > APPEND bodies=2     a client's request; also GET, METADATA, STATUS, TRANSFER, TOPICS, CONFIG
-    client > PUT messages=7,8    puts these, all of one queue
-    < code=200 term=3            the next answer has that; `< nothing`: there is none; `places` are index@offset
-    > n1 APPEND entries=3:1      the next request to n1 of that kind has that; `> n1 APPEND nothing`: there is none
-    n1 < code=200                n1 answers the request that was matched last; `n1 < nothing`: it cannot be reached
-    tick 300                     time passes, 10 ms by 10 ms
-    until 20000 VOTE             the same, until a request of that kind is on its way
-    persisted 3                  the disk has flushed up to there
-    disk full 1, disk fails 1    so many of the next operations fail
-    crash                        the core begins again on what is durable
-    ours n1                      n1 is of our own kind
-    is role=LEADER term=3 vote=n0 log=0,0,1 committed=2    how it stands
+    client > PUT messages=7,8    puts these messages of one queue
+    < code=200 term=3            the next response has these values; `< nothing`: none; `positions` are index@offset
+    > n1 APPEND entries=3:1      the next such request to n1 has these values; `> n1 APPEND nothing`: none
+    n1 < code=200                n1 responds to the last matched request; `n1 < nothing`: it is unreachable
+    tick 300                     time passes, in steps of 10 ms
+    until 20000 VOTE             the same, until such a request is sent
+    persisted 3                  the disk has flushed up to this index
+    disk full 1, disk fails 1    this many of the next operations fail
+    crash                        the core restarts with the durable state
+    binary n1                    n1 uses the binary dialect
+    is role=LEADER term=3 vote=n0 log=0,0,1 committed=2    the state of the core
 """
 
 from __future__ import annotations
@@ -67,20 +67,20 @@ REQUESTS: dict[str, type[Request]] = {
     "TOPICS": TopicsRequest,
     "CONFIG": ConfigRequest,
 }
-ANSWERS: dict[type[Request], type[Response]] = {
-    message_kinds.REQUESTS[code]: message_kinds.ANSWERS[code] for code in message_kinds.REQUESTS
+RESPONSES: dict[type[Request], type[Response]] = {
+    message_kinds.REQUESTS[code]: message_kinds.RESPONSES[code] for code in message_kinds.REQUESTS
 }
 BODY_SIZE = 16
 TICK = 10
 
 
 def message(number: int, offset: int = 0) -> bytes:
-    """The message that scripts mean by its number."""
+    """The message with this number in scripts."""
     return Message((1, number), 0, offset, b"").body()
 
 
 def entry(index: int, term: int, what: str = "") -> bytes:
-    """The entry that scripts mean by `index:term`, or `index:term:what`."""
+    """The entry `index:term`, or `index:term:what`, of a script."""
     body = b"%011d@%04d" % (index, term)
     if what:
         body = FILLER if what == "filler" else message(*map(int, what.split("@")))
@@ -97,22 +97,22 @@ def values(words: list[str]) -> dict[str, str]:
     return dict(word.split("=", 1) for word in words)
 
 
-class _Shortest(Random):
-    """Chooses the first of all choices: after a crash only what was durable is left."""
+class _FirstChoice(Random):
+    """Always takes the first choice: only durable state survives a crash."""
 
     def choice(self, seq: Any) -> Any:
         return seq[0]
 
 
 class Script:
-    """Plays the lines of a script; AssertionError names the line that does not hold."""
+    """Runs the lines of a script; an AssertionError names the line."""
 
     def __init__(self) -> None:
         self.now = 1000
         self.store = SimStore("n0", False, 1 << 30, Judge())
         self.core: Core | None = None
         self.sent: list[Send] = []
-        self.answers: list[Response] = []
+        self.responses: list[Response] = []
         self.matched: dict[str, Send] = {}
         self.begin = 0
 
@@ -128,17 +128,17 @@ class Script:
     def step(self, words: list[str]) -> None:
         first, *rest = words
         if first == "<":
-            self.expect_answer(rest)
+            self.expect_response(rest)
         elif first == ">":
             self.expect_request(rest)
         elif rest and rest[0] == ">":
             self.request(first, rest[1], rest[2:])
         elif rest and rest[0] == "<":
-            self.answer(first, rest[1:])
+            self.response(first, rest[1:])
         else:
             getattr(self, f"do_{first}")(*rest)
 
-    # The disk, before the start.
+    # The disk, before the start
 
     def do_node(self, self_id: str, of: str, *words: str) -> None:
         assert of == "of"
@@ -175,13 +175,13 @@ class Script:
         addresses = {peer: f"127.0.0.1:{20911 + at}" for at, peer in enumerate(self.config.peers)}
         application = Ledger() if self.serves else None
         if application is not None:
-            # Rules are about others than a leader that has only begun.
+            # Scripts are not about leaders that are not ready.
             application.is_slow = False
             application.started(self.store)
         self.core = Core(self.config, self.store, Random(1), self.now, addresses, application)
         self._drain()
 
-    # What happens to it.
+    # Inputs
 
     def request(self, sender: str, kind: str, words: list[str]) -> None:
         given: dict[str, Any] = dict(values(words))
@@ -203,7 +203,7 @@ class Script:
         else:
             cls = REQUESTS[kind]
         fields |= {name: self._value(value) for name, value in given.items()}
-        self.answers.clear()
+        self.responses.clear()
         self.core.handle(cls(**fields), "token", self.now)
         self._drain()
 
@@ -214,10 +214,10 @@ class Script:
             return VoteResult[text]
         return int(text) if text.lstrip("-").isdigit() else text
 
-    def answer(self, peer: str, words: list[str]) -> None:
+    def response(self, peer: str, words: list[str]) -> None:
         assert self.core is not None
         send = self.matched.pop(peer)
-        answer: Response | None = None
+        response: Response | None = None
         if words != ["nothing"]:
             request = send.request
             fields: dict[str, Any] = {"group": "g", "local_id": peer, "leader_id": request.leader_id}
@@ -226,8 +226,8 @@ class Script:
                 fields["index"] = request.first_index if request.count else None
                 fields["count"] = request.count
             fields |= {name: self._value(value) for name, value in values(words).items()}
-            answer = ANSWERS[type(request)](**fields)
-        self.core.answered(send.token, answer, self.now)
+            response = RESPONSES[type(request)](**fields)
+        self.core.handle_response(send.token, response, self.now)
         self._drain()
 
     def do_tick(self, time: str) -> None:
@@ -256,12 +256,12 @@ class Script:
         else:
             self.store.broken = int(count)
 
-    def do_ours(self, peer: str) -> None:
+    def do_binary(self, peer: str) -> None:
         assert self.core is not None
-        self.core.peer_is_ours(peer, True)
+        self.core.set_peer_binary(peer, True)
 
     def do_crash(self) -> None:
-        self.store = self.store.survive(_Shortest())
+        self.store = self.store.survive(_FirstChoice())
         self.sent.clear()
         self.matched.clear()
         self.do_start()
@@ -272,27 +272,27 @@ class Script:
             if isinstance(effect, Send):
                 self.sent.append(effect)
             elif isinstance(effect, Reply):
-                self.answers.append(effect.answer)
+                self.responses.append(effect.response)
 
-    # What must come of it.
+    # Expected outputs
 
-    def expect_answer(self, words: list[str]) -> None:
+    def expect_response(self, words: list[str]) -> None:
         if words == ["nothing"]:
-            assert not self.answers, f"found {self.answers}"
+            assert not self.responses, f"found {self.responses}"
             return
-        assert self.answers, "there is no answer"
-        self._compare(self.answers.pop(0), words)
+        assert self.responses, "there is no response"
+        self._compare(self.responses.pop(0), words)
 
     def expect_request(self, words: list[str]) -> None:
-        peer, kind, *wanted = words
-        there = [send for send in self.sent if send.peer_id == peer and self._kind(send.request) == kind]
-        if wanted == ["nothing"]:
-            assert not there, f"found {there}"
+        peer, kind, *expected = words
+        found = [send for send in self.sent if send.peer_id == peer and self._kind(send.request) == kind]
+        if expected == ["nothing"]:
+            assert not found, f"found {found}"
             return
-        assert there, f"there is none, only {[(send.peer_id, self._kind(send.request)) for send in self.sent]}"
-        self.matched[peer] = there[0]
-        self.sent = [send for send in self.sent if send is not there[0]]
-        self._compare(there[0].request, wanted)
+        assert found, f"there is none, only {[(send.peer_id, self._kind(send.request)) for send in self.sent]}"
+        self.matched[peer] = found[0]
+        self.sent = [send for send in self.sent if send is not found[0]]
+        self._compare(found[0].request, expected)
 
     def _kind(self, request: Request) -> str:
         if isinstance(request, PushRequest):
@@ -305,10 +305,12 @@ class Script:
                 assert isinstance(message, PushRequest)
                 found: Any = (message.first_index, bytes(message.data))
                 assert found == entries(text), f"found {message}"
-            elif name == "places":
+            elif name == "positions":
                 assert isinstance(message, PutResponse)
-                places = ",".join(f"{index}@{offset}" for index, _, offset in ledger.places(bytes(message.places)))
-                assert places == text, f"places are {places}"
+                positions = ",".join(
+                    f"{index}@{offset}" for index, _, offset in ledger.positions(bytes(message.positions))
+                )
+                assert positions == text, f"positions are {positions}"
             elif name == "read":
                 assert isinstance(message, GetResponse)
                 assert [f"{found.index}:{found.term}" for found in message.entries] == [text], f"found {message}"

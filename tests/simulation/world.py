@@ -85,7 +85,7 @@ class SimNode:
             self.told_role = RoleChanged(self.core.role, self.core.term, self.core.leader_id)
             for other in world.nodes:
                 if other is not self:
-                    self.core.peer_is_ours(other.id, not world.is_java(self, other))
+                    self.core.set_peer_binary(other.id, not world.is_java(self, other))
         except PowerCut:
             self.lose_power("start")
             return
@@ -182,12 +182,12 @@ class SimNode:
         tick = world.scenario.tick
         world.at(world.now + 1 + tick // 2 + int(world.random.random() * tick), self.tick, process)
 
-    def answered(self, process: int, token: int, answer: Response | None) -> None:
+    def answered(self, process: int, token: int, response: Response | None) -> None:
         """What became of a call: its first answer counts; None is a time-out or a lost connection."""
         if process == self.process and self.waiting.pop(token, None) is not None:
             if self.world.is_tracing:
-                self.world.trace(self.id, "is answered #%s %s", token, describe(answer))
-            self.call("answered", token, answer)
+                self.world.trace(self.id, "is answered #%s %s", token, describe(response))
+            self.call("handle_response", token, response)
 
     def fsync_time(self) -> int:
         return 1 + self.world.random.randrange(2 * self.fsync)
@@ -353,16 +353,16 @@ class World:
         """An answer on its way back: to a client, or to the process that asked."""
         call = effect.token
         if isinstance(call, Asked):
-            call.reply(effect.answer)
+            call.reply(effect.response)
             return
         assert isinstance(call, Call)
-        self.count_answer(call.request, effect.answer)
-        answer = effect.answer
+        self.count_answer(call.request, effect.response)
+        response = effect.response
         if self.scenario.is_framed:
-            answer = through_frames(answer, not self.is_java(node, call.source), call.request)
+            response = through_frames(response, not self.is_java(node, call.source), call.request)
         if self.is_tracing:
-            self.trace(node.id, "answers %s#%s %s", call.source.id, call.token, describe(answer))
-        self.carry(node, call.source, call.source.answered, call.process, call.token, answer)
+            self.trace(node.id, "answers %s#%s %s", call.source.id, call.token, describe(response))
+        self.carry(node, call.source, call.source.answered, call.process, call.token, response)
 
     def ask(self, node: SimNode, request: Request, reply: Callable[[Response], None]) -> None:
         """A client's request arrives at a node that is up; a paused one takes it later, maybe first of all."""
@@ -383,12 +383,12 @@ class World:
         else:
             self.judge.counts[f"{type(request).__name__} sent"] += 1
 
-    def count_answer(self, request: Request, answer: Response) -> None:
+    def count_answer(self, request: Request, response: Response) -> None:
         if type(request) is PushRequest:
-            self.judge.counts[f"{request.type.name} answered {int(answer.code)}"] += 1
+            self.judge.counts[f"{request.type.name} answered {int(response.code)}"] += 1
         else:
-            vote = getattr(answer, "vote_result", None)
-            self.judge.counts[f"{type(request).__name__} answered {vote.value if vote else int(answer.code)}"] += 1
+            vote = getattr(response, "vote_result", None)
+            self.judge.counts[f"{type(request).__name__} answered {vote.value if vote else int(response.code)}"] += 1
 
     @property
     def leader(self) -> SimNode | None:
@@ -419,7 +419,7 @@ def describe(message: Request | Response | None) -> str:
         value = getattr(message, name)
         if callable(value) or value in (-1, None, (), [], b"") or (name == "code" and isinstance(message, Request)):
             continue
-        if name in ("data", "bodies", "places"):
+        if name in ("data", "bodies", "positions"):
             value = f"{value.count} bodies" if name == "bodies" else f"{len(value)} bytes"
         shown.append(f"{name}={getattr(value, 'name', value)}")
     return f"{type(message).__name__} {' '.join(shown)}"

@@ -27,7 +27,7 @@ from pyspark_dledger.raft.messages import (
     TopicsRequest,
     TopicsResponse,
 )
-from pyspark_dledger.raft.wire import Connection, ReceivedRequest, Refusal
+from pyspark_dledger.raft.wire import ReceivedRequest, Refusal, WireConnection
 from pyspark_dledger.store.dledger_store import Entry, EntryRun
 
 HOST = "127.0.0.1"
@@ -55,15 +55,17 @@ class Log:
         Those that begin with ``anonymous`` have no identity.
         """
         with self.lock:
-            answer = PutResponse(group="g", term=1, count=len(bodies))
+            response = PutResponse(group="g", term=1, count=len(bodies))
             for body in bodies:
                 if body.startswith(b"anonymous") or body not in self.bodies:
                     self.bodies.append(body)
                     index = len(self.bodies) - 1
                 else:
                     index = self.bodies.index(body)
-                answer.places = bytes(answer.places) + struct.pack(">qqq", index, self.get(index).pos, index % 100)
-        return answer
+                response.positions = bytes(response.positions) + struct.pack(
+                    ">qqq", index, self.get(index).pos, index % 100
+                )
+        return response
 
     def get(self, index: int) -> Entry:
         return Entry(index, 1, sum(map(len, self.bodies[:index])) + HEADER * index, 1, self.bodies[index])
@@ -120,7 +122,7 @@ class Fake:
     is_ours: bool = True
     serves_messages: bool = False
     script: deque[Act] = field(default_factory=deque)
-    answers: dict[type[Request], Callable[[Request], Response | None]] = field(default_factory=dict)
+    responses: dict[type[Request], Callable[[Request], Response | None]] = field(default_factory=dict)
     hello_code: int = ResponseCode.SUCCESS
     seen: list[Seen] = field(default_factory=list)
     wrap: Callable[[socket.socket], socket.socket] | None = None
@@ -176,7 +178,7 @@ class _Served:
         self.fake = fake
         self.socket = connection
         self.number = number
-        self.wire = Connection(offers_binary=fake.is_ours)
+        self.wire = WireConnection(offers_binary=fake.is_ours)
         self.refused: Act | None = None
 
     def run(self) -> None:
@@ -192,15 +194,15 @@ class _Served:
         assert isinstance(request, Request)
         if isinstance(request, AppendRequest):
             return self._append(asked, request)
-        answer = self._answer(request)
-        if answer is not None:
-            self.socket.sendall(b"".join(self.wire.answer(asked, answer)))
+        response = self._answer(request)
+        if response is not None:
+            self.socket.sendall(b"".join(self.wire.respond(asked, response)))
         return True
 
     def _answer(self, request: Request) -> Response | None:
         fake = self.fake
-        if type(request) in fake.answers:
-            return fake.answers[type(request)](request)
+        if type(request) in fake.responses:
+            return fake.responses[type(request)](request)
         if isinstance(request, MetadataRequest):
             peers = fake.peers or {fake.node_id: f"{HOST}:{fake.port}"}
             return MetadataResponse(group="g", leader_id=fake.leader_id, peers=peers, code=fake.hello_code)
@@ -230,9 +232,9 @@ class _Served:
             act = refuse(ResponseCode.UNSUPPORTED)
         if not act.is_appended and act.code is not None:
             self.refused = act
-        answer: AppendResponse | PutResponse = PutResponse(term=1) if is_put else AppendResponse(term=1)
+        response: AppendResponse | PutResponse = PutResponse(term=1) if is_put else AppendResponse(term=1)
         if act.is_appended:
-            answer = fake.log.put(bodies) if is_put else fake.log.append(bodies)
+            response = fake.log.put(bodies) if is_put else fake.log.append(bodies)
         if act.delay:
             time.sleep(act.delay)
         if act.raw:
@@ -240,20 +242,20 @@ class _Served:
         if act.refusal is not None:
             self.socket.sendall(b"".join(self.wire.refuse(asked, act.refusal)))
         elif act.code is not None:
-            answer.group, answer.code, answer.leader_id = "g", act.code, act.leader_id
-            answer.count += act.count_off
-            if isinstance(answer, PutResponse):
-                self._finish(answer, act)
-            self.socket.sendall(b"".join(self.wire.answer(asked, answer)))
+            response.group, response.code, response.leader_id = "g", act.code, act.leader_id
+            response.count += act.count_off
+            if isinstance(response, PutResponse):
+                self._finish(response, act)
+            self.socket.sendall(b"".join(self.wire.respond(asked, response)))
         if act.cuts:
             self.socket.close()
         return not act.cuts
 
-    def _finish(self, answer: PutResponse, act: Act) -> None:
+    def _finish(self, response: PutResponse, act: Act) -> None:
         if act.code != ResponseCode.SUCCESS or act.count_off:
-            answer.places = b""
+            response.positions = b""
         if act.code == ResponseCode.UNEXPECTED_ARGUMENT:
-            answer.reason = "message 3: expected a topic, found none"
+            response.reason = "message 3: expected a topic, found none"
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 from pyspark_dledger.format.encode.encoded import Bodies
 from pyspark_dledger.raft.messages import AppendRequest, MetadataRequest, Request, Response, Role
 from pyspark_dledger.raft.node import Node, NodeConfig
-from pyspark_dledger.raft.wire import Connection, ReceivedResponse, Refusal
+from pyspark_dledger.raft.wire import ReceivedResponse, Refusal, WireConnection
 
 T = TypeVar("T")
 
@@ -81,7 +81,7 @@ class Caller:
         self.group, self.remote_id = group, remote_id
         self.sock = sock or socket.create_connection((HOST, port), 5)
         self.sock.settimeout(10)
-        self.wire = Connection()
+        self.wire = WireConnection()
         self._answers: dict[int, Response | Refusal] = {}
 
     def hello(self) -> Caller:
@@ -104,7 +104,7 @@ class Caller:
                 raise ConnectionResetError("closed")
             for item in self.wire.feed(data):
                 assert isinstance(item, ReceivedResponse)
-                self._answers[item.opaque] = item.answer
+                self._answers[item.opaque] = item.response
         return self._answers.pop(opaque)
 
     def call(self, request: Request) -> Any:

@@ -1,4 +1,4 @@
-"""Messages of every kind, with the bytes that Java makes of them in tests/wire."""
+"""Samples of every message class; tests/raft/wire has Java's frames of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pyspark_dledger.format.codec import encode_entry
 from pyspark_dledger.format.encode.encoded import Bodies, Buffer
 from pyspark_dledger.raft import messages as m
 from pyspark_dledger.raft.messages import PushType, Request, Response, VoteResult, WireMessage
-from pyspark_dledger.raft.wire import FrameReader, Refusal, WireFrame, encode_answer, encode_request
+from pyspark_dledger.raft.wire import FrameReader, Refusal, WireFrame, encode_request, encode_response
 from pyspark_dledger.store.dledger_store import Entry, EntryRun
 
 IDS: dict[str, Any] = {"group": "g1", "remote_id": "n1", "local_id": "n0", "leader_id": "n0", "term": 3}
@@ -34,7 +34,7 @@ def only(data: Buffer) -> WireFrame:
 
 def encoded(message: WireMessage, opaque: int, is_binary: bool) -> bytes:
     if isinstance(message, Response):
-        return joined(encode_answer(message, opaque, is_binary))
+        return joined(encode_response(message, opaque, is_binary))
     assert isinstance(message, Request)
     return joined(encode_request(message, opaque, is_binary))
 
@@ -76,7 +76,7 @@ JAVA_MESSAGES: dict[str, WireMessage] = {
     "text-2": m.HeartBeatRequest(group="\u4e2d\u6587 \U0001f600"),
     "text-3": m.HeartBeatRequest(group=""),
 }
-# Read like these, but written otherwise.
+# Frames that are decoded to these, but that we encode differently.
 READ_ONLY: dict[str, WireMessage | Refusal] = {
     "metadata-unknown-group": m.MetadataResponse(code=400),
     "append-nothing": m.AppendRequest(**IDS),
@@ -102,7 +102,7 @@ SAMPLES: list[WireMessage] = [
     m.TopicsResponse(**IDS, queue_counts={"Orders": 8, "%RETRY%g": 1}, store_host=bytes(range(8))),
     m.TopicsResponse(**IDS, code=411, reason="expected a topic, found none"),
     m.PutRequest(**IDS, bodies=Bodies(3, struct.pack(">3I", 1, 2, 0) + b"abc"), queue_nums=8),
-    m.PutResponse(**IDS, index=5, pos=640, count=2, places=struct.pack(">6q", 5, 640, 0, 6, 700, -1)),
+    m.PutResponse(**IDS, index=5, pos=640, count=2, positions=struct.pack(">6q", 5, 640, 0, 6, 700, -1)),
     m.PutResponse(**IDS, code=505, reason="not ready"),
     m.ConfigRequest(**IDS),
     m.ConfigResponse(**IDS, files={"topics.json": b"{}", "delayOffset.json": b""}),
@@ -111,11 +111,11 @@ OURS = (
     *(m.StatusRequest, m.StatusResponse, m.ReadRequest, m.ReadResponse, m.TopicsRequest, m.TopicsResponse),
     *(m.PutRequest, m.PutResponse, m.ConfigRequest, m.ConfigResponse),
 )
-"""What Java does not know."""
+"""Messages that Java does not have."""
 
 
 def goes_as_json(message: WireMessage) -> bool:
-    """Whether Java's messages can carry it."""
+    """Whether it can be sent as JSON."""
     if type(message) is m.AppendRequest:
         return message.bodies.count == 1
     return not isinstance(message, OURS)

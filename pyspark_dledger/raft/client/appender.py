@@ -35,7 +35,7 @@ from pyspark_dledger.raft.client.members import Members
 from pyspark_dledger.raft.client.outcomes import (
     LEADER_MOVED,
     STRANGERS,
-    Answered,
+    AnyResponse,
     Outcome,
     code_name,
     leader_named,
@@ -47,7 +47,7 @@ from pyspark_dledger.raft.client.outcomes import (
 )
 from pyspark_dledger.raft.client.request_units import UNIT_BYTES, RequestUnit, SingleAppends
 from pyspark_dledger.raft.client.results import Appended
-from pyspark_dledger.raft.loops import cancel, pause_after
+from pyspark_dledger.raft.loops import backoff, cancel
 from pyspark_dledger.raft.messages import AppendResponse, PutResponse
 from pyspark_dledger.raft.wire import EncodeError
 
@@ -57,17 +57,17 @@ Single = tuple[bytes, "Future[Appended]"]
 
 # Under way at a time, to a leader of ours and to one of Java, which gets one body in each request.
 _WINDOW_BYTES = 8 * 1024 * 1024
-_LEAST_WINDOW = 64 * 1024
+_MIN_WINDOW = 64 * 1024
 _OUR_REQUESTS, _JAVA_REQUESTS = 32, 512
 # Single appends that travel together.
-_MOST_TOGETHER = 4096
+_MAX_TOGETHER = 4096
 # Single appends that wait, from which on ``submit`` waits too. Each takes about so much beside its body.
-_MOST_WAITING = 64 * 1024 * 1024
+_MAX_WAITING = 64 * 1024 * 1024
 _SINGLE_COST = 512
 # Into so many parts the time is divided that a request waits for its answer.
 _TICKS = 5
 # Seconds. The first is doubled each time.
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 1.0
+_FIRST_PAUSE, _MAX_PAUSE = 0.01, 1.0
 _CLOSING_PAUSE = 0.005
 
 
@@ -76,7 +76,7 @@ class Appender:
 
     def __init__(self, members: Members, max_retries: int) -> None:
         self._members = members
-        self._most_attempts = 1 + max_retries
+        self._max_attempts = 1 + max_retries
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
         # What came and is not yet taken, by any thread.
@@ -99,8 +99,8 @@ class Appender:
     def submit(self, body: bytes, future: Future[Appended]) -> None:
         """A single append. Waits while too many wait already, except in the loop's own thread (in a callback)."""
         with self._room:
-            if self._waiting_bytes > _MOST_WAITING and threading.get_ident() != self._thread:
-                self._room.wait_for(lambda: self._waiting_bytes <= _MOST_WAITING or self._closed is not None)
+            if self._waiting_bytes > _MAX_WAITING and threading.get_ident() != self._thread:
+                self._room.wait_for(lambda: self._waiting_bytes <= _MAX_WAITING or self._closed is not None)
             self._check_open()
             self._waiting_bytes += len(body) + _SINGLE_COST
             self._added.append((body, future))
@@ -174,7 +174,7 @@ class Appender:
     async def _pause(self, has_progress: bool) -> None:
         """Longer each time that nothing goes on."""
         self._failures = 0 if has_progress else self._failures + 1
-        await asyncio.sleep(pause_after(self._failures, _FIRST_PAUSE, _LONGEST_PAUSE))
+        await asyncio.sleep(backoff(self._failures, _FIRST_PAUSE, _MAX_PAUSE))
 
     def _take(self, is_alone: bool = False) -> RequestUnit | None:
         """What goes next; each body for itself if it is to be alone."""
@@ -192,7 +192,7 @@ class Appender:
         bodies: list[bytes] = []
         futures: list[Future[Appended]] = []
         size = taken = 0
-        most = 1 if is_alone else _MOST_TOGETHER
+        most = 1 if is_alone else _MAX_TOGETHER
         while self._added and len(bodies) < most:
             first = self._added[0]
             if isinstance(first, RequestUnit):
@@ -223,29 +223,31 @@ class Appender:
         if ended.leader_is_lost:
             self._members.not_leader(ended.member_id)
         again: list[RequestUnit] = []
-        for number, (unit, answer) in enumerate(ended.take_refused()):
-            is_lasting = outcome_of(answer) is Outcome.LASTING
+        for number, (unit, response) in enumerate(ended.take_refused()):
+            is_lasting = outcome_of(response) is Outcome.LASTING
             # Behind an append that was refused all others are, whatever is right with them.
             if is_lasting and number and ended.is_ours:
                 again.append(unit)
                 continue
             unit.attempts += not ended.has_progress
-            if is_lasting or unit.attempts >= self._most_attempts:
-                unit.failed(self._final(unit, ended.member_id, answer))
+            if is_lasting or unit.attempts >= self._max_attempts:
+                unit.failed(self._final(unit, ended.member_id, response))
             else:
                 again.append(unit)
         self._refused.extendleft(reversed(again))
 
-    def _final(self, unit: RequestUnit, member_id: str, answer: Answered | None) -> GroupError | UnknownOutcomeError:
+    def _final(
+        self, unit: RequestUnit, member_id: str, response: AnyResponse | None
+    ) -> GroupError | UnknownOutcomeError:
         """The error for what is tried no more after that answer."""
         group = self._members.group
-        if unit.doubt is not None and (answer is None or outcome_of(answer) is Outcome.UNKNOWN):
+        if unit.doubt is not None and (response is None or outcome_of(response) is Outcome.UNKNOWN):
             return unit.doubt
-        assert answer is not None
-        if unit.are_messages and serves_no_messages(answer):
-            return no_messages(group, member_id, f"to serve none ({code_name(answer)})")
+        assert response is not None
+        if unit.are_messages and serves_no_messages(response):
+            return no_messages(group, member_id, f"to serve none ({code_name(response)})")
         what = "messages" if unit.are_messages else "an append"
-        return refused(group, what, member_id, answer, unit.attempts)
+        return refused(group, what, member_id, response, unit.attempts)
 
     def _without_leader(self, error: GroupError, begun: float) -> None:
         """An attempt of everything that waits has failed, which began then by the loop's clock."""
@@ -257,7 +259,7 @@ class Appender:
             unit.attempts += 1
             if unit.leaderless_since is None:
                 unit.leaderless_since = begun
-            if unit.attempts >= self._most_attempts or error.code in STRANGERS:
+            if unit.attempts >= self._max_attempts or error.code in STRANGERS:
                 unit.failed(self._members.in_all(error, self._loop.time() - unit.leaderless_since))
             else:
                 self._refused.append(unit)
@@ -291,13 +293,13 @@ class _Round:
         self._sent: dict[int, RequestUnit] = {}
         self._sent_bytes = 0
         self._number = 0
-        self._refused: dict[int, tuple[RequestUnit, Answered | None]] = {}
+        self._refused: dict[int, tuple[RequestUnit, AnyResponse | None]] = {}
         self._is_ending = False
         self._ticks = 0
         self._timer: asyncio.TimerHandle | None = None
         self._reason = "the connection was lost before the answer came"
         self.is_ours = connection.is_binary
-        self._most_requests = _OUR_REQUESTS if self.is_ours else _JAVA_REQUESTS
+        self._max_requests = _OUR_REQUESTS if self.is_ours else _JAVA_REQUESTS
         self.window = window
         self.has_progress = False
         self.leader_is_lost = False
@@ -317,7 +319,7 @@ class _Round:
         """Whether something was sent that has no answer, or was refused and not yet judged."""
         return bool(self._sent or self._refused)
 
-    def take_refused(self) -> list[tuple[RequestUnit, Answered | None]]:
+    def take_refused(self) -> list[tuple[RequestUnit, AnyResponse | None]]:
         """The units that may be sent again, in the order in which they were sent, and what was answered."""
         refused = [self._refused[number] for number in sorted(self._refused)]
         self._refused.clear()
@@ -328,7 +330,7 @@ class _Round:
         while (
             not self._is_ending
             and self._connection.can_write
-            and len(self._sent) < self._most_requests
+            and len(self._sent) < self._max_requests
             and (self._sent_bytes < self.window or not self._sent)
             and (unit := self._take(not self.is_ours)) is not None
         ):
@@ -353,55 +355,55 @@ class _Round:
         if self._timer is None:
             self._timer = self._loop.call_later(self._members.timeout / _TICKS, self._check_time)
 
-    def _answered(self, number: int, answer: Answered | None) -> None:
+    def _answered(self, number: int, response: AnyResponse | None) -> None:
         if number not in self._sent:
             return  # given up
         if next(iter(self._sent)) == number:
             self._ticks = 0
         unit = self._sent.pop(number)
         self._sent_bytes -= unit.size
-        outcome = outcome_of(answer)
-        if outcome is Outcome.ACKNOWLEDGED and unit.is_answered_by(answer):
+        outcome = outcome_of(response)
+        if outcome is Outcome.ACKNOWLEDGED and unit.matches(response):
             self.has_progress = True
             self.window = min(self.window + unit.size // 8, _WINDOW_BYTES)
-            assert isinstance(answer, (AppendResponse, PutResponse))
-            unit.owner.acknowledged(unit, answer)
-        elif outcome in (Outcome.PASSING, Outcome.LASTING) and answer is not None:
-            self._refuse(number, unit, answer)
+            assert isinstance(response, (AppendResponse, PutResponse))
+            unit.owner.acknowledged(unit, response)
+        elif outcome in (Outcome.PASSING, Outcome.LASTING) and response is not None:
+            self._refuse(number, unit, response)
         else:
             self._is_ending = True
-            self._doubt(number, unit, answer)
+            self._doubt(number, unit, response)
         if not self._is_ending:
             self.pump()
         elif not self._sent:
             self._end()
 
-    def _refuse(self, number: int, unit: RequestUnit, answer: Answered) -> None:
-        if answer.code in LEADER_MOVED:
+    def _refuse(self, number: int, unit: RequestUnit, response: AnyResponse) -> None:
+        if response.code in LEADER_MOVED:
             self.leader_is_lost = True
-        elif answer.code == ResponseCode.LEADER_PENDING_FULL and not self._is_ending:
-            self.window = max(self.window // 2, _LEAST_WINDOW)
+        elif response.code == ResponseCode.LEADER_PENDING_FULL and not self._is_ending:
+            self.window = max(self.window // 2, _MIN_WINDOW)
         self._is_ending = True
-        self._refused[number] = (unit, answer)
+        self._refused[number] = (unit, response)
 
-    def _doubt(self, number: int, unit: RequestUnit, answer: Answered | None) -> None:
+    def _doubt(self, number: int, unit: RequestUnit, response: AnyResponse | None) -> None:
         """The outcome is unknown: the end of it, unless a leader can tell that it was done already."""
-        unit.doubt = self._unknown(unit, answer)
+        unit.doubt = self._unknown(unit, response)
         if unit.repeats:
-            self._refused[number] = (unit, answer)
+            self._refused[number] = (unit, response)
         else:
             unit.failed(unit.doubt)
 
-    def _unknown(self, unit: RequestUnit, answer: Answered | None) -> UnknownOutcomeError:
+    def _unknown(self, unit: RequestUnit, response: AnyResponse | None) -> UnknownOutcomeError:
         make = partial(unknown, self._members.group, self.member_id, are_messages=unit.are_messages)
-        if answer is None:
+        if response is None:
             return make(self._reason, ResponseCode.NETWORK_ERROR)
-        reason = code_name(answer)
-        if outcome_of(answer) is Outcome.ACKNOWLEDGED:
+        reason = code_name(response)
+        if outcome_of(response) is Outcome.ACKNOWLEDGED:
             reason = "an answer for another number of entries"
-        elif answer.code == ResponseCode.TERM_CHANGED:
+        elif response.code == ResponseCode.TERM_CHANGED:
             self.leader_is_lost = True
-        return make(reason, int(answer.code), leader_named(answer))
+        return make(reason, int(response.code), leader_named(response))
 
     def _check_time(self) -> None:
         """Gives the connection up when the oldest request has waited for too long.

@@ -48,8 +48,8 @@ T = TypeVar("T")
 
 _THREAD_NAME = "dledger-client"
 # Seconds. The process does not wait longer for the thread of a client that nobody closed.
-_LONGEST_END = 1.0
-_MOST_INDEX, _MOST_NUMBER = 2**63 - 1, 2**31 - 1
+_MAX_JOIN_SECONDS = 1.0
+_MAX_INDEX, _MAX_NUMBER = 2**63 - 1, 2**31 - 1
 
 # Those that may still run, and their loops.
 _threads: weakref.WeakKeyDictionary[threading.Thread, asyncio.AbstractEventLoop] = weakref.WeakKeyDictionary()
@@ -180,7 +180,7 @@ class Client:
         """
         self._check()
         self._may_wait()
-        _check_number("queue_nums", queue_nums, 1, _MOST_NUMBER)
+        _check_number("queue_nums", queue_nums, 1, _MAX_NUMBER)
         if not isinstance(bodies, (Bodies, list, tuple)):
             bodies = list(bodies)
         sizes = sizes_of(bodies)
@@ -210,7 +210,7 @@ class Client:
         """
         if isinstance(names, str) or not all(isinstance(name, str) for name in names):
             raise TypeError(f"names: expected a sequence of texts, found {names!r}")
-        _check_number("queue_nums", queue_nums, 1, _MOST_NUMBER)
+        _check_number("queue_nums", queue_nums, 1, _MAX_NUMBER)
         return self._wait(self._session.topics(tuple(names), index(queue_nums)))
 
     def config(self) -> dict[str, bytes]:
@@ -223,7 +223,7 @@ class Client:
         Java's leader also gives entries that are not committed yet, which it may lose again. Raises OptionError for
         what is no index.
         """
-        _check_number("index", index, 0, _MOST_INDEX)
+        _check_number("index", index, 0, _MAX_INDEX)
         return self._wait(self._session.get(index))
 
     def metadata(self) -> Metadata:
@@ -242,9 +242,9 @@ class Client:
         Waits up to ``wait_ms`` for the first to be committed; then the range is empty. Raises IndexRangeError for an
         index that is below the member's first, and OptionError for numbers that cannot be meant.
         """
-        _check_number("first_index", first_index, 0, _MOST_INDEX)
-        _check_number("max_bytes", max_bytes, 1, _MOST_NUMBER)
-        _check_number("wait_ms", wait_ms, 0, _MOST_NUMBER)
+        _check_number("first_index", first_index, 0, _MAX_INDEX)
+        _check_number("max_bytes", max_bytes, 1, _MAX_NUMBER)
+        _check_number("wait_ms", wait_ms, 0, _MAX_NUMBER)
         return self._wait(self._session.read(first_index, node_id, max_bytes, wait_ms))
 
     def transfer(self, node_id: str) -> None:
@@ -347,7 +347,7 @@ def _end_all() -> None:
     for _, loop in running:
         _stop(loop, os.getpid())
     for thread, _ in running:
-        thread.join(_LONGEST_END)
+        thread.join(_MAX_JOIN_SECONDS)
 
 
 def _check_number(name: str, value: object, least: int, most: int) -> None:

@@ -9,20 +9,20 @@ from collections.abc import Callable
 from typing import cast
 
 from pyspark_dledger.format.encode.encoded import Buffer
-from pyspark_dledger.raft.client.outcomes import Answered
+from pyspark_dledger.raft.client.outcomes import AnyResponse
 from pyspark_dledger.raft.messages import Request
-from pyspark_dledger.raft.wire import Connection, ReceivedRequest, WireError
+from pyspark_dledger.raft.wire import ReceivedRequest, WireConnection, WireError
 
 log = logging.getLogger(__name__)
 
 # Told what came, or None if the connection was lost before it came.
-OnAnswer = Callable[[Answered | None], None]
+OnResponse = Callable[[AnyResponse | None], None]
 
 _SOCKET_BUFFER = 4 * 1024 * 1024
 # Seconds.
 _LAST_LOOK = 0.01
 # Bytes that wait to be sent, from which on nothing more is handed over: what is lost before that was never sent.
-_MOST_UNSENT = 1024 * 1024
+_MAX_UNSENT = 1024 * 1024
 
 
 class LostError(Exception):
@@ -39,8 +39,8 @@ class MemberConnection(asyncio.BufferedProtocol):
         self.received_at = 0.0
         self.on_writable: Callable[[], None] | None = None
         self.on_lost: Callable[[], None] | None = None
-        self._wire = Connection(secret=secret)
-        self._waiting: dict[int, OnAnswer] = {}
+        self._wire = WireConnection(secret=secret)
+        self._waiting: dict[int, OnResponse] = {}
         self._unsent: list[Buffer] = []
         self._transport: asyncio.Transport | None = None
         self._loop = asyncio.get_running_loop()
@@ -50,10 +50,10 @@ class MemberConnection(asyncio.BufferedProtocol):
         """Whether the member is one of ours; known once it answered a METADATA request."""
         return self._wire.is_binary
 
-    def send(self, request: Request, on_answer: OnAnswer) -> int:
+    def send(self, request: Request, on_response: OnResponse) -> int:
         """Sends a request; the number by which `forget` knows it. Raises EncodeError: then nothing was sent."""
         opaque, frames = self._wire.request(request)
-        self._waiting[opaque] = on_answer
+        self._waiting[opaque] = on_response
         if not self._unsent:
             self._loop.call_soon(self._write)
         self._unsent += frames
@@ -64,13 +64,13 @@ class MemberConnection(asyncio.BufferedProtocol):
         self._waiting.pop(opaque, None)
         self._wire.forget(opaque)
 
-    async def ask(self, request: Request, timeout: float) -> Answered:
+    async def ask(self, request: Request, timeout: float) -> AnyResponse:
         """Sends a request and waits for its answer. Raises LostError, and TimeoutError after so many seconds."""
         if self.is_lost:
             raise LostError("the connection was lost")
-        future: asyncio.Future[Answered | None] = self._loop.create_future()
+        future: asyncio.Future[AnyResponse | None] = self._loop.create_future()
         asked_at = self._loop.time()
-        opaque = self.send(request, lambda answer: None if future.done() else future.set_result(answer))
+        opaque = self.send(request, lambda response: None if future.done() else future.set_result(response))
         try:
             await asyncio.wait([future], timeout=timeout)
             if not future.done():
@@ -83,10 +83,10 @@ class MemberConnection(asyncio.BufferedProtocol):
                 # Nothing at all came since: what else is on its way would wait in vain as well.
                 self.abort()
             raise TimeoutError(f"no answer in {timeout * 1000:.0f} ms")
-        answer = future.result()
-        if answer is None:
+        response = future.result()
+        if response is None:
             raise LostError("the connection was lost before the answer came")
-        return answer
+        return response
 
     def abort(self) -> None:
         """Gives the connection up at once."""
@@ -105,7 +105,7 @@ class MemberConnection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._transport.set_write_buffer_limits(_MOST_UNSENT)
+        self._transport.set_write_buffer_limits(_MAX_UNSENT)
         opened = transport.get_extra_info("socket")
         if opened is not None:
             opened.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER)
@@ -128,9 +128,9 @@ class MemberConnection(asyncio.BufferedProtocol):
                 log.warning("%s sent a request to a client, its connection is closed", self.member_id)
                 self.abort()
                 return
-            on_answer = self._waiting.pop(each.opaque, None)
-            if on_answer is not None:
-                on_answer(each.answer)
+            on_response = self._waiting.pop(each.opaque, None)
+            if on_response is not None:
+                on_response(each.response)
 
     def pause_writing(self) -> None:
         self.can_write = False
@@ -155,7 +155,7 @@ class MemberConnection(asyncio.BufferedProtocol):
             return
         self.is_lost = True
         waiting, self._waiting = self._waiting, {}
-        for on_answer in waiting.values():
-            on_answer(None)
+        for on_response in waiting.values():
+            on_response(None)
         if self.on_lost is not None:
             self.on_lost()

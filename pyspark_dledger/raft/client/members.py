@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.errors import GroupError, OptionError
 from pyspark_dledger.raft.client.member_connection import LostError, MemberConnection
-from pyspark_dledger.raft.client.outcomes import STRANGERS, Answered, code_name, leader_named
+from pyspark_dledger.raft.client.outcomes import STRANGERS, AnyResponse, code_name, leader_named
 from pyspark_dledger.raft.messages import MetadataRequest, MetadataResponse
 from pyspark_dledger.raft.peers import Address, parse_address
 from pyspark_dledger.raft.wire import NO_PERMISSION, Refusal
 
 # Between two rounds of asking who leads, in seconds.
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.25
+_FIRST_PAUSE, _MAX_PAUSE = 0.02, 0.25
 
 
 class _NoLeaderError(GroupError):
@@ -176,24 +176,24 @@ class Members:
     async def _metadata(self, connection: MemberConnection) -> MetadataResponse:
         """The hello of a connection, and later who leads."""
         request = MetadataRequest(group=self.group, remote_id=connection.member_id)
-        answer = await connection.ask(request, self.timeout)
-        if not isinstance(answer, MetadataResponse) or answer.code != ResponseCode.SUCCESS:
-            raise self._stranger(connection.member_id, answer)
-        self._learn(answer.peers)
-        return answer
+        response = await connection.ask(request, self.timeout)
+        if not isinstance(response, MetadataResponse) or response.code != ResponseCode.SUCCESS:
+            raise self._stranger(connection.member_id, response)
+        self._learn(response.peers)
+        return response
 
-    def _stranger(self, member_id: str, answer: Answered) -> GroupError:
-        if isinstance(answer, Refusal) and answer.code == NO_PERMISSION:
+    def _stranger(self, member_id: str, response: AnyResponse) -> GroupError:
+        if isinstance(response, Refusal) and response.code == NO_PERMISSION:
             return GroupError(
                 f"expected member {member_id} of group {self.group} at {self.addresses[member_id]} to let this client "
-                f"in, found {code_name(answer)}: connect with the secret of that node",
+                f"in, found {code_name(response)}: connect with the secret of that node",
                 ResponseCode.UNKNOWN_MEMBER,
             )
         return GroupError(
             f"expected member {member_id} of group {self.group} at {self.addresses[member_id]}, found "
-            f"{code_name(answer)}: give group and peers as that node has them",
-            int(answer.code),
-            leader_named(answer),
+            f"{code_name(response)}: give group and peers as that node has them",
+            int(response.code),
+            leader_named(response),
         )
 
     def _learn(self, peers: Mapping[str, str]) -> None:
@@ -215,7 +215,7 @@ class Members:
             if found is not None:
                 return found
             await asyncio.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
+            pause = min(2 * pause, _MAX_PAUSE)
 
     async def _ask_all(self, search: _Search) -> MemberConnection | None:
         """The first that says so, without waiting for the others."""
@@ -239,12 +239,12 @@ class Members:
         search.reasons.setdefault(member_id, "did not answer")
         try:
             connection = await self.connection(member_id)
-            answer = await self._metadata(connection)
+            response = await self._metadata(connection)
         except (LostError, TimeoutError, GroupError) as error:
             search.failed(member_id, error)
             return None
-        search.answered(member_id, answer.leader_id)
-        return connection if answer.leader_id == member_id else None
+        search.answered(member_id, response.leader_id)
+        return connection if response.leader_id == member_id else None
 
     def _no_leader(self, reasons: str, seconds: float) -> GroupError:
         error = _NoLeaderError(

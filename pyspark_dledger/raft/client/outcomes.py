@@ -15,7 +15,7 @@ from pyspark_dledger.raft.wire import (
     Refusal,
 )
 
-Answered = Response | Refusal
+AnyResponse = Response | Refusal
 
 # Java's remoting layer: a request that it had no thread for was not begun; one that it does not know neither.
 _REMOTING_NAMES = {
@@ -87,59 +87,61 @@ class Outcome(Enum):
     UNKNOWN = "unknown"
 
 
-def outcome_of(answer: Answered | None) -> Outcome:
+def outcome_of(response: AnyResponse | None) -> Outcome:
     """What an answer says of the append; None stands for no answer at all."""
-    if answer is None:
+    if response is None:
         return Outcome.UNKNOWN
-    if isinstance(answer, Refusal):
-        if answer.code == SYSTEM_BUSY:
+    if isinstance(response, Refusal):
+        if response.code == SYSTEM_BUSY:
             return Outcome.PASSING
-        return Outcome.LASTING if answer.code in _NEVER_BEGUN else Outcome.UNKNOWN
-    if answer.code == ResponseCode.SUCCESS:
+        return Outcome.LASTING if response.code in _NEVER_BEGUN else Outcome.UNKNOWN
+    if response.code == ResponseCode.SUCCESS:
         return Outcome.ACKNOWLEDGED
-    if answer.code in _PASSING:
+    if response.code in _PASSING:
         return Outcome.PASSING
-    return Outcome.LASTING if answer.code in _LASTING else Outcome.UNKNOWN
+    return Outcome.LASTING if response.code in _LASTING else Outcome.UNKNOWN
 
 
-def may_transfer(answer: Answered) -> bool:
+def may_transfer(response: AnyResponse) -> bool:
     """Whether a transfer may still come about, whatever its answer says of it."""
-    if isinstance(answer, Refusal):
-        return outcome_of(answer) is Outcome.UNKNOWN
-    return answer.code not in _TRANSFER_NOT_BEGUN
+    if isinstance(response, Refusal):
+        return outcome_of(response) is Outcome.UNKNOWN
+    return response.code not in _TRANSFER_NOT_BEGUN
 
 
-def is_passing(answer: Answered) -> bool:
+def is_passing(response: AnyResponse) -> bool:
     """Whether it is worth asking again, for a request that changes nothing."""
-    return outcome_of(answer) is Outcome.PASSING
+    return outcome_of(response) is Outcome.PASSING
 
 
-def code_name(answer: Answered) -> str:
+def code_name(response: AnyResponse) -> str:
     """``NOT_LEADER (404)``."""
-    if isinstance(answer, Refusal):
-        return f"{_REMOTING_NAMES.get(answer.code, 'remoting code')} ({answer.code}) {answer.remark}".rstrip()
+    if isinstance(response, Refusal):
+        return f"{_REMOTING_NAMES.get(response.code, 'remoting code')} ({response.code}) {response.remark}".rstrip()
     try:
-        return f"{ResponseCode(answer.code).name} ({answer.code})"
+        return f"{ResponseCode(response.code).name} ({response.code})"
     except ValueError:
-        return f"code {answer.code}"
+        return f"code {response.code}"
 
 
-def leader_named(answer: Answered) -> str | None:
-    return answer.leader_id if isinstance(answer, Response) else None
+def leader_named(response: AnyResponse) -> str | None:
+    return response.leader_id if isinstance(response, Response) else None
 
 
-def refused(group: str, what: str, member_id: str, answer: Answered, times: int = 1) -> GroupError:
+def refused(group: str, what: str, member_id: str, response: AnyResponse, times: int = 1) -> GroupError:
     """The error for a request that was not done."""
     often = f", {times} times in a row" if times > 1 else ""
-    text = f"group {group}: expected {member_id} to take {what}, found {code_name(answer)}{often}: {_advice(answer)}"
-    return GroupError(text, int(answer.code), leader_named(answer))
+    text = (
+        f"group {group}: expected {member_id} to take {what}, found {code_name(response)}{often}: {_advice(response)}"
+    )
+    return GroupError(text, int(response.code), leader_named(response))
 
 
-def serves_no_messages(answer: Answered) -> bool:
+def serves_no_messages(response: AnyResponse) -> bool:
     """Whether that is the answer of a leader that knows nothing of messages."""
-    if isinstance(answer, Refusal):
-        return answer.code == REQUEST_CODE_NOT_SUPPORTED
-    return answer.code == ResponseCode.UNSUPPORTED
+    if isinstance(response, Refusal):
+        return response.code == REQUEST_CODE_NOT_SUPPORTED
+    return response.code == ResponseCode.UNSUPPORTED
 
 
 def no_messages(group: str, member_id: str, found: str) -> GroupError:
@@ -176,10 +178,10 @@ def unknown_transfer(
     )
 
 
-def _advice(answer: Answered) -> str:
+def _advice(response: AnyResponse) -> str:
     """What to do about it, or what the application says of it."""
-    if isinstance(answer, (PutResponse, TopicsResponse)) and answer.reason:
-        return answer.reason
-    if isinstance(answer, Refusal):
-        return _REMOTING_ADVICE.get(answer.code, "look at the log of that node")
-    return _ADVICE.get(answer.code, "nothing was changed")
+    if isinstance(response, (PutResponse, TopicsResponse)) and response.reason:
+        return response.reason
+    if isinstance(response, Refusal):
+        return _REMOTING_ADVICE.get(response.code, "look at the log of that node")
+    return _ADVICE.get(response.code, "nothing was changed")

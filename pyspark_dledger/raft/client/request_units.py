@@ -24,15 +24,15 @@ from pyspark_dledger.raft.client.results import (
     PartialAppendError,
     PutRange,
     PutResult,
-    places,
+    positions,
 )
-from pyspark_dledger.raft.messages import PLACE_SIZE, AppendRequest, AppendResponse, PutRequest, PutResponse
+from pyspark_dledger.raft.messages import POSITION_SIZE, AppendRequest, AppendResponse, PutRequest, PutResponse
 from pyspark_dledger.store.dledger_store import EntryRun
 
 # Log bytes in one request: enough that its own costs vanish, little enough that several are on their way at a time.
 UNIT_BYTES = 1024 * 1024
 # Log bytes of one batch that are packed and not yet answered: what bounds its memory.
-_MOST_AHEAD = 16 * UNIT_BYTES
+_MAX_AHEAD = 16 * UNIT_BYTES
 
 
 class Owner(Protocol):
@@ -42,7 +42,7 @@ class Owner(Protocol):
     def is_over(self) -> bool:
         """Whether a unit that was not sent yet is no longer to be sent, for what went wrong before it."""
 
-    def acknowledged(self, unit: RequestUnit, answer: AppendResponse | PutResponse) -> None: ...
+    def acknowledged(self, unit: RequestUnit, response: AppendResponse | PutResponse) -> None: ...
 
     def failed(self, unit: RequestUnit, error: GroupError | UnknownOutcomeError) -> None: ...
 
@@ -94,11 +94,11 @@ class RequestUnit:
             queue_nums=self.queue_nums,
         )
 
-    def is_answered_by(self, answer: object) -> bool:
+    def matches(self, response: object) -> bool:
         """Whether that answer tells where these bodies are."""
-        if isinstance(answer, PutResponse):
-            return self.are_messages and len(answer.places) == self.count * PLACE_SIZE
-        return not self.are_messages and isinstance(answer, AppendResponse) and answer.count == self.count
+        if isinstance(response, PutResponse):
+            return self.are_messages and len(response.positions) == self.count * POSITION_SIZE
+        return not self.are_messages and isinstance(response, AppendResponse) and response.count == self.count
 
     def failed(self, error: GroupError | UnknownOutcomeError) -> None:
         """It is not tried again. What was once sent in vain may be in the log, whatever came of it later."""
@@ -126,10 +126,10 @@ class SingleAppends:
         self._sizes = list(map(len, bodies))
         self._futures = futures
 
-    def acknowledged(self, unit: RequestUnit, answer: AppendResponse | PutResponse) -> None:
-        assert isinstance(answer, AppendResponse)
+    def acknowledged(self, unit: RequestUnit, response: AppendResponse | PutResponse) -> None:
+        assert isinstance(response, AppendResponse)
         chosen = slice(unit.first, unit.first + unit.count)
-        found = places(answer.index, answer.term, runs_of(answer), self._sizes[chosen])
+        found = positions(response.index, response.term, runs_of(response), self._sizes[chosen])
         for future, appended in zip(self._futures[chosen], found, strict=True):
             future.set_result(appended)
 
@@ -160,7 +160,7 @@ class WholeCall(ABC):
     def _unit(self, first: int, bodies: Bodies) -> RequestUnit: ...
 
     @abstractmethod
-    def _note(self, unit: RequestUnit, answer: Any) -> None:
+    def _note(self, unit: RequestUnit, response: Any) -> None:
         """Keep what an answer says."""
 
     def unit(self, first: int, bodies: Bodies) -> RequestUnit:
@@ -173,17 +173,17 @@ class WholeCall(ABC):
     def wait_for_room(self) -> bool:
         """Waits until one more unit may be made; False if none is to follow, for the batch has failed."""
         with self._changed:
-            self._changed.wait_for(lambda: self._outstanding < _MOST_AHEAD or self._is_over)
+            self._changed.wait_for(lambda: self._outstanding < _MAX_AHEAD or self._is_over)
             return not self._is_over
 
     def abandon(self) -> None:
         """Nobody waits any longer: what was not sent yet is not sent."""
         self._is_over = True
 
-    def acknowledged(self, unit: RequestUnit, answer: AppendResponse | PutResponse) -> None:
+    def acknowledged(self, unit: RequestUnit, response: AppendResponse | PutResponse) -> None:
         with self._changed:
             self._done.append(unit.ordinals)
-            self._note(unit, answer)
+            self._note(unit, response)
             self._resolve(unit)
 
     def failed(self, unit: RequestUnit, error: GroupError | UnknownOutcomeError) -> None:
@@ -228,8 +228,8 @@ class BatchCall(WholeCall):
     def _unit(self, first: int, bodies: Bodies) -> RequestUnit:
         return RequestUnit(self, first, bodies)
 
-    def _note(self, unit: RequestUnit, answer: AppendResponse) -> None:
-        self._pieces.append(AppendedRange(unit.first, unit.count, answer.index, answer.term, runs_of(answer)))
+    def _note(self, unit: RequestUnit, response: AppendResponse) -> None:
+        self._pieces.append(AppendedRange(unit.first, unit.count, response.index, response.term, runs_of(response)))
 
     def result(self) -> BatchResult:
         """Waits for all units that were made. Raises GroupError if nothing was appended, else PartialAppendError."""
@@ -251,8 +251,8 @@ class PutCall(WholeCall):
     def _unit(self, first: int, bodies: Bodies) -> RequestUnit:
         return RequestUnit(self, first, bodies, self._queue_nums, self._repeats)
 
-    def _note(self, unit: RequestUnit, answer: PutResponse) -> None:
-        self._pieces.append(PutRange(unit.first, unit.count, bytes(answer.places)))
+    def _note(self, unit: RequestUnit, response: PutResponse) -> None:
+        self._pieces.append(PutRange(unit.first, unit.count, bytes(response.positions)))
 
     def result(self) -> PutResult:
         """Waits for all units that were made. Raises GroupError if nothing was appended, else PartialAppendError."""
@@ -262,9 +262,9 @@ class PutCall(WholeCall):
         return result
 
 
-def runs_of(answer: AppendResponse) -> tuple[EntryRun, ...]:
+def runs_of(response: AppendResponse) -> tuple[EntryRun, ...]:
     """Every run of the acknowledged entries; Java tells of the one entry only where it is."""
-    return answer.runs or (EntryRun(answer.index, answer.pos),)
+    return response.runs or (EntryRun(response.index, response.pos),)
 
 
 def _joined(ranges: Sequence[range]) -> tuple[range, ...]:

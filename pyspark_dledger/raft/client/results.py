@@ -15,7 +15,7 @@ from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
 from pyspark_dledger.raft.messages import Role
 from pyspark_dledger.store.dledger_store import Entry, EntryRun
 
-_PLACE = struct.Struct(">qqq")
+_POSITION = struct.Struct(">qqq")
 
 
 class Appended(NamedTuple):
@@ -48,16 +48,16 @@ class BatchResult:
 
     def __init__(self, sizes: array[int], pieces: Iterable[AppendedRange]) -> None:
         self._sizes = sizes
-        self.pieces = tuple(sorted(pieces))
+        self.ranges = tuple(sorted(pieces))
 
     def __len__(self) -> int:
         """How many bodies were appended."""
-        return sum(piece.count for piece in self.pieces)
+        return sum(piece.count for piece in self.ranges)
 
     def __iter__(self) -> Iterator[Appended]:
-        for piece in self.pieces:
+        for piece in self.ranges:
             sizes = self._sizes[piece.first : piece.first + piece.count]
-            yield from places(piece.index, piece.term, piece.runs, sizes)
+            yield from positions(piece.index, piece.term, piece.runs, sizes)
 
     def __repr__(self) -> str:
         return f"BatchResult({len(self)} entries, indexes {self.first_index} to {self.last_index})"
@@ -65,15 +65,15 @@ class BatchResult:
     @property
     def first_index(self) -> int:
         """The lowest index of an entry of the batch; -1 where nothing was appended."""
-        return min((piece.index for piece in self.pieces), default=-1)
+        return min((piece.index for piece in self.ranges), default=-1)
 
     @property
     def last_index(self) -> int:
         """The highest index of an entry of the batch; -1 where nothing was appended."""
-        return max((piece.index + piece.count - 1 for piece in self.pieces), default=-1)
+        return max((piece.index + piece.count - 1 for piece in self.ranges), default=-1)
 
 
-def places(index: int, term: int, runs: tuple[EntryRun, ...], sizes: Iterable[int]) -> Iterator[Appended]:
+def positions(index: int, term: int, runs: tuple[EntryRun, ...], sizes: Iterable[int]) -> Iterator[Appended]:
     """Where entries with bodies of these sizes stand, the first of which has `index`."""
     pos, starts = runs[0].pos, dict(runs)
     for size in sizes:
@@ -94,12 +94,12 @@ class Put(NamedTuple):
 class PutRange(NamedTuple):
     """Messages of a put that were acknowledged in one go: ``count`` from the one with ordinal ``first`` on.
 
-    ``places`` has index, pos and queueOffset (i64, big-endian) of each.
+    ``positions`` has index, pos and queueOffset (i64, big-endian) of each.
     """
 
     first: int
     count: int  # type: ignore[assignment]  # shadows tuple.count, which nobody calls
-    places: bytes
+    positions: bytes
 
 
 class PutResult:
@@ -109,15 +109,15 @@ class PutResult:
     """
 
     def __init__(self, pieces: Iterable[PutRange]) -> None:
-        self.pieces = tuple(sorted(pieces))
+        self.ranges = tuple(sorted(pieces))
 
     def __len__(self) -> int:
         """How many messages are committed."""
-        return sum(piece.count for piece in self.pieces)
+        return sum(piece.count for piece in self.ranges)
 
     def __iter__(self) -> Iterator[Put]:
-        for piece in self.pieces:
-            yield from map(Put._make, _PLACE.iter_unpack(piece.places))
+        for piece in self.ranges:
+            yield from map(Put._make, _POSITION.iter_unpack(piece.positions))
 
     def __repr__(self) -> str:
         return f"PutResult({len(self)} messages, indexes {self.first_index} to {self.last_index})"
@@ -128,9 +128,9 @@ class PutResult:
         return len(self)
 
     @property
-    def places(self) -> bytes:
+    def positions(self) -> bytes:
         """Index, pos and queueOffset (i64, big-endian) of each, in their order."""
-        return b"".join(piece.places for piece in self.pieces)
+        return b"".join(piece.positions for piece in self.ranges)
 
     @property
     def first_index(self) -> int:
@@ -143,7 +143,7 @@ class PutResult:
         return max(self._indexes(), default=-1)
 
     def _indexes(self) -> array[int]:
-        numbers = array("q", self.places)
+        numbers = array("q", self.positions)
         if sys.byteorder == "little":
             numbers.byteswap()
         return numbers[::3]

@@ -16,7 +16,7 @@ from pyspark_dledger.raft.client.members import Members
 from pyspark_dledger.raft.client.outcomes import (
     LEADER_MOVED,
     STRANGERS,
-    Answered,
+    AnyResponse,
     code_name,
     is_passing,
     leader_named,
@@ -27,7 +27,7 @@ from pyspark_dledger.raft.client.outcomes import (
     unknown_transfer,
 )
 from pyspark_dledger.raft.client.results import CommittedRange, MemberStatus, Metadata, Topics
-from pyspark_dledger.raft.loops import pause_after
+from pyspark_dledger.raft.loops import backoff
 from pyspark_dledger.raft.messages import (
     ConfigRequest,
     ConfigResponse,
@@ -51,11 +51,11 @@ from pyspark_dledger.raft.wire import EncodeError
 from pyspark_dledger.store.dledger_store import Entry
 
 A = TypeVar("A", bound=Response)
-N = TypeVar("N", bound="Answered | None")
+N = TypeVar("N", bound="AnyResponse | None")
 
 # As long as Java's client waits for a transfer, in seconds.
 _TRANSFER_TIMEOUT = 10.0
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 1.0
+_FIRST_PAUSE, _MAX_PAUSE = 0.02, 1.0
 _NOT_THERE = frozenset((ResponseCode.INDEX_OUT_OF_RANGE, ResponseCode.INDEX_LESS_THAN_LOCAL_BEGIN))
 # What stays as it is, however often it is asked.
 _NEVER = STRANGERS | {ResponseCode.UNSUPPORTED, ResponseCode.UNEXPECTED_ARGUMENT}
@@ -87,7 +87,7 @@ class Session:
 
     async def get(self, index: int) -> Entry:
         """The committed entry of that index. Raises IndexRangeError where there is none."""
-        answer = await self._ask_leader(
+        response = await self._ask_leader(
             lambda connection: GetRequest(
                 group=self.group,
                 remote_id=connection.member_id,
@@ -96,16 +96,16 @@ class Session:
             ),
             f"to get index {index}",
         )
-        if isinstance(answer, GetResponse) and answer.code == ResponseCode.SUCCESS and answer.entries:
-            return answer.entries[0]
-        raise self._not_there(index, answer)
+        if isinstance(response, GetResponse) and response.code == ResponseCode.SUCCESS and response.entries:
+            return response.entries[0]
+        raise self._not_there(index, response)
 
-    def _not_there(self, index: int, answer: Answered) -> IndexRangeError | GroupError:
-        if answer.code == ResponseCode.INDEX_LESS_THAN_LOCAL_BEGIN:
+    def _not_there(self, index: int, response: AnyResponse) -> IndexRangeError | GroupError:
+        if response.code == ResponseCode.INDEX_LESS_THAN_LOCAL_BEGIN:
             return IndexRangeError(f"group {self.group}: expected index {index}, found it expired")
-        if answer.code in (ResponseCode.INDEX_OUT_OF_RANGE, ResponseCode.SUCCESS):
+        if response.code in (ResponseCode.INDEX_OUT_OF_RANGE, ResponseCode.SUCCESS):
             return IndexRangeError(f"group {self.group}: expected index {index}, found it not in the log (yet)")
-        return refused(self.group, f"a request to get index {index}", "its leader", answer)
+        return refused(self.group, f"a request to get index {index}", "its leader", response)
 
     async def metadata(self) -> Metadata:
         """Who leads: of the first member that says so of itself, else as others name it; GroupError if none answers."""
@@ -116,11 +116,11 @@ class Session:
         try:
             for task in asyncio.as_completed(tasks, timeout=2 * self._members.timeout):
                 try:
-                    member_id, answer = await task
+                    member_id, response = await task
                 except (LostError, TimeoutError, GroupError) as error:
                     problems.append(str(error))
                     continue
-                peers, named = answer.peers, answer.leader_id or named
+                peers, named = response.peers, response.leader_id or named
                 if named == member_id:
                     break
         except asyncio.TimeoutError:
@@ -141,19 +141,19 @@ class Session:
         """How a member of ours stands. Raises GroupError where it is one of Java's, or not there."""
         connection = await self._of_ours(node_id)
         request = StatusRequest(group=self.group, remote_id=node_id)
-        answer = await self._ask(connection, request, StatusResponse, "a request for its status")
+        response = await self._ask(connection, request, StatusResponse, "a request for its status")
         return MemberStatus(
-            *(node_id, answer.role, answer.term, answer.leader_id),
-            *(answer.begin_index, answer.end_index, answer.end_term, answer.committed_index),
-            answer.problem,
-            answer.serves_messages,
+            *(node_id, response.role, response.term, response.leader_id),
+            *(response.begin_index, response.end_index, response.end_term, response.committed_index),
+            response.problem,
+            response.serves_messages,
         )
 
     async def topics(self, names: tuple[str, ...], queue_nums: int) -> Topics:
         """How many queues topics have. Raises GroupError where the leader serves no messages."""
         what = f"for topics {', '.join(names)}"
-        answer = await self._ask_messages(TopicsRequest(names=names, queue_nums=queue_nums), TopicsResponse, what)
-        return Topics(answer.queue_counts, answer.store_host)
+        response = await self._ask_messages(TopicsRequest(names=names, queue_nums=queue_nums), TopicsResponse, what)
+        return Topics(response.queue_counts, response.store_host)
 
     async def config(self) -> dict[str, bytes]:
         """The metadata of the leader. Raises GroupError where it serves no messages."""
@@ -162,20 +162,20 @@ class Session:
     async def _ask_messages(self, request: Request, kind: type[A], what: str) -> A:
         """What a leader answers to what only one that serves messages answers."""
 
-        async def ask() -> tuple[MemberConnection, Answered]:
+        async def ask() -> tuple[MemberConnection, AnyResponse]:
             connection = await self._members.leader()
             member_id = connection.member_id
             if not connection.is_binary:
                 raise no_messages(self.group, member_id, "to be a node of Java, which takes raw entries only")
-            answer = await self._answer(connection, replace(request, group=self.group, remote_id=member_id))
-            if serves_no_messages(answer):
-                raise no_messages(self.group, member_id, f"to serve none ({code_name(answer)})")
-            return connection, answer
+            response = await self._answer(connection, replace(request, group=self.group, remote_id=member_id))
+            if serves_no_messages(response):
+                raise no_messages(self.group, member_id, f"to serve none ({code_name(response)})")
+            return connection, response
 
-        answer = await self._retried(ask, what)
-        if isinstance(answer, kind) and answer.code == ResponseCode.SUCCESS:
-            return answer
-        raise refused(self.group, f"a request {what}", "its leader", answer)
+        response = await self._retried(ask, what)
+        if isinstance(response, kind) and response.code == ResponseCode.SUCCESS:
+            return response
+        raise refused(self.group, f"a request {what}", "its leader", response)
 
     async def read(self, first_index: int, node_id: str | None, max_bytes: int, wait_ms: int) -> CommittedRange:
         """Committed entries of that member, or of the first of ours that answers."""
@@ -197,19 +197,23 @@ class Session:
         request = ReadRequest(
             group=self.group, remote_id=node_id, first_index=first_index, max_bytes=max_bytes, wait_ms=wait_ms
         )
-        answer = await self._ask(connection, request, ReadResponse, f"to read from index {first_index}", wait_ms / 1000)
-        return CommittedRange(first_index, answer.count, answer.begin_index, answer.committed_index, answer.data)
+        response = await self._ask(
+            connection, request, ReadResponse, f"to read from index {first_index}", wait_ms / 1000
+        )
+        return CommittedRange(
+            first_index, response.count, response.begin_index, response.committed_index, response.data
+        )
 
     async def transfer(self, node_id: str) -> None:
         """Makes a member the leader. Raises GroupError if it was refused, UnknownOutcomeError if it may happen yet."""
         await self._members.leader()
         if node_id not in self._members.addresses:
             raise OptionError(f"expected one of {', '.join(self._members.addresses)} to transfer to, found {node_id!r}")
-        answer = await self._retried(lambda: self._transfer(node_id), f"a transfer to {node_id}")
-        if answer is not None and answer.code != ResponseCode.SUCCESS:
-            raise refused(self.group, f"a transfer of leadership to {node_id}", "its leader", answer)
+        response = await self._retried(lambda: self._transfer(node_id), f"a transfer to {node_id}")
+        if response is not None and response.code != ResponseCode.SUCCESS:
+            raise refused(self.group, f"a transfer of leadership to {node_id}", "its leader", response)
 
-    async def _transfer(self, node_id: str) -> tuple[MemberConnection, Answered | None]:
+    async def _transfer(self, node_id: str) -> tuple[MemberConnection, AnyResponse | None]:
         connection = await self._members.leader()
         leader_id = connection.member_id
         if leader_id == node_id:
@@ -222,7 +226,7 @@ class Session:
             term=await self._term_of(connection),
         )
         try:
-            answer = await connection.ask(request, max(_TRANSFER_TIMEOUT, self._members.timeout))
+            response = await connection.ask(request, max(_TRANSFER_TIMEOUT, self._members.timeout))
         except (LostError, TimeoutError) as error:
             raise unknown_transfer(self.group, leader_id, node_id, str(error), ResponseCode.TIMEOUT) from None
         except asyncio.CancelledError:
@@ -230,10 +234,10 @@ class Session:
             raise unknown_transfer(self.group, leader_id, node_id, reason, ResponseCode.NETWORK_ERROR) from None
         finally:
             self._members.not_leader(leader_id)
-        if answer.code != ResponseCode.SUCCESS and may_transfer(answer):
-            code, named = int(answer.code), leader_named(answer)
-            raise unknown_transfer(self.group, leader_id, node_id, code_name(answer), code, named)
-        return connection, answer
+        if response.code != ResponseCode.SUCCESS and may_transfer(response):
+            code, named = int(response.code), leader_named(response)
+            raise unknown_transfer(self.group, leader_id, node_id, code_name(response), code, named)
+        return connection, response
 
     async def _term_of(self, connection: MemberConnection) -> int:
         """The term of a leader, which a transfer has to name. Java tells it to whoever asks for a vote in vain."""
@@ -242,15 +246,15 @@ class Session:
             request: Request = StatusRequest(group=self.group, remote_id=member_id)
         else:
             request = VoteRequest(group=self.group, remote_id=member_id, local_id=_NO_MEMBER, leader_id=_NO_MEMBER)
-        answer = await self._answer(connection, request)
-        if not isinstance(answer, (StatusResponse, VoteResponse)) or answer.code != ResponseCode.SUCCESS:
-            raise refused(self.group, "a request for its term", member_id, answer)
-        return answer.term
+        response = await self._answer(connection, request)
+        if not isinstance(response, (StatusResponse, VoteResponse)) or response.code != ResponseCode.SUCCESS:
+            raise refused(self.group, "a request for its term", member_id, response)
+        return response.term
 
     # Asking.
 
-    async def _ask_leader(self, make: Callable[[MemberConnection], Request], what: str) -> Answered:
-        async def ask() -> tuple[MemberConnection, Answered]:
+    async def _ask_leader(self, make: Callable[[MemberConnection], Request], what: str) -> AnyResponse:
+        async def ask() -> tuple[MemberConnection, AnyResponse]:
             connection = await self._members.leader()
             return connection, await self._answer(connection, make(connection))
 
@@ -263,23 +267,23 @@ class Session:
         begun = loop.time()
         for attempt in range(self._attempts):
             if attempt:
-                await asyncio.sleep(pause_after(attempt, _FIRST_PAUSE, _LONGEST_PAUSE))
+                await asyncio.sleep(backoff(attempt, _FIRST_PAUSE, _MAX_PAUSE))
             try:
-                connection, answer = await ask()
+                connection, response = await ask()
             except GroupError as error:
                 if error.code in _NEVER:
                     raise
                 failure = self._members.in_all(error, loop.time() - begun)
                 continue
-            if answer is None or not is_passing(answer):
-                return answer
-            if answer.code in LEADER_MOVED:
+            if response is None or not is_passing(response):
+                return response
+            if response.code in LEADER_MOVED:
                 self._members.not_leader(connection.member_id)
-            failure = refused(self.group, f"a request {what}", connection.member_id, answer, attempt + 1)
+            failure = refused(self.group, f"a request {what}", connection.member_id, response, attempt + 1)
         assert failure is not None
         raise failure
 
-    async def _answer(self, connection: MemberConnection, request: Request, more_time: float = 0.0) -> Answered:
+    async def _answer(self, connection: MemberConnection, request: Request, more_time: float = 0.0) -> AnyResponse:
         """What a member answers. Raises GroupError if it does not, or cannot be asked that."""
         try:
             return await connection.ask(request, self._members.timeout + more_time)
@@ -293,12 +297,12 @@ class Session:
     async def _ask(
         self, connection: MemberConnection, request: Request, kind: type[A], what: str, more_time: float = 0.0
     ) -> A:
-        answer = await self._answer(connection, request, more_time)
-        if isinstance(answer, kind) and answer.code == ResponseCode.SUCCESS:
-            return answer
-        if answer.code in _NOT_THERE and isinstance(request, ReadRequest):
-            raise self._not_there(request.first_index, answer)
-        raise refused(self.group, what, connection.member_id, answer)
+        response = await self._answer(connection, request, more_time)
+        if isinstance(response, kind) and response.code == ResponseCode.SUCCESS:
+            return response
+        if response.code in _NOT_THERE and isinstance(request, ReadRequest):
+            raise self._not_there(request.first_index, response)
+        raise refused(self.group, what, connection.member_id, response)
 
     async def _of_ours(self, node_id: str) -> MemberConnection:
         try:

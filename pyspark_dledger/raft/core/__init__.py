@@ -1,4 +1,4 @@
-"""A member of a group as a state machine: messages and time in, messages and writes to a store out."""
+"""A member of a group as a state machine: requests, responses and time in; effects and store writes out."""
 
 from pyspark_dledger.raft.core.core import Core
 from pyspark_dledger.raft.core.core_config import CoreConfig

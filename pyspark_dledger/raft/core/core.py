@@ -1,4 +1,4 @@
-"""One member of a group: requests, answers and time in, requests, answers and writes to its store out."""
+"""The core of a member: dispatches requests, responses and time to its parts."""
 
 from __future__ import annotations
 
@@ -9,17 +9,19 @@ from typing import Any
 
 from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.raft.core.application import Application
+from pyspark_dledger.raft.core.application_caller import ApplicationCaller
 from pyspark_dledger.raft.core.core_config import CoreConfig
 from pyspark_dledger.raft.core.effects import Effect, PeerStatus, Status
 from pyspark_dledger.raft.core.election import Election
 from pyspark_dledger.raft.core.follower import Follower
 from pyspark_dledger.raft.core.leader.appends import Appends
+from pyspark_dledger.raft.core.leader.commit_index import CommitIndex
 from pyspark_dledger.raft.core.leader.heartbeats import Heartbeats
+from pyspark_dledger.raft.core.leader.peer_progress import PeerProgress
 from pyspark_dledger.raft.core.leader.reads import Reads
 from pyspark_dledger.raft.core.leader.replication import Replication
 from pyspark_dledger.raft.core.leader.transfer import Transfer
 from pyspark_dledger.raft.core.member import DISK_FAILURES, Member
-from pyspark_dledger.raft.core.serving import Serving
 from pyspark_dledger.raft.messages import (
     AppendRequest,
     AppendResponse,
@@ -49,7 +51,7 @@ from pyspark_dledger.raft.messages import (
 )
 from pyspark_dledger.store.dledger_store import DLedgerStore
 
-_ANSWERS: dict[type[Request], type[Response]] = {
+_RESPONSES: dict[type[Request], type[Response]] = {
     AppendRequest: AppendResponse,
     ConfigRequest: ConfigResponse,
     GetRequest: GetResponse,
@@ -67,10 +69,10 @@ _ANSWERS: dict[type[Request], type[Response]] = {
 class Core:
     """A member as a state machine without clock, network or threads (``DLedgerServer``).
 
-    Times are integer milliseconds of any clock that does not run backwards. `store` has been started and is written by
-    nobody else. After every call, `drain` gives what is to be sent. Under ``is_sync``, `persisted` is to be called when
-    more of the log has become durable. Without an `application` puts are refused; one that raises ends the core, whose
-    calls then raise `ApplicationError`. Constructing raises StoreError where a term cannot be saved.
+    Times are integer milliseconds of a monotonic clock. The core owns `store`, which is started. The driver calls
+    `drain` after every call and executes the effects. Under ``is_sync`` it calls `persisted` when more of the log is
+    durable. Without an `application` puts are rejected. If the application raises, calls raise `ApplicationError` and
+    the core must not be used again. Constructing raises StoreError if a term cannot be saved.
     """
 
     def __init__(
@@ -83,35 +85,37 @@ class Core:
         application: Application | None = None,
     ) -> None:
         self._member = member = Member(config, store, random, now)
-        self._serving = serving = Serving(member, application)
+        self._application = caller = ApplicationCaller(member, application)
         self._addresses = dict(peer_addresses or {})
         self._election = Election(member)
         self._heartbeats = Heartbeats(member)
         self._follower = Follower(member)
-        self._appends = Appends(member, serving)
-        self._replication = Replication(member, self._appends)
-        self._reads = Reads(member, self._replication, self._heartbeats)
+        self._appends = Appends(member, caller)
+        peers = [PeerProgress(member, peer_id) for peer_id in member.others]
+        self._commit_index = CommitIndex(member, self._appends, peers)
+        self._replication = Replication(member, self._commit_index, peers)
+        self._reads = Reads(member, self._commit_index, self._heartbeats)
         self._transfer = Transfer(member, self._election, self._heartbeats, self._replication)
         self._handlers: dict[type[Request], Callable[[Any, object], bool | None]] = {
             AppendRequest: self._append,
-            ConfigRequest: serving.handle_config,
+            ConfigRequest: caller.handle_config,
             GetRequest: self._reads.handle,
             HeartBeatRequest: self._election.handle_heartbeat,
             MetadataRequest: self._metadata,
             PushRequest: self._follower.handle,
             PutRequest: self._append,
             StatusRequest: self._status,
-            TopicsRequest: serving.handle_topics,
+            TopicsRequest: caller.handle_topics,
             TransferRequest: self._transfer.handle,
             VoteRequest: self._election.handle_vote,
         }
 
-    # What happens to this member
+    # Input
 
     def handle(self, request: Request, token: object, now: int) -> bool:
-        """Take a request of another member or of a client; False for an append that was refused at once.
+        """Handle a request of another member or of a client. Returns False for an append that was rejected at once.
 
-        It is answered by a Reply with that token, maybe later; not at all where it needs a term saved and the disk
+        The response is a Reply with that token, possibly later. There is none if a term must be saved and the disk
         fails.
         """
         member = self._member
@@ -127,43 +131,43 @@ class Core:
             try:
                 return handler(request, token) is not False
             except DISK_FAILURES as error:
-                member.problem(f"a {type(request).__name__} cannot be answered: {error}")
+                member.report_problem(f"a {type(request).__name__} failed: {error}")
                 code = ResponseCode.DISK_ERROR
-        member.refuse(token, request, _ANSWERS.get(type(request), Response)(), code)
+        member.reject(token, request, _RESPONSES.get(type(request), Response)(), code)
         return not isinstance(request, AppendRequest)
 
-    def answered(self, token: int, answer: Response | None, now: int) -> None:
-        """What came of the Send with that token; None where it was not sent, or not answered in time."""
+    def handle_response(self, token: int, response: Response | None, now: int) -> None:
+        """The outcome of the Send with that token: None if it was not sent, or got no response in time."""
         self._member.now = now
-        self._member.answered(token, answer)
+        self._member.handle_response(token, response)
 
     def tick(self, now: int) -> None:
-        """Time has passed; to be called about every 10 ms."""
+        """Time has passed. Call about every 10 ms."""
         self._member.now = now
-        self._member.forget_unanswered()
+        self._member.expire_requests()
         self._election.tick()
         self._heartbeats.tick()
         self._replication.tick()
         self._transfer.tick()
         self._appends.tick()
-        self._serving.tick()
+        self._application.tick()
 
     def persisted(self, index: int, now: int) -> None:
         """The log is durable up to that index."""
         self._member.now = now
         self._member.persisted(index)
-        self._replication.advance()
+        self._commit_index.advance()
         self._follower.persisted()
 
-    def peer_is_ours(self, peer_id: str, yes: bool) -> None:
-        """Whether a peer is known to be of our own kind: it takes larger pushes, and COMMIT more often."""
-        if yes:
-            self._member.ours.add(peer_id)
+    def set_peer_binary(self, peer_id: str, is_binary: bool) -> None:
+        """Set whether a peer uses the binary dialect: it then gets larger pushes, and COMMIT more often."""
+        if is_binary:
+            self._member.binary_peers.add(peer_id)
         else:
-            self._member.ours.discard(peer_id)
+            self._member.binary_peers.discard(peer_id)
 
     def drain(self) -> list[Effect]:
-        """What is to be done now, in order; a leader's new entries are among it."""
+        """The effects to execute, in order; a leader's new entries are among them."""
         member = self._member
         if member.is_leader:
             self._heartbeats.pump()
@@ -171,7 +175,7 @@ class Core:
         effects, member.effects = member.effects, []
         return effects
 
-    # How it stands
+    # State
 
     @property
     def role(self) -> Role:
@@ -183,7 +187,7 @@ class Core:
 
     @property
     def leader_id(self) -> str | None:
-        """The leader of the present term, where it is known."""
+        """The leader of the current term, if known."""
         return self._member.leader_id
 
     @property
@@ -192,12 +196,12 @@ class Core:
 
     @property
     def transferee(self) -> str | None:
-        """To whom this leader is handing its leadership."""
+        """The member that this leader is transferring leadership to."""
         return self._member.transferee
 
     @property
     def problems(self) -> deque[str]:
-        """What an operator should see, newest last; whoever logs it takes it out."""
+        """Problems for operators, newest last. The driver logs and removes them."""
         return self._member.problems
 
     def status(self) -> Status:
@@ -206,7 +210,10 @@ class Core:
         if member.is_leader:
             peers = tuple(
                 PeerStatus(
-                    peer, self._replication.match_index(peer), self._heartbeats.is_live(peer), peer in member.ours
+                    peer,
+                    self._replication.match_index(peer),
+                    self._heartbeats.is_live(peer),
+                    peer in member.binary_peers,
                 )
                 for peer in member.others
             )
@@ -224,24 +231,24 @@ class Core:
             problem=member.latest_problem,
         )
 
-    # Requests that need little
+    # Simple requests
 
     def _append(self, request: AppendRequest, token: object) -> bool:
         is_appended = self._appends.handle(request, token)
         if is_appended and not self._member.others:
-            self._replication.advance()
+            self._commit_index.advance()
         return is_appended
 
     def _metadata(self, request: MetadataRequest, token: object) -> None:
         member = self._member
-        answer = MetadataResponse(
+        response = MetadataResponse(
             group=member.group, leader_id=member.leader_id, term=member.term, peers=dict(self._addresses)
         )
-        member.reply(token, answer)
+        member.reply(token, response)
 
     def _status(self, request: StatusRequest, token: object) -> None:
         member, status = self._member, self.status()
-        answer = StatusResponse(
+        response = StatusResponse(
             group=member.group,
             leader_id=member.leader_id,
             term=member.term,
@@ -252,6 +259,6 @@ class Core:
             committed_index=status.committed_index,
             peers=dict(self._addresses),
             problem=status.problem,
-            serves_messages=self._serving.serves_messages,
+            serves_messages=self._application.serves_messages,
         )
-        member.reply(token, answer)
+        member.reply(token, response)

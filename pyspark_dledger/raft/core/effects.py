@@ -1,4 +1,4 @@
-"""What a core asks of whoever drives it, and how it tells how it stands."""
+"""What a core asks its driver to do, and the status of a member."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pyspark_dledger.raft.messages import Request, Response, Role
 
 
 class Send(NamedTuple):
-    """Send that request to a peer; what comes of it goes to ``Core.answered`` with the token, exactly once."""
+    """Send a request to a peer. Its outcome is given to ``Core.handle_response`` with the token, exactly once."""
 
     peer_id: str
     token: int
@@ -17,20 +17,20 @@ class Send(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """The answer to the request that was handed to ``Core.handle`` with that token."""
+    """The response to the request that ``Core.handle`` got with that token."""
 
     token: object
-    answer: Response
+    response: Response
 
 
 class Committed(NamedTuple):
-    """Every entry up to that index is committed."""
+    """All entries up to that index are committed."""
 
     index: int  # type: ignore[assignment]  # shadows tuple.index, which nobody calls
 
 
 class RoleChanged(NamedTuple):
-    """Role, term or leader of this member has become another."""
+    """Role, term or leader of this member has changed."""
 
     role: Role
     term: int
@@ -42,19 +42,19 @@ Effect = Send | Reply | Committed | RoleChanged
 
 @dataclass(frozen=True)
 class PeerStatus:
-    """How the leader sees a peer: the highest index known to equal its own, and whether it answers heartbeats."""
+    """A leader's view of a peer. ``is_live``: it responds to heartbeats. ``is_binary``: it uses the binary dialect."""
 
     peer_id: str
     match_index: int
     is_live: bool
-    is_ours: bool
+    is_binary: bool
 
 
 @dataclass(frozen=True)
 class Status:
-    """How a member stands. Only a leader fills ``peers``.
+    """The state of a member. Only a leader fills ``peers``.
 
-    ``problems`` counts what an operator should look at; ``problem`` is the latest that is not solved, or "".
+    ``problems`` counts the problems that an operator should look at; ``problem`` is the latest unresolved one, or "".
     """
 
     role: Role

@@ -1,4 +1,4 @@
-"""What the parts of a member share: its role, term and vote, its store, the time, and what is to be sent."""
+"""The state that all parts of a core share: role, term, vote, store, time, and pending effects."""
 
 from __future__ import annotations
 
@@ -14,36 +14,34 @@ from pyspark_dledger.raft.core.effects import Committed, Effect, Reply, RoleChan
 from pyspark_dledger.raft.messages import Request, Response, Role
 from pyspark_dledger.store.dledger_store import DLedgerStore
 
-# What a store raises where a disk fails.
+# The exceptions of a store whose disk fails.
 DISK_FAILURES = (StoreError, OSError)
-# Terms stay far from where counting on would leave a Java long.
-MOST_TERM = 2**62
-# Whoever drives the core answers within a few seconds; what was never answered is forgotten after this.
-_FORGET_AFTER_MS = 30_000
-_MOST_PROBLEMS = 100
-# The same problem is told again no sooner than this, and counts as solved when it was not met for the other.
-_TELL_AGAIN_MS = 10_000
-_SOLVED_AFTER_MS = 60_000
+# Terms stay far below the overflow of a Java long.
+MAX_TERM = 2**62
+# The driver reports every outcome within a few seconds; after this time a request is treated as lost.
+_REQUEST_EXPIRES_MS = 30_000
+_MAX_PROBLEMS = 100
+# A problem is reported again after the first time, and counts as resolved if it did not recur within the second.
+_REPORT_AGAIN_MS = 10_000
+_RESOLVED_AFTER_MS = 60_000
 
-# Takes what was given when the request was sent, and the answer, or None where none came.
-Answered = Callable[[Any, Response | None], None]
+# Called with the request's context, and its response or None.
+OnResponse = Callable[[Any, Response | None], None]
 RoleListener = Callable[[], None]
 CommitListener = Callable[[int], None]
 
 
 class _Problem(NamedTuple):
-    """What an operator should see, and when it was met last."""
-
     text: str
     kind: str
-    met_at: int
+    seen_at: int
 
 
 _NO_PROBLEM = _Problem("", "", 0)
 
 
 class Member:
-    """The state of one member of a group (``MemberState``), and the way out for all that its parts want done."""
+    """The state of one member of a group (``MemberState``). Its parts add effects for the driver."""
 
     def __init__(self, config: CoreConfig, store: DLedgerStore, randomness: random.Random, now: int) -> None:
         self.config = config
@@ -64,122 +62,125 @@ class Member:
         self.was_transferring = False
         self.term = store.curr_term
         self.vote = store.vote_leader
-        self.stint = 0
-        self.ours: set[str] = set()
+        # The number of times that this member became leader.
+        self.leadership_epoch = 0
+        self.binary_peers: set[str] = set()
         self.effects: list[Effect] = []
-        self.problems: deque[str] = deque(maxlen=_MOST_PROBLEMS)
+        self.problems: deque[str] = deque(maxlen=_MAX_PROBLEMS)
         self.problem_count = 0
-        self._told: dict[str, int] = {}
+        self._reported: dict[str, int] = {}
         self._latest = _NO_PROBLEM
         self.role_listeners: list[RoleListener] = []
         self.commit_listeners: list[CommitListener] = []
         self._persisted = store.flushed_index
-        self._lost_end = -1, -1
+        self._end_before_reset = -1, -1
         self._last_token = 0
-        self._sent: dict[int, tuple[Answered, Any, int]] = {}
+        self._sent: dict[int, tuple[OnResponse, Any, int]] = {}
 
     # Problems
 
-    def problem(self, text: str, kind: str = "", again_ms: int = _TELL_AGAIN_MS) -> None:
-        """Something an operator should see: which rule was broken, or what failed.
+    def report_problem(self, text: str, kind: str = "", again_ms: int = _REPORT_AGAIN_MS) -> None:
+        """Report a problem of this member for operators: a violated rule or a failure.
 
-        Problems of one kind, or with the same text where no kind is given, are told once in ``again_ms``.
+        Problems of one kind (by default: of one text) are reported once in ``again_ms``.
         """
         self.problem_count += 1
         self._latest = _Problem(text, kind or text, self.now)
-        self.tell(text, kind or text, again_ms)
+        self.report(text, kind or text, again_ms)
 
-    def tell(self, text: str, kind: str, again_ms: int = _TELL_AGAIN_MS) -> None:
-        """Something for the log that is no problem of this member, told once in ``again_ms`` for each kind."""
+    def report(self, text: str, kind: str, again_ms: int = _REPORT_AGAIN_MS) -> None:
+        """Report an event that is no problem of this member, once in ``again_ms`` for each kind."""
         now = self.now
-        if now - self._told.get(kind, now - again_ms) < again_ms:
+        if now - self._reported.get(kind, now - again_ms) < again_ms:
             return
-        if len(self._told) >= _MOST_PROBLEMS:
-            self._told.clear()
-        self._told[kind] = now
+        if len(self._reported) >= _MAX_PROBLEMS:
+            self._reported.clear()
+        self._reported[kind] = now
         self.problems.append(text)
 
-    def solved(self, kind: str) -> None:
-        """Problems of that kind are over: what they kept from going on went on."""
+    def resolve_problem(self, kind: str) -> None:
+        """Problems of that kind are over."""
         if self._latest.kind == kind:
             self._latest = _NO_PROBLEM
 
     @property
     def latest_problem(self) -> str:
-        """The problem that was met last, "" where it is solved, or was not met for a while."""
-        return self._latest.text if self.now - self._latest.met_at < _SOLVED_AFTER_MS else ""
+        """The text of the latest problem, "" if it is resolved or did not recur for a while."""
+        return self._latest.text if self.now - self._latest.seen_at < _RESOLVED_AFTER_MS else ""
 
-    # Sending and answering
+    # Requests and responses
 
-    def send(self, peer_id: str, request: Request, answered: Answered, given: object) -> int:
-        """Send a request; `answered` gets `given` and what comes back. The token."""
+    def send(self, peer_id: str, request: Request, on_response: OnResponse, context: object) -> int:
+        """Send a request. `on_response` gets `context` and the response. Returns the token."""
         self._last_token = token = self._last_token + 1
-        self._sent[token] = (answered, given, self.now)
+        self._sent[token] = (on_response, context, self.now)
         self.effects.append(Send(peer_id, token, request))
         return token
 
-    def answered(self, token: int, answer: Response | None) -> None:
+    def handle_response(self, token: int, response: Response | None) -> None:
         sent = self._sent.pop(token, None)
         if sent is None:
             return
-        # Whatever was asked: who answers with a larger term ends this one.
-        if answer is not None and self.term < answer.term <= MOST_TERM and not self.adopt(answer.term):
-            answer = None
-        sent[0](sent[1], answer)
+        # A response with a larger term ends this term, whatever the request was.
+        if response is not None and self.term < response.term <= MAX_TERM and not self.adopt(response.term):
+            response = None
+        sent[0](sent[1], response)
 
-    def forget_unanswered(self) -> None:
-        """Drop requests whose outcome nobody told for long."""
-        limit = self.now - _FORGET_AFTER_MS
+    def expire_requests(self) -> None:
+        """Treat old requests without a reported outcome as lost."""
+        limit = self.now - _REQUEST_EXPIRES_MS
         while self._sent:
             token = next(iter(self._sent))
             if self._sent[token][2] > limit:
                 return
-            self.answered(token, None)
+            self.handle_response(token, None)
 
-    def reply(self, token: object, answer: Response) -> None:
-        self.effects.append(Reply(token, answer))
+    def reply(self, token: object, response: Response) -> None:
+        self.effects.append(Reply(token, response))
 
-    def refuse(self, token: object, request: Request, answer: Response, code: ResponseCode) -> None:
-        """Answer with a code; the rest is the request's, as Java's servers do (``copyBaseInfo``)."""
-        answer.group, answer.term = request.group, request.term
-        answer.local_id, answer.remote_id = request.local_id, request.remote_id
-        answer.code, answer.leader_id = code, self.leader_id
-        self.effects.append(Reply(token, answer))
+    def reject(self, token: object, request: Request, response: Response, code: ResponseCode) -> None:
+        """Respond with a code and the request's ids, as Java does (``copyBaseInfo``)."""
+        response.group, response.term = request.group, request.term
+        response.local_id, response.remote_id = request.local_id, request.remote_id
+        response.code, response.leader_id = code, self.leader_id
+        self.effects.append(Reply(token, response))
 
     # Term, vote and role
 
     def save_term(self, term: int, vote: str | None) -> bool:
-        """Make term and vote durable, then this member's own; False, and nothing changed, where the disk fails."""
+        """Save term and vote durably, then take them over. Returns False, without a change, if the disk fails."""
         try:
             self.store.save_term(term, vote)
         except DISK_FAILURES as error:
-            self.problem(f"term {term} cannot be saved ({error}): this member neither votes nor follows until it can")
+            self.report_problem(
+                f"term {term} cannot be saved ({error}): this member neither votes nor follows until it can"
+            )
             return False
         self.term, self.vote = term, vote
         return True
 
     def adopt(self, term: int) -> bool:
-        """Go over to a larger term as a candidate without a vote; False where it cannot be saved."""
+        """Become a candidate without a vote in a larger term. Returns False if it cannot be saved."""
         if not self.save_term(term, None):
             return False
         self.become(Role.CANDIDATE, None)
         return True
 
-    def refusal_of(self, leader: str | None, term: int) -> ResponseCode | None:
-        """Why a node that says to lead that term is not listened to; None where it may be."""
+    def leader_error(self, leader: str | None, term: int) -> ResponseCode | None:
+        """Why a node cannot be the leader of that term; None if it can."""
         if leader is None or leader not in self.peers:
             return ResponseCode.UNKNOWN_MEMBER
-        if leader == self.self_id or term > MOST_TERM:
+        if leader == self.self_id or term > MAX_TERM:
             return ResponseCode.UNEXPECTED_MEMBER
         return ResponseCode.EXPIRED_TERM if term < self.term else None
 
     def become(self, role: Role, leader_id: str | None) -> None:
-        """Take a role in the present term, and tell every part."""
+        """Change the role in the current term, and notify all parts."""
         self.was_transferring = self.transferee is not None
         self.role, self.leader_id, self.transferee = role, leader_id, None
         self.is_leader = role is Role.LEADER
         if self.is_leader:
-            self.stint += 1
+            self.leadership_epoch += 1
         self.effects.append(RoleChanged(role, self.term, leader_id))
         for listener in self.role_listeners:
             listener()
@@ -188,7 +189,7 @@ class Member:
 
     @property
     def durable_index(self) -> int:
-        """Up to where this member's log counts as stored: to its end, or under ``is_sync`` as far as it is flushed."""
+        """The last index that counts as stored: the end of the log, or under ``is_sync`` the last flushed index."""
         if not self.is_sync:
             return self.store.ledger_end_index
         return min(self._persisted, self.store.flushed_index)
@@ -198,34 +199,35 @@ class Member:
 
     @property
     def log_end(self) -> tuple[int, int]:
-        """Term and index of the last entry, by which candidates are judged.
+        """Term and index of the last entry, which a candidate's log is compared with.
 
-        While the log is empty after a reset, it is that before it: this member may have helped to commit what it held.
+        While the log is empty after a reset, these are the values before the reset, because this member may have helped
+        to commit those entries.
         """
         store = self.store
         end = store.ledger_end_index
-        return (store.ledger_end_term, end) if end >= 0 else self._lost_end
+        return (store.ledger_end_term, end) if end >= 0 else self._end_before_reset
 
     @property
-    def may_stand(self) -> bool:
-        """Whether this member holds what it says to hold: not while the log is empty after a reset."""
-        return self.store.ledger_end_index >= 0 or self._lost_end == (-1, -1)
+    def can_campaign(self) -> bool:
+        """Whether the log has the entries that it claims: not while it is empty after a reset."""
+        return self.store.ledger_end_index >= 0 or self._end_before_reset == (-1, -1)
 
-    def cut(self, index: int) -> None:
-        """Remove the entry of that index and all behind it. Raises StoreError where the disk fails."""
+    def truncate(self, index: int) -> None:
+        """Remove this entry and all later ones. Raises StoreError if the disk fails."""
         self.store.truncate(index)
-        # Only now: where the disk failed, nothing was cut, and nobody would say again what is durable.
+        # After the truncation: if it failed, nothing was removed, and no flush would report the index again.
         self._persisted = min(self._persisted, index - 1)
 
     def reset(self, index: int, pos: int) -> None:
-        """Remove every entry; the next one stands there. Raises StoreError where the disk fails."""
+        """Remove all entries; the next one has this index and position. Raises StoreError if the disk fails."""
         if self.store.ledger_end_index >= 0:
-            self._lost_end = self.store.ledger_end_term, self.store.ledger_end_index
+            self._end_before_reset = self.store.ledger_end_term, self.store.ledger_end_index
         self.store.reset(index, pos)
         self._persisted = -1
 
     def commit(self, index: int) -> bool:
-        """Raise the committed index; whether it rose."""
+        """Raise the committed index. Returns whether it rose."""
         before = self.store.committed_index
         if index <= before:
             return False

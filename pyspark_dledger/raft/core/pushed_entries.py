@@ -1,4 +1,4 @@
-"""Encoded entries as they come from a leader: taking them apart and comparing them."""
+"""Splits and compares the encoded entries that a leader pushes."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pyspark_dledger.format.layout import ENTRY_HEADER, ENTRY_HEADER_SIZE, MAX_E
 
 # Up to pos.
 _HEADER = record_struct(ENTRY_HEADER[:5])
-# Channel, which Java compares, ends before the two checksums, which it does not.
+# Java compares the channel, which ends before the two checksums, but not the checksums.
 _CHECKSUMS = slice(ENTRY_HEADER[6].offset, ENTRY_HEADER[8].offset)
 
 
 class PushedEntry(NamedTuple):
-    """One entry: where it stands in the log, and its bytes within what came."""
+    """One entry: its index, term and position, and its bytes ``[start, stop)`` in the pushed data."""
 
     index: int  # type: ignore[assignment]  # shadows tuple.index, which nobody calls
     term: int
@@ -25,32 +25,32 @@ class PushedEntry(NamedTuple):
 
 
 def split(data: Buffer) -> list[PushedEntry]:
-    """The entries in `data`. Raises ValueError unless they fill it, one or more, with consecutive indexes."""
-    pieces: list[PushedEntry] = []
+    """The entries in `data`. Raises ValueError unless it is one or more complete entries with consecutive indexes."""
+    entries: list[PushedEntry] = []
     start, total = 0, len(data)
-    while start < total or not pieces:
+    while start < total or not entries:
         if total - start < ENTRY_HEADER_SIZE:
             raise ValueError(f"expected the {ENTRY_HEADER_SIZE} bytes of a header at {start}, found {total - start}")
         _, size, index, term, pos = _HEADER.unpack_from(data, start)
         if not ENTRY_HEADER_SIZE <= size <= min(MAX_ENTRY_SIZE, total - start):
             raise ValueError(f"expected an entry of at most {total - start} bytes at {start}, found size {size}")
-        if index < 0 or pos < 0 or (pieces and index != pieces[-1].index + 1):
+        if index < 0 or pos < 0 or (entries and index != entries[-1].index + 1):
             raise ValueError(f"expected consecutive entries, found index {index} and pos {pos} at {start}")
-        pieces.append(PushedEntry(index, term, pos, start, start + size))
+        entries.append(PushedEntry(index, term, pos, start, start + size))
         start += size
-    return pieces
+    return entries
 
 
 def only_entry(data: Buffer) -> PushedEntry:
-    """The one entry in `data`. Raises ValueError where there is another number of them."""
-    pieces = split(data)
-    if len(pieces) != 1:
-        raise ValueError(f"expected one entry, found {len(pieces)}")
-    return pieces[0]
+    """The single entry in `data`. Raises ValueError for another number of entries."""
+    entries = split(data)
+    if len(entries) != 1:
+        raise ValueError(f"expected one entry, found {len(entries)}")
+    return entries[0]
 
 
-def same(one: Buffer, other: Buffer) -> bool:
-    """Whether two entries are equal as Java sees it: both checksums aside (``DLedgerEntry.equals``)."""
+def are_equal(one: Buffer, other: Buffer) -> bool:
+    """Whether two entries are equal for Java, which ignores both checksums (``DLedgerEntry.equals``)."""
     one, other = bytes(one), bytes(other)
     if one == other:
         return True

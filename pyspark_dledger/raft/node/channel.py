@@ -11,7 +11,7 @@ from typing import cast
 
 from pyspark_dledger.format.encode.encoded import Buffer
 from pyspark_dledger.raft.peers import Address
-from pyspark_dledger.raft.wire import Connection, ReceivedRequest, ReceivedResponse, WireError
+from pyspark_dledger.raft.wire import ReceivedRequest, ReceivedResponse, WireConnection, WireError
 
 # What a socket of a busy connection may hold, each way, in bytes; the system's limit may be lower.
 _SOCKET_BYTES = 2 * 1024 * 1024
@@ -26,7 +26,7 @@ class Channel(asyncio.BufferedProtocol):
     """Reads frames into one buffer each, and writes what was collected with `write` when `flush` is called."""
 
     def __init__(self, max_frame_bytes: int, secret: str | None = None) -> None:
-        self.wire = Connection(max_frame_size=max_frame_bytes, secret=secret)
+        self.wire = WireConnection(max_frame_size=max_frame_bytes, secret=secret)
         self.address = "an unknown address"
         self._transport: asyncio.Transport | None = None
         self._out: list[Buffer] = []

@@ -14,8 +14,8 @@ from pyspark_dledger.raft.node.inbound import Caller, OwnCaller
 from pyspark_dledger.store.dledger_store import DLedgerStore, EntryRange
 
 # An answer's entries in bytes, at most; one entry, of 4 MiB or less, is always answered.
-_MOST_BYTES = 4 * 1024 * 1024
-_LONGEST_WAIT_MS = 60_000
+_MAX_BYTES = 4 * 1024 * 1024
+_MAX_WAIT_MS = 60_000
 
 
 @dataclass(order=True)
@@ -40,13 +40,13 @@ class Tails:
     def read(self, request: ReadRequest, caller: Caller | OwnCaller) -> None:
         """Answer now, or when the entry is committed, or when the time to wait is over."""
         if (code := self._refusal(request)) is not None:
-            caller.answer(ReadResponse(group=request.group, local_id=self._self_id, code=code))
+            caller.response(ReadResponse(group=request.group, local_id=self._self_id, code=code))
             return
         if request.first_index <= self._store.committed_index or request.wait_ms <= 0 or request.first_index < 0:
-            caller.answer(self._answer(request))
+            caller.response(self._answer(request))
             return
         waiting = _Waiting(request.first_index, next(self._orders), request, caller)
-        seconds = min(request.wait_ms, _LONGEST_WAIT_MS) / 1000
+        seconds = min(request.wait_ms, _MAX_WAIT_MS) / 1000
         waiting.timer = asyncio.get_running_loop().call_later(seconds, self._give_up, waiting)
         heapq.heappush(self._waiting, waiting)
 
@@ -56,7 +56,7 @@ class Tails:
             waiting = heapq.heappop(self._waiting)
             if waiting.timer is not None:
                 waiting.timer.cancel()
-            waiting.caller.answer(self._answer(waiting.request))
+            waiting.caller.response(self._answer(waiting.request))
 
     def forget(self, callers_gone: object) -> None:
         """Let go of what waits for a connection that is gone."""
@@ -77,32 +77,32 @@ class Tails:
     def _give_up(self, waiting: _Waiting) -> None:
         self._waiting.remove(waiting)
         heapq.heapify(self._waiting)
-        waiting.caller.answer(self._answer(waiting.request))
+        waiting.caller.response(self._answer(waiting.request))
 
     def _answer(self, request: ReadRequest) -> ReadResponse:
         store = self._store
-        answer = ReadResponse(
+        response = ReadResponse(
             group=self._group,
             local_id=self._self_id,
             begin_index=store.ledger_begin_index,
             committed_index=store.committed_index,
         )
         if request.first_index > store.committed_index:
-            return answer
+            return response
         if request.first_index < store.ledger_begin_index:
-            answer.code = ResponseCode.INDEX_LESS_THAN_LOCAL_BEGIN
-            return answer
+            response.code = ResponseCode.INDEX_LESS_THAN_LOCAL_BEGIN
+            return response
         try:
-            found = _committed_part(store, request.first_index, max(1, min(request.max_bytes, _MOST_BYTES)))
+            found = _committed_part(store, request.first_index, max(1, min(request.max_bytes, _MAX_BYTES)))
         except IndexRangeError:
-            answer.code = ResponseCode.INDEX_LESS_THAN_LOCAL_BEGIN  # expired meanwhile
-            return answer
+            response.code = ResponseCode.INDEX_LESS_THAN_LOCAL_BEGIN  # expired meanwhile
+            return response
         except StoreError:
-            answer.code = ResponseCode.DISK_ERROR
-            return answer
-        answer.first_index, answer.data = found.first_index, found.data
-        answer.count = found.last_index - found.first_index + 1
-        return answer
+            response.code = ResponseCode.DISK_ERROR
+            return response
+        response.first_index, response.data = found.first_index, found.data
+        response.count = found.last_index - found.first_index + 1
+        return response
 
 
 def _committed_part(store: DLedgerStore, first_index: int, max_bytes: int) -> EntryRange:

@@ -35,8 +35,8 @@ from pyspark_dledger.raft.wire import (
 )
 
 # Requests of one connection that are unanswered, and those of them whose answers hold entries.
-_MOST_UNANSWERED = 16384
-_MOST_READS = 16
+_MAX_OUTSTANDING = 16384
+_MAX_READS = 16
 # Every connection may hold so much, whatever others do, in bytes.
 _SMALL_BYTES = 256 * 1024
 # Before a secret is given: what a hello never needs, in bytes, and how long it may take, in seconds.
@@ -59,8 +59,8 @@ class Caller(NamedTuple):
     inbound: Inbound
     asked: ReceivedRequest
 
-    def answer(self, answer: Response) -> None:
-        self.inbound.answered(self.asked, answer)
+    def response(self, response: Response) -> None:
+        self.inbound.answered(self.asked, response)
 
 
 class OwnCaller:
@@ -71,9 +71,9 @@ class OwnCaller:
     def __init__(self, future: asyncio.Future[Response]) -> None:
         self._future = future
 
-    def answer(self, answer: Response) -> None:
+    def response(self, response: Response) -> None:
         if not self._future.done():
-            self._future.set_result(answer)
+            self._future.set_result(response)
 
 
 class Server(Protocol):
@@ -129,7 +129,7 @@ class Inbound(Channel):
         self._wanted = secret
         self._hello_timer: asyncio.TimerHandle | None = None
         self._todo: deque[ReceivedRequest] = deque()
-        self._unanswered = 0
+        self._outstanding = 0
         self._reads = 0
         self._is_reading = True
         # The answer that refused an append, and appends behind it that wait for that answer.
@@ -148,7 +148,7 @@ class Inbound(Channel):
     def buffer_updated(self, nbytes: int) -> None:
         super().buffer_updated(nbytes)
         # Only large frames count: hoarders of memory do not keep others from small requests.
-        if not self._hold(max(0, self.wire.held - _SMALL_BYTES)):
+        if not self._hold(max(0, self.wire.buffer_size - _SMALL_BYTES)):
             self.malformed(
                 f"expected large frames that are not whole yet to take at most {self._room.limit} bytes at a time, "
                 f"found {self._room.taken} with this one: connect again later"
@@ -170,7 +170,7 @@ class Inbound(Channel):
         self._read_or_pause(not self._todo and self._may_take())
 
     def _may_take(self) -> bool:
-        return not self.is_full and self._reads < _MOST_READS and self._unanswered < _MOST_UNANSWERED
+        return not self.is_full and self._reads < _MAX_READS and self._outstanding < _MAX_OUTSTANDING
 
     def _read_or_pause(self, wanted: bool) -> None:
         if wanted is self._is_reading or self._transport is None or self._transport.is_closing():
@@ -190,7 +190,7 @@ class Inbound(Channel):
             return
         if isinstance(request, AppendRequest) and self._is_behind_refused(asked, request):
             return
-        self._unanswered += 1
+        self._outstanding += 1
         self._reads += isinstance(request, (GetRequest, ReadRequest))
         shell = _SHELLS.get(type(request))
         caller = Caller(self, asked if shell is None else asked._replace(request=shell))
@@ -202,7 +202,7 @@ class Inbound(Channel):
         if is_same(asked.secret, secret):
             self._wanted = None
             self._stop_waiting()
-            self.wire.take_up_to(self._max_frame_bytes)
+            self.wire.set_max_frame_size(self._max_frame_bytes)
             return True
         found = "none" if asked.secret is None else "another"
         reason = f"expected the secret of this node in the first request, found {found}: connect with it"
@@ -239,24 +239,24 @@ class Inbound(Channel):
             refusal = kind(**{field.name: getattr(refusal, field.name) for field in fields(Response)})
         self._send(asked, refusal)
 
-    def answered(self, asked: ReceivedRequest, answer: Response) -> None:
+    def answered(self, asked: ReceivedRequest, response: Response) -> None:
         """Send the answer to one of its requests."""
-        self._unanswered -= 1
+        self._outstanding -= 1
         self._reads -= isinstance(asked.request, (GetRequest, ReadRequest))
-        self._send(asked, answer)
-        if self._is_refusing and self._refusal is None and _refuses(asked, answer):
-            self._refusal = answer
+        self._send(asked, response)
+        if self._is_refusing and self._refusal is None and _refuses(asked, response):
+            self._refusal = response
             held, self._held = self._held, []
             for behind in held:
-                self._send_refusal(behind, answer)
+                self._send_refusal(behind, response)
         if not self._is_reading:
             asyncio.get_running_loop().call_soon(self._go_on)
 
-    def _send(self, asked: ReceivedRequest, answer: Response) -> None:
+    def _send(self, asked: ReceivedRequest, response: Response) -> None:
         if asked.is_one_way or not self.is_open:
             return
         try:
-            parts = self.wire.answer(asked, answer)
+            parts = self.wire.respond(asked, response)
         except EncodeError as error:
             self._log(logging.ERROR, "answer not sent", address=self.address, reason=str(error))
             parts = self.wire.refuse(asked, Refusal(SYSTEM_ERROR, str(error)))
@@ -283,7 +283,7 @@ class Inbound(Channel):
         self._ended(self)
 
 
-def _refuses(asked: ReceivedRequest, answer: Response) -> bool:
+def _refuses(asked: ReceivedRequest, response: Response) -> bool:
     """Whether it is the answer to an append that was refused, and so surely is not in the log."""
     is_append = isinstance(asked.request, AppendRequest)
-    return is_append and answer.code != ResponseCode.SUCCESS and answer.code not in _OUTCOME_UNKNOWN
+    return is_append and response.code != ResponseCode.SUCCESS and response.code not in _OUTCOME_UNKNOWN

@@ -20,14 +20,14 @@ from pyspark_dledger.raft.wire import EncodeError, ReceivedRequest, ReceivedResp
 _TIME_OUT = 3000
 _TRANSFER_TIME_OUT = 10000
 _CONNECT_SECONDS = 3.0
-_FIRST_WAIT, _LONGEST_WAIT = 0.05, 0.5
+_FIRST_WAIT, _MAX_WAIT = 0.05, 0.5
 # Requests that wait for the connection; a core sends few before anything was answered.
-_MOST_WAITING = 256
+_MAX_WAITING = 256
 # Bytes that may be unsent to one peer.
-_MOST_UNSENT = 64 * 1024 * 1024
+_MAX_UNSENT = 64 * 1024 * 1024
 
 # Told the token of a request, and its answer: None if there will be none.
-AnswerTo = Callable[[int, Response | None], None]
+OnResponse = Callable[[int, Response | None], None]
 
 
 class Link:
@@ -40,7 +40,7 @@ class Link:
         hello: MetadataRequest,
         tls: ssl.SSLContext | None,
         max_frame_bytes: int,
-        answered: AnswerTo,
+        answered: OnResponse,
         is_ours: Callable[[str, bool], None],
         secret: str | None = None,
     ) -> None:
@@ -74,7 +74,7 @@ class Link:
         channel = self._channel
         if channel is not None and channel.is_ready:
             channel.send(token, request, now)
-        elif self._is_connecting and len(self._waiting) < _MOST_WAITING:
+        elif self._is_connecting and len(self._waiting) < _MAX_WAITING:
             self._waiting.append((token, request))
         else:
             self._fail(token)
@@ -113,7 +113,7 @@ class Link:
                 record(logging.WARNING, "peer disconnected", peer=self.peer_id)
             self._drop_channel()
             await asyncio.sleep(wait)
-            wait = min(2 * wait, _LONGEST_WAIT)
+            wait = min(2 * wait, _MAX_WAIT)
 
     async def _connect(self) -> asyncio.Event:
         """Connect and say hello; the event comes when the connection is lost."""
@@ -159,7 +159,7 @@ class _HelloError(Exception):
 class _PeerChannel(Channel):
     """The connection itself, and what is unanswered on it."""
 
-    def __init__(self, max_frame_bytes: int, answered: AnswerTo, secret: str | None) -> None:
+    def __init__(self, max_frame_bytes: int, answered: OnResponse, secret: str | None) -> None:
         super().__init__(max_frame_bytes, secret)
         self.is_ready = False
         self.gone = asyncio.Event()
@@ -175,14 +175,14 @@ class _PeerChannel(Channel):
         self._hello_opaque, parts = self.wire.request(hello)
         self.write(parts)
         self.flush()
-        answer = await self._hello
-        if isinstance(answer, Refusal) or answer.code != ResponseCode.SUCCESS:
-            found = answer.remark if isinstance(answer, Refusal) else f"code {answer.code}"
+        response = await self._hello
+        if isinstance(response, Refusal) or response.code != ResponseCode.SUCCESS:
+            found = response.remark if isinstance(response, Refusal) else f"code {response.code}"
             raise _HelloError(f"expected member {hello.remote_id} of group {hello.group}, found who answers {found}")
         self.is_ready = True
 
     def send(self, token: int, request: Request, now: int) -> None:
-        if not self.is_open or self.unsent > _MOST_UNSENT:
+        if not self.is_open or self.unsent > _MAX_UNSENT:
             asyncio.get_running_loop().call_soon(self._answered, token, None)
             return
         try:
@@ -219,11 +219,11 @@ class _PeerChannel(Channel):
     def _take(self, item: ReceivedResponse) -> None:
         if item.opaque == self._hello_opaque:
             if self._hello is not None and not self._hello.done():
-                self._hello.set_result(item.answer)
+                self._hello.set_result(item.response)
             return
         asked = self._asked.pop(item.opaque, None)
         if asked is not None:
-            self._answered(asked[0], None if isinstance(item.answer, Refusal) else item.answer)
+            self._answered(asked[0], None if isinstance(item.response, Refusal) else item.response)
 
     def malformed(self, error: str) -> None:
         record(logging.WARNING, "peer closed for malformed frames", address=self.address, reason=error)

@@ -27,7 +27,7 @@ from pyspark_dledger.store.dledger_store import DLedgerStore
 # For the last answers when it stops.
 _CLOSE_SECONDS = 1.0
 # What connections may send of frames that are not whole yet, all together, in bytes.
-_MOST_UNFINISHED = 512 * 1024 * 1024
+_MAX_UNFINISHED = 512 * 1024 * 1024
 
 
 class Node:
@@ -45,7 +45,7 @@ class Node:
         self._is_sync = config.flush_mode() == "sync" and config.store is not None
         self._log = RateLimitedLog()
         self._inbound: set[Inbound] = set()
-        self._room = Room(_MOST_UNFINISHED)
+        self._room = Room(_MAX_UNFINISHED)
         self._own: set[asyncio.Future[Response]] = set()
         self._links: dict[str, Link] = {}
         self._server: asyncio.Server | TlsListener | None = None
@@ -254,7 +254,7 @@ class Node:
         service = self._service
         return Link(
             *(peer_id, address, hello, tls, config.max_frame_bytes),
-            *(service.answered, service.peer_is_ours, config.secret),
+            *(service.answered, service.peer_is_binary, config.secret),
         )
 
     def _fail(self, error: Exception) -> None:

@@ -76,12 +76,12 @@ class Service:
             self._fail(error)
             return True
 
-    def answered(self, token: int, answer: Response | None) -> None:
+    def answered(self, token: int, response: Response | None) -> None:
         """A peer answered, or will not."""
-        self._do(lambda: self._core.answered(token, answer, self._now()))
+        self._do(lambda: self._core.handle_response(token, response, self._now()))
 
-    def peer_is_ours(self, peer_id: str, is_ours: bool) -> None:
-        self._do(lambda: self._core.peer_is_ours(peer_id, is_ours))
+    def peer_is_binary(self, peer_id: str, is_ours: bool) -> None:
+        self._do(lambda: self._core.set_peer_binary(peer_id, is_ours))
 
     def flushed_in_thread(self, index: int) -> None:
         """Everything up to that index is durable; called by the flush thread."""
@@ -169,7 +169,7 @@ class Service:
             elif isinstance(effect, Reply):
                 caller = effect.token
                 assert isinstance(caller, (Caller, OwnCaller))
-                caller.answer(effect.answer)
+                caller.response(effect.response)
             elif isinstance(effect, Committed):
                 self._tails.committed(effect.index)
             elif isinstance(effect, RoleChanged):

@@ -1,11 +1,11 @@
-"""Messages as bytes: RocketMQ remoting frames with DLedger's JSON, and the binary frames between our own."""
+"""Messages as bytes: RocketMQ remoting frames with DLedger's JSON, and binary frames between nodes of this package."""
 
 from pyspark_dledger.raft.wire.dialects import (
     DecodedFrame,
     decode,
-    encode_answer,
     encode_refusal,
     encode_request,
+    encode_response,
 )
 from pyspark_dledger.raft.wire.framing import MAX_FRAME_SIZE, FrameReader, WireFrame
 from pyspark_dledger.raft.wire.remoting import (
@@ -15,7 +15,7 @@ from pyspark_dledger.raft.wire.remoting import (
     SYSTEM_ERROR,
     Refusal,
 )
-from pyspark_dledger.raft.wire.wire_connection import Connection, ReceivedRequest, ReceivedResponse
+from pyspark_dledger.raft.wire.wire_connection import ReceivedRequest, ReceivedResponse, WireConnection
 from pyspark_dledger.raft.wire.wire_errors import EncodeError, WireError
 
 __all__ = [
@@ -24,17 +24,17 @@ __all__ = [
     "REQUEST_CODE_NOT_SUPPORTED",
     "SYSTEM_BUSY",
     "SYSTEM_ERROR",
-    "Connection",
     "DecodedFrame",
     "EncodeError",
     "FrameReader",
     "ReceivedRequest",
     "ReceivedResponse",
     "Refusal",
+    "WireConnection",
     "WireError",
     "WireFrame",
     "decode",
-    "encode_answer",
     "encode_refusal",
     "encode_request",
+    "encode_response",
 ]

@@ -1,7 +1,7 @@
-"""The binary dialect between members and clients of this package: `binary_layout` says what its bytes mean.
+"""The binary dialect between members and clients of this package; `binary_layout` has its layouts.
 
-Entries travel as they stand in a data file, and bodies to append as the store takes them: neither is copied or looked
-into here, so what is read of them is only as trustworthy as the peer.
+Entries are sent as in a data file, and bodies as the store takes them. Neither is copied or checked here, so received
+entries are only as trustworthy as the peer.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pyspark_dledger.raft import messages as m
 from pyspark_dledger.raft.messages import PushType, WireMessage
 from pyspark_dledger.raft.wire import binary_layout as layout
 from pyspark_dledger.raft.wire.fastjson import MAX_TEXT_SIZE
-from pyspark_dledger.raft.wire.message_kinds import ANSWERS, REQUEST_CODES, REQUESTS
+from pyspark_dledger.raft.wire.message_kinds import REQUEST_CODES, REQUESTS, RESPONSES
 from pyspark_dledger.raft.wire.remoting import Refusal, not_supported
 from pyspark_dledger.raft.wire.wire_errors import EncodeError, WireError
 from pyspark_dledger.store.dledger_store import Entry, EntryRun
@@ -35,14 +35,13 @@ _TEXT_SIZE = 2
 _NO_TEXT = layout.NO_TEXT.to_bytes(_TEXT_SIZE, "big")
 _LENGTH_SIZE = 4
 _HOST_SIZES = (0, 8, 20)
-_PUSH_PLACES = {kind: place for place, kind in enumerate(layout.PUSH_TYPES)}
-_VOTE_PLACES = {kind: place for place, kind in enumerate(layout.VOTE_RESULTS)}
-_ROLE_PLACES = {kind: place for place, kind in enumerate(layout.ROLES)}
+_PUSH_NUMBERS = {kind: place for place, kind in enumerate(layout.PUSH_TYPES)}
+_VOTE_NUMBERS = {kind: place for place, kind in enumerate(layout.VOTE_RESULTS)}
+_ROLE_NUMBERS = {kind: place for place, kind in enumerate(layout.ROLES)}
 
-# Texts of a message that nobody but a person reads: whatever they say, the message is to be sent.
+# Texts that only people read: they are shortened where needed, so that the message can be sent.
 _FOR_PEOPLE = ("reason",)
-# The same few names come with every message: their bytes are made, and read, once. Emptied when full, so that a peer
-# that invents names costs no memory.
+# Every message has the same few names, so their bytes are cached. A full cache is emptied: new names cost no memory.
 _MAX_CACHED = 256
 _MAX_CACHED_SIZE = 512
 _packed_texts: dict[Texts, bytes] = {}
@@ -50,17 +49,17 @@ _read_texts: dict[bytes, Texts] = {}
 
 
 class BinaryFrame(NamedTuple):
-    """What a binary frame says."""
+    """A decoded binary frame."""
 
     request_code: int
     opaque: int
-    is_answer: bool
+    is_response: bool
     is_one_way: bool
     message: WireMessage | Refusal
 
 
 class _Layout(NamedTuple):
-    """How one kind of message is packed: own fields and body of a message, and both with texts back to one."""
+    """How one message class is packed and unpacked: its own fixed fields, its own texts, and its body."""
 
     packer: struct.Struct
     own_texts: tuple[str, ...]
@@ -69,11 +68,11 @@ class _Layout(NamedTuple):
 
 
 def encode(message: WireMessage, opaque: int, is_one_way: bool = False) -> tuple[bytes, list[Buffer]]:
-    """Header and body of a message's frame. Raises EncodeError for values that the layout has no room for."""
+    """Header and body of a message's frame. Raises EncodeError for values that do not fit the layout."""
     kind = type(message)
     request_code = REQUEST_CODES[kind]
     packing = _LAYOUTS[kind]
-    flags = (0 if isinstance(message, m.Request) else layout.FLAG_ANSWER) | layout.FLAG_ONE_WAY * is_one_way
+    flags = (0 if isinstance(message, m.Request) else layout.FLAG_RESPONSE) | layout.FLAG_ONE_WAY * is_one_way
     texts: Texts = (message.group, message.remote_id, message.local_id, message.leader_id)
     if packing.own_texts:
         texts += tuple(_own_text(message, name) for name in packing.own_texts)
@@ -81,13 +80,13 @@ def encode(message: WireMessage, opaque: int, is_one_way: bool = False) -> tuple
         own, body = packing.to_bytes(message)
         fixed = packing.packer.pack(layout.VERSION, flags, request_code, opaque, message.code, message.term, *own)
     except struct.error as error:
-        raise EncodeError(f"expected values that fit, found {kind.__name__} with one that does not: {error}") from None
+        raise EncodeError(f"expected values that fit their fields, found another in {kind.__name__}: {error}") from None
     return fixed + _texts_bytes(texts), [part for part in body if len(part)]
 
 
 def encode_refusal(refusal: Refusal, request_code: int, opaque: int) -> tuple[bytes, list[Buffer]]:
-    """Header and body of the frame that refuses a request."""
-    flags = layout.FLAG_ANSWER | layout.FLAG_REFUSAL
+    """Header and body of a refusal's frame."""
+    flags = layout.FLAG_RESPONSE | layout.FLAG_REFUSAL
     fixed = _COMMON.pack(layout.VERSION, flags, request_code, opaque, refusal.code, -1)
     return fixed + _texts_bytes((_fitting(refusal.remark),)), []
 
@@ -99,14 +98,14 @@ def decode(header: memoryview, body: memoryview) -> BinaryFrame:
     version, flags, request_code = _PEEK.unpack_from(header)
     if version != layout.VERSION:
         raise WireError(f"expected version {layout.VERSION} of the binary frames, found {version}")
-    is_answer = bool(flags & layout.FLAG_ANSWER)
+    is_response = bool(flags & layout.FLAG_RESPONSE)
     if flags & layout.FLAG_REFUSAL:
         *_, opaque, code, _ = _COMMON.unpack_from(header)
         (remark,) = _texts(header[_COMMON.size :], 1)
-        return BinaryFrame(request_code, opaque, is_answer, False, Refusal(code, remark or ""))
-    kind = (ANSWERS if is_answer else REQUESTS).get(request_code)
+        return BinaryFrame(request_code, opaque, is_response, False, Refusal(code, remark or ""))
+    kind = (RESPONSES if is_response else REQUESTS).get(request_code)
     if kind is None:
-        return _unknown(header, request_code, is_answer)
+        return _unknown(header, request_code, is_response)
     packing = _LAYOUTS[kind]
     if len(header) < packing.packer.size:
         raise WireError(f"expected a header of at least {packing.packer.size} bytes, found {len(header)}")
@@ -123,13 +122,13 @@ def decode(header: memoryview, body: memoryview) -> BinaryFrame:
         **packing.from_bytes(tuple(own), body),
         **dict(zip(own_texts, others, strict=True)),
     )
-    return BinaryFrame(request_code, opaque, is_answer, bool(flags & layout.FLAG_ONE_WAY), message)
+    return BinaryFrame(request_code, opaque, is_response, bool(flags & layout.FLAG_ONE_WAY), message)
 
 
-def _unknown(header: memoryview, request_code: int, is_answer: bool) -> BinaryFrame:
-    """A request that this version does not know is refused, not fatal; an answer to none that it asked is."""
-    if is_answer:
-        raise WireError(f"expected an answer to a known request, found request code {request_code}")
+def _unknown(header: memoryview, request_code: int, is_response: bool) -> BinaryFrame:
+    """The refusal of an unknown request. Raises WireError for a response to one."""
+    if is_response:
+        raise WireError(f"expected a response to a known request, found request code {request_code}")
     _, flags, _, opaque, *_ = _COMMON.unpack_from(header)
     return BinaryFrame(request_code, opaque, False, bool(flags & layout.FLAG_ONE_WAY), not_supported(request_code))
 
@@ -151,7 +150,7 @@ def _own_text(message: WireMessage, name: str) -> str | None:
 
 
 def _fitting(text: str) -> str:
-    """A text for people, cut and changed where it could not be sent as it is."""
+    """A text for people, shortened and made encodable."""
     return text.encode(errors="replace")[:MAX_TEXT_SIZE].decode(errors="ignore")
 
 
@@ -168,7 +167,7 @@ def _text_bytes(text: str | None) -> bytes:
 
 
 def _texts(data: memoryview, count: int) -> Texts:
-    """So many texts, which fill ``data``. Raises WireError."""
+    """`count` texts that fill ``data``. Raises WireError."""
     raw = bytes(data)
     found = _read_texts.get(raw)
     if found is None or len(found) != count:
@@ -184,7 +183,7 @@ def _texts(data: memoryview, count: int) -> Texts:
 
 
 def _parse_texts(raw: bytes, start: int, count: int) -> tuple[list[str | None], int]:
-    """So many texts from there on, and where they end."""
+    """`count` texts from `start` on, and their end."""
     found: list[str | None] = []
     for _ in range(count):
         body = start + _TEXT_SIZE
@@ -200,25 +199,25 @@ def _parse_texts(raw: bytes, start: int, count: int) -> tuple[list[str | None], 
 
 
 def _names(raw: bytes, start: int, count: int) -> tuple[list[str], int]:
-    """So many texts from there on, none of which is missing, and where they end."""
+    """`count` texts from `start` on, none of them null, and their end."""
     texts, end = _parse_texts(raw, start, count)
     if None in texts:
-        raise WireError(f"expected {count} texts, found one missing")
-    return texts, end  # type: ignore[return-value]  # None was refused
+        raise WireError(f"expected {count} texts, found null")
+    return texts, end  # type: ignore[return-value]  # None was rejected
 
 
 def _numbers(count: int, body: memoryview, what: str) -> tuple[int, ...]:
-    """So many u32 at the start of ``body``. Raises WireError."""
+    """`count` numbers (u32) at the start of ``body``. Raises WireError."""
     if len(body) < count * _LENGTH_SIZE:
         raise WireError(f"expected {what} {count} times, found {len(body)} bytes")
     found: tuple[int, ...] = struct.unpack_from(f">{count}I", body)
     return found
 
 
-def _place(places: Sequence[Any], place: int, name: str) -> Any:
-    if place >= len(places):
-        raise WireError(f"expected {name} from 0 to {len(places) - 1}, found {place}")
-    return places[place]
+def _enum_value(values: Sequence[Any], number: int, name: str) -> Any:
+    if number >= len(values):
+        raise WireError(f"expected {name} from 0 to {len(values) - 1}, found {number}")
+    return values[number]
 
 
 def _check_empty(body: memoryview) -> None:
@@ -227,7 +226,7 @@ def _check_empty(body: memoryview) -> None:
 
 
 def _check_entries(first_index: int, count: int, data: memoryview) -> None:
-    """Whether so many entries may be in ``data``, and the first has that index: no more than can be told at once."""
+    """Raises WireError unless `data` is large enough for the entries and begins with `first_index`. A cheap check."""
     if not count:
         _check_empty(data)
         return
@@ -252,7 +251,7 @@ def _peers_bytes(peers: dict[str, str]) -> bytes:
 
 
 def _peers(count: int, body: memoryview, more: int = 0) -> tuple[dict[str, str], list[str]]:
-    """The peers in ``body``, and so many texts behind them, which fill it. Raises WireError."""
+    """The peers in ``body``, and `more` texts after them. Raises WireError unless they fill it."""
     found, end = _names(bytes(body), 0, 2 * count + more)
     if end != len(body):
         raise WireError(f"expected {count} ids and addresses in {len(body)} bytes, found {end} bytes of them")
@@ -260,7 +259,11 @@ def _peers(count: int, body: memoryview, more: int = 0) -> tuple[dict[str, str],
     return dict(zip(pairs[::2], pairs[1::2], strict=True)), found[2 * count :]
 
 
-def _from_metadata_answer(own: Values, body: memoryview) -> dict[str, Any]:
+def _metadata_response(response: m.MetadataResponse) -> tuple[Values, Sequence[Buffer]]:
+    return (len(response.peers),), (_peers_bytes(response.peers),)
+
+
+def _from_metadata_response(own: Values, body: memoryview) -> dict[str, Any]:
     return {"peers": _peers(own[0], body)[0]}
 
 
@@ -277,11 +280,11 @@ def _from_append_request(own: Values, body: memoryview) -> dict[str, Any]:
     return {"bodies": Bodies(count, body), "is_restart": bool(is_restart)}
 
 
-def _append_answer(answer: m.AppendResponse) -> tuple[Values, Sequence[Buffer]]:
-    return (answer.index, answer.pos, answer.count), [_RUN.pack(*run) for run in answer.runs]
+def _append_response(response: m.AppendResponse) -> tuple[Values, Sequence[Buffer]]:
+    return (response.index, response.pos, response.count), [_RUN.pack(*run) for run in response.runs]
 
 
-def _from_append_answer(own: Values, body: memoryview) -> dict[str, Any]:
+def _from_append_response(own: Values, body: memoryview) -> dict[str, Any]:
     index, pos, count = own
     if len(body) % _RUN.size or len(body) // _RUN.size > max(count, 1):
         raise WireError(f"expected at most {count} runs of {_RUN.size} bytes, found {len(body)} bytes")
@@ -297,16 +300,16 @@ def _from_get_request(own: Values, body: memoryview) -> dict[str, Any]:
     return {"begin_index": own[0], "is_committed": bool(own[1])}
 
 
-def _get_answer(answer: m.GetResponse) -> tuple[Values, Sequence[Buffer]]:
+def _get_response(response: m.GetResponse) -> tuple[Values, Sequence[Buffer]]:
     parts: list[Buffer] = []
-    for entry in answer.entries:
+    for entry in response.entries:
         size = len(entry.body)
         header = (entry.magic, ENTRY_HEADER_SIZE + size, entry.index, entry.term, entry.pos, 0, 0, 0, size)
         parts += (_ENTRY.pack(*header), entry.body)
-    return (len(answer.entries),), parts
+    return (len(response.entries),), parts
 
 
-def _from_get_answer(own: Values, body: memoryview) -> dict[str, Any]:
+def _from_get_response(own: Values, body: memoryview) -> dict[str, Any]:
     (count,) = own
     if len(body) < count * ENTRY_HEADER_SIZE:
         raise WireError(f"expected {count} entries, found {len(body)} bytes")
@@ -332,36 +335,36 @@ def _from_vote_request(own: Values, body: memoryview) -> dict[str, Any]:
     return {"ledger_end_index": own[0], "ledger_end_term": own[1]}
 
 
-def _vote_answer(answer: m.VoteResponse) -> tuple[Values, Sequence[Buffer]]:
-    return (_VOTE_PLACES[answer.vote_result],), ()
+def _vote_response(response: m.VoteResponse) -> tuple[Values, Sequence[Buffer]]:
+    return (_VOTE_NUMBERS[response.vote_result],), ()
 
 
-def _from_vote_answer(own: Values, body: memoryview) -> dict[str, Any]:
+def _from_vote_response(own: Values, body: memoryview) -> dict[str, Any]:
     _check_empty(body)
-    return {"vote_result": _place(layout.VOTE_RESULTS, own[0], "voteResult")}
+    return {"vote_result": _enum_value(layout.VOTE_RESULTS, own[0], "voteResult")}
 
 
 def _push_request(request: m.PushRequest) -> tuple[Values, Sequence[Buffer]]:
-    own = _PUSH_PLACES[request.type], request.commit_index, request.first_index, request.count
+    own = _PUSH_NUMBERS[request.type], request.commit_index, request.first_index, request.count
     return own, (request.data,)
 
 
 def _from_push_request(own: Values, body: memoryview) -> dict[str, Any]:
-    place, commit_index, first_index, count = own
-    kind = _place(layout.PUSH_TYPES, place, "type")
+    number, commit_index, first_index, count = own
+    kind = _enum_value(layout.PUSH_TYPES, number, "type")
     if kind is not PushType.APPEND and count > (kind is not PushType.COMMIT):
-        raise WireError(f"expected at most one entry to COMPARE or TRUNCATE, none to COMMIT, found {count}")
+        raise WireError(f"expected at most one entry for COMPARE or TRUNCATE and none for COMMIT, found {count}")
     _check_entries(first_index, count, body)
     return {"type": kind, "commit_index": commit_index, "first_index": first_index, "count": count, "data": body}
 
 
-def _push_answer(answer: m.PushResponse) -> tuple[Values, Sequence[Buffer]]:
-    index = answer.index
-    own = index is not None, -1 if index is None else index, answer.count, answer.begin_index, answer.end_index
+def _push_response(response: m.PushResponse) -> tuple[Values, Sequence[Buffer]]:
+    index = response.index
+    own = index is not None, -1 if index is None else index, response.count, response.begin_index, response.end_index
     return own, ()
 
 
-def _from_push_answer(own: Values, body: memoryview) -> dict[str, Any]:
+def _from_push_response(own: Values, body: memoryview) -> dict[str, Any]:
     _check_empty(body)
     has_index, index, count, begin_index, end_index = own
     found = index if has_index else None
@@ -377,17 +380,19 @@ def _from_transfer_request(own: Values, body: memoryview) -> dict[str, Any]:
     return {"take_leadership_ledger_index": own[0]}
 
 
-def _status_answer(answer: m.StatusResponse) -> tuple[Values, Sequence[Buffer]]:
-    own = _ROLE_PLACES[answer.role], answer.begin_index, answer.end_index, answer.end_term, answer.committed_index
-    own_end = len(answer.peers), answer.serves_messages
-    return (*own, *own_end), (_peers_bytes(answer.peers) + _text_bytes(_fitting(answer.problem)),)
+def _status_response(response: m.StatusResponse) -> tuple[Values, Sequence[Buffer]]:
+    own = (
+        *(_ROLE_NUMBERS[response.role], response.begin_index, response.end_index, response.end_term),
+        *(response.committed_index, len(response.peers), response.serves_messages),
+    )
+    return own, (_peers_bytes(response.peers) + _text_bytes(_fitting(response.problem)),)
 
 
-def _from_status_answer(own: Values, body: memoryview) -> dict[str, Any]:
+def _from_status_response(own: Values, body: memoryview) -> dict[str, Any]:
     role, begin_index, end_index, end_term, committed_index, count, serves_messages = own
     peers, (problem,) = _peers(count, body, 1)
     return {
-        "role": _place(layout.ROLES, role, "role"),
+        "role": _enum_value(layout.ROLES, role, "role"),
         "begin_index": begin_index,
         "end_index": end_index,
         "end_term": end_term,
@@ -407,12 +412,12 @@ def _from_read_request(own: Values, body: memoryview) -> dict[str, Any]:
     return {"first_index": own[0], "max_bytes": own[1], "wait_ms": own[2]}
 
 
-def _read_answer(answer: m.ReadResponse) -> tuple[Values, Sequence[Buffer]]:
-    own = answer.first_index, answer.count, answer.begin_index, answer.committed_index
-    return own, (answer.data,)
+def _read_response(response: m.ReadResponse) -> tuple[Values, Sequence[Buffer]]:
+    own = response.first_index, response.count, response.begin_index, response.committed_index
+    return own, (response.data,)
 
 
-def _from_read_answer(own: Values, body: memoryview) -> dict[str, Any]:
+def _from_read_response(own: Values, body: memoryview) -> dict[str, Any]:
     first_index, count, begin_index, committed_index = own
     _check_entries(first_index, count, body)
     return {
@@ -435,13 +440,13 @@ def _from_topics_request(own: Values, body: memoryview) -> dict[str, Any]:
     return {"names": tuple(names), "queue_nums": queue_nums}
 
 
-def _topics_answer(answer: m.TopicsResponse) -> tuple[Values, Sequence[Buffer]]:
-    counts = answer.queue_counts
+def _topics_response(response: m.TopicsResponse) -> tuple[Values, Sequence[Buffer]]:
+    counts = response.queue_counts
     numbers = struct.pack(f">{len(counts)}I", *counts.values())
-    return (len(counts),), (numbers, b"".join(map(_text_bytes, counts)), answer.store_host)
+    return (len(counts),), (numbers, b"".join(map(_text_bytes, counts)), response.store_host)
 
 
-def _from_topics_answer(own: Values, body: memoryview) -> dict[str, Any]:
+def _from_topics_response(own: Values, body: memoryview) -> dict[str, Any]:
     (count,) = own
     numbers = _numbers(count, body, "a number of queues")
     names, end = _names(bytes(body), count * _LENGTH_SIZE, count)
@@ -461,24 +466,24 @@ def _from_put_request(own: Values, body: memoryview) -> dict[str, Any]:
     return {**_from_append_request(tuple(append), body), "queue_nums": queue_nums}
 
 
-def _put_answer(answer: m.PutResponse) -> tuple[Values, Sequence[Buffer]]:
-    return (answer.index, answer.pos, answer.count), (answer.places,)
+def _put_response(response: m.PutResponse) -> tuple[Values, Sequence[Buffer]]:
+    return (response.index, response.pos, response.count), (response.positions,)
 
 
-def _from_put_answer(own: Values, body: memoryview) -> dict[str, Any]:
+def _from_put_response(own: Values, body: memoryview) -> dict[str, Any]:
     index, pos, count = own
-    if len(body) not in (0, count * m.PLACE_SIZE):
-        raise WireError(f"expected {count} places of {m.PLACE_SIZE} bytes, found {len(body)} bytes")
-    return {"index": index, "pos": pos, "count": count, "places": body}
+    if len(body) not in (0, count * m.POSITION_SIZE):
+        raise WireError(f"expected {count} positions of {m.POSITION_SIZE} bytes, found {len(body)} bytes")
+    return {"index": index, "pos": pos, "count": count, "positions": body}
 
 
-def _config_answer(answer: m.ConfigResponse) -> tuple[Values, Sequence[Buffer]]:
-    files = answer.files
+def _config_response(response: m.ConfigResponse) -> tuple[Values, Sequence[Buffer]]:
+    files = response.files
     sizes = struct.pack(f">{len(files)}I", *map(len, files.values()))
     return (len(files),), (sizes, b"".join(map(_text_bytes, files)), *files.values())
 
 
-def _from_config_answer(own: Values, body: memoryview) -> dict[str, Any]:
+def _from_config_response(own: Values, body: memoryview) -> dict[str, Any]:
     (count,) = own
     sizes = _numbers(count, body, "the size of a file")
     names, start = _names(bytes(body), count * _LENGTH_SIZE, count)
@@ -493,29 +498,29 @@ def _from_config_answer(own: Values, body: memoryview) -> dict[str, Any]:
 
 _CODECS: dict[type[WireMessage], tuple[Callable[[Any], Any], Callable[[Values, memoryview], dict[str, Any]]]] = {
     m.MetadataRequest: (_nothing, _no_values),
-    m.MetadataResponse: (lambda answer: ((len(answer.peers),), (_peers_bytes(answer.peers),)), _from_metadata_answer),
+    m.MetadataResponse: (_metadata_response, _from_metadata_response),
     m.AppendRequest: (_append_request, _from_append_request),
-    m.AppendResponse: (_append_answer, _from_append_answer),
+    m.AppendResponse: (_append_response, _from_append_response),
     m.GetRequest: (_get_request, _from_get_request),
-    m.GetResponse: (_get_answer, _from_get_answer),
+    m.GetResponse: (_get_response, _from_get_response),
     m.VoteRequest: (_vote_request, _from_vote_request),
-    m.VoteResponse: (_vote_answer, _from_vote_answer),
+    m.VoteResponse: (_vote_response, _from_vote_response),
     m.HeartBeatRequest: (_nothing, _no_values),
     m.HeartBeatResponse: (_nothing, _no_values),
     m.PushRequest: (_push_request, _from_push_request),
-    m.PushResponse: (_push_answer, _from_push_answer),
+    m.PushResponse: (_push_response, _from_push_response),
     m.TransferRequest: (_transfer_request, _from_transfer_request),
     m.TransferResponse: (_nothing, _no_values),
     m.StatusRequest: (_nothing, _no_values),
-    m.StatusResponse: (_status_answer, _from_status_answer),
+    m.StatusResponse: (_status_response, _from_status_response),
     m.ReadRequest: (_read_request, _from_read_request),
-    m.ReadResponse: (_read_answer, _from_read_answer),
+    m.ReadResponse: (_read_response, _from_read_response),
     m.TopicsRequest: (_topics_request, _from_topics_request),
-    m.TopicsResponse: (_topics_answer, _from_topics_answer),
+    m.TopicsResponse: (_topics_response, _from_topics_response),
     m.PutRequest: (_put_request, _from_put_request),
-    m.PutResponse: (_put_answer, _from_put_answer),
+    m.PutResponse: (_put_response, _from_put_response),
     m.ConfigRequest: (_nothing, _no_values),
-    m.ConfigResponse: (_config_answer, _from_config_answer),
+    m.ConfigResponse: (_config_response, _from_config_response),
 }
 _ATTRIBUTES = {"transferId": "transfer_id", "transfereeId": "transferee_id", "reason": "reason"}
 

@@ -1,8 +1,8 @@
-"""Every layout of the binary dialect, written once, as tables. All integers are big-endian.
+"""The layouts of the binary dialect, as tables. All integers are big-endian.
 
-A frame's header is `COMMON`, then the message's own fields (`OWN`), then texts: those of every message (`COMMON_TEXTS`)
-and the message's own (`OWN_TEXTS`). A text is its length in bytes (u16), then UTF-8; length 65535 means that there is
-none. The frame's body is `BODIES`.
+A frame's header is `COMMON`, then the message's own fields (`OWN`), then the texts of every message (`COMMON_TEXTS`)
+and the message's own (`OWN_TEXTS`). A text is its length in bytes (u16), then UTF-8; length 65535 is null. `BODIES`
+describes the frame's body.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pyspark_dledger.raft.messages import PushType, RequestCode, Role, VoteResul
 
 VERSION = 1
 
-FLAG_ANSWER = 1
+FLAG_RESPONSE = 1
 FLAG_ONE_WAY = 2
 FLAG_REFUSAL = 4
 
@@ -25,7 +25,7 @@ NO_TEXT = 0xFFFF
 PUSH_TYPES = (PushType.APPEND, PushType.COMMIT, PushType.COMPARE, PushType.TRUNCATE)
 VOTE_RESULTS = tuple(VoteResult)
 ROLES = (Role.CANDIDATE, Role.FOLLOWER, Role.LEADER)
-"""Enums are sent as their place in these."""
+"""Enums are sent as their index in these tuples."""
 
 
 class WireField(NamedTuple):
@@ -36,8 +36,8 @@ class WireField(NamedTuple):
     meaning: str = ""
 
 
-def _places(kinds: Sequence[Enum]) -> str:
-    return ", ".join(f"{place} {kind.name}" for place, kind in enumerate(kinds))
+def _numbered(kinds: Sequence[Enum]) -> str:
+    return ", ".join(f"{number} {kind.name}" for number, kind in enumerate(kinds))
 
 
 COMMON = (
@@ -50,7 +50,7 @@ COMMON = (
 )
 COMMON_TEXTS = ("group", "remoteId", "localId", "leaderId")
 
-# (request code, whether it is the answer) -> own fields
+# (request code, whether it is the response) -> own fields
 OWN: dict[tuple[int, bool], tuple[WireField, ...]] = {
     (RequestCode.METADATA, False): (),
     (RequestCode.METADATA, True): (WireField("peers", "H"),),
@@ -72,11 +72,11 @@ OWN: dict[tuple[int, bool], tuple[WireField, ...]] = {
         WireField("ledgerEndIndex", "q"),
         WireField("ledgerEndTerm", "q"),
     ),
-    (RequestCode.VOTE, True): (WireField("voteResult", "B", _places(VOTE_RESULTS)),),
+    (RequestCode.VOTE, True): (WireField("voteResult", "B", _numbered(VOTE_RESULTS)),),
     (RequestCode.HEART_BEAT, False): (),
     (RequestCode.HEART_BEAT, True): (),
     (RequestCode.PUSH, False): (
-        WireField("type", "B", _places(PUSH_TYPES)),
+        WireField("type", "B", _numbered(PUSH_TYPES)),
         WireField("commitIndex", "q"),
         WireField("firstIndex", "q"),
         WireField("count", "I"),
@@ -92,7 +92,7 @@ OWN: dict[tuple[int, bool], tuple[WireField, ...]] = {
     (RequestCode.LEADERSHIP_TRANSFER, True): (),
     (RequestCode.STATUS, False): (),
     (RequestCode.STATUS, True): (
-        WireField("role", "B", _places(ROLES)),
+        WireField("role", "B", _numbered(ROLES)),
         WireField("beginIndex", "q"),
         WireField("endIndex", "q"),
         WireField("endTerm", "q"),
@@ -134,7 +134,7 @@ OWN_TEXTS: dict[tuple[int, bool], tuple[str, ...]] = {
     (RequestCode.TOPICS, True): ("reason",),
     (RequestCode.PUT_MESSAGES, True): ("reason",),
 }
-"""Beside those of every message. A refusal has `COMMON` and one text alone, its remark, whatever was asked."""
+"""Texts after those of every message. A refusal has only `COMMON` and one text, its remark."""
 
 PEERS_BODY = "`peers` times two texts: id, address"
 ENTRIES_BODY = "`count` entries"
@@ -156,9 +156,9 @@ BODIES: dict[tuple[int, bool], str] = {
     (RequestCode.PUT_MESSAGES, True): "nothing, or `count` times index, pos and queueOffset (i64)",
     (RequestCode.CONFIG, True): "`files` sizes (u32), then the names as texts, then the contents",
 }
-"""What the frame's body holds; those not named have none."""
+"""The frame's body; other messages have none."""
 
 
 def fixed_struct(own: tuple[WireField, ...] = ()) -> struct.Struct:
-    """The packer of `COMMON` and own fields."""
+    """The struct of `COMMON` and own fields."""
     return struct.Struct(">" + "".join(field.format for field in (*COMMON, *own)))

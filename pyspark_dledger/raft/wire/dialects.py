@@ -1,4 +1,4 @@
-"""Messages to frames and back, in either dialect: JSON as Java speaks it, or binary between our own."""
+"""Encodes messages to frames and decodes them, in JSON as in Java, or in the binary dialect."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pyspark_dledger.format.encode.encoded import Buffer
 from pyspark_dledger.raft.messages import Request, RequestCode, Response, WireMessage
 from pyspark_dledger.raft.wire import binary
 from pyspark_dledger.raft.wire.framing import KIND_BINARY, KIND_JSON, WireFrame, frame
-from pyspark_dledger.raft.wire.json_bodies import decode_answer, decode_request, encode_body
+from pyspark_dledger.raft.wire.json_bodies import decode_request, decode_response, encode_body
 from pyspark_dledger.raft.wire.message_kinds import BINARY_ONLY, REQUEST_CODES, REQUESTS
 from pyspark_dledger.raft.wire.remoting import (
     SUCCESS,
@@ -22,23 +22,23 @@ from pyspark_dledger.raft.wire.remoting import (
 )
 from pyspark_dledger.raft.wire.wire_errors import EncodeError, WireError
 
-NOT_ASKED = -1
-"""The request code of an answer that nobody waits for."""
+NO_REQUEST = -1
+"""The request code of a response without an outstanding request."""
 
-_NOBODY: Mapping[int, int] = {}
+_NO_OUTSTANDING: Mapping[int, int] = {}
 
 
 class DecodedFrame(NamedTuple):
-    """What a frame says.
+    """A decoded frame.
 
-    A Refusal for a request: it is unknown or its body cannot be read, and this is what to answer. None: an answer that
-    nobody waits for. ``secret`` is that of a METADATA request.
+    ``message`` is a Refusal for a request that is unknown or unreadable: the caller sends it as the response. It is
+    None for a response without an outstanding request. ``secret`` is that of a METADATA request.
     """
 
     opaque: int
     request_code: int
     message: Request | Response | Refusal | None
-    is_answer: bool
+    is_response: bool
     is_one_way: bool
     is_binary: bool
     offers_binary: bool
@@ -52,33 +52,35 @@ def encode_request(
     offers_binary: bool = False,
     secret: str | None = None,
 ) -> list[Buffer]:
-    """A request as buffers to be sent one behind the other. Raises EncodeError for what that dialect cannot carry."""
-    return _encode(request, opaque, is_binary, offers_binary, is_answer=False, secret=secret)
+    """A request as buffers to send in order. Raises EncodeError for a message that the dialect cannot carry."""
+    return _encode(request, opaque, is_binary, offers_binary, is_response=False, secret=secret)
 
 
-def encode_answer(answer: Response, opaque: int, is_binary: bool = False, offers_binary: bool = False) -> list[Buffer]:
-    """The answer to the request with that opaque, in the dialect of the request. Raises EncodeError."""
-    return _encode(answer, opaque, is_binary, offers_binary, is_answer=True)
+def encode_response(
+    response: Response, opaque: int, is_binary: bool = False, offers_binary: bool = False
+) -> list[Buffer]:
+    """The response to the request with that opaque, in the request's dialect. Raises EncodeError."""
+    return _encode(response, opaque, is_binary, offers_binary, is_response=True)
 
 
 def encode_refusal(refusal: Refusal, opaque: int, is_binary: bool = False, request_code: int = 0) -> list[Buffer]:
-    """What says that the request with that opaque was not done, and why."""
+    """The refusal of the request with that opaque."""
     if is_binary:
         return frame(KIND_BINARY, *binary.encode_refusal(refusal, request_code, opaque))
-    header = Header(refusal.code, opaque, is_answer=True, remark=refusal.remark)
+    header = Header(refusal.code, opaque, is_response=True, remark=refusal.remark)
     return frame(KIND_JSON, encode_header(header), [])
 
 
-def decode(found: WireFrame, asked: Mapping[int, int] = _NOBODY) -> DecodedFrame:
-    """The message of a frame; ``asked`` has the request code for each opaque that waits for an answer.
+def decode(found: WireFrame, outstanding: Mapping[int, int] = _NO_OUTSTANDING) -> DecodedFrame:
+    """The message of a frame; ``outstanding`` has the request code of each opaque without a response.
 
-    Raises WireError for what cannot be read, except a request in JSON whose body cannot: Java, too, answers that one.
+    Raises WireError for unreadable bytes. A request in JSON with an unreadable body gets a Refusal instead, as in Java.
     """
     if found.kind == KIND_BINARY:
-        return _decode_binary(found, asked)
+        return _decode_binary(found, outstanding)
     header = decode_header(found.header)
-    if header.is_answer:
-        return _decode_answer(header, found.body, asked)
+    if header.is_response:
+        return _decode_response(header, found.body, outstanding)
     message = _request_or_refusal(header.code, found.body)
     is_hello = header.code == RequestCode.METADATA
     offers, secret = header.offers_binary and is_hello, header.secret if is_hello else None
@@ -86,36 +88,41 @@ def decode(found: WireFrame, asked: Mapping[int, int] = _NOBODY) -> DecodedFrame
 
 
 def _encode(
-    message: WireMessage, opaque: int, is_binary: bool, offers_binary: bool, is_answer: bool, secret: str | None = None
+    message: WireMessage,
+    opaque: int,
+    is_binary: bool,
+    offers_binary: bool,
+    is_response: bool,
+    secret: str | None = None,
 ) -> list[Buffer]:
     code = REQUEST_CODES[type(message)]
     if offers_binary and (is_binary or code != RequestCode.METADATA):
         raise EncodeError(
-            f"expected the binary dialect to be offered with METADATA in JSON, found {type(message).__name__}"
+            f"the binary dialect can be offered only with METADATA in JSON, found {type(message).__name__}"
         )
     if is_binary:
         return frame(KIND_BINARY, *binary.encode(message, opaque))
-    header = Header(SUCCESS if is_answer else code, opaque, is_answer, offers_binary=offers_binary, secret=secret)
+    header = Header(SUCCESS if is_response else code, opaque, is_response, offers_binary=offers_binary, secret=secret)
     return frame(KIND_JSON, encode_header(header), [encode_body(message)])
 
 
-def _decode_binary(found: WireFrame, asked: Mapping[int, int]) -> DecodedFrame:
-    code, opaque, is_answer, is_one_way, message = binary.decode(found.header, found.body)
-    if not is_answer:
+def _decode_binary(found: WireFrame, outstanding: Mapping[int, int]) -> DecodedFrame:
+    code, opaque, is_response, is_one_way, message = binary.decode(found.header, found.body)
+    if not is_response:
         return DecodedFrame(opaque, code, message, False, is_one_way, True, False)  # type: ignore[arg-type]
-    expected = asked.get(opaque, NOT_ASKED)
-    if expected == NOT_ASKED:
-        return DecodedFrame(opaque, NOT_ASKED, None, True, False, True, False)
+    expected = outstanding.get(opaque, NO_REQUEST)
+    if expected == NO_REQUEST:
+        return DecodedFrame(opaque, NO_REQUEST, None, True, False, True, False)
     if expected != code and not isinstance(message, Refusal):
-        raise WireError(f"expected the answer to request code {expected} for opaque {opaque}, found one to {code}")
+        raise WireError(f"expected the response to request code {expected} for opaque {opaque}, found one to {code}")
     return DecodedFrame(opaque, expected, message, True, False, True, False)  # type: ignore[arg-type]
 
 
-def _decode_answer(header: Header, body: memoryview, asked: Mapping[int, int]) -> DecodedFrame:
-    code = asked.get(header.opaque, NOT_ASKED)
+def _decode_response(header: Header, body: memoryview, outstanding: Mapping[int, int]) -> DecodedFrame:
+    code = outstanding.get(header.opaque, NO_REQUEST)
     message: Response | Refusal | None = None
-    if code != NOT_ASKED:
-        message = decode_answer(code, body) if header.is_success else Refusal(header.code, header.remark or "")
+    if code != NO_REQUEST:
+        message = decode_response(code, body) if header.is_success else Refusal(header.code, header.remark or "")
     offers = header.offers_binary and code == RequestCode.METADATA
     return DecodedFrame(header.opaque, code, message, True, False, False, offers)
 

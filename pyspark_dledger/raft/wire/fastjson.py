@@ -1,4 +1,4 @@
-"""JSON as fastjson 1.x writes it, read with its tolerance, but without its surprises: values, not messages."""
+"""JSON values as fastjson 1.x writes them, read with its tolerance."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from pyspark_dledger.format.encode.encoded import Buffer
 from pyspark_dledger.raft.wire.wire_errors import EncodeError, WireError
 
 MAX_TEXT_SIZE = 4096
-"""Names of groups and nodes, and addresses, in bytes of UTF-8."""
+"""The maximum size of a name or an address, in bytes of UTF-8."""
 
-# What a large body is made of is bounded by what Java writes: entries, which are objects of more than 90 bytes with 8
-# commas each. Without this, a frame of 16 MiB could ask for a hundred times its size, and for seconds.
+# The values in a large body are limited by what Java writes: entries, objects of more than 90 bytes with 8 commas each.
+# Without a limit, a frame of 16 MiB could take a hundred times its size in memory, and seconds of CPU time.
 _SMALL = 4096
 _BYTES_OF_OBJECT = 64
 _COMMAS = 1000
@@ -28,13 +28,13 @@ _MAX_DIGITS = 20
 _EXACT = 2.0**53
 _BITS = {32: (-(2**31), 2**31 - 1), 64: (-(2**63), 2**63 - 1)}
 _SHOWN = 60
-# What fastjson escapes: control characters of both kinds, and what ends a line in JavaScript.
+# The characters that fastjson escapes: control characters of both ranges, and line ends of JavaScript.
 _SPECIAL = re.compile('[\x00-\x1f"\\\\\x7f-\x9f\u2028\u2029]')
 _ESCAPES = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
 def parse_object(data: Buffer, what: str) -> dict[str, Any] | None:
-    """A JSON object, None for ``null`` or nothing. Raises WireError for what is none, whatever the bytes are."""
+    """A JSON object; None for ``null`` or nothing. Raises WireError for all other bytes."""
     raw = bytes(data)
     if not raw or raw.isspace():
         return None
@@ -50,20 +50,20 @@ def parse_object(data: Buffer, what: str) -> dict[str, Any] | None:
 
 
 def integer(value: Any, name: str, bits: int) -> int:
-    """A whole number of so many bits, signed; as with Java, it may be a string of digits or a float without a fraction.
+    """A signed integer of that many bits. As in Java, it may be a string of digits or a float without a fraction.
 
     Raises WireError.
     """
     if type(value) is not int:
         value = _as_integer(value, name)
-    least, most = _BITS[bits]
-    if not least <= value <= most:
-        raise WireError(f"expected {name} from {least} to {most}, found {shown(value)}")
+    minimum, maximum = _BITS[bits]
+    if not minimum <= value <= maximum:
+        raise WireError(f"expected {name} from {minimum} to {maximum}, found {shown(value)}")
     return int(value)
 
 
 def text(value: Any, name: str) -> str:
-    """A string that has a UTF-8 form and is not endless. Raises WireError."""
+    """A string of at most `MAX_TEXT_SIZE` bytes of UTF-8. Raises WireError."""
     if not isinstance(value, str):
         raise WireError(f"expected {name} as a string, found {shown(value)}")
     if len(value) > MAX_TEXT_SIZE or not value.isascii():
@@ -77,7 +77,7 @@ def text(value: Any, name: str) -> str:
 
 
 def base64_bytes(value: Any, name: str) -> bytes:
-    """The bytes of a base64 string: standard alphabet, nothing between; padding may be missing. Raises WireError."""
+    """The bytes of a base64 string of the standard alphabet, with or without padding. Raises WireError."""
     if not isinstance(value, str):
         raise WireError(f"expected {name} as a base64 string, found {shown(value)}")
     if len(value) % 4 and not value.endswith("="):
@@ -87,14 +87,14 @@ def base64_bytes(value: Any, name: str) -> bytes:
     except ValueError as error:  # binascii.Error is one, and so is a character that is not ASCII
         raise WireError(f"expected {name} in base64, found {shown(value)}: {_first_line(error)}") from None
     padding = 2 if value.endswith("==") else value.endswith("=")
-    # Characters of no meaning are skipped silently, which shows in the length.
+    # The decoder skips other characters silently, which shows in the length.
     if len(value) % 4 or len(data) != len(value) // 4 * 3 - padding:
         raise WireError(f"expected {name} in base64, found {shown(value)} with characters that are not")
     return data
 
 
 def quote(value: str) -> str:
-    """A JSON string as fastjson writes it. Raises EncodeError for half of a surrogate pair, which has no UTF-8 form."""
+    """A JSON string as fastjson writes it. Raises EncodeError for half of a surrogate pair."""
     if not value.isascii():
         try:
             value.encode()
@@ -117,7 +117,7 @@ def _as_integer(value: Any, name: str) -> int:
 
 
 def _check_shape(raw: bytes, what: str) -> None:
-    """Refuse what is made of more values than its size allows for, before any of them is made."""
+    """Raises WireError for more values than the size allows, before any value is parsed."""
     objects = raw.count(b"{")
     lists, commas = raw.count(b"["), raw.count(b",")
     if objects + lists > len(raw) // _BYTES_OF_OBJECT or commas > _COMMAS + _COMMAS_OF_OBJECT * objects:
@@ -137,14 +137,14 @@ def _bounded_int(digits: str) -> int:
     return int(digits)
 
 
-# Newer releases of Python refuse endless digits themselves, and are much faster with their own `int`.
+# Newer releases of Python reject too many digits themselves, and are much faster with the built-in `int`.
 _PARSE_INT = int if hasattr(sys, "get_int_max_str_digits") else _bounded_int
-# Not strict: like fastjson, it takes control characters in strings as they are.
+# Not strict: like fastjson, it accepts control characters in strings.
 _DECODER = json.JSONDecoder(parse_int=_PARSE_INT, parse_constant=_no_constant, strict=False)
 
 
 def shown(value: object) -> str:
-    """The beginning of a value, which may be endless or nested beyond what `repr` takes."""
+    """The beginning of a value, which may be too long or too nested for `repr`."""
     return reprlib.repr(value[:_SHOWN] if isinstance(value, bytes) else value)
 
 

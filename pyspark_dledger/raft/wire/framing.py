@@ -1,7 +1,7 @@
 """The outer frame of every message, and its parser (``RemotingCommand`` and ``NettyDecoder`` of RocketMQ's remoting).
 
 A frame is ``i32 length | u8 kind | u24 header length | header | body``, big-endian; the length counts what follows it.
-Kind 0 is a JSON header, 1 RocketMQ's own binary header (refused: DLedger's codes do not fit its 16 bits), and 0x44
+Kind 0 is a JSON header, 1 RocketMQ's own binary header (rejected: DLedger's codes do not fit its 16 bits), and 0x44
 ("D") the header of `binary`.
 """
 
@@ -14,10 +14,10 @@ from pyspark_dledger.format.encode.encoded import Buffer
 from pyspark_dledger.raft.wire.wire_errors import EncodeError, WireError
 
 MAX_FRAME_SIZE = 16 * 1024 * 1024
-"""Java's limit (``com.rocketmq.remoting.frameMaxLength``), with the four bytes of the length."""
+"""Java's limit (``com.rocketmq.remoting.frameMaxLength``), including the four bytes of the length."""
 
 MAX_HEADER_SIZE = 64 * 1024
-"""Of our own: headers are some hundred bytes, and some thousand where Java sends a stack trace as remark."""
+"""Our own limit: headers have some hundred bytes, or some thousand if Java sends a stack trace as remark."""
 
 KIND_JSON = 0
 KIND_ROCKETMQ = 1
@@ -27,15 +27,15 @@ _PREFIX = struct.Struct(">iI")
 _LENGTH_SIZE = 4
 _FIRST_BLOCK = 16 * 1024
 _LAST_BLOCK = 256 * 1024
-# A buffer with less room than this gets no more bytes: a system call should bring more.
-_LEAST_ROOM = 4 * 1024
-# A peer that names a large frame and sends nothing gets no more memory than this.
-_FIRST_PIECE = 2 * 1024 * 1024
+# A buffer with less room is replaced, so that one system call can read more.
+_MIN_ROOM = 4 * 1024
+# The memory for a peer that announces a large frame and sends nothing.
+_FIRST_LARGE_BLOCK = 2 * 1024 * 1024
 _GROWTH = 4
 
 
 class WireFrame(NamedTuple):
-    """A whole frame: header and body are views of the buffer that it was received in, which is never written again."""
+    """A complete frame: header and body are views of the receive buffer, which is never written again."""
 
     kind: int
     header: memoryview
@@ -43,11 +43,11 @@ class WireFrame(NamedTuple):
 
 
 class FrameReader:
-    """Cuts what a connection receives into frames, whatever pieces it comes in.
+    """Splits the received bytes of a connection into frames.
 
-    Bytes are received right into the buffer that frames are views of. A buffer is never used twice, so a view stays
-    valid as long as someone holds it. A frame too large for the buffer gets one of its own size.
-    ``limit`` bounds the frames that are not whole yet, in bytes, and may be changed.
+    Frames are views of the receive buffer. A buffer is never used twice, so a view stays valid as long as it is
+    referenced. A frame that is too large for the buffer gets one of its own size.
+    ``limit`` is the maximum size of a frame in bytes, and may be changed.
     """
 
     __slots__ = ("_block", "_end", "_start", "_view", "limit")
@@ -56,17 +56,17 @@ class FrameReader:
         self.limit = max_frame_size
         self._block = _FIRST_BLOCK
         self._view = memoryview(b"")
-        self._start = 0  # of the first frame that is not whole yet
-        self._end = 0  # of what was received
+        self._start = 0  # of the first incomplete frame
+        self._end = 0  # of the received bytes
 
     def get_buffer(self, size_hint: int = -1) -> memoryview:
-        """Where the next bytes go, never empty (as ``asyncio.BufferedProtocol`` has it; the hint is not needed)."""
+        """The buffer for the next bytes, never empty (see ``asyncio.BufferedProtocol``; the hint is ignored)."""
         if self._end == len(self._view):
             self._move_to(self._block)
         return self._view[self._end :]
 
     def buffer_updated(self, count: int) -> list[WireFrame]:
-        """The frames that are whole now that ``count`` bytes were received. Raises WireError for what is no frame."""
+        """The frames that are complete after ``count`` more bytes. Raises WireError for a malformed frame."""
         self._end += count
         if self._end == len(self._view):
             self._block = min(self._block * 2, _LAST_BLOCK)
@@ -77,9 +77,9 @@ class FrameReader:
             length, mark = _PREFIX.unpack_from(view, start)
             header_size = mark & 0xFFFFFF
             if not 4 + header_size <= length <= self.limit - _LENGTH_SIZE or header_size > MAX_HEADER_SIZE:
-                raise WireError(_why_refused(length, header_size, self.limit))
+                raise WireError(_size_error(length, header_size, self.limit))
             if mark >> 24 not in (KIND_JSON, KIND_BINARY):
-                raise WireError(_why_kind_refused(mark >> 24))
+                raise WireError(_kind_error(mark >> 24))
             stop = start + _LENGTH_SIZE + length
             if stop > end:
                 needed = stop - start
@@ -92,7 +92,7 @@ class FrameReader:
         return frames
 
     def feed(self, data: Buffer) -> list[WireFrame]:
-        """The frames that are whole now that ``data`` was received, which is copied."""
+        """The frames that are complete after ``data``, which is copied."""
         frames = []
         rest = memoryview(data)
         while rest:
@@ -104,27 +104,27 @@ class FrameReader:
         return frames
 
     @property
-    def held(self) -> int:
-        """How many bytes of memory the buffer takes that bytes are received in."""
+    def buffer_size(self) -> int:
+        """The size of the receive buffer in bytes."""
         return len(self._view)
 
     @property
     def is_between_frames(self) -> bool:
-        """Whether every byte received belongs to a whole frame: a connection that ends elsewhere was cut."""
+        """Whether all received bytes belong to complete frames."""
         return self._start == self._end
 
     def _make_room(self, needed: int) -> None:
-        """See that the frame of ``needed`` bytes at the start fits (0: not known yet)."""
+        """Make room for the frame of ``needed`` bytes at the start (0: unknown)."""
         left = len(self._view) - self._end
         if needed > len(self._view) - self._start:
             if self._start or not left:
                 received = self._end - self._start
-                self._move_to(min(needed, max(self._block, _FIRST_PIECE, received * _GROWTH)))
-        elif not needed and left < _LEAST_ROOM:
+                self._move_to(min(needed, max(self._block, _FIRST_LARGE_BLOCK, received * _GROWTH)))
+        elif not needed and left < _MIN_ROOM:
             self._move_to(self._block)
 
     def _move_to(self, size: int) -> None:
-        """Go on in a new buffer; the start of a frame that is not whole yet moves along."""
+        """Continue in a new buffer; the incomplete frame is copied."""
         rest = self._view[self._start : self._end]
         self._view = memoryview(bytearray(max(size, len(rest) + 1)))
         self._view[: len(rest)] = rest
@@ -132,9 +132,9 @@ class FrameReader:
 
 
 def frame(kind: int, header: bytes, body_parts: list[Buffer]) -> list[Buffer]:
-    """A frame as buffers to be sent one behind the other: the first ends with the header, the others are the body.
+    """A frame as buffers to send in order: the first ends with the header, the others are the body.
 
-    Raises EncodeError for a frame that a peer would refuse.
+    Raises EncodeError for a frame that a peer would reject.
     """
     size = len(header)
     length = 4 + size + sum(map(len, body_parts))
@@ -146,16 +146,16 @@ def frame(kind: int, header: bytes, body_parts: list[Buffer]) -> list[Buffer]:
     return [_PREFIX.pack(length, kind << 24 | size) + header, *body_parts]
 
 
-def _why_refused(length: int, header_size: int, limit: int) -> str:
+def _size_error(length: int, header_size: int, limit: int) -> str:
     if not 4 <= length <= limit - _LENGTH_SIZE:
         return (
             f"expected a frame of 8 to {limit} bytes, found {length + _LENGTH_SIZE}: "
-            "the peer speaks another protocol, or sends more at once than this side takes"
+            "the peer uses another protocol, or sends larger frames than this side accepts"
         )
     return f"expected a frame header of at most {min(length - 4, MAX_HEADER_SIZE)} bytes, found {header_size}"
 
 
-def _why_kind_refused(kind: int) -> str:
+def _kind_error(kind: int) -> str:
     if kind == KIND_ROCKETMQ:
         return (
             "expected a JSON header (kind 0), found RocketMQ's binary one (kind 1), which cannot hold DLedger's codes: "

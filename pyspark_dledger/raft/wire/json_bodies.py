@@ -1,8 +1,8 @@
-"""The bodies of DLedger 0.3.1.2's messages: JSON as fastjson writes it, byte for byte, and as it reads it.
+"""The JSON bodies of DLedger 0.3.1.2's messages: written byte for byte as by fastjson, and read like it.
 
-Keys are sorted, absent values left out, bytes in base64, enums by name. A request of Java's also carries what its
-getters derive (``count``, ``firstEntryIndex``, ...), so ours does, too; reading ignores that, like any unknown key.
-What is missing or null has the default of `messages`.
+Keys are sorted, absent values are omitted, bytes are base64, enums are names. Java's requests also contain the values
+of its getters (``count``, ``firstEntryIndex``, ...), and so do ours. Reading ignores them, like any unknown key.
+Missing and null values get the defaults of `messages`.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from pyspark_dledger.format.layout import ENTRY_HEADER, ENTRY_HEADER_SIZE, MAX_E
 from pyspark_dledger.raft import messages as m
 from pyspark_dledger.raft.messages import PushRequest, PushType, Request, Response, VoteResult, WireMessage
 from pyspark_dledger.raft.wire.fastjson import base64_bytes, integer, parse_object, quote, shown, text
-from pyspark_dledger.raft.wire.message_kinds import ANSWERS, BINARY_ONLY, REQUESTS
+from pyspark_dledger.raft.wire.message_kinds import BINARY_ONLY, REQUESTS, RESPONSES
 from pyspark_dledger.raft.wire.wire_errors import EncodeError, WireError
 from pyspark_dledger.store.dledger_store import Entry
 
 Write = Callable[[Any], bytes | None]
-"""The JSON of one value of a message; None leaves its key out."""
+"""The JSON of one value of a message; None omits its key."""
 Read = Callable[[Any, str], Any]
-"""The attribute's value from a JSON value that is not null, and the key for texts. Raises WireError."""
+"""The attribute's value from a JSON value that is not null, and the key for errors. Raises WireError."""
 AnyEnum = TypeVar("AnyEnum", bound=Enum)
 AnyMessage = TypeVar("AnyMessage", bound=WireMessage)
 
@@ -41,7 +41,7 @@ _OLD_VOTE_RESULTS = {"REJECT_ALREADY__HAS_LEADER": VoteResult.REJECT_ALREADY_HAS
 
 
 class JsonField(NamedTuple):
-    """One key of a message's JSON. Without `read` it is only written: Java derives it."""
+    """One key of a message's JSON. Without `read` it is only written, because Java derives it."""
 
     key: str
     write: Write
@@ -50,11 +50,11 @@ class JsonField(NamedTuple):
 
 
 def encode_body(message: WireMessage) -> bytes:
-    """A message as JSON. Raises EncodeError for what Java's messages cannot carry."""
+    """A message as JSON. Raises EncodeError for a message that Java does not have."""
     writers = _WRITERS.get(type(message))
     if writers is None:
         raise EncodeError(
-            f"expected a message that Java knows, found {type(message).__name__}: it is sent in binary only"
+            f"expected a message that Java has, found {type(message).__name__}, which needs the binary dialect"
         )
     parts = []
     for key, write in writers:
@@ -65,13 +65,13 @@ def encode_body(message: WireMessage) -> bytes:
 
 
 def decode_request(code: int, body: Buffer) -> Request:
-    """The request of that code. Raises WireError for a body that cannot be read, and for a code that Java has not."""
+    """The request of that code. Raises WireError for an unreadable body, and for a code that Java does not have."""
     return _decode(REQUESTS, code, body)
 
 
-def decode_answer(code: int, body: Buffer) -> Response:
-    """The answer to a request of that code. Raises WireError."""
-    return _decode(ANSWERS, code, body)
+def decode_response(code: int, body: Buffer) -> Response:
+    """The response to a request of that code. Raises WireError."""
+    return _decode(RESPONSES, code, body)
 
 
 def _decode(kinds: Mapping[int, type[AnyMessage]], code: int, body: Buffer) -> AnyMessage:
@@ -102,7 +102,7 @@ def _number(key: str, attribute: str, bits: int = 64, is_count: bool = False) ->
     def read(value: Any, name: str) -> int:
         number = integer(value, name, bits)
         if is_count and number < 0:
-            raise WireError(f"expected {name} from 0 on, found {number}")
+            raise WireError(f"expected {name} of at least 0, found {number}")
         return number
 
     return JsonField(key, write, attribute, read)
@@ -121,7 +121,7 @@ def _text(key: str, attribute: str) -> JsonField:
 def _enum(
     key: str, attribute: str, kind: type[AnyEnum], unknown: AnyEnum | None, others: dict[str, AnyEnum]
 ) -> JsonField:
-    """An enum by name; read by its ordinal, too. A name that Java would take for null is `unknown`, or else refused."""
+    """An enum by name; also read by its ordinal. A name that Java reads as null gives `unknown`, or is rejected."""
     get = attrgetter(attribute)
     by_name = {member.name: member for member in kind} | others
     by_ordinal = list(kind)
@@ -169,14 +169,14 @@ def _entry_json(header: tuple[int, ...], body: Buffer) -> bytes:
 
 
 def _entries_json(data: Buffer, count: int) -> list[bytes]:
-    """Encoded entries, each as JSON. Raises EncodeError unless they are that many, one behind the other."""
+    """Encoded entries, each as JSON. Raises EncodeError unless `data` is exactly `count` entries."""
     view = memoryview(data)
     found = []
     start = 0
     while start < len(view):
         header = _HEADER.unpack_from(view, start) if start + ENTRY_HEADER_SIZE <= len(view) else None
         if header is None or header[8] < 0 or header[1] != header[8] + ENTRY_HEADER_SIZE:
-            raise EncodeError(f"expected whole entries to send, found something else at byte {start} of {len(view)}")
+            raise EncodeError(f"expected complete entries to send, found other bytes at {start} of {len(view)}")
         found.append(_entry_json(header, view[start + ENTRY_HEADER_SIZE : start + header[1]]))
         start += header[1]
     if len(found) != count or start != len(view):
@@ -198,7 +198,7 @@ def _push_batch(request: PushRequest) -> bytes:
     if not _is_batch(request):
         return b"[]"
     if request.type is not PushType.APPEND:
-        raise EncodeError(f"expected one entry to {request.type.name}, found {request.count}")
+        raise EncodeError(f"expected one entry for {request.type.name}, found {request.count}")
     return b"[%b]" % b",".join(_entries_json(request.data, request.count))
 
 
@@ -207,7 +207,7 @@ def _count(request: PushRequest) -> int:
 
 
 def _bodies_json(request: m.AppendRequest) -> bytes:
-    """One body; Java takes batches only within a process."""
+    """One body; Java accepts batches only within a process."""
     count, block = request.bodies
     view = memoryview(block)
     if count != 1 or len(view) < _LENGTH_SIZE or int.from_bytes(view[:_LENGTH_SIZE], "big") != len(view) - _LENGTH_SIZE:
@@ -215,18 +215,18 @@ def _bodies_json(request: m.AppendRequest) -> bytes:
     return b'"%b"' % binascii.b2a_base64(view[_LENGTH_SIZE:], newline=False)
 
 
-def _get_entries_json(answer: m.GetResponse) -> bytes:
+def _get_entries_json(response: m.GetResponse) -> bytes:
     parts = []
-    for entry in answer.entries:
+    for entry in response.entries:
         size = len(entry.body)
         header = (entry.magic, ENTRY_HEADER_SIZE + size, entry.index, entry.term, entry.pos, 0, 0, 0, size)
         parts.append(_entry_json(header, entry.body))
     return b"[%b]" % b",".join(parts)
 
 
-def _peers_json(answer: m.MetadataResponse) -> bytes:
-    """In the order given: Java's comes from a hash map."""
-    return b"{%b}" % ",".join(f"{quote(key)}:{quote(value)}" for key, value in answer.peers.items()).encode()
+def _peers_json(response: m.MetadataResponse) -> bytes:
+    """In the given order; Java's order is that of a hash map."""
+    return b"{%b}" % ",".join(f"{quote(key)}:{quote(value)}" for key, value in response.peers.items()).encode()
 
 
 def _read_peers(value: Any, name: str) -> dict[str, str]:
@@ -241,14 +241,14 @@ def _read_bodies(value: Any, name: str) -> Bodies:
 
 
 class _Item(NamedTuple):
-    """An entry of a message: its header as it stands in a data file, and the entry."""
+    """An entry of a message: its header as in a data file, and the entry."""
 
     header: bytes
     entry: Entry
 
 
 def _read_entry(value: Any, name: str) -> _Item:
-    """An entry from its JSON; its size is that of its body, whatever ``size`` says. Raises WireError."""
+    """An entry from its JSON; its size comes from its body, ``size`` is ignored. Raises WireError."""
     if not isinstance(value, dict):
         raise WireError(f"expected {name} as an object, found {type(value).__name__}")
     body = base64_bytes(value.get("body"), f"{name}.body")
@@ -280,10 +280,10 @@ def _read_get_entries(value: Any, name: str) -> list[Entry]:
 
 
 def _finish_push(fields: dict[str, Any], values: dict[str, Any]) -> None:
-    """Entries from ``batchEntry`` for an APPEND that has one, else from ``entry``; COMMIT has none."""
+    """Take entries from ``batchEntry`` for an APPEND that has one, else from ``entry``; COMMIT has none."""
     kind = values.get("type", None if "type" in fields else PushType.APPEND)
     if kind is None:
-        raise WireError("expected a type of push, found null")
+        raise WireError("expected a push type, found null")
     if kind is PushType.COMMIT:
         return
     batch = fields.get("batchEntry")
@@ -299,9 +299,9 @@ def _finish_push(fields: dict[str, Any], values: dict[str, Any]) -> None:
 
 
 def _packed(items: list[Any]) -> dict[str, Any]:
-    """What `PushRequest` says of entries. Raises WireError unless their indexes go up by one.
+    """The entries' fields of a `PushRequest`. Raises WireError unless the indexes are consecutive.
 
-    Each is checked before the next is read: references to one large entry would else ask for its size many times.
+    Each entry is checked before the next is read: many references to one large entry would take its size many times.
     """
     first = _read_entry(items[0], "entry")
     data = bytearray(first.header + first.entry.body)
@@ -317,7 +317,10 @@ def _packed(items: list[Any]) -> dict[str, Any]:
 
 
 def _resolved(fields: dict[str, Any], item: Any) -> Any:
-    """What ``{"$ref": "$.batchEntry[0]"}`` stands for: fastjson writes an object only once. Raises WireError."""
+    """The object of a reference such as ``{"$ref": "$.batchEntry[0]"}``: fastjson writes each object once.
+
+    Raises WireError.
+    """
     reference = item.get("$ref") if isinstance(item, dict) else None
     if reference is None:
         return item
@@ -349,7 +352,7 @@ _FIELDS: dict[type[WireMessage], tuple[JsonField, ...]] = {
         _derived("entry", _push_entry),
         _derived("firstEntryIndex", lambda request: b"%d" % (request.first_index if _count(request) else -1)),
         _derived("lastEntryIndex", lambda request: b"%d" % (request.last_index if _count(request) else -1)),
-        # Java adds up only what is put into a batch.
+        # Java adds up the sizes of batches only.
         _derived("totalSize", lambda request: b"%d" % (len(request.data) if _is_batch(request) else 0)),
         _enum("type", "type", PushType, None, {}),
     ),

@@ -1,4 +1,4 @@
-"""Which request code goes with which request and answer."""
+"""The request code of each request and response class."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ REQUESTS: dict[int, type[m.Request]] = {
     RequestCode.PUT_MESSAGES: m.PutRequest,
     RequestCode.CONFIG: m.ConfigRequest,
 }
-ANSWERS: dict[int, type[m.Response]] = {
+RESPONSES: dict[int, type[m.Response]] = {
     RequestCode.METADATA: m.MetadataResponse,
     RequestCode.APPEND: m.AppendResponse,
     RequestCode.GET: m.GetResponse,
@@ -34,10 +34,8 @@ ANSWERS: dict[int, type[m.Response]] = {
     RequestCode.CONFIG: m.ConfigResponse,
 }
 REQUEST_CODES: dict[type[m.WireMessage], int] = {
-    kind: int(code) for kinds in (REQUESTS, ANSWERS) for code, kind in kinds.items()
+    kind: int(code) for kinds in (REQUESTS, RESPONSES) for code, kind in kinds.items()
 }
-"""The request code of every request and answer class."""
-
 BINARY_ONLY = frozenset(
     map(
         int,

@@ -1,4 +1,4 @@
-"""The JSON header of a frame (``RemotingCommand``): which request, which answer, and what remoting itself refuses."""
+"""The JSON header of a frame (``RemotingCommand``), and refusals of the remoting layer."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ SYSTEM_ERROR = 1
 SYSTEM_BUSY = 2
 REQUEST_CODE_NOT_SUPPORTED = 3
 NO_PERMISSION = 16
-# DLedger answers 200 always: whether a request was done stands in the body. 0 is remoting's own success.
+# DLedger's responses always have 200; the result is in the body. 0 is remoting's own success.
 SUCCESS = 200
 _SUCCESSES = (SUCCESS, 0)
 
-_ANSWER = 1
+_RESPONSE = 1
 _ONE_WAY = 2
 _OFFER_KEY = "dledgerBinary"
 _OFFER = "1"
 _SECRET_KEY = "dledgerSecret"  # noqa: S105  # the name of a key
 _MAX_REMARK = 1000
-# Nearly every header: read without making a JSON object of it, which takes several times as long.
+# Matches nearly every header. Parsing it as JSON takes several times as long.
 _USUAL = re.compile(
     rb'\{"code":(0|[1-9][0-9]{0,8}),"flag":([0-9]),"language":"[A-Z]{1,9}","opaque":(-?(?:0|[1-9][0-9]{0,8})),'
     rb'"serializeTypeCurrentRPC":"JSON","version":(?:0|[1-9][0-9]{0,3})\}'
@@ -32,10 +32,10 @@ _USUAL = re.compile(
 
 @dataclass(slots=True)
 class Refusal:
-    """What is answered by the layer below DLedger's messages (``RemotingSysResponseCode``): the request was not done.
+    """A response of the remoting layer, below DLedger's messages (``RemotingSysResponseCode``).
 
-    Only after `SYSTEM_ERROR` it may have been. `NO_PERMISSION` is RocketMQ's, here of a node that wants a secret.
-    ``remark`` says why, in the words of whoever refused.
+    The request was not executed, except perhaps after `SYSTEM_ERROR`. `NO_PERMISSION` comes from a node that requires a
+    secret. ``remark`` is the peer's reason.
     """
 
     code: int
@@ -43,19 +43,19 @@ class Refusal:
 
 
 def not_supported(request_code: int) -> Refusal:
-    """What is answered to a request that this version does not know."""
+    """The refusal of a request code that this version does not know."""
     return Refusal(REQUEST_CODE_NOT_SUPPORTED, f"request code {request_code} is not supported")
 
 
 class Header(NamedTuple):
-    """A JSON header; ``code`` is a request code, or of an answer the remoting code.
+    """A JSON header; ``code`` is the request code, or the remoting code of a response.
 
-    ``secret`` is what a request gives to be let in; it stands in no text.
+    ``secret`` is the secret of a request. It is never logged.
     """
 
     code: int
     opaque: int
-    is_answer: bool = False
+    is_response: bool = False
     is_one_way: bool = False
     offers_binary: bool = False
     remark: str | None = None
@@ -67,12 +67,12 @@ class Header(NamedTuple):
 
 
 def encode_header(header: Header) -> bytes:
-    """As fastjson writes it: keys sorted, nulls omitted."""
+    """The header as fastjson writes it: keys sorted, nulls omitted."""
     fields = [f'"{_OFFER_KEY}":"{_OFFER}"'] if header.offers_binary else []
     if header.secret is not None:
         fields.append(f'"{_SECRET_KEY}":{quote(header.secret)}')
     offer = f'"extFields":{{{",".join(fields)}}},' if fields else ""
-    flag = _ANSWER * header.is_answer | _ONE_WAY * header.is_one_way
+    flag = _RESPONSE * header.is_response | _ONE_WAY * header.is_one_way
     remark = f'"remark":{quote(header.remark[:_MAX_REMARK])},' if header.remark is not None else ""
     return (
         f'{{"code":{header.code},{offer}"flag":{flag},"language":"PYTHON","opaque":{header.opaque},{remark}'
@@ -81,11 +81,11 @@ def encode_header(header: Header) -> bytes:
 
 
 def decode_header(data: memoryview) -> Header:
-    """Raises WireError where it is no JSON object, or lacks a code or an opaque."""
+    """Raises WireError unless it is a JSON object with code and opaque."""
     usual = _USUAL.fullmatch(data)
     if usual is not None:
         flag = int(usual[2])
-        return Header(int(usual[1]), int(usual[3]), bool(flag & _ANSWER), bool(flag & _ONE_WAY))
+        return Header(int(usual[1]), int(usual[3]), bool(flag & _RESPONSE), bool(flag & _ONE_WAY))
     fields = parse_object(data, "a frame header")
     if fields is None or fields.get("code") is None or fields.get("opaque") is None:
         raise WireError(f"expected a frame header with code and opaque, found {bytes(data[:100])!r}")
@@ -94,7 +94,7 @@ def decode_header(data: memoryview) -> Header:
     return Header(
         code=integer(fields["code"], "code", 32),
         opaque=integer(fields["opaque"], "opaque", 32),
-        is_answer=bool(flag & _ANSWER),
+        is_response=bool(flag & _RESPONSE),
         is_one_way=bool(flag & _ONE_WAY),
         offers_binary=_has_offer(fields.get("extFields")),
         secret=_secret(fields.get("extFields")),
@@ -103,12 +103,12 @@ def decode_header(data: memoryview) -> Header:
 
 
 def _printable(remark: str) -> str:
-    """The text with a question mark for each half of a surrogate pair, which no log could be written with."""
+    """The text with question marks for halves of surrogate pairs, which logs cannot encode."""
     return remark.encode(errors="replace").decode()
 
 
 def _has_offer(ext_fields: Any) -> bool:
-    """A later version may offer several, separated by commas."""
+    """A later version may offer several versions, separated by commas."""
     offer = ext_fields.get(_OFFER_KEY) if isinstance(ext_fields, dict) else None
     return isinstance(offer, str) and _OFFER in offer.split(",")
 

@@ -1,15 +1,15 @@
-"""One connection, seen from either side: received bytes in, messages out, and which dialect they are sent in.
+"""The protocol state of one connection, for either side: received bytes to messages, messages to bytes.
 
-How the two sides agree on the binary dialect:
+How both sides agree on the binary dialect:
 
-1. Every connection begins in JSON. Who opened it sends METADATA as its first request (the hello); if it speaks binary,
-   the JSON header's ``extFields`` says ``"dledgerBinary": "1"`` (a version, or several with commas between).
-2. Who speaks binary, too, answers that METADATA, whatever its response code, with the same in the header of the answer.
-   Java ignores the one and never sends the other.
-3. From that answer on, who opened the connection sends binary requests. An answer comes in the dialect of its request.
-4. Where the node wants a secret, the hello's ``extFields`` has it, too (``dledgerSecret``); without it nothing is done.
-5. A binary request on a connection without such a hello, and a binary answer to a request in JSON, are errors: the
-   connection is closed. JSON stays allowed for ever.
+1. Every connection begins in JSON. The side that opened it sends METADATA as its first request (the hello). To offer
+   the binary dialect, the JSON header's ``extFields`` has ``"dledgerBinary": "1"`` (versions, separated by commas).
+2. A node that accepts it puts the same into the header of the METADATA response, for any response code. Java ignores
+   the offer and never accepts.
+3. After it, the side that opened the connection sends binary requests. A response uses its request's dialect.
+4. If the node requires a secret, the hello's ``extFields`` has it too (``dledgerSecret``). Otherwise it is rejected.
+5. A binary request without such a hello, and a binary response to a JSON request, are errors: the connection is closed.
+   JSON requests are always allowed.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from typing import NamedTuple
 from pyspark_dledger.format.encode.encoded import Buffer
 from pyspark_dledger.raft.messages import MetadataRequest, Request, Response
 from pyspark_dledger.raft.wire.dialects import (
-    NOT_ASKED,
+    NO_REQUEST,
     DecodedFrame,
     decode,
-    encode_answer,
     encode_refusal,
     encode_request,
+    encode_response,
 )
 from pyspark_dledger.raft.wire.framing import MAX_FRAME_SIZE, FrameReader, WireFrame
 from pyspark_dledger.raft.wire.message_kinds import REQUEST_CODES
@@ -35,9 +35,9 @@ _MAX_OPAQUE = 2**31 - 1
 
 
 class ReceivedRequest(NamedTuple):
-    """A request of the other side. A Refusal in its place is to be given to `Connection.refuse`, and that is all.
+    """A request of the other side. If ``request`` is a Refusal, the caller only sends it with `WireConnection.refuse`.
 
-    ``secret`` is what a hello gives to be let in.
+    ``secret`` is the secret of a hello.
     """
 
     opaque: int
@@ -50,84 +50,84 @@ class ReceivedRequest(NamedTuple):
 
 
 class ReceivedResponse(NamedTuple):
-    """The answer to a request of this side."""
+    """The response to a request of this side."""
 
     opaque: int
-    answer: Response | Refusal
+    response: Response | Refusal
 
 
-class Connection:
-    """Turns bytes into messages and messages into bytes, and keeps what was asked and is not answered.
+class WireConnection:
+    """Decodes received bytes, encodes messages, and tracks outstanding requests.
 
-    ``is_binary``: requests are sent in binary now. ``peer_is_ours``: the other side has offered the binary dialect, and
-    so has this one. ``secret`` is given with every METADATA in JSON.
+    ``is_binary``: this side sends binary requests. ``peer_is_binary``: both sides have offered the binary dialect.
+    ``secret`` is sent with every METADATA in JSON.
     """
 
     def __init__(
         self, offers_binary: bool = True, max_frame_size: int = MAX_FRAME_SIZE, secret: str | None = None
     ) -> None:
         self.is_binary = False
-        self.peer_is_ours = False
+        self.peer_is_binary = False
         self._offers_binary = offers_binary
         self._secret = secret
         self._reader = FrameReader(max_frame_size)
         self._next_opaque = 0
-        self._asked: dict[int, int] = {}  # opaque -> request code, in the order they were asked
-        self._asked_in_binary: set[int] = set()
+        self._outstanding: dict[int, int] = {}  # opaque -> request code, oldest first
+        self._binary_requests: set[int] = set()
         self.get_buffer = self._reader.get_buffer
 
     def buffer_updated(self, count: int) -> list[ReceivedRequest | ReceivedResponse]:
-        """What is whole now that ``count`` bytes were received into `get_buffer`'s buffer.
+        """The messages that are complete after ``count`` more bytes in the buffer of `get_buffer`.
 
-        Raises WireError for what cannot be read: the connection has to be closed then.
+        Raises WireError for unreadable bytes; the connection must be closed then.
         """
         return self._messages(self._reader.buffer_updated(count))
 
-    def take_up_to(self, max_frame_size: int) -> None:
-        """Frames that come from now on may have so many bytes."""
+    def set_max_frame_size(self, max_frame_size: int) -> None:
+        """Set the limit for the next frames, in bytes."""
         self._reader.limit = max_frame_size
 
     @property
-    def held(self) -> int:
-        """How many bytes of memory what is received takes until a frame is whole."""
-        return self._reader.held
+    def buffer_size(self) -> int:
+        """The size of the receive buffer in bytes."""
+        return self._reader.buffer_size
 
     def feed(self, data: Buffer) -> list[ReceivedRequest | ReceivedResponse]:
-        """The same for bytes that were received elsewhere, which are copied."""
+        """The messages that are complete after ``data``, which is copied."""
         return self._messages(self._reader.feed(data))
 
     def request(self, request: Request) -> tuple[int, list[Buffer]]:
-        """The opaque that the answer will have, and the buffers to send. Raises EncodeError."""
+        """The opaque of the request, and the buffers to send. Raises EncodeError."""
         opaque = self._free_opaque()
         is_hello = not self.is_binary and isinstance(request, MetadataRequest)
         offers, secret = is_hello and self._offers_binary, self._secret if is_hello else None
         buffers = encode_request(request, opaque, self.is_binary, offers, secret)
-        self._asked[opaque] = REQUEST_CODES[type(request)]
+        self._outstanding[opaque] = REQUEST_CODES[type(request)]
         if self.is_binary:
-            self._asked_in_binary.add(opaque)
+            self._binary_requests.add(opaque)
         return opaque, buffers
 
     def forget(self, opaque: int) -> None:
-        """Wait no longer for that answer; if it comes, it is dropped."""
-        self._asked.pop(opaque, None)
-        self._asked_in_binary.discard(opaque)
+        """Drop the response to this request when it comes."""
+        self._outstanding.pop(opaque, None)
+        self._binary_requests.discard(opaque)
 
-    def pending(self) -> list[int]:
-        """What was asked and is not answered, oldest first."""
-        return list(self._asked)
+    def outstanding(self) -> list[int]:
+        """The opaques of requests without a response, oldest first."""
+        return list(self._outstanding)
 
-    def answer(self, asked: ReceivedRequest, answer: Response) -> list[Buffer]:
-        """The buffers that answer a request, in its dialect. Raises EncodeError."""
-        offers = self._offers_binary and asked.offers_binary
-        return encode_answer(answer, asked.opaque, asked.is_binary, offers)
+    def respond(self, received: ReceivedRequest, response: Response) -> list[Buffer]:
+        """The buffers of a response, in the request's dialect. Raises EncodeError."""
+        offers = self._offers_binary and received.offers_binary
+        return encode_response(response, received.opaque, received.is_binary, offers)
 
-    def refuse(self, asked: ReceivedRequest, refusal: Refusal) -> list[Buffer]:
-        """The buffers that say that a request was not done."""
-        return encode_refusal(refusal, asked.opaque, asked.is_binary, asked.request_code)
+    def refuse(self, received: ReceivedRequest, refusal: Refusal) -> list[Buffer]:
+        """The buffers of a refusal."""
+        return encode_refusal(refusal, received.opaque, received.is_binary, received.request_code)
 
     def _free_opaque(self) -> int:
-        """The next number that no unanswered request has."""
-        while self._next_opaque in self._asked:
+        """The next number that no outstanding request has."""
+        while self._next_opaque in self._outstanding:
             self._next_opaque = (self._next_opaque + 1) & _MAX_OPAQUE
         opaque = self._next_opaque
         self._next_opaque = (opaque + 1) & _MAX_OPAQUE
@@ -136,31 +136,31 @@ class Connection:
     def _messages(self, frames: list[WireFrame]) -> list[ReceivedRequest | ReceivedResponse]:
         found: list[ReceivedRequest | ReceivedResponse] = []
         for frame in frames:
-            decoded = decode(frame, self._asked)
-            message = self._answered(decoded) if decoded.is_answer else self._asked_for(decoded)
+            decoded = decode(frame, self._outstanding)
+            message = self._response_of(decoded) if decoded.is_response else self._request_of(decoded)
             if message is not None:
                 found.append(message)
         return found
 
-    def _asked_for(self, decoded: DecodedFrame) -> ReceivedRequest:
-        if decoded.is_binary and not self.peer_is_ours:
-            raise WireError("expected requests in JSON before the binary dialect is agreed on, found one in binary")
+    def _request_of(self, decoded: DecodedFrame) -> ReceivedRequest:
+        if decoded.is_binary and not self.peer_is_binary:
+            raise WireError("expected JSON requests before both sides agree on the binary dialect, found a binary one")
         if decoded.offers_binary and self._offers_binary:
-            self.peer_is_ours = True
+            self.peer_is_binary = True
         request = decoded.message
         assert isinstance(request, (Request, Refusal))
         opaque, code = decoded.opaque, decoded.request_code
         is_one_way, offers = decoded.is_one_way, decoded.offers_binary
         return ReceivedRequest(opaque, request, decoded.is_binary, is_one_way, offers, code, decoded.secret)
 
-    def _answered(self, decoded: DecodedFrame) -> ReceivedResponse | None:
-        if decoded.request_code == NOT_ASKED:
+    def _response_of(self, decoded: DecodedFrame) -> ReceivedResponse | None:
+        if decoded.request_code == NO_REQUEST:
             return None
-        opaque, answer = decoded.opaque, decoded.message
-        if decoded.is_binary and opaque not in self._asked_in_binary:
-            raise WireError("expected the answer to a request in JSON in JSON, found one in binary")
+        opaque, response = decoded.opaque, decoded.message
+        if decoded.is_binary and opaque not in self._binary_requests:
+            raise WireError("expected the response to a JSON request in JSON, found a binary one")
         self.forget(opaque)
         if decoded.offers_binary and self._offers_binary:
-            self.is_binary = self.peer_is_ours = True
-        assert isinstance(answer, (Response, Refusal))
-        return ReceivedResponse(opaque, answer)
+            self.is_binary = self.peer_is_binary = True
+        assert isinstance(response, (Response, Refusal))
+        return ReceivedResponse(opaque, response)

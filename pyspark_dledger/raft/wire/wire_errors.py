@@ -1,9 +1,9 @@
-"""What can go wrong with bytes on the wire."""
+"""Errors of encoding and decoding messages."""
 
 
 class WireError(ValueError):
-    """Bytes from a peer that cannot be read: nothing behind them on that connection can be trusted, so it is closed."""
+    """Unreadable bytes from a peer. The bytes after them cannot be trusted, so the connection is closed."""
 
 
 class EncodeError(ValueError):
-    """A message that cannot be sent in that dialect, or is too large for a frame."""
+    """A message that the dialect cannot carry, or that is too large for a frame."""

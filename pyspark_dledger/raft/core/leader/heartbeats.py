@@ -1,4 +1,4 @@
-"""A leader's heartbeats: who answers them, whether a quorum still does, and reads that wait for a quorum."""
+"""A leader's heartbeats. They detect a lost quorum, and confirm leadership for reads."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from pyspark_dledger.raft.messages import HeartBeatRequest, Response, Role
 
 
 @dataclass(slots=True)
-class _Beat:
-    """A peer: the latest heartbeat that it answered well, by number and by when it was sent."""
+class _PeerHeartbeat:
+    """The round and the send time of the latest heartbeat that a peer accepted."""
 
     peer_id: str
     round: int = 0
     sent_at: int = 0
     is_live: bool = False
-    repeated: int = 0
+    repeated_round: int = 0
 
 
-class _Sent(NamedTuple):
-    beat: _Beat
-    stint: int
+class _SentHeartbeat(NamedTuple):
+    peer: _PeerHeartbeat
+    leadership_epoch: int
     round: int
     sent_at: int
 
 
-class _Barrier(NamedTuple):
-    """Something that waits until a quorum has answered a heartbeat of that round or a later one."""
+class _PendingConfirmation(NamedTuple):
+    """A callback that waits until a quorum has accepted a heartbeat of that round or a later one."""
 
     round: int
     deadline: int
@@ -39,112 +39,115 @@ class _Barrier(NamedTuple):
 
 
 class Heartbeats:
-    """Keeps a leader in office, or ends its time."""
+    """Sends heartbeats, and ends a leadership without a quorum."""
 
     def __init__(self, member: Member) -> None:
         self._member = member
-        self._beats = {peer: _Beat(peer) for peer in member.others}
+        self._peers = {peer: _PeerHeartbeat(peer) for peer in member.others}
         self._round = 0
         self._next_at = 0
-        self._barriers: deque[_Barrier] = deque()
-        self._is_wanted = False
+        self._confirmations: deque[_PendingConfirmation] = deque()
+        self._is_due = False
         member.role_listeners.append(self._role_changed)
 
     def is_live(self, peer_id: str) -> bool:
-        """Whether that peer answered the last heartbeat that something is known of."""
-        return self._beats[peer_id].is_live
+        """Whether the peer responded to the last heartbeat with a known outcome."""
+        return self._peers[peer_id].is_live
 
     def _role_changed(self) -> None:
         member = self._member
-        barriers, self._barriers = self._barriers, deque()
-        for barrier in barriers:
-            barrier.done(False)
+        confirmations, self._confirmations = self._confirmations, deque()
+        for confirmation in confirmations:
+            confirmation.done(False)
         if member.is_leader:
-            for beat in self._beats.values():
-                beat.round, beat.sent_at, beat.is_live, beat.repeated = 0, member.now, False, 0
-            self._is_wanted = True
+            for peer in self._peers.values():
+                peer.round, peer.sent_at, peer.is_live, peer.repeated_round = 0, member.now, False, 0
+            self._is_due = True
 
     def tick(self) -> None:
         member = self._member
         if not member.is_leader:
             return
-        self._expire_barriers()
-        if member.now - self._quorum_of("sent_at", member.now) > member.config.leak_ms:
+        self._expire_confirmations()
+        if member.now - self._quorum_value("sent_at", member.now) > member.config.leak_ms:
             member.become(Role.CANDIDATE, None)
         elif member.now >= self._next_at:
-            self._is_wanted = True
+            self._is_due = True
 
     def pump(self) -> None:
-        """Send a round where one is due or wanted."""
+        """Send a round of heartbeats if one is due."""
         member = self._member
-        if not self._is_wanted or not member.is_leader:
+        if not self._is_due or not member.is_leader:
             return
-        self._is_wanted = False
+        self._is_due = False
         self._round += 1
         self._next_at = member.now + member.config.heart_beat_time_interval_ms
-        for beat in self._beats.values():
-            if not self._is_taking_over(beat.peer_id):
-                self._send(beat)
+        for peer in self._peers.values():
+            if not self._is_taking_leadership(peer.peer_id):
+                self._send(peer)
 
-    def _is_taking_over(self, peer_id: str) -> bool:
-        """Whether that peer was just told to lead: a heartbeat would make a Java member follow again instead."""
+    def _is_taking_leadership(self, peer_id: str) -> bool:
+        """Whether leadership is being transferred to that peer: after a heartbeat a Java member would follow again."""
         member = self._member
         if peer_id != member.transferee:
             return False
         return member.now - member.transfer_at < member.config.heart_beat_time_interval_ms
 
-    def _send(self, beat: _Beat) -> None:
+    def _send(self, peer: _PeerHeartbeat) -> None:
         member = self._member
         request = HeartBeatRequest(
             group=member.group,
-            remote_id=beat.peer_id,
+            remote_id=peer.peer_id,
             local_id=member.self_id,
             leader_id=member.self_id,
             term=member.term,
         )
-        member.send(beat.peer_id, request, self._answered, _Sent(beat, member.stint, self._round, member.now))
+        sent = _SentHeartbeat(peer, member.leadership_epoch, self._round, member.now)
+        member.send(peer.peer_id, request, self._on_response, sent)
 
-    def _answered(self, sent: _Sent, answer: Response | None) -> None:
-        member, beat = self._member, sent.beat
-        if not member.is_leader or sent.stint != member.stint:
+    def _on_response(self, sent: _SentHeartbeat, response: Response | None) -> None:
+        member, peer = self._member, sent.peer
+        if not member.is_leader or sent.leadership_epoch != member.leadership_epoch:
             return
-        beat.is_live = answer is not None and answer.code != ResponseCode.NETWORK_ERROR
-        if answer is None:
+        peer.is_live = response is not None and response.code != ResponseCode.NETWORK_ERROR
+        if response is None:
             return
-        if answer.code == ResponseCode.SUCCESS:
-            beat.round, beat.sent_at = max(beat.round, sent.round), max(beat.sent_at, sent.sent_at)
-            self._release_barriers()
-        elif answer.code == ResponseCode.TERM_NOT_READY and beat.repeated != self._round:
-            # It knows the term now; one repetition a round, so that no two members answer each other for ever.
-            beat.repeated = self._round
-            self._send(beat)
-        elif answer.code == ResponseCode.INCONSISTENT_LEADER:
-            member.problem(f"{beat.peer_id} follows another leader in term {member.term}: two members lead one term")
+        if response.code == ResponseCode.SUCCESS:
+            peer.round, peer.sent_at = max(peer.round, sent.round), max(peer.sent_at, sent.sent_at)
+            self._release_confirmations()
+        elif response.code == ResponseCode.TERM_NOT_READY and peer.repeated_round != self._round:
+            # The peer has adopted the term. One repetition per round, so that two members cannot loop.
+            peer.repeated_round = self._round
+            self._send(peer)
+        elif response.code == ResponseCode.INCONSISTENT_LEADER:
+            member.report_problem(
+                f"{peer.peer_id} follows another leader in term {member.term}: two members lead one term"
+            )
 
-    def _quorum_of(self, name: str, own: int) -> int:
-        """The highest value that a quorum has reached, this member with `own`."""
-        values = sorted((own, *(getattr(beat, name) for beat in self._beats.values())), reverse=True)
+    def _quorum_value(self, name: str, own: int) -> int:
+        """The highest value that a quorum has reached; this member has `own`."""
+        values = sorted((own, *(getattr(peer, name) for peer in self._peers.values())), reverse=True)
         return int(values[self._member.quorum - 1])
 
     # Reads
 
-    def when_confirmed(self, done: Callable[[bool], None]) -> None:
-        """Call `done` with True once a quorum has answered a heartbeat sent from now on, with False if it does not."""
+    def confirm_leadership(self, done: Callable[[bool], None]) -> None:
+        """Call `done` with True when a quorum has accepted a later heartbeat, with False after a timeout."""
         member = self._member
-        if not self._beats:
+        if not self._peers:
             done(True)
             return
         deadline = member.now + member.config.max_wait_ack_time_ms
-        self._is_wanted = True
-        self._barriers.append(_Barrier(self._round + 1, deadline, done))
+        self._is_due = True
+        self._confirmations.append(_PendingConfirmation(self._round + 1, deadline, done))
 
-    def _release_barriers(self) -> None:
-        if not self._barriers:
+    def _release_confirmations(self) -> None:
+        if not self._confirmations:
             return
-        reached = self._quorum_of("round", self._round)
-        while self._barriers and self._barriers[0].round <= reached:
-            self._barriers.popleft().done(True)
+        reached = self._quorum_value("round", self._round)
+        while self._confirmations and self._confirmations[0].round <= reached:
+            self._confirmations.popleft().done(True)
 
-    def _expire_barriers(self) -> None:
-        while self._barriers and self._barriers[0].deadline <= self._member.now:
-            self._barriers.popleft().done(False)
+    def _expire_confirmations(self) -> None:
+        while self._confirmations and self._confirmations[0].deadline <= self._member.now:
+            self._confirmations.popleft().done(False)

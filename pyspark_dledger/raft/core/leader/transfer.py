@@ -1,4 +1,4 @@
-"""Leadership that goes to a chosen member (``DLedgerServer.handleLeadershipTransfer``, ``checkPreferredLeader``)."""
+"""Leadership transfer (``DLedgerServer.handleLeadershipTransfer``, ``checkPreferredLeader``)."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from pyspark_dledger.raft.core.member import Member
 from pyspark_dledger.raft.messages import Response, Role, TransferRequest, TransferResponse
 
 # Java waits this long for the transferee.
-_TRANSFER_TIME_OUT_MS = 10_000
-_PREFERRED_EVERY_MS = 1000
-# After a preferred leader failed to take over; appends are refused while it tries.
+_TRANSFER_TIMEOUT_MS = 10_000
+_PREFERRED_INTERVAL_MS = 1000
+# After a preferred leader failed to take over: appends are rejected during each attempt.
 _PREFERRED_PAUSE_MS = 10_000
 
 
-class _Asked(NamedTuple):
-    """A transfer that this leader asked for; nobody waits for the outcome of one to a preferred leader."""
+class _SentTransfer(NamedTuple):
+    """A transfer from this leader; ``request`` is None for one to a preferred leader."""
 
-    stint: int
+    leadership_epoch: int
     request: TransferRequest | None
     token: object
 
 
 @dataclass(slots=True)
-class _Taking:
-    """A transfer to this member: ``term`` is the one it stands in once it has all entries, -1 before."""
+class _TakeOver:
+    """A transfer to this member; ``term`` is the term of its campaign, -1 until it has all entries."""
 
     request: TransferRequest
     token: object
@@ -38,21 +38,21 @@ class _Taking:
 
 
 class Transfer:
-    """Hands leadership over, and takes it."""
+    """Transfers leadership to another member, and takes it over from one."""
 
     def __init__(self, member: Member, election: Election, heartbeats: Heartbeats, replication: Replication) -> None:
         self._member = member
         self._election = election
         self._heartbeats = heartbeats
         self._replication = replication
-        self._taking: _Taking | None = None
-        self._preferred_at = member.now + _PREFERRED_EVERY_MS
+        self._take_over: _TakeOver | None = None
+        self._preferred_at = member.now + _PREFERRED_INTERVAL_MS
         member.role_listeners.append(self._role_changed)
 
     def handle(self, request: TransferRequest, token: object) -> None:
         member = self._member
         if request.transfer_id == member.self_id:
-            code = self._refusal(request)
+            code = self._error_code(request)
             if code is None:
                 self._transfer(request.transferee_id or "", request, token)
                 return
@@ -61,19 +61,19 @@ class Transfer:
         else:
             code = ResponseCode.UNEXPECTED_ARGUMENT
         if code is not None:
-            self._refuse(request, token, code)
+            self._reject(request, token, code)
 
-    def _refuse(self, request: TransferRequest, token: object, code: ResponseCode) -> None:
-        self._member.refuse(token, request, TransferResponse(), code)
+    def _reject(self, request: TransferRequest, token: object, code: ResponseCode) -> None:
+        self._member.reject(token, request, TransferResponse(), code)
 
-    def _answer(self, token: object, code: int) -> None:
+    def _respond(self, token: object, code: int) -> None:
         member = self._member
-        answer = TransferResponse(group=member.group, code=code, leader_id=member.leader_id, term=member.term)
-        member.reply(token, answer)
+        response = TransferResponse(group=member.group, code=code, leader_id=member.leader_id, term=member.term)
+        member.reply(token, response)
 
     # From this leader
 
-    def _refusal(self, request: TransferRequest) -> ResponseCode | None:
+    def _error_code(self, request: TransferRequest) -> ResponseCode | None:
         member, transferee = self._member, request.transferee_id
         if transferee is None or transferee not in member.peers:
             return ResponseCode.UNKNOWN_MEMBER
@@ -103,28 +103,30 @@ class Transfer:
             transferee_id=transferee,
             take_leadership_ledger_index=member.store.ledger_end_index,
         )
-        member.send(transferee, command, self._transferred, _Asked(member.stint, request, token))
+        member.send(
+            transferee, command, self._on_transfer_response, _SentTransfer(member.leadership_epoch, request, token)
+        )
 
-    def _transferred(self, asked: _Asked, answer: Response | None) -> None:
-        """The transferee leads, or does not: then this member goes on, where it still leads."""
+    def _on_transfer_response(self, sent: _SentTransfer, response: Response | None) -> None:
+        """The transfer succeeded or failed. If it failed, this member continues to lead."""
         member = self._member
-        code: int = ResponseCode.NETWORK_ERROR if answer is None else answer.code
-        if member.is_leader and member.stint == asked.stint:
+        code: int = ResponseCode.NETWORK_ERROR if response is None else response.code
+        if member.is_leader and member.leadership_epoch == sent.leadership_epoch:
             member.transferee = None
             self._preferred_at = member.now + _PREFERRED_PAUSE_MS
-        if asked.request is not None:
-            self._answer(asked.token, code)
+        if sent.request is not None:
+            self._respond(sent.token, code)
 
     def _check_transferee(self) -> None:
         member = self._member
-        if member.transferee is not None and member.now >= member.transfer_at + _TRANSFER_TIME_OUT_MS:
+        if member.transferee is not None and member.now >= member.transfer_at + _TRANSFER_TIMEOUT_MS:
             member.transferee = None
 
     def _check_preferred(self) -> None:
         member, config = self._member, self._member.config
         if member.now < self._preferred_at:
             return
-        self._preferred_at = member.now + _PREFERRED_EVERY_MS
+        self._preferred_at = member.now + _PREFERRED_INTERVAL_MS
         preferred = config.preferred_leader_ids
         if member.self_id in preferred or member.transferee is not None:
             return
@@ -137,48 +139,48 @@ class Transfer:
     # To this member
 
     def _take(self, request: TransferRequest, token: object) -> ResponseCode | None:
-        """Stand as soon as all entries are here; a code where that is refused."""
+        """Campaign as soon as this member has all entries. Returns a code if the transfer is rejected."""
         member = self._member
         if member.role is not Role.FOLLOWER or request.transfer_id != member.leader_id:
             return ResponseCode.INCONSISTENT_LEADER
         if request.term != member.term:
             return ResponseCode.INCONSISTENT_TERM
-        self._finish_taking(ResponseCode.TAKE_LEADERSHIP_FAILED)
+        self._finish_take_over(ResponseCode.TAKE_LEADERSHIP_FAILED)
         deadline = member.now + member.config.leadership_transfer_wait_timeout_ms
-        self._taking = _Taking(request, token, deadline)
-        self._check_taking()
+        self._take_over = _TakeOver(request, token, deadline)
+        self._check_take_over()
         return None
 
-    def _check_taking(self) -> None:
-        member, taking = self._member, self._taking
-        if taking is None:
+    def _check_take_over(self) -> None:
+        member, take_over = self._member, self._take_over
+        if take_over is None:
             return
-        if taking.term < 0 and member.store.ledger_end_index >= taking.request.take_leadership_ledger_index:
-            taking.term, taking.deadline = member.term + 1, member.now + _TRANSFER_TIME_OUT_MS
+        if take_over.term < 0 and member.store.ledger_end_index >= take_over.request.take_leadership_ledger_index:
+            take_over.term, take_over.deadline = member.term + 1, member.now + _TRANSFER_TIMEOUT_MS
             if not self._election.take_leadership():
-                self._finish_taking(ResponseCode.DISK_ERROR)
-        elif member.now >= taking.deadline:
-            self._finish_taking(ResponseCode.TAKE_LEADERSHIP_FAILED)
+                self._finish_take_over(ResponseCode.DISK_ERROR)
+        elif member.now >= take_over.deadline:
+            self._finish_take_over(ResponseCode.TAKE_LEADERSHIP_FAILED)
 
-    def _finish_taking(self, code: ResponseCode) -> None:
-        taking, self._taking = self._taking, None
-        if taking is not None:
-            self._answer(taking.token, code)
+    def _finish_take_over(self, code: ResponseCode) -> None:
+        take_over, self._take_over = self._take_over, None
+        if take_over is not None:
+            self._respond(take_over.token, code)
 
     def _role_changed(self) -> None:
-        """Whether a take-over has come to its end (``TakeLeadershipTask``)."""
-        member, taking = self._member, self._taking
-        if taking is None:
+        """Finish a transfer to this member if its campaign is over (``TakeLeadershipTask``)."""
+        member, take_over = self._member, self._take_over
+        if take_over is None:
             return
-        if member.term == taking.term:
+        if member.term == take_over.term:
             if member.role is not Role.CANDIDATE:
                 is_done = member.role is Role.LEADER
-                self._finish_taking(ResponseCode.SUCCESS if is_done else ResponseCode.TAKE_LEADERSHIP_FAILED)
+                self._finish_take_over(ResponseCode.SUCCESS if is_done else ResponseCode.TAKE_LEADERSHIP_FAILED)
         else:
-            self._finish_taking(ResponseCode.EXPIRED_TERM)
+            self._finish_take_over(ResponseCode.EXPIRED_TERM)
 
     def tick(self) -> None:
-        self._check_taking()
+        self._check_take_over()
         if self._member.is_leader:
             self._check_transferee()
             self._check_preferred()

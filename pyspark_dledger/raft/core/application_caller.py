@@ -1,0 +1,161 @@
+"""Calls a member's application: notifies it, forwards a leader's requests to it, and ends the core if it raises.
+
+A follower's application copies its leader's metadata from time to time (RocketMQ's ``SlaveSynchronize``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from pyspark_dledger.common.response_codes import ResponseCode
+from pyspark_dledger.format.encode.encoded import Bodies
+from pyspark_dledger.raft.core.application import Admitted, Application, Refused
+from pyspark_dledger.raft.core.member import Member
+from pyspark_dledger.raft.messages import (
+    POSITION_SIZE,
+    ConfigRequest,
+    ConfigResponse,
+    PutRequest,
+    PutResponse,
+    Request,
+    Response,
+    Role,
+    TopicsRequest,
+    TopicsResponse,
+)
+from pyspark_dledger.store.dledger_store import AppendedEntries
+
+T = TypeVar("T")
+
+# Codes of a new leader, and of one without messages: not worth a report.
+_NORMAL_CODES = (ResponseCode.LEADER_NOT_READY, ResponseCode.UNSUPPORTED)
+
+
+class ApplicationError(RuntimeError):
+    """The application raised an exception. Its state no longer fits the log, so its node must end."""
+
+
+class ApplicationCaller:
+    """Calls the application, if there is one.
+
+    Construct it before the parts that append and commit: the application learns of a role change first.
+    """
+
+    def __init__(self, member: Member, application: Application | None) -> None:
+        self._member = member
+        self._application = application
+        self._is_leading = False
+        self._copy_at = 0
+        if application is not None:
+            member.role_listeners.append(self._role_changed)
+            member.commit_listeners.append(self._committed)
+
+    @property
+    def serves_messages(self) -> bool:
+        return self._application is not None
+
+    def _call(self, method: Callable[[Application], T]) -> T:
+        assert self._application is not None
+        try:
+            return method(self._application)
+        except Exception as error:
+            raise ApplicationError(f"the application raised {error!r}") from error
+
+    # Notifications
+
+    def _role_changed(self) -> None:
+        member = self._member
+        self._copy_at = member.now + member.config.copy_config_first_ms
+        if member.is_leader or self._is_leading:
+            self._is_leading = member.is_leader
+            self._call(lambda application: application.role_changed(member.is_leader, member.term))
+
+    def _committed(self, index: int) -> None:
+        self._call(lambda application: application.committed(index))
+
+    # Copying the leader's metadata
+
+    def tick(self) -> None:
+        """Request the leader's metadata if it is time. Java leaders have none."""
+        member = self._member
+        if self._application is None or member.role is not Role.FOLLOWER or member.now < self._copy_at:
+            return
+        self._copy_at = member.now + member.config.copy_config_every_ms
+        leader = member.leader_id
+        if leader in member.binary_peers:
+            request = ConfigRequest(group=member.group, remote_id=leader, local_id=member.self_id)
+            member.send(leader, request, self._on_config, leader)
+
+    def _on_config(self, leader: str, response: Response | None) -> None:
+        if not isinstance(response, ConfigResponse) or response.code != ResponseCode.SUCCESS:
+            return
+        if self._member.role is Role.FOLLOWER and self._member.leader_id == leader:
+            self._call(lambda application: application.copied(response.files))
+
+    # Requests to a leader
+
+    def admit(self, request: PutRequest) -> Admitted | Refused:
+        """The entries to append for a put, or its rejection."""
+        if self._application is None:
+            return Refused(ResponseCode.UNSUPPORTED, "no application")
+        return self._call(lambda application: application.admit(request.bodies, request.queue_nums))
+
+    def appended(self, admitted: Admitted, appended: AppendedEntries | None, count: int) -> bytes:
+        """The positions of the `count` bodies of a put."""
+        positions = self._call(lambda application: application.appended(admitted, appended))
+        if len(positions) != count * POSITION_SIZE:
+            raise ApplicationError(f"expected {count} positions of {POSITION_SIZE} bytes, found {len(positions)} bytes")
+        return positions
+
+    def filler(self) -> Bodies:
+        return self._call(lambda application: application.filler())
+
+    def handle_topics(self, request: TopicsRequest, token: object) -> None:
+        if self._has_rejected(request, token, TopicsResponse()):
+            return
+        found = self._call(lambda application: application.topics(request.names, request.queue_nums))
+        if isinstance(found, Refused):
+            self.reject(request, token, TopicsResponse(), found)
+            return
+        member, (counts, host) = self._member, found
+        response = TopicsResponse(
+            group=member.group,
+            leader_id=member.leader_id,
+            term=member.term,
+            queue_counts=dict(counts),
+            store_host=bytes(host),
+        )
+        member.reply(token, response)
+
+    def handle_config(self, request: ConfigRequest, token: object) -> None:
+        if self._has_rejected(request, token, ConfigResponse()):
+            return
+        member, files = self._member, self._call(lambda application: application.config())
+        response = ConfigResponse(group=member.group, leader_id=member.leader_id, term=member.term, files=dict(files))
+        member.reply(token, response)
+
+    def _has_rejected(self, request: Request, token: object, response: Response) -> bool:
+        """Reject a request that only a leader with an application accepts. Clients first look for the leader."""
+        if not self._member.is_leader:
+            self._member.reject(token, request, response, ResponseCode.NOT_LEADER)
+        elif self._application is None:
+            self._member.reject(token, request, response, ResponseCode.UNSUPPORTED)
+        else:
+            return False
+        return True
+
+    def reject(self, request: Request, token: object, response: PutResponse | TopicsResponse, refused: Refused) -> None:
+        """Respond with the application's code and reason."""
+        code = _response_code(refused.code)
+        if code not in _NORMAL_CODES:
+            self._member.report(f"a {type(request).__name__} was rejected: {refused.reason}", f"rejected {code.name}")
+        response.reason = refused.reason
+        self._member.reject(token, request, response, code)
+
+
+def _response_code(code: int) -> ResponseCode:
+    try:
+        return ResponseCode(code)
+    except ValueError:
+        raise ApplicationError(f"expected a response code of DLedger, found {code}") from None

@@ -1,0 +1,62 @@
+"""A leader's commit index."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pyspark_dledger.raft.core.leader.appends import Appends
+from pyspark_dledger.raft.core.leader.peer_progress import PeerProgress
+from pyspark_dledger.raft.core.member import Member
+
+
+class CommitIndex:
+    """Commits the entries that a quorum has."""
+
+    def __init__(self, member: Member, appends: Appends, peers: Sequence[PeerProgress]) -> None:
+        self._member = member
+        self._appends = appends
+        self._peers = peers
+        # The first entry of this leader's own term.
+        self._own_from = 0
+        member.role_listeners.append(self._role_changed)
+
+    def _role_changed(self) -> None:
+        member = self._member
+        if member.is_leader:
+            store = member.store
+            end = store.ledger_end_index
+            self._own_from = end if end >= 0 and store.ledger_end_term == member.term else end + 1
+            if not self._peers:
+                self.advance()
+
+    @property
+    def is_known(self) -> bool:
+        """Whether all entries that earlier leaders committed are known to be committed.
+
+        So it is when an entry of the own term is committed, or the whole log.
+        """
+        store = self._member.store
+        committed = store.committed_index
+        return committed >= self._own_from or committed == store.ledger_end_index
+
+    def advance(self) -> None:
+        """Commit the entries of the own term that a quorum has, and all entries that every member has."""
+        member = self._member
+        if not member.is_leader:
+            return
+        matches = [progress.match_index for progress in self._peers]
+        matches.append(member.durable_index)
+        matches.sort(reverse=True)
+        committed = member.store.committed_index
+        index = matches[member.quorum - 1]
+        if index <= committed:
+            return
+        if not self._is_own(index):
+            index = matches[-1]
+            if index <= committed:
+                return
+        if member.commit(index):
+            self._appends.committed(member.store.committed_index)
+
+    def _is_own(self, index: int) -> bool:
+        return index >= self._own_from or self._member.store.term_at(index) == self._member.term
