@@ -1,4 +1,4 @@
-// Views of somebody's Arrow columns, which have to stay as long as these are used.
+// Views of Arrow columns. The columns must outlive them.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace dledger {
 
-// A text or bytes of a row; null where `size` is -1.
+// A text or bytes of a row; null if `size` is -1.
 struct Text {
   const uint8_t* data = nullptr;
   int64_t size = -1;
@@ -22,19 +22,19 @@ struct Text {
   }
 };
 
-// A column that is not there is null throughout.
+// A missing column is null in every row.
 struct ColumnView {
   const uint8_t* valid = nullptr;
   int64_t offset = 0;
-  bool is_there = false;
+  bool is_present = false;
 
   void view(const ArrowArray& array, int64_t parent_offset) {
     valid = static_cast<const uint8_t*>(array.buffers[0]);
     offset = parent_offset + array.offset;
-    is_there = true;
+    is_present = true;
   }
   bool is_null(int64_t row) const {
-    if (!is_there) return true;
+    if (!is_present) return true;
     const int64_t bit = offset + row;
     return valid != nullptr && (valid[bit / 8] >> (bit % 8) & 1) == 0;
   }
@@ -64,14 +64,14 @@ struct MapColumn : ColumnView {
   const int32_t* offsets = nullptr;
   TextColumn names, values;
 
-  // The places of a row's pairs in `names` and `values`.
+  // The range of a row's pairs in `names` and `values`.
   std::pair<int64_t, int64_t> range(int64_t row) const {
     if (is_null(row)) return {0, 0};
     return {offsets[offset + row], offsets[offset + row + 1]};
   }
 };
 
-// The values of an array, whatever they mean. `offset` is that of the parent, here and below.
+// The values of an array without a check of its type. `offset` is that of the parent, here and below.
 template <typename T>
 NumberColumn<T> view_values(const ArrowArray& array, int64_t offset) {
   NumberColumn<T> column;
@@ -80,7 +80,7 @@ NumberColumn<T> view_values(const ArrowArray& array, int64_t offset) {
   return column;
 }
 
-// Each of these throws std::invalid_argument for a column of another type.
+// These throw std::invalid_argument for a column of another type.
 NumberColumn<int32_t> view_int32(const ArrowSchema& schema, const ArrowArray& array, int64_t offset);
 NumberColumn<int64_t> view_int64(const ArrowSchema& schema, const ArrowArray& array, int64_t offset);
 TextColumn view_text(const ArrowSchema& schema, const ArrowArray& array, int64_t offset);

@@ -16,11 +16,11 @@ namespace {
 
 constexpr int kSlots = 1024;
 
-// What the signal handler needs to know of a mapping; `begin` 0 marks a free slot.
+// A mapping, for the signal handler; `begin` 0 marks a free slot.
 struct Slot {
   std::atomic<uintptr_t> begin{0};
   std::atomic<uintptr_t> end{0};
-  std::atomic<uintptr_t> fault{0};  // first address that could not be read; `end` if none
+  std::atomic<uintptr_t> fault{0};  // the first address that could not be read, or `end`
 };
 
 Slot slots[kSlots];
@@ -29,7 +29,7 @@ struct sigaction previous_action;
 std::mutex slots_mutex;
 thread_local bool is_chaining = false;
 
-// Replaces the rest of the mapping that holds `address` by zeros and notes where that began.
+// Replaces the mapping from the page of `address` on by zeros, and stores where that began.
 bool replace_by_zeros(uintptr_t address) {
   for (Slot& slot : slots) {
     const uintptr_t begin = slot.begin.load(std::memory_order_acquire);
@@ -57,7 +57,7 @@ void on_bus_error(int signal, siginfo_t* info, void* context) {
   const bool replaced = replace_by_zeros(reinterpret_cast<uintptr_t>(info->si_addr));
   errno = saved_errno;
   if (replaced) return;
-  // Not ours: whoever was asked before decides, as if this handler were not there.
+  // Not our mapping: the previous handler decides.
   if (is_chaining) {
     signal_default();
     return;
@@ -73,12 +73,12 @@ void on_bus_error(int signal, siginfo_t* info, void* context) {
   is_chaining = false;
 }
 
-// Installs the handler, again where somebody replaced it since: Python's faulthandler does when it is enabled.
+// Installs the handler, again if it was replaced since: Python's faulthandler replaces it when it is enabled.
 void install_handler() {
   static std::once_flag once;
   std::call_once(once, [] {
     page_size = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
-    // A child forked while another thread held the lock could never take it.
+    // Otherwise a child that is forked while another thread has the lock could never take it.
     pthread_atfork([] { slots_mutex.lock(); }, [] { slots_mutex.unlock(); }, [] { slots_mutex.unlock(); });
   });
   std::lock_guard<std::mutex> lock(slots_mutex);
@@ -137,9 +137,9 @@ MappedFile::MappedFile(const SegmentBytes& bytes) : path_(bytes.path), is_partia
 
 void MappedFile::map(const SegmentBytes& bytes) {
   const auto size = static_cast<size_t>(size_);
-  // Pages behind the end of a file cannot be read: those stand for what a partial copy does not hold.
-  const auto behind = static_cast<off_t>((static_cast<uintptr_t>(size_) + page_size - 1) & ~(page_size - 1));
-  void* const mapped = mmap(nullptr, size, PROT_READ, MAP_SHARED, fd_, is_partial_ ? behind : 0);
+  // Pages after the end of a file cannot be read. They are mapped where a partial copy has no bytes.
+  const auto after_end = static_cast<off_t>((static_cast<uintptr_t>(size_) + page_size - 1) & ~(page_size - 1));
+  void* const mapped = mmap(nullptr, size, PROT_READ, MAP_SHARED, fd_, is_partial_ ? after_end : 0);
   if (mapped == MAP_FAILED) fail(path_, "cannot be mapped", errno);
   data_ = static_cast<uint8_t*>(mapped);
   if (!is_partial_) return;
@@ -162,7 +162,7 @@ MappedFile::~MappedFile() {
 
 int64_t MappedFile::readable() {
   if (size_ == 0) return 0;
-  if (is_partial_) install_handler();  // what is missing is met often, also by a scan that waited meanwhile
+  if (is_partial_) install_handler();  // missing bytes are frequent, and the handler may have been replaced since
   const auto fault = static_cast<int64_t>(slots[slot_].fault.load() - slots[slot_].begin.load());
   if (is_partial_ && fault < size_) throw MissingFault(fault);
   struct stat status{};

@@ -1,4 +1,4 @@
-// Loads and stores of fixed byte orders, and a mapped file that survives being truncated while it is read.
+// Loads and stores of fixed byte orders, and a mapped file that can be truncated while it is read.
 #pragma once
 
 #include <atomic>
@@ -76,38 +76,37 @@ inline void store_be16(uint8_t* p, uint32_t value) {
   p[1] = static_cast<uint8_t>(value);
 }
 
-// A file that cannot be read, or a request that contradicts it. Becomes errors.StoreError in Python.
+// A file cannot be read, or the request does not fit it. Becomes errors.StoreError in Python.
 struct StoreFault : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// Bytes that were asked for and are not in a partial copy of a file: it has to hold those at `offset` of the file. No
-// runtime_error, which stands for what is wrong with bytes that are there. Becomes segment_file.MissingBytes in Python.
+// A read needs the bytes at `offset` of a file, which its partial copy does not have. Not a runtime_error, because
+// those report problems of bytes that are there. Becomes segment_file.MissingBytes in Python.
 struct MissingFault : std::exception {
   explicit MissingFault(int64_t at) : offset(at) {}
-  const char* what() const noexcept override { return "bytes that a partial copy does not hold"; }
+  const char* what() const noexcept override { return "bytes that a partial copy does not have"; }
 
   int64_t offset;
 };
 
-// The parts [from, to) of a file that a partial copy of it holds, ascending, apart and in whole pages.
+// The parts [from, to) of a file in a partial copy: ascending, disjoint, and whole pages.
 using Extents = std::vector<std::pair<int64_t, int64_t>>;
 
-// The file that holds a segment's bytes: its path, or a partial copy of it, of the same size.
+// The file with a segment's bytes, or a partial copy of the same size.
 struct SegmentBytes {
-  std::string path;   // as errors name it
-  std::string local;  // where it is opened
+  std::string path;   // in error texts
+  std::string local;  // the file to open
   bool is_partial = false;
   Extents extents = {};  // of a partial copy
 };
 
-// A read-only mapping of a whole file. Pages that vanish while it is mapped (the file was truncated, the disk failed)
-// read as zeros from the first bad page on instead of raising SIGBUS; `readable()` then tells how far the bytes are
-// real. What a partial copy does not hold reads as zeros just so, and `readable()` throws MissingFault then: nothing
-// that was read before may be used.
+// A read-only mapping of a whole file. If a page cannot be read (the file was truncated, the disk failed), it and all
+// pages after it read as zeros instead of raising SIGBUS, and `readable()` returns where the real bytes end. Missing
+// parts of a partial copy also read as zeros; `readable()` then throws MissingFault, and nothing read so far is valid.
 class MappedFile {
  public:
-  // Throws StoreFault naming the path and the reason.
+  // Throws StoreFault with the path and the reason.
   explicit MappedFile(const SegmentBytes& bytes);
   ~MappedFile();
   MappedFile(const MappedFile&) = delete;
@@ -116,11 +115,11 @@ class MappedFile {
   const uint8_t* data() const { return data_; }
   const std::string& path() const { return path_; }
 
-  // Bytes from the start that are real now: the mapped size, or less if the file shrank or failed to read since. Throws
-  // MissingFault where bytes were read that a partial copy does not hold.
+  // The end of the real bytes: the mapped size, or less if the file shrank or could not be read. Throws MissingFault if
+  // bytes were read that a partial copy does not have.
   int64_t readable();
 
-  // Asks for the pages of [from, from + length) in one call, which is cheaper than a fault for every 16 pages.
+  // Loads the pages of [from, from + length) in one call, which is cheaper than a fault for every 16 pages.
   void populate(int64_t from, int64_t length) const;
 
  private:

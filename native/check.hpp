@@ -1,4 +1,4 @@
-// What can be wrong with an entry or message whose structure is right, in the order in which it is looked for.
+// Checks of entries and messages with an intact structure, in their order.
 #pragma once
 
 #include <cstdint>
@@ -25,8 +25,7 @@ inline std::string expected_found(const char* what, int64_t expected, int64_t fo
   return expected_found(what, std::to_string(expected), found);
 }
 
-// What is wrong with the body of the entry at p by the CRC in its header, where 0 means that none was computed; empty
-// for nothing.
+// The problem of an entry whose body does not match the CRC in its header, or an empty text. 0 there means no CRC.
 inline std::string stored_crc_problem(const uint8_t* p, int64_t size) {
   const EntryHeader header{p};
   const int32_t stored = header.body_crc();
@@ -37,7 +36,7 @@ inline std::string stored_crc_problem(const uint8_t* p, int64_t size) {
 
 enum class MessageCheck { Offset, Crc, PropertyCrc, Timestamp };
 
-// Calls report(check, text) for each problem of the message that stands at `at`, until it returns false.
+// Calls report(check, text) for each problem of the message at position `at`, until it returns false.
 template <typename Report>
 void check_message(const Message& message, int64_t at, bool is_dledger, bool verify_crc, Report report) {
   const int64_t offset = message.physical_offset();

@@ -12,12 +12,12 @@
 namespace dledger {
 namespace {
 
-constexpr size_t kSmallest = 4096;
+constexpr size_t kMinCapacity = 4096;
 constexpr size_t kHugePage = 2 * 1024 * 1024;
 constexpr size_t kPoolBytes = 96 * 1024 * 1024;
 constexpr int64_t kNullable = 2;  // ARROW_FLAG_NULLABLE
 
-// Free memory by size class (powers of two from kSmallest).
+// Free memory by size class (powers of two from kMinCapacity).
 class Pool {
  public:
   uint8_t* take(size_t capacity) {
@@ -54,13 +54,13 @@ class Pool {
   }
 
   static Pool& shared() {
-    static Pool* const pool = make();  // outlives every batch that Python still holds at exit
+    static Pool* const pool = make();  // never freed: Python may still have batches at exit
     return *pool;
   }
 
  private:
   static Pool* make() {
-    // A child forked while another thread held the lock could never take it.
+    // Otherwise a child that is forked while another thread has the lock could never take it.
     pthread_atfork([] { shared().mutex_.lock(); }, [] { shared().mutex_.unlock(); }, [] { shared().mutex_.unlock(); });
     return new Pool;
   }
@@ -85,7 +85,7 @@ void Buffer::swap(Buffer& other) noexcept {
 }
 
 void Buffer::grow(size_t needed) {
-  size_t capacity = std::max(capacity_ * 2, kSmallest);
+  size_t capacity = std::max(capacity_ * 2, kMinCapacity);
   while (capacity < needed) capacity *= 2;
   uint8_t* const bigger = Pool::shared().take(capacity);
   if (size_ > 0) std::memcpy(bigger, data_, size_);
@@ -271,10 +271,8 @@ void Column::export_array(ArrowArray* out) {
     children.resize(1);
     fill_array(&children[0], pairs_, 0, list(Buffer()), std::move(pair));
   }
-  // Arrow wants a buffer where there are no bytes, too.
-  if (values_.data() == nullptr) {
-    values_.extend(1);
-  }
+  // Arrow needs a buffer even without bytes.
+  if (values_.data() == nullptr) values_.extend(1);
   if (type_ == Type::Map) {
     fill_array(out, length_, nulls_, list(std::move(validity_), std::move(offsets_)), std::move(children));
   } else if (type_ == Type::String || type_ == Type::Binary) {

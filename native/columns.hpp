@@ -41,7 +41,7 @@ struct ArrowArray {
 
 namespace dledger {
 
-// A copy without a call, for the many short texts of a row: first and last part may overlap.
+// A copy without a call, for the many short texts of a row. The first and the last part may overlap.
 inline void copy_inline(uint8_t* to, const uint8_t* from, size_t n) {
   const auto move = [&](auto part, size_t at) {
     std::memcpy(&part, from + at, sizeof part);
@@ -69,9 +69,8 @@ inline void copy_inline(uint8_t* to, const uint8_t* from, size_t n) {
   }
 }
 
-// A copy past the cache, for bodies: a batch of them is larger than the cache anyway, and writing around it spares the
-// memory from fetching every line before it is overwritten. `finish_streaming` has to come before anybody else reads
-// the copy.
+// A copy around the cache, for bodies: a batch of them is larger than the cache, and the lines need not be fetched
+// before they are overwritten. Call `finish_streaming` before another thread reads the copy.
 inline void copy_streaming(uint8_t* to, const uint8_t* from, size_t n) {
 #if defined(__SSE2__)
   for (; n > 0 && reinterpret_cast<uintptr_t>(to) % sizeof(__m128i) != 0; n--) *to++ = *from++;
@@ -105,7 +104,7 @@ class Buffer {
   uint8_t* data() const { return data_; }
   size_t size() const { return size_; }
 
-  // Room for `more` bytes at the end; the caller fills all of them.
+  // Memory for `more` bytes at the end, which the caller must fill.
   uint8_t* extend(size_t more) {
     if (size_ + more > capacity_) grow(size_ + more);
     uint8_t* const tail = data_ + size_;
@@ -138,17 +137,17 @@ class Column {
   const std::string& name() const { return name_; }
   int64_t length() const { return length_; }
 
-  // Room for what another column took, so that a batch like the last one needs no growing.
-  struct Room {
+  // Reserving the sizes of the last batch avoids that the column grows step by step.
+  struct Sizes {
     size_t values = 0, offsets = 0;
   };
-  Room room() const { return {values_.size(), offsets_.size()}; }
-  void reserve(const Room& room) {
-    values_.reserve(room.values);
-    offsets_.reserve(room.offsets);
+  Sizes sizes() const { return {values_.size(), offsets_.size()}; }
+  void reserve(const Sizes& sizes) {
+    values_.reserve(sizes.values);
+    offsets_.reserve(sizes.offsets);
   }
 
-  // Room for the fixed-width values of `rows` rows.
+  // Memory for the fixed-width values of `rows` rows.
   template <typename T>
   T* values(int64_t rows) {
     return reinterpret_cast<T*>(values_.extend(sizeof(T) * static_cast<size_t>(rows)));
@@ -166,7 +165,7 @@ class Column {
   void append_repeated(const std::string& text, int64_t rows);
   void append_nothing() { append_offset(values_.size()); }
 
-  // Map columns: the pairs of a row are appended, then the row is closed.
+  // Map columns: append the pairs of a row, then close the row.
   void append_pair(const void* key, size_t key_size, const void* item, size_t item_size) {
     children_[0]->append_text(key, key_size);
     children_[1]->append_text(item, item_size);

@@ -31,7 +31,7 @@ constexpr Tables make_tables() {
 
 constexpr Tables kTables = make_tables();
 
-// Slicing-by-16: the running value `crc` is not inverted here.
+// Slicing-by-16. The running value `crc` is not inverted here.
 uint32_t update_by_slices(uint32_t crc, const uint8_t* p, size_t n) {
   for (; n >= kSlices; n -= kSlices, p += kSlices) {
     uint32_t next = 0;

@@ -6,10 +6,10 @@
 
 namespace dledger {
 
-// `before` is the CRC of bytes that stand before these: the result is that of all of them.
+// `before` is the CRC of the bytes before these; the result is the CRC of all of them.
 uint32_t crc32(const uint8_t* data, size_t length, uint32_t before = 0);
 
-// The portable engine alone, so that tests reach it on every processor.
+// The portable implementation, for tests on every processor.
 uint32_t crc32_portable(const uint8_t* data, size_t length, uint32_t before = 0);
 
 }  // namespace dledger

@@ -22,7 +22,7 @@ inline uint64_t finish(uint64_t value) {
 
 constexpr size_t kBlock = 16;
 
-// A hash while it grows, block by block: each waits for the one before.
+// A hash of blocks. Each block has to wait for the one before.
 struct Murmur {
   uint64_t first = 0, second = 0;
 
@@ -31,7 +31,7 @@ struct Murmur {
     second = (rotate(second ^ mix_second(load_le64(block + 8)), 31) + first) * 5 + 0x38495AB5u;
   }
 
-  // With the rest of the data, less than a block of its `length` bytes.
+  // Adds the rest of the data, less than a block; `length` is that of all data.
   Hash128 end(const uint8_t* rest, size_t length) {
     uint8_t block[kBlock] = {};
     if (length % kBlock > 0) std::memcpy(block, rest, length % kBlock);

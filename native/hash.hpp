@@ -1,4 +1,4 @@
-// Hashes: of contents, and of texts as Java hashes them. format/murmur3.py and common/java_text.py have their twins.
+// Hashes of contents and Java's hashes of texts. The same as format/murmur3.py and common/java_text.py.
 #pragma once
 
 #include <cstddef>
@@ -17,8 +17,7 @@ struct Hash128 {
 
 Hash128 murmur128(const uint8_t* data, size_t length);
 
-// The hashes of both halves of the data, cut at a multiple of 16 bytes: a processor computes the two side by side,
-// which one hash of all of it would not allow.
+// The hashes of both halves of the data, cut at a multiple of 16 bytes. A processor computes the two in parallel.
 void murmur128_halves(const uint8_t* data, size_t length, Hash128* first, Hash128* second);
 
 // Java's String.hashCode of well-formed UTF-8: of its UTF-16 units.

@@ -23,11 +23,11 @@ constexpr int32_t kFlagCompressionMask = 0x7;
 
 inline bool is_message_magic(int32_t magic) { return magic == kMessageMagicV1 || magic == kMessageMagicV2; }
 
-// Where a message's variable parts lie. All pointers stay inside the bytes that were parsed.
+// A parsed message. All pointers are inside the bytes that were parsed.
 struct Message {
   const uint8_t* p = nullptr;
   int32_t size = 0;
-  int32_t flags = 0;  // sysFlag as it was parsed: it decides where the rest lies, and the file may be written meanwhile
+  int32_t flags = 0;  // sysFlag as parsed: it decides about the layout, and the file may be written meanwhile
   int32_t body_length = 0;
   uint32_t topic_length = 0;
   uint32_t properties_length = 0;
@@ -55,7 +55,7 @@ struct Message {
   int32_t compression_type() const { return (sys_flag() >> kFlagCompressionShift) & kFlagCompressionMask; }
 };
 
-// Why bytes are not a message: the length that does not fit, and what it was (-1: the field itself does not fit).
+// Why bytes are not a message: the length that does not fit, and its value (-1: the field itself does not fit).
 struct MessageFault {
   const char* what = nullptr;  // one of the names in message.cpp
   int64_t found = 0;
@@ -63,10 +63,10 @@ struct MessageFault {
   std::string text(int64_t size, int64_t at) const;
 };
 
-// Parses exactly `size` bytes at p. False, with `fault` set, where the lengths do not add up.
+// Parses exactly `size` bytes at p. Returns false and sets `fault` if the lengths do not add up.
 bool parse_message(const uint8_t* p, int64_t size, Message& message, MessageFault& fault);
 
-// The CRC stored in a trailing `__CRC32#` property, or -1 where the properties do not end in one.
+// The CRC in a trailing `__CRC32#` property, or -1 without one.
 int64_t property_crc(const Message& message);
 
 constexpr int kPropertyCrcSize = 20;

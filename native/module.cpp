@@ -70,7 +70,7 @@ SegmentId segment_id(const py::object& segment) {
   }
   if (const auto before = segment.attr("before").cast<std::optional<std::tuple<int64_t, int64_t, int64_t>>>()) {
     const auto [index, term, end] = *before;
-    id.before = Before{std::max<int64_t>(index, 0), term, std::clamp<int64_t>(end, 0, id.base)};
+    id.before = PrecedingEntry{std::max<int64_t>(index, 0), term, std::clamp<int64_t>(end, 0, id.base)};
   }
   return id;
 }

@@ -30,7 +30,7 @@ PutSettings put_settings(const py::object& settings) {
 int64_t cost_of(const PutBatch& batch) {
   constexpr int64_t kCostOfRow = 2048, kCostOfByte = 4;  // bytes are hashed, summed and copied
   const int32_t* const ends = batch.body.offsets + batch.body.offset;
-  const int64_t bytes = batch.body.is_there ? ends[batch.rows] - ends[0] : 0;
+  const int64_t bytes = batch.body.is_present ? ends[batch.rows] - ends[0] : 0;
   return kCostOfRow * batch.rows + kCostOfByte * bytes;
 }
 

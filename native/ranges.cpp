@@ -8,39 +8,39 @@ namespace {
 constexpr size_t kMaxTermRuns = 1000000;
 constexpr int64_t kSearchWindow = 8 * 1024 * 1024;
 
-// The fields of an entry or message that tell whether another one continues it.
-struct LogPlace {
+// The fields of an entry or message that decide whether another one continues it.
+struct EntryRef {
   int64_t pos = -1, index = -1, term = -1, store_timestamp = -1;
 };
 
-// False where the message at pos is gone since it was found: the file is being written.
-bool find_place(const SegmentView& view, int64_t pos, int64_t size, LogPlace& place) {
+// False if the message at pos has changed since it was found: the file is being written.
+bool read_entry(const SegmentView& view, int64_t pos, int64_t size, EntryRef& entry) {
   if (view.is_dledger()) {
     const EntryHeader header{view.at(pos)};
-    place = {pos, header.index(), header.term(), -1};
+    entry = {pos, header.index(), header.term(), -1};
     return true;
   }
   Message message;
   MessageFault fault;
   if (!parse_message(view.at(pos), size, message, fault)) return false;
-  place = {pos, -1, -1, message.store_timestamp()};
+  entry = {pos, -1, -1, message.store_timestamp()};
   return true;
 }
 
-bool follows(const SegmentView& view, const LogPlace& last, const LogPlace& next) {
+bool follows(const SegmentView& view, const EntryRef& last, const EntryRef& next) {
   return !view.is_dledger() || (next.index - 1 == last.index && next.term >= last.term);
 }
 
-// What may continue a log: never anything else, or stale bytes would become part of it.
-Expectation expected_behind(const SegmentView& view, const LogPlace* last, int64_t gap) {
+// What can continue a log after `last`. It is strict, because stale bytes must not become part of the log.
+Expectation expected_after(const SegmentView& view, const EntryRef* last, int64_t gap) {
   Expectation expected;
   expected.strict = true;
-  expected.run = 1;
+  expected.agreement = 1;
   if (last != nullptr && view.is_dledger()) {
     expected.add({last->index, last->term, gap});
   } else if (last != nullptr) {
-    expected.store_timestamp = last->store_timestamp;
-  } else if (const auto before = place_before(view.id()); before && gap == view.base()) {
+    expected.min_store_timestamp = last->store_timestamp;
+  } else if (const auto before = end_before(view.id()); before && gap == view.base()) {
     expected.add(*before);
   }
   return expected;
@@ -50,21 +50,21 @@ Expectation expected_behind(const SegmentView& view, const LogPlace* last, int64
 
 LogEnd log_end(const SegmentView& view, int64_t start, bool search_all) {
   LogEnd end;
-  LogPlace last;
+  EntryRef last;
   Resync resync(view.id(), start);
-  int64_t taken = -1;  // the entry there was chosen behind a gap
+  int64_t resumed = -1;  // position of the entry that was chosen after a gap
   end.pos = start;
   for (int64_t pos = start; pos < view.file_end();) {
     int64_t size = view.entry_size(pos);
-    LogPlace place;
-    if (size > 0 && find_place(view, pos, size, place)) {
-      if (pos == taken || end.entries == 0 || follows(view, last, place)) {
+    EntryRef entry;
+    if (size > 0 && read_entry(view, pos, size, entry)) {
+      if (pos == resumed || end.entries == 0 || follows(view, last, entry)) {
         if (end.entries++ == 0) {
-          end.first_index = place.index;
-          end.first_term = place.term;
+          end.first_index = entry.index;
+          end.first_term = entry.term;
         }
         view.prefetch(pos + 12 * size);
-        last = place;
+        last = entry;
         pos += size;
         end.pos = pos;
         continue;
@@ -72,14 +72,14 @@ LogEnd log_end(const SegmentView& view, int64_t start, bool search_all) {
     }
     const Blank blank = size > 0 ? Blank::None : view.blank_at(pos, size);
     if (blank == Blank::ToEnd) break;
-    if (blank == Blank::Skips) {
+    if (blank == Blank::Leading) {
       pos += size;
       continue;
     }
     const int64_t limit = search_all ? view.file_end() : std::min(view.file_end(), pos + kSearchWindow);
-    taken = resync.next(view, pos, limit, expected_behind(view, end.entries > 0 ? &last : nullptr, pos));
-    if (taken < 0) break;
-    pos = taken;
+    resumed = resync.next(view, pos, limit, expected_after(view, end.entries > 0 ? &last : nullptr, pos));
+    if (resumed < 0) break;
+    pos = resumed;
   }
   end.last_index = last.index;
   end.last_term = last.term;
@@ -152,12 +152,12 @@ std::vector<int64_t> split_by_walking(const SegmentView& view, int64_t start, in
   return std::move(visit.boundaries);
 }
 
-// The first entry in [target, end) that is proven to be visited by every walk from before, or `end`: there is an anchor
-// before it that nothing reaches over, and behind which its own chain of entries is all that can be seen, for longer
-// than any body.
+// The first entry in [target, end) that every walk from before it is proven to visit, or `end`. The proof is an anchor:
+// an entry that no earlier entry or blank extends over, and after which only its own chain of entries is found, for
+// longer than any body.
 int64_t find_boundary(const SegmentView& view, int64_t target, int64_t end) {
   int64_t reach = view.base(), size = 0, anchor = -1, last = -1, next = -1;
-  if (view.blank_at(view.base(), size) == Blank::Skips) reach += size;
+  if (view.blank_at(view.base(), size) == Blank::Leading) reach += size;
   const int64_t from = target - 2 * kSpanWindow;
   for (int64_t pos = view.next_candidate(from, end, true); pos < end; pos = view.next_candidate(pos + 1, end, true)) {
     const int64_t length = view.entry_size(pos);
@@ -168,9 +168,9 @@ int64_t find_boundary(const SegmentView& view, int64_t target, int64_t end) {
       reach = std::max(reach, pos + size);
       continue;
     }
-    LogPlace before, here;
-    const bool is_next = last >= 0 && pos == next && find_place(view, last, next - last, before) &&
-                         find_place(view, pos, length, here) && follows(view, before, here);
+    EntryRef before, here;
+    const bool is_next = last >= 0 && pos == next && read_entry(view, last, next - last, before) &&
+                         read_entry(view, pos, length, here) && follows(view, before, here);
     if (is_next) {
       last = pos;
       if (pos >= std::max(target, anchor + kSpanWindow)) return pos;

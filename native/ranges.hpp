@@ -1,4 +1,4 @@
-// Walking over ranges of a segment: where its log ends, where an index stands, runs of terms, and where to cut.
+// Walks over ranges of a segment: the end of its log, the position of an index, runs of terms, split positions.
 #pragma once
 
 #include <cstdint>
@@ -9,11 +9,11 @@
 
 namespace dledger {
 
-// Bytes [pos, end) that are neither entry nor blank. Most walks never ask why.
+// Bytes [pos, end) that are neither entry nor blank. Most walks do not need the reason.
 struct Damage {
   int64_t pos, end;
   bool is_short;      // the file ends before
-  bool is_odd_blank;  // a blank of `blank_size` bytes, which is not what is left
+  bool is_odd_blank;  // a blank of `blank_size` bytes, not of those that are left
   int64_t blank_size;
 
   std::string reason(const SegmentView& view) const {
@@ -22,29 +22,29 @@ struct Damage {
   }
 };
 
-// What a walk meets, in order; the ends of what it meets are where the next thing begins.
+// A walk calls these in order. Each part begins where the one before it ends.
 struct Visitor {
   bool entry(int64_t /*pos*/, int64_t /*size*/) { return true; }  // false ends the walk
   void blank(int64_t /*pos*/, int64_t /*end*/) {}
-  void odd_blank(const Damage& /*blank*/) {}  // nothing stands behind it up to the end
+  void odd_blank(const Damage& /*blank*/) {}  // without an entry after it
   void corrupt(const Damage& /*damage*/) {}
 };
 
-// Walks over [start, end), where `resync` begins at `start`; corrupt extents are clipped at the end. Where it arrives.
+// Walks over [start, end); `resync` begins at `start`. Corrupt extents are cut at the end. Returns where the walk ends.
 template <typename Visit>
 int64_t walk(const SegmentView& view, Resync& resync, int64_t start, int64_t end, Visit&& visit) {
   int64_t pos = start;
   while (pos < end) {
     int64_t size = view.entry_size(pos);
     if (size > 0) {
-      resync.course.step(pos);
+      resync.history.add(pos);
       view.prefetch(pos + 12 * size);
       if (!visit.entry(pos, size)) return pos;
       pos += size;
       continue;
     }
     const Blank blank = view.blank_at(pos, size);
-    if (blank == Blank::ToEnd || blank == Blank::Skips) {
+    if (blank == Blank::ToEnd || blank == Blank::Leading) {
       visit.blank(pos, pos + size);
       resync.pass_blank(view, pos);
       pos += size;
@@ -70,11 +70,10 @@ struct LogEnd {
   int64_t first_index = -1, first_term = -1, last_index = -1, last_term = -1, last_pos = -1, last_store_timestamp = -1;
 };
 
-// The end of the log inside the segment, looked for from `start` on: entries in order of index and term count; behind a
-// gap, search_all or the next 8 MiB are searched for an entry that continues them.
+// The end of the log inside the segment. See engine.Engine.log_end in Python.
 LogEnd log_end(const SegmentView& view, int64_t start, bool search_all);
 
-// Pos of the first DLedger entry of the walk over [start, end) whose index is at least `index`; `end` if there is none.
+// The position of the first DLedger entry in the walk over [start, end) with at least this index, or `end`.
 int64_t seek(const SegmentView& view, int64_t start, int64_t end, int64_t index);
 
 struct TermRun {
@@ -83,7 +82,7 @@ struct TermRun {
 
 std::vector<TermRun> term_runs(const SegmentView& view, int64_t start, int64_t end);
 
-// Boundaries in (start, end), about target_bytes apart, that every walk visits.
+// Positions in (start, end), about target_bytes apart, that every walk visits.
 std::vector<int64_t> split(const SegmentView& view, int64_t start, int64_t end, int64_t target_bytes);
 
 }  // namespace dledger

@@ -7,7 +7,7 @@
 namespace dledger {
 namespace {
 
-constexpr int64_t kRivalWindow = kMaxEntrySize;
+constexpr int64_t kCandidateWindow = kMaxEntrySize;
 
 bool follows(const SegmentView& view, int64_t last, int64_t next) {
   if (!view.is_dledger()) return true;
@@ -17,21 +17,21 @@ bool follows(const SegmentView& view, int64_t last, int64_t next) {
 
 bool is_better(const Chain& chain, const Chain& best, const Expectation& expected) {
   if (chain.end <= best.end) return false;  // it lies inside
-  // Where nothing is known, a single entry at the end may have a wrong index.
+  // Without positions, a single entry at the end may have a wrong index.
   const bool is_doubtful = expected.count == 0 && chain.length == 1 && best.length > 1;
   return chain.outranks(best) && !is_doubtful;
 }
 
-// Whether the entry at pos has the index right behind the damaged entry's, by the entries before it or by its own.
+// Whether the entry at pos has the index after the damaged entry's, by that entry's header or by the entries before.
 bool is_only_one_lost(const SegmentView& view, int64_t gap, int64_t pos, const Expectation& expected) {
   const int64_t index = EntryHeader{view.at(pos)}.index();
   if (EntryHeader{view.at(gap)}.index() == index - 1) return true;
-  return std::any_of(expected.places, expected.places + expected.count,
-                     [&](const Place& place) { return place.index == index - 2; });
+  return std::any_of(expected.positions, expected.positions + expected.count,
+                     [&](const LogPosition& position) { return position.index == index - 2; });
 }
 
-// Whether of a damaged header's two sizes the one that leads to pos is right, where the log is closed. Of two that are
-// possible, one that leads behind what was written is the wrong one.
+// Whether the size that leads to pos, where the log is closed, is the right one of two. If both sizes are possible, one
+// that leads past the written bytes is wrong.
 bool ends_at(const SegmentView& view, int64_t pos, const int64_t sizes[2]) {
   int64_t size = 0;
   const bool is_sure = std::min(sizes[0], sizes[1]) < kEntryHeaderSize || std::max(sizes[0], sizes[1]) > kMaxEntrySize;
@@ -39,8 +39,8 @@ bool ends_at(const SegmentView& view, int64_t pos, const int64_t sizes[2]) {
   return is_sure || is_written;
 }
 
-// Whether the header at pos has a magic and that position, whatever else it says.
-bool names_itself(const SegmentView& view, int64_t pos) {
+// Whether the header at pos has a valid magic and that position, even if the rest is damaged.
+bool has_own_pos(const SegmentView& view, int64_t pos) {
   if (!view.is_dledger() || view.file_end() - pos < kEntryHeaderSize) return false;
   const EntryHeader header{view.at(pos)};
   return header.is_magic() && header.pos() == pos;
@@ -50,66 +50,67 @@ bool names_itself(const SegmentView& view, int64_t pos) {
 
 bool Expectation::allows(const SegmentView& view, int64_t pos, int64_t size) const {
   if (!view.is_dledger()) {
-    if (!store_timestamp) return true;
+    if (!min_store_timestamp) return true;
     Message message;
     MessageFault fault;
-    return parse_message(view.at(pos), size, message, fault) && message.store_timestamp() >= *store_timestamp;
+    return parse_message(view.at(pos), size, message, fault) && message.store_timestamp() >= *min_store_timestamp;
   }
   const EntryHeader header{view.at(pos)};
-  return count == 0 ||
-         std::any_of(places, places + count, [&](const Place& place) { return place.allows(header, pos); });
+  return count == 0 || std::any_of(positions, positions + count,
+                                   [&](const LogPosition& position) { return position.allows(header, pos); });
 }
 
-std::optional<Place> place_before(const SegmentId& id) {
+std::optional<LogPosition> end_before(const SegmentId& id) {
   if (!id.before) return std::nullopt;
-  // DLedger 0.4.0 may begin a file with a blank, and no entry is lost with that.
+  // DLedger 0.4.0 can begin a file with a blank, in which no entry is lost.
   const auto [index, term, end] = *id.before;
-  return id.check_pos ? Place{index, term, end} : Place{index - 1, term, end - kEntryHeaderSize};
+  return id.check_pos ? LogPosition{index, term, end} : LogPosition{index - 1, term, end - kEntryHeaderSize};
 }
 
-void Course::begin_behind(const std::optional<Place>& before) {
+void WalkHistory::begin_after(const std::optional<LogPosition>& before) {
   if (!before) return;
   known_[0] = *before;
   known_count_ = 1;
-  known_run_ = kVoters;
+  known_agreement_ = kRecentEntries;
 }
 
-void Course::precede(const Course& earlier) {
-  Course joined = earlier;
-  for (uint64_t i = 0; i < steps_; i++) joined.step(recent_[i % kRing]);
+void WalkHistory::prepend(const WalkHistory& earlier) {
+  WalkHistory joined = earlier;
+  for (uint64_t i = 0; i < entries_; i++) joined.add(recent_[i % kRing]);
   *this = joined;
 }
 
-Expectation Course::at_gap(const SegmentView& view, int64_t pos) {
+Expectation WalkHistory::expected_at(const SegmentView& view, int64_t pos) {
   Expectation expected;
-  if (steps_ == 0 || !view.is_dledger()) {
+  if (entries_ == 0 || !view.is_dledger()) {
     for (int i = 0; i < known_count_; i++) expected.add(known_[i]);
-    expected.run = known_run_;
-    steps_ = 0;
+    expected.agreement = known_agreement_;
+    entries_ = 0;
     return expected;
   }
-  const int voters = static_cast<int>(std::min<uint64_t>(steps_, kVoters));
-  int64_t votes[kVoters], counts[kVoters], term = 0;
-  for (int i = 0; i < voters; i++) {
-    const EntryHeader header{view.at(recent_[(steps_ - 1 - static_cast<uint64_t>(i)) % kRing])};
-    votes[i] = header.index() > INT64_MAX - i ? INT64_MAX : header.index() + i;
-    term = i == 0 ? header.term() : std::min(term, header.term());
+  const int recent = static_cast<int>(std::min<uint64_t>(entries_, kRecentEntries));
+  // Each recent entry gives the index that the last of them should have; most may be right.
+  int64_t indexes[kRecentEntries], counts[kRecentEntries], min_term = 0;
+  for (int i = 0; i < recent; i++) {
+    const EntryHeader header{view.at(recent_[(entries_ - 1 - static_cast<uint64_t>(i)) % kRing])};
+    indexes[i] = header.index() > INT64_MAX - i ? INT64_MAX : header.index() + i;
+    min_term = i == 0 ? header.term() : std::min(min_term, header.term());
   }
-  // One entry alone proves little: neither its term, nor what was known before it less.
-  const bool is_alone = voters == 1;
-  if (is_alone) term = -1;
-  for (int i = 0; i < voters; i++) counts[i] = std::count(votes, votes + voters, votes[i]);
-  expected.run = *std::max_element(counts, counts + voters);
-  for (int i = 0; i < voters; i++) {
-    const bool is_new = std::find(votes, votes + i, votes[i]) == votes + i;
-    if (is_new && counts[i] == expected.run) expected.add({votes[i], term, pos});
+  // A single entry proves little: its term is not used, and what was known before it stays possible.
+  const bool is_alone = recent == 1;
+  if (is_alone) min_term = -1;
+  for (int i = 0; i < recent; i++) counts[i] = std::count(indexes, indexes + recent, indexes[i]);
+  expected.agreement = *std::max_element(counts, counts + recent);
+  for (int i = 0; i < recent; i++) {
+    const bool is_new = std::find(indexes, indexes + i, indexes[i]) == indexes + i;
+    if (is_new && counts[i] == expected.agreement) expected.add({indexes[i], min_term, pos});
   }
   const int own = expected.count;
   for (int i = 0; is_alone && i < known_count_; i++) expected.add(known_[i]);
-  std::copy(expected.places, expected.places + own, known_);
+  std::copy(expected.positions, expected.positions + own, known_);
   known_count_ = own;
-  known_run_ = expected.run;
-  steps_ = 0;
+  known_agreement_ = expected.agreement;
+  entries_ = 0;
   return expected;
 }
 
@@ -125,29 +126,30 @@ bool Chain::outranks(const Chain& other) const {
   return length > other.length;
 }
 
-bool Chain::continues_at(const SegmentView& view, int64_t pos) const {
+bool Chain::leads_to(const SegmentView& view, int64_t pos) const {
   if (pos < end) return false;
   if (!view.is_dledger()) return true;
-  // A wrong term may be what ended the chain.
-  const Place place{EntryHeader{view.at(last)}.index(), EntryHeader{view.at(first)}.term(), end};
+  // A wrong term may have ended the chain.
+  const LogPosition position{EntryHeader{view.at(last)}.index(), EntryHeader{view.at(first)}.term(), end};
   const EntryHeader header{view.at(pos)};
-  return place.allows(header, pos) || (pos == end && header.index() - 1 == place.index);
+  return position.allows(header, pos) || (pos == end && header.index() - 1 == position.index);
 }
 
-Resync::Resync(const SegmentId& id, int64_t start) : start_(start), knows_course_(start == id.base || !id.is_dledger) {
-  if (start == id.base) course.begin_behind(place_before(id));
+Resync::Resync(const SegmentId& id, int64_t start)
+    : start_(start), is_history_known_(start == id.base || !id.is_dledger) {
+  if (start == id.base) history.begin_after(end_before(id));
 }
 
 Expectation Resync::expected_at(const SegmentView& view, int64_t gap) {
-  if (!knows_course_) {
-    knows_course_ = true;
-    if (!course.has_all_voters()) {
+  if (!is_history_known_) {
+    is_history_known_ = true;
+    if (!history.is_full()) {
       Resync earlier(view.id(), view.base());
       walk(view, earlier, view.base(), start_, Visitor());
-      course.precede(earlier.course);
+      history.prepend(earlier.history);
     }
   }
-  return course.at_gap(view, gap);
+  return history.expected_at(view, gap);
 }
 
 int64_t Resync::next(const SegmentView& view, int64_t gap, int64_t limit) {
@@ -155,64 +157,64 @@ int64_t Resync::next(const SegmentView& view, int64_t gap, int64_t limit) {
 }
 
 int64_t Resync::next(const SegmentView& view, int64_t gap, int64_t limit, const Expectation& expected) {
-  const int64_t hint = hinted(view, gap, expected);
-  if (hint >= 0) return hint;
+  const int64_t found = follow_sizes(view, gap, expected);
+  if (found >= 0) return found;
   rest_.length = 0;
   if (!rests_.empty()) rests_.clear();
 
   Chain best;
   bool has_best = false, is_expected = false;
-  int64_t looked = 0, weighed = 0;
+  int64_t seen = 0, compared = 0;
   int64_t from = gap + 1, to = std::min(limit, view.file_end());
   for (int64_t pos = view.find(from, to); pos < to; pos = view.find(from, to)) {
     from = pos + 1;
-    if (has_best && ++looked > kRivals) break;
+    if (has_best && ++seen > kMaxCandidates) break;
     const int64_t size = view.entry_size(pos);
     if (size <= 0) continue;  // the file is being written
     const bool allowed = expected.allows(view, pos, size);
-    if (has_best && best.continues_at(view, pos) && (is_expected || expected.run <= 1 || !allowed)) break;
+    if (has_best && best.leads_to(view, pos) && (is_expected || expected.agreement <= 1 || !allowed)) break;
     if (!allowed && (is_expected || expected.strict)) continue;
     if (has_best && is_expected && !best.contradicts(view, pos)) continue;
     const Chain chain = chain_at(view, pos, size);
-    weighed_[weighed++ % kRivals] = {chain, allowed};
-    if (!allowed && !chain.strong && (chain.length == 1 || expected.run > 1)) {
-      // It may lead to what is taken, also where that stands behind the limit: a range sees what a whole scan sees.
-      if (!has_best) to = std::max(to, std::min(chain.end + kRivalWindow, view.file_end()));
+    compared_[compared++ % kMaxCandidates] = {chain, allowed};
+    if (!allowed && !chain.strong && (chain.length == 1 || expected.agreement > 1)) {
+      // It may lead to the entry that is chosen, even past the limit: every split must see the same.
+      if (!has_best) to = std::max(to, std::min(chain.end + kCandidateWindow, view.file_end()));
       continue;
     }
-    // An entry that spans others is weighed against them, hence from inside the last one on.
+    // An entry can contain others, which are compared with it: the search continues inside the last one.
     from = chain.last + 1;
     rest_.length = 0;
     if (has_best && is_expected == allowed && !is_better(chain, best, expected)) {
-      looked += chain.length - 1;
+      seen += chain.length - 1;
       continue;
     }
     best = chain;
     has_best = true;
     is_expected = allowed;
-    looked = 0;
+    seen = 0;
     if (best.strong) break;
-    to = std::min(best.end + kRivalWindow, view.file_end());
+    to = std::min(best.end + kCandidateWindow, view.file_end());
   }
   if (!has_best) return -1;
-  // What was too weak by itself, but leads to the best, comes first.
-  for (int64_t i = std::max<int64_t>(0, weighed - kRivals); i < weighed; i++) {
-    const auto& [chain, allowed] = weighed_[i % kRivals];
-    const bool is_near = best.first - chain.end <= kRivalWindow;
-    if (is_near && (allowed || !is_expected) && chain.continues_at(view, best.first)) return chain.first;
+  // A chain that is too weak by itself but leads to the best one comes first.
+  for (int64_t i = std::max<int64_t>(0, compared - kMaxCandidates); i < compared; i++) {
+    const auto& [chain, allowed] = compared_[i % kMaxCandidates];
+    const bool is_near = best.first - chain.end <= kCandidateWindow;
+    if (is_near && (allowed || !is_expected) && chain.leads_to(view, best.first)) return chain.first;
   }
   return best.first;
 }
 
-// What the sizes of a damaged header still tell: where the next entry or the closing blank stands; else -1.
-int64_t Resync::hinted(const SegmentView& view, int64_t gap, const Expectation& expected) const {
+// Where the sizes in the damaged header lead, if an entry or the closing blank confirms it; else -1.
+int64_t Resync::follow_sizes(const SegmentView& view, int64_t gap, const Expectation& expected) const {
   int64_t sizes[2];
   const int count = view.sizes_at(gap, sizes);
   const bool agree = count == 1 || (count == 2 && sizes[0] == sizes[1]);
-  // Of two sizes one is wrong: then the rest of the header has to speak for the other.
-  if (!agree && !names_itself(view, gap)) return -1;
+  // If the two sizes differ, one is wrong. The rest of the header must then confirm the other.
+  if (!agree && !has_own_pos(view, gap)) return -1;
   for (int i = 0; i < (agree ? 1 : count); i++) {
-    if (sizes[i] < view.least_size() || sizes[i] > kMaxEntrySize || sizes[i] > view.file_end() - gap) continue;
+    if (sizes[i] < view.min_size() || sizes[i] > kMaxEntrySize || sizes[i] > view.file_end() - gap) continue;
     const int64_t pos = gap + sizes[i], size = view.entry_size(pos);
     if (size == 0) {
       if ((agree || ends_at(view, pos, sizes)) && view.is_closed_at(pos)) return pos;

@@ -1,5 +1,5 @@
-// Behind damage: which entry continues the log. Continuity decides, so that entries inside bodies do not come out. The
-// same rules as pyspark_dledger/format/scan/resync.py, which explains them.
+// Resynchronisation: decides at which entry a log continues after corrupt bytes. The rules are those of
+// pyspark_dledger/format/scan/resync.py, which explains them.
 #pragma once
 
 #include <cstdint>
@@ -10,86 +10,86 @@
 
 namespace dledger {
 
-constexpr int kVoters = 8;
-constexpr int kRivals = 32;
+constexpr int kRecentEntries = 8;   // before a gap, decide what can follow it
+constexpr int kMaxCandidates = 32;  // after the best one, are compared with it
 
-// Where a log may have ended: index of the last entry, the least term of what follows, and where damage begins.
-struct Place {
-  int64_t index, term, gap;
+// A possible end of the log: the last entry's index, the minimum term of the next one, and where the gap begins.
+struct LogPosition {
+  int64_t index, min_term, gap;
 
-  // Whether an entry at pos can be the next one behind the damage, which cost at least one entry.
+  // Whether the entry at pos can be the next one after the gap, in which at least one entry is lost.
   bool allows(const EntryHeader& header, int64_t pos) const {
-    // No overflow: indexes are at least 0, that of a place at least -1, and no entry stands before the damage.
+    // No overflow: indexes are at least 0, `index` is at least -1, and pos is after the gap.
     const int64_t lost = header.index() - 1 - index;
-    return lost >= 1 && lost <= (pos - gap) / kEntryHeaderSize && header.term() >= term;
+    return lost >= 1 && lost <= (pos - gap) / kEntryHeaderSize && header.term() >= min_term;
   }
 };
 
 // Where the log ended before the segment, if that is known.
-std::optional<Place> place_before(const SegmentId& id);
+std::optional<LogPosition> end_before(const SegmentId& id);
 
-// What is known at damage: the places from which the log may go on (none: anything may follow).
+// What can follow a gap: an entry that one of the positions allows, or any entry if there are no positions.
 struct Expectation {
-  Place places[2 * kVoters];
+  LogPosition positions[2 * kRecentEntries];
   int count = 0;
-  int64_t run = 0;                              // how many entries agree on them
-  bool strict = false;                          // nothing may follow that no place allows
-  std::optional<int64_t> store_timestamp = {};  // the least of a message that may follow
+  int64_t agreement = 0;                            // how many of the last entries agree on the positions
+  bool strict = false;                              // forbids all other entries
+  std::optional<int64_t> min_store_timestamp = {};  // of an old CommitLog's next message
 
-  void add(const Place& place) { places[count++] = place; }
+  void add(const LogPosition& position) { positions[count++] = position; }
   bool allows(const SegmentView& view, int64_t pos, int64_t size) const;
 };
 
-// What a walk has passed since the last gap: the last positions, of which the indexes and terms are read at the next.
-class Course {
+// The last positions that a walk passed without a gap. Their indexes and terms are read at the next gap.
+class WalkHistory {
  public:
-  void step(int64_t pos) { recent_[steps_++ % kRing] = pos; }
-  void undo() { steps_--; }  // the last step; of several in a row only the first
-  bool has_all_voters() const { return steps_ >= kVoters; }
-  void begin_behind(const std::optional<Place>& before);
+  void add(int64_t pos) { recent_[entries_++ % kRing] = pos; }
+  void remove_last() { entries_--; }  // not twice in a row
+  bool is_full() const { return entries_ >= kRecentEntries; }
+  void begin_after(const std::optional<LogPosition>& before);
 
-  // Takes over what a walk passed that ended where this one began.
-  void precede(const Course& earlier);
+  // Puts the history of a walk that ended where this one began before it.
+  void prepend(const WalkHistory& earlier);
 
-  // What may follow the damage at pos; from there on the next entries count.
-  Expectation at_gap(const SegmentView& view, int64_t pos);
+  // What can follow the gap at pos. The history starts again after it.
+  Expectation expected_at(const SegmentView& view, int64_t pos);
 
  private:
   static constexpr uint64_t kRing = 16;
 
-  uint64_t steps_ = 0;
+  uint64_t entries_ = 0;
   int64_t recent_[kRing];
-  Place known_[kVoters];
+  LogPosition known_[kRecentEntries];
   int known_count_ = 0;
-  int64_t known_run_ = 0;
+  int64_t known_agreement_ = 0;
 };
 
-// Entries in order that stand one behind the other.
+// Consecutive entries in order.
 struct Chain {
   int64_t first = 0, first_size = 0;
   int64_t last = 0, end = 0;
   int64_t length = 0;
   bool strong = false;  // longer than any body
-  bool closed = false;  // ends where a log does
+  bool closed = false;  // ends where a log can end
 
-  // Whether not both the chain and the entry at pos, behind it, can be of one log.
+  // Whether the index of the entry at pos proves that it is not of the chain's log.
   bool contradicts(const SegmentView& view, int64_t pos) const;
-  bool outranks(const Chain& other) const;  // more speaks for this chain
-  bool continues_at(const SegmentView& view, int64_t pos) const;
+  bool outranks(const Chain& other) const;  // is more likely to be the log
+  bool leads_to(const SegmentView& view, int64_t pos) const;
 };
 
-// Finds where a walk that began at `start` goes on behind damage. The walk tells of every entry with `step`.
+// Finds where a walk that began at `start` continues after damage. The walk adds every entry to `history`.
 class Resync {
  public:
   Resync(const SegmentId& id, int64_t start);
 
-  Course course;
+  WalkHistory history;
 
-  // Where the log goes on behind damage at `gap`, or -1 up to `limit`. Of what lies at or behind `limit`, only what
-  // decides about entries before it is looked at.
+  // Where the log continues after the gap, or -1 without such a position before `limit`. Bytes from `limit` on are read
+  // only if they decide about entries before it.
   int64_t next(const SegmentView& view, int64_t gap, int64_t limit);
 
-  // Tells of a blank at pos that the walk passes over: nothing says how many entries it stands for.
+  // Starts the history again after a blank at pos: it can stand for any number of entries.
   void pass_blank(const SegmentView& view, int64_t pos) { expected_at(view, pos); }
 
   // The same where `expected` is known.
@@ -97,16 +97,16 @@ class Resync {
 
  private:
   Expectation expected_at(const SegmentView& view, int64_t gap);
-  int64_t hinted(const SegmentView& view, int64_t gap, const Expectation& expected) const;
+  int64_t follow_sizes(const SegmentView& view, int64_t gap, const Expectation& expected) const;
   Chain chain_at(const SegmentView& view, int64_t pos, int64_t size);
   Chain walk_chain(const SegmentView& view, int64_t pos, int64_t size) const;
 
   int64_t start_;
-  bool knows_course_;
-  // What is left of chains that were walked, by where it begins: the latest, and others.
+  bool is_history_known_;
+  // The rest of each walked chain after its first entry: the latest one, and others by the position where they begin.
   Chain rest_;
   std::unordered_map<int64_t, Chain> rests_;
-  std::pair<Chain, bool> weighed_[kRivals];  // the last chains that were looked at, and whether they were expected
+  std::pair<Chain, bool> compared_[kMaxCandidates];  // the last chains, and whether they were expected
 };
 
 }  // namespace dledger

@@ -56,7 +56,7 @@ constexpr int64_t kPrefetchEntries = 16;
 constexpr int64_t kStreamAhead = 3072;
 constexpr int64_t kCacheLine = 64;
 constexpr int64_t kPopulateBytes = 16 * 1024 * 1024;
-constexpr int64_t kLongestCorruptRow = INT32_MAX;
+constexpr int64_t kMaxCorruptRow = INT32_MAX;
 constexpr int64_t kCorruptPiece = int64_t{1} << 30;
 
 const std::string kKindNames[] = {"message", "entry", "noop", "config", "corrupt"};
@@ -83,7 +83,7 @@ bool is_property_column(ColumnId id) {
 
 }  // namespace
 
-bool IntCondition::holds(int64_t value) const {
+bool IntCondition::allows(int64_t value) const {
   if (value < low || value > high) return false;
   return !values || std::binary_search(values->begin(), values->end(), value);
 }
@@ -99,7 +99,7 @@ Scan::Scan(Request request)
   const Conditions& where = request_.conditions;
   needs_problem_ = needs_problem_ || request_.mode != Mode::Permissive;
   needs_properties_ = needs_properties_ || where.tags.has_value();
-  has_place_conditions_ = where.pos || where.committed || where.index || where.term;
+  has_entry_conditions_ = where.pos || where.committed || where.index || where.term;
   has_message_conditions_ = where.kinds || where.topic || where.tags || where.queue_id || where.store_timestamp;
   needs_message_ = needs_message_ || needs_problem_ || has_message_conditions_;
   needs_stored_body_ = needs_stored_body_ || needs_problem_;
@@ -124,33 +124,33 @@ std::unique_ptr<Batch> Scan::next() {
   while (true) {
     const int64_t pos = pos_;
     const Extent corrupt = corrupt_;
-    const Course course = resync_.course;
+    const WalkHistory history = resync_.history;
     SegmentView view(request_.segment, file_.data(), readable);
     std::unique_ptr<Batch> batch;
     try {
       batch = build(view);
     } catch (const std::runtime_error&) {
-      file_.readable();  // throws where it comes of bytes that a partial copy does not hold
+      file_.readable();  // throws MissingFault if the fault comes from bytes that a partial copy does not have
       throw;
     }
     const int64_t now = file_.readable();
     if (now >= readable) return batch;
-    // The file shrank or failed under the scan: what was built may hold bytes that were never there.
+    // The file shrank or failed during the scan: the batch may contain bytes that were never in it.
     readable = now;
     pos_ = pos;
     corrupt_ = corrupt;
-    resync_.course = course;
+    resync_.history = history;
   }
 }
 
 std::unique_ptr<Batch> Scan::build(SegmentView& view) {
   auto batch = std::make_unique<Batch>();
   batch->columns.reserve(ids_.size());
-  rooms_.resize(ids_.size());
+  column_sizes_.resize(ids_.size());
   for (size_t c = 0; c < ids_.size(); c++) {
     const ColumnSpec& spec = kColumnSpecs[static_cast<int>(ids_[c])];
     batch->columns.emplace_back(spec.name, spec.type);
-    batch->columns.back().reserve(rooms_[c]);
+    batch->columns.back().reserve(column_sizes_[c]);
     if (ids_[c] == ColumnId::Body) body_ = &batch->columns.back();
     if (ids_[c] == ColumnId::EntryBody) entry_body_ = &batch->columns.back();
   }
@@ -158,34 +158,34 @@ std::unique_ptr<Batch> Scan::build(SegmentView& view) {
   count_ = 0;
   while (batch->rows + count_ < request_.max_rows) {
     Row& row = rows_[count_];
-    Inside& inside = inside_[count_];
+    MessageInfo& info = infos_[count_];
     bool is_stepped = false;
     try {
       if (!step(view, row)) break;
       is_stepped = true;
-      if (!accept(view, row, inside)) continue;
+      if (!accept(view, row, info)) continue;
     } catch (const std::runtime_error&) {
-      // The rows before come out first; the next call meets the same fault again.
+      // The rows before are returned first. The next call finds the same fault again.
       if (batch->rows + count_ == 0) throw;
       if (is_stepped) put_back(row);
       break;
     }
-    const int64_t more = cost(row, inside);
+    const int64_t more = cost(row, info);
     if (bytes + more > request_.max_bytes && batch->rows + count_ > 0) {
       put_back(row);
       break;
     }
     bytes += more;
-    append_bodies(row, inside);
+    append_bodies(row, info);
     if (++count_ == kChunk) flush(*batch);
   }
   flush(*batch);
   finish_streaming();
-  for (size_t c = 0; c < ids_.size(); c++) rooms_[c] = batch->columns[c].room();
+  for (size_t c = 0; c < ids_.size(); c++) column_sizes_[c] = batch->columns[c].sizes();
   return batch->rows > 0 ? std::move(batch) : nullptr;
 }
 
-// Moves to the next row, whatever the conditions say; false at the end of the range.
+// Moves to the next row, before any condition; false at the end of the range.
 bool Scan::step(const SegmentView& view, Row& row) {
   if (pos_ < corrupt_.end) return step_corrupt(row);
   while (pos_ < end_) {
@@ -197,13 +197,13 @@ bool Scan::step(const SegmentView& view, Row& row) {
     if (size > 0) {
       check_boundary(view.is_dledger() ? "entry" : "message", size);
       row = {Kind::Entry, view.at(pos_), pos_, size, -1};
-      resync_.course.step(pos_);
+      resync_.history.add(pos_);
       prefetch(view, size);
       pos_ += size;
       return true;
     }
     const Blank blank = view.blank_at(pos_, size);
-    if (blank == Blank::ToEnd || blank == Blank::Skips) {
+    if (blank == Blank::ToEnd || blank == Blank::Leading) {
       check_boundary("blank", size);
       resync_.pass_blank(view, pos_);
       pos_ += size;
@@ -226,14 +226,14 @@ bool Scan::step(const SegmentView& view, Row& row) {
   return false;
 }
 
-// Leaves the row that `step` gave to the next batch.
+// Leaves the row of the last `step` to the next batch.
 void Scan::put_back(const Row& row) {
   pos_ = row.pos;
-  if (row.kind != Kind::Corrupt) resync_.course.undo();
+  if (row.kind != Kind::Corrupt) resync_.history.remove_last();
 }
 
-// Asks for bytes before they are needed: all that follow where bodies are read, else what is read of entries to come,
-// which are mostly of the size of this one.
+// Prefetches the next bytes: all of them if bodies are read, else the parts of the next entries that are read. Those
+// usually have the size of this one.
 void Scan::prefetch(const SegmentView& view, int64_t size) {
   if (needs_body_) {
     const int64_t until = pos_ + size + kStreamAhead;
@@ -249,7 +249,7 @@ void Scan::prefetch(const SegmentView& view, int64_t size) {
   for (int line = 1; line <= 3; line++) __builtin_prefetch(view.at(next - line * kCacheLine));
 }
 
-// A planned end that the walk jumps over would give rows twice or not at all.
+// If the walk passes over a planned end, rows would be returned twice or not at all.
 void Scan::check_boundary(const char* what, int64_t size) const {
   if (!request_.end_is_boundary || pos_ + size <= end_) return;
   throw StoreFault(request_.segment.path + ": a split at " + text(end_) + " is not on an entry boundary: the " + what +
@@ -259,7 +259,7 @@ void Scan::check_boundary(const char* what, int64_t size) const {
 
 void Scan::begin_corrupt(int64_t pos, int64_t end, std::string reason) {
   pos_ = pos;
-  corrupt_ = {end, end - pos > kLongestCorruptRow ? kCorruptPiece : end - pos, std::move(reason)};
+  corrupt_ = {end, end - pos > kMaxCorruptRow ? kCorruptPiece : end - pos, std::move(reason)};
 }
 
 bool Scan::step_corrupt(Row& row) {
@@ -271,10 +271,10 @@ bool Scan::step_corrupt(Row& row) {
 
 bool Scan::is_committed(const Row& row) const { return EntryHeader{row.p}.index() <= *request_.committed_index; }
 
-// The conditions that need no message.
-bool Scan::keeps_place(const Row& row) const {
+// Tests the conditions that need no message.
+bool Scan::keeps_entry(const Row& row) const {
   const Conditions& where = request_.conditions;
-  if (where.pos && !where.pos->holds(row.pos)) return false;
+  if (where.pos && !where.pos->allows(row.pos)) return false;
   const bool has_header = request_.segment.is_dledger && row.kind != Kind::Corrupt;
   if (where.committed) {
     if (request_.segment.is_dledger) {
@@ -286,36 +286,36 @@ bool Scan::keeps_place(const Row& row) const {
   if (!where.index && !where.term) return true;
   if (!has_header) return false;
   const EntryHeader header{row.p};
-  return (!where.index || where.index->holds(header.index())) && (!where.term || where.term->holds(header.term()));
+  return (!where.index || where.index->allows(header.index())) && (!where.term || where.term->allows(header.term()));
 }
 
-bool Scan::keeps_message(const Row& row, const Inside& inside) const {
+bool Scan::keeps_message(const Row& row, const MessageInfo& info) const {
   const Conditions& where = request_.conditions;
   if (where.kinds && (*where.kinds >> static_cast<int>(row.kind) & 1) == 0) return false;
   if (!where.topic && !where.tags && !where.queue_id && !where.store_timestamp) return true;
   if (row.kind != Kind::Message) return false;
-  const Message& message = inside.message;
-  if (where.queue_id && !where.queue_id->holds(message.queue_id())) return false;
-  if (where.topic && !contains(*where.topic, inside.topic, inside.topic_length)) return false;
+  const Message& message = info.message;
+  if (where.queue_id && !where.queue_id->allows(message.queue_id())) return false;
+  if (where.topic && !contains(*where.topic, info.topic, info.topic_length)) return false;
   if (where.store_timestamp) {
     const int64_t ms = message.store_timestamp();
-    if (!is_representable(ms) || !where.store_timestamp->holds(ms * 1000)) return false;
+    if (!is_representable(ms) || !where.store_timestamp->allows(ms * 1000)) return false;
   }
   if (!where.tags) return true;
-  if (inside.tags < 0) return false;
-  const Property& tags = properties_[static_cast<size_t>(inside.tags)];
+  if (info.tags < 0) return false;
+  const Property& tags = properties_[static_cast<size_t>(info.tags)];
   return contains(*where.tags, tags.value, tags.value_length);
 }
 
-// Decides whether the row is wanted, and completes it.
-bool Scan::accept(const SegmentView& view, Row& row, Inside& inside) {
-  if (has_place_conditions_ && !keeps_place(row)) return false;
+// Whether the row is kept; completes it then.
+bool Scan::accept(const SegmentView& view, Row& row, MessageInfo& info) {
+  if (has_entry_conditions_ && !keeps_entry(row)) return false;
   if (!needs_message_) return true;
   const size_t properties = properties_.size(), problems = problems_.size(), texts = texts_.size();
-  look_inside(view, row, inside);
-  bool keep = !has_message_conditions_ || keeps_message(row, inside);
+  read_message(view, row, info);
+  bool keep = !has_message_conditions_ || keeps_message(row, info);
   if (keep && needs_problem_) {
-    check(row, inside);
+    check(row, info);
     if (row.problem >= 0 && request_.mode == Mode::FailFast) {
       throw MalformedFault(request_.segment.path + ": " + kKindNames[static_cast<int>(row.kind)] + " at " +
                            text(row.pos) + ": " + problems_[static_cast<size_t>(row.problem)] +
@@ -332,7 +332,7 @@ bool Scan::accept(const SegmentView& view, Row& row, Inside& inside) {
 }
 
 // Finds the row's kind, and its message's parts.
-void Scan::look_inside(const SegmentView& view, Row& row, Inside& inside) {
+void Scan::read_message(const SegmentView& view, Row& row, MessageInfo& info) {
   if (row.kind == Kind::Corrupt) {
     if (needs_problem_) add_problem(row, corrupt_.reason);
     return;
@@ -350,30 +350,29 @@ void Scan::look_inside(const SegmentView& view, Row& row, Inside& inside) {
     if (size < 8 || !is_message_magic(load_be32(bytes + 4))) return;
   }
   MessageFault fault;
-  if (!parse_message(bytes, size, inside.message, fault)) {
+  if (!parse_message(bytes, size, info.message, fault)) {
     if (needs_problem_) add_problem(row, fault.text(size, row.pos + (bytes - row.p)));
     return;
   }
   row.kind = Kind::Message;
-  const Message& message = inside.message;
-  inside.topic = message.topic;
-  inside.topic_length = message.topic_length;
+  const Message& message = info.message;
+  info.topic = message.topic;
+  info.topic_length = message.topic_length;
   if (!is_utf8(message.topic, message.topic_length)) {
     texts_.push_back(sanitize_utf8(message.topic, message.topic_length));
-    inside.topic = reinterpret_cast<const uint8_t*>(texts_.back().data());
-    inside.topic_length = static_cast<uint32_t>(texts_.back().size());
+    info.topic = reinterpret_cast<const uint8_t*>(texts_.back().data());
+    info.topic_length = static_cast<uint32_t>(texts_.back().size());
   }
-  inside.first_property = static_cast<uint32_t>(properties_.size());
-  inside.properties = 0;
-  inside.tags = inside.keys = inside.uniq_key = -1;
-  if (needs_properties_) parse_properties(inside);
+  info.first_property = static_cast<uint32_t>(properties_.size());
+  info.properties = 0;
+  info.tags = info.keys = info.uniq_key = -1;
+  if (needs_properties_) parse_properties(info);
 }
 
-// As MessageDecoder.string2messageProperties of 5.x: a pair needs a name and a value; of equal names the last value
-// wins.
-void Scan::parse_properties(Inside& inside) {
-  const uint8_t* p = inside.message.properties;
-  size_t length = inside.message.properties_length;
+// As MessageDecoder.string2messageProperties of 5.x: a pair needs a name and a value; the last of equal names wins.
+void Scan::parse_properties(MessageInfo& info) {
+  const uint8_t* p = info.message.properties;
+  size_t length = info.message.properties_length;
   if (!is_utf8(p, length)) {
     // Replacing malformed bytes moves no separator: both are below 0x80.
     texts_.push_back(sanitize_utf8(p, length));
@@ -386,28 +385,27 @@ void Scan::parse_properties(Inside& inside) {
     if (stop == nullptr) stop = end;
     const auto* const equals = static_cast<const uint8_t*>(std::memchr(p, 0x01, static_cast<size_t>(stop - p)));
     if (equals != nullptr && equals > p && equals + 1 < stop) {
-      add_property(inside,
-                   {p, equals + 1, static_cast<uint32_t>(equals - p), static_cast<uint32_t>(stop - equals - 1)});
+      add_property(info, {p, equals + 1, static_cast<uint32_t>(equals - p), static_cast<uint32_t>(stop - equals - 1)});
     }
     p = stop + 1;
   }
-  if (inside.properties > kManyProperties) merge_properties(inside);
-  for (uint32_t i = 0; i < inside.properties; i++) {
-    const uint32_t at = inside.first_property + i;
+  if (info.properties > kManyProperties) merge_properties(info);
+  for (uint32_t i = 0; i < info.properties; i++) {
+    const uint32_t at = info.first_property + i;
     const Property& property = properties_[at];
     const auto is = [&](const char* name, size_t n) {
       return property.key_length == n && std::memcmp(property.key, name, n) == 0;
     };
-    if (is("TAGS", 4)) inside.tags = static_cast<int32_t>(at);
-    if (is("KEYS", 4)) inside.keys = static_cast<int32_t>(at);
-    if (is("UNIQ_KEY", 8)) inside.uniq_key = static_cast<int32_t>(at);
+    if (is("TAGS", 4)) info.tags = static_cast<int32_t>(at);
+    if (is("KEYS", 4)) info.keys = static_cast<int32_t>(at);
+    if (is("UNIQ_KEY", 8)) info.uniq_key = static_cast<int32_t>(at);
   }
 }
 
-void Scan::add_property(Inside& inside, const Property& property) {
-  if (inside.properties <= kManyProperties) {
-    for (uint32_t i = 0; i < inside.properties; i++) {
-      Property& other = properties_[inside.first_property + i];
+void Scan::add_property(MessageInfo& info, const Property& property) {
+  if (info.properties <= kManyProperties) {
+    for (uint32_t i = 0; i < info.properties; i++) {
+      Property& other = properties_[info.first_property + i];
       if (other.key_length == property.key_length && other.key[0] == property.key[0] &&
           std::memcmp(other.key, property.key, other.key_length) == 0) {
         other.value = property.value;
@@ -417,25 +415,25 @@ void Scan::add_property(Inside& inside, const Property& property) {
     }
   }
   properties_.push_back(property);
-  inside.properties++;
+  info.properties++;
 }
 
-// Merges equal names where there are too many properties to compare each with each.
-void Scan::merge_properties(Inside& inside) {
-  std::unordered_map<std::string, uint32_t> places;
+// Merges equal names if there are too many properties to compare each pair.
+void Scan::merge_properties(MessageInfo& info) {
+  std::unordered_map<std::string, uint32_t> numbers;
   uint32_t kept = 0;
-  for (uint32_t i = 0; i < inside.properties; i++) {
-    const Property property = properties_[inside.first_property + i];
+  for (uint32_t i = 0; i < info.properties; i++) {
+    const Property property = properties_[info.first_property + i];
     const std::string key(reinterpret_cast<const char*>(property.key), property.key_length);
-    const auto [place, is_new] = places.emplace(key, kept);
-    properties_[inside.first_property + place->second] =
+    const auto [number, is_new] = numbers.emplace(key, kept);
+    properties_[info.first_property + number->second] =
         is_new ? property
-               : Property{properties_[inside.first_property + place->second].key, property.value, property.key_length,
+               : Property{properties_[info.first_property + number->second].key, property.value, property.key_length,
                           property.value_length};
     if (is_new) kept++;
   }
-  inside.properties = kept;
-  properties_.resize(inside.first_property + kept);
+  info.properties = kept;
+  properties_.resize(info.first_property + kept);
 }
 
 void Scan::add_problem(Row& row, std::string problem) {
@@ -444,8 +442,8 @@ void Scan::add_problem(Row& row, std::string problem) {
   problems_.push_back(std::move(problem));
 }
 
-// Looks for the row's first problem; one found while it was parsed comes after the header's own.
-void Scan::check(Row& row, const Inside& inside) {
+// Finds the row's first problem. One that was found while parsing comes after that of the header.
+void Scan::check(Row& row, const MessageInfo& info) {
   if (row.kind == Kind::Corrupt) return;
   if (request_.segment.is_dledger && request_.verify_crc) {
     std::string problem = stored_crc_problem(row.p, row.size);
@@ -455,25 +453,25 @@ void Scan::check(Row& row, const Inside& inside) {
     }
   }
   if (row.problem >= 0 || row.kind != Kind::Message) return;
-  const int64_t at = row.pos + (inside.message.p - row.p);
-  check_message(inside.message, at, request_.segment.is_dledger, request_.verify_crc,
+  const int64_t at = row.pos + (info.message.p - row.p);
+  check_message(info.message, at, request_.segment.is_dledger, request_.verify_crc,
                 [&](MessageCheck, std::string problem) {
                   add_problem(row, std::move(problem));
                   return false;
                 });
 }
 
-bool Scan::lists_compressed(const Row& row, const Inside& inside) const {
-  return needs_stored_body_ && row.kind == Kind::Message && inside.message.has_compressed_body();
+bool Scan::lists_compressed(const Row& row, const MessageInfo& info) const {
+  return needs_stored_body_ && row.kind == Kind::Message && info.message.has_compressed_body();
 }
 
-// Bytes that the row adds to its batch, about.
-int64_t Scan::cost(const Row& row, const Inside& inside) const {
+// About how many bytes the row adds to its batch.
+int64_t Scan::cost(const Row& row, const MessageInfo& info) const {
   if (row.kind == Kind::Corrupt) return 0;
   if (needs_body_) return row.size;
   if (!needs_message_ || row.kind != Kind::Message) return 0;
-  const int64_t stored = lists_compressed(row, inside) ? inside.message.body_length : 0;
-  return inside.message.size - inside.message.body_length + stored;
+  const int64_t stored = lists_compressed(row, info) ? info.message.body_length : 0;
+  return info.message.size - info.message.body_length + stored;
 }
 
 void Scan::flush(Batch& batch) {
@@ -482,8 +480,8 @@ void Scan::flush(Batch& batch) {
     message_valid_[i] = row.kind == Kind::Message;
     body_valid_[i] = row.kind != Kind::Corrupt;
     entry_valid_[i] = row.kind != Kind::Corrupt && request_.segment.is_dledger;
-    if (lists_compressed(row, inside_[i])) {
-      const Message& message = inside_[i].message;
+    if (lists_compressed(row, infos_[i])) {
+      const Message& message = infos_[i].message;
       batch.compressed.push_back(
           {batch.rows + i, row.pos, message.compression_type(),
            std::string(reinterpret_cast<const char*>(message.body), static_cast<size_t>(message.body_length))});
@@ -523,10 +521,10 @@ void Scan::fill_text(Column& column, const uint8_t* valid, Append append) {
 void Scan::fill_host(Column& column, bool born) {
   const uint8_t* last = nullptr;
   int last_length = 0;
-  char host[kLongestHost];
+  char host[kMaxHostText];
   size_t host_length = 0;
   fill_text(column, message_valid_, [&](int i) {
-    const Message& message = inside_[i].message;
+    const Message& message = infos_[i].message;
     const uint8_t* const p = born ? message.born_host() : message.store_host();
     const int length = born ? message.born_host_length() : message.store_host_length();
     if (last == nullptr || length != last_length || std::memcmp(p, last, static_cast<size_t>(length)) != 0) {
@@ -538,11 +536,11 @@ void Scan::fill_host(Column& column, bool born) {
   });
 }
 
-void Scan::fill_property(Column& column, int32_t Inside::* which) {
+void Scan::fill_property(Column& column, int32_t MessageInfo::* which) {
   uint8_t valid[kChunk];
-  for (int i = 0; i < count_; i++) valid[i] = message_valid_[i] && inside_[i].*which >= 0;
+  for (int i = 0; i < count_; i++) valid[i] = message_valid_[i] && infos_[i].*which >= 0;
   fill_text(column, valid, [&](int i) {
-    const Property& property = properties_[static_cast<size_t>(inside_[i].*which)];
+    const Property& property = properties_[static_cast<size_t>(infos_[i].*which)];
     column.append_text(property.value, property.value_length);
   });
 }
@@ -551,14 +549,14 @@ void Scan::fill_timestamp(Column& column, bool born) {
   uint8_t valid[kChunk];
   int64_t milliseconds[kChunk];
   for (int i = 0; i < count_; i++) {
-    const Message& message = inside_[i].message;
+    const Message& message = infos_[i].message;
     milliseconds[i] = !message_valid_[i] ? 0 : born ? message.born_timestamp() : message.store_timestamp();
     valid[i] = message_valid_[i] && is_representable(milliseconds[i]);
   }
   fill<int64_t>(column, valid, [&](int i) { return milliseconds[i] * 1000; });
 }
 
-// A column of few different names, which mostly stay the same from row to row; a null pointer is a null.
+// A column of few different names, which are usually the same from row to row; a null pointer is a null.
 template <typename NameOf>
 void Scan::fill_names(Column& column, NameOf name_of) {
   static const std::string kNothing;
@@ -576,7 +574,7 @@ void Scan::fill_names(Column& column, NameOf name_of) {
 void Scan::fill_compression(Column& column) {
   fill_names(column, [this](int i) -> const std::string* {
     if (!message_valid_[i]) return nullptr;
-    const Message& message = inside_[i].message;
+    const Message& message = infos_[i].message;
     if ((message.sys_flag() & kFlagCompressed) == 0) return &kNone;
     return message.compression_type() <= 3 ? &kCompressionNames[message.compression_type()] : nullptr;
   });
@@ -585,7 +583,7 @@ void Scan::fill_compression(Column& column) {
 void Scan::fill_transaction(Column& column) {
   fill_names(column, [this](int i) -> const std::string* {
     if (!message_valid_[i]) return nullptr;
-    return &kTransactionNames[(inside_[i].message.sys_flag() & kFlagTransactionMask) >> 2];
+    return &kTransactionNames[(infos_[i].message.sys_flag() & kFlagTransactionMask) >> 2];
   });
 }
 
@@ -594,7 +592,7 @@ void Scan::fill_offset_msg_id(Column& column) {
   int last_length = 0;
   char id[56];
   fill_text(column, message_valid_, [&](int i) {
-    const Message& message = inside_[i].message;
+    const Message& message = infos_[i].message;
     const uint8_t* const host = message.store_host();
     const int length = message.store_host_length();
     if (last == nullptr || length != last_length || std::memcmp(host, last, static_cast<size_t>(length)) != 0) {
@@ -609,8 +607,8 @@ void Scan::fill_offset_msg_id(Column& column) {
 
 void Scan::fill_properties(Column& column) {
   for (int i = 0; i < count_; i++) {
-    for (uint32_t k = 0; message_valid_[i] && k < inside_[i].properties; k++) {
-      const Property& property = properties_[inside_[i].first_property + k];
+    for (uint32_t k = 0; message_valid_[i] && k < infos_[i].properties; k++) {
+      const Property& property = properties_[infos_[i].first_property + k];
       column.append_pair(property.key, property.key_length, property.value, property.value_length);
     }
     column.close_map();
@@ -618,12 +616,12 @@ void Scan::fill_properties(Column& column) {
   column.close_chunk(count_, message_valid_);
 }
 
-// Bodies are copied row by row while the walk passes them, so that the segment is read once, front to back.
-void Scan::append_bodies(const Row& row, const Inside& inside) {
+// Copies bodies row by row during the walk, so that the segment is read once, front to back.
+void Scan::append_bodies(const Row& row, const MessageInfo& info) {
   if (body_ != nullptr) {
     if (row.kind == Kind::Message) {
-      const bool is_listed = inside.message.has_compressed_body();
-      body_->append_body(inside.message.body, is_listed ? 0 : static_cast<size_t>(inside.message.body_length));
+      const bool is_listed = info.message.has_compressed_body();
+      body_->append_body(info.message.body, is_listed ? 0 : static_cast<size_t>(info.message.body_length));
     } else {
       append_rest(*body_, row, kEntryHeaderSize);
     }
@@ -631,7 +629,7 @@ void Scan::append_bodies(const Row& row, const Inside& inside) {
   if (entry_body_ != nullptr) append_rest(*entry_body_, row, request_.segment.is_dledger ? kEntryHeaderSize : 0);
 }
 
-// Everything behind the first `skip` bytes of a row; nothing of a corrupt one.
+// Appends the bytes of a row after the first `skip`; none of a corrupt row.
 void Scan::append_rest(Column& column, const Row& row, int skip) {
   if (row.kind == Kind::Corrupt) return column.append_nothing();
   column.append_body(row.p + skip, static_cast<size_t>(row.size - skip));
@@ -655,7 +653,7 @@ void Scan::fill_problem(Column& column) {
 
 void Scan::fill_column(Column& column, ColumnId id) {
   const auto header = [this](int i) { return EntryHeader{rows_[i].p}; };
-  const auto message = [this](int i) -> const Message& { return inside_[i].message; };
+  const auto message = [this](int i) -> const Message& { return infos_[i].message; };
   const auto constant = [&](const std::string& value) {
     column.append_repeated(value, count_);
     column.close_chunk(count_, nullptr);
@@ -691,7 +689,7 @@ void Scan::fill_column(Column& column, ColumnId id) {
       return fill_problem(column);
     case ColumnId::Topic:
       return fill_text(column, message_valid_,
-                       [&](int i) { column.append_text(inside_[i].topic, inside_[i].topic_length); });
+                       [&](int i) { column.append_text(infos_[i].topic, infos_[i].topic_length); });
     case ColumnId::QueueId:
       return fill<int32_t>(column, message_valid_, [&](int i) { return message(i).queue_id(); });
     case ColumnId::QueueOffset:
@@ -725,11 +723,11 @@ void Scan::fill_column(Column& column, ColumnId id) {
     case ColumnId::Compression:
       return fill_compression(column);
     case ColumnId::Tags:
-      return fill_property(column, &Inside::tags);
+      return fill_property(column, &MessageInfo::tags);
     case ColumnId::Keys:
-      return fill_property(column, &Inside::keys);
+      return fill_property(column, &MessageInfo::keys);
     case ColumnId::UniqKey:
-      return fill_property(column, &Inside::uniq_key);
+      return fill_property(column, &MessageInfo::uniq_key);
     case ColumnId::OffsetMsgId:
       return fill_offset_msg_id(column);
     case ColumnId::Properties:

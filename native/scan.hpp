@@ -1,4 +1,4 @@
-// One pass over a range of a segment: walk, check, filter, build Arrow columns. Only requested columns are touched.
+// One pass over a range of a segment: walk, check, filter, build Arrow columns. Only requested columns are built.
 #pragma once
 
 #include <cstdint>
@@ -66,12 +66,12 @@ struct IntCondition {
   int64_t low, high;
   std::optional<std::vector<int64_t>> values;  // sorted
 
-  bool holds(int64_t value) const;
+  bool allows(int64_t value) const;
 };
 
 using TextCondition = std::vector<std::string>;
 
-// A conjunction; an absent condition always holds, a null value never does.
+// A row must meet all conditions that are present. A null value meets none.
 struct Conditions {
   std::optional<IntCondition> index, term, pos, queue_id, store_timestamp;
   std::optional<TextCondition> topic, tags;
@@ -105,10 +105,10 @@ struct Batch {
 
 class Scan {
  public:
-  // Throws StoreFault where the file cannot be mapped, std::invalid_argument for an unknown column.
+  // Throws StoreFault if the file cannot be mapped, std::invalid_argument for an unknown column.
   explicit Scan(Request request);
 
-  // The next batch, or nothing at the end of the range. Throws StoreFault and MalformedFault.
+  // The next batch, or null at the end of the range. Throws StoreFault and MalformedFault.
   std::unique_ptr<Batch> next();
 
  private:
@@ -125,8 +125,8 @@ class Scan {
     int32_t problem;  // in problems_; -1 without one
   };
 
-  // What is known of a row's message.
-  struct Inside {
+  // A row's message.
+  struct MessageInfo {
     Message message;
     const uint8_t* topic;
     uint32_t topic_length;
@@ -142,19 +142,19 @@ class Scan {
   void put_back(const Row& row);
   void check_boundary(const char* what, int64_t size) const;
   void begin_corrupt(int64_t pos, int64_t end, std::string reason);
-  bool accept(const SegmentView& view, Row& row, Inside& inside);
-  bool keeps_place(const Row& row) const;
-  void look_inside(const SegmentView& view, Row& row, Inside& inside);
-  bool keeps_message(const Row& row, const Inside& inside) const;
-  void parse_properties(Inside& inside);
-  void add_property(Inside& inside, const Property& property);
-  void merge_properties(Inside& inside);
+  bool accept(const SegmentView& view, Row& row, MessageInfo& info);
+  bool keeps_entry(const Row& row) const;
+  void read_message(const SegmentView& view, Row& row, MessageInfo& info);
+  bool keeps_message(const Row& row, const MessageInfo& info) const;
+  void parse_properties(MessageInfo& info);
+  void add_property(MessageInfo& info, const Property& property);
+  void merge_properties(MessageInfo& info);
   bool is_committed(const Row& row) const;
-  void check(Row& row, const Inside& inside);
+  void check(Row& row, const MessageInfo& info);
   void add_problem(Row& row, std::string text);
-  int64_t cost(const Row& row, const Inside& inside) const;
-  bool lists_compressed(const Row& row, const Inside& inside) const;
-  void append_bodies(const Row& row, const Inside& inside);
+  int64_t cost(const Row& row, const MessageInfo& info) const;
+  bool lists_compressed(const Row& row, const MessageInfo& info) const;
+  void append_bodies(const Row& row, const MessageInfo& info);
   static void append_rest(Column& column, const Row& row, int skip);
   void flush(Batch& batch);
   void fill_column(Column& column, ColumnId id);
@@ -164,7 +164,7 @@ class Scan {
   void fill_text(Column& column, const uint8_t* valid, Append append);
   void fill_host(Column& column, bool born);
   void fill_timestamp(Column& column, bool born);
-  void fill_property(Column& column, int32_t Inside::* which);
+  void fill_property(Column& column, int32_t MessageInfo::* which);
   template <typename NameOf>
   void fill_names(Column& column, NameOf name_of);
   void fill_compression(Column& column);
@@ -179,15 +179,15 @@ class Scan {
 
   Request request_;
   std::vector<ColumnId> ids_;
-  bool has_place_conditions_ = false, has_message_conditions_ = false;
+  bool has_entry_conditions_ = false, has_message_conditions_ = false;
   bool needs_message_ = false, needs_properties_ = false, needs_problem_ = false, needs_body_ = false;
   bool needs_stored_body_ = false;  // of compressed messages
   MappedFile file_;
   Resync resync_;
   int64_t pos_, end_, populated_, streamed_ = 0;
-  std::vector<Column::Room> rooms_;  // of the last batch's columns
+  std::vector<Column::Sizes> column_sizes_;  // of the last batch
 
-  // The corrupt extent being handed out.
+  // The corrupt extent whose rows are being returned.
   struct Extent {
     int64_t end = 0, piece = 0;  // a row has at most `piece` bytes
     std::string reason;
@@ -199,14 +199,14 @@ class Scan {
   // The chunk of rows being built.
   int count_ = 0;
   Row rows_[kChunk];
-  Inside inside_[kChunk];
+  MessageInfo infos_[kChunk];
   uint8_t entry_valid_[kChunk], message_valid_[kChunk], body_valid_[kChunk];
   std::vector<std::string> problems_;
   std::vector<Property> properties_;
-  std::deque<std::string> texts_;  // sanitised bytes that properties and topics point into
+  std::deque<std::string> texts_;  // sanitised bytes that properties and topics point to
 };
 
-// The columns by name, in the order of ColumnId; module.cpp shows it to the tests.
+// The columns in the order of ColumnId; module.cpp gives their names to the tests.
 struct ColumnSpec {
   const char* name;
   Type type;

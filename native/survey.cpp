@@ -33,7 +33,7 @@ class Surveyor : public Visitor {
   Survey take() {
     Resync resync(request_.segment, request_.start);
     const int64_t end = std::min(request_.end, request_.segment.base + request_.segment.size);
-    behind(walk(view_, resync, request_.start, end, *this));
+    after_end(walk(view_, resync, request_.start, end, *this));
     close_extent();
     return std::move(found_);
   }
@@ -44,7 +44,7 @@ class Surveyor : public Visitor {
     if (request_.verify_crc) stream(pos, size);
     const auto index = view_.is_dledger() ? std::optional(EntryHeader{view_.at(pos)}.index()) : std::nullopt;
     if (index) check_header(EntryHeader{view_.at(pos)}, pos, size);
-    const bool is_message = look_inside(pos, size, index);
+    const bool is_message = check_message_at(pos, size, index);
     add(is_message ? ExtentKind::Message : ExtentKind::Entry, pos, size);
     if (found_.entries++ == 0) {
       found_.first_pos = pos;
@@ -62,7 +62,7 @@ class Surveyor : public Visitor {
 
   void odd_blank(const Damage& blank) {
     const int64_t size = blank.end - blank.pos;
-    // DLedger 0.4.0 begins a file so after a snapshot, before it has entries.
+    // After a snapshot DLedger 0.4.0 begins a file with a blank, before the file has entries.
     const bool is_healthy = !view_.id().check_pos && blank.pos == view_.base();
     if (!is_healthy) report(Code::BlankSize, blank.pos, size, {}, [&] { return blank.reason(view_); });
     add(ExtentKind::Blank, blank.pos, size);
@@ -83,7 +83,7 @@ class Surveyor : public Visitor {
     populated_ = until + kPopulateBytes;
   }
 
-  // Asks early for all bytes that follow: checksums read every one.
+  // Prefetches the next bytes: checksums read every one.
   void stream(int64_t pos, int64_t size) {
     const int64_t until = pos + size + kStreamAhead;
     for (streamed_ = std::max(streamed_, pos); streamed_ < until; streamed_ += kCacheLine) {
@@ -108,22 +108,24 @@ class Surveyor : public Visitor {
     }
   }
 
-  // The text is made only for problems that are listed.
+  // Only problems that are listed need a text.
   template <typename Text>
   void report(Code code, int64_t pos, int64_t size, std::optional<int64_t> index, Text make_text) {
-    const int64_t most = code == Code::PosDiffers ? std::min<int64_t>(1, request_.max_problems) : request_.max_problems;
-    if (found_.counts[static_cast<int>(code)]++ < most)
+    const int64_t count = found_.counts[static_cast<int>(code)]++;
+    // With a wrong position in one entry, those of all entries are usually wrong: one example is enough.
+    if (count < request_.max_problems && (code != Code::PosDiffers || count == 0)) {
       found_.problems.push_back({code, pos, size, index, make_text()});
+    }
   }
 
-  // What is wrong with a header, by itself and behind the entry before.
+  // Reports problems of a header, by itself and compared with the entry before.
   void check_header(const EntryHeader& header, int64_t pos, int64_t size) {
     const int64_t index = header.index(), term = header.term();
     if (found_.entries > 0) {
-      // Unsigned, because an index may be as large as it can be.
+      // Unsigned, because an index can be INT64_MAX.
       const uint64_t step = static_cast<uint64_t>(index) - static_cast<uint64_t>(found_.last_index);
-      const auto most = 1 + static_cast<uint64_t>(gap_ / kEntryHeaderSize);
-      if (index <= found_.last_index || step > most) index_gap(index, most, pos, size);
+      const auto max_step = 1 + static_cast<uint64_t>(gap_ / kEntryHeaderSize);
+      if (index <= found_.last_index || step > max_step) index_gap(index, max_step, pos, size);
       if (term < found_.last_term) {
         report(Code::TermOrder, pos, size, index,
                [&] { return "expected term >= " + text(found_.last_term) + ", found " + text(term); });
@@ -142,17 +144,17 @@ class Surveyor : public Visitor {
     }
   }
 
-  void index_gap(int64_t index, uint64_t most, int64_t pos, int64_t size) {
+  void index_gap(int64_t index, uint64_t max_step, int64_t pos, int64_t size) {
     const auto last = static_cast<uint64_t>(found_.last_index);
     report(Code::IndexGap, pos, size, index, [&] {
       std::string expected = std::to_string(last + 1);
-      if (most > 1) expected += " to " + std::to_string(last + most);
+      if (max_step > 1) expected += " to " + std::to_string(last + max_step);
       return expected_found("index", expected, index);
     });
   }
 
-  // Checks what an entry holds; whether that is a message.
-  bool look_inside(int64_t pos, int64_t size, std::optional<int64_t> index) {
+  // Reports problems of an entry's body. Returns whether it is a message.
+  bool check_message_at(int64_t pos, int64_t size, std::optional<int64_t> index) {
     const uint8_t* bytes = view_.at(pos);
     int64_t at = pos, length = size;
     if (index) {
@@ -182,7 +184,8 @@ class Surveyor : public Visitor {
     return true;
   }
 
-  void behind(int64_t end) {
+  // Surveys the bytes after the log's end.
+  void after_end(int64_t end) {
     const int64_t file_end = view_.file_end();
     int64_t at = end, size = 0;
     const auto is_closed = [&] { return at < file_end && view_.blank_at(at, size) == Blank::ToEnd; };
@@ -193,7 +196,7 @@ class Surveyor : public Visitor {
       const int64_t written = end_of_written(at);
       if (written > at) {
         report(Code::TrailingBytes, at, written - at, {}, [&] {
-          return "expected zeros behind the log's end at " + text(at) + ", found " + text(written - at) + " bytes";
+          return "expected zeros after the log's end at " + text(at) + ", found " + text(written - at) + " bytes";
         });
       }
       add(ExtentKind::Corrupt, at, written - at);
@@ -207,7 +210,7 @@ class Surveyor : public Visitor {
     }
   }
 
-  // Where the bytes end that an earlier log left behind this one's end.
+  // Surveys the entries that an earlier log left after this one's end. Returns their end.
   int64_t stale(int64_t start) {
     const int64_t file_end = view_.file_end();
     int64_t at = start, count = 0;
@@ -221,14 +224,14 @@ class Surveyor : public Visitor {
     report(Code::StaleBytes, start, at - start, index, [&] {
       const std::string one = view_.is_dledger() ? "entry" : "message",
                         many = view_.is_dledger() ? "entries" : "messages";
-      return "expected zeros behind the log's end at " + text(start) + ", found " + text(count) + " whole " +
+      return "expected zeros after the log's end at " + text(start) + ", found " + text(count) + " whole " +
              (count == 1 ? one : many) + " up to " + text(at);
     });
     add(ExtentKind::Stale, start, at - start);
     return at;
   }
 
-  // The end of the last byte behind start that is not zero; `start` if there is none.
+  // The end of the last byte after start that is not zero, or `start`.
   int64_t end_of_written(int64_t start) const {
     constexpr int64_t kBlock = 64 * 1024;
     for (int64_t stop = view_.file_end(); stop > start;) {
@@ -261,7 +264,7 @@ Survey survey(const SurveyRequest& request) {
     Survey found = Surveyor(request, file, view).take();
     const int64_t now = file.readable();
     if (now >= readable) return found;
-    readable = now;  // the file shrank or failed: what was found may never have been there
+    readable = now;  // the file shrank or failed: the survey may contain bytes that were never in it
   }
 }
 

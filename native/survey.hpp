@@ -1,4 +1,4 @@
-// The survey of a segment: what each of its bytes is, and everything that is wrong with them, in one pass. The same as
+// Surveys a segment in one pass: what each byte is, and every problem. The same as
 // pyspark_dledger/format/scan/survey.py.
 #pragma once
 
@@ -64,7 +64,7 @@ struct SurveyRequest {
   int64_t max_problems = 0;
 };
 
-// Throws StoreFault where the file cannot be mapped.
+// Throws StoreFault if the file cannot be mapped.
 Survey survey(const SurveyRequest& request);
 
 }  // namespace dledger

@@ -21,7 +21,7 @@ int sequence_length(const uint8_t* p, const uint8_t* end) {
   if (length == 2) return 2;
   if ((lead == 0xE0 && p[1] < 0xA0) || (lead == 0xF0 && p[1] < 0x90) || (lead == 0xF4 && p[1] > 0x8F)) return -1;
   if (lead == 0xED && p[1] >= 0xA0) {
-    // An encoded surrogate: Java replaces all of it at once.
+    // An encoded surrogate: Java replaces all of it by one character.
     return left >= 3 && is_continuation(p[2]) ? -3 : -2;
   }
   if (left < 3 || !is_continuation(p[2])) return -2;
@@ -65,7 +65,7 @@ std::string sanitize_utf8(const uint8_t* p, size_t n) {
 
 namespace {
 
-// Appends numbers and characters to a buffer that is large enough.
+// Appends to a buffer that is large enough.
 struct Writer {
   char* at;
 
@@ -120,8 +120,8 @@ void put_ipv6(Writer& out, const uint8_t* p) {
       i += zeros - 1;
       continue;
     }
-    const bool behind_zeros = zeros_at >= 0 && i == zeros_at + zeros;
-    if (i > 0 && !behind_zeros) out.put(':');
+    const bool after_zeros = zeros_at >= 0 && i == zeros_at + zeros;
+    if (i > 0 && !after_zeros) out.put(':');
     out.put_hex(groups[i]);
   }
 }

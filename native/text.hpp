@@ -1,4 +1,4 @@
-// Text as Java decodes it, and the few formats that columns print.
+// Text as Java decodes it, and the text formats of columns.
 #pragma once
 
 #include <cstddef>
@@ -7,18 +7,18 @@
 
 namespace dledger {
 
-// Length of the well-formed sequence at p, or minus the length of the malformed part to replace; p is before end.
+// The length of the valid UTF-8 sequence at p, or minus the length of the malformed part to replace; p is before end.
 int sequence_length(const uint8_t* p, const uint8_t* end);
 
 bool is_utf8(const uint8_t* p, size_t n);
 
-// What Java's `new String(bytes, UTF_8)` holds, as UTF-8: malformed parts become U+FFFD.
+// Java's `new String(bytes, UTF_8)`, as UTF-8: malformed parts become U+FFFD.
 std::string sanitize_utf8(const uint8_t* p, size_t n);
 
-constexpr size_t kLongestHost = 64;
+constexpr size_t kMaxHostText = 64;
 
-// Writes `ip:port` or `[ip]:port` (RFC 5952) of a host of `n` bytes, the address (4 or 16 bytes) and the port, into at
-// most kLongestHost characters; returns how many.
+// Writes a host of `n` bytes, the address (4 or 16 bytes) and the port, as `ip:port` or `[ip]:port` (RFC 5952). Returns
+// the number of characters, at most kMaxHostText.
 size_t host_text(const uint8_t* p, int n, char* text);
 
 // Writes two upper-case digits for each of `n` bytes.

@@ -14,24 +14,24 @@ bool all_zero(const uint8_t* p, int64_t n) { return skip_zeros(p, p + n) == p + 
 std::string text(int64_t value) { return std::to_string(value); }
 
 #if defined(__SSE2__)
-// Whether find_magic finds nothing in the 64 bytes at p, as far as a look at them all at once tells.
+// Whether find_magic surely finds nothing in the 64 bytes at p; a quick test of all of them.
 bool has_no_magic(const uint8_t* p, bool with_blanks) {
   const auto load = [p](int i) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p + i)); };
   const auto all_equal = [](__m128i a, __m128i b) { return _mm_movemask_epi8(_mm_cmpeq_epi8(a, b)) == 0xFFFF; };
   const auto any_equal = [](__m128i a, __m128i b) { return _mm_movemask_epi8(_mm_cmpeq_epi8(a, b)) != 0; };
   const __m128i b0 = load(0), b1 = load(16), b2 = load(32), b3 = load(48), zero = _mm_setzero_si128();
   if (with_blanks) {
-    const __m128i most = _mm_max_epu8(_mm_max_epu8(b0, b1), _mm_max_epu8(b2, b3));
-    if (any_equal(most, _mm_set1_epi8(-1))) return false;
+    const __m128i largest = _mm_max_epu8(_mm_max_epu8(b0, b1), _mm_max_epu8(b2, b3));
+    if (any_equal(largest, _mm_set1_epi8(-1))) return false;
   }
-  const __m128i least = _mm_min_epu8(_mm_min_epu8(b0, b1), _mm_min_epu8(b2, b3));
-  if (!any_equal(least, zero)) return true;
+  const __m128i smallest = _mm_min_epu8(_mm_min_epu8(b0, b1), _mm_min_epu8(b2, b3));
+  if (!any_equal(smallest, zero)) return true;
   const __m128i any = _mm_or_si128(_mm_or_si128(b0, b1), _mm_or_si128(b2, b3));
   return all_equal(any, zero) && p[64] == 0 && p[65] == 0 && p[66] == 0;
 }
 #endif
 
-// First p in [p, end) where four bytes may begin an entry (0, 0, 0, 1 to 3) or, if asked for, a blank (four times
+// The first p in [p, end) where four bytes may begin an entry (0, 0, 0, 1 to 3) or, with_blanks, a blank (four times
 // 0xFF). At least four bytes are readable at every p < end.
 const uint8_t* find_magic(const uint8_t* p, const uint8_t* end, bool with_blanks) {
 #if defined(__SSE2__)
@@ -63,8 +63,8 @@ const uint8_t* find_magic(const uint8_t* p, const uint8_t* end, bool with_blanks
   return end;
 }
 
-// First p in [p, end) where four bytes are the magic of a message or, if asked for, of a filler. At least four bytes
-// are readable at every p < end.
+// The first p in [p, end) where four bytes are the magic of a message or, with_fillers, of a filler. At least four
+// bytes are readable at every p < end.
 const uint8_t* find_message_magic(const uint8_t* p, const uint8_t* end, bool with_fillers) {
 #if defined(__SSE2__)
   const __m128i da = _mm_set1_epi8(static_cast<char>(0xDA)), a3 = _mm_set1_epi8(static_cast<char>(0xA3));
@@ -122,9 +122,9 @@ Blank SegmentView::blank_at(int64_t pos, int64_t& size) const {
   size = load_be32(id_.is_dledger ? p + 4 : p);
   const int64_t next = pos + size;
   if (next == file_end_ || next == id_.base + id_.size) return Blank::ToEnd;
-  // DLedger 0.4.0 begins a file so after a snapshot; elsewhere it is an entry whose magic was damaged.
-  const bool may_skip = pos == id_.base && size >= kMinBlankSize && next < file_end_;
-  return may_skip && entry_size(next) > 0 ? Blank::Skips : Blank::Odd;
+  // DLedger 0.4.0 begins a file with a blank after a snapshot; elsewhere it is an entry with a damaged magic.
+  const bool may_lead = pos == id_.base && size >= kMinBlankSize && next < file_end_;
+  return may_lead && entry_size(next) > 0 ? Blank::Leading : Blank::Odd;
 }
 
 int64_t SegmentView::next_candidate(int64_t from, int64_t end, bool with_blanks) const {
@@ -200,7 +200,7 @@ std::string SegmentView::shortage() const {
 }
 
 int SegmentView::sizes_at(int64_t pos, int64_t sizes[2]) const {
-  if (file_end_ - pos < least_size()) return 0;
+  if (file_end_ - pos < min_size()) return 0;
   if (!id_.is_dledger) {
     sizes[0] = load_be32(at(pos));
     return 1;

@@ -1,5 +1,5 @@
-// Which bytes of a segment are an entry, a message, a blank or neither. Everything here looks at the bytes of one
-// segment only, never at how a scan was split, so every split of a segment sees the same entries.
+// Finds entries, messages and blanks in a segment. The result depends on the segment's bytes alone, so every split of a
+// scan sees the same entries.
 #pragma once
 
 #include <cstdint>
@@ -12,12 +12,12 @@
 
 namespace dledger {
 
-// The last entry that is known before a segment: its index and term, and the position right behind it.
-struct Before {
+// The last known entry before a segment: its index, its term, and the position after it.
+struct PrecedingEntry {
   int64_t index, term, end;
 };
 
-// A segment as a request names it: the file at [base, base + size) of the log's positions.
+// A segment of a request: the file with the log's positions [base, base + size).
 struct SegmentId {
   std::string path;
   SegmentBytes bytes;
@@ -26,15 +26,16 @@ struct SegmentId {
   int64_t size = 0;
   bool is_dledger = true;
   bool check_pos = true;  // false for DLedger 0.4.0, whose followers keep the leader's pos
-  std::optional<Before> before;
+  std::optional<PrecedingEntry> before;
 };
 
-// A blank ends a file where an entry of the largest size did not fit any more, hence a little more than one entry.
+// More bytes than any entry or closing blank has: a chain of this length is in no body, and zeros of this length were
+// never written.
 constexpr int64_t kSpanWindow = kMaxEntrySize + 4096;
 
-enum class Blank { None, ToEnd, Skips, Odd };
+enum class Blank { None, ToEnd, Leading, Odd };
 
-// The readable bytes of a segment. Positions are the log's; none outside [base, file_end) is ever read.
+// The readable bytes of a segment. Positions are those of the log. None outside [base, file_end) is read.
 class SegmentView {
  public:
   SegmentView(const SegmentId& id, const uint8_t* data, int64_t readable);
@@ -44,40 +45,39 @@ class SegmentView {
   bool is_dledger() const { return id_.is_dledger; }
   const uint8_t* at(int64_t pos) const { return data_ + (pos - id_.base); }
 
-  // Asks for the bytes of a header that will be read soon; entries are mostly alike in size, so pos is a guess.
+  // Prefetches a header that will be read soon. The position is a guess: entries usually have similar sizes.
   void prefetch(int64_t pos) const {
-    const uint8_t* const p = data_ + (pos - id_.base);  // may lie behind the file: a prefetch never faults
+    const uint8_t* const p = data_ + (pos - id_.base);  // may be after the end of the file: a prefetch never faults
     __builtin_prefetch(p);
-    // Only where the header reaches into the next line.
+    // The second line only if the header extends into it.
     if ((reinterpret_cast<uintptr_t>(p) & 63) > 64 - kEntryHeaderSize) __builtin_prefetch(p + 64);
   }
 
-  // The length of the entry or message at pos, or 0 where none stands there.
+  // The size of the entry or message at pos, or 0 without one.
   int64_t entry_size(int64_t pos) const { return id_.is_dledger ? ledger_entry_size(pos) : message_size(pos); }
 
   Blank blank_at(int64_t pos, int64_t& size) const;
 
-  // First pos in [from, end) where an entry or message stands; `end` if there is none. Linear.
+  // The first position in [from, end) of an entry or message, or `end`. Linear.
   int64_t find(int64_t from, int64_t end) const;
 
-  // What was expected and found at a pos where neither entry nor blank stands.
+  // The problem text for a position without entry and blank.
   std::string reason(int64_t pos) const;
   std::string odd_blank_reason(int64_t pos, int64_t size) const;
 
   std::string shortage() const;
 
-  // The size of what begins at pos by each field that gives one, whether it makes sense or not; how many there are.
+  // The size of the entry or message at pos by each header field that gives one, possible or not. Returns their number.
   int sizes_at(int64_t pos, int64_t sizes[2]) const;
 
-  // Whether a log may end at pos: at a blank up to the end, or at more zeros than any body holds. No entry reaches up
-  // to the very end of a whole file: there is room for a blank behind it.
+  // Whether a log can end at pos: at a blank up to the end, or at more zeros than a body can have. An entry never ends
+  // at the end of a complete file: there is always room for a blank.
   bool is_closed_at(int64_t pos) const;
 
-  // First pos in [from, end) whose bytes may begin an entry or message or, with_blanks, a blank; `end` if there is
-  // none.
+  // The first position in [from, end) at which an entry, a message or, with_blanks, a blank may begin, or `end`.
   int64_t next_candidate(int64_t from, int64_t end, bool with_blanks) const;
 
-  int64_t least_size() const { return id_.is_dledger ? kEntryHeaderSize : kMinMessageSize; }
+  int64_t min_size() const { return id_.is_dledger ? kEntryHeaderSize : kMinMessageSize; }
   const SegmentId& id() const { return id_; }
 
  private:
@@ -99,7 +99,7 @@ class SegmentView {
   int64_t file_end_;
 };
 
-// First pos in [from, to) whose byte is not zero; `to` if there is none.
+// The first byte in [from, to) that is not zero, or `to`.
 const uint8_t* skip_zeros(const uint8_t* from, const uint8_t* to);
 
 }  // namespace dledger

@@ -24,7 +24,7 @@ from pyspark_dledger.format.encode.puts import PutIds
 from pyspark_dledger.format.scan.frames import Frames, frames_of
 from pyspark_dledger.format.scan.row_values import COLUMN_READERS, Row, codec_name, first_problem, row_test
 from pyspark_dledger.format.scan.segment_file import FileShrunk, SegmentFile
-from pyspark_dledger.format.scan.survey import take
+from pyspark_dledger.format.scan.survey import take_survey
 from pyspark_dledger.format.scan.walk import Walk, find_log_end, find_splits
 from pyspark_dledger.format.spec import Compressed, LogEnd, ScanRequest, Segment, Survey, SurveyRequest, TermRun
 
@@ -244,7 +244,7 @@ def _term_runs(frames: Frames, start: int, end: int) -> list[TermRun]:
 
 def survey(request: SurveyRequest) -> Survey:
     """What every byte of a segment is, and what is wrong with it, in one pass; the codes are those of `survey`."""
-    return _with_frames(request.segment, lambda frames: take(request, frames))
+    return _with_frames(request.segment, lambda frames: take_survey(request, frames))
 
 
 def place_messages(

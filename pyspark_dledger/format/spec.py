@@ -13,7 +13,7 @@ KINDS = ("message", "entry", "noop", "config", "corrupt")
 MODES = ("PERMISSIVE", "DROPMALFORMED", "FAILFAST")
 
 
-class Before(NamedTuple):
+class PrecedingEntry(NamedTuple):
     """The last entry that is known before a segment: its index and term, and the position right behind it."""
 
     index: int  # type: ignore[assignment]  # shadows tuple.index, which nobody calls
@@ -47,7 +47,7 @@ class Segment:
     size: int
     source: str
     check_pos: bool = True
-    before: Before | None = None
+    before: PrecedingEntry | None = None
     copy: PartialCopy | None = None
 
     @property

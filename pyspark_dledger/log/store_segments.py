@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pyspark_dledger.format.codec import IndexUnit, decode_blank
 from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, INDEX_UNIT_SIZE, MIN_BLANK_SIZE
-from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Before, Segment
+from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, PrecedingEntry, Segment
 from pyspark_dledger.log.io.entry_reads import DLedgerIndex, entry_at, read_at, unnamed_segment
 from pyspark_dledger.log.io.files import map_reads, path_of
 from pyspark_dledger.log.io.segment_listing import Listing, listing
@@ -82,15 +82,15 @@ def _with_before(previous: Segment, segment: Segment, engine: Engine, index: DLe
     return replace(segment, before=_last_entry(previous, segment.base, engine, index))
 
 
-def _last_entry(segment: Segment, end: int, engine: Engine, index: DLedgerIndex) -> Before | None:
+def _last_entry(segment: Segment, end: int, engine: Engine, index: DLedgerIndex) -> PrecedingEntry | None:
     """The last entry of a segment below `end`: the last that index files confirm, else the last that a walk finds."""
     unit = last_confirmed_unit(index, segment, _last_unit_below(index, end))
     if unit is not None:
-        return Before(unit.index, unit.term, unit.pos + unit.size)
+        return PrecedingEntry(unit.index, unit.term, unit.pos + unit.size)
     if segment.end != end:
         return None
     found = engine.log_end(segment, segment.base, True)
-    return Before(found.last_index, found.last_term, found.pos) if found.entries > 0 else None
+    return PrecedingEntry(found.last_index, found.last_term, found.pos) if found.entries > 0 else None
 
 
 def last_confirmed_unit(index: DLedgerIndex, segment: Segment, last: int) -> IndexUnit | None:

@@ -47,7 +47,7 @@ def test_streams_come_back(codec: str, part: bytes, times: int) -> None:
 def test_every_cut_is_a_failure(codec: str) -> None:
     stored = compress(random.Random(1).randbytes(500) + BODY, codec)
     for length in range(len(stored)):
-        with pytest.raises(DecompressionError, match="cut short"):
+        with pytest.raises(DecompressionError, match="truncated stream"):
             decompressed(codec, stored[:length])
 
 
@@ -63,9 +63,9 @@ def test_frames_one_after_the_other_are_one_body(codec: str) -> None:
     stored = compress(BODY, codec)
     assert decompressed(codec, stored + stored + b"x") == BODY + BODY
     assert decompressed(codec, stored + compress(b"", codec) + stored) == BODY + BODY
-    with pytest.raises(DecompressionError, match="cut short"):
+    with pytest.raises(DecompressionError, match="truncated stream"):
         decompressed(codec, stored + stored[:-1])
-    with pytest.raises(DecompressionError, match="cut short"):
+    with pytest.raises(DecompressionError, match="truncated stream"):
         decompressed(codec, stored + SKIPPABLE[:-1])
 
 
@@ -97,7 +97,7 @@ def test_frames_of_other_writers_end_where_they_say(options: dict[str, int]) -> 
         data = random.Random(size).randbytes(size // 2) + bytes(size - size // 2)
         stored = pa.Codec("zstd", compression_level=options["level"]).compress(data, asbytes=True)
         assert decompressed("zstd", stored + b"rest") == data
-        with pytest.raises(DecompressionError, match="cut short"):
+        with pytest.raises(DecompressionError, match="truncated stream"):
             decompressed("zstd", stored[:-1])
         stored = pa.Codec("lz4").compress(data, asbytes=True)
         assert decompressed("lz4", stored + b"rest") == data
@@ -117,7 +117,7 @@ def test_lz4_frames_with_all_optional_fields_end_where_they_say() -> None:
         checked += bytes([xxh32(descriptor) >> 8 & 0xFF]) + block + xxh32(content).to_bytes(4, "little")
         checked += bytes(4) + xxh32(content).to_bytes(4, "little")
         assert decompressed("lz4", checked + b"rest") == content
-        with pytest.raises(DecompressionError, match="cut short"):
+        with pytest.raises(DecompressionError, match="truncated stream"):
             decompressed("lz4", checked[:-1])
 
 
@@ -177,12 +177,12 @@ def test_an_empty_body_with_the_flag_is_empty(engine: str, tmp_path: Path) -> No
 
 FAILURES = {
     "expected a zlib body of 5 bytes to decompress, found incorrect header check": ("zlib", b"hello"),
-    "expected a zlib body of 10 bytes to decompress, found a stream that is cut short": (
+    "expected a zlib body of 10 bytes to decompress, found a truncated stream": (
         "zlib",
         zlib.compress(BODY)[:10],
     ),
     "expected a lz4 body of 5 bytes to decompress, found the magic 0x6c6c6568": ("lz4", b"hello"),
-    "expected a zstd body of 3 bytes to decompress, found a stream that is cut short": ("zstd", b"\x28\xb5\x2f"),
+    "expected a zstd body of 3 bytes to decompress, found a truncated stream": ("zstd", b"\x28\xb5\x2f"),
     "expected a body of at most 999 bytes decompressed, found more": ("zlib", zlib.compress(BODY)),
     "expected compression type 0 to 3, found 5": ("unknown", b"hello"),
 }

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from pyspark_dledger.format import codec
 from pyspark_dledger.format.engine import Engine, get_engine
 from pyspark_dledger.format.layout import ENTRY_HEADER, ENTRY_HEADER_SIZE
-from pyspark_dledger.format.scan.resync import SPAN_WINDOW
-from pyspark_dledger.format.spec import DLEDGER, Before, ScanRequest, Segment
+from pyspark_dledger.format.scan.frames import SPAN_WINDOW
+from pyspark_dledger.format.spec import DLEDGER, PrecedingEntry, ScanRequest, Segment
 from pyspark_dledger.log import open_log
 from tests.format.test_engines import BUDGET, budget
 from tests.support import generate
@@ -106,7 +106,7 @@ def test_splits_batches_and_engines_change_nothing(
     damage(store)
     for segment in store.segments:
         if known:
-            segment = dataclasses.replace(segment, before=Before(3, 1, segment.base))
+            segment = dataclasses.replace(segment, before=PrecedingEntry(3, 1, segment.base))
         whole = scan(native, segment, segment.base, segment.end)
         assert scan(python, segment, segment.base, segment.end) == whole
         assert scan(native, segment, segment.base, segment.end, max_batch_rows=2) == whole

@@ -15,7 +15,16 @@ from hypothesis import strategies as st
 
 from pyspark_dledger.format import codec, native_engine
 from pyspark_dledger.format.engine import Engine, get_engine
-from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Before, Extent, Problem, Segment, Survey, SurveyRequest
+from pyspark_dledger.format.spec import (
+    COMMITLOG,
+    DLEDGER,
+    Extent,
+    PrecedingEntry,
+    Problem,
+    Segment,
+    Survey,
+    SurveyRequest,
+)
 from tests.format.test_engines import budget
 from tests.support import generate
 from tests.support.generate import Store, mq_message, raw, write_commitlog, write_dledger
@@ -225,9 +234,9 @@ def test_what_lies_behind_the_end(reader: Engine, tmp_path: Path) -> None:
     ]
     assert found.problems == [
         Problem(
-            "staleBytes", 106, 110, 7, "expected zeros behind the log's end at 106, found 2 whole entries up to 216"
+            "staleBytes", 106, 110, 7, "expected zeros after the log's end at 106, found 2 whole entries up to 216"
         ),
-        Problem("trailingBytes", 216, 5, None, "expected zeros behind the log's end at 216, found 5 bytes"),
+        Problem("trailingBytes", 216, 5, None, "expected zeros after the log's end at 216, found 5 bytes"),
     ]
     patch(segment, 216, codec.encode_blank(4096 - 216))
     assert survey(reader, segment, store.end).extents[-1] == Extent("blank", 216, 4096 - 216)
@@ -258,7 +267,7 @@ def test_engines_agree_and_every_byte_is_one_thing(
     damage(store)
     for segment in store.segments:
         if data.draw(st.booleans()):
-            segment = dataclasses.replace(segment, before=Before(3, 1, max(segment.base - 9, 0)))
+            segment = dataclasses.replace(segment, before=PrecedingEntry(3, 1, max(segment.base - 9, 0)))
         end = data.draw(st.sampled_from([segment.end, store.end, segment.base, segment.base + segment.size // 2]))
         request = SurveyRequest(segment, segment.base, end, data.draw(st.booleans()))
         found = get_engine("native").survey(request)

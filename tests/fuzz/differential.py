@@ -21,7 +21,7 @@ from pyspark_dledger.errors import DLedgerError
 from pyspark_dledger.format.codec import decode_entry_header
 from pyspark_dledger.format.columns import ALL_COLUMNS
 from pyspark_dledger.format.engine import get_engine
-from pyspark_dledger.format.scan.resync import SPAN_WINDOW
+from pyspark_dledger.format.scan.frames import SPAN_WINDOW
 from pyspark_dledger.format.spec import KINDS, MODES, Filters, IntFilter, ScanRequest, Segment, SurveyRequest
 from tests.fuzz.build import BUILD
 from tests.fuzz.cases import numbers, run_by_command_line

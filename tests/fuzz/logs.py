@@ -10,8 +10,8 @@ from random import Random
 
 from pyspark_dledger.format import codec, layout
 from pyspark_dledger.format.message import encode_host, encode_message
-from pyspark_dledger.format.scan.resync import SPAN_WINDOW
-from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Before
+from pyspark_dledger.format.scan.frames import SPAN_WINDOW
+from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, PrecedingEntry
 from tests.fuzz.corpus import Piece
 
 HOSTS = ("127.0.0.1", "10.1.2.3", "::", "::ffff:1.2.3.4", "2001:db8::1:0:0:1", "1:0:3:4:5:6:7:8", "0:0:1::")
@@ -75,7 +75,7 @@ class Log:
     name: str
     missing: int = 0
     """Bytes that the file is shorter than its segment."""
-    before: Before | None = None
+    before: PrecedingEntry | None = None
     frames: list[tuple[int, int]] = field(default_factory=list)
     tells_frames: bool = False
     is_hostile: bool = False
@@ -211,7 +211,7 @@ def _made(random: Random, is_large: bool) -> Log:
         log.tells_frames = False
     if random.random() < 0.3 and log.is_dledger and writer.index > 4:
         missing = random.choice((0, 0, 0, 4))
-        log.before = Before(writer.index - 1 - missing, writer.term, log.base)
+        log.before = PrecedingEntry(writer.index - 1 - missing, writer.term, log.base)
         log.tells_frames = log.tells_frames and missing == 0
     if not check_pos and random.random() < 0.2:
         size = random.choice((8, 100, 1000))

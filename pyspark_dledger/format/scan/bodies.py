@@ -1,4 +1,4 @@
-"""What happens to compressed bodies behind either engine: decompressed within bounds, or named as a problem."""
+"""Decompresses the bodies that an engine's scan left compressed, within limits; failures become problems."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pyspark_dledger.format.python_engine import malformed
 from pyspark_dledger.format.scan.decompression import DecompressionError, decompress
 from pyspark_dledger.format.spec import Compressed, ScanRequest
 
-# The most that one value of Arrow's binary type can hold.
+# The largest value of Arrow's binary type, in bytes.
 _MAX_VALUE = 2**31 - 1
 
 
 class _Body(NamedTuple):
-    """A body after decompression; ``data`` is None with a problem, and empty where only the check was wanted."""
+    """A decompressed body; ``data`` is None with a problem, and empty if only the check was requested."""
 
     data: bytes | None
     problem: str | None
@@ -26,11 +26,11 @@ class _Body(NamedTuple):
 def expand(
     batches: Iterable[tuple[pa.RecordBatch, list[Compressed]]], request: ScanRequest
 ) -> Iterator[pa.RecordBatch]:
-    """The batches of a scan with their compressed bodies in place.
+    """The batches of a scan, with decompressed bodies.
 
-    A body that cannot be decompressed to at most ``request.max_body_bytes`` becomes null, and its row gets a problem
-    unless it has one. DROPMALFORMED drops such rows, FAILFAST raises MalformedError after the rows before. Batches are
-    cut so that the decompressed bytes of each stay within ``request.max_batch_bytes`` or are one body.
+    A body that cannot be decompressed, or that exceeds ``request.max_body_bytes``, becomes null, and its row gets a
+    problem unless it has one. DROPMALFORMED drops such rows; FAILFAST raises MalformedError after the rows before.
+    Batches are cut so that each has at most ``request.max_batch_bytes`` decompressed bytes, or one body.
     """
     for batch, compressed in batches:
         if compressed:
@@ -82,7 +82,7 @@ def _decompress(item: Compressed, max_bytes: int, keep_data: bool) -> _Body:
 def _rebuild(
     batch: pa.RecordBatch, begin: int, bodies: dict[int, _Body], request: ScanRequest
 ) -> Iterator[pa.RecordBatch]:
-    """``batch``, whose first row is row ``begin`` of the scan's batch, with these bodies and their problems in it."""
+    """Put bodies and their problems into ``batch``, which begins at row ``begin`` of the scan's batch."""
     by_row = {row - begin: body for row, body in bodies.items()}
     problems = {row: body.problem for row, body in by_row.items() if body.problem}
     if request.mode == "DROPMALFORMED" and problems:
@@ -99,7 +99,7 @@ def _rebuild(
 
 
 def _replace(batch: pa.RecordBatch, name: str, values: dict[int, bytes | None] | dict[int, str]) -> pa.RecordBatch:
-    """``batch`` with some values of a column replaced; runs of rows in between are taken over as they are."""
+    """``batch`` with some values of a column replaced."""
     if not values:
         return batch
     column = batch.column(name)

@@ -1,8 +1,8 @@
-"""Decompressing a message's body: zlib, LZ4 frames and Zstandard, bounded in what comes out.
+"""Decompresses message bodies in bounded pieces: zlib, LZ4 frames and Zstandard.
 
-pyarrow's streams do not say where a frame ends, and what they make of a stream cut short has changed between versions.
-So the frames of LZ4 and Zstandard are walked here first: that tells a truncated stream, and bytes behind the last
-frame, which Java's readers never look at.
+pyarrow's streams do not tell where a frame ends, and their result for a truncated stream differs between versions. So
+the frames of LZ4 and Zstandard are walked here first. That finds truncated streams, and bytes after the last frame,
+which Java ignores.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 import pyarrow as pa
 
 _CHUNK = 1024 * 1024
-_TRUNCATED = "a stream that is cut short"
+_TRUNCATED = "a truncated stream"
 
 _LZ4_MAGIC = 0x184D2204
 _ZSTD_MAGIC = 0xFD2FB528
@@ -21,14 +21,14 @@ _SKIPPABLE_MAGICS = range(0x184D2A50, 0x184D2A60)
 
 
 class DecompressionError(Exception):
-    """Why bytes could not be decompressed, in a few words."""
+    """The bytes cannot be decompressed; the text is the reason in a few words."""
 
 
 def decompress(codec: str, stored: bytes) -> Iterator[bytes]:
-    """The decompressed bytes in pieces of at most 1 MiB, so that one may stop early; ``zlib``, ``lz4`` or ``zstd``.
+    """The decompressed bytes in pieces of at most 1 MiB. ``codec`` is ``zlib``, ``lz4`` or ``zstd``.
 
-    Bytes behind the end of the stream are ignored. Raises DecompressionError for everything else that is no whole
-    stream, possibly after some pieces.
+    Bytes after the end of the stream are ignored. An invalid or truncated stream raises DecompressionError, possibly
+    after some pieces.
     """
     if codec == "zlib":
         return _inflate(stored)
@@ -61,7 +61,7 @@ def _read_frames(codec: str, stored: bytes) -> Iterator[bytes]:
 
 
 def _frames_end(stored: bytes, magic: int, frame_end: Callable[[bytes, int], int]) -> int:
-    """Where the last whole frame ends, skippable ones among them."""
+    """The end of the last complete frame, skippable frames included."""
     at = 0
     try:
         while True:

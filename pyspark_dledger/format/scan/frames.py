@@ -1,7 +1,7 @@
-"""Which bytes of a segment are an entry, a message or a blank: the tests at one position, and the search for the next.
+"""Finds entries, messages and blanks in a segment: the test at one position, and the search for the next.
 
-What stands at a position depends on the segment's bytes alone, so every split of a scan sees the same. A search passes
-once over the bytes: candidates come from numpy or ``bytes.find``, and each is tested in constant time.
+The result depends on the segment's bytes alone, so every split of a scan sees the same. A search passes once over the
+bytes: candidates come from numpy or ``bytes.find``, and each is tested in constant time.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from pyspark_dledger.format.message import MESSAGE_MAGICS, Message, parse_messag
 from pyspark_dledger.format.scan.segment_file import SegmentFile
 from pyspark_dledger.format.spec import DLEDGER
 
-# Zeros that a body cannot hold were never written.
-ZEROS = layout.MAX_ENTRY_SIZE + 4096
+SPAN_WINDOW = layout.MAX_ENTRY_SIZE + 4096
+"""Bytes that are more than any entry or closing blank has: a chain of this length is in no body, and zeros of this
+length were never written."""
 _FIRST_CHUNK = 4 * 1024
 _LAST_CHUNK = 1024 * 1024
 _HEADER_DTYPE = record_dtype(layout.ENTRY_HEADER)
@@ -30,7 +31,7 @@ _FILLER_MAGIC_BYTES = layout.MESSAGE_MAGIC_BLANK.to_bytes(4, "big", signed=True)
 
 
 class Frame(NamedTuple):
-    """An entry of a DLedger log or a message of an old CommitLog: where it stands and its size in bytes."""
+    """An entry of a DLedger log or a message of an old CommitLog: its position, and its size in bytes."""
 
     pos: int
     size: int
@@ -43,20 +44,20 @@ class Frame(NamedTuple):
 
 
 class Blank(NamedTuple):
-    """What looks like a blank, with the size in bytes that it gives; any size is possible."""
+    """Bytes that look like a blank, and the size in bytes that they give, which can be any."""
 
     pos: int
     size: int
 
 
 class Frames(ABC):
-    """The frames of one segment; positions are the log's."""
+    """The frames of one segment. All positions are those of the log."""
 
     name: str
     """What a frame is called in texts."""
 
-    least_size: int
-    """No frame has fewer bytes."""
+    min_size: int
+    """In bytes."""
 
     def __init__(self, data: SegmentFile) -> None:
         self.data = data
@@ -64,42 +65,42 @@ class Frames(ABC):
 
     @abstractmethod
     def examine(self, pos: int) -> Frame | str:
-        """The frame that stands at ``pos``, or why none does."""
+        """The frame at ``pos``, or why there is none."""
 
     def at(self, pos: int) -> Frame | None:
-        """The frame that stands at ``pos``, if one does."""
+        """The frame at ``pos``, if there is one."""
         found = self.examine(pos)
         return None if isinstance(found, str) else found
 
     @abstractmethod
     def blank_at(self, pos: int) -> Blank | None:
-        """What looks like a blank at ``pos``."""
+        """The blank, or bytes that look like one, at ``pos``."""
 
     @abstractmethod
     def follows(self, last: Frame, frame: Frame) -> bool:
-        """Whether ``frame`` may stand right behind ``last`` in a log."""
+        """Whether ``frame`` can be the next one after ``last`` in a log."""
 
     @abstractmethod
     def sizes_at(self, pos: int) -> tuple[int, ...]:
-        """The size in bytes of what begins at ``pos``, by each field that gives one, whether it makes sense or not."""
+        """The frame's size in bytes by each header field that gives one, possible or not."""
 
     @abstractmethod
     def _frame_candidates(self, chunk: bytes, count: int) -> Iterator[int]:
-        """Offsets below ``count`` where a frame may begin, ascending."""
+        """Offsets below ``count`` at which a frame may begin, ascending."""
 
     @abstractmethod
     def _blank_candidates(self, chunk: bytes, count: int) -> Iterator[int]:
-        """Offsets below ``count`` where a blank may begin, ascending."""
+        """Offsets below ``count`` at which a blank may begin, ascending."""
 
     def search(self, start: int, end: int) -> Iterator[Frame]:
-        """Every frame that stands in ``[start, end)``, on the walk or not, ascending."""
+        """Every frame that begins in ``[start, end)``, on the walk or not, ascending."""
         for begin, count, chunk in self._chunks(start, end):
             for offset in self._frame_candidates(chunk, count):
                 if frame := self.at(begin + offset):
                     yield frame
 
     def search_blanks(self, start: int, end: int) -> Iterator[Blank]:
-        """Everything in ``[start, end)`` that looks like a blank within its segment, ascending."""
+        """Everything in ``[start, end)`` that looks like a blank and fits its segment, ascending."""
         for begin, count, chunk in self._chunks(start, end):
             for offset in self._blank_candidates(chunk, count):
                 blank = self.blank_at(begin + offset)
@@ -107,15 +108,15 @@ class Frames(ABC):
                     yield blank
 
     def index_at(self, pos: int) -> int:
-        """The index that the header at ``pos`` gives, whatever else it says; -1 without one."""
+        """The index in the header at ``pos``, even of a damaged one; -1 without a header."""
         return -1
 
-    def names_itself(self, pos: int) -> bool:
-        """Whether the header at ``pos`` has a magic and that position, whatever else it says."""
+    def has_own_pos(self, pos: int) -> bool:
+        """Whether the header at ``pos`` has a valid magic and that position, even if the rest is damaged."""
         return False
 
-    def is_skipping(self, blank: Blank) -> bool:
-        """Whether the blank begins the file, and a frame stands behind it: so does DLedger 0.4.0 after a snapshot."""
+    def is_leading(self, blank: Blank) -> bool:
+        """Whether the blank begins the file and a frame follows it: DLedger 0.4.0 writes that after a snapshot."""
         end = blank.pos + blank.size
         if blank.pos != self.segment.base or blank.size < layout.MIN_BLANK_SIZE or end >= self.data.end:
             return False
@@ -126,25 +127,25 @@ class Frames(ABC):
         return blank.pos + blank.size in (self.segment.end, self.data.end)
 
     def is_closed_at(self, pos: int) -> bool:
-        """Whether a log may end at ``pos``: at a blank up to the end, or at more zeros than any body holds.
+        """Whether a log can end at ``pos``: at a blank up to the end, or at more zeros than a body can have.
 
-        No frame reaches up to the very end of a whole file: there is room for a blank behind it.
+        A frame never ends at the end of a complete file: there is always room for a blank.
         """
         if pos == self.segment.end:
             return False
         blank = self.blank_at(pos)
         if blank and self.is_closing(blank):
             return True
-        end = min(pos + ZEROS, self.data.end)
+        end = min(pos + SPAN_WINDOW, self.data.end)
         for at in range(pos, end, _LAST_CHUNK):
             if any(self.data[at : min(at + _FIRST_CHUNK, end)]) or any(self.data[at : min(at + _LAST_CHUNK, end)]):
                 return False
         return True
 
     def _chunks(self, start: int, end: int) -> Iterator[tuple[int, int, bytes]]:
-        """Pieces of ``[start, end)``: where each begins, of how many positions, and their bytes with some more.
+        """Parts of ``[start, end)``: the begin, the number of positions, and their bytes with those of one more header.
 
-        The first pieces are small, because behind damage the next frame is mostly near.
+        The first parts are small, because the next frame after damage is usually near.
         """
         length = _FIRST_CHUNK
         end = min(end, self.data.end)
@@ -156,7 +157,7 @@ class Frames(ABC):
 
 
 def frames_of(data: SegmentFile) -> Frames:
-    """The frames of an open segment, by its source."""
+    """The frames of an open segment, by the segment's source."""
     return EntryFrames(data) if data.segment.source == DLEDGER else MessageFrames(data)
 
 
@@ -164,7 +165,7 @@ class EntryFrames(Frames):
     """Entries of DLedger."""
 
     name = "entry"
-    least_size = layout.ENTRY_HEADER_SIZE
+    min_size = layout.ENTRY_HEADER_SIZE
 
     def examine(self, pos: int) -> Frame | str:
         left = self.data.end - pos
@@ -187,7 +188,7 @@ class EntryFrames(Frames):
             return f"expected pos {pos}, found {header.pos}"
         return Frame(pos, header.size, header, None)
 
-    def names_itself(self, pos: int) -> bool:
+    def has_own_pos(self, pos: int) -> bool:
         if self.data.end - pos < layout.ENTRY_HEADER_SIZE:
             return False
         header = decode_entry_header(self.data, pos)
@@ -239,7 +240,7 @@ class MessageFrames(Frames):
     """Messages of an old CommitLog."""
 
     name = "message"
-    least_size = layout.MIN_MESSAGE_SIZE
+    min_size = layout.MIN_MESSAGE_SIZE
 
     def examine(self, pos: int) -> Frame | str:
         left = self.data.end - pos

@@ -1,9 +1,16 @@
-"""Behind damage: which frame continues the log. Continuity decides, so that frames inside bodies do not come out.
+"""Resynchronisation: decides at which frame a log continues after corrupt bytes.
 
-A frame that stands somewhere may be real, or part of what an application wrote. So the frames before the damage say
-which indexes and terms can follow, and of several frames that could, the one whose own chain of frames goes on best is
-taken. All of it depends on the segment's bytes alone. The work stays linear: a chain is walked once, and behind a
-choice only a bounded number of rivals is looked at.
+Bytes that look like a frame can also be part of a body that an application wrote. So continuity decides:
+
+1. The sizes in the damaged header come first. They count if they lead to a frame that fits or to the end of the log.
+2. Else every frame after the gap is a candidate. The last frames before the gap give the indexes and terms that can
+   follow. A candidate that fits them is preferred to one that does not.
+3. Of several candidates, the one that begins the best chain of frames wins: a chain longer than any body, then one that
+   ends where a log can end, then the longest.
+4. A short chain before the winner that leads to it is taken first.
+
+The result depends on the segment's bytes alone. The work is linear: a chain is walked once, and after the first choice
+only a bounded number of candidates is compared with it.
 """
 
 from __future__ import annotations
@@ -13,98 +20,102 @@ from typing import NamedTuple
 
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.format import layout
-from pyspark_dledger.format.scan.frames import Frame, Frames
+from pyspark_dledger.format.scan.frames import SPAN_WINDOW, Frame, Frames
 from pyspark_dledger.format.spec import Segment
 
-# A blank ends a file where an entry of the largest size did not fit any more, hence a little more than one entry.
-SPAN_WINDOW = layout.MAX_ENTRY_SIZE + 4096
-RIVALS = 32
-RIVAL_WINDOW = layout.MAX_ENTRY_SIZE
-VOTERS = 8
+MAX_CANDIDATES = 32
+"""So many frames after the best candidate are compared with it."""
+CANDIDATE_WINDOW = layout.MAX_ENTRY_SIZE
+"""And those within so many bytes after its chain."""
+RECENT_FRAMES = 8
+"""So many frames before a gap decide what can follow it."""
 
 
 class LogPosition(NamedTuple):
-    """Where a log may have ended: index of the last entry, the least term of what follows, and where damage begins."""
+    """A possible end of the log: the last entry's index, the minimum term of the next one, and where the gap begins."""
 
     index: int  # type: ignore[assignment]  # shadows tuple.index, which nobody calls
-    term: int
+    min_term: int
     gap: int
 
     def allows(self, frame: Frame) -> bool:
-        """Whether `frame` can be the next one behind the damage, which cost at least one entry."""
+        """Whether `frame` can be the next one after the gap, in which at least one entry is lost."""
         assert frame.header
         lost = frame.header.index - self.index - 1
-        most = (frame.pos - self.gap) // layout.ENTRY_HEADER_SIZE
-        return 1 <= lost <= most and frame.header.term >= self.term
+        max_lost = (frame.pos - self.gap) // layout.ENTRY_HEADER_SIZE
+        return 1 <= lost <= max_lost and frame.header.term >= self.min_term
 
 
-def place_before(segment: Segment) -> LogPosition | None:
+def end_before(segment: Segment) -> LogPosition | None:
     """Where the log ended before the segment, if that is known."""
     if segment.before is None:
         return None
     index, term, end = segment.before
-    # DLedger 0.4.0 may begin a file with a blank, and no entry is lost with that.
+    # DLedger 0.4.0 can begin a file with a blank, in which no entry is lost.
     if segment.check_pos:
         return LogPosition(index, term, end)
     return LogPosition(index - 1, term, end - layout.ENTRY_HEADER_SIZE)
 
 
 class Expectation(NamedTuple):
-    """What is known at damage: the places from which the log may go on (none: anything may follow).
+    """What can follow a gap: a frame that one of the positions allows, or any frame if there are no positions.
 
-    ``run`` is how many frames agree on them. ``strict`` forbids what no place allows; ``store_timestamp`` is the least
-    of a message that may follow, in milliseconds.
+    ``agreement`` is how many of the last frames agree on the positions. ``strict`` forbids all other frames.
+    ``min_store_timestamp`` (ms) is that of an old CommitLog's next message.
     """
 
-    places: tuple[LogPosition, ...]
-    run: int
+    positions: tuple[LogPosition, ...]
+    agreement: int
     strict: bool = False
-    store_timestamp: int | None = None
+    min_store_timestamp: int | None = None
 
     def allows(self, frame: Frame) -> bool:
         if frame.message:
-            return self.store_timestamp is None or frame.message.store_timestamp >= self.store_timestamp
-        return not self.places or any(place.allows(frame) for place in self.places)
+            return self.min_store_timestamp is None or frame.message.store_timestamp >= self.min_store_timestamp
+        return not self.positions or any(position.allows(frame) for position in self.positions)
 
 
-class Course:
-    """What a walk has passed: index and term of the last frames that it stepped over without a gap."""
+class WalkHistory:
+    """Index and term of the last frames that a walk passed without a gap."""
 
     def __init__(self, before: LogPosition | None = None) -> None:
-        self.recent: deque[tuple[int, int]] = deque(maxlen=VOTERS)
-        self._known = Expectation((before,), VOTERS) if before else Expectation((), 0)
+        self.recent: deque[tuple[int, int]] = deque(maxlen=RECENT_FRAMES)
+        self._known = Expectation((before,), RECENT_FRAMES) if before else Expectation((), 0)
 
-    def step(self, frame: Frame) -> None:
+    def add(self, frame: Frame) -> None:
         if frame.header:
             self.recent.append((frame.header.index, frame.header.term))
 
-    def precede(self, earlier: Course) -> None:
-        """Take over what a walk passed that ended where this one began."""
-        self.recent = deque([*earlier.recent, *self.recent], maxlen=VOTERS)
+    def prepend(self, earlier: WalkHistory) -> None:
+        """Put the history of a walk that ended where this one began before it."""
+        self.recent = deque([*earlier.recent, *self.recent], maxlen=RECENT_FRAMES)
         self._known = earlier._known
 
-    def at_gap(self, pos: int) -> Expectation:
-        """What may follow the damage at ``pos``; from there on the next frames count."""
+    def expected_at(self, gap: int) -> Expectation:
+        """What can follow the gap at this position. The history starts again after it."""
         if not self.recent:
             return self._known
-        votes = [min(index + number, INT64_MAX) for number, (index, _) in enumerate(reversed(self.recent))]
-        counts = Counter(votes)
-        run = max(counts.values())
-        # One frame alone proves little: neither its term, nor what was known before it less.
+        # Each recent frame gives the index that the last of them should have; most may be right.
+        indexes = [min(index + number, INT64_MAX) for number, (index, _) in enumerate(reversed(self.recent))]
+        counts = Counter(indexes)
+        agreement = max(counts.values())
+        # A single frame proves little: its term is not used, and what was known before it stays possible.
         is_alone = len(self.recent) == 1
-        term = -1 if is_alone else min(term for _, term in self.recent)
-        places = tuple(LogPosition(index, term, pos) for index in dict.fromkeys(votes) if counts[index] == run)
-        expected = Expectation(places + (self._known.places if is_alone else ()), run)
+        min_term = -1 if is_alone else min(term for _, term in self.recent)
+        positions = tuple(
+            LogPosition(index, min_term, gap) for index in dict.fromkeys(indexes) if counts[index] == agreement
+        )
+        expected = Expectation(positions + (self._known.positions if is_alone else ()), agreement)
         self.recent.clear()
-        self._known = Expectation(places, run)
+        self._known = Expectation(positions, agreement)
         return expected
 
 
 class Chain(NamedTuple):
-    """Frames in order that stand one behind the other.
+    """Consecutive frames in order, ``length`` of them.
 
-    ``length`` is how many they are. A `strong` chain is longer than any body, a `closed` one ends where a log does: at
-    the end of the file, at a blank up to there, or at bytes that were never written.
+    A `strong` chain is longer than any body. A `closed` one ends where a log can end: at the end of the file, at a
+    blank up to there, or at bytes that were never written.
     """
 
     first: Frame
@@ -118,21 +129,21 @@ class Chain(NamedTuple):
         return self.last.end
 
     def outranks(self, other: Chain) -> bool:
-        """Whether more speaks for this chain."""
+        """Whether this chain is more likely to be the log."""
         return (self.strong, self.closed, self.length) > (other.strong, other.closed, other.length)
 
-    def continues(self, frame: Frame) -> bool:
-        """Whether `frame` can continue the log, right there or behind damage that begins where the chain ends."""
+    def leads_to(self, frame: Frame) -> bool:
+        """Whether `frame` can be the next one of the log, directly after the chain or after damage at its end."""
         if frame.pos < self.end:
             return False
         if not self.first.header or not self.last.header or not frame.header:
             return True
-        # A wrong term may be what ended the chain.
-        place = LogPosition(self.last.header.index, self.first.header.term, self.end)
-        return place.allows(frame) or (frame.pos == self.end and frame.header.index == place.index + 1)
+        # A wrong term may have ended the chain.
+        position = LogPosition(self.last.header.index, self.first.header.term, self.end)
+        return position.allows(frame) or (frame.pos == self.end and frame.header.index == position.index + 1)
 
     def contradicts(self, frame: Frame) -> bool:
-        """Whether by its index `frame`, behind the chain, cannot be of the same log, whatever was lost in between."""
+        """Whether the index of `frame` proves that it is not of the chain's log, even if entries between are lost."""
         if not self.last.header or not frame.header:
             return False
         lost = frame.header.index - self.last.header.index - 1
@@ -144,31 +155,31 @@ class Resync:
 
     def __init__(self, frames: Frames) -> None:
         self._frames = frames
-        # By where a frame stands, the rest of a chain that was walked and begins with it.
+        # The rest of each walked chain after its first frame, by the position where the rest begins.
         self._walked: dict[int, Chain] = {}
 
     def next(self, gap: int, expected: Expectation, limit: int) -> int | None:
-        """Where the log goes on behind damage at ``gap``: at a frame, or where it was closed; None up to ``limit``.
+        """Where the log continues after the gap: at a frame, or where it was closed. None without one before ``limit``.
 
-        Of what lies at or behind ``limit``, only what decides about frames before it is looked at.
+        Bytes from ``limit`` on are read only if they decide about frames before it.
         """
-        found = self._hinted(gap, expected)
+        found = self._follow_sizes(gap, expected)
         if found is not None:
             return found
         self._walked.clear()
         chosen = self._choose(gap, expected, limit)
         return chosen.first.pos if chosen else None
 
-    def _hinted(self, gap: int, expected: Expectation) -> int | None:
-        """What the sizes of a damaged header still tell: where the next frame or the closing blank stands."""
+    def _follow_sizes(self, gap: int, expected: Expectation) -> int | None:
+        """Where the sizes in the damaged header lead, if a frame or the closing blank confirms it."""
         sizes = self._frames.sizes_at(gap)
         agree = len(set(sizes)) == 1
-        # Of two sizes one is wrong: then the rest of the header has to speak for the other.
-        if not agree and not self._frames.names_itself(gap):
+        # If the two sizes differ, one is wrong. The rest of the header must then confirm the other.
+        if not agree and not self._frames.has_own_pos(gap):
             return None
         for size in dict.fromkeys(sizes):
             pos = gap + size
-            if not self._frames.least_size <= size <= layout.MAX_ENTRY_SIZE or pos > self._frames.data.end:
+            if not self._frames.min_size <= size <= layout.MAX_ENTRY_SIZE or pos > self._frames.data.end:
                 continue
             frame = self._frames.at(pos)
             if frame is None:
@@ -179,62 +190,61 @@ class Resync:
         return None
 
     def _ends_at(self, pos: int, sizes: tuple[int, ...]) -> bool:
-        """Whether of a damaged header's two sizes the one that leads to ``pos`` is right, where the log is closed.
+        """Whether the size that leads to ``pos``, where the log is closed, is the right one of two.
 
-        Of two that are possible, one that leads behind what was written is the wrong one.
+        If both sizes are possible, one that leads past the written bytes is wrong.
         """
-        is_sure = min(sizes) < self._frames.least_size or max(sizes) > layout.MAX_ENTRY_SIZE
+        is_sure = min(sizes) < self._frames.min_size or max(sizes) > layout.MAX_ENTRY_SIZE
         is_written = self._frames.data[pos - 1 : pos] != b"\0" or self._frames.blank_at(pos) is not None
         return is_sure or is_written
 
     def _is_only_one_lost(self, gap: int, frame: Frame, expected: Expectation) -> bool:
-        """Whether `frame` has the index right behind the damaged entry's, by the entries before it or by its own."""
+        """Whether `frame` has the index after the damaged entry's, by that entry's header or by the entries before."""
         if frame.header is None or not expected.allows(frame):
             return False
         before = self._frames.index_at(gap)
-        return frame.header.index in (before + 1, *(place.index + 2 for place in expected.places))
+        return frame.header.index in (before + 1, *(position.index + 2 for position in expected.positions))
 
     def _choose(self, gap: int, expected: Expectation, limit: int) -> Chain | None:
-        weighed: deque[tuple[Chain, bool]] = deque(maxlen=RIVALS)
+        compared: deque[tuple[Chain, bool]] = deque(maxlen=MAX_CANDIDATES)
         best: Chain | None = None
         is_expected = False
-        looked, window = 0, limit
+        seen, window = 0, limit
         candidates = self._frames.search(gap + 1, window)
         while (frame := next(candidates, None)) is not None:
-            looked += 1
-            if best and looked > RIVALS:
+            seen += 1
+            if best and seen > MAX_CANDIDATES:
                 break
             allowed = expected.allows(frame)
-            if best and best.continues(frame) and (is_expected or expected.run <= 1 or not allowed):
+            if best and best.leads_to(frame) and (is_expected or expected.agreement <= 1 or not allowed):
                 break
             if not allowed and (is_expected or expected.strict):
                 continue
             if best and is_expected and not best.contradicts(frame):
                 continue
             chain = self._chain(frame)
-            weighed.append((chain, allowed))
-            if not allowed and not chain.strong and (chain.length == 1 or expected.run > 1):
-                # It may lead to what is taken, also where that stands behind the limit: a range sees what a whole scan
-                # sees.
-                if best is None and chain.end + RIVAL_WINDOW > window:
-                    window = chain.end + RIVAL_WINDOW
+            compared.append((chain, allowed))
+            if not allowed and not chain.strong and (chain.length == 1 or expected.agreement > 1):
+                # It may lead to the frame that is chosen, even past the limit: every split must see the same.
+                if best is None and chain.end + CANDIDATE_WINDOW > window:
+                    window = chain.end + CANDIDATE_WINDOW
                     candidates = self._frames.search(frame.pos + 1, window)
                 continue
             if best and is_expected == allowed and not self._is_better(chain, best, expected):
-                looked += chain.length - 1
+                seen += chain.length - 1
             else:
-                best, is_expected, looked = chain, allowed, 0
+                best, is_expected, seen = chain, allowed, 0
                 if best.strong:
                     break
-                window = best.end + RIVAL_WINDOW
-            # A frame that spans others is weighed against them, hence from inside the last one on.
+                window = best.end + CANDIDATE_WINDOW
+            # A frame can contain others, which are compared with it: the search continues inside the last one.
             candidates = self._frames.search(chain.last.pos + 1, window)
         if best is None:
             return None
-        # What was too weak by itself, but leads to the best, comes first.
-        for chain, allowed in weighed:
-            is_near = best.first.pos - chain.end <= RIVAL_WINDOW
-            if is_near and allowed >= is_expected and chain.continues(best.first):
+        # A chain that is too weak by itself but leads to the best one comes first.
+        for chain, allowed in compared:
+            is_near = best.first.pos - chain.end <= CANDIDATE_WINDOW
+            if is_near and allowed >= is_expected and chain.leads_to(best.first):
                 return chain
         return best
 
@@ -242,8 +252,8 @@ class Resync:
     def _is_better(chain: Chain, best: Chain, expected: Expectation) -> bool:
         if chain.end <= best.end:
             return False  # it lies inside
-        # Where nothing is known, a single frame at the end may have a wrong index.
-        is_doubtful = not expected.places and chain.length == 1 < best.length
+        # Without positions, a single frame at the end may have a wrong index.
+        is_doubtful = not expected.positions and chain.length == 1 < best.length
         return chain.outranks(best) and not is_doubtful
 
     def _chain(self, first: Frame) -> Chain:

@@ -1,4 +1,4 @@
-"""From extents of a segment to the values of a row: columns, filters, problems."""
+"""Makes rows of a segment's extents: column values, filters, problems."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _CRC_CHUNK = 1024 * 1024
 
 
 class Row:
-    """One extent with what its columns need, read from the file when it is asked for."""
+    """One extent. The values of its columns are read from the file on first use."""
 
     def __init__(self, data: SegmentFile, span: Span, committed_index: int | None) -> None:
         self.data = data
@@ -45,7 +45,7 @@ class Row:
 
     @cached_property
     def _parsed(self) -> Message | str | None:
-        """The message, or what is wrong with its structure, or None where no message is meant."""
+        """The message, or the problem in its structure, or None for bytes without a message's magic."""
         if self.span.frame is None:
             return None
         if self.header is None:
@@ -82,7 +82,7 @@ class Row:
 
     @property
     def entry_range(self) -> tuple[int, int] | None:
-        """What `entryBody` holds: the entry's body, or the whole message of an old CommitLog."""
+        """The extent of `entryBody`: the entry's body, or the whole message of an old CommitLog."""
         if self.span.frame is None:
             return None
         return self.span.pos + (layout.ENTRY_HEADER_SIZE if self.header else 0), self.span.end
@@ -92,7 +92,7 @@ class Row:
 
     @property
     def body(self) -> bytes | None:
-        """What the column holds before decompression: empty where `compressed_body` has the bytes."""
+        """The body before decompression; empty if it is compressed, see `stored_body`."""
         if self.message is None:
             return self.bytes_of(self.entry_range)
         return b"" if self.message.has_compressed_body else self.stored_body(self.message)
@@ -123,7 +123,7 @@ class Row:
 
 
 def first_problem(row: Row, verify_crc: bool) -> str | None:
-    """What is wrong with a row, in the order in which it is looked for; None for an intact one."""
+    """The first problem of a row in the order of the checks; None for an intact row."""
     return row.span.problem or next(_problems(row, verify_crc), None)
 
 
@@ -137,7 +137,7 @@ def _problems(row: Row, verify_crc: bool) -> Iterator[str]:
 
 
 def stored_crc_problem(row: Row) -> str | None:
-    """What is wrong with a body by the CRC in its entry's header; 0 there means that none was computed."""
+    """The problem of a body that does not match the CRC in its entry's header; 0 there means no CRC."""
     if row.header is None or row.header.body_crc == 0 or row.entry_range is None:
         return None
     computed = signed32(_crc_of_range(row.data, *row.entry_range))
@@ -145,7 +145,7 @@ def stored_crc_problem(row: Row) -> str | None:
 
 
 def message_problems(row: Row, message: Message, verify_crc: bool) -> Iterator[tuple[str, str]]:
-    """What is wrong with a message whose structure is right: the code of each problem, and the text."""
+    """Problems of a message with an intact structure: the code and the text of each."""
     start = row.span.pos + (layout.ENTRY_HEADER_SIZE if row.header else 0)
     if message.physical_offset != start:
         yield "messageOffset", f"expected physicalOffset {start}, found {message.physical_offset}"
@@ -174,7 +174,7 @@ def _crc_of_range(data: SegmentFile, start: int, stop: int) -> int:
 
 
 def _micros(millis: int) -> int | None:
-    """Microseconds of a timestamp; None outside the years that Spark and Python can hold."""
+    """Microseconds of a timestamp; None outside the years that Spark and Python support."""
     return millis * 1000 if MIN_TIMESTAMP <= millis <= MAX_TIMESTAMP else None
 
 
@@ -228,7 +228,7 @@ COLUMN_READERS: dict[str, Reader] = {
     "body": lambda row: row.body,
     "entryBody": lambda row: row.bytes_of(row.entry_range),
 }
-"""How each column but `problem` is read off a row, as `pyarrow.array` takes it; timestamps in microseconds."""
+"""Reads the value of each column except `problem`, as `pyarrow.array` takes it; timestamps are in microseconds."""
 
 _FILTERED_COLUMNS = {
     "kind": "kind",
@@ -244,7 +244,7 @@ _FILTERED_COLUMNS = {
 
 
 def row_test(filters: Filters) -> Callable[[Row], bool]:
-    """A test that a row passes if it meets every condition of ``filters``; a null value meets none."""
+    """A test for rows that meet every condition of ``filters``; a null value meets none."""
     conditions = [
         (COLUMN_READERS[column], condition)
         for name, column in _FILTERED_COLUMNS.items()

@@ -1,4 +1,4 @@
-"""The bytes of one segment, read in bounded windows, never mapped: a file that shrinks must not end the process."""
+"""Reads one segment in bounded windows. It is never mapped: a file that shrinks must not end the process."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ WINDOW = 64 * 1024
 
 
 class FileShrunk(Exception):
-    """The file holds fewer bytes than before; `SegmentFile.end` has moved down, and what was begun starts again."""
+    """The file has fewer bytes than before. `SegmentFile.end` is lower, and the caller starts again."""
 
 
 class MissingBytes(Exception):
-    """Bytes that a partial copy does not hold were asked for: `offset` is that of the first one, from the file's start.
+    """A read needs bytes that the partial copy does not have; `offset` is that of the first one in the file.
 
-    Nothing that was found out before may be used: the call is made again on a copy that holds them.
+    Results up to then are invalid. The caller repeats the call on a copy that has these bytes.
     """
 
     def __init__(self, offset: int) -> None:
@@ -33,8 +33,8 @@ class MissingBytes(Exception):
 class SegmentFile:
     """A `Buffer` whose slices are positions of the log, in ``[segment.base, end)``.
 
-    ``end`` is where the file or the segment ends, whichever comes first. A slice that turns out not to be readable any
-    more lowers ``end`` to the first byte that is missing and raises `FileShrunk`.
+    ``end`` is the end of the file or of the segment, whichever comes first. A slice that cannot be read lowers ``end``
+    to its first missing byte and raises `FileShrunk`.
     """
 
     def __init__(self, segment: Segment) -> None:
@@ -75,7 +75,7 @@ class SegmentFile:
 
     @property
     def shortage(self) -> str:
-        """What is wrong with a file that ends before its segment does."""
+        """The problem text for a file that ends before its segment."""
         return f"expected {self.segment.size} bytes in {self.segment.name}, found {self._found}"
 
     def _read_window(self, start: int, stop: int) -> bytes:
@@ -108,7 +108,7 @@ class SegmentFile:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _check_held(self, start: int, stop: int) -> None:
-        """Raises MissingBytes for the first byte of ``[start, stop)`` that a partial copy does not hold."""
+        """Raises MissingBytes for the first byte of ``[start, stop)`` that a partial copy does not have."""
         at = start
         for low, high in self.segment.copy.extents if self.segment.copy else ():
             if low <= at < high:

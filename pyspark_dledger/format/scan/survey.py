@@ -1,4 +1,4 @@
-"""The survey of a segment: what each of its bytes is, and everything that is wrong with them, in one pass."""
+"""Surveys a segment in one pass: what each byte is, and every problem."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ EXTENT_KINDS = ("entry", "message", "blank", "unwritten", "stale", "corrupt")
 _CHUNK = 1024 * 1024
 
 
-def take(request: SurveyRequest, frames: Frames) -> Survey:
-    """The survey of an open segment, see `python_engine.survey`."""
+def take_survey(request: SurveyRequest, frames: Frames) -> Survey:
+    """See `engine.Engine.survey`."""
     return _Surveyor(request, frames).survey()
 
 
@@ -43,7 +43,7 @@ class _Surveyor:
 
     def survey(self) -> Survey:
         end = min(self._request.end, self._segment.end)
-        self._behind(self._log(self._request.start, end))
+        self._after_end(self._log(self._request.start, end))
         if self._open and len(self._extents) < self._request.max_problems:
             self._extents.append(self._open)
         first = self._first.header if self._first else None
@@ -66,7 +66,7 @@ class _Surveyor:
         )
 
     def _add(self, kind: str, pos: int, size: int) -> None:
-        """Bytes of a kind, right behind those of the last call."""
+        """Bytes of a kind, which follow those of the last call."""
         if size <= 0:
             return
         self._sizes[kind] += size
@@ -77,14 +77,15 @@ class _Surveyor:
             self._extents.append(self._open)
         self._open = Extent(kind, pos, size)
 
-    def _report(self, code: str, pos: int, size: int, index: int | None, text: str, most: int | None = None) -> None:
+    def _report(self, code: str, pos: int, size: int, index: int | None, text: str) -> None:
         count = self._counts.get(code, 0)
-        if count < (self._request.max_problems if most is None else min(most, self._request.max_problems)):
+        # With a wrong position in one entry, those of all entries are usually wrong: one example is enough.
+        if count < self._request.max_problems and (code != "posDiffers" or count == 0):
             self._problems.append(Problem(code, pos, size, index, text))
         self._counts[code] = count + 1
 
     def _log(self, start: int, end: int) -> int:
-        """Everything before the log's end, which is ``end`` or where the last thing before it ends."""
+        """Survey the log. Returns its end: ``end``, or where the last frame or blank before it ends."""
         walk = Walk(self._frames, start, end)
         at = start
         damage: Span | None = None
@@ -101,7 +102,7 @@ class _Surveyor:
                 self._report_damage(damage)
                 damage = span
         self._report_damage(damage)
-        # DLedger 0.4.0 begins a file with a blank after a snapshot, before it has entries.
+        # After a snapshot DLedger 0.4.0 begins a file with a blank, before the file has entries.
         is_healthy = not self._segment.check_pos and walk.odd_blank and walk.odd_blank.pos == self._segment.base
         if walk.odd_blank and not is_healthy:
             text = odd_blank_reason(self._frames, walk.odd_blank)
@@ -121,7 +122,7 @@ class _Surveyor:
     def _frame(self, span: Span, frame: Frame) -> None:
         row = Row(self._data, span, None)
         for code, text in self._order_problems(frame):
-            self._report(code, span.pos, span.size, _index(frame), text, 1 if code == "posDiffers" else None)
+            self._report(code, span.pos, span.size, _index(frame), text)
         message = row.message
         for code, text in self._row_problems(row, message):
             self._report(code, span.pos, span.size, _index(frame), text)
@@ -136,16 +137,16 @@ class _Surveyor:
                 self._first_store_timestamp = message.store_timestamp
 
     def _order_problems(self, frame: Frame) -> Iterator[tuple[str, str]]:
-        """What is wrong with a header, by itself and behind the entry before."""
+        """Problems of a header, by itself and compared with the entry before."""
         header = frame.header
         if header is None:
             return
         before = self._last.header if self._last else None
         if before:
-            least = most = before.index + 1
-            most += self._gap // layout.ENTRY_HEADER_SIZE
-            if not least <= header.index <= most:
-                expected = f"{least}" if least == most else f"{least} to {most}"
+            low = high = before.index + 1
+            high += self._gap // layout.ENTRY_HEADER_SIZE
+            if not low <= header.index <= high:
+                expected = f"{low}" if low == high else f"{low} to {high}"
                 yield "indexGap", f"expected index {expected}, found {header.index}"
             if header.term < before.term:
                 yield "termOrder", f"expected term >= {before.term}, found {header.term}"
@@ -163,8 +164,8 @@ class _Surveyor:
         if message:
             yield from message_problems(row, message, self._request.verify_crc)
 
-    def _behind(self, end: int) -> None:
-        """Everything behind the log's end."""
+    def _after_end(self, end: int) -> None:
+        """Survey the bytes after the log's end."""
         file_end = self._data.end
         at = end
         blank = self._frames.blank_at(at) if at < file_end else None
@@ -176,7 +177,7 @@ class _Surveyor:
         elif at < file_end:
             written = _end_of_written(self._data, at, file_end)
             if written > at:
-                text = f"expected zeros behind the log's end at {at}, found {written - at} bytes"
+                text = f"expected zeros after the log's end at {at}, found {written - at} bytes"
                 self._report("trailingBytes", at, written - at, None, text)
             self._add("corrupt", at, written - at)
             self._add("unwritten", written, file_end - written)
@@ -186,13 +187,13 @@ class _Surveyor:
             self._report("shortFile", at, self._segment.end - at, None, self._data.shortage)
 
     def _stale(self, start: int, file_end: int) -> int:
-        """Where the bytes end that an earlier log left behind this one's end."""
+        """Survey the frames that an earlier log left after this one's end. Returns their end."""
         at = start
         first: Frame | None = None
         count = 0
         for frame in self._frames.search(start, file_end):
             if first and frame.pos < at:
-                continue  # inside another one
+                continue  # inside another frame
             first = first or frame
             count += 1
             at = frame.end
@@ -200,7 +201,7 @@ class _Surveyor:
             name = "entry" if count == 1 else "entries"
             if self._segment.source == COMMITLOG:
                 name = "message" if count == 1 else "messages"
-            text = f"expected zeros behind the log's end at {start}, found {count} whole {name} up to {at}"
+            text = f"expected zeros after the log's end at {start}, found {count} whole {name} up to {at}"
             self._report("staleBytes", start, at - start, _index(first), text)
             self._add("stale", start, at - start)
         return at
@@ -211,7 +212,7 @@ def _index(frame: Frame) -> int | None:
 
 
 def _end_of_written(data: SegmentFile, start: int, stop: int) -> int:
-    """The end of the last byte in ``[start, stop)`` that is not zero; ``start`` if there is none."""
+    """The end of the last byte in ``[start, stop)`` that is not zero, or ``start`` without one."""
     while stop > start:
         begin = max(start, stop - _CHUNK)
         chunk = data[begin:stop].rstrip(b"\0")

@@ -1,6 +1,6 @@
-"""The walk over a segment: every byte of a range becomes part of a frame, a blank or a corrupt extent.
+"""Walks over a segment: every byte of a range becomes part of a frame, a blank or a corrupt extent.
 
-It depends on the segment's bytes alone, so scans of any split of a range see the same extents.
+The result depends on the segment's bytes alone, so scans of any split of a range see the same extents.
 """
 
 from __future__ import annotations
@@ -11,15 +11,14 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from pyspark_dledger.errors import StoreError
-from pyspark_dledger.format.scan.frames import Blank, Frame, Frames
+from pyspark_dledger.format.scan.frames import SPAN_WINDOW, Blank, Frame, Frames
 from pyspark_dledger.format.scan.resync import (
-    SPAN_WINDOW,
-    VOTERS,
-    Course,
+    RECENT_FRAMES,
     Expectation,
     LogPosition,
     Resync,
-    place_before,
+    WalkHistory,
+    end_before,
 )
 from pyspark_dledger.format.spec import DLEDGER, LogEnd
 
@@ -29,7 +28,7 @@ SEARCH_WINDOW = 8 * 1024 * 1024
 
 
 class Span(NamedTuple):
-    """A frame, or a corrupt extent with what is wrong at its first byte. Its size is in bytes."""
+    """A frame, or a corrupt extent with the problem at its first byte; the size is in bytes."""
 
     pos: int
     size: int
@@ -42,10 +41,10 @@ class Span(NamedTuple):
 
 
 class Walk:
-    """The frames and corrupt extents that begin in ``[start, end)``, in order, for iterating over once.
+    """Iterates once over the frames and corrupt extents that begin in ``[start, end)``.
 
-    ``start`` is where a frame or an extent begins; corrupt extents are clipped at ``end``. With ``end_is_boundary`` a
-    frame or blank that reaches over ``end`` raises StoreError. What lies between two extents is a blank.
+    A frame or an extent begins at ``start``. Corrupt extents are cut at ``end``. With ``end_is_boundary``, a frame or
+    blank that extends past ``end`` raises StoreError. The bytes between two extents are a blank.
     """
 
     def __init__(self, frames: Frames, start: int, end: int, end_is_boundary: bool = False) -> None:
@@ -55,34 +54,34 @@ class Walk:
         self._end = end
         self._end_is_boundary = end_is_boundary
         self.odd_blank: Blank | None = None
-        """A blank of a wrong size that nothing stands behind; it counts as one up to the end."""
-        self.course = Course(place_before(frames.segment) if start == frames.segment.base else None)
-        self._knows_course = start == frames.segment.base or frames.segment.source != DLEDGER
+        """A blank of a wrong size without a frame after it; it counts as a blank up to ``end``."""
+        self.history = WalkHistory(end_before(frames.segment) if start == frames.segment.base else None)
+        self._is_history_known = start == frames.segment.base or frames.segment.source != DLEDGER
 
     def __iter__(self) -> Iterator[Span]:
         frames, end = self._frames, self._end
         while self.pos < end:
             pos = self.pos
-            there = frames.examine(pos)
-            if isinstance(there, Frame):
-                if self._end_is_boundary and there.end > end:
-                    raise _not_a_boundary(frames, end, frames.name, pos, there.size)
-                self.course.step(there)
-                self.pos = there.end
-                yield Span(pos, there.size, there, None)
+            found = frames.examine(pos)
+            if isinstance(found, Frame):
+                if self._end_is_boundary and found.end > end:
+                    raise _not_a_boundary(frames, end, frames.name, pos, found.size)
+                self.history.add(found)
+                self.pos = found.end
+                yield Span(pos, found.size, found, None)
                 continue
             blank = frames.blank_at(pos)
-            if blank and (frames.is_closing(blank) or frames.is_skipping(blank)):
+            if blank and (frames.is_closing(blank) or frames.is_leading(blank)):
                 if self._end_is_boundary and pos + blank.size > end:
                     raise _not_a_boundary(frames, end, "blank", pos, blank.size)
-                self._expected(pos)  # not used, but nothing tells how many entries it stands for
+                self._expected(pos)  # starts the history again: a blank can stand for any number of entries
                 self.pos += blank.size
                 continue
-            yield from self._damage(pos, blank, there)
+            yield from self._damage(pos, blank, found)
 
     def _damage(self, pos: int, blank: Blank | None, reason: str) -> Iterator[Span]:
         frames, end = self._frames, self._end
-        # A frame at `end` counts as found, else a split there would lose the extent behind a bad blank.
+        # A frame at `end` counts as found. Otherwise a split there would lose the extent after a bad blank.
         found = self._resync.next(pos, self._expected(pos), end + 1)
         if found is None or found > end:
             self.pos = end
@@ -99,17 +98,17 @@ class Walk:
         yield from _corrupt(pos, found, reason)
 
     def _expected(self, pos: int) -> Expectation:
-        if not self._knows_course:
-            self._knows_course = True
-            if len(self.course.recent) < VOTERS:
+        if not self._is_history_known:
+            self._is_history_known = True
+            if len(self.history.recent) < RECENT_FRAMES:
                 earlier = Walk(self._frames, self._frames.segment.base, self._start)
                 deque(earlier, maxlen=0)
-                self.course.precede(earlier.course)
-        return self.course.at_gap(pos)
+                self.history.prepend(earlier.history)
+        return self.history.expected_at(pos)
 
 
 def odd_blank_reason(frames: Frames, blank: Blank) -> str:
-    """What is wrong with a blank that does not reach to the end of the file."""
+    """The problem text for a blank that does not extend to the end of the file."""
     return f"expected a blank of {frames.data.end - blank.pos} bytes at {blank.pos}, found {blank.size}"
 
 
@@ -130,16 +129,16 @@ def _not_a_boundary(frames: Frames, end: int, what: str, pos: int, size: int) ->
 
 
 def find_log_end(frames: Frames, start: int, search_all: bool) -> LogEnd:
-    """Where the log ends, see `python_engine.log_end`."""
+    """See `engine.Engine.log_end`."""
     file_end = frames.data.end
     resync = Resync(frames)
     first = last = None
-    taken = -1
+    resumed = -1
     entries = 0
     pos = start
     while pos < file_end:
         frame = frames.at(pos)
-        if frame and (pos == taken or last is None or frames.follows(last, frame)):
+        if frame and (pos == resumed or last is None or frames.follows(last, frame)):
             first, last = first or frame, frame
             entries += 1
             pos = frame.end
@@ -147,26 +146,26 @@ def find_log_end(frames: Frames, start: int, search_all: bool) -> LogEnd:
         blank = None if frame else frames.blank_at(pos)
         if blank and frames.is_closing(blank):
             break
-        if blank and frames.is_skipping(blank):
+        if blank and frames.is_leading(blank):
             pos += blank.size
             continue
         limit = file_end if search_all else min(file_end, pos + SEARCH_WINDOW)
-        found = resync.next(pos, _expected_behind(frames, last, pos), limit)
+        found = resync.next(pos, _expected_after(frames, last, pos), limit)
         if found is None:
             break
-        pos = taken = found
+        pos = resumed = found
     return _log_end(start, entries, first, last)
 
 
-def _expected_behind(frames: Frames, last: Frame | None, gap: int) -> Expectation:
-    """What may continue a log that ended with `last`: never anything else, or stale bytes would become part of it."""
+def _expected_after(frames: Frames, last: Frame | None, gap: int) -> Expectation:
+    """What can continue a log after `last`. It is strict, because stale bytes must not become part of the log."""
     if last is None:
-        before = place_before(frames.segment) if gap == frames.segment.base else None
+        before = end_before(frames.segment) if gap == frames.segment.base else None
         return Expectation((before,) if before else (), 1, strict=True)
     if last.header:
         return Expectation((LogPosition(last.header.index, last.header.term, gap),), 1, strict=True)
     assert last.message
-    return Expectation((), 1, strict=True, store_timestamp=last.message.store_timestamp)
+    return Expectation((), 1, strict=True, min_store_timestamp=last.message.store_timestamp)
 
 
 def _log_end(start: int, entries: int, first: Frame | None, last: Frame | None) -> LogEnd:
@@ -180,7 +179,7 @@ def _log_end(start: int, entries: int, first: Frame | None, last: Frame | None) 
 
 
 def find_splits(frames: Frames, start: int, end: int, target_bytes: int) -> list[int]:
-    """Positions inside ``(start, end)``, ascending and about ``target_bytes`` apart, that every walk visits."""
+    """See `engine.Engine.split`."""
     if target_bytes <= 2 * SPAN_WINDOW:
         return _walked_splits(frames, start, end, target_bytes)
     boundaries: list[int] = []
@@ -207,28 +206,27 @@ def _walked_splits(frames: Frames, start: int, end: int, target_bytes: int) -> l
 
 
 def find_boundary(frames: Frames, target: int, end: int) -> int | None:
-    """The first frame in ``[target, end)`` that is proven to be visited by every walk from before.
+    """The first frame in ``[target, end)`` that every walk from before it is proven to visit.
 
-    What proves it is an anchor: a frame that nothing before it reaches over, and behind which its own chain of frames
-    is all that can be seen, for longer than any body. So a walk arrives at the anchor or in its chain, damaged as the
-    bytes before may be.
+    The proof is an anchor: a frame that no earlier frame or blank extends over. After it only its own chain of frames
+    is found, for longer than any body. A walk arrives at the anchor or in its chain, even after damage.
     """
     leading = frames.blank_at(frames.segment.base)
-    reach = leading.pos + leading.size if leading and frames.is_skipping(leading) else frames.segment.base
+    reach = leading.pos + leading.size if leading and frames.is_leading(leading) else frames.segment.base
     anchor = -1
     last: Frame | None = None
     begin = target - 2 * SPAN_WINDOW
-    places: list[Iterator[Frame | Blank]] = [frames.search(begin, end), frames.search_blanks(begin, end)]
-    for place in heapq.merge(*places, key=lambda place: place.pos):
-        if isinstance(place, Blank):
-            if frames.is_closing(place):
+    searches: list[Iterator[Frame | Blank]] = [frames.search(begin, end), frames.search_blanks(begin, end)]
+    for found in heapq.merge(*searches, key=lambda found: found.pos):
+        if isinstance(found, Blank):
+            if frames.is_closing(found):
                 last = None
-        elif last and place.pos == last.end and frames.follows(last, place):
-            last = place
-            if place.pos >= max(target, anchor + SPAN_WINDOW):
-                return place.pos
+        elif last and found.pos == last.end and frames.follows(last, found):
+            last = found
+            if found.pos >= max(target, anchor + SPAN_WINDOW):
+                return found.pos
         else:
-            is_free = place.pos >= max(target - SPAN_WINDOW, reach)
-            anchor, last = (place.pos, place) if is_free else (-1, None)
-        reach = max(reach, place.pos + place.size)
+            is_free = found.pos >= max(target - SPAN_WINDOW, reach)
+            anchor, last = (found.pos, found) if is_free else (-1, None)
+        reach = max(reach, found.pos + found.size)
     return None

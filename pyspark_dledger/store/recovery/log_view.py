@@ -16,7 +16,7 @@ from pyspark_dledger.format.layout import (
     MAX_ENTRY_SIZE,
     MIN_BLANK_SIZE,
 )
-from pyspark_dledger.format.spec import DLEDGER, Before, Segment
+from pyspark_dledger.format.spec import DLEDGER, PrecedingEntry, Segment
 from pyspark_dledger.log.io.entry_reads import read_at
 from pyspark_dledger.log.io.files import LocalFile, data_extents, last_data
 from pyspark_dledger.store.files.mapped_files import MappedFile, MappedFileList
@@ -100,7 +100,7 @@ def has_data_before(file: MappedFile, pos: int) -> bool:
         os.close(descriptor)
 
 
-def segment_of(file: MappedFile, before: Before | None) -> Segment:
+def segment_of(file: MappedFile, before: PrecedingEntry | None) -> Segment:
     return Segment(str(file.path), file.path.name, file.base, file.size, DLEDGER, before=before)
 
 

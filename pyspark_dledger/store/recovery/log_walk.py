@@ -14,7 +14,7 @@ from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.format.codec import EntryHeader, decode_entry_header, record_dtype
 from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, INDEX_UNIT, INDEX_UNIT_SIZE
-from pyspark_dledger.format.spec import Before
+from pyspark_dledger.format.spec import PrecedingEntry
 from pyspark_dledger.format.state_files import Checkpoint
 from pyspark_dledger.store.files.mapped_files import MappedFile
 from pyspark_dledger.store.recovery.log_view import BLANK, LogView, has_data_before, segment_of, unit_of
@@ -171,7 +171,7 @@ class LogWalk:
 
     def _walk_file(self, file: MappedFile, entry: NextEntry) -> NextEntry:
         """The end of the valid entries of one file. Entries without units are added to ``unindexed``."""
-        segment = segment_of(file, Before(entry.index - 1, entry.term, entry.pos))
+        segment = segment_of(file, PrecedingEntry(entry.index - 1, entry.term, entry.pos))
         end = self._engine.log_end(segment, entry.pos, False)
         if end.entries == 0:
             return entry
