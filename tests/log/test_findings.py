@@ -28,7 +28,7 @@ from pyspark_dledger.log.verify.findings import (
     CODES,
     ERROR,
     INFO,
-    MOST_LISTED,
+    MAX_LISTED,
     SEVERITIES,
     WARNING,
     Finding,
@@ -687,8 +687,8 @@ def test_of_each_code_and_file_only_some_are_listed(tmp_path: Path, engine: str)
     findings = dl.open_log(tmp_path, engine=engine).findings()
     for code in ("headerField", "indexUnit"):
         listed = [finding for finding in findings if finding.code == code]
-        assert len(listed) == MOST_LISTED + 1
-        assert [finding.index for finding in listed[:-1]] == list(range(MOST_LISTED))
+        assert len(listed) == MAX_LISTED + 1
+        assert [finding.index for finding in listed[:-1]] == list(range(MAX_LISTED))
         assert (listed[-1].found, listed[-1].offset, listed[-1].index) == ("50 more", None, None)
         assert listed[-1].severity == CODES[code].severity
 

@@ -1,4 +1,4 @@
-"""Findings about the files of a store: their names, sizes, and what does not belong there."""
+"""Findings about the files of a store: their names and sizes, gaps between them, and foreign files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PHYSICAL_OFFSET = layout.MESSAGE_HEADER[6].offset
 
 @dataclass(frozen=True)
 class _File:
-    """A file with a segment's name; sizes are in bytes."""
+    """A file with a segment's name; size in bytes."""
 
     path: Path
     base: int
@@ -32,12 +32,12 @@ class _File:
 
 
 def check_segment_files(dirs: Iterable[Path], source: str, check_pos: bool, report: Report) -> None:
-    """Names, sizes and contents of the files of a log; a short one is found when it is read."""
+    """Check names, sizes and contents of the files of a log. Short files are found when they are read."""
     files = _list(dirs, report)
     usual = _usual_size(files)
     strays = _strays(files, usual, source, check_pos)
     for file in strays:
-        report.add("strayFile", file.path, _belongs(file, files, usual))
+        report.add("strayFile", file.path, _stray_text(file, files, usual))
     files = [file for file in files if file not in strays]
     for file in files:
         if file.size > usual:
@@ -47,7 +47,7 @@ def check_segment_files(dirs: Iterable[Path], source: str, check_pos: bool, repo
             report.add(
                 "fileName",
                 file.path,
-                f"expected entries from {file.base} on, found entries from {claimed} on",
+                f"expected entries from {file.base}, found entries from {claimed}",
                 offset=0,
             )
     for before, after in pairwise(files):
@@ -63,7 +63,7 @@ def check_segment_files(dirs: Iterable[Path], source: str, check_pos: bool, repo
 
 
 def check_index_files(folder: Path, first_index: int, last_index: int, report: Report) -> None:
-    """Names and sizes of a node's index files, and whether those of the entries from first to last are there."""
+    """Check names and sizes of a node's index files, and that all from `first_index` to `last_index` exist."""
     if not folder.is_dir():
         if first_index <= last_index:
             report.add("indexFileMissing", folder, _whole_index(first_index, last_index))
@@ -83,7 +83,7 @@ def check_index_files(folder: Path, first_index: int, last_index: int, report: R
     low, high = min(needed[0], bases[0]), max(needed[1] + 1, bases[-1])
     if first_index > last_index:
         low, high = bases[0], bases[-1]
-    for start, stop in _holes(bases, usual, low, high):
+    for start, stop in _missing_ranges(bases, usual, low, high):
         count = -(-(stop - start) // usual)
         report.add(
             "indexFileMissing",
@@ -100,7 +100,7 @@ def _whole_index(first: int, last: int) -> str:
 def check_divided_offset(
     dirs: Iterable[Path], divided: int, old_end: tuple[Segment, LogEnd] | None, report: Report
 ) -> None:
-    """Whether the old CommitLog ends where DLedger begins, and is filled up to there."""
+    """Check that the old CommitLog ends where DLedger begins, and is filled up to there."""
     files = _list(dirs, None)
     if not files:
         return
@@ -119,13 +119,13 @@ def check_divided_offset(
             report.add(
                 "dividedOffset",
                 last.path,
-                f"expected a filler of {filler} bytes behind the last message, found {head.hex() or 'no byte'}",
+                f"expected a filler of {filler} bytes after the last message, found {head.hex() or 'no byte'}",
                 offset=pos - segment.base,
             )
 
 
 def _list(dirs: Iterable[Path], report: Report | None) -> list[_File]:
-    """The files of `dirs` with a segment's name, by base; of anything else a finding."""
+    """The files of `dirs` with a segment's name, by base; adds a finding for each other file."""
     files = []
     for folder in dirs:
         try:
@@ -152,7 +152,7 @@ def _list(dirs: Iterable[Path], report: Report | None) -> list[_File]:
 
 
 def _usual_size(files: list[_File]) -> int:
-    """The size in bytes that files were created with: what most have, else the distance of two names."""
+    """The size in bytes that files are created with: that of most files, else the usual distance of two names."""
     if not files:
         return 0
     size, count = Counter(file.size for file in files).most_common(1)[0]
@@ -163,7 +163,7 @@ def _usual_size(files: list[_File]) -> int:
 
 
 def _strays(files: list[_File], usual: int, source: str, check_pos: bool) -> list[_File]:
-    """The files that cannot be of the log: out of step with the others, or far from them without entries of the log."""
+    """The files that are not of the log: not aligned with the others, or far from them and without its entries."""
     if not usual or len(files) < 2:
         return []
     steps = Counter(file.base % usual for file in files)
@@ -184,7 +184,7 @@ def _strays(files: list[_File], usual: int, source: str, check_pos: bool) -> lis
 
 
 def _is_of_log(file: _File, source: str, check_pos: bool) -> bool:
-    """Whether a file begins as one of the log at its place does: with an entry or message, or a blank."""
+    """Whether a file begins as one of the log: with an entry or message of its position, or with a blank."""
     named = _head_pos(file, 0, source)
     if named is not None and (named == file.base or not check_pos):
         return True
@@ -192,15 +192,14 @@ def _is_of_log(file: _File, source: str, check_pos: bool) -> bool:
     return len(head) == layout.MIN_BLANK_SIZE and decode_blank(head) is not None
 
 
-def _belongs(file: _File, files: list[_File], usual: int) -> str:
+def _stray_text(file: _File, files: list[_File], usual: int) -> str:
     bases = sorted({other.base for other in files if other != file})
-    place = bisect_left(bases, file.base)
-    near = bases[max(place - 1, 0)]
-    return f"expected segments of {usual} bytes in a row ({_name(near)} is next to it), found one at {file.base}"
+    near = bases[max(bisect_left(bases, file.base) - 1, 0)]
+    return f"expected consecutive segments of {usual} bytes (the nearest is {_name(near)}), found one at {file.base}"
 
 
 def _claimed_base(file: _File, source: str) -> int | None:
-    """Where a file begins as its first two entries or messages say; None where they do not agree."""
+    """The base of a file according to its first two entries or messages; None if they do not agree."""
     first = _head_pos(file, 0, source)
     size = _head_size(file, source) if first is not None else None
     if first is None or size is None or not 0 <= first < 2**62:
@@ -209,7 +208,7 @@ def _claimed_base(file: _File, source: str) -> int | None:
 
 
 def _head_pos(file: _File, offset: int, source: str) -> int | None:
-    """The position that the entry or message at an offset names."""
+    """The position in the entry or message at an offset."""
     head = read_at(str(file.path), offset, layout.ENTRY_HEADER_SIZE)
     if len(head) < layout.ENTRY_HEADER_SIZE:
         return None
@@ -228,17 +227,17 @@ def _head_size(file: _File, source: str) -> int | None:
     return size if size > 0 else None
 
 
-def _holes(bases: list[int], usual: int, low: int, high: int) -> list[tuple[int, int]]:
-    """The parts of ``[low, high)`` that no file covers; files begin at `bases` and are `usual` bytes long."""
-    holes = []
+def _missing_ranges(bases: list[int], usual: int, low: int, high: int) -> list[tuple[int, int]]:
+    """The parts of ``[low, high)`` without a file; files begin at `bases` and have `usual` bytes."""
+    missing = []
     at = low
     for base in bases:
         if at < base and at < high:
-            holes.append((at, min(base, high)))
+            missing.append((at, min(base, high)))
         at = max(at, base + usual)
     if at < high:
-        holes.append((at, high))
-    return holes
+        missing.append((at, high))
+    return missing
 
 
 def _name(base: int) -> str:

@@ -24,8 +24,8 @@ ERROR: Severity = "error"
 SEVERITIES: tuple[Severity, ...] = (INFO, WARNING, ERROR)
 """From the least to the most severe. What a healthy store has is at most `INFO`."""
 
-# Of each code and file at most this many findings are listed; one more says how many there are beyond.
-MOST_LISTED = 100
+# Findings listed for each code and file; a further one has the number of the others.
+MAX_LISTED = 100
 
 
 class Code(NamedTuple):
@@ -359,12 +359,12 @@ CODES = {code.code: code for code in CATALOGUE}
 
 
 def worst(findings: list[Finding]) -> Severity | None:
-    """The highest severity among findings; None if there are none."""
+    """The highest severity among findings; None without findings."""
     return max((finding.severity for finding in findings), key=SEVERITIES.index, default=None)
 
 
 class Report:
-    """Findings as they are collected: of each code and file at most `MOST_LISTED`, the others are counted."""
+    """Collects findings: at most `MAX_LISTED` for each code and file; the others are counted."""
 
     def __init__(self, paths: StorePaths) -> None:
         self._paths = paths
@@ -380,31 +380,31 @@ class Report:
         offset: int | None = None,
         index: int | None = None,
     ) -> None:
-        """One finding; `text` is "expected X, found Y", with either half alone where there is no other."""
+        """Add a finding; `text` is "expected X, found Y", or only one of the halves."""
         file = self._shown(path)
         self._counts[code, file] += 1
-        if self._counts[code, file] <= MOST_LISTED:
+        if self._counts[code, file] <= MAX_LISTED:
             expected, found = split_text(text)
             self._listed.append(self._finding(code, file, offset, index, expected, found))
 
     def add_uncounted(self, code: str, path: Path | str, count: int) -> None:
-        """So many more findings of a code and file, which nobody looked at one by one."""
+        """Count further findings of a code and file that are not listed."""
         if count > 0:
             file = self._shown(path)
-            self._counts[code, file] = max(self._counts[code, file], MOST_LISTED) + count
+            self._counts[code, file] = max(self._counts[code, file], MAX_LISTED) + count
 
     def is_full(self, code: str, path: Path | str) -> bool:
-        """Whether no further finding of a code and file will be listed."""
-        return self._counts[code, self._shown(path)] >= MOST_LISTED
+        """Whether further findings of a code and file are only counted."""
+        return self._counts[code, self._shown(path)] >= MAX_LISTED
 
     def findings(self) -> list[Finding]:
-        """What was found, by file and offset, and for each code and file how many more there are."""
+        """The findings by file and offset, then the counts of those that are not listed."""
         more = [
-            self._finding(code, file, None, None, f"at most {MOST_LISTED} listed", f"{count - MOST_LISTED} more")
+            self._finding(code, file, None, None, f"at most {MAX_LISTED} listed", f"{count - MAX_LISTED} more")
             for (code, file), count in self._counts.items()
-            if count > MOST_LISTED
+            if count > MAX_LISTED
         ]
-        return sorted(self._listed, key=_place) + sorted(more, key=_place)
+        return sorted(self._listed, key=_file_and_offset) + sorted(more, key=_file_and_offset)
 
     def _finding(
         self, code: str, file: str, offset: int | None, index: int | None, expected: str | None, found: str | None
@@ -417,12 +417,12 @@ class Report:
 
 
 def split_text(text: str) -> tuple[str | None, str | None]:
-    """The two halves of "expected X, found Y"; a text of another form is what was found."""
+    """The two halves of "expected X, found Y"; another text counts as found."""
     expected, separator, found = text.removeprefix("expected ").partition(", found ")
     if separator and text.startswith("expected "):
         return expected, found
     return None, text.removeprefix("found ") or None
 
 
-def _place(finding: Finding) -> tuple[str, int]:
+def _file_and_offset(finding: Finding) -> tuple[str, int]:
     return finding.file, -1 if finding.offset is None else finding.offset

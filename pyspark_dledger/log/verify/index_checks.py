@@ -1,4 +1,4 @@
-"""Findings about a node's index: each unit against the entry of its index, and what lies behind the end."""
+"""Findings about a node's index: units that differ from their entries, and units after the end of the log."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from pyspark_dledger.log.verify.findings import Report
 Numbers = npt.NDArray[np.int64]
 
 FIELDS = ("index", "term", "pos", "size", "magic")
-_CHUNK = 1024 * 1024
-_HIGHEST_INDEX = 2**62 // INDEX_UNIT_SIZE
+_READ_BYTES = 1024 * 1024
+_MAX_INDEX = 2**62 // INDEX_UNIT_SIZE
 
 
 @dataclass
 class _ZeroUnits:
-    """Units that are zeros one behind the other, in one file."""
+    """Consecutive units of one file that are zeros."""
 
     file: Segment
     first: int
@@ -33,7 +33,7 @@ class _ZeroUnits:
 
 
 class IndexCheck:
-    """Holds the entries of a segment, given in order, against their units. What no index file holds is left out."""
+    """Compares the entries of a segment, in order, with their units. Units without an index file are ignored."""
 
     def __init__(self, files: list[Segment], report: Report) -> None:
         self._files = files
@@ -41,12 +41,12 @@ class IndexCheck:
         self._zeros: _ZeroUnits | None = None
 
     def add(self, entries: dict[str, Numbers]) -> None:
-        """Entries by the names of `FIELDS`."""
+        """Compare entries, given as columns by the names of `FIELDS`."""
         indexes = entries["index"]
         breaks = np.flatnonzero(np.diff(indexes) != 1) + 1
         for start, stop in zip([0, *breaks.tolist()], [*breaks.tolist(), len(indexes)], strict=True):
             if start < stop:
-                self._add_run({name: values[start:stop] for name, values in entries.items()})
+                self._add_consecutive({name: values[start:stop] for name, values in entries.items()})
 
     def finish(self) -> None:
         zeros, self._zeros = self._zeros, None
@@ -60,22 +60,21 @@ class IndexCheck:
                 index=zeros.first,
             )
 
-    def _add_run(self, entries: dict[str, Numbers]) -> None:
-        """Entries whose indexes follow each other."""
+    def _add_consecutive(self, entries: dict[str, Numbers]) -> None:
+        """Compare entries with consecutive indexes."""
         first, count = int(entries["index"][0]), len(entries["index"])
         done = 0
-        while done < count and first + done < _HIGHEST_INDEX:
-            place = (first + done) * INDEX_UNIT_SIZE
-            file = segment_at(self._files, place)
+        while done < count and first + done < _MAX_INDEX:
+            offset = (first + done) * INDEX_UNIT_SIZE
+            file = segment_at(self._files, offset)
             if file is None:
-                later = [other.base for other in self._files if other.base > place]
+                later = [other.base for other in self._files if other.base > offset]
                 done = (min(later) // INDEX_UNIT_SIZE - first) if later else count
                 continue
-            size = min((count - done) * INDEX_UNIT_SIZE, file.end - place)
-            units = decode_records(read_at(file.path, place - file.base, size), INDEX_UNIT)
-            asked = max(size // INDEX_UNIT_SIZE, 1)
+            size = min((count - done) * INDEX_UNIT_SIZE, file.end - offset)
+            units = decode_records(read_at(file.path, offset - file.base, size), INDEX_UNIT)
             self._compare(file, {name: values[done : done + len(units)] for name, values in entries.items()}, units)
-            done += asked
+            done += max(size // INDEX_UNIT_SIZE, 1)
 
     def _compare(self, file: Segment, entries: dict[str, Numbers], units: npt.NDArray[Any]) -> None:
         differs = np.zeros(len(units), bool)
@@ -121,7 +120,7 @@ def _code(unit: dict[str, int], entry: dict[str, int]) -> str:
 
 
 def check_units_beyond(files: list[Segment], last_index: int, report: Report) -> None:
-    """Units of entries behind the end of the log: one finding for each file."""
+    """Add a finding for each file with units after the end of the log."""
     for file in files:
         found = list(_written(file, (last_index + 1) * INDEX_UNIT_SIZE))
         if found:
@@ -129,7 +128,7 @@ def check_units_beyond(files: list[Segment], last_index: int, report: Report) ->
             report.add(
                 "indexUnitsBeyondEnd",
                 file.path,
-                f"expected zeros behind index {last_index}, found {count} unit{'s' * (count > 1)} of "
+                f"expected zeros after index {last_index}, found {count} unit{'s' * (count > 1)} of "
                 f"{_span(first, last)}",
                 offset=first * INDEX_UNIT_SIZE - file.base,
                 index=first,
@@ -137,14 +136,14 @@ def check_units_beyond(files: list[Segment], last_index: int, report: Report) ->
 
 
 def _written(file: Segment, start: int) -> Iterator[tuple[int, int, int]]:
-    """The units at or behind a place of the index that are not zeros: first and last index of a piece, and how many."""
+    """Units from offset `start` of the index that are not zeros: first index, last index and count of each read."""
     try:
         with open_file(file.path) as opened:
             at = max(start - file.base, 0)
             for low, high in opened.extents(at, file.size):
                 at = max(at, low - low % INDEX_UNIT_SIZE)
                 while at < high:
-                    units = decode_records(opened.read(at, _CHUNK), INDEX_UNIT)
+                    units = decode_records(opened.read(at, _READ_BYTES), INDEX_UNIT)
                     if not len(units):
                         break
                     numbers = np.flatnonzero(_is_written(units))
@@ -157,7 +156,7 @@ def _written(file: Segment, start: int) -> Iterator[tuple[int, int, int]]:
 
 
 def _is_written(units: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """Units that are neither zeros nor the blank that 0.4.0 writes at the beginning of an index."""
+    """Which units are neither zeros nor the blank that 0.4.0 writes at the beginning of an index."""
     words = units.view(np.uint64).reshape(len(units), -1)
     return np.asarray(words.any(axis=1) & (units["magic"] != MAGIC_BLANK))
 

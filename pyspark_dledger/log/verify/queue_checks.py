@@ -1,8 +1,8 @@
-"""Findings about ConsumeQueues: whether each unit points to a message of its size.
+"""Findings about ConsumeQueues: units that do not point to a message of their size.
 
-Offsets rise along a queue, so the units that point into one segment stand together, and each segment is checked with
-its own units alone. The borders are found by halving, which gives each unit to exactly one segment even where a damaged
-queue does not rise; what does not fit there is looked up by itself.
+Offsets rise along a queue, so units for one segment are adjacent, and each segment is checked with its own units. A
+binary search finds their bounds. It assigns each unit to exactly one segment, even in a damaged queue whose offsets do
+not rise; units that do not match there are looked up one by one.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from pyspark_dledger.log.verify.findings import Report
 
 Numbers = npt.NDArray[np.int64]
 
-# Units of so many bytes of the log are held at once.
+# Bytes of the log whose units are in memory at the same time.
 _WINDOW = 64 * 1024 * 1024
 
 
 class WrittenUnits:
-    """The units of one queue that were written when this was made, numbered from 0 over all its files."""
+    """The units of one queue that were written at construction, numbered from 0 over all its files."""
 
     def __init__(self, queue: Queue) -> None:
         self.queue = queue
@@ -62,7 +62,7 @@ class WrittenUnits:
         return [_offset_in(file, 0) for file, _ in self.files]
 
     def lower_bound(self, offset: int) -> int:
-        """The number of the first unit that points to `offset` or behind it; never falls as `offset` rises."""
+        """The number of the first unit that points to `offset` or after it; it never falls as `offset` rises."""
         place = bisect_left(self._first_offsets, offset) - 1
         if place < 0:
             return 0
@@ -75,7 +75,7 @@ class WrittenUnits:
             return self._starts[place] + _lower_bound(opened, count, offset)
 
     def read(self, start: int, stop: int) -> UnitBatch:
-        """The units numbered ``[start, stop)``, without those that were never written."""
+        """The units ``[start, stop)``, without those that were never written."""
         parts = []
         for place, ((file, _), (first, end)) in enumerate(zip(self.files, pairwise(self._starts), strict=True)):
             low, high = max(start, first), min(stop, end)
@@ -92,7 +92,7 @@ class WrittenUnits:
 
 @dataclass(frozen=True)
 class UnitBatch:
-    """Units as columns: offset and size as stored, number in their file, and which file it is."""
+    """Units as columns: offset and size as stored, number in their file, and number of the file."""
 
     offsets: Numbers
     sizes: Numbers
@@ -115,7 +115,7 @@ def join(parts: list[UnitBatch]) -> UnitBatch:
 
 
 def _is_unused(units: UnitBatch) -> npt.NDArray[np.bool_]:
-    """Zeros, and the filler before the first unit of a queue that begins in the middle of a file."""
+    """Which units are zeros, or the filler before the first unit of a queue that begins in the middle of a file."""
     return (units.offsets == 0) & ((units.sizes == 0) | (units.sizes == FILLER_SIZE))
 
 
@@ -140,7 +140,7 @@ def _lower_bound(file: OpenFile, count: int, offset: int) -> int:
 
 
 class QueueCheck:
-    """Holds the messages of ``[low, high)``, given in order, against the units that point there."""
+    """Compares the messages of ``[low, high)``, in order, with the units that point there."""
 
     def __init__(
         self, root: Path, list_segments: Callable[[], list[Segment]], low: int, high: int, report: Report
@@ -159,7 +159,7 @@ class QueueCheck:
         return self._list_segments()
 
     def add(self, offsets: Numbers, sizes: Numbers) -> None:
-        """Messages: where they stand, ascending, and their sizes."""
+        """Compare messages: their positions, ascending, and their sizes."""
         if not len(offsets):
             return
         last = int(offsets[-1])
@@ -178,7 +178,7 @@ class QueueCheck:
             self._units = join([])
 
     def _load(self) -> bool:
-        """The units of the next window that has some, by offset; False behind the last one."""
+        """Load the units of the next window with units, by offset; false after the last one."""
         for _, high in self._windows:
             bounds = [queue.lower_bound(high) for queue in self._queues]
             parts = []
@@ -200,13 +200,13 @@ class QueueCheck:
 
 
 def look_up(segments: list[Segment], files: list[QueueFile], units: UnitBatch, report: Report) -> None:
-    """Findings for those of the units, one by one, that point to no message of their size."""
+    """Add a finding for each unit that does not point to a message of its size."""
     for number in np.unique(units.files).tolist():
         file = files[number]
         of_file = units.take(units.files == number)
         for place in range(len(of_file)):
             if report.is_full("consumeQueueUnit", file.path):
-                # A queue of another log has millions of them.
+                # A queue of another log has millions of such units.
                 report.add_uncounted("consumeQueueUnit", file.path, len(of_file) - place)
                 break
             offset, size = int(of_file.offsets[place]), int(of_file.sizes[place])
@@ -229,7 +229,7 @@ def _look_up_one(segments: list[Segment], file: QueueFile, number: int, offset: 
 
 
 def _message_at(segments: list[Segment], offset: int) -> tuple[int | None, int | None]:
-    """The size of the message that stands at an offset, and its entry's index; None where there is none."""
+    """The size of the message at an offset, and the index of its entry; None without one."""
     segment = segment_at(segments, offset)
     if segment is None:
         return None, None
@@ -245,7 +245,7 @@ def _message_at(segments: list[Segment], offset: int) -> tuple[int | None, int |
 def check_outside(
     found: list[WrittenUnits], segments: list[Segment], low: int | None, high: int, root: Path, report: Report
 ) -> None:
-    """Units that point below ``low``, where the log begins (None: not known), or to its end ``high`` and behind."""
+    """Check units that point below `low`, the beginning of the log (None: not known), or at or after its end `high`."""
     expired = 0
     for queue in found:
         bottom, top = queue.lower_bound(low) if low is not None else 0, queue.lower_bound(high)
@@ -265,12 +265,12 @@ def check_outside(
                 "consumeQueueBeyondEnd",
                 file.path,
                 f"expected units below the log's end at {high}, found {len(beyond)} from commitLogOffset {offset} "
-                f"(queue offset {file.first + number}) on",
+                f"(queue offset {file.first + number})",
                 offset=number * CONSUME_QUEUE_UNIT_SIZE,
             )
     if expired:
         report.add(
             "consumeQueueBelowStart",
             root / FOLDER,
-            f"expected units from the log's beginning at {low} on, found {expired} below",
+            f"expected units from the log's beginning at {low}, found {expired} below",
         )

@@ -1,4 +1,4 @@
-"""Findings about one segment: its bytes, how it follows the segment before, and the units that point into it."""
+"""Findings about one segment: its bytes, its first index and term, and the units that point to its entries."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pyspark_dledger.log.io.store_engine import read_engine
 from pyspark_dledger.log.io.store_paths import StorePaths, file_size
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.store_view import StoreView
-from pyspark_dledger.log.verify.findings import MOST_LISTED, Finding, Report
+from pyspark_dledger.log.verify.findings import MAX_LISTED, Finding, Report
 from pyspark_dledger.log.verify.index_checks import FIELDS, IndexCheck, Numbers
 from pyspark_dledger.log.verify.queue_checks import QueueCheck
 
@@ -30,10 +30,10 @@ _BATCH_ROWS = 16 * 1024
 
 @dataclass(frozen=True)
 class SegmentCheckPart:
-    """One segment ``[base, end)`` of the log, with the units of index and ConsumeQueues that point into it.
+    """One segment ``[base, end)`` of the log, and the units of index and ConsumeQueues that point to it.
 
-    `queue_root` is the folder with the ConsumeQueues that belong to the log; units that point to
-    ``[queue_low, queue_high)`` are looked at. `before` is the segment before, where it ends where this one begins.
+    `queue_root` is the folder with the ConsumeQueues of the log; units that point to ``[queue_low, queue_high)`` are
+    checked. `before` is the adjacent segment before, if there is one.
     """
 
     path: str
@@ -58,7 +58,7 @@ def segment_findings(part: SegmentCheckPart) -> list[Finding]:
     engine = read_engine(part.options.engine)
     node_dir = part.paths.node_dir if part.segment.source == DLEDGER else None
     index = DLedgerIndex(node_dir / "index" if node_dir is not None else None)
-    request = SurveyRequest(part.segment, part.segment.base, part.end, part.options.verify_crc, MOST_LISTED)
+    request = SurveyRequest(part.segment, part.segment.base, part.end, part.options.verify_crc, MAX_LISTED)
     try:
         survey = engine.survey(request)
         _add_problems(part.segment, survey, report)
@@ -74,12 +74,12 @@ def _add_problems(segment: Segment, survey: Survey, report: Report) -> None:
     listed: dict[str, int] = {}
     for problem in survey.problems:
         if problem.code == "blankSize" and problem.pos == segment.base and not segment.check_pos:
-            continue  # 0.4.0 begins a file so after a snapshot, and the entries behind the blank are still to come
+            continue  # after a snapshot, 0.4.0 begins a file like this and has not yet written entries after it
         report.add(problem.code, segment.path, problem.text, offset=problem.pos - segment.base, index=problem.index)
         listed[problem.code] = listed.get(problem.code, 0) + 1
     for code, count in survey.counts.items():
-        # Of posDiffers one stands for all.
-        if code != "posDiffers" and count > MOST_LISTED:
+        # One posDiffers stands for all.
+        if code != "posDiffers" and count > MAX_LISTED:
             report.add_uncounted(code, segment.path, count - listed.get(code, 0))
     size = file_size(path_of(segment.path))
     if size is not None and size < segment.size and "shortFile" not in survey.counts:
@@ -90,19 +90,19 @@ def _add_problems(segment: Segment, survey: Survey, report: Report) -> None:
 def _check_order(
     engine: Engine, before: Segment, segment: Segment, index: DLedgerIndex, survey: Survey, report: Report
 ) -> None:
-    """Whether the first entry of a segment follows the last one of the segment before."""
+    """Check that the first entry of a segment follows the last one of the segment before."""
     last = _last_by_index(index, before, survey.first_index - 1) or _last_by_scan(engine, before)
     if last is None:
         return
     last_index, term, end = last
-    # Damage at the end of the one or at the beginning of the other has room for entries of at least 48 bytes.
+    # Damage at the end of one segment or at the beginning of the other may have been entries of at least 48 bytes.
     lost = before.end - end if not _is_closed(before, end) else 0
     lost += survey.first_pos - segment.base if survey.sizes.get("corrupt", 0) else 0
     if not 0 <= survey.first_index - last_index - 1 <= lost // ENTRY_HEADER_SIZE or survey.first_term < term:
         report.add(
             "segmentOrder",
             segment.path,
-            f"expected index {last_index + 1} and a term of at least {term} behind {before.name}, found index "
+            f"expected index {last_index + 1} and a term of at least {term} after {before.name}, found index "
             f"{survey.first_index} and term {survey.first_term}",
             offset=survey.first_pos - segment.base,
             index=survey.first_index,
@@ -110,7 +110,7 @@ def _check_order(
 
 
 def _last_by_index(files: DLedgerIndex, segment: Segment, index: int) -> tuple[int, int, int] | None:
-    """Index, term and end of the entry `index`, if the index file knows it as the last one of the segment."""
+    """Index, term and end of the entry `index`, if its index unit shows that it is the last one of the segment."""
     unit = files.unit(index) if index >= 0 else None
     header = entry_at(segment, unit.pos) if unit is not None and segment.check_pos else None
     if unit is None or header is None or header.index != index or not _is_closed(segment, unit.pos + header.size):
@@ -130,13 +130,13 @@ def _last_by_scan(engine: Engine, segment: Segment) -> tuple[int, int, int] | No
 
 
 def _is_closed(segment: Segment, end: int) -> bool:
-    """Whether the blank that closes a file stands at `end`, or the file is full."""
+    """Whether there is the blank that closes a file at `end`, or the file is full."""
     head = read_at(segment.path, end - segment.base, MIN_BLANK_SIZE)
     return end == segment.end or (len(head) == MIN_BLANK_SIZE and decode_blank(head) == segment.end - end)
 
 
 def _check_units(engine: Engine, part: SegmentCheckPart, files: DLedgerIndex, report: Report) -> None:
-    """The entries of a segment against the units of index and ConsumeQueues that point to them."""
+    """Compare the entries of a segment with the units of index and ConsumeQueues that point to them."""
     segment = part.segment
     index = IndexCheck(files.files, report)
     magics = _NewerMagics()
@@ -164,12 +164,12 @@ def _check_units(engine: Engine, part: SegmentCheckPart, files: DLedgerIndex, re
 
 
 def _segments(part: SegmentCheckPart) -> list[Segment]:
-    """All segments of the log: a unit in the wrong place can point to any."""
+    """All segments of the log: a wrong unit can point to any of them."""
     return StoreView(part.path, part.options).segments
 
 
 def _entries(batch: pa.RecordBatch) -> dict[str, Numbers]:
-    """The columns of a batch without its corrupt rows, as numbers of 64 bits."""
+    """The columns of a batch without its corrupt rows, as 64-bit integers."""
     if "kind" in batch.schema.names:
         batch = batch.filter(pc.not_equal(batch.column("kind"), "corrupt")).drop_columns(["kind"])
     elif batch.column("index").null_count:
@@ -181,17 +181,17 @@ def _entries(batch: pa.RecordBatch) -> dict[str, Numbers]:
 
 
 class _NewerMagics:
-    """The entries of magic 2 and 3: how many, and the first."""
+    """Counts the entries with magic 2 and 3, and keeps the first."""
 
     def __init__(self) -> None:
         self._count = 0
         self._first: dict[str, int] = {}
 
     def add(self, entries: dict[str, Numbers]) -> None:
-        places = np.flatnonzero(entries["magic"] != MAGIC_NORMAL)
-        self._count += len(places)
-        if len(places) and not self._first:
-            self._first = {name: int(values[places[0]]) for name, values in entries.items()}
+        rows = np.flatnonzero(entries["magic"] != MAGIC_NORMAL)
+        self._count += len(rows)
+        if len(rows) and not self._first:
+            self._first = {name: int(values[rows[0]]) for name, values in entries.items()}
 
     def report(self, segment: Segment, report: Report) -> None:
         if self._first:

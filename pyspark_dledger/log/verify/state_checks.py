@@ -1,4 +1,4 @@
-"""Findings about a node's ``checkpoint`` and ``currterm``, and about a broker's ``abort`` file."""
+"""Findings about a node's ``checkpoint`` and ``currterm`` and a broker's ``abort`` file."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.log.verify.findings import Report
 
 _COPIES = (".tmp", ".bak")
-_LONGEST = 64 * 1024
+_MAX_BYTES = 64 * 1024
 
 Parsed = TypeVar("Parsed", Checkpoint, CurrentTerm)
 
 
 def check_state(store: StoreView, report: Report) -> None:
-    """The state files of a node, held against its log."""
+    """Check the state files of a node against its log."""
     node_dir, root = store.paths.node_dir, store.paths.root
     if node_dir is not None:
         _check_checkpoint(store, node_dir, report)
@@ -60,7 +60,7 @@ def _check_checkpoint(store: StoreView, node_dir: Path, report: Report) -> None:
 def _check_current_term(store: StoreView, node_dir: Path, report: Report) -> None:
     file = node_dir / "currterm"
     current = _read(file, "currterm", parse_current_term, store.end.entries > 0, report)
-    # Without the file Java begins with term 0.
+    # Without the file, Java begins with term 0.
     term = current.curr_term if current is not None else (None if file.exists() else 0)
     if term is not None and term < store.end.last_term:
         found = f"{term}" if current is not None else "no currterm file, so 0"
@@ -68,7 +68,7 @@ def _check_current_term(store: StoreView, node_dir: Path, report: Report) -> Non
 
 
 def _read(file: Path, name: str, parse: Callable[[bytes], Parsed], is_expected: bool, report: Report) -> Parsed | None:
-    """A state file's content, and findings about it and its copies."""
+    """The content of a state file; adds findings about it and its copies."""
     copies = _copies(file)
     if not file.exists():
         if copies:
@@ -78,13 +78,13 @@ def _read(file: Path, name: str, parse: Callable[[bytes], Parsed], is_expected: 
             report.add(f"{name}Missing", file, f"expected {name}, found no file")
         return None
     for copy in copies:
-        report.add("leftoverFile", copy, f"found a copy beside {name}")
+        report.add("leftoverFile", copy, f"found a copy of {name}")
     if not file.is_file():
         report.add("unreadableFile", file, f"expected the file {name}, found something else")
         return None
     try:
         with file.open("rb") as stream:
-            parsed = parse(stream.read(_LONGEST))
+            parsed = parse(stream.read(_MAX_BYTES))
     except OSError as error:
         report.add("unreadableFile", file, f"expected a readable file, found: {error.strerror}")
         return None

@@ -1,7 +1,7 @@
-"""Verifying a store: everything that `findings.CATALOGUE` knows, looked for in parts that can run apart.
+"""Verifies a store: finds all problems of `findings.CATALOGUE`, in parts that can run in parallel.
 
-Damage is never an error here: what cannot be read is a finding. A store that is being written while it is verified can
-show findings about its last file that a second look does not confirm.
+Damage and unreadable files are findings, not errors. A store that is written meanwhile can have findings about its last
+file that a second run does not confirm.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from pyspark_dledger.log.verify.segment_checks import SegmentCheckPart, segment_
 from pyspark_dledger.log.verify.state_checks import check_state
 
 Progress = Callable[[int, int], None]
-"""Told how many bytes of the log are done, and of how many."""
+"""Called with the bytes of the log that are done, and the total."""
 
 
 @dataclass(frozen=True)
 class StoreCheckPart:
-    """What concerns a store as a whole: its files, state, and the borders of its index and ConsumeQueues."""
+    """The store as a whole: its files, its state, and units outside the log."""
 
     path: str
     options: ReadOptions
@@ -44,7 +44,7 @@ FindingsPart = StoreCheckPart | SegmentCheckPart
 
 
 def verify(store: StoreView, on_progress: Progress | None = None) -> Iterator[Finding]:
-    """All findings of a store: first what concerns it as a whole, then segment by segment, by file and offset."""
+    """All findings of a store: first those about the whole store, then those of each segment by offset."""
     parts = plan_findings(store)
     total = sum(part.size for part in parts)
     done = 0
@@ -85,7 +85,7 @@ def plan_findings(store: StoreView) -> list[FindingsPart]:
 
 
 def read_findings(part: FindingsPart) -> Iterator[Finding]:
-    """The findings of a part, by file and offset; last, of which there are more than are listed."""
+    """The findings of a part, by file and offset; counts of further findings are last."""
     if isinstance(part, StoreCheckPart):
         yield from _store_findings(part)
     else:
@@ -93,7 +93,7 @@ def read_findings(part: FindingsPart) -> Iterator[Finding]:
 
 
 def _end_of(store: StoreView, segment: Segment) -> int:
-    """Where the log ends in a segment; the whole of one that cannot be read is the log's."""
+    """The end of the log in a segment; the end of the segment if it cannot be read."""
     try:
         return store.segment_end(segment)
     except (OSError, StoreError):
@@ -101,13 +101,13 @@ def _end_of(store: StoreView, segment: Segment) -> int:
 
 
 def _log_end(segments: list[Segment], ends: list[int]) -> int:
-    """Where the log ends; where it begins if nothing was written."""
+    """The end of the log; its beginning if nothing was written."""
     written = [end for segment, end in zip(segments, ends, strict=True) if end > segment.base]
     return max(written, default=segments[0].base if segments else 0)
 
 
 def _queue_root(paths: StorePaths) -> Path | None:
-    """The root whose ConsumeQueues point into the whole log at `paths`, and into no other."""
+    """The root whose ConsumeQueues belong to the log at `paths`, and only to it."""
     root = paths.root
     if root is None or not (root / FOLDER).is_dir():
         return None
@@ -116,7 +116,7 @@ def _queue_root(paths: StorePaths) -> Path | None:
 
 
 def _store_findings(part: StoreCheckPart) -> list[Finding]:
-    # Units are counted before the log's end is looked for: on a running broker the log is ahead of its queues.
+    # Units are counted before the log's end is read: on a running broker, the log is ahead of its queues.
     first = StoreView(part.path, part.options)
     queue_root = _queue_root(first.paths)
     is_whole = first.paths.only is None
