@@ -71,6 +71,6 @@ def rebuild(
 def _map_parts(spark: SparkSession | None) -> MapParts:
     if spark is None:
         return map_here
-    from pyspark_dledger.spark.tasks import run_on
+    from pyspark_dledger.spark.tasks import map_on
 
-    return run_on(spark)
+    return map_on(spark)

@@ -1,4 +1,4 @@
-"""Errors as a Spark user should see them."""
+"""Errors without our stack frames, for Spark's users."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _Result = TypeVar("_Result")
 
 
 def plain_errors(method: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
-    """Let the errors of `method` that are ours pass without the frames below it: Spark prints all of them."""
+    """Decorate `method`: its DLedgerErrors lose the frames below it, which Spark would print."""
 
     @functools.wraps(method)
     def plain(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:

@@ -1,4 +1,4 @@
-"""The Spark schemas of the tables, and a user's choice of their columns."""
+"""The Spark schemas of the tables, and the columns that a user's schema chooses."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _NEVER_NULL = frozenset({"kind", "source", "pos", "size", "segment"})
 
 
 def whole_schema(options: ReadOptions) -> StructType:
-    """Return the whole schema of the table that is read."""
+    """Return the schema of the table in the options."""
     if options.table == LOG:
         return log_schema(options.include_entry_body)
     types = column_types(options.table)
@@ -48,13 +48,13 @@ def whole_schema(options: ReadOptions) -> StructType:
 
 
 def log_schema(include_entry_body: bool) -> StructType:
-    """Return the whole schema of the ``log`` table."""
+    """Return the schema of the ``log`` table."""
     names = (*DEFAULT_NAMES, ENTRY_BODY.name) if include_entry_body else DEFAULT_NAMES
     return StructType([StructField(name, _SPARK_TYPES[COLUMN_BY_NAME[name].type]) for name in names])
 
 
 def column_types(table: str) -> dict[str, pa.DataType]:
-    """Return the Arrow type of every column of a table, by its own spelling."""
+    """Return the Arrow type of each column of a table."""
     if table == LOG:
         return {name: column.type for name, column in COLUMN_BY_NAME.items()}
     from pyspark_dledger.rocketmq.tables.registry import TABLES
@@ -63,9 +63,9 @@ def column_types(table: str) -> dict[str, pa.DataType]:
 
 
 def column_names(schema: StructType, table: str = LOG) -> tuple[str, ...]:
-    """Return the columns of `table` that `schema` asks for, in its order and in their own spelling.
+    """Return the columns that `schema` chooses, in its order and in the table's spelling.
 
-    Raises an OptionError for a column that does not exist, that is named twice, or whose type does not fit.
+    Raises OptionError for an unknown column, a duplicate, or a wrong type.
     """
     types = column_types(table)
     if not schema.fields:
@@ -82,7 +82,7 @@ def column_names(schema: StructType, table: str = LOG) -> tuple[str, ...]:
 
 
 def arrow_schema(schema: StructType, table: str = LOG) -> pa.Schema:
-    """Return the Arrow schema that Spark expects for the user's `schema`."""
+    """Return the Arrow schema that Spark expects for a user's `schema`."""
     types = column_types(table)
     return pa.schema([
         pa.field(field.name, types[_column_name(field.name, table, types)], nullable=field.nullable)
@@ -101,8 +101,8 @@ def _check_type(name: str, expected: DataType, field: StructField, table: str) -
     found = field.dataType
     if isinstance(expected, TimestampType) and isinstance(found, TimestampNTZType):
         raise OptionError(
-            f"column {name} is a timestamp with a time zone, found timestamp_ntz: write timestamp_ltz, which holds "
-            "whatever spark.sql.timestampType makes of timestamp"
+            f"column {name} is a timestamp with a time zone, found timestamp_ntz: write timestamp_ltz, which "
+            "does not depend on spark.sql.timestampType"
         )
     if found != expected:
         raise OptionError(

@@ -1,7 +1,7 @@
 """The Spark data source ``dledger``.
 
-Spark imports this module at the first use of any Python data source, so it loads nothing but pyspark: what reads a log
-is imported by the methods.
+Spark imports this module at the first use of any Python data source. So it imports nothing but pyspark; the methods
+import the rest.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _CREATE_VIEW = "CREATE TEMPORARY VIEW name USING dledger OPTIONS (path '...')"
 
 
 class DLedgerDataSource(DataSource):
-    """Read and write the DLedger logs of Apache RocketMQ: one row per log entry, and tables about what is around it.
+    """Read and write DLedger logs of Apache RocketMQ: one row per log entry, and tables about the store.
 
     Name
     ----
@@ -45,26 +45,27 @@ class DLedgerDataSource(DataSource):
 
     Options
     -------
-    The path given to ``load`` is a broker's ``storePathRootDir``, a node's folder ``dledger-<id>``, a ``data`` or
-    ``commitlog`` folder, or one segment file. ``load([a, b])`` reads ``a``; ``b`` is a replica of it. Opening never
-    creates, locks or changes a file. The options are in `pyspark_dledger.log.options.OPTIONS`; the ones most used:
+    ``load(path)`` takes a broker's ``storePathRootDir``, a node's folder ``dledger-<id>``, a ``data`` or ``commitlog``
+    folder, or a segment file. ``load([a, b])`` reads ``a``; ``b`` is a replica of it. Reading never modifies a store.
+    All options are in `pyspark_dledger.log.options.OPTIONS` and `docs/reading.md`. The most used ones:
 
     - ``table``: ``log`` (default), ``segments``, ``findings``, ``audit``, ``diff`` and more
     - ``mode``: ``PERMISSIVE`` (default), ``DROPMALFORMED`` or ``FAILFAST``
-    - ``topic``, ``queueId``, ``tags``: comma lists; other messages are left out before any row is built
+    - ``topic``, ``queueId``, ``tags``: comma-separated; other messages are skipped before rows are built
     - ``startingOffsets``, ``endingOffsets``, ``startingTimestamp``, ``endingTimestamp``: which part of the log
-    - ``isolationLevel``: ``read_committed`` leaves out what is not known to be committed
-    - ``selfId``: which node, where a root holds several
-    - ``includeEntryBody``: adds the column ``entryBody``, the exact bytes that DLedger replicated
+    - ``isolationLevel``: ``read_committed`` skips entries that are not known to be committed
+    - ``selfId``: the node to read, if the root has several
+    - ``includeEntryBody``: adds the column ``entryBody``, the bytes that DLedger replicated
 
-    ``.schema("index long, topic string")`` reads just these columns, and the others cost nothing.
+    ``.schema("index long, topic string")`` reads only these columns; the others cost nothing.
 
-    A write to a path, or to ``group`` and ``peers``, has the options of `pyspark_dledger.spark.sink.write_options`:
-    messages of RocketMQ where there is a topic (``topic``, a column or an option), else raw entries of column ``body``.
+    A write goes to a path, or to ``group`` and ``peers``. With a topic, a column or an option, rows become RocketMQ
+    messages; else raw entries of column ``body``. Its options are in
+    `pyspark_dledger.spark.sink.write_options.WRITE_OPTIONS` and `docs/write.md`.
 
     Modes
     -----
-    Reads and writes, as batches and as streams. A stream reads what is proven committed; see `docs/tail.md`.
+    Reads and writes, batch and streaming. A stream reads committed entries: see `docs/tail.md`.
 
     Examples
     --------
@@ -80,12 +81,12 @@ class DLedgerDataSource(DataSource):
     @plain_errors
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
-        if "provider" in options:  # a property of a catalog's table, whose options Spark forgets before it reads it
-            raise OptionError(f"CREATE TABLE cannot keep the path of a dledger log: use {_CREATE_VIEW}")
+        if "provider" in options:  # a table of a catalog: Spark drops its options
+            raise OptionError(f"CREATE TABLE does not keep the path of a dledger log: use {_CREATE_VIEW}")
 
     @cached_property
     def read_options(self) -> ReadOptions:
-        """The options, for a read. Raises OptionError."""
+        """The parsed options of a read. Raises OptionError."""
         from pyspark_dledger.log.options import parse_options
         from pyspark_dledger.spark.sink.write_options import write_only_option
 
@@ -100,43 +101,40 @@ class DLedgerDataSource(DataSource):
 
     @plain_errors
     def schema(self) -> StructType:
-        """Return the schema of the table; a path that holds no readable store is refused here, at ``load``.
+        """Return the schema of the table. Checks the path, at ``load``; a live group is not connected.
 
-        A live group is not connected to before it is read.
+        Raises StoreError for a path without a readable store, OptionError for wrong options.
         """
-        from pyspark_dledger.log.options import read_paths
         from pyspark_dledger.log.store_view import StoreView
         from pyspark_dledger.spark.schema import whole_schema
 
         if not self._is_group:
             StoreView(self._path(), self.read_options)
-        elif read_paths(self.options):
-            raise OptionError("a path and options group and peers are both given: load() a group without a path")
         return whole_schema(self.read_options)
 
     @plain_errors
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Return the reader of the columns in `schema`; the log's takes filters where Spark is about to push some."""
+        """Return the reader of the columns in `schema`. That of the log takes filters if Spark pushes some."""
         if self.read_options.table != "log":
-            from pyspark_dledger.spark.read.table_reader import TableReader
+            from pyspark_dledger.spark.read.batch_reader import TableReader
 
             return TableReader(self._path(), self.read_options, schema)
         if _pushes_filters():
             from pyspark_dledger.spark.read.pushdown import PushdownReader
 
             return PushdownReader(self._path(), self.read_options, schema)
-        from pyspark_dledger.spark.read.log_reader import LogReader
+        from pyspark_dledger.spark.read.batch_reader import LogReader
 
         return LogReader(self._path(), self.read_options, schema)
 
     @plain_errors
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
-        """Return the reader of a stream, over a live group or over a store on disk."""
+        """Return the stream reader of a store on disk, or of a live group."""
         from pyspark_dledger.log.tail.tail import stream_options
 
         options = stream_options(self.read_options, self.options)
         if self._is_group:
-            from pyspark_dledger.spark.stream.group_stream import GroupStreamReader, check_group_options
+            from pyspark_dledger.spark.stream.group_reader import GroupStreamReader, check_group_options
 
             check_group_options(options, self.options)
             return GroupStreamReader(options, schema)
@@ -144,13 +142,19 @@ class DLedgerDataSource(DataSource):
 
         return StoreStreamReader(self._path(), options, schema)
 
-    @property
+    @cached_property
     def _is_group(self) -> bool:
-        return bool(self.read_options.group or self.read_options.peers)
+        """Whether a live group is read. Raises OptionError if a path is given, too."""
+        from pyspark_dledger.log.options import read_paths
+
+        is_group = bool(self.read_options.group or self.read_options.peers)
+        if is_group and read_paths(self.options):
+            raise OptionError("a path and options group and peers are both given: load() a group without a path")
+        return is_group
 
     @plain_errors
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """Return the writer of a batch; everything that can be refused without a row is refused here, on the driver."""
+        """Return the writer of a batch job. Raises all errors that need no row here, on the driver."""
         from pyspark_dledger.spark.sink.write_options import parse_write_options
         from pyspark_dledger.spark.sink.writers import BatchWriter
 
@@ -159,7 +163,7 @@ class DLedgerDataSource(DataSource):
 
     @plain_errors
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
-        """Return the writer of a micro-batch, for its tasks or for its commit."""
+        """Return the writer of a micro-batch, for its tasks or its commit."""
         from pyspark_dledger.spark.sink.write_options import parse_write_options
         from pyspark_dledger.spark.sink.writers import StreamWriter
 
@@ -191,10 +195,10 @@ def _check_append(overwrite: bool) -> None:
 
 
 def _pushes_filters() -> bool:
-    """Tell whether the caller is the planner that pushes filters.
+    """Return whether the caller is the planner that pushes filters.
 
-    The other planner refuses a reader that has ``pushFilters`` when the session has pushdown off, and with pushdown on
-    it calls for a reader only where there is nothing to push.
+    The other planner rejects a reader with ``pushFilters`` if the session has pushdown off. With pushdown on, it asks
+    for a reader only if there is no filter to push.
     """
     frame: FrameType | None = inspect.currentframe()
     while frame is not None:

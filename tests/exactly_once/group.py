@@ -1,4 +1,4 @@
-"""A group of `dledger serve --messages` processes on loopback, each with a root of its own."""
+"""A group of `dledger serve --messages` processes on loopback, each with its own root."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.chaos.group import GROUP, Group
 
 
 class MessageGroup(Group):
-    """``folder`` holds the root of each node, under its id, and what it said, as ``<id>.log``."""
+    """``folder`` has the root of each node by its id, and its output as ``<id>.log``."""
 
     def root(self, node: str) -> Path:
         return self.folder / node
@@ -24,7 +24,7 @@ class MessageGroup(Group):
             self.processes[node] = subprocess.Popen([*command, "--flush", self.flush], stdout=log, stderr=log)
 
     def leader(self) -> str | None:
-        """The member that leads, as far as anybody knows."""
+        """Return the leader, if one is known."""
         try:
             with dl.connect(group=GROUP, peers=self.peers, timeout_ms=2_000, max_retries=2) as client:
                 leader = client.metadata().leader_id

@@ -1,4 +1,4 @@
-"""Rounds of faults while messages are written and tailed, and what is to hold at the end."""
+"""Rounds of faults while messages are written and tailed, and the checks at the end."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from tests.support.groups import eventually
 from tests.support.spark_cluster import ROOT, SHORT_LIVED, kill_tree
 
 TOPIC = "Orders"
-FILES_A_ROUND, MESSAGES_A_FILE, EQUAL_ONES = 4, 100, 3
-# Seconds within which all that was given to the writer has to have come out of the tail, once nothing is broken.
-PATIENCE = 600.0
-_MOST_SHOWN = 5
+FILES_PER_ROUND, MESSAGES_PER_FILE, DUPLICATES = 4, 100, 3
+# Seconds in which the tail must give all rows after the last fault.
+MAX_WAIT = 600.0
+_MAX_SHOWN = 5
 _DRIVER = Path(__file__).parent / "driver.py"
 _SETTINGS = {
     "spark.ui.enabled": "false",
@@ -44,7 +44,7 @@ _SETTINGS = {
 
 @dataclass
 class Report:
-    """What happened; ``wrong`` is empty if each message is in the log and in the tail's rows exactly once."""
+    """What happened. ``wrong`` is empty if each message is in the log and in the tail's rows exactly once."""
 
     faults: Counter[str] = field(default_factory=Counter)
     messages: int = 0
@@ -56,13 +56,13 @@ class Report:
     def __str__(self) -> str:
         faults = ", ".join(f"{name} {count}" for name, count in sorted(self.faults.items()))
         return (
-            f"{self.messages} messages, {self.drivers} drivers, of which {self.drivers_ended} ended by themselves, "
+            f"{self.messages} messages, {self.drivers} drivers ({self.drivers_ended} ended by themselves), "
             f"term {self.terms}; faults: {faults or 'none'}; {len(self.wrong)} wrong"
         )
 
 
 class Job:
-    """The group, the driver and the files between them, below ``folder``."""
+    """The group, the driver, and the files between them, in ``folder``."""
 
     def __init__(self, folder: Path, report: Report) -> None:
         self.folder = folder
@@ -75,15 +75,15 @@ class Job:
         self._driver: subprocess.Popen[bytes] | None = None
         self._files = 0
 
-    def give(self, files: int) -> None:
-        """More files for the writer. A file holds a few messages that are equal, each of which counts."""
+    def add_files(self, files: int) -> None:
+        """Add files for the writer. A file has a few equal messages; each of them counts."""
         for _ in range(files):
-            first = self._files * MESSAGES_A_FILE
-            bodies = [f"message {first + number}" for number in range(MESSAGES_A_FILE - EQUAL_ONES)]
-            bodies += [f"equal in file {self._files}"] * EQUAL_ONES
+            first = self._files * MESSAGES_PER_FILE
+            bodies = [f"message {first + number}" for number in range(MESSAGES_PER_FILE - DUPLICATES)]
+            bodies += [f"equal in file {self._files}"] * DUPLICATES
             self.expected.update(body.encode() for body in bodies)
-            keys = [f"k{number % 7}" for number in range(MESSAGES_A_FILE)]
-            table = pa.table({"topic": [TOPIC] * MESSAGES_A_FILE, "body": bodies, "keys": keys})
+            keys = [f"k{number % 7}" for number in range(MESSAGES_PER_FILE)]
+            table = pa.table({"topic": [TOPIC] * MESSAGES_PER_FILE, "body": bodies, "keys": keys})
             hidden = self.input / f".{self._files}.parquet"
             pq.write_table(table, hidden)
             hidden.rename(self.input / f"{self._files}.parquet")
@@ -92,7 +92,7 @@ class Job:
 
     def start_driver(self) -> None:
         peers = self.group.peers
-        told = {"input": str(self.input), "rows": str(self.rows), "folder": str(self.folder), "topic": TOPIC}
+        settings = {"input": str(self.input), "rows": str(self.rows), "folder": str(self.folder), "topic": TOPIC}
         submit = " ".join(f"--conf {name}={value}" for name, value in _SETTINGS.items())
         environment = {
             **os.environ,
@@ -103,7 +103,7 @@ class Job:
         }
         with (self.folder / "driver.log").open("ab") as log:
             self._driver = subprocess.Popen(
-                [sys.executable, str(_DRIVER), json.dumps({**told, "group": GROUP, "peers": peers})],
+                [sys.executable, str(_DRIVER), json.dumps({**settings, "group": GROUP, "peers": peers})],
                 cwd=ROOT,
                 env=environment,
                 stdout=log,
@@ -113,18 +113,18 @@ class Job:
         self.report.drivers += 1
 
     def kill_driver(self) -> None:
-        """kill -9, with its JVM and its Python workers."""
+        """Kill the driver with its JVM and its Python workers."""
         if self._driver is not None:
             kill_tree(self._driver)
             self._driver = None
 
     def kill_leader(self) -> None:
-        leader = eventually(self.group.leader, PATIENCE)
+        leader = eventually(self.group.leader, MAX_WAIT)
         assert leader is not None
         self.group.kill(leader)
 
     def heal(self) -> None:
-        """Start whatever does not run. A driver that ended by itself is started again, as who runs it would."""
+        """Start all nodes and the driver that do not run, also a driver that ended by itself."""
         self.report.wrong += [f"{node} ended by itself, see {node}.log" for node in self.group.crashed()]
         self.group.start_all()
         if self._driver is not None and self._driver.poll() is not None:
@@ -134,8 +134,8 @@ class Job:
             self.start_driver()
 
     def await_rows(self, count: int) -> bool:
-        """Whether the tail gives so many rows in time."""
-        deadline = time.monotonic() + PATIENCE
+        """Return whether the tail gives so many rows in time."""
+        deadline = time.monotonic() + MAX_WAIT
         while (found := self.count_rows()) < count and time.monotonic() < deadline:
             time.sleep(0.2)
             self.heal()
@@ -149,35 +149,35 @@ class Job:
         self.group.stop()
 
 
-def run(folder: Path, rounds: int, seed: int, say: Callable[[str], None] = lambda _: None) -> Report:
-    """Rounds of faults, of which the first is a leader's and the driver's."""
+def run(folder: Path, rounds: int, seed: int, show: Callable[[str], None] = lambda _: None) -> Report:
+    """Run rounds of faults. The first round kills a leader and the driver."""
     report = Report()
     chance = random.Random(seed)
     job = Job(folder, report)
     try:
         job.group.start_all()
-        job.give(FILES_A_ROUND)
+        job.add_files(FILES_PER_ROUND)
         job.heal()
         if not job.await_rows(1):
-            report.wrong.append(f"no row within {PATIENCE:.0f} s, see driver.log")
+            report.wrong.append(f"no row within {MAX_WAIT:.0f} s, see driver.log")
         for number in range(rounds):
             if report.wrong:
                 break
             _round(job, number, chance, report)
-            say(f"round {number + 1} of {rounds}: {report}")
+            show(f"round {number + 1} of {rounds}: {report}")
         if not report.wrong and not job.await_rows(report.messages):
-            report.wrong.append(f"{job.count_rows()} of {report.messages} rows within {PATIENCE:.0f} s, see driver.log")
+            report.wrong.append(f"{job.count_rows()} of {report.messages} rows within {MAX_WAIT:.0f} s, see driver.log")
         job.kill_driver()
         report.terms = _settle(job)
     finally:
         job.stop()
-    _judge(job, report)
+    _check(job, report)
     return report
 
 
 def _round(job: Job, number: int, chance: random.Random, report: Report) -> None:
-    """New files, a fault while they are written and tailed, and the fault mended while they still are."""
-    job.give(FILES_A_ROUND)
+    """Add files, cause a fault while they are written and tailed, and heal it before that ends."""
+    job.add_files(FILES_PER_ROUND)
     time.sleep(chance.choice((0.1, 0.5, 1.0, 2.0)))
     faults: list[list[Callable[[], None]]] = [[job.kill_leader, job.kill_driver], [job.kill_leader], [job.kill_driver]]
     for fault in faults[number] if number < len(faults) else chance.choice(faults):
@@ -185,15 +185,15 @@ def _round(job: Job, number: int, chance: random.Random, report: Report) -> None
         report.faults[fault.__name__] += 1
         time.sleep(chance.choice((0.0, 0.3, 1.0)))
     job.heal()
-    # Not all of them: the next fault is to come while rows are still on their way.
-    if not job.await_rows(report.messages - FILES_A_ROUND * MESSAGES_A_FILE // 2):
-        report.wrong.append(f"{job.count_rows()} rows within {PATIENCE:.0f} s after a fault, see driver.log")
+    # Some rows are still missing at the next fault.
+    if not job.await_rows(report.messages - FILES_PER_ROUND * MESSAGES_PER_FILE // 2):
+        report.wrong.append(f"{job.count_rows()} rows within {MAX_WAIT:.0f} s after a fault, see driver.log")
 
 
 def _settle(job: Job) -> int:
-    """Wait until every member knows that it holds everything; the term that they are in."""
+    """Wait until all members have the same end and committed index. Return their term."""
     with dl.connect(group=GROUP, peers=job.group.peers, max_retries=20) as client:
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + MAX_WAIT
         while time.monotonic() < deadline:
             try:
                 statuses = [client.status(node) for node in job.group.ids]
@@ -202,11 +202,11 @@ def _settle(job: Job) -> int:
             if len({(status.end_index, status.committed_index) for status in statuses}) == 1:
                 return max(status.term for status in statuses)
             time.sleep(0.1)
-    job.report.wrong.append(f"the members did not come to the same end within {PATIENCE:.0f} s")
+    job.report.wrong.append(f"the members did not reach the same end within {MAX_WAIT:.0f} s")
     return -1
 
 
-def _judge(job: Job, report: Report) -> None:
+def _check(job: Job, report: Report) -> None:
     columns = ["index", "queueId", "queueOffset", "body"]
     logs = {}
     for node in job.group.ids:
@@ -214,16 +214,16 @@ def _judge(job: Job, report: Report) -> None:
         logs[node] = [row for batch in log.scan(columns, topic=TOPIC) for row in batch.to_pylist()]
     for node, rows in logs.items():
         texts = chain(differences(rows, job.expected), wrong_offsets(rows))
-        report.wrong += [f"log of {node}: {text}" for text in islice(texts, _MOST_SHOWN)]
+        report.wrong += [f"log of {node}: {text}" for text in islice(texts, _MAX_SHOWN)]
     tailed = [row for file in _committed_files(job.rows) for row in pq.read_table(file).select(columns).to_pylist()]
     tailed.sort(key=lambda row: row["index"])
-    report.wrong += [f"tail: {text}" for text in islice(differences(tailed, job.expected), _MOST_SHOWN)]
+    report.wrong += [f"tail: {text}" for text in islice(differences(tailed, job.expected), _MAX_SHOWN)]
     if tailed != logs[job.group.ids[0]] and not report.wrong:
         report.wrong.append("tail: the rows are not those of the log")
 
 
 def differences(rows: list[dict[str, Any]], expected: Counter[bytes]) -> Iterator[str]:
-    """Each body that is there more or less often than it was given."""
+    """Yield each body that was found more or less often than expected."""
     found = Counter(row["body"] for row in rows)
     for body in sorted(found.keys() | expected.keys()):
         if found[body] != expected[body]:
@@ -231,19 +231,17 @@ def differences(rows: list[dict[str, Any]], expected: Counter[bytes]) -> Iterato
 
 
 def wrong_offsets(rows: list[dict[str, Any]]) -> Iterator[str]:
-    """A queue's offsets are 0, 1, 2 and so on, in the order of the log."""
-    following: Counter[int] = Counter()
+    """Yield the offsets of a queue that are not 0, 1, 2 and so on, in the order of the log."""
+    next_offsets: Counter[int] = Counter()
     for row in rows:
-        if row["queueOffset"] != following[row["queueId"]]:
-            yield (
-                f"index {row['index']}: expected offset {following[row['queueId']]} of queue {row['queueId']}, found "
-                f"{row['queueOffset']}"
-            )
-        following[row["queueId"]] += 1
+        queue, offset = row["queueId"], row["queueOffset"]
+        if offset != next_offsets[queue]:
+            yield f"index {row['index']}: expected offset {next_offsets[queue]} of queue {queue}, found {offset}"
+        next_offsets[queue] += 1
 
 
 def _committed_files(folder: Path) -> list[Path]:
-    """The files of a streaming file sink that its log of micro-batches names; others are of batches that failed."""
+    """Return the files in the metadata of a streaming file sink. Other files are of failed micro-batches."""
     files: dict[Path, None] = {}
     for batch in sorted((folder / "_spark_metadata").glob("[0-9]*")):
         for line in batch.read_text().splitlines()[1:]:

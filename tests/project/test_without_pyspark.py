@@ -23,7 +23,7 @@ class Blocked:
 
 sys.meta_path.insert(0, Blocked)
 """
-REMEDY = "pip install 'pyspark>=4.0,<5', which is the extra spark"
+REMEDY = "pip install 'pyspark>=4.0,<5' (the extra spark)"
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 

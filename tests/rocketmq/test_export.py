@@ -35,7 +35,7 @@ from pyspark_dledger.rocketmq.export.direct_file import DirectFile
 from pyspark_dledger.rocketmq.export.parquet import NULL_PARTITION, ColumnChecksums
 from pyspark_dledger.rocketmq.export.target import new_file
 from pyspark_dledger.rocketmq.work_parts import map_here
-from pyspark_dledger.spark.tasks import run_on
+from pyspark_dledger.spark.tasks import map_on
 from tests.support import golden
 from tests.support.attempts import run_at_once
 from tests.support.generate import Store, mq_message, raw, rows_of, write_dledger
@@ -667,10 +667,8 @@ def test_an_error_of_a_task_is_an_error_of_the_export(spark: SparkSession, damag
     with pytest.raises(MalformedError):
         dl.export(damaged.path, tmp_path / "out", "jsonl", spark=spark, mode="FAILFAST")
     # Any other error fails the task; its last line is the reason.
-    with pytest.raises(
-        StoreError, match=r"expected 1 tasks of Spark to end well, found ValueError: .*'x': see its log$"
-    ):
-        list(run_on(spark)(int, ["x"]))
+    with pytest.raises(StoreError, match=r"a Spark task failed with ValueError: .*'x': see Spark's log$"):
+        list(map_on(spark)(int, ["x"]))
 
 
 def test_an_invalid_master_is_named(
@@ -684,7 +682,7 @@ def test_an_invalid_master_is_named(
     monkeypatch.setattr(SparkSession.Builder, "getOrCreate", fails)
     assert main(["export", str(store.path), str(tmp_path / "out"), "--to", "jsonl", "--spark", "nope"]) == 2
     error = capsys.readouterr().err
-    assert "expected a master of Spark such as local[4] or spark://HOST:7077, found nope: Caused by: Could not" in error
+    assert "expected a Spark master such as local[4] or spark://HOST:7077, found nope: Caused by: Could not" in error
     assert error.count("\n") == 1
     assert not (tmp_path / "out").exists()
 

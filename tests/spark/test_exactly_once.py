@@ -1,4 +1,4 @@
-"""A streaming writer and a streaming tail over a group, while the leader and the Spark driver are killed."""
+"""Streams write and tail a group, while the leader and the Spark driver are killed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.exactly_once.rounds import differences, run, wrong_offsets
 
 
 def test_each_message_is_written_and_tailed_exactly_once(tmp_path: Path) -> None:
-    """The long form is `make exactly-once`."""
+    """`make exactly-once` runs more rounds."""
     report = run(tmp_path, rounds=1, seed=7)
     assert report.wrong == []
     assert set(report.faults) == {"kill_leader", "kill_driver"}
@@ -17,7 +17,7 @@ def test_each_message_is_written_and_tailed_exactly_once(tmp_path: Path) -> None
     assert report.terms >= 1, report
 
 
-def test_what_is_missing_or_there_twice_is_seen() -> None:
+def test_differences_are_missing_and_duplicate_messages() -> None:
     rows = [{"body": body} for body in (b"a", b"b", b"b", b"c")]
     assert list(differences(rows, Counter([b"a", b"b", b"d", b"d"]))) == [
         "'b' expected 1 times, found 2 times",
@@ -27,7 +27,7 @@ def test_what_is_missing_or_there_twice_is_seen() -> None:
     assert list(differences(rows, Counter([b"a", b"b", b"b", b"c"]))) == []
 
 
-def test_an_offset_that_is_left_out_or_given_twice_is_seen() -> None:
+def test_wrong_offsets_are_skipped_and_duplicate_ones() -> None:
     places = [(0, 0), (1, 0), (0, 1), (0, 1), (1, 2)]
     rows = [{"index": index, "queueId": queue, "queueOffset": at} for index, (queue, at) in enumerate(places)]
     assert list(wrong_offsets(rows[:3])) == []

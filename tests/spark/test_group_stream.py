@@ -1,4 +1,4 @@
-"""A live group as a stream: what its triggers and tasks read, of which member, and what they say of lost data."""
+"""A live group as a stream: what triggers and tasks read, from which member, and how they report lost data."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ from pyspark_dledger.log.tail.tail import NO_LIMITS, NOTHING, Limits, TailOffset
 from pyspark_dledger.raft.client import Client
 from pyspark_dledger.spark.group_address import GroupAddress
 from pyspark_dledger.spark.schema import log_schema
-from pyspark_dledger.spark.stream import group_read
-from pyspark_dledger.spark.stream.group_log import GroupLog, begin_of
-from pyspark_dledger.spark.stream.group_read import read_group_partition
-from pyspark_dledger.spark.stream.group_stream import GroupStreamReader, check_group_options
+from pyspark_dledger.spark.source import DLedgerDataSource
+from pyspark_dledger.spark.stream import group_partition
+from pyspark_dledger.spark.stream.group_log import GroupLog, begin_index
+from pyspark_dledger.spark.stream.group_partition import read_group_partition
+from pyspark_dledger.spark.stream.group_reader import GroupStreamReader, check_group_options
 from pyspark_dledger.spark.stream.group_tail import GroupTail
 from tests.support.certificates import make_tls
 from tests.support.fake_members import Fake
@@ -41,7 +42,7 @@ INDEX = ("index",)
 
 @pytest.fixture(scope="module")
 def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
-    """Three nodes with 900 entries, among them messages, in several files; to be read only."""
+    """Three nodes with 900 entries, among them messages, in several files. Tests only read them."""
     with nodes(tmp_path_factory.mktemp("group"), 3) as started:
         append(started, bodies())
         await_commit(started, 899)
@@ -49,7 +50,7 @@ def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
 
 
 def bodies(count: int = 900) -> list[bytes]:
-    """Raw entries and messages, one stored every second."""
+    """Return raw entries and messages, one stored every second."""
     chance = random.Random(5)
     made = []
     for number in range(count):
@@ -73,7 +74,7 @@ def append(group: Nodes, entries: list[bytes]) -> None:
 
 
 def await_commit(group: Nodes, index: int) -> None:
-    """Waits until every member that runs knows it to be committed."""
+    """Wait until every running member knows that it is committed."""
     eventually(lambda: all(group.status(node)["committedIndex"] >= index for node in group.nodes))
 
 
@@ -100,7 +101,7 @@ def _close_tails() -> Iterator[None]:
 
 
 def rows(tail: GroupTail, start: TailOffset, end: TailOffset) -> list[dict[str, Any]]:
-    """What the tasks read that `tail` plans, each of which gets its part as Spark sends it."""
+    """Return what tasks read of a plan. Each part is pickled, as by Spark."""
     parts = [pickle.loads(pickle.dumps(part)) for part in tail.plan(start, end)]
     return [row for part in parts for batch in read_group_partition(part) for row in batch.to_pylist()]
 
@@ -113,7 +114,7 @@ def indexes(tail: GroupTail, start: TailOffset, end: TailOffset) -> list[int]:
 
 
 @pytest.mark.parametrize("extra", [{}, {"topic": "Topic1"}, {"mode": "DROPMALFORMED"}])
-def test_rows_are_those_of_a_members_store(group: Nodes, engine: str, extra: dict[str, str]) -> None:
+def test_rows_are_those_of_the_store_of_a_member(group: Nodes, engine: str, extra: dict[str, str]) -> None:
     names = (*DEFAULT_NAMES, "entryBody")
     tail = tail_of(group, names, startingOffsets="earliest", engine=engine, maxPartitionBytes="300k", **extra)
     found = rows(tail, NOTHING, tail.latest(NOTHING, NO_LIMITS))
@@ -126,7 +127,7 @@ def test_rows_are_those_of_a_members_store(group: Nodes, engine: str, extra: dic
     assert len(found) >= 300
 
 
-def test_bytes_are_decoded_the_same_without_files_in_memory(group: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_are_the_same_without_files_in_memory(group: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     tail = tail_of(group, ("index", "body"), startingOffsets="earliest")
     end = tail.latest(NOTHING, NO_LIMITS)
     in_memory = rows(tail, NOTHING, end)
@@ -134,7 +135,7 @@ def test_bytes_are_decoded_the_same_without_files_in_memory(group: Nodes, monkey
     assert rows(tail, NOTHING, end) == in_memory
 
 
-def test_tasks_cover_every_entry_once_in_parts_of_the_size_asked_for(group: Nodes) -> None:
+def test_tasks_cover_every_entry_once_in_parts_of_the_given_size(group: Nodes) -> None:
     tail = tail_of(group, startingOffsets="earliest", maxPartitionBytes="100k")
     parts = tail.plan(NOTHING, tail.latest(NOTHING, NO_LIMITS))
     covered = [index for part in parts for index in range(part.first_index, part.last_index + 1)]
@@ -167,7 +168,7 @@ def test_tasks_of_a_batch_begin_with_different_members(group: Nodes, monkeypatch
     assert set(asked) == {"n0", "n1", "n2"}
 
 
-def test_a_reader_goes_to_the_tasks_without_its_connections(group: Nodes) -> None:
+def test_reader_is_pickled_without_its_connections(group: Nodes) -> None:
     reader = GroupStreamReader(options_of(group.peers, startingOffsets="earliest"), log_schema(False))
     start = reader.initialOffset()
     parts = reader.partitions(start, reader.latestOffset(start))
@@ -178,10 +179,10 @@ def test_a_reader_goes_to_the_tasks_without_its_connections(group: Nodes) -> Non
     assert batches[0].schema.names == list(DEFAULT_NAMES)
 
 
-# Where a trigger ends
+# The end of a trigger
 
 
-def test_limits_of_entries_and_bytes_are_both_kept(group: Nodes) -> None:
+def test_limits_of_entries_and_bytes_apply_together(group: Nodes) -> None:
     tail = tail_of(group, ("index", "size"), startingOffsets="earliest")
     start, seen = NOTHING, []
     while (end := tail.latest(start, Limits(entries=40, size=64 * 1024))) != start:
@@ -194,12 +195,12 @@ def test_limits_of_entries_and_bytes_are_both_kept(group: Nodes) -> None:
     assert [row["index"] for row in seen] == list(range(900))
 
 
-def test_an_entry_larger_than_the_limit_is_read_alone(group: Nodes) -> None:
+def test_entry_larger_than_the_limit_is_read_alone(group: Nodes) -> None:
     tail = tail_of(group, startingOffsets="earliest")
     assert tail.latest(NOTHING, Limits(size=1)).index == 0
 
 
-def test_nothing_is_read_behind_what_there_was_when_available_now_began(tmp_path: Path) -> None:
+def test_available_now_ends_where_the_log_ended_at_its_start(tmp_path: Path) -> None:
     with nodes(tmp_path, 1) as group:
         append(group, [b"a", b"b"])
         tail = tail_of(group, startingOffsets="earliest")
@@ -211,9 +212,7 @@ def test_nothing_is_read_behind_what_there_was_when_available_now_began(tmp_path
         assert indexes(tail, first, tail.latest(first, NO_LIMITS)) == [2]
 
 
-def test_an_idle_trigger_asks_each_member_at_most_once_whatever_the_size_of_the_log(
-    group: Nodes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_idle_trigger_asks_each_member_at_most_once(group: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     tail = tail_of(group, startingOffsets="earliest")
     end = tail.latest(NOTHING, NO_LIMITS)
     asked: Counter[str] = Counter()
@@ -230,7 +229,7 @@ def test_an_idle_trigger_asks_each_member_at_most_once_whatever_the_size_of_the_
 
 
 def test_offsets_are_those_of_a_stream_by_path(group: Nodes) -> None:
-    """So that a query may go on by path with the checkpoint of a group, and back."""
+    """A query can continue by path with the checkpoint of a group, and back."""
     tail = tail_of(group)
     end = tail.latest(NOTHING, NO_LIMITS)
     log = open_log(group.folder / "dledger-n1")
@@ -238,15 +237,15 @@ def test_offsets_are_those_of_a_stream_by_path(group: Nodes) -> None:
     assert (end.index, end.term, end.pos) == (last["index"], last["term"], last["pos"])
 
 
-def test_progress_tells_the_lag(group: Nodes) -> None:
+def test_progress_has_the_lag(group: Nodes) -> None:
     tail = tail_of(group, startingOffsets="earliest")
     with GroupLog(GroupAddress("g", group.peers)) as log:
-        behind = log.entry(899).pos - log.entry(9).pos
+        lag = log.entry(899).pos - log.entry(9).pos
     tail.latest(NOTHING, Limits(entries=10))
-    assert tail.progress().to_json() == {"committed": 899, "end": 899, "lagEntries": 890, "lagBytes": behind}
+    assert tail.progress().to_json() == {"committed": 899, "end": 899, "lagEntries": 890, "lagBytes": lag}
 
 
-# Where a stream begins
+# The start of a stream
 
 
 @pytest.mark.parametrize(
@@ -261,23 +260,23 @@ def test_progress_tells_the_lag(group: Nodes) -> None:
         ({"startingTimestamp": "1700000100000", "startingOffsets": "300"}, 301),  # 300 is no message
     ],
 )
-def test_a_stream_begins_where_it_is_told_to(group: Nodes, options: dict[str, str], first: int) -> None:
+def test_stream_begins_at_the_given_start(group: Nodes, options: dict[str, str], first: int) -> None:
     tail = tail_of(group, **options)
     assert indexes(tail, NOTHING, tail.latest(NOTHING, NO_LIMITS)) == list(range(first, 900))
-    # A first batch that is tried again begins there, too, although less of the log was planned for it.
+    # A retried first batch begins there, too, although it ends earlier.
     if first < 890:
         early = tail.latest(NOTHING, Limits(entries=10))
         assert indexes(tail_of(group, **options), NOTHING, early) == list(range(first, first + 10))
 
 
 @pytest.mark.parametrize("options", [{"startingOffsets": "5000"}, {"startingTimestamp": "1800000000000"}])
-def test_a_start_that_is_yet_to_come_is_waited_for(group: Nodes, options: dict[str, str]) -> None:
+def test_stream_waits_for_its_start(group: Nodes, options: dict[str, str]) -> None:
     tail = tail_of(group, **options)
     assert tail.latest(NOTHING, NO_LIMITS) == NOTHING
     assert tail.latest(NOTHING, NO_LIMITS) == NOTHING
 
 
-def test_latest_pins_the_start_and_reads_what_comes_behind_it(tmp_path: Path) -> None:
+def test_latest_pins_the_start_and_reads_what_comes_after_it(tmp_path: Path) -> None:
     with nodes(tmp_path, 1) as group:
         group.leader()
         tail = tail_of(group)
@@ -294,8 +293,8 @@ def test_latest_pins_the_start_and_reads_what_comes_behind_it(tmp_path: Path) ->
 # Members
 
 
-def test_a_stream_goes_on_over_any_member_that_is_left(tmp_path: Path) -> None:
-    """Neither a leader nor a majority is needed to read what is committed, nor to wait for more."""
+def test_stream_continues_with_any_remaining_member(tmp_path: Path) -> None:
+    """Reading committed entries, and waiting for more, needs neither a leader nor a majority."""
     with nodes(tmp_path, 3) as group:
         append(group, bodies(30))
         await_commit(group, 29)
@@ -313,8 +312,10 @@ def test_a_stream_goes_on_over_any_member_that_is_left(tmp_path: Path) -> None:
         assert indexes(tail, last, tail.latest(last, NO_LIMITS)) == [30]
 
 
-def test_a_member_that_knows_of_less_ends_no_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As after a restart, until a leader tells it how far the log is committed."""
+def test_stream_waits_for_a_member_with_a_lower_committed_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a restart, until the member hears from a leader."""
     with nodes(tmp_path, 3) as group:
         append(group, bodies(30))
         await_commit(group, 29)
@@ -324,13 +325,13 @@ def test_a_member_that_knows_of_less_ends_no_stream(tmp_path: Path, monkeypatch:
             tail_of(group).latest(ahead, NO_LIMITS)
         tail = tail_of(group)
         real = tail._log._client
-        monkeypatch.setattr(tail._log, "_client", _Behind(real, 20))
+        monkeypatch.setattr(tail._log, "_client", _LowerCommitted(real, 20))
         assert tail.latest(end, NO_LIMITS) == end
         monkeypatch.setattr(tail._log, "_client", real)
 
 
-class _Behind:
-    """A client whose members know of no entry above `committed` to be committed."""
+class _LowerCommitted:
+    """A client whose members have the committed index `committed`."""
 
     def __init__(self, client: Client, committed: int) -> None:
         self._client, self._committed = client, committed
@@ -345,16 +346,18 @@ class _Behind:
         return self._client.status(node_id)._replace(committed_index=self._committed)
 
 
-def test_members_of_java_are_refused_with_advice() -> None:
+def test_group_of_java_members_is_rejected_with_advice() -> None:
     java = Fake(is_ours=False)
     try:
-        with pytest.raises(OptionError, match=r"found only those of Java.*tail the store of one of them by its path"):
+        with pytest.raises(
+            OptionError, match=r"all its peers are Java members.*tail the store of one of them by its path"
+        ):
             tail_of(java.peer).latest(NOTHING, NO_LIMITS)
     finally:
         java.server.close()
 
 
-def test_of_a_mixed_group_our_members_are_read(tmp_path: Path) -> None:
+def test_members_of_ours_are_read_in_a_mixed_group(tmp_path: Path) -> None:
     java = Fake("j0", is_ours=False)
     try:
         with nodes(tmp_path, 1) as group:
@@ -365,9 +368,7 @@ def test_of_a_mixed_group_our_members_are_read(tmp_path: Path) -> None:
         java.server.close()
 
 
-def test_a_member_that_never_answers_is_left_alone_while_another_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_silent_member_is_skipped_while_another_responds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pyspark_dledger.spark.stream.group_log._TIMEOUT_MS", 300)
     with socket.create_server((HOST, 0)) as silent, nodes(tmp_path, 1) as group:
         append(group, [b"a", b"b"])
@@ -382,24 +383,24 @@ def test_a_member_that_never_answers_is_left_alone_while_another_does(
             silent.accept()
 
 
-def test_a_group_that_nobody_answers_for_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pyspark_dledger.spark.stream.group_log.PATIENCE", 0.2)
-    with pytest.raises(
-        GroupError, match=r"expected a member that answers within .* s, found none \(.*expected to reach n0, found"
-    ):
+def test_group_without_a_response_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pyspark_dledger.spark.stream.group_log.MAX_WAIT", 0.2)
+    with pytest.raises(GroupError, match=r"no member responded within .* s: .*expected to reach n0, found"):
         tail_of(peers_text(free_ports(1))).latest(NOTHING, NO_LIMITS)
 
 
-def test_a_group_of_another_name_is_an_error_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pyspark_dledger.spark.stream.group_log.PATIENCE", 1e6)
+def test_group_of_another_name_is_an_error_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pyspark_dledger.spark.stream.group_log.MAX_WAIT", 1e6)
     with nodes(tmp_path, 1) as group:
         reader = GroupStreamReader(options_of(group.peers, group="other"), log_schema(False))
-        with pytest.raises(GroupError, match=r"group other: expected a member of the group, found .*UNKNOWN_GROUP"):
+        with pytest.raises(
+            GroupError, match=r"group other: all members that respond are of another group .*UNKNOWN_GROUP"
+        ):
             reader.latestOffset(reader.initialOffset())
         reader.stop()
 
 
-def test_a_group_with_tls_is_tailed_with_certificates(tmp_path: Path) -> None:
+def test_group_with_tls_is_tailed_with_certificates(tmp_path: Path) -> None:
     tls = make_tls(tmp_path)
     with nodes(tmp_path, 1, tls=tls) as group:
         with dl.connect(group="g", peers=group.peers, tls=tls) as client:
@@ -416,7 +417,7 @@ def test_a_group_with_tls_is_tailed_with_certificates(tmp_path: Path) -> None:
 
 
 def expire(group: Nodes) -> int:
-    """Deletes all files but the last of each member; the first index that is left."""
+    """Delete all files of each member except the last; return the first remaining index."""
     for node in group.nodes.values():
         while node.store.delete_expired(0, force=True):
             pass
@@ -425,9 +426,7 @@ def expire(group: Nodes) -> int:
     return begin
 
 
-def test_what_expires_before_it_is_read_is_an_error_or_skipped(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_entries_that_expire_unread_are_an_error_or_skipped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with nodes(tmp_path, 1, flush="sync") as group:
         append(group, bodies())
         tail = tail_of(group, startingOffsets="earliest")
@@ -451,7 +450,7 @@ def test_what_expires_before_it_is_read_is_an_error_or_skipped(
         assert started.latest(NOTHING, NO_LIMITS) == last
 
 
-def test_a_task_skips_what_expired_since_it_was_planned(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_task_skips_entries_that_expired_since_it_was_planned(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with nodes(tmp_path, 1, flush="sync") as group:
         append(group, bodies())
         tail = tail_of(group, startingOffsets="earliest", failOnDataLoss="false")
@@ -463,16 +462,16 @@ def test_a_task_skips_what_expired_since_it_was_planned(tmp_path: Path, caplog: 
         assert f"expected entries 0 to {begin - 1}, found them expired at every member" in caplog.text
 
 
-def test_a_member_without_entries_has_no_say_in_what_expired() -> None:
+def test_begin_index_ignores_a_member_without_entries() -> None:
     statuses = {
         "n0": SimpleNamespace(begin_index=100, end_index=900),
         "n1": SimpleNamespace(begin_index=-1, end_index=-1),
     }
-    assert begin_of(statuses) == 100
-    assert begin_of({"n1": statuses["n1"]}) == 0
+    assert begin_index(statuses) == 100
+    assert begin_index({"n1": statuses["n1"]}) == 0
 
 
-def test_only_what_was_read_has_expired(tmp_path: Path) -> None:
+def test_expired_entries_that_were_read_are_no_loss(tmp_path: Path) -> None:
     with nodes(tmp_path, 1, flush="sync") as group:
         append(group, bodies())
         tail = tail_of(group, startingOffsets="earliest")
@@ -481,7 +480,7 @@ def test_only_what_was_read_has_expired(tmp_path: Path) -> None:
         assert indexes(tail, end, tail.latest(end, NO_LIMITS)) == list(range(begin, 900))
 
 
-def test_a_replaced_group_is_noticed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_replaced_group_is_a_loss(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with nodes(tmp_path / "old", 1) as old:
         append(old, [b"old %d" % number for number in range(5)])
         tail = tail_of(old, startingOffsets="earliest")
@@ -490,12 +489,12 @@ def test_a_replaced_group_is_noticed(tmp_path: Path, caplog: pytest.LogCaptureFi
         append(new, [b"new %d" % number for number in range(9)])
         with pytest.raises(DataLossError, match=r"expected index 4 .* with CRC \d+, found index 4 .* with CRC"):
             tail_of(new).latest(end, NO_LIMITS)
-        with pytest.raises(DataLossError, match=r"expected index 4 .* with which a batch ends"):
+        with pytest.raises(DataLossError, match=r"the batch ends with index 4 .*: expected CRC \d+ there, found"):
             tail_of(new, startingOffsets="earliest").plan(NOTHING, end)
         careless = tail_of(new, failOnDataLoss="false")
         with caplog.at_level(logging.WARNING):
             pinned = careless.latest(end, NO_LIMITS)
-        assert "reading goes on behind index 4 (term 0, pos" in caplog.text
+        assert "reading continues after index 4 (term 0, pos" in caplog.text
         assert careless.plan(end, pinned) == []
         assert tail_of(new, startingOffsets="earliest", failOnDataLoss="false").plan(NOTHING, end) == []
         append(new, [b"more"])
@@ -504,7 +503,7 @@ def test_a_replaced_group_is_noticed(tmp_path: Path, caplog: pytest.LogCaptureFi
         assert indexes(careless, end, last) == [5, 6, 7, 8, 9], "as PySpark 4.0 plans it after a restart"
 
 
-def test_a_log_that_came_to_be_shorter_is_noticed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_shorter_log_is_a_loss(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with nodes(tmp_path, 1) as group:
         append(group, [b"a", b"b"])
         lost = TailOffset(7, 0, 700, 1)
@@ -513,13 +512,13 @@ def test_a_log_that_came_to_be_shorter_is_noticed(tmp_path: Path, caplog: pytest
         careless = tail_of(group, failOnDataLoss="false")
         with caplog.at_level(logging.WARNING):
             pinned = careless.latest(lost, NO_LIMITS)
-        assert "reading goes on behind index 1" in caplog.text
+        assert "reading continues after index 1" in caplog.text
         assert careless.plan(lost, pinned) == []
         append(group, [b"c"])
         assert indexes(careless, pinned, careless.latest(pinned, NO_LIMITS)) == [2]
 
 
-def test_a_tail_that_was_rewritten_in_a_later_term_is_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_tail_that_was_overwritten_in_a_later_term_is_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with nodes(tmp_path, 3) as group:
         append(group, [b"a", b"b"])
         tail = tail_of(group, failOnDataLoss="false")
@@ -534,7 +533,7 @@ def test_a_tail_that_was_rewritten_in_a_later_term_is_read(tmp_path: Path, caplo
                 pinned = tail.latest(lost, NO_LIMITS)
             assert tail.plan(lost, pinned) == []
             assert indexes(tail, pinned, tail.latest(pinned, NO_LIMITS)) == [2, 3, 4]
-        assert "reading goes on with index 2, the first of a later term" in caplog.text
+        assert "reading continues with index 2, the first of a later term" in caplog.text
 
 
 # Options
@@ -546,17 +545,22 @@ def test_a_tail_that_was_rewritten_in_a_later_term_is_read(tmp_path: Path, caplo
         ({"peers": None}, "option group needs option peers"),
         ({"group": None}, "option peers needs option group"),
         ({"peers": "n0"}, "peers: expected ID-HOST:PORT"),
-        ({"path": "/data"}, "a path and options group and peers"),
-        ({"selfId": "n0"}, "option selfId is about a store on disk"),
-        ({"committedBound": "end"}, "option committedBound is about a store on disk"),
+        ({"selfId": "n0"}, "option selfId is for a store on disk"),
+        ({"committedBound": "end"}, "option committedBound is for a store on disk"),
         ({"isolationLevel": "read_uncommitted"}, "committed entries only"),
         ({"tlsCert": "a.pem"}, "tlsKey and tlsCa together, found no tlsKey and no tlsCa"),
     ],
 )
-def test_options_that_a_group_cannot_honour_are_refused(options: dict[str, Any], match: str) -> None:
+def test_options_for_a_store_are_rejected(options: dict[str, Any], match: str) -> None:
     given = {"group": "g", "peers": "n0-127.0.0.1:20911", **options}
     with pytest.raises(OptionError, match=match):
         check_group_options(stream_options(parse_options(given), given), given)
+
+
+def test_path_and_group_together_are_rejected() -> None:
+    source = DLedgerDataSource({"group": "g", "peers": "n0-127.0.0.1:20911", "path": "/data"})
+    with pytest.raises(OptionError, match="a path and options group and peers are both given"):
+        source.streamReader(log_schema(False))
 
 
 # In Spark
@@ -567,7 +571,7 @@ def stream(spark: SparkSession, peers: str, **options: str) -> DataFrame:
     return reader.options(**options).schema("index long, topic string, body binary").load()
 
 
-def test_a_query_reads_each_entry_once_over_restarts_and_leaders(spark: SparkSession, tmp_path: Path) -> None:
+def test_query_reads_each_entry_once_across_restarts_and_leaders(spark: SparkSession, tmp_path: Path) -> None:
     with nodes(tmp_path / "store", 3) as group:
         append(group, bodies(60))
 
@@ -591,17 +595,16 @@ def test_a_query_reads_each_entry_once_over_restarts_and_leaders(spark: SparkSes
         assert [row["body"] for row in found if row["topic"] is None][:20] == raw
 
 
-def test_a_batch_read_of_a_group_says_how_to_read_it(spark: SparkSession) -> None:
+def test_error_of_a_batch_read_of_a_group_says_how_to_read_it(spark: SparkSession) -> None:
     frame = spark.read.format("dledger").option("group", "g").option("peers", "n0-127.0.0.1:20911")
     with pytest.raises(Exception, match="live group, which is a stream"):
         frame.load().collect()
 
 
-def test_chunks_are_joined_up_to_their_size(group: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the size of requests and chunks, rows are the same."""
+def test_rows_do_not_depend_on_the_size_of_requests_and_chunks(group: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     tail = tail_of(group, startingOffsets="earliest")
     end = tail.latest(NOTHING, NO_LIMITS)
     for request, chunk in ((1, 1), (1, 50_000), (30_000, 10_000_000)):
-        monkeypatch.setattr(group_read, "_REQUEST_BYTES", request)
-        monkeypatch.setattr(group_read, "_CHUNK_BYTES", chunk)
+        monkeypatch.setattr(group_partition, "_REQUEST_BYTES", request)
+        monkeypatch.setattr(group_partition, "_CHUNK_BYTES", chunk)
         assert indexes(tail, NOTHING, end) == list(range(900))

@@ -1,4 +1,4 @@
-"""Filters that Spark pushes down: the rows are those that Spark's own evaluation would keep."""
+"""Pushed filters keep the rows that Spark's own evaluation keeps."""
 
 from __future__ import annotations
 
@@ -58,14 +58,14 @@ FIELDS = {
 NAMES = {name: name for name in (*FIELDS, "keys")}
 
 
-# What Spark's filters and ours mean, written down once more.
+# A second implementation of Spark's filters and of ours.
 
 
 def truth(item: Filter, row: Row) -> bool | None:
-    """SQL's answer: true, false, or None for unknown."""
+    """Return SQL's result: true, false, or None for unknown."""
     if isinstance(item, Not):
-        answer = truth(item.child, row)
-        return None if answer is None else not answer
+        result = truth(item.child, row)
+        return None if result is None else not result
     value = row[item.attribute[0]]
     if isinstance(item, IsNull):
         return value is None
@@ -149,19 +149,21 @@ SOME_FILTERS = st.lists(st.sampled_from(list(VALUES)).flatmap(filters_on), max_s
 
 @settings(max_examples=200, deadline=None)
 @given(SOME_FILTERS, SOME_FILTERS, st.lists(ROWS, min_size=1, max_size=8))
-def test_what_is_taken_over_and_what_is_left_make_up_the_filters(
+def test_pushed_and_remaining_filters_together_are_the_given_ones(
     first: list[Filter], second: list[Filter], rows: list[Row]
 ) -> None:
-    base, left_first = push(first, NAMES, Filters())
-    narrowed, left = push(second, NAMES, base)
+    base, remaining_first = push(first, NAMES, Filters())
+    narrowed, remaining = push(second, NAMES, base)
     for row in rows:
         wanted = all(truth(item, row) is True for item in first + second)
-        assert (passes(narrowed, row) and all(truth(item, row) is True for item in left_first + left)) == wanted
+        assert (
+            passes(narrowed, row) and all(truth(item, row) is True for item in remaining_first + remaining)
+        ) == wanted
 
 
 @settings(deadline=None)
 @given(SOME_FILTERS, SOME_FILTERS, ROWS)
-def test_an_intersection_keeps_what_both_keep(first: list[Filter], second: list[Filter], row: Row) -> None:
+def test_intersection_keeps_what_both_keep(first: list[Filter], second: list[Filter], row: Row) -> None:
     one, other = push(first, NAMES, Filters())[0], push(second, NAMES, Filters())[0]
     assert passes(intersect(one, other), row) == (passes(one, row) and passes(other, row))
 
@@ -193,7 +195,7 @@ def test_an_intersection_keeps_what_both_keep(first: list[Filter], second: list[
         ),
     ],
 )
-def test_taken_over(item: Filter, expected: Filters) -> None:
+def test_pushed_filter(item: Filter, expected: Filters) -> None:
     assert push([item], NAMES, Filters()) == (expected, [])
 
 
@@ -216,7 +218,7 @@ def test_taken_over(item: Filter, expected: Filters) -> None:
         EqualTo(("properties", "index"), 5),
     ],
 )
-def test_left_to_spark(item: Filter) -> None:
+def test_remaining_filter(item: Filter) -> None:
     assert push([item], NAMES, Filters()) == (Filters(), [item])
 
 
@@ -231,11 +233,11 @@ def test_not_null_is_implied_by_a_value() -> None:
     assert push([IsNotNull(("topic",))], NAMES, Filters(topic=("a",))) == (Filters(topic=("a",)), [])
 
 
-def test_names_are_the_users() -> None:
+def test_filters_have_the_users_names() -> None:
     assert push([EqualTo(("QUEUEID",), 1)], {"QUEUEID": "queueId"}, Filters())[0].queue_id == IntFilter(1, 1, (1,))
 
 
-# The same through Spark, on a store with damage.
+# In Spark, on a store with damage.
 
 COLUMNS_READ = (*FIELDS, "size", "problem")
 COLUMNS_SHOWN = ("pos", "size", "kind", "index", "problem")
@@ -288,7 +290,7 @@ Predicate = Callable[[Row], bool]
 
 
 def known(name: str, test: Callable[[Any], bool]) -> Predicate:
-    """A predicate that no null passes."""
+    """Return a predicate that is false for null."""
     return lambda row: row[name] is not None and test(row[name])
 
 
@@ -373,7 +375,7 @@ def reference(damaged: Path) -> list[Row]:
     return [row for batch in open_log(damaged).scan(COLUMNS_READ, **OPTIONS) for row in batch.to_pylist()]
 
 
-def test_the_damaged_store_has_what_the_conditions_ask_for(reference: list[Row]) -> None:
+def test_damaged_store_has_rows_for_all_conditions(reference: list[Row]) -> None:
     assert {row["kind"] for row in reference} == {"message", "entry", "corrupt"}
     assert {row["committed"] for row in reference} == {True, False, None}
     assert {row["index"] is None for row in reference if row["problem"] is not None} == {True, False}
@@ -382,7 +384,7 @@ def test_the_damaged_store_has_what_the_conditions_ask_for(reference: list[Row])
 
 @pytest.fixture(scope="module")
 def evaluated_by_spark(spark: SparkSession, damaged: Path) -> dict[str, list[tuple[Any, ...]]]:
-    """The rows for which each condition is true, without pushdown."""
+    """Return the rows for which each condition is true, without pushdown."""
     answers = [functions.expr(sql).alias(str(number)) for number, (sql, _) in enumerate(CONDITIONS)]
     rows = load(spark, damaged).select(*COLUMNS_SHOWN, *answers).collect()
     shown = len(COLUMNS_SHOWN)
@@ -390,7 +392,7 @@ def evaluated_by_spark(spark: SparkSession, damaged: Path) -> dict[str, list[tup
 
 
 @pytest.mark.parametrize(("sql", "keeps"), CONDITIONS, ids=[sql for sql, _ in CONDITIONS])
-def test_the_same_rows_with_and_without_pushdown(
+def test_rows_are_the_same_with_and_without_pushdown(
     pushing: SparkSession,
     damaged: Path,
     reference: list[Row],
@@ -403,7 +405,7 @@ def test_the_same_rows_with_and_without_pushdown(
     assert pushed == sorted(tuple(row[name] for name in COLUMNS_SHOWN) for row in reference if keeps(row))
 
 
-def test_bounds_inside_a_corrupt_extent_leave_it_whole(
+def test_bounds_inside_corrupt_bytes_do_not_split_them(
     pushing: SparkSession, damaged: Path, reference: list[Row]
 ) -> None:
     pos, size = next((row["pos"], row["size"]) for row in reference if row["kind"] == "corrupt" and row["size"] > 1)
@@ -444,13 +446,13 @@ def test_other_filters_stay_in_spark(pushing: SparkSession, damaged: Path, sql: 
     assert "Filter" in optimized_plan(load(pushing, damaged).where(sql))
 
 
-def test_a_pushed_range_plans_fewer_partitions(pushing: SparkSession, damaged: Path) -> None:
+def test_pushed_range_plans_fewer_partitions(pushing: SparkSession, damaged: Path) -> None:
     every = load(pushing, damaged).rdd.getNumPartitions()
     some = load(pushing, damaged).where("index between 100 and 110").rdd.getNumPartitions()
     assert 1 == some < every
 
 
-def test_a_contradiction_reads_nothing(pushing: SparkSession, damaged: Path) -> None:
+def test_contradiction_reads_nothing(pushing: SparkSession, damaged: Path) -> None:
     frame = load(pushing, damaged).where("index > 5").where("index < 3")
     assert frame.collect() == []
 
@@ -469,14 +471,14 @@ def test_columns_may_have_the_users_spelling(pushing: SparkSession, damaged: Pat
 
 
 def test_filters_of_one_query_do_not_reach_the_next_load(pushing: SparkSession, damaged: Path) -> None:
-    """Of one load they would: Spark 4.1 to 4.3 keep the plan of the last pushed filters with the DataFrame."""
+    """Within one load they do: Spark 4.1 to 4.3 keep the plan of the last pushed filters with the DataFrame."""
     first, second = load(pushing, damaged).where("index < 5"), load(pushing, damaged).where("index < 10")
     assert first.union(second).count() == 5 + 10
     assert load(pushing, damaged).count() > 1000
 
 
 @pytest.mark.smoke
-def test_without_the_conf_filters_stay_in_spark_and_work(spark: SparkSession, damaged: Path) -> None:
+def test_filters_stay_in_spark_without_the_conf(spark: SparkSession, damaged: Path) -> None:
     assert spark.conf.get(CONF) == "false"
     frame = load(spark, damaged)
     assert "Filter" in optimized_plan(frame.where("index < 10"))
@@ -485,7 +487,5 @@ def test_without_the_conf_filters_stay_in_spark_and_work(spark: SparkSession, da
 
 
 @pytest.mark.smoke
-def test_with_the_conf_a_query_without_filters_works(
-    pushing: SparkSession, damaged: Path, reference: list[Row]
-) -> None:
+def test_query_without_filters_works_with_the_conf(pushing: SparkSession, damaged: Path, reference: list[Row]) -> None:
     assert load(pushing, damaged).count() == len(reference)

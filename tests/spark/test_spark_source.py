@@ -1,4 +1,4 @@
-"""The data source in Spark: its schema, a user's choice of columns, and how it is found and loaded."""
+"""The data source in Spark: its schema, the columns of a user's schema, and how Spark finds and loads it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def store(case_folder: Callable[[str], Path]) -> str:
 
 @pytest.fixture
 def set_conf(spark: SparkSession) -> Iterator[Callable[[str, str], None]]:
-    """Sets a conf, for one test."""
+    """Set a conf for one test."""
     changed: list[str] = []
 
     def change(name: str, value: str) -> None:
@@ -69,7 +69,7 @@ def spark_rows(frame: DataFrame) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.smoke
-def test_the_schema_of_the_log_table(spark: SparkSession, store: str) -> None:
+def test_schema_of_the_log_table(spark: SparkSession, store: str) -> None:
     schema = spark.read.format("dledger").load(store).schema
     assert [(f.name, f.dataType.simpleString()) for f in schema] == [(c.name, SPARK_TYPES[c.name]) for c in COLUMNS]
     assert all(field.nullable for field in schema)
@@ -84,13 +84,13 @@ def test_include_entry_body_adds_a_column(spark: SparkSession, store: str) -> No
 
 @pytest.mark.skipif(PYSPARK < (4, 3), reason="older versions do not compare Arrow schemas")
 @pytest.mark.parametrize("include", [True, False])
-def test_the_arrow_schema_is_the_one_that_pyspark_expects(include: bool) -> None:
+def test_arrow_schema_is_the_one_that_pyspark_expects(include: bool) -> None:
     schema = schemas.log_schema(include)
     assert schemas.arrow_schema(schema).equals(to_arrow_schema(schema, timezone="UTC"))
 
 
 @pytest.mark.smoke
-def test_a_users_schema_chooses_columns_in_its_order_and_spelling(spark: SparkSession, store: str) -> None:
+def test_schema_of_the_user_chooses_columns_in_its_order_and_spelling(spark: SparkSession, store: str) -> None:
     frame = spark.read.format("dledger").schema("TOPIC string, Index long, keys string, queueid int").load(store)
     assert frame.columns == ["TOPIC", "Index", "keys", "queueid"]
     assert spark_rows(frame) == python_rows(store, "topic", "index", "keys", "queueId")
@@ -116,7 +116,7 @@ def comparable(value: object) -> object:
     return bytearray(value) if isinstance(value, bytes) else value
 
 
-def test_columns_that_are_never_null_may_be_said_so(spark: SparkSession, store: str) -> None:
+def test_columns_that_are_never_null_may_be_not_null(spark: SparkSession, store: str) -> None:
     schema = (
         "kind string not null, source string not null, pos long not null, size int not null, segment string not null"
     )
@@ -148,7 +148,7 @@ def test_timestamp_ltz_under_timestamp_ntz(
 
 
 @pytest.mark.smoke
-def test_the_rows_are_those_of_the_python_api(spark: SparkSession, store: str, engine: str) -> None:
+def test_rows_are_those_of_the_python_api(spark: SparkSession, store: str, engine: str) -> None:
     frame = (
         spark.read.format("dledger").option("engine", engine).schema("pos long, index long, body binary").load(store)
     )
@@ -179,7 +179,7 @@ def test_options_reach_the_scan(spark: SparkSession, store: str) -> None:
     assert rows
 
 
-def test_a_split_plan_has_more_partitions_and_the_same_rows(spark: SparkSession, store: str) -> None:
+def test_smaller_partitions_have_the_same_rows(spark: SparkSession, store: str) -> None:
     reader = spark.read.format("dledger").schema("pos long, size int")
     whole, split = reader.load(store), reader.option("maxPartitionBytes", "10k").load(store)
     assert whole.rdd.getNumPartitions() < 20 < split.rdd.getNumPartitions()
@@ -190,17 +190,17 @@ def test_a_split_plan_has_more_partitions_and_the_same_rows(spark: SparkSession,
 @pytest.mark.parametrize(
     "options", [{"startingTimestamp": 0, "endingTimestamp": 0}, {"startingOffsets": 5, "endingOffsets": 5}]
 )
-def test_an_empty_plan_has_no_rows(spark: SparkSession, store: str, options: dict[str, int]) -> None:
+def test_empty_plan_has_no_rows(spark: SparkSession, store: str, options: dict[str, int]) -> None:
     frame = spark.read.format("dledger").options(**options).load(store)
     assert frame.collect() == []
     assert frame.count() == 0
 
 
-def test_a_file_uri_is_a_path(spark: SparkSession, store: str) -> None:
+def test_file_uri_is_a_path(spark: SparkSession, store: str) -> None:
     assert spark.read.format("dledger").load(f"file://{store}").count() == len(python_rows(store, "pos"))
 
 
-def test_the_first_of_several_paths_is_read_and_the_others_are_replicas(
+def test_first_of_several_paths_is_read_and_the_others_are_replicas(
     spark: SparkSession, case_folder: Callable[[str], Path]
 ) -> None:
     nodes = [str(case_folder("mq-53-three") / node) for node in ("n1", "n0", "n2")]
@@ -229,23 +229,23 @@ def test_sql_through_a_view_with_columns(spark: SparkSession, store: str) -> Non
         spark.catalog.dropTempView("dlog")
 
 
-def test_where_the_old_commitlog_ends(spark: SparkSession, store: str) -> None:
+def test_aggregates_find_where_the_old_commitlog_ends(spark: SparkSession, store: str) -> None:
     frame = spark.read.format("dledger").schema("source string, pos long, index long").load(store)
     first = frame.where("source = 'dledger'").agg({"pos": "min", "index": "min"}).first()
     assert first is not None
     assert sorted(first) == [0, FIRST_DLEDGER_POS]
 
 
-# How it is found
+# How Spark finds it
 
 
 @pytest.mark.smoke
 def test_spark_finds_the_source_by_itself(spark: SparkSession, store: str) -> None:
-    """Nothing registered it."""
+    """Without a registration."""
     assert spark.read.format("DLedger").schema("index long").load(store).count() > 0
 
 
-def test_the_lookup_gets_the_class() -> None:
+def test_lookup_returns_the_class() -> None:
     assert pyspark_dledger.DefaultSource.name() == "dledger"
     assert issubclass(pyspark_dledger.DefaultSource, pyspark.sql.datasource.DataSource)
 
@@ -256,8 +256,8 @@ def run_python(code: str) -> str:
     return run.stdout.strip()
 
 
-def test_looking_the_class_up_loads_nothing_that_reads() -> None:
-    """It happens in every session that uses any Python data source."""
+def test_lookup_loads_no_reading_code() -> None:
+    """Every session with any Python data source looks the class up."""
     code = "import sys, pyspark.sql.datasource; before = set(sys.modules); import pyspark_dledger as d; d.DefaultSource"
     loaded = run_python(f"{code}; print(*set(sys.modules) - before)").split()
     assert not [name for name in loaded if name.startswith(("pyarrow", "numpy", "pyspark_dledger.format"))]
@@ -266,14 +266,14 @@ def test_looking_the_class_up_loads_nothing_that_reads() -> None:
 
 @pytest.mark.parametrize("broken", ["pyspark", "pyspark.sql.datasource"])
 def test_without_pyspark_there_is_no_source_and_no_error(broken: str) -> None:
-    """Spark asks with hasattr; any error there would hide every other data source of the machine."""
+    """Spark looks up with hasattr. Another error would hide all other data sources."""
     code = (
         f"import sys; sys.modules[{broken!r}] = None; import pyspark_dledger as d; print(hasattr(d, 'DefaultSource'))"
     )
     assert run_python(code) == "False"
 
 
-def test_without_pyspark_the_reason_is_said() -> None:
+def test_error_without_pyspark_has_the_reason() -> None:
     code = """
 import sys
 sys.modules["pyspark"] = None
@@ -286,14 +286,14 @@ except AttributeError as error:
     assert run_python(code).startswith("pyspark_dledger.DefaultSource needs PySpark 4.0 or later: ")
 
 
-def test_the_package_lists_its_names() -> None:
+def test_package_lists_its_names() -> None:
     assert set(pyspark_dledger.__all__) <= set(dir(pyspark_dledger))
     assert all(hasattr(pyspark_dledger, name) for name in pyspark_dledger.__all__)
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         _ = pyspark_dledger.nothing
 
 
-def test_the_version_is_that_of_the_distribution() -> None:
+def test_version_is_that_of_the_distribution() -> None:
     try:
         version = metadata.version("pyspark_dledger")
     except metadata.PackageNotFoundError:
@@ -301,13 +301,13 @@ def test_the_version_is_that_of_the_distribution() -> None:
     assert pyspark_dledger.__version__ == version
 
 
-def test_the_class_says_how_to_use_it() -> None:
+def test_docstring_of_the_class_has_its_sections() -> None:
     doc = pyspark_dledger.DefaultSource.__doc__
     assert doc is not None
     for heading in ("Name", "Options", "Modes", "Examples"):
         assert f"\n    {heading}\n    {'-' * len(heading)}\n" in doc
 
 
-def test_a_schema_object_is_as_good_as_text(spark: SparkSession, store: str) -> None:
+def test_schema_may_be_an_object(spark: SparkSession, store: str) -> None:
     schema = StructType([schemas.log_schema(False)["index"]])
     assert spark.read.format("dledger").schema(schema).load(store).columns == ["index"]

@@ -1,4 +1,4 @@
-"""The stream source in Spark: micro-batches, limits, restarts at every point, and errors as a user sees them."""
+"""The stream source in Spark: micro-batches, limits, restarts at every point, and errors."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from pyspark_dledger.log.tail.tail import NOTHING, TailOffset
 from pyspark_dledger.spark.source import DLedgerDataSource
-from pyspark_dledger.spark.stream.stream_reader import _Reached
+from pyspark_dledger.spark.stream.stream_reader import _OffsetTracker
 from pyspark_dledger.store.mmap_file_store import MmapFileStore
 from tests.log.test_tail import commit, forget
 from tests.support.crashes import body_of
 from tests.support.stores import bodies, opened
 
 PYSPARK = tuple(int(part) for part in pyspark.__version__.split(".")[:2])
-# Spark gives a Python process ten seconds to start, which a machine under load may not do.
+# Under load a Python process may take longer to start than the ten seconds that Spark allows.
 NO_WORKER = "Python worker failed to connect back"
-MOST_TRIES = 5
+MAX_TRIES = 5
 HAS_LIMITS = PYSPARK >= (4, 2)
 needs_limits = pytest.mark.skipif(not HAS_LIMITS, reason="PySpark 4.0 and 4.1 give a Python source no limit")
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[MmapFileStore]:
-    """Twenty entries, five in a file, committed up to 11."""
+    """Twenty entries, five per file, committed up to 11."""
     found = opened(tmp_path / "store")
     found.save_term(1, "n0")
     found.append_as_leader(bodies(0, 20), 1)
@@ -47,7 +47,7 @@ def store(tmp_path: Path) -> Iterator[MmapFileStore]:
 
 
 class Sink:
-    """A ``foreachBatch`` that keeps each micro-batch under its id, once; a batch that comes again has the same rows."""
+    """A ``foreachBatch`` that keeps each micro-batch by its id. A repeated batch must have the same rows."""
 
     def __init__(self) -> None:
         self.batches: dict[int, list[int]] = {}
@@ -56,7 +56,7 @@ class Sink:
     def __call__(self, frame: DataFrame, number: int) -> None:
         self.trip("before the sink writes")
         found = sorted(row[0] for row in frame.select("index").collect())
-        assert self.batches.setdefault(number, found) == found, "a batch that is tried again is the same"
+        assert self.batches.setdefault(number, found) == found, "a repeated batch has the same rows"
         self.trip("after the sink wrote")
 
     def trip(self, point: str) -> None:
@@ -87,8 +87,8 @@ class Streams:
         return query
 
     def run(self, source: str = "dledger", **options: Any) -> StreamingQuery:
-        """A query of all that is there, to its end."""
-        for _ in range(MOST_TRIES):
+        """Run a query over the present log to its end."""
+        for _ in range(MAX_TRIES):
             query = self.start(source, **options)
             try:
                 assert query.awaitTermination(300)
@@ -97,7 +97,7 @@ class Streams:
                     raise
             else:
                 return query
-        raise AssertionError(f"{NO_WORKER} {MOST_TRIES} times")
+        raise AssertionError(f"{NO_WORKER} {MAX_TRIES} times")
 
 
 @pytest.fixture
@@ -119,7 +119,7 @@ def wait_for(is_done: Callable[[], bool]) -> None:
 
 
 @needs_limits
-def test_a_trigger_reads_no_more_than_its_limits(streams: Streams) -> None:
+def test_trigger_reads_no_more_than_its_limits(streams: Streams) -> None:
     streams.run(startingOffsets="earliest", maxOffsetsPerTrigger=5, maxBytesPerTrigger=4 * 148)
     assert streams.sink.batches == {0: [0, 1, 2, 3], 1: [4, 5, 6, 7], 2: [8, 9, 10, 11]}
 
@@ -131,7 +131,7 @@ def test_bytes_alone_limit_a_trigger(streams: Streams) -> None:
 
 
 @pytest.mark.smoke
-def test_a_stream_goes_on_where_it_stopped(streams: Streams, store: MmapFileStore) -> None:
+def test_stream_continues_where_it_stopped(streams: Streams, store: MmapFileStore) -> None:
     streams.run(startingOffsets="earliest")
     commit(store, 14)
     streams.run(startingOffsets="earliest")
@@ -140,9 +140,7 @@ def test_a_stream_goes_on_where_it_stopped(streams: Streams, store: MmapFileStor
 
 
 @pytest.mark.smoke
-def test_by_default_a_stream_begins_with_what_comes_and_its_progress_tells_how_far_it_is(
-    streams: Streams, store: MmapFileStore
-) -> None:
+def test_stream_begins_at_latest_by_default_and_reports_its_progress(streams: Streams, store: MmapFileStore) -> None:
     query = streams.start(trigger={"processingTime": "0 seconds"})
     query.processAllAvailable()
     assert streams.sink.rows == []
@@ -156,10 +154,10 @@ def test_by_default_a_stream_begins_with_what_comes_and_its_progress_tells_how_f
         assert source["latestOffset"] == {"committed": 19, "end": 19, "lagEntries": 0, "lagBytes": 0}
 
 
-def test_a_schema_and_filters_choose_rows_and_columns(
+def test_schema_and_filters_choose_rows_and_columns(
     spark: SparkSession, case_folder: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """From old CommitLog over dividedCommitlogOffset into DLedger, into files."""
+    """From old CommitLog across dividedCommitlogOffset into DLedger, written as files."""
     path, out = str(case_folder("mq-53-upgrade")), str(tmp_path / "out")
     reader = spark.readStream.format("dledger").schema("TOPIC string, pos long, index long")
     frame = reader.options(startingOffsets="earliest", topic="OrderTopic").load(path)
@@ -172,9 +170,7 @@ def test_a_schema_and_filters_choose_rows_and_columns(
     assert sorted(map(tuple, found.collect())) == sorted(map(tuple, batch.collect()))
 
 
-def test_a_store_that_another_process_writes_is_read_once(
-    spark: SparkSession, tmp_path: Path, streams: Streams
-) -> None:
+def test_store_that_another_process_writes_is_read_once(spark: SparkSession, tmp_path: Path, streams: Streams) -> None:
     streams.path = str(tmp_path / "written")
     code = "\n".join((
         "import sys, time",
@@ -214,7 +210,7 @@ def test_a_store_that_another_process_writes_is_read_once(
 
 
 def faulty(folder: Path) -> type[DLedgerDataSource]:
-    """The source as ``faulty``: fails once, or is killed, at each point for which there is a file in `folder`."""
+    """Return a source ``faulty``: it fails or is killed once at each point that has a file in `folder`."""
 
     def trip(point: str) -> None:
         with suppress(FileNotFoundError):
@@ -266,16 +262,16 @@ def faulty(folder: Path) -> type[DLedgerDataSource]:
 
 POINTS = ["after latestOffset", "after partitions", "read", "after the sink wrote", "commit"]
 if os.environ.get("DLEDGER_SINK_FAULTS"):
-    # Where a batch was planned once, Spark does not ask for the initial offset again.
+    # Spark does not ask for the initial offset again after a batch was planned.
     POINTS = ["initialOffset", "before latestOffset", *POINTS, "before partitions", "before the sink writes"]
 
 
-def test_a_stream_that_fails_anywhere_gives_every_row_once(
+def test_stream_that_fails_anywhere_gives_every_row_once(
     spark: SparkSession, streams: Streams, store: MmapFileStore, tmp_path: Path
 ) -> None:
-    """One point of a micro-batch after the other, first of the first one; the source's processes are also killed.
+    """Fails at one point of a micro-batch after the other, by an error or by a kill of the process.
 
-    What Spark cannot tell from one of these points is added by `make sink-faults`.
+    `make sink-faults` adds the points that Spark cannot distinguish from these.
     """
     faults = tmp_path / "faults"
     faults.mkdir()
@@ -290,9 +286,9 @@ def test_a_stream_that_fails_anywhere_gives_every_row_once(
             (faults / point).write_text(kills.get(point, "raise"))
         with pytest.raises(StreamingQueryException):
             streams.run("faulty", **options)
-        assert not list(faults.iterdir()) and streams.sink.fault is None, "the fault was met"
+        assert not list(faults.iterdir()) and streams.sink.fault is None, "the fault happened"
         failed.append(point)
-        # A later batch fails, too: the log has grown meanwhile.
+        # A later batch fails next.
         store.append_as_leader(bodies(store.ledger_end_index + 1, 6), 1)
         commit(store, store.ledger_end_index)
     assert failed == POINTS
@@ -301,35 +297,35 @@ def test_a_stream_that_fails_anywhere_gives_every_row_once(
 
 
 @pytest.mark.smoke
-def test_a_first_batch_that_fails_does_not_move_the_start(streams: Streams, store: MmapFileStore) -> None:
+def test_first_batch_that_fails_does_not_move_the_start(streams: Streams, store: MmapFileStore) -> None:
     streams.sink.fault = "before the sink writes"
     with pytest.raises(StreamingQueryException):
         streams.run(startingOffsets="latest")
     commit(store, 15)
     streams.run(startingOffsets="latest")
     if not HAS_LIMITS:
-        # There a run with AvailableNow that repeats a batch ends with that one.
+        # There a query of AvailableNow that repeats a batch ends after it.
         streams.run(startingOffsets="latest")
     assert streams.sink.rows == [12, 13, 14, 15]
 
 
-def test_without_limits_a_first_end_below_the_start_is_an_empty_batch() -> None:
-    """As PySpark 4.0 and 4.1 call it after a restart, when less is known to be committed than before."""
+def test_tracker_makes_a_first_end_below_the_start_an_empty_batch() -> None:
+    """As on PySpark 4.0 and 4.1 after a restart, if less is known to be committed than before."""
     old, low, new, newer = (TailOffset(index, 1, 100 * index, 7) for index in (9, 5, 12, 15))
-    reached = _Reached()
-    assert reached.start_of(old, low) == low
-    assert reached.offset == old
-    assert reached.start_of(low, new) == old
-    assert reached.start_of(low, new) == old, "planned again"
-    assert reached.start_of(new, newer) == new
-    fresh = _Reached()
+    tracker = _OffsetTracker()
+    assert tracker.start_of(old, low) == low
+    assert tracker.offset == old
+    assert tracker.start_of(low, new) == old
+    assert tracker.start_of(low, new) == old, "planned again"
+    assert tracker.start_of(new, newer) == new
+    fresh = _OffsetTracker()
     assert (fresh.start_of(NOTHING, old), fresh.offset) == (NOTHING, old)
 
 
 # Errors
 
 
-def test_lost_data_fails_the_query_unless_it_may_be_lost(streams: Streams, store: MmapFileStore) -> None:
+def test_lost_data_fails_the_query_unless_fail_on_data_loss_is_false(streams: Streams, store: MmapFileStore) -> None:
     streams.run(startingOffsets="earliest")
     forget(store, 8)
     store.append_as_leader(bodies(1000, 6), 1)
@@ -340,7 +336,7 @@ def test_lost_data_fails_the_query_unless_it_may_be_lost(streams: Streams, store
     store.append_as_leader(bodies(15, 2), 1)
     commit(store, 16)
     streams.run()
-    assert streams.sink.rows == list(range(17)), "behind index 11 the log goes on"
+    assert streams.sink.rows == list(range(17)), "the log continues after index 11"
 
 
 @pytest.mark.parametrize(
@@ -351,13 +347,15 @@ def test_lost_data_fails_the_query_unless_it_may_be_lost(streams: Streams, store
         ({"table": "segments"}, "expected table log for a stream, found segments"),
     ],
 )
-def test_what_a_stream_cannot_honour_is_said_at_start(streams: Streams, options: dict[str, str], message: str) -> None:
+def test_options_that_a_stream_rejects_are_named_at_its_start(
+    streams: Streams, options: dict[str, str], message: str
+) -> None:
     with pytest.raises(Exception, match=message):
         streams.run(**options)
 
 
-@pytest.mark.skipif(HAS_LIMITS, reason="limits are kept")
+@pytest.mark.skipif(HAS_LIMITS, reason="there limits apply")
 @pytest.mark.smoke
-def test_limits_are_refused_where_spark_has_none(streams: Streams) -> None:
+def test_limits_are_rejected_if_spark_has_none(streams: Streams) -> None:
     with pytest.raises(Exception, match=r"maxOffsetsPerTrigger .* need PySpark 4\.2"):
         streams.run(maxOffsetsPerTrigger=5)

@@ -74,10 +74,10 @@ def _export(args: argparse.Namespace, options: dict[str, Any], out: Output) -> E
     keep_freed_memory()
     if args.spark is None:
         return export_log(args.path, args.target, args.to, progress=out.progress, **options)
-    from pyspark_dledger.spark.tasks import run_on, session_at
+    from pyspark_dledger.spark.tasks import map_on, session_at
 
     with session_at(args.spark) as spark:
-        return export_log(args.path, args.target, args.to, run=run_on(spark), **options)
+        return export_log(args.path, args.target, args.to, run=map_on(spark), **options)
 
 
 def _print(target: str, report: ExportReport, out: Output) -> None:

@@ -113,6 +113,6 @@ def _runner(master: str | None, opened: ExitStack) -> MapParts:
     """The runner of the parts: this process, or a Spark session that ends with `opened`."""
     if master is None:
         return map_here
-    from pyspark_dledger.spark.tasks import run_on, session_at
+    from pyspark_dledger.spark.tasks import map_on, session_at
 
-    return run_on(opened.enter_context(session_at(master)))
+    return map_on(opened.enter_context(session_at(master)))

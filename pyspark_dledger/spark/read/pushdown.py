@@ -1,6 +1,6 @@
-"""Spark's filters as filters of the scan. Needs PySpark 4.1 or later, which knows pushdown.
+"""Pushes Spark's filters down into the scan. Needs PySpark 4.1 or later.
 
-A filter is taken over only where the scan answers it exactly as Spark would; all others go back to Spark.
+A filter is pushed only if the scan evaluates it exactly as Spark would. Spark evaluates all others.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pyspark.sql.datasource import (
 from pyspark_dledger.common.integers import INT64_MAX, INT64_MIN
 from pyspark_dledger.format.spec import KINDS, Filters, IntFilter
 from pyspark_dledger.log.options import microseconds
-from pyspark_dledger.spark.read.log_reader import LogReader
+from pyspark_dledger.spark.read.batch_reader import LogReader
 
 _INTEGERS = {
     "index": "index",
@@ -42,32 +42,32 @@ _NO_ROW = Filters(pos=_NO_VALUE)
 
 
 class PushdownReader(LogReader):
-    """A reader for a planner that pushes filters down; any other planner refuses one with ``pushFilters``."""
+    """The reader for a planner that pushes filters. Other planners reject a reader that has ``pushFilters``."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
-        """Take over what the scan can answer, and return the rest."""
+        """Push what the scan can evaluate, and return the other filters."""
         names = dict(zip(self.schema.names, self.columns, strict=True))
-        self.filters, left = push(filters, names, self.filters)
-        return left
+        self.filters, remaining = push(filters, names, self.filters)
+        return remaining
 
 
 def push(filters: Iterable[Filter], names: Mapping[str, str], given: Filters) -> tuple[Filters, list[Filter]]:
-    """Narrow `given` by Spark's `filters`; return the result and the filters left to Spark.
+    """Narrow `given` by Spark's `filters`; return the result and the remaining filters.
 
-    `names` maps the user's spelling of each column to its own.
+    `names` maps the user's spelling of each column to the table's.
     """
-    left: list[Filter] = []
+    remaining: list[Filter] = []
     for item in filters:
         condition = _condition(item, names)
         if condition is None:
-            left.append(item)
+            remaining.append(item)
         else:
             given = intersect(given, condition)
-    return given, [item for item in left if not _implied(item, names, given)]
+    return given, [item for item in remaining if not _implied(item, names, given)]
 
 
 def intersect(first: Filters, second: Filters) -> Filters:
-    """Return the filters that keep the rows that both keep."""
+    """Return filters that pass the rows that both pass."""
     if first.committed is not None and second.committed is not None and first.committed != second.committed:
         return _NO_ROW
     both: dict[str, Any] = {"committed": second.committed if first.committed is None else first.committed}
@@ -97,7 +97,7 @@ def _intersect_strings(first: tuple[str, ...] | None, second: tuple[str, ...] | 
 
 
 def _one_of(values: Iterable[int]) -> IntFilter:
-    """Return the filter for `values`, with bounds that let a plan leave segments out."""
+    """Return the filter for `values`. Its bounds let a plan skip segments."""
     ordered = tuple(sorted(values))
     return IntFilter(ordered[0], ordered[-1], ordered) if ordered else _NO_VALUE
 
@@ -113,7 +113,7 @@ def _filters(field: str, condition: IntFilter | tuple[str, ...]) -> Filters:
 
 
 def _condition(item: Filter, names: Mapping[str, str]) -> Filters | None:
-    """Return the condition that passes exactly the rows for which `item` is true, or None."""
+    """Return filters that pass exactly the rows for which `item` is true, or None."""
     match item:
         case EqualTo((name,), value):
             return _membership(names[name], [value])
@@ -139,7 +139,7 @@ def _condition(item: Filter, names: Mapping[str, str]) -> Filters | None:
 
 
 def _membership(column: str, given: Sequence[object]) -> Filters | None:
-    """``column IN (given)``: null among them never makes it true."""
+    """``column IN (given)``. A null in it never makes it true."""
     values = [value for value in given if value is not None]
     if column == "committed":
         return _committed(values)
@@ -157,7 +157,7 @@ def _membership(column: str, given: Sequence[object]) -> Filters | None:
 
 
 def _exclusion(column: str, given: Sequence[object]) -> Filters | None:
-    """``column NOT IN (given)``, for the columns whose values are few; with null among `given` it is never true."""
+    """``column NOT IN (given)``, for columns with few values. With a null in it it is never true."""
     if column not in ("kind", "committed"):
         return None
     if None in given:
@@ -185,15 +185,15 @@ def _comparison(column: str, value: object, bounds: Callable[[int], IntFilter]) 
 
 
 def _number(column: str, value: object) -> int | None:
-    """Return `value` as the scan compares it, a timestamp in microseconds; None where the type does not fit."""
+    """Return `value` as the scan compares it, a timestamp in microseconds; None for another type."""
     if column == "storeTimestamp":
-        # Spark's literals carry a zone; one without would mean the session's zone, which is not known here.
+        # Without a zone it would be in the session's zone, which is unknown here. Spark's literals have one.
         return microseconds(value) if isinstance(value, datetime) and value.tzinfo is not None else None
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def _implied(item: Filter, names: Mapping[str, str], filters: Filters) -> bool:
-    """Tell whether `item` asks for not null where `filters` ask for a value."""
+    """Return whether `item` requires not null, and `filters` already require a value."""
     match item:
         case IsNotNull((name,)):
             column = names[name]

@@ -1,7 +1,7 @@
-"""The stream readers: what Spark asks of a tail, in PySpark 4.0 to 4.3 alike, and the reader of a store on disk.
+"""The stream readers: Spark's interface to a tail, for PySpark 4.0 to 4.3, and the reader of a store on disk.
 
-Spark keeps one reader in one process on the driver for as long as a query runs, and pickles a second one for the tasks.
-Offsets are JSON. From PySpark 4.2 on it gives `latestOffset` the start and a limit; before, it asks for the end alone.
+Spark keeps one reader on the driver while a query runs, and pickles another for the tasks. Offsets are JSON. Since
+PySpark 4.2 `latestOffset` gets the start and a limit; before, nothing.
 """
 
 from __future__ import annotations
@@ -30,19 +30,18 @@ from pyspark_dledger.log.tail.tail import (
     furthest,
     offset_from_json,
 )
+from pyspark_dledger.spark.part_reader import PartReader
 from pyspark_dledger.spark.plain_errors import plain_errors
-from pyspark_dledger.spark.read.log_reader import plain_batches
-from pyspark_dledger.spark.schema import arrow_schema, column_names
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
 else:
     try:
         from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
-    except ImportError:  # PySpark 4.0 and 4.1 stop a query of Trigger.AvailableNow by themselves, after one batch
+    except ImportError:  # PySpark 4.0 and 4.1 stop such a query after one batch
 
         class SupportsTriggerAvailableNow:
-            """What newer versions know a source by that can stop where it was when the query began."""
+            """Since PySpark 4.2 the mark of a source that supports Trigger.AvailableNow."""
 
 
 try:
@@ -53,11 +52,11 @@ except ImportError:
     HAS_LIMITS = False
 
 
-class _Reached:
-    """How far a query is, for PySpark 4.0 and 4.1, which ask where a batch ends without saying where it starts.
+class _OffsetTracker:
+    """The offset that a query has reached, for PySpark 4.0 and 4.1, which ask for an end without the start.
 
-    After a restart the first end is found without knowing the start. It can lie below it, where less is known to be
-    committed than before: such a batch is empty, and the next one begins where the query really was.
+    After a restart the first end is found without the start. It can be below the start if less is known to be committed
+    than before. Then that batch is empty, and the next one begins at the real start.
     """
 
     def __init__(self) -> None:
@@ -66,7 +65,7 @@ class _Reached:
         self._start = NOTHING
 
     def start_of(self, first: TailOffset, last: TailOffset) -> TailOffset:
-        """Where the batch that Spark calls `first` to `last` begins; the same again when it is planned again."""
+        """Return the real start of the batch from `first` to `last`. A batch that is planned again has the same one."""
         if self._planned == (first, last):
             return self._start
         self._planned = (first, last)
@@ -78,33 +77,24 @@ class _Reached:
         return self._start
 
 
-class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """What the streams of a store and of a live group share. A subclass opens the tail, and reads a part of its plan.
-
-    `options` are those of a stream (`tail.stream_options`). The tail is opened by the first call that needs it, never
-    in a task.
-    """
+class StreamReader(PartReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """What the stream readers share. `options` are those of a stream (`tail.stream_options`)."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        super().__init__(schema)
         self.options = options
-        self.columns = column_names(schema)
-        self.schema = arrow_schema(schema)
         self._tail: Tail | None = None
         self._until: TailOffset | None = None
-        self._reached = _Reached() if not HAS_LIMITS else None
+        self._tracker = _OffsetTracker() if not HAS_LIMITS else None
         if not HAS_LIMITS and (options.max_offsets_per_trigger or options.max_bytes_per_trigger):
             raise OptionError(
-                "maxOffsetsPerTrigger and maxBytesPerTrigger need PySpark 4.2 or later, which asks a Python source for "
-                f"no more than a limit, found {pyspark.__version__}: leave them out, or upgrade"
+                "maxOffsetsPerTrigger and maxBytesPerTrigger need PySpark 4.2 or later, found "
+                f"{pyspark.__version__}: leave them out, or upgrade"
             )
 
     @abstractmethod
     def open_tail(self) -> Tail:
-        """The tail of what is streamed; called once, on the driver."""
-
-    @abstractmethod
-    def read_part(self, part: Any) -> Iterator[pa.RecordBatch]:
-        """The rows of one part of `Tail.plan`, in a task, where there is no tail; columns as in ``self.columns``."""
+        """Return the tail. Called once, on the driver."""
 
     @property
     def tail(self) -> Tail:
@@ -118,36 +108,29 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # What Spark calls.
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """Nothing read yet: always the same, so that a first batch that is tried again begins where it began."""
+        """Return that nothing was read yet. A first batch that is retried begins at the same offset."""
         return NOTHING.to_json()
 
     @plain_errors
     def latestOffset(  # noqa: N802 - Spark's name
         self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None
     ) -> dict[str, Any]:
-        """Where the next micro-batch ends; `start` where there is nothing new."""
+        """Return the end of the next micro-batch; `start` if nothing is new."""
         begin = offset_from_json(start)
-        if start is None and self._reached is not None:
-            begin = self._reached.offset or NOTHING
+        if start is None and self._tracker is not None:
+            begin = self._tracker.offset or NOTHING
         return self.tail.latest(begin, self._limits(limit)).to_json()
 
     @plain_errors
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Plan the rows behind `start` up to `end`."""
+        """Plan the rows after `start` up to `end`."""
         first, last = offset_from_json(start), offset_from_json(end)
-        if self._reached is not None:
-            first = self._reached.start_of(first, last)
+        if self._tracker is not None:
+            first = self._tracker.start_of(first, last)
         return [] if first == last else [InputPartition(part) for part in self.tail.plan(first, last)]
 
-    def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
-        """Read one partition; Spark makes one of an empty plan, without a value."""
-        if partition is None or partition.value is None:
-            return
-        for batch in plain_batches(self.read_part(partition.value)):
-            yield pa.RecordBatch.from_arrays(batch.columns, schema=self.schema)
-
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """One of the limits that are given, as Spark takes only one; `latestOffset` keeps both."""
+        """Return one of the limits: Spark takes only one. `latestOffset` applies both."""
         if self.options.max_offsets_per_trigger is not None:
             return ReadMaxRows(self.options.max_offsets_per_trigger)
         if self.options.max_bytes_per_trigger is not None:
@@ -156,24 +139,24 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @plain_errors
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Note where the log ends now: a query of Trigger.AvailableNow reads up to there."""
+        """Store the present end of the log, up to which a query of Trigger.AvailableNow reads."""
         self._until = self.tail.available()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
-        """How far the log is, and how much of it is left to read; for the query's progress."""
+        """Return the end of the log and the lag, for the query's progress."""
         return self.tail.progress().to_json()
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Nothing to do: nothing is held for a batch."""
+        """Do nothing: a batch holds no resources."""
 
     def stop(self) -> None:
-        """Free what the tail holds."""
+        """Close the tail."""
         if self._tail is not None:
             self._tail.close()
             self._tail = None
 
     def _limits(self, limit: ReadLimit | None) -> Limits:
-        """The limits of a trigger: none where Spark asks for all there is, else its own and those of the options."""
+        """Return the limits of a trigger: none if Spark asks for all, else its own and the options'."""
         limits = replace(NO_LIMITS, until=self._until)
         if limit is None or not HAS_LIMITS or isinstance(limit, ReadAllAvailable):
             return limits
@@ -186,7 +169,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class StoreStreamReader(StreamReader):
-    """Tails a store on disk. `options` are those of a stream."""
+    """Tails a store on disk."""
 
     def __init__(self, path: str, options: ReadOptions, schema: StructType) -> None:
         check_local((path,), "to follow")
@@ -194,9 +177,9 @@ class StoreStreamReader(StreamReader):
         self.path = path
 
     def open_tail(self) -> Tail:
-        """See `StreamReader.open_tail`. Nothing of the store is read before the first call of the tail."""
+        """See `StreamReader.open_tail`. The tail reads the store at its first call."""
         return StoreTail(self.path, self.options, self.columns)
 
     def read_part(self, part: Partition) -> Iterator[pa.RecordBatch]:
-        """See `StreamReader.read_part`."""
+        """See `PartReader.read_part`."""
         return read_planned(part, self.options.fail_on_data_loss)

@@ -1,4 +1,4 @@
-"""A range of a live group's committed entries as rows: what one task of a stream reads, all by itself."""
+"""A range of a live group's committed entries: what one task of a stream reads."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from pyspark_dledger.format.spec import DLEDGER, ScanRequest, Segment
 from pyspark_dledger.log.options import ReadOptions, option_filters
 from pyspark_dledger.log.tail.tail import report_loss
 from pyspark_dledger.spark.group_address import GroupAddress
-from pyspark_dledger.spark.stream.group_log import GroupLog, begin_of
+from pyspark_dledger.spark.stream.group_log import GroupLog, begin_index
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# Bytes of one request; a node answers with no more than this.
+# The most that a node returns for one request, in bytes.
 _REQUEST_BYTES = 4 * 1024 * 1024
-# Bytes that are decoded together, so that Arrow batches reach the size that suits Spark.
+# Bytes that are decoded together: Arrow batches get a size that suits Spark.
 _CHUNK_BYTES = 16 * 1024 * 1024
 _OWN_FILES = Path("/proc/self/fd")
 
 
 @dataclass(frozen=True)
 class GroupPartition:
-    """What one task reads: entries ``[first_index, last_index]``. ``scan`` is the request for any part of them.
+    """Entries from `first_index` to `last_index`. `scan` is the template for scans of parts of them.
 
-    ``number`` tells the tasks of a micro-batch apart: each begins with another member.
+    Tasks of different `number` begin with different members.
     """
 
     address: GroupAddress
@@ -50,7 +50,7 @@ class GroupPartition:
 
 @dataclass(frozen=True)
 class _Chunk:
-    """Consecutive entries without a gap between them, as they stand in the log from ``pos`` on."""
+    """Bytes of consecutive entries without a gap, from position `pos` of the log on."""
 
     pos: int
     parts: tuple[Buffer, ...]
@@ -65,13 +65,13 @@ class _Chunk:
 
 
 def scan_template(columns: tuple[str, ...], options: ReadOptions) -> ScanRequest:
-    """What is wanted of any range of a stream: `columns` of the rows that pass the options' filters."""
+    """Return the template of scans: `columns` of the rows that pass the options' filters."""
     return ScanRequest(
         segment=Segment("", "", 0, 0, DLEDGER),
         start=0,
         end=0,
         columns=columns,
-        # Of a stream startingTimestamp says where it begins.
+        # startingTimestamp is where a stream begins, no filter.
         filters=replace(option_filters(options), store_timestamp=None),
         mode=options.mode,
         verify_crc=options.verify_crc,
@@ -83,79 +83,79 @@ def scan_template(columns: tuple[str, ...], options: ReadOptions) -> ScanRequest
 
 
 def read_group_partition(partition: GroupPartition) -> Iterator[pa.RecordBatch]:
-    """The rows of a partition, in the order of the log.
+    """Return the rows of a partition, in the order of the log.
 
-    Raises GroupError where no member answers, DataLossError for entries that have expired since they were planned,
-    unless failOnDataLoss is false, and MalformedError with mode=FAILFAST.
+    Raises GroupError if no member responds, DataLossError for entries that expired since they were planned, unless
+    failOnDataLoss is false, and MalformedError with mode=FAILFAST.
     """
     with GroupLog(partition.address, partition.number) as group:
-        for chunk in _ahead(_joined(_pieces(group, partition))):
+        for chunk in _prefetched(_merged(_fetch(group, partition))):
             yield from _rows(chunk, partition)
 
 
-def _pieces(group: GroupLog, partition: GroupPartition) -> Iterator[_Chunk]:
-    """The answers of the members, without what lies behind the partition."""
+def _fetch(group: GroupLog, partition: GroupPartition) -> Iterator[_Chunk]:
+    """Yield the entries of the partition as members return them."""
     index = partition.first_index
     while index <= partition.last_index:
         try:
             found = group.read(index, _REQUEST_BYTES)
         except IndexRangeError as error:
-            index = _index_behind_loss(group, partition, index, error)
+            index = _index_after_loss(group, partition, index, error)
             continue
         data = memoryview(found.data)
         header = decode_entry_header(bytes(data[:ENTRY_HEADER_SIZE]))
         if header.index != index:
             raise StoreError(
-                f"group {group.group}: expected entry {index}, found entry {header.index}: run `dledger verify` on the "
-                "stores of its members"
+                f"{group.name}: expected entry {index}, found entry {header.index}: run `dledger verify` on the stores "
+                "of its members"
             )
         count = min(found.count, partition.last_index - index + 1)
         yield _Chunk(header.pos, (data[: _size_of(data, count)] if count < found.count else data,))
         index += count
 
 
-def _index_behind_loss(group: GroupLog, partition: GroupPartition, index: int, error: IndexRangeError) -> int:
-    """Where to go on when `index` is not to be had: at the lowest index that a member has."""
-    begin = begin_of(group.statuses())
+def _index_after_loss(group: GroupLog, partition: GroupPartition, index: int, error: IndexRangeError) -> int:
+    """Return the lowest index that a member has, where `index` has expired."""
+    begin = begin_index(group.statuses())
     if begin <= index:
         raise error
     lost = f"entries {index} to {min(begin - 1, partition.last_index)}"
     report_loss(
-        f"group {group.group}: expected {lost}, found them expired at every member",
-        f"reading goes on with index {begin}: they are skipped",
+        f"{group.name}: expected {lost}, found them expired at every member",
+        f"reading continues with index {begin}; they are skipped",
         partition.fail_on_data_loss,
     )
     return begin
 
 
 def _size_of(data: memoryview, count: int) -> int:
-    """How many bytes the first `count` entries take."""
+    """Return the size of the first `count` entries in bytes."""
     end = 0
     for _ in range(count):
         end += decode_entry_header(bytes(data[end : end + ENTRY_HEADER_SIZE])).size
     return end
 
 
-def _joined(pieces: Iterator[_Chunk]) -> Iterator[_Chunk]:
-    """Neighbouring pieces together, up to about `_CHUNK_BYTES`; where a file of the log ends there is a gap."""
-    joined: _Chunk | None = None
-    for piece in pieces:
-        if joined is not None and piece.pos == joined.end and joined.size + piece.size <= _CHUNK_BYTES:
-            joined = replace(joined, parts=joined.parts + piece.parts)
+def _merged(chunks: Iterator[_Chunk]) -> Iterator[_Chunk]:
+    """Merge adjacent chunks up to about `_CHUNK_BYTES`. At the end of each file the log has a gap."""
+    merged: _Chunk | None = None
+    for chunk in chunks:
+        if merged is not None and chunk.pos == merged.end and merged.size + chunk.size <= _CHUNK_BYTES:
+            merged = replace(merged, parts=merged.parts + chunk.parts)
             continue
-        if joined is not None:
-            yield joined
-        joined = piece
-    if joined is not None:
-        yield joined
+        if merged is not None:
+            yield merged
+        merged = chunk
+    if merged is not None:
+        yield merged
 
 
-def _ahead(chunks: Iterator[_Chunk]) -> Iterator[_Chunk]:
-    """The same, each fetched while the one before it is decoded and sent on."""
+def _prefetched(chunks: Iterator[_Chunk]) -> Iterator[_Chunk]:
+    """Fetch each chunk while the one before it is decoded."""
     with ThreadPoolExecutor(1, "dledger-read-ahead") as thread:
-        coming = thread.submit(next, chunks, None)
-        while (chunk := coming.result()) is not None:
-            coming = thread.submit(next, chunks, None)
+        fetched = thread.submit(next, chunks, None)
+        while (chunk := fetched.result()) is not None:
+            fetched = thread.submit(next, chunks, None)
             yield chunk
 
 
@@ -176,7 +176,7 @@ def _rows(chunk: _Chunk, partition: GroupPartition) -> Iterator[pa.RecordBatch]:
 
 @contextmanager
 def _as_file(parts: tuple[Buffer, ...]) -> Iterator[str]:
-    """A path where the scans find these bytes: a file in memory where the system has such, else a temporary one."""
+    """Give these bytes a path for the scan: of a file in memory if the system has them, else of a temporary file."""
     if hasattr(os, "memfd_create") and _OWN_FILES.is_dir():
         with open(os.memfd_create("dledger-chunk", os.MFD_CLOEXEC), "wb", buffering=0) as memory:
             _write_all(memory.fileno(), parts)
@@ -189,6 +189,6 @@ def _as_file(parts: tuple[Buffer, ...]) -> Iterator[str]:
 
 def _write_all(descriptor: int, parts: tuple[Buffer, ...]) -> None:
     for part in parts:
-        rest = memoryview(part)
-        while rest:
-            rest = rest[os.write(descriptor, rest) :]
+        remaining = memoryview(part)
+        while remaining:
+            remaining = remaining[os.write(descriptor, remaining) :]
