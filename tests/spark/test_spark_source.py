@@ -274,6 +274,7 @@ def test_without_pyspark_there_is_no_source_and_no_error(broken: str) -> None:
 
 
 def test_error_without_pyspark_has_the_reason() -> None:
+    reason = "the data source dledger needs PySpark 4.0 or newer"
     code = """
 import sys
 sys.modules["pyspark"] = None
@@ -283,7 +284,7 @@ try:
 except AttributeError as error:
     print(error)
 """
-    assert run_python(code).startswith("pyspark_dledger.DefaultSource needs PySpark 4.0 or later: ")
+    assert run_python(code).startswith(f"pyspark_dledger.DefaultSource: {reason}: ")
 
 
 def test_package_lists_its_names() -> None:
