@@ -1,4 +1,4 @@
-"""A broker.conf: what it means for a node of ours, as RocketMQ's constructor of ``DLedgerCommitLog`` has it."""
+"""A broker.conf as settings of a node, like RocketMQ's constructor of ``DLedgerCommitLog``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pyspark_dledger.rocketmq.broker.broker_conf import BrokerConf, broker_id, r
 from pyspark_dledger.store import StoreConfig
 from tests.support.groups import Served, free_ports
 
-LEAST = """
+MINIMAL = """
 brokerClusterName = RaftCluster
 brokerName=RaftNode00
 listenPort=30911
@@ -59,13 +59,13 @@ def conf_of(tmp_path: Path, text: str) -> BrokerConf:
 
 def config_of(conf: BrokerConf) -> NodeConfig:
     settings = NodeSettings()
-    for name, said in conf.settings.items():
-        settings.say(name, said.text, said.place)
+    for name, setting in conf.settings.items():
+        settings.say(name, setting.text, setting.source)
     return node_config(settings)
 
 
-def test_what_is_not_said_is_as_with_a_broker(tmp_path: Path) -> None:
-    conf = conf_of(tmp_path, LEAST)
+def test_missing_settings_have_rocketmqs_defaults(tmp_path: Path) -> None:
+    conf = conf_of(tmp_path, MINIMAL)
     config = config_of(conf)
     assert (config.group, config.self_id, config.store) == ("RaftNode00", "n1", Path("/home/of/store"))
     assert config.peers == "n0-127.0.0.1:40911;n1-127.0.0.1:40912;n2-127.0.0.1:40913"
@@ -79,11 +79,11 @@ def test_what_is_not_said_is_as_with_a_broker(tmp_path: Path) -> None:
     assert (conf.broker_id, conf.store_host, conf.max_message_size) == (2, None, 4 << 20)
     assert conf.dispatch.units_per_file == 300_000
     assert conf.dispatch.clean.file_reserved_hours == 72
-    assert conf.passed_over == ("brokerClusterName", "brokerName")
+    assert conf.ignored == ("brokerClusterName", "brokerName")
 
 
-def test_everything_that_has_a_meaning(tmp_path: Path) -> None:
-    conf = conf_of(tmp_path, LEAST + MORE)
+def test_all_settings_with_an_effect(tmp_path: Path) -> None:
+    conf = conf_of(tmp_path, MINIMAL + MORE)
     config = config_of(conf)
     assert config.store == Path("/data/rmq")
     assert config.store_options == {
@@ -103,11 +103,11 @@ def test_everything_that_has_a_meaning(tmp_path: Path) -> None:
     assert (dispatch.units_per_file, dispatch.hash_slots, dispatch.index_units) == (30001, 50, 200)
     assert (dispatch.has_index, dispatch.delays_ms) == (False, (1000, 120_000, 10_800_000))
     assert (dispatch.clean.delete_when, dispatch.clean.enable_disk_force_clean) == ("04;16", False)
-    assert "sendMessageThreadPoolNums" in conf.passed_over
+    assert "sendMessageThreadPoolNums" in conf.ignored
 
 
-def test_the_older_spellings(tmp_path: Path) -> None:
-    text = LEAST + "mapedFileSizeCommitLog=1048576\npreferredLeaderId=n2\nmapedFileSizeConsumeQueue=2000\n"
+def test_older_spellings(tmp_path: Path) -> None:
+    text = MINIMAL + "mapedFileSizeCommitLog=1048576\npreferredLeaderId=n2\nmapedFileSizeConsumeQueue=2000\n"
     conf = conf_of(tmp_path, text)
     assert conf.settings["mappedFileSizeForEntryData"].text == "1048576"
     assert conf.settings["preferredLeaderIds"].text == "n2"
@@ -132,15 +132,15 @@ def test_the_older_spellings(tmp_path: Path) -> None:
         (("listenPort=30911", "x=\\u12"), "expected key=value lines"),
     ],
 )
-def test_wrong_files_are_refused_with_their_line(tmp_path: Path, change: tuple[str, str], text: str) -> None:
-    assert change[0] in LEAST
+def test_wrong_files_are_rejected_with_their_line(tmp_path: Path, change: tuple[str, str], text: str) -> None:
+    assert change[0] in MINIMAL
     with pytest.raises(OptionError) as error:
-        conf_of(tmp_path, LEAST.replace(*change))
+        conf_of(tmp_path, MINIMAL.replace(*change))
     assert text in str(error.value)
 
 
-def test_a_wrong_value_of_a_setting_is_refused_with_the_line_of_the_broker_conf(tmp_path: Path) -> None:
-    conf = conf_of(tmp_path, LEAST + "mappedFileSizeCommitLog=1\n")
+def test_a_wrong_value_is_rejected_with_the_line_of_the_broker_conf(tmp_path: Path) -> None:
+    conf = conf_of(tmp_path, MINIMAL + "mappedFileSizeCommitLog=1\n")
     with pytest.raises(OptionError, match="line 9: mappedFileSizeForEntryData: expected 56 to"):
         config_of(conf)
 
@@ -150,16 +150,16 @@ def test_broker_ids(self_id: str, expected: int) -> None:
     assert broker_id(self_id) == expected
 
 
-def test_queues_are_built_by_the_stores_engine(tmp_path: Path) -> None:
+def test_dispatch_uses_the_stores_engine(tmp_path: Path) -> None:
     store = StoreConfig(tmp_path, engine="python")
     given = Namespace(producer_id_expiry_ms=None)
-    for conf in (None, conf_of(tmp_path, LEAST)):
+    for conf in (None, conf_of(tmp_path, MINIMAL)):
         settings = _message_settings(store, given, conf)
         assert (settings.engine, settings.dispatch.engine) == ("python", "python")
 
 
 def test_serve_takes_a_broker_conf(tmp_path: Path) -> None:
-    """With a store and a port of its own: the flags go before the file."""
+    """Flags for store and port override the file."""
     (port,) = free_ports(1)
     conf = tmp_path / "broker.conf"
     conf.write_text(

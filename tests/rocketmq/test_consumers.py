@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.log import open_log
-from pyspark_dledger.rocketmq.broker.config_files import parse_json, read_config
+from pyspark_dledger.rocketmq.broker.config_files import read_config
+from pyspark_dledger.rocketmq.broker.fastjson import parse_fastjson
 from pyspark_dledger.rocketmq.tables.registry import read_table
 from tests.support.generate import Store, mq_message, write_commitlog, write_dledger
 from tests.support.queues import units_of, write_units
@@ -166,7 +167,7 @@ def test_a_config_without_any_group(case_folder: Callable[[str], Path]) -> None:
 
 def test_numbers_as_keys() -> None:
     text = r'{"a@b":{0:12,17 : -1},"{3:4}":"5:6 \" {7:8","n":{"9":1}}'
-    assert parse_json(text.encode()) == {"a@b": {"0": 12, "17": -1}, "{3:4}": '5:6 " {7:8', "n": {"9": 1}}
+    assert parse_fastjson(text.encode()) == {"a@b": {"0": 12, "17": -1}, "{3:4}": '5:6 " {7:8', "n": {"9": 1}}
 
 
 @pytest.mark.parametrize(
@@ -174,13 +175,13 @@ def test_numbers_as_keys() -> None:
 )
 def test_other_texts_than_objects_are_errors(text: str) -> None:
     with pytest.raises(ValueError, match=r"."):
-        parse_json(text.encode())
+        parse_fastjson(text.encode())
 
 
 @given(st.binary(max_size=60))
 def test_random_bytes_give_an_object_or_a_value_error(data: bytes) -> None:
     with suppress(ValueError):
-        assert isinstance(parse_json(data), dict)
+        assert isinstance(parse_fastjson(data), dict)
 
 
 @pytest.mark.parametrize(

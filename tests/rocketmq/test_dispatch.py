@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from pyspark_dledger.common.retention import Retention
 from pyspark_dledger.errors import OptionError, StoreError
 from pyspark_dledger.log import open_log
-from pyspark_dledger.rocketmq.broker.presence import Presence
+from pyspark_dledger.rocketmq.broker.store_lock import StoreLock
 from pyspark_dledger.rocketmq.consume_queue.queue_writer import QueueWriter
 from pyspark_dledger.rocketmq.dispatch.dispatch_settings import DispatchSettings
 from pyspark_dledger.rocketmq.dispatch.dispatcher import DispatchedPart
@@ -801,27 +801,27 @@ def test_the_checkpoint_covers_flushed_files(tmp_path: Path) -> None:
 
 
 def test_abort_exists_while_a_store_is_open(tmp_path: Path) -> None:
-    presence = Presence(tmp_path)
-    assert not presence.acquire()
+    lock = StoreLock(tmp_path)
+    assert not lock.acquire()
     assert (tmp_path / "abort").exists()
-    with pytest.raises(StoreError, match="found it open in this process"):
-        Presence(tmp_path).acquire()
-    presence.release(is_clean=False)
-    assert presence.acquire()
-    presence.release(is_clean=True)
+    with pytest.raises(StoreError, match="the store is open in this process"):
+        StoreLock(tmp_path).acquire()
+    lock.release(is_clean=False)
+    assert lock.acquire()
+    lock.release(is_clean=True)
     assert not (tmp_path / "abort").exists()
-    assert not presence.acquire()
-    presence.release(is_clean=True)
+    assert not lock.acquire()
+    lock.release(is_clean=True)
 
 
 def test_the_lock_is_compatible_with_javas(tmp_path: Path) -> None:
     """A POSIX lock of the first byte, like ``FileChannel.tryLock(0, 1, false)``."""
     take = "import fcntl, sys; f = open(sys.argv[1], 'r+'); fcntl.lockf(f, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)"
-    presence = Presence(tmp_path)
-    presence.acquire()
+    lock = StoreLock(tmp_path)
+    lock.acquire()
     other = [sys.executable, "-c", take, str(tmp_path / "lock")]
     assert subprocess.run(other, capture_output=True, check=False).returncode == 1
-    presence.release(is_clean=True)
+    lock.release(is_clean=True)
     assert subprocess.run(other, capture_output=True, check=False).returncode == 0
     assert (tmp_path / "lock").read_bytes() == b"lock"
 
@@ -830,7 +830,7 @@ def test_the_lock_is_compatible_with_javas(tmp_path: Path) -> None:
     holder.stdout.readline()
     try:
         with pytest.raises(StoreError, match="in use by a broker, a node or a job"):
-            presence.acquire()
+            lock.acquire()
     finally:
         holder.communicate(b"\n")
 

@@ -30,8 +30,9 @@ from pyspark_dledger.log import open_log
 from pyspark_dledger.raft.client import Client, connect
 from pyspark_dledger.raft.client.results import Put, PutResult
 from pyspark_dledger.raft.messages import AppendRequest, PutRequest
-from pyspark_dledger.rocketmq.broker.config_files import parse_json, read_config
-from pyspark_dledger.rocketmq.broker.metadata import BrokerMetadata, fastjson
+from pyspark_dledger.rocketmq.broker.broker_metadata import BrokerMetadata
+from pyspark_dledger.rocketmq.broker.config_files import read_config
+from pyspark_dledger.rocketmq.broker.fastjson import fastjson_text, parse_fastjson
 from pyspark_dledger.rocketmq.broker.put_statistics import PutFigures as Figures
 from pyspark_dledger.rocketmq.broker.put_statistics import PutStatistics
 from pyspark_dledger.rocketmq.dispatch.dispatcher import DispatchedPart
@@ -304,7 +305,7 @@ def test_topics_keep_what_a_broker_wrote_and_go_on_from_its_backup(tmp_path: Pat
     assert (metadata.queue_count("A"), metadata.queue_count("B")) == (3, None)
     assert metadata.queue_count("SCHEDULE_TOPIC_XXXX") == 18
     metadata.add_topics({"A": 5})
-    found = parse_json((folder / "topics.json").read_bytes())
+    found = parse_fastjson((folder / "topics.json").read_bytes())
     topic = found["topicConfigTable"]["A"]
     assert topic == {
         "attributes": {"+x": "y"},
@@ -323,8 +324,8 @@ def test_config_is_written_as_fastjson_writes_it() -> None:
     value = {"offsetTable": {"A@G": {}, "T@G": {"0": 12, "1": 2}}, "l": [1, "x", {"k": True}], "e": []}
     text = '{\n\t"offsetTable":{\n\t\t"A@G":{},\n\t\t"T@G":{0:12,1:2\n\t\t}\n\t},\n\t"l":[\n\t\t1,\n\t\t"x",\n\t\t{'
     text += '\n\t\t\t"k":true\n\t\t}\n\t],\n\t"e":[]\n}'
-    assert fastjson(value) == text
-    assert parse_json(text.encode()) == value
+    assert fastjson_text(value) == text
+    assert parse_fastjson(text.encode()) == value
 
 
 # Duplicates
@@ -567,7 +568,7 @@ def _admitted(service: MessageService, bodies: Bodies) -> Admitted | None:
 
 
 def test_two_nodes_do_not_take_one_root(one: tuple[MessageNodes, Client]) -> None:
-    with pytest.raises(StoreError, match="expected a store that nobody writes"):
+    with pytest.raises(StoreError, match="the store is open in this process"):
         MessageService.open(one[0].root("n0"), "n1")
 
 
@@ -843,15 +844,15 @@ def test_figures_are_logged_for_each_minute_in_which_something_was_put(caplog: p
     clock = Ticking()
     statistics = PutStatistics(clock)
     caplog.set_level("INFO", "pyspark_dledger.node")
-    statistics.put(Figures(messages=10, size=1000, duplicates=2, topic="A"), 5.0)
+    statistics.add(Figures(messages=10, size=1000, duplicates=2, topic="A"), 5.0)
     clock.now += 30
-    statistics.put(Figures(messages=20, size=5000, duplicates=0, topic="A"), 80.0)
-    statistics.refused()
+    statistics.add(Figures(messages=20, size=5000, duplicates=0, topic="A"), 80.0)
+    statistics.add_rejected()
     assert not caplog.records
     clock.now += 30
-    statistics.look()
+    statistics.log_if_due()
     clock.now += 60
-    statistics.look()
+    statistics.log_if_due()
     (record,) = caplog.records
     fields = record.__dict__["fields"]
     assert record.getMessage() == "puts"
@@ -873,5 +874,5 @@ def test_figures_are_logged_for_each_minute_in_which_something_was_put(caplog: p
 def test_a_put_that_held_up_the_others_is_told(
     caplog: pytest.LogCaptureFixture, milliseconds: float, is_slow: bool
 ) -> None:
-    PutStatistics(Ticking()).put(Figures(messages=3, size=100, duplicates=0, topic="A"), milliseconds)
+    PutStatistics(Ticking()).add(Figures(messages=3, size=100, duplicates=0, topic="A"), milliseconds)
     assert [(record.levelname, record.getMessage()) for record in caplog.records] == [("WARNING", "slow put")] * is_slow

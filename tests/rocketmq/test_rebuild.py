@@ -27,7 +27,7 @@ from pyspark_dledger.cli.main import main
 from pyspark_dledger.errors import OptionError, StoreError
 from pyspark_dledger.log import open_log
 from pyspark_dledger.log.io.queue_files import UNIT_DTYPE
-from pyspark_dledger.rocketmq.broker.presence import Presence, held
+from pyspark_dledger.rocketmq.broker.store_lock import StoreLock, locked
 from pyspark_dledger.rocketmq.consume_queue.queue_writer import QueueWriter
 from pyspark_dledger.rocketmq.index_file.index_file import index_files, read_header
 from pyspark_dledger.rocketmq.index_file.message_keys import Keys
@@ -798,7 +798,7 @@ def test_a_store_that_somebody_has_is_refused(tmp_path: Path) -> None:
         rebuild(root, "index", out=tmp_path / "out")
         assert compare(root, "index").is_equal
         holder.communicate("\n")
-    with held(root), pytest.raises(StoreError, match="found it open in this process"):
+    with locked(root), pytest.raises(StoreError, match="the store is open in this process"):
         rebuild(root, "index")
     assert files_of(root, *WHATS) == before
     rebuild(root, "index")
@@ -858,7 +858,7 @@ def test_a_full_disk_leaves_the_old_one_and_nothing_else(
         with monkeypatch.context() as patched:
             patched.setattr(os, "pwrite", full)
             # The lock of a store is written, too.
-            patched.setattr(Presence, "hold", lambda _: None)
+            patched.setattr(StoreLock, "lock", lambda _: None)
             with pytest.raises(StoreError, match="found No space left on device: check the disk"):
                 rebuild(root, what, out=out)
         assert files_of(root, *WHATS) == before

@@ -1,4 +1,4 @@
-"""The first start of DLedger over an old CommitLog, and how the two are kept and cleaned together."""
+"""The first start of DLedger over an old CommitLog, and how both logs are read and cleaned together."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def open_store(root: Path, **more: object) -> MmapFileStore:
 
 
 def test_java_closes_the_old_log_in_the_same_way(tmp_path: Path) -> None:
-    """A store that RocketMQ upgraded, taken back to before that: to the byte the same."""
+    """A store that RocketMQ upgraded, reverted and upgraded again: equal to the byte."""
     root = unpack("mq-53-upgrade", tmp_path)
     java, files = open_log(str(root)), old_files(root)
     shutil.rmtree(root / "dledger-n0")
@@ -77,7 +77,7 @@ def test_java_closes_the_old_log_in_the_same_way(tmp_path: Path) -> None:
     assert (data_dir(root) / f"{393216:020}").stat().st_size == old[-1].size
 
 
-def test_of_a_plain_brokers_files_only_the_filler_changes(tmp_path: Path) -> None:
+def test_only_a_filler_is_written_to_a_plain_brokers_files(tmp_path: Path) -> None:
     root = unpack("mq-plain", tmp_path)
     before = old_files(root)
     end = open_log(str(root)).state.max_offset
@@ -94,7 +94,7 @@ def test_of_a_plain_brokers_files_only_the_filler_changes(tmp_path: Path) -> Non
 # Where DLedger begins
 
 
-def test_dledger_begins_behind_the_old_log(tmp_path: Path) -> None:
+def test_dledger_begins_after_the_old_log(tmp_path: Path) -> None:
     old = old_log(tmp_path)
     divided = begin(tmp_path)
     assert divided == old.segments[-1].end
@@ -113,7 +113,7 @@ def test_dledger_begins_behind_the_old_log(tmp_path: Path) -> None:
     assert open_log(str(tmp_path)).divided_commitlog_offset == divided
 
 
-def test_the_two_logs_are_read_as_one(tmp_path: Path) -> None:
+def test_both_logs_are_read_as_one(tmp_path: Path) -> None:
     messages = Messages()
     old = write_commitlog(tmp_path, messages.some(30), file_size=SIZE)
     divided = begin(tmp_path)
@@ -122,7 +122,7 @@ def test_the_two_logs_are_read_as_one(tmp_path: Path) -> None:
     store.append_as_leader([payload.make(0) for payload in later])
     store.update_committed_index(0, 29)
     end = store.end_pos
-    # The queues know half of the old log: the rest is dispatched, and then DLedger's.
+    # First the old log is dispatched, then DLedger's.
     dispatch(tmp_path, end, -1)
     store.shutdown()
     dispatch(tmp_path, end, 29)
@@ -142,8 +142,8 @@ def old_payloads(count: int) -> list:
     return Messages().some(count)
 
 
-def test_queues_that_are_behind_the_old_log_are_brought_up(tmp_path: Path) -> None:
-    """As RocketMQ's own MixCommitlogTest.testFallBehindCQ has it."""
+def test_queues_catch_up_with_the_old_log(tmp_path: Path) -> None:
+    """As in RocketMQ's own MixCommitlogTest.testFallBehindCQ."""
     store = old_log(tmp_path)
     begin(tmp_path)
     assert dispatch(tmp_path, store.segments[-1].end, -1)[-1].end_pos == store.segments[-1].end
@@ -156,18 +156,18 @@ def test_queues_that_are_behind_the_old_log_are_brought_up(tmp_path: Path) -> No
     again.stop()
 
 
-def test_nothing_to_close(tmp_path: Path) -> None:
+def test_without_an_old_log_nothing_is_closed(tmp_path: Path) -> None:
     assert begin(tmp_path) == -1
     assert not data_dir(tmp_path).exists()
     store = write_dledger(tmp_path, Messages().some(3), base=8192)
     assert begin(tmp_path) == store.segments[0].base == 8192
 
 
-# What may be found
+# Damage and conflicts
 
 
-def test_a_torn_tail_is_cut(tmp_path: Path) -> None:
-    """A message whose last bytes never reached the disk, and garbage behind it."""
+def test_a_torn_tail_is_truncated(tmp_path: Path) -> None:
+    """A message whose last bytes never reached the disk, and garbage after it."""
     store = old_log(tmp_path)
     last = store.rows[-1]
     path = Path(store.segments[-1].path)
@@ -185,8 +185,8 @@ def test_a_torn_tail_is_cut(tmp_path: Path) -> None:
     assert [row["pos"] for row in rows if row["kind"] == "message"] == [row["pos"] for row in store.rows[:-1]]
 
 
-def test_damage_before_other_messages_costs_only_itself(tmp_path: Path) -> None:
-    """Java ends the log there, and deletes what is behind."""
+def test_messages_after_damage_are_kept(tmp_path: Path) -> None:
+    """Java ends the log at the damage, and deletes the rest."""
     store = old_log(tmp_path)
     bad = store.rows[-4]
     path = tmp_path / "commitlog" / bad["segment"]
@@ -200,8 +200,8 @@ def test_damage_before_other_messages_costs_only_itself(tmp_path: Path) -> None:
     ]
 
 
-def test_a_file_made_ahead_is_deleted(tmp_path: Path) -> None:
-    """RocketMQ makes the next file before it is needed; DLedger begins where it stands."""
+def test_a_file_created_ahead_is_deleted(tmp_path: Path) -> None:
+    """RocketMQ creates the next file early; DLedger begins at its position."""
     store = old_log(tmp_path)
     ahead = tmp_path / "commitlog" / f"{store.segments[-1].end:020}"
     ahead.write_bytes(bytes(SIZE))
@@ -209,8 +209,8 @@ def test_a_file_made_ahead_is_deleted(tmp_path: Path) -> None:
     assert not ahead.exists()
 
 
-def test_a_file_without_any_message_is_filled_as_a_whole(tmp_path: Path) -> None:
-    """A crash right behind the change to it."""
+def test_a_file_without_messages_is_one_filler(tmp_path: Path) -> None:
+    """A crash right after the first write to it."""
     store = old_log(tmp_path)
     torn = tmp_path / "commitlog" / f"{store.segments[-1].end:020}"
     torn.write_bytes(b"\x01\x02\x03\x04torn".ljust(SIZE, b"\0"))
@@ -218,11 +218,11 @@ def test_a_file_without_any_message_is_filled_as_a_whole(tmp_path: Path) -> None
     assert FILLER.unpack_from(torn.read_bytes()) == (SIZE, MESSAGE_MAGIC_BLANK)
 
 
-def test_a_start_that_was_broken_off_is_made_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = tmp_path / "whole"
-    old_log(whole)
-    ahead = whole / "commitlog" / f"{(1 << 20) - (1 << 20) % SIZE:020}"
-    divided = begin(whole)
+def test_an_interrupted_start_is_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    complete = tmp_path / "complete"
+    old_log(complete)
+    ahead = complete / "commitlog" / f"{(1 << 20) - (1 << 20) % SIZE:020}"
+    divided = begin(complete)
     assert not ahead.exists()
     for step in range(9):
         root = tmp_path / str(step)
@@ -244,13 +244,13 @@ def test_a_start_that_was_broken_off_is_made_good(tmp_path: Path, monkeypatch: p
             else:
                 assert step > 4
         assert begin(root) == divided
-        assert old_files(root) == old_files(whole)
+        assert old_files(root) == old_files(complete)
         store = open_store(root)
         assert store.end_pos == divided
         store.shutdown()
 
 
-def test_a_data_file_that_was_being_made_is_made_anew(tmp_path: Path) -> None:
+def test_an_empty_data_file_is_created_again(tmp_path: Path) -> None:
     store = old_log(tmp_path)
     data_dir(tmp_path).mkdir(parents=True)
     (data_dir(tmp_path) / f"{store.segments[-1].end:020}").touch()
@@ -258,7 +258,7 @@ def test_a_data_file_that_was_being_made_is_made_anew(tmp_path: Path) -> None:
     assert open_store(tmp_path).end_pos == store.segments[-1].end
 
 
-def test_the_first_file_stands_in_the_folder_whose_turn_it_is(tmp_path: Path) -> None:
+def test_the_first_file_is_in_the_folder_whose_turn_it_is(tmp_path: Path) -> None:
     store = old_log(tmp_path)
     dirs = [tmp_path / name for name in ("c", "a", "b")]
     divided = begin_over_old_log(tmp_path, dirs)
@@ -270,7 +270,7 @@ def test_the_first_file_stands_in_the_folder_whose_turn_it_is(tmp_path: Path) ->
     opened.shutdown()
 
 
-def test_no_file_is_made_where_files_are_only_read(tmp_path: Path) -> None:
+def test_no_file_is_created_in_read_only_folders(tmp_path: Path) -> None:
     store = old_log(tmp_path)
     dirs = [tmp_path / name for name in ("a", "b", "c")]
     turn = store.segments[-1].end // SIZE
@@ -284,7 +284,7 @@ def test_no_file_is_made_where_files_are_only_read(tmp_path: Path) -> None:
     opened.shutdown()
 
 
-def test_an_old_log_is_left_as_it_is_where_no_file_can_be_made(tmp_path: Path) -> None:
+def test_the_old_log_is_unchanged_if_no_file_can_be_created(tmp_path: Path) -> None:
     old_log(tmp_path)
     before = old_files(tmp_path)
     with pytest.raises(StoreError, match="found read-only ones only"):
@@ -292,7 +292,7 @@ def test_an_old_log_is_left_as_it_is_where_no_file_can_be_made(tmp_path: Path) -
     assert old_files(tmp_path) == before
 
 
-def test_dledger_that_was_started_without_the_old_log_is_refused(tmp_path: Path) -> None:
+def test_dledger_started_without_the_old_log_is_rejected(tmp_path: Path) -> None:
     write_dledger(tmp_path, Messages().some(5))
     old_log(tmp_path)
     before = old_files(tmp_path)
@@ -301,13 +301,13 @@ def test_dledger_that_was_started_without_the_old_log_is_refused(tmp_path: Path)
     assert old_files(tmp_path) == before
 
 
-def test_names_that_are_no_multiple_of_the_size_are_refused(tmp_path: Path) -> None:
+def test_names_that_are_no_multiple_of_the_size_are_rejected(tmp_path: Path) -> None:
     write_commitlog(tmp_path, Messages().some(3), file_size=SIZE, base=100)
-    with pytest.raises(StoreError, match="multiple of 2048"):
+    with pytest.raises(StoreError, match="multiple of the file size 2048"):
         begin(tmp_path)
 
 
-# Cleaning
+# Expired files
 
 
 @pytest.fixture
@@ -335,7 +335,7 @@ def age(root: Path, folder: str, hours: float) -> None:
         os.utime(path, (changed, changed))
 
 
-def test_old_files_go_first_and_dledgers_wait_for_them(
+def test_old_files_are_deleted_before_dledgers(
     both: Callable[[], tuple[Path, MmapFileStore, FileCleaner]],
 ) -> None:
     root, store, cleaner = both()
@@ -356,7 +356,7 @@ def test_old_files_go_first_and_dledgers_wait_for_them(
     assert open_log(str(root)).state.begin_index > 0
 
 
-def test_a_disk_that_is_too_full_takes_old_files_before_their_time(
+def test_a_full_disk_deletes_old_files_early(
     both: Callable[[], tuple[Path, MmapFileStore, FileCleaner]],
 ) -> None:
     root, store, cleaner = both()

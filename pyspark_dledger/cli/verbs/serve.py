@@ -84,7 +84,7 @@ def run(args: argparse.Namespace, out: Output) -> int:
     config = node_config(_settings(args, conf))
     log_to_stderr(args.log_format, id=config.self_id)
     if conf is not None:
-        passed_over = ",".join(conf.passed_over) or None
+        passed_over = ",".join(conf.ignored) or None
         record(logging.INFO, "broker-conf", file=args.broker_conf, brokerId=conf.broker_id, passedOver=passed_over)
     if conf is None and not args.messages:
         return run_loop(lambda: _serve(config, None, args, out))
@@ -101,8 +101,8 @@ def run(args: argparse.Namespace, out: Output) -> int:
 def _settings(args: argparse.Namespace, conf: BrokerConf | None) -> NodeSettings:
     """Settings of the broker.conf, overridden by those of the file, and these by the flags."""
     settings = NodeSettings()
-    for name, said in conf.settings.items() if conf is not None else ():
-        settings.say(name, said.text, said.place)
+    for name, setting in conf.settings.items() if conf is not None else ():
+        settings.say(name, setting.text, setting.source)
     if args.config:
         read = read_settings(Path(args.config))
         for name, text in read.items():

@@ -1,4 +1,4 @@
-"""A broker's ``broker.conf``: what it means for a node of ours, as the constructor of ``DLedgerCommitLog`` has it.
+"""Reads a broker's ``broker.conf`` as settings of a node, like the constructor of ``DLedgerCommitLog``.
 
 Sources: RocketMQ 4.9.8 and 5.3.3 ``DLedgerCommitLog``, ``MessageStoreConfig``, ``BrokerConfig``, ``MixAll``.
 """
@@ -20,123 +20,125 @@ from pyspark_dledger.format.message import encode_host
 from pyspark_dledger.format.state_files import property_lines
 from pyspark_dledger.rocketmq.dispatch.dispatch_settings import DispatchSettings
 
-_LARGEST_MESSAGE = 4 * 1024 * 1024
+_MAX_MESSAGE_SIZE = 4 * 1024 * 1024
 _DEFAULT_PORT = 10911
 _SELF_ID = re.compile(r".(-?[0-9]{1,9})")
 _LEVELS = re.compile(r"[0-9]{1,9}[smhd]")
 _UNIT_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
-class Said(NamedTuple):
-    """A node's setting by the name that `serve --config` has for it, and where it was said."""
+class BrokerSetting(NamedTuple):
+    """The text of a setting, and the file and line it is from."""
 
     text: str
-    place: str
+    source: str
 
 
 @dataclass(frozen=True)
 class BrokerConf:
-    """What a broker.conf means: a node's settings by name, and how messages are served.
+    """The settings of a broker.conf: a node's by their names in `serve --config`, and those of messages.
 
-    ``broker_id`` is that of this member while it is no master (a master's is 0). ``store_host`` is what messages say
-    to be stored at; None where the file does not. ``passed_over`` names what has no meaning here.
+    ``broker_id`` is that of this member while it is no master (a master's is 0). ``store_host`` is the storeHost of
+    messages; None if the file has none. ``ignored`` names settings without effect here.
     """
 
-    settings: dict[str, Said]
+    settings: dict[str, BrokerSetting]
     broker_id: int
     store_host: bytes | None
     dispatch: DispatchSettings
     max_message_size: int
-    passed_over: tuple[str, ...]
+    ignored: tuple[str, ...]
 
 
-class _Given:
-    """The lines of a file, and which of them were asked for."""
+class _Properties:
+    """The lines of a file, and which of them were used."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._lines: dict[str, tuple[int, str]] = {}
-        self._asked: set[str] = set()
+        self._used: set[str] = set()
         try:
-            # As in java.util.Properties the last one of a name holds.
+            # As in java.util.Properties, the last line of a name counts.
             for line, name, text in property_lines(path.read_bytes()):
                 self._lines[name] = (line, text.strip())
         except (OSError, ValueError) as error:
             raise OptionError(f"broker-conf {path}: expected key=value lines, found {error}") from None
 
-    def place(self, name: str) -> str:
+    def source(self, name: str) -> str:
         line = self._lines.get(name)
         return f"broker-conf {self._path} line {line[0]}" if line else f"broker-conf {self._path}"
 
-    def text(self, *names: str, default: str = "") -> Said:
-        """The first of these names that is there with a value."""
-        self._asked.update(names)
+    def text(self, *names: str, default: str = "") -> BrokerSetting:
+        """The setting of the first of these names that has a value."""
+        self._used.update(names)
         for name in names:
             if self._lines.get(name, (0, ""))[1]:
-                return Said(self._lines[name][1], self.place(name))
-        return Said(default, self.place(names[0]))
+                return BrokerSetting(self._lines[name][1], self.source(name))
+        return BrokerSetting(default, self.source(names[0]))
 
-    def number(self, name: str, default: int, least: int = 1) -> int:
-        said = self.text(name, default=str(default))
-        if not re.fullmatch(r"[0-9]{1,18}", said.text) or int(said.text) < least:
-            raise OptionError(f"{said.place}: {name}: expected a whole number, at least {least}, found {said.text!r}")
-        return int(said.text)
+    def number(self, name: str, default: int, min_value: int = 1) -> int:
+        setting = self.text(name, default=str(default))
+        if not re.fullmatch(r"[0-9]{1,18}", setting.text) or int(setting.text) < min_value:
+            raise OptionError(
+                f"{setting.source}: {name}: expected a whole number, at least {min_value}, found {setting.text!r}"
+            )
+        return int(setting.text)
 
     def boolean(self, name: str, default: bool) -> bool:
-        said = self.text(name, default=str(default).lower())
+        setting = self.text(name, default=str(default).lower())
         try:
-            return parse_boolean(said.text)
+            return parse_boolean(setting.text)
         except ValueError:
-            raise OptionError(f"{said.place}: {name}: expected true or false, found {said.text!r}") from None
+            raise OptionError(f"{setting.source}: {name}: expected true or false, found {setting.text!r}") from None
 
-    def passed_over(self) -> tuple[str, ...]:
-        return tuple(name for name in self._lines if name not in self._asked)
+    def ignored(self) -> tuple[str, ...]:
+        return tuple(name for name in self._lines if name not in self._used)
 
 
 def read_broker_conf(path: Path, home: Callable[[], Path] = Path.home) -> BrokerConf:
-    """The meaning of a broker.conf. Raises OptionError where it cannot be read, or is none of a broker in DLedger mode.
+    """Read a broker.conf. Raises OptionError if it cannot be read, or if its broker is not in DLedger mode.
 
-    What it does not say has the defaults of RocketMQ, not those of a node of ours; `home` is the user's folder, in
-    which a broker without storePathRootDir has its store.
+    Missing settings have RocketMQ's defaults, not those of a node. `home` returns the user's home folder, which has the
+    store of a broker without storePathRootDir.
     """
-    given = _Given(path)
+    given = _Properties(path)
     if not given.boolean("enableDLegerCommitLog", False):
-        said = given.text("enableDLegerCommitLog", default="nothing")
+        setting = given.text("enableDLegerCommitLog", default="nothing")
         raise OptionError(
-            f"{said.place}: enableDLegerCommitLog: expected true, of a broker in DLedger mode, found {said.text}: "
-            "only such a broker is a member of a group"
+            f"{setting.source}: enableDLegerCommitLog: expected true, of a broker in DLedger mode, "
+            f"found {setting.text}: other brokers are no members of a group"
         )
     settings = _settings(given, home)
-    max_message_size = given.number("maxMessageSize", _LARGEST_MESSAGE)
+    max_message_size = given.number("maxMessageSize", _MAX_MESSAGE_SIZE)
     return BrokerConf(
         settings=settings,
-        broker_id=broker_id(settings["selfId"].text, settings["selfId"].place),
+        broker_id=broker_id(settings["selfId"].text, settings["selfId"].source),
         store_host=_store_host(given),
         dispatch=_dispatch(given),
-        max_message_size=min(max_message_size, _LARGEST_MESSAGE),
-        passed_over=given.passed_over(),
+        max_message_size=min(max_message_size, _MAX_MESSAGE_SIZE),
+        ignored=given.ignored(),
     )
 
 
 def read_dispatch_settings(path: Path) -> DispatchSettings:
-    """How a broker with that broker.conf writes ConsumeQueue and index, in DLedger mode or not. Raises OptionError."""
-    return _dispatch(_Given(path))
+    """How a broker writes ConsumeQueues and IndexFiles, in DLedger mode or not. Raises OptionError."""
+    return _dispatch(_Properties(path))
 
 
-def broker_id(self_id: str, place: str = "selfId") -> int:
-    """``DLedgerCommitLog.getId``: the number in a member's id and one more. Raises OptionError where there is none."""
+def broker_id(self_id: str, source: str = "selfId") -> int:
+    """``DLedgerCommitLog.getId``: the number in a member's id plus 1. Raises OptionError if there is none."""
     found = _SELF_ID.fullmatch(self_id)
     if found is None:
-        raise OptionError(f"{place}: dLegerSelfId: expected a letter and a number, such as n0, found {self_id!r}")
+        raise OptionError(f"{source}: dLegerSelfId: expected a letter and a number, such as n0, found {self_id!r}")
     return int(found[1]) + 1
 
 
-def _settings(given: _Given, home: Callable[[], Path]) -> dict[str, Said]:
+def _settings(given: _Properties, home: Callable[[], Path]) -> dict[str, BrokerSetting]:
     """In the order of the constructor of ``DLedgerCommitLog``."""
     retention = _retention(given)
     settings = {
-        "enableDiskForceClean": Said(
-            str(retention.enable_disk_force_clean).lower(), given.place("cleanFileForciblyEnable")
+        "enableDiskForceClean": BrokerSetting(
+            str(retention.enable_disk_force_clean).lower(), given.source("cleanFileForciblyEnable")
         ),
         "selfId": given.text("dLegerSelfId"),
         "group": given.text("dLegerGroup"),
@@ -144,42 +146,44 @@ def _settings(given: _Given, home: Callable[[], Path]) -> dict[str, Said]:
         "storeBaseDir": given.text("storePathRootDir", default=str(home() / "store")),
         "dataStorePath": given.text("storePathDLedgerCommitLog"),
         "readOnlyDataStoreDirs": given.text("readOnlyCommitLogStorePaths"),
-        # The older spelling is that of RocketMQ before 4.8.
+        # The second spelling is from before RocketMQ 4.8.
         "mappedFileSizeForEntryData": given.text("mappedFileSizeCommitLog", "mapedFileSizeCommitLog"),
-        "deleteWhen": Said(retention.delete_when, given.place("deleteWhen")),
-        # An old CommitLog goes first.
-        "fileReservedHours": Said(str(retention.file_reserved_hours + 1), given.place("fileReservedTime")),
+        "deleteWhen": BrokerSetting(retention.delete_when, given.source("deleteWhen")),
+        # Later than those of an old CommitLog.
+        "fileReservedHours": BrokerSetting(str(retention.file_reserved_hours + 1), given.source("fileReservedTime")),
         "preferredLeaderIds": given.text("preferredLeaderIds", "preferredLeaderId"),
-        "enableBatchPush": Said(str(given.boolean("enableBatchPush", False)).lower(), given.place("enableBatchPush")),
-        "diskSpaceRatioToCheckExpired": Said(
-            str(retention.disk_space_ratio_to_check_expired), given.place("diskMaxUsedSpaceRatio")
+        "enableBatchPush": BrokerSetting(
+            str(given.boolean("enableBatchPush", False)).lower(), given.source("enableBatchPush")
+        ),
+        "diskSpaceRatioToCheckExpired": BrokerSetting(
+            str(retention.disk_space_ratio_to_check_expired), given.source("diskMaxUsedSpaceRatio")
         ),
     }
     missing = [java for java, name in _NEEDED.items() if not settings[name].text]
     if missing:
         raise OptionError(
-            f"{given.place('')}: expected dLegerGroup, dLegerSelfId and dLegerPeers, found no {missing[0]}"
+            f"{given.source('')}: expected dLegerGroup, dLegerSelfId and dLegerPeers, found no {missing[0]}"
         )
-    return {name: said for name, said in settings.items() if said.text}
+    return {name: setting for name, setting in settings.items() if setting.text}
 
 
 _NEEDED = {"dLegerGroup": "group", "dLegerSelfId": "selfId", "dLegerPeers": "peers"}
 
 
-def _store_host(given: _Given) -> bytes | None:
-    """brokerIP1 and listenPort, which messages of this broker carry."""
-    said = given.text("brokerIP1")
+def _store_host(given: _Properties) -> bytes | None:
+    """brokerIP1 and listenPort as the storeHost of messages."""
+    setting = given.text("brokerIP1")
     port = given.number("listenPort", _DEFAULT_PORT)
-    if not said.text:
+    if not setting.text:
         return None
     try:
-        return encode_host(str(ipaddress.ip_address(said.text)), port)
+        return encode_host(str(ipaddress.ip_address(setting.text)), port)
     except ValueError:
-        raise OptionError(f"{said.place}: brokerIP1: expected an IP address, found {said.text!r}") from None
+        raise OptionError(f"{setting.source}: brokerIP1: expected an IP address, found {setting.text!r}") from None
 
 
-def _dispatch(given: _Given) -> DispatchSettings:
-    """How ConsumeQueue and IndexFile are written, and when files of an old CommitLog are deleted."""
+def _dispatch(given: _Properties) -> DispatchSettings:
+    """How ConsumeQueues and IndexFiles are written, and when files of an old CommitLog are deleted."""
     queue_size = given.text("mappedFileSizeConsumeQueue", "mapedFileSizeConsumeQueue", default="6000000")
     units = -(-_whole(queue_size, "mappedFileSizeConsumeQueue") // CONSUME_QUEUE_UNIT_SIZE)
     defaults = DispatchSettings()
@@ -193,11 +197,11 @@ def _dispatch(given: _Given) -> DispatchSettings:
     )
 
 
-def _retention(given: _Given) -> Retention:
+def _retention(given: _Properties) -> Retention:
     """When an old CommitLog's files are deleted, with RocketMQ's defaults."""
     when = given.text("deleteWhen", default=Retention.delete_when)
     # Java takes the nearer end for a percentage outside [10, 95].
-    percent = min(max(given.number("diskMaxUsedSpaceRatio", 75, least=0), 10), 95)
+    percent = min(max(given.number("diskMaxUsedSpaceRatio", 75, min_value=0), 10), 95)
     try:
         return Retention(
             delete_when=when.text,
@@ -206,20 +210,22 @@ def _retention(given: _Given) -> Retention:
             enable_disk_force_clean=given.boolean("cleanFileForciblyEnable", Retention.enable_disk_force_clean),
         )
     except OptionError as error:
-        raise OptionError(f"{when.place}: {str(error).replace('delete_when', 'deleteWhen')}") from None
+        raise OptionError(f"{when.source}: {str(error).replace('delete_when', 'deleteWhen')}") from None
 
 
-def _whole(said: Said, name: str) -> int:
-    if not re.fullmatch(r"[0-9]{1,10}", said.text) or int(said.text) < 1:
-        raise OptionError(f"{said.place}: {name}: expected a whole number, at least 1, found {said.text!r}")
-    return int(said.text)
+def _whole(setting: BrokerSetting, name: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,10}", setting.text) or int(setting.text) < 1:
+        raise OptionError(f"{setting.source}: {name}: expected a whole number, at least 1, found {setting.text!r}")
+    return int(setting.text)
 
 
-def _delays(said: Said, default: tuple[int, ...]) -> tuple[int, ...]:
+def _delays(setting: BrokerSetting, default: tuple[int, ...]) -> tuple[int, ...]:
     """Levels such as ``1s 5s 1m``, in milliseconds (``ScheduleMessageService.parseDelayLevel``)."""
-    if not said.text:
+    if not setting.text:
         return default
-    levels = said.text.split(" ")
+    levels = setting.text.split(" ")
     if not all(_LEVELS.fullmatch(level) for level in levels):
-        raise OptionError(f"{said.place}: messageDelayLevel: expected times such as 1s 5s 1m 2h, found {said.text!r}")
+        raise OptionError(
+            f"{setting.source}: messageDelayLevel: expected times such as 1s 5s 1m 2h, found {setting.text!r}"
+        )
     return tuple(int(level[:-1]) * _UNIT_MS[level[-1]] for level in levels)

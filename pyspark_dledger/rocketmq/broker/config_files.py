@@ -1,38 +1,35 @@
-"""A broker's ``config/*.json``: topics, consumer groups and how far they have read.
+"""A broker's ``config/*.json``: topics, consumer groups and their offsets.
 
-fastjson writes maps with numbers as keys as ``{0:12}``, which is not JSON. A broker writes such a file anew every few
-seconds and keeps the one before as ``.bak``, from which it starts where the file itself cannot be read. Sources:
-RocketMQ 5.3.3 ``ConfigManager``, ``TopicConfigManager``, ``ConsumerOffsetManager``, ``SubscriptionGroupManager``,
-``ScheduleMessageService``.
+A broker replaces each file every few seconds and keeps the previous one as ``.bak``. It reads that if the file itself
+cannot be read. Sources: RocketMQ 5.3.3 ``ConfigManager``, ``TopicConfigManager``, ``ConsumerOffsetManager``,
+``SubscriptionGroupManager``, ``ScheduleMessageService``, ``MixAll.string2File``.
 """
 
 from __future__ import annotations
 
-import json
+import os
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pyspark_dledger.errors import StoreError
+from pyspark_dledger.rocketmq.broker.fastjson import MAX_FILE_SIZE, parse_fastjson
 
 FOLDER = "config"
 FILES = ("topics.json", "subscriptionGroup.json", "consumerOffset.json", "delayOffset.json")
 SCHEDULE_GROUP = "SCHEDULE_CONSUMER"
-"""The name that RocketMQ gives to its own reading of the delay topic (``MixAll.SCHEDULE_CONSUMER_GROUP``)."""
+"""RocketMQ's own consumer group of the delay topic (``MixAll.SCHEDULE_CONSUMER_GROUP``)."""
+MAX_QUEUES = 65_536
 
-# A broker with 100,000 groups of 16 queues writes some 30 MB.
-_LONGEST_FILE = 256 * 1024 * 1024
-# A string, so that nothing in it is taken for a key; or a number with a colon behind it.
-_STRING_OR_KEY = re.compile(r'"(?:[^"\\]|\\.)*"|(-?[0-9]+)(?=\s*:)', re.DOTALL)
 _INT32, _INT64 = 2**31 - 1, 2**63 - 1
-_MOST_QUEUES = 65_536
 
 
 @dataclass(frozen=True)
 class BrokerConfig:
-    """What the files say. ``offsets`` is by topic and group, then by queue; ``delay_offsets`` by delay level."""
+    """The contents of the files. ``offsets`` is by topic and group, then by queue; ``delay_offsets`` by delay level."""
 
     topic_queues: dict[str, int] = field(default_factory=dict)
     groups: tuple[str, ...] = ()
@@ -40,19 +37,26 @@ class BrokerConfig:
     delay_offsets: dict[int, int] = field(default_factory=dict)
 
 
+class ConfigFile(NamedTuple):
+    """An intact file: its bytes, and the object in it."""
+
+    data: bytes
+    content: dict[str, Any]
+
+
 def read_config(root: Path) -> BrokerConfig:
-    """The config of the broker at `root`. Raises StoreError where there is none, or a file and its .bak are damaged."""
+    """The config of the broker at `root`. Raises StoreError without one, or if a file and its .bak are damaged."""
     folder = root / FOLDER
-    files = {name: _read(folder / name) for name in FILES}
-    if all(content is None for content in files.values()):
+    files = [read_config_file(folder / name) for name in FILES]
+    if all(file is None for file in files):
         raise StoreError(
             f"{folder}: expected {', '.join(FILES[:-1])} or {FILES[-1]}, found none of them: a broker writes them "
             "below its storePathRootDir, copy them from there"
         )
-    topics, groups, offsets, delays = (content or {} for content in files.values())
+    topics, groups, offsets, delays = (file.content if file is not None else {} for file in files)
     return BrokerConfig(
         topic_queues={
-            topic: min(count, _MOST_QUEUES)
+            topic: min(count, MAX_QUEUES)
             for topic, config in _table(topics, "topicConfigTable")
             if (count := _integer(config.get("readQueueNums"), _INT32)) is not None
         },
@@ -67,20 +71,21 @@ def read_config(root: Path) -> BrokerConfig:
     )
 
 
-def _read(file: Path) -> dict[str, Any] | None:
-    """A file's object, or its .bak's where it is missing, empty or damaged; None where there is neither."""
+def read_config_file(file: Path) -> ConfigFile | None:
+    """A file, or its .bak if it is missing, empty or damaged; None if both are missing.
+
+    Raises StoreError if neither is intact.
+    """
     problems = []
     for candidate in (file, file.with_name(f"{file.name}.bak")):
         try:
             with candidate.open("rb") as stream:
-                data = stream.read(_LONGEST_FILE + 1)
+                data = stream.read(MAX_FILE_SIZE + 1)
+            return ConfigFile(data, parse_fastjson(data))
         except FileNotFoundError:
             continue
         except OSError as error:
             problems.append(f"{candidate.name} cannot be read ({error.strerror})")
-            continue
-        try:
-            return parse_json(data)
         except ValueError as error:
             problems.append(f"{candidate.name}: {error}")
     if problems:
@@ -88,24 +93,25 @@ def _read(file: Path) -> dict[str, Any] | None:
     return None
 
 
-def parse_json(data: bytes) -> dict[str, Any]:
-    """The object that fastjson wrote. Raises ValueError for anything else, and for more than 256 MiB."""
-    if len(data) > _LONGEST_FILE:
-        raise ValueError(f"expected at most {_LONGEST_FILE} bytes, found more")
-    if not data.strip(b" \t\r\n\0"):
-        raise ValueError("expected an object, found an empty file")
-    text = _STRING_OR_KEY.sub(lambda found: f'"{found[1]}"' if found[1] else found[0], data.decode(errors="replace"))
-    try:
-        value = json.loads(text)
-    except RecursionError:
-        raise ValueError("expected an object, found one nested too deep") from None
-    if not isinstance(value, dict):
-        raise ValueError(f"expected an object, found {type(value).__name__}")
-    return value
+def write_config_file(file: Path, data: bytes) -> None:
+    """Replace a file, keep the previous one as ``.bak``. Each is complete at any time, and durable."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with suppress(FileNotFoundError):
+        _replace_durably(file.with_name(f"{file.name}.bak"), file.read_bytes())
+    _replace_durably(file, data)
+
+
+def _replace_durably(file: Path, data: bytes) -> None:
+    unfinished = file.with_name(f"{file.name}.tmp")
+    with unfinished.open("wb") as stream:
+        stream.write(data)
+        stream.flush()
+        os.fsync(stream.fileno())
+    unfinished.replace(file)
 
 
 def _table(content: dict[str, Any], name: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The entries of a table whose values are objects; what is none is left out."""
+    """The entries of a table whose values are objects."""
     table = content.get(name)
     for key, value in table.items() if isinstance(table, dict) else ():
         if isinstance(value, dict):
@@ -113,7 +119,7 @@ def _table(content: dict[str, Any], name: str) -> Iterator[tuple[str, dict[str, 
 
 
 def _numbers(table: object) -> dict[int, int]:
-    """A map of queues or levels to offsets; what is no number is left out."""
+    """A map of queues or levels to offsets, without entries that are no numbers."""
     numbers = {}
     for key, value in table.items() if isinstance(table, dict) else ():
         known, offset = _integer(key, _INT32), _integer(value, _INT64)
@@ -122,10 +128,10 @@ def _numbers(table: object) -> dict[int, int]:
     return numbers
 
 
-def _integer(value: object, most: int) -> int | None:
-    """A number up to `most`, also as text; None for anything else."""
+def _integer(value: object, limit: int) -> int | None:
+    """A number up to `limit`, also as text; None for anything else."""
     if isinstance(value, str) and re.fullmatch(r"-?[0-9]{1,19}", value):
         value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int) or not -most - 1 <= value <= most:
+    if isinstance(value, bool) or not isinstance(value, int) or not -limit - 1 <= value <= limit:
         return None
     return value

@@ -1,4 +1,4 @@
-"""Figures of a message service in its log: how much was put, how long it took, and what took too long."""
+"""Put statistics in the log of a message service: figures of each minute, and slow puts."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import NamedTuple
 from pyspark_dledger.common.log_records import record
 
 # As RocketMQ: StoreStatsService's interval, its slots of PutMessageDistributeTime, and DLedgerCommitLog's warning.
-_RECORD_SECONDS = 60.0
+_LOG_SECONDS = 60.0
 _SLOTS_MS = (0, 10, 50, 100, 200, 500, 1000, 2000, 3000, 4000, 5000, 10000)
 _SLOW_MS = 500
 
 
 class PutFigures(NamedTuple):
-    """What one put brought: messages and bytes that were appended, and messages that were there already."""
+    """One put: appended messages and bytes, and duplicates."""
 
     messages: int
     size: int
@@ -25,23 +25,23 @@ class PutFigures(NamedTuple):
 
 
 class PutStatistics:
-    """Counts puts, and logs the figures of each minute in which there were some. Of one thread.
+    """Counts puts, and logs the figures of each minute with puts. Not thread-safe.
 
-    The time of a put is that for which nothing else could be put: from the check to the write, as RocketMQ's lock.
+    The time of a put is the time that blocks other puts, from check to write, like that of RocketMQ's lock.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._begin()
+        self._reset()
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         self._since = self._clock()
-        self._puts = self._messages = self._size = self._duplicates = self._refused = 0
+        self._puts = self._messages = self._size = self._duplicates = self._rejected = 0
         self._slowest = 0.0
         self._slots = [0] * (len(_SLOTS_MS) + 1)
 
-    def put(self, put: PutFigures, milliseconds: float) -> None:
-        """A put was appended, and took so long."""
+    def add(self, put: PutFigures, milliseconds: float) -> None:
+        """Count an appended put."""
         self._puts += 1
         self._messages += put.messages
         self._size += put.size
@@ -57,19 +57,19 @@ class PutStatistics:
                 bytes=put.size,
                 topic=put.topic,
             )
-        self.look()
+        self.log_if_due()
 
-    def refused(self) -> None:
-        self._refused += 1
+    def add_rejected(self) -> None:
+        self._rejected += 1
 
-    def look(self) -> None:
-        """Log the figures where a minute is over."""
-        if self._clock() - self._since >= _RECORD_SECONDS:
-            self.record()
+    def log_if_due(self) -> None:
+        """Log the figures if a minute has passed."""
+        if self._clock() - self._since >= _LOG_SECONDS:
+            self.log()
 
-    def record(self) -> None:
-        """Log what came since the last record, if anything, and begin anew."""
-        if self._puts or self._refused:
+    def log(self) -> None:
+        """Log the figures since the last record, if there are any, and reset them."""
+        if self._puts or self._rejected:
             seconds = max(self._clock() - self._since, 1e-9)
             record(
                 logging.INFO,
@@ -81,14 +81,14 @@ class PutStatistics:
                 bytes=self._size,
                 averageBytes=round(self._size / self._messages) if self._messages else None,
                 duplicates=self._duplicates,
-                refused=self._refused,
+                refused=self._rejected,
                 slowestMs=round(self._slowest, 1),
                 times=self._times(),
             )
-        self._begin()
+        self._reset()
 
     def _times(self) -> str:
-        """How many puts took how long: ``0-10ms:3 10-50ms:1``, those that none took left out."""
+        """The number of puts by duration: ``0-10ms:3 10-50ms:1``, without empty ranges."""
         texts = []
         for number, count in enumerate(self._slots):
             if count:

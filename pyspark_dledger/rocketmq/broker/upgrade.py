@@ -1,6 +1,6 @@
-"""The first start of DLedger over an old CommitLog: that is closed, and DLedger's log begins behind it.
+"""The first start of DLedger over an old CommitLog, which is closed; DLedger's log begins after it.
 
-Of the old files only the 8 bytes of a filler behind the last message are written. Source: RocketMQ 5.3.3
+In the old files only the 8 bytes of a filler after the last message are written. Source: RocketMQ 5.3.3
 ``DLedgerCommitLog.recover``, ``CommitLog.recoverNormally``, ``MappedFileQueue.truncateDirtyFiles``.
 """
 
@@ -32,13 +32,13 @@ _FILLER = struct.Struct(">ii")
 def begin_over_old_log(
     root: Path, data_dirs: Sequence[Path], engine_name: str = "auto", read_only: Collection[Path] = ()
 ) -> int:
-    """Where DLedger's log begins (``dividedCommitlogOffset``); -1 where there is neither an old log nor DLedger files.
+    """Where DLedger's log begins (``dividedCommitlogOffset``); -1 without an old log and DLedger files.
 
-    Before DLedger's first start over ``root/commitlog`` this closes the old log and makes DLedger's first file, in one
-    of `data_dirs` that is not `read_only`, as long as the old ones. Everything is durable, and a start that was broken
-    off is made good. Not while anybody has the store open.
+    Before DLedger's first start over ``root/commitlog`` this closes the old log and creates DLedger's first file, in
+    one of `data_dirs` that is not `read_only`, with the size of the old ones. Everything is durable, and an interrupted
+    start is completed. The caller holds the store's lock.
 
-    Raises StoreError where the old log does not end before DLedger's begins, or where files cannot be read or written.
+    Raises StoreError if the old log does not end before DLedger's begins, or if files cannot be read or written.
     """
     engine = get_engine(engine_name)
     old = [file for file in _old_files(root) if Path(file.path).stat().st_size]
@@ -50,13 +50,11 @@ def begin_over_old_log(
         return -1
     writable = sorted({*map(str, data_dirs)} - {*map(str, read_only)})
     if not writable:
-        raise StoreError(
-            f"{root}: expected a folder in which data files can be created, found read-only ones only: add one"
-        )
+        raise StoreError(f"{root}: expected a folder for new data files, found read-only ones only: add one")
     try:
         return _close(engine, old, writable)
     except OSError as error:
-        raise StoreError(f"{root}: expected to close the old CommitLog, found {error}: check the disk") from error
+        raise StoreError(f"{root}: the old CommitLog cannot be closed: {error}: check the disk") from error
 
 
 def _old_files(root: Path) -> list[Segment]:
@@ -65,7 +63,7 @@ def _old_files(root: Path) -> list[Segment]:
 
 
 def _data_files(folder: Path) -> list[Path]:
-    """Data files; an empty one was being made when its maker was stopped."""
+    """Data files, without empty ones, which a crash left."""
     found = folder.iterdir() if folder.is_dir() else iter(())
     return [
         path
@@ -75,12 +73,12 @@ def _data_files(folder: Path) -> list[Path]:
 
 
 def _check_before(engine: Engine, old: list[Segment], begin: int) -> None:
-    """Raises StoreError where a message of the old log stands at or behind DLedger's beginning."""
+    """Raises StoreError if the old log has a message at or after DLedger's beginning."""
     for file in old:
         if file.base >= begin and _intact_end(engine, file) > file.base:
             raise StoreError(
                 f"{file.path}: expected the old CommitLog to end before {begin}, where DLedger's files begin, found "
-                "messages behind: was DLedger started here without them? Move one of the two away"
+                "later messages: if DLedger was started here without the old files, move one of both away"
             )
 
 
@@ -89,44 +87,46 @@ def _close(engine: Engine, old: list[Segment], folders: list[str]) -> int:
     divided = last.end
     if divided % last.size:
         raise StoreError(
-            f"{last.path}: expected a name that is a multiple of {last.size}, the size of the file, found this one: "
-            "DLedger cannot go on behind it"
+            f"{last.path}: expected a name that is a multiple of the file size {last.size}, found this one: DLedger "
+            "cannot continue after it"
         )
     for file in old:
         if file.base > last.base:
-            # Made ahead and never written.
+            # Created ahead and never written.
             Path(file.path).unlink()
     _write_filler(last, end)
     sync_dir(Path(last.path).parent)
-    _make_data_file(Path(folders[divided // last.size % len(folders)]), divided, last.size)
+    _create_data_file(Path(folders[divided // last.size % len(folders)]), divided, last.size)
     _LOG.info("the old CommitLog ends at %d; DLedger begins at %d", end, divided)
     return divided
 
 
 def _find_end(engine: Engine, old: list[Segment]) -> tuple[Segment, int]:
-    """The last file that was written, and where its last intact message ends.
+    """The last written file, and the end of its last intact message.
 
-    Unlike Java, which ends the log at the first thing that is no message, this goes over damage before other messages.
+    Unlike Java, which ends the log at the first damage, this continues if messages follow.
     """
     for file in reversed(old):
         if _is_written(file):
             end = _intact_end(engine, file)
             torn = _written_end(file) - end
             if torn > _FILLER.size:
-                _LOG.warning("%s: %d bytes from byte %d on are no messages: cut", file.path, torn, end - file.base)
+                _LOG.warning(
+                    "%s: %d bytes from byte %d on are no messages: truncated", file.path, torn, end - file.base
+                )
             return file, end
     return old[0], old[0].base
 
 
 def _intact_end(engine: Engine, file: Segment) -> int:
-    """Where the last message of a file ends whose lengths and CRC are right; the file's beginning without any."""
+    """The end of a file's last message with correct lengths and CRC; the file's beginning without one."""
     end = file.base
     request = ScanRequest(file, file.base, file.end, ("kind", "pos", "size", "problem"), max_batch_rows=1_000_000)
     for batch, _ in engine.scan(request):
-        is_whole = pc.and_(pc.equal(batch["kind"], "message"), pc.is_null(batch["problem"]))
-        whole = batch.filter(is_whole)
-        if len(whole):
-            end = whole["pos"][-1].as_py() + whole["size"][-1].as_py()
+        is_intact = pc.and_(pc.equal(batch["kind"], "message"), pc.is_null(batch["problem"]))
+        intact = batch.filter(is_intact)
+        if len(intact):
+            end = intact["pos"][-1].as_py() + intact["size"][-1].as_py()
     return end
 
 
@@ -143,21 +143,21 @@ def _written_end(file: Segment) -> int:
 
 
 def _write_filler(file: Segment, end: int) -> None:
-    """Say in an old file that nothing follows, where that is not said and there is room for it."""
-    at, left = end - file.base, file.end - end
-    there = read_at(file.path, at, _FILLER.size)
-    if left < _FILLER.size or (len(there) == _FILLER.size and _FILLER.unpack(there)[1] == MESSAGE_MAGIC_BLANK):
+    """Mark the end in an old file, unless it is marked or has no room for it."""
+    at, rest = end - file.base, file.end - end
+    found = read_at(file.path, at, _FILLER.size)
+    if rest < _FILLER.size or (len(found) == _FILLER.size and _FILLER.unpack(found)[1] == MESSAGE_MAGIC_BLANK):
         return
     descriptor = os.open(file.path, os.O_RDWR | os.O_CLOEXEC)
     try:
-        os.pwrite(descriptor, _FILLER.pack(left, MESSAGE_MAGIC_BLANK), at)
+        os.pwrite(descriptor, _FILLER.pack(rest, MESSAGE_MAGIC_BLANK), at)
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
 
-def _make_data_file(folder: Path, base: int, size: int) -> None:
-    """Make an empty data file, sparse and of full size."""
+def _create_data_file(folder: Path, base: int, size: int) -> None:
+    """Create an empty data file, sparse and of full size."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{base:0{SEGMENT_NAME_DIGITS}d}"
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)

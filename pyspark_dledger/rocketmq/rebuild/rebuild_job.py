@@ -21,7 +21,7 @@ from pyspark_dledger.log.log import open_log
 from pyspark_dledger.log.options import find_option
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.rocketmq.broker.broker_conf import read_dispatch_settings
-from pyspark_dledger.rocketmq.broker.presence import held
+from pyspark_dledger.rocketmq.broker.store_lock import locked
 from pyspark_dledger.rocketmq.consume_queue.store_queues import queue_root
 from pyspark_dledger.rocketmq.dispatch.dispatch_settings import DispatchSettings
 from pyspark_dledger.rocketmq.index_file.index_file import FOLDER as INDEX
@@ -176,7 +176,7 @@ def rebuild(
     if out is None:
         store.check_can_be_replaced()
     try:
-        with held(store.root) if out is None else nullcontext():
+        with locked(store.root) if out is None else nullcontext():
             leftover = clear_leftover(store.root, what) if out is None else None
             notes = [*([leftover] if leftover is not None else []), *store.size_notes()]
             built = store.build(target, run, progress)

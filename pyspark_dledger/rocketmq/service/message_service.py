@@ -26,8 +26,8 @@ from pyspark_dledger.format.encode.encoded import MAX_BODY_SIZE, Bodies
 from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.format.layout import TRANSACTION_FLAGS
 from pyspark_dledger.format.message import encode_host, encode_message
-from pyspark_dledger.rocketmq.broker.metadata import BrokerMetadata
-from pyspark_dledger.rocketmq.broker.presence import Presence
+from pyspark_dledger.rocketmq.broker.broker_metadata import BrokerMetadata
+from pyspark_dledger.rocketmq.broker.store_lock import StoreLock
 from pyspark_dledger.rocketmq.broker.upgrade import begin_over_old_log
 from pyspark_dledger.rocketmq.dedup.committed_identities import FOLDER, CommittedIdentities
 from pyspark_dledger.rocketmq.dedup.log_entries import first_stored_from, has_entry
@@ -101,7 +101,7 @@ class MessageService:
         self._puts = PutHandler(
             self._engine, store_host, settings.max_message_size, self._metadata, self._identities, self._dispatched
         )
-        self._presence = Presence(root)
+        self._lock = StoreLock(root)
         self._is_unclean = False
         self._is_open = False
         self._divided = -1
@@ -140,7 +140,7 @@ class MessageService:
         return service
 
     def _open(self) -> None:
-        self._is_unclean = self._presence.acquire()
+        self._is_unclean = self._lock.acquire()
         self._is_open = True
         self._divided = divided = begin_over_old_log(self._root, self._data_dirs, read_only=self._read_only_dirs)
         record(logging.INFO, "messages", root=self._root, unclean=self._is_unclean, dividedCommitlogOffset=divided)
@@ -155,7 +155,7 @@ class MessageService:
         self._worker.shutdown()
         if self._is_open:
             self._is_open = False
-            self._presence.release(is_clean=not self._is_unclean and self._store is None)
+            self._lock.release(is_clean=not self._is_unclean and self._store is None)
 
     # The node's life
 
@@ -179,7 +179,7 @@ class MessageService:
     def stopped(self) -> None:
         """See `Application.stopped`."""
         self._end_leadership()
-        self._puts.statistics.record()
+        self._puts.statistics.log()
         dispatcher, self._dispatcher = self._dispatcher, None
         is_clean = True
         if dispatcher is not None and (is_clean := dispatcher.stop(_STOP_SECONDS)):
@@ -188,7 +188,7 @@ class MessageService:
         self._store = None
         if self._is_open:
             self._is_open = False
-            self._presence.release(is_clean)
+            self._lock.release(is_clean)
 
     def _flush_identities(self) -> None:
         try:

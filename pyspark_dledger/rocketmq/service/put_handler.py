@@ -16,7 +16,7 @@ from pyspark_dledger.format.encode.encoded import MAX_BODY_SIZE, Bodies
 from pyspark_dledger.format.encode.puts import ID_SIZE, Puts
 from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
-from pyspark_dledger.rocketmq.broker.metadata import BrokerMetadata
+from pyspark_dledger.rocketmq.broker.broker_metadata import BrokerMetadata
 from pyspark_dledger.rocketmq.broker.put_statistics import PutFigures, PutStatistics
 from pyspark_dledger.rocketmq.dedup.committed_identities import CommittedIdentities
 from pyspark_dledger.rocketmq.dedup.first_copies import MessageLocation, first_copies
@@ -79,7 +79,7 @@ class PutHandler:
             new_topics = topics_to_create(self._metadata, tables, puts.queues, queue_nums)
             return self._admitted(tables, store, bodies, puts, new_topics, began)
         except ValueError as error:
-            self.statistics.refused()
+            self.statistics.add_rejected()
             return Refused(ResponseCode.UNEXPECTED_ARGUMENT, str(error))
 
     def _admitted(
@@ -165,7 +165,7 @@ class PutHandler:
         size = len(put.bodies.block) if put.bodies is not None else 0
         duplicates = len(put.queue_offsets) - len(put.kept)
         figures = PutFigures(len(put.kept), size, duplicates, put.puts.queues[0][0])
-        self.statistics.put(figures, 1000 * (time.perf_counter() - put.began))
+        self.statistics.add(figures, 1000 * (time.perf_counter() - put.began))
 
 
 def _repeats(ids: bytes, which: Longs | None, copies: Mapping[int, MessageLocation]) -> dict[int, int]:

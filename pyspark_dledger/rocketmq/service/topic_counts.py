@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from pyspark_dledger.rocketmq.broker.metadata import MAX_QUEUES, TOPIC_NAME, BrokerMetadata
+from pyspark_dledger.rocketmq.broker.broker_metadata import TOPIC_NAME, BrokerMetadata
+from pyspark_dledger.rocketmq.broker.config_files import MAX_QUEUES
 from pyspark_dledger.rocketmq.message_arrays import QueueName
 from pyspark_dledger.rocketmq.service.leader_tables import LeaderTables
 

@@ -1,4 +1,4 @@
-"""That a broker has a store, and how it ended the last time: the files ``lock`` and ``abort`` below the root.
+"""The files ``lock`` and ``abort`` of a broker's root: whether its store is open, and whether it was closed cleanly.
 
 Source: RocketMQ 5.3.3 ``DefaultMessageStore.start``, ``createTempFile``, ``isTempFileExist``.
 """
@@ -17,12 +17,12 @@ from pyspark_dledger.errors import StoreError, StoreInUseError
 LOCK = "lock"
 ABORT = "abort"
 
-# Java's FileChannel.tryLock(0, 1, false) is a lock of the process: a second one of the same process would be granted.
-_held: set[tuple[int, int]] = set()
+# POSIX locks, which Java's FileChannel.tryLock takes, do not exclude a second lock in the same process.
+_locked: set[tuple[int, int]] = set()
 
 
-class Presence:
-    """One holder of a storePathRootDir, from `acquire` to `release`."""
+class StoreLock:
+    """The lock of a storePathRootDir, and its abort file, from `acquire` to `release`."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -30,75 +30,72 @@ class Presence:
         self._file = (0, 0)
 
     def acquire(self) -> bool:
-        """Take the store. True where `ABORT` shows that it was not closed the last time.
+        """Lock the store and create `ABORT`. Returns whether it existed: the store was not closed cleanly.
 
-        Raises StoreError where a broker or a node has it, or where the files cannot be written.
+        Raises StoreError if a broker or a node uses the store, or if the files cannot be written.
         """
         try:
             self._root.mkdir(parents=True, exist_ok=True)
-            self.hold()
+            self.lock()
             abort = self._root / ABORT
             is_unclean = abort.exists()
             if not is_unclean:
                 _write_durably(abort, f"{os.getpid()}".encode())
         except OSError as error:
-            self.let_go()
-            raise StoreError(f"{self._root}: expected a folder to write, found {error}: check permissions") from error
+            self.unlock()
+            raise StoreError(f"{self._root}: cannot be written: {error}: check permissions") from error
         return is_unclean
 
-    def hold(self) -> None:
-        """Lock the first byte, as Java does: so that neither of the two opens what the other has."""
+    def lock(self) -> None:
+        """Lock the first byte, as Java does: broker and node exclude each other."""
         path = self._root / LOCK
-        # Before it is opened: closing any descriptor of a file lets go of all locks that the process has on it.
-        if path.exists() and _identity(path.stat()) in _held:
-            raise StoreInUseError(
-                f"{path}: expected a store that nobody writes, found it open in this process: close it"
-            )
+        # Before it is opened: closing any descriptor of a file releases all locks of the process on it.
+        if path.exists() and _identity(path.stat()) in _locked:
+            raise StoreInUseError(f"{path}: the store is open in this process: close it")
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
         except OSError:
             os.close(descriptor)
             raise StoreInUseError(
-                f"{path}: expected a store that nobody writes, found it in use by a broker, a node or a job of "
-                "Spark: end that, or use another folder"
+                f"{path}: the store is in use by a broker, a node or a job of Spark: stop it, or use another folder"
             ) from None
         self._descriptor, self._file = descriptor, _identity(os.fstat(descriptor))
-        _held.add(self._file)
+        _locked.add(self._file)
         os.pwrite(descriptor, b"lock", 0)
 
     def release(self, is_clean: bool) -> None:
-        """Let go of the store. Unless `is_clean`, the next to open it finds that it was not closed."""
+        """Unlock the store. Unless `is_clean`, `ABORT` stays."""
         if self._descriptor < 0:
             return
         if is_clean:
             (self._root / ABORT).unlink(missing_ok=True)
             sync_dir(self._root)
-        self.let_go()
+        self.unlock()
 
-    def let_go(self) -> None:
-        """Let go of the lock alone."""
+    def unlock(self) -> None:
+        """Release the lock only."""
         if self._descriptor >= 0:
             descriptor, self._descriptor = self._descriptor, -1
-            _held.discard(self._file)
+            _locked.discard(self._file)
             os.close(descriptor)
 
 
 @contextmanager
-def held(root: Path) -> Iterator[None]:
-    """Hold a storePathRootDir that is not opened, so that meanwhile neither a broker nor a node opens it.
+def locked(root: Path) -> Iterator[None]:
+    """Lock a storePathRootDir without opening it, so that neither a broker nor a node opens it meanwhile.
 
-    Raises StoreError where one has it, or where its lock cannot be written.
+    Raises StoreError if one uses it, or if its lock cannot be written.
     """
-    presence = Presence(root)
+    lock = StoreLock(root)
     try:
-        presence.hold()
+        lock.lock()
     except OSError as error:
-        raise StoreError(f"{root / LOCK}: expected to lock it, found {error}: check permissions") from error
+        raise StoreError(f"{root / LOCK}: cannot be locked: {error}: check permissions") from error
     try:
         yield
     finally:
-        presence.let_go()
+        lock.unlock()
 
 
 def _identity(status: os.stat_result) -> tuple[int, int]:

@@ -1,0 +1,183 @@
+"""The topics and other metadata of a broker, which followers copy from the leader.
+
+Sources: RocketMQ 5.3.3 ``ConfigManager.persist``, ``TopicConfigManager``, ``SlaveSynchronize``.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from pyspark_dledger.common.clock import now_ms
+from pyspark_dledger.common.log_records import record
+from pyspark_dledger.errors import StoreError
+from pyspark_dledger.format.layout import MAX_DELAY_LEVEL, SCHEDULE_TOPIC
+from pyspark_dledger.rocketmq.broker.config_files import (
+    FILES,
+    FOLDER,
+    MAX_QUEUES,
+    read_config_file,
+    write_config_file,
+)
+from pyspark_dledger.rocketmq.broker.fastjson import fastjson_text, parse_fastjson
+
+TOPICS = FILES[0]
+TOPIC_NAME = re.compile(r"[%|a-zA-Z0-9_-]{1,255}")
+
+_READ_AND_WRITE = 6
+# All files together: they are sent in one frame.
+_MAX_COPIED_SIZE = 12 * 1024 * 1024
+_FIRST_VERSION = {"counter": 0, "stateVersion": 0, "timestamp": 0}
+
+
+class BrokerMetadata:
+    """Topics with their queue counts, and the config files of a broker's root. Not thread-safe.
+
+    ``write`` runs the work that encodes and writes files: at once, or in a thread of its own, in order.
+    """
+
+    def __init__(self, root: Path, write: Callable[[Callable[[], None]], object] = lambda work: work()) -> None:
+        self._folder = root / FOLDER
+        self._write = write
+        self._warned: set[str] = set()
+        # Replaced and never modified: another thread may be writing it.
+        self._topics: dict[str, Any] = {}
+        self._encoded: tuple[dict[str, Any], bytes] = {}, b""
+        self._is_saving = False
+        self._counts: dict[str, int] = {}
+        topics = read_config_file(self._folder / TOPICS)
+        self._set_topics(topics.content if topics is not None else {})
+
+    def _set_topics(self, content: Mapping[str, Any]) -> None:
+        topics = {"dataVersion": _FIRST_VERSION, **content}
+        table = topics.get("topicConfigTable")
+        if not isinstance(table, dict):
+            table = topics["topicConfigTable"] = {}
+        self._topics = topics
+        self._counts = {name: count for name, config in table.items() if (count := _queue_count(config))}
+        self._counts[SCHEDULE_TOPIC] = max(self._counts.get(SCHEDULE_TOPIC, 0), MAX_DELAY_LEVEL)
+
+    # Topics
+
+    def queue_count(self, topic: str) -> int | None:
+        """How many queues a topic has (the larger of those to read and to write); None for an unknown one."""
+        return self._counts.get(topic)
+
+    def add_topics(self, counts: Mapping[str, int]) -> None:
+        """Create topics with so many queues, or set the counts of existing ones; written to ``topics.json``."""
+        table = {**self._topics["topicConfigTable"]}
+        for name, count in counts.items():
+            known = table.get(name)
+            config = known if isinstance(known, dict) else _new_topic(name)
+            table[name] = {**config, "readQueueNums": count, "writeQueueNums": count}
+            self._counts[name] = count
+        version = _next_version(self._topics.get("dataVersion"))
+        self._topics = {**self._topics, "topicConfigTable": table, "dataVersion": version}
+        if not self._is_saving:
+            self._is_saving = True
+            self._write(self._save_topics)
+
+    def _save_topics(self) -> None:
+        """Write the current topics: encoding thousands takes too long for each put."""
+        self._is_saving = False
+        self._write_files({TOPICS: self._encoded_topics()})
+
+    def _encoded_topics(self) -> bytes:
+        topics, (known, data) = self._topics, self._encoded
+        if known is not topics:
+            data = fastjson_text(topics).encode()
+            self._encoded = topics, data
+        return data
+
+    # Copies
+
+    def files(self) -> dict[str, bytes]:
+        """The files by name, without missing and damaged ones."""
+        found: dict[str, bytes] = {}
+        for name in FILES:
+            data = self._encoded_topics() if name == TOPICS else self._intact(name)
+            if data is None:
+                continue
+            if sum(map(len, found.values())) + len(data) > _MAX_COPIED_SIZE:
+                self._warn_once(name, f"expected at most {_MAX_COPIED_SIZE} bytes of metadata to copy, found more")
+                continue
+            found[name] = data
+        return found
+
+    def _intact(self, name: str) -> bytes | None:
+        try:
+            file = read_config_file(self._folder / name)
+        except StoreError as error:
+            self._warn_once(name, str(error))
+            return None
+        return file.data if file is not None else None
+
+    def take_over(self, files: Mapping[str, bytes]) -> None:
+        """Replace own files by a leader's; unknown names and equal files are skipped."""
+        changed: dict[str, bytes] = {}
+        for name, data in files.items():
+            try:
+                if name in FILES and data != self._present(name):
+                    content = parse_fastjson(data)
+                    if name == TOPICS:
+                        self._set_topics(content)
+                    changed[name] = bytes(data)
+            except ValueError as error:
+                self._warn_once(name, f"copied from the leader: {error}")
+        if changed:
+            self._write(lambda: self._write_files(changed))
+
+    def _present(self, name: str) -> bytes | None:
+        with suppress(OSError):
+            return (self._folder / name).read_bytes()
+        return None
+
+    def _write_files(self, files: Mapping[str, bytes]) -> None:
+        for name, data in files.items():
+            try:
+                write_config_file(self._folder / name, data)
+            except OSError as error:
+                # A leader without the file finds the queues of a topic in the log.
+                record(logging.ERROR, "metadata not written", file=name, found=str(error))
+
+    def _warn_once(self, name: str, problem: str) -> None:
+        if problem not in self._warned:
+            self._warned.add(problem)
+            record(logging.WARNING, "metadata", file=name, found=problem)
+
+
+def _queue_count(config: object) -> int:
+    if not isinstance(config, dict):
+        return 0
+    counts = [config.get(name) for name in ("readQueueNums", "writeQueueNums")]
+    return max((count for count in counts if type(count) is int and 0 < count <= MAX_QUEUES), default=0)
+
+
+def _new_topic(name: str) -> dict[str, Any]:
+    """A topic like one of ``TopicConfigManager.createTopicInSendMessageMethod``."""
+    return {
+        "attributes": {},
+        "order": False,
+        "perm": _READ_AND_WRITE,
+        "readQueueNums": 0,
+        "topicFilterType": "SINGLE_TAG",
+        "topicName": name,
+        "topicSysFlag": 0,
+        "writeQueueNums": 0,
+    }
+
+
+def _next_version(version: object) -> dict[str, Any]:
+    """``DataVersion.nextVersion``."""
+    known = version if isinstance(version, dict) else {}
+    counter = known.get("counter")
+    return {
+        **known,
+        "counter": (counter if type(counter) is int else 0) + 1,
+        "stateVersion": known.get("stateVersion", 0),
+        "timestamp": now_ms(),
+    }
