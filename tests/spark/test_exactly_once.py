@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 from tests.exactly_once.rounds import differences, run, wrong_offsets
 
 
+@pytest.mark.spark
+@pytest.mark.slow
 def test_each_message_is_written_and_tailed_exactly_once(tmp_path: Path) -> None:
     """`make exactly-once` runs more rounds."""
     report = run(tmp_path, rounds=1, seed=7)

@@ -385,8 +385,8 @@ def test_damaged_store_has_rows_for_all_conditions(reference: list[Row]) -> None
 @pytest.fixture(scope="module")
 def evaluated_by_spark(spark: SparkSession, damaged: Path) -> dict[str, list[tuple[Any, ...]]]:
     """Return the rows for which each condition is true, without pushdown."""
-    answers = [functions.expr(sql).alias(str(number)) for number, (sql, _) in enumerate(CONDITIONS)]
-    rows = load(spark, damaged).select(*COLUMNS_SHOWN, *answers).collect()
+    results = [functions.expr(sql).alias(str(number)) for number, (sql, _) in enumerate(CONDITIONS)]
+    rows = load(spark, damaged).select(*COLUMNS_SHOWN, *results).collect()
     shown = len(COLUMNS_SHOWN)
     return {sql: sorted(row[:shown] for row in rows if row[shown + i]) for i, (sql, _) in enumerate(CONDITIONS)}
 

@@ -8,6 +8,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import pytest
 from pyspark.sql import SparkSession
 
 from tests.conftest import ROOT
@@ -48,6 +49,7 @@ def run_driver(folder: Path) -> int:
     return run.returncode
 
 
+@pytest.mark.slow
 def test_each_message_is_there_once_after_kills(spark: SparkSession, tmp_path: Path) -> None:
     faults = ALL if LONG else SHORT
     lines = write_source(tmp_path / "source")

@@ -23,6 +23,8 @@ from tests.exactly_once.group import MessageGroup
 from tests.support.groups import Nodes, eventually, nodes
 from tests.support.spark_cluster import SparkCluster, kill_tree, spark_cluster
 
+pytestmark = pytest.mark.spark
+
 DRIVER = Path(__file__).parent.parent / "support" / "cluster_driver.py"
 BODIES = [b"%d " % number * 300 for number in range(1500)]
 SECONDS = 300.0

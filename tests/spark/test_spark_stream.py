@@ -266,6 +266,7 @@ if os.environ.get("DLEDGER_SINK_FAULTS"):
     POINTS = ["initialOffset", "before latestOffset", *POINTS, "before partitions", "before the sink writes"]
 
 
+@pytest.mark.slow
 def test_stream_that_fails_anywhere_gives_every_row_once(
     spark: SparkSession, streams: Streams, store: MmapFileStore, tmp_path: Path
 ) -> None:
