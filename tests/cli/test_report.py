@@ -643,7 +643,7 @@ def test_what_is_said_of_a_restart_names_its_versions(facts: dict[str, Facts]) -
         ("DLedger 0.1, 0.2, 0.3 and 0.3.2, RocketMQ 4.9.8 and 5.3.3", ANY),
         ("DLedger 0.4", ANY),
     ]
-    assert any(note.startswith("RocketMQ 4.9.8: abort is there, but this version recovers as after") for note in notes)
+    assert any(note.startswith("RocketMQ 4.9.8: abort exists, but this version recovers as after") for note in notes)
     of_all = [note for note in page._recovery_notes(facts["damaged"]) if note.startswith("the scan stops in data/")]
     assert len(of_all) == 1
 

@@ -1,15 +1,15 @@
-"""What a RocketMQ broker in DLedger mode does when it starts on a store: DLedger's recovery, and then its own.
+"""Models the start of a RocketMQ broker in DLedger mode on a store: DLedger's recovery, then the broker's own.
 
-A broker looks for ``abort`` (an unclean end), deletes index files, checks its ConsumeQueues, lets DLedger recover, and
-truncates the queues to what the log then holds. Sources: RocketMQ 4.5.1 to 5.3.3 ``DLedgerCommitLog``, ``CommitLog``,
+A broker looks for ``abort`` (an unclean end), deletes IndexFiles, checks its ConsumeQueues, lets DLedger recover, and
+truncates the queues to the recovered log. Sources: RocketMQ 4.5.1 to 5.3.3 ``DLedgerCommitLog``, ``CommitLog``,
 ``DefaultMessageStore.load`` and ``recover``, ``IndexService``, ``ConsumeQueue``, ``ConsumeQueueStore``.
 
-Modelled: which index files go, ConsumeQueues as load() leaves them, and where DLedger begins. Not modelled: what a
-broker does after load() (it dispatches what is committed and behind the furthest queue), the units that 4.9.4 and later
-write for light message queues, BatchConsumeQueue, ConsumeQueueExt, queues in RocksDB, the timer and compaction stores,
-settings other than the defaults (``duplicationEnable``, ``messageIndexSafe``, ``checkCRCOnRecover``), the deletion of
-expired files, and files of ConsumeQueue or IndexFile of another size than the broker is configured with. 5.4 and 5.5
-are taken to do as 5.3.3.
+Modelled: deleted IndexFiles, ConsumeQueues after load(), and where DLedger begins. 5.4 and 5.5 are modelled as 5.3.3.
+
+Not modelled: the dispatch of committed messages after load(), units of light message queues (4.9.4 and later),
+BatchConsumeQueue, ConsumeQueueExt, queues in RocksDB, the timer and compaction stores, other settings than the defaults
+(``duplicationEnable``, ``messageIndexSafe``, ``checkCRCOnRecover``), the deletion of expired files, and ConsumeQueue or
+IndexFiles of another size than configured.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from pathlib import Path
 from typing import Any
 
 from pyspark_dledger.errors import OptionError, StoreError
-from pyspark_dledger.format.codec import decode_records
-from pyspark_dledger.format.layout import MESSAGE_MAGIC_V1, SEGMENT_NAME_DIGITS, Field
+from pyspark_dledger.format.layout import MESSAGE_MAGIC_V1, SEGMENT_NAME_DIGITS
 from pyspark_dledger.format.message import MESSAGE_MAGICS
-from pyspark_dledger.log.io.entry_reads import read_at
 from pyspark_dledger.log.recovery.java_files import JavaFile, list_folder
 from pyspark_dledger.log.recovery.recovery_preview import RecoveryPreview, preview
 from pyspark_dledger.log.store_view import StoreView
+from pyspark_dledger.rocketmq.index_file.index_file import read_header
 from pyspark_dledger.rocketmq.recovery.recovery_queues import RecoveredQueues
 from pyspark_dledger.rocketmq.recovery.recovery_walk import first_message, walk_messages
+from pyspark_dledger.rocketmq.store_checkpoint import MARGIN_MS, read_store_checkpoint
 
 _VERSION = re.compile(r"(\d+)\.(\d+)\.(\d+)(-ALPHA|-PREVIEW)?")
-# From this version of RocketMQ on, that DLedger; pom.xml of each tag.
+# DLedger's version from each version of RocketMQ on; from pom.xml of each tag.
 _DLEDGER_OF = (
     ((4, 5, 0), "0.1"),
     ((4, 8, 0), "0.2.2"),
@@ -46,23 +46,14 @@ _DLEDGER_OF = (
 _DLEDGER_OF_EARLY_5 = {"5.0.0-ALPHA": "0.2.3", "5.0.0-PREVIEW": "0.2.2"}
 _NEWEST = (5, 5)
 
-# StoreCheckpoint, store/StoreCheckpoint.java: in milliseconds since 1970.
-_STORE_CHECKPOINT = (
-    Field("physicMsgTimestamp", 0, 8, ">i8"),
-    Field("logicsMsgTimestamp", 8, 8, ">i8"),
-    Field("indexMsgTimestamp", 16, 8, ">i8"),
-)
-_CHECKPOINT_MARGIN_MS = 3000
-_INDEX_END_TIMESTAMP = 8
-
 
 @dataclass(frozen=True)
 class BrokerRecovery:
-    """What load() of a broker does beside DLedger's recovery; offsets are bytes of the log.
+    """What load() of a broker does in addition to DLedger's recovery; offsets are bytes of the log.
 
-    ``starts``: whether load() succeeds. ``consume_queue_cut_at``: queues lose their units from this offset on; None
-    where the broker does not truncate them. ``queues`` lists those whose number of units changes. ``old_files_deleted``
-    and ``data_file_created``: the first start over an old CommitLog.
+    ``starts``: whether load() succeeds. ``consume_queue_cut_at``: queues lose their units from this offset on; None if
+    the broker does not truncate them. ``queues`` lists those whose number of units changes. ``old_files_deleted`` and
+    ``data_file_created``: the first start over an old CommitLog.
     """
 
     version: str
@@ -86,7 +77,7 @@ class BrokerRecovery:
 
 
 def dledger_of_rocketmq(version: str) -> str:
-    """The DLedger version in a RocketMQ release: ``5.3.3`` gives ``0.3.1.2``. Raises OptionError for an unknown one."""
+    """The DLedger version of a RocketMQ release, such as ``0.3.1.2`` of ``5.3.3``. Raises OptionError if unknown."""
     wanted = version.strip().upper()
     found = _VERSION.fullmatch(wanted)
     numbers = (int(found[1]), int(found[2]), int(found[3])) if found else (0, 0, 0)
@@ -100,21 +91,23 @@ def dledger_of_rocketmq(version: str) -> str:
 def preview_broker(
     log: StoreView, version: str, data_file_size: int | None = None, index_file_size: int | None = None
 ) -> RecoveryPreview:
-    """What a broker of RocketMQ `version` would do on starting on the store of `log`; its own part is in ``rocketmq``.
+    """What a broker of RocketMQ `version` would do at its start on a store; the broker's own part is in ``rocketmq``.
 
-    Sizes as in `preview`. Raises StoreError where `log` is no storePathRootDir with a DLedger node, OptionError for an
+    Sizes as in `preview`. Raises StoreError if the store is no storePathRootDir with a DLedger node, OptionError for an
     unknown version.
     """
     dledger = dledger_of_rocketmq(version)
     root = log.paths.root
     if root is None:
-        raise StoreError(f"{log.path}: expected a storePathRootDir, found no root around the log: give the root's path")
+        raise StoreError(
+            f"{log.path}: expected a storePathRootDir, found a log folder without its root: give the root's path"
+        )
     recovery = preview(log, dledger, data_file_size, index_file_size)
     return replace(recovery, rocketmq=_Start(log, root, version.strip(), recovery).run().as_json())
 
 
 class _Start:
-    """One start of a broker; `run` goes through its load()."""
+    """One start of a broker; `run` models its load()."""
 
     def __init__(self, log: StoreView, root: Path, version: str, recovery: RecoveryPreview) -> None:
         self.log = log
@@ -126,9 +119,9 @@ class _Start:
         self.is_abnormal = self.abort and release >= (5, 2)
         self.wants_duplicate_info = self.is_abnormal and release[:2] == (5, 2)
         self.magics = MESSAGE_MAGICS if release >= (5, 1) else (MESSAGE_MAGIC_V1,)
-        # What an old CommitLog has beyond all queues is dispatched even after a clean end.
+        # Messages of an old CommitLog after those of all queues are dispatched even after a clean end.
         self.dispatches_rest = release >= (5, 3, 2)
-        self.checkpoint = _store_checkpoint(root)
+        self.checkpoint = read_store_checkpoint(root)
         self.queues = RecoveredQueues(root)
         self.notes: list[str] = []
         self.cut_at: int | None = None
@@ -145,12 +138,12 @@ class _Start:
             divided = self._over_dledger(files) if files else self._over_old_commitlog()
         else:
             self.notes.append(
-                "DLedger does not open the store, so the broker does not start; index files go before that"
+                "DLedger does not open the store, so the broker does not start; IndexFiles are deleted before"
             )
         if self.abort and not self.is_abnormal:
             self.notes.append(
-                "abort is there, but this version recovers as after a clean end: units of a ConsumeQueue that were not "
-                "on disk stay missing where another queue is ahead"
+                "abort exists, but this version recovers as after a clean end: ConsumeQueue units that were not on disk "
+                "stay missing if another queue is ahead"
             )
         return BrokerRecovery(
             version=self.version,
@@ -179,62 +172,62 @@ class _Start:
         ]
 
     def _deleted_index_files(self) -> list[str]:
-        """After an unclean end the index files whose last message is newer than what the store checkpoint says."""
+        """After an unclean end: the IndexFiles whose last message is newer than the store checkpoint."""
         return sorted(
             path.name
             for path in (list_folder(self.root / "index") if self.abort else [])
-            if path.name.isdecimal() and path.is_file() and _index_end(path) > self.checkpoint["indexMsgTimestamp"]
+            if path.name.isdecimal() and path.is_file() and _index_end(path) > self.checkpoint.index_msg_timestamp
         )
 
     def _over_dledger(self, files: list[JavaFile]) -> int:
-        """DLedger has files: the queues are cut to its end. Gives the offset where DLedger begins."""
+        """DLedger has files: the queues are truncated to its end. Returns where DLedger begins."""
         assert self.recovery.write_pos is not None  # it opened
         highest, end = self.queues.max_physical, self.recovery.write_pos
         if self.is_abnormal:
             end = self._rescan(files, True)
             self._note_rescan(end, self.recovery.write_pos)
             if not self.wants_duplicate_info:
-                self.notes.append("the scan indexes keys again: where no index file has room, load() creates a new one")
+                self.notes.append("the scan indexes keys again: if no IndexFile has room, load() creates a new one")
         self._truncate_queues(highest, end)
         if self._files(self.log.paths.commitlog_dirs):
-            self.notes.append("files of the old CommitLog are there: DLedger's own cleaning of expired files is off")
+            self.notes.append("the old CommitLog has files: DLedger does not delete its own expired files")
         return files[0].base
 
     def _rescan(self, files: list[JavaFile], in_dledger: bool) -> int:
-        """Dispatch once more what the files hold, from the newest file on that the store checkpoint covers."""
-        covered = min(self.checkpoint["physicMsgTimestamp"], self.checkpoint["logicsMsgTimestamp"])
+        """Dispatch the files again, from the newest one on that the store checkpoint covers; returns the found end."""
+        covered = min(self.checkpoint.physic_msg_timestamp, self.checkpoint.logics_msg_timestamp)
         start = 0
-        for place in range(len(files) - 1, -1, -1):
-            message = first_message(files[place], in_dledger)
+        for number in range(len(files) - 1, -1, -1):
+            message = first_message(files[number], in_dledger)
             # In DLedger a first message of V2 does not count here.
             known = message is not None and (
                 message[0] == MESSAGE_MAGIC_V1 if in_dledger else message[0] in MESSAGE_MAGICS
             )
-            if known and message is not None and 0 != message[1] <= max(covered - _CHECKPOINT_MARGIN_MS, 0):
-                start = place
+            if known and message is not None and 0 != message[1] <= max(covered - MARGIN_MS, 0):
+                start = number
                 break
         return walk_messages(files[start:], in_dledger, self.wants_duplicate_info and in_dledger, self.queues.put).end
 
     def _note_rescan(self, end: int, write_pos: int) -> None:
         if self.wants_duplicate_info:
             self.notes.append(
-                "5.2 asks every message for duplicate information that none has (apache/rocketmq issue 8032): it takes "
-                f"the log to end at {end}; committed messages behind that are dispatched again afterwards"
+                "5.2 expects duplicate information, which no message has (apache/rocketmq issue 8032): it finds the "
+                f"log's end at {end}; later committed messages are dispatched again afterwards"
             )
         elif end < write_pos:
             self.notes.append(
-                "the scan leaves out the 48 bytes before each message (apache/rocketmq issue 9084): it takes the log "
-                f"to end at {end}, not at {write_pos}; committed messages behind that are dispatched again afterwards"
+                "the scan does not count the 48 bytes before each message (apache/rocketmq issue 9084): it finds the "
+                f"log's end at {end}, not at {write_pos}; later committed messages are dispatched again afterwards"
             )
 
     def _truncate_queues(self, highest: int, end: int) -> None:
-        """Cut the queues at `end` if any of them reached it before the scan."""
+        """Truncate the queues at `end` if any of them reached it before the scan."""
         if highest >= end:
             self.cut_at = end
             self.queues.truncate(end)
 
     def _over_old_commitlog(self) -> int:
-        """The first start in DLedger mode: the old log is closed. Gives the offset where DLedger begins."""
+        """The first start in DLedger mode: the old log is closed. Returns where DLedger begins."""
         files = self._files(self.log.paths.commitlog_dirs)
         if not files:
             self.notes.append("neither DLedger nor an old CommitLog has files: all ConsumeQueues are deleted")
@@ -248,8 +241,8 @@ class _Start:
         divided = last.base + last.size
         self.created = f"{divided:0{SEGMENT_NAME_DIGITS}d}"
         self.notes.append(
-            f"commitlog/{last.name} is closed with a filler from byte {end - last.base} on where there is none, and "
-            f"DLedger begins at {divided}"
+            f"commitlog/{last.name} is closed with a filler from byte {end - last.base} on, unless it has one; DLedger "
+            f"begins at {divided}"
         )
         return divided
 
@@ -263,12 +256,7 @@ class _Start:
         return walk_messages(files[-3:], False, False, dispatch if self.dispatches_rest else None, self.magics).end
 
 
-def _store_checkpoint(root: Path) -> dict[str, int]:
-    """The store checkpoint's timestamps in milliseconds since 1970; 0 where there is none."""
-    records = decode_records(read_at(str(root / "checkpoint"), 0, 24), _STORE_CHECKPOINT)
-    return {each.name: int(records[each.name][0]) if len(records) else 0 for each in _STORE_CHECKPOINT}
-
-
 def _index_end(path: Path) -> int:
-    """The store timestamp of an index file's last message."""
-    return int.from_bytes(read_at(str(path), _INDEX_END_TIMESTAMP, 8), "big", signed=True)
+    """The store timestamp of an IndexFile's last message; 0 without a header."""
+    header = read_header(path)
+    return header.end_timestamp if header is not None else 0

@@ -1,4 +1,4 @@
-"""A ConsumeQueue as a broker's recovery finds, extends and truncates it, in memory only.
+"""Models how a broker's recovery reads, extends and truncates ConsumeQueues, in memory only.
 
 Source: RocketMQ 4.9.8 and 5.3.3 ``ConsumeQueue.recover``, ``putMessagePositionInfo``, ``truncateDirtyLogicFiles``.
 """
@@ -18,16 +18,16 @@ from pyspark_dledger.log.io.files import path_of
 from pyspark_dledger.log.io.queue_files import queues
 
 _FILES_SCANNED = 3
-# What a broker's queues have by default: 300,000 units.
+# RocketMQ's default: 300,000 units.
 _DEFAULT_FILE_SIZE = 300_000 * CONSUME_QUEUE_UNIT_SIZE
 
 Records = npt.NDArray[Any]
 
 
 class RecoveredQueue:
-    """One queue: its files, and how far the broker counts them as written. Sizes in bytes.
+    """One queue: its files, and how many bytes of each the broker counts as written.
 
-    ``max_physical`` is the end in the log of the last message that it points to; -1 for none.
+    ``max_physical`` is the end in the log of the last message that the queue points to; -1 for none.
     """
 
     def __init__(self, files: list[Path], file_size: int) -> None:
@@ -37,40 +37,40 @@ class RecoveredQueue:
         self._added: dict[int, list[int]] = {}
         self._wrote = dict.fromkeys(self._files, file_size)
         if files:
-            self._wrote[max(self._files)] = len(self._pointing(max(self._files))) * CONSUME_QUEUE_UNIT_SIZE
+            self._wrote[max(self._files)] = len(self._leading_units(max(self._files))) * CONSUME_QUEUE_UNIT_SIZE
 
     @property
     def max_offset(self) -> int:
-        """The queue offset behind the last unit."""
+        """The queueOffset after the last unit."""
         last = max(self._wrote, default=0)
         return (last + self._wrote.get(last, 0)) // CONSUME_QUEUE_UNIT_SIZE
 
     @property
     def units(self) -> int:
-        """How many units there are, fillers included."""
+        """The number of units, with fillers."""
         return sum(self._wrote.values()) // CONSUME_QUEUE_UNIT_SIZE
 
     def recover(self) -> None:
-        """Find the end: the first unit in the last three files that points nowhere. Files behind it are deleted."""
+        """Find the end, the first unit in the last three files without a message. Later files are deleted."""
         bases = sorted(self._files)
         for base in bases[-_FILES_SCANNED:]:
-            units = self._pointing(base)
+            units = self._leading_units(base)
             if len(units):
                 self.max_physical = int(units[-1]["commitLogOffset"]) + int(units[-1]["size"])
             self._wrote[base] = len(units) * CONSUME_QUEUE_UNIT_SIZE
             if self._wrote[base] < self.file_size:
-                for behind in bases[bases.index(base) + 1 :]:
-                    self._delete(behind)
+                for later in bases[bases.index(base) + 1 :]:
+                    self._delete(later)
                 return
 
     def put(self, queue_offset: int, offset: int, size: int) -> None:
-        """Add a unit as a dispatched message asks for it; one that the queue has already is left out."""
+        """Add the unit of a dispatched message, unless the queue has it already."""
         if offset + size <= self.max_physical:
             return
         end = self.max_offset * CONSUME_QUEUE_UNIT_SIZE
         wanted = queue_offset * CONSUME_QUEUE_UNIT_SIZE
         if not self._wrote and queue_offset:
-            end = wanted  # a new queue is filled up to where it begins
+            end = wanted  # a new queue has fillers up to its first unit
         elif queue_offset and wanted < end:
             return
         base = end - end % self.file_size
@@ -79,7 +79,7 @@ class RecoveredQueue:
         self.max_physical = offset + size
 
     def truncate(self, end: int) -> None:
-        """Cut the units of messages at or behind `end`, file after file from the last one."""
+        """Remove the units of messages at or after `end`, file by file from the last one."""
         while self._wrote:
             base = max(self._wrote)
             kept = self._kept(base, end)
@@ -89,7 +89,7 @@ class RecoveredQueue:
             self._delete(base)
 
     def delete(self) -> None:
-        """All files are deleted."""
+        """Delete all files."""
         for base in list(self._wrote):
             self._delete(base)
 
@@ -99,14 +99,14 @@ class RecoveredQueue:
         self._added.pop(base, None)
 
     def _kept(self, base: int, end: int) -> int:
-        """How many bytes of a file stay. The first unit counts even where it is empty."""
+        """How many bytes of a file stay. The first unit counts even if it is empty."""
         records = self._records(base)
         offsets = records["commitLogOffset"].astype(np.int64)
         stays = (offsets >= 0) & (offsets < end) & (records["size"] > 0)
         if base in self._added:
             added = np.array(self._added[base], np.int64)
             units = self._wrote[base] // CONSUME_QUEUE_UNIT_SIZE - len(added)
-            # A new queue's first units are filler, which points to 0.
+            # A new queue begins with fillers, which point to 0.
             filler = max(units - len(offsets), 0)
             offsets = np.concatenate((offsets[:units], np.zeros(filler, np.int64), added))
             stays = np.concatenate((stays[:units], np.ones(filler, bool), added < end))
@@ -115,8 +115,8 @@ class RecoveredQueue:
         stays[0] = True
         return _leading(stays) * CONSUME_QUEUE_UNIT_SIZE
 
-    def _pointing(self, base: int) -> Records:
-        """The units in front that point somewhere."""
+    def _leading_units(self, base: int) -> Records:
+        """The units before the first one without a message."""
         records = self._records(base)
         return records[: _leading((records["commitLogOffset"] >= 0) & (records["size"] > 0))]
 
@@ -144,7 +144,7 @@ class RecoveredQueues:
 
     @property
     def max_physical(self) -> int:
-        """The end in the log of the last message that any queue points to; -1 for none."""
+        """The end in the log of the last message of any queue; -1 for none."""
         return max((queue.max_physical for queue in self.by_key.values()), default=-1)
 
     def recover(self) -> None:
@@ -168,7 +168,7 @@ class RecoveredQueues:
             queue.delete()
 
     def changes(self) -> list[dict[str, Any]]:
-        """The queues that are longer or shorter than before."""
+        """The queues whose length has changed."""
         after = self._max_offsets()
         return [
             {
@@ -186,5 +186,5 @@ class RecoveredQueues:
 
 
 def _leading(good: npt.NDArray[np.bool_]) -> int:
-    """How many are true before the first that is not."""
+    """How many are true before the first false one."""
     return int(np.argmin(good)) if not good.all() else len(good)

@@ -1,4 +1,4 @@
-"""The walk over messages that a broker's recovery does: up to the first thing that is no whole message."""
+"""The scan of a broker's recovery over messages, up to the first damage."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from pyspark_dledger.format.message import MESSAGE_MAGICS, Message, message_crc,
 from pyspark_dledger.log.recovery.java_files import JavaFile
 
 _BLANK = layout.MAGIC_BLANK.to_bytes(4, "big", signed=True)
-# Where a message's storeTimestamp stands; 12 bytes later if bornHost is IPv6.
+# Position of a message's storeTimestamp; 12 bytes later if bornHost is IPv6.
 _STORE_TIMESTAMP = 56
 _V6_LONGER = 12
 _HEAD_SIZE = _STORE_TIMESTAMP + _V6_LONGER + 8
 
 Dispatch = Callable[[str, int, int, int, int], None]
-"""Called with topic, queue id, queue offset, position in the log, and size in bytes."""
+"""Called with topic, queue id, queueOffset, position in the log, and size in bytes."""
 
 
 class WalkEnd(NamedTuple):
-    """Where a walk ended, as the broker counts: the base of the last file and the sizes of its messages, in bytes."""
+    """The end that the broker computes: the base of the last file plus the sizes of its messages, in bytes."""
 
     end: int
     messages: int
@@ -34,11 +34,11 @@ def walk_messages(
     dispatch: Dispatch | None,
     magics: tuple[int, ...] = MESSAGE_MAGICS,
 ) -> WalkEnd:
-    """Walk over the messages of `files`, and dispatch each that belongs in a queue as it is passed.
+    """Scan the messages of `files`, and dispatch each that belongs in a queue.
 
     `in_dledger`: each has 48 bytes of DLedger before it, which the broker does not count. `wants_duplicate_info`: a
-    message with properties counts as broken, since none has what is asked for. `magics` are those that the version
-    knows.
+    message with properties counts as damaged, because none has duplicate information. `magics` are those that the
+    version knows.
     """
     shift = layout.ENTRY_HEADER_SIZE if in_dledger else 0
     end, messages = files[0].base, 0
@@ -46,7 +46,7 @@ def walk_messages(
         end, at = file.base, 0
         while (size := _message_size(file, at, in_dledger, magics)) > 0:
             data = file.read(at + shift, size)
-            message = _whole_message(data, size, file.base + at + shift)
+            message = _intact_message(data, size, file.base + at + shift)
             if message is None or (wants_duplicate_info and message.properties_length):
                 return WalkEnd(end, messages)
             if dispatch is not None and transaction(message.sys_flag) in ("none", "commit"):
@@ -61,7 +61,7 @@ def walk_messages(
 
 
 def first_message(file: JavaFile, in_dledger: bool) -> tuple[int, int] | None:
-    """Magic and store timestamp (ms since 1970) where a file's first message should be; None in a file too short."""
+    """Magic and store timestamp (ms since 1970) of a file's first message; None if the file is too short."""
     head = file.read(layout.ENTRY_HEADER_SIZE if in_dledger else 0, _HEAD_SIZE)
     if len(head) < _HEAD_SIZE:
         return None
@@ -71,7 +71,7 @@ def first_message(file: JavaFile, in_dledger: bool) -> tuple[int, int] | None:
 
 
 def _message_size(file: JavaFile, at: int, in_dledger: bool, magics: tuple[int, ...]) -> int:
-    """The size of the message at `at`; 0 for the blank at the end of a file, -1 for something else."""
+    """The size of the message at `at`; 0 for the blank at the end of a file, -1 for anything else."""
     if in_dledger:
         if file.read(at, 4) == _BLANK:
             return 0
@@ -83,8 +83,8 @@ def _message_size(file: JavaFile, at: int, in_dledger: bool, magics: tuple[int, 
     return size if magic in magics and 0 < size <= file.size - at else -1
 
 
-def _whole_message(data: bytes, size: int, pos: int) -> Message | None:
-    """The message that fills `data`, if its lengths and the CRC of its body are right."""
+def _intact_message(data: bytes, size: int, pos: int) -> Message | None:
+    """The message that fills `data`, if its lengths and its body's CRC are correct."""
     message = parse_message(data, 0, size, pos) if len(data) == size else None
     if not isinstance(message, Message):
         return None
