@@ -142,8 +142,8 @@ class _Start:
             )
         if self.abort and not self.is_abnormal:
             self.notes.append(
-                "abort exists, but this version recovers as after a clean end: ConsumeQueue units that were not on disk "
-                "stay missing if another queue is ahead"
+                "abort exists, but this version recovers as after a clean end: ConsumeQueue units that were not on "
+                "disk stay missing if another queue is ahead"
             )
         return BrokerRecovery(
             version=self.version,
