@@ -60,7 +60,7 @@ def conf_of(tmp_path: Path, text: str) -> BrokerConf:
 def config_of(conf: BrokerConf) -> NodeConfig:
     settings = NodeSettings()
     for name, setting in conf.settings.items():
-        settings.say(name, setting.text, setting.source)
+        settings.set(name, setting.text, setting.source)
     return node_config(settings)
 
 

@@ -66,7 +66,7 @@ def putter_of(group: MessageNodes, node_id: str, **given: Any) -> MessagePutter:
 
     def submit(bodies: Bodies, queue_nums: int) -> Future[PutOutcome]:
         async def ask() -> PutOutcome:
-            response: Any = await group.nodes[node_id].ask(PutRequest(bodies=bodies, queue_nums=queue_nums))
+            response: Any = await group.nodes[node_id].request(PutRequest(bodies=bodies, queue_nums=queue_nums))
             return outcome_of(response)
 
         return asyncio.run_coroutine_threadsafe(ask(), group._loop)

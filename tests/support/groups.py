@@ -1,4 +1,4 @@
-"""Groups of real nodes on loopback: in a thread of this process, or as processes of `dledger serve`."""
+"""Groups of real nodes on loopback addresses: in a thread of this process, or as processes of `dledger serve`."""
 
 from __future__ import annotations
 
@@ -27,17 +27,18 @@ from pyspark_dledger.raft.wire import ReceivedResponse, Refusal, WireConnection
 T = TypeVar("T")
 
 HOST = "127.0.0.1"
-# Elections soon, though not where a busy machine is slow for a second; and files that a test can fill.
+# Short elections, but long enough for a busy machine; and files that a test can fill.
 FAST = {"heart_beat_time_interval_ms": 500, "min_vote_interval_ms": 50, "max_vote_interval_ms": 300}
-# Where one election more does no harm.
+# For tests in which one more election does no harm.
 FASTER = {**FAST, "heart_beat_time_interval_ms": 150, "max_vote_interval_ms": 150}
 SMALL = {"data_file_size": 1 << 20, "index_file_size": 32 * 1024}
+THREE = ("n0", "n1", "n2")
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of the loopback address that nobody listens on.
+    """Free ports of the loopback address.
 
-    Below those that systems give to outgoing connections: one of these could take the port of a node that restarts.
+    They are below the range for outgoing connections, which could take the port of a node that restarts.
     """
     ports: list[int] = []
     for port in random.sample(range(20_000, 32_000), 12_000):
@@ -49,13 +50,13 @@ def free_ports(count: int) -> list[int]:
 
 
 def peers_text(ports: Iterable[int] | Mapping[str, int]) -> str:
-    """The string that says to DLedger where the members of a group listen: n0, n1 and so on, or as they are named."""
+    """The ``peers`` of a group: n0, n1 and so on, or the given ids."""
     named = ports if isinstance(ports, Mapping) else {f"n{number}": port for number, port in enumerate(ports)}
     return ";".join(f"{node}-{HOST}:{port}" for node, port in named.items())
 
 
 def eventually(check: Callable[[], T], seconds: float = 15.0) -> T:
-    """What `check` gives as soon as it is true; what it last gave, or raised, is the failure."""
+    """Repeat `check` until its result is true, and return that. The last result or exception becomes the failure."""
     deadline = time.monotonic() + seconds
     while True:
         try:
@@ -74,18 +75,23 @@ def packed(*bodies: bytes) -> Bodies:
     return Bodies(len(bodies), lengths + b"".join(bodies))
 
 
+def data_of(folder: Path, node_id: str) -> bytes:
+    """All bytes of a node's data files."""
+    return b"".join(path.read_bytes() for path in sorted((folder / f"dledger-{node_id}" / "data").iterdir()))
+
+
 class Caller:
-    """A plain blocking connection to one node, for one request at a time or several."""
+    """A blocking connection to one node, for one or several requests at a time."""
 
     def __init__(self, port: int, group: str = "g", remote_id: str = "n0", sock: socket.socket | None = None) -> None:
         self.group, self.remote_id = group, remote_id
         self.sock = sock or socket.create_connection((HOST, port), 5)
         self.sock.settimeout(10)
         self.wire = WireConnection()
-        self._answers: dict[int, Response | Refusal] = {}
+        self._responses: dict[int, Response | Refusal] = {}
 
     def hello(self) -> Caller:
-        """Agree on binary frames."""
+        """Switch to the binary dialect."""
         self.call(MetadataRequest())
         assert self.wire.is_binary
         return self
@@ -97,15 +103,15 @@ class Caller:
         return opaque
 
     def receive(self, opaque: int) -> Any:
-        """The answer to that request."""
-        while opaque not in self._answers:
+        """The response to that request."""
+        while opaque not in self._responses:
             data = self.sock.recv(1 << 16)
             if not data:
                 raise ConnectionResetError("closed")
             for item in self.wire.feed(data):
                 assert isinstance(item, ReceivedResponse)
-                self._answers[item.opaque] = item.response
-        return self._answers.pop(opaque)
+                self._responses[item.opaque] = item.response
+        return self._responses.pop(opaque)
 
     def call(self, request: Request) -> Any:
         return self.receive(self.send(request))
@@ -114,7 +120,7 @@ class Caller:
         return self.call(AppendRequest(bodies=packed(*bodies)))
 
     def is_closed(self) -> bool:
-        """Whether the other side ended it; waits for that."""
+        """Wait until the other side closes the connection."""
         try:
             while self.sock.recv(1 << 16):
                 pass
@@ -127,7 +133,7 @@ class Caller:
 
 
 class Nodes:
-    """Nodes on an event loop in a thread of this process; ``application`` makes one for a node, by its id."""
+    """Nodes in an event loop in a thread of this process. The option ``application`` is a factory that gets the id."""
 
     def __init__(self, folder: Path, count: int, **options: Any) -> None:
         self.folder = folder
@@ -148,7 +154,7 @@ class Nodes:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
 
     def start(self, *ids: str, **options: Any) -> Nodes:
-        """Start these, or all."""
+        """Start these nodes, by default all."""
         for node_id in ids or self.ids:
             settings: dict[str, Any] = {"group": "g", "peers": self.peers, "store": self.folder}
             settings |= {**self._options, **options}
@@ -202,7 +208,7 @@ class Nodes:
 
 @contextmanager
 def nodes(folder: Path, count: int, **options: Any) -> Iterator[Nodes]:
-    """A group that runs in this process, and is stopped at the end."""
+    """A group that runs in this process until the end of the context."""
     group = Nodes(folder, count, **options)
     try:
         yield group.start()
@@ -211,7 +217,7 @@ def nodes(folder: Path, count: int, **options: Any) -> Iterator[Nodes]:
 
 
 class Served:
-    """A process of `dledger serve`, which can have at most so many open files."""
+    """A process of `dledger serve`, with an optional limit of open files."""
 
     def __init__(self, node_id: str, peers: str, folder: Path, *flags: str, open_files: int | None = None) -> None:
         line = [sys.executable, "-m", "pyspark_dledger", "serve", "--json", "--group", "g"]
@@ -238,7 +244,7 @@ class Served:
         self._errors.extend(self.process.stderr)
 
     def ready(self) -> dict[str, Any]:
-        """The line that it prints when it listens."""
+        """The first line of its output, printed when it listens."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line, self.errors()
@@ -246,7 +252,7 @@ class Served:
         return row
 
     def errors(self) -> str:
-        """What it wrote to standard error, whole if it has ended."""
+        """Its standard error, complete if the process has ended."""
         if self.process.poll() is not None:
             self._reader.join(10)
         return "".join(self._errors)
@@ -256,7 +262,7 @@ class Served:
         self.process.wait(10)
 
     def terminate(self) -> int:
-        """End it as a service manager does; the exit code."""
+        """Send SIGTERM, as a service manager does. Returns the exit code."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(20)
 

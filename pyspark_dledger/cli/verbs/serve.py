@@ -102,19 +102,19 @@ def _settings(args: argparse.Namespace, conf: BrokerConf | None) -> NodeSettings
     """Settings of the broker.conf, overridden by those of the file, and these by the flags."""
     settings = NodeSettings()
     for name, setting in conf.settings.items() if conf is not None else ():
-        settings.say(name, setting.text, setting.source)
+        settings.set(name, setting.text, setting.source)
     if args.config:
         read = read_settings(Path(args.config))
         for name, text in read.items():
-            settings.say(name, text, read.places[name])
+            settings.set(name, text, read.sources[name])
     for flag, name in _FLAGS.items():
         if (value := getattr(args, flag)) is not None:
-            settings.say(name, str(value), f"--{flag.replace('_', '-')}")
+            settings.set(name, str(value), f"--{flag.replace('_', '-')}")
     for text in args.set:
         name, equals, value = text.partition("=")
         if not equals:
             raise DLedgerError(f"--set {text}: expected NAME=VALUE, found no =")
-        settings.say(name, value, "--set")
+        settings.set(name, value, "--set")
     return settings
 
 

@@ -1,4 +1,4 @@
-"""The node: a core, a store and asyncio connections joined to one member of a group."""
+"""A node: one member of a group, made of a core, a store and asyncio connections."""
 
 from pyspark_dledger.raft.node.node import Node
 from pyspark_dledger.raft.node.node_config import NodeConfig

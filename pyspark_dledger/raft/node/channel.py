@@ -1,4 +1,4 @@
-"""One TCP connection, either side: frames come out of its bytes, and parts of frames are written together."""
+"""One TCP connection, of either side: decodes received messages, and collects writes."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from pyspark_dledger.format.encode.encoded import Buffer
 from pyspark_dledger.raft.peers import Address
 from pyspark_dledger.raft.wire import ReceivedRequest, ReceivedResponse, WireConnection, WireError
 
-# What a socket of a busy connection may hold, each way, in bytes; the system's limit may be lower.
+# The size of both socket buffers in bytes; the system's limit may be lower.
 _SOCKET_BYTES = 2 * 1024 * 1024
-# A connection whose unsent bytes are above the first takes no more requests until they are below the second.
+# A connection with more unsent bytes than the first accepts no requests until there are fewer than the second.
 HIGH_WATER = 1024 * 1024
 LOW_WATER = 256 * 1024
 # Parts of frames up to this size are joined before they are written: a copy costs less than a call.
@@ -23,7 +23,7 @@ _JOINED = 64 * 1024
 
 
 class Channel(asyncio.BufferedProtocol):
-    """Reads frames into one buffer each, and writes what was collected with `write` when `flush` is called."""
+    """Reads messages, and sends the buffers of all `write` calls with the next `flush`."""
 
     def __init__(self, max_frame_bytes: int, secret: str | None = None) -> None:
         self.wire = WireConnection(max_frame_size=max_frame_bytes, secret=secret)
@@ -33,16 +33,16 @@ class Channel(asyncio.BufferedProtocol):
         self.is_full = False
 
     @abstractmethod
-    def received(self, came: Sequence[ReceivedRequest | ReceivedResponse]) -> None:
-        """Requests and answers, in the order in which they came."""
+    def received(self, messages: Sequence[ReceivedRequest | ReceivedResponse]) -> None:
+        """Handle requests and responses, in the order of their arrival."""
 
     @abstractmethod
     def malformed(self, error: str) -> None:
-        """The other side sent what cannot be read; the connection is closed right after."""
+        """The other side sent unreadable bytes; the connection is aborted next."""
 
     @abstractmethod
     def lost(self) -> None:
-        """The connection is gone, whoever ended it."""
+        """The connection is lost or closed."""
 
     @property
     def is_open(self) -> bool:
@@ -50,15 +50,15 @@ class Channel(asyncio.BufferedProtocol):
 
     @property
     def unsent(self) -> int:
-        """Bytes that were written and that the system has not taken yet."""
+        """Bytes that were flushed but not yet passed to the system."""
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     def write(self, parts: Sequence[Buffer]) -> None:
-        """Have these sent, in order, with the next `flush`."""
+        """Send these buffers, in order, with the next `flush`."""
         self._out += parts
 
     def flush(self) -> None:
-        """Send what was written."""
+        """Send all written buffers."""
         parts, self._out = self._out, []
         if self._transport is None or self._transport.is_closing():
             return
@@ -67,7 +67,7 @@ class Channel(asyncio.BufferedProtocol):
             if len(part) <= _JOINED:
                 small.append(part)
                 continue
-            # A large part goes as it is, without a copy.
+            # A large part is sent without a copy.
             self._write_joined(small)
             small = []
             self._transport.write(part)
@@ -78,20 +78,20 @@ class Channel(asyncio.BufferedProtocol):
             self._transport.write(parts[0] if len(parts) == 1 else b"".join(parts))
 
     def close(self) -> None:
-        """End it when all that was written is sent."""
+        """Close the connection after sending all written buffers."""
         self.flush()
         if self._transport is not None:
             self._transport.close()
 
     def abort(self) -> None:
-        """End it at once; what is unsent is lost."""
+        """Close the connection at once; unsent bytes are lost."""
         if self._transport is not None:
             self._transport.abort()
 
-    # asyncio's side
+    # Callbacks of asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's is one by what it does, not by its class.
+        # uvloop's transport has the same methods, but another base class.
         self._transport = cast(asyncio.Transport, transport)
         self.address = _address_of(transport)
         self._transport.set_write_buffer_limits(HIGH_WATER, LOW_WATER)
@@ -107,13 +107,13 @@ class Channel(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         try:
-            came = self.wire.buffer_updated(nbytes)
+            messages = self.wire.buffer_updated(nbytes)
         except WireError as error:
             self.malformed(str(error))
             self.abort()
             return
-        if came:
-            self.received(came)
+        if messages:
+            self.received(messages)
 
     def pause_writing(self) -> None:
         self.is_full = True
@@ -133,8 +133,8 @@ def _set_up(sock: socket.socket | None) -> None:
     if sock is None:
         return
     for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
-        # macOS refuses what is above its limit.
+        # macOS rejects sizes above its limit.
         with suppress(OSError):
             sock.setsockopt(socket.SOL_SOCKET, option, _SOCKET_BYTES)
-    # Who vanished without a word is noticed in the end.
+    # Detects a side that vanished without closing.
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

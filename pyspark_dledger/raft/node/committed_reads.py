@@ -1,4 +1,4 @@
-"""Reading what is committed, at any member: entries that are there at once, those to come when they are committed."""
+"""READ requests at any member: returns committed entries at once, or waits until they are committed."""
 
 from __future__ import annotations
 
@@ -10,76 +10,76 @@ from itertools import count
 from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.errors import IndexRangeError, StoreError
 from pyspark_dledger.raft.messages import ReadRequest, ReadResponse
-from pyspark_dledger.raft.node.inbound import Caller, OwnCaller
+from pyspark_dledger.raft.node.inbound import Caller, Inbound, LocalCaller
 from pyspark_dledger.store.dledger_store import DLedgerStore, EntryRange
 
-# An answer's entries in bytes, at most; one entry, of 4 MiB or less, is always answered.
+# The maximum size of a response's entries in bytes; one entry, of 4 MiB or less, is always returned.
 _MAX_BYTES = 4 * 1024 * 1024
 _MAX_WAIT_MS = 60_000
 
 
 @dataclass(order=True)
-class _Waiting:
+class _WaitingRead:
     first_index: int
     order: int
     request: ReadRequest = field(compare=False)
-    caller: Caller | OwnCaller = field(compare=False)
+    caller: Caller | LocalCaller = field(compare=False)
     timer: asyncio.TimerHandle | None = field(compare=False, default=None)
 
 
-class Tails:
-    """Answers READ requests out of a store, whose committed index `committed` tells to have risen."""
+class CommittedReads:
+    """Responds to READ requests from a store. `committed` must be called when its committed index rises."""
 
     def __init__(self, store: DLedgerStore, group: str, self_id: str) -> None:
         self._store = store
         self._group = group
         self._self_id = self_id
-        self._waiting: list[_Waiting] = []
+        self._waiting: list[_WaitingRead] = []
         self._orders = count()
 
-    def read(self, request: ReadRequest, caller: Caller | OwnCaller) -> None:
-        """Answer now, or when the entry is committed, or when the time to wait is over."""
-        if (code := self._refusal(request)) is not None:
-            caller.response(ReadResponse(group=request.group, local_id=self._self_id, code=code))
+    def read(self, request: ReadRequest, caller: Caller | LocalCaller) -> None:
+        """Respond now, when the entry is committed, or after the timeout."""
+        if (code := self._error_code(request)) is not None:
+            caller.respond(ReadResponse(group=request.group, local_id=self._self_id, code=code))
             return
         if request.first_index <= self._store.committed_index or request.wait_ms <= 0 or request.first_index < 0:
-            caller.response(self._answer(request))
+            caller.respond(self._response(request))
             return
-        waiting = _Waiting(request.first_index, next(self._orders), request, caller)
+        waiting = _WaitingRead(request.first_index, next(self._orders), request, caller)
         seconds = min(request.wait_ms, _MAX_WAIT_MS) / 1000
-        waiting.timer = asyncio.get_running_loop().call_later(seconds, self._give_up, waiting)
+        waiting.timer = asyncio.get_running_loop().call_later(seconds, self._time_out, waiting)
         heapq.heappush(self._waiting, waiting)
 
     def committed(self, index: int) -> None:
-        """Answer all that wait for entries up to that one."""
+        """Respond to all requests that wait for entries up to that index."""
         while self._waiting and self._waiting[0].first_index <= index:
             waiting = heapq.heappop(self._waiting)
             if waiting.timer is not None:
                 waiting.timer.cancel()
-            waiting.caller.response(self._answer(waiting.request))
+            waiting.caller.respond(self._response(waiting.request))
 
-    def forget(self, callers_gone: object) -> None:
-        """Let go of what waits for a connection that is gone."""
-        kept = [waiting for waiting in self._waiting if waiting.caller.inbound is not callers_gone]
+    def drop(self, inbound: Inbound) -> None:
+        """Drop the waiting requests of a lost connection."""
+        kept = [waiting for waiting in self._waiting if waiting.caller.inbound is not inbound]
         if len(kept) < len(self._waiting):
             for waiting in self._waiting:
-                if waiting.caller.inbound is callers_gone and waiting.timer is not None:
+                if waiting.caller.inbound is inbound and waiting.timer is not None:
                     waiting.timer.cancel()
             heapq.heapify(kept)
             self._waiting = kept
 
-    def _refusal(self, request: ReadRequest) -> ResponseCode | None:
-        """As the core refuses what is for another member or another group."""
+    def _error_code(self, request: ReadRequest) -> ResponseCode | None:
+        """The core's code for requests to another member or group."""
         if request.remote_id != self._self_id:
             return ResponseCode.UNKNOWN_MEMBER
         return ResponseCode.UNKNOWN_GROUP if request.group != self._group else None
 
-    def _give_up(self, waiting: _Waiting) -> None:
+    def _time_out(self, waiting: _WaitingRead) -> None:
         self._waiting.remove(waiting)
         heapq.heapify(self._waiting)
-        waiting.caller.response(self._answer(waiting.request))
+        waiting.caller.respond(self._response(waiting.request))
 
-    def _answer(self, request: ReadRequest) -> ReadResponse:
+    def _response(self, request: ReadRequest) -> ReadResponse:
         store = self._store
         response = ReadResponse(
             group=self._group,
@@ -93,9 +93,9 @@ class Tails:
             response.code = ResponseCode.INDEX_LESS_THAN_LOCAL_BEGIN
             return response
         try:
-            found = _committed_part(store, request.first_index, max(1, min(request.max_bytes, _MAX_BYTES)))
+            found = _read_committed(store, request.first_index, max(1, min(request.max_bytes, _MAX_BYTES)))
         except IndexRangeError:
-            response.code = ResponseCode.INDEX_LESS_THAN_LOCAL_BEGIN  # expired meanwhile
+            response.code = ResponseCode.INDEX_LESS_THAN_LOCAL_BEGIN  # expired in the meantime
             return response
         except StoreError:
             response.code = ResponseCode.DISK_ERROR
@@ -105,8 +105,8 @@ class Tails:
         return response
 
 
-def _committed_part(store: DLedgerStore, first_index: int, max_bytes: int) -> EntryRange:
-    """Entries from that index on, without those that are not committed yet."""
+def _read_committed(store: DLedgerStore, first_index: int, max_bytes: int) -> EntryRange:
+    """Entries from that index on, up to the committed index."""
     found = store.read(first_index, max_bytes)
     committed = store.committed_index
     if found.last_index <= committed:

@@ -1,4 +1,4 @@
-"""A connection that others made: their requests go to the service one by one, as fast as they take the answers."""
+"""A connection from a client or peer: passes its requests to the core driver, within limits."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ from pyspark_dledger.raft.wire import (
     Refusal,
 )
 
-# Requests of one connection that are unanswered, and those of them whose answers hold entries.
+# The maximum of outstanding requests of one connection, and of those whose responses have entries.
 _MAX_OUTSTANDING = 16384
 _MAX_READS = 16
-# Every connection may hold so much, whatever others do, in bytes.
-_SMALL_BYTES = 256 * 1024
-# Before a secret is given: what a hello never needs, in bytes, and how long it may take, in seconds.
+# Every connection may use this much memory, independent of all others, in bytes.
+_UNCOUNTED_BYTES = 256 * 1024
+# The limits of the hello while a secret is required: size of a frame in bytes, and time in seconds.
 _HELLO_BYTES = 64 * 1024
 _HELLO_SECONDS = 10.0
-# An append that may be in the log all the same: those behind it are not held back.
-_OUTCOME_UNKNOWN = (ResponseCode.TERM_CHANGED, ResponseCode.WAIT_QUORUM_ACK_TIMEOUT)
+# After these codes an append may still be in the log, so later ones are not rejected.
+_UNKNOWN_OUTCOMES = (ResponseCode.TERM_CHANGED, ResponseCode.WAIT_QUORUM_ACK_TIMEOUT)
 
-# What a request that is being answered is remembered by: its bytes are not kept until then.
-_SHELLS: dict[type[Request], Request] = {
+# Outstanding requests are kept without their data.
+_WITHOUT_DATA: dict[type[Request], Request] = {
     AppendRequest: AppendRequest(bodies=Bodies(0, b"")),
     PushRequest: PushRequest(),
     PutRequest: PutRequest(),
@@ -54,125 +54,125 @@ _SHELLS: dict[type[Request], Request] = {
 
 
 class Caller(NamedTuple):
-    """Who asked: the token of a request in the core."""
+    """The sender of a request: its token in the core."""
 
     inbound: Inbound
-    asked: ReceivedRequest
+    received: ReceivedRequest
 
-    def response(self, response: Response) -> None:
-        self.inbound.answered(self.asked, response)
+    def respond(self, response: Response) -> None:
+        self.inbound.respond(self.received, response)
 
 
-class OwnCaller:
-    """The token in the core of what this process itself asked."""
+class LocalCaller:
+    """The token in the core of a request of this process."""
 
     inbound = None
 
     def __init__(self, future: asyncio.Future[Response]) -> None:
         self._future = future
 
-    def response(self, response: Response) -> None:
+    def respond(self, response: Response) -> None:
         if not self._future.done():
             self._future.set_result(response)
 
 
-class Server(Protocol):
-    """What does the requests (`Service`)."""
+class RequestHandler(Protocol):
+    """Handles requests (`CoreDriver`)."""
 
-    def handle(self, request: Request, caller: Caller | OwnCaller) -> bool:
-        """Whether it was taken up; False for an append that is refused."""
+    def handle(self, request: Request, caller: Caller | LocalCaller) -> bool:
+        """Handle a request. Returns False for an append that was rejected."""
 
-    def dirty(self, channel: Channel) -> None:
-        """Have `channel` flushed when all that is at hand was done."""
+    def flush_later(self, channel: Channel) -> None:
+        """Flush `channel` after all requests at hand were handled."""
 
 
-class Room:
-    """Memory for frames that are not whole yet, of all connections together, in bytes."""
+class FrameMemory:
+    """The memory for incomplete frames of all connections, in bytes."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self.taken = 0
+        self.used = 0
 
-    def take(self, more: int) -> bool:
-        """Take so many bytes more, or give back where negative; False, all the same, where that is above the limit."""
-        self.taken += more
-        return more <= 0 or self.taken <= self.limit
+    def add(self, size: int) -> bool:
+        """Add bytes, or remove them if negative. Returns False if bytes were added and the limit is exceeded."""
+        self.used += size
+        return size <= 0 or self.used <= self.limit
 
 
 class Inbound(Channel):
-    """Requests of one client or peer. Takes no more of them while the other side does not take its answers.
+    """The requests of one client or peer. Reads no more requests while the other side does not read responses.
 
-    A connection whose next frame finds no `Room` is closed. Where there is a ``secret``, so is one whose first request
-    does not give it, in a small frame and soon. ``begun`` is asked whether the connection is admitted, ``ended`` told
-    when it is gone.
+    A connection that exceeds the `FrameMemory` is closed. With a ``secret``, the first request must have it, in a small
+    frame and soon; otherwise the connection is closed. ``on_open`` returns whether the connection is admitted;
+    ``on_close`` is called when it is lost.
     """
 
     def __init__(
         self,
-        server: Server,
+        handler: RequestHandler,
         max_frame_bytes: int,
-        room: Room,
+        memory: FrameMemory,
         log: RateLimitedLog,
-        begun: Callable[[Inbound], bool],
-        ended: Callable[[Inbound], None],
+        on_open: Callable[[Inbound], bool],
+        on_close: Callable[[Inbound], None],
         secret: str | None = None,
     ) -> None:
         super().__init__(max_frame_bytes if secret is None else min(max_frame_bytes, _HELLO_BYTES))
         self._max_frame_bytes = max_frame_bytes
-        self._server = server
-        self._room = room
-        self._held_bytes = 0
+        self._handler = handler
+        self._memory = memory
+        self._memory_used = 0
         self._log = log
-        self._begun = begun
-        self._ended = ended
-        # None once it was given, or where none is wanted.
-        self._wanted = secret
+        self._on_open = on_open
+        self._on_close = on_close
+        # The secret that the first request must have; None afterwards.
+        self._required_secret = secret
         self._hello_timer: asyncio.TimerHandle | None = None
-        self._todo: deque[ReceivedRequest] = deque()
+        self._queue: deque[ReceivedRequest] = deque()
         self._outstanding = 0
         self._reads = 0
         self._is_reading = True
-        # The answer that refused an append, and appends behind it that wait for that answer.
-        self._refusal: Response | None = None
-        self._is_refusing = False
-        self._held: list[ReceivedRequest] = []
+        # The response to a rejected append, and later appends that wait for that response.
+        self._rejection: Response | None = None
+        self._is_rejecting = False
+        self._waiting_appends: list[ReceivedRequest] = []
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        if not self._begun(self):
+        if not self._on_open(self):
             self._log(logging.WARNING, "connection refused", address=self.address, reason="too many connections")
             self.abort()
-        elif self._wanted is not None:
-            self._hello_timer = asyncio.get_running_loop().call_later(_HELLO_SECONDS, self._give_up_waiting)
+        elif self._required_secret is not None:
+            self._hello_timer = asyncio.get_running_loop().call_later(_HELLO_SECONDS, self._hello_timed_out)
 
     def buffer_updated(self, nbytes: int) -> None:
         super().buffer_updated(nbytes)
-        # Only large frames count: hoarders of memory do not keep others from small requests.
-        if not self._hold(max(0, self.wire.buffer_size - _SMALL_BYTES)):
+        # Only large frames count, so that small requests are always possible.
+        if not self._set_memory(max(0, self.wire.buffer_size - _UNCOUNTED_BYTES)):
             self.malformed(
-                f"expected large frames that are not whole yet to take at most {self._room.limit} bytes at a time, "
-                f"found {self._room.taken} with this one: connect again later"
+                f"expected at most {self._memory.limit} bytes of incomplete large frames on all connections, found "
+                f"{self._memory.used} with this one: connect again later"
             )
             self.abort()
 
-    def _hold(self, size: int) -> bool:
-        more, self._held_bytes = size - self._held_bytes, size
-        return self._room.take(more)
+    def _set_memory(self, size: int) -> bool:
+        change, self._memory_used = size - self._memory_used, size
+        return self._memory.add(change)
 
-    def received(self, came: Sequence[ReceivedRequest | ReceivedResponse]) -> None:
-        self._todo.extend(item for item in came if isinstance(item, ReceivedRequest))
-        self._go_on()
+    def received(self, messages: Sequence[ReceivedRequest | ReceivedResponse]) -> None:
+        self._queue.extend(message for message in messages if isinstance(message, ReceivedRequest))
+        self._handle_queue()
 
-    def _go_on(self) -> None:
-        """Do what was asked, as far as may be unanswered at a time."""
-        while self._todo and self._may_take() and self.is_open:
-            self._do(self._todo.popleft())
-        self._read_or_pause(not self._todo and self._may_take())
+    def _handle_queue(self) -> None:
+        """Handle queued requests, up to the limits of outstanding ones."""
+        while self._queue and self._has_capacity() and self.is_open:
+            self._handle(self._queue.popleft())
+        self._set_reading(not self._queue and self._has_capacity())
 
-    def _may_take(self) -> bool:
+    def _has_capacity(self) -> bool:
         return not self.is_full and self._reads < _MAX_READS and self._outstanding < _MAX_OUTSTANDING
 
-    def _read_or_pause(self, wanted: bool) -> None:
+    def _set_reading(self, wanted: bool) -> None:
         if wanted is self._is_reading or self._transport is None or self._transport.is_closing():
             return
         self._is_reading = wanted
@@ -181,109 +181,115 @@ class Inbound(Channel):
         else:
             self._transport.pause_reading()
 
-    def _do(self, asked: ReceivedRequest) -> None:
-        request = asked.request
-        if self._wanted is not None and not self._is_let_in(asked, self._wanted):
+    def _handle(self, received: ReceivedRequest) -> None:
+        request = received.request
+        if self._required_secret is not None and not self._check_secret(received, self._required_secret):
             return
         if isinstance(request, Refusal):
-            self._refuse(asked, request)
+            self._refuse(received, request)
             return
-        if isinstance(request, AppendRequest) and self._is_behind_refused(asked, request):
+        if isinstance(request, AppendRequest) and self._follows_rejection(received, request):
             return
         self._outstanding += 1
         self._reads += isinstance(request, (GetRequest, ReadRequest))
-        shell = _SHELLS.get(type(request))
-        caller = Caller(self, asked if shell is None else asked._replace(request=shell))
-        if not self._server.handle(request, caller):
-            self._is_refusing = True
+        without_data = _WITHOUT_DATA.get(type(request))
+        caller = Caller(self, received if without_data is None else received._replace(request=without_data))
+        if not self._handler.handle(request, caller):
+            self._is_rejecting = True
 
-    def _is_let_in(self, asked: ReceivedRequest, secret: str) -> bool:
-        """Whether that request gives the secret; the connection of one that does not is closed."""
-        if is_same(asked.secret, secret):
-            self._wanted = None
-            self._stop_waiting()
+    # The secret
+
+    def _check_secret(self, received: ReceivedRequest, secret: str) -> bool:
+        """Whether the request has the secret; otherwise the connection is closed."""
+        if is_same(received.secret, secret):
+            self._required_secret = None
+            self._stop_hello_timer()
             self.wire.set_max_frame_size(self._max_frame_bytes)
             return True
-        found = "none" if asked.secret is None else "another"
+        found = "none" if received.secret is None else "another"
         reason = f"expected the secret of this node in the first request, found {found}: connect with it"
-        self._refuse(asked, Refusal(NO_PERMISSION, reason))
+        self._refuse(received, Refusal(NO_PERMISSION, reason))
         self._log(logging.WARNING, "connection refused", address=self.address, reason=reason)
         self.close()
         return False
 
-    def _give_up_waiting(self) -> None:
+    def _hello_timed_out(self) -> None:
         reason = f"expected the secret of this node in {_HELLO_SECONDS:.0f} s, found no request"
         self._log(logging.WARNING, "connection refused", address=self.address, reason=reason)
         self.abort()
 
-    def _stop_waiting(self) -> None:
+    def _stop_hello_timer(self) -> None:
         if self._hello_timer is not None:
             self._hello_timer.cancel()
 
-    def _is_behind_refused(self, asked: ReceivedRequest, request: AppendRequest) -> bool:
-        """Refuses an append that follows a refused one in a pipeline: it must not overtake it."""
+    # Pipelines
+
+    def _follows_rejection(self, received: ReceivedRequest, request: AppendRequest) -> bool:
+        """Reject an append after a rejected one in a pipeline, so that it cannot overtake it."""
         if request.is_restart:
-            self._is_refusing, self._refusal = False, None
-        if not self._is_refusing:
+            self._is_rejecting, self._rejection = False, None
+        if not self._is_rejecting:
             return False
-        if self._refusal is None:
-            self._held.append(asked._replace(request=_SHELLS[type(request)]))
+        if self._rejection is None:
+            self._waiting_appends.append(received._replace(request=_WITHOUT_DATA[type(request)]))
         else:
-            self._send_refusal(asked, self._refusal)
+            self._send_rejection(received, self._rejection)
         return True
 
-    def _send_refusal(self, asked: ReceivedRequest, refusal: Response) -> None:
-        """Refuses an append as the one before it, be it a put or not."""
-        kind = PutResponse if isinstance(asked.request, PutRequest) else AppendResponse
-        if not isinstance(refusal, kind):
-            refusal = kind(**{field.name: getattr(refusal, field.name) for field in fields(Response)})
-        self._send(asked, refusal)
+    def _send_rejection(self, received: ReceivedRequest, rejection: Response) -> None:
+        """Reject an append or put with the response to the earlier one."""
+        kind = PutResponse if isinstance(received.request, PutRequest) else AppendResponse
+        if not isinstance(rejection, kind):
+            rejection = kind(**{field.name: getattr(rejection, field.name) for field in fields(Response)})
+        self._send(received, rejection)
 
-    def answered(self, asked: ReceivedRequest, response: Response) -> None:
-        """Send the answer to one of its requests."""
+    # Responses
+
+    def respond(self, received: ReceivedRequest, response: Response) -> None:
+        """Send the response to one of its requests."""
         self._outstanding -= 1
-        self._reads -= isinstance(asked.request, (GetRequest, ReadRequest))
-        self._send(asked, response)
-        if self._is_refusing and self._refusal is None and _refuses(asked, response):
-            self._refusal = response
-            held, self._held = self._held, []
-            for behind in held:
-                self._send_refusal(behind, response)
+        self._reads -= isinstance(received.request, (GetRequest, ReadRequest))
+        self._send(received, response)
+        if self._is_rejecting and self._rejection is None and _is_rejection(received, response):
+            self._rejection = response
+            waiting, self._waiting_appends = self._waiting_appends, []
+            for later in waiting:
+                self._send_rejection(later, response)
         if not self._is_reading:
-            asyncio.get_running_loop().call_soon(self._go_on)
+            asyncio.get_running_loop().call_soon(self._handle_queue)
 
-    def _send(self, asked: ReceivedRequest, response: Response) -> None:
-        if asked.is_one_way or not self.is_open:
+    def _send(self, received: ReceivedRequest, response: Response) -> None:
+        if received.is_one_way or not self.is_open:
             return
         try:
-            parts = self.wire.respond(asked, response)
+            parts = self.wire.respond(received, response)
         except EncodeError as error:
             self._log(logging.ERROR, "answer not sent", address=self.address, reason=str(error))
-            parts = self.wire.refuse(asked, Refusal(SYSTEM_ERROR, str(error)))
+            parts = self.wire.refuse(received, Refusal(SYSTEM_ERROR, str(error)))
         self.write(parts)
-        self._server.dirty(self)
+        self._handler.flush_later(self)
 
-    def _refuse(self, asked: ReceivedRequest, refusal: Refusal) -> None:
-        if not asked.is_one_way:
-            self.write(self.wire.refuse(asked, refusal))
-            self._server.dirty(self)
+    def _refuse(self, received: ReceivedRequest, refusal: Refusal) -> None:
+        if not received.is_one_way:
+            self.write(self.wire.refuse(received, refusal))
+            self._handler.flush_later(self)
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._go_on()
+        self._handle_queue()
 
     def malformed(self, error: str) -> None:
         self._log(logging.WARNING, "connection closed", address=self.address, reason=error)
 
     def lost(self) -> None:
-        self._stop_waiting()
-        self._todo.clear()
-        self._held.clear()
-        self._hold(0)
-        self._ended(self)
+        self._stop_hello_timer()
+        self._queue.clear()
+        self._waiting_appends.clear()
+        self._set_memory(0)
+        self._on_close(self)
 
 
-def _refuses(asked: ReceivedRequest, response: Response) -> bool:
-    """Whether it is the answer to an append that was refused, and so surely is not in the log."""
-    is_append = isinstance(asked.request, AppendRequest)
-    return is_append and response.code != ResponseCode.SUCCESS and response.code not in _OUTCOME_UNKNOWN
+def _is_rejection(received: ReceivedRequest, response: Response) -> bool:
+    """Whether it is the response to an append that is certainly not in the log."""
+    is_append = isinstance(received.request, AppendRequest)
+    return is_append and response.code != ResponseCode.SUCCESS and response.code not in _UNKNOWN_OUTCOMES

@@ -1,4 +1,4 @@
-"""Where a node listens with TLS: asyncio's own server says nothing of a handshake that fails."""
+"""A TLS listener that logs failed handshakes, which asyncio's own server does not report."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pyspark_dledger.raft.peers import Address
 
 BACKLOG = 256
 _TLS_SECONDS = 10.0
-# Seconds until the next try where a connection cannot be accepted, such as without a file descriptor for it.
+# Seconds until the next try after a failed accept, for example without a free file descriptor.
 _RETRY_SECONDS = 1.0
 
 _NewProtocol = Callable[[], asyncio.BaseProtocol]
@@ -23,13 +23,13 @@ _NewProtocol = Callable[[], asyncio.BaseProtocol]
 async def listen_with_tls(
     new_protocol: _NewProtocol, address: Address, tls: ssl.SSLContext, log: RateLimitedLog
 ) -> TlsListener:
-    """Listen at `address`, each of them where a name has several. Raises OSError where that is not possible."""
+    """Listen at `address`, or at all addresses of a host name. Raises OSError."""
     loop = asyncio.get_running_loop()
     found = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     sockets: list[socket.socket] = []
     try:
-        for family, place in dict.fromkeys((each[0], each[4]) for each in found):
-            sockets.append(socket.create_server(place, family=family, backlog=BACKLOG))
+        for family, socket_address in dict.fromkeys((each[0], each[4]) for each in found):
+            sockets.append(socket.create_server(socket_address, family=family, backlog=BACKLOG))
             sockets[-1].setblocking(False)
     except OSError:
         for each in sockets:
@@ -39,7 +39,7 @@ async def listen_with_tls(
 
 
 class TlsListener:
-    """Accepts connections; one whose handshake fails is closed, and logged with its address and the reason."""
+    """Accepts connections. A failed handshake is logged with address and reason, and its connection closed."""
 
     def __init__(
         self, new_protocol: _NewProtocol, sockets: list[socket.socket], tls: ssl.SSLContext, log: RateLimitedLog
@@ -53,7 +53,7 @@ class TlsListener:
             self._run(self._accept(each))
 
     def close(self) -> None:
-        """Accept no more, and end the connections whose handshake is not done."""
+        """Stop accepting, and abort unfinished handshakes."""
         for task in self._tasks:
             task.cancel()
         for each in self.sockets:

@@ -1,4 +1,4 @@
-"""A member of a group: its store, its core, its connections."""
+"""A node: starts and stops its store, core and connections."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from pyspark_dledger.errors import DLedgerError, GroupError
 from pyspark_dledger.raft.core import Core, CoreConfig
 from pyspark_dledger.raft.core.application import Application
 from pyspark_dledger.raft.messages import MetadataRequest, Request, Response
-from pyspark_dledger.raft.node.committed_reads import Tails
-from pyspark_dledger.raft.node.inbound import Inbound, OwnCaller, Room
-from pyspark_dledger.raft.node.link import Link
+from pyspark_dledger.raft.node.committed_reads import CommittedReads
+from pyspark_dledger.raft.node.core_driver import CoreDriver
+from pyspark_dledger.raft.node.inbound import FrameMemory, Inbound, LocalCaller
 from pyspark_dledger.raft.node.listener import BACKLOG, TlsListener, listen_with_tls
 from pyspark_dledger.raft.node.node_config import NodeConfig
-from pyspark_dledger.raft.node.service import Service
+from pyspark_dledger.raft.node.peer_link import PeerLink
 from pyspark_dledger.raft.peers import Address
 from pyspark_dledger.store.dledger_store import DLedgerStore
 
-# For the last answers when it stops.
+# The time for the last responses when it stops.
 _CLOSE_SECONDS = 1.0
-# What connections may send of frames that are not whole yet, all together, in bytes.
-_MAX_UNFINISHED = 512 * 1024 * 1024
+# The limit for incomplete frames of all connections, in bytes.
+_MAX_FRAME_MEMORY = 512 * 1024 * 1024
 
 
 class Node:
-    """Runs in the loop that `start` is awaited in. `failed` is done, with the error, when the node can do no more.
+    """Runs in the event loop of `start`. If the node fails, the future `failed` gets the error.
 
-    With an `application` it serves messages while it leads; what the application raises ends the node, too.
+    With an `application` the leader serves messages. An exception of the application fails the node.
     """
 
     def __init__(self, config: NodeConfig, application: Application | None = None) -> None:
@@ -45,18 +45,18 @@ class Node:
         self._is_sync = config.flush_mode() == "sync" and config.store is not None
         self._log = RateLimitedLog()
         self._inbound: set[Inbound] = set()
-        self._room = Room(_MAX_UNFINISHED)
-        self._own: set[asyncio.Future[Response]] = set()
-        self._links: dict[str, Link] = {}
+        self._frame_memory = FrameMemory(_MAX_FRAME_MEMORY)
+        self._local_requests: set[asyncio.Future[Response]] = set()
+        self._links: dict[str, PeerLink] = {}
         self._server: asyncio.Server | TlsListener | None = None
         self._store: DLedgerStore | None = None
         self._core: Core | None = None
-        self._service: Service | None = None
+        self._driver: CoreDriver | None = None
 
     async def start(self) -> None:
         """Open the store, listen, and join the group.
 
-        Raises OptionError, StoreError where the store is in use or damaged, and DLedgerError where it cannot listen.
+        Raises OptionError, StoreError if the store is in use or damaged, and DLedgerError if it cannot listen.
         """
         loop = asyncio.get_running_loop()
         self.failed: asyncio.Future[Exception] = loop.create_future()
@@ -64,12 +64,12 @@ class Node:
         core_config = self.config.core_config()
         self._store = self._open_store()
         try:
-            await self._start_with(self._store, core_config, contexts)
+            await self._start_parts(self._store, core_config, contexts)
         except BaseException:
             await self.stop()
             raise
 
-    async def _start_with(
+    async def _start_parts(
         self,
         store: DLedgerStore,
         core_config: CoreConfig,
@@ -83,33 +83,31 @@ class Node:
             self._is_application_started = True
         self._core = Core(core_config, store, random.SystemRandom(), now, addresses, self._application)
         config = self.config
-        tails = Tails(store, config.group, config.self_id)
-        self._tails = tails
-        service = Service(self._core, tails, lambda: store.failure, self._fail)
-        self._service = service
+        self._reads = CommittedReads(store, config.group, config.self_id)
+        self._driver = driver = CoreDriver(self._core, self._reads, lambda: store.failure, self._fail)
         await self._listen_at(self._listen, contexts[0])
         for peer_id, address in self._members.items():
             if peer_id != config.self_id:
-                self._links[peer_id] = self._link(peer_id, address, contexts[1])
-        service.start(self._links)
+                self._links[peer_id] = self._new_link(peer_id, address, contexts[1])
+        driver.start(self._links)
         for link in self._links.values():
             link.start()
         record(logging.INFO, "started", group=config.group, id=config.self_id, listen=self.address, **self.status())
         if config.tls is None and not self.address.is_loopback:
-            who = "reaches it can write" if config.secret is None else "reads the network can read the secret"
-            record(logging.WARNING, "open", listen=self.address, found=f"whoever {who}: use TLS")
+            risk = "reaches it can write" if config.secret is None else "reads the network can read the secret"
+            record(logging.WARNING, "open", listen=self.address, found=f"everyone who {risk}: use TLS")
 
     async def stop(self) -> None:
-        """Leave the group, close every connection, and the store with everything flushed. May be called twice."""
-        if self._service is not None:
-            self._service.stop()
-        self._end_own()
+        """Stop, close all connections, then flush and close the store. May be called twice."""
+        if self._driver is not None:
+            self._driver.stop()
+        self._fail_local_requests()
         if self._server is not None:
             self._server.close()
         for link in self._links.values():
             await link.stop()
         self._links.clear()
-        await self._end_connections()
+        await self._close_connections()
         self._server = None
         try:
             if self._application is not None and self._is_application_started:
@@ -124,8 +122,8 @@ class Node:
             store.shutdown()
             record(logging.INFO, "stopped", group=self.config.group, id=self.config.self_id)
 
-    async def _end_connections(self) -> None:
-        """Send the answers that are there, to those who take them soon."""
+    async def _close_connections(self) -> None:
+        """Send pending responses for a short time, then abort."""
         for inbound in list(self._inbound):
             inbound.close()
         deadline = time.monotonic() + _CLOSE_SECONDS
@@ -137,7 +135,7 @@ class Node:
 
     @property
     def address(self) -> Address:
-        """Where it listens."""
+        """The address that it listens at."""
         assert self._server is not None
         host, port = self._server.sockets[0].getsockname()[:2]
         return Address(host, port)
@@ -152,33 +150,33 @@ class Node:
         assert self._core is not None
         return self._core
 
-    async def ask(self, request: Request) -> Response:
-        """What this node answers to a request of its own process, as it would answer it on a connection.
+    async def request(self, request: Request) -> Response:
+        """The response to a request of this process, as on a connection. Await it in the loop of `start`.
 
-        Group and member are filled in. To be awaited in the loop of `start`. Raises GroupError where the node stops, or
-        has failed, before it has answered.
+        Group and member are filled in. Raises GroupError if the node stops or fails before the response.
         """
-        if self._service is None or self._service.is_stopped:
+        if self._driver is None or self._driver.is_stopped:
             raise self._not_running()
         request.group, request.remote_id = self.config.group, self.config.self_id
         future: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
-        self._own.add(future)
-        future.add_done_callback(self._own.discard)
-        self._service.handle(request, OwnCaller(future))
+        self._local_requests.add(future)
+        future.add_done_callback(self._local_requests.discard)
+        self._driver.handle(request, LocalCaller(future))
         return await future
 
     def _not_running(self) -> GroupError:
-        text = f"group {self.config.group}: expected {self.config.self_id} to answer, found that it does not run"
-        return GroupError(text, ResponseCode.NETWORK_ERROR)
+        return GroupError(
+            f"group {self.config.group}: node {self.config.self_id} is not running", ResponseCode.NETWORK_ERROR
+        )
 
-    def _end_own(self) -> None:
-        """Nobody of this process is left waiting."""
-        for future in list(self._own):
+    def _fail_local_requests(self) -> None:
+        """Requests of this process get an error instead of a response."""
+        for future in list(self._local_requests):
             if not future.done():
                 future.set_exception(self._not_running())
 
     def status(self) -> dict[str, Any]:
-        """How it stands: role, term, leaderId, and the indexes of its log."""
+        """Role, term, leaderId, and the indexes of its log."""
         core, store = self.core, self.store
         return {
             "role": core.role.value,
@@ -190,14 +188,14 @@ class Node:
             "flushedIndex": store.flushed_index,
         }
 
-    # How the parts come together.
+    # Constructing the parts
 
     def _contexts(self) -> tuple[ssl.SSLContext | None, ssl.SSLContext | None]:
         tls = self.config.tls
         return (None, None) if tls is None else (tls.server_context(), tls.client_context())
 
     def _open_store(self) -> DLedgerStore:
-        """The store, started. Its flush thread tells nobody until the service is there: what is old is durable."""
+        """The started store. Until the driver exists, flushes are not reported: old entries are durable anyway."""
         if self.config.store is None:
             from pyspark_dledger.store.memory_store import MemoryStore
 
@@ -217,8 +215,8 @@ class Node:
         return store
 
     def _flushed_in_thread(self, index: int) -> None:
-        if self._service is not None:
-            self._service.flushed_in_thread(index)
+        if self._driver is not None:
+            self._driver.flushed_in_thread(index)
 
     async def _listen_at(self, address: Address, tls: ssl.SSLContext | None) -> None:
         try:
@@ -229,37 +227,37 @@ class Node:
                 self._new_inbound, address.host, address.port, backlog=BACKLOG, reuse_address=True
             )
         except OSError as error:
-            raise DLedgerError(f"expected to listen at {address}, found {error}: say another address") from None
+            raise DLedgerError(f"cannot listen at {address} ({error}): use another address") from None
 
     def _new_inbound(self) -> Inbound:
-        assert self._service is not None
+        assert self._driver is not None
         config = self.config
         return Inbound(
-            self._service, config.max_frame_bytes, self._room, self._log, self._begun, self._ended, config.secret
+            *(self._driver, config.max_frame_bytes, self._frame_memory, self._log),
+            *(self._opened, self._closed, config.secret),
         )
 
-    def _begun(self, inbound: Inbound) -> bool:
-        """Whether one more connection is admitted. One whose TLS handshake fails never comes here."""
+    def _opened(self, inbound: Inbound) -> bool:
+        """Whether one more connection is admitted. Not called for failed TLS handshakes."""
         self._inbound.add(inbound)
         return len(self._inbound) <= self.config.max_connections
 
-    def _ended(self, inbound: Inbound) -> None:
+    def _closed(self, inbound: Inbound) -> None:
         self._inbound.discard(inbound)
-        self._tails.forget(inbound)
+        self._reads.drop(inbound)
 
-    def _link(self, peer_id: str, address: Address, tls: ssl.SSLContext | None) -> Link:
-        assert self._service is not None
-        config = self.config
+    def _new_link(self, peer_id: str, address: Address, tls: ssl.SSLContext | None) -> PeerLink:
+        assert self._driver is not None
+        config, driver = self.config, self._driver
         hello = MetadataRequest(group=config.group, remote_id=peer_id, local_id=config.self_id)
-        service = self._service
-        return Link(
+        return PeerLink(
             *(peer_id, address, hello, tls, config.max_frame_bytes),
-            *(service.answered, service.peer_is_binary, config.secret),
+            *(driver.handle_response, driver.set_peer_binary, config.secret),
         )
 
     def _fail(self, error: Exception) -> None:
         fields = {"group": self.config.group, "id": self.config.self_id, "reason": repr(error)}
         LOG.critical("failed", exc_info=error, extra={"fields": fields})
-        self._end_own()
+        self._fail_local_requests()
         if not self.failed.done():
             self.failed.set_result(error)

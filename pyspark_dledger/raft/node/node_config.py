@@ -1,4 +1,4 @@
-"""What a node is told: its group, where it listens, its store, and what of the defaults is changed."""
+"""The configuration of a node: group, address, store, and options of its parts."""
 
 from __future__ import annotations
 
@@ -22,13 +22,12 @@ PATH = Parser("a path", lambda value: Path(parse_text(value)))
 class NodeConfig:
     """One member of a group.
 
-    ``store`` is the folder in which ``dledger-<self_id>`` stands; without one the log is kept in memory only.
-    ``flush`` is by default ``sync`` for a group of one, of whose log nobody has a copy, and ``async`` for larger ones.
-    ``listen`` is ``HOST`` or ``HOST:PORT``, by default the node's own address from ``peers``, if only this machine
-    can reach that.
-    ``secret`` is what every peer and client has to give when it connects: the others are refused everything. Without
-    TLS it can be read by whoever reads the network.
-    ``store_options`` are fields of ``StoreConfig`` and ``core_options`` of ``CoreConfig``, by name.
+    ``store`` is the folder of ``dledger-<self_id>``; without one the log is only in memory.
+    ``flush`` is by default ``sync`` for a group of one, whose log has no copy, and ``async`` for larger groups.
+    ``listen`` is ``HOST`` or ``HOST:PORT``; by default the node's address in ``peers``, if it is a loopback address.
+    ``secret`` is required from every peer and client; other connections are rejected. Without TLS it is sent
+    unencrypted.
+    ``store_options`` are fields of ``StoreConfig``, ``core_options`` of ``CoreConfig``, by name.
     """
 
     group: str = option(MISSING, TEXT, "the group's name")
@@ -54,7 +53,7 @@ class NodeConfig:
         check_secret(self.secret)
 
     def members(self) -> dict[str, Address]:
-        """The members by id. Raises OptionError where this node is none of them."""
+        """The members by id. Raises OptionError if this node is not among them."""
         members = parse_peers(self.peers)
         if self.self_id not in members:
             raise OptionError(f"peers: expected this node's id {self.self_id} among them, found {', '.join(members)}")
@@ -66,7 +65,7 @@ class NodeConfig:
         return self.flush or ("sync" if len(self.members()) == 1 else "async")
 
     def listen_address(self) -> Address:
-        """Where to listen. Raises OptionError for the own address from ``peers`` if others could reach it."""
+        """The address to listen at. Raises OptionError for the default address if other machines could reach it."""
         own = self.members()[self.self_id]
         if self.listen is None:
             if not own.is_loopback:
@@ -80,7 +79,7 @@ class NodeConfig:
         return Address(self.listen.removeprefix("[").removesuffix("]"), own.port)
 
     def core_config(self) -> CoreConfig:
-        """What its core is told. Raises OptionError for a field that is unknown or cannot be honoured."""
+        """The core's configuration. Raises OptionError for an unknown field or an invalid value."""
         try:
             return CoreConfig(
                 group=self.group,
@@ -93,7 +92,7 @@ class NodeConfig:
             raise OptionError(f"core options: {error}") from None
 
     def store_config(self, base_dir: Path) -> StoreConfig:
-        """What its store in `base_dir` is told. Raises OptionError as `core_config`."""
+        """The configuration of its store in `base_dir`. Raises OptionError like `core_config`."""
         try:
             return StoreConfig(
                 base_dir=base_dir,
@@ -106,5 +105,5 @@ class NodeConfig:
 
 
 def _has_port(text: str) -> bool:
-    """Whether it is HOST:PORT: a bare IPv6 address has more than one colon, one in brackets ends with its bracket."""
+    """Whether it is HOST:PORT: a bare IPv6 address has several colons, one in brackets without a port ends with `]`."""
     return "]:" in text or (text.count(":") == 1 and not text.endswith("]"))

@@ -1,4 +1,4 @@
-"""A node's settings as texts, in a ``key=value`` file or as flags, under the names of Java's ``DLedgerConfig``."""
+"""A node's settings as text, from a ``key=value`` file or flags, with the names of Java's ``DLedgerConfig``."""
 
 from __future__ import annotations
 
@@ -18,23 +18,22 @@ STORE_TYPES = ("FILE", "MEMORY")
 
 
 class Setting(NamedTuple):
-    """An option of ``part``: ``node``, ``store`` or ``core``; empty for what is only accepted."""
+    """An option of ``part``: ``node``, ``store`` or ``core``; empty for a setting that is accepted but not used."""
 
     part: str
     option: Option
 
 
 class NodeSettings(dict[str, str]):
-    """Texts by the names of settings, and in ``places`` where each was said, for errors."""
+    """Texts by setting name; ``sources`` says where each was set, for errors."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.places: dict[str, str] = {}
+        self.sources: dict[str, str] = {}
 
-    def say(self, name: str, text: str, place: str) -> None:
-        """Set one, whatever it was."""
+    def set(self, name: str, text: str, source: str) -> None:
         self[name] = text
-        self.places[name] = place
+        self.sources[name] = source
 
 
 def _must_be_true(value: object) -> bool:
@@ -43,7 +42,7 @@ def _must_be_true(value: object) -> bool:
     return True
 
 
-# What Java can switch off and a node of ours cannot.
+# Java can switch these off, our nodes cannot.
 _ALWAYS = Parser("true, which cannot be changed here", _must_be_true)
 _OF_NODES = (
     *options_of(NodeConfig),
@@ -69,7 +68,7 @@ _REQUIRED = ("group", "selfId", "peers")
 _TLS = ("tls_cert", "tls_key", "tls_ca")
 # Similarity from which an unknown name is taken for a misspelt setting.
 _SIMILARITY = 0.8
-# What errors of StoreConfig and CoreConfig begin with, and the settings that they mean.
+# The settings by the first words of errors of StoreConfig and CoreConfig.
 _NAMES = {
     **{setting.option.field: name for name, setting in SETTINGS.items()},
     "vote interval": "minVoteIntervalMs and maxVoteIntervalMs",
@@ -78,7 +77,7 @@ _NAMES = {
 
 
 def read_settings(path: Path) -> NodeSettings:
-    """The settings of a file. Raises OptionError for one that cannot be read or is no properties file."""
+    """The settings of a file. Raises OptionError if it cannot be read or is not a properties file."""
     settings, lines = NodeSettings(), dict[str, int]()
     try:
         for line, name, text in property_lines(path.read_bytes()):
@@ -88,31 +87,31 @@ def read_settings(path: Path) -> NodeSettings:
                     "leave one of them out"
                 )
             lines[name] = line
-            settings.say(name, text, f"config {path} line {line}")
+            settings.set(name, text, f"config {path} line {line}")
     except OptionError:
         raise
     except (OSError, ValueError) as error:
         raise OptionError(f"config {path}: expected key=value lines, found {error}") from None
     if _REPAIR in settings:
         raise OptionError(
-            f"{settings.places[_REPAIR]}: expected settings that hold for every start, found {_REPAIR}: say it once"
+            f"{settings.sources[_REPAIR]}: expected settings for every start, found {_REPAIR}: use the flag once"
         )
     return settings
 
 
 def node_config(settings: Mapping[str, str]) -> NodeConfig:
-    """The configuration that texts mean. Raises OptionError for an unknown name and for a wrong value."""
+    """The configuration for these settings. Raises OptionError for an unknown name or an invalid value."""
     missing = [name for name in _REQUIRED if not settings.get(name)]
     if missing:
         raise OptionError(f"config: {' and '.join(missing)} missing: set group, selfId and peers")
-    places = settings.places if isinstance(settings, NodeSettings) else {}
+    sources = settings.sources if isinstance(settings, NodeSettings) else {}
     parts: dict[str, dict[str, object]] = {"node": {}, "store": {}, "core": {}, "": {}}
     for name, text in settings.items():
-        place = places.get(name, "config")
+        source = sources.get(name, "config")
         setting = SETTINGS.get(name)
         if setting is None:
-            raise OptionError(f"{place}: unknown setting {name}: {_advice(name)}")
-        parts[setting.part][setting.option.field] = _parsed(f"{place}: {name}", setting, text.strip())
+            raise OptionError(f"{source}: unknown setting {name}: {_advice(name)}")
+        parts[setting.part][setting.option.field] = _parsed(f"{source}: {name}", setting, text.strip())
     node = parts["node"]
     store = _store_of(node)
     config = NodeConfig(
@@ -122,18 +121,18 @@ def node_config(settings: Mapping[str, str]) -> NodeConfig:
         core_options=parts["core"],
         **node,  # type: ignore[arg-type]  # each was parsed by its setting
     )
-    _check(config, places)
+    _check(config, sources)
     return config
 
 
 def _advice(name: str) -> str:
-    """The setting that was meant, where one is much like it."""
+    """The setting with the most similar name, if there is one."""
     near = similar(name, SETTINGS, _SIMILARITY)
-    return f"the nearest is {near}" if near is not None else "docs/node.md lists those that there are"
+    return f"the nearest is {near}" if near is not None else "docs/node.md lists all settings"
 
 
-def _check(config: NodeConfig, places: Mapping[str, str]) -> None:
-    """Raises OptionError for values that fit no store and no group, by the names and places of their settings."""
+def _check(config: NodeConfig, sources: Mapping[str, str]) -> None:
+    """Raises OptionError, with setting and source, for values that fit no store or no group."""
     try:
         members = config.members()
         config.core_config()
@@ -142,14 +141,14 @@ def _check(config: NodeConfig, places: Mapping[str, str]) -> None:
     except OptionError as error:
         field, _, text = str(error).partition(": ")
         name = _NAMES.get(field, field)
-        place = next((places[each] for each in name.split(" and ") if each in places), "config")
-        raise OptionError(f"{place}: {name}: {text}") from None
+        source = next((sources[each] for each in name.split(" and ") if each in sources), "config")
+        raise OptionError(f"{source}: {name}: {text}") from None
     preferred = config.core_options.get("preferred_leader_ids", ())
     assert isinstance(preferred, tuple)
-    if strange := [peer_id for peer_id in preferred if peer_id not in members]:
-        place = places.get("preferredLeaderIds", "config")
+    if unknown := [peer_id for peer_id in preferred if peer_id not in members]:
+        source = sources.get("preferredLeaderIds", "config")
         raise OptionError(
-            f"{place}: preferredLeaderIds: expected members, of {', '.join(members)}, found {', '.join(strange)}"
+            f"{source}: preferredLeaderIds: expected members of {', '.join(members)}, found {', '.join(unknown)}"
         )
 
 
@@ -166,7 +165,7 @@ def _store_of(node: dict[str, object]) -> Path | None:
     if kind == "MEMORY":
         return None
     if store is None:
-        raise OptionError("config: expected storeBaseDir, the folder of the store, found none: say it")
+        raise OptionError("config: storeBaseDir missing: set the folder of the store")
     assert isinstance(store, Path)
     return store
 
@@ -176,7 +175,7 @@ def _tls_of(node: dict[str, object]) -> Tls | None:
     if not given:
         return None
     if len(given) < len(_TLS):
-        raise OptionError("tls: expected tlsCert, tlsKey and tlsCa, found not all of them: say all three, or none")
+        raise OptionError("tls: expected tlsCert, tlsKey and tlsCa, or none of them: set all three")
     cert, key, ca = (given[name] for name in _TLS)
     assert isinstance(cert, Path)
     assert isinstance(key, Path)

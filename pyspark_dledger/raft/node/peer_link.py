@@ -1,4 +1,4 @@
-"""The one connection of a node to a peer: made anew whenever it is lost, JSON until the peer offers more."""
+"""A node's connection to one peer: reconnects when it is lost, and uses JSON until the peer accepts binary."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from pyspark_dledger.raft.node.channel import Channel
 from pyspark_dledger.raft.peers import Address
 from pyspark_dledger.raft.wire import EncodeError, ReceivedRequest, ReceivedResponse, Refusal
 
-# As DLedgerRpcNettyService: milliseconds until a request counts as unanswered.
-_TIME_OUT = 3000
-_TRANSFER_TIME_OUT = 10000
+# Timeouts of DLedgerRpcNettyService in milliseconds.
+_TIMEOUT = 3000
+_TRANSFER_TIMEOUT = 10000
 _CONNECT_SECONDS = 3.0
 _FIRST_WAIT, _MAX_WAIT = 0.05, 0.5
-# Requests that wait for the connection; a core sends few before anything was answered.
+# Requests that wait for the connection; a core sends few requests without responses.
 _MAX_WAITING = 256
-# Bytes that may be unsent to one peer.
+# The maximum of unsent bytes.
 _MAX_UNSENT = 64 * 1024 * 1024
 
-# Told the token of a request, and its answer: None if there will be none.
+# Called with the token of a request and its response, or None.
 OnResponse = Callable[[int, Response | None], None]
 
 
-class Link:
-    """Sends requests to one peer, and gives each token its answer exactly once, never from within `send`."""
+class PeerLink:
+    """Sends requests to one peer. Reports each token's outcome exactly once, never during `send`."""
 
     def __init__(
         self,
@@ -40,8 +40,8 @@ class Link:
         hello: MetadataRequest,
         tls: ssl.SSLContext | None,
         max_frame_bytes: int,
-        answered: OnResponse,
-        is_ours: Callable[[str, bool], None],
+        on_response: OnResponse,
+        on_connected: Callable[[str, bool], None],
         secret: str | None = None,
     ) -> None:
         self.peer_id = peer_id
@@ -49,8 +49,9 @@ class Link:
         self._hello = hello
         self._tls = tls
         self._max_frame_bytes = max_frame_bytes
-        self._answered = answered
-        self._is_ours = is_ours
+        self._on_response = on_response
+        # Called with the peer's id and whether it uses the binary dialect.
+        self._on_connected = on_connected
         self._secret = secret
         self._channel: _PeerChannel | None = None
         self._waiting: deque[tuple[int, Request]] = deque()
@@ -70,7 +71,7 @@ class Link:
         return self._channel is not None and self._channel.is_ready
 
     def send(self, token: int, request: Request, now: int) -> None:
-        """Have it sent with the next `flush`; `now` in milliseconds."""
+        """Send a request with the next `flush`; `now` in milliseconds."""
         channel = self._channel
         if channel is not None and channel.is_ready:
             channel.send(token, request, now)
@@ -84,18 +85,18 @@ class Link:
             self._channel.flush()
 
     def expire(self, now: int) -> None:
-        """Give up on what is unanswered for too long, and on the connection if nothing came over it meanwhile."""
+        """Time out old requests, and abort the connection if nothing was received in the meantime."""
         if self._channel is not None:
             self._channel.expire(now)
 
     def drop_unsent(self) -> None:
-        """Let nothing be sent that waits: it may be views of a log that is about to change."""
+        """Drop unsent requests: they may be views of a log that is about to change."""
         self._fail_waiting()
         if self._channel is not None and self._channel.unsent:
             self._channel.abort()
 
     def _fail(self, token: int) -> None:
-        asyncio.get_running_loop().call_soon(self._answered, token, None)
+        asyncio.get_running_loop().call_soon(self._on_response, token, None)
 
     async def _stay_connected(self) -> None:
         wait, is_down = _FIRST_WAIT, False
@@ -116,24 +117,24 @@ class Link:
             wait = min(2 * wait, _MAX_WAIT)
 
     async def _connect(self) -> asyncio.Event:
-        """Connect and say hello; the event comes when the connection is lost."""
+        """Connect and send the hello. The event is set when the connection is lost."""
         loop = asyncio.get_running_loop()
         self._is_connecting = True
         host = self._address.host
-        made = loop.create_connection(
-            lambda: _PeerChannel(self._max_frame_bytes, self._answered, self._secret),
+        connecting = loop.create_connection(
+            lambda: _PeerChannel(self._max_frame_bytes, self._on_response, self._secret),
             host,
             self._address.port,
             ssl=self._tls,
             server_hostname=host if self._tls is not None else None,
         )
-        _, channel = await asyncio.wait_for(made, _CONNECT_SECONDS)
+        _, channel = await asyncio.wait_for(connecting, _CONNECT_SECONDS)
         self._channel = channel
         await asyncio.wait_for(channel.say_hello(self._hello), _CONNECT_SECONDS)
         self._is_connecting = False
-        is_ours = channel.wire.is_binary
-        record(logging.INFO, "peer connected", peer=self.peer_id, address=self._address, binary=is_ours)
-        self._is_ours(self.peer_id, is_ours)
+        is_binary = channel.wire.is_binary
+        record(logging.INFO, "peer connected", peer=self.peer_id, address=self._address, binary=is_binary)
+        self._on_connected(self.peer_id, is_binary)
         now = int(loop.time() * 1000)
         while self._waiting:
             channel.send(*self._waiting.popleft(), now)
@@ -153,19 +154,19 @@ class Link:
 
 
 class _HelloError(Exception):
-    """A peer that is not what the list of peers says."""
+    """The peer is not the member that the list of peers names."""
 
 
 class _PeerChannel(Channel):
-    """The connection itself, and what is unanswered on it."""
+    """The connection and its outstanding requests."""
 
-    def __init__(self, max_frame_bytes: int, answered: OnResponse, secret: str | None) -> None:
+    def __init__(self, max_frame_bytes: int, on_response: OnResponse, secret: str | None) -> None:
         super().__init__(max_frame_bytes, secret)
         self.is_ready = False
         self.gone = asyncio.Event()
-        self._answered = answered
-        # Token and time of sending of each request, by its opaque, oldest first.
-        self._asked: dict[int, tuple[int, int, int]] = {}
+        self._on_response = on_response
+        # Token, send time and deadline of each request by its opaque, oldest first.
+        self._outstanding: dict[int, tuple[int, int, int]] = {}
         self._hello: asyncio.Future[Response | Refusal] | None = None
         self._hello_opaque = -1
         self._last_received = 0
@@ -178,52 +179,53 @@ class _PeerChannel(Channel):
         response = await self._hello
         if isinstance(response, Refusal) or response.code != ResponseCode.SUCCESS:
             found = response.remark if isinstance(response, Refusal) else f"code {response.code}"
-            raise _HelloError(f"expected member {hello.remote_id} of group {hello.group}, found who answers {found}")
+            raise _HelloError(f"expected member {hello.remote_id} of group {hello.group}, found a node with {found}")
         self.is_ready = True
 
     def send(self, token: int, request: Request, now: int) -> None:
         if not self.is_open or self.unsent > _MAX_UNSENT:
-            asyncio.get_running_loop().call_soon(self._answered, token, None)
+            asyncio.get_running_loop().call_soon(self._on_response, token, None)
             return
         try:
             opaque, parts = self.wire.request(request)
         except EncodeError as error:
             record(logging.ERROR, "request not sent", address=self.address, reason=str(error))
-            asyncio.get_running_loop().call_soon(self._answered, token, None)
+            asyncio.get_running_loop().call_soon(self._on_response, token, None)
             return
-        time_out = _TRANSFER_TIME_OUT if isinstance(request, TransferRequest) else _TIME_OUT
-        self._asked[opaque] = (token, now, now + time_out)
+        timeout = _TRANSFER_TIMEOUT if isinstance(request, TransferRequest) else _TIMEOUT
+        self._outstanding[opaque] = (token, now, now + timeout)
         self.write(parts)
 
     def expire(self, now: int) -> None:
-        late = [opaque for opaque, (_, _, until) in self._asked.items() if until <= now]
+        expired = [opaque for opaque, (_, _, deadline) in self._outstanding.items() if deadline <= now]
         is_silent = False
-        for opaque in late:
-            token, sent, _ = self._asked.pop(opaque)
+        for opaque in expired:
+            token, sent, _ = self._outstanding.pop(opaque)
             self.wire.forget(opaque)
             is_silent = is_silent or self._last_received < sent
-            self._answered(token, None)
+            self._on_response(token, None)
         if is_silent:
             record(logging.WARNING, "peer silent", address=self.address, unsent=self.unsent)
             self.abort()
 
-    def received(self, came: Sequence[ReceivedRequest | ReceivedResponse]) -> None:
+    def received(self, messages: Sequence[ReceivedRequest | ReceivedResponse]) -> None:
         self._last_received = int(asyncio.get_running_loop().time() * 1000)
-        for item in came:
-            if isinstance(item, ReceivedRequest):
-                self.malformed("a request on a connection that only asks")
+        for message in messages:
+            if isinstance(message, ReceivedRequest):
+                self.malformed("a request on a connection for responses only")
                 self.abort()
                 return
-            self._take(item)
+            self._handle_response(message)
 
-    def _take(self, item: ReceivedResponse) -> None:
-        if item.opaque == self._hello_opaque:
+    def _handle_response(self, received: ReceivedResponse) -> None:
+        if received.opaque == self._hello_opaque:
             if self._hello is not None and not self._hello.done():
-                self._hello.set_result(item.response)
+                self._hello.set_result(received.response)
             return
-        asked = self._asked.pop(item.opaque, None)
-        if asked is not None:
-            self._answered(asked[0], None if isinstance(item.response, Refusal) else item.response)
+        outstanding = self._outstanding.pop(received.opaque, None)
+        if outstanding is not None:
+            response = received.response
+            self._on_response(outstanding[0], None if isinstance(response, Refusal) else response)
 
     def malformed(self, error: str) -> None:
         record(logging.WARNING, "peer closed for malformed frames", address=self.address, reason=error)
@@ -232,7 +234,7 @@ class _PeerChannel(Channel):
         self.is_ready = False
         self.gone.set()
         if self._hello is not None and not self._hello.done():
-            self._hello.set_exception(ConnectionResetError("the connection was closed before it answered"))
-        asked, self._asked = self._asked, {}
-        for token, _, _ in asked.values():
-            self._answered(token, None)
+            self._hello.set_exception(ConnectionResetError("the connection was closed before the response"))
+        outstanding, self._outstanding = self._outstanding, {}
+        for token, _, _ in outstanding.values():
+            self._on_response(token, None)
