@@ -548,7 +548,9 @@ def test_a_process_asks_its_own_node(tmp_path: Path) -> None:
             response = ask(PutRequest(bodies=pack([message(1)])))
         assert (response.code, response.index, response.count) == (ResponseCode.SUCCESS, 0, 1)
         assert ask(ReadRequest(first_index=0)).count == 1
-        waiting = asyncio.run_coroutine_threadsafe(node.request(ReadRequest(first_index=9, wait_ms=50_000)), group._loop)
+        waiting = asyncio.run_coroutine_threadsafe(
+            node.request(ReadRequest(first_index=9, wait_ms=50_000)), group._loop
+        )
         group.stop("n0")
         with pytest.raises(GroupError, match="found that it does not run"):
             waiting.result(10)
