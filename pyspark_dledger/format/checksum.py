@@ -9,7 +9,7 @@ from pyspark_dledger.format.encode.encoded import Buffer
 
 _crc32: Callable[[Buffer, int], int] = zlib.crc32
 try:
-    from pyspark_dledger import _native
+    import pyspark_dledger._native as _native
 except ImportError:
     pass
 else:
