@@ -68,7 +68,7 @@ class PutResponse(Protocol):
 
     code: int
     pos: int
-    places: Buffer
+    positions: Buffer
     reason: str | None
 
 
@@ -76,7 +76,7 @@ def outcome_of(response: PutResponse) -> PutOutcome:
     """The outcome of a put of one message."""
     if response.code != ResponseCode.SUCCESS:
         return PutOutcome(response.code, response.pos, reason=response.reason or "")
-    _, pos, queue_offset = _LOCATION.unpack(response.places)
+    _, pos, queue_offset = _LOCATION.unpack(response.positions)
     return PutOutcome(response.code, pos, queue_offset)
 
 
