@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark_dledger.common.options import nearest
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.format.spec import Filters
+from pyspark_dledger.log.option_uses import SCAN, check_use
 from pyspark_dledger.log.options import ReadOptions, find_option, option_filters, parse_options
 from pyspark_dledger.log.plan import Partition, plan_read, read_partition
 from pyspark_dledger.log.state import State, state_of
@@ -29,7 +30,9 @@ def open_log(path: str | os.PathLike[str], **options: Any) -> Log:
     Takes the options of a read that choose a store: selfId, dataDirs, replicas, groupSize, engine, committedBound.
     Raises StoreError where `path` has no readable store, OptionError for a wrong option.
     """
-    return Log(os.fspath(path), parse_options(options))
+    parsed = parse_options(options)
+    check_use(parsed, SCAN)
+    return Log(os.fspath(path), parsed)
 
 
 class Log(StoreView):
@@ -44,6 +47,7 @@ class Log(StoreView):
         """What is wrong with the store or worth knowing; see `findings.CATALOGUE`. Reads the whole store."""
         from pyspark_dledger.log.verify.verify_store import verify
 
+        check_use(self.options, "table findings")
         return list(verify(self))
 
     def plan(self, columns: tuple[str, ...], options: ReadOptions, filters: Filters) -> list[Partition]:
@@ -58,6 +62,7 @@ class Log(StoreView):
         """
         given = parse_options(options)
         merged = replace(self.options, **{field: getattr(given, field) for field in map(_field, options)})
+        check_use(merged, SCAN)
         log = self if _chooses_same(merged, self.options) else Log(self.path, merged)
         partitions = plan_read(log, _checked_columns(columns, merged), merged, option_filters(merged))
         return (batch for partition in partitions for batch in read_partition(partition))

@@ -115,17 +115,21 @@ class DLedgerDataSource(DataSource):
     @plain_errors
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader of the columns in `schema`. That of the log takes filters if Spark pushes some."""
-        if self.read_options.table != "log":
+        from pyspark_dledger.log.option_uses import check_use
+
+        path, options = self._path(), self.read_options
+        check_use(options, f"table {options.table}")
+        if options.table != "log":
             from pyspark_dledger.spark.read.batch_reader import TableReader
 
-            return TableReader(self._path(), self.read_options, schema)
+            return TableReader(path, options, schema)
         if _pushes_filters():
             from pyspark_dledger.spark.read.pushdown import PushdownReader
 
-            return PushdownReader(self._path(), self.read_options, schema)
+            return PushdownReader(path, options, schema)
         from pyspark_dledger.spark.read.batch_reader import LogReader
 
-        return LogReader(self._path(), self.read_options, schema)
+        return LogReader(path, options, schema)
 
     @plain_errors
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
@@ -136,7 +140,7 @@ class DLedgerDataSource(DataSource):
         if self._is_group:
             from pyspark_dledger.spark.stream.group_reader import GroupStreamReader, check_group_options
 
-            check_group_options(options, self.options)
+            check_group_options(options)
             return GroupStreamReader(options, schema)
         from pyspark_dledger.spark.stream.stream_reader import StoreStreamReader
 

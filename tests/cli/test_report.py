@@ -758,7 +758,7 @@ def test_an_option_that_chooses_rows_is_refused(
     case_folder: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(case_folder("mq-plain"), "--json", "--option", "topic=OrderTopic") == 2
-    assert "option topic: table findings does not take it" in capsys.readouterr().err
+    assert "option topic has no effect on dledger report" in capsys.readouterr().err
 
 
 def test_the_documentation_names_every_key_of_the_json(facts: dict[str, Facts]) -> None:

@@ -133,27 +133,27 @@ def test_an_unknown_table_names_the_nearest(broker: str) -> None:
 @pytest.mark.parametrize(
     ("table", "option", "value", "takers"),
     [
-        ("segments", "topic", "Orders", "log and consumeQueue and audit and consumers"),
-        ("state", "queueId", "1", "log and consumeQueue and audit and consumers"),
-        ("consumeQueue", "tags", "a", "log"),
-        ("findings", "startingOffsets", "5", "log"),
-        ("audit", "endingTimestamp", "2026-01-01", "log"),
-        ("diff", "mode", "FAILFAST", "log"),
-        ("consumers", "isolationLevel", "read_committed", "log"),
-        ("indexFile", "includeEntryBody", "true", "log"),
+        ("segments", "topic", "Orders", "table log, consumeQueue, audit, consumers and a stream"),
+        ("state", "queueId", "1", "table log, consumeQueue, audit, consumers and a stream"),
+        ("consumeQueue", "tags", "a", "table log and a stream"),
+        ("findings", "startingOffsets", "5", "table log and a stream"),
+        ("audit", "endingTimestamp", "2026-01-01", "table log"),
+        ("diff", "mode", "FAILFAST", "table log and a stream"),
+        ("consumers", "isolationLevel", "read_committed", "table log and a stream"),
+        ("indexFile", "includeEntryBody", "true", "table log and a stream"),
     ],
 )
 def test_an_option_that_would_do_nothing_is_refused(
     broker: str, table: str, option: str, value: str, takers: str
 ) -> None:
-    text = f"option {option}: table {table} does not take it, only {takers}: leave it out"
+    text = f"option {option} has no effect on table {table}, only on {takers}: leave it out"
     with pytest.raises(OptionError, match=text):
         rows_of(broker, table, **{option: value})
 
 
 @pytest.mark.parametrize("table", ["segments", "consumeQueue", "consumers"])
 def test_replicas_are_refused_where_one_store_is_read(replicas: list[str], table: str) -> None:
-    with pytest.raises(OptionError, match=f"option replicas: table {table} does not take it"):
+    with pytest.raises(OptionError, match=f"option replicas has no effect on table {table}"):
         rows_of(replicas[0], table, replicas=replicas[1:])
 
 
@@ -648,7 +648,7 @@ def test_a_schema_that_does_not_fit_is_said(spark: SparkSession, broker: str, sc
 def test_errors_reach_sparks_user(spark: SparkSession, broker: str) -> None:
     with pytest.raises(Exception, match=r"StoreError: .*/config: expected topics\.json"):
         spark.read.format("dledger").option("table", "consumers").load(broker).collect()
-    with pytest.raises(Exception, match="OptionError: option tags: table segments does not take it"):
+    with pytest.raises(Exception, match="OptionError: option tags has no effect on table segments"):
         spark.read.format("dledger").option("table", "segments").option("tags", "a").load(broker).collect()
 
 
@@ -684,12 +684,12 @@ def test_audit_and_consumers_in_spark(spark: SparkSession, tmp_path: Path) -> No
     file_of(tmp_path, "Orders", 0, 0).unlink()
     (tmp_path / "config").mkdir()
     (tmp_path / "config" / "consumerOffset.json").write_text('{"offsetTable":{"Orders@G":{0:150}}}')
-    reader = spark.read.format("dledger").option("maxPartitionBytes", "4k")
-    audit = reader.option("table", "audit").load(str(tmp_path))
+    reader = spark.read.format("dledger")
+    audit = reader.options(table="audit", maxPartitionBytes="4k").load(str(tmp_path))
     assert audit.rdd.getNumPartitions() > 3
     assert in_spark(audit) == rows_of(tmp_path, "audit", maxPartitionBytes="4k")
     assert audit.where("code = 'messageNotInQueue'").count() == 100
-    consumers = reader.option("table", "consumers").load(str(tmp_path))
+    consumers = spark.read.format("dledger").option("table", "consumers").load(str(tmp_path))
     assert in_spark(consumers) == rows_of(tmp_path, "consumers")
     assert [(row["maxOffset"], row["lag"]) for row in in_spark(consumers)] == [(200, 50)]
 

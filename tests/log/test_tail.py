@@ -143,10 +143,10 @@ def test_what_is_no_offset_is_refused(value: Any) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"endingOffsets": "5"}, "option endingOffsets is for batch reads"),
-        ({"ENDINGTIMESTAMP": "5"}, "option endingTimestamp is for batch reads"),
-        ({"replicas": "/a"}, "option replicas is for batch reads"),
-        ({"table": "segments"}, "expected table log for a stream, found segments"),
+        ({"endingOffsets": "5"}, "option endingOffsets has no effect on a stream, only on table log: leave it out"),
+        ({"ENDINGTIMESTAMP": "5"}, "option endingTimestamp has no effect on a stream"),
+        ({"replicas": "/a"}, "option replicas has no effect on a stream"),
+        ({"table": "segments"}, "option table has no effect on a stream, only on spark.read"),
         ({"committedBound": "7"}, "expected committedBound auto, .* found 7"),
         ({"committedBound": "quorum"}, "expected committedBound auto, .* found quorum"),
         ({"startingOffsets": "latest", "startingTimestamp": "5"}, "both given"),

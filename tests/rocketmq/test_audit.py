@@ -336,7 +336,8 @@ def test_topic_and_queue_id_select_rows(store: Store) -> None:
 
 
 def test_options_without_effect_are_rejected(store: Store) -> None:
-    with pytest.raises(OptionError, match="option startingOffsets: table audit does not take it, only log: leave it"):
+    text = "option startingOffsets has no effect on table audit, only on table log and a stream: leave it out"
+    with pytest.raises(OptionError, match=text):
         rows_of(store.path, startingOffsets=3)
 
 

@@ -307,8 +307,11 @@ def test_a_remote_store_is_exported_as_a_local_one(
         ({"to": "csv"}, "expected a form to export to, found csv: commitlog: .*parquet: .*jsonl: "),
         ({"nonsense": 1}, "unknown option nonsense: "),
         ({"colums": "pos"}, "the nearest of an export is columns"),
-        ({"table": "state"}, "option table: an export is of the log"),
-        ({"maxBytesPerTrigger": "1m"}, "option maxBytesPerTrigger: it is of a stream"),
+        ({"table": "state"}, "option table has no effect on an export to parquet"),
+        (
+            {"maxBytesPerTrigger": "1m"},
+            "option maxBytesPerTrigger has no effect on an export to p.*, only on a stream",
+        ),
         ({"columns": "pos,nope"}, "unknown column nope"),
         ({"columns": "topic"}, "expected another column than topic"),
         ({"preserveOffsets": True}, "option preserveOffsets: is of an export to commitlog, found parquet"),

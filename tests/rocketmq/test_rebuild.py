@@ -946,7 +946,7 @@ def test_sizes_are_those_that_are_there(tmp_path: Path) -> None:
     ("what", "options", "error"),
     [
         ("queues", {}, "expected consumequeue or index to rebuild, found queues"),
-        ("index", {"topic": "x"}, "option topic: expected one of selfId"),
+        ("index", {"topic": "x"}, "option topic has no effect on a rebuild"),
         ("index", {"committdBound": "end"}, "committedBound"),
         ("index", {"unitsPerFile": "many"}, "unitsPerFile: expected a whole number"),
         ("index", {"hashSlots": 0}, "hash_slots: expected a number from 1"),

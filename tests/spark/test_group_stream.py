@@ -545,8 +545,8 @@ def test_tail_that_was_overwritten_in_a_later_term_is_read(tmp_path: Path, caplo
         ({"peers": None}, "option group needs option peers"),
         ({"group": None}, "option peers needs option group"),
         ({"peers": "n0"}, "peers: expected ID-HOST:PORT"),
-        ({"selfId": "n0"}, "option selfId is for a store on disk"),
-        ({"committedBound": "end"}, "option committedBound is for a store on disk"),
+        ({"selfId": "n0"}, "option selfId has no effect on a stream of a live group"),
+        ({"committedBound": "end"}, "option committedBound has no effect on a stream of a live group"),
         ({"isolationLevel": "read_uncommitted"}, "committed entries only"),
         ({"tlsCert": "a.pem"}, "tlsKey and tlsCa together, found no tlsKey and no tlsCa"),
     ],
@@ -554,7 +554,7 @@ def test_tail_that_was_overwritten_in_a_later_term_is_read(tmp_path: Path, caplo
 def test_options_for_a_store_are_rejected(options: dict[str, Any], match: str) -> None:
     given = {"group": "g", "peers": "n0-127.0.0.1:20911", **options}
     with pytest.raises(OptionError, match=match):
-        check_group_options(stream_options(parse_options(given), given), given)
+        check_group_options(stream_options(parse_options(given), given))
 
 
 def test_path_and_group_together_are_rejected() -> None:

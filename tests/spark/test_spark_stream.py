@@ -343,9 +343,9 @@ def test_lost_data_fails_the_query_unless_fail_on_data_loss_is_false(streams: St
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"endingOffsets": "5"}, "option endingOffsets is for batch reads"),
+        ({"endingOffsets": "5"}, "option endingOffsets has no effect on a stream"),
         ({"startingOffset": "5"}, "unknown option startingoffset: the nearest is startingOffsets"),
-        ({"table": "segments"}, "expected table log for a stream, found segments"),
+        ({"table": "segments"}, "option table has no effect on a stream"),
     ],
 )
 def test_options_that_a_stream_rejects_are_named_at_its_start(

@@ -22,7 +22,6 @@ from pyspark_dledger.log.diff.comparison import Comparison, compare
 from pyspark_dledger.log.recovery.recovery_preview import LINES, RecoveryPreview, preview
 from pyspark_dledger.log.verify.findings import CODES
 from pyspark_dledger.rocketmq.recovery.broker_recovery import preview_broker
-from pyspark_dledger.rocketmq.tables.registry import TABLES, check_options
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -143,7 +142,6 @@ def gather(log: Log, compared: Log | None, progress: ProgressBar) -> Facts:
     Raises StoreError where the store or a replica cannot be read, OptionError for an option that chooses rows. What
     only some stores have (ConsumeQueues, the config of a broker, a DLedger node) is missing with a reason.
     """
-    check_options(TABLES["findings"], log.options)
     stats, timeline = Statistics(), Timeline()
     for batch in scan_counted(log, progress):
         stats.add(batch)

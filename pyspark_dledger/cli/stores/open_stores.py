@@ -8,7 +8,9 @@ import re
 from collections.abc import Iterator
 
 from pyspark_dledger.errors import OptionError
-from pyspark_dledger.log import Log, open_log
+from pyspark_dledger.log import Log
+from pyspark_dledger.log.option_uses import check_use
+from pyspark_dledger.log.options import parse_options
 
 MIN_EPOCH_MS = 10**12
 """A number from here on is milliseconds since 1970 (2001 and later), a smaller one an index."""
@@ -48,22 +50,22 @@ def position_option(which: str, text: str) -> tuple[str, str]:
     return f"{which}Timestamp", text
 
 
-def open_store(args: argparse.Namespace) -> Log:
-    """The store at the first path; further paths are its replicas."""
+def open_store(args: argparse.Namespace, use: str | None = None) -> Log:
+    """The store at the first path; further paths are its replicas.
+
+    Raises OptionError for an option without an effect on `use`, by default the table that the options name.
+    """
     options = read_options(args)
     first, *others = args.path
     if others:
         set_option(options, "replicas", json.dumps(others))
-    return _checked(args, open_log(first, **options))
+    parsed = parse_options(options)
+    check_use(parsed, use or f"table {parsed.table}")
+    return Log(first, parsed)
 
 
-def open_stores(args: argparse.Namespace) -> Iterator[Log]:
-    """The store at each path."""
-    options = read_options(args)
-    return (_checked(args, open_log(path, **options)) for path in args.path)
-
-
-def _checked(args: argparse.Namespace, log: Log) -> Log:
-    if log.options.table != "log" and not hasattr(args, "table"):
-        raise OptionError("-o table: only dump prints any table: use dump --table NAME")
-    return log
+def open_stores(args: argparse.Namespace, use: str) -> Iterator[Log]:
+    """The store at each path. Raises OptionError for an option without an effect on `use`."""
+    options = parse_options(read_options(args))
+    check_use(options, use)
+    return (Log(path, options) for path in args.path)

@@ -64,7 +64,7 @@ def print_tables(
 
     def rows() -> Iterator[Row]:
         nonlocal code
-        for log in open_stores(args):
+        for log in open_stores(args, f"table {name}"):
             for batch in table_batches(log, name, out.progress):
                 for row in rows_of(batch, bytes):
                     code = FINDINGS if is_finding(name, row) else code

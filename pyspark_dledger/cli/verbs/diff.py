@@ -18,6 +18,7 @@ from pyspark_dledger.cli.stores.table_printer import is_finding
 from pyspark_dledger.format.json_text import json_line
 from pyspark_dledger.log.io.files import path_of
 from pyspark_dledger.log.io.store_paths import node_folders
+from pyspark_dledger.log.option_uses import DIGESTS
 
 if TYPE_CHECKING:
     from pyspark_dledger.log.diff.comparison import Comparison
@@ -37,7 +38,7 @@ def run(args: argparse.Namespace, out: Output) -> int:
     args.path = _replicas(args.path)
     if args.md5:
         return _md5(args, out)
-    log = open_store(args)
+    log = open_store(args, "table diff")
     if args.json:
         from pyspark_dledger.log.diff.diff_table import diff_rows
 
@@ -96,7 +97,7 @@ def _md5(args: argparse.Namespace, out: Output) -> int:
     """Print the MD5 of the last two files of each part of the log, which RocketMQ's upgrade guide compares."""
     from pyspark_dledger.log.diff.digests import file_digests
 
-    digests = file_digests(list(open_stores(args)))
+    digests = file_digests(list(open_stores(args, DIGESTS)))
     if not digests:
         note("no file has been written to")
     rows: Iterable[Row] = ({**fields_row(digest), "equal": digest.equal} for digest in digests)

@@ -22,6 +22,7 @@ from pyspark_dledger.format.message import has_message_magic
 from pyspark_dledger.format.spec import COMMITLOG
 from pyspark_dledger.log import Log
 from pyspark_dledger.log.io.entry_reads import entry_at, read_at, segment_at
+from pyspark_dledger.log.option_uses import FIND
 from pyspark_dledger.log.options import parse_options
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, out: Output) -> int:
     """Print what is found; `FINDINGS` where there is nothing."""
     kinds = [args.by] if args.by else kinds_of(args.what)
-    log = open_store(args)
+    log = open_store(args, FIND)
     printer = RowPrinter(args, out, log)
     reasons = []
     for kind in kinds:

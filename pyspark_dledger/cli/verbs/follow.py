@@ -20,6 +20,7 @@ from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.spec import DLEDGER, TermRun
 from pyspark_dledger.log import Log
 from pyspark_dledger.log.committed import committed_bound
+from pyspark_dledger.log.option_uses import FOLLOW
 from pyspark_dledger.log.options import EARLIEST
 from pyspark_dledger.log.tail.entry_ref import EntryRef, entry_ref
 
@@ -47,7 +48,7 @@ def _seconds(text: str) -> float:
 def run(args: argparse.Namespace, out: Output) -> int:
     """Print rows until interrupted."""
     check_local(args.path, "to follow")
-    log = open_store(args)
+    log = open_store(args, FOLLOW)
     tail = _Tail(args, RowPrinter(args, out, log))
     while True:
         tail.print_new(log)

@@ -15,6 +15,7 @@ from pyspark_dledger.cli.stores.open_stores import open_stores
 from pyspark_dledger.common.options import parse_size
 from pyspark_dledger.format.json_text import json_line
 from pyspark_dledger.log import Log
+from pyspark_dledger.log.option_uses import RECOVERY
 
 if TYPE_CHECKING:
     from pyspark_dledger.log.recovery.recovery_preview import RecoveryPreview
@@ -44,7 +45,7 @@ def _file_size(text: str) -> int:
 def run(args: argparse.Namespace, out: Output) -> int:
     """Print what Java would do; `FINDINGS` where a version does not open the store, or cuts entries."""
     code = CLEAN
-    for log in open_stores(args):
+    for log in open_stores(args, RECOVERY):
         found = list(_recoveries(args, log))
         if any(_is_trouble(item, log.end.last_index) for item in found):
             code = FINDINGS

@@ -8,6 +8,7 @@ import os
 import tempfile
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -19,8 +20,8 @@ from pyspark_dledger.cli.stores.open_stores import open_store
 from pyspark_dledger.errors import OptionError, StoreError
 from pyspark_dledger.format.json_text import json_line
 from pyspark_dledger.log import Log
+from pyspark_dledger.log.option_uses import REPORT
 
-_OF_REPLICAS = ("replicas", "groupsize")
 _NEEDED = ("jinja2", "matplotlib")
 _HEAD_BYTES = 4096
 
@@ -82,15 +83,11 @@ def _check_extra() -> None:
 
 
 def _open(args: argparse.Namespace) -> tuple[Log, Log | None]:
-    """The store by itself, and with its replicas where some are args: they may contradict it, which a read refuses."""
-    compared = open_store(args) if len(args.path) > 1 else None
-    args = argparse.Namespace(**{**vars(args), "path": args.path[:1]})
-    log = open_store(args)
-    if log.options.replicas:
-        compared = log
-        args.option = [text for text in args.option if text.partition("=")[0].lower() not in _OF_REPLICAS]
-        log = open_store(args)
-    return log, compared
+    """The store alone, and with its replicas where some are given: a read refuses replicas that contradict it."""
+    log = open_store(args, REPORT)
+    if not log.options.replicas:
+        return log, None
+    return Log(log.path, replace(log.options, replicas=None, group_size=None)), log
 
 
 def _replicas(compared: Log | None) -> list[Log]:

@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, out: Output) -> int:
-    rows = [fields_row(log.state) for log in open_stores(args)]
+    rows = [fields_row(log.state) for log in open_stores(args, "table state")]
     if args.json:
         print_rows(out, rows, args.json)
     elif len(rows) == 1:

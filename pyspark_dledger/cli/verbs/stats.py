@@ -11,6 +11,7 @@ from pyspark_dledger.cli.output.stream import Output
 from pyspark_dledger.cli.output.text_table import print_fields, print_table
 from pyspark_dledger.cli.stores.open_stores import open_stores
 from pyspark_dledger.format.json_text import json_line
+from pyspark_dledger.log.option_uses import STATISTICS
 
 # The columns of a topic that fit a terminal; --json has more.
 _TOPIC_COLUMNS = (
@@ -29,7 +30,7 @@ def run(args: argparse.Namespace, out: Output) -> int:
     from pyspark_dledger.cli.stores.statistics import Statistics, scan_counted
 
     code = CLEAN
-    for log in open_stores(args):
+    for log in open_stores(args, STATISTICS):
         found = Statistics()
         for batch in scan_counted(log, out.progress):
             found.add(batch)

@@ -30,7 +30,7 @@ def run(args: argparse.Namespace, out: Output) -> int:
 
     wanted = SEVERITIES[SEVERITIES.index(args.least) :]
     code = CLEAN
-    for log in open_stores(args):
+    for log in open_stores(args, "table findings"):
         found: list[Finding] = []
         for finding in find_all(log, out.progress):
             code = code if finding.severity == INFO else FINDINGS

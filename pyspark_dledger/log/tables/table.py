@@ -38,8 +38,7 @@ class Table:
     """A table that is read beside the ``log`` table.
 
     ``plan`` gives the parts that together hold every row once: picklable values, one for a task. ``read`` gives the
-    rows of a part as batches of `schema`. ``options`` names those options of a row's choice that the table honours; the
-    others are refused.
+    rows of a part as batches of `schema`.
     """
 
     name: str
@@ -47,7 +46,6 @@ class Table:
     columns: tuple[TableColumn, ...]
     plan: Callable[[StoreView, ReadOptions], list[Any]]
     read: Callable[[Any], Iterator[pa.RecordBatch]]
-    options: frozenset[str] = frozenset()
 
     @cached_property
     def schema(self) -> pa.Schema:

@@ -13,13 +13,12 @@ from typing import Any, NamedTuple
 
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.errors import DataLossError, OptionError
-from pyspark_dledger.log.options import EARLIEST, LATEST, ReadOptions, find_option
+from pyspark_dledger.log.option_uses import GROUP_STREAM, STREAM, check_use
+from pyspark_dledger.log.options import EARLIEST, LATEST, ReadOptions
 
 _LOG = logging.getLogger(__name__)
 _FIELDS = ("index", "term", "pos", "crc")
 _FORM = '{"index": n, "term": n, "pos": n, "crc": n}'
-# Options that end a read, or need the whole log at every refresh.
-_BATCH_ONLY = ("endingOffsets", "endingTimestamp", "replicas", "groupSize")
 
 
 class TailOffset(NamedTuple):
@@ -182,20 +181,13 @@ def stream_options(options: ReadOptions, given: Mapping[str, Any]) -> ReadOption
 
     `given` are the options as the user wrote them. Raises OptionError for options of batch reads.
     """
-    names = {name.lower() for name, value in given.items() if value is not None}
-    for name in _BATCH_ONLY:
-        if name.lower() in names:
-            raise OptionError(
-                f"option {find_option(name).name} is for batch reads and has no effect on a stream: remove it"
-            )
-    if options.table != "log":
-        raise OptionError(f"expected table log for a stream, found {options.table}: read it with spark.read")
     if isinstance(options.committed_bound, int) or options.committed_bound == "quorum":
         raise OptionError(
             f"expected committedBound auto, checkpoint, consumeQueue or end for a stream, found "
             f"{options.committed_bound}: use it for batch reads"
         )
-    has_start = "startingoffsets" in names
+    check_use(options, GROUP_STREAM if options.group or options.peers else STREAM)
+    has_start = any(name.lower() == "startingoffsets" and value is not None for name, value in given.items())
     if options.starting_timestamp is not None and has_start and options.starting_offsets == LATEST:
         raise OptionError("startingTimestamp and startingOffsets=latest are both given: give one of them")
     start = options.starting_offsets

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 from pyspark_dledger.common.options import BOOLEAN, NAMES, by_key, choice, nearest, option, options_of, parse_values
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.format.columns import COLUMN_BY_NAME
-from pyspark_dledger.log.options import OPTIONS, STREAM, ReadOptions, find_option, parse_options
+from pyspark_dledger.log.option_uses import USES, check_use
+from pyspark_dledger.log.options import OPTIONS, ReadOptions, parse_options
 
 FORMS = {
     "commitlog": "a storePathRootDir that a broker without DLedger opens",
@@ -77,7 +78,7 @@ def parse_form(name: object) -> str:
 def parse_export_options(form: str, options: Mapping[str, Any]) -> ParsedOptions:
     """Parse options of an export to `form`, whose names are in any case.
 
-    Raises OptionError for what is unknown, wrong, of a stream, or of another form.
+    Raises OptionError for what is unknown, wrong, or without an effect on this export.
     """
     export = parse_values(
         {name: value for name, value in options.items() if name.lower() in _BY_KEY}, lambda name: _BY_KEY[name.lower()]
@@ -86,20 +87,15 @@ def parse_export_options(form: str, options: Mapping[str, Any]) -> ParsedOptions
         if form not in found.scope and export.get(found.field, False) is not False:
             forms = " and ".join(found.scope)
             raise OptionError(f"option {found.name}: is of an export to {forms}, found {form}: leave it out")
-    read = {_of_read(name): value for name, value in options.items() if name.lower() not in _BY_KEY}
     for name in export.get("columns") or ():
         if name not in COLUMN_BY_NAME:
             raise OptionError(f"unknown column {name}: {nearest(name, COLUMN_BY_NAME)}")
-    return ParsedOptions(parse_options(read), export)
-
-
-def _of_read(name: str) -> str:
-    """The name, if it is an option that the read of an export can have. Raises OptionError."""
-    names = [each.name for each in (*OPTIONS, *EXPORT_OPTIONS) if each.scope != STREAM and each.name != "table"]
-    if name.lower() in map(str.lower, names):
-        return name
-    if name.lower() in (each.name.lower() for each in OPTIONS):
-        found = find_option(name)
-        why = "an export is of the log" if found.name == "table" else "it is of a stream"
-        raise OptionError(f"option {found.name}: {why}: leave it out")
-    raise OptionError(f"unknown option {name}: {nearest(name, names, ' of an export')}")
+    others = {name: value for name, value in options.items() if name.lower() not in _BY_KEY}
+    use = f"an export to {form}"
+    for name in others:
+        if name.lower() not in by_key(OPTIONS):
+            names = [*(each.name for each in EXPORT_OPTIONS), *sorted(USES[use])]
+            raise OptionError(f"unknown option {name}: {nearest(name, names, ' of an export')}")
+    read = parse_options(others)
+    check_use(read, use)
+    return ParsedOptions(read, export)

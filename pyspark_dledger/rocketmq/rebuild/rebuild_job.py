@@ -17,8 +17,8 @@ from pyspark_dledger.log.committed import Bound, committed_bound
 from pyspark_dledger.log.io.files import is_remote_path
 from pyspark_dledger.log.io.queue_files import FOLDER as QUEUES
 from pyspark_dledger.log.io.queue_files import queues
-from pyspark_dledger.log.log import open_log
-from pyspark_dledger.log.options import find_option
+from pyspark_dledger.log.option_uses import REBUILD, check_use
+from pyspark_dledger.log.options import parse_options
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.rocketmq.broker.broker_conf import read_dispatch_settings
 from pyspark_dledger.rocketmq.broker.store_lock import locked
@@ -50,7 +50,6 @@ from pyspark_dledger.rocketmq.work_parts import MapParts, map_here
 WHATS = (QUEUES, INDEX)
 
 # What chooses a store, and how much of it is committed.
-_READ_OPTIONS = ("selfId", "dataDirs", "committedBound", "replicas", "groupSize", "engine")
 # Queues of a light message queue hold units of messages that stand in other queues (MixAll.LMQ_PREFIX).
 _LIGHT_PREFIX = "%LMQ%"
 _MOST_INDEX_UNITS = 2**31 - 1
@@ -212,11 +211,10 @@ class _Store:
     ) -> None:
         if what not in WHATS:
             raise OptionError(f"expected {QUEUES} or {INDEX} to rebuild, found {what}")
-        for name in options:
-            if find_option(name).name not in _READ_OPTIONS:
-                raise OptionError(f"option {name}: expected one of {', '.join(_READ_OPTIONS)}: the whole log is taken")
+        read_options = parse_options(options)
+        check_use(read_options, REBUILD)
         self.what = what
-        self.log = open_log(path, **options)
+        self.log = StoreView(os.fspath(path), read_options)
         self.root = queue_root(self.log)
         self.bound = self._find_bound()
         end = None if self.bound is None else self.log.position_of((self.bound.index or 0) + 1)

@@ -97,5 +97,4 @@ TABLE = Table(
     COLUMNS,
     plan,
     read,
-    frozenset({"topic", "queueId", "replicas"}),
 )

@@ -201,5 +201,4 @@ TABLE = Table(
     COLUMNS,
     plan,
     read,
-    frozenset({"topic", "queueId"}),
 )

@@ -122,5 +122,4 @@ TABLE = Table(
     COLUMNS,
     plan,
     read,
-    frozenset({"topic", "queueId"}),
 )

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
-from typing import Any
 
 import pyarrow as pa
 
 from pyspark_dledger.common.options import nearest
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.log.diff import diff_table as diff
-from pyspark_dledger.log.options import OPTIONS, ReadOptions
+from pyspark_dledger.log.option_uses import check_use
+from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.state import State, state_of
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.log.tables import index_units_table, segments_table
@@ -19,11 +18,6 @@ from pyspark_dledger.log.tables.table import Table, TableColumn, batches_of, row
 from pyspark_dledger.log.verify.verify_store import FindingsPart, plan_findings, read_findings
 from pyspark_dledger.rocketmq.tables import audit_table, consume_queue_table, consumers_table, index_file_table
 
-# Options that select rows; a table without support for one rejects it.
-_ROW_OPTIONS = frozenset({
-    *("mode", "isolationLevel", "replicas", "startingOffsets", "endingOffsets", "startingTimestamp"),
-    *("endingTimestamp", "topic", "queueId", "tags", "includeEntryBody"),
-})  # fmt: skip
 _DEFAULTS = ReadOptions()
 
 # state
@@ -109,7 +103,6 @@ _TABLES = (
         STATE_COLUMNS,
         _plan_state,
         _read_state,
-        frozenset({"replicas"}),
     ),
     Table(
         "findings",
@@ -129,35 +122,12 @@ _TABLES = (
         DIFF_COLUMNS,
         diff.plan_diff,
         _read_diff,
-        frozenset({"replicas"}),
     ),
 )
 
 
-def _checked(table: Table) -> Table:
-    """The table with a plan that rejects options without effect on it."""
-
-    def plan(log: StoreView, options: ReadOptions) -> list[Any]:
-        check_options(table, options)
-        return table.plan(log, options)
-
-    return replace(table, plan=plan)
-
-
-TABLES: dict[str, Table] = {table.name: _checked(table) for table in _TABLES}
+TABLES: dict[str, Table] = {table.name: table for table in _TABLES}
 """The tables by name, in the order of the documentation."""
-
-
-def check_options(table: Table, options: ReadOptions) -> None:
-    """Raises OptionError for an option that selects rows of other tables and has no effect on this one."""
-    for option in OPTIONS:
-        if option.name not in _ROW_OPTIONS - table.options:
-            continue
-        if getattr(options, option.field) != getattr(_DEFAULTS, option.field):
-            takers = ["log", *(other.name for other in _TABLES if option.name in other.options)]
-            raise OptionError(
-                f"option {option.name}: table {table.name} does not take it, only {' and '.join(takers)}: leave it out"
-            )
 
 
 def read_table(log: StoreView, name: str, options: ReadOptions | None = None) -> Iterator[pa.RecordBatch]:
@@ -167,5 +137,7 @@ def read_table(log: StoreView, name: str, options: ReadOptions | None = None) ->
     """
     if name not in TABLES:
         raise OptionError(f"unknown table {name}: {nearest(name, TABLES)}")
-    for part in TABLES[name].plan(log, log.options if options is None else options):
+    chosen = log.options if options is None else options
+    check_use(chosen, f"table {name}")
+    for part in TABLES[name].plan(log, chosen):
         yield from TABLES[name].read(part)

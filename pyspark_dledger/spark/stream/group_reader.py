@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 import pyarrow as pa
 from pyspark.sql.types import StructType
@@ -15,8 +14,6 @@ from pyspark_dledger.spark.group_address import GroupAddress, group_address
 from pyspark_dledger.spark.stream.group_partition import GroupPartition, read_group_partition
 from pyspark_dledger.spark.stream.group_tail import GroupTail
 from pyspark_dledger.spark.stream.stream_reader import StreamReader
-
-_PATH_ONLY = ("selfId", "dataDirs", "replicas", "groupSize", "committedBound")
 
 
 class GroupStreamReader(StreamReader):
@@ -42,17 +39,11 @@ def _address(options: ReadOptions) -> GroupAddress:
     return group_address(options.group, options.peers, options.tls_cert, options.tls_key, options.tls_ca)
 
 
-def check_group_options(options: ReadOptions, given: Mapping[str, Any]) -> None:
-    """Raises OptionError for options that do not apply to a live group. `given` are the user's. Connects to nothing."""
+def check_group_options(options: ReadOptions) -> None:
+    """Raises OptionError for options that do not apply to a live group. Connects to nothing."""
     _address(options)
-    names = {name.lower() for name, value in given.items() if value is not None}
-    for name in _PATH_ONLY:
-        if name.lower() in names:
-            raise OptionError(f"option {name} is for a store on disk, this is a live group: leave it out")
     if options.isolation_level == "read_uncommitted":
         raise OptionError(
             "isolationLevel=read_uncommitted: a live group gives committed entries only: leave it out, or tail the "
             "store of a member by its path"
         )
-    if options.table != "log":
-        raise OptionError(f"expected table log of a live group, found {options.table}: load the path of a store for it")

@@ -1,0 +1,88 @@
+"""Which options of a read have an effect on which use. Elsewhere they are refused."""
+
+from __future__ import annotations
+
+from pyspark_dledger.errors import OptionError
+from pyspark_dledger.log.options import OPTIONS, TABLES, ReadOptions
+
+_STORE = frozenset({"selfId", "dataDirs", "engine"})
+_BOUND = frozenset({"committedBound", "replicas", "groupSize"})
+_PARTITIONS = frozenset({"maxPartitionBytes", "minPartitions"})
+_BATCHES = frozenset({"maxBatchRows", "maxBatchBytes"})
+_VALUES = frozenset({"verifyCrc", "maxBodyBytes", "includeEntryBody"})
+_QUEUES = frozenset({"topic", "queueId"})
+_START = frozenset({"startingOffsets", "startingTimestamp", "failOnDataLoss"})
+_END = frozenset({"endingOffsets", "endingTimestamp"})
+_TRIGGER = frozenset({"maxOffsetsPerTrigger", "maxBytesPerTrigger"})
+_GROUP = frozenset({"group", "peers", "tlsCert", "tlsKey", "tlsCa"})
+
+_ROWS = frozenset({"mode", "isolationLevel", "tags"}) | _QUEUES | _START | _VALUES | _BATCHES | _PARTITIONS
+_LOG = _STORE | _BOUND | _ROWS | _END
+
+_OF_TABLES = {
+    "log": _LOG,
+    "segments": _STORE | {"verifyCrc"},
+    "state": _STORE | _BOUND,
+    "findings": _STORE | {"verifyCrc"},
+    "indexUnits": _STORE | {"maxBatchRows"},
+    "consumeQueue": _STORE | _QUEUES | {"maxBatchRows"},
+    "indexFile": _STORE | {"maxBatchRows"},
+    "audit": _STORE | _BOUND | _QUEUES | _BATCHES | _PARTITIONS | {"verifyCrc"},
+    "consumers": _STORE | _QUEUES | {"maxBatchRows"},
+    "diff": _STORE | _PARTITIONS | {"replicas", "groupSize"},
+}
+STREAM = "a stream"
+GROUP_STREAM = "a stream of a live group"
+SCAN = "open_log and scan"
+RECOVERY = "dledger recovery"
+STATISTICS = "dledger stats"
+FIND = "dledger find"
+FOLLOW = "dledger follow"
+DIGESTS = "dledger diff --md5"
+REPORT = "dledger report"
+REBUILD = "a rebuild"
+
+USES = {
+    **{f"table {name}": _OF_TABLES[name] for name in TABLES},
+    STREAM: _STORE | _ROWS | _TRIGGER | {"committedBound"},
+    GROUP_STREAM: _ROWS | _TRIGGER | _GROUP | {"engine"},
+    "an export to commitlog": _LOG - _BATCHES - _PARTITIONS - {"maxBodyBytes", "includeEntryBody"},
+    "an export to parquet": _LOG,
+    "an export to jsonl": _LOG,
+    SCAN: _LOG,
+    REBUILD: _STORE | _BOUND,
+    RECOVERY: _STORE | _BOUND,
+    STATISTICS: _LOG - _BATCHES - _VALUES,
+    FIND: _LOG - _PARTITIONS,
+    FOLLOW: _LOG - _PARTITIONS,
+    DIGESTS: _STORE,
+    REPORT: _STORE | _BOUND | {"verifyCrc"},
+}
+"""Every use by the name that errors give it, with the options that have an effect on it."""
+
+_DEFAULTS = ReadOptions()
+
+
+def check_use(options: ReadOptions, use: str) -> None:
+    """Raise OptionError for an option with no effect on `use`, unless it has its default value."""
+    effective = USES[use] | ({"table"} if use == f"table {options.table}" else set())
+    for option in OPTIONS:
+        if option.name not in effective and getattr(options, option.field) != getattr(_DEFAULTS, option.field):
+            uses = _uses(option.name)
+            raise OptionError(f"option {option.name} has no effect on {use}, only on {uses}: leave it out")
+    if options.group_size is not None and options.replicas is None:
+        raise OptionError("option groupSize has no effect without option replicas: give both, or neither")
+    is_batch = use not in (STREAM, GROUP_STREAM)
+    if is_batch and not options.fail_on_data_loss and options.starting_offsets.kind not in ("index", "pos"):
+        raise OptionError(
+            f"option failOnDataLoss has no effect on {use} without an index or a pos as startingOffsets: leave it out"
+        )
+
+
+def _uses(name: str) -> str:
+    """The tables and streams that an option has an effect on."""
+    if name == "table":
+        return "spark.read and dledger dump"
+    tables = [table for table, names in _OF_TABLES.items() if name in names]
+    streams = [use for use in (STREAM, GROUP_STREAM) if name in USES[use]]
+    return " and ".join([*([f"table {', '.join(tables)}"] if tables else []), *streams[:1]])
