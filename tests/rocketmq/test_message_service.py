@@ -1,4 +1,4 @@
-"""Messages served by real nodes: places, duplicates, restarts, changes of leadership."""
+"""Messages served by real nodes: locations, duplicates, restarts, changes of leadership."""
 
 from __future__ import annotations
 
@@ -30,11 +30,6 @@ from pyspark_dledger.log import open_log
 from pyspark_dledger.raft.client import Client, connect
 from pyspark_dledger.raft.client.results import Put, PutResult
 from pyspark_dledger.raft.messages import AppendRequest, PutRequest
-from pyspark_dledger.rocketmq.broker.broker_metadata import BrokerMetadata
-from pyspark_dledger.rocketmq.broker.config_files import read_config
-from pyspark_dledger.rocketmq.broker.fastjson import fastjson_text, parse_fastjson
-from pyspark_dledger.rocketmq.broker.put_statistics import PutFigures as Figures
-from pyspark_dledger.rocketmq.broker.put_statistics import PutStatistics
 from pyspark_dledger.rocketmq.dispatch.dispatcher import DispatchedPart
 from pyspark_dledger.rocketmq.log_files import LogFiles
 from pyspark_dledger.rocketmq.service.dispatched_tables import covered_range
@@ -72,7 +67,7 @@ def one(tmp_path: Path) -> Iterator[tuple[MessageNodes, Client]]:
 
 
 def message_at(group: MessageNodes, put: Put, node_id: str = "n0") -> tuple[Any, Message]:
-    """The entry that a put is said to be, and its message."""
+    """The entry of a put, and its message."""
 
     async def entry() -> Any:
         return group.nodes[node_id].store.get(put.index)
@@ -92,12 +87,12 @@ def end_index(group: MessageNodes, node_id: str = "n0") -> int:
     return end
 
 
-def refusal(group: MessageNodes, bodies: Bodies, queue_nums: int = 4) -> tuple[int, str]:
-    """The code and reason with which the leader refuses a put."""
+def rejection(group: MessageNodes, bodies: Bodies, queue_nums: int = 4) -> tuple[int, str]:
+    """The code and reason with which the leader rejects a put."""
     caller = group.caller("n0").hello()
     try:
-        answer = caller.call(PutRequest(bodies=bodies, queue_nums=queue_nums))
-        return answer.code, answer.reason
+        response = caller.call(PutRequest(bodies=bodies, queue_nums=queue_nums))
+        return response.code, response.reason
     finally:
         caller.close()
 
@@ -113,10 +108,10 @@ def contents(root: Path) -> list[tuple[str, int, int, bytes]]:
 # Puts
 
 
-def test_messages_stand_where_the_answer_says(one: tuple[MessageNodes, Client]) -> None:
+def test_the_response_locates_the_messages(one: tuple[MessageNodes, Client]) -> None:
     group, client = one
     before = time.time_ns() // 1_000_000
-    # More than a data file holds, so that entries stand in two.
+    # More than one data file.
     found = list(client.put_messages(puts(rows(900, size=1200))))
     assert [put.index for put in found] == list(range(900))
     stored = []
@@ -132,7 +127,7 @@ def test_messages_stand_where_the_answer_says(one: tuple[MessageNodes, Client]) 
     assert found[-1].pos > SMALL["data_file_size"]
 
 
-def test_queue_offsets_go_on_by_topic_and_queue(one: tuple[MessageNodes, Client]) -> None:
+def test_queue_offsets_continue_by_topic_and_queue(one: tuple[MessageNodes, Client]) -> None:
     _, client = one
     first = client.put_messages(puts(rows(6, topic="A", queueId=[0, 1, 0, 0, 1, 2])))
     assert [put.queue_offset for put in first] == [0, 0, 1, 2, 1, 0]
@@ -141,7 +136,7 @@ def test_queue_offsets_go_on_by_topic_and_queue(one: tuple[MessageNodes, Client]
     assert [put.queue_offset for put in second] == [3, 2, 0, 1]
 
 
-def test_prepared_and_rolled_back_messages_have_no_place_in_a_queue(one: tuple[MessageNodes, Client]) -> None:
+def test_prepared_and_rolled_back_messages_use_no_queue_offset(one: tuple[MessageNodes, Client]) -> None:
     group, client = one
     kinds = [0, 4, 0, 12, 8, 0]
     found = list(client.put_messages(puts(rows(6, queueId=[0] * 6, transaction=kinds))))
@@ -166,11 +161,11 @@ def test_delayed_messages_are_numbered_in_the_queue_of_their_level(one: tuple[Me
     ],
     ids=["queue", "cut", "none"],
 )
-def test_what_is_no_put_is_refused_with_its_reason(one: tuple[MessageNodes, Client], bodies: Any, reason: str) -> None:
+def test_an_invalid_put_is_rejected_with_a_reason(one: tuple[MessageNodes, Client], bodies: Any, reason: str) -> None:
     group, client = one
     client.topics(["Orders"], 4)
     before = end_index(group)
-    code, found = refusal(group, bodies())
+    code, found = rejection(group, bodies())
     assert code == ResponseCode.UNEXPECTED_ARGUMENT
     assert reason in found
     assert end_index(group) == before
@@ -183,13 +178,13 @@ def _cut(bodies: Bodies) -> Bodies:
     return Bodies(1, struct.pack(">I", size) + block[4:-1])
 
 
-def test_messages_above_the_brokers_limit_are_refused(tmp_path: Path) -> None:
+def test_messages_above_the_brokers_limit_are_rejected(tmp_path: Path) -> None:
     group = MessageNodes(tmp_path, 1)
     group.settings = replace(SMALL_QUEUES, max_message_size=1000)
     try:
         group.start()
         group.ready_leader()
-        code, reason = refusal(group, puts(rows(1, size=1000)))
+        code, reason = rejection(group, puts(rows(1, size=1000)))
         assert (code, reason.split(",")[0]) == (411, "expected messages of at most 1000 bytes")
         with client_of(group) as client:
             assert len(client.put_messages(puts(rows(3, size=700)))) == 3
@@ -200,7 +195,7 @@ def test_messages_above_the_brokers_limit_are_refused(tmp_path: Path) -> None:
 # Topics
 
 
-def test_topics_are_made_once_and_written_as_a_broker_writes_them(one: tuple[MessageNodes, Client]) -> None:
+def test_topics_are_created_once_and_written_like_a_broker(one: tuple[MessageNodes, Client]) -> None:
     group, client = one
     topics = client.topics(["A", "%RETRY%group"], 6)
     assert (topics.queue_counts, topics.store_host) == ({"A": 6, "%RETRY%group": 6}, HOST_BYTES)
@@ -214,7 +209,7 @@ def test_topics_are_made_once_and_written_as_a_broker_writes_them(one: tuple[Mes
 
 
 @pytest.mark.parametrize("name", ["", "a b", "x" * 256, "a/b", "é"])
-def test_names_that_are_no_topics_are_refused(one: tuple[MessageNodes, Client], name: str) -> None:
+def test_invalid_names_of_topics_are_rejected(one: tuple[MessageNodes, Client], name: str) -> None:
     with pytest.raises(GroupError, match="expected a topic of 1 to 255"):
         one[1].topics([name], 4)
 
@@ -227,8 +222,8 @@ def test_a_restart_knows_the_topics(tmp_path: Path) -> None:
         assert client.topics(["A"], 2).queue_counts == {"A": 6}
 
 
-def test_queues_that_stand_in_the_log_belong_to_their_topic(tmp_path: Path) -> None:
-    """A leader that was told of no topic takes what the one before let clients write."""
+def test_queues_in_the_log_count_for_their_topic(tmp_path: Path) -> None:
+    """A leader without metadata accepts the queues of an earlier leader."""
     with message_nodes(tmp_path, 1) as group, client_of(group) as client:
         client.topics(["A"], 8)
         client.put_messages(puts(rows(1, topic="A", queueId=[7]), 8))
@@ -249,7 +244,7 @@ def test_followers_copy_the_leaders_metadata(tmp_path: Path) -> None:
         (other,) = (node_id for node_id in group.ids if node_id != leader)
         client.topics(["Orders"], 6)
         _config(group, leader, "topics.json", lambda text: '"Orders"' in text)
-        # As consumers would have it written, and once more.
+        # As a broker writes it for consumers, twice.
         for number, text in enumerate((OFFSETS, OFFSETS.replace("12", "13"))):
             (group.root(leader) / "config" / "consumerOffset.json").write_text(text)
             _config(group, other, "consumerOffset.json", lambda found, text=text: found == text)
@@ -262,76 +257,15 @@ def test_followers_copy_the_leaders_metadata(tmp_path: Path) -> None:
 
 
 def _config(group: MessageNodes, node_id: str, name: str, is_wanted: Callable[[str], bool]) -> None:
-    """Waits until a config file of a node is as it is wanted."""
+    """Wait until a config file of a node has the wanted text."""
     file = group.root(node_id) / "config" / name
     eventually(lambda: file.exists() and is_wanted(file.read_text()))
-
-
-def test_topics_that_come_while_others_are_written_are_written_together(tmp_path: Path) -> None:
-    waiting: list[Callable[[], None]] = []
-    metadata = BrokerMetadata(tmp_path, waiting.append)
-    metadata.add_topics({"A": 1})
-    metadata.add_topics({"B": 2})
-    told = metadata.files()["topics.json"]
-    assert len(waiting) == 1
-    waiting.pop()()
-    assert (tmp_path / "config" / "topics.json").read_bytes() == told
-    metadata.add_topics({"C": 3})
-    waiting.pop()()
-    counts = {name: BrokerMetadata(tmp_path).queue_count(name) for name in "ABC"}
-    assert counts == {"A": 1, "B": 2, "C": 3}
-    assert told != metadata.files()["topics.json"]
-
-
-def test_only_a_brokers_files_are_taken_over_and_only_whole_ones(tmp_path: Path) -> None:
-    metadata = BrokerMetadata(tmp_path)
-    files = {"../escape.json": b"{}", "broker.json": b"{}", "delayOffset.json": b'{"offs', "topics.json": b"[]"}
-    metadata.take_over(files)
-    assert not list(tmp_path.rglob("*.json"))
-    metadata.take_over({"delayOffset.json": b'{"offsetTable":{}}', "subscriptionGroup.json": b"{}"})
-    assert sorted(path.name for path in tmp_path.rglob("*.*")) == ["delayOffset.json", "subscriptionGroup.json"]
-    assert set(metadata.files()) == {"topics.json", "delayOffset.json", "subscriptionGroup.json"}
-
-
-def test_topics_keep_what_a_broker_wrote_and_go_on_from_its_backup(tmp_path: Path) -> None:
-    """An order topic with attributes of its own gets more queues, and stays what it is."""
-    folder = tmp_path / "config"
-    folder.mkdir()
-    text = '{"dataVersion":{"counter":7,"timestamp":1},"topicConfigTable":{"A":{"attributes":{"+x":"y"},"order":true,'
-    text += '"perm":4,"readQueueNums":3,"topicName":"A","writeQueueNums":2}},"more":{0:1}}'
-    (folder / "topics.json.bak").write_text(text)
-    (folder / "topics.json").write_text("{")
-    metadata = BrokerMetadata(tmp_path)
-    assert (metadata.queue_count("A"), metadata.queue_count("B")) == (3, None)
-    assert metadata.queue_count("SCHEDULE_TOPIC_XXXX") == 18
-    metadata.add_topics({"A": 5})
-    found = parse_fastjson((folder / "topics.json").read_bytes())
-    topic = found["topicConfigTable"]["A"]
-    assert topic == {
-        "attributes": {"+x": "y"},
-        "order": True,
-        "perm": 4,
-        "readQueueNums": 5,
-        "topicName": "A",
-        "writeQueueNums": 5,
-    }
-    assert (found["dataVersion"]["counter"], found["more"]) == (8, {"0": 1})
-    assert read_config(tmp_path).topic_queues == {"A": 5}
-
-
-def test_config_is_written_as_fastjson_writes_it() -> None:
-    """The texts are those of fastjson 1.2.83 with PrettyFormat."""
-    value = {"offsetTable": {"A@G": {}, "T@G": {"0": 12, "1": 2}}, "l": [1, "x", {"k": True}], "e": []}
-    text = '{\n\t"offsetTable":{\n\t\t"A@G":{},\n\t\t"T@G":{0:12,1:2\n\t\t}\n\t},\n\t"l":[\n\t\t1,\n\t\t"x",\n\t\t{'
-    text += '\n\t\t\t"k":true\n\t\t}\n\t],\n\t"e":[]\n}'
-    assert fastjson_text(value) == text
-    assert parse_fastjson(text.encode()) == value
 
 
 # Duplicates
 
 
-def test_a_put_that_comes_again_is_answered_and_not_appended(one: tuple[MessageNodes, Client]) -> None:
+def test_a_duplicate_put_gets_the_same_response_and_is_not_appended(one: tuple[MessageNodes, Client]) -> None:
     group, client = one
     first = list(client.put_messages(puts(rows(50))))
     assert list(client.put_messages(puts(rows(50)))) == first
@@ -344,7 +278,7 @@ def test_a_put_that_comes_again_is_answered_and_not_appended(one: tuple[MessageN
     assert found[8:] == first[7:9]
 
 
-def test_equal_rows_are_as_many_messages_and_one_that_stands_twice_in_a_put_is_one(
+def test_equal_rows_are_several_messages_and_a_repeated_message_is_one(
     one: tuple[MessageNodes, Client],
 ) -> None:
     group, client = one
@@ -359,8 +293,8 @@ def test_equal_rows_are_as_many_messages_and_one_that_stands_twice_in_a_put_is_o
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_any_puts_are_answered_as_a_simple_leader_would(tmp_path: Path, seed: int) -> None:
-    """Duplicates, twins, messages without identity and transactions in any mixture; a leadership that begins anew."""
+def test_random_puts_get_the_responses_of_a_simple_leader(tmp_path: Path, seed: int) -> None:
+    """Any mix of duplicates, repeats, messages without identity and transactions, with new leaderships."""
     rng = random.Random(seed)
     store = MmapFileStore(StoreConfig(tmp_path, **SMALL))
     service = MessageService.open(tmp_path, "n0", HOST_BYTES, settings=SMALL_QUEUES)
@@ -372,7 +306,7 @@ def test_any_puts_are_answered_as_a_simple_leader_would(tmp_path: Path, seed: in
     try:
         for turn in range(60):
             if turn % 15 == 0:
-                # What is committed may lag behind: the rest is read from the log.
+                # Entries that are not committed are read from the log.
                 service.committed(_commit(store, rng.randint(store.committed_index, store.ledger_end_index)))
                 service.role_changed(False, 1)
                 service.role_changed(True, 1)
@@ -393,8 +327,8 @@ def test_any_puts_are_answered_as_a_simple_leader_would(tmp_path: Path, seed: in
         service.close()
 
 
-def test_a_damaged_original_is_known_and_its_place_is_not(one: tuple[MessageNodes, Client]) -> None:
-    """Appending it again would be wrong whatever stands there now."""
+def test_a_damaged_first_copy_is_known_without_its_location(one: tuple[MessageNodes, Client]) -> None:
+    """The message is not appended again."""
     group, client = one
     first = list(client.put_messages(puts(rows(3))))
     file = group.root("n0") / "dledger-n0" / "data" / "00000000000000000000"
@@ -407,8 +341,8 @@ def test_a_damaged_original_is_known_and_its_place_is_not(one: tuple[MessageNode
 
 
 @pytest.mark.parametrize("is_restarted", [False, True])
-def test_of_many_originals_a_damaged_one_costs_only_itself(tmp_path: Path, is_restarted: bool) -> None:
-    """What was written just now is read unchecked, anything else only up to what is damaged."""
+def test_damaged_first_copies_do_not_affect_others(tmp_path: Path, is_restarted: bool) -> None:
+    """A store returns its newest entries unchecked, and older ones up to the first damaged one."""
     with message_nodes(tmp_path, 1) as group, client_of(group) as client:
         first = [tuple(put) for put in client.put_messages(puts(rows(300, size=900)))]
         if is_restarted:
@@ -445,24 +379,24 @@ def _simple_leader(
 ) -> list[tuple[int, int]]:
     """Index and queueOffset of each, one by one; the next entry has `index`."""
     read = get_engine().read_puts(bodies)
-    places = []
+    locations = []
     for number in range(bodies.count):
         identity = read.ids[24 * number : 24 * number + 24]
         if read.has_id[number] and identity in known:
-            places.append(known[identity])
+            locations.append(known[identity])
             continue
         queue, offset = read.queues[read.queue[number]], 0
         if read.sys_flag[number] & 0xC in (0, 8):
             offset = ends.get(queue, 0)
             ends[queue] = offset + 1
-        places.append((index, offset))
+        locations.append((index, offset))
         if read.has_id[number]:
-            known[identity] = places[-1]
+            known[identity] = locations[-1]
         index += 1
-    return places
+    return locations
 
 
-def test_another_job_writes_the_same_rows_again(one: tuple[MessageNodes, Client]) -> None:
+def test_equal_rows_of_another_job_are_appended(one: tuple[MessageNodes, Client]) -> None:
     _, client = one
     client.put_messages(puts(rows(5)))
     assert [put.index for put in client.put_messages(puts(rows(5), job="other"))] == list(range(5, 10))
@@ -470,7 +404,7 @@ def test_another_job_writes_the_same_rows_again(one: tuple[MessageNodes, Client]
     assert [put.index for put in client.put_messages(puts(rows(5), job=None), is_idempotent=False)] == [*range(15, 20)]
 
 
-def test_a_restart_answers_duplicates_with_the_first_place(tmp_path: Path) -> None:
+def test_duplicates_are_located_after_a_restart(tmp_path: Path) -> None:
     with message_nodes(tmp_path, 1) as group, client_of(group) as client:
         first = list(client.put_messages(puts(rows(100))))
         group.stop()
@@ -482,7 +416,7 @@ def test_a_restart_answers_duplicates_with_the_first_place(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("what", ["identities", "consumequeue", "both", "damaged"])
-def test_state_that_is_lost_is_made_from_the_log(tmp_path: Path, what: str) -> None:
+def test_lost_state_is_rebuilt_from_the_log(tmp_path: Path, what: str) -> None:
     with message_nodes(tmp_path, 1) as group, client_of(group) as client:
         first = list(client.put_messages(puts(rows(60))))
         group.stop()
@@ -501,7 +435,7 @@ def test_state_that_is_lost_is_made_from_the_log(tmp_path: Path, what: str) -> N
         assert not [row for batch in read_table(open_log(root), "audit") for row in batch.to_pylist()]
 
 
-def test_what_has_expired_is_appended_anew(tmp_path: Path) -> None:
+def test_messages_with_expired_identities_are_appended_again(tmp_path: Path) -> None:
     group = MessageNodes(tmp_path, 1)
     group.settings = replace(SMALL_QUEUES, producer_id_expiry_ms=400)
     try:
@@ -539,8 +473,8 @@ def test_a_killed_node_knows_what_it_acknowledged(tmp_path: Path) -> None:
     assert not [row for batch in read_table(open_log(tmp_path), "audit") for row in batch.to_pylist()]
 
 
-def test_folders_that_are_only_read_may_be_among_the_others(tmp_path: Path) -> None:
-    """As in a broker.conf: storePathDLedgerCommitLog names all folders, readOnlyCommitLogStorePaths some of them."""
+def test_read_only_folders_may_be_among_the_others(tmp_path: Path) -> None:
+    """In a broker.conf storePathDLedgerCommitLog names all folders, readOnlyCommitLogStorePaths some of them."""
     dirs, read_only = (tmp_path / "a", tmp_path / "b"), (tmp_path / "b",)
     store = MmapFileStore(StoreConfig(tmp_path, **SMALL, data_dirs=dirs, read_only_data_dirs=read_only))
     service = MessageService.open(tmp_path, "n0", HOST_BYTES, dirs, SMALL_QUEUES, read_only)
@@ -553,7 +487,7 @@ def test_folders_that_are_only_read_may_be_among_the_others(tmp_path: Path) -> N
             admitted = eventually(lambda bodies=bodies: _admitted(service, bodies))
             assert admitted.bodies is not None
             found = service.appended(admitted, store.append_as_leader(admitted.bodies, 1))
-            assert [place for _, _, place in struct.iter_unpack(">qqq", found)] == [*range(start, start + 3)]
+            assert [offset for _, _, offset in struct.iter_unpack(">qqq", found)] == [*range(start, start + 3)]
             service.committed(_commit(store, store.ledger_end_index))
             service.role_changed(True, 1)
     finally:
@@ -567,13 +501,13 @@ def _admitted(service: MessageService, bodies: Bodies) -> Admitted | None:
     return admitted if isinstance(admitted, Admitted) else None
 
 
-def test_two_nodes_do_not_take_one_root(one: tuple[MessageNodes, Client]) -> None:
+def test_a_root_is_used_by_one_node_only(one: tuple[MessageNodes, Client]) -> None:
     with pytest.raises(StoreError, match="the store is open in this process"):
         MessageService.open(one[0].root("n0"), "n1")
 
 
-def test_a_log_goes_on_where_an_old_commitlog_ends(tmp_path: Path) -> None:
-    """Its queues go on, too, and nothing is served before they are known."""
+def test_a_log_continues_an_old_commitlog(tmp_path: Path) -> None:
+    """Its queues continue, and nothing is served before they are known."""
     payloads = [mq_message("Orders", b"old", queue_id=n % 2, queue_offset=n // 2) for n in range(40)]
     old = write_commitlog(tmp_path / "n0", payloads)
     with message_nodes(tmp_path, 1, store_options={"index_file_size": 32 * 1024}) as group, client_of(group) as client:
@@ -595,7 +529,7 @@ def test_a_log_goes_on_where_an_old_commitlog_ends(tmp_path: Path) -> None:
         ("n0/dledger-n0", ("--messages",), "say --nodes 1"),
     ],
 )
-def test_a_cluster_keeps_serving_what_it_served(tmp_path: Path, folder: str, flags: tuple[str, ...], text: str) -> None:
+def test_a_cluster_keeps_its_kind_of_service(tmp_path: Path, folder: str, flags: tuple[str, ...], text: str) -> None:
     (tmp_path / folder).mkdir(parents=True)
     line = [sys.executable, "-m", "pyspark_dledger", "cluster", "--nodes", "2", "--store", str(tmp_path), *flags]
     run = subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
@@ -627,9 +561,9 @@ def test_a_cluster_gives_each_member_a_root(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("is_new", [True, False], ids=["new messages", "duplicates only"])
 def test_leadership_moves_with_uncommitted_entries_at_the_end(tmp_path: Path, is_new: bool) -> None:
-    """One of three is down, and the other two hand leadership over while what they hold is not committed.
+    """One of three is down, and the other two transfer leadership while their last entries are not committed.
 
-    Who waits until it is waits for the next put, which would wait for him: RocketMQ 5.3.3 never serves again.
+    A leader that waits for these blocks the next put, which would commit them: RocketMQ 5.3.3 never serves again.
     """
     with message_nodes(tmp_path, 3) as group, client_of(group) as client:
         leader = group.leader()
@@ -639,7 +573,7 @@ def test_leadership_moves_with_uncommitted_entries_at_the_end(tmp_path: Path, is
         unread = _put_uncommitted(group, leader, rows(15, 10))
         group.stop(leader)
         group.start(leader, other)
-        # Only the old leader has the longer log; what it holds is of another term, so that nothing commits it.
+        # Only the old leader has the longer log; its last entries are of an older term, so nothing commits them.
         assert group.leader() == leader
         eventually(lambda: end_index(group, other) == 24)
         client.transfer(other)
@@ -649,11 +583,11 @@ def test_leadership_moves_with_uncommitted_entries_at_the_end(tmp_path: Path, is
         caller = group.caller(other).hello()
         try:
             request = PutRequest(bodies=bodies, queue_nums=4)
-            answer = eventually(lambda: _accepted(caller.call(request)), 2 * ELECTION_SECONDS)
+            response = eventually(lambda: _accepted(caller.call(request)), 2 * ELECTION_SECONDS)
         finally:
             caller.close()
-        places = struct.iter_unpack(">qqq", answer.positions)
-        assert [index for index, _, _ in places] == list(range(10, 30 if is_new else 25))
+        locations = struct.iter_unpack(">qqq", response.positions)
+        assert [index for index, _, _ in locations] == list(range(10, 30 if is_new else 25))
         assert list(client.put_messages(puts(rows(10)))) == first
     for node_id in (leader, other):
         found = contents(group.root(node_id))
@@ -663,7 +597,7 @@ def test_leadership_moves_with_uncommitted_entries_at_the_end(tmp_path: Path, is
 
 
 def _put_uncommitted(group: MessageNodes, leader: str, batch: Any) -> Bodies:
-    """Messages that a leader holds and nobody else."""
+    """Messages that only a leader has."""
     bodies, end = puts(batch), end_index(group, leader)
     caller = group.caller(leader).hello()
     try:
@@ -674,11 +608,11 @@ def _put_uncommitted(group: MessageNodes, leader: str, batch: Any) -> Bodies:
     return bodies
 
 
-def _accepted(answer: Any) -> Any:
-    return answer if answer.code == ResponseCode.SUCCESS else None
+def _accepted(response: Any) -> Any:
+    return response if response.code == ResponseCode.SUCCESS else None
 
 
-def test_duplicates_are_known_to_every_leader(tmp_path: Path) -> None:
+def test_every_leader_finds_duplicates(tmp_path: Path) -> None:
     with message_nodes(tmp_path, 3) as group, client_of(group) as client:
         first = list(client.put_messages(puts(rows(40))))
         for _ in range(2):
@@ -691,8 +625,8 @@ def test_duplicates_are_known_to_every_leader(tmp_path: Path) -> None:
         assert [put.queue_offset for put in found] == [10] * 4
 
 
-def test_a_leader_that_lost_its_end_gives_its_places_to_others(tmp_path: Path) -> None:
-    """What a leader alone held is cut when it follows, and no identity of it stays."""
+def test_queue_offsets_of_lost_entries_are_reused(tmp_path: Path) -> None:
+    """Entries that only the old leader has are truncated when it follows, with their identities."""
     with message_nodes(tmp_path, 3) as group, client_of(group) as client:
         leader = group.leader()
         client.put_messages(puts(rows(4, queueId=[0] * 4)))
@@ -709,13 +643,13 @@ def test_a_leader_that_lost_its_end_gives_its_places_to_others(tmp_path: Path) -
         assert [(put.index, put.queue_offset) for put in client.put_messages(lost)] == [(6, 6), (7, 7), (8, 8)]
 
 
-def _places_of_all(client: Client, members: Iterable[str]) -> set[int]:
-    """Where the members' logs end, and what of them is committed: one index when all have all."""
+def _ends_and_commits(client: Client, members: Iterable[str]) -> set[int]:
+    """The members' last and committed indexes: one index once all have everything."""
     found = [client.status(node_id) for node_id in members]
     return {index for status in found for index in (status.end_index, status.committed_index)}
 
 
-def test_every_message_is_there_once_though_leaders_are_killed(tmp_path: Path) -> None:
+def test_every_message_is_in_the_log_once_when_leaders_are_killed(tmp_path: Path) -> None:
     ports = free_ports(3)
     peers = peers_text(ports)
 
@@ -740,11 +674,11 @@ def test_every_message_is_there_once_though_leaders_are_killed(tmp_path: Path) -
                 members[leader] = serve(leader)
                 members[leader].ready()
             putting.result(120)
-            places = [place for result in done for place in result]
-            assert len({place.index for place in places}) == 40 * 60
-            # Whoever leads now says the same of all of them.
-            assert [place for unit in units for place in client.put_messages(unit)] == places
-            eventually(lambda: len(_places_of_all(client, members)) == 1, 60)
+            located = [put for result in done for put in result]
+            assert len({put.index for put in located}) == 40 * 60
+            # The current leader returns the same locations for all of them.
+            assert [put for unit in units for put in client.put_messages(unit)] == located
+            eventually(lambda: len(_ends_and_commits(client, members)) == 1, 60)
         assert {member.terminate() for member in members.values()} == {0}
     finally:
         for member in members.values():
@@ -758,7 +692,7 @@ def test_every_message_is_there_once_though_leaders_are_killed(tmp_path: Path) -
         assert not [row for batch in read_table(open_log(tmp_path / node_id), "audit") for row in batch.to_pylist()]
 
 
-def test_a_put_waits_for_the_original_to_be_committed(tmp_path: Path) -> None:
+def test_a_duplicate_waits_until_the_first_copy_is_committed(tmp_path: Path) -> None:
     with message_nodes(tmp_path, 2, core_options={**FAST, "max_wait_ack_time_ms": 700}) as group:
         leader = group.leader()
         (other,) = (node_id for node_id in group.ids if node_id != leader)
@@ -768,7 +702,7 @@ def test_a_put_waits_for_the_original_to_be_committed(tmp_path: Path) -> None:
             bodies = puts(rows(3))
             code = caller.call(PutRequest(bodies=bodies, queue_nums=4)).code
             assert code == ResponseCode.WAIT_QUORUM_ACK_TIMEOUT
-            # It is there, and not committed: nobody may say that it was written.
+            # It is in the log and not committed: no response may acknowledge it.
             assert caller.call(PutRequest(bodies=bodies, queue_nums=4)).code != ResponseCode.SUCCESS
         finally:
             caller.close()
@@ -789,8 +723,8 @@ def test_raw_entries_and_messages_share_a_log(one: tuple[MessageNodes, Client]) 
         caller.close()
 
 
-def test_numbers_go_on_behind_messages_that_came_as_raw_entries(one: tuple[MessageNodes, Client]) -> None:
-    """A log is restored, and the leader that took it takes puts then: none of them stands behind another."""
+def test_queue_offsets_continue_after_messages_in_raw_entries(one: tuple[MessageNodes, Client]) -> None:
+    """A log is restored as raw entries, then its leader accepts puts."""
     group, client = one
     caller = group.caller("n0").hello()
     try:
@@ -803,7 +737,7 @@ def test_numbers_go_on_behind_messages_that_came_as_raw_entries(one: tuple[Messa
     eventually(lambda: any(unit.read_bytes()[120:140]))
 
 
-def test_old_messages_among_new_ones_make_none_of_them_expire() -> None:
+def test_the_times_of_a_part_include_old_messages_among_new_ones() -> None:
     now = time.time_ns() // 1_000_000
     for stamps in ([now - 5, now, 1_000], [now + 10**9, now - 5], []):
         ids = PutIds(np.arange(len(stamps)), b"", np.array(stamps, np.int64))
@@ -813,66 +747,15 @@ def test_old_messages_among_new_ones_make_none_of_them_expire() -> None:
         assert found.last_store_timestamp == 1_000 if not stamps else found.last_store_timestamp >= now
 
 
-@pytest.mark.parametrize("place", [2**62, 2**63 - 1])
-def test_a_place_that_no_queue_has_numbers_nothing(tmp_path: Path, place: int) -> None:
-    store = write_dledger(tmp_path, [mq_message("A", queue_offset=3), mq_message("A", queue_offset=place)])
+@pytest.mark.parametrize("queue_offset", [2**62, 2**63 - 1])
+def test_a_queue_offset_out_of_range_is_ignored(tmp_path: Path, queue_offset: int) -> None:
+    store = write_dledger(tmp_path, [mq_message("A", queue_offset=3), mq_message("A", queue_offset=queue_offset)])
     tail = read_tail(get_engine(), LogFiles(tmp_path, [tmp_path / "dledger-n0" / "data"]), 0, store.end)
     assert tail is not None
     assert tail.ends == {("A", 0): 4}
 
 
-def test_results_are_those_of_the_order_given(one: tuple[MessageNodes, Client]) -> None:
+def test_results_are_in_the_order_of_the_messages(one: tuple[MessageNodes, Client]) -> None:
     found = one[1].put_messages(puts(rows(3)))
     assert isinstance(found, PutResult)
     assert (found.count, found.first_index, found.last_index) == (3, 0, 2)
-
-
-# Figures
-
-
-class Ticking:
-    """A clock in seconds."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def test_figures_are_logged_for_each_minute_in_which_something_was_put(caplog: pytest.LogCaptureFixture) -> None:
-    clock = Ticking()
-    statistics = PutStatistics(clock)
-    caplog.set_level("INFO", "pyspark_dledger.node")
-    statistics.add(Figures(messages=10, size=1000, duplicates=2, topic="A"), 5.0)
-    clock.now += 30
-    statistics.add(Figures(messages=20, size=5000, duplicates=0, topic="A"), 80.0)
-    statistics.add_rejected()
-    assert not caplog.records
-    clock.now += 30
-    statistics.log_if_due()
-    clock.now += 60
-    statistics.log_if_due()
-    (record,) = caplog.records
-    fields = record.__dict__["fields"]
-    assert record.getMessage() == "puts"
-    assert fields == {
-        "seconds": 60.0,
-        "puts": 2,
-        "messages": 30,
-        "messagesPerSecond": 0.5,
-        "bytes": 6000,
-        "averageBytes": 200,
-        "duplicates": 2,
-        "refused": 1,
-        "slowestMs": 80.0,
-        "times": "0-10ms:1 50-100ms:1",
-    }
-
-
-@pytest.mark.parametrize(("milliseconds", "is_slow"), [(500.0, False), (501.0, True)])
-def test_a_put_that_held_up_the_others_is_told(
-    caplog: pytest.LogCaptureFixture, milliseconds: float, is_slow: bool
-) -> None:
-    PutStatistics(Ticking()).add(Figures(messages=3, size=100, duplicates=0, topic="A"), milliseconds)
-    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [("WARNING", "slow put")] * is_slow

@@ -1,4 +1,4 @@
-"""Nodes that serve messages, each with a root of its own, and what puts and finds messages in them."""
+"""Nodes that serve messages, each with a root of its own, and helpers that put and find messages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pyspark_dledger.rocketmq.service.message_service import MessageService, Mes
 from tests.support.groups import FAST, Nodes, eventually
 
 HOST_BYTES = encode_host("127.0.0.1", 20911)
-# Files that a test can fill, and an index of keys that it need not make.
+# Files that a test can fill, and a small index of keys.
 SMALL_QUEUES = MessageSettings(dispatch=DispatchSettings(units_per_file=1000, hash_slots=100, index_units=400))
 
 
@@ -30,7 +30,7 @@ class MessageNodes(Nodes):
     settings = SMALL_QUEUES
 
     def __init__(self, folder: Path, count: int, **options: Any) -> None:
-        # A group of one has nobody to wait for.
+        # A group of one needs no time for heartbeats.
         alone = {"core_options": {**FAST, "heart_beat_time_interval_ms": 50}} if count == 1 else {}
         super().__init__(folder, count, **{**alone, **options})
 
@@ -54,7 +54,7 @@ class MessageNodes(Nodes):
         return self
 
     def ready_leader(self) -> str:
-        """The leader, when it takes puts: it has read what it holds."""
+        """The leader, once it accepts puts: it has read its log."""
         leader = self.leader()
 
         async def is_ready() -> bool:
@@ -68,7 +68,7 @@ class MessageNodes(Nodes):
 
 @contextmanager
 def message_nodes(folder: Path, count: int, **options: Any) -> Iterator[MessageNodes]:
-    """A group that serves messages in this process, and is stopped at the end."""
+    """A group that serves messages in this process until the end of the block."""
     group = MessageNodes(folder, count, **options)
     try:
         yield group.start()
@@ -77,7 +77,7 @@ def message_nodes(folder: Path, count: int, **options: Any) -> Iterator[MessageN
 
 
 def rows(count: int, start: int = 0, topic: str = "Orders", size: int = 40, **columns: Any) -> pa.RecordBatch:
-    """Messages that differ from each other: the one with number `start`, and those that follow."""
+    """Messages with different bodies, numbered from `start` on."""
     numbers = range(start, start + count)
     data = {
         "topic": pa.array([topic] * count),
@@ -91,7 +91,7 @@ _INTS = ("queueId", "flag", "transaction", "delayLevel")
 
 
 def puts(batch: pa.RecordBatch, queues: int = 4, job: str | None = "job", ordinals: Any = None, **given: Any) -> Bodies:
-    """Messages as a task of a job encodes them; without a job they have no identity."""
+    """Messages encoded like those of a task of a job; without a job they have no identity."""
     engine = get_engine()
     topics = set(batch.column("topic").to_pylist())
     settings = PutSettings(
