@@ -489,7 +489,7 @@ def test_rows_cover_every_index_once(tmp_path_factory: pytest.TempPathFactory, d
     for engine, window in (("native", 2**18), ("native", 700), ("python", 300)):
         for options in ({}, {"maxPartitionBytes": data.draw(st.integers(1, 20000), "part")}):
             log = opened(stores, engine)
-            with patch.multiple("pyspark_dledger.log.diff.same_bytes", WINDOW=window, STRETCH=2 * window):
+            with patch.multiple("pyspark_dledger.log.diff.equal_bytes", WINDOW=window, RANGE_BYTES=2 * window):
                 rows = [row for part in plan_diff(log, parse_options(options)) for row in read_diff(part)]
             by_engine.append(list(merged(rows)))
     assert all(rows == by_engine[0] for rows in by_engine)

@@ -1,1 +1,1 @@
-"""Replicas of one log compared: rows and parts (`rows`), what it comes to (`summary`), checksums (`digests`)."""
+"""Compares the replicas of one log."""

@@ -1,4 +1,4 @@
-"""What a comparison of replicas comes to: for a person, or a script that has to decide."""
+"""The result of comparing replicas: states, differences, and what each election would lose."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from pyspark_dledger.log.diff.diff_table import (
     DiffRow,
     merged,
     plan_parts,
-    read_runs,
-    row_of_run,
+    read_ranges,
+    row_of,
     stale_rows,
 )
-from pyspark_dledger.log.diff.index_runs import IndexRun
+from pyspark_dledger.log.diff.index_ranges import IndexRange
 from pyspark_dledger.log.diff.replica_group import Replica, ReplicaGroup, group_of
 from pyspark_dledger.log.store_view import StoreView
 
-# Rows and ranges that a summary lists; beyond them it counts.
-MOST_LISTED = 1_000
+# Listed rows and ranges; further ones are counted.
+MAX_LISTED = 1_000
 
 _DIFFERENCES = (CONTRADICTS, DIVERGED, OTHER_BYTES)
 _POS = next(slice(field.offset, field.offset + field.length) for field in ENTRY_HEADER if field.name == "pos")
@@ -36,10 +36,10 @@ _POS = next(slice(field.offset, field.offset + field.length) for field in ENTRY_
 
 @dataclass(frozen=True)
 class Divergence:
-    """The first index at which two replicas hold other entries. ``pos`` is where it stands on the first that has it.
+    """The first index at which two replicas have different entries. ``pos`` is its position on the first that has it.
 
-    ``byte`` is the first byte of the entry that differs, None where terms differ or an entry cannot be read;
-    ``places`` says where that byte (else the entry) lies: file and offset in it, for each node that holds it.
+    ``byte`` is the first different byte of the entry; None if terms differ or an entry cannot be read. ``places`` has
+    file and offset of that byte, or of the entry, for each node that has it.
     """
 
     index: int
@@ -52,7 +52,7 @@ class Divergence:
 
 @dataclass(frozen=True)
 class Ranges:
-    """Ranges of indexes, inclusive: the first `MOST_LISTED` of them, and their entries and bytes in all."""
+    """Ranges of indexes, inclusive: the first `MAX_LISTED`, and the entries and bytes of all."""
 
     ranges: tuple[tuple[int, int], ...] = ()
     entries: int = 0
@@ -61,11 +61,11 @@ class Ranges:
 
 @dataclass(frozen=True)
 class ReplicaState:
-    """Where one replica stands; -1 where it has no such index or term.
+    """The state of one replica; -1 for an index or term that does not exist.
 
-    ``alone`` are entries that no other replica holds, ``damaged`` those that it lost within its log, ``stale`` what
-    lies behind its end. ``lag_entries`` and ``lag_bytes`` are what the foremost replica holds behind the last entry
-    that both have in common; None where they have no index in common.
+    ``alone`` are entries that only this replica has, ``damaged`` entries that it lost within its log, ``stale``
+    entries after its end. ``lag_entries`` and ``lag_bytes`` are what the foremost replica has after the last common
+    entry; None without a common index.
     """
 
     node: str
@@ -84,7 +84,7 @@ class ReplicaState:
 
 @dataclass(frozen=True)
 class Loss:
-    """Entries of `node` that a follower of the elected replica would cut off."""
+    """Entries of `node` that it would truncate as a follower of the elected replica."""
 
     node: str
     first_index: int
@@ -100,10 +100,10 @@ class Loss:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A replica that could win an election: ``voters`` are the nodes, itself among them, that are not ahead of it.
+    """A replica that could win an election. ``voters`` are the nodes that are not ahead of it, with itself.
 
-    Java votes for a candidate whose last term is higher, or the same with an end index that is not smaller
-    (DLedgerLeaderElector.handleVote). Members that were not given may vote for it too.
+    Java votes for a candidate with a higher last term, or the same one and an end index that is not lower
+    (DLedgerLeaderElector.handleVote). Members that were not given may also vote for it.
     """
 
     node: str
@@ -115,11 +115,11 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The whole of a comparison.
+    """The result of a comparison.
 
-    ``entries`` counts the indexes of each verdict, ``rows`` are the first `MOST_LISTED` rows of the table ``diff`` and
-    ``more_rows`` how many there are beyond. ``committed_index`` is None where none is proven; ``majority_doubt`` says
-    why ``majority_index`` (-1: none) is not proven committed by the majority alone, and is empty where it is.
+    ``entries`` counts the indexes of each verdict. ``rows`` are the first `MAX_LISTED` rows of the table ``diff``,
+    ``more_rows`` the number of further ones. ``committed_index`` is None if none is proven. ``majority_doubt`` says
+    why the majority alone does not prove ``majority_index`` (-1: none) committed; empty if it does.
     """
 
     standings: tuple[ReplicaState, ...]
@@ -139,50 +139,50 @@ class Comparison:
 
     @property
     def is_same(self) -> bool:
-        """Whether every replica holds every entry, and the same."""
+        """Whether all replicas have all entries, with the same bytes."""
         return set(self.entries) <= {SAME}
 
     @property
     def is_proven(self) -> bool:
-        """Whether everything that is on a majority is proven committed."""
+        """Whether all entries on a majority are proven committed."""
         return self.committed_index is not None and self.majority_index <= self.committed_index
 
 
 def compare(store: StoreView) -> Comparison:
-    """Compare `log` with its replicas, in one pass over each.
+    """Compare a store with its replicas; each is read once.
 
-    Raises OptionError where no replicas were given, StoreError where one cannot be opened.
+    Raises OptionError without replicas, StoreError if one cannot be opened.
     """
     group, replicas = group_of(store, store.options.group_size)
-    tally = _Tally(group)
+    counts = _Counts(group)
     rows: list[DiffRow] = []
     more_rows = 0
-    for row in merged(tally.rows(plan_parts(group, replicas, store.options))):
-        tally.take_row(row)
-        if len(rows) < MOST_LISTED:
+    for row in merged(counts.rows(plan_parts(group, replicas, store.options))):
+        counts.count_row(row)
+        if len(rows) < MAX_LISTED:
             rows.append(row)
         else:
             more_rows += 1
     return Comparison(
-        standings=tuple(_standing(group, replicas, number, tally) for number in range(len(replicas))),
+        standings=tuple(_state(group, replicas, number, counts) for number in range(len(replicas))),
         group_size=group.size,
         foremost=group.names[group.foremost],
-        first_divergence=_divergence(tally.first, replicas),
+        first_divergence=_divergence(counts.first, replicas),
         committed_index=group.committed_index,
         committed_from=group.committed_from,
         majority_index=group.majority_index,
         majority_nodes=_majority_nodes(group),
         majority_doubt=group.doubt,
         candidates=tuple(_candidates(group, replicas)),
-        entries=dict(tally.entries),
+        entries=dict(counts.entries),
         rows=tuple(rows),
         more_rows=more_rows,
         notes=tuple(_notes(group, replicas)),
     )
 
 
-class _Growing:
-    """`Ranges` while they are counted."""
+class _RangeCounter:
+    """Collects `Ranges`."""
 
     def __init__(self) -> None:
         self.ranges: list[tuple[int, int]] = []
@@ -194,43 +194,43 @@ class _Growing:
         self.bytes += size
         if self.ranges and self.last == first - 1 == self.ranges[-1][1]:
             self.ranges[-1] = self.ranges[-1][0], last
-        elif len(self.ranges) < MOST_LISTED:
+        elif len(self.ranges) < MAX_LISTED:
             self.ranges.append((first, last))
         self.last = last
 
-    def done(self) -> Ranges:
+    def ranges_found(self) -> Ranges:
         return Ranges(tuple(self.ranges), self.entries, self.bytes)
 
 
-class _Tally:
-    """Counts what goes by, for each replica and each verdict."""
+class _Counts:
+    """Counts entries for each replica and each verdict."""
 
     def __init__(self, group: ReplicaGroup) -> None:
         self.group = group
         self.entries: Counter[str] = Counter()
         self.first: DiffRow | None = None
-        self.alone = [_Growing() for _ in group.members]
-        self.damaged = [_Growing() for _ in group.members]
-        self.stale = {name: _Growing() for name in group.names}
+        self.alone = [_RangeCounter() for _ in group.members]
+        self.damaged = [_RangeCounter() for _ in group.members]
+        self.stale = {name: _RangeCounter() for name in group.names}
 
     def rows(self, parts: list[DiffPart]) -> Iterator[DiffRow]:
-        """The rows of the parts, with what they are made of counted."""
+        """The rows of the parts; counts their ranges."""
         for part in parts:
             yield from part.rows
-            for run in read_runs(part):
-                self._take_run(run)
-                yield row_of_run(run, self.group)
+            for found in read_ranges(part):
+                self._count_range(found)
+                yield row_of(found, self.group)
             yield from stale_rows(part)
 
-    def _take_run(self, run: IndexRun) -> None:
+    def _count_range(self, found: IndexRange) -> None:
         for number, member in enumerate(self.group.members):
-            version = run.same_as[number]
-            if version is not None and run.same_as.count(version) == 1:
-                self.alone[number].add(run.first_index, run.last_index, run.sizes[number])
-            elif version is None and member.begin <= run.first_index <= member.end:
-                self.damaged[number].add(run.first_index, run.last_index, max(run.sizes))
+            version = found.same_as[number]
+            if version is not None and found.same_as.count(version) == 1:
+                self.alone[number].add(found.first_index, found.last_index, found.sizes[number])
+            elif version is None and member.begin <= found.first_index <= member.end:
+                self.damaged[number].add(found.first_index, found.last_index, max(found.sizes))
 
-    def take_row(self, row: DiffRow) -> None:
+    def count_row(self, row: DiffRow) -> None:
         if row.verdict == STALE:
             self.stale[row.nodes[0]].add(row.first_index, row.last_index, 0)
         elif row.verdict not in (COMMITTED, ON_MAJORITY):
@@ -239,9 +239,9 @@ class _Tally:
                 self.first = row
 
 
-def _standing(group: ReplicaGroup, replicas: list[Replica], number: int, tally: _Tally) -> ReplicaState:
+def _state(group: ReplicaGroup, replicas: list[Replica], number: int, counts: _Counts) -> ReplicaState:
     member = group.members[number]
-    lag = _behind(group, replicas, group.foremost, number)
+    lag = _missing(group, replicas, group.foremost, number)
     return ReplicaState(
         node=member.node,
         path=member.path,
@@ -252,14 +252,14 @@ def _standing(group: ReplicaGroup, replicas: list[Replica], number: int, tally: 
         committed_from=member.committed_from,
         lag_entries=lag[1] - lag[0] + 1 if lag is not None else None,
         lag_bytes=lag[2] if lag is not None else None,
-        alone=tally.alone[number].done(),
-        damaged=tally.damaged[number].done(),
-        stale=tally.stale[member.node].done(),
+        alone=counts.alone[number].ranges_found(),
+        damaged=counts.damaged[number].ranges_found(),
+        stale=counts.stale[member.node].ranges_found(),
     )
 
 
-def _behind(group: ReplicaGroup, replicas: list[Replica], holder: int, other: int) -> tuple[int, int, int] | None:
-    """First and last index and bytes of what `holder` has behind the last entry that both have in common."""
+def _missing(group: ReplicaGroup, replicas: list[Replica], holder: int, other: int) -> tuple[int, int, int] | None:
+    """First index, last index and bytes of what `holder` has after the last entry in common with `other`."""
     agreed = group.agreed[holder][other]
     first = group.members[holder].begin if group.members[other].end < 0 else agreed + 1 if agreed is not None else None
     if first is None or group.members[holder].end < 0:
@@ -277,33 +277,33 @@ def _majority_nodes(group: ReplicaGroup) -> tuple[str, ...]:
 
 
 def _candidates(group: ReplicaGroup, replicas: list[Replica]) -> Iterator[Candidate]:
-    """Who could be elected, the foremost first."""
+    """The replicas that could be elected, the foremost first."""
     members = group.members
     missing = max(group.size - len(members), 0)
     order = sorted(range(len(members)), key=lambda number: (-members[number].end_term, -members[number].end))
     for number in order:
-        place = members[number].end_term, members[number].end
-        voters = tuple(member.node for member in members if (member.end_term, member.end) <= place)
+        end = members[number].end_term, members[number].end
+        voters = tuple(member.node for member in members if (member.end_term, member.end) <= end)
         if len(voters) + missing >= group.needed and members[number].end >= 0:
             losses = tuple(_losses(group, replicas, number))
-            yield Candidate(members[number].node, *place, voters, losses)
+            yield Candidate(members[number].node, *end, voters, losses)
 
 
 def _losses(group: ReplicaGroup, replicas: list[Replica], elected: int) -> Iterator[Loss]:
     for number, member in enumerate(group.members):
         if number == elected or group.agreed[elected][number] is None:
             continue
-        cut = _behind(group, replicas, number, elected)
-        if cut is None or cut[0] > cut[1]:
+        missing = _missing(group, replicas, number, elected)
+        if missing is None or missing[0] > missing[1]:
             continue
-        first, last, size = cut
-        holder, proven = group.majority_holder, group.committed_holder
+        first, last, size = missing
+        holder, committed_holder = group.majority_holder, group.committed_holder
         on_majority = holder is not None and group.agrees(holder, number, first) and first <= group.majority_index
         committed = (
-            proven is not None
+            committed_holder is not None
             and group.committed_index is not None
             and first <= group.committed_index
-            and group.agrees(proven, number, first)
+            and group.agrees(committed_holder, number, first)
         )
         yield Loss(member.node, first, last, size, on_majority, committed)
 
@@ -321,18 +321,18 @@ def _divergence(row: DiffRow | None, replicas: list[Replica]) -> Divergence | No
 
 
 def _first_difference(entries: list[bytes], with_pos: bool) -> int | None:
-    """The first byte at which entries differ; `pos` counts only where every replica checks it."""
+    """The first byte at which entries differ; `pos` is compared only if all replicas check it."""
     if not with_pos:
         entries = [entry[: _POS.start] + bytes(_POS.stop - _POS.start) + entry[_POS.stop :] for entry in entries]
-    for place, values in enumerate(zip(*entries, strict=False)):
+    for offset, values in enumerate(zip(*entries, strict=False)):
         if len(set(values)) > 1:
-            return place
+            return offset
     lengths = {len(entry) for entry in entries}
     return min(lengths) if len(lengths) > 1 else None
 
 
 def _notes(group: ReplicaGroup, replicas: list[Replica]) -> Iterator[str]:
-    """What no verdict says."""
+    """Facts that no verdict has."""
     numbers = range(len(replicas))
     for number in numbers:
         for before in range(number):

@@ -1,6 +1,6 @@
-"""Comparing the replicas of one log: the table ``diff``, planned in parts and read part by part.
+"""The table ``diff``: the replicas of one log compared, in parts.
 
-Nothing that a replica holds is an error here: what `Log.plan` refuses, another group too, becomes rows.
+Contradictions that a read of the log rejects are rows here, also with a replica of another group.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from pyspark_dledger.common.integers import INT64_MIN
 from pyspark_dledger.format.spec import Filters, ScanRequest, Segment
-from pyspark_dledger.log.diff.index_runs import IndexRun, ReplicaShare, compare_entries
+from pyspark_dledger.log.diff.index_ranges import IndexRange, ReplicaShare, compare_entries
 from pyspark_dledger.log.diff.replica_group import Replica, ReplicaGroup, group_of
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.plan import Partition, read_partition
@@ -39,9 +39,9 @@ VERDICTS = {
     ON_MAJORITY: "on a majority, `nodes`, but not proven committed; `terms` at lastIndex",
     STALE: "after the end of the node's log, left by a truncation; not part of it",
 }
-"""What a row says. Every index is in one row of the first seven; `committed`, `onMajority` and `stale` come on top."""
+"""Every index is in one row of the first seven verdicts; rows of the last three are additional."""
 
-# A task costs Spark about 30 ms; a row here stands for many entries.
+# A Spark task costs about 30 ms; a row stands for many entries.
 _PART_BYTES = 1024 * 1024 * 1024
 _STALE_COLUMNS = ("index", "term", "pos")
 
@@ -50,8 +50,8 @@ _STALE_COLUMNS = ("index", "term", "pos")
 class DiffRow:
     """One verdict on the indexes ``[first_index, last_index]``.
 
-    ``first_pos`` is where the first of them stands, on the first replica that holds it; None if none does. ``nodes``
-    are those that the verdict is about, ``terms`` has a term for each that holds the entries intact.
+    ``first_pos`` is the position of the first one on the first replica that has it; None without one. The verdict is
+    about ``nodes``; ``terms`` has the term on each node that has the entries intact.
     """
 
     first_index: int
@@ -68,9 +68,9 @@ class DiffRow:
 
 @dataclass(frozen=True)
 class DiffPart:
-    """What one task reads: the indexes ``[first_index, last_index]`` of all replicas, or what is behind the end of one.
+    """The input of one task: the indexes ``[first_index, last_index]`` of all replicas, or the bytes after their ends.
 
-    ``rows`` are known already and come first.
+    ``rows`` are already known and come first.
     """
 
     group: ReplicaGroup
@@ -78,21 +78,21 @@ class DiffPart:
     shares: tuple[ReplicaShare, ...] = ()
     first_index: int = 0
     last_index: int = -1
-    behind: tuple[tuple[str, Partition], ...] = ()
+    after_end: tuple[tuple[str, Partition], ...] = ()
 
 
 def diff_rows(store: StoreView) -> Iterator[DiffRow]:
-    """The rows of the table ``diff`` over `log` and its replicas: of the group, then by index, then what is stale.
+    """The rows of the table ``diff`` of a store and its replicas: of the group, then by index, then stale entries.
 
-    Raises OptionError where no replicas were given, StoreError where one cannot be opened.
+    Raises OptionError without replicas, StoreError if one cannot be opened.
     """
     yield from merged(row for part in plan_diff(store, store.options) for row in read_diff(part))
 
 
 def plan_diff(store: StoreView, options: ReadOptions) -> list[DiffPart]:
-    """The parts of a comparison. A range of like entries that reaches over two parts is a row in each.
+    """The parts of a comparison. A range that spans two parts is a row in each.
 
-    ``max_partition_bytes`` counts the bytes of all replicas together; the default is 1 GiB.
+    ``max_partition_bytes`` is for the bytes of all replicas together; the default is 1 GiB.
     """
     return plan_parts(*group_of(store, options.group_size), options)
 
@@ -101,24 +101,25 @@ def plan_parts(group: ReplicaGroup, replicas: list[Replica], options: ReadOption
     """The parts of a comparison of a group."""
     parts = [DiffPart(group, tuple(_group_rows(group, replicas)))]
     parts += [_part(group, replicas, first, last) for first, last in _ranges(replicas, options)]
-    behind = tuple((replica.node, partition) for replica in replicas if (partition := _behind_end(replica)) is not None)
-    return [*parts, DiffPart(group, behind=behind)]
+    found = ((replica.node, _after_end(replica)) for replica in replicas)
+    after_end = tuple((node, partition) for node, partition in found if partition is not None)
+    return [*parts, DiffPart(group, after_end=after_end)]
 
 
 def read_diff(part: DiffPart) -> Iterator[DiffRow]:
     """The rows of a part."""
     yield from part.rows
-    yield from merged(row_of_run(run, part.group) for run in read_runs(part))
+    yield from merged(row_of(found, part.group) for found in read_ranges(part))
     yield from stale_rows(part)
 
 
-def read_runs(part: DiffPart) -> Iterator[IndexRun]:
-    """The runs of entries that the rows of a part are made of."""
+def read_ranges(part: DiffPart) -> Iterator[IndexRange]:
+    """The compared ranges of a part, from which its rows are made."""
     return compare_entries(part.shares, part.first_index, part.last_index)
 
 
 def merged(rows: Iterable[DiffRow]) -> Iterator[DiffRow]:
-    """Rows with neighbours of one verdict put together."""
+    """The rows, with adjacent ones of the same verdict merged."""
     last: DiffRow | None = None
     for row in rows:
         if last is not None and _continues(last, row):
@@ -137,54 +138,55 @@ def _continues(last: DiffRow, row: DiffRow) -> bool:
     ) and last.verdict not in (COMMITTED, ON_MAJORITY)
 
 
-def row_of_run(run: IndexRun, group: ReplicaGroup) -> DiffRow:
-    verdict, about = judge(run, group)
+def row_of(found: IndexRange, group: ReplicaGroup) -> DiffRow:
+    """The row for a compared range."""
+    verdict, about = _verdict(found, group)
     names = group.names
-    terms = {names[number]: term for number, term in enumerate(run.terms) if term is not None}
+    terms = {names[number]: term for number, term in enumerate(found.terms) if term is not None}
     nodes = tuple(names[number] for number in about)
-    return DiffRow(run.first_index, run.last_index, run.pos, verdict, nodes, terms)
+    return DiffRow(found.first_index, found.last_index, found.pos, verdict, nodes, terms)
 
 
-def judge(run: IndexRun, group: ReplicaGroup) -> tuple[str, list[int]]:
-    """The verdict on a run, and the replicas that it is about."""
-    holders = run.holders
-    if len({run.same_as[number] for number in holders}) > 1:
-        return _judge_difference(run, group)
+def _verdict(found: IndexRange, group: ReplicaGroup) -> tuple[str, list[int]]:
+    """The verdict on a compared range, and the numbers of the replicas that it is about."""
+    holders = found.holders
+    if len({found.same_as[number] for number in holders}) > 1:
+        return _verdict_on_difference(found, group)
     members = group.members
-    absent = [number for number in range(len(members)) if run.terms[number] is None]
-    damaged = [number for number in absent if members[number].begin <= run.first_index <= members[number].end]
+    absent = [number for number in range(len(members)) if found.terms[number] is None]
+    damaged = [number for number in absent if members[number].begin <= found.first_index <= members[number].end]
     if damaged:
         return DAMAGED, damaged
-    ended = [number for number in absent if run.first_index > members[number].end]
-    parted = [number for number in ended if holders and all(group.parted(number, holder) for holder in holders)]
-    behind = [number for number in ended if number not in parted]
+    ended = [number for number in absent if found.first_index > members[number].end]
+    diverged = [number for number in ended if holders and all(group.diverged(number, holder) for holder in holders)]
+    behind = [number for number in ended if number not in diverged]
     if behind:
         return BEHIND, behind
-    if parted:
-        return DIVERGED, parted if group.foremost in holders else holders
+    if diverged:
+        return DIVERGED, diverged if group.foremost in holders else holders
     if absent:
         return EXPIRED, absent
     return SAME, holders
 
 
-def _judge_difference(run: IndexRun, group: ReplicaGroup) -> tuple[str, list[int]]:
-    """The verdict where holders differ: of terms, those of the foremost replica count; of bytes, those of most."""
-    holders = run.holders
-    same_terms = len({run.terms[number] for number in holders}) == 1
-    versions = [run.same_as[number] for number in holders]
-    foremost = run.same_as[group.foremost] if group.foremost in holders else None
+def _verdict_on_difference(found: IndexRange, group: ReplicaGroup) -> tuple[str, list[int]]:
+    """The verdict if entries differ: the foremost replica has the expected terms, most replicas the expected bytes."""
+    holders = found.holders
+    same_terms = len({found.terms[number] for number in holders}) == 1
+    versions = [found.same_as[number] for number in holders]
+    foremost = found.same_as[group.foremost] if group.foremost in holders else None
     if same_terms or foremost is None:
         expected = max(versions, key=lambda version: (versions.count(version), version == foremost))
     else:
         expected = foremost
-    others = [number for number in holders if run.same_as[number] != expected]
+    others = [number for number in holders if found.same_as[number] != expected]
     if same_terms:
         return OTHER_BYTES, others
-    return (CONTRADICTS if run.contradicts else DIVERGED), others
+    return (CONTRADICTS if found.contradicts else DIVERGED), others
 
 
 def _group_rows(group: ReplicaGroup, replicas: list[Replica]) -> Iterator[DiffRow]:
-    """What is proven committed, and what more is on a majority."""
+    """Rows for the entries that are proven committed, and for further ones on a majority."""
     known = group.committed_index
     if known is not None and known >= 0 and group.committed_holder is not None:
         yield _prefix_row(COMMITTED, group, replicas, group.committed_holder, INT64_MIN, known)
@@ -205,14 +207,14 @@ def _prefix_row(
 
 
 def _ranges(replicas: list[Replica], options: ReadOptions) -> list[tuple[int, int]]:
-    """Ranges of indexes, inclusive, that together hold every entry of every replica once."""
+    """Ranges of indexes, inclusive, that together cover every entry of every replica once."""
     filled = [replica for replica in replicas if replica.end >= 0]
     if not filled:
         return []
     target = options.max_partition_bytes or _PART_BYTES
     if options.min_partitions is not None:
         target = min(target, sum(replica.size for replica in filled) // options.min_partitions)
-    # Between these all replicas have files side by side, or some have none.
+    # Between these, the set of replicas that have entries does not change.
     cuts = {edge for replica in filled for edge in (replica.begin, replica.end + 1)}
     covered: tuple[int, int] | None = None
     for replica in sorted(filled, key=lambda replica: replica.begin - replica.end):
@@ -235,8 +237,8 @@ def _part(group: ReplicaGroup, replicas: list[Replica], first: int, last: int) -
     return DiffPart(group, shares=tuple(shares), first_index=first, last_index=last)
 
 
-def _behind_end(replica: Replica) -> Partition | None:
-    """The rest of the file in which the log ends."""
+def _after_end(replica: Replica) -> Partition | None:
+    """The rest of the file in which the log ends; None without one."""
     if replica.last_segment is None:
         return None
     segment, pos = replica.last_segment
@@ -250,8 +252,8 @@ def _stale_request(segment: Segment, pos: int) -> ScanRequest:
 
 
 def stale_rows(part: DiffPart) -> Iterator[DiffRow]:
-    """The entries that stand behind the end of a log, in the order in which they stand."""
-    for node, partition in part.behind:
+    """The entries after the end of each log, in the order of the file."""
+    for node, partition in part.after_end:
         rows = (row for batch in read_partition(partition) for row in batch.to_pylist() if row["index"] is not None)
         yield from merged(
             DiffRow(row["index"], row["index"], row["pos"], STALE, (node,), {node: row["term"]}) for row in rows

@@ -1,7 +1,7 @@
-"""MD5 of files and byte ranges on several replicas, as RocketMQ's upgrade guide asks before DLedger is switched on.
+"""MD5 of files and byte ranges on several replicas, as RocketMQ's upgrade guide requires before DLedger is enabled.
 
-The guide (docs/en/dledger/deploy_guide.md, 2.2) wants the old CommitLog to be the same on all nodes, and the last two
-files at least to be compared. Whole files may differ where nothing was written, so what was written is compared too.
+The guide (docs/en/dledger/deploy_guide.md, 2.2) requires the same old CommitLog on all nodes; at least the last two
+files must be compared. Unwritten parts of files may differ, so the written parts are also compared.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Segment
 from pyspark_dledger.log.store_view import StoreView
 
-_CHUNK = 1024 * 1024
+_READ_BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True)
 class FileDigest:
     """The MD5 of the positions ``[start, end)`` of the file `file` on each node, in hex.
 
-    None where a node does not have all of it. ``whole``: of the whole file; else of what all nodes have written to it.
+    None if a node does not have all of it. ``whole``: of the whole file; else of the part that all nodes have written.
     """
 
     source: str
@@ -32,14 +32,14 @@ class FileDigest:
 
     @property
     def equal(self) -> bool:
-        """Whether every node has these bytes, and the same."""
+        """Whether all nodes have the same bytes."""
         return None not in self.md5.values() and len(set(self.md5.values())) == 1
 
 
 def file_digests(stores: Sequence[StoreView], last: int = 2) -> list[FileDigest]:
-    """For the `last` files of the old CommitLog and of DLedger that any of `logs` has written to: two digests each.
+    """Two digests for each of the `last` written files of the old CommitLog and of DLedger.
 
-    The first is of the whole file, the second of what all that have the file have written to it, where that is less.
+    The first is of the whole file. The second is of the part that all replicas with the file have written, if less.
     """
     names = replica_names(stores)
     return [
@@ -51,7 +51,7 @@ def file_digests(stores: Sequence[StoreView], last: int = 2) -> list[FileDigest]
 
 
 def range_digest(store: StoreView, start: int, end: int) -> str | None:
-    """The MD5 of the log's bytes ``[start, end)`` in hex; None where the files do not hold all of them."""
+    """The MD5 of the log's bytes ``[start, end)`` in hex; None if the files do not have all of them."""
     digest = hashlib.md5(usedforsecurity=False)
     at = start
     for segment in store.segments:
@@ -64,7 +64,7 @@ def range_digest(store: StoreView, start: int, end: int) -> str | None:
 
 
 def replica_names(stores: Sequence[StoreView]) -> list[str]:
-    """A name for each replica: the id of its node, or its path where that is not known or not the only one."""
+    """A name for each replica: the id of its node, or its path if the id is unknown or not unique."""
     nodes = [store.paths.node for store in stores]
     return [
         node if node is not None and nodes.count(node) == 1 else store.path
@@ -73,7 +73,7 @@ def replica_names(stores: Sequence[StoreView]) -> list[str]:
 
 
 def _written(store: StoreView, source: str) -> list[Segment]:
-    """The segments of a source up to its last that holds anything."""
+    """The segments of a source up to the last one with entries."""
     last = store.ends[source][0].base if source in store.ends else -1
     return [segment for segment in store.segments if segment.source == source and segment.base <= last]
 
@@ -94,7 +94,7 @@ def _digests(stores: dict[str, StoreView], source: str, base: int) -> list[FileD
 
 
 def _end_of_written(store: StoreView, segment: Segment) -> int:
-    """Where the last entry or message of a file ends."""
+    """The end of the last entry or message of a file."""
     last, end = store.ends.get(segment.source, (None, None))
     if last is not None and end is not None and last.base == segment.base:
         return end.pos
@@ -111,17 +111,17 @@ def _digest(found: dict[str, Segment | None], source: str, file: str, start: int
 
 
 def _update(digest: hashlib._Hash, segment: Segment, start: int, end: int) -> bool:
-    """Adds bytes of a segment to a digest; whether all of them could be read."""
+    """Add bytes of a segment to a digest; false if not all of them can be read."""
     try:
         with open(segment.path, "rb", buffering=0) as file:
             file.seek(start - segment.base)
-            left = end - start
-            while left > 0:
-                data = file.read(min(left, _CHUNK))
+            remaining = end - start
+            while remaining > 0:
+                data = file.read(min(remaining, _READ_BYTES))
                 if not data:
                     return False
                 digest.update(data)
-                left -= len(data)
+                remaining -= len(data)
     except OSError:
         return False
     return True

@@ -1,6 +1,6 @@
-"""The replicas of a group: where each stands, up to where they agree, what a majority holds and who could be elected.
+"""The replicas of a group: their ends, up to where they agree, and what a majority has.
 
-All of it comes from the ends of the logs, their terms and a few single entries; the logs are not walked for it.
+This uses the ends of the logs, their terms and a few single entries; the logs are not walked.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pyspark_dledger.format.layout import MIN_BLANK_SIZE
 from pyspark_dledger.format.spec import DLEDGER, Filters, IntFilter, ScanRequest, Segment, TermRun
 from pyspark_dledger.log.committed import Bound, best, own_bound
 from pyspark_dledger.log.diff.digests import replica_names
-from pyspark_dledger.log.diff.index_runs import ENTRY_COLUMNS
+from pyspark_dledger.log.diff.index_ranges import ENTRY_COLUMNS
 from pyspark_dledger.log.io.entry_reads import entry_at, read_at, segment_at
 from pyspark_dledger.log.io.files import path_of
 from pyspark_dledger.log.plan import Partition
@@ -26,7 +26,7 @@ from pyspark_dledger.log.store_view import StoreView
 
 @dataclass(frozen=True)
 class GroupMember:
-    """One replica: -1 where it has no such index or term. ``committed`` is what its own files prove, if anything."""
+    """One replica; -1 for an index or term that does not exist. ``committed`` is the index that its own files prove."""
 
     node: str
     path: str
@@ -43,11 +43,11 @@ class GroupMember:
 
 @dataclass(frozen=True)
 class ReplicaGroup:
-    """What is known of the replicas before their entries are compared. Replicas are numbered in the order given.
+    """The replicas before their entries are compared, numbered in the order given.
 
-    ``agreed[a][b]`` is the highest index up to which both hold the same terms, None without a common index.
+    ``agreed[a][b]`` is the highest index up to which both have the same terms, None without a common index.
     ``foremost`` has the highest last term, then end index. ``majority_index`` is the highest index that a majority of
-    ``size`` members holds with the same term, -1 if there is none; ``doubt`` says why that does not prove it committed.
+    ``size`` members has with the same term, -1 without one; ``doubt`` says why that does not prove it committed.
     ``committed_index`` is the highest index that is proven committed, by ``committed_from``.
     """
 
@@ -68,32 +68,32 @@ class ReplicaGroup:
 
     @property
     def needed(self) -> int:
-        """How many members are a majority."""
+        """The number of members in a majority."""
         return self.size // 2 + 1
 
     def common(self, first: int, second: int) -> int:
-        """The highest index that both hold with the same terms up to it; -1 if there is none."""
+        """The highest index up to which both have the same terms; -1 without one."""
         agreed = self.agreed[first][second]
         if agreed is None or agreed < max(self.members[first].begin, self.members[second].begin):
             return -1
         return agreed
 
     def agrees(self, first: int, second: int, index: int) -> bool:
-        """Whether both hold `index` and the same terms up to it."""
+        """Whether both have `index`, and the same terms up to it."""
         return self.common(first, second) >= index
 
     def foreign(self, first: int, second: int) -> bool:
-        """Whether two replicas have indexes in common, but nothing in them."""
+        """Whether two replicas have common indexes, but no common entry."""
         return self.agreed[first][second] is not None and self.common(first, second) < 0
 
-    def parted(self, first: int, second: int) -> bool:
-        """Whether the logs of two replicas go on differently somewhere, so that neither continues the other."""
+    def diverged(self, first: int, second: int) -> bool:
+        """Whether the logs of two replicas diverge, so that neither continues the other."""
         agreed = self.agreed[first][second]
         return agreed is not None and agreed < min(self.members[first].end, self.members[second].end)
 
 
 class Replica:
-    """A store that is compared. Single damaged headers do not mislead it about where indexes and terms begin."""
+    """A store that is compared. Single damaged headers do not change where its indexes and terms begin."""
 
     def __init__(self, node: str, store: StoreView) -> None:
         self.node = node
@@ -106,7 +106,7 @@ class Replica:
 
     @property
     def last_segment(self) -> tuple[Segment, int] | None:
-        """The segment in which the log ends, and where."""
+        """The segment in which the log ends, and the position of the end."""
         found = self.store.ends.get(DLEDGER)
         return (found[0], found[1].pos) if found is not None else None
 
@@ -121,7 +121,7 @@ class Replica:
 
     @cached_property
     def own_bound(self) -> Bound:
-        """What the store's own files prove committed."""
+        """The index that the store's own files prove committed."""
         return best([own_bound(self.store)], self.end)
 
     def member(self) -> GroupMember:
@@ -129,7 +129,7 @@ class Replica:
         return GroupMember(self.node, self.store.path, self.begin, self.end, self.end_term, bound.index, bound.source)
 
     def position(self, index: int) -> int:
-        """Where the first entry with at least `index` stands; the end of the log if there is none."""
+        """The position of the first entry with at least `index`; the end of the log without one."""
         if index > self.end:
             return self.store.end.pos
         indexed = self.store.indexed(index)
@@ -143,14 +143,14 @@ class Replica:
         while (pos := self.store.engine.seek(segment, pos, end, index)) < end:
             header = entry_at(segment, pos)
             following = entry_at(segment, pos + header.size) if header is not None else None
-            # A damaged index is too high for what follows it.
+            # A damaged index is too high for the entry after it.
             if header is None or following is None or index == header.index or following.index == header.index + 1:
                 return pos
             pos += header.size
         return self.firsts[place + 1][0] if place + 1 < len(self.firsts) else self.store.end.pos
 
     def entry(self, index: int) -> tuple[int, Segment, bytes] | None:
-        """Where an entry stands, its segment and all its bytes."""
+        """The position of an entry, its segment and its bytes; None if it cannot be read."""
         pos = self.position(index)
         segment = segment_at(self.store.ledger_segments, pos)
         header = entry_at(segment, pos) if segment is not None else None
@@ -170,7 +170,7 @@ class Replica:
         return Partition(tuple(ranges), self.store.engine.NAME)
 
     def cuts(self, target: int) -> Iterator[int]:
-        """Indexes at which to cut the log into parts of about `target` bytes."""
+        """Indexes that split the log into parts of about `target` bytes."""
         last = None
         for pos, header in self.firsts:
             segment = segment_at(self.store.ledger_segments, pos)
@@ -186,7 +186,7 @@ class Replica:
 
 
 def _trusted(store: StoreView) -> list[tuple[int, EntryHeader]]:
-    """Pos and header of the first entry of each segment whose index fits with what is around it."""
+    """Position and header of the first entry of each segment whose index matches those of the entries around it."""
     firsts: list[tuple[int, EntryHeader]] = []
     for segment, (pos, _, _) in store.first_entries:
         headers: list[tuple[int, EntryHeader]] = []
@@ -194,7 +194,7 @@ def _trusted(store: StoreView) -> list[tuple[int, EntryHeader]]:
             headers.append((pos, header))
             pos += header.size
         indexes = [header.index for _, header in headers]
-        # Of three, two that follow each other are believed.
+        # Of three entries, two with consecutive indexes are trusted.
         is_odd = len(indexes) == 3 and indexes[1] != indexes[0] + 1 and indexes[2] == indexes[1] + 1
         for place, header in headers[1 if is_odd else 0 :][:1]:
             if (not firsts or header.index > firsts[-1][1].index) and header.index <= store.end.last_index:
@@ -203,7 +203,7 @@ def _trusted(store: StoreView) -> list[tuple[int, EntryHeader]]:
 
 
 def _term_runs(replica: Replica) -> Iterator[TermRun]:
-    """The terms of a log. Only segments in which the term changes are walked, because terms never fall."""
+    """The terms of a log. Only segments in which the term changes are walked, because terms never decrease."""
     store = replica.store
     runs: list[TermRun] = []
     for place, (pos, header) in enumerate(replica.firsts):
@@ -218,7 +218,7 @@ def _term_runs(replica: Replica) -> Iterator[TermRun]:
     last: TermRun | None = None
     for place, run in enumerate(runs):
         after = runs[place + 1] if place + 1 < len(runs) else None
-        # A run between two that need no other term between them is an entry with a damaged term.
+        # A term that is not between those before and after it is an entry with a damaged term.
         is_odd = last is not None and after is not None and last.term <= after.term
         if last is not None and (run.term == last.term or (is_odd and not last.term <= run.term <= after.term)):  # type: ignore[union-attr]
             continue
@@ -227,9 +227,9 @@ def _term_runs(replica: Replica) -> Iterator[TermRun]:
 
 
 def group_of(store: StoreView, group_size: int | None) -> tuple[ReplicaGroup, list[Replica]]:
-    """The group of `log` and its replicas. Raises OptionError without replicas and for one that is given twice."""
+    """The group of a store and its replicas. Raises OptionError without replicas, and for one that is given twice."""
     replicas = _replicas(store)
-    _find_damaged_fronts(replicas)
+    _include_damaged_fronts(replicas)
     agreed = _agreements(replicas)
     members = tuple(replica.member() for replica in replicas)
     size = group_size if group_size is not None else len(replicas)
@@ -262,8 +262,8 @@ def _replicas(store: StoreView) -> list[Replica]:
     return [Replica(name, one) for name, one in zip(replica_names(stores), stores, strict=True)]
 
 
-def _find_damaged_fronts(replicas: list[Replica]) -> None:
-    """A log whose file begins with damage begins there, not behind it: its first entries are damaged, not expired."""
+def _include_damaged_fronts(replicas: list[Replica]) -> None:
+    """A log whose file begins with damage begins before the damage: its first entries are damaged, not expired."""
     for replica in replicas:
         if not replica.firsts:
             continue
@@ -289,25 +289,27 @@ def _agreements(replicas: list[Replica]) -> tuple[tuple[int | None, ...], ...]:
 
 
 def _agreement(first: Replica, second: Replica) -> int | None:
-    """As `agreement` of their terms, but nothing is agreed where no entry of a few samples is the same."""
+    """As `agreement` of their terms; but if no sampled entry is the same, they agree on no entry."""
     if not first.firsts or not second.firsts:
         return None
     agreed = agreement(first.terms, second.terms)
     begin = max(first.terms.first, second.terms.first)
     if agreed is None or agreed < begin:
         return agreed
-    # A damaged entry is no other group.
+    # One damaged entry does not mean another group.
     samples = {begin, (begin + agreed) // 2, agreed}
     return agreed if any(same_entry(first.store, second.store, index) for index in samples) else begin - 1
 
 
 def _majority(group: ReplicaGroup) -> tuple[int, int]:
-    """The highest index that a majority holds with the same term (-1 if there is none), and who holds it."""
+    """The highest index that a majority has with the same term (-1 without one), and a replica with it."""
     if group.needed > len(group.members):
         return -1, 0
     numbers = range(len(group.members))
-    held = [sorted((group.common(one, other) for other in numbers), reverse=True)[group.needed - 1] for one in numbers]
-    return max((index, -number) for number, index in enumerate(held))[0], held.index(max(held))
+    indexes = [
+        sorted((group.common(one, other) for other in numbers), reverse=True)[group.needed - 1] for one in numbers
+    ]
+    return max(indexes), indexes.index(max(indexes))
 
 
 def _doubt(group: ReplicaGroup, replicas: list[Replica], index: int, holder: int) -> str:

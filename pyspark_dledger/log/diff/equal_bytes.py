@@ -1,4 +1,4 @@
-"""Which stretches of the files of replicas hold the same bytes, so that the entries of one of them are those of all."""
+"""Finds the ranges of replicas' files with equal bytes: there, the entries of one replica are those of all."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from pyspark_dledger.log.io.store_engine import read_engine
 from pyspark_dledger.log.plan import Partition
 
 WINDOW = 256 * 1024
-# What is looked at entry by entry around bytes that differ.
-STRETCH = 64 * 1024 * 1024
+# Bytes around a difference in which each entry is compared.
+RANGE_BYTES = 64 * 1024 * 1024
 
 
-class SameBytes(NamedTuple):
-    """The indexes ``[first, last]``, which are at positions ``[start, end)`` on every replica."""
+class FileRange(NamedTuple):
+    """The indexes ``[first, last]``, at positions ``[start, end)`` on every replica."""
 
     first: int
     last: int
@@ -28,28 +28,28 @@ class SameBytes(NamedTuple):
     is_equal: bool
 
 
-def stretches(partitions: Sequence[Partition], first: int, last: int) -> list[SameBytes]:
-    """Cuts the indexes ``[first, last]`` where bytes begin or cease to be the same on every replica.
+def split_by_equality(partitions: Sequence[Partition], first: int, last: int) -> list[FileRange]:
+    """Split the indexes ``[first, last]`` into ranges with equal bytes on all replicas, and others.
 
-    Nothing where their files do not lie side by side.
+    Empty if the files of the replicas have different bases or sizes.
     """
-    places = {tuple((part.segment.base, part.segment.size, part.start) for part in _ranges(one)) for one in partitions}
-    if len(places) > 1:
+    layouts = {tuple((part.segment.base, part.segment.size, part.start) for part in _ranges(one)) for one in partitions}
+    if len(layouts) > 1:
         return []
-    side_by_side = list(zip(*map(_ranges, partitions), strict=True))
-    if not side_by_side:
+    aligned = list(zip(*map(_ranges, partitions), strict=True))
+    if not aligned:
         return []
-    unequal = [window for requests in side_by_side for window in _unequal_windows(requests)]
-    cuts = list(_cuts(partitions[0], side_by_side, unequal))
+    unequal = [window for requests in aligned for window in _unequal_windows(requests)]
+    cuts = list(_cuts(partitions[0], aligned, unequal))
     end = min(part[-1].end for part in map(_ranges, partitions))
-    starts = [(first, side_by_side[0][0].start), *(cut for cut in cuts if first < cut[0] <= last)]
-    found: list[SameBytes] = []
+    starts = [(first, aligned[0][0].start), *(cut for cut in cuts if first < cut[0] <= last)]
+    found: list[FileRange] = []
     for (index, start), (following, stop) in zip(starts, [*starts[1:], (last + 1, end)], strict=True):
         is_equal = not any(low < stop and start < high for low, high in unequal)
         if found and found[-1].is_equal == is_equal:
             found[-1] = found[-1]._replace(last=following - 1, end=stop)
         else:
-            found.append(SameBytes(index, following - 1, start, stop, is_equal))
+            found.append(FileRange(index, following - 1, start, stop, is_equal))
     return found
 
 
@@ -58,7 +58,7 @@ def _ranges(partition: Partition) -> list[ScanRequest]:
 
 
 def _unequal_windows(requests: Sequence[ScanRequest]) -> Iterator[tuple[int, int]]:
-    """Positions at which the bytes of replicas differ or cannot be read, as windows of some size."""
+    """The windows of positions in which the bytes of replicas differ or cannot be read."""
     start, end = requests[0].start, min(request.end for request in requests)
     with ExitStack() as stack:
         try:
@@ -71,14 +71,14 @@ def _unequal_windows(requests: Sequence[ScanRequest]) -> Iterator[tuple[int, int
         for at in range(start, end, WINDOW):
             if end - at < WINDOW:
                 buffers = [bytearray(end - at) for _ in files]
-            # A buffer that is only compared stays in the processor's cache.
+            # Reused buffers stay in the processor's cache.
             is_read = all(_fill(buffer, file, at - base) for buffer, file in zip(buffers, files, strict=True))
             if not is_read or any(buffer != buffers[0] for buffer in buffers[1:]):
                 yield at, at + len(buffers[0])
 
 
 def _fill(buffer: bytearray, file: FileIO, offset: int) -> bool:
-    """Reads a whole buffer from a file; whether that was possible."""
+    """Fill a buffer from a file; false if that is not possible."""
     try:
         file.seek(offset)
         return file.readinto(buffer) == len(buffer)
@@ -87,15 +87,15 @@ def _fill(buffer: bytearray, file: FileIO, offset: int) -> bool:
 
 
 def _cuts(
-    partition: Partition, side_by_side: list[tuple[ScanRequest, ...]], unequal: list[tuple[int, int]]
+    partition: Partition, aligned: list[tuple[ScanRequest, ...]], unequal: list[tuple[int, int]]
 ) -> Iterator[tuple[int, int]]:
-    """Index and position of entries at which every replica may be cut, around what is not equal."""
+    """Index and position of entries, around unequal bytes, at which all replicas can be split."""
     engine = read_engine(partition.engine)
-    for requests in side_by_side if unequal else []:
+    for requests in aligned if unequal else []:
         request = requests[0]
         cuts = [request.start]
         if any(low < request.end and request.start < high for low, high in unequal):
-            cuts += engine.split(request.segment, request.start, min(one.end for one in requests), STRETCH)
+            cuts += engine.split(request.segment, request.start, min(one.end for one in requests), RANGE_BYTES)
         for cut in cuts:
             headers = [entry_at(one.segment, cut) for one in requests]
             if headers[0] is not None and all(header == headers[0] for header in headers):
@@ -104,13 +104,13 @@ def _cuts(
                     yield headers[0].index, cut
 
 
-def clipped(partition: Partition, stretch: SameBytes, is_last: bool) -> Partition:
-    """The part of a read that is in a stretch; the last one goes on to the end of the read."""
-    wanted = Filters(index=IntFilter(stretch.first, stretch.last))
+def clipped(partition: Partition, part: FileRange, is_last: bool) -> Partition:
+    """The part of a read that is in a range; the last range extends to the end of the read."""
+    filters = Filters(index=IntFilter(part.first, part.last))
     ranges = []
     for request in _ranges(partition):
-        start = max(request.start, stretch.start)
-        end = request.end if is_last else min(request.end, stretch.end)
+        start = max(request.start, part.start)
+        end = request.end if is_last else min(request.end, part.end)
         if start < end:
-            ranges.append(replace(request, start=start, end=end, filters=wanted))
+            ranges.append(replace(request, start=start, end=end, filters=filters))
     return Partition(tuple(ranges), partition.engine)
