@@ -41,6 +41,7 @@ demo: $(INSTALLED) ## read a store that RocketMQ wrote, with Spark; ARGS=PATH re
 .PHONY: test
 test: $(INSTALLED) ## run the test suite, files side by side; ARGS goes to pytest (-n0: one after the other)
 	@tools/browser.sh
+	@$(SPARK) $(PYTHON_BIN) -m tests.support.spark_archive
 	@$(SPARK) $(PYTHON_BIN) -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 .PHONY: test-fast

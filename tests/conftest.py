@@ -13,10 +13,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from pyspark_dledger.format.engine import Engine, get_engine
-from tests.support import golden
+from tests.support import golden, spark_archive
 from tests.support.spark_cluster import SHORT_LIVED
 
-ROOT = Path(__file__).resolve().parent.parent
 LONG = ("slow", "java", "spark")
 """Markers of tests that take long, the longest first."""
 
@@ -26,7 +25,7 @@ for ignored, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SI
         signal.signal(ignored, handler)
 
 # Spark and the Java judges run for minutes: less compilation makes them faster.
-for name, flags in SHORT_LIVED.items():
+for name, flags in {**SHORT_LIVED, **spark_archive.environment()}.items():
     os.environ.setdefault(name, flags)
 
 
@@ -78,7 +77,6 @@ def folder() -> Iterator[Callable[[], Path]]:
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     # Spark's workers must be the Python that has this package. A relative path, as in the Makefile.
     os.environ["PYSPARK_PYTHON"] = os.path.relpath(sys.executable)
-    os.environ.setdefault("SPARK_CONF_DIR", str(ROOT / "examples" / "conf"))
     session = (
         SparkSession.builder.master("local[2]")
         .appName("tests")

@@ -23,6 +23,7 @@ import pyspark_dledger as dl
 from pyspark_dledger.errors import DLedgerError
 from tests.chaos.group import GROUP
 from tests.exactly_once.group import MessageGroup
+from tests.support import spark_archive
 from tests.support.groups import eventually
 from tests.support.spark_cluster import ROOT, SHORT_LIVED, kill_tree
 
@@ -97,9 +98,9 @@ class Job:
         environment = {
             **os.environ,
             **SHORT_LIVED,
+            **spark_archive.environment(),
             "PYSPARK_SUBMIT_ARGS": f"{submit} pyspark-shell",
             "PYSPARK_PYTHON": os.path.relpath(sys.executable, ROOT),
-            "SPARK_CONF_DIR": str(ROOT / "examples" / "conf"),
         }
         with (self.folder / "driver.log").open("ab") as log:
             self._driver = subprocess.Popen(

@@ -92,7 +92,7 @@ def printed(folder: Path) -> list[str]:
     code = "names = {'__name__': '__main__'}\n" + "".join(
         f"print({_MARK!r})\nexec({code!r}, names)\n" for code, _ in EXAMPLES
     )
-    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_CONF_DIR": str(ROOT / "examples" / "conf")}
+    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable}
     run = subprocess.run(
         [sys.executable, "-c", code], cwd=folder, env=environment, capture_output=True, text=True, check=False
     )

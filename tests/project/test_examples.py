@@ -31,7 +31,6 @@ def printed(*command: str) -> str:
         # As if the environment of the tests' Python were activated.
         **{name: value for name, value in os.environ.items() if name != "PYSPARK_PYTHON"},
         "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
-        "SPARK_CONF_DIR": str(EXAMPLES / "conf"),
     }
     run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr

@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pyspark
 
+from tests.support import spark_archive
 from tests.support.groups import HOST, eventually, free_ports
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -31,6 +32,7 @@ class SparkCluster:
 
     def __init__(self, folder: Path, workers: int) -> None:
         self.folder = folder
+        self._spark = spark_archive.environment()
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._python = _python_without_space(folder)
         self._port, self._ui_port, *ports = free_ports(2 + workers)
@@ -93,10 +95,11 @@ class SparkCluster:
         return {
             **os.environ,
             **SHORT_LIVED,
+            **self._spark,
+            "SPARK_DAEMON_JAVA_OPTS": self._spark["SPARK_SUBMIT_OPTS"],
             "SPARK_HOME": str(_SPARK_HOME),
             "SPARK_DAEMON_MEMORY": _DAEMON_MEMORY,
             "SPARK_LOCAL_IP": HOST,
-            "SPARK_CONF_DIR": str(ROOT / "examples" / "conf"),
             "PYSPARK_PYTHON": self._python,
         }
 
