@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from pyspark_dledger.rocketmq.export.forms import ExportReport
-    from pyspark_dledger.rocketmq.rebuild import Compared, Rebuilt
+    from pyspark_dledger.rocketmq.rebuild import CompareReport, RebuildReport
 
 __all__ = ["connect", "export", "open_log", "rebuild"]
 
@@ -45,7 +45,7 @@ def rebuild(
     out: str | os.PathLike[str] | None = None,
     dry_run: bool = False,
     **options: Any,
-) -> Rebuilt | Compared:
+) -> RebuildReport | CompareReport:
     """Rebuild ``consumequeue`` or ``index`` of the store at `path` from its log.
 
     The new folder replaces the old one, which is kept next to it. With `out`, a new or empty folder, it is built there

@@ -17,7 +17,7 @@ from pyspark_dledger.format.json_text import json_line
 from pyspark_dledger.rocketmq.work_parts import MapParts, map_here
 
 if TYPE_CHECKING:
-    from pyspark_dledger.rocketmq.rebuild import Compared, FileSettings, Rebuilt
+    from pyspark_dledger.rocketmq.rebuild import CompareReport, FileSettings, RebuildReport
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -69,7 +69,7 @@ def _compare(args: argparse.Namespace, files: FileSettings, out: Output) -> int:
     return CLEAN if found.is_equal else FINDINGS
 
 
-def _print_compared(out: Output, found: Compared) -> None:
+def _print_compared(out: Output, found: CompareReport) -> None:
     changed = [difference for difference in found.differences if not difference.is_equal]
     if changed:
         print_table(out, map(fields_row, changed))
@@ -97,7 +97,7 @@ def _rebuild(args: argparse.Namespace, files: FileSettings, out: Output) -> int:
     return CLEAN
 
 
-def _print_rebuilt(out: Output, done: Rebuilt) -> None:
+def _print_rebuilt(out: Output, done: RebuildReport) -> None:
     built = done.built
     parts = f"{built.units} units in {built.queue_files} files"
     if done.what == "index":

@@ -1,19 +1,26 @@
-"""ConsumeQueues and the index of keys, built anew from the log."""
+"""Rebuilds ConsumeQueues and the index of keys from the log."""
 
-from pyspark_dledger.rocketmq.rebuild.builder import BuildSettings, Built, build, build_of, notes_of_queues
-from pyspark_dledger.rocketmq.rebuild.differences import IndexDifference, QueueDifference
-from pyspark_dledger.rocketmq.rebuild.rebuild_job import Compared, FileSettings, Rebuilt, compare, rebuild
+from pyspark_dledger.rocketmq.rebuild.builder import (
+    BuildReport,
+    BuildSettings,
+    build,
+    build_from_units,
+    notes_of_queues,
+)
+from pyspark_dledger.rocketmq.rebuild.index_comparison import IndexDifference
+from pyspark_dledger.rocketmq.rebuild.queue_comparison import QueueDifference
+from pyspark_dledger.rocketmq.rebuild.rebuild_job import CompareReport, FileSettings, RebuildReport, compare, rebuild
 
 __all__ = [
+    "BuildReport",
     "BuildSettings",
-    "Built",
-    "Compared",
+    "CompareReport",
     "FileSettings",
     "IndexDifference",
     "QueueDifference",
-    "Rebuilt",
+    "RebuildReport",
     "build",
-    "build_of",
+    "build_from_units",
     "compare",
     "notes_of_queues",
     "rebuild",

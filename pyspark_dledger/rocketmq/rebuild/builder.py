@@ -1,4 +1,4 @@
-"""Building ConsumeQueues and the index of keys from a log, in one go over its messages."""
+"""Builds ConsumeQueues and the index of keys from a log, reading it once."""
 
 from __future__ import annotations
 
@@ -23,30 +23,36 @@ from pyspark_dledger.rocketmq.dispatch.log_part import DELAYS_MS
 from pyspark_dledger.rocketmq.index_file.index_file import FOLDER as INDEX
 from pyspark_dledger.rocketmq.index_file.index_file import hash_slots, index_files, read_header
 from pyspark_dledger.rocketmq.index_file.index_writer import HASH_SLOTS, INDEX_UNITS, IndexWriter
+from pyspark_dledger.rocketmq.rebuild.dispatched_units import (
+    ChunkCounts,
+    DispatchedUnits,
+    UnitSpec,
+    plan_ranges,
+    units_in_order,
+)
+from pyspark_dledger.rocketmq.rebuild.expired_units import ExpiredUnits
 from pyspark_dledger.rocketmq.rebuild.index_check import units_in, unlinked_units
-from pyspark_dledger.rocketmq.rebuild.kept import ExpiredUnits
-from pyspark_dledger.rocketmq.rebuild.parts import PartCounts, TakenUnits, WantedUnits, in_order, plan_parts
-from pyspark_dledger.rocketmq.rebuild.queue_files import BuiltFiles, ExistingQueues, ExtAddresses, UnitFiles
+from pyspark_dledger.rocketmq.rebuild.new_queue_files import BuiltFiles, ExistingQueues, ExtAddresses, UnitFiles
 from pyspark_dledger.rocketmq.rebuild.queue_times import QueueTimes
 from pyspark_dledger.rocketmq.work_parts import MapParts, map_here
 
 Progress = Callable[[int, int], None]
-"""Told how many bytes of the log are done, and how many there are."""
+"""Called with the bytes of the log that are done, and with all bytes."""
 
-_PARTS = "rebuild.parts"
-# Keys between two times that full index files are written to disk and closed.
-_FLUSHED_KEYS = 10_000_000
-# A part that is read elsewhere; here a segment is one, which need not be walked to find where to cut it.
+_PARTS = "rebuild.dispatched_units"
+# After so many keys the full index files are written to disk and closed.
+_KEYS_PER_FLUSH = 10_000_000
+# The range of one task. In this process it is a whole segment, so that no segment is walked to find where to split it.
 _PART_BYTES = 128 * 1024 * 1024
 _WHOLE = 2**62
 
 
 @dataclass(frozen=True)
 class BuildSettings:
-    """How files are built, with RocketMQ's defaults.
+    """The sizes of the files, by default RocketMQ's.
 
-    ``units_per_file``, ``hash_slots`` and ``index_units`` are those of every file. ``delays_ms`` are the delay levels
-    in milliseconds, from 1 on. ``to`` is the position of the log at which to end; None for its end.
+    ``delays_ms`` are the delay levels from 1 on, in milliseconds. ``to`` is the position of the log at which to end;
+    None for its end.
     """
 
     units_per_file: int = UNITS_PER_FILE
@@ -57,19 +63,20 @@ class BuildSettings:
 
 
 @dataclass(frozen=True)
-class Built:
-    """What was built, and of what.
+class BuildReport:
+    """The numbers of what was read and built.
 
-    ``messages`` are those that the log has; ``units`` those in queues, of which ``kept`` are of messages that expired
-    before the log's beginning, and ``ext_units`` kept their address in consumequeue_ext. ``fillers`` stand for messages
-    that the log does not have, and so do the ``led_over`` places, which are copies of the unit behind (see
-    `queue_writer`). ``repeated`` messages have a queueOffset that their queue had passed already: as in
-    RocketMQ they are in no queue. ``batches`` are messages of batchconsumequeue, which are in none of these queues.
-    ``skipped`` rows of the log are no messages, or none that a queue can have: ``first_skipped`` says what the first of
-    them is. ``missing_bytes`` of the log are in files that are gone.
+    - ``messages`` are in the log. ``units`` are in queues; ``kept`` of them are of messages that expired from the log,
+      and ``ext_units`` keep their address in consumequeue_ext.
+    - For messages that the log does not have, there are ``fillers``, and ``led_over`` copies of the next unit (see
+      `queue_writer`).
+    - ``repeated`` messages have a queueOffset that their queue had already passed; as in RocketMQ they are in no queue.
+    - ``batches`` are messages of batchconsumequeue, which are in none of these queues.
+    - ``skipped`` rows are no messages, or no queue can have them; ``first_skipped`` describes the first one.
+    - ``missing_bytes`` of the log are in missing files.
 
-    ``last_stored`` is the storeTimestamp of the last message in milliseconds, 0 without one. ``end`` is the position of
-    the log at which it was ended.
+    ``last_stored`` is the storeTimestamp of the last message in milliseconds, 0 without messages. ``end`` is the
+    position of the log up to which it was read.
     """
 
     messages: int = 0
@@ -100,77 +107,80 @@ def build(
     run: MapParts = map_here,
     keep_from: Path | None = None,
     progress: Progress | None = None,
-) -> Built:
-    """Build ``target/consumequeue`` and ``target/index`` of the messages of a log, and read them back from the disk.
+) -> BuildReport:
+    """Build ``target/consumequeue`` and ``target/index`` from a log, sync them, and read them back.
 
-    Neither may be there yet; everything is durable in the end. `keep_from` is a storePathRootDir whose ConsumeQueue has
-    units of messages before the log's beginning, and addresses in consumequeue_ext: both stay as they are. Raises
-    StoreError where the log cannot be read, where a folder is there, and where not everything that was written is read
-    back; OSError where the disk fails.
+    `keep_from` is a storePathRootDir whose ConsumeQueues have units of expired messages, and addresses in
+    consumequeue_ext; both are kept. Raises StoreError if the log cannot be read, if a folder exists already, or if the
+    files differ when read back; OSError if the disk fails.
     """
     settings = settings or BuildSettings()
-    wanted = [folder for folder, is_selected in ((QUEUES, queues), (INDEX, index)) if is_selected]
+    folders = [folder for folder, is_selected in ((QUEUES, queues), (INDEX, index)) if is_selected]
 
-    def fill(sinks: Sequence[UnitSink]) -> Built:
-        return go_through(log, settings, sinks, keep_from, run, target / _PARTS, progress)
+    def fill(sinks: Sequence[UnitSink]) -> BuildReport:
+        return read_log(log, settings, sinks, keep_from, run, target / _PARTS, progress)
 
-    return _build(log, target, wanted, settings, keep_from, fill)
+    return _build(log, target, folders, settings, keep_from, fill)
 
 
-def build_of(
-    taken: Iterable[TakenUnits], log: StoreView, target: Path, settings: BuildSettings, keep_from: Path | None = None
-) -> Built:
-    """As `build` queues and index, of what was taken of the messages of the log before, in its order.
+def build_from_units(
+    chunks: Iterable[DispatchedUnits],
+    log: StoreView,
+    target: Path,
+    settings: BuildSettings,
+    keep_from: Path | None = None,
+) -> BuildReport:
+    """As `build`, from units and keys that were extracted from the log before, in its order.
 
     ``end`` of the result is 0.
     """
-    return _build(log, target, (QUEUES, INDEX), settings, keep_from, lambda sinks: _give(taken, sinks, Built()))
+    return _build(log, target, (QUEUES, INDEX), settings, keep_from, lambda sinks: _feed(chunks, sinks, BuildReport()))
 
 
 def _build(
     log: StoreView,
     target: Path,
-    wanted: Sequence[str],
+    folders: Sequence[str],
     settings: BuildSettings,
     keep_from: Path | None,
-    fill: Callable[[Sequence[UnitSink]], Built],
-) -> Built:
-    for folder in wanted:
+    fill: Callable[[Sequence[UnitSink]], BuildReport],
+) -> BuildReport:
+    for folder in folders:
         if (target / folder).exists():
-            raise StoreError(f"{target / folder}: expected none, found one: move it away, or choose another place")
+            raise StoreError(f"{target / folder}: the folder exists already: move it away, or build elsewhere")
     target.mkdir(parents=True, exist_ok=True)
     with ExitStack() as opened:
         sinks: list[UnitSink] = []
-        if QUEUES in wanted:
+        if QUEUES in folders:
             size, times = settings.units_per_file * CONSUME_QUEUE_UNIT_SIZE, QueueTimes(log, keep_from)
             files = BuiltFiles(target, size, times, ext_addresses(keep_from))
             writer = QueueWriter(target, settings.units_per_file, files, first_file_end(log.segments))
             sinks.append(QueueSink(writer, files, log, keep_from))
-        if INDEX in wanted:
-            sinks.append(_Index(target, settings))
+        if INDEX in folders:
+            sinks.append(IndexSink(target, settings))
         for sink in sinks:
             opened.callback(sink.close)
         built = fill(sinks)
-    for folder in wanted:
-        (target / folder).mkdir(exist_ok=True)  # where there is nothing to write
+    for folder in folders:
+        (target / folder).mkdir(exist_ok=True)  # if there was nothing to write
         sync_dir(target / folder)
     sync_dir(target)
     return built
 
 
 class UnitSink(Protocol):
-    """What takes the messages of a log, chunk by chunk in its order, and says in the end what it has of them."""
+    """Receives the units of a log, chunk by chunk in its order; `finish` adds its numbers to the report."""
 
     needs_keys: bool
 
-    def put(self, taken: TakenUnits) -> None: ...
+    def put(self, chunk: DispatchedUnits) -> None: ...
 
-    def finish(self, built: Built) -> Built: ...
+    def finish(self, built: BuildReport) -> BuildReport: ...
 
     def close(self) -> None: ...
 
 
-def go_through(
+def read_log(
     log: StoreView,
     settings: BuildSettings,
     sinks: Sequence[UnitSink],
@@ -178,32 +188,32 @@ def go_through(
     run: MapParts = map_here,
     parts_folder: Path | None = None,
     progress: Progress | None = None,
-) -> Built:
-    """Give the messages of a log to sinks; `root` is where its ConsumeQueues are, which say what topics are of batches.
+) -> BuildReport:
+    """Pass the units of a log to sinks. Topics with a batchconsumequeue below `root` have no units.
 
-    `parts_folder` is where parts leave what they have that are read elsewhere.
+    Other processes leave their units in `parts_folder`.
     """
-    parts, missing = plan_parts(log, settings.to, _WHOLE if run is map_here else _PART_BYTES)
+    ranges, missing = plan_ranges(log, settings.to, _WHOLE if run is map_here else _PART_BYTES)
     needs_keys = any(sink.needs_keys for sink in sinks)
-    wanted = WantedUnits(needs_keys, settings.delays_ms, batch_topics_of(root), log.engine.NAME)
-    built = Built(missing_bytes=missing, end=parts[-1].end if parts else 0)
-    total = sum(part.end - part.start for part in parts)
+    spec = UnitSpec(needs_keys, settings.delays_ms, batch_topics_of(root), log.engine.NAME)
+    built = BuildReport(missing_bytes=missing, end=ranges[-1].end if ranges else 0)
+    total = sum(each.end - each.start for each in ranges)
 
-    def taken() -> Iterator[TakenUnits]:
+    def all_chunks() -> Iterator[DispatchedUnits]:
         done = 0
-        for part, chunks in in_order(wanted, parts, parts_folder, run):
+        for each, chunks in units_in_order(spec, ranges, parts_folder, run):
             for chunk in chunks:
                 yield chunk
                 if progress is not None:
-                    progress(done + min(chunk.end, part.end) - part.start, total)
-            done += part.end - part.start
+                    progress(done + min(chunk.end, each.end) - each.start, total)
+            done += each.end - each.start
 
-    return _give(taken(), sinks, built)
+    return _feed(all_chunks(), sinks, built)
 
 
-def _give(taken: Iterable[TakenUnits], sinks: Sequence[UnitSink], built: Built) -> Built:
-    """Give what was taken to the sinks; `built` as it is when they have it."""
-    for chunk in taken:
+def _feed(chunks: Iterable[DispatchedUnits], sinks: Sequence[UnitSink], built: BuildReport) -> BuildReport:
+    """Pass chunks to the sinks. Returns the report with their numbers."""
+    for chunk in chunks:
         built = _with_counts(built, chunk.counts)
         for sink in sinks:
             sink.put(chunk)
@@ -212,23 +222,25 @@ def _give(taken: Iterable[TakenUnits], sinks: Sequence[UnitSink], built: Built) 
     return built
 
 
-def notes_of_queues(built: Built) -> Iterator[str]:
-    """What one has to know of queues that were built, or would be."""
+def notes_of_queues(built: BuildReport) -> Iterator[str]:
+    """Notes on queues that were built, or would be."""
     if built.fillers:
-        yield f"{built.fillers} units are fillers, for messages that the log does not have: consumers pass over them"
+        yield f"{built.fillers} units are fillers, for messages that the log does not have: consumers skip them"
     if built.led_over:
         yield (
-            f"{built.led_over} units are copies of the unit behind them, for messages that the log does not have in "
-            "its first file: consumers may get the message behind once more for each"
+            f"{built.led_over} units are copies of the next unit, for messages that the log's first file does not "
+            "have: consumers may get the next message once more for each copy"
         )
     if built.fillers or built.led_over:
-        yield "a replica may hold those messages (dledger diff tells): restore the log from it, and build again"
+        yield "a replica may have these messages (see dledger diff): restore the log from it, and build again"
     if built.repeated:
-        text = "messages have a queueOffset that their queue had passed already: as with RocketMQ they are in no queue"
-        yield f"{built.repeated} {text}"
+        yield (
+            f"{built.repeated} messages have a queueOffset that their queue had already passed: as with RocketMQ they "
+            "are in no queue"
+        )
 
 
-def _with_counts(built: Built, counts: PartCounts) -> Built:
+def _with_counts(built: BuildReport, counts: ChunkCounts) -> BuildReport:
     return replace(
         built,
         messages=built.messages + counts.messages,
@@ -240,19 +252,19 @@ def _with_counts(built: Built, counts: PartCounts) -> Built:
 
 
 def batch_topics_of(root: Path | None) -> frozenset[str]:
-    """The topics that have a batchconsumequeue."""
+    """The topics with a batchconsumequeue."""
     return frozenset(queue.topic for queue in batch_queues(root)) if root is not None else frozenset()
 
 
 def ext_addresses(root: Path | None) -> ExtAddresses | None:
-    """The addresses that units have, where a broker has used consumequeue_ext (``enableConsumeQueueExt``)."""
+    """The addresses in existing units, if the broker used consumequeue_ext (``enableConsumeQueueExt``)."""
     if root is None or not (root / "consumequeue_ext").is_dir():
         return None
     return ExtAddresses(ExistingQueues(root))
 
 
 class QueueSink:
-    """ConsumeQueues that are written, or compared, by the files of a writer."""
+    """Passes units to a writer of ConsumeQueues, whose `files` write or compare them."""
 
     needs_keys = False
 
@@ -260,24 +272,24 @@ class QueueSink:
         self._writer, self._files = writer, files
         begin = log.segments[0].base if log.segments else 0
         self._expired = ExpiredUnits(keep_from, begin) if keep_from is not None else None
-        self._given = self._kept = 0
+        self._received = self._kept = 0
 
-    def put(self, taken: TakenUnits) -> None:
+    def put(self, chunk: DispatchedUnits) -> None:
         if self._expired is not None:
-            self._keep_before(self._expired, taken)
-        self._given += len(taken.queue)
-        self._writer.put(taken.names, taken.queue, taken.queue_offset, taken.units)
+            self._keep_expired(self._expired, chunk)
+        self._received += len(chunk.queue)
+        self._writer.put(chunk.names, chunk.queue, chunk.queue_offset, chunk.units)
 
-    def _keep_before(self, expired: ExpiredUnits, taken: TakenUnits) -> None:
-        """Write what is kept of queues of which these are the first messages."""
-        for number in np.flatnonzero([name in expired for name in taken.names]).tolist():
-            places = taken.queue_offset[taken.queue == number]
-            if len(places):
-                self._kept += expired.into(self._writer, taken.names[number], int(places[0]))
+    def _keep_expired(self, expired: ExpiredUnits, chunk: DispatchedUnits) -> None:
+        """Write the units of expired messages, for queues that have their first messages in this chunk."""
+        for number in np.flatnonzero([name in expired for name in chunk.names]).tolist():
+            offsets = chunk.queue_offset[chunk.queue == number]
+            if len(offsets):
+                self._kept += expired.write_to(self._writer, chunk.names[number], int(offsets[0]))
 
-    def finish(self, built: Built) -> Built:
+    def finish(self, built: BuildReport) -> BuildReport:
         if self._expired is not None:
-            self._kept += sum(self._expired.into(self._writer, name) for name in self._expired.names)
+            self._kept += sum(self._expired.write_to(self._writer, name) for name in self._expired.names)
         self._writer.sync()
         self._files.verify()
         led_over = self._writer.gap_copies.total()
@@ -289,7 +301,7 @@ class QueueSink:
             ext_units=self._files.ext_units,
             fillers=self._files.fillers,
             led_over=led_over,
-            repeated=self._given + self._kept - units,
+            repeated=self._received + self._kept - units,
             queue_files=self._files.count,
         )
 
@@ -298,8 +310,8 @@ class QueueSink:
 
 
 @dataclass
-class _KeysWritten:
-    """How many keys were given to the index, and the CRC-32 of their offsets and hashes in order."""
+class _KeyChecksum:
+    """The number of keys, and the CRC-32 of their offsets and hashes in order."""
 
     count: int = 0
     crc: int = 0
@@ -309,34 +321,34 @@ class _KeysWritten:
         self.crc = crc32((offset.astype(np.int64) << 32 ^ key_hash.astype(np.int64)).tobytes(), self.crc)
 
 
-class _Index:
-    """The index of keys that is built."""
+class IndexSink:
+    """Writes an index of keys."""
 
     needs_keys = True
 
     def __init__(self, target: Path, settings: BuildSettings) -> None:
         self._target = target
         self._writer = IndexWriter(target, settings.hash_slots, settings.index_units)
-        self._written = _KeysWritten()
+        self._written = _KeyChecksum()
         self._slots = settings.hash_slots
-        self._flush_at = _FLUSHED_KEYS
+        self._flush_at = _KEYS_PER_FLUSH
 
-    def put(self, taken: TakenUnits) -> None:
-        self._written.add(taken.keys.offset, taken.keys.key_hash)
-        self._writer.put(taken.keys)
+    def put(self, chunk: DispatchedUnits) -> None:
+        self._written.add(chunk.keys.offset, chunk.keys.key_hash)
+        self._writer.put(chunk.keys)
         if self._written.count >= self._flush_at:
             self._writer.flush()
-            self._flush_at = self._written.count + _FLUSHED_KEYS
+            self._flush_at = self._written.count + _KEYS_PER_FLUSH
 
-    def finish(self, built: Built) -> Built:
+    def finish(self, built: BuildReport) -> BuildReport:
         self._writer.flush()
         files = index_files(self._target)
         self._verify(files)
         return replace(built, keys=self._written.count, index_files=len(files))
 
     def _verify(self, files: list[Path]) -> None:
-        """Read all units back. Raises StoreError where they are not those that were given, or are not found."""
-        found = _KeysWritten()
+        """Read all units back. Raises StoreError if they differ, or no hash slot leads to one."""
+        found = _KeyChecksum()
         for path in files:
             header = read_header(path)
             assert header is not None, path
@@ -345,13 +357,13 @@ class _Index:
             unlinked = unlinked_units(path, self._slots, header.index_count)
             if hash_slots(path) != self._slots or unlinked:
                 raise StoreError(
-                    f"{path}: expected {self._slots} slots that lead to all units, found {unlinked} to which none "
-                    "leads: check the disk, and build once more"
+                    f"{path}: expected {self._slots} slots that lead to all units, found {unlinked} units that no slot "
+                    "leads to: check the disk, and build again"
                 )
         if found != self._written:
             raise StoreError(
-                f"{self._target / INDEX}: expected the {self._written.count} keys that were written, found "
-                f"{found.count}, or other ones: check the disk, and build once more"
+                f"{self._target / INDEX}: the keys differ when read back: expected {self._written.count} with CRC-32 "
+                f"{self._written.crc:08x}, found {found.count} with {found.crc:08x}: check the disk, and build again"
             )
 
     def close(self) -> None:

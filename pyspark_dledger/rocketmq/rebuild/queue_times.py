@@ -1,6 +1,6 @@
-"""When the files of ConsumeQueues were written last, as a broker before 5.1 takes it from their modification times.
+"""Sets the modification times of ConsumeQueue files, by which brokers before 5.1 search messages by time.
 
-It looks for a time in the first file of a queue that was modified at that time or later. Source: RocketMQ 4.9.8
+They search in the first file that was modified at that time or later. Source: RocketMQ 4.9.8
 ``ConsumeQueue.getOffsetInQueueByTime``, ``MappedFileQueue.getMappedFileByTime``.
 """
 
@@ -19,18 +19,18 @@ _NANOSECONDS = 1_000_000
 
 
 class QueueTimes:
-    """Gives files of ConsumeQueues the times of their last messages, of which a log or, where they expired, files tell.
+    """Gives files the times of their last messages, from the log or, for expired messages, from existing files.
 
-    `keep_from` is a storePathRootDir with the files that say it of messages that the log does not have.
+    `keep_from` is the storePathRootDir of these files.
     """
 
     def __init__(self, log: StoreView, keep_from: Path | None) -> None:
         self._log, self._keep_from = log, keep_from
 
     def set(self, root: Path, file: Path, last_offset: int) -> None:
-        """Let a file below `root` be modified when the message at a position was stored. Raises OSError.
+        """Set the time of a file below `root` to the storeTimestamp of the message at a position. Raises OSError.
 
-        -1 stands for no message. A file of which no time is known stays as it is.
+        -1 stands for no message. Without a known time the file is unchanged.
         """
         stored = self._stored_at(last_offset)
         time = stored * _NANOSECONDS if stored > 0 else self._kept(file.relative_to(root))

@@ -1,4 +1,4 @@
-"""Rebuilding the ConsumeQueues or the index of keys of a store from its log. The log itself is only read."""
+"""Rebuilds the ConsumeQueues or the index of keys of a store from its log, which is only read."""
 
 from __future__ import annotations
 
@@ -27,21 +27,22 @@ from pyspark_dledger.rocketmq.dispatch.dispatch_settings import DispatchSettings
 from pyspark_dledger.rocketmq.index_file.index_file import FOLDER as INDEX
 from pyspark_dledger.rocketmq.index_file.index_file import index_files, read_header
 from pyspark_dledger.rocketmq.rebuild.builder import (
+    BuildReport,
     BuildSettings,
-    Built,
     Progress,
     batch_topics_of,
     build,
     notes_of_queues,
 )
-from pyspark_dledger.rocketmq.rebuild.differences import IndexDifference, QueueDifference, compare_index, compare_queues
-from pyspark_dledger.rocketmq.rebuild.same import is_same, take_times
-from pyspark_dledger.rocketmq.rebuild.sizes import MOST_UNITS, usual_index, usual_units
+from pyspark_dledger.rocketmq.rebuild.file_sizes import MAX_UNITS, common_units_per_file, last_index_sizes
+from pyspark_dledger.rocketmq.rebuild.index_comparison import IndexDifference, compare_index
+from pyspark_dledger.rocketmq.rebuild.queue_comparison import QueueDifference, compare_queues
+from pyspark_dledger.rocketmq.rebuild.same_files import copy_times, has_same_files
 from pyspark_dledger.rocketmq.rebuild.swap import (
     building_folder,
-    check_place,
-    clear_leftover,
+    check_replaceable,
     drop_built,
+    finish_interrupted,
     swap_in,
 )
 from pyspark_dledger.rocketmq.store_checkpoint import read_store_checkpoint, write_store_checkpoint
@@ -49,18 +50,17 @@ from pyspark_dledger.rocketmq.work_parts import MapParts, map_here
 
 WHATS = (QUEUES, INDEX)
 
-# What chooses a store, and how much of it is committed.
-# Queues of a light message queue hold units of messages that stand in other queues (MixAll.LMQ_PREFIX).
+# Light message queues have units of messages of other queues (MixAll.LMQ_PREFIX).
 _LIGHT_PREFIX = "%LMQ%"
-_MOST_INDEX_UNITS = 2**31 - 1
+_MAX_INDEX_UNITS = 2**31 - 1
 
 
 @dataclass(frozen=True)
 class FileSettings:
-    """Sizes of the files that are built; None for those of the files that are there, else the broker's.
+    """The sizes of ConsumeQueue files (``units_per_file``) and index files (``hash_slots``, ``index_units``).
 
-    ``units_per_file`` of a ConsumeQueue file, ``hash_slots`` and ``index_units`` of an index file. ``broker_conf`` is a
-    broker.conf, which says them and the delay levels where nothing else does; without one RocketMQ's defaults hold.
+    None stands for the size of existing files; else it comes from ``broker_conf``, a broker.conf, which also has the
+    delay levels; else it is RocketMQ's default.
     """
 
     units_per_file: int | None = None
@@ -70,9 +70,9 @@ class FileSettings:
 
     @classmethod
     def taken_from(cls, options: Mapping[str, Any]) -> tuple[FileSettings, dict[str, Any]]:
-        """The settings among options (unitsPerFile, hashSlots, indexUnits, brokerConf), and what else there is.
+        """The settings among options (unitsPerFile, hashSlots, indexUnits, brokerConf), and the other options.
 
-        Names are in any case. Raises OptionError for a number that is none.
+        Names are in any case. Raises OptionError for an invalid number.
         """
         settings: dict[str, Any] = {}
         others = {}
@@ -95,36 +95,35 @@ def _number(name: str, value: object) -> int:
 
 
 @dataclass(frozen=True)
-class Rebuilt:
-    """What a rebuild has done.
+class RebuildReport:
+    """The result of a rebuild.
 
-    ``folder`` is what was built, ``before`` the name under which the folder that was there is kept. It is None where
-    there was none, and where what was there is the same and stays: a note says so then ("nothing changed").
-    ``committed`` says up to where the log was taken, and why. ``notes`` are what one has to know.
+    ``folder`` was built. ``before`` is the new name of the old folder; None if there was none, or if it was the same
+    and stays, as a note says ("nothing changed"). ``committed`` says up to where the log was read, and why.
     """
 
     what: str
     folder: str
     before: str | None
     committed: str
-    built: Built
+    built: BuildReport
     notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
-class Compared:
-    """What a rebuild would change, and what it would build. ``index_files`` of an index are those that are there."""
+class CompareReport:
+    """What a rebuild would change and build. Of an index, ``built.index_files`` counts the existing files."""
 
     what: str
     folder: str
     committed: str
-    built: Built
+    built: BuildReport
     differences: tuple[QueueDifference | IndexDifference, ...]
     notes: tuple[str, ...] = ()
 
     @property
     def is_equal(self) -> bool:
-        """Whether nothing would change."""
+        """Whether a rebuild would change nothing."""
         return all(row.is_equal for row in self.differences)
 
 
@@ -135,11 +134,11 @@ def compare(
     files: FileSettings | None = None,
     progress: Progress | None = None,
     options: Mapping[str, Any] | None = None,
-) -> Compared:
-    """Hold ``consumequeue`` or ``index`` of a store against its log; nothing is written.
+) -> CompareReport:
+    """Compare ``consumequeue`` or ``index`` of a store with its log. Writes nothing.
 
-    `options` are those of a read that choose a store and its committed bound. Raises StoreError where the store cannot
-    be read, or no committed bound is known; OptionError for a wrong `what` or option.
+    `options` are those of a read that choose a store and its committed bound. Raises StoreError if the store cannot be
+    read or its committed bound is unknown; OptionError for a wrong `what` or option.
     """
     store = _Store(path, what, files or FileSettings(), options or {})
     differences: Sequence[QueueDifference | IndexDifference]
@@ -148,7 +147,7 @@ def compare(
     else:
         built, differences = compare_index(store.log, store.root, store.settings, progress)
     notes = (*store.size_notes(), *_notes(store.root, what, built))
-    return Compared(what, str(store.root / what), store.committed, built, tuple(differences), notes)
+    return CompareReport(what, str(store.root / what), store.committed, built, tuple(differences), notes)
 
 
 def rebuild(
@@ -160,15 +159,15 @@ def rebuild(
     run: MapParts = map_here,
     progress: Progress | None = None,
     options: Mapping[str, Any] | None = None,
-) -> Rebuilt:
-    """Build ``consumequeue`` or ``index`` of a store anew from its log, and put it in the place of the old one.
+) -> RebuildReport:
+    """Build ``consumequeue`` or ``index`` of a store from its log, and replace the old folder.
 
-    The old folder is kept beside it; where what was built is the same, byte for byte, it stays instead. With `out`, an
-    empty or absent folder elsewhere, it is built there, and the store is only read. `options` are those of a read that
+    The old folder is kept next to the new one; if both are the same, byte for byte, the old one stays in place. With
+    `out`, a new or empty folder, it is built there and the store is only read. `options` are those of a read that
     choose a store and its committed bound.
 
-    Raises StoreError where a broker or a node has the store, where it is written meanwhile, where no committed bound is
-    known, where the disk fails; OptionError for a wrong `what` or option.
+    Raises StoreError if a broker or a node has the store open, if the log changes meanwhile, if the committed bound is
+    unknown, or if the disk fails; OptionError for a wrong `what` or option.
     """
     store = _Store(path, what, files or FileSettings(), options or {})
     target = _checked_out(store.root, out) if out is not None else building_folder(store.root, what)
@@ -176,35 +175,34 @@ def rebuild(
         store.check_can_be_replaced()
     try:
         with locked(store.root) if out is None else nullcontext():
-            leftover = clear_leftover(store.root, what) if out is None else None
+            leftover = finish_interrupted(store.root, what) if out is None else None
             notes = [*([leftover] if leftover is not None else []), *store.size_notes()]
             built = store.build(target, run, progress)
             before, note = store.put_in_place(built) if out is None else (None, None)
             notes += [note] if note is not None else []
     except OSError as error:
         raise StoreError(
-            f"{error.filename or target}: expected to write {what}, found {error.strerror}: check the disk, and begin "
-            "again"
+            f"{error.filename or target}: cannot write {what} ({error.strerror}): check the disk, and rebuild again"
         ) from error
     folder = (store.root if out is None else target) / what
-    return Rebuilt(what, str(folder), before, store.committed, built, (*notes, *_notes(store.root, what, built)))
+    return RebuildReport(what, str(folder), before, store.committed, built, (*notes, *_notes(store.root, what, built)))
 
 
 def _checked_out(root: Path, out: str | os.PathLike[str]) -> Path:
-    """Raises StoreError where the folder is in the store, or has something in it."""
+    """The folder to build in. Raises StoreError if it is in the store, or not empty."""
     text = os.fspath(out)
     if is_remote(text):
-        raise OptionError(f"out {as_uri(text)}: expected a folder of this machine, found a URI")
+        raise OptionError(f"out {as_uri(text)}: expected a local folder, found a URI")
     target = Path(without_file_scheme(text)).absolute()
     if not is_remote_path(root) and target.resolve().is_relative_to(root.resolve()):
-        raise StoreError(f"{target}: expected a folder outside of the store {root}, found one in it: choose another")
+        raise StoreError(f"{target}: the folder is in the store {root}: name another folder")
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise StoreError(f"{target}: expected an empty folder, or none, found something there: choose another")
+        raise StoreError(f"{target}: expected a new or empty folder: name another one")
     return target
 
 
 class _Store:
-    """A store of which something is rebuilt."""
+    """A store, and what is rebuilt in it."""
 
     def __init__(
         self, path: str | os.PathLike[str], what: str, files: FileSettings, options: Mapping[str, Any]
@@ -219,42 +217,41 @@ class _Store:
         self.bound = self._find_bound()
         end = None if self.bound is None else self.log.position_of((self.bound.index or 0) + 1)
         self._files, self._end = files, end
-        _settings(self.root, files)  # wrong ones are told before anything is locked
+        _settings(self.root, files)  # raises for wrong ones before anything is locked
 
     def _find_bound(self) -> Bound | None:
-        """What is committed; None for a plain CommitLog, all of which is."""
+        """The committed bound; None for a plain CommitLog, which is committed as a whole."""
         if not self.log.ledger_segments:
             return None
         bound = committed_bound(self.log, self.log.options)
         if bound.index is None:
             raise StoreError(
-                f"{self.log.path}: expected a committed index, because a broker puts only what is committed into its "
-                f"queues and index, found none ({bound.reason}): committedBound=end trusts the end of the log"
+                f"{self.log.path}: the committed index is unknown ({bound.reason}), and a broker's queues and index "
+                "have only committed messages: committedBound=end trusts the end of the log"
             )
         return bound
 
     @property
     def settings(self) -> BuildSettings:
-        """Sizes as given, or of the files that are there now."""
+        """The sizes as given, or of the existing files."""
         return replace(_settings(self.root, self._files), to=self._end)
 
     def size_notes(self) -> Iterator[str]:
-        """What one has to know where nothing tells the sizes of files."""
+        """Notes on sizes that are neither given nor known from existing files."""
         files, settings = self._files, self.settings
         if files.broker_conf is not None:
             return
-        if self.what == QUEUES and files.units_per_file is None and usual_units(self.root) is None:
+        if self.what == QUEUES and files.units_per_file is None and common_units_per_file(self.root) is None:
             yield (
-                f"files have {settings.units_per_file} units, RocketMQ's default: with another "
-                "mappedFileSizeConsumeQueue a broker does not start on them (say it with --units-per-file or "
-                "--broker-conf)"
+                f"files have {settings.units_per_file} units, RocketMQ's default: a broker with another "
+                "mappedFileSizeConsumeQueue does not start on them (set it with --units-per-file or --broker-conf)"
             )
-        is_told = files.hash_slots is not None and files.index_units is not None
-        if self.what == INDEX and not is_told and usual_index(self.root) is None:
+        is_given = files.hash_slots is not None and files.index_units is not None
+        if self.what == INDEX and not is_given and last_index_sizes(self.root) is None:
             yield (
-                f"files have {settings.hash_slots} slots and {settings.index_units} units, RocketMQ's default where "
-                "nothing was said: with another maxHashSlotNum or maxIndexNum a broker does not find keys in them (say "
-                "it with --hash-slots and --index-units, or --broker-conf)"
+                f"files have {settings.hash_slots} slots and {settings.index_units} units, by default RocketMQ's: a "
+                "broker with another maxHashSlotNum or maxIndexNum does not find keys in them (set them with "
+                "--hash-slots and --index-units, or --broker-conf)"
             )
 
     @property
@@ -264,22 +261,22 @@ class _Store:
         return f"up to index {self.bound.index} ({self.bound.source})"
 
     def check_can_be_replaced(self) -> None:
-        """Raises StoreError where the folder cannot be replaced, or has what is not built anew."""
+        """Raises StoreError if the folder cannot be replaced, or has queues that are not rebuilt."""
         if is_remote_path(self.root):
             raise StoreError(
-                f"{self.root}: expected a store on this machine, found a remote one, which is only read: build "
-                "elsewhere (out, --out)"
+                f"{self.root}: expected a local store, found a remote one, which is only read: build elsewhere (out, "
+                "--out)"
             )
-        check_place(self.root, self.what)
+        check_replaceable(self.root, self.what)
         light = next((queue for queue in queues(self.root) if queue.topic.startswith(_LIGHT_PREFIX)), None)
         if self.what == QUEUES and light is not None:
             raise StoreError(
-                f"{self.root / QUEUES}: expected queues of which each message is in one, found the light message queue "
-                f"{light.topic}, which would be lost: build elsewhere (out, --out), and copy that queue"
+                f"{self.root / QUEUES}: the light message queue {light.topic} is not rebuilt and would be lost: build "
+                "elsewhere (out, --out), and copy that queue"
             )
 
-    def build(self, target: Path, run: MapParts, progress: Progress | None) -> Built:
-        """Build, and look whether the log is still the same."""
+    def build(self, target: Path, run: MapParts, progress: Progress | None) -> BuildReport:
+        """Build, and check that the log is unchanged."""
         is_queues = self.what == QUEUES
         try:
             built = build(
@@ -294,7 +291,7 @@ class _Store:
             )
             self._check_unchanged()
         except (Exception, KeyboardInterrupt):
-            # It may be the disk that is full.
+            # The disk may be full.
             shutil.rmtree(target / self.what, ignore_errors=True)
             raise
         return built
@@ -302,23 +299,22 @@ class _Store:
     def _check_unchanged(self) -> None:
         if _extent(self.log.refreshed()) != _extent(self.log):
             raise StoreError(
-                f"{self.root}: expected a log that nobody writes, found that it has changed meanwhile: stop who writes "
-                "it, and begin again"
+                f"{self.root}: the log changed during the rebuild: stop the program that writes it, and rebuild again"
             )
 
-    def put_in_place(self, built: Built) -> tuple[str | None, str | None]:
-        """Replace the old folder, and let the store's checkpoint say no more and no less than what is there then.
+    def put_in_place(self, built: BuildReport) -> tuple[str | None, str | None]:
+        """Replace the old folder, and adjust the store's checkpoint to the new one.
 
-        The name under which the old one is kept, and a note where it stays instead.
+        Returns the new name of the old folder, or a note if it stays.
         """
         checkpoint = read_store_checkpoint(self.root)
         if self.what == QUEUES and built.last_stored < checkpoint.logics_msg_timestamp:
-            # A broker that was not stopped begins its dispatch there.
+            # A broker that crashed begins its dispatch there.
             write_store_checkpoint(self.root, checkpoint._replace(logics_msg_timestamp=built.last_stored))
         note = self._leave_if_same()
         before = swap_in(self.root, self.what) if note is None else None
         if self.what == INDEX:
-            # After an unclean end RocketMQ deletes the index files that are newer than this.
+            # After a crash RocketMQ deletes index files that are newer than this.
             headers = [read_header(path) for path in index_files(self.root)]
             last = max((header.end_timestamp for header in headers if header is not None), default=0)
             if last > checkpoint.index_msg_timestamp:
@@ -326,59 +322,63 @@ class _Store:
         return before, note
 
     def _leave_if_same(self) -> str | None:
-        """Remove what was built where the same is there already, and say so; None where it is not."""
+        """Remove the new folder if the old one is the same. Returns a note then, else None."""
         built, old = building_folder(self.root, self.what) / self.what, self.root / self.what
-        # The names of index files are the times when they were made.
-        if not is_same(built, old, has_fixed_names=self.what == QUEUES):
+        # The names of index files are their creation times.
+        if not has_same_files(built, old, has_fixed_names=self.what == QUEUES):
             return None
         try:
-            changed = take_times(built, old) if self.what == QUEUES else 0
+            changed = copy_times(built, old) if self.what == QUEUES else 0
         except OSError:
-            return None  # who may write in a folder may not set the times of files that are another's
+            return None  # times of another user's files cannot be set
         drop_built(self.root, self.what)
         times = f"; {changed} of its files got the times of their last messages" if changed else ""
-        return f"nothing changed: what was built is, byte for byte, what is there, which stays{times}"
+        return f"nothing changed: the old folder is the same, byte for byte, and stays{times}"
 
 
 def _extent(log: StoreView) -> tuple[object, ...]:
-    """Where a log begins and ends, by which is seen that it was written, cut, or has expired further."""
+    """The beginning and end of a log, which change when it is written, truncated, or expires."""
     ends = [(segment.base, end.pos, end.last_index, end.last_term) for segment, end in log.ends.values()]
     return ([segment.base for segment in log.segments], sorted(ends))
 
 
-def _notes(root: Path, what: str, built: Built) -> Iterator[str]:
-    """What one has to know of what was built."""
+def _notes(root: Path, what: str, built: BuildReport) -> Iterator[str]:
+    """Notes on what was built."""
     if built.missing_bytes:
-        yield f"{built.missing_bytes} bytes of the log are in files that are gone: their messages are left out"
+        yield f"{built.missing_bytes} bytes of the log are in missing files: their messages are left out"
     if built.skipped:
-        yield f"{built.skipped} rows of the log are no messages of a queue: the first is {built.first_skipped}"
+        yield f"{built.skipped} rows of the log are not messages of a queue; the first: {built.first_skipped}"
     if what != QUEUES:
         return
     yield from notes_of_queues(built)
     if built.kept:
-        yield f"{built.kept} units of messages that have expired are kept"
+        yield f"{built.kept} units of expired messages are kept"
     if built.ext_units:
         yield f"{built.ext_units} units keep their address in consumequeue_ext, which is not rebuilt"
     topics = sorted(batch_topics_of(root))
     if built.batches or topics:
-        text = f", such as those of {', '.join(topics[:8])}" if topics else ""
-        yield f"{built.batches} messages are in batchconsumequeue: its queues{text}, are not rebuilt"
+        text = f", such as those of {', '.join(topics[:8])}," if topics else ""
+        yield f"{built.batches} messages are in batchconsumequeue: its queues{text} are not rebuilt"
 
 
 def _settings(root: Path, files: FileSettings) -> BuildSettings:
-    """Sizes that were given, else those of the files that are there, else the broker's."""
+    """The given sizes, else those of existing files, else the broker's."""
     conf = read_dispatch_settings(files.broker_conf) if files.broker_conf is not None else DispatchSettings()
-    units = _checked("units_per_file", files.units_per_file, MOST_UNITS) or usual_units(root) or conf.units_per_file
-    slots, index_units = usual_index(root) or (conf.hash_slots, conf.index_units)
+    units = (
+        _checked("units_per_file", files.units_per_file, MAX_UNITS)
+        or common_units_per_file(root)
+        or conf.units_per_file
+    )
+    slots, index_units = last_index_sizes(root) or (conf.hash_slots, conf.index_units)
     return BuildSettings(
         units_per_file=units,
-        hash_slots=_checked("hash_slots", files.hash_slots, _MOST_INDEX_UNITS) or slots,
-        index_units=_checked("index_units", files.index_units, _MOST_INDEX_UNITS, 2) or index_units,
+        hash_slots=_checked("hash_slots", files.hash_slots, _MAX_INDEX_UNITS) or slots,
+        index_units=_checked("index_units", files.index_units, _MAX_INDEX_UNITS, 2) or index_units,
         delays_ms=conf.delays_ms,
     )
 
 
-def _checked(name: str, number: int | None, most: int, least: int = 1) -> int | None:
-    if number is not None and not least <= number <= most:
-        raise OptionError(f"{name}: expected a number from {least} to {most}, found {number}")
+def _checked(name: str, number: int | None, highest: int, lowest: int = 1) -> int | None:
+    if number is not None and not lowest <= number <= highest:
+        raise OptionError(f"{name}: expected a number from {lowest} to {highest}, found {number}")
     return number

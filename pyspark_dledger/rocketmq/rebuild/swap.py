@@ -1,7 +1,7 @@
-"""Putting a folder that was built anew in the place of the old one, so that a crash leaves one of the two there.
+"""Replaces a folder by a new one, so that after a crash one of the two is in place.
 
-A folder is built as ``NAME.rebuilding/NAME`` beside the old one. Once it is verified, ``NAME.rebuilding/built`` says
-which folder it is (its inode); then the two change places at once, and the old one is kept as ``NAME.before-TIME``.
+The new folder is built as ``NAME.rebuilding/NAME``, next to the old one. Once it is verified, its inode is written to
+``NAME.rebuilding/built``. Then both are exchanged atomically, and the old one is kept as ``NAME.before-TIME``.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ from pyspark_dledger.errors import StoreError
 _BUILT = "built"
 _AT_CWD = -100
 _EXCHANGE = 2
-# What says that the file system, or the kernel, cannot exchange two names.
+# The file system or the kernel cannot exchange two names.
 _CANNOT_EXCHANGE = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EPERM)
 
 
 def building_folder(root: Path, name: str) -> Path:
-    """The folder in which a folder of that name is built."""
+    """The folder in which the folder `name` is built."""
     return root / f"{name}.rebuilding"
 
 
-def clear_leftover(root: Path, name: str) -> str | None:
-    """Clear away what a run that was broken off has left, and say what; None where there is nothing. Raises OSError.
+def finish_interrupted(root: Path, name: str) -> str | None:
+    """Clean up after an interrupted run. Returns a note on what was done; None if there was nothing. Raises OSError.
 
-    A folder that was verified and has no other in its place goes there; the one before it is kept.
+    If the run ended between its two renames, the verified new folder is put in place; the old one is kept.
     """
     building = building_folder(root, name)
     if not building.is_dir():
         return None
-    place, left = root / name, building / name
+    target, left = root / name, building / name
     built = _inode_in(building / _BUILT)
-    text = f"an earlier run was broken off before its {name} was in place: what it had built is removed"
-    if built is not None and built == _inode(place):
+    text = f"an earlier run was interrupted before its {name} was in place: its files are removed"
+    if built is not None and built == _inode(target):
         kept = f": the one before it is kept as {_keep(root, name, left)}" if left.is_dir() else ""
-        text = f"an earlier run was broken off when its {name} was in place{kept}"
-    elif built is not None and built == _inode(left) and not place.exists():
-        left.rename(place)
-        text = f"an earlier run was broken off while it put its {name} in place: that is done"
+        text = f"an earlier run was interrupted after its {name} was in place{kept}"
+    elif built is not None and built == _inode(left) and not target.exists():
+        left.rename(target)
+        text = f"an earlier run was interrupted while it put its {name} in place: this is done"
     sync_dir(root)
     shutil.rmtree(building)
     sync_dir(root)
@@ -52,24 +52,24 @@ def clear_leftover(root: Path, name: str) -> str | None:
 
 
 def swap_in(root: Path, name: str) -> str | None:
-    """Put what was built and verified in its place; the name under which the old one is kept, None without one.
+    """Put the verified new folder in place. Returns the new name of the old one, None without one. Raises OSError.
 
-    Where the file system cannot exchange two names at once, there is neither between two renamings: a crash there
-    leaves the old one as ``NAME.before-TIME``, and `clear_leftover` puts the new one in place. Raises OSError.
+    On a file system that cannot exchange two names there is neither between two renames: a crash there leaves the old
+    one as ``NAME.before-TIME``, and `finish_interrupted` puts the new one in place.
     """
     building = building_folder(root, name)
-    new, place = building / name, root / name
+    new, target = building / name, root / name
     _write_durably(building / _BUILT, str(new.stat().st_ino))
     kept = None
-    if not place.exists():
-        new.rename(place)
-    elif _exchange(new, place):
+    if not target.exists():
+        new.rename(target)
+    elif _exchange(new, target):
         sync_dir(root)
         sync_dir(building)
         kept = _keep(root, name, new)
     else:
-        kept = _keep(root, name, place)
-        new.rename(place)
+        kept = _keep(root, name, target)
+        new.rename(target)
     sync_dir(root)
     shutil.rmtree(building)
     sync_dir(root)
@@ -77,13 +77,13 @@ def swap_in(root: Path, name: str) -> str | None:
 
 
 def drop_built(root: Path, name: str) -> None:
-    """Remove what was built: what stands in its place stays. Raises OSError."""
+    """Remove the new folder; the old one stays in place. Raises OSError."""
     shutil.rmtree(building_folder(root, name))
     sync_dir(root)
 
 
 def _keep(root: Path, name: str, old: Path) -> str:
-    """Give the old folder a name of its own beside the new one."""
+    """Rename the old folder to ``NAME.before-TIME``. Returns the name."""
     moment = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     kept = root / f"{name}.before-{moment}"
     number = 1
@@ -96,7 +96,7 @@ def _keep(root: Path, name: str, old: Path) -> str:
 
 
 def _exchange(first: Path, second: Path) -> bool:
-    """Let two names change places at once; False where that is not possible (only Linux can, and not on each disk)."""
+    """Exchange two names atomically; False if that is not possible (only Linux can, and not each file system)."""
     try:
         rename = ctypes.CDLL(None, use_errno=True).renameat2
     except (OSError, AttributeError):
@@ -132,13 +132,13 @@ def _write_durably(path: Path, text: str) -> None:
     sync_dir(path.parent)
 
 
-def check_place(root: Path, name: str) -> None:
-    """Raises StoreError where a folder cannot be put in its place: it is a link, or a file system of its own."""
-    place = root / name
-    if place.is_symlink() or place.is_mount():
+def check_replaceable(root: Path, name: str) -> None:
+    """Raises StoreError for a folder that cannot be replaced: a link, a mounted file system, or a file."""
+    target = root / name
+    if target.is_symlink() or target.is_mount():
         raise StoreError(
-            f"{place}: expected a folder of the store itself, found a link or a mounted file system: build elsewhere "
-            "(out, --out), and move it there while no broker runs"
+            f"{target}: expected a folder, found a link or a mounted file system, which cannot be replaced: build "
+            "elsewhere (out, --out), and move it there while no broker runs"
         )
-    if place.exists() and not place.is_dir():
-        raise StoreError(f"{place}: expected a folder, found a file: move it away")
+    if target.exists() and not target.is_dir():
+        raise StoreError(f"{target}: expected a folder, found a file: move it away")

@@ -18,9 +18,9 @@ from pyspark_dledger.rocketmq.export.forms import FileReport
 from pyspark_dledger.rocketmq.export.target import file_report, new_file
 from pyspark_dledger.rocketmq.index_file.index_file import FOLDER as INDEX
 from pyspark_dledger.rocketmq.index_file.index_writer import HASH_SLOTS, INDEX_UNITS
-from pyspark_dledger.rocketmq.rebuild import BuildSettings, Built, build_of
-from pyspark_dledger.rocketmq.rebuild.parts import TakenUnits, taken_from
-from pyspark_dledger.rocketmq.rebuild.sizes import usual_index, usual_units
+from pyspark_dledger.rocketmq.rebuild import BuildReport, BuildSettings, build_from_units
+from pyspark_dledger.rocketmq.rebuild.dispatched_units import DispatchedUnits, load_units
+from pyspark_dledger.rocketmq.rebuild.file_sizes import common_units_per_file, last_index_sizes
 from pyspark_dledger.rocketmq.store_checkpoint import FILE as CHECKPOINT
 from pyspark_dledger.rocketmq.store_checkpoint import StoreCheckpoint, write_store_checkpoint
 
@@ -35,8 +35,8 @@ _DEFAULT_FILE_SIZE = 1024**3
 
 def sizes_of(root: Path | None) -> BuildSettings:
     """The sizes of a broker's files in its storePathRootDir; RocketMQ's defaults where there are none."""
-    units = usual_units(root) if root is not None else None
-    slots, index_units = (usual_index(root) if root is not None else None) or (HASH_SLOTS, INDEX_UNITS)
+    units = common_units_per_file(root) if root is not None else None
+    slots, index_units = (last_index_sizes(root) if root is not None else None) or (HASH_SLOTS, INDEX_UNITS)
     return BuildSettings(units or UNITS_PER_FILE, slots, index_units)
 
 
@@ -49,20 +49,20 @@ def clear(target: Path) -> None:
 
 def build_queues_and_index(
     target: Path, engine: str, sizes: BuildSettings, left: Sequence[FileReport], messages: int, keep_from: Path | None
-) -> Built:
+) -> BuildReport:
     """Build ConsumeQueues and index of the CommitLog at the target, from the `left` files of its parts.
 
     Raises StoreError if these files changed, or do not have `messages` messages.
     """
     log = StoreView(str(target / "commitlog"), ReadOptions(engine=engine))
-    built = build_of(_taken(target, left), log, target, sizes, keep_from)
+    built = build_from_units(_load_left(target, left), log, target, sizes, keep_from)
     found = built.messages + built.skipped
     if found != messages:
         raise StoreError(f"{target}: expected {messages} messages in the new log, found {found}: check the disk")
     return built
 
 
-def _taken(target: Path, left: Sequence[FileReport]) -> Iterator[TakenUnits]:
+def _load_left(target: Path, left: Sequence[FileReport]) -> Iterator[DispatchedUnits]:
     for file in left:
         found = file_report(target / file.path, file.path, file.rows)
         if found != file:
@@ -70,7 +70,7 @@ def _taken(target: Path, left: Sequence[FileReport]) -> Iterator[TakenUnits]:
                 f"{target / file.path}: expected {file.size} bytes with CRC-32 {file.crc32:08x}, found {found.size} "
                 f"with {found.crc32:08x}: check the disk; delete the file to write its part again"
             )
-        yield from taken_from(target / file.path)
+        yield from load_units(target / file.path)
 
 
 def copy_config(root: Path, target: Path) -> list[FileReport]:

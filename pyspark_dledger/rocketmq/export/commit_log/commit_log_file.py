@@ -28,7 +28,7 @@ from pyspark_dledger.rocketmq.export.commit_log.offsets import OutputBytes, piec
 from pyspark_dledger.rocketmq.export.direct_file import DirectFile, FileWindow
 from pyspark_dledger.rocketmq.export.forms import FileReport, PartReport
 from pyspark_dledger.rocketmq.export.target import file_report, left_path, new_file
-from pyspark_dledger.rocketmq.rebuild.parts import TakenUnits, WantedUnits, taken_of, write_taken
+from pyspark_dledger.rocketmq.rebuild.dispatched_units import DispatchedUnits, UnitSpec, save_units, units_of_chunk
 
 FOLDER = "commitlog"
 
@@ -110,14 +110,14 @@ def _write_file(
         spans += _end_file(file, spans[-1], part.segment.size, part.is_last)
         checked = _checked(engine, file, path, part, spans)
         left = None
-        if part.wanted is None:
+        if part.units is None:
             for _ in checked:
                 pass
         else:
             left_temporary = opened.enter_context(new_file(target, left_path(number)))
             with left_temporary.open("xb") as stream:
-                for window in checked:
-                    write_taken(stream, _taken(engine, part.wanted, *window))
+                for scanned in checked:
+                    save_units(stream, _units(engine, part.units, *scanned))
             sync_file(left_temporary)
             messages = sum(span.messages for span in spans)
             left = file_report(left_temporary, left_path(number), messages)
@@ -169,7 +169,7 @@ def _checked(
     engine: Engine, file: DirectFile, path: str, part: FilePart, spans: list[_Span]
 ) -> Iterator[tuple[ScanRequest, pa.RecordBatch]]:
     """The rows of each span as read back. Raises StoreError unless they are contiguous intact messages."""
-    columns = _CHECKED_COLUMNS if part.wanted is None else tuple(dict.fromkeys((*COLUMNS, *_CHECKED_COLUMNS)))
+    columns = _CHECKED_COLUMNS if part.units is None else tuple(dict.fromkeys((*COLUMNS, *_CHECKED_COLUMNS)))
     base = part.segment.base
     for span, window in _read_back(file, path, spans):
         if not span.messages:
@@ -194,5 +194,5 @@ def _check_messages(path: str, batch: pa.RecordBatch, end: int, messages: int) -
         )
 
 
-def _taken(engine: Engine, wanted: WantedUnits, request: ScanRequest, batch: pa.RecordBatch) -> TakenUnits:
-    return taken_of(engine, wanted, part_of(engine, request, batch, wanted.delays_ms))
+def _units(engine: Engine, spec: UnitSpec, request: ScanRequest, batch: pa.RecordBatch) -> DispatchedUnits:
+    return units_of_chunk(engine, spec, part_of(engine, request, batch, spec.delays_ms))

@@ -29,9 +29,9 @@ from pyspark_dledger.rocketmq.export.commit_log.broker_files import (
 from pyspark_dledger.rocketmq.export.commit_log.commit_log_file import write_empty_file, write_part
 from pyspark_dledger.rocketmq.export.commit_log.commit_log_part import FILLERS, MOVED, VERSION_2, FilePart
 from pyspark_dledger.rocketmq.export.forms import MAX_SKIPPED, ExportSettings, FileReport, FinishReport, PartReport
-from pyspark_dledger.rocketmq.rebuild import Built, notes_of_queues
+from pyspark_dledger.rocketmq.rebuild import BuildReport, notes_of_queues
 from pyspark_dledger.rocketmq.rebuild.builder import batch_topics_of
-from pyspark_dledger.rocketmq.rebuild.parts import WantedUnits
+from pyspark_dledger.rocketmq.rebuild.dispatched_units import UnitSpec
 
 _MAX_FILE_SIZE = 2**31 - 1
 # Missing files of the log become sparse files of full size, up to this number.
@@ -49,9 +49,9 @@ class CommitLogForm:
         Raises OptionError for options with which a broker could not serve the result, StoreError for files of different
         sizes, MalformedError for a missing file with mode=FAILFAST.
         """
-        return self._parts(log, settings, _wanted(log, settings))
+        return self._parts(log, settings, _unit_spec(log, settings))
 
-    def _parts(self, log: StoreView, settings: ExportSettings, wanted: WantedUnits | None) -> list[FilePart]:
+    def _parts(self, log: StoreView, settings: ExportSettings, units: UnitSpec | None) -> list[FilePart]:
         _check_options(settings.options)
         found = list(_ranges(log, settings))
         if not found:
@@ -62,7 +62,7 @@ class CommitLogForm:
         for segment, start, end in found:
             if parts:
                 parts += _missing(log, settings, parts[-1].segment, segment)
-            parts.append(_part(log, settings, segment, start, end, segment == last, wanted))
+            parts.append(_part(log, settings, segment, start, end, segment == last, units))
         return parts
 
     def write(self, part: FilePart, number: int, target: Path) -> PartReport:
@@ -146,11 +146,11 @@ def _check_sizes(segments: list[Segment]) -> None:
             )
 
 
-def _wanted(log: StoreView, settings: ExportSettings) -> WantedUnits | None:
+def _unit_spec(log: StoreView, settings: ExportSettings) -> UnitSpec | None:
     """What to extract for queues and index; None if they are not built."""
     if settings.commit_log_only:
         return None
-    return WantedUnits(True, DELAYS_MS, batch_topics_of(_keep_from(log, settings)), log.engine.NAME)
+    return UnitSpec(True, DELAYS_MS, batch_topics_of(_keep_from(log, settings)), log.engine.NAME)
 
 
 def _part(
@@ -160,11 +160,11 @@ def _part(
     start: int,
     end: int,
     is_last: bool,
-    wanted: WantedUnits | None,
+    units: UnitSpec | None,
 ) -> FilePart:
     mode = "FAILFAST" if settings.options.mode == "FAILFAST" else "PERMISSIVE"
     filters, preserves_offsets = settings.filters, settings.preserve_offsets
-    return FilePart(log.engine.NAME, segment, start, end, filters, mode, is_last, preserves_offsets, None, wanted)
+    return FilePart(log.engine.NAME, segment, start, end, filters, mode, is_last, preserves_offsets, None, units)
 
 
 def _missing(log: StoreView, settings: ExportSettings, before: Segment, after: Segment) -> Iterator[FilePart]:
@@ -225,7 +225,7 @@ def _notes(
         )
 
 
-def _notes_of_broker(log: StoreView, built: Built | None, has_config: bool) -> Iterator[str]:
+def _notes_of_broker(log: StoreView, built: BuildReport | None, has_config: bool) -> Iterator[str]:
     """Notes for the start of a broker."""
     root = log.paths.root
     if built is None:

@@ -32,7 +32,7 @@ from pyspark_dledger.rocketmq.arrow_values import is_valid, values_of
 from pyspark_dledger.rocketmq.export.commit_log.message_block import Bytes, Flags, MessageBlock
 from pyspark_dledger.rocketmq.export.forms import MAX_SKIPPED
 from pyspark_dledger.rocketmq.message_arrays import Longs
-from pyspark_dledger.rocketmq.rebuild.parts import WantedUnits
+from pyspark_dledger.rocketmq.rebuild.dispatched_units import UnitSpec
 
 MOVED = "moved"
 VERSION_2 = "version2"
@@ -57,7 +57,7 @@ class FilePart:
     """The messages for one CommitLog file: those that begin in ``[start, end)`` of a segment.
 
     The file has the base and the size of the segment. The log's last file (``is_last``) ends in zeros. ``hole`` says
-    that a file of the log is missing; then there is nothing to read. ``wanted`` is what to extract for queues and
+    that a file of the log is missing; then there is nothing to read. ``units`` is what to extract for queues and
     index; None if they are not built.
     """
 
@@ -71,7 +71,7 @@ class FilePart:
     preserves_offsets: bool
     hole: str | None = None
     # Not in the repr, which identifies a plan: the topics of a running broker change.
-    wanted: WantedUnits | None = field(default=None, repr=False)
+    units: UnitSpec | None = field(default=None, repr=False)
 
     @property
     def header(self) -> int:

@@ -1,4 +1,4 @@
-"""ConsumeQueue files that are built anew: what was written to them is known, and read back from the disk."""
+"""Writes new ConsumeQueue files, and reads them back from the disk; reads existing ones."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pyspark_dledger.rocketmq.consume_queue.sparse_files import SparseFiles
 from pyspark_dledger.rocketmq.message_arrays import QueueName
 from pyspark_dledger.rocketmq.rebuild.queue_times import QueueTimes
 
-_READ_AT_ONCE = 8 * 1024 * 1024
+_BYTES_PER_READ = 8 * 1024 * 1024
 
 
 class ExistingQueues:
@@ -30,13 +30,13 @@ class ExistingQueues:
         self.queues = {(queue.topic, queue.queue_id): queue for queue in queues(root)}
 
     def units(self, name: QueueName, first: int, count: int) -> Units:
-        """So many units from a queueOffset on; zeros where none is written."""
+        """`count` units from a queueOffset on; zeros for unwritten ones."""
         found = np.zeros(count, UNIT_DTYPE)
         queue = self.queues.get(name)
         files = queue.files if queue is not None else ()
-        before = max(bisect_right(files, first, key=lambda file: file.first) - 1, 0)
-        behind = bisect_left(files, first + count, key=lambda file: file.first)
-        for file in files[before:behind]:
+        start_file = max(bisect_right(files, first, key=lambda file: file.first) - 1, 0)
+        end_file = bisect_left(files, first + count, key=lambda file: file.first)
+        for file in files[start_file:end_file]:
             start, stop = max(first, file.first), min(first + count, file.first + file.units)
             for units in read_units(file, start - file.first, stop - file.first) if start < stop else ():
                 found[start - first : start - first + len(units)] = units
@@ -45,16 +45,14 @@ class ExistingQueues:
 
 
 class ExtAddresses:
-    """Addresses in consumequeue_ext, which existing units have in place of the hash of their tags.
-
-    `kept_in` gives new units those of the existing units of the same messages.
-    """
+    """Addresses in consumequeue_ext, which existing units have instead of the hash of their tags."""
 
     def __init__(self, existing: ExistingQueues) -> None:
         self._existing = existing
         self.count = 0
 
-    def kept_in(self, units: Units, name: QueueName, first: int) -> Units:
+    def copy_to(self, units: Units, name: QueueName, first: int) -> Units:
+        """The units with the addresses of the existing units of the same messages."""
         existing = self._existing.units(name, first, len(units))
         is_same = (existing["commitLogOffset"] == units["commitLogOffset"]) & (existing["size"] == units["size"])
         is_kept = is_same & (existing["tagsCode"] <= LAST_EXT_ADDRESS)
@@ -67,10 +65,10 @@ class ExtAddresses:
 
 
 class UnitFiles(SparseFiles):
-    """Files of one size for units, of which is known what they are given.
+    """Files of one size for units; subclasses write or compare these.
 
-    ``units`` counts those that point to a message, ``fillers`` those in place of messages that are not in the log; what
-    lies before the first message of a queue in its first file is not counted.
+    ``units`` counts units that point to a message. ``fillers`` counts those for messages that the log does not have,
+    except fillers before the first message of a queue in its first file.
     """
 
     def __init__(self, size: int, addresses: ExtAddresses | None = None) -> None:
@@ -82,12 +80,12 @@ class UnitFiles(SparseFiles):
 
     @property
     def count(self) -> int:
-        """How many files there are."""
+        """The number of files."""
         return len(self._paths)
 
     @property
     def ext_units(self) -> int:
-        """How many units have an address in consumequeue_ext."""
+        """The number of units with an address in consumequeue_ext."""
         return self._addresses.count if self._addresses is not None else 0
 
     def write(self, path: Path, offset: int, data: bytes) -> None:
@@ -96,10 +94,10 @@ class UnitFiles(SparseFiles):
         first = (int(file_name) + offset) // CONSUME_QUEUE_UNIT_SIZE
         units = decode_records(data, CONSUME_QUEUE_UNIT)
         if self._addresses is not None:
-            units = self._addresses.kept_in(units, name, first)
+            units = self._addresses.copy_to(units, name, first)
         self._paths.add(path)
         self._count(path.parent, units)
-        self.take(path, offset, name, first, units)
+        self.put_units(path, offset, name, first, units)
 
     def _count(self, queue: Path, units: Units) -> None:
         fillers = is_filler(units)
@@ -111,20 +109,20 @@ class UnitFiles(SparseFiles):
             self._begun.add(queue)
             self.fillers += count - int(np.argmin(fillers))
 
-    def take(self, path: Path, offset: int, name: QueueName, first: int, units: Units) -> None:
-        """Take units of a queue, from the queueOffset `first` on, at a byte of a file."""
+    def put_units(self, path: Path, offset: int, name: QueueName, first: int, units: Units) -> None:
+        """Write or compare units of a queue, from the queueOffset `first` on, at byte `offset` of a file."""
         raise NotImplementedError
 
     def verify(self) -> None:
-        """Check what was taken, once all is. Raises StoreError where that is wrong."""
+        """Check all units once they are written. Raises StoreError if they differ."""
         raise NotImplementedError
 
 
 @dataclass
 class _Written:
-    """What was written to a file, which is from its beginning on: bytes, and their CRC-32.
+    """The bytes written to a file, from its start, and their CRC-32.
 
-    ``last_offset`` is where the last message stands that it points to, -1 without one.
+    ``last_offset`` is the position of the last message that they point to, -1 without one.
     """
 
     size: int = 0
@@ -133,14 +131,14 @@ class _Written:
 
 
 class BuiltFiles(UnitFiles):
-    """New files below a root, written from their beginnings on; `verify` reads them back."""
+    """New files below a root, each written from its start; `verify` reads them back."""
 
     def __init__(self, root: Path, size: int, times: QueueTimes, addresses: ExtAddresses | None = None) -> None:
         super().__init__(size, addresses)
         self._root, self._times = root, times
         self._written: dict[Path, _Written] = {}
 
-    def take(self, path: Path, offset: int, name: QueueName, first: int, units: Units) -> None:
+    def put_units(self, path: Path, offset: int, name: QueueName, first: int, units: Units) -> None:
         data = units.tobytes()
         SparseFiles.write(self, path, offset, data)
         written = self._written.setdefault(path, _Written())
@@ -151,31 +149,31 @@ class BuiltFiles(UnitFiles):
             written.last_offset = int(offsets[-1])
 
     def sync(self) -> None:
-        """Make everything that was written durable, and with it the times of the files."""
+        """Make all writes durable, and the modification times of the files."""
         for path, written in self._written.items():
             self._times.set(self._root, path, written.last_offset)
         super().sync()
 
     def verify(self) -> None:
-        """Read everything back from the disk. Raises StoreError where it is not what was written."""
+        """Read all files back from the disk. Raises StoreError if one differs."""
         for path, written in self._written.items():
             crc = size = 0
             for data in _from_disk(path, written.size):
                 crc, size = crc32(data, crc), size + len(data)
             if (size, crc) != (written.size, written.crc):
                 raise StoreError(
-                    f"{path}: expected the {written.size} bytes that were written, with CRC {written.crc:08x}, found "
-                    f"{size} with {crc:08x}: check the disk, and build once more"
+                    f"{path}: the file differs when read back: expected {written.size} bytes with CRC-32 "
+                    f"{written.crc:08x}, found {size} with {crc:08x}: check the disk, and build again"
                 )
 
 
 def _from_disk(path: Path, size: int) -> Iterator[bytes]:
-    """The first bytes of a file that was synced, not as the page cache has them."""
+    """The first bytes of a synced file, from the disk and not from the page cache."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(descriptor, 0, size, os.POSIX_FADV_DONTNEED)
-        for start in range(0, size, _READ_AT_ONCE):
-            yield os.pread(descriptor, min(_READ_AT_ONCE, size - start), start)
+        for start in range(0, size, _BYTES_PER_READ):
+            yield os.pread(descriptor, min(_BYTES_PER_READ, size - start), start)
     finally:
         os.close(descriptor)

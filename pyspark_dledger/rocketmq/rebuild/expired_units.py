@@ -1,4 +1,4 @@
-"""What existing ConsumeQueues say of messages that have expired: it is told by nothing else, and kept."""
+"""Keeps the units of expired messages, which exist only in the ConsumeQueues and not in the log."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ _FILLER = np.array((0, FILLER_SIZE, 0), UNIT_DTYPE)
 
 
 class ExpiredUnits:
-    """The units of messages before a position of the log, queue by queue.
+    """The units of messages before the position `begin` of the log, by queue.
 
-    A queue whose messages are all gone has its end from them. `into` writes those of a queue, once, and says how many
-    were units of messages. What is none of a message there, and no filler, becomes a filler.
+    They also tell the end of a queue whose messages have all expired. Invalid units become fillers.
     """
 
     def __init__(self, root: Path, begin: int) -> None:
@@ -33,11 +32,14 @@ class ExpiredUnits:
 
     @property
     def names(self) -> list[QueueName]:
-        """The queues of which nothing was written yet."""
+        """The queues that are not written yet."""
         return list(self._queues)
 
-    def into(self, writer: QueueWriter, name: QueueName, end: int | None = None) -> int:
-        """Write the units of a queue, up to a queueOffset, which is that of its first message in the log."""
+    def write_to(self, writer: QueueWriter, name: QueueName, end: int | None = None) -> int:
+        """Write the units of a queue, if not done yet, up to the queueOffset of its first message in the log.
+
+        Returns the number of units of messages.
+        """
         queue = self._queues.pop(name, None)
         if queue is None or not is_valid_queue(name):
             return 0
@@ -46,18 +48,18 @@ class ExpiredUnits:
         if not any(self._is_expired(found).any() for _, found in _chunks(units, stop)):
             return 0
         kept = 0
-        for places, found in _chunks(units, stop):
+        for offsets, found in _chunks(units, stop):
             if end is not None:
-                places, found = places[places < end], found[places < end]
+                offsets, found = offsets[offsets < end], found[offsets < end]
             is_message = self._is_expired(found)
             kept_units = found.astype(UNIT_DTYPE)
             kept_units[~is_message] = _FILLER
-            writer.put([name], np.zeros(len(places), np.int64), places, kept_units)
+            writer.put([name], np.zeros(len(offsets), np.int64), offsets, kept_units)
             kept += int(is_message.sum())
         return kept
 
     def _is_expired(self, units: Units) -> npt.NDArray[np.bool_]:
-        """Where a unit of a message before the log stands."""
+        """Which units are of messages before the log's beginning."""
         offset = units["commitLogOffset"]
         is_message = (units["size"] >= MIN_MESSAGE_SIZE) & ~is_filler(units)
         is_expired: npt.NDArray[np.bool_] = is_message & (offset >= 0) & (offset < self._begin)
@@ -65,6 +67,6 @@ class ExpiredUnits:
 
 
 def _chunks(units: QueueUnits, stop: int) -> Iterator[tuple[Longs, Units]]:
-    """The units of the first ranks, with their queueOffsets."""
+    """The first `stop` units with their queueOffsets."""
     for start in range(0, stop, UNITS_AT_ONCE):
         yield units.read(start, min(start + UNITS_AT_ONCE, stop))

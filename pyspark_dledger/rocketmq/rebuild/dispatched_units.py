@@ -1,0 +1,186 @@
+"""Extracts ConsumeQueue units and index keys from a log, chunk by chunk and in its order.
+
+Ranges of the log can be read by other processes, in any order. Their units and keys come through files, so that no
+process needs memory for a whole log.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import uuid
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from io import BytesIO
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+import numpy as np
+
+from pyspark_dledger.common.integers import INT64_MAX
+from pyspark_dledger.errors import StoreError
+from pyspark_dledger.format.engine import Engine
+from pyspark_dledger.format.layout import FLAG_INNER_BATCH
+from pyspark_dledger.format.spec import Filters, ScanRequest, Segment
+from pyspark_dledger.log.gaps import FileGap
+from pyspark_dledger.log.io.queue_files import Units
+from pyspark_dledger.log.io.store_engine import engine_of
+from pyspark_dledger.log.plan import plan_between
+from pyspark_dledger.log.store_view import StoreView
+from pyspark_dledger.rocketmq.dispatch.log_part import LogPart, read_part
+from pyspark_dledger.rocketmq.index_file.message_keys import Keys
+from pyspark_dledger.rocketmq.message_arrays import Longs, QueueName
+from pyspark_dledger.rocketmq.work_parts import MapParts, map_here
+
+# Read into memory at a time.
+_CHUNK_BYTES = 32 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class SegmentRange:
+    """The entries that begin at positions ``[start, end)`` of a segment; ranges are numbered in the log's order."""
+
+    number: int
+    segment: Segment
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class UnitSpec:
+    """What to extract: units, and keys if `index` is set. Topics in `batch_topics` have no ConsumeQueue."""
+
+    index: bool
+    delays_ms: tuple[int, ...]
+    batch_topics: frozenset[str]
+    engine: str
+
+
+class ChunkCounts(NamedTuple):
+    """The numbers of messages in a chunk.
+
+    ``messages`` can be in a queue or the index. ``skipped`` rows are no messages, or no queue can have them;
+    ``first_skipped`` describes the first one. ``batches`` are messages of batchconsumequeue. ``last_stored`` is the
+    last message's storeTimestamp in milliseconds, 0 without messages.
+    """
+
+    messages: int
+    skipped: int
+    first_skipped: str
+    batches: int
+    last_stored: int
+
+
+class DispatchedUnits(NamedTuple):
+    """The units and keys of a chunk of the log, which ends at position ``end``; ``queue`` indexes ``names``."""
+
+    end: int
+    names: list[QueueName]
+    queue: Longs
+    queue_offset: Longs
+    units: Units
+    keys: Keys
+    counts: ChunkCounts
+
+
+def plan_ranges(log: StoreView, end: int | None, part_bytes: int) -> tuple[list[SegmentRange], int]:
+    """The ranges of a log up to a position, and the number of bytes in missing files between them."""
+    options = replace(log.options, max_partition_bytes=part_bytes, min_partitions=None)
+    partitions = plan_between(log, ("pos",), options, Filters(), None, 0, INT64_MAX if end is None else end)
+    ranges = [each for partition in partitions for each in partition.ranges]
+    missing = sum(each.end - each.start for each in ranges if isinstance(each, FileGap))
+    scans = [each for each in ranges if isinstance(each, ScanRequest)]
+    return [SegmentRange(number, each.segment, each.start, each.end) for number, each in enumerate(scans)], missing
+
+
+def units_in_order(
+    spec: UnitSpec, ranges: list[SegmentRange], folder: Path | None, map_parts: MapParts
+) -> Iterator[tuple[SegmentRange, Iterable[DispatchedUnits]]]:
+    """The units of each range, in the order of the log. In `folder` other processes leave the units they read.
+
+    Raises StoreError if a range cannot be read, or a process did not return one.
+    """
+    if folder is not None:
+        shutil.rmtree(folder, ignore_errors=True)  # of an interrupted run
+    if map_parts is map_here:
+        for each in ranges:
+            yield each, read_range(spec, each)
+        return
+    assert folder is not None
+    folder.mkdir(parents=True)
+    try:
+        finished: dict[int, Path] = {}
+        following = 0
+        for number, path in map_parts(partial(_read_into, spec, folder), ranges):
+            finished[number] = path
+            while following in finished:
+                path = finished.pop(following)
+                yield ranges[following], load_units(path)
+                path.unlink()
+                following += 1
+        if following < len(ranges):
+            raise StoreError(f"{folder}: expected {len(ranges)} ranges, range {following} is missing: run it again")
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def read_range(spec: UnitSpec, each: SegmentRange) -> Iterator[DispatchedUnits]:
+    """The units of a range, chunk by chunk. Raises StoreError if the segment cannot be read."""
+    engine = engine_of(spec.engine, each.segment)
+    pos = each.start
+    while pos < each.end:
+        chunk = read_part(engine, each.segment, pos, min(each.end, pos + _CHUNK_BYTES), spec.delays_ms)
+        yield units_of_chunk(engine, spec, chunk)
+        pos = chunk.end
+
+
+def units_of_chunk(engine: Engine, spec: UnitSpec, chunk: LogPart) -> DispatchedUnits:
+    """The units and keys of the messages of a chunk."""
+    queue, queue_offset, units = chunk.units()
+    is_batch = (chunk.found.sys_flag & FLAG_INNER_BATCH) != 0
+    of_batch_topic = np.array([topic in spec.batch_topics for topic, _ in chunk.names.names], bool)
+    if of_batch_topic.any():
+        is_batch |= of_batch_topic[chunk.found.queue]
+    if is_batch.any():
+        is_single = ~is_batch[chunk.found.is_dispatched]
+        queue, queue_offset, units = queue[is_single], queue_offset[is_single], units[is_single]
+    keys = chunk.keys(engine) if spec.index else Keys(*(np.empty(0, np.int64) for _ in range(3)))
+    messages = len(chunk.found)
+    counts = ChunkCounts(messages, chunk.skipped, chunk.first_skipped, int(is_batch.sum()), chunk.last_stored)
+    return DispatchedUnits(chunk.end, chunk.names.names, queue, queue_offset, units, keys, counts)
+
+
+# Ranges that other processes read
+
+
+def _read_into(spec: UnitSpec, folder: Path, each: SegmentRange) -> tuple[int, Path]:
+    """Read a range and leave its units in a file. Concurrent attempts at the same range are safe."""
+    path = folder / f"{each.number:08d}"
+    temporary = folder / f"{path.name}.{uuid.uuid4().hex}"
+    with temporary.open("wb") as file:
+        for units in read_range(spec, each):
+            save_units(file, units)
+    temporary.rename(path)
+    return each.number, path
+
+
+def save_units(file: BinaryIO, found: DispatchedUnits) -> None:
+    """Write the units of a chunk: a line of JSON, then the arrays in numpy's format. Raises OSError."""
+    data = BytesIO()  # numpy reports a full disk without its error number
+    data.write(json.dumps([found.end, found.names, found.counts]).encode() + b"\n")
+    keys = found.keys
+    for array in (found.queue, found.queue_offset, found.units, keys.offset, keys.stored, keys.key_hash):
+        np.save(data, array, allow_pickle=False)
+    file.write(data.getbuffer())
+
+
+def load_units(path: Path) -> Iterator[DispatchedUnits]:
+    """The units in a file, chunk by chunk."""
+    with path.open("rb") as file:
+        while line := file.readline():
+            end, names, counts = json.loads(line)
+            queue, queue_offset, units, offset, stored, key_hash = (np.load(file, allow_pickle=False) for _ in range(6))
+            keys = Keys(offset, stored, key_hash)
+            named = [(topic, number) for topic, number in names]
+            yield DispatchedUnits(end, named, queue, queue_offset, units, keys, ChunkCounts(*counts))

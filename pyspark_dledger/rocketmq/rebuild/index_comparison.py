@@ -1,0 +1,202 @@
+"""Compares the index of keys with the one that a rebuild would write. Writes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from pyspark_dledger.log.store_view import StoreView
+from pyspark_dledger.rocketmq.index_file.index_file import IndexHeader, hash_slots, index_files, read_header
+from pyspark_dledger.rocketmq.message_arrays import Longs
+from pyspark_dledger.rocketmq.rebuild.builder import (
+    BuildReport,
+    BuildSettings,
+    Progress,
+    read_log,
+)
+from pyspark_dledger.rocketmq.rebuild.dispatched_units import DispatchedUnits
+from pyspark_dledger.rocketmq.rebuild.index_check import units_in, unlinked_units
+
+# Keys found on one side only, which may be found on the other side later, out of order.
+_MAX_UNMATCHED = 1_000_000
+
+
+@dataclass
+class IndexDifference:
+    """An existing index file compared with what a rebuild would write; numbers of keys, each of one message.
+
+    ``missing`` keys are of messages in the file's range, and not in the index. ``extra`` keys are of no message of the
+    log with that key, or duplicates. ``expired`` keys are of messages before the log's beginning. No hash slot leads to
+    ``unlinked`` keys. ``file`` is None for messages outside the ranges of all files. ``problem`` says why a file cannot
+    be read. ``commit_log_offset`` is the position of the first message that differs.
+    """
+
+    file: str | None
+    keys: int = 0
+    missing: int = 0
+    extra: int = 0
+    expired: int = 0
+    unlinked: int = 0
+    commit_log_offset: int | None = None
+    problem: str | None = None
+
+    @property
+    def is_equal(self) -> bool:
+        return not (self.missing or self.extra or self.unlinked or self.problem)
+
+
+def compare_index(
+    log: StoreView, root: Path, settings: BuildSettings, progress: Progress | None = None
+) -> tuple[BuildReport, list[IndexDifference]]:
+    """What a rebuild of the index of keys of a root would change, by file. Raises StoreError."""
+    sink = _ComparedKeys(root, log.segments[0].base if log.segments else 0)
+    built = read_log(log, settings, [sink], root, progress=progress)
+    return built, sink.rows
+
+
+class _IndexKeys(NamedTuple):
+    """Keys of the log or of index files: positions of their messages, hashes, and numbers of files (-1 for the log)."""
+
+    offset: Longs
+    key_hash: Longs
+    file: Longs
+
+    def take(self, which: npt.NDArray[Any]) -> _IndexKeys:
+        return _IndexKeys(*(values[which] for values in self))
+
+    @property
+    def size(self) -> int:
+        return len(self.offset)
+
+
+def _concatenate(*keys: _IndexKeys) -> _IndexKeys:
+    return _IndexKeys(*(np.concatenate(values) for values in zip(*keys, strict=True)))
+
+
+_NO_KEYS = _IndexKeys(*(np.empty(0, np.int64) for _ in range(3)))
+
+
+class _ComparedKeys:
+    """Compares the keys of the log, in its order, with the units of the index files."""
+
+    needs_keys = True
+
+    def __init__(self, root: Path, begin: int) -> None:
+        self._begin = begin
+        self._paths = index_files(root)
+        self._headers = [read_header(path) or IndexHeader(0, 0, 0, 0, 0, 1) for path in self._paths]
+        self.rows = [IndexDifference(path.name) for path in self._paths]
+        self._units = self._all_units()
+        self._ahead = _NO_KEYS
+        self._all_read = False
+        self._missing, self._extra = _NO_KEYS, _NO_KEYS
+        self._outside = IndexDifference(None)
+
+    def _all_units(self) -> Iterator[_IndexKeys]:
+        """The units of all files, in the order in which they were written. Sets the problems of files in their rows."""
+        for number, (path, header, row) in enumerate(zip(self._paths, self._headers, self.rows, strict=True)):
+            slots = hash_slots(path)
+            if slots is None:
+                row.problem = "expected hash slots and units that fit the header, found none"
+                continue
+            row.unlinked = unlinked_units(path, slots, header.index_count)
+            for _, units in units_in(path, slots, header.index_count):
+                row.keys += len(units)
+                offset, key_hash = units["commitLogOffset"].astype(np.int64), units["keyHash"].astype(np.int64)
+                is_expired = offset < self._begin
+                row.expired += int(is_expired.sum())
+                keys = _IndexKeys(offset, key_hash, np.full(len(units), number, np.int64))
+                yield keys.take(~is_expired)
+
+    def put(self, chunk: DispatchedUnits) -> None:
+        keys = chunk.keys
+        self._compare(_IndexKeys(keys.offset, keys.key_hash, np.full(len(keys), -1, np.int64)), chunk.end)
+
+    def finish(self, built: BuildReport) -> BuildReport:
+        self._compare(_NO_KEYS, None)
+        self._count_unmatched()
+        if self._outside.missing:
+            self.rows.append(self._outside)
+        return replace(built, index_files=len(self._paths))
+
+    def close(self) -> None: ...
+
+    def _compare(self, expected: _IndexKeys, end: int | None) -> None:
+        """Compare keys of the log with those of the index, up to a position; None for all."""
+        while not self._all_read and not self._reaches(end):
+            read = next(self._units, None)
+            self._all_read = read is None
+            if read is not None:
+                self._ahead = _concatenate(self._ahead, read)
+            if end is None:
+                self._match(_NO_KEYS, self._ahead)
+                self._ahead = _NO_KEYS
+        is_due = self._ahead.offset < end if end is not None else np.ones(self._ahead.size, bool)
+        found, self._ahead = self._ahead.take(is_due), self._ahead.take(~is_due)
+        self._match(expected, found)
+
+    def _reaches(self, end: int | None) -> bool:
+        """Whether the last unit that was read is at or after a position."""
+        return end is not None and self._ahead.size > 0 and int(self._ahead.offset[-1]) >= end
+
+    def _match(self, expected: _IndexKeys, found: _IndexKeys) -> None:
+        if expected.size == found.size and all(map(np.array_equal, expected[:2], found[:2])):
+            return
+        missing, extra = _unmatched(expected, found)
+        self._missing, self._extra = _concatenate(self._missing, missing), _concatenate(self._extra, extra)
+        if max(self._missing.size, self._extra.size) > _MAX_UNMATCHED:
+            self._count_unmatched()
+
+    def _count_unmatched(self) -> None:
+        """Match the keys that are out of order, and count the others."""
+        missing, extra = _unmatched(self._missing, self._extra)
+        self._missing = self._extra = _NO_KEYS
+        for row, keys in self._by_row(missing, self._files_of(missing.offset)):
+            row.missing += keys.size
+            _note_first(row, keys)
+        for row, keys in self._by_row(extra, extra.file):
+            row.extra += keys.size
+            _note_first(row, keys)
+
+    def _files_of(self, offsets: Longs) -> Longs:
+        """The number of the file whose range has each message; -1 for none."""
+        files = np.full(len(offsets), -1, np.int64)
+        for number, header in enumerate(self._headers):
+            if header.index_count > 1:
+                files[(header.begin_phy_offset <= offsets) & (offsets <= header.end_phy_offset)] = number
+        return files
+
+    def _by_row(self, keys: _IndexKeys, files: Longs) -> Iterator[tuple[IndexDifference, _IndexKeys]]:
+        for number in np.unique(files).tolist():
+            yield (self.rows[number] if number >= 0 else self._outside), keys.take(files == number)
+
+
+def _note_first(row: IndexDifference, keys: _IndexKeys) -> None:
+    first = int(keys.offset.min())
+    if row.commit_log_offset is None or first < row.commit_log_offset:
+        row.commit_log_offset = first
+
+
+def _unmatched(expected: _IndexKeys, found: _IndexKeys) -> tuple[_IndexKeys, _IndexKeys]:
+    """The keys that are only expected, and those that are only found. Duplicates are matched one to one."""
+    if not expected.size or not found.size:
+        return expected, found
+    both = _concatenate(expected, found)
+    is_found = np.concatenate([np.zeros(expected.size, bool), np.ones(found.size, bool)])
+    order = np.lexsort((is_found, both.key_hash, both.offset))
+    offset, key_hash, is_found = both.offset[order], both.key_hash[order], is_found[order]
+    is_new = np.concatenate([[True], (offset[1:] != offset[:-1]) | (key_hash[1:] != key_hash[:-1])])
+    group = np.cumsum(is_new) - 1
+    start = np.flatnonzero(is_new)[group]
+    counts = np.bincount(group, ~is_found), np.bincount(group, is_found)
+    rank = np.arange(len(order)) - start
+    expected_count, found_count = (count.astype(np.int64)[group] for count in counts)
+    # For each key the expected ones come first, then the found ones; equal numbers of both match.
+    is_missing = ~is_found & (rank >= found_count)
+    is_extra = is_found & (rank - expected_count >= expected_count)
+    return both.take(order[is_missing]), both.take(order[is_extra])
