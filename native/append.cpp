@@ -20,7 +20,7 @@ constexpr int64_t kSector = 512;
 
 std::string bytes_found(int64_t found) { return ", found " + std::to_string(found) + " bytes"; }
 
-[[noreturn]] void fail_changed() { fail("expected a block that nobody changes while it is read, found a changed one"); }
+[[noreturn]] void fail_changed() { fail("the block was changed while it was read"); }
 
 void check_length(int64_t number, int64_t length) {
   if (length <= kMaxBodySize) return;
@@ -50,27 +50,27 @@ void check_block(const PackedBodies& bodies) {
   }
 }
 
-void write_unit(const LogPlace& place, int64_t size, uint8_t* unit) {
+void write_unit(const EntryPosition& position, int64_t size, uint8_t* unit) {
   store_be32(unit, kMagicNormal);
-  store_be64(unit + 4, static_cast<uint64_t>(place.pos));
+  store_be64(unit + 4, static_cast<uint64_t>(position.pos));
   store_be32(unit + 12, static_cast<uint32_t>(size));
-  store_be64(unit + 16, static_cast<uint64_t>(place.index));
-  store_be64(unit + 24, static_cast<uint64_t>(place.term));
+  store_be64(unit + 16, static_cast<uint64_t>(position.index));
+  store_be64(unit + 24, static_cast<uint64_t>(position.term));
 }
 
-void write_header(const LogPlace& place, int64_t size, uint8_t* header) {
+void write_header(const EntryPosition& position, int64_t size, uint8_t* header) {
   store_be32(header, kMagicNormal);
   store_be32(header + 4, static_cast<uint32_t>(size));
-  store_be64(header + 8, static_cast<uint64_t>(place.index));
-  store_be64(header + 16, static_cast<uint64_t>(place.term));
-  store_be64(header + 24, static_cast<uint64_t>(place.pos));
+  store_be64(header + 8, static_cast<uint64_t>(position.index));
+  store_be64(header + 16, static_cast<uint64_t>(position.term));
+  store_be64(header + 24, static_cast<uint64_t>(position.pos));
   std::memset(header + 32, 0, 12);  // channel and CRCs
   store_be32(header + 44, static_cast<uint32_t>(size - kEntryHeaderSize));
 }
 
-// The size of the entry whose header this is, of which `left` bytes are there.
-int64_t whole_size(const uint8_t* header, int64_t left, int64_t number) {
-  if (left < kEntryHeaderSize) fail_at(number, "a header of 48 bytes" + bytes_found(left));
+// The size of a complete entry by its header.
+int64_t whole_size(const uint8_t* header, int64_t remaining, int64_t number) {
+  if (remaining < kEntryHeaderSize) fail_at(number, "a header of 48 bytes" + bytes_found(remaining));
   const EntryHeader entry{header};
   const int64_t size = entry.size(), body_size = entry.body_size();
   if (entry.magic() != kMagicNormal) fail_at(number, "magic 1, found " + std::to_string(entry.magic()));
@@ -80,7 +80,7 @@ int64_t whole_size(const uint8_t* header, int64_t left, int64_t number) {
   if (size > kMaxEntrySize) {
     fail_at(number, "size of at most " + std::to_string(kMaxEntrySize) + ", found " + std::to_string(size));
   }
-  if (size > left) fail_at(number, std::to_string(size) + " bytes" + bytes_found(left));
+  if (size > remaining) fail_at(number, std::to_string(size) + " bytes" + bytes_found(remaining));
   return size;
 }
 
@@ -90,7 +90,7 @@ void check_value(int64_t number, const char* name, int64_t expected, int64_t fou
   }
 }
 
-// Whether one of the sectors that these bytes of a body stand in, the first of them at `pos`, has none but zeros.
+// Whether the bytes of a body, which begins at `pos`, are all zero in one of their sectors.
 bool has_zero_sector(const uint8_t* body, int64_t size, int64_t pos) {
   for (int64_t start = 0; start < size;) {
     const int64_t end = std::min(size, start + kSector - (pos + start) % kSector);
@@ -155,26 +155,26 @@ Fitting find_fitting(const PackedBodies& bodies, int64_t first, int64_t space) {
   return fitting;
 }
 
-void encode(const PackedBodies& bodies, const Fitting& fitting, LogPlace place, uint8_t* data, uint8_t* units) {
+void encode(const PackedBodies& bodies, const Fitting& fitting, EntryPosition position, uint8_t* data, uint8_t* units) {
   uint8_t* const end = data + fitting.size;
   int64_t offset = fitting.offset;
   for (int64_t i = 0; i < fitting.count; i++) {
     const int64_t length = length_at(bodies, fitting.first + i);
     const int64_t size = kEntryHeaderSize + length;
     if (size > end - data || length > bodies.block.size - offset) fail_changed();
-    write_header(place, size, data);
+    write_header(position, size, data);
     if (length > 0) std::memcpy(data + kEntryHeaderSize, bodies.block.data + offset, static_cast<size_t>(length));
-    write_unit(place, size, units);
+    write_unit(position, size, units);
     data += size;
     units += kIndexUnitSize;
     offset += length;
-    place.index++;
-    place.pos += size;
+    position.index++;
+    position.pos += size;
   }
   if (data != end) fail_changed();
 }
 
-CheckedEntries check_entries(const ByteRange& data, LogPlace expected, int64_t most_term) {
+CheckedEntries check_entries(const ByteRange& data, EntryPosition expected, int64_t max_term) {
   if (data.size == 0) fail("expected at least one entry, found none");
   CheckedEntries checked{0, expected.term, {}};
   for (int64_t offset = 0; offset < data.size;) {
@@ -183,12 +183,12 @@ CheckedEntries check_entries(const ByteRange& data, LogPlace expected, int64_t m
     const int64_t term = entry.term();
     check_value(checked.count, "index", expected.index, entry.index());
     check_value(checked.count, "pos", expected.pos, entry.pos());
-    if (term < expected.term || term > most_term) {
-      fail_at(checked.count, "term from " + std::to_string(expected.term) + " to " + std::to_string(most_term) +
+    if (term < expected.term || term > max_term) {
+      fail_at(checked.count, "term from " + std::to_string(expected.term) + " to " + std::to_string(max_term) +
                                  ", found " + std::to_string(term));
     }
     expected.term = term;
-    // Entries of one batch are mostly alike.
+    // Entries of one batch usually have similar sizes.
     if (checked.count == 0) checked.units.reserve(static_cast<size_t>((data.size / size + 1) * kIndexUnitSize));
     write_unit(expected, size, checked.units.extend(kIndexUnitSize));
     offset += size;

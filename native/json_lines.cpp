@@ -13,9 +13,9 @@
 namespace dledger {
 namespace {
 
-constexpr size_t kPart = 4096;        // bytes of a text between two looks at the room for it
-constexpr size_t kLongestEscape = 6;  // of a byte
-constexpr size_t kLongestNumber = 20;
+constexpr size_t kPart = 4096;        // bytes of a text between two checks of the buffer
+constexpr size_t kMaxEscapeSize = 6;  // of a byte
+constexpr size_t kMaxNumberSize = 20;
 constexpr size_t kTimeSize = 26;
 constexpr int64_t kMillisecondsOfDay = 24 * 60 * 60 * 1000;
 constexpr char kHexDigits[] = "0123456789abcdef";
@@ -44,7 +44,7 @@ uint8_t* put_digits(uint8_t* to, uint32_t value, int digits) {
 
 bool is_plain(uint8_t byte) { return byte >= 0x20 && byte < 0x7F && byte != '"' && byte != '\\'; }
 
-// Whether all of eight bytes are plain.
+// Whether all eight bytes are plain.
 bool are_plain(uint64_t word) {
   constexpr uint64_t kOnes = 0x0101010101010101u, kTops = 0x8080808080808080u;
   const auto zeros = [](uint64_t of) { return (of - kOnes) & ~of; };  // the top bit of a byte that is 0
@@ -53,9 +53,9 @@ bool are_plain(uint64_t word) {
   return (odd & kTops) == 0;
 }
 
-// Characters beyond ASCII that a terminal would obey: control characters, what ends a line, what is invisible or turns
-// the direction of text.
-bool is_obeyed(uint32_t character) {
+// Characters beyond ASCII that control a terminal: control characters, line separators, invisible characters, and
+// changes of the text's direction.
+bool is_control(uint32_t character) {
   struct Range {
     uint32_t first, last;
   };
@@ -65,7 +65,7 @@ bool is_obeyed(uint32_t character) {
                      [&](const Range& range) { return character >= range.first && character <= range.last; });
 }
 
-// The character of a well-formed sequence of so many bytes.
+// The character of a valid UTF-8 sequence of this length.
 uint32_t character_at(const uint8_t* p, int length) {
   uint32_t character = p[0] & (0xFFu >> (length + 1));
   for (int i = 1; i < length; i++) character = character << 6 | (p[i] & 0x3Fu);
@@ -95,7 +95,7 @@ uint8_t* put_ascii_escape(uint8_t* to, uint8_t c) {
   }
 }
 
-// The character at `from`; what is not UTF-8 as a backslash, x and two digits for each byte. Both pointers move.
+// Writes the character at `from`, an invalid byte as a backslash, x and two digits. Moves both pointers.
 void put_character(uint8_t*& to, const uint8_t*& from, const uint8_t* end) {
   if (is_plain(*from)) {
     *to++ = *from++;
@@ -111,7 +111,7 @@ void put_character(uint8_t*& to, const uint8_t*& from, const uint8_t* end) {
     return;
   }
   const uint32_t character = character_at(from, length);
-  if (is_obeyed(character)) {
+  if (is_control(character)) {
     to = put_unicode_escape(to, character);
   } else {
     std::memcpy(to, from, static_cast<size_t>(length));
@@ -125,7 +125,7 @@ void put_quoted(TextBuffer& text, const uint8_t* from, size_t size) {
   text.append("\"");
   while (from < end) {
     const uint8_t* const stop = from + std::min<size_t>(kPart, static_cast<size_t>(end - from));
-    uint8_t* to = text.room(kLongestEscape * (kPart + 4));  // the last character may go beyond `stop`
+    uint8_t* to = text.reserve(kMaxEscapeSize * (kPart + 4));  // the last character may extend past `stop`
     while (from < stop) {
       for (; stop - from >= 8; from += 8, to += 8) {
         const uint64_t word = load_le64(from);
@@ -155,7 +155,7 @@ const Base64Pairs& base64_pairs() {
 
 void put_base64(TextBuffer& text, const uint8_t* from, size_t size) {
   const Base64Pairs& pairs = base64_pairs();
-  uint8_t* to = text.room(4 * (size / 3 + 1) + 2);
+  uint8_t* to = text.reserve(4 * (size / 3 + 1) + 2);
   const auto put_pair = [&](uint64_t bits) {
     std::memcpy(to, pairs[bits & 0xFFF].data(), 2);
     to += 2;
@@ -181,7 +181,7 @@ void put_base64(TextBuffer& text, const uint8_t* from, size_t size) {
 }
 
 void put_hex_text(TextBuffer& text, const uint8_t* from, size_t size) {
-  uint8_t* to = put_char(text.room(2 * size + 2), '"');
+  uint8_t* to = put_char(text.reserve(2 * size + 2), '"');
   for (size_t i = 0; i < size; i++) to = put_hex(to, from[i], 2);
   text.end_at(put_char(to, '"'));
 }
@@ -190,8 +190,8 @@ struct Date {
   uint32_t year, month, day;
 };
 
-// The date so many days after 1970-01-01, in the proleptic Gregorian calendar from year 1 on. Years begin in March
-// here, so that what is irregular, the leap day, is their last day.
+// The date in the proleptic Gregorian calendar, from year 1 on, by the days since 1970-01-01. Years begin in March
+// here, so that the leap day is their last day.
 Date date_of(int64_t days) {
   constexpr uint32_t kDaysBefore1970 = 719468;  // since 0000-03-01
   constexpr uint32_t kDaysOf400Years = 146097, kDaysOf100Years = 36524, kDaysOf4Years = 1461;
@@ -220,11 +220,9 @@ uint8_t* put_time(uint8_t* to, int64_t milliseconds) {
   return put_chars(to, "Z\"");
 }
 
-std::invalid_argument not_ascending() {
-  return std::invalid_argument("expected ascending offsets in an Arrow array, found others");
-}
+std::invalid_argument not_ascending() { return std::invalid_argument("the offsets of an Arrow array do not ascend"); }
 
-// Those of `count` values from `first` on, and the one behind them.
+// Checks the offsets of `count` values from `first` on, and the one after them.
 void check_offsets(const int32_t* offsets, int64_t first, int64_t count) {
   if (count == 0) return;
   bool is_ascending = offsets[first] >= 0;
@@ -241,7 +239,7 @@ void check_offsets(const MapColumn& column, int64_t rows, const ArrowArray& arra
   for (int i = 0; i < 2; i++) {
     const auto [offsets, offset] = std::pair(texts[i]->offsets, texts[i]->offset + first);
     check_offsets(offsets, offset, count);
-    // Of these texts others may follow; Arrow looks at where the last of all ends.
+    // More texts may follow these; Arrow checks only the end of the last one.
     const ArrowArray& all = *array.children[0]->children[i];
     if (count > 0 && offsets[offset + count] > offsets[all.offset + all.length]) throw not_ascending();
   }
@@ -249,7 +247,7 @@ void check_offsets(const MapColumn& column, int64_t rows, const ArrowArray& arra
 
 }  // namespace
 
-void TextBuffer::append(std::string_view text) { end_at(put_chars(room(text.size()), text)); }
+void TextBuffer::append(std::string_view text) { end_at(put_chars(reserve(text.size()), text)); }
 
 JsonLines::JsonLines(const ArrowSchema& schema, const ArrowArray& batch, BytesForm form)
     : rows_(batch.length), form_(form) {
@@ -306,8 +304,8 @@ void JsonLines::put_row(int64_t row) {
 
 template <typename T>
 void JsonLines::put(const NumberColumn<T>& column, int64_t row) {
-  auto* const to = reinterpret_cast<char*>(text_.room(kLongestNumber));
-  const char* const end = std::to_chars(to, to + kLongestNumber, column.values[column.offset + row]).ptr;
+  auto* const to = reinterpret_cast<char*>(text_.reserve(kMaxNumberSize));
+  const char* const end = std::to_chars(to, to + kMaxNumberSize, column.values[column.offset + row]).ptr;
   text_.end_at(reinterpret_cast<const uint8_t*>(end));
 }
 
@@ -321,7 +319,7 @@ void JsonLines::put(const TimeColumn& column, int64_t row) {
   if (!is_representable(milliseconds)) {
     throw std::invalid_argument(expected_found("a time", "within the years 1 to 9999", milliseconds) + " ms");
   }
-  text_.end_at(put_time(text_.room(kTimeSize), milliseconds));
+  text_.end_at(put_time(text_.reserve(kTimeSize), milliseconds));
 }
 
 void JsonLines::put(const TextColumn& column, int64_t row) {

@@ -1,4 +1,4 @@
-// Rows of an Arrow batch as lines of JSON: byte for byte those of format/json_text.py, which says what they look like.
+// Rows of an Arrow batch as lines of JSON: the same bytes as format/json_text.py, which defines them.
 #pragma once
 
 #include <cstdint>
@@ -11,17 +11,17 @@
 
 namespace dledger {
 
-// How bytes become text; Text is UTF-8, with a backslash, x and two digits for each byte that is none.
+// How bytes become text; Text is UTF-8, and each invalid byte is a backslash, x and two hex digits.
 enum class BytesForm { Base64, Hex, Text };
 
-// Text that grows; its memory is used again.
+// A growing text whose memory is reused.
 class TextBuffer {
  public:
   std::string_view view() const { return {reinterpret_cast<const char*>(memory_.data()), size_}; }
   void clear() { size_ = 0; }
 
-  // Room for at least so many bytes at the end, of which `end_at` keeps those before `end`.
-  uint8_t* room(size_t count) {
+  // Memory for at least so many bytes at the end. `end_at` keeps those before `end`.
+  uint8_t* reserve(size_t count) {
     if (memory_.size() - size_ < count) memory_.resize(2 * memory_.size() + count);
     return memory_.data() + size_;
   }
@@ -29,9 +29,9 @@ class TextBuffer {
   void append(std::string_view text);
 
  private:
-  static constexpr size_t kSmallest = 4096;
+  static constexpr size_t kMinCapacity = 4096;
 
-  std::vector<uint8_t> memory_ = std::vector<uint8_t>(kSmallest);
+  std::vector<uint8_t> memory_ = std::vector<uint8_t>(kMinCapacity);
   size_t size_ = 0;
 };
 
@@ -46,19 +46,19 @@ struct BinaryColumn : TextColumn {};
 // Columns of int32, int64, bool, timestamp[us], string, binary and map<string, string>; strings are UTF-8.
 class JsonLines {
  public:
-  // A view of a batch that has to stay as long as this lives. Throws std::invalid_argument for columns of other types,
-  // and where offsets of texts or maps do not ascend.
+  // The batch must outlive this. Throws std::invalid_argument for columns of other types, and for offsets of texts or
+  // maps that do not ascend.
   JsonLines(const ArrowSchema& schema, const ArrowArray& batch, BytesForm form);
 
-  // The lines of the next rows, each with its end, of about `size` bytes; empty behind the last row. They stay until
-  // the next call. Throws std::invalid_argument for a time outside the years 1 to 9999.
+  // The lines of the next rows, each with a newline, of about `size` bytes; empty after the last row. Valid until the
+  // next call. Throws std::invalid_argument for a time outside the years 1 to 9999.
   std::string_view next(size_t size);
 
  private:
   using Values = std::variant<NumberColumn<int32_t>, NumberColumn<int64_t>, BoolColumn, TimeColumn, TextColumn,
                               BinaryColumn, MapColumn>;
   struct Field {
-    std::string prefix;  // what stands between the value before and this one, its name among it
+    std::string prefix;  // the separator and the name before the value
     Values values;
   };
 

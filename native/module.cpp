@@ -8,7 +8,7 @@
 
 #include "crc32.hpp"
 #include "json_lines.hpp"
-#include "place.hpp"
+#include "message_copies.hpp"
 #include "puts.hpp"
 #include "python_values.hpp"
 #include "scan.hpp"
@@ -17,8 +17,8 @@
 namespace dledger {
 namespace {
 
-constexpr int64_t kHighestEnd = (int64_t{1} << 62) + (int64_t{1} << 61);  // no sum of positions overflows
-constexpr int64_t kLargestBatch = int64_t{1} << 29;                       // Arrow's text offsets have 31 bits
+constexpr int64_t kMaxEnd = (int64_t{1} << 62) + (int64_t{1} << 61);  // no sum of positions overflows
+constexpr int64_t kMaxBatchBytes = int64_t{1} << 29;                  // Arrow's text offsets have 31 bits
 
 void release_schema_capsule(PyObject* capsule) {
   auto* const schema = static_cast<ArrowSchema*>(PyCapsule_GetPointer(capsule, "arrow_schema"));
@@ -32,7 +32,7 @@ void release_array_capsule(PyObject* capsule) {
   delete array;
 }
 
-// The Arrow PyCapsule protocol. The batch gives its memory away, so it can be taken once.
+// The Arrow PyCapsule protocol. The batch gives its memory away, so this works once.
 py::tuple to_arrow(Batch& batch, const py::object&) {
   auto schema = std::make_unique<ArrowSchema>();
   auto array = std::make_unique<ArrowArray>();
@@ -61,7 +61,7 @@ SegmentId segment_id(const py::object& segment) {
   id.size = segment.attr("size").cast<int64_t>();
   id.is_dledger = segment.attr("source").cast<std::string>() == "dledger";
   id.check_pos = segment.attr("check_pos").cast<bool>();
-  if (id.base < 0 || id.size < 0 || id.base > kHighestEnd - id.size) {
+  if (id.base < 0 || id.size < 0 || id.base > kMaxEnd - id.size) {
     throw StoreFault(id.path + ": expected positions from 0 to 2^62, found a segment at " + std::to_string(id.base));
   }
   id.bytes = {id.path, id.path};
@@ -120,7 +120,7 @@ int64_t checked_start(const SegmentId& segment, int64_t start) {
   return start;
 }
 
-// `request` is a format.spec.ScanRequest.
+// `request` is a ScanRequest.
 std::unique_ptr<Scan> open_scan(const py::object& request) {
   Request native;
   native.segment = segment_id(request.attr("segment"));
@@ -132,13 +132,13 @@ std::unique_ptr<Scan> open_scan(const py::object& request) {
   native.verify_crc = request.attr("verify_crc").cast<bool>();
   native.committed_index = request.attr("committed_index").cast<std::optional<int64_t>>();
   native.max_rows = request.attr("max_batch_rows").cast<int64_t>();
-  native.max_bytes = std::min(request.attr("max_batch_bytes").cast<int64_t>(), kLargestBatch);
+  native.max_bytes = std::min(request.attr("max_batch_bytes").cast<int64_t>(), kMaxBatchBytes);
   native.end_is_boundary = request.attr("end_is_boundary").cast<bool>();
   return std::make_unique<Scan>(std::move(native));
 }
 
-// Calls `walk` on the segment's bytes, and again on fewer of them where the file shrank meanwhile. It is known to need
-// the first `populated` from `start` on.
+// Calls `walk` on the segment's bytes, and again on fewer bytes if the file shrank meanwhile. The first `populated`
+// bytes from `start` on are loaded before.
 template <typename Walk>
 auto on_segment(const py::object& segment, int64_t start, Walk walk, int64_t populated = 0) {
   const SegmentId id = segment_id(segment);
@@ -151,7 +151,7 @@ auto on_segment(const py::object& segment, int64_t start, Walk walk, int64_t pop
     try {
       result.emplace(walk(SegmentView(id, file.data(), readable)));
     } catch (const std::runtime_error&) {
-      file.readable();  // throws where it comes of bytes that a partial copy does not hold
+      file.readable();  // throws MissingFault if the fault comes from bytes that a partial copy does not have
       throw;
     }
     const int64_t now = file.readable();
@@ -176,38 +176,41 @@ py::list find_term_runs(const py::object& segment, int64_t start, int64_t end) {
   return list;
 }
 
-// The fields of a format.puts.PutIds, arrays as their bytes.
+// The fields of a PutIds, arrays as bytes.
 py::tuple find_put_ids(const py::object& segment, int64_t start, int64_t end) {
   const PutIds found = on_segment(segment, start, [&](const SegmentView& view) { return put_ids(view, start, end); });
   return py::make_tuple(array_of(found.index), bytes_of(found.ids), array_of(found.store_timestamp));
 }
 
-// The fields of a format.place.Placed, outcomes as their bytes. `starts` and `sizes` are arrays of int64 of one length.
-py::tuple place_in(const py::object& segment, const py::object& starts, const py::object& sizes, const py::object& into,
-                   const py::object& position) {
+// The fields of a CopiedMessages, outcomes as bytes. `starts` and `sizes` are arrays of int64.
+py::tuple copy_from(const py::object& segment, const py::object& starts, const py::object& sizes,
+                    const py::object& into, const py::object& position) {
   const HeldBytes from(starts, "starts"), lengths(sizes, "sizes"), memory(into, "memory", PyBUF_WRITABLE);
-  const int64_t first = integer("position", position, 0, kHighest);
+  const int64_t first = integer("position", position, 0, kMaxPosition);
   const int64_t count = lengths.range().size / 8;
-  const auto* const places = reinterpret_cast<const int64_t*>(from.range().data);
-  const auto* const numbers = reinterpret_cast<const int64_t*>(lengths.range().data);
+  const auto* const positions = reinterpret_cast<const int64_t*>(from.range().data);
+  const auto* const counts = reinterpret_cast<const int64_t*>(lengths.range().data);
   if (from.range().size != lengths.range().size || lengths.range().size % 8 != 0) {
-    throw py::value_error("expected as many starts as sizes, found others");
+    throw py::value_error("expected as many starts as sizes, found " + std::to_string(from.range().size / 8) + " and " +
+                          std::to_string(count));
   }
   int64_t room = memory.range().size;
   for (int64_t i = 0; i < count; i++) {
-    if (numbers[i] < 0 || numbers[i] > room) throw py::value_error("expected room for all messages, found less");
-    room -= numbers[i];
+    if (counts[i] < 0 || counts[i] > room) {
+      throw py::value_error("the sizes do not fit a buffer of " + std::to_string(memory.range().size) + " bytes");
+    }
+    room -= counts[i];
   }
   auto* const to = const_cast<uint8_t*>(memory.range().data);
   if (count == 0) return py::make_tuple(0, py::bytearray());
-  const auto walk = [&](const SegmentView& view) { return place_messages(view, places, numbers, count, first, to); };
-  const int64_t start = std::max(places[0], segment.attr("base").cast<int64_t>());
-  // There are about as many bytes in the segment as the messages have.
-  const Placed placed = on_segment(segment, start, walk, memory.range().size);
-  return py::make_tuple(placed.size, array_of(placed.outcomes));
+  const auto walk = [&](const SegmentView& view) { return copy_messages(view, positions, counts, count, first, to); };
+  const int64_t start = std::max(positions[0], segment.attr("base").cast<int64_t>());
+  // The messages are about consecutive in the segment.
+  const CopiedMessages copied = on_segment(segment, start, walk, memory.range().size);
+  return py::make_tuple(copied.size, array_of(copied.outcomes));
 }
 
-// `request` is a format.spec.SurveyRequest; the fields of a format.spec.Survey, in their order.
+// `request` is a SurveyRequest. Returns the fields of a Survey.
 py::tuple take_survey(const py::object& request) {
   SurveyRequest native;
   native.segment = segment_id(request.attr("segment"));
@@ -237,9 +240,9 @@ py::tuple take_survey(const py::object& request) {
                         found.last_store_timestamp, sizes, extents, problems, counts);
 }
 
-// The block of bodies, and how many there are.
+// The fields of a Bodies.
 py::tuple pack_bodies(const py::object& bodies) {
-  // A list could be changed by another thread, and what it holds be freed.
+  // Another thread could change a list, and its items could be freed.
   const auto items = py::reinterpret_steal<py::tuple>(PySequence_Tuple(bodies.ptr()));
   if (!items) throw py::error_already_set();
   std::vector<ByteRange> ranges;
@@ -271,17 +274,17 @@ py::list unpack_bodies(const py::object& count, const py::object& block) {
   return list;
 }
 
-// The fields of a format.entries.Encoded.
+// The fields of an EncodedEntries.
 py::tuple encode_bodies(const py::object& count, const py::object& block, const py::object& first,
                         const py::object& index, const py::object& term, const py::object& pos,
                         const py::object& space) {
   PackedBodies bodies{count_of(count), {}};
   const int64_t from = integer("first", first, 0, bodies.count - 1);
-  LogPlace place;
-  place.index = integer("index", index, 0, kHighest);
-  place.term = integer("term", term, -1, INT64_MAX);
-  place.pos = integer("pos", pos, 0, kHighest);
-  const int64_t room = integer("space", space, 0, kHighest);
+  EntryPosition position;
+  position.index = integer("index", index, 0, kMaxPosition);
+  position.term = integer("term", term, -1, INT64_MAX);
+  position.pos = integer("pos", pos, 0, kMaxPosition);
+  const int64_t room = integer("space", space, 0, kMaxPosition);
   const HeldBytes held(block, "block");
   bodies.block = held.range();
   const Fitting fitting = released(bodies.block.size, [&] { return find_fitting(bodies, from, room); });
@@ -289,38 +292,38 @@ py::tuple encode_bodies(const py::object& count, const py::object& block, const 
   const auto [units, unit_bytes] = make_bytearray(fitting.count * kIndexUnitSize);
   uint8_t* const entries_to = data_bytes;
   uint8_t* const units_to = unit_bytes;
-  released(fitting.size, [&] { encode(bodies, fitting, place, entries_to, units_to); });
+  released(fitting.size, [&] { encode(bodies, fitting, position, entries_to, units_to); });
   return py::make_tuple(fitting.count, data, units);
 }
 
-// The fields of a format.entries.Checked.
+// The fields of a CheckedEntries.
 py::tuple check_bytes(const py::object& data, const py::object& index, const py::object& pos,
-                      const py::object& least_term, const py::object& most_term) {
-  LogPlace expected;
-  expected.index = integer("index", index, 0, kHighest);
-  expected.pos = integer("pos", pos, 0, kHighest);
-  expected.term = integer("least term", least_term, INT64_MIN, INT64_MAX);
-  const int64_t most = integer("most term", most_term, INT64_MIN, INT64_MAX);
+                      const py::object& min_term, const py::object& max_term) {
+  EntryPosition expected;
+  expected.index = integer("index", index, 0, kMaxPosition);
+  expected.pos = integer("pos", pos, 0, kMaxPosition);
+  expected.term = integer("min_term", min_term, INT64_MIN, INT64_MAX);
+  const int64_t highest = integer("max_term", max_term, INT64_MIN, INT64_MAX);
   const HeldBytes held(data, "entries");
   const CheckedEntries checked =
-      released(held.range().size, [&] { return check_entries(held.range(), expected, most); });
+      released(held.range().size, [&] { return check_entries(held.range(), expected, highest); });
   const auto [units, to] = make_bytearray(static_cast<int64_t>(checked.units.size()));
   std::copy_n(checked.units.data(), checked.units.size(), to);
   return py::make_tuple(checked.count, checked.last_term, units);
 }
 
 std::optional<int64_t> find_torn_in(const py::object& data, const py::object& pos) {
-  const int64_t start = integer("pos", pos, 0, kHighest);
+  const int64_t start = integer("pos", pos, 0, kMaxPosition);
   const HeldBytes held(data, "entries");
   return released(held.range().size, [&] { return find_torn(held.range(), start); });
 }
 
-// The lines of a batch, which stays as long as this lives.
+// The lines of a batch, with a reference to it.
 class HeldLines {
  public:
   HeldLines(const py::object& batch, BytesForm form) : held_(batch), lines_(held_.schema(), held_.array(), form) {}
 
-  // The next lines, of about `size` bytes; empty behind the last.
+  // The next lines, of about `size` bytes; empty after the last one.
   py::bytes next(size_t size) {
     const std::string_view text = [&] {
       const py::gil_scoped_release release;
@@ -401,7 +404,7 @@ PYBIND11_MODULE(_native, module) {
   });
   module.def("term_runs", &find_term_runs);
   module.def("put_ids", &find_put_ids);
-  module.def("place_messages", &place_in);
+  module.def("place_messages", &copy_from);
   module.def("survey", &take_survey);
   module.def("pack_bodies", &pack_bodies);
   module.def("unpack_bodies", &unpack_bodies);

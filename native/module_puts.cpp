@@ -1,4 +1,4 @@
-// The part of the Python module that makes puts of rows, and entries of puts.
+// The part of the Python module for puts.
 #include <pybind11/stl.h>
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 namespace dledger {
 namespace {
 
-// `settings` is a format.puts.PutSettings that was checked.
+// `settings` is a checked PutSettings.
 PutSettings put_settings(const py::object& settings) {
   PutSettings native;
   native.producer = settings.attr("producer").cast<std::optional<std::string>>();
@@ -26,7 +26,7 @@ PutSettings put_settings(const py::object& settings) {
   return native;
 }
 
-// What it costs to encode rows, as bytes to go through.
+// The cost of encoding rows, as a number of bytes to read.
 int64_t cost_of(const PutBatch& batch) {
   constexpr int64_t kCostOfRow = 2048, kCostOfByte = 4;  // bytes are hashed, summed and copied
   const int32_t* const ends = batch.body.offsets + batch.body.offset;
@@ -34,7 +34,7 @@ int64_t cost_of(const PutBatch& batch) {
   return kCostOfRow * batch.rows + kCostOfByte * bytes;
 }
 
-// The fields of a format.entries.Bodies.
+// The fields of a Bodies.
 py::tuple encode_messages(const py::object& batch, const py::object& settings, Ordinals& ordinals) {
   const PutSettings native = put_settings(settings);
   const HeldArrow held(batch);
@@ -47,7 +47,7 @@ py::tuple encode_messages(const py::object& batch, const py::object& settings, O
   return py::make_tuple(rows.rows, block);
 }
 
-// The fields of a format.puts.Puts, arrays as their bytes.
+// The fields of a Puts, arrays as bytes.
 py::tuple read_bodies(const py::object& count, const py::object& block) {
   PackedBodies bodies{count_of(count), {}};
   const HeldBytes held(block, "block");
@@ -57,15 +57,14 @@ py::tuple read_bodies(const py::object& count, const py::object& block) {
                         array_of(puts.has_id));
 }
 
-// The fields of a format.entries.Bodies. `keep` is an array of bool and `queue_offsets` one of int64, of as many values
-// as there are bodies.
+// The fields of a Bodies. `keep` is an array of bool and `queue_offsets` one of int64, with a value for each body.
 py::tuple stamp_bodies(const py::object& count, const py::object& block, const py::object& keep,
                        const py::object& queue_offsets, int64_t store_timestamp, const py::bytes& store_host) {
   PackedBodies bodies{count_of(count), {}};
   const HeldBytes held(block, "block"), kept(keep, "keep"), offsets(queue_offsets, "queue_offsets");
   bodies.block = held.range();
   if (kept.range().size != bodies.count || offsets.range().size != 8 * bodies.count) {
-    throw py::value_error("expected a value of keep and queue_offsets for each body, found others");
+    throw py::value_error("expected one value of keep and queue_offsets for each body, found another number");
   }
   const auto* const numbers = reinterpret_cast<const int64_t*>(offsets.range().data);
   const std::string host = store_host;
@@ -83,7 +82,7 @@ void patch_entries(const py::object& data, const py::object& units) {
   patch_physical_offsets(const_cast<uint8_t*>(entries.range().data), entries.range().size, held.range());
 }
 
-// An int32 for each of an Arrow array of strings; 0 for a null.
+// An int32 for each string of an Arrow array; 0 for null.
 py::bytearray java_hashes(const py::object& strings) {
   const HeldArrow held(strings);
   const TextColumn column = view_text(held.schema(), held.array(), 0);

@@ -12,8 +12,8 @@ namespace {
 
 constexpr uint8_t kPropertySeparator = 0x02;
 constexpr uint8_t kNameValueSeparator = 0x01;
-constexpr int64_t kChunk = 16;     // rows whose bodies stay in the processor's first cache from hash to copy
-constexpr size_t kFewNames = 16;   // are compared with each other
+constexpr int64_t kChunk = 16;     // rows whose bodies stay in the first-level cache from hash to copy
+constexpr size_t kFewNames = 16;   // that are compared with each other
 constexpr int64_t kMaxLevel = 18;  // of delays
 constexpr int64_t kCommitted = 8;  // of transactions
 constexpr size_t kFirstSlots = 1024;
@@ -25,7 +25,7 @@ constexpr std::string_view kRealTopic = "REAL_TOPIC", kRealQueueId = "REAL_QID";
 
 std::string text(int64_t value) { return std::to_string(value); }
 
-// Whether none of the bytes is beyond ASCII, 1 or 2.
+// Whether all bytes are ASCII and none is 1 or 2.
 bool is_plain(const uint8_t* p, size_t n) {
   constexpr uint64_t kOnes = 0x0101010101010101u, kTops = 0x8080808080808080u;
   uint64_t odd = 0;
@@ -46,7 +46,7 @@ void check_text(const char* what, const Text& value) {
   const std::string_view bytes = value.view();
   if (std::any_of(bytes.begin(), bytes.end(), separates)) {
     fail(std::string("expected no character 1 or 2 in the ") + what +
-         " of a property, found one: they separate properties");
+         " of a property, found one: these separate properties");
   }
 }
 
@@ -55,7 +55,7 @@ uint8_t* put_text(uint8_t* to, std::string_view text) {
   return to + text.size();
 }
 
-// The last property may be without its separator: then there is no room for it before `end`.
+// The last property may have no separator: there is no room for it before `end` then.
 uint8_t* put_pair(uint8_t* to, std::string_view name, std::string_view value, const uint8_t* end) {
   to = put_text(to, name);
   *to++ = kNameValueSeparator;
@@ -64,7 +64,7 @@ uint8_t* put_pair(uint8_t* to, std::string_view name, std::string_view value, co
   return to;
 }
 
-// Length + 1, 0 for null, then the bytes.
+// The length + 1, or 0 for null, then the bytes.
 uint8_t* put_content(uint8_t* to, const Text& value) {
   store_le32(to, static_cast<uint32_t>(value.size + 1));
   return put_text(to + 4, value.view());
@@ -77,7 +77,7 @@ uint8_t* put_content(uint8_t* to, const std::optional<int64_t>& value) {
   return to + 8;
 }
 
-// The fields of a message before its body, all but those that differ from row to row.
+// The fields of a message before its body, without those that differ from row to row.
 std::vector<uint8_t> make_front(const PutSettings& settings) {
   const size_t born = settings.born_host.size(), store = settings.store_host.size();
   std::vector<uint8_t> front(48 + born + 8 + store + 12 + 4);
@@ -89,7 +89,7 @@ std::vector<uint8_t> make_front(const PutSettings& settings) {
   return front;
 }
 
-int64_t length_width(std::string_view topic) { return static_cast<int64_t>(topic.size()) > kLongestV1Topic ? 2 : 1; }
+int64_t length_width(std::string_view topic) { return static_cast<int64_t>(topic.size()) > kMaxV1TopicSize ? 2 : 1; }
 
 }  // namespace
 
@@ -139,7 +139,7 @@ uint64_t Ordinals::next(const Hash128& content) {
   return 0;
 }
 
-// Where a content is, or where it goes.
+// The slot of a content, or the free one for it.
 size_t Ordinals::slot_of(const Hash128& content) const {
   const size_t mask = slots_.size() - 1;
   size_t at = content.first & mask;
@@ -184,7 +184,7 @@ RowEncoder::Planned RowEncoder::plan(int64_t row) {
   if (properties_size > 0 && !settings_.has_trailing_separator) properties_size--;
   if (properties_size > kMaxPropertiesSize) {
     fail("expected at most " + text(kMaxPropertiesSize) + " bytes of properties, found " + text(properties_size) +
-         ": put what is long into the body");
+         ": move long values into the body");
   }
   const std::string_view stored_topic = planned.waits ? kScheduleTopic : std::string_view(topic.name);
   const int64_t size = static_cast<int64_t>(front_.size() + stored_topic.size()) + length_width(stored_topic) + 2 +
@@ -199,13 +199,13 @@ RowEncoder::Planned RowEncoder::plan(int64_t row) {
 }
 
 RowEncoder::Topic& RowEncoder::topic_of(const Text& name) {
-  if (name.is_null()) fail("expected a topic, found null: give one to every row, or one for all of them");
+  if (name.is_null()) fail("expected a topic, found null: set one in every row, or one for all rows");
   if (last_topic_ == nullptr || name.view() != last_topic_->name) {
     const auto [found, is_new] = topics_.try_emplace(std::string(name.view()));
     last_topic_ = &found->second;
     if (is_new) *last_topic_ = {found->first, topic_problem(name.view()), 0, 0};
   }
-  if (!last_topic_->problem.empty()) fail(last_topic_->problem + ": name another one");
+  if (!last_topic_->problem.empty()) fail(last_topic_->problem + ": choose another name");
   return *last_topic_;
 }
 
@@ -216,16 +216,16 @@ void RowEncoder::check_numbers(int64_t row, const Topic& topic) const {
   }
   if (level < 0) fail("expected a delayLevel of at least 0, found " + text(level) + ": 0 is none");
   if (topic.queues == 0) {
-    fail("expected the number of queues of topic " + topic.name + ", found none: ask the leader");
+    fail("expected the number of queues of topic " + topic.name + ", found none: request it from the leader");
   }
   const std::optional<int64_t> queue_id = batch_.queue_id.at(row);
   if (queue_id && (*queue_id < 0 || *queue_id >= topic.queues)) {
     fail("expected a queueId from 0 to " + text(topic.queues - 1) + ", found " + text(*queue_id) +
-         ": give the topic more queues, or no queueId");
+         ": add queues to the topic, or leave queueId null");
   }
 }
 
-// The bytes of the properties that the row gives; `keys` are its keys, wherever they stand.
+// Checks the properties of the row. Returns their size, and its keys from properties or column.
 int64_t RowEncoder::plan_properties(int64_t row, const Topic& topic, Text& keys) {
   names_.clear();
   int64_t size = 0;
@@ -249,22 +249,22 @@ int64_t RowEncoder::plan_properties(int64_t row, const Topic& topic, Text& keys)
 }
 
 void RowEncoder::check_property(const Text& name, const Text& value, bool may_delay) const {
-  if (name.is_empty()) fail("expected a property with a name, found an empty one: leave it out");
+  if (name.is_empty()) fail("expected a property with a name, found an empty name: remove the property");
   check_text("name", name);
   check_text("value", value);
   if (name.view() == kPropertyId) {
-    fail(std::string("expected no property ") + kPropertyId + ", found one: leave it out, puts get their own");
+    fail(std::string("expected no property ") + kPropertyId + ", found one: remove it, messages get their own");
   }
   if (name.view() == kDelay && !may_delay) {
     fail("expected no property DELAY, found one: use the column delayLevel");
   }
 }
 
-// The bytes that a property has with its separators.
+// Returns the property's size with its separators.
 int64_t RowEncoder::add_property(std::string_view name, int64_t value_size) {
   if (!is_new(name)) {
     fail("expected property " + std::string(name) +
-         " once, found it twice: give it among the properties, or as a column of its own");
+         " once, found it twice: set it in properties or in its own column, not in both");
   }
   names_.push_back(name);
   return static_cast<int64_t>(name.size()) + 1 + value_size + 1;
@@ -287,7 +287,7 @@ int32_t RowEncoder::queue_id(int64_t row, Topic& topic, const Text& keys) const 
                               queues);
 }
 
-// The bytes of the properties of a message that waits: where it is to go stands in them.
+// Adds the properties of a delayed message, which contain its real topic and queue. Returns their size.
 int64_t RowEncoder::plan_delay(int64_t row, Planned& planned) {
   const int64_t level = batch_.delay_level.at(row).value_or(0);
   const int64_t transaction = batch_.transaction.at(row).value_or(0);
@@ -331,10 +331,7 @@ void RowEncoder::make_id(const Hash128& content, Ordinals& ordinals, uint8_t* id
   murmur128(counted, sizeof counted).store(id + kProducerSize);
 }
 
-// The hash of what the user gave, and of nothing that was defaulted or assigned: the same for a row that is written
-// again. Every value says whether it is there, and every text how long it is, so that different rows have different
-// bytes. The body comes in by the hashes of its halves. A collision of hashes only matters where a retry gives the rows
-// in another order: the ordinals tell colliding rows apart, but then not which is which.
+// The hash of the user's values, see _content in format/encode/put_rows.py.
 Hash128 RowEncoder::content(int64_t row) {
   const size_t bound = content_bound(row);
   if (content_.size() < bound) content_.resize(2 * bound);
@@ -367,7 +364,7 @@ Hash128 RowEncoder::content(int64_t row) {
   return murmur128(content_.data(), static_cast<size_t>(to - content_.data()));
 }
 
-// At least the bytes that the content of a row has.
+// An upper bound of the size of a row's content.
 size_t RowEncoder::content_bound(int64_t row) const {
   const auto [first, last] = batch_.properties.range(row);
   size_t bound = 160 + static_cast<size_t>(last - first) * 8;

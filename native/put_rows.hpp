@@ -1,4 +1,5 @@
-// Rows of an Arrow batch become puts, each with its identity. Error texts: format/encode/put_rows.py.
+// Encodes rows of an Arrow batch as puts, each with its identity. The same, with the same error texts, as
+// format/encode/put_rows.py.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +17,7 @@
 
 namespace dledger {
 
-// The columns of format.put_rows.PUT_SCHEMA.
+// The columns of PUT_SCHEMA.
 struct PutBatch {
   int64_t rows = 0;
   TextColumn topic, body, tags, keys;
@@ -25,10 +26,10 @@ struct PutBatch {
   NumberColumn<int64_t> born_timestamp;
 };
 
-// Throws std::invalid_argument for columns that are not of PUT_SCHEMA.
+// Throws std::invalid_argument for columns that are not in PUT_SCHEMA.
 PutBatch view_batch(const ArrowSchema& schema, const ArrowArray& array);
 
-// What the messages of a batch have in common; see format.puts.PutSettings.
+// Settings for all messages of a batch; see format/encode/puts.py.
 struct PutSettings {
   std::optional<std::string> producer;
   int64_t born_timestamp = 0;
@@ -38,14 +39,14 @@ struct PutSettings {
   bool has_trailing_separator = true;
 };
 
-// How often each content came so far: 16 bytes for each distinct one in a table that is at most three quarters full,
-// and more only for those that came more than once.
+// Counts equal contents: 16 bytes for each distinct one in a table that is at most three quarters full, and more only
+// for repeated ones.
 class Ordinals {
  public:
-  std::mutex mutex;  // held by whoever counts
+  std::mutex mutex;  // for the caller of `next`
 
   size_t size() const { return used_ + (zeros_ > 0 ? 1 : 0); }
-  uint64_t next(const Hash128& content);  // how often it came before
+  uint64_t next(const Hash128& content);  // the ordinal: how often it was counted before
   void prefetch(const Hash128& content) const {
     if (!slots_.empty()) __builtin_prefetch(&slots_[content.first & (slots_.size() - 1)]);
   }
@@ -58,16 +59,16 @@ class Ordinals {
   size_t slot_of(const Hash128& content) const;
   void grow();
 
-  std::vector<Hash128> slots_;  // zeros where it is free
+  std::vector<Hash128> slots_;  // zeros in a free slot
   size_t used_ = 0;
-  uint64_t zeros_ = 0;  // how often the content whose hash is zero came
+  uint64_t zeros_ = 0;  // count of the content whose hash is zero
   std::unordered_map<Hash128, uint64_t, Hash> repeats_;
 };
 
-// Encodes the rows of one batch: all are checked before the first is written.
+// Encodes the rows of one batch. All are checked before the first is written.
 class RowEncoder {
  public:
-  // Throws PutFault that names the first row that is no message.
+  // Throws PutFault with the number of the first invalid row.
   RowEncoder(const PutBatch& batch, const PutSettings& settings);
 
   int64_t block_size() const { return block_size_; }
@@ -82,7 +83,7 @@ class RowEncoder {
     uint64_t in_turn = 0;
   };
 
-  // What becomes of a row.
+  // The message of a row.
   struct Planned {
     const Topic* topic;
     int32_t size, queue_id, properties_size;
@@ -109,7 +110,7 @@ class RowEncoder {
   const PutSettings& settings_;
   std::unordered_map<std::string, Topic> topics_;
   Topic* last_topic_ = nullptr;
-  std::vector<std::string_view> names_;  // of the properties of the row that is planned
+  std::vector<std::string_view> names_;  // of the current row's properties
   std::unordered_set<std::string_view> many_names_;
   std::vector<Planned> planned_;
   std::vector<uint8_t> content_, front_;

@@ -14,7 +14,7 @@ namespace {
 constexpr uint8_t kPropertySeparator = 0x02;
 constexpr uint8_t kNameValueSeparator = 0x01;
 constexpr int64_t kPhysicalOffset = 28;  // in a message
-// An inner batch is several messages of a queue: it would need as many queue offsets.
+// An inner batch is not known: its messages would need a queue offset each.
 constexpr int32_t kKnownFlags = kFlagCompressed | kFlagMultiTags | kFlagTransactionMask | kFlagBornHostV6 |
                                 kFlagStoreHostV6 | (kFlagCompressionMask << kFlagCompressionShift);
 constexpr char kDigits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
@@ -33,7 +33,7 @@ bool is_topic_byte(uint8_t byte) { return kValues[byte] != kNoDigit || byte == '
 
 [[noreturn]] void fail(const std::string& text) { throw PutFault(text); }
 
-[[noreturn]] void fail_changed() { fail("expected a block that nobody changes while it is read, found a changed one"); }
+[[noreturn]] void fail_changed() { fail("the block was changed while it was read"); }
 
 std::string number(int64_t value) { return std::to_string(value); }
 
@@ -59,7 +59,7 @@ Message parse(const ByteRange& body) {
   return message;
 }
 
-// Calls work(i) for each of so many bodies, and names the one that is no put by `number_of(i)`.
+// Calls work(i) for each body. A fault gets the body's number, `number_of(i)`.
 template <typename Work, typename Number>
 void for_each_body(size_t count, Work work, Number number_of) {
   size_t i = 0;
@@ -71,7 +71,7 @@ void for_each_body(size_t count, Work work, Number number_of) {
 }
 
 void check_fields(const Message& message, std::string_view topic) {
-  const int32_t magic = topic.size() <= kLongestV1Topic ? kMessageMagicV1 : kMessageMagicV2;
+  const int32_t magic = topic.size() <= kMaxV1TopicSize ? kMessageMagicV1 : kMessageMagicV2;
   if (message.magic() != magic) {
     fail("expected magic " + number(magic) + " for a topic of " + std::to_string(topic.size()) + " bytes, found " +
          number(message.magic()));
@@ -79,14 +79,15 @@ void check_fields(const Message& message, std::string_view topic) {
   if (const std::string problem = topic_problem(topic); !problem.empty()) fail(problem);
   if (message.queue_id() < 0) fail("expected a queueId of at least 0, found " + number(message.queue_id()));
   if ((message.flags & ~kKnownFlags) != 0) {
-    fail("expected a sysFlag of the bits " + hex(kKnownFlags) + ", found " + hex(static_cast<uint32_t>(message.flags)));
+    fail("expected only bits of " + hex(kKnownFlags) + " in sysFlag, found " +
+         hex(static_cast<uint32_t>(message.flags)));
   }
   const int64_t stored = message.body_crc();
   const int64_t found = crc32(message.body, static_cast<size_t>(message.body_length)) & 0x7FFFFFFFu;
   if (stored != found) fail("expected message CRC " + number(stored) + ", found " + number(found));
 }
 
-// Takes the identity among properties that all have a name, and one value; false without one.
+// Checks that every property has a name and one value, and stores the identity. Returns false without one.
 bool check_properties(std::string_view properties, uint8_t* id) {
   if (properties.size() > kMaxPropertiesSize) {
     fail("expected at most " + number(kMaxPropertiesSize) + " bytes of properties, found " +
@@ -104,19 +105,19 @@ bool check_properties(std::string_view properties, uint8_t* id) {
     const size_t middle = pair.find(kNameValueSeparator);
     start = end + 1;
     if (middle == 0 || middle == pair.npos || pair.find(kNameValueSeparator, middle + 1) != pair.npos) {
-      fail("expected a name, character 1 and a value as property " + std::to_string(part) + ", found something else");
+      fail("expected a name, character 1 and a value as property " + std::to_string(part) + ", found other bytes");
     }
     if (pair.substr(0, middle) != kPropertyId) continue;
     if (has_id) fail(std::string("expected property ") + kPropertyId + " once, found it twice");
     if (!read_id_text(pair.substr(middle + 1), id)) {
-      fail(std::string("expected 32 characters of a-zA-Z0-9_- as ") + kPropertyId + ", found something else");
+      fail(std::string("expected 32 characters of a-zA-Z0-9_- as ") + kPropertyId + ", found other bytes");
     }
     has_id = true;
   }
   return has_id;
 }
 
-// Numbers queues in the order in which they come.
+// Numbers queues in their first order.
 class QueueNumbers {
  public:
   explicit QueueNumbers(std::vector<std::pair<std::string, int32_t>>& queues) : queues_(queues) {}
@@ -135,14 +136,14 @@ class QueueNumbers {
   std::vector<std::pair<std::string, int32_t>>& queues_;
   std::unordered_map<std::string, std::unordered_map<int32_t, int32_t>> numbers_;
   std::string topic_;
-  std::unordered_map<int32_t, int32_t>* of_topic_ = nullptr;  // those of the topic that came last
+  std::unordered_map<int32_t, int32_t>* of_topic_ = nullptr;  // of the last topic
 };
 
 int64_t stamped_size(const Message& message, const Stamp& stamp) {
   return message.size - message.store_host_length() + static_cast<int64_t>(stamp.host.size());
 }
 
-// The same by nothing but the flags: of what may be no message.
+// The same of bytes that may be no message; only the flags are read.
 int64_t stamped_size(const ByteRange& body, const Stamp& stamp) {
   if (body.size < kMinMessageSize) return body.size;
   Message message;
@@ -156,7 +157,7 @@ void for_each_put(const Stamped& plan, Work work) {
   for_each_body(plan.numbers.size(), work, [&](size_t i) { return plan.numbers[i]; });
 }
 
-// Throws PutFault where not all can be stamped.
+// Throws PutFault for the first put that cannot be stamped.
 void check_stamps(const Stamped& plan, const Stamp& stamp) {
   for_each_put(plan, [&](size_t i) {
     const int64_t size = stamped_size(parse(plan.messages[i]), stamp);
@@ -170,7 +171,7 @@ void check_stamps(const Stamped& plan, const Stamp& stamp) {
   }
 }
 
-// Writes the message as a store holds it, but for its physicalOffset.
+// Writes the message as it is stored, without its physicalOffset.
 void write_stamped(const Message& message, int64_t queue_offset, const Stamp& stamp, int64_t size, uint8_t* to) {
   const auto born = static_cast<size_t>(message.store_host() - 8 - message.p);
   std::memcpy(to, message.p, born);
@@ -184,7 +185,7 @@ void write_stamped(const Message& message, int64_t queue_offset, const Stamp& st
   std::memcpy(to + born + 8 + stamp.host.size(), rest, static_cast<size_t>(message.p + message.size - rest));
 }
 
-// The last property of that name, as it is stored; nothing without one.
+// The stored value of the last property with that name.
 std::optional<std::string_view> last_property(std::string_view properties, std::string_view name) {
   for (size_t end = properties.size();;) {
     size_t start = end;
@@ -255,7 +256,7 @@ ReadPuts read_puts(const PackedBodies& bodies) {
       ranges.size(),
       [&](size_t i) {
         const Message message = parse(ranges[i]);
-        // A copy: what was checked is what goes on.
+        // A copy, because the block may change after the check.
         topic.assign(view_of(message.topic, message.topic_length));
         check_fields(message, topic);
         puts.has_id[i] =

@@ -1,4 +1,4 @@
-// What the parts of the Python module share: bytes and numbers of Python, and work without the interpreter's lock.
+// Shared by the parts of the Python module: Python's bytes and numbers, and work without the interpreter's lock.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -16,11 +16,11 @@ namespace dledger {
 
 namespace py = pybind11;
 
-// Less is done in a millisecond, and to get the lock back from a thread that computes takes five.
+// Fewer bytes take about 1 ms; getting the lock back from a computing thread takes 5 ms.
 constexpr int64_t kReleasedBytes = 8 * 1024 * 1024;
-constexpr int64_t kHighest = int64_t{1} << 62;  // of indexes and positions: no sum of them overflows
+constexpr int64_t kMaxPosition = int64_t{1} << 62;  // also of indexes: no sum of them overflows
 
-// Calls `work` without the interpreter's lock if it has that many bytes to go through.
+// Calls `work`, which reads `size` bytes, without the interpreter's lock if there are many.
 template <typename Work>
 auto released(int64_t size, Work work) {
   std::optional<py::gil_scoped_release> release;
@@ -28,7 +28,7 @@ auto released(int64_t size, Work work) {
   return work();
 }
 
-// The bytes of anything that has some, in one piece, which stay in their place as long as this lives.
+// The contiguous bytes of a Python object, which stay valid as long as this lives.
 class HeldBytes {
  public:
   HeldBytes(const py::handle& object, const std::string& name, int flags = PyBUF_SIMPLE) {
@@ -47,7 +47,7 @@ class HeldBytes {
   Py_buffer view_;
 };
 
-// Arrow data of somebody who keeps it: what the Arrow PyCapsule protocol gives, for as long as this lives.
+// Arrow data of a Python object by the Arrow PyCapsule protocol, valid as long as this lives.
 class HeldArrow {
  public:
   explicit HeldArrow(const py::object& object) : capsules_(object.attr("__arrow_c_array__")()) {}
@@ -57,8 +57,8 @@ class HeldArrow {
 
  private:
   template <typename T>
-  const T* pointer(size_t place, const char* name) const {
-    const void* const found = PyCapsule_GetPointer(py::object(capsules_[place]).ptr(), name);
+  const T* pointer(size_t number, const char* name) const {
+    const void* const found = PyCapsule_GetPointer(py::object(capsules_[number]).ptr(), name);
     if (found == nullptr) throw py::error_already_set();
     return static_cast<const T*>(found);
   }
@@ -76,7 +76,7 @@ inline int64_t integer(const char* name, const py::handle& value, int64_t low, i
                         std::to_string(high) + ", found " + py::str(number).cast<std::string>());
 }
 
-// Memory of a Python object, not yet filled.
+// A bytearray, not yet filled, and its memory.
 inline std::pair<py::bytearray, uint8_t*> make_bytearray(int64_t size) {
   auto made = py::reinterpret_steal<py::bytearray>(PyByteArray_FromStringAndSize(nullptr, size));
   if (!made) throw py::error_already_set();
@@ -86,7 +86,7 @@ inline std::pair<py::bytearray, uint8_t*> make_bytearray(int64_t size) {
 
 inline int64_t count_of(const py::handle& count) { return integer("count", count, 1, kMaxBlockSize / kLengthSize); }
 
-// Memory of a Python bytes object, not yet filled.
+// A bytes object, not yet filled, and its memory.
 inline std::pair<py::bytes, uint8_t*> make_bytes(int64_t size) {
   auto made = py::reinterpret_steal<py::bytes>(PyBytes_FromStringAndSize(nullptr, size));
   if (!made) throw py::error_already_set();
@@ -104,7 +104,7 @@ py::bytearray array_of(const std::vector<T>& values) {
   return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T)};
 }
 
-// Rows that become puts, puts that become entries; `module_puts.cpp`.
+// The calls of `module_puts.cpp`.
 void add_puts(py::module_& module);
 
 }  // namespace dledger

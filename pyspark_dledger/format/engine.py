@@ -1,4 +1,4 @@
-"""Choosing an engine: the native one, or the pure-Python reference with the same calls and results."""
+"""Chooses an engine: the native one, or the pure-Python reference with the same calls and results."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from pyspark_dledger.errors import OptionError
-from pyspark_dledger.format.encode.encoded import Bodies, Buffer, Checked, Encoded
+from pyspark_dledger.format.encode.encoded import Bodies, Buffer, CheckedEntries, EncodedEntries
 from pyspark_dledger.format.encode.puts import Ordinals, PutIds, Puts, PutSettings
 from pyspark_dledger.format.spec import Compressed, LogEnd, ScanRequest, Segment, Survey, SurveyRequest, TermRun
 
@@ -28,46 +28,97 @@ _HOW_TO_BUILD = "reinstall pyspark_dledger where a C++17 compiler is found, or r
 
 
 class Engine(Protocol):
-    """The calls that both engines have.
+    """The calls of both engines, which return the same values and raise the same error texts.
 
-    `python_engine`, `append`, `place`, `put_rows`, `put_messages` and `json_text` say what each of them does.
+    Positions are those of the log, in bytes. Records are big-endian, see `layout`. A range ``[start, end)`` begins at
+    an entry boundary. Calls that read a segment raise StoreError if the file cannot be read, and MissingBytes (see
+    `scan.segment_file`) if they need bytes that a partial copy does not have.
     """
 
     NAME: str
 
-    def scan(self, request: ScanRequest) -> Iterator[tuple[pa.RecordBatch, list[Compressed]]]: ...
+    def scan(self, request: ScanRequest) -> Iterator[tuple[pa.RecordBatch, list[Compressed]]]:
+        """The rows that begin in ``[request.start, request.end)``, as batches in the order of the log.
 
-    def log_end(self, segment: Segment, start: int, search_all: bool) -> LogEnd: ...
+        Compressed bodies are empty in the batch; the list has them. Raises StoreError if the end is not a boundary, and
+        MalformedError under FAILFAST, both after the rows before.
+        """
 
-    def split(self, segment: Segment, start: int, end: int, target_bytes: int) -> list[int]: ...
+    def log_end(self, segment: Segment, start: int, search_all: bool) -> LogEnd:
+        """Where the log ends inside a segment, by the entries from ``start`` on whose indexes and terms are in order.
 
-    def seek(self, segment: Segment, start: int, end: int, index: int) -> int: ...
+        After damage, the next 8 MiB (``search_all``: all bytes) are searched for an entry that continues the log.
+        """
 
-    def term_runs(self, segment: Segment, start: int, end: int) -> list[TermRun]: ...
+    def split(self, segment: Segment, start: int, end: int, target_bytes: int) -> list[int]:
+        """Positions inside ``(start, end)``, ascending and about ``target_bytes`` apart, that every walk visits."""
 
-    def survey(self, request: SurveyRequest) -> Survey: ...
+    def seek(self, segment: Segment, start: int, end: int, index: int) -> int:
+        """The position of the first DLedger entry in ``[start, end)`` with at least this index, or ``end``."""
 
-    def place_messages(
+    def term_runs(self, segment: Segment, start: int, end: int) -> list[TermRun]:
+        """Runs of entries with the same term in ``[start, end)``; damage does not end a run.
+
+        Raises StoreError for more than 1,000,000 runs.
+        """
+
+    def survey(self, request: SurveyRequest) -> Survey:
+        """What every byte of a segment is, and every problem, in one pass."""
+
+    def copy_messages(
         self, segment: Segment, starts: Longs, sizes: Longs, into: bytearray | memoryview, position: int
-    ) -> CopiedMessages: ...
+    ) -> CopiedMessages:
+        """Copy messages of ``sizes`` bytes at the positions ``starts`` into consecutive bytes of ``into``.
 
-    def crc32(self, data: Buffer, before: int = 0) -> int: ...
+        The first byte of ``into`` gets ``position`` in a new CommitLog. A message keeps everything except its
+        physicalOffset, and the CRC in its properties if they end with one. Messages with lengths that a broker reads as
+        negative are left out: its log would end there. Raises ValueError if ``into`` is too small.
+        """
 
-    def pack_bodies(self, bodies: Sequence[Buffer]) -> Bodies: ...
+    def crc32(self, data: Buffer, before: int = 0) -> int:
+        """CRC-32 as ``java.util.zip.CRC32``, unsigned; ``before`` is the CRC of the bytes before these."""
 
-    def unpack_bodies(self, bodies: Bodies) -> list[bytes]: ...
+    def pack_bodies(self, bodies: Sequence[Buffer]) -> Bodies:
+        """Pack bodies. Raises ValueError for no body, a body above 4 MiB - 48 bytes, and a block above 1 GiB."""
 
-    def encode_entries(self, bodies: Bodies, first: int, index: int, term: int, pos: int, space: int) -> Encoded: ...
+    def unpack_bodies(self, bodies: Bodies) -> list[bytes]:
+        """The bodies of a block. Raises ValueError if the block's lengths do not fit it."""
 
-    def check_entries(self, data: Buffer, index: int, pos: int, least_term: int, most_term: int) -> Checked: ...
+    def encode_entries(self, bodies: Bodies, first: int, index: int, term: int, pos: int, space: int) -> EncodedEntries:
+        """Encode bodies from number ``first`` on as consecutive entries from ``index`` and ``pos`` on.
 
-    def find_torn(self, data: Buffer, pos: int) -> int | None: ...
+        Only bodies are encoded that fit into ``space`` bytes and leave 8 bytes for a blank; possibly none. Raises
+        ValueError if the block's lengths do not fit it, and for numbers out of range.
+        """
 
-    def new_ordinals(self) -> Ordinals: ...
+    def check_entries(self, data: Buffer, index: int, pos: int, min_term: int, max_term: int) -> CheckedEntries:
+        """Check consecutive complete entries, which must begin with ``index`` at ``pos``.
 
-    def encode_messages(self, batch: pa.RecordBatch, settings: PutSettings, ordinals: Ordinals) -> Bodies: ...
+        Their terms must not decrease. Raises ValueError with the number of the first wrong entry, and for no entry.
+        """
 
-    def read_puts(self, bodies: Bodies) -> Puts: ...
+    def find_torn(self, data: Buffer, pos: int) -> int | None:
+        """The offset of the first entry whose body may not have been written completely, or None.
+
+        ``data`` are consecutive complete entries from ``pos`` on. A sector of 512 bytes that a power loss kept from the
+        disk is zero, so a body with such a sector is suspect; it can also contain these zeros. Raises ValueError for
+        incomplete entries.
+        """
+
+    def new_ordinals(self) -> Ordinals:
+        """Counts of equal contents, for all batches of one attempt of a task."""
+
+    def encode_messages(self, batch: pa.RecordBatch, settings: PutSettings, ordinals: Ordinals) -> Bodies:
+        """Encode rows of `put_rows.PUT_SCHEMA` as puts, in their order.
+
+        A row's queue is its queueId, else the Java hash of its keys modulo the topic's queues, else the next of the
+        topic's queues in turn. Its properties are those of the map in their order, then KEYS, TAGS, DELAY, REAL_TOPIC,
+        REAL_QID and the identity; null values are left out. Raises ValueError with the number of the first invalid row
+        and what to do, TypeError for wrong columns. The ordinals do not change then.
+        """
+
+    def read_puts(self, bodies: Bodies) -> Puts:
+        """Check puts of a producer. Raises ValueError with the number of the first that is not as RocketMQ's."""
 
     def stamp_puts(
         self,
@@ -76,21 +127,37 @@ class Engine(Protocol):
         queue_offsets: npt.NDArray[np.int64],
         store_timestamp: int,
         store_host: bytes,
-    ) -> Bodies: ...
+    ) -> Bodies:
+        """A new block of the puts to keep, with their queue offsets, the store's time (ms) and its host.
 
-    def patch_physical_offsets(self, data: bytearray, units: bytearray) -> None: ...
+        A message grows or shrinks if its storeHost has another width. Raises ValueError if none is kept, for an invalid
+        message, and for one that becomes too long.
+        """
 
-    def put_ids(self, segment: Segment, start: int, end: int) -> PutIds: ...
+    def patch_physical_offsets(self, data: bytearray, units: bytearray) -> None:
+        """Write the position of each message among consecutive entries into it: that of its entry's body.
 
-    def java_hashes(self, strings: pa.StringArray) -> npt.NDArray[np.int32]: ...
+        ``units`` are the entries' index units. Bodies that are not messages stay unchanged. Raises ValueError if the
+        units do not fit the entries.
+        """
 
-    def json_lines(self, batch: pa.RecordBatch, form: BytesForm) -> Iterator[bytes]: ...
+    def put_ids(self, segment: Segment, start: int, end: int) -> PutIds:
+        """The identities of the messages in ``[start, end)``, in the order of the log.
+
+        Damaged messages, and those without a valid identity, are left out.
+        """
+
+    def java_hashes(self, strings: pa.StringArray) -> npt.NDArray[np.int32]:
+        """Java's ``String.hashCode`` of each string, 0 for null. Invalid UTF-8 counts as Java decodes it."""
+
+    def json_lines(self, batch: pa.RecordBatch, form: BytesForm) -> Iterator[bytes]:
+        """The rows of a batch as JSON lines, in pieces of complete lines; see `json_text.json_lines`."""
 
 
 def get_engine(name: str = "auto") -> Engine:
-    """The engine of that name, in any case: ``native``, ``python``, or ``auto`` for native where it is built.
+    """The engine of that name (in any case): ``native``, ``python``, or ``auto`` for native if it is built.
 
-    Without the native engine ``auto`` warns once and gives the slow reference, and ``native`` raises OptionError.
+    If it is not built, ``auto`` warns once and returns the slow Python engine, and ``native`` raises OptionError.
     """
     wanted = name.lower()
     if wanted not in ENGINES:
@@ -102,14 +169,14 @@ def get_engine(name: str = "auto") -> Engine:
     except ImportError as error:
         if wanted == "native":
             raise OptionError(
-                f"expected the native engine, found it not built ({error}): {_HOW_TO_BUILD}, or use engine=python"
+                f"the native engine is not built ({error}): {_HOW_TO_BUILD}, or use engine=python"
             ) from error
         _warn_once(str(error))
         return _load(_PYTHON_MODULE)
 
 
 def _load(module: str) -> Engine:
-    """Only the engine that is used: every task and every planning of Spark pays for what is imported."""
+    # Import only the engine that is used: imports cost time in every task of Spark.
     engine: Engine = importlib.import_module(module)
     return engine
 

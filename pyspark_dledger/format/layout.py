@@ -76,9 +76,16 @@ MESSAGE_HEADER = (
 )
 MESSAGE_HEADER_SIZE = 48
 MESSAGE_MAGIC_V1 = -626843481  # 0xDAA320A7
-MESSAGE_MAGIC_V2 = -626843477  # 0xDAA320AB, topics longer than 127 bytes
+MESSAGE_MAGIC_V2 = -626843477  # 0xDAA320AB, for longer topics
 MESSAGE_MAGIC_BLANK = -875286124  # 0xCBD43194: {bytes up to the end of the file, this magic}
-MIN_MESSAGE_SIZE = 91  # V1, IPv4 hosts, nothing in body, topic and properties
+MIN_MESSAGE_SIZE = 91  # V1, IPv4 hosts; body, topic and properties are empty
+HOST_SIZES = (8, 20)  # an address of IPv4 or IPv6, and a port of 4 bytes
+
+# A broker reads these lengths as signed numbers, and takes a message with a longer part for the end of its log.
+MAX_V1_TOPIC_SIZE = 127
+MAX_V2_TOPIC_SIZE = 32767
+MAX_PROPERTIES_SIZE = 32767
+MAX_TOPIC_SIZE = 255  # TopicValidator
 
 # MessageSysFlag
 FLAG_COMPRESSED = 0x1

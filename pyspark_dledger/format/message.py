@@ -18,10 +18,11 @@ from pyspark_dledger.format.codec import Buffer, crc32, record_struct
 MESSAGE_MAGICS = (layout.MESSAGE_MAGIC_V1, layout.MESSAGE_MAGIC_V2)
 
 _FIXED = record_struct(layout.MESSAGE_HEADER)
-_HOST_SIZES = (8, 20)
 # bornHost, storeTimestamp, storeHost, reconsumeTimes, preparedTransactionOffset, bodyLength
-_MIDDLE = {(born, store): struct.Struct(f">{born}sq{store}siqi") for born in _HOST_SIZES for store in _HOST_SIZES}
-_LONGEST_FRONT = _FIXED.size + _MIDDLE[_HOST_SIZES[1], _HOST_SIZES[1]].size
+_MIDDLE = {
+    (born, store): struct.Struct(f">{born}sq{store}siqi") for born in layout.HOST_SIZES for store in layout.HOST_SIZES
+}
+_MAX_FRONT_SIZE = _FIXED.size + _MIDDLE[layout.HOST_SIZES[1], layout.HOST_SIZES[1]].size
 _TOPIC_LENGTH_SIZES = {layout.MESSAGE_MAGIC_V1: 1, layout.MESSAGE_MAGIC_V2: 2}
 _PROPERTIES_LENGTH_SIZE = 2
 _CRC_DIGITS = 10
@@ -77,7 +78,7 @@ def parse_message(data: Buffer, start: int, size: int, position: int) -> Message
     here = f"at {position}, found"
     if size < layout.MIN_MESSAGE_SIZE:
         return f"expected a message of at least {layout.MIN_MESSAGE_SIZE} bytes {here} {size}"
-    front = data[start : start + min(size, _LONGEST_FRONT)]
+    front = data[start : start + min(size, _MAX_FRONT_SIZE)]
     fixed = _FIXED.unpack_from(front)
     total_size, magic, sys_flag = fixed[0], fixed[1], fixed[7]
     if total_size != size:
@@ -124,7 +125,7 @@ def _unsigned(data: Buffer, start: int, stop: int) -> int:
 def host_sizes(sys_flag: int) -> tuple[int, int]:
     """Bytes of bornHost and storeHost, ports included."""
     born_v6, store_v6 = sys_flag & layout.FLAG_BORN_HOST_V6, sys_flag & layout.FLAG_STORE_HOST_V6
-    return _HOST_SIZES[born_v6 != 0], _HOST_SIZES[store_v6 != 0]
+    return layout.HOST_SIZES[born_v6 != 0], layout.HOST_SIZES[store_v6 != 0]
 
 
 def transaction(sys_flag: int) -> str:
@@ -216,9 +217,9 @@ def encode_message(
     lengths. Without ``magic`` topics of more than 127 bytes get V2. ``property_crc`` appends `layout.PROPERTY_CRC`.
     """
     if magic is None:
-        magic = layout.MESSAGE_MAGIC_V2 if len(topic) > 127 else layout.MESSAGE_MAGIC_V1
-    sys_flag |= layout.FLAG_BORN_HOST_V6 if len(born_host) == _HOST_SIZES[1] else 0
-    sys_flag |= layout.FLAG_STORE_HOST_V6 if len(store_host) == _HOST_SIZES[1] else 0
+        magic = layout.MESSAGE_MAGIC_V2 if len(topic) > layout.MAX_V1_TOPIC_SIZE else layout.MESSAGE_MAGIC_V1
+    sys_flag |= layout.FLAG_BORN_HOST_V6 if len(born_host) == layout.HOST_SIZES[1] else 0
+    sys_flag |= layout.FLAG_STORE_HOST_V6 if len(store_host) == layout.HOST_SIZES[1] else 0
     crc_size = layout.PROPERTY_CRC_SIZE if property_crc else 0
     middle = _MIDDLE[host_sizes(sys_flag)].pack(
         born_host, store_timestamp, store_host, reconsume_times, prepared_transaction_offset, len(body)

@@ -1,7 +1,7 @@
-"""The reference engine: pure Python, the same calls and results as the native one, readable first.
+"""The reference engine: the calls of `engine.Engine` in pure Python, written to be read.
 
-A segment's bytes become extents (`walk`), extents become rows (`rows`), rows become Arrow batches here. Files are read
-in bounded windows; a file that shrinks or fails to read ends in a corrupt row, never in a crash.
+`scan.walk` makes extents of a segment's bytes, `scan.row_values` makes rows of extents, and this module makes Arrow
+batches of rows. Files are read in bounded windows. A file that shrinks or cannot be read ends in a corrupt row.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from pyspark_dledger.common.java_text import decode_utf8, java_hash
 from pyspark_dledger.errors import DLedgerError, MalformedError, StoreError
 from pyspark_dledger.format import codec, json_text
 from pyspark_dledger.format.columns import COLUMN_BY_NAME, arrow_schema
-from pyspark_dledger.format.encode import entry_encoding, put_messages, put_rows
+from pyspark_dledger.format.encode import entry_encoding, message_copies, put_messages, put_rows
 from pyspark_dledger.format.encode.encoded import Buffer
-from pyspark_dledger.format.encode.message_copies import CopiedMessages, place
+from pyspark_dledger.format.encode.message_copies import CopiedMessages
 from pyspark_dledger.format.encode.puts import PutIds
 from pyspark_dledger.format.scan.frames import Frames, frames_of
 from pyspark_dledger.format.scan.row_values import COLUMN_READERS, Row, codec_name, first_problem, row_test
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 NAME = "python"
 
 MAX_TERM_RUNS = 1_000_000
-# Above this many bytes a batch's 32-bit offsets could overflow.
+# With more bytes, a batch's 32-bit offsets could overflow.
 MAX_BATCH_BYTES = 2**29
 _MESSAGE_FILTERS = ("kind", "topic", "tags", "queue_id", "store_timestamp")
 
@@ -54,7 +54,7 @@ _Result = TypeVar("_Result")
 
 
 class _Needs(NamedTuple):
-    """What a request has to look at in each row, beyond its place and header."""
+    """The parts of a row that a request needs besides position and header."""
 
     message: bool
     problem: bool
@@ -75,9 +75,9 @@ class _Needs(NamedTuple):
 
 
 class _Record(NamedTuple):
-    """A row that comes out: its values in the order of the columns, and its compressed body, if it has one.
+    """A row of the result: its values in the order of the columns, and its compressed body, if any.
 
-    ``cost`` is about how many bytes it adds to its batch.
+    ``cost`` is about the number of bytes that it adds to its batch.
     """
 
     cost: int
@@ -86,11 +86,6 @@ class _Record(NamedTuple):
 
 
 def scan(request: ScanRequest) -> Iterator[tuple[pa.RecordBatch, list[Compressed]]]:
-    """The rows that begin in ``[request.start, request.end)``, as batches whose compressed bodies stand beside them.
-
-    Raises StoreError for a file that cannot be opened and for an end that is no boundary, MalformedError under
-    FAILFAST; the rows before that come out first.
-    """
     with SegmentFile(request.segment) as data:
         records = _records(data, request)
         batch: list[_Record] = []
@@ -130,7 +125,7 @@ def _records(data: SegmentFile, request: ScanRequest) -> Iterator[_Record]:
                     yield record
             return
         except FileShrunk:
-            continue  # from `pos` on, with what is left of the file
+            continue  # from `pos` on, with the rest of the file
 
 
 def _record(row: Row, request: ScanRequest, needs: _Needs) -> _Record | None:
@@ -160,7 +155,7 @@ def _cost(row: Row, needs: _Needs, has_compressed: bool) -> int:
 
 
 def malformed(request: ScanRequest, kind: str, pos: int, problem: str) -> MalformedError:
-    """What FAILFAST raises for a row with a problem."""
+    """The error of FAILFAST for a row with a problem."""
     return MalformedError(
         f"{request.segment.path}: {kind} at {pos}: {problem}; mode=PERMISSIVE keeps such rows with their problem, "
         "DROPMALFORMED drops them"
@@ -184,7 +179,7 @@ def _to_arrow(request: ScanRequest, records: list[_Record]) -> tuple[pa.RecordBa
 
 
 def _with_file(segment: Segment, function: Callable[[SegmentFile], _Result]) -> _Result:
-    """``function`` of an open segment, begun anew when the file shrinks meanwhile."""
+    """The result of ``function`` for an open segment. It is called again if the file shrinks meanwhile."""
     with SegmentFile(segment) as data:
         while True:
             try:
@@ -198,21 +193,14 @@ def _with_frames(segment: Segment, function: Callable[[Frames], _Result]) -> _Re
 
 
 def log_end(segment: Segment, start: int, search_all: bool) -> LogEnd:
-    """Where the log ends inside a segment, looked for from ``start`` on: entries in order of index and term count.
-
-    Behind damage the next 8 MiB, with ``search_all`` the whole rest, are searched for an entry that continues the log.
-    """
     return _with_frames(segment, lambda frames: find_log_end(frames, start, search_all))
 
 
 def split(segment: Segment, start: int, end: int, target_bytes: int) -> list[int]:
-    """Positions inside ``(start, end)``, ascending and about ``target_bytes`` apart, that every walk visits."""
     return _with_frames(segment, lambda frames: find_splits(frames, start, end, max(target_bytes, 1)))
 
 
 def seek(segment: Segment, start: int, end: int, index: int) -> int:
-    """Where the walk over ``[start, end)`` meets the first DLedger entry of at least that ``index``; else ``end``."""
-
     def first(frames: Frames) -> int:
         for span in Walk(frames, start, end):
             if span.frame and span.frame.header and span.frame.header.index >= index:
@@ -223,7 +211,6 @@ def seek(segment: Segment, start: int, end: int, index: int) -> int:
 
 
 def term_runs(segment: Segment, start: int, end: int) -> list[TermRun]:
-    """Runs of entries with the same term on the walk over ``[start, end)``; corrupt extents do not end a run."""
     return _with_frames(segment, lambda frames: _term_runs(frames, start, end))
 
 
@@ -243,32 +230,24 @@ def _term_runs(frames: Frames, start: int, end: int) -> list[TermRun]:
 
 
 def survey(request: SurveyRequest) -> Survey:
-    """What every byte of a segment is, and what is wrong with it, in one pass; the codes are those of `survey`."""
     return _with_frames(request.segment, lambda frames: take_survey(request, frames))
 
 
-def place_messages(
+def copy_messages(
     segment: Segment, starts: Longs, sizes: Longs, into: bytearray | memoryview, position: int
 ) -> CopiedMessages:
-    """Messages of a segment, one behind the other into memory that is to stand at a position; see `place`."""
-    size, outcomes = _with_file(segment, lambda file: place(file, starts, sizes, into, position))
+    size, outcomes = _with_file(segment, lambda file: message_copies.copy_messages(file, starts, sizes, into, position))
     return CopiedMessages(size, np.frombuffer(outcomes, np.uint8))
 
 
 def crc32(data: Buffer, before: int = 0) -> int:
-    """CRC-32 as ``java.util.zip.CRC32``, unsigned; `before` is that of bytes that stand before these."""
     return codec.crc32(bytes(data), before)
 
 
 def put_ids(segment: Segment, start: int, end: int) -> PutIds:
-    """The identities of the messages among the entries of ``[start, end)``, where an entry begins.
-
-    Messages without one, or with one that is none of ours, are left out, and so is what is damaged.
-    """
     return _with_frames(segment, lambda frames: put_messages.find_put_ids(frames, start, end))
 
 
 def java_hashes(strings: pa.StringArray) -> npt.NDArray[np.int32]:
-    """Java's ``String.hashCode`` of each; 0 for a null. What is not UTF-8 counts as Java decodes it."""
     values = strings.cast(pa.binary()).to_pylist()
     return np.array([0 if value is None else java_hash(decode_utf8(value)) for value in values], np.int32)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from pyspark_dledger.errors import InconsistentError, IndexRangeError
 from pyspark_dledger.format.codec import record_struct
-from pyspark_dledger.format.encode.encoded import Buffer, Checked
+from pyspark_dledger.format.encode.encoded import Buffer, CheckedEntries
 from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.layout import ENTRY_HEADER, ENTRY_HEADER_SIZE, MAX_ENTRY_SIZE, MIN_BLANK_SIZE
 
@@ -83,7 +83,7 @@ class LogEnd(NamedTuple):
 
 def check_next_entries(
     engine: Engine, data: Buffer, leader_term: int, end: LogEnd, file_size: int
-) -> tuple[int, Checked]:
+) -> tuple[int, CheckedEntries]:
     """The position of a leader's entries, and what they are. Raises InconsistentError unless they continue the log."""
     size = len(data)
     if size < ENTRY_HEADER_SIZE:

@@ -19,7 +19,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pyspark_dledger.format import codec, layout
-from pyspark_dledger.format.encode.encoded import MAX_BLOCK_SIZE, MAX_BODY_SIZE, Bodies, Checked, Encoded
+from pyspark_dledger.format.encode.encoded import MAX_BLOCK_SIZE, MAX_BODY_SIZE, Bodies, CheckedEntries, EncodedEntries
 from pyspark_dledger.format.engine import Engine, get_engine
 from tests.support.golden import ALL, Golden, Record
 
@@ -136,7 +136,7 @@ def test_entries_that_java_wrote_are_right(golden: Golden, reader: Engine, case_
     for file in files_of(golden, folder):
         first, last = file.rows[0], file.rows[-1]
         checked = reader.check_entries(file.data, first["index"], first["pos"], first["term"], last["term"])
-        assert checked == Checked(
+        assert checked == CheckedEntries(
             len(file.rows), last["term"], units_of(golden, folder, first["index"], len(file.rows))
         )
         assert reader.check_entries(file.data, first["index"], first["pos"], -1, INT64_MAX) == checked
@@ -166,14 +166,16 @@ def test_entries_are_those_of_the_codec(
         at = pos + len(expected)
         units += codec.encode_index_unit(codec.IndexUnit(1, at, 48 + len(body), index + number, term))
         expected += codec.encode_entry(index + number, term, at, body)
-    assert encoded == Encoded(len(chosen), expected, units)
+    assert encoded == EncodedEntries(len(chosen), expected, units)
     assert isinstance(encoded.data, bytearray)
     assert isinstance(encoded.units, bytearray)
     assert not chosen or len(expected) + layout.MIN_BLANK_SIZE <= space
     if encoded.count < len(bodies) - first:
         assert len(expected) + 48 + len(bodies[first + encoded.count]) + layout.MIN_BLANK_SIZE > space
     if chosen:
-        assert both("check_entries", encoded.data, index, pos, -1, INT64_MAX) == Checked(len(chosen), term, units)
+        assert both("check_entries", encoded.data, index, pos, -1, INT64_MAX) == CheckedEntries(
+            len(chosen), term, units
+        )
 
 
 @pytest.mark.parametrize(("space", "count"), [(0, 0), (57, 0), (58, 1), (108, 1), (109, 2), (156, 2), (157, 3)])
@@ -325,7 +327,7 @@ def test_the_highest_numbers_are_taken(reader: Engine) -> None:
     encoded = reader.encode_entries(block_of(b"a"), 0, HIGHEST, INT64_MAX, HIGHEST, HIGHEST)
     assert reader.check_entries(encoded.data, HIGHEST, HIGHEST, INT64_MAX, INT64_MAX).last_term == INT64_MAX
     for arguments in ((-1, 0, 0, 0), (0, -1, 0, 0), (0, 0, -(2**63) - 1, 0), (0, 0, 0, 2**63)):
-        with pytest.raises(ValueError, match=r"^expected (index|pos|least term|most term) from .*, found -?[0-9]+$"):
+        with pytest.raises(ValueError, match=r"^expected (index|pos|min_term|max_term) from .*, found -?[0-9]+$"):
             reader.check_entries(encoded.data, *arguments)
     with pytest.raises(ValueError, match=r"^expected pos from 0 to "):
         reader.find_torn(encoded.data, -1)
@@ -391,7 +393,7 @@ def test_entries_are_checked_as_their_headers_say(
     found = both("check_entries", data, index, pos, least, most)
     given_terms = terms[: len(bodies)]
     is_right = place == (5, 1000) and [least, *given_terms] == sorted([least, *given_terms])
-    assert isinstance(found, Checked) == (is_right and given_terms[-1] <= most)
+    assert isinstance(found, CheckedEntries) == (is_right and given_terms[-1] <= most)
 
 
 @unhurried

@@ -504,70 +504,70 @@ def test_columns_of_a_map_may_be_slices_themselves() -> None:
 
 
 BAD_ROWS: list[tuple[Row, str]] = [
-    ({"topic": None}, "expected a topic, found null: give one to every row, or one for all of them"),
-    ({"topic": ""}, "expected a topic of 1 to 255 characters, found 0: name another one"),
-    ({"topic": "a" * 256}, "expected a topic of 1 to 255 characters, found 256: name another one"),
-    ({"topic": "a b"}, "expected a topic of %|a-zA-Z0-9_-, found byte 32 in it: name another one"),
-    ({"topic": "ä"}, "expected a topic of %|a-zA-Z0-9_-, found byte 195 in it: name another one"),
-    ({"topic": "unknown"}, "expected the number of queues of topic unknown, found none: ask the leader"),
+    ({"topic": None}, "expected a topic, found null: set one in every row, or one for all rows"),
+    ({"topic": ""}, "expected a topic of 1 to 255 characters, found 0: choose another name"),
+    ({"topic": "a" * 256}, "expected a topic of 1 to 255 characters, found 256: choose another name"),
+    ({"topic": "a b"}, "expected a topic of %|a-zA-Z0-9_-, found byte 32 in it: choose another name"),
+    ({"topic": "ä"}, "expected a topic of %|a-zA-Z0-9_-, found byte 195 in it: choose another name"),
+    ({"topic": "unknown"}, "expected the number of queues of topic unknown, found none: request it from the leader"),
     (
         {"topic": "U", "queueId": 3},
-        "expected a queueId from 0 to 2, found 3: give the topic more queues, or no queueId",
+        "expected a queueId from 0 to 2, found 3: add queues to the topic, or leave queueId null",
     ),
     (
         {"topic": "U", "queueId": -1},
-        "expected a queueId from 0 to 2, found -1: give the topic more queues, or no queueId",
+        "expected a queueId from 0 to 2, found -1: add queues to the topic, or leave queueId null",
     ),
     ({"topic": "T", "transaction": 5}, "expected transaction 0, 4, 8 or 12, found 5: 0 is none"),
     ({"topic": "T", "transaction": -4}, "expected transaction 0, 4, 8 or 12, found -4: 0 is none"),
     ({"topic": "T", "delayLevel": -1}, "expected a delayLevel of at least 0, found -1: 0 is none"),
     (
         {"topic": "T", "properties": [("", "v")]},
-        "expected a property with a name, found an empty one: leave it out",
+        "expected a property with a name, found an empty name: remove the property",
     ),
     (
         {"topic": "T", "properties": [("a\x01", "v")]},
-        "expected no character 1 or 2 in the name of a property, found one: they separate properties",
+        "expected no character 1 or 2 in the name of a property, found one: these separate properties",
     ),
     (
         {"topic": "T", "properties": [("a", "1234567\x02")]},
-        "expected no character 1 or 2 in the value of a property, found one: they separate properties",
+        "expected no character 1 or 2 in the value of a property, found one: these separate properties",
     ),
     (
         {"topic": "T", "tags": "a\x02"},
-        "expected no character 1 or 2 in the value of a property, found one: they separate properties",
+        "expected no character 1 or 2 in the value of a property, found one: these separate properties",
     ),
     (
         {"topic": "T", "keys": "größer\x01"},
-        "expected no character 1 or 2 in the value of a property, found one: they separate properties",
+        "expected no character 1 or 2 in the value of a property, found one: these separate properties",
     ),
     (
         {"topic": "T", "properties": [("a", "1"), ("a", "2")]},
-        "expected property a once, found it twice: give it among the properties, or as a column of its own",
+        "expected property a once, found it twice: set it in properties or in its own column, not in both",
     ),
     (
         {"topic": "T", "properties": [(f"p{number % 19}", "1") for number in range(20)]},
-        "expected property p0 once, found it twice: give it among the properties, or as a column of its own",
+        "expected property p0 once, found it twice: set it in properties or in its own column, not in both",
     ),
     (
         {"topic": "T", "properties": [("TAGS", "1")], "tags": "2"},
-        "expected property TAGS once, found it twice: give it among the properties, or as a column of its own",
+        "expected property TAGS once, found it twice: set it in properties or in its own column, not in both",
     ),
     (
         {"topic": "T", "properties": [("KEYS", "1")], "keys": "2"},
-        "expected property KEYS once, found it twice: give it among the properties, or as a column of its own",
+        "expected property KEYS once, found it twice: set it in properties or in its own column, not in both",
     ),
     (
         {"topic": "T", "properties": [("REAL_TOPIC", "1")], "delayLevel": 2},
-        "expected property REAL_TOPIC once, found it twice: give it among the properties, or as a column of its own",
+        "expected property REAL_TOPIC once, found it twice: set it in properties or in its own column, not in both",
     ),
     (
         {"topic": "T", "properties": [("nul\0", "1"), ("nul\0", "2")]},
-        "expected property nul\0 once, found it twice: give it among the properties, or as a column of its own",
+        "expected property nul\0 once, found it twice: set it in properties or in its own column, not in both",
     ),
     (
         {"topic": "T", "properties": [("__DLEDGER_ID", "1")]},
-        "expected no property __DLEDGER_ID, found one: leave it out, puts get their own",
+        "expected no property __DLEDGER_ID, found one: remove it, messages get their own",
     ),
     (
         {"topic": "T", "properties": [("DELAY", "1")]},
@@ -575,7 +575,7 @@ BAD_ROWS: list[tuple[Row, str]] = [
     ),
     (
         {"topic": "T", "tags": "a" * 32716},
-        "expected at most 32767 bytes of properties, found 32768: put what is long into the body",
+        "expected at most 32767 bytes of properties, found 32768: move long values into the body",
     ),
     (
         {"topic": "T", "body": bytes(MAX_BODY_SIZE - 92 - 45)},
@@ -752,7 +752,7 @@ GOOD_PUTS = [
     put(queue_offset=-5, store_timestamp=-5, queue_id=2**31 - 1, flag=-1),
 ]
 SHORT = f"expected a message of at least {layout.MIN_MESSAGE_SIZE} bytes at 0, found"
-NO_PROPERTY = "expected a name, character 1 and a value as property {}, found something else"
+NO_PROPERTY = "expected a name, character 1 and a value as property {}, found other bytes"
 BAD_PUTS: list[tuple[bytes, str]] = [
     (b"", f"{SHORT} 0"),
     (bytes(90), f"{SHORT} 90"),
@@ -771,8 +771,8 @@ BAD_PUTS: list[tuple[bytes, str]] = [
     ),
     (put(magic=layout.MESSAGE_MAGIC_V2), "expected magic -626843481 for a topic of 1 bytes, found -626843477"),
     (put(queue_id=-1), "expected a queueId of at least 0, found -1"),
-    (put(sys_flag=0x80), "expected a sysFlag of the bits 0x73f, found 0x80"),
-    (put(sys_flag=-(2**31)), "expected a sysFlag of the bits 0x73f, found 0x80000000"),
+    (put(sys_flag=0x80), "expected only bits of 0x73f in sysFlag, found 0x80"),
+    (put(sys_flag=-(2**31)), "expected only bits of 0x73f in sysFlag, found 0x80000000"),
     (put(body_crc=5), "expected message CRC 5, found 1537739698"),
     (put(body_crc=1537739698 - 2**31), "expected message CRC -609743950, found 1537739698"),
     (put(properties=b"a\x01b\x02" * 8192), "expected at most 32767 bytes of properties, found 32768"),
@@ -784,11 +784,11 @@ BAD_PUTS: list[tuple[bytes, str]] = [
     (put(properties=b"a\x01b\x01c\x02"), NO_PROPERTY.format(0)),
     (
         put(properties=ID[:-1].encode()),
-        "expected 32 characters of a-zA-Z0-9_- as __DLEDGER_ID, found something else",
+        "expected 32 characters of a-zA-Z0-9_- as __DLEDGER_ID, found other bytes",
     ),
     (
         put(properties=ID[:-1].encode() + b"+"),
-        "expected 32 characters of a-zA-Z0-9_- as __DLEDGER_ID, found something else",
+        "expected 32 characters of a-zA-Z0-9_- as __DLEDGER_ID, found other bytes",
     ),
     (put(properties=ID.encode() + b"\x02" + ID.encode()), "expected property __DLEDGER_ID once, found it twice"),
 ]

@@ -11,14 +11,14 @@ namespace {
 
 constexpr double kSeconds = 5;
 constexpr size_t kNumbers = 12;  // before the bytes: count, first, space and position
-constexpr int64_t kHighest = int64_t{1} << 62;
+constexpr int64_t kMaxPosition = int64_t{1} << 62;
 
 struct Numbers {
   int64_t count, first, space, pos;
 
   explicit Numbers(const uint8_t* data)
       : count(data[0] % 32 + 1), first(data[1] % count), space(load_be16(data + 2)), pos(load_be64(data + 4)) {
-    pos &= kHighest - 1;
+    pos &= kMaxPosition - 1;
   }
 };
 
@@ -48,13 +48,14 @@ std::vector<int64_t> sizes_of(const std::vector<uint8_t>& bytes) {
   return sizes;
 }
 
-bool go_on(const std::vector<uint8_t>& bytes, const std::vector<int64_t>& sizes, LogPlace place, int64_t most_term) {
+bool are_in_order(const std::vector<uint8_t>& bytes, const std::vector<int64_t>& sizes, EntryPosition next,
+                  int64_t max_term) {
   const uint8_t* p = bytes.data();
   for (const int64_t size : sizes) {
     const int64_t term = load_be64(p + 16);
-    if (load_be64(p + 8) != place.index || load_be64(p + 24) != place.pos) return false;
-    if (term < place.term || term > most_term) return false;
-    place = {place.index + 1, term, place.pos + size};
+    if (load_be64(p + 8) != next.index || load_be64(p + 24) != next.pos) return false;
+    if (term < next.term || term > max_term) return false;
+    next = {next.index + 1, term, next.pos + size};
     p += size;
   }
   return !sizes.empty();
@@ -100,11 +101,12 @@ void check_torn(const std::vector<uint8_t>& bytes, const std::vector<int64_t>& s
 void run_entries(const Numbers& numbers, const std::vector<uint8_t>& bytes) {
   const ByteRange data{bytes.data(), static_cast<int64_t>(bytes.size())};
   const std::vector<int64_t> sizes = sizes_of(bytes);
-  const int64_t index = bytes.size() < 48 ? 0 : load_be64(&bytes[8]) & (kHighest - 1);
-  for (const auto& [least, most] : {std::pair<int64_t, int64_t>(-1, INT64_MAX), {numbers.first, numbers.count}}) {
-    const LogPlace place{index, least, numbers.pos};
-    const auto checked = answer([&, top = most] { return check_entries(data, place, top); });
-    check(checked.has_value() == go_on(bytes, sizes, place, most), "entries that go on are taken, and no others");
+  const int64_t index = bytes.size() < 48 ? 0 : load_be64(&bytes[8]) & (kMaxPosition - 1);
+  for (const auto& [min_term, max_term] :
+       {std::pair<int64_t, int64_t>(-1, INT64_MAX), {numbers.first, numbers.count}}) {
+    const EntryPosition first{index, min_term, numbers.pos};
+    const auto checked = answer([&, highest = max_term] { return check_entries(data, first, highest); });
+    check(checked.has_value() == are_in_order(bytes, sizes, first, max_term), "only entries in order are accepted");
     if (!checked) continue;
     check(checked->count == static_cast<int64_t>(sizes.size()), "entries are counted");
     check(checked->last_term == load_be64(&bytes[bytes.size() - static_cast<size_t>(sizes.back()) + 16]),
@@ -147,13 +149,13 @@ void run_block(const Numbers& numbers, const std::vector<uint8_t>& bytes) {
     size += 48 + lengths[i];
   }
   check(fitting->count == count && fitting->size == size, "as many fit as leave room for a blank");
-  const LogPlace place{numbers.space, numbers.count, numbers.pos};
+  const EntryPosition first{numbers.space, numbers.count, numbers.pos};
   std::vector<uint8_t> data(static_cast<size_t>(size)), units(static_cast<size_t>(count * 32));
-  encode(bodies, *fitting, place, data.data(), units.data());
+  encode(bodies, *fitting, first, data.data(), units.data());
   if (count == 0) return;
-  const CheckedEntries checked = check_entries({data.data(), size}, place, place.term);
+  const CheckedEntries checked = check_entries({data.data(), size}, first, first.term);
   check(checked.count == count && std::equal(units.begin(), units.end(), checked.units.data()),
-        "what is encoded goes on, with the same units");
+        "encoded entries are in order, with the same units");
   int64_t at = 0;
   for (int64_t i = 0; i < count; i++) {
     const ByteRange& body = (*unpacked)[static_cast<size_t>(numbers.first + i)];
@@ -200,7 +202,7 @@ extern "C" size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t max
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace dledger::fuzz;
-  if (size < kNumbers || size > kLongestInput) return -1;
+  if (size < kNumbers || size > kMaxInputSize) return -1;
   const TimeLimit limit(kSeconds);
   const Numbers numbers(data);
   const std::vector<uint8_t> bytes(data + kNumbers, data + size);  // of exactly its size

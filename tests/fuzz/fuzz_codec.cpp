@@ -14,7 +14,7 @@ namespace dledger::fuzz {
 namespace {
 
 constexpr double kSeconds = 5;
-constexpr size_t kLongestText = 1000;  // the reference is slow
+constexpr size_t kMaxTextSize = 1000;  // the reference is slow
 
 uint32_t crc32_by_bits(const uint8_t* p, size_t n) {
   uint32_t crc = ~0u;
@@ -84,11 +84,11 @@ void check_text(const uint8_t* p, size_t n) {
 void check_host(const uint8_t* p, size_t n) {
   for (const size_t length : {size_t{8}, size_t{20}}) {
     if (n < length) return;
-    char text[kLongestHost];
+    char text[kMaxHostText];
     const std::string host(text, host_text(p, static_cast<int>(length), text));
     const bool is_v6 = length == 20;
     const size_t colon = host.rfind(':');
-    check(host.size() <= kLongestHost && colon != std::string::npos, "a host ends in its port");
+    check(host.size() <= kMaxHostText && colon != std::string::npos, "a host ends in its port");
     check(host.substr(colon + 1) == std::to_string(load_be32(p + length - 4)), "the port is the last four bytes");
     const std::string address = is_v6 ? host.substr(1, colon - 2) : host.substr(0, colon);
     check(!is_v6 || (host[0] == '[' && host[colon - 1] == ']'), "an IPv6 address stands in brackets");
@@ -150,11 +150,11 @@ extern "C" size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t max
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace dledger::fuzz;
-  if (size < 1 || size > kLongestInput) return -1;
+  if (size < 1 || size > kMaxInputSize) return -1;
   const TimeLimit limit(kSeconds);
   const std::vector<uint8_t> bytes(data + 1, data + size);  // of exactly its size
   check_crc(bytes.data(), bytes.size());
-  check_text(bytes.data(), std::min(bytes.size(), kLongestText));
+  check_text(bytes.data(), std::min(bytes.size(), kMaxTextSize));
   check_host(bytes.data(), bytes.size());
   check_hex(bytes.data(), bytes.size());
   check_message(bytes.data(), bytes.size());

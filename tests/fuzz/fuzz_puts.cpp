@@ -284,7 +284,7 @@ struct Texts {
   }
   TextColumn view() const {
     TextColumn column;
-    column.is_there = true;
+    column.is_present = true;
     column.valid = valid.data();
     column.offsets = offsets.data();
     column.bytes = bytes.data();
@@ -297,14 +297,14 @@ struct Values {
   std::vector<T> values;
   std::vector<uint8_t> valid;
 
-  void add(int64_t value, bool is_there) {
+  void add(int64_t value, bool is_valid) {
     if (values.size() % 8 == 0) valid.push_back(0);
-    if (is_there) valid.back() = static_cast<uint8_t>(valid.back() | 1u << values.size() % 8);
+    if (is_valid) valid.back() = static_cast<uint8_t>(valid.back() | 1u << values.size() % 8);
     values.push_back(static_cast<T>(value));
   }
   NumberColumn<T> view() const {
     NumberColumn<T> column;
-    column.is_there = true;
+    column.is_present = true;
     column.valid = valid.data();
     column.values = values.data();
     return column;
@@ -330,7 +330,7 @@ struct Rows {
     batch.body = bodies.view();
     batch.tags = tags.view();
     batch.keys = keys.view();
-    batch.properties.is_there = true;
+    batch.properties.is_present = true;
     batch.properties.offsets = pairs.data();
     batch.properties.names = names.view();
     batch.properties.values = values.view();
@@ -426,7 +426,7 @@ extern "C" size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t max
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace dledger::fuzz;
   using dledger::ByteRange;
-  if (size < kNumbers || size > kLongestInput) return -1;
+  if (size < kNumbers || size > kMaxInputSize) return -1;
   const TimeLimit limit(kSeconds);
   const Numbers numbers(data);
   const std::vector<uint8_t> bytes(data + kNumbers, data + size);  // of exactly its size

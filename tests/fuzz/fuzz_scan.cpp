@@ -47,7 +47,7 @@ class Segment {
  private:
   int64_t readable() const { return static_cast<int64_t>(bytes_.size()); }
   // Megabytes in the smallest batches and splits would take seconds, and show nothing that fewer bytes do not.
-  bool is_large() const { return bytes_.size() > kLongestInput; }
+  bool is_large() const { return bytes_.size() > kMaxInputSize; }
   Request request() const;
   Outcome scan(Request request) const;
   void check_batch(const Request& request, Batch& batch, const std::vector<Row>& rows) const;
@@ -371,7 +371,7 @@ extern "C" size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t max
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace dledger::fuzz;
-  if (size < kOptionBytes || size > kLongestInput) return -1;
+  if (size < kOptionBytes || size > kMaxInputSize) return -1;
   const TimeLimit limit(kSeconds);
   const Options options = read_options(data);
   memory_file.bytes = segment_bytes(options, data + kOptionBytes, size - kOptionBytes);

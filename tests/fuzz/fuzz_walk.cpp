@@ -5,7 +5,7 @@
 #include "input.hpp"
 #include "memory_file.hpp"
 #include "message.hpp"
-#include "place.hpp"
+#include "message_copies.hpp"
 #include "rows.hpp"
 #include "survey.hpp"
 
@@ -157,8 +157,8 @@ void check_survey(const SegmentView& view, const std::vector<Entry>& rows, int64
   check(few.extents.size() <= 2, "a cap holds");
 }
 
-// What is placed are messages with the offsets of their places, wherever the bytes come from.
-void check_placed(const SegmentView& view, const std::vector<Entry>& entries, int64_t shift) {
+// Copied bytes are messages with the offsets of their new positions.
+void check_copies(const SegmentView& view, const std::vector<Entry>& entries, int64_t shift) {
   constexpr int64_t kPosition = int64_t{7} << 40;
   const int64_t header = view.is_dledger() ? kEntryHeaderSize : 0;
   std::vector<int64_t> starts, sizes;
@@ -172,18 +172,18 @@ void check_placed(const SegmentView& view, const std::vector<Entry>& entries, in
   }
   std::vector<uint8_t> into(static_cast<size_t>(room));
   const auto count = static_cast<int64_t>(starts.size());
-  const Placed placed = place_messages(view, starts.data(), sizes.data(), count, kPosition, into.data());
-  check(placed.size <= room && placed.outcomes.size() == starts.size(), "what is placed has room");
+  const CopiedMessages copied = copy_messages(view, starts.data(), sizes.data(), count, kPosition, into.data());
+  check(copied.size <= room && copied.outcomes.size() == starts.size(), "copied messages fit the buffer");
   int64_t at = 0;
   for (size_t i = 0; i < starts.size(); i++) {
-    if (placed.outcomes[i] > static_cast<uint8_t>(Placing::V2)) continue;
+    if (copied.outcomes[i] > static_cast<uint8_t>(CopyOutcome::V2)) continue;
     Message message;
     MessageFault fault;
-    check(parse_message(into.data() + at, sizes[i], message, fault), "what is placed is a message");
-    check(message.physical_offset() == kPosition + at, "and has the offset of its place");
+    check(parse_message(into.data() + at, sizes[i], message, fault), "a copy is a message");
+    check(message.physical_offset() == kPosition + at, "a copy has the offset of its position");
     at += sizes[i];
   }
-  check(at == placed.size, "placed messages follow each other");
+  check(at == copied.size, "copied messages follow each other");
 }
 
 void run(const Options& options, const std::vector<uint8_t>& bytes) {
@@ -200,7 +200,7 @@ void run(const Options& options, const std::vector<uint8_t>& bytes) {
     }
     check_term_runs(view, id, entries, start, end);
     check_survey(view, rows, start, end);
-    check_placed(view, entries, options.number);
+    check_copies(view, entries, options.number);
     const int64_t log = log_end(view, start, true).pos;
     check_survey(view, rows_of_scan(id, start, log), start, log);
     if (entries.empty()) break;
@@ -217,7 +217,7 @@ extern "C" size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t max
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace dledger::fuzz;
-  if (size < kOptionBytes || size > kLongestInput) return -1;
+  if (size < kOptionBytes || size > kMaxInputSize) return -1;
   const TimeLimit limit(kSeconds);
   const Options options = read_options(data);
   memory_file.bytes = segment_bytes(options, data + kOptionBytes, size - kOptionBytes);

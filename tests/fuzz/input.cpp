@@ -322,7 +322,7 @@ void damage(Bytes& bytes, bool is_dledger, Random& random) {
 
 size_t mutate_segment(uint8_t* data, size_t size, size_t max_size, uint64_t seed) {
   Random random(seed);
-  max_size = std::min(max_size, kLongestInput);
+  max_size = std::min(max_size, kMaxInputSize);
   if (max_size < kOptionBytes) return LLVMFuzzerMutate(data, size, max_size);
   if (size < kOptionBytes) {
     std::fill(data + size, data + kOptionBytes, uint8_t{0});

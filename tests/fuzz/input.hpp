@@ -11,7 +11,7 @@
 namespace dledger::fuzz {
 
 constexpr size_t kOptionBytes = 32;
-constexpr size_t kLongestInput = 128 * 1024;
+constexpr size_t kMaxInputSize = 128 * 1024;
 
 // A sequence of numbers that its seed decides.
 class Random {

@@ -19,7 +19,7 @@ namespace {
 using dledger::fuzz::Random;
 using Bytes = std::vector<uint8_t>;
 
-constexpr size_t kLongest = 16 * 1024;  // of what is made
+constexpr size_t kMaxMadeSize = 16 * 1024;
 constexpr size_t kMostInputs = 4000;
 constexpr unsigned kSecondsOfAnInput = 60;
 
@@ -101,10 +101,10 @@ int main(int count, char** arguments) {
   generator = Random(std::strtoul(arguments[3], nullptr, 10));
   for (unsigned long i = 0; i < iterations; i++) {
     Bytes input = inputs[generator.below(inputs.size())];
-    size_t size = std::min(input.size(), kLongest);
-    input.resize(kLongest);
+    size_t size = std::min(input.size(), kMaxMadeSize);
+    input.resize(kMaxMadeSize);
     for (size_t times = 1 + generator.below(3); times > 0; times--) {
-      size = LLVMFuzzerCustomMutator(input.data(), size, kLongest, static_cast<unsigned>(generator.next()));
+      size = LLVMFuzzerCustomMutator(input.data(), size, kMaxMadeSize, static_cast<unsigned>(generator.next()));
     }
     input.resize(size);
     input.shrink_to_fit();

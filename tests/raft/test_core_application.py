@@ -10,7 +10,7 @@ import pytest
 from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.format.encode.encoded import Bodies
 from pyspark_dledger.raft.core import Send
-from pyspark_dledger.raft.core.application import Admitted, Refused
+from pyspark_dledger.raft.core.application import Admitted, Rejected
 from pyspark_dledger.raft.core.application_caller import ApplicationError
 from pyspark_dledger.raft.messages import (
     ConfigRequest,
@@ -49,10 +49,10 @@ class Raising(Ledger):
         self._check("committed")
         super().committed(index)
 
-    def admit(self, bodies: Bodies, queue_nums: int) -> Admitted | Refused:
+    def admit(self, bodies: Bodies, queue_nums: int) -> Admitted | Rejected:
         self._check("admit")
         if self.in_method == "strange code":
-            return Refused(999, "no code of DLedger")
+            return Rejected(999, "no code of DLedger")
         return super().admit(bodies, queue_nums)
 
     def appended(self, admitted: Admitted, appended: AppendedEntries | None) -> bytes:
@@ -60,10 +60,10 @@ class Raising(Ledger):
         found = super().appended(admitted, appended)
         return found[:-1] if self.in_method == "short positions" else found
 
-    def topics(self, names: Sequence[str], queue_nums: int) -> tuple[Mapping[str, int], bytes] | Refused:
+    def topics(self, names: Sequence[str], queue_nums: int) -> tuple[Mapping[str, int], bytes] | Rejected:
         self._check("topics")
         if names == ("bad name",):
-            return Refused(ResponseCode.UNEXPECTED_ARGUMENT, "expected a topic, found bad name")
+            return Rejected(ResponseCode.UNEXPECTED_ARGUMENT, "expected a topic, found bad name")
         return super().topics(names, queue_nums)
 
     def config(self) -> Mapping[str, bytes]:

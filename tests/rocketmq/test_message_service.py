@@ -21,7 +21,7 @@ import pytest
 
 from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.errors import GroupError, StoreError
-from pyspark_dledger.format.encode.admission import Admitted, Refused
+from pyspark_dledger.format.encode.admission import Admitted, Rejected
 from pyspark_dledger.format.encode.encoded import Bodies
 from pyspark_dledger.format.encode.puts import PutIds
 from pyspark_dledger.format.engine import get_engine
@@ -310,7 +310,7 @@ def test_random_puts_get_the_responses_of_a_simple_leader(tmp_path: Path, seed: 
                 service.committed(_commit(store, rng.randint(store.committed_index, store.ledger_end_index)))
                 service.role_changed(False, 1)
                 service.role_changed(True, 1)
-                eventually(lambda: not isinstance(service.admit(pool[0], 4), Refused))
+                eventually(lambda: not isinstance(service.admit(pool[0], 4), Rejected))
             given = [rng.choice(pool) for _ in range(rng.randint(1, 40))]
             bodies = joined(given)
             admitted = service.admit(bodies, 4)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.format.encode.encoded import Bodies
-from pyspark_dledger.raft.core.application import Admitted, Refused
+from pyspark_dledger.raft.core.application import Admitted, Rejected
 from pyspark_dledger.store.dledger_store import AppendedEntries, DLedgerStore
 
 MARK = b"\xb7"
@@ -120,15 +120,15 @@ class Ledger:
         found.add(self.store, self.dispatched + 1, self.store.ledger_end_index)
         return found
 
-    def admit(self, bodies: Bodies, queue_nums: int) -> Admitted | Refused:
+    def admit(self, bodies: Bodies, queue_nums: int) -> Admitted | Rejected:
         assert self.tables is not None, "asked while it does not lead"
         if self.is_slow and not self.is_ready:
             self.is_ready = True
-            return Refused(ResponseCode.LEADER_NOT_READY, "it has only begun")
+            return Rejected(ResponseCode.LEADER_NOT_READY, "it has only begun")
         found = list(map(parse, unpack(bodies)))
         messages = [message for message in found if message is not None]
         if len(messages) < len(found):
-            return Refused(ResponseCode.UNEXPECTED_ARGUMENT, "expected messages, found another body")
+            return Rejected(ResponseCode.UNEXPECTED_ARGUMENT, "expected messages, found another body")
         return self.numbered(messages)
 
     def numbered(self, messages: Sequence[Message]) -> Admitted:
@@ -136,16 +136,16 @@ class Ledger:
         assert self.tables is not None
         ends: dict[int, int] = {}
         new: dict[tuple[int, int], Message] = {}
-        least_commit = -1
+        min_commit_index = -1
         for message in messages:
             if message.identity in self.tables.where:
-                least_commit = max(least_commit, self.tables.where[message.identity][0])
+                min_commit_index = max(min_commit_index, self.tables.where[message.identity][0])
             elif message.identity not in new:
                 offset = ends.get(message.queue, self.tables.ends.get(message.queue, 0))
                 new[message.identity] = message._replace(offset=offset)
                 ends[message.queue] = offset + 1
         bodies = pack([message.body() for message in new.values()]) if new else None
-        return Admitted(bodies, least_commit, messages)
+        return Admitted(bodies, min_commit_index, messages)
 
     def appended(self, admitted: Admitted, appended: AppendedEntries | None) -> bytes:
         assert self.tables is not None
@@ -156,7 +156,7 @@ class Ledger:
         assert isinstance(messages, list)
         return b"".join(_POSITION.pack(*self.tables.where[message.identity]) for message in messages)
 
-    def topics(self, names: Sequence[str], queue_nums: int) -> tuple[Mapping[str, int], bytes] | Refused:
+    def topics(self, names: Sequence[str], queue_nums: int) -> tuple[Mapping[str, int], bytes] | Rejected:
         return dict.fromkeys(names, queue_nums), STORE_HOST
 
     def config(self) -> Mapping[str, bytes]:

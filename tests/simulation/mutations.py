@@ -8,7 +8,7 @@ from typing import Any
 
 from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.raft.core import Core
-from pyspark_dledger.raft.core.application import Admitted, Refused
+from pyspark_dledger.raft.core.application import Admitted, Rejected
 from pyspark_dledger.raft.messages import (
     AppendRequest,
     AppendResponse,
@@ -279,9 +279,9 @@ class AcknowledgesDuplicatesAtOnce(Mutant):
         application = self._application
         admit = application.admit
 
-        def hasty(request: PutRequest) -> Admitted | Refused:
+        def hasty(request: PutRequest) -> Admitted | Rejected:
             found = admit(request)
-            return found._replace(least_commit=-1) if isinstance(found, Admitted) else found
+            return found._replace(min_commit_index=-1) if isinstance(found, Admitted) else found
 
         application.admit = hasty  # type: ignore[method-assign]
 

@@ -1,1 +1,1 @@
-"""Writing: rows to messages, messages to entries."""
+"""Encodes rows as messages, and messages as entries."""

@@ -1,7 +1,4 @@
-"""What becomes of a put before it is entries: the words between a member of a group and the application that it serves.
-
-They stand here because the application (`rocketmq`) and the member (`raft`) know nothing of each other.
-"""
+"""The result of a put's admission: the Raft member and the application share these values, and nothing else."""
 
 from __future__ import annotations
 
@@ -11,20 +8,20 @@ from pyspark_dledger.format.encode.encoded import Bodies
 
 
 class Admitted(NamedTuple):
-    """A put that may be appended. Nothing has changed before `Application.appended` is called.
+    """A put that can be appended. The application changes nothing before its ``appended`` is called.
 
-    ``bodies`` is what becomes entries, None where every body is there already. ``least_commit`` is the highest index of
-    an entry that is there already: the put is acknowledged when that is committed, too; -1 without one.
-    ``details`` is the application's own.
+    ``bodies`` become entries; None if the log has all of them already. ``min_commit_index`` is the highest index of
+    those in the log, or -1: the put is acknowledged when that entry is committed too. Only the application uses
+    ``details``.
     """
 
     bodies: Bodies | None
-    least_commit: int
+    min_commit_index: int
     details: object
 
 
-class Refused(NamedTuple):
-    """A put that is not appended: a `ResponseCode`, and what is wrong, for the log."""
+class Rejected(NamedTuple):
+    """A put that is not appended: a `ResponseCode`, and the reason for the log."""
 
     code: int
     reason: str

@@ -1,4 +1,4 @@
-"""Entries on their way into a log: what the engines take and give when entries are written."""
+"""Blocks of bodies and encoded entries: arguments and results of the engines."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from pyspark_dledger.format import layout
 
-# In bytes: of one body, as Java's encode buffer holds it with its header, and of bodies that are packed.
+# In bytes. Java's encode buffer limits a body with its header.
 MAX_BODY_SIZE = layout.MAX_ENTRY_SIZE - layout.ENTRY_HEADER_SIZE
 MAX_BLOCK_SIZE = 2**30
 
@@ -14,22 +14,22 @@ Buffer = bytes | bytearray | memoryview
 
 
 class Bodies(NamedTuple):
-    """Bodies of entries to append, packed: ``count`` lengths (u32, big-endian), then the bodies, nothing between."""
+    """Packed bodies of entries: ``count`` lengths (u32, big-endian), then the bodies without gaps."""
 
     count: int  # type: ignore[assignment]  # shadows tuple.count, which nobody calls
     block: Buffer
 
 
-class Encoded(NamedTuple):
-    """The first ``count`` bodies as entries: their bytes, consecutive, and one 32-byte index unit for each."""
+class EncodedEntries(NamedTuple):
+    """Consecutive entries of the first ``count`` bodies, and the 32-byte index unit of each."""
 
     count: int  # type: ignore[assignment]  # shadows tuple.count, which nobody calls
     data: bytearray
     units: bytearray
 
 
-class Checked(NamedTuple):
-    """Encoded entries that fit behind a log: how many, the term of the last, and one 32-byte index unit for each."""
+class CheckedEntries(NamedTuple):
+    """Entries that can follow a log: their number, the term of the last, and the 32-byte index unit of each."""
 
     count: int  # type: ignore[assignment]  # shadows tuple.count, which nobody calls
     last_term: int

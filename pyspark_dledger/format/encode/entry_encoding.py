@@ -1,7 +1,6 @@
-"""Entries on their way into a log: bodies packed, made into entries, and checked where they come from another node.
+"""Packs bodies, encodes them as entries, and checks entries of another node: the reference of these calls of `Engine`.
 
-The reference of the native engine's calls: same results, and the same ValueError and TypeError texts. Blocks of bodies
-and entries come from the wire, so nothing in them is believed.
+Blocks of bodies and entries come from the network, so every length and field is checked.
 """
 
 from __future__ import annotations
@@ -19,19 +18,19 @@ from pyspark_dledger.format.encode.encoded import (
     MAX_BODY_SIZE,
     Bodies,
     Buffer,
-    Checked,
-    Encoded,
+    CheckedEntries,
+    EncodedEntries,
 )
 
 _HEADER = record_struct(layout.ENTRY_HEADER)
 _UNIT = record_struct(layout.INDEX_UNIT)
 _LENGTH_SIZE = 4
-_HIGHEST = 2**62  # of indexes and positions: no sum of them overflows
+_MAX_POSITION = 2**62  # also of indexes: no sum of them overflows
 _SECTOR = 512
 
 
 class _Entry(NamedTuple):
-    """One of several consecutive entries: which one, and where it begins in their bytes."""
+    """One of several consecutive entries: its number, and the offset where it begins."""
 
     number: int
     offset: int
@@ -39,7 +38,6 @@ class _Entry(NamedTuple):
 
 
 def pack_bodies(bodies: Sequence[Buffer]) -> Bodies:
-    """Bodies as one block. Raises ValueError for none, for one above 4 MiB - 48 and for a block above 1 GiB."""
     views = [_bytes_of(body, f"body {number}") for number, body in enumerate(bodies)]
     if not views:
         raise ValueError("expected at least one body, found none")
@@ -53,7 +51,6 @@ def pack_bodies(bodies: Sequence[Buffer]) -> Bodies:
 
 
 def unpack_bodies(bodies: Bodies) -> list[bytes]:
-    """The bodies of a block. Raises ValueError where its lengths do not fit it."""
     count = _count_of(bodies)
     block = _bytes_of(bodies.block, "block")
     unpacked = []
@@ -64,18 +61,13 @@ def unpack_bodies(bodies: Bodies) -> list[bytes]:
     return unpacked
 
 
-def encode_entries(bodies: Bodies, first: int, index: int, term: int, pos: int, space: int) -> Encoded:
-    """Bodies from ordinal `first` on as consecutive entries from `index` and `pos` on, as many as fit.
-
-    One fits while it leaves 8 of the `space` bytes for a blank; none may. Raises ValueError for a block whose lengths
-    do not fit it, and for numbers that no log has.
-    """
+def encode_entries(bodies: Bodies, first: int, index: int, term: int, pos: int, space: int) -> EncodedEntries:
     count = _count_of(bodies)
     first = _integer("first", first, 0, count - 1)
-    index = _integer("index", index, 0, _HIGHEST)
+    index = _integer("index", index, 0, _MAX_POSITION)
     term = _integer("term", term, -1, INT64_MAX)
-    pos = _integer("pos", pos, 0, _HIGHEST)
-    space = _integer("space", space, 0, _HIGHEST)
+    pos = _integer("pos", pos, 0, _MAX_POSITION)
+    space = _integer("space", space, 0, _MAX_POSITION)
     block = _bytes_of(bodies.block, "block")
     lengths = _lengths(count, block)
     start = _LENGTH_SIZE * count + sum(lengths[:first])
@@ -89,18 +81,14 @@ def encode_entries(bodies: Bodies, first: int, index: int, term: int, pos: int, 
         data.append(block[start : start + length])
         units += _UNIT.pack(layout.MAGIC_NORMAL, pos, size, index, term)
         index, pos, space, start = index + 1, pos + size, space - size, start + length
-    return Encoded(len(units) // layout.INDEX_UNIT_SIZE, bytearray().join(data), units)
+    return EncodedEntries(len(units) // layout.INDEX_UNIT_SIZE, bytearray().join(data), units)
 
 
-def check_entries(data: Buffer, index: int, pos: int, least_term: int, most_term: int) -> Checked:
-    """What consecutive whole entries are, which begin with `index` at `pos`, and whose terms lie in the given range.
-
-    Terms may not fall. Raises ValueError that names the entry by its ordinal, for every other bytes and for none.
-    """
-    index = _integer("index", index, 0, _HIGHEST)
-    pos = _integer("pos", pos, 0, _HIGHEST)
-    term = _integer("least term", least_term, INT64_MIN, INT64_MAX)
-    most_term = _integer("most term", most_term, INT64_MIN, INT64_MAX)
+def check_entries(data: Buffer, index: int, pos: int, min_term: int, max_term: int) -> CheckedEntries:
+    index = _integer("index", index, 0, _MAX_POSITION)
+    pos = _integer("pos", pos, 0, _MAX_POSITION)
+    term = _integer("min_term", min_term, INT64_MIN, INT64_MAX)
+    max_term = _integer("max_term", max_term, INT64_MIN, INT64_MAX)
     view = _bytes_of(data, "entries")
     if not view:
         raise ValueError("expected at least one entry, found none")
@@ -109,21 +97,15 @@ def check_entries(data: Buffer, index: int, pos: int, least_term: int, most_term
         header = entry.header
         _check_value(entry, "index", index, header.index)
         _check_value(entry, "pos", pos, header.pos)
-        if not term <= header.term <= most_term:
-            raise ValueError(f"entry {entry.number}: expected term from {term} to {most_term}, found {header.term}")
+        if not term <= header.term <= max_term:
+            raise ValueError(f"entry {entry.number}: expected term from {term} to {max_term}, found {header.term}")
         units += _UNIT.pack(layout.MAGIC_NORMAL, pos, header.size, index, header.term)
         index, pos, term = index + 1, pos + header.size, header.term
-    return Checked(len(units) // layout.INDEX_UNIT_SIZE, term, units)
+    return CheckedEntries(len(units) // layout.INDEX_UNIT_SIZE, term, units)
 
 
 def find_torn(data: Buffer, pos: int) -> int | None:
-    """The offset of the first of consecutive whole entries, which stand at `pos`, whose body may not have been written.
-
-    That is one with a sector of 512 bytes, by the log's positions, in which every byte of its body is zero: what a
-    loss of power leaves of a sector that never reached the disk. A body may hold such zeros as well. None without one.
-    Raises ValueError where `data` is not made of whole entries.
-    """
-    pos = _integer("pos", pos, 0, _HIGHEST)
+    pos = _integer("pos", pos, 0, _MAX_POSITION)
     view = _bytes_of(data, "entries")
     for entry in _entries(view):
         start, end = entry.offset + layout.ENTRY_HEADER_SIZE, entry.offset + entry.header.size
@@ -136,19 +118,19 @@ def find_torn(data: Buffer, pos: int) -> int | None:
 
 
 def _entries(data: memoryview) -> Iterator[_Entry]:
-    """The entries that `data` is made of. Raises ValueError, when it comes to it, for what is no whole entry."""
+    """The entries in `data`. Raises ValueError at the first incomplete or invalid one."""
     number = offset = 0
     while offset < len(data):
-        left = len(data) - offset
-        if left < layout.ENTRY_HEADER_SIZE:
-            raise ValueError(f"entry {number}: expected a header of 48 bytes, found {left} bytes")
+        remaining = len(data) - offset
+        if remaining < layout.ENTRY_HEADER_SIZE:
+            raise ValueError(f"entry {number}: expected a header of 48 bytes, found {remaining} bytes")
         header = decode_entry_header(bytes(data[offset : offset + layout.ENTRY_HEADER_SIZE]))
-        _check_frame(number, header, left)
+        _check_frame(number, header, remaining)
         yield _Entry(number, offset, header)
         number, offset = number + 1, offset + header.size
 
 
-def _check_frame(number: int, header: EntryHeader, left: int) -> None:
+def _check_frame(number: int, header: EntryHeader, remaining: int) -> None:
     size, body_size = header.size, header.body_size
     if header.magic != layout.MAGIC_NORMAL:
         raise ValueError(f"entry {number}: expected magic {layout.MAGIC_NORMAL}, found {header.magic}")
@@ -156,8 +138,8 @@ def _check_frame(number: int, header: EntryHeader, left: int) -> None:
         raise ValueError(f"entry {number}: expected size 48 + bodySize {body_size}, found {size}")
     if size > layout.MAX_ENTRY_SIZE:
         raise ValueError(f"entry {number}: expected size of at most {layout.MAX_ENTRY_SIZE}, found {size}")
-    if size > left:
-        raise ValueError(f"entry {number}: expected {size} bytes, found {left} bytes")
+    if size > remaining:
+        raise ValueError(f"entry {number}: expected {size} bytes, found {remaining} bytes")
 
 
 def _check_value(entry: _Entry, name: str, expected: int, found: int) -> None:
@@ -166,7 +148,7 @@ def _check_value(entry: _Entry, name: str, expected: int, found: int) -> None:
 
 
 def _lengths(count: int, block: memoryview) -> tuple[int, ...]:
-    """The lengths in bytes at the beginning of a block, once they fit it."""
+    """The checked lengths in bytes at the start of a block."""
     if _LENGTH_SIZE * count > len(block):
         raise ValueError(f"expected {_LENGTH_SIZE * count} bytes of lengths for {count} bodies, found {len(block)}")
     lengths: tuple[int, ...] = struct.unpack_from(f">{count}I", block)
@@ -195,7 +177,7 @@ def _integer(name: str, value: int, low: int, high: int) -> int:
 
 
 def _bytes_of(data: Buffer, name: str) -> memoryview:
-    """The bytes of anything that has some, in one piece. Raises TypeError for anything else."""
+    """The contiguous bytes of an object. Raises TypeError if it has none."""
     try:
         view = memoryview(data)
     except (TypeError, ValueError, BufferError):

@@ -1,8 +1,6 @@
-"""Messages of a log, put one behind the other into a new file of a CommitLog: what the engines take and give.
+"""Copies messages of a log into a new file of a CommitLog: the reference of `engine.Engine.copy_messages`.
 
-A message keeps everything but its physicalOffset, and with that the CRC in its properties, if they end with one. Left
-out is one of which a broker would read the lengths with a sign: it would take the log to end there. Source: RocketMQ
-5.3.3 ``CommitLog.checkMessageAndReturnSize``, ``MessageDecoder``.
+Source: RocketMQ 5.3.3 ``CommitLog.checkMessageAndReturnSize``, ``MessageDecoder``.
 """
 
 from __future__ import annotations
@@ -28,43 +26,34 @@ if TYPE_CHECKING:
     Longs = npt.NDArray[np.int64]
 
 V1, V2, LONG_TOPIC, LONG_PROPERTIES, CHANGED = range(5)
-"""What became of a message: placed, with a magic of either version; or left out, for the length of its topic or its
-properties, or since other bytes stand there than a message of its size."""
-
-LONGEST_TOPIC_V1 = 127
-"""What a broker reads as the length of a topic has 8 bits and a sign in a message of the first version."""
-MOST_PROPERTY_BYTES = 2**15 - 1
-"""What it reads as the length of properties has 16 bits and a sign."""
-LONGEST_TOPIC_V2 = 2**15 - 1
+"""The outcome for a message: copied, with a magic of V1 or V2; or left out, because a broker cannot read such a long
+topic or such long properties, or because the bytes are not a message of that size."""
 
 _PHYSICAL_OFFSET_AT = next(field.offset for field in layout.MESSAGE_HEADER if field.name == "physicalOffset")
 
 
 class CopiedMessages(NamedTuple):
-    """Bytes of the messages that were placed, and what became of each."""
+    """The number of copied bytes, and the outcome for each message."""
 
     size: int
     outcomes: npt.NDArray[np.uint8]
 
 
-def place(
+def copy_messages(
     file: SegmentFile, starts: Longs, sizes: Longs, into: bytearray | memoryview, position: int
 ) -> tuple[int, bytearray]:
-    """The fields of `CopiedMessages` for messages of a segment; the first byte of `into` stands at `position`.
-
-    Raises ValueError where `into` has no room for all of them.
-    """
+    """The fields of `CopiedMessages`."""
     if len(starts) != len(sizes):
-        raise ValueError("expected as many starts as sizes, found others")
+        raise ValueError(f"expected as many starts as sizes, found {len(starts)} and {len(sizes)}")
     if (sizes < 0).any() or sum(sizes.tolist()) > len(into):
-        raise ValueError("expected room for all messages, found less")
+        raise ValueError(f"the sizes do not fit a buffer of {len(into)} bytes")
     outcomes = bytearray()
     end = 0
     for start, size in zip(starts.tolist(), sizes.tolist(), strict=True):
         outcome = CHANGED
         if file.segment.base <= start <= start + size <= file.end:
             message = bytearray(file[start : start + size])
-            outcome = _moved(message, position + end)
+            outcome = _move(message, position + end)
             if outcome <= V2:
                 into[end : end + size] = message
                 end += size
@@ -72,16 +61,16 @@ def place(
     return end, outcomes
 
 
-def _moved(message: bytearray, position: int) -> int:
-    """Make a message one that stands at a position; what becomes of it."""
+def _move(message: bytearray, position: int) -> int:
+    """Give a message another position. Returns the outcome."""
     data = bytes(message)
     parsed = parse_message(data, 0, len(data), position)
     if not isinstance(parsed, Message) or not has_message_magic(data, 0, len(data)):
         return CHANGED
     is_v2 = parsed.magic == layout.MESSAGE_MAGIC_V2
-    if parsed.topic_length > (LONGEST_TOPIC_V2 if is_v2 else LONGEST_TOPIC_V1):
+    if parsed.topic_length > (layout.MAX_V2_TOPIC_SIZE if is_v2 else layout.MAX_V1_TOPIC_SIZE):
         return LONG_TOPIC
-    if parsed.properties_length > MOST_PROPERTY_BYTES:
+    if parsed.properties_length > layout.MAX_PROPERTIES_SIZE:
         return LONG_PROPERTIES
     if parsed.physical_offset != position:
         struct.pack_into(">q", message, _PHYSICAL_OFFSET_AT, position)

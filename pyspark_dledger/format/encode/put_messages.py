@@ -1,7 +1,6 @@
-"""Puts become entries: what a leader checks and stamps, and what it finds again in its log.
+"""Checks and stamps puts for a leader, and finds their identities in a log: the reference of these calls of `Engine`.
 
-The reference of the native engine's calls: same results, and the same ValueError and TypeError texts. Puts come from
-the wire, so nothing in them is believed.
+Puts come from the network, so every length and field is checked.
 """
 
 from __future__ import annotations
@@ -21,8 +20,6 @@ from pyspark_dledger.format.encode.entry_encoding import unpack_bodies
 from pyspark_dledger.format.encode.put_rows import is_text, topic_problem
 from pyspark_dledger.format.encode.puts import (
     ID_SIZE,
-    LONGEST_V1_TOPIC,
-    MAX_PROPERTIES_SIZE,
     PutIds,
     Puts,
     check_stamps,
@@ -43,7 +40,7 @@ _LENGTH_SIZE = 4
 _PHYSICAL_OFFSET = next(field.offset for field in layout.MESSAGE_HEADER if field.name == "physicalOffset")
 _ID_TEXT = re.compile(rb"[a-zA-Z0-9_-]{32}")
 _ID = layout.PROPERTY_ID.encode()
-# An inner batch is several messages of a queue: it would need as many queue offsets.
+# An inner batch is not known: its messages would need a queue offset each.
 _KNOWN_FLAGS = (
     layout.FLAG_COMPRESSED
     | layout.FLAG_MULTI_TAGS
@@ -55,11 +52,11 @@ _KNOWN_FLAGS = (
 
 
 class _Malformed(Exception):
-    """A body is no put; the text says what was expected and found."""
+    """A body is not a valid put; the text gives what was expected and found."""
 
 
 class _Put(NamedTuple):
-    """A put that was checked."""
+    """The fields that `read_puts` returns of a put."""
 
     queue: tuple[str, int]
     sys_flag: int
@@ -67,10 +64,6 @@ class _Put(NamedTuple):
 
 
 def read_puts(bodies: Bodies) -> Puts:
-    """What a leader has to know of puts, once all of them are whole messages as RocketMQ encodes them.
-
-    Raises ValueError that names the first that is not, by its ordinal.
-    """
     puts = [_checked(number, body) for number, body in enumerate(unpack_bodies(bodies))]
     numbers: dict[tuple[str, int], int] = {}
     for put in puts:
@@ -91,11 +84,6 @@ def stamp_puts(
     store_timestamp: int,
     store_host: bytes,
 ) -> Bodies:
-    """The puts to keep, each with its queue offset, and all with the store's time (ms) and host, as a new block.
-
-    Puts that `read_puts` took; a message grows or shrinks where its storeHost is of another width. Raises ValueError
-    for none to keep, for what is no message, and for one that grows too long.
-    """
     check_stamps(bodies, keep, queue_offsets, store_timestamp, store_host)
     stamped = [
         _stamped(number, body, int(queue_offset), store_timestamp, store_host)
@@ -112,11 +100,6 @@ def stamp_puts(
 
 
 def patch_physical_offsets(data: bytearray, units: bytearray) -> None:
-    """Write into each message among consecutive entries where it stands: the position of its entry's body.
-
-    ``units`` are the entries' index units. An entry whose body is no message stays as it is. Raises ValueError where
-    the units do not fit the entries.
-    """
     check_units(data, units)
     start = 0
     for _, pos, size, _, _ in _UNIT.iter_unpack(units):
@@ -127,7 +110,7 @@ def patch_physical_offsets(data: bytearray, units: bytearray) -> None:
 
 
 def check_units(data: bytearray, units: bytearray) -> None:
-    """Raises ValueError unless index units are those of as many bytes of entries."""
+    """Raises ValueError unless the sizes in index units add up to the bytes of the entries."""
     if len(units) % layout.INDEX_UNIT_SIZE:
         raise ValueError(f"expected units of 32 bytes, found {len(units)} bytes")
     size = 0
@@ -140,14 +123,14 @@ def check_units(data: bytearray, units: bytearray) -> None:
 
 
 def _is_message(front: bytes, size: int) -> bool:
-    """Whether a body of so many bytes, of which these are the first, says of itself that it is a message."""
+    """Whether the first bytes of a body have a message's magic, and its size."""
     if size < layout.MIN_MESSAGE_SIZE or not has_message_magic(front, 0, size):
         return False
     return int.from_bytes(front[:4], "big", signed=True) == size
 
 
 def find_put_ids(frames: Frames, start: int, end: int) -> PutIds:
-    """The identities of the messages on the walk over ``[start, end)``, in the order of the log."""
+    """See `engine.Engine.put_ids`."""
     found = []
     for span in Walk(frames, start, end):
         if span.frame is None or span.frame.header is None:
@@ -168,7 +151,7 @@ def find_put_ids(frames: Frames, start: int, end: int) -> PutIds:
 
 
 def stored_id(properties: bytes) -> bytes | None:
-    """The 24 bytes of the last property `layout.PROPERTY_ID`; None without one, and where it is none of ours."""
+    """The 24 bytes of the last property `layout.PROPERTY_ID`; None without a valid one."""
     value = None
     for part in properties.split(b"\x02"):
         name, separator, text = part.partition(b"\x01")
@@ -191,7 +174,7 @@ def _checked(number: int, body: bytes) -> _Put:
 def _check(body: bytes) -> _Put:
     message = _parsed(body)
     topic = body[message.topic_start : message.topic_start + message.topic_length]
-    is_v1 = len(topic) <= LONGEST_V1_TOPIC
+    is_v1 = len(topic) <= layout.MAX_V1_TOPIC_SIZE
     magic = layout.MESSAGE_MAGIC_V1 if is_v1 else layout.MESSAGE_MAGIC_V2
     if message.magic != magic:
         raise _Malformed(f"expected magic {magic} for a topic of {len(topic)} bytes, found {message.magic}")
@@ -201,7 +184,9 @@ def _check(body: bytes) -> _Put:
     if message.queue_id < 0:
         raise _Malformed(f"expected a queueId of at least 0, found {message.queue_id}")
     if message.sys_flag & ~_KNOWN_FLAGS:
-        raise _Malformed(f"expected a sysFlag of the bits {_KNOWN_FLAGS:#x}, found {message.sys_flag & 0xFFFFFFFF:#x}")
+        raise _Malformed(
+            f"expected only bits of {_KNOWN_FLAGS:#x} in sysFlag, found {message.sys_flag & 0xFFFFFFFF:#x}"
+        )
     computed = message_crc(body[message.body_start : message.body_start + message.body_length])
     if message.body_crc != computed:
         raise _Malformed(f"expected message CRC {message.body_crc}, found {computed}")
@@ -220,23 +205,23 @@ def _parsed(body: bytes) -> Message:
 
 
 def _checked_properties(properties: bytes) -> bytes | None:
-    """The identity among properties that all have a name, and one value."""
-    if len(properties) > MAX_PROPERTIES_SIZE:
-        raise _Malformed(f"expected at most {MAX_PROPERTIES_SIZE} bytes of properties, found {len(properties)}")
+    """Check that every property has a name and one value. Returns the identity among them."""
+    if len(properties) > layout.MAX_PROPERTIES_SIZE:
+        raise _Malformed(f"expected at most {layout.MAX_PROPERTIES_SIZE} bytes of properties, found {len(properties)}")
     if not is_text(properties):
         raise _Malformed("expected UTF-8 as properties, found other bytes")
     identity = None
     for number, part in enumerate(properties.removesuffix(b"\x02").split(b"\x02") if properties else ()):
         name, *values = part.split(b"\x01")
         if not name or len(values) != 1:
-            raise _Malformed(f"expected a name, character 1 and a value as property {number}, found something else")
+            raise _Malformed(f"expected a name, character 1 and a value as property {number}, found other bytes")
         if name != _ID:
             continue
         if identity is not None:
             raise _Malformed(f"expected property {layout.PROPERTY_ID} once, found it twice")
         identity = _decode_id(values[0])
         if identity is None:
-            raise _Malformed(f"expected 32 characters of a-zA-Z0-9_- as {layout.PROPERTY_ID}, found something else")
+            raise _Malformed(f"expected 32 characters of a-zA-Z0-9_- as {layout.PROPERTY_ID}, found other bytes")
     return identity
 
 
@@ -252,7 +237,7 @@ def _stamped(number: int, body: bytes, queue_offset: int, store_timestamp: int, 
 
 
 def _restored(body: bytes, message: Message, queue_offset: int, store_timestamp: int, store_host: bytes) -> bytes:
-    """The message as a store holds it, but for its physicalOffset."""
+    """The message as it is stored, without its physicalOffset."""
     return encode_message(
         body[message.topic_start : message.topic_start + message.topic_length],
         body[message.body_start : message.body_start + message.body_length],

@@ -1,8 +1,8 @@
-"""Rows become puts: CommitLog messages as RocketMQ's broker encodes them, each with its identity.
+"""Encodes rows as puts: CommitLog messages as RocketMQ's broker encodes them, each with its identity.
 
-The reference of the native engine's calls: same bytes, and the same ValueError and TypeError texts.
-Source: RocketMQ 4.9.8 and 5.3.3 ``DLedgerCommitLog.MessageSerializer``, ``MessageDecoder.messageProperties2String``,
-``SelectMessageQueueByHash``; 5.3.3 ``HookUtils.handleScheduleMessage``.
+The reference of `engine.Engine.encode_messages`. Source: RocketMQ 4.9.8 and 5.3.3
+``DLedgerCommitLog.MessageSerializer``, ``MessageDecoder.messageProperties2String``, ``SelectMessageQueueByHash``; 5.3.3
+``HookUtils.handleScheduleMessage``.
 """
 
 from __future__ import annotations
@@ -21,10 +21,6 @@ from pyspark_dledger.format import layout
 from pyspark_dledger.format.columns import PROPERTIES
 from pyspark_dledger.format.encode.encoded import MAX_BLOCK_SIZE, MAX_BODY_SIZE, Bodies
 from pyspark_dledger.format.encode.puts import (
-    HOST_SIZES,
-    LONGEST_V1_TOPIC,
-    MAX_PROPERTIES_SIZE,
-    MAX_TOPIC_SIZE,
     PRODUCER_SIZE,
     Ordinals,
     PutSettings,
@@ -46,11 +42,11 @@ PUT_SCHEMA = pa.schema(
         ("delayLevel", pa.int32()),
     ]
 )
-"""The columns of rows that become messages. A batch has any of them, in any order; one that is missing is null
-throughout. Only the topic may not be null. ``bornTimestamp`` is in milliseconds; ``transaction`` is in the bits of
+"""The columns of rows that become messages. A batch can have any of them, in any order; a missing one is null in every
+row. Only the topic must not be null. ``bornTimestamp`` is in milliseconds since 1970; ``transaction`` is in the bits of
 sysFlag (0 none, 4 prepared, 8 commit, 12 rollback); ``delayLevel`` 0 is none, and levels above 18 count as 18."""
 
-_MOST_QUEUES = 2**31 - 1
+_MAX_QUEUES = 2**31 - 1
 _TOPIC_BYTE = re.compile(rb"[%|a-zA-Z0-9_-]*")
 _SEPARATOR = re.compile(rb"[\x01\x02]")
 _LENGTH_SIZE = 4
@@ -79,7 +75,7 @@ class _Row(NamedTuple):
 
 
 class _Message(NamedTuple):
-    """What becomes of a row, but for its identity."""
+    """The message of a row, without its identity."""
 
     row: _Row
     topic: bytes
@@ -88,7 +84,7 @@ class _Message(NamedTuple):
 
 
 class CountedContents(Ordinals):
-    """How often each content came so far."""
+    """See `Ordinals`."""
 
     def __init__(self) -> None:
         self._counts: Counter[bytes] = Counter()
@@ -97,24 +93,16 @@ class CountedContents(Ordinals):
         return len(self._counts)
 
     def next(self, content: bytes) -> int:
-        """How often this one came before."""
+        """The ordinal of this content: how often it was counted before."""
         self._counts[content] += 1
         return self._counts[content] - 1
 
 
 def new_ordinals() -> CountedContents:
-    """Counts of equal contents, for all batches of one attempt of a task."""
     return CountedContents()
 
 
 def encode_messages(batch: pa.RecordBatch, settings: PutSettings, ordinals: Ordinals) -> Bodies:
-    """The rows of a batch as puts, in their order.
-
-    A row's queue is its queueId, else the Java hash of its keys modulo the topic's queues, else the next of the topic's
-    queues in turn. Its properties are the map's in their order, then KEYS, TAGS, DELAY, REAL_TOPIC, REAL_QID and the
-    identity; those whose value is null are left out. Raises ValueError that names the first row that is no message,
-    and what to do; TypeError for columns that are not of `PUT_SCHEMA`. The ordinals have not changed then.
-    """
     check_batch(batch)
     check_settings(settings)
     if not isinstance(ordinals, CountedContents):
@@ -132,7 +120,7 @@ def encode_messages(batch: pa.RecordBatch, settings: PutSettings, ordinals: Ordi
 
 
 def check_batch(batch: pa.RecordBatch) -> None:
-    """Raises ValueError for no rows, TypeError for columns that are not of `PUT_SCHEMA`, or of another type."""
+    """Raises ValueError for no rows, TypeError for columns that are not in `PUT_SCHEMA` or have another type."""
     seen = set()
     for field in batch.schema:
         if field.name not in PUT_SCHEMA.names or field.name in seen:
@@ -146,25 +134,25 @@ def check_batch(batch: pa.RecordBatch) -> None:
 
 
 def check_settings(settings: PutSettings) -> None:
-    """Raises ValueError for settings that no message can have."""
+    """Raises ValueError for invalid settings."""
     if settings.producer is not None and len(settings.producer) != PRODUCER_SIZE:
         raise ValueError(f"expected a producer of {PRODUCER_SIZE} bytes, found {len(settings.producer)}")
     for name in ("born_host", "store_host"):
-        if len(getattr(settings, name)) not in HOST_SIZES:
+        if len(getattr(settings, name)) not in layout.HOST_SIZES:
             raise ValueError(f"expected {name} of 8 or 20 bytes, found {len(getattr(settings, name))}")
     if not INT64_MIN <= settings.born_timestamp <= INT64_MAX:
         raise ValueError(f"expected born_timestamp of 64 bits, found {settings.born_timestamp}")
     if not 0 <= settings.round_robin <= INT64_MAX:
         raise ValueError(f"expected round_robin from 0 to {INT64_MAX}, found {settings.round_robin}")
     for topic, count in settings.queue_counts.items():
-        if not 1 <= count <= _MOST_QUEUES:
-            raise ValueError(f"expected from 1 to {_MOST_QUEUES} queues of topic {topic}, found {count}")
+        if not 1 <= count <= _MAX_QUEUES:
+            raise ValueError(f"expected from 1 to {_MAX_QUEUES} queues of topic {topic}, found {count}")
 
 
 def topic_problem(topic: bytes) -> str | None:
-    """What is wrong with the name of a topic (``TopicValidator``)."""
-    if not 1 <= len(topic) <= MAX_TOPIC_SIZE:
-        return f"expected a topic of 1 to {MAX_TOPIC_SIZE} characters, found {len(topic)}"
+    """The problem of an invalid topic name (``TopicValidator``)."""
+    if not 1 <= len(topic) <= layout.MAX_TOPIC_SIZE:
+        return f"expected a topic of 1 to {layout.MAX_TOPIC_SIZE} characters, found {len(topic)}"
     found = _TOPIC_BYTE.match(topic)
     assert found
     if found.end() < len(topic):
@@ -188,7 +176,7 @@ def _rows(batch: pa.RecordBatch) -> Iterator[_Row]:
 
 
 def _values(column: pa.Array) -> list[object]:
-    """The values of a column, texts as bytes: what is not UTF-8 is to be found, not to be raised at."""
+    """The values of a column. Texts are bytes, so that the checks find invalid UTF-8."""
     if pa.types.is_string(column.type):
         return column.cast(pa.binary()).to_pylist()
     if pa.types.is_map(column.type):
@@ -197,7 +185,7 @@ def _values(column: pa.Array) -> list[object]:
 
 
 class _Encoder:
-    """Encodes the rows of one batch; `size` is that of the block so far, in bytes."""
+    """Encodes the rows of one batch; `size` is the block's size so far, in bytes."""
 
     def __init__(self, settings: PutSettings) -> None:
         self._settings = settings
@@ -206,7 +194,7 @@ class _Encoder:
         self.size = 0
 
     def message(self, number: int, row: _Row) -> _Message:
-        """What a row becomes. Raises ValueError that names the row."""
+        """The message of a row. Raises ValueError with the row's number."""
         try:
             message = self._message(row)
             self.size += _LENGTH_SIZE + self._message_size(message)
@@ -222,11 +210,13 @@ class _Encoder:
             raise _Malformed(f"expected a delayLevel of at least 0, found {row.delay_level}: 0 is none")
         queues = self._queue_counts.get(topic)
         if queues is None:
-            raise _Malformed(f"expected the number of queues of topic {topic.decode()}, found none: ask the leader")
+            raise _Malformed(
+                f"expected the number of queues of topic {topic.decode()}, found none: request it from the leader"
+            )
         if row.queue_id is not None and not 0 <= row.queue_id < queues:
             raise _Malformed(
-                f"expected a queueId from 0 to {queues - 1}, found {row.queue_id}: give the topic more queues, "
-                "or no queueId"
+                f"expected a queueId from 0 to {queues - 1}, found {row.queue_id}: add queues to the topic, or "
+                "leave queueId null"
             )
         properties = _Properties(topic)
         for name, value in row.properties or ():
@@ -249,13 +239,13 @@ class _Encoder:
     def _message_size(self, message: _Message) -> int:
         pairs = message.properties + ([(_ID, bytes(32))] if self._settings.producer is not None else [])
         properties_size = len(self._joined(pairs))
-        if properties_size > MAX_PROPERTIES_SIZE:
+        if properties_size > layout.MAX_PROPERTIES_SIZE:
             raise _Malformed(
-                f"expected at most {MAX_PROPERTIES_SIZE} bytes of properties, found {properties_size}: "
-                "put what is long into the body"
+                f"expected at most {layout.MAX_PROPERTIES_SIZE} bytes of properties, found {properties_size}: "
+                "move long values into the body"
             )
         hosts_size = len(self._settings.born_host) + len(self._settings.store_host)
-        topic_size = len(message.topic) + (2 if len(message.topic) > LONGEST_V1_TOPIC else 1)
+        topic_size = len(message.topic) + (2 if len(message.topic) > layout.MAX_V1_TOPIC_SIZE else 1)
         size = layout.MIN_MESSAGE_SIZE - 17 + hosts_size + topic_size + properties_size + len(message.row.body or b"")
         if size > MAX_BODY_SIZE:
             raise _Malformed(
@@ -290,41 +280,41 @@ class _Encoder:
 
 
 class _Malformed(Exception):
-    """A row is no message; the text says what was expected and found."""
+    """A row is not a valid message; the text gives what was expected and found."""
 
 
 class _Properties:
-    """The properties of a message, checked as they come."""
+    """The checked properties of a message."""
 
     def __init__(self, topic: bytes) -> None:
         self._may_delay = topic == _SCHEDULE_TOPIC
         self._by_name: dict[bytes, bytes] = {}
 
     def add(self, name: bytes, value: bytes | None) -> None:
-        """One that the row gives."""
+        """Add a property of the row."""
         if value is None:
             return
         if not name:
-            raise _Malformed("expected a property with a name, found an empty one: leave it out")
+            raise _Malformed("expected a property with a name, found an empty name: remove the property")
         for what, text in (("name", name), ("value", value)):
             if not is_text(text):
                 raise _Malformed(f"expected UTF-8 as the {what} of a property, found other bytes: encode them as text")
             if _SEPARATOR.search(text):
                 raise _Malformed(
-                    f"expected no character 1 or 2 in the {what} of a property, found one: they separate properties"
+                    f"expected no character 1 or 2 in the {what} of a property, found one: these separate properties"
                 )
         if name == _ID:
-            raise _Malformed(f"expected no property {layout.PROPERTY_ID}, found one: leave it out, puts get their own")
+            raise _Malformed(f"expected no property {layout.PROPERTY_ID}, found one: remove it, messages get their own")
         if name == _DELAY and not self._may_delay:
             raise _Malformed(f"expected no property {layout.PROPERTY_DELAY}, found one: use the column delayLevel")
         self.put(name, value)
 
     def put(self, name: bytes, value: bytes) -> None:
-        """One without a fault of its own."""
+        """Add a property that is valid by itself."""
         if name in self._by_name:
             raise _Malformed(
-                f"expected property {name.decode()} once, found it twice: give it among the properties, "
-                "or as a column of its own"
+                f"expected property {name.decode()} once, found it twice: set it in properties or in "
+                "its own column, not in both"
             )
         self._by_name[name] = value
 
@@ -338,15 +328,15 @@ class _Properties:
 
 def _checked_topic(topic: bytes | None) -> bytes:
     if topic is None:
-        raise _Malformed("expected a topic, found null: give one to every row, or one for all of them")
+        raise _Malformed("expected a topic, found null: set one in every row, or one for all rows")
     problem = topic_problem(topic)
     if problem:
-        raise _Malformed(f"{problem}: name another one")
+        raise _Malformed(f"{problem}: choose another name")
     return topic
 
 
 def _delay(level: int, transaction: int, topic: bytes, queue_id: int, properties: _Properties) -> tuple[bytes, int]:
-    """The topic and queue that a delayed message waits in; where it is to go stands in its properties."""
+    """The topic and queue in which a delayed message waits. Its properties get the real topic and queue."""
     if transaction in layout.TRANSACTIONS_OUTSIDE_QUEUES:  # delayed when it is committed
         properties.put(_DELAY, str(level).encode())
         return topic, queue_id
@@ -358,11 +348,11 @@ def _delay(level: int, transaction: int, topic: bytes, queue_id: int, properties
 
 
 def _content(row: _Row) -> bytes:
-    """What the user gave, and nothing that was defaulted or assigned: the same for a row that is written again.
+    """The user's values without defaults and assigned values: the same when a row is written again.
 
-    Every value says whether it is there, and every text how long it is, so that different rows have different bytes.
-    The body comes in by the hashes of its halves. A collision of hashes only matters where a retry gives the rows in
-    another order: the ordinals tell colliding rows apart, but then not which is which.
+    Null flags and text lengths are included, so that different rows have different bytes. The body is included as the
+    hashes of its halves. A hash collision matters only if a retry has the rows in another order: then the ordinals of
+    the colliding rows are exchanged.
     """
     parts = [_text(row.topic), _length(row.body), murmur128_halves(row.body) if row.body is not None else b""]
     parts += [_text(row.tags), _text(row.keys), _length(row.properties)]
@@ -372,7 +362,7 @@ def _content(row: _Row) -> bytes:
 
 
 def _length(value: bytes | list[_Pair] | None) -> bytes:
-    """Length + 1, 0 for null."""
+    """The length + 1, or 0 for null."""
     return (0 if value is None else len(value) + 1).to_bytes(4, "little")
 
 

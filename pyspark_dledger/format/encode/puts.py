@@ -1,7 +1,7 @@
-"""Messages on their way into a log: what the engines take and give when rows become puts, and puts become entries.
+"""Puts: messages that a producer sends to a leader. These are arguments and results of the engines.
 
-A put is a whole CommitLog message without its places: queueOffset, physicalOffset and storeTimestamp are 0 until the
-leader that takes it stamps them. `PUT_SCHEMA`, whose rows become puts, is in `put_rows`: it needs Arrow.
+A put is a CommitLog message whose queueOffset, physicalOffset and storeTimestamp are 0 until a leader stamps them. The
+schema of rows that become puts is in `put_rows`, which needs Arrow.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from pyspark_dledger.common.integers import INT64_MAX, INT64_MIN
+from pyspark_dledger.format.layout import HOST_SIZES
 
 if TYPE_CHECKING:
     import numpy as np
@@ -21,28 +22,21 @@ if TYPE_CHECKING:
 PRODUCER_SIZE = 8
 CONTENT_SIZE = 16
 ID_SIZE = PRODUCER_SIZE + CONTENT_SIZE
-"""Bytes of a put's identity: who wrote it (`producer_of`), then a hash of what was written and of how often before."""
-
-HOST_SIZES = (8, 20)
-"""Bytes of a host: an address of IPv4 or IPv6, and a port."""
-
-MAX_PROPERTIES_SIZE = 32767
-MAX_TOPIC_SIZE = 255
-LONGEST_V1_TOPIC = 127
+"""Bytes of a put's identity: its producer (`producer_of`), then a hash of its content and its ordinal (`Ordinals`)."""
 
 
 class PutSettings(NamedTuple):
-    """What the messages of a batch have in common.
+    """Settings for all messages of a batch.
 
-    ``queue_counts`` has every topic of the batch. ``round_robin`` is where each topic begins to go round its queues
-    for rows without a queueId and without keys: who encodes batch after batch adds the rows of each to it. RocketMQ
-    ends properties with 0x02 up to 4.9.1 and from 5.2.0 on (``has_trailing_separator``), and not in between.
+    ``queue_counts`` has every topic of the batch. Rows without a queueId and without keys go to the topic's queues in
+    turn, from queue ``round_robin`` on; the caller adds the rows of each batch to it. With ``has_trailing_separator``,
+    properties end with 0x02, as in RocketMQ up to 4.9.1 and from 5.2.0 on.
     """
 
     producer: bytes | None
-    """8 bytes (`producer_of`); None: messages without an identity, whose repetition nobody notices."""
+    """8 bytes (`producer_of`), or None for messages without an identity, whose duplicates are not found."""
     born_timestamp: int
-    """In milliseconds, where a row gives none."""
+    """In milliseconds since 1970, for rows without one."""
     born_host: bytes
     """Address (4 or 16 bytes) and port (4 bytes)."""
     store_host: bytes
@@ -52,9 +46,9 @@ class PutSettings(NamedTuple):
 
 
 class Puts(NamedTuple):
-    """What a leader has to know of puts, by their ordinals; ``queue`` counts into ``queues``.
+    """What a leader needs to know of puts, in their order; ``queue`` has numbers of ``queues``.
 
-    Identities are 24 bytes each, zeros where ``has_id`` is False. ``sys_flag`` tells the kind of transaction.
+    Identities are 24 bytes each, zeros if ``has_id`` is False. ``sys_flag`` has the transaction's bits.
     """
 
     queues: list[tuple[str, int]]
@@ -65,10 +59,7 @@ class Puts(NamedTuple):
 
 
 class PutIds(NamedTuple):
-    """Identities of entries of a log, 24 bytes each, with the entries' indexes, ascending.
-
-    Store timestamps in milliseconds.
-    """
+    """Identities of entries, 24 bytes each, their indexes, ascending, and their store timestamps in milliseconds."""
 
     index: npt.NDArray[np.int64]  # type: ignore[assignment]  # shadows tuple.index, which nobody calls
     ids: bytes
@@ -76,17 +67,17 @@ class PutIds(NamedTuple):
 
 
 class Ordinals(Protocol):
-    """How often each content came so far in one attempt of a task: what tells equal rows apart.
+    """Counts equal contents in one attempt of a task: the ordinal distinguishes equal rows.
 
-    Each engine has its own, made by ``new_ordinals``, and takes no other.
+    Each engine takes only its own, made by ``new_ordinals``.
     """
 
     def __len__(self) -> int:
-        """How many distinct contents came."""
+        """The number of distinct contents."""
 
 
 def producer_of(job: str, partition: int) -> bytes:
-    """The 8 bytes that all identities of one partition of a job begin with, whichever attempt writes it."""
+    """The first 8 bytes of all identities of one partition of a job, the same for every attempt."""
     return hashlib.blake2b(job.encode() + b"\0" + str(partition).encode(), digest_size=64).digest()[:PRODUCER_SIZE]
 
 
@@ -97,8 +88,8 @@ def check_stamps(
     store_timestamp: int,
     store_host: bytes,
 ) -> None:
-    """Raises TypeError or ValueError for arrays that do not belong to the bodies, and for stamps that none can have."""
-    import numpy as np  # whoever has arrays has it loaded; the other names of this module need none
+    """Raises TypeError or ValueError for arrays that do not fit the bodies, and for invalid stamps."""
+    import numpy as np  # only this function needs it
 
     for name, values, kind in (("keep", keep, np.bool_), ("queue_offsets", queue_offsets, np.int64)):
         if not isinstance(values, np.ndarray) or values.dtype != kind or values.ndim != 1:

@@ -132,14 +132,14 @@ class _ReadEngine:
     def put_ids(self, segment: Segment, start: int, end: int) -> PutIds:
         return self._on(segment, lambda found: self._engine.put_ids(found, start, end), (start, end))
 
-    def place_messages(
+    def copy_messages(
         self, segment: Segment, starts: Longs, sizes: Longs, into: bytearray | memoryview, position: int
     ) -> CopiedMessages:
-        def placed(found: Segment) -> CopiedMessages:
-            return self._engine.place_messages(found, starts, sizes, into, position)
+        def copied(found: Segment) -> CopiedMessages:
+            return self._engine.copy_messages(found, starts, sizes, into, position)
 
         scanned = self._scanned.get(segment)
-        return self._on(segment, placed) if scanned is None else _repeated(scanned, placed)
+        return self._on(segment, copied) if scanned is None else _repeated(scanned, copied)
 
     def _on(
         self, segment: Segment, call: Callable[[Segment], _Result], needed: tuple[int, int] | None = None

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from pyspark_dledger.format.encode.admission import Admitted, Refused
+from pyspark_dledger.format.encode.admission import Admitted, Rejected
 from pyspark_dledger.format.encode.encoded import Bodies
 from pyspark_dledger.store.dledger_store import AppendedEntries, DLedgerStore
 
-__all__ = ["Admitted", "Application", "Refused"]
+__all__ = ["Admitted", "Application", "Rejected"]
 
 
 class Application(Protocol):
@@ -25,7 +25,7 @@ class Application(Protocol):
     def stopped(self) -> None:
         """The node makes no more calls and closes its store next. Called once after each `started`."""
 
-    def admit(self, bodies: Bodies, queue_nums: int) -> Admitted | Refused:
+    def admit(self, bodies: Bodies, queue_nums: int) -> Admitted | Rejected:
         """Check a put. Rejects with LEADER_NOT_READY until the tables of a new leader are rebuilt."""
 
     def appended(self, admitted: Admitted, appended: AppendedEntries | None) -> bytes:
@@ -54,7 +54,7 @@ class Application(Protocol):
         filler. It gets no queue offset, and `appended` is not called for it.
         """
 
-    def topics(self, names: Sequence[str], queue_nums: int) -> tuple[Mapping[str, int], bytes] | Refused:
+    def topics(self, names: Sequence[str], queue_nums: int) -> tuple[Mapping[str, int], bytes] | Rejected:
         """The number of queues of each topic, and the store host of messages. New topics get `queue_nums` queues.
 
         The host is 8 or 20 bytes: address and port (i32).

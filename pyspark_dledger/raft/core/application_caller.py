@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.format.encode.encoded import Bodies
-from pyspark_dledger.raft.core.application import Admitted, Application, Refused
+from pyspark_dledger.raft.core.application import Admitted, Application, Rejected
 from pyspark_dledger.raft.core.member import Member
 from pyspark_dledger.raft.messages import (
     POSITION_SIZE,
@@ -95,10 +95,10 @@ class ApplicationCaller:
 
     # Requests to a leader
 
-    def admit(self, request: PutRequest) -> Admitted | Refused:
+    def admit(self, request: PutRequest) -> Admitted | Rejected:
         """The entries to append for a put, or its rejection."""
         if self._application is None:
-            return Refused(ResponseCode.UNSUPPORTED, "no application")
+            return Rejected(ResponseCode.UNSUPPORTED, "no application")
         return self._call(lambda application: application.admit(request.bodies, request.queue_nums))
 
     def appended(self, admitted: Admitted, appended: AppendedEntries | None, count: int) -> bytes:
@@ -115,7 +115,7 @@ class ApplicationCaller:
         if self._has_rejected(request, token, TopicsResponse()):
             return
         found = self._call(lambda application: application.topics(request.names, request.queue_nums))
-        if isinstance(found, Refused):
+        if isinstance(found, Rejected):
             self.reject(request, token, TopicsResponse(), found)
             return
         member, (counts, host) = self._member, found
@@ -145,12 +145,14 @@ class ApplicationCaller:
             return False
         return True
 
-    def reject(self, request: Request, token: object, response: PutResponse | TopicsResponse, refused: Refused) -> None:
+    def reject(
+        self, request: Request, token: object, response: PutResponse | TopicsResponse, rejected: Rejected
+    ) -> None:
         """Respond with the application's code and reason."""
-        code = _response_code(refused.code)
+        code = _response_code(rejected.code)
         if code not in _NORMAL_CODES:
-            self._member.report(f"a {type(request).__name__} was rejected: {refused.reason}", f"rejected {code.name}")
-        response.reason = refused.reason
+            self._member.report(f"a {type(request).__name__} was rejected: {rejected.reason}", f"rejected {code.name}")
+        response.reason = rejected.reason
         self._member.reject(token, request, response, code)
 
 

@@ -19,8 +19,9 @@ from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.errors import DLedgerError
 from pyspark_dledger.format import layout
 from pyspark_dledger.format.encode.encoded import MAX_BODY_SIZE, Bodies, Buffer
-from pyspark_dledger.format.encode.puts import MAX_PROPERTIES_SIZE, PutSettings
+from pyspark_dledger.format.encode.puts import PutSettings
 from pyspark_dledger.format.engine import get_engine
+from pyspark_dledger.format.layout import MAX_PROPERTIES_SIZE
 from pyspark_dledger.format.message import offset_msg_id
 from pyspark_dledger.rocketmq.service.put_status import (
     MESSAGE_ILLEGAL,

@@ -21,7 +21,7 @@ from pyspark_dledger.common.log_records import record
 from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.common.retention import PRODUCER_ID_EXPIRY_MS
 from pyspark_dledger.errors import OptionError, StoreError
-from pyspark_dledger.format.encode.admission import Admitted, Refused
+from pyspark_dledger.format.encode.admission import Admitted, Rejected
 from pyspark_dledger.format.encode.encoded import MAX_BODY_SIZE, Bodies
 from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.format.layout import TRANSACTION_FLAGS
@@ -259,7 +259,7 @@ class MessageService:
 
     # Puts
 
-    def admit(self, bodies: Bodies, queue_nums: int) -> Admitted | Refused:
+    def admit(self, bodies: Bodies, queue_nums: int) -> Admitted | Rejected:
         """See `Application.admit`."""
         _, store = self._running()
         tables = self._leader_tables()
@@ -290,7 +290,7 @@ class MessageService:
 
     # Metadata
 
-    def topics(self, names: Sequence[str], queue_nums: int) -> tuple[Mapping[str, int], bytes] | Refused:
+    def topics(self, names: Sequence[str], queue_nums: int) -> tuple[Mapping[str, int], bytes] | Rejected:
         """See `Application.topics`."""
         self._running()
         tables = self._leader_tables()
@@ -299,7 +299,7 @@ class MessageService:
         try:
             counts = topic_counts(self._metadata, tables, names, queue_nums)
         except ValueError as error:
-            return Refused(ResponseCode.UNEXPECTED_ARGUMENT, str(error))
+            return Rejected(ResponseCode.UNEXPECTED_ARGUMENT, str(error))
         if changed := {name: count for name, count in counts.items() if self._metadata.queue_count(name) != count}:
             self._metadata.add_topics(changed)
         return counts, self._host
@@ -313,5 +313,5 @@ class MessageService:
         self._metadata.take_over(files)
 
 
-def _not_ready() -> Refused:
-    return Refused(ResponseCode.LEADER_NOT_READY, "the leader is still reading its log")
+def _not_ready() -> Rejected:
+    return Rejected(ResponseCode.LEADER_NOT_READY, "the leader is still reading its log")

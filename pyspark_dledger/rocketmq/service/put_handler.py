@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from pyspark_dledger.common.clock import now_ms
 from pyspark_dledger.common.response_codes import ResponseCode
-from pyspark_dledger.format.encode.admission import Admitted, Refused
+from pyspark_dledger.format.encode.admission import Admitted, Rejected
 from pyspark_dledger.format.encode.encoded import MAX_BODY_SIZE, Bodies
 from pyspark_dledger.format.encode.puts import ID_SIZE, Puts
 from pyspark_dledger.format.engine import Engine
@@ -70,7 +70,7 @@ class PutHandler:
         self._dispatched = dispatched
         self.statistics = PutStatistics()
 
-    def admit(self, tables: LeaderTables, store: RunningStore, bodies: Bodies, queue_nums: int) -> Admitted | Refused:
+    def admit(self, tables: LeaderTables, store: RunningStore, bodies: Bodies, queue_nums: int) -> Admitted | Rejected:
         """Check a put, number and stamp its new messages. Changes nothing yet."""
         began = time.perf_counter()
         try:
@@ -80,7 +80,7 @@ class PutHandler:
             return self._admitted(tables, store, bodies, puts, new_topics, began)
         except ValueError as error:
             self.statistics.add_rejected()
-            return Refused(ResponseCode.UNEXPECTED_ARGUMENT, str(error))
+            return Rejected(ResponseCode.UNEXPECTED_ARGUMENT, str(error))
 
     def _admitted(
         self,
@@ -102,9 +102,9 @@ class PutHandler:
         stamped = None
         if len(kept):
             stamped = self._engine.stamp_puts(bodies, is_new, queue_offsets, now_ms(), self._host)
-        least_commit = max((location.index for location in copies.values()), default=-1)
+        min_commit_index = max((location.index for location in copies.values()), default=-1)
         details = _AdmittedPut(puts, kept, queue_offsets, copies, repeats, new_topics, stamped, began)
-        return Admitted(stamped, least_commit, details)
+        return Admitted(stamped, min_commit_index, details)
 
     def _check_sizes(self, bodies: Bodies) -> None:
         """Raises ValueError for a message that is too large for this broker."""

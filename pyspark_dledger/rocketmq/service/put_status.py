@@ -9,7 +9,7 @@ import re
 
 from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.errors import OptionError
-from pyspark_dledger.format.encode.puts import LONGEST_V1_TOPIC, MAX_TOPIC_SIZE
+from pyspark_dledger.format.layout import MAX_TOPIC_SIZE, MAX_V1_TOPIC_SIZE
 
 PUT_OK = "PUT_OK"
 SERVICE_NOT_AVAILABLE = "SERVICE_NOT_AVAILABLE"
@@ -42,7 +42,7 @@ class BrokerVersion:
     @property
     def max_topic_size(self) -> int:
         """In bytes: from 5.1 on longer topics have a message format of their own (V2)."""
-        return MAX_TOPIC_SIZE if self._number >= (5, 1, 0) else LONGEST_V1_TOPIC
+        return MAX_TOPIC_SIZE if self._number >= (5, 1, 0) else MAX_V1_TOPIC_SIZE
 
     @property
     def has_trailing_separator(self) -> bool:

@@ -9,7 +9,7 @@ from operator import attrgetter
 from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.errors import DiskFullError
 from pyspark_dledger.format.encode.encoded import Bodies
-from pyspark_dledger.raft.core.application import Admitted, Refused
+from pyspark_dledger.raft.core.application import Admitted, Rejected
 from pyspark_dledger.raft.core.application_caller import ApplicationCaller
 from pyspark_dledger.raft.core.member import DISK_FAILURES, Member
 from pyspark_dledger.raft.messages import AppendRequest, AppendResponse, PutRequest, PutResponse
@@ -123,7 +123,7 @@ class Appends:
         """Append the new messages of a put. It is acknowledged when all its messages are committed."""
         member, application = self._member, self._application
         admitted = application.admit(request)
-        if isinstance(admitted, Refused):
+        if isinstance(admitted, Rejected):
             application.reject(request, token, PutResponse(), admitted)
             return False
         appended = None if admitted.bodies is None else self._store(admitted.bodies)
@@ -145,9 +145,11 @@ class Appends:
         positions = self._application.appended(admitted, appended, count)
         response = PutResponse(term=member.term, count=count, positions=positions)
         if appended is None or admitted.bodies is None:
-            return _PendingAppend(token, response, admitted.least_commit, len(positions), member.now, is_appended=False)
+            return _PendingAppend(
+                token, response, admitted.min_commit_index, len(positions), member.now, is_appended=False
+            )
         response.index, response.pos = appended.first_index, appended.pos
-        until = max(admitted.least_commit, appended.last_index)
+        until = max(admitted.min_commit_index, appended.last_index)
         return _PendingAppend(token, response, until, len(admitted.bodies.block), member.now)
 
     def _fill(self) -> None:

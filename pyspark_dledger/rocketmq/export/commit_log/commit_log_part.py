@@ -14,15 +14,7 @@ import pyarrow.compute as pc
 
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format import layout
-from pyspark_dledger.format.encode.message_copies import (
-    LONG_PROPERTIES,
-    LONG_TOPIC,
-    LONGEST_TOPIC_V1,
-    LONGEST_TOPIC_V2,
-    MOST_PROPERTY_BYTES,
-    V1,
-    V2,
-)
+from pyspark_dledger.format.encode.message_copies import LONG_PROPERTIES, LONG_TOPIC, V1, V2
 from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.message import offset_msg_id, parse_message
 from pyspark_dledger.format.spec import DLEDGER, Filters, ScanRequest, Segment
@@ -204,7 +196,7 @@ def _readable(batch: pa.RecordBatch, block: MessageBlock, outcome: PartOutcome) 
     topic, properties = block.lengths()
     is_second = block.is_version_2()
     outcomes = np.where(is_second, V2, V1)
-    outcomes[properties > MOST_PROPERTY_BYTES] = LONG_PROPERTIES
-    outcomes[topic > np.where(is_second, LONGEST_TOPIC_V2, LONGEST_TOPIC_V1)] = LONG_TOPIC
+    outcomes[properties > layout.MAX_PROPERTIES_SIZE] = LONG_PROPERTIES
+    outcomes[topic > np.where(is_second, layout.MAX_V2_TOPIC_SIZE, layout.MAX_V1_TOPIC_SIZE)] = LONG_TOPIC
     is_good = outcome.record(batch, outcomes)
     return block if is_good.all() else block.only(is_good)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pyspark_dledger.format import layout
-from pyspark_dledger.format.encode.message_copies import CHANGED, MOST_PROPERTY_BYTES
+from pyspark_dledger.format.encode.message_copies import CHANGED
 from pyspark_dledger.format.engine import Engine, get_engine
 from pyspark_dledger.format.message import encode_message
 from pyspark_dledger.log.io.store_engine import engine_of
@@ -67,15 +67,15 @@ def _rewritten(part: FilePart, outcome: PartOutcome, reserve: Reserve) -> Iterat
     end = part.segment.base
     for rows, starts, sizes in message_runs(engine, part, outcome):
         memory = reserve(int(sizes.sum()))
-        placed = engine.place_messages(part.segment, starts, sizes, memory, end)
-        if (placed.outcomes == CHANGED).any():
-            number = int(np.argmax(placed.outcomes == CHANGED))
+        copied = engine.copy_messages(part.segment, starts, sizes, memory, end)
+        if (copied.outcomes == CHANGED).any():
+            number = int(np.argmax(copied.outcomes == CHANGED))
             raise part.changed_bytes(int(starts[number]), int(sizes[number]))
-        count = int(np.count_nonzero(outcome.record(rows, placed.outcomes)))
+        count = int(np.count_nonzero(outcome.record(rows, copied.outcomes)))
         outcome.rows += count
-        end += placed.size
+        end += copied.size
         if count:
-            yield OutputBytes(memory[: placed.size], count, is_in_place=True)
+            yield OutputBytes(memory[: copied.size], count, is_in_place=True)
 
 
 def _preserved(part: FilePart, outcome: PartOutcome) -> Iterator[OutputBytes]:
@@ -160,9 +160,9 @@ def _offsets(own: Longs, sizes: Longs, properties: Longs, begin: int, next_offse
 
     def can_fill(number: int) -> bool:
         gap = int(gaps[number])
-        return gap == 0 or gap >= MIN_FILLER_SIZE or gap + int(properties[number]) <= MOST_PROPERTY_BYTES
+        return gap == 0 or gap >= MIN_FILLER_SIZE or gap + int(properties[number]) <= layout.MAX_PROPERTIES_SIZE
 
-    too_long = (gaps > 0) & (gaps < MIN_FILLER_SIZE) & (gaps + properties > MOST_PROPERTY_BYTES)
+    too_long = (gaps > 0) & (gaps < MIN_FILLER_SIZE) & (gaps + properties > layout.MAX_PROPERTIES_SIZE)
     for number in np.flatnonzero(too_long).tolist():
         while number + 1 < len(own) and not can_fill(number):
             gaps[number + 1] += gaps[number]
@@ -171,7 +171,7 @@ def _offsets(own: Longs, sizes: Longs, properties: Longs, begin: int, next_offse
             number += 1
     if next_offset is None:
         gaps[-1] = 0
-    is_padded = (gaps > 0) & (gaps < MIN_FILLER_SIZE) & (gaps + properties <= MOST_PROPERTY_BYTES)
+    is_padded = (gaps > 0) & (gaps < MIN_FILLER_SIZE) & (gaps + properties <= layout.MAX_PROPERTIES_SIZE)
     return offsets, np.where(is_padded, gaps, 0)
 
 

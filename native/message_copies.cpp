@@ -1,4 +1,4 @@
-#include "place.hpp"
+#include "message_copies.hpp"
 
 #include <cstring>
 
@@ -8,9 +8,8 @@
 namespace dledger {
 namespace {
 
-// What a broker reads as lengths, with signs: of a topic 8 bits in V1 and 16 in V2, of properties 16.
-constexpr uint32_t kLongestTopicV1 = 127;
-constexpr uint32_t kLongest = 32767;
+// A broker reads these lengths as signed numbers.
+constexpr uint32_t kMaxV1TopicSize = 127, kMaxV2TopicSize = 32767, kMaxPropertiesSize = 32767;
 constexpr int kPhysicalOffsetAt = 28;
 constexpr int kPropertyCrcDigits = 10;
 
@@ -22,40 +21,40 @@ void store_property_crc(uint8_t* message, int64_t size) {
   for (int i = 0; i < kPropertyCrcDigits; i++, value /= 10) digits[i] = static_cast<uint8_t>('0' + value % 10);
 }
 
-// Makes a copy of a message one that stands at `position`. It is nobody else's: what is parsed stays as it is.
-Placing place(uint8_t* copy, int64_t size, int64_t position) {
+// Gives the copy of a message another position. No other thread changes the copy.
+CopyOutcome move(uint8_t* copy, int64_t size, int64_t position) {
   Message message;
   MessageFault fault;
-  if (!parse_message(copy, size, message, fault) || !is_message_magic(message.magic())) return Placing::Changed;
+  if (!parse_message(copy, size, message, fault) || !is_message_magic(message.magic())) return CopyOutcome::Changed;
   const bool is_v2 = message.magic() == kMessageMagicV2;
-  if (message.topic_length > (is_v2 ? kLongest : kLongestTopicV1)) return Placing::LongTopic;
-  if (message.properties_length > kLongest) return Placing::LongProperties;
+  if (message.topic_length > (is_v2 ? kMaxV2TopicSize : kMaxV1TopicSize)) return CopyOutcome::LongTopic;
+  if (message.properties_length > kMaxPropertiesSize) return CopyOutcome::LongProperties;
   if (message.physical_offset() != position) {
     store_be64(copy + kPhysicalOffsetAt, static_cast<uint64_t>(position));
     if (property_crc(message) >= 0) store_property_crc(copy, size);
   }
-  return is_v2 ? Placing::V2 : Placing::V1;
+  return is_v2 ? CopyOutcome::V2 : CopyOutcome::V1;
 }
 
 }  // namespace
 
-Placed place_messages(const SegmentView& view, const int64_t* starts, const int64_t* sizes, int64_t count,
-                      int64_t position, uint8_t* into) {
-  Placed placed;
-  placed.outcomes.reserve(static_cast<size_t>(count));
+CopiedMessages copy_messages(const SegmentView& view, const int64_t* starts, const int64_t* sizes, int64_t count,
+                             int64_t position, uint8_t* into) {
+  CopiedMessages copied;
+  copied.outcomes.reserve(static_cast<size_t>(count));
   for (int64_t i = 0; i < count; i++) {
     const int64_t start = starts[i], size = sizes[i];
-    Placing outcome = Placing::Changed;
+    CopyOutcome outcome = CopyOutcome::Changed;
     const bool is_inside = start >= view.base() && start <= view.file_end() && size <= view.file_end() - start;
     if (is_inside && size >= kMinMessageSize) {
-      uint8_t* const copy = into + placed.size;
+      uint8_t* const copy = into + copied.size;
       std::memcpy(copy, view.at(start), static_cast<size_t>(size));
-      outcome = place(copy, size, position + placed.size);
-      if (outcome <= Placing::V2) placed.size += size;
+      outcome = move(copy, size, position + copied.size);
+      if (outcome <= CopyOutcome::V2) copied.size += size;
     }
-    placed.outcomes.push_back(static_cast<uint8_t>(outcome));
+    copied.outcomes.push_back(static_cast<uint8_t>(outcome));
   }
-  return placed;
+  return copied;
 }
 
 }  // namespace dledger
