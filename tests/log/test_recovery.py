@@ -145,7 +145,7 @@ def test_reason_names_file_byte_and_difference(damage: Callable[..., Log]) -> No
 def test_reason_of_a_rewritten_index(damage: Callable[..., Log]) -> None:
     found = look(damage(*recorded("index-unit-pos-last-entry")))
     assert found.reason == (
-        "the index is written anew from 2999 on: index/00000000000000081920 at byte 14048: expected pos 3492745 for "
+        "the index is rewritten from 2999: index/00000000000000081920 at byte 14048: expected pos 3492745 for "
         "entry 2999, found 12345"
     )
 
@@ -154,12 +154,12 @@ def test_unknown_committed_index_is_said(damage: Callable[..., Log]) -> None:
     gone = [{"op": "delete", "file": name} for name in ("checkpoint", "checkpoint.bak")]
     found = look(damage(*recorded("magic-last-file-first-entry"), *gone))
     assert found.lost == []
-    assert any("2992 to 2999 would be cut" in note for note in found.notes)
+    assert any("2992 to 2999 would be truncated" in note for note in found.notes)
 
 
 def test_damage_out_of_sight_is_said(damage: Callable[..., Log]) -> None:
     found = look(damage(*recorded("magic-first-file-first-entry")))
-    assert "damage in the data files before 00000000000003342336 is not noticed on opening" in found.notes
+    assert "Java does not check the data files before 00000000000003342336 when it opens the store" in found.notes
 
 
 def test_committed_index_that_java_has_forgotten_is_said(case_folder: Unpack) -> None:
@@ -308,7 +308,7 @@ def test_sizes_come_from_the_files_unless_given(damage: Callable[..., Log]) -> N
     log = damage(*recorded("delete-all-index-files"))
     by_default = preview(log, "0.3")
     assert by_default.index_files_after == ["00000000000000000000"]
-    assert any("DLedger's default of 167772160 bytes is assumed" in note for note in by_default.notes)
+    assert any("DLedger's default size of 167772160 bytes is assumed" in note for note in by_default.notes)
     assert len(look(log).index_files_after) == 6
     assert preview(log, "0.3", data_file_size=131072).outcome == "exits"
 
@@ -345,7 +345,7 @@ def test_long_runs_and_large_entries(tmp_path: Path, engine: str) -> None:
     assert (found.end_index, found.end_term, found.write_pos) == (len(sizes) - 1, 5, end)
     (node / "index" / f"{0:020d}").write_bytes(bytes(2**18))
     anew = preview(open_log(node, engine=engine), "0.3")
-    assert anew.reason.startswith("the index is written anew from 0 on")
+    assert anew.reason.startswith("the index is rewritten from 0")
     assert replace(anew, reason="", notes=[]) == replace(found, reason="", notes=[])
 
 

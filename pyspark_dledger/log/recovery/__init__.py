@@ -1,1 +1,1 @@
-"""What the Java store does on opening, version by version: a model that only reads (`preview`)."""
+"""A model of what the Java store does when it is opened, for each version."""

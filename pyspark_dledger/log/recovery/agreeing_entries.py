@@ -1,6 +1,6 @@
-"""Many entries at once of those that Java's scan passes without a word: whole, in order, and as the index says.
+"""Finds, many at a time, the entries that Java's scan accepts: complete, in order, and in agreement with the index.
 
-While the index is written anew there is none to compare with, and the engine walks over them.
+While Java rewrites the index, there is no index to compare with; then the engine walks over the entries.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from pyspark_dledger.format.layout import ENTRY_HEADER, ENTRY_HEADER_SIZE, INDEX
 from pyspark_dledger.format.spec import ScanRequest, Segment
 from pyspark_dledger.log.recovery.java_files import JavaFile, JavaFileList
 
-_UNITS = 4096
-# Above this mean size of an entry, headers are read one by one.
-_LARGE = 4096
+_MAX_UNITS = 4096
+# Bytes. Above this mean size of an entry, headers are read one by one.
+_MAX_MEAN_SIZE = 4096
 _ROWS = 2**18
 
 _COLUMNS = ("magic", "size", "index", "term", "pos")
@@ -28,33 +28,33 @@ Records = npt.NDArray[Any]
 
 
 class AgreedEntries:
-    """Entries that follow each other without a gap; `term` and `end` of the one at a place, from 0."""
+    """Adjacent entries, numbered from 0."""
 
     def __init__(self, columns: dict[str, Records], count: int) -> None:
         self.count = count
         self._columns = columns
 
-    def unit(self, at: int) -> bytes:
-        """The index unit of the entry at a place."""
-        magic, size, index, term, pos = (int(self._columns[name][at]) for name in _COLUMNS)
+    def unit(self, number: int) -> bytes:
+        """The index unit of an entry."""
+        magic, size, index, term, pos = (int(self._columns[name][number]) for name in _COLUMNS)
         return encode_index_unit(IndexUnit(magic, pos, size, index, term))
 
-    def term(self, at: int) -> int:
-        return int(self._columns["term"][at])
+    def term(self, number: int) -> int:
+        return int(self._columns["term"][number])
 
-    def end(self, at: int) -> int:
-        """The position behind the entry at a place."""
-        return int(self._columns["pos"][at] + self._columns["size"][at])
+    def end(self, number: int) -> int:
+        """The position after an entry."""
+        return int(self._columns["pos"][number] + self._columns["size"][number])
 
 
-def standing_entries(
+def continuing_entries(
     engine: Engine, segment: Segment, start: int, end: int, last: tuple[int, int], magics: tuple[int, ...]
 ) -> Iterator[AgreedEntries]:
-    """The entries in ``[start, end)`` that go on from index and term `last`, up to the first one that does not."""
+    """The entries in ``[start, end)`` that continue index and term `last`, up to the first one that does not."""
     pos, (index, term) = start, last
     request = ScanRequest(segment, start, end, _COLUMNS, verify_crc=False, max_batch_rows=_ROWS)
     for batch, _ in engine.scan(request):
-        # A corrupt row has no index, and -2 fits nowhere.
+        # A corrupt row has no index; -2 never matches.
         columns = {name: batch.column(name).fill_null(-2).to_numpy().astype(np.int64) for name in _COLUMNS}
         starts = pos + np.concatenate(([0], np.cumsum(columns["size"])[:-1]))
         terms = np.concatenate(([term], columns["term"]))
@@ -68,25 +68,25 @@ def standing_entries(
             return
 
 
-def agreeing_run(
+def agreeing_entries(
     file: JavaFile,
     offset: int,
     index: JavaFileList,
     last_index: int,
     last_term: int,
     magics: tuple[int, ...],
-    pos: bool,
+    checks_pos: bool,
 ) -> tuple[int, int, int] | None:
-    """Last index, its term and the bytes of the entries from `offset` on that nothing is wrong with; None for no such.
+    """Last index, last term and size in bytes of the valid entries from `offset`; None without any.
 
-    They follow `last_index` and `last_term`. With `pos` their headers have to name the place where they stand.
+    They follow `last_index` and `last_term`. With `checks_pos`, their headers must have their position.
     """
     units = _following_units(file, offset, index, last_index, last_term, magics)
     if len(units) == 0:
         return None
     headers = _headers(file, units)
     same = headers["bodySize"].astype(np.int64) + ENTRY_HEADER_SIZE == units["size"]
-    for name in ("magic", "size", "index", "term", *(["pos"] if pos else [])):
+    for name in ("magic", "size", "index", "term", *(["pos"] if checks_pos else [])):
         same &= headers[name] == units[name]
     count = _leading(same)
     if count == 0:
@@ -98,14 +98,14 @@ def agreeing_run(
 def _following_units(
     file: JavaFile, offset: int, index: JavaFileList, last_index: int, last_term: int, magics: tuple[int, ...]
 ) -> Records:
-    """The index units behind `last_index` that go on from `offset` without a gap, up to the end of the data file."""
+    """The index units after `last_index` whose entries are adjacent from `offset`, up to the end of the data file."""
     none = decode_records(b"", INDEX_UNIT)
-    where = (last_index + 1) * INDEX_UNIT_SIZE
-    place = index.find(where) if last_index >= 0 else None
-    if place is None or not place.is_untouched or place.wrote != place.size or not file.is_untouched:
+    index_offset = (last_index + 1) * INDEX_UNIT_SIZE
+    found = index.find(index_offset) if last_index >= 0 else None
+    if found is None or not found.is_untouched or found.wrote != found.size or not file.is_untouched:
         return none
-    at = where - place.base
-    units = decode_records(place.read_disk(at, min(_UNITS * INDEX_UNIT_SIZE, place.size - at)), INDEX_UNIT)
+    at = index_offset - found.base
+    units = decode_records(found.read_disk(at, min(_MAX_UNITS * INDEX_UNIT_SIZE, found.size - at)), INDEX_UNIT)
     sizes = units["size"].astype(np.int64)
     starts = file.base + offset + np.concatenate(([0], np.cumsum(np.maximum(sizes, 0))[:-1])) if len(units) else sizes
     terms = np.concatenate(([last_term], units["term"].astype(np.int64)))
@@ -116,16 +116,16 @@ def _following_units(
 
 
 def _headers(file: JavaFile, units: Records) -> Records:
-    """The entry headers at the places that the units name."""
+    """The entry headers at the positions of the units."""
     starts = units["pos"].astype(np.int64) - file.base
     end = int(starts[-1]) + int(units["size"][-1])
-    if end - int(starts[0]) > _LARGE * len(units):
+    if end - int(starts[0]) > _MAX_MEAN_SIZE * len(units):
         return decode_records(b"".join(file.read_disk(int(at), ENTRY_HEADER_SIZE) for at in starts), ENTRY_HEADER)
     data = np.frombuffer(file.read_disk(int(starts[0]), end - int(starts[0])), np.uint8)
-    places = (starts - starts[0])[:, None] + np.arange(ENTRY_HEADER_SIZE)
-    return decode_records(data[places].tobytes(), ENTRY_HEADER)
+    rows = (starts - starts[0])[:, None] + np.arange(ENTRY_HEADER_SIZE)
+    return decode_records(data[rows].tobytes(), ENTRY_HEADER)
 
 
 def _leading(good: npt.NDArray[np.bool_]) -> int:
-    """How many are true before the first that is not."""
+    """The number of true values before the first false one."""
     return int(np.argmin(good)) if not good.all() else len(good)

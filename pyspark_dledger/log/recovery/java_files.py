@@ -1,7 +1,7 @@
-"""A folder of mapped files as the Java DLedger handles it on opening, with every change made in memory only.
+"""A model of the Java DLedger's folders of mapped files; changes are made in memory only.
 
-Sources: DLedger 0.1 to 0.4.0, ``MmapFileList``, ``DefaultMmapFile``, ``MultiPathMmapFileList``. Java's own arithmetic
-is part of what is modelled: numbers wrap at 32 and 64 bits, and a remainder has the sign of what is divided.
+Sources: DLedger 0.1 to 0.4.0, ``MmapFileList``, ``DefaultMmapFile``, ``MultiPathMmapFileList``. The model includes
+Java's arithmetic: numbers wrap at 32 and 64 bits, and a remainder has the sign of the dividend.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from pyspark_dledger.format.layout import INDEX_UNIT_SIZE, MIN_BLANK_SIZE, SEGME
 from pyspark_dledger.log.io.files import names_in, open_file
 
 _JAVA_LONG = re.compile(r"[+-]?\d+")
-_WINDOW = 1024 * 1024
+_READ_BYTES = 1024 * 1024
 LOAD_FAILED = "Load file failed, this usually indicates fatal error, you should check it manually"
 
 
 class JavaEnds(Exception):
-    """Java does not open the store: its own message, and in our words what it stumbles over."""
+    """Java does not open the store: `message` is its own, `detail` says what is wrong."""
 
     outcome = ""
 
@@ -41,35 +41,35 @@ class JavaThrows(JavaEnds):
 
 
 class JavaExits(JavaEnds):
-    """Java ends its own process: the message is what it logs before."""
+    """Java ends its process: the message is what it logs before."""
 
     outcome = "exits"
 
 
 class JavaHangs(JavaEnds):
-    """Java runs in a circle and never comes back."""
+    """Java loops forever."""
 
     outcome = "hangs"
 
 
 def ledger_error(code: int, name: str, text: str, detail: str = "") -> JavaThrows:
-    """DLedger's own exception."""
+    """A DLedgerException."""
     kind = "io.openmessaging.storage.dledger.exception.DLedgerException"
     return JavaThrows(f"{kind}: [code={code},name={name},desc=] {text}", detail)
 
 
 def disk_error(text: str, detail: str = "") -> JavaThrows:
-    """DLedger's own exception for a store that it does not accept."""
+    """The DLedgerException for a store that it does not accept."""
     return ledger_error(414, "DISK_ERROR", text, detail)
 
 
 def underflow(detail: str) -> JavaThrows:
-    """The JDK's exception for reading behind the end of a buffer."""
+    """The JDK's exception for a read beyond the end of a buffer."""
     return JavaThrows("java.nio.BufferUnderflowException", detail)
 
 
 def bad_argument(detail: str) -> JavaThrows:
-    """The JDK's exception for a place outside of a buffer."""
+    """The JDK's exception for a position outside a buffer."""
     return JavaThrows("java.lang.IllegalArgumentException", detail)
 
 
@@ -101,7 +101,7 @@ def parse_long(text: str) -> int:
 
 
 class JavaFile:
-    """One mapped file: where it begins in the log, how far Java counts it as written, and what was written since.
+    """One mapped file: its base, up to where Java counts it as written, and what the model wrote.
 
     A file without a path was created by the model and is all zeros.
     """
@@ -124,7 +124,7 @@ class JavaFile:
         return self.base + self.size
 
     def read(self, offset: int, size: int) -> bytes:
-        """The bytes at `offset` of the file; fewer at its end, none outside of it."""
+        """The bytes at `offset` of the file; fewer at its end, none outside it."""
         if not 0 <= offset < self.size:
             return b""
         size = min(size, self.size - offset)
@@ -139,11 +139,11 @@ class JavaFile:
             return (b"\xff\xff\xff\xff" + self._blank_head.to_bytes(4, "big") + bytes(offset + size))[offset:][:size]
         at, data = self._window
         if not (at <= offset and offset + size <= at + len(data)):
-            self._window = at, data = offset, self.read_disk(offset, max(size, min(_WINDOW, self.size - offset)))
+            self._window = at, data = offset, self.read_disk(offset, max(size, min(_READ_BYTES, self.size - offset)))
         return data[offset - at : offset - at + size]
 
     def read_disk(self, offset: int, size: int) -> bytes:
-        """Bytes of the file as it lies on disk; zeros where it has become shorter meanwhile."""
+        """Bytes of the file on disk; zeros where it became shorter meanwhile."""
         assert self.path is not None
         try:
             with open_file(self.path) as opened:
@@ -154,13 +154,13 @@ class JavaFile:
 
     @property
     def is_untouched(self) -> bool:
-        """Whether its content is what lies on disk."""
+        """Whether its content is that of the file on disk."""
         return self.path is not None and self._rewritten == (0, 0) and not self._kept and not self._blank_head
 
     def append_units(self, count: int, unit: Callable[[int], bytes], kept: int | None) -> None:
-        """Write index units at the written position; `unit` gives the one at a place, from 0.
+        """Write index units at the written position; `unit` returns one by its number, from 0.
 
-        Of all that was written only the latest unit and those at `kept` can be read again; the others read as zeros.
+        Only the last unit and the one with number `kept` can be read again; the others read as zeros.
         """
         low, high = self._rewritten
         start, size = self.wrote, count * INDEX_UNIT_SIZE
@@ -180,10 +180,10 @@ class JavaFile:
 
 
 class JavaFileList:
-    """The files of the data or of the index, in order, and what Java would delete and create.
+    """The files of the data or the index, in order, and those that Java would delete and create.
 
-    ``file_size`` is what Java is configured with, in bytes. ``blanks_heads``: 0.4.0, which marks the start of the first
-    file as a blank, and deletes a first file that is nothing but blanks.
+    ``file_size`` is Java's configured size in bytes. ``blanks_heads``: as 0.4.0, mark the start of the first file as a
+    blank, and delete a first file that has only blanks.
     """
 
     def __init__(self, dirs: Iterable[Path], file_size: int, blanks_heads: bool) -> None:
@@ -196,7 +196,7 @@ class JavaFileList:
 
     @property
     def names_before(self) -> list[str]:
-        """Everything that lies in the folders, in order."""
+        """All names in the folders, in order."""
         return [path.name for path in self._paths]
 
     @property
@@ -205,11 +205,11 @@ class JavaFileList:
 
     @property
     def names_deleted(self) -> list[str]:
-        """Names that were there before and are not afterwards."""
+        """Names that exist before and not afterwards."""
         return sorted(set(self.names_before) - set(self.names_after))
 
     def load(self) -> None:
-        """Map all files. Raises JavaExits for one of another size, JavaThrows for a name that is no number."""
+        """Map all files. Raises JavaExits for a file of another size, JavaThrows for a name that is not a number."""
         for path in self._paths:
             size = path.stat().st_size if path.exists() else 0
             if size != self.file_size:
@@ -224,7 +224,7 @@ class JavaFileList:
             self.files.append(JavaFile(base, self.file_size, path.name, path))
 
     def find_disorder(self) -> tuple[JavaFile, JavaFile] | None:
-        """The first two files that do not follow each other; 0.4.0 deletes a first file of blanks before."""
+        """The first two files that are not adjacent; before, as 0.4.0, delete a first file that has only blanks."""
         if self._blanks_heads:
             self.drop_blank_first()
         for before, after in pairwise(self.files):
@@ -239,7 +239,7 @@ class JavaFileList:
         first, pos, seen = self.files[0], 0, set()
         while pos != first.size:
             if pos in seen:
-                raise JavaHangs("", f"{first.name} at byte {pos}: expected blanks that lead on, found a circle")
+                raise JavaHangs("", f"{first.name} at byte {pos}: expected blanks up to the end, found a cycle")
             seen.add(pos)
             if not 0 <= pos <= first.size:
                 raise bad_argument(f"{first.name}: expected a blank that ends in the file, found its end at {pos}")
@@ -252,40 +252,40 @@ class JavaFileList:
         self._delete([first])
 
     def find(self, offset: int) -> JavaFile | None:
-        """The file that holds a position; position 0 falls back to the first file."""
+        """The file with a position; for position 0 the first file is the default."""
         if not self.files:
             return None
         first = self.files[0]
         if first.base <= offset < self.files[-1].end:
-            place = int32(quotient(offset, self.file_size) - quotient(first.base, self.file_size))
-            if 0 <= place < len(self.files) and self.files[place].base <= offset < self.files[place].end:
-                return self.files[place]
+            number = int32(quotient(offset, self.file_size) - quotient(first.base, self.file_size))
+            if 0 <= number < len(self.files) and self.files[number].base <= offset < self.files[number].end:
+                return self.files[number]
             for file in self.files:
                 if file.base <= offset < file.end:
                     return file
         return first if offset == 0 else None
 
     def data_at(self, offset: int, size: int | None = None) -> tuple[JavaFile, int] | None:
-        """The file and the place in it where `size` written bytes stand; without a size, at least one."""
+        """The file and the offset in it with `size` written bytes; without a size, at least one. None without them."""
         file = self.find(offset)
         if file is None:
             return None
-        place = int32(remainder(offset, self.file_size))
+        at = int32(remainder(offset, self.file_size))
         if size is None:
-            return (file, place) if 0 <= place < file.wrote else None
-        if int32(place + size) > file.wrote:
+            return (file, at) if 0 <= at < file.wrote else None
+        if int32(at + size) > file.wrote:
             return None
-        if place < 0 or place > file.size or size < 0 or size > file.size - place:
-            raise bad_argument(f"{file.name} at byte {place}: expected a size within the file, found {size}")
-        return file, place
+        if at < 0 or at > file.size or size < 0 or size > file.size - at:
+            raise bad_argument(f"{file.name} at byte {at}: expected a size within the file, found {size}")
+        return file, at
 
     @property
     def wrote_end(self) -> int:
-        """Where the next byte would be written."""
+        """The position of the next byte to write."""
         return self.files[-1].base + self.files[-1].wrote if self.files else 0
 
     def truncate(self, offset: int) -> None:
-        """End the log at `offset`: files behind it are deleted."""
+        """End the log at `offset`: files after it are deleted."""
         removed = []
         for file in self.files:
             if file.end <= offset:
@@ -312,7 +312,7 @@ class JavaFileList:
         self._delete(removed)
 
     def rebuild(self, pos: int) -> bool:
-        """Delete everything and begin anew at `pos`; whether that worked."""
+        """Delete everything and begin at `pos`; false if that fails."""
         self.truncate(-1)
         last = self.files[-1] if self.files else None
         if last is None:
@@ -325,14 +325,14 @@ class JavaFileList:
         return pos == self.wrote_end and pos == begin
 
     def append_units(self, count: int, unit: Callable[[int], bytes], kept: int | None) -> int:
-        """Write index units at the end (see `JavaFile.append_units`) and give how many of them found room."""
+        """Write index units at the end (see `JavaFile.append_units`) and return how many fit."""
         written = 0
         while written < count:
             last = self.files[-1] if self.files else None
             if last is None or last.wrote == last.size:
                 last = self._create(last.end if last is not None else 0)
             if last.wrote < 0:
-                raise bad_argument(f"{last.name}: expected a place to write an index unit, found byte {last.wrote}")
+                raise bad_argument(f"{last.name}: expected a position for an index unit, found byte {last.wrote}")
             fits = min((last.size - last.wrote) // INDEX_UNIT_SIZE, count - written)
             if fits <= 0:
                 break
@@ -354,12 +354,12 @@ class JavaFileList:
                 self.created.remove(file.name)
 
 
-def _shifted(unit: Callable[[int], bytes], by: int, at: int) -> bytes:
-    return unit(by + at)
+def _shifted(unit: Callable[[int], bytes], by: int, number: int) -> bytes:
+    return unit(by + number)
 
 
 def list_folder(folder: Path) -> list[Path]:
-    """Everything that lies in a folder; nothing where there is none."""
+    """The contents of a folder; empty if it does not exist."""
     try:
         return [folder / name for name in names_in(folder)]
     except FileNotFoundError:
@@ -369,9 +369,9 @@ def list_folder(folder: Path) -> list[Path]:
 
 
 def configured_size(dirs: Iterable[Path], default: int) -> int:
-    """The file size in bytes that Java must have been configured with, which no file says.
+    """The file size in bytes that Java was probably configured with.
 
-    What most files of the right name have, else the smallest distance of two names; `default` where there is no file.
+    The size of most files with a segment's name, else the smallest distance of two names; `default` without files.
     """
     sizes = {
         int(path.name): path.stat().st_size

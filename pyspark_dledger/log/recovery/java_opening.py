@@ -1,4 +1,4 @@
-"""What the Java store does step by step when it is opened, on `JavaFileList`s that change in memory only.
+"""A model of how the Java store is opened, step by step, on `JavaFileList`s that change in memory only.
 
 Sources: DLedger 0.1, 0.2.2, 0.2.7, 0.3.1.2, 0.3.2 and 0.4.0, ``DLedgerMmapFileStore.load`` and ``recover``,
 ``MemberState``.
@@ -31,9 +31,9 @@ _INDEX_END = 16
 
 
 class JavaOpening:
-    """One opening of a store; `run` goes through it, and the fields say what came out.
+    """One opening of a store; `run` performs it, and the fields are its result.
 
-    Indexes and terms are -1 where Java has none.
+    Indexes and terms are -1 if Java has none.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class JavaOpening:
         self._committed_text = self._read_committed() if rules.committed_from is not None else None
 
     def run(self) -> None:
-        """Load and recover. Raises JavaEnds where Java does not get to the end."""
+        """Load and recover. Raises JavaEnds if Java does not open the store."""
         self._load_term()
         self.data.load()
         self.index.load()
@@ -65,9 +65,9 @@ class JavaOpening:
         last_file = self.data.files[-1]
         scan = self.scan = JavaScan(self.data, self.index, self._rules, _number(self._committed_text), self._engine)
         scan.run()
-        behind = last_file.base - scan.end
-        if behind > last_file.size:
-            raise JavaExits(f"{_TOO_SMALL} {scan.end}", f"data/{last_file.name} begins {behind} bytes behind that")
+        distance = last_file.base - scan.end
+        if distance > last_file.size:
+            raise JavaExits(f"{_TOO_SMALL} {scan.end}", f"data/{last_file.name} begins {distance} bytes after that")
         self.end_index, self.end_term = scan.index, scan.term
         if scan.index != -1:
             self._recheck(scan.index)
@@ -79,7 +79,7 @@ class JavaOpening:
             self._commit(parse_long(self._committed_text))
 
     def _load_term(self) -> None:
-        """Read ``currterm``; Java goes on with what it has read when something is wrong in it."""
+        """Read ``currterm``; after an error, Java continues with the values that it has read."""
         properties = self._properties("currterm")
         try:
             if CURR_TERM in properties:
@@ -92,9 +92,9 @@ class JavaOpening:
         return self._properties("checkpoint").get(COMMITTED_INDEX, "").strip() or None
 
     def _properties(self, name: str) -> dict[str, str]:
-        """A properties file of the node; empty where Java finds or understands none. Java never asks .bak or .tmp."""
+        """A properties file of the node; empty if it is missing or malformed. Java never reads .bak or .tmp."""
         try:
-            # Java decodes and encodes again, so that bytes which are no UTF-8 become U+FFFD.
+            # Java decodes and encodes the text, so bytes that are not UTF-8 become U+FFFD.
             text = (self._node_dir / name).read_bytes().decode(errors="replace")
             return parse_properties_file(text.encode())
         except (OSError, ValueError):
@@ -107,27 +107,27 @@ class JavaOpening:
                 before, after = found
                 raise disk_error(
                     f"check {name} file order failed {when} recovery",
-                    f"{name}/{after.name}: expected a file {files.file_size} bytes behind {before.name}, found one "
-                    f"{after.base - before.base} bytes behind",
+                    f"{name}/{after.name}: expected a file {files.file_size} bytes after {before.name}, found one "
+                    f"{after.base - before.base} bytes after it",
                 )
 
     def _recheck(self, index: int) -> None:
-        """Java reads the last entry once more. Raises JavaThrows where that fails."""
+        """Java reads the last entry again. Raises JavaThrows if that fails."""
         found = self._get(index)
         if found != index:
             raise disk_error(f"recheck index {found} != {index}", "the last index unit points to another entry")
 
     def _get(self, index: int) -> int:
-        """Read an entry by the index and give the index in its header. Raises JavaThrows where Java's get fails."""
+        """Read an entry by its index and return the index in its header. Raises JavaThrows if Java's get fails."""
         unit = self._unit(index)
         found = self.data.data_at(unit.pos, unit.size)
         if found is None:
             raise disk_error(
-                f"Get null data for {index}", f"its index unit points to {unit.pos}, where no data file is"
+                f"Get null data for {index}", f"its index unit points to {unit.pos}, where there is no data file"
             )
-        file, place = found
-        head = file.read(place, min(ENTRY_HEADER_SIZE, unit.size))
-        where, room = f"data/{file.name} at byte {place}", unit.size - ENTRY_HEADER_SIZE
+        file, offset = found
+        head = file.read(offset, min(ENTRY_HEADER_SIZE, unit.size))
+        where, room = f"data/{file.name} at byte {offset}", unit.size - ENTRY_HEADER_SIZE
         if len(head) < ENTRY_HEADER_SIZE:
             raise underflow(f"{where}: expected an entry of {ENTRY_HEADER_SIZE} bytes or more, found {unit.size}")
         header = decode_entry_header(head)
@@ -148,12 +148,12 @@ class JavaOpening:
             raise ledger_error(410, "INDEX_OUT_OF_RANGE", f"{index} should gt 0")
         found = self.index.data_at(int64(index * INDEX_UNIT_SIZE), INDEX_UNIT_SIZE)
         if found is None:
-            raise disk_error(f"Get null index for {index}", f"no index file holds the unit of {index}")
-        file, place = found
-        return decode_index_unit(file.read(place, INDEX_UNIT_SIZE))
+            raise disk_error(f"Get null index for {index}", f"no index file has the unit of {index}")
+        file, offset = found
+        return decode_index_unit(file.read(offset, INDEX_UNIT_SIZE))
 
     def _find_begin(self) -> None:
-        """The first entry's index, as the first file says it; index files before it are deleted."""
+        """Read the index of the first entry from the first file; delete index files before it."""
         if self._rules.sized_blanks:
             self.data.drop_blank_first()
         first = self.data.files[0]
@@ -161,14 +161,14 @@ class JavaOpening:
         if self._rules.sized_blanks:
             blank = decode_blank(head)
             if blank is not None:
-                head = self._behind_blank(blank)
+                head = self._header_after_blank(blank)
             if not any(head[4:8]):
                 return
         self.begin_index = int.from_bytes(head[8:], "big", signed=True)
         self.index.reset(int64(self.begin_index * INDEX_UNIT_SIZE))
 
-    def _behind_blank(self, size: int) -> bytes:
-        """The header behind the blank at the start of the first file."""
+    def _header_after_blank(self, size: int) -> bytes:
+        """The header after the blank at the start of the first file."""
         first = self.data.files[0]
         if not 0 <= size <= first.size:
             raise bad_argument(f"data/{first.name}: expected a blank that ends in the file, found its end at {size}")
@@ -178,7 +178,7 @@ class JavaOpening:
         return head
 
     def _commit(self, index: int) -> None:
-        """Take over the committed index of the checkpoint. Raises JavaThrows where it cannot be read."""
+        """Take the committed index from the checkpoint. Raises JavaThrows if its entry cannot be read."""
         if index == -1 or self.end_index == -1 or index < max(self.begin_index, -1):
             return
         index = min(index, self.end_index)
@@ -191,7 +191,7 @@ class JavaOpening:
         self.committed_index = index
 
     def _below_begin(self, index: int) -> JavaThrows:
-        """The damaged first header puts the begin behind the end, to which Java brings the committed index down."""
+        """The error if a damaged first header puts the begin after the end, which limits the committed index."""
         begin, end = self.begin_index, self.end_index
         detail = f"data/{self.data.files[0].name} begins with index {begin}, and the log ends at {end}"
         if not self._rules.names_begin:

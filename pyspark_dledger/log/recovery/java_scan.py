@@ -1,4 +1,4 @@
-"""The scan over the last data files by which the Java store finds its end, and the index that it writes anew.
+"""A model of the scan of the last data files that finds the end of a Java store and rewrites its index.
 
 Sources: DLedger 0.1, 0.2.2, 0.2.7, 0.3.1.2, 0.3.2 and 0.4.0, ``DLedgerMmapFileStore.recover``.
 """
@@ -25,7 +25,7 @@ from pyspark_dledger.format.layout import (
     MIN_BLANK_SIZE,
 )
 from pyspark_dledger.format.spec import DLEDGER, Segment
-from pyspark_dledger.log.recovery.agreeing_entries import agreeing_run, standing_entries
+from pyspark_dledger.log.recovery.agreeing_entries import agreeing_entries, continuing_entries
 from pyspark_dledger.log.recovery.java_files import (
     JavaFile,
     JavaFileList,
@@ -36,20 +36,20 @@ from pyspark_dledger.log.recovery.java_files import (
     underflow,
 )
 
-# An entry has to be longer than what Java calls HEADER_SIZE, which leaves out the body's length.
-_LEAST_SIZE = 44
+# Java's HEADER_SIZE, without the length of the body. An entry must be longer.
+_JAVA_HEADER_SIZE = 44
 _FILES_SCANNED = 3
-# So many bytes are walked at once while the index is written anew.
-_SMALLEST_STEP, _LARGEST_STEP = 64 * 1024, 64 * 1024 * 1024
+# Bytes of one step while the index is rewritten.
+_MIN_STEP, _MAX_STEP = 64 * 1024, 64 * 1024 * 1024
 
 
 @dataclass(frozen=True)
 class JavaRules:
-    """What differs between the lines of versions.
+    """The differences between version lines.
 
-    ``committed_from``: what is read to know where the committed entry ends, ``entry`` or ``index``; None where no
-    committed index is kept. ``sized_blanks``: a blank is as long as it says, and may stand anywhere in a file.
-    ``names_begin``: an index below the first one has an error of its own.
+    ``committed_from``: what Java reads to find the end of the committed entry, ``entry`` or ``index``; None if it
+    keeps no committed index. ``sized_blanks``: a blank has the size in its header, and can be anywhere in a file.
+    ``names_begin``: an index below the first one has its own error.
     """
 
     magics: tuple[int, ...] = (MAGIC_NORMAL,)
@@ -61,7 +61,7 @@ class JavaRules:
 
 
 class Stop(NamedTuple):
-    """Where the scan ended: the file, the byte in it, and what was expected and found there."""
+    """The end of the scan: the file, the byte in it, and expected and found as text."""
 
     file: str
     offset: int
@@ -69,17 +69,17 @@ class Stop(NamedTuple):
 
 
 class Rewrite(NamedTuple):
-    """From which index on the index is written anew, and why."""
+    """The index from which the index files are rewritten, and the reason."""
 
     first: int
     text: str
 
 
 class JavaScan:
-    """One scan: `run` goes through it; then ``index`` and ``term`` are those of the last entry, -1 without any.
+    """One scan. After `run`, ``index`` and ``term`` are those of the last entry, -1 without one.
 
-    ``end`` is the position where Java ends the log. A rewritten unit can be read again afterwards only if it is the
-    last one or that of `kept_index`.
+    ``end`` is the position where Java ends the log. Of the rewritten units, only the last one and that of `kept_index`
+    can be read afterwards.
     """
 
     def __init__(
@@ -94,42 +94,42 @@ class JavaScan:
         self._rules = rules
         self._kept_index = kept_index
         self._engine = engine
-        self._step = _SMALLEST_STEP
+        self._step = _MIN_STEP
         self._blanks: set[tuple[int, int]] = set()
-        self._place = self._first_file()
+        self._number = self._first_file()
         self._offset = 0
         self.first_file = self._file.name
         self.end = self._file.base
 
     @property
     def _file(self) -> JavaFile:
-        return self._files[self._place]
+        return self._files[self._number]
 
     @property
     def _where(self) -> str:
         return f"data/{self._file.name} at byte {self._offset}"
 
     def run(self) -> None:
-        """Raises JavaHangs where blanks lead in a circle."""
+        """Scan up to the end. Raises JavaHangs if blanks form a cycle."""
         while self.stop is None:
             if self._magic() == MAGIC_BLANK:
                 self._pass_blank()
-            elif not self._pass_run():
+            elif not self._pass_entries():
                 self._pass_entry()
 
     def _first_file(self) -> int:
-        """The third to last file, or the next one before with whose first entry the index agrees; else the first."""
-        for place in range(max(len(self._files) - _FILES_SCANNED, 0), -1, -1):
-            file = self._files[place]
+        """The third to last file, or the nearest one before whose first entry agrees with the index; else the first."""
+        for number in range(max(len(self._files) - _FILES_SCANNED, 0), -1, -1):
+            file = self._files[number]
             head = file.read(0, ENTRY_HEADER_SIZE)
             if len(head) == ENTRY_HEADER_SIZE and self._is_known(file, decode_entry_header(head)):
-                return place
+                return number
         return 0
 
     def _is_known(self, file: JavaFile, header: EntryHeader) -> bool:
-        # Before 0.4.0 only the lower bound of the magic is looked at here.
+        # Before 0.4.0 only the lower bound of the magic is checked here.
         known = header.magic in self._rules.magics if self._rules.sized_blanks else header.magic >= MAGIC_NORMAL
-        fits = int32(header.body_size + ENTRY_HEADER_SIZE) == header.size > _LEAST_SIZE
+        fits = int32(header.body_size + ENTRY_HEADER_SIZE) == header.size > _JAVA_HEADER_SIZE
         if not known or not fits or (self._rules.checks_pos and header.pos != file.base):
             return False
         try:
@@ -145,11 +145,11 @@ class JavaScan:
         self.stop = Stop(self._file.name, self._offset, text)
 
     def _pass_blank(self) -> None:
-        """Behind a blank follows the next file; in 0.4.0, what stands where the blank says that it ends."""
-        if (self._place, self._offset) in self._blanks:
-            raise JavaHangs("", f"{self._where}: expected a blank that leads on, found a circle")
-        self._blanks.add((self._place, self._offset))
-        size = left = self._file.size - self._offset
+        """After a blank, continue with the next file; in 0.4.0 at the end of the blank."""
+        if (self._number, self._offset) in self._blanks:
+            raise JavaHangs("", f"{self._where}: expected blanks up to the end, found a cycle")
+        self._blanks.add((self._number, self._offset))
+        size = remaining = self._file.size - self._offset
         if self._rules.sized_blanks:
             head = self._file.read(self._offset, MIN_BLANK_SIZE)
             if len(head) < MIN_BLANK_SIZE:
@@ -157,41 +157,43 @@ class JavaScan:
                 return
             size = int.from_bytes(head[4:], "big", signed=True)
         self.end = int64(self.end + size) if self._rules.sized_blanks else self._file.end
-        behind = int32(self._offset + size)
-        if behind == self._file.size:
+        after = int32(self._offset + size)
+        if after == self._file.size:
             self._next_file()
-        elif 0 <= behind <= self._file.size:
-            self._offset = behind
+        elif 0 <= after <= self._file.size:
+            self._offset = after
         else:
-            self._stop(f"expected a blank of {left} bytes, found {size}")
+            self._stop(f"expected a blank of {remaining} bytes, found {size}")
 
     def _next_file(self) -> None:
-        if self._place + 1 == len(self._files):
-            self._stop("expected one more file behind the blank, found none")
+        if self._number + 1 == len(self._files):
+            self._stop("expected one more file after the blank, found none")
             return
-        self._place += 1
+        self._number += 1
         self._offset = 0
         self.end = self._file.base
 
-    def _pass_run(self) -> bool:
+    def _pass_entries(self) -> bool:
         """Pass many entries at once; whether there were any."""
         before = self.end
         if self.rewrite is None:
             magics, checks_pos = self._rules.magics, self._rules.checks_pos
-            run = agreeing_run(self._file, self._offset, self._index_files, self.index, self.term, magics, checks_pos)
-            if run is not None:
-                self._passed(*run)
+            found = agreeing_entries(
+                self._file, self._offset, self._index_files, self.index, self.term, magics, checks_pos
+            )
+            if found is not None:
+                self._passed(*found)
         elif self._file.path is not None and self.index >= 0:
-            self._pass_standing(self._file.path)
-            self._step = min(2 * self._step, _LARGEST_STEP) if self.end > before else _SMALLEST_STEP
+            self._pass_unindexed(self._file.path)
+            self._step = min(2 * self._step, _MAX_STEP) if self.end > before else _MIN_STEP
         return self.end > before
 
-    def _pass_standing(self, path: Path) -> None:
-        """Pass whole entries that follow, and write their index units."""
+    def _pass_unindexed(self, path: Path) -> None:
+        """Pass the complete entries that follow, and write their index units."""
         file, start = self._file, self._file.base + self._offset
         segment = Segment(str(path), file.name, file.base, file.size, DLEDGER, self._rules.checks_pos)
         end, last = min(start + self._step, file.end), (self.index, self.term)
-        for found in standing_entries(self._engine, segment, start, end, last, self._rules.magics):
+        for found in continuing_entries(self._engine, segment, start, end, last, self._rules.magics):
             kept = self._kept_index - self.index - 1 if self._kept_index is not None else None
             written = self._index_files.append_units(found.count, found.unit, kept)
             if written:
@@ -218,12 +220,14 @@ class JavaScan:
         self._blanks.clear()
 
     def _entry_fault(self, head: bytes) -> str | None:
-        """What is wrong with the entry of that header, in the order in which Java checks; None for one that follows."""
-        left = self._file.size - self._offset
+        """The problem of an entry, in the order of Java's checks; None if it continues the log."""
+        remaining = self._file.size - self._offset
         if len(head) >= 8 and not any(head[4:8]):
             return "expected an entry, found a size of 0"
         if len(head) < ENTRY_HEADER_SIZE:
-            return f"expected an entry's header of {ENTRY_HEADER_SIZE} bytes, found the end of the file after {left}"
+            return (
+                f"expected an entry's header of {ENTRY_HEADER_SIZE} bytes, found the end of the file after {remaining}"
+            )
         header = decode_entry_header(head)
         size = int32(header.body_size + ENTRY_HEADER_SIZE)
         if self._rules.checks_pos and header.pos != self._file.base + self._offset:
@@ -231,40 +235,40 @@ class JavaScan:
         if size != header.size:
             return f"expected size {size} for a body of {header.body_size} bytes, found {header.size}"
         if not 0 <= int32(self._offset + size) <= self._file.size:
-            return f"expected a size of at most {left}, found {size}"
+            return f"expected a size of at most {remaining}, found {size}"
         if header.magic not in self._rules.magics:
             return f"expected magic {' or '.join(map(str, self._rules.magics))}, found {header.magic}"
         if self.index not in (-1, header.index - 1):
             return f"expected index {self.index + 1}, found {header.index}"
         if header.term < self.term:
             return f"expected a term of at least {self.term}, found {header.term}"
-        if size <= _LEAST_SIZE:
-            return f"expected a size above {_LEAST_SIZE}, found {size}"
+        if size <= _JAVA_HEADER_SIZE:
+            return f"expected a size above {_JAVA_HEADER_SIZE}, found {size}"
         return None
 
     def _index_fault(self, header: EntryHeader, pos: int) -> str | None:
-        """How the index unit of an entry differs from it. Raises JavaThrows where the unit cannot be read."""
+        """The difference between an entry and its index unit; None if they agree. Raises JavaThrows."""
         found = self._index_files.data_at(int64(header.index * INDEX_UNIT_SIZE))
         if found is None:
             return f"expected an index unit of {header.index}, found no index file with room for it"
-        file, place = found
-        where = f"index/{file.name} at byte {place}"
-        data = file.read(place, min(INDEX_UNIT_SIZE, file.wrote - place))
+        file, offset = found
+        where = f"index/{file.name} at byte {offset}"
+        data = file.read(offset, min(INDEX_UNIT_SIZE, file.wrote - offset))
         if len(data) < INDEX_UNIT_SIZE:
             raise underflow(f"{where}: expected a unit of {INDEX_UNIT_SIZE} bytes, found {len(data)}")
-        unit, wanted = decode_index_unit(data), unit_of(header, pos)
+        unit, of_entry = decode_index_unit(data), unit_of(header, pos)
         for name in ("magic", "size", "index", "term", "pos"):
-            expected, there = getattr(wanted, name), getattr(unit, name)
-            if expected != there:
-                return f"{where}: expected {name} {expected} for entry {header.index}, found {there}"
+            expected, actual = getattr(of_entry, name), getattr(unit, name)
+            if expected != actual:
+                return f"{where}: expected {name} {expected} for entry {header.index}, found {actual}"
         return None
 
     def _index_entry(self, header: EntryHeader) -> str | None:
-        """Compare an entry with its index unit, and write the index anew from the first difference on.
+        """Compare an entry with its index unit; rewrite the index from the first difference.
 
-        Gives what keeps Java from writing it.
+        Returns the problem if Java cannot write it, else None.
         """
-        pos, where = self._file.base + self._offset, int64(header.index * INDEX_UNIT_SIZE)
+        pos, index_offset = self._file.base + self._offset, int64(header.index * INDEX_UNIT_SIZE)
         if self.rewrite is None:
             try:
                 fault = self._index_fault(header, pos)
@@ -272,9 +276,9 @@ class JavaScan:
                 fault = thrown.detail
             if fault is None:
                 return None
-            self._index_files.truncate(where)
-            if self._index_files.wrote_end != where and not self._index_files.rebuild(where):
-                return f"expected an index that can begin at {where}, found none"
+            self._index_files.truncate(index_offset)
+            if self._index_files.wrote_end != index_offset and not self._index_files.rebuild(index_offset):
+                return f"expected an index that can begin at {index_offset}, found none"
             self.rewrite = Rewrite(header.index, fault)
         unit = encode_index_unit(unit_of(header, pos))
         kept = 0 if header.index == self._kept_index else None
@@ -282,9 +286,9 @@ class JavaScan:
             written = self._index_files.append_units(1, lambda _: unit, kept)
         except JavaThrows as thrown:
             return thrown.detail
-        return None if written else f"expected room for an index unit at {where}, found none"
+        return None if written else f"expected room for an index unit at {index_offset}, found none"
 
 
 def unit_of(header: EntryHeader, pos: int) -> IndexUnit:
-    """The index unit of an entry that stands at `pos`."""
+    """The index unit of an entry at `pos`."""
     return IndexUnit(header.magic, pos, header.size, header.index, header.term)

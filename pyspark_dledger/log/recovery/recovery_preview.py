@@ -1,9 +1,9 @@
-"""What the Java DLedger would do to a store if it were opened: a model that reads, and changes nothing.
+"""Previews what the Java DLedger would do to a store when it opens it; the store is only read.
 
-Lines of versions that do the same: 0.1; 0.2 (0.2.0 to 0.2.7); 0.3 (0.3.0 to 0.3.1.2); 0.3.2; 0.4 (0.4.0). It is the
-model of ``DLedgerMmapFileStore``'s load and recover with a JDK that lets files be unmapped (8, or later ones with
-``--add-opens``; 0.3.2 and 0.4.0 need neither). Not modelled: elections, snapshots of 0.4.0 (loaded after the store was
-opened), files that Java may not read or delete, and DLedger's cleaner, which may delete expired files afterwards.
+Version lines with the same behaviour: 0.1; 0.2 (0.2.0 to 0.2.7); 0.3 (0.3.0 to 0.3.1.2); 0.3.2; 0.4 (0.4.0). The model
+covers load and recover of ``DLedgerMmapFileStore``, with a JDK that can unmap files (8, or later ones with
+``--add-opens``; 0.3.2 and 0.4.0 need neither). Not modelled: elections, snapshots of 0.4.0 (loaded afterwards), files
+that Java may not read or delete, and DLedger's cleaner, which can delete expired files afterwards.
 """
 
 from __future__ import annotations
@@ -43,14 +43,13 @@ _ONE_DATA_DIR = ("0.1", "0.2", "0.2.0", "0.2.1", "0.2.2", "0.2.3")
 
 @dataclass(frozen=True)
 class RecoveryPreview:
-    """What one opening does: the fields of ``dledger recovery --json``, in snake case.
+    """The result of one opening: the fields of ``dledger recovery --json``, in snake case.
 
-    ``outcome``: ``opens``; ``exits`` (the process ends, code 255); ``throws``; ``hangs`` (0.4.0 follows damaged blanks
-    in a circle). Indexes and terms are None unless it opens, and -1 where Java has none; ``write_pos`` is the position
-    behind the last byte. Files are all that lies there afterwards, foreign ones too; index files may change even where
-    it does not open. ``lost`` are inclusive ranges of committed indexes that the log has now, or the index still knows,
-    and Java would not have any more; ``lost_topics`` counts their intact messages. ``reason`` is empty where nothing
-    goes amiss.
+    ``outcome``: ``opens``; ``exits`` (the process ends, code 255); ``throws``; ``hangs`` (0.4.0 follows a cycle of
+    damaged blanks). Indexes and terms are None unless it opens, and -1 if Java has none; ``write_pos`` is the position
+    after the last byte. The files after it include foreign ones; index files can change even if it does not open.
+    ``lost`` are inclusive ranges of committed indexes that are in the log or the index before, and not in the log
+    afterwards; ``lost_topics`` counts their intact messages. ``reason`` is empty if nothing is wrong.
     """
 
     java: str
@@ -78,7 +77,7 @@ class RecoveryPreview:
 
 
 def java_line(version: str) -> str:
-    """The line of a DLedger version: ``0.3.1.2`` gives ``0.3``. Raises OptionError for a version that is none."""
+    """The line of a DLedger version: ``0.3.1.2`` gives ``0.3``. Raises OptionError for an unknown version."""
     found = _VERSION.fullmatch(version.strip())
     if found is None or not (found[1] == "0" and 1 <= int(found[2]) <= 4):
         raise OptionError(f"expected a DLedger version from 0.1 to 0.4.0, found {version!r}")
@@ -91,10 +90,10 @@ def java_line(version: str) -> str:
 def preview(
     store: StoreView, line: str, data_file_size: int | None = None, index_file_size: int | None = None
 ) -> RecoveryPreview:
-    """What Java DLedger of `line` (one of `LINES`, or a version) would do on opening the store of `log`.
+    """Preview what Java DLedger of `line` (one of `LINES`, or a version) would do when it opens the store.
 
-    The sizes in bytes are what Java is configured with; by default what the files have, or DLedger's default where
-    there is no file. Raises StoreError where there is no DLedger node, OptionError for an unknown version.
+    The sizes in bytes are those that Java is configured with; by default those of the files, or DLedger's defaults
+    without files. Raises StoreError if there is no DLedger node, OptionError for an unknown version.
     """
     paths = store.paths
     if paths.node_dir is None or not paths.data_dirs or paths.only is not None:
@@ -157,7 +156,7 @@ def _recovery(
 
 
 def _reason(store: StoreView, opening: JavaOpening, ended: JavaEnds | None, lost: list[tuple[int, int]]) -> str:
-    """Why Java does not open the store, or what it cuts and rewrites."""
+    """Why Java does not open the store, or what it truncates and rewrites."""
     parts = [text for text in (ended.message, ended.detail) if text] if ended is not None else []
     scan = opening.scan
     if scan is not None and scan.stop is not None:
@@ -165,20 +164,20 @@ def _reason(store: StoreView, opening: JavaOpening, ended: JavaEnds | None, lost
         if cuts or isinstance(ended, JavaExits):
             parts.append(f"the scan stops in data/{scan.stop.file} at byte {scan.stop.offset}: {scan.stop.text}")
     if scan is not None and scan.rewrite is not None:
-        parts.append(f"the index is written anew from {scan.rewrite.first} on: {scan.rewrite.text}")
+        parts.append(f"the index is rewritten from {scan.rewrite.first}: {scan.rewrite.text}")
     return "; ".join(parts)
 
 
 def _notes(store: StoreView, line: str, opening: JavaOpening, knows_index_size: bool) -> list[str]:
-    """What the model takes for granted, and what Java does not look at."""
+    """The assumptions of the model, and what Java does not check."""
     notes = []
     if not opening.index.names_before and not knows_index_size:
         size = opening.index.file_size
-        notes.append(f"no index file tells how long Java makes them: DLedger's default of {size} bytes is assumed")
+        notes.append(f"there is no index file: DLedger's default size of {size} bytes is assumed")
     if len(store.paths.data_dirs) > 1 and line in _ONE_DATA_DIR:
-        notes.append("versions before 0.2.4 know one data folder only: that they find the other files is assumed")
+        notes.append("versions before 0.2.4 support one data folder: the preview assumes that they find all files")
     if opening.scan is not None and opening.data.names_before.index(opening.scan.first_file) > 0:
-        notes.append(f"damage in the data files before {opening.scan.first_file} is not noticed on opening")
+        notes.append(f"Java does not check the data files before {opening.scan.first_file} when it opens the store")
     wanted = store.checkpoint_committed_index
     if wanted > store.end.last_index:
         notes.append(f"the checkpoint says that {wanted} is committed, and the log ends at {store.end.last_index}")
@@ -186,13 +185,13 @@ def _notes(store: StoreView, line: str, opening: JavaOpening, knows_index_size: 
 
 
 def _lost(store: StoreView, opening: JavaOpening, bound: Bound, notes: list[str]) -> list[tuple[int, int]]:
-    """The committed entries that the log has, or the index still knows, and Java would not have any more."""
+    """The committed entries that are in the log or the index, and not in the log after Java has opened it."""
     begin = store.begin_index if store.begin_index >= 0 else opening.begin_index
     committed = _committed(store, bound)
     if committed is None:
         if opening.end_index < store.end.last_index:
-            cut = f"{max(opening.end_index + 1, begin)} to {store.end.last_index}"
-            notes.append(f"{cut} would be cut, and whether they are committed is not known: {bound.reason}")
+            truncated = f"{max(opening.end_index + 1, begin)} to {store.end.last_index}"
+            notes.append(f"{truncated} would be truncated; it is not known if they are committed: {bound.reason}")
         return []
     ranges = []
     if opening.begin_index > begin:
@@ -204,18 +203,18 @@ def _lost(store: StoreView, opening: JavaOpening, bound: Bound, notes: list[str]
 def _committed(store: StoreView, bound: Bound) -> int | None:
     """The best known committed index.
 
-    Behind the end of the log, up to what the checkpoint says, an entry counts whose index unit is still there: its
-    bytes are damaged or its file is gone. What the index does not know never was there.
+    After the end of the log, up to the checkpoint's committed index, entries with an index unit count: their bytes are
+    damaged or their file is missing. Entries without a unit never existed.
     """
-    wanted = store.checkpoint_committed_index
-    if bound.index is None or bound.index < store.end.last_index or wanted <= bound.index:
+    checkpointed = store.checkpoint_committed_index
+    if bound.index is None or bound.index < store.end.last_index or checkpointed <= bound.index:
         return bound.index
-    behind = range(bound.index + 1, wanted + 1)
-    return bound.index + bisect_left(behind, True, key=lambda index: store.index_files.unit(index) is None)
+    after = range(bound.index + 1, checkpointed + 1)
+    return bound.index + bisect_left(after, True, key=lambda index: store.index_files.unit(index) is None)
 
 
 def _topics(store: StoreView, lost: list[tuple[int, int]]) -> dict[str, int]:
-    """How many intact messages of each topic the ranges hold."""
+    """The number of intact messages in the ranges, by topic."""
     found: Counter[str] = Counter()
     for first, last in lost:
         try:
@@ -229,7 +228,7 @@ def _topics(store: StoreView, lost: list[tuple[int, int]]) -> dict[str, int]:
                 for batch in read_partition(partition):
                     found.update(topic for topic in batch.column(0).to_pylist() if topic is not None)
         except DLedgerError:
-            continue  # the ranges themselves say what is lost
+            continue  # the ranges show the loss without topics
     return dict(sorted(found.items()))
 
 
