@@ -314,7 +314,7 @@ def test_a_remote_store_is_exported_as_a_local_one(
         ),
         ({"columns": "pos,nope"}, "unknown column nope"),
         ({"columns": "topic"}, "expected another column than topic"),
-        ({"preserveOffsets": True}, "option preserveOffsets: is of an export to commitlog, found parquet"),
+        ({"preserveOffsets": True}, "option preserveOffsets is only for an export to commitlog, not to parquet"),
         ({"compression": "lzo"}, "option compression: expected none, gzip or zstd, found 'lzo'"),
     ],
 )

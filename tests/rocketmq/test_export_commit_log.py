@@ -227,8 +227,8 @@ def test_a_gap_in_a_queue_within_the_first_file_becomes_copies_of_the_next_unit(
     report = export(tmp_path / "store", tmp_path / "target", "commitlog")
     [queue] = queues(tmp_path / "target")
     [found] = read_units(queue.files[0])
-    places = [row["pos"] for row in exported_rows(tmp_path / "target")]
-    assert found["commitLogOffset"].tolist()[: len(units)] == [places[number] for number in units]
+    positions = [row["pos"] for row in exported_rows(tmp_path / "target")]
+    assert found["commitLogOffset"].tolist()[: len(units)] == [positions[number] for number in units]
     # The message after the last one of the first file is in the second file.
     assert is_filler(found).nonzero()[0].tolist() == [number for number in damaged if number == 4]
     copies = sum(number < 4 for number in damaged)

@@ -218,12 +218,12 @@ def test_the_filler_for_a_damaged_message_hides_no_other(tmp_path: Path, segment
     """In the first file it is a copy of the next unit: with a filler RocketMQ would skip later messages of a pull."""
     root = tmp_path / "root"
     victim = damage_orders(store_of(root), segment)
-    place = victim["queueOffset"]
+    queue_offset = victim["queueOffset"]
     before = units(root, "Orders", victim["queueId"])
-    wanted = FILLER if segment else before[place + 1]
+    wanted = FILLER if segment else before[queue_offset + 1]
     found = compare(root, "consumequeue")
     (row,) = [row for row in found.differences if not row.is_equal]
-    assert (row.topic, row.queue_id, row.queue_offset) == ("Orders", victim["queueId"], place)
+    assert (row.topic, row.queue_id, row.queue_offset) == ("Orders", victim["queueId"], queue_offset)
     assert (row.different, row.missing, row.extra, row.fillers) == ((0, 0, 1, 1) if segment else (1, 0, 0, 1))
     assert row.expected == ("a filler" if segment else "commitLogOffset {}, size {}, tagsCode {}".format(*wanted))
     done = rebuild(root, "consumequeue")
@@ -233,10 +233,12 @@ def test_the_filler_for_a_damaged_message_hides_no_other(tmp_path: Path, segment
     assert note.startswith("1 units are fillers" if segment else "1 units are copies of the next unit")
     assert "restore the log" in advice
     after = units(root, "Orders", victim["queueId"])
-    assert [number for number, pair in enumerate(zip(before, after, strict=True)) if pair[0] != pair[1]] == [place]
-    assert after[place] == wanted
+    assert [number for number, pair in enumerate(zip(before, after, strict=True)) if pair[0] != pair[1]] == [
+        queue_offset
+    ]
+    assert after[queue_offset] == wanted
     assert compare(root, "consumequeue").is_equal
-    assert [each for each in audit(root) if each["queueOffset"] not in (place, place + 1)] == []
+    assert [each for each in audit(root) if each["queueOffset"] not in (queue_offset, queue_offset + 1)] == []
 
 
 def _all_units(root: Path) -> list[list[tuple[int, int, int]]]:
@@ -261,16 +263,18 @@ def test_a_long_gap_has_copies_only_as_far_back_as_a_pull_can_begin(tmp_path: Pa
 def test_consumers_get_every_message_from_any_queue_offset(tmp_path: Path, seed: int) -> None:
     """For a queue with gaps in the log's first files; the test does what a broker's pull does."""
     draw = random.Random(seed)
-    places = sorted(draw.sample(range(150), 70))
-    store = write_dledger(tmp_path, [mq_message("T", b"x" * 40, queue_offset=place) for place in places])
+    queue_offsets = sorted(draw.sample(range(150), 70))
+    store = write_dledger(
+        tmp_path, [mq_message("T", b"x" * 40, queue_offset=queue_offset) for queue_offset in queue_offsets]
+    )
     size = draw.choice((20, 1000))
     rebuild(tmp_path, "consumequeue", files=FileSettings(units_per_file=size))
     found = [unit[0] for unit in units(tmp_path, "T")]
-    assert len(found) == places[-1] + 1
+    assert len(found) == queue_offsets[-1] + 1
     offsets = {row["queueOffset"]: row["commitLogOffset"] for row in store.rows}
     for start in range(len(found)):
         stop = start - start % size + size
-        wanted = {offset for place, offset in offsets.items() if start <= place < stop}
+        wanted = {offset for queue_offset, offset in offsets.items() if start <= queue_offset < stop}
         assert consumed(found[start:stop], draw.choice((3, 30, 800)), 4096) >= wanted
 
 

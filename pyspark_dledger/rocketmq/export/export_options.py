@@ -1,4 +1,4 @@
-"""The options of an export, beside those of the read that it begins with."""
+"""The options of an export, in addition to those of its read."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FORMS = {
     "parquet": "Parquet files, partitioned by topic and day",
     "jsonl": "JSON lines, as `dledger dump --json` prints them",
 }
-"""Every form, and what it gives."""
+"""The forms, and what each writes."""
 COMPRESSIONS = ("none", "gzip", "zstd")
 
 _COLUMNAR, _COMMIT_LOG = ("parquet", "jsonl"), ("commitlog",)
@@ -25,7 +25,7 @@ _COLUMNAR, _COMMIT_LOG = ("parquet", "jsonl"), ("commitlog",)
 
 @dataclass(frozen=True, kw_only=True)
 class ExportOptions:
-    """The options that only an export has; their scope are the forms that take them."""
+    """The options that only an export has; their scope is the forms that have them."""
 
     columns: tuple[str, ...] | None = option(
         None,
@@ -54,20 +54,20 @@ class ExportOptions:
 
 
 EXPORT_OPTIONS = options_of(ExportOptions)
-"""Every option that only an export has, in the order of the documentation."""
+"""The options that only an export has, in the order of the documentation."""
 
 _BY_KEY = by_key(EXPORT_OPTIONS)
 
 
 class ParsedOptions(NamedTuple):
-    """The options of the read, and those of the export by the names of `ExportSettings`."""
+    """The options of the read, and those of the export by the fields of `ExportOptions`."""
 
     read: ReadOptions
     export: dict[str, Any]
 
 
 def parse_form(name: object) -> str:
-    """The form called `name` in any case. Raises OptionError, which lists all."""
+    """The form with a name, in any case. Raises OptionError, which lists all forms."""
     known = {form.lower(): form for form in FORMS}
     if not isinstance(name, str) or name.lower() not in known:
         listed = "; ".join(f"{form}: {meaning}" for form, meaning in FORMS.items())
@@ -76,9 +76,9 @@ def parse_form(name: object) -> str:
 
 
 def parse_export_options(form: str, options: Mapping[str, Any]) -> ParsedOptions:
-    """Parse options of an export to `form`, whose names are in any case.
+    """Parse the options of an export to `form`; names are in any case.
 
-    Raises OptionError for what is unknown, wrong, or without an effect on this export.
+    Raises OptionError for an option that is unknown, wrong, or has no effect on this export.
     """
     export = parse_values(
         {name: value for name, value in options.items() if name.lower() in _BY_KEY}, lambda name: _BY_KEY[name.lower()]
@@ -86,7 +86,7 @@ def parse_export_options(form: str, options: Mapping[str, Any]) -> ParsedOptions
     for found in EXPORT_OPTIONS:
         if form not in found.scope and export.get(found.field, False) is not False:
             forms = " and ".join(found.scope)
-            raise OptionError(f"option {found.name}: is of an export to {forms}, found {form}: leave it out")
+            raise OptionError(f"option {found.name} is only for an export to {forms}, not to {form}: leave it out")
     for name in export.get("columns") or ():
         if name not in COLUMN_BY_NAME:
             raise OptionError(f"unknown column {name}: {nearest(name, COLUMN_BY_NAME)}")

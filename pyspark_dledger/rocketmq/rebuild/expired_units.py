@@ -20,7 +20,7 @@ _FILLER = np.array((0, FILLER_SIZE, 0), UNIT_DTYPE)
 class ExpiredUnits:
     """The units of messages before the position `begin` of the log, by queue.
 
-    They also tell the end of a queue whose messages have all expired. Invalid units become fillers.
+    They also give the end of a queue whose messages have all expired. Invalid units become fillers.
     """
 
     def __init__(self, root: Path, begin: int) -> None:
