@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +12,10 @@ import pyarrow.compute as pc
 
 from pyspark_dledger.common.java_text import java_hash
 from pyspark_dledger.format import layout
+from pyspark_dledger.format.codec import signed32
+from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.spec import DLEDGER
+from pyspark_dledger.rocketmq.arrow_values import is_valid, values_of
 from pyspark_dledger.rocketmq.located_message import LocatedMessage
 
 COLUMNS = (
@@ -24,8 +26,6 @@ COLUMNS = (
 
 Longs = npt.NDArray[np.int64]
 QueueName = tuple[str, int]
-
-_NO_TIME = np.iinfo(np.int64).min
 
 
 class QueueNames:
@@ -47,8 +47,8 @@ class QueueNames:
 class MessageArrays:
     """Messages by ``offset``, the commitLogOffset of their units.
 
-    ``queue`` is a number of `QueueNames`, ``tags_code`` the hash of the tags, ``stored`` in milliseconds since 1970
-    (the lowest integer if unknown). ``is_committed`` is false if unknown.
+    ``queue`` is a number of `QueueNames`, ``tags_code`` the hash of the tags, ``stored`` in milliseconds since 1970.
+    ``is_committed`` is false if unknown.
     """
 
     offset: Longs
@@ -76,60 +76,64 @@ class MessageArrays:
         return number, self.offset[number] == offsets
 
 
-def arrays_of_batches(batches: Iterable[pa.RecordBatch], names: QueueNames) -> MessageArrays:
+def arrays_of_batches(engine: Engine, batches: Iterable[pa.RecordBatch], names: QueueNames) -> MessageArrays:
     """The messages of batches of `COLUMNS`, in the order of the log."""
-    schema = None
-    kept = []
-    for batch in batches:
-        schema = batch.schema
-        kept.append(batch)
-    if schema is None:
+    kept = list(batches)
+    rows = pa.Table.from_batches(kept).combine_chunks().to_batches() if kept else []
+    if not rows:
         return arrays_of_messages([], names)
-    table = pa.Table.from_batches(kept, schema).combine_chunks()
-    in_ledger = _numpy(pc.equal(table["source"], DLEDGER))
-    return MessageArrays(
-        offset=_longs(table["pos"]) + np.where(in_ledger, layout.ENTRY_HEADER_SIZE, 0),
-        size=_longs(table["storeSize"]),
-        queue=_queue_numbers(table["topic"], _longs(table["queueId"]), names),
-        queue_offset=_longs(table["queueOffset"]),
-        tags_code=_tags_codes(table["tags"]),
-        sys_flag=_longs(table["sysFlag"]),
-        stored=_milliseconds(table["storeTimestamp"]),
-        is_committed=_numpy(pc.fill_null(table["committed"], fill_value=False)),
+    (batch,) = rows
+    in_ledger = pc.equal(batch["source"], DLEDGER).to_numpy(zero_copy_only=False)
+    return arrays_of_rows(
+        engine,
+        batch,
+        values_of(batch["pos"]) + np.where(in_ledger, layout.ENTRY_HEADER_SIZE, 0),
+        *topics_of(batch),
+        names,
+        unknown_time=np.iinfo(np.int64).min,
+        is_committed=pc.fill_null(batch["committed"], fill_value=False).to_numpy(zero_copy_only=False),
     )
 
 
-def _numpy(column: Any) -> npt.NDArray[Any]:
-    values: npt.NDArray[Any] = column.to_numpy()
-    return values
+def topics_of(batch: pa.RecordBatch) -> tuple[list[str], Longs]:
+    """The topics of a batch, and the number of each row's topic; that after the last one for null."""
+    encoded = batch["topic"].dictionary_encode()
+    topics: list[str] = encoded.dictionary.to_pylist()
+    return topics, np.where(is_valid(encoded.indices), values_of(encoded.indices), len(topics)).astype(np.int64)
 
 
-def _longs(column: Any) -> Longs:
-    return _numpy(column).astype(np.int64)
+def arrays_of_rows(
+    engine: Engine,
+    batch: pa.RecordBatch,
+    offset: Longs,
+    topics: list[str],
+    topic: Longs,
+    names: QueueNames,
+    *,
+    unknown_time: int,
+    is_committed: npt.NDArray[np.bool_],
+) -> MessageArrays:
+    """The messages of a batch that has only messages, with their commitLogOffsets; ``topic`` indexes `topics`."""
+    queue_id = values_of(batch["queueId"]).astype(np.int64) & 0xFFFFFFFF
+    unique, number = np.unique(topic << 32 | queue_id, return_inverse=True)
+    numbers = [names.number((topics[key >> 32], signed32(key))) for key in unique.tolist()]
+    stored = values_of(batch["storeTimestamp"]) // 1000
+    return MessageArrays(
+        offset=offset,
+        size=values_of(batch["storeSize"]).astype(np.int64),
+        queue=np.array(numbers, np.int64)[number],
+        queue_offset=values_of(batch["queueOffset"]),
+        tags_code=_tags_codes(engine, batch["tags"]),
+        sys_flag=values_of(batch["sysFlag"]).astype(np.int64),
+        stored=np.where(is_valid(batch["storeTimestamp"]), stored, unknown_time),
+        is_committed=is_committed,
+    )
 
 
-def _milliseconds(column: Any) -> Longs:
-    micros = _longs(pc.fill_null(column.cast(pa.int64()), _NO_TIME))
-    return np.where(micros == _NO_TIME, _NO_TIME, micros // 1000)
-
-
-def _queue_numbers(topics: Any, queue_ids: Longs, names: QueueNames) -> Longs:
-    encoded = topics.combine_chunks().dictionary_encode()
-    keys = encoded.indices.to_numpy().astype(np.int64) << 32 | (queue_ids & 0xFFFFFFFF)
-    known = encoded.dictionary.to_pylist()
-    unique, number = np.unique(keys, return_inverse=True)
-    numbers = [names.number((known[key >> 32], _signed(key & 0xFFFFFFFF))) for key in unique.tolist()]
-    return np.array(numbers, np.int64)[number]
-
-
-def _signed(bits: int) -> int:
-    return bits - (1 << 32) if bits >= 1 << 31 else bits
-
-
-def _tags_codes(tags: Any) -> Longs:
-    encoded = tags.combine_chunks().dictionary_encode()
-    codes = np.array([*(java_hash(text) for text in encoded.dictionary.to_pylist()), 0], np.int64)
-    return codes[_longs(pc.fill_null(encoded.indices, len(codes) - 1))]
+def _tags_codes(engine: Engine, tags: pa.Array) -> Longs:
+    encoded = tags.dictionary_encode()
+    codes = np.concatenate([np.asarray(engine.java_hashes(encoded.dictionary)), [0]]).astype(np.int64)
+    return codes[np.where(is_valid(encoded.indices), values_of(encoded.indices), len(codes) - 1)]
 
 
 def arrays_of_messages(found: Iterable[LocatedMessage], names: QueueNames) -> MessageArrays:

@@ -18,7 +18,7 @@ from pyspark_dledger.log.io.queue_files import Units
 from pyspark_dledger.rocketmq.arrow_values import is_valid, values_of
 from pyspark_dledger.rocketmq.consume_queue.queue_writer import MAX_QUEUE_OFFSET, is_valid_queue, units_of
 from pyspark_dledger.rocketmq.index_file.message_keys import Keys, keys_of
-from pyspark_dledger.rocketmq.message_arrays import Longs, MessageArrays, QueueNames
+from pyspark_dledger.rocketmq.message_arrays import Longs, MessageArrays, QueueNames, arrays_of_rows, topics_of
 
 COLUMNS = (
     *("pos", "size", "index", "term", "topic", "queueId", "queueOffset", "storeSize", "sysFlag", "storeTimestamp"),
@@ -111,16 +111,24 @@ def part_of(engine: Engine, request: ScanRequest, batch: pa.RecordBatch, delays_
     is_good, known, topic = _topics(batch)
     skipped = int(np.count_nonzero(~is_good))
     first_skipped = _describe_first(batch, ~is_good) if skipped else ""
-    if skipped:
-        good = batch.filter(pa.array(is_good))
-        found, rows = _messages(engine, good, segment, known, topic[is_good], names)
-    else:
-        found, rows = _messages(engine, batch, segment, known, topic, names)
+    rows = batch.filter(pa.array(is_good)) if skipped else batch
+    header = layout.ENTRY_HEADER_SIZE if segment.source == DLEDGER else 0
+    found = arrays_of_rows(
+        engine,
+        rows,
+        values_of(rows["pos"]) + header,
+        known,
+        topic[is_good] if skipped else topic,
+        names,
+        unknown_time=0,
+        is_committed=np.ones(len(rows), bool),
+    )
     if any(topic == layout.SCHEDULE_TOPIC for topic, _ in names.names):
         found = _with_delays(engine, request, found, delays_ms)
     last_end = int(values_of(batch["pos"])[-1]) + int(values_of(batch["size"])[-1]) if len(batch) else end
     stop = min(max(end, last_end), segment.end)
-    return LogPart(segment, start, stop, first, last, term, names, found, rows, skipped, first_skipped)
+    keyed = rows.select(_KEY_COLUMNS)
+    return LogPart(segment, start, stop, first, last, term, names, found, keyed, skipped, first_skipped)
 
 
 def stored_at(engine: Engine, segment: Segment, pos: int) -> int | None:
@@ -143,9 +151,7 @@ def _bounds(batch: pa.RecordBatch) -> tuple[int, int, int]:
 
 def _topics(batch: pa.RecordBatch) -> tuple[Flags, list[str], Longs]:
     """Which rows are messages that a queue can have; the topics, and the number of each row's topic."""
-    encoded = batch["topic"].dictionary_encode()
-    known: list[str] = encoded.dictionary.to_pylist()
-    topic = np.where(is_valid(encoded.indices), values_of(encoded.indices), len(known)).astype(np.int64)
+    known, topic = topics_of(batch)
     is_good: Flags = np.array([*(is_valid_queue((each, 0)) for each in known), False])[topic]
     offset = values_of(batch["queueOffset"])
     is_good &= (values_of(batch["queueId"]) >= 0) & (offset >= 0) & (offset <= MAX_QUEUE_OFFSET)
@@ -158,34 +164,6 @@ def _describe_first(batch: pa.RecordBatch, is_bad: Flags) -> str:
     if row["topic"] is None:
         return f"at {row['pos']}, no message that can be read"
     return f"at {row['pos']}, topic={row['topic']!r} queueId={row['queueId']} queueOffset={row['queueOffset']}"
-
-
-def _messages(
-    engine: Engine, batch: pa.RecordBatch, segment: Segment, known: list[str], topic: Longs, names: QueueNames
-) -> tuple[MessageArrays, pa.RecordBatch]:
-    """The messages of a batch that has only messages, and their rows; `topic` indexes `known`."""
-    header = layout.ENTRY_HEADER_SIZE if segment.source == DLEDGER else 0
-    stored = np.where(is_valid(batch["storeTimestamp"]), values_of(batch["storeTimestamp"]) // 1000, 0)
-    keys = topic << 32 | values_of(batch["queueId"])
-    unique, number = np.unique(keys, return_inverse=True)
-    numbers = [names.number((known[key >> 32], key & 0xFFFFFFFF)) for key in unique.tolist()]
-    found = MessageArrays(
-        offset=values_of(batch["pos"]) + header,
-        size=values_of(batch["storeSize"]).astype(np.int64),
-        queue=np.array(numbers, np.int64)[number],
-        queue_offset=values_of(batch["queueOffset"]),
-        tags_code=_tags_codes(engine, batch["tags"]),
-        sys_flag=values_of(batch["sysFlag"]).astype(np.int64),
-        stored=stored,
-        is_committed=np.ones(len(batch), bool),
-    )
-    return found, batch.select(_KEY_COLUMNS)
-
-
-def _tags_codes(engine: Engine, tags: pa.Array) -> Longs:
-    encoded = tags.dictionary_encode()
-    codes = np.concatenate([np.asarray(engine.java_hashes(encoded.dictionary)), [0]]).astype(np.int64)
-    return codes[np.where(is_valid(encoded.indices), values_of(encoded.indices), len(codes) - 1)]
 
 
 def _with_delays(

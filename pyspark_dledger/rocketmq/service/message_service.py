@@ -133,17 +133,15 @@ class MessageService:
         host = store_host or encode_host("127.0.0.1", 0)
         service = cls(root, self_id, host, folders, read_only_dirs, settings or MessageSettings())
         try:
-            service._open()
+            service._is_unclean = service._lock.acquire()
+            service._is_open = True
+            service._divided = begin_over_old_log(root, service._data_dirs, read_only=service._read_only_dirs)
         except BaseException:
             service.close()
             raise
+        fields = {"unclean": service._is_unclean, "dividedCommitlogOffset": service._divided}
+        record(logging.INFO, "messages", root=root, **fields)
         return service
-
-    def _open(self) -> None:
-        self._is_unclean = self._lock.acquire()
-        self._is_open = True
-        self._divided = divided = begin_over_old_log(self._root, self._data_dirs, read_only=self._read_only_dirs)
-        record(logging.INFO, "messages", root=self._root, unclean=self._is_unclean, dividedCommitlogOffset=divided)
 
     @property
     def store_options(self) -> dict[str, object]:

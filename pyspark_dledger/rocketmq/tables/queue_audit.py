@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format import layout
+from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.format.layout import SCHEDULE_TOPIC
 from pyspark_dledger.log.gaps import FileGap
 from pyspark_dledger.log.io.queue_files import queues
@@ -113,7 +114,8 @@ class QueueAudit:
         units, gaps = self._units()
         yield from gaps
         ranges = tuple(part for part in self.part.partition.ranges if not isinstance(part, FileGap))
-        messages = arrays_of_batches(read_partition(replace(self.part.partition, ranges=ranges)), self.names)
+        partition = replace(self.part.partition, ranges=ranges)
+        messages = arrays_of_batches(get_engine(partition.engine), read_partition(partition), self.names)
         # After the end that the plan knew, a live log may have grown: those units are looked up in the current log.
         is_inside = (self.part.low <= units.offset) & (units.offset < min(self.part.high, self.part.log_end))
         inside = units.take(is_inside)
