@@ -321,8 +321,8 @@ def test_an_audit_tells_of_fillers_behind_the_first_unit_of_a_queue(broker: Stor
     for others, told in (
         ({}, ""),
         ({0}, ""),
-        ({2}, "1 unit is a filler for messages that the log does not have"),
-        ({0, 1, 3, 4}, "2 units are fillers for messages that the log does not have"),
+        ({2}, "1 unit is a filler for messages missing from the log"),
+        ({0, 1, 3, 4}, "2 units are fillers for messages missing from the log"),
     ):
         places = range(len(units) // 20)
         queue.write_bytes(b"".join(filler if at in others else units[20 * at : 20 * at + 20] for at in places))
@@ -337,7 +337,7 @@ def test_an_audit_says_that_there_are_no_queues(broker: Store, run: Callable[...
     assert (rows.code, rows.err, done.code) == (1, "", 1)
     assert {row["code"] for row in rows.rows} == {"messageNotInQueue"}
     assert len(done.out.splitlines()) == len(rows.rows) + 1
-    told = "there is no consumequeue folder: every message that belongs into a queue is missed"
+    told = "there is no consumequeue folder: every message is missing from its queue"
     assert done.err == f"dledger: {root_of(broker)}: {told}\n"
 
 

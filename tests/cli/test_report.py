@@ -27,7 +27,7 @@ from pyspark_dledger import rebuild
 from pyspark_dledger.cli.main import main
 from pyspark_dledger.cli.output.progress import ProgressBar
 from pyspark_dledger.cli.report import figures, page, timeline
-from pyspark_dledger.cli.report.facts import MOST_EXAMPLES, Facts, gather
+from pyspark_dledger.cli.report.facts import MAX_EXAMPLES, Facts, gather
 from pyspark_dledger.cli.report.number_words import (
     bytes_text,
     duration_text,
@@ -160,7 +160,7 @@ def test_facts_are_those_of_the_tables(facts: dict[str, Facts], store: str) -> N
             rows = table(path, name)
             assert listed.counts == Counter(row["code"] for row in rows)
             for code, examples in listed.examples.items():
-                assert examples == [row for row in rows if row["code"] == code][:MOST_EXAMPLES]
+                assert examples == [row for row in rows if row["code"] == code][:MAX_EXAMPLES]
 
 
 @pytest.mark.parametrize("store", STORES)
@@ -183,12 +183,12 @@ def test_messages_are_counted_by_topic_term_and_time(facts: dict[str, Facts], st
 def test_a_store_that_rocketmq_stopped_has_good_answers_only(facts: dict[str, Facts]) -> None:
     found = answers(facts["upgrade"])
     assert {level for level, _ in found.values()} == {"good", "info"}
-    assert found["What does it hold?"][1] == (
+    assert found["What is in the store?"][1] == (
         "1,082 messages, 776 KiB in 15 files, stored from 2026-11-21 03:08:25 to 03:08:34 UTC."
     )
-    assert found["How far is it committed?"][1] == "To its end, index 538, as the checkpoint proves."
+    assert found["How far is it committed?"][1] == "To its end, index 538; proof: checkpoint."
     assert found["What would a restart do?"][1] == "RocketMQ 4.9.8 and 5.3.3 would keep every entry."
-    assert found["Do log and ConsumeQueue agree?"][1] == "Yes, both ways."
+    assert found["Do log and ConsumeQueue agree?"][1] == "Yes."
 
 
 def test_the_answers_about_damage_name_what_is_lost(facts: dict[str, Facts]) -> None:
@@ -211,7 +211,7 @@ def test_queues_that_were_rebuilt_over_lost_messages_are_no_good_answer(damaged:
     found = facts_of(path)
     fillers = sum(row["kind"] == "filler" for row in table(path, "consumeQueue"))
     assert (found.fillers, found.audit.counts) == (fillers, Counter())
-    said = "Yes, but 12 units are fillers for messages that the log does not have."
+    said = "Yes, but 12 units are fillers for messages missing from the log."
     assert answers(found)["Do log and ConsumeQueue agree?"] == ("warning", said)
     assert answers(redacted(found))["Do log and ConsumeQueue agree?"] == ("warning", said)
     assert "every unit but 12 fillers points to its message" in unescape(render(found, ""))
@@ -219,15 +219,15 @@ def test_queues_that_were_rebuilt_over_lost_messages_are_no_good_answer(damaged:
 
 def test_a_killed_broker_is_told_by_its_abort_file(facts: dict[str, Facts]) -> None:
     found = answers(facts["killed"])
-    assert found["Was the broker stopped cleanly?"] == ("info", "No, or it is running: there is an abort file.")
-    assert found["How far is it committed?"] == ("good", "To its end, index 661, as the ConsumeQueue proves.")
+    assert found["Was the broker stopped cleanly?"] == ("info", "No, or it is running: an abort file exists.")
+    assert found["How far is it committed?"] == ("good", "To its end, index 661; proof: ConsumeQueue.")
     assert "cut up to 6 ConsumeQueue units" in found["What would a restart do?"][1]
 
 
 def test_what_a_store_does_not_have_is_no_question(facts: dict[str, Facts]) -> None:
     assert "Do log and ConsumeQueue agree?" not in answers(facts["raw"])
     assert "How far is it committed?" not in answers(facts["plain"])
-    assert "Are consumers behind?" not in answers(facts["upgrade"])
+    assert "Do consumers lag?" not in answers(facts["upgrade"])
     assert facts["upgrade"].consumers.reason is not None
     assert "no consumequeue folder" in (facts["hostile"].audit.reason or "")
     assert facts["plain"].no_recovery is not None
@@ -239,8 +239,8 @@ def test_a_raw_log_of_0_4_is_judged_by_its_own_software(facts: dict[str, Facts])
 
 def test_an_empty_log_loses_nothing_on_a_restart(case_folder: Callable[[str], Path]) -> None:
     found = answers(facts_of(case_folder("raw-040-snapshot-blank") / "dledger-n2"))
-    assert found["What does it hold?"] == ("info", "Nothing.")
-    assert found["What would a restart do?"] == ("good", "DLedger 0.4 would open it, and find no entry.")
+    assert found["What is in the store?"] == ("info", "Nothing.")
+    assert found["What would a restart do?"] == ("good", "DLedger 0.4 would open it and find no entries.")
 
 
 def test_consumers_lag_by_group(facts: dict[str, Facts]) -> None:
@@ -253,7 +253,7 @@ def test_consumers_lag_by_group(facts: dict[str, Facts]) -> None:
     assert [row["lag"] for row in found.consumers.furthest[:3]] == sorted(
         (row["lag"] or 0 for row in rows), reverse=True
     )[:3]
-    assert answers(found)["Are consumers behind?"][1].startswith(f"analytics has {lags['analytics']} messages still")
+    assert answers(found)["Do consumers lag?"][1].startswith(f"analytics lags by {lags['analytics']} messages; all")
 
 
 def test_replicas_that_diverged_are_compared_and_not_refused(case_folder: Callable[[str], Path]) -> None:
@@ -275,7 +275,7 @@ def test_an_empty_store_has_a_page(tmp_path: Path, segments: int) -> None:
     for number in range(segments):
         (data / f"{4096 * number:020}").write_bytes(bytes(4096))
     found = facts_of(tmp_path / "s")
-    assert answers(found)["What does it hold?"] == ("info", "Nothing.")
+    assert answers(found)["What is in the store?"] == ("info", "Nothing.")
     assert "<h1>" in render(found, "")
 
 
@@ -344,7 +344,7 @@ def test_memory_is_bounded_however_many_times_there_are() -> None:
     found = Timeline()
     for number in range(20):
         found.add(batch_of(list(range(number * 10_000_000, number * 10_000_000 + 20_000_000, 2_000))))
-    assert len(found._stored._keys) <= timeline._MOST_BINS
+    assert len(found._stored._keys) <= timeline._MAX_BINS
     assert found.counts().messages.sum() == found.messages == 200_000
 
 
@@ -428,12 +428,11 @@ def test_a_birth_after_the_store_is_counted_apart() -> None:
     found = timeline_of(batch_of([1000, 2000], [1500, 1990]))
     assert (found.born_later, found.timed) == (1, 1)
     assert figures.latency_title(found) == (
-        "Every message was stored within 10 ms of its birth. 1 message claims a birth after the time of storing: "
-        "clocks differ."
+        "Every message was stored within 10 ms of its birth. 1 message was born after being stored: clocks differ."
     )
 
 
-OLD_BIRTHS = "So old are births where clocks differ, messages were stored anew, or times were made up."
+OLD_BIRTHS = "Such old births mean that clocks differ, messages were stored again, or times are not real."
 
 
 @pytest.mark.parametrize(
@@ -680,7 +679,7 @@ def test_a_report_is_written_whole_over_an_earlier_one_only(
     page.write_text("<p>my notes</p>")
     capsys.readouterr()
     assert run(store, "-o", page) == 2
-    assert "expected nothing there, or a page of an earlier report" in capsys.readouterr().err
+    assert "exists and is not an earlier report" in capsys.readouterr().err
     assert page.read_text() == "<p>my notes</p>"
 
 
@@ -692,7 +691,7 @@ def test_nothing_is_written_into_the_store(
     (tmp_path / "link").symlink_to(store / place)
     for folder in (store / place, tmp_path / "link"):
         assert run(store, "-o", folder / "report.html") == 2
-        assert "expected a place outside the store" in capsys.readouterr().err
+        assert "is in the store " in capsys.readouterr().err
 
 
 def test_nothing_is_written_into_a_replica(case_folder: Callable[[str], Path]) -> None:

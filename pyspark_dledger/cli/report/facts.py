@@ -1,4 +1,4 @@
-"""What a report says of a store, gathered from its log and tables with memory that does not grow with the log."""
+"""Gathers the facts of a report from a store's log and tables. Memory does not grow with the log."""
 
 from __future__ import annotations
 
@@ -28,19 +28,16 @@ if TYPE_CHECKING:
 
     from pyspark_dledger.log import Log
 
-# The last broker of each line that has DLedger and is still run.
+# The latest broker of each line with DLedger that is still in use.
 BROKERS = ("4.9.8", "5.3.3")
-MOST_EXAMPLES = 20
-"""Findings and differences of one code that are listed; the others are counted."""
-_MOST_CONSUMERS = 1_000
+MAX_EXAMPLES = 20
+"""How many rows of one code are listed; the others are counted."""
+_MAX_CONSUMERS = 1_000
 
 
 @dataclass
 class Listed:
-    """Rows of a table: how many, and of how many codes, with the first `MOST_EXAMPLES` of each code.
-
-    `reason` says why there are none where the table cannot be read.
-    """
+    """Rows of a table by code: their count and the first `MAX_EXAMPLES`; or the reason why it cannot be read."""
 
     counts: Counter[str] = field(default_factory=Counter)
     examples: dict[str, list[Row]] = field(default_factory=dict)
@@ -53,14 +50,14 @@ class Listed:
         for group in pc.value_counts(codes).to_pylist():
             code, examples = group["values"], self.examples.setdefault(group["values"], [])
             self.counts[code] += group["counts"]
-            if len(examples) < MOST_EXAMPLES:
+            if len(examples) < MAX_EXAMPLES:
                 same = batch.filter(pc.equal(codes, code))
-                examples += rows_of(same.slice(0, MOST_EXAMPLES - len(examples)), bytes)
+                examples += rows_of(same.slice(0, MAX_EXAMPLES - len(examples)), bytes)
 
 
 @dataclass
 class Consumers:
-    """A row for each group, and the rows of the table ``consumers`` that are furthest behind; or why there are none."""
+    """A row for each group, and the queues with the largest lag; or the reason why there are none."""
 
     groups: list[Row] = field(default_factory=list)
     furthest: list[Row] = field(default_factory=list)
@@ -70,7 +67,7 @@ class Consumers:
 
 @dataclass
 class Facts:
-    """Everything that a page about one store says; rows have the columns of the tables of the same names."""
+    """All facts on a page. Rows have the columns of the tables of the same names."""
 
     path: str
     is_broker: bool
@@ -86,12 +83,12 @@ class Facts:
     consumers: Consumers
     timeline: Timeline
     fillers: int = 0
-    """Units behind the first one of their queue that stand for messages that the log does not have."""
+    """Units after the first message of their queue that stand for messages missing from the log."""
     comparison: Comparison | None = None
     comparison_sentences: list[str] = field(default_factory=list)
 
     def count_findings(self, severity: str) -> int:
-        """Rows of the table ``findings`` with that severity."""
+        """The number of findings with that severity."""
         return sum(count for code, count in self.findings.counts.items() if CODES[code].severity == severity)
 
     def as_json(self) -> Row:
@@ -128,7 +125,7 @@ def _or_reason(rows: list[Row], reason: str | None) -> list[Row] | Row:
 
 
 def _json_of(item: Any) -> Any:
-    """A dataclass and what is in it, by the names of the columns."""
+    """A dataclass and its contents, by the names of the columns."""
     if dataclasses.is_dataclass(item) and not isinstance(item, type):
         return {camel_case(each.name): _json_of(getattr(item, each.name)) for each in dataclasses.fields(item)}
     if isinstance(item, (list, tuple)):
@@ -139,8 +136,8 @@ def _json_of(item: Any) -> Any:
 def gather(log: Log, compared: Log | None, progress: ProgressBar) -> Facts:
     """The facts of the store of `log`; `compared` is the same store with its replicas.
 
-    Raises StoreError where the store or a replica cannot be read, OptionError for an option that chooses rows. What
-    only some stores have (ConsumeQueues, the config of a broker, a DLedger node) is missing with a reason.
+    Raises StoreError where the store or a replica cannot be read. Parts that a store lacks (ConsumeQueues, a broker's
+    config, a DLedger node) have a reason instead.
     """
     stats, timeline = Statistics(), Timeline()
     for batch in scan_counted(log, progress):
@@ -170,7 +167,7 @@ def gather(log: Log, compared: Log | None, progress: ProgressBar) -> Facts:
 
 
 def is_broker(log: Log) -> bool:
-    """Whether the store is a broker's: a folder around the log has its CommitLog or ConsumeQueues."""
+    """Whether the store is a broker's: its root has a CommitLog or ConsumeQueues."""
     root = log.paths.root
     return root is not None and any((root / name).is_dir() for name in ("commitlog", "consumequeue"))
 
@@ -199,12 +196,12 @@ def _listed(log: Log, table: str, progress: ProgressBar) -> Listed:
 def _audit(log: Log, progress: ProgressBar) -> Listed:
     root = log.paths.root
     if root is None or not (root / "consumequeue").is_dir():
-        return Listed(reason=f"{log.path}: there is no consumequeue folder beside the log")
+        return Listed(reason=f"{log.path}: there is no consumequeue folder next to the log")
     return _listed(log, "audit", progress)
 
 
 def _recoveries(log: Log) -> tuple[list[Row], str | None]:
-    """What the lines of DLedger, and brokers where it is a broker's store, would do; else why that is not known."""
+    """What each line of DLedger would do, and brokers for a broker's store; or why that is unknown."""
     try:
         found = [("DLedger", line, preview(log, line)) for line in LINES]
     except DLedgerError as error:
@@ -215,7 +212,7 @@ def _recoveries(log: Log) -> tuple[list[Row], str | None]:
 
 
 def _recovery_row(log: Log, software: str, version: str, found: RecoveryPreview) -> Row:
-    """One recovery; ``dropped`` counts the entries that the log has now and Java would not have any more."""
+    """One recovery; ``dropped`` counts the entries of the log that Java would drop."""
     broker = found.rocketmq or {}
     return {
         "software": software,
@@ -239,7 +236,7 @@ def _recovery_row(log: Log, software: str, version: str, found: RecoveryPreview)
 
 
 def _dropped(log: Log, found: RecoveryPreview) -> int:
-    """How many entries the log has that it would not have after the recovery; 0 where Java does not open it."""
+    """How many entries of the log would be gone after the recovery; 0 if Java does not open it."""
     if found.begin_index is None or found.end_index is None:
         return 0
     # An empty log begins and ends at -1, or where a snapshot does.
@@ -258,7 +255,7 @@ def _consumers(log: Log, progress: ProgressBar) -> Consumers:
             behind = (row["lost"] or 0, row["lag"] or 0, -count, row)
             if row["topic"] is None:
                 continue
-            if len(furthest) < _MOST_CONSUMERS:
+            if len(furthest) < _MAX_CONSUMERS:
                 heapq.heappush(furthest, behind)
             else:
                 heapq.heappushpop(furthest, behind)

@@ -1,7 +1,7 @@
-"""Figures of a store, each of which answers a question and has the answer as its title.
+"""Figures about a store. Each one answers a question; the answer is its title.
 
-They are drawn with matplotlib alone, without pyplot and its global state. Colours are those of Okabe and Ito for kinds
-and viridis for amounts, which people tell apart whatever colours they see.
+They use matplotlib without pyplot, which has global state. The colours suit people with colour blindness: Okabe and Ito
+for kinds, viridis for amounts.
 """
 
 from __future__ import annotations
@@ -47,29 +47,29 @@ Row = dict[str, Any]
 # Okabe and Ito, "Color Universal Design".
 BLUE, ORANGE, GREEN, SKY, RED, PURPLE = "#0072b2", "#e69f00", "#009e73", "#56b4e9", "#d55e00", "#cc79a7"
 GREY = "#9aa3ad"
-# What an SVG has as the text colour of its page, and a faint one; nothing else has these colours.
+# `svg` replaces these colours by those of the page; nothing else has them.
 _INK, _FAINT = "#1c2126", "#d3d9df"
 
 _DAY = 86_400_000
 _WIDTH = 8.6
-_MOST_FILES = 60
-_LEAST_BARS = 6
-_MOST_TOPICS = 12
-_MOST_TERMS = 30
-# What a label needs of the width of an axis.
+_MAX_FILES = 60
+_MIN_BARS = 6
+_MAX_TOPICS = 12
+_MAX_TERMS = 30
+# The width of a label, as a fraction of the axis.
 _LABEL_WIDTH = 0.08
-_LONGEST_NAME = 32
+_MAX_NAME = 32
 _TICKS = 7
 _DATE_TICKS = 5
-# A gap is told of if it is this part of all the time that is shown.
+# A title mentions gaps that are at least this fraction of the shown time.
 _LONG_GAP = 0.02
-_LEAST_ROWS = 9
+_MIN_ROWS = 9
 _LATENCY_LABELS = 8
 _LATENCY_TICKS = (
     *(1, 10, 100, 1000, 10_000, 60_000, 600_000, 3_600_000, 36_000_000, 10 * _DAY, 100 * _DAY),
     *(31_557_600_000, 315_576_000_000, 3_155_760_000_000, 31_557_600_000_000, 315_576_000_000_000),
 )
-# The units of a rate in milliseconds: what is rare is counted by the hour or the day.
+# Units of a rate in milliseconds. Rare messages are counted by the hour or day.
 _RATES = ((1_000, "second"), (60_000, "minute"), (3_600_000, "hour"), (_DAY, "day"))
 
 _STYLE = {
@@ -95,7 +95,7 @@ _STYLE = {
     "svg.hashsalt": "dledger",
     "svg.image_inline": True,
     "text.color": _INK,
-    # A dollar sign in a topic's name begins no formula.
+    # A dollar sign in a topic's name does not start a formula.
     "text.parse_math": False,
     "xtick.color": _INK,
     "xtick.labelsize": 9,
@@ -110,9 +110,9 @@ _AMOUNTS = ListedColormap(colormaps["viridis"](np.linspace(0.2, 0.97, 256)), "am
 
 @contextmanager
 def styled() -> Iterator[None]:
-    """The look of all figures, whatever the user's matplotlibrc says."""
+    """The look of all figures, independent of the user's matplotlibrc."""
     with matplotlib.style.context(["default", _STYLE]), warnings.catch_warnings():
-        # The browser has letters that matplotlib's own font lacks.
+        # The browser has letters that matplotlib's font lacks.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         yield
 
@@ -131,7 +131,7 @@ def _wrapped(title: str) -> str:
 
 
 def throughput(timeline: Timeline) -> Figure:
-    """How much was stored when, with the beginning of each term; there has to be a message."""
+    """Stored messages over time, with the start of each term. Needs a message."""
     with styled():
         figure = titled(3.4, throughput_title(timeline))
         axes = figure.subplots()
@@ -140,7 +140,7 @@ def throughput(timeline: Timeline) -> Figure:
 
 
 def latency_map(timeline: Timeline) -> Figure:
-    """How long after it was born a message was stored, over time; there has to be a message with a latency."""
+    """Latencies from born to stored, over time. Needs a message with a latency."""
     with styled():
         figure = titled(3.8, latency_title(timeline))
         axes = figure.subplots()
@@ -149,7 +149,7 @@ def latency_map(timeline: Timeline) -> Figure:
 
 
 def time_axis(timeline: Timeline) -> Figure:
-    """Throughput, latencies and terms on one time axis; there has to be a message with a latency."""
+    """Throughput, latencies and terms on one time axis. Needs a message with a latency."""
     with styled():
         most = duration_text(timeline.latency_percentile(0.99))
         title = f"{throughput_title(timeline)} 99 % of the messages were stored within {most} of their birth."
@@ -166,7 +166,7 @@ def time_axis(timeline: Timeline) -> Figure:
 
 
 def throughput_title(timeline: Timeline) -> str:
-    """What the throughput comes to, in a sentence or two."""
+    """The throughput in a sentence or two."""
     bins = timeline.counts()
     peak = int(np.argmax(bins.messages))
     text = f"The peak is {_peak_text(int(bins.messages[peak]), bins.width)} "
@@ -181,25 +181,25 @@ def throughput_title(timeline: Timeline) -> str:
 
 
 def _peak_text(messages: int, width: int) -> str:
-    """How many messages a bin has, as a rate where that is not more than was seen."""
+    """The messages of a bin, as a rate unless that would be more than the count."""
     if 1000 <= width < messages * 1000:
         return f"{number_text(messages * 1000 / width)} messages/s at"
     return f"{count_text(messages, 'message')} within {duration_text(width)} from"
 
 
 def _gap_before(gaps: Sequence[Gap], time: int) -> Gap | None:
-    """The gap that ends with what was stored at `time`."""
+    """The gap that contains or ends at `time`."""
     return next((gap for gap in gaps if gap.start < time <= gap.end), None)
 
 
 def _moment(time: int, bins: Bins, step: int = 1) -> str:
-    """A time of the day that all bins are of, or with its day."""
+    """A time, without its date if all bins are of one day."""
     text = time_text(time, step)
     return text.partition(" ")[2] or text if bins.start // _DAY == bins.end // _DAY else text
 
 
 def latency_title(timeline: Timeline) -> str:
-    """What the latencies come to, in a sentence or two."""
+    """The latencies in a sentence or two."""
     half, most, slowest = (duration_text(timeline.latency_percentile(part)) for part in (0.5, 0.99, 1.0))
     if half == slowest:
         text = f"Every message was stored within {slowest} of its birth."
@@ -208,16 +208,16 @@ def latency_title(timeline: Timeline) -> str:
         text += f"the slowest after {slowest}."
     text += _old_births(timeline)
     if timeline.born_later:
-        born_later = count_text(timeline.born_later, "message claims", "messages claim")
-        text += f" {born_later} a birth after the time of storing: clocks differ."
+        born_later = count_text(timeline.born_later, "message was", "messages were")
+        text += f" {born_later} born after being stored: clocks differ."
     return text
 
 
 def _old_births(timeline: Timeline) -> str:
-    """What is told where half of the messages are more than a day older than their storing."""
+    """A sentence if half of the messages are born more than a day before they were stored."""
     if timeline.latency_percentile(0.5) <= _DAY:
         return ""
-    return " So old are births where clocks differ, messages were stored anew, or times were made up."
+    return " Such old births mean that clocks differ, messages were stored again, or times are not real."
 
 
 def _outside(bins: Bins) -> str:
@@ -244,7 +244,7 @@ def _draw_throughput(axes: Axes, bins: Bins, timeline: Timeline) -> None:
 
 def _draw_latencies(figure: Figure, axes: Axes, bins: Bins, timeline: Timeline) -> None:
     filled = np.flatnonzero(bins.messages.any(axis=1))
-    room = max(_LEAST_ROWS - int(filled[-1] - filled[0]), 2) // 2
+    room = max(_MIN_ROWS - int(filled[-1] - filled[0]), 2) // 2
     low, high = max(int(filled[0]) - room, 0), min(int(filled[-1]) + 1 + room, LATENCY_ROWS)
     counts = np.ma.masked_equal(bins.messages[low:high], 0)
     extent = (0, (bins.end - bins.start) / 1000, low, high)
@@ -291,7 +291,7 @@ def _time_step(span: int) -> int:
 
 
 def _tick_labels(ticks: Sequence[int], step: int) -> list[str]:
-    """The time of day, with the day where it is another than at the tick before; whole days as dates."""
+    """Times of day, with the date where the day changes; whole days as dates."""
     texts = [time_text(tick, step) for tick in ticks]
     if step >= _DAY:
         return texts
@@ -304,9 +304,9 @@ def _tick_labels(ticks: Sequence[int], step: int) -> list[str]:
 
 
 def _draw_terms(axes: Axes, bins: Bins, timeline: Timeline) -> None:
-    """A line where each term but the first begins, as long as there are not too many to read."""
+    """A line where each term but the first begins, unless there are too many."""
     shown = [(term, time) for term, time in timeline.changes() if bins.start <= time < bins.end]
-    if len(shown) > _MOST_TERMS:
+    if len(shown) > _MAX_TERMS:
         return
     labelled = -math.inf
     for term, time in sorted(shown, key=lambda item: item[1]):
@@ -330,7 +330,7 @@ _KINDS = (
 
 
 def bytes_by_file(segments: Iterable[Row]) -> Figure:
-    """What the bytes of each file are; `segments` are rows of the table of that name, at least one."""
+    """The kinds of bytes in each file; `segments` are rows of the table of that name, at least one."""
     rows = list(segments)
     with styled():
         figure = titled(3.2, bytes_title(rows))
@@ -348,10 +348,10 @@ def bytes_by_file(segments: Iterable[Row]) -> Figure:
                 bottom += sizes
         damaged = [place for place, group in enumerate(groups) if any(row["corruptBytes"] for row in group)]
         if damaged:
-            # What is small against a file is seen, too.
+            # Makes small damage visible.
             axes.plot(places[damaged], bottom[damaged] * 1.04, "v", color=RED, markersize=6, clip_on=False)
         axes.set_ylabel(unit)
-        # A file has a power of two.
+        # The size of a file is a power of two.
         step = 2 ** math.ceil(math.log2(max(bottom.max(), 1) / 5))
         axes.yaxis.set_major_locator(matplotlib.ticker.MultipleLocator(step))
         axes.yaxis.set_major_formatter(lambda value, _: number_text(value))
@@ -363,7 +363,7 @@ def bytes_by_file(segments: Iterable[Row]) -> Figure:
 
 
 def bytes_title(rows: Sequence[Row]) -> str:
-    """What the bytes of all files come to, in a sentence."""
+    """The kinds of bytes in all files, in a sentence."""
     totals = {name: sum(row[name] or 0 for row in rows) for name, _, _ in _KINDS}
     size = sum(totals.values())
     files = count_text(len(rows), "file")
@@ -376,10 +376,7 @@ def bytes_title(rows: Sequence[Row]) -> str:
 
 
 def retention(segments: Iterable[Row]) -> Figure:
-    """Which times the messages of each file are of; `segments` are rows of the table of that name.
-
-    At least one of them has a time.
-    """
+    """The store times of each file; `segments` are rows of the table of that name, at least one with a time."""
     rows = [row for row in segments if row["firstStoreTimestamp"] is not None and row["lastStoreTimestamp"] is not None]
     with styled():
         groups = _grouped(rows)
@@ -406,7 +403,7 @@ def retention(segments: Iterable[Row]) -> Figure:
 
 
 def retention_title(rows: Sequence[Row]) -> str:
-    """How far back the files reach, and how long one lasts, in a sentence."""
+    """How far back the files reach, and how fast one fills, in a sentence."""
     first = min(_ms(row["firstStoreTimestamp"]) for row in rows)
     last = max(_ms(row["lastStoreTimestamp"]) for row in rows)
     if last <= first:
@@ -419,22 +416,22 @@ def retention_title(rows: Sequence[Row]) -> str:
 
 
 def _grouped(rows: Sequence[Row]) -> list[list[Row]]:
-    """The files, or as many neighbours together as leaves few enough bars."""
-    together = math.ceil(len(rows) / _MOST_FILES)
+    """The files, in groups of neighbours if there are too many for one bar each."""
+    together = math.ceil(len(rows) / _MAX_FILES)
     return [list(rows[start : start + together]) for start in range(0, len(rows), together)]
 
 
 def _name_files(axes: Axes, groups: Sequence[Sequence[Row]]) -> None:
     step = math.ceil(len(groups) / 10)
     axes.set_xticks(range(0, len(groups), step), [_file_label(group[0]["baseOffset"]) for group in groups[::step]])
-    room = max(_LEAST_BARS - len(groups), 0) / 2
+    room = max(_MIN_BARS - len(groups), 0) / 2
     axes.set_xlim(-0.6 - room, len(groups) - 0.4 + room)
     together = len(groups[0])
     axes.set_xlabel("file, by base offset" if together == 1 else f"{together} files together, by first base offset")
 
 
 def _file_label(base: int) -> str:
-    """A base offset in a unit in which it is short: most are multiples of a file's size."""
+    """A base offset in a unit that makes it short."""
     scale, unit = byte_scale(base)
     return f"{base / scale:.5g} {unit}" if base else "0"
 
@@ -452,7 +449,7 @@ def topic_shares(topics: Iterable[Row]) -> Figure:
     """The topics with the most bytes; rows with ``topic``, ``messages`` and ``bytes`` as stored, at least one."""
     rows = sorted(topics, key=lambda row: (-row["bytes"], row["topic"]))
     total = sum(row["bytes"] for row in rows)
-    shown, others = rows[:_MOST_TOPICS], rows[_MOST_TOPICS:]
+    shown, others = rows[:_MAX_TOPICS], rows[_MAX_TOPICS:]
     bars = [(short_name(row["topic"]), row["bytes"], BLUE) for row in shown]
     if others:
         bars.append((f"{len(others)} others", sum(row["bytes"] for row in others), GREY))
@@ -482,7 +479,7 @@ def topic_shares(topics: Iterable[Row]) -> Figure:
 
 
 def topics_title(rows: Sequence[Row]) -> str:
-    """Which topics hold most, in a sentence; `rows` have the largest first."""
+    """The largest topics in a sentence; `rows` are ordered by size."""
     total = sum(row["bytes"] for row in rows)
     first = f"{short_name(rows[0]['topic'])} holds {percent_text(rows[0]['bytes'], total)} of the bytes"
     if len(rows) == 1:
@@ -495,18 +492,18 @@ def topics_title(rows: Sequence[Row]) -> str:
 
 
 def short_name(name: str) -> str:
-    """A name without characters that are not printable, and with its middle left out where it is long."""
+    """A printable name; the middle of a long one is left out."""
     name = printable(name)
-    if len(name) <= _LONGEST_NAME:
+    if len(name) <= _MAX_NAME:
         return name
-    return f"{name[: _LONGEST_NAME - 9]}\u2026{name[-8:]}"
+    return f"{name[: _MAX_NAME - 9]}\u2026{name[-8:]}"
 
 
 # Replicas
 
 
 def replica_ranges(comparison: Comparison) -> Figure:
-    """Which indexes each replica holds, and which of them the others lack."""
+    """The indexes on each replica, and those that no other replica has."""
     with styled():
         standings = comparison.standings
         figure = titled(1.5 + 0.42 * len(standings), replicas_title(comparison))
@@ -517,9 +514,9 @@ def replica_ranges(comparison: Comparison) -> Figure:
             for ranges, color in ((item.alone, ORANGE), (item.damaged, RED), (item.stale, GREY)):
                 for first, last in ranges.ranges:
                     axes.barh(place, last - first + 1, left=first, height=0.55, color=color)
-        handles = [Patch(color=BLUE, label="held")]
+        handles = [Patch(color=BLUE, label="present")]
         for name, label, color in (
-            ("alone", "held by this one alone", ORANGE),
+            ("alone", "only on this replica", ORANGE),
             ("damaged", "damaged", RED),
             ("stale", "stale", GREY),
         ):
@@ -539,7 +536,7 @@ def replica_ranges(comparison: Comparison) -> Figure:
 
 
 def replicas_title(comparison: Comparison) -> str:
-    """Whether the replicas agree, and how far they are behind, in a sentence or two."""
+    """Whether the replicas agree, and how far they lag, in a sentence or two."""
     first = comparison.first_divergence
     text = (
         "No replica contradicts another"
@@ -572,10 +569,10 @@ _NAMES = re.compile(r"""(\bid="|href="#|url\(#)""")
 
 
 def svg(figure: Figure, name: str) -> tuple[str, str]:
-    """A figure as its title, and an SVG element without it that takes text colours from the page around it.
+    """A figure's title, and an SVG element without the title, in the text colour of its page.
 
-    The colour of faint lines is the page's ``--line``. `name` keeps the ids of figures in one page apart. The same
-    figure gives the same text every time.
+    Faint lines have the page's colour ``--line``. `name` makes the ids of a figure unique in the page. The same figure
+    always gives the same text.
     """
     title = " ".join((figure.get_suptitle() or "").split())
     figure.suptitle("")
@@ -587,7 +584,7 @@ def svg(figure: Figure, name: str) -> tuple[str, str]:
         text = _NAMES.sub(rf"\1{name}-", tag[0])
         return text.replace(_INK, "currentColor").replace(_FAINT, f"var(--line, {_FAINT})")
 
-    # In tags alone: between them is text, which may look like an attribute.
+    # Only in tags: text between them may look like an attribute.
     opening, _, rest = _TAG.sub(adapted, _PROLOGUE.sub("", target.getvalue())).partition(">")
     labelled = opening.replace("<svg ", f'<svg role="img" aria-labelledby="{name}-title" ', 1)
     return title, f'{labelled}><title id="{name}-title">{html.escape(title)}</title>{rest.rstrip()}'

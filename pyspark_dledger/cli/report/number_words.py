@@ -1,4 +1,4 @@
-"""Numbers, sizes and times as a person reads them."""
+"""Numbers, sizes and times as readable text."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ _DURATIONS = (
     *((1_000, "s"), (1, "ms")),
 )
 _DAY = 86_400_000
-# A few thousands are read as milliseconds, seconds, ... sooner than as fractions of the next unit.
-_LEAST = 1.5
+# A unit is used from this count on: 1400 ms, but 1.5 s.
+_MIN_UNITS = 1.5
 # Units longer than this are words.
-_SYMBOL = 3
+_MAX_SYMBOL = 3
 
 
 def number_text(value: float) -> str:
-    """``1234567`` as ``1,234,567``; a fraction with three digits that count."""
+    """``1234567`` as ``1,234,567``; a fraction with three significant digits."""
     if value == int(value) or abs(value) >= 100:
         return f"{round(value):,}"
     return f"{value:.3g}"
 
 
 def count_text(count: int, one: str, many: str | None = None) -> str:
-    """How many there are, with their noun: ``1 file``, ``2,000 files``; `many` where it is not `one` with an s."""
+    """A count with its noun: ``1 file``, ``2,000 files``. `many` is by default `one` with an s."""
     return f"{number_text(count)} {one if count == 1 else many or one + 's'}"
 
 
@@ -40,14 +40,14 @@ def bytes_text(count: int) -> str:
 
 def byte_scale(highest: int) -> tuple[int, str]:
     """The unit for sizes up to `highest`, as its bytes and its name."""
-    # What would be rounded to 1024 is 1 of the next unit.
+    # A value that would be rounded to 1024 is 1 of the next unit.
     rounded = highest if highest < 1024 else highest + (1 << int(highest).bit_length() - 11)
     power = min(max(int(rounded).bit_length() - 1, 0) // 10, len(_SIZES) - 1)
     return 1024**power, _SIZES[power]
 
 
 def percent_text(part: int, total: int) -> str:
-    """A share in percent; 100 % is all of it, and 0 % nothing."""
+    """A share in percent. 100 % and 0 % are exact."""
     if not total:
         return "0 %"
     share = 100 * part / total
@@ -59,16 +59,16 @@ def percent_text(part: int, total: int) -> str:
 
 
 def duration_text(milliseconds: float) -> str:
-    """A time that passes, with two or three digits that count: ``250 ms``, ``6.4 s``, ``1 h``, ``3.1 days``."""
+    """A duration with two or three significant digits: ``250 ms``, ``6.4 s``, ``1 h``, ``3.1 days``."""
     for length, unit in _DURATIONS:
-        if milliseconds == length or milliseconds >= length * (_LEAST if length > 1000 else 1):
+        if milliseconds == length or milliseconds >= length * (_MIN_UNITS if length > 1000 else 1):
             value = milliseconds / length
             text = f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.1f}".removesuffix(".0")
-            return f"{text} {unit.removesuffix('s') if text == '1' and len(unit) > _SYMBOL else unit}"
+            return f"{text} {unit.removesuffix('s') if text == '1' and len(unit) > _MAX_SYMBOL else unit}"
     return "0 ms"
 
 
 def time_text(milliseconds: int, step: int = 1) -> str:
-    """A time in UTC, as precise as steps of `step` milliseconds want it; at whole days the date alone. Of any year."""
+    """A time in UTC of any year, as precise as steps of `step` milliseconds need; for whole days only the date."""
     unit: Literal["ms", "s", "m", "D"] = "ms" if step < 1000 else "s" if step < 60_000 else "m" if step < _DAY else "D"
     return str(np.datetime_as_string(np.datetime64(int(milliseconds), "ms"), unit)).replace("T", " ")

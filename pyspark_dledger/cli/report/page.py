@@ -1,7 +1,7 @@
-"""The page of a report: facts as one HTML document that needs nothing beside itself, and no script.
+"""The page of a report: one HTML document without scripts or links to other files.
 
-Everything that comes from a store is text that anybody may have written: it is escaped by the template, and characters
-that turn the direction of text or cannot be seen are shown as what they are.
+Text of a store is not trusted: the template escapes it, and invisible characters and those that change the direction of
+text are shown as escapes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from pyspark_dledger import __version__
 from pyspark_dledger.cli.output.rows import Row, camel_case, cell, plain_time
 from pyspark_dledger.cli.report import MARKER, figures
-from pyspark_dledger.cli.report.facts import MOST_EXAMPLES, Facts, Listed
+from pyspark_dledger.cli.report.facts import MAX_EXAMPLES, Facts, Listed
 from pyspark_dledger.cli.report.number_words import bytes_text, duration_text, number_text, percent_text
 from pyspark_dledger.cli.report.timeline import Timeline
 from pyspark_dledger.cli.report.verdict import enumerated, relevant_recoveries, span_text, verdicts, worst_first
@@ -34,19 +34,19 @@ _STATE_NAMES = {
     "endIndex": "Last index",
     "endTerm": "Last term",
     "committedIndex": "Committed index",
-    "committedFrom": "Committed, from",
-    "checkpointCommittedIndex": "Committed index of the checkpoint",
+    "committedFrom": "Proof",
+    "checkpointCommittedIndex": "Committed index in the checkpoint",
     "currTerm": "Current term",
     "voteLeader": "Voted for",
     "dividedCommitlogOffset": "DLedger begins at byte",
     "minOffset": "First byte",
-    "maxOffset": "Behind the last byte",
+    "maxOffset": "End of the log, byte",
     "dataFileSize": "Size of a data file",
     "indexFileSize": "Size of an index file",
     "abort": "Abort file",
 }
 _SIZES = ("dataFileSize", "indexFileSize")
-# In each of these -1 stands for none.
+# -1 means none.
 _NONE_IS_MINUS_1 = ("beginIndex", "endIndex", "endTerm", "dividedCommitlogOffset")
 _OF_DLEDGER = frozenset(
     ("node", "beginIndex", "endIndex", "endTerm", "committedIndex", "committedFrom", "checkpointCommittedIndex")
@@ -55,10 +55,10 @@ _OF_DLEDGER = frozenset(
 
 @dataclass(frozen=True)
 class PageColumn:
-    """A column of a table on the page: `name` of the rows' value, and what it is.
+    """A column of a table on the page. `name` is the key in the rows.
 
-    `kind`: ``text``, ``code``, ``name`` (of a file), ``time``, ``int``, ``id`` (an integer that counts nothing),
-    ``bytes``, ``ms`` (milliseconds), ``rate`` or ``share``.
+    `kind` is ``text``, ``code``, ``name`` (of a file), ``time``, ``int``, ``id`` (an integer that is no count),
+    ``bytes``, ``ms`` (milliseconds), ``rate`` or ``share``. An optional column is left out if all rows have 0.
     """
 
     name: str
@@ -71,13 +71,13 @@ class PageColumn:
         return self.kind in ("int", "bytes", "ms", "rate", "id", "share")
 
     def has_values(self, rows: list[Row]) -> bool:
-        """Whether any of the rows has a value to show; 0 is none where `is_optional`."""
+        """Whether any row has a value to show."""
         nothing: tuple[Any, ...] = (None, "", [], 0) if self.is_optional else (None, "", [])
         return any(row[self.name] not in nothing for row in rows)
 
 
 def _columns(text: str) -> list[PageColumn]:
-    """Columns as ``name kind Title``, one a line; with ``kind?`` one that is left out where all rows have 0."""
+    """Parses a line ``name kind Title`` for each column; ``kind?`` is optional."""
     found = []
     for line in text.strip().splitlines():
         name, kind, title = line.split(None, 2)
@@ -126,7 +126,7 @@ _COLUMNS = {
         lastStoreTimestamp time Last stored
     """,
     "gaps": """
-        length ms For
+        length ms Duration
         start time From
         end time To
     """,
@@ -136,7 +136,7 @@ _COLUMNS = {
         endIndex int Last index
         committedIndex int Committed index
         dropped int Entries dropped
-        lost text Of them committed
+        lost text Committed ones
         filesDeleted int? Files deleted
         consumeQueueUnitsCut int? ConsumeQueue units cut
     """,
@@ -177,10 +177,10 @@ _COLUMNS = {
         endIndex int Last index
         endTerm id Last term
         committedIndex int Committed index
-        committedFrom text From
+        committedFrom text Proof
         lagEntries int Lag, entries
         lagBytes bytes Lag, bytes
-        alone int? Alone
+        alone int? Only here
         damaged int? Damaged
         stale int? Stale
     """,
@@ -188,7 +188,7 @@ _COLUMNS = {
         firstIndex int First index
         lastIndex int Last index
         verdict text Verdict
-        nodes text About
+        nodes text Nodes
         terms text Terms
         meaning text Meaning
     """,
@@ -196,7 +196,7 @@ _COLUMNS = {
 
 
 def shown(value: Any, kind: str) -> str:
-    """A value as the page shows it; an integer of a kind without a unit has its thousands apart, an ``id`` has not."""
+    """A value as the page shows it. Counts have separators of thousands, ids do not."""
     if kind == "bytes":
         return bytes_text(value) if value else "0"
     if kind == "ms":
@@ -211,7 +211,7 @@ def shown(value: Any, kind: str) -> str:
 
 
 def render(facts: Facts, made: str) -> str:
-    """The page. `made` says when it was made, in the one line in which two pages of the same facts differ."""
+    """The page. `made` is the time, in the only line in which two pages of the same facts differ."""
     environment = jinja2.Environment(autoescape=True, trim_blocks=False, undefined=jinja2.StrictUndefined)
     environment.filters["shown"] = shown
     environment.filters["with_values"] = lambda columns, rows: [each for each in columns if each.has_values(rows)]
@@ -282,7 +282,7 @@ def _state_value(name: str, value: Any) -> str | None:
     if name in _SIZES:
         return bytes_text(value)
     if name == "abort":
-        return "there" if value else "none"
+        return "exists" if value else "none"
     if name in ("endTerm", "currTerm") or not isinstance(value, int):
         return printable(str(value))
     return number_text(value)
@@ -295,7 +295,7 @@ def _with_shares(facts: Facts) -> Facts:
 
 
 def _findings(facts: Facts) -> list[Row]:
-    """The findings by code, the worst severity first, in the order of the catalogue."""
+    """The findings by severity, the worst first, then in the order of the catalogue."""
     return [
         {
             "code": code,
@@ -313,7 +313,7 @@ def _findings(facts: Facts) -> list[Row]:
 
 
 def _gaps(timeline: Timeline) -> list[Row]:
-    """The gaps that are long for the time that the log holds."""
+    """The gaps that are long compared with the time span of the log."""
     gaps = timeline.long_gaps(_LONG_GAP) if timeline.messages else []
     return [{"length": gap.length, "start": plain_time(gap.start), "end": plain_time(gap.end)} for gap in gaps]
 
@@ -333,7 +333,7 @@ def _audits(listed: Listed) -> list[Row]:
 
 def _where(listed: Listed, code: str) -> str:
     count = listed.counts[code]
-    return "Where" if count <= MOST_EXAMPLES else f"Where: the first {MOST_EXAMPLES} of {number_text(count)}"
+    return "Where" if count <= MAX_EXAMPLES else f"Where: the first {MAX_EXAMPLES} of {number_text(count)}"
 
 
 def _recoveries(facts: Facts) -> list[Row]:
@@ -352,22 +352,19 @@ def _recoveries(facts: Facts) -> list[Row]:
 
 
 def _recovery_notes(facts: Facts) -> list[str]:
-    """Why entries are dropped or a store is not opened, then what else is to be known.
-
-    What is not true of all versions says of which it is.
-    """
-    told: dict[str, dict[str, list[str]]] = {}
+    """Why entries are dropped or a store is not opened, then other notes. Names the versions unless all agree."""
+    sources: dict[str, dict[str, list[str]]] = {}
     for row in facts.recoveries:
         for text in filter(None, (row["reason"], *row["notes"])):
-            told.setdefault(printable(text), {}).setdefault(row["software"], []).append(row["version"])
+            sources.setdefault(printable(text), {}).setdefault(row["software"], []).append(row["version"])
     reasons = {printable(row["reason"]) for row in facts.recoveries if row["reason"]}
 
     def versions(text: str) -> str:
-        if sum(map(len, told[text].values())) == len(facts.recoveries):
+        if sum(map(len, sources[text].values())) == len(facts.recoveries):
             return ""
-        return f"{', '.join(f'{software} {enumerated(which)}' for software, which in told[text].items())}: "
+        return f"{', '.join(f'{software} {enumerated(which)}' for software, which in sources[text].items())}: "
 
-    return [versions(text) + text for text in sorted(told, key=lambda text: text not in reasons)]
+    return [versions(text) + text for text in sorted(sources, key=lambda text: text not in reasons)]
 
 
 def _standings(facts: Facts) -> list[Row]:
@@ -400,20 +397,20 @@ def _figures(facts: Facts) -> dict[str, list[_Drawing]]:
 
     def add(section: str, name: str, question: str, figure: Figure) -> None:
         title, svg = figures.svg(figure, name)
-        # Made by matplotlib, which escapes every text in it.
+        # matplotlib escapes every text in it.
         drawings[section].append(_Drawing(question, title, Markup(svg)))  # noqa: S704
 
     if facts.segments:
         add("files", "bytes", "what is in the files?", figures.bytes_by_file(facts.segments))
     if any(row["firstStoreTimestamp"] is not None for row in facts.segments):
-        add("files", "retention", "which times do the files hold?", figures.retention(facts.segments))
+        add("files", "retention", "which times are in the files?", figures.retention(facts.segments))
     if timeline.messages:
         add("time", "throughput", "how much was stored when?", figures.throughput(timeline))
     if timeline.timed:
-        add("time", "latency", "how long did storing take?", figures.latency_map(timeline))
+        add("time", "latency", "how long did it take to store messages?", figures.latency_map(timeline))
     named = [row for row in facts.topics if row["topic"] is not None]
     if named:
-        add("topics", "shares", "which topics hold most?", figures.topic_shares(named))
+        add("topics", "shares", "which topics are largest?", figures.topic_shares(named))
     if facts.comparison is not None:
-        add("replicas", "ranges", "what does each replica hold?", figures.replica_ranges(facts.comparison))
+        add("replicas", "ranges", "which indexes does each replica have?", figures.replica_ranges(facts.comparison))
     return drawings

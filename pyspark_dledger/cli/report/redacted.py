@@ -1,4 +1,4 @@
-"""The facts of a report for strangers: by the rules of `cli.redact`, what is quoted of a store becomes digests."""
+"""Redacts the facts of a report: quotes from a store become digests, by the rules of `output.redact`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pyspark_dledger.cli.output.rows import Row
 from pyspark_dledger.cli.report.facts import Facts, Listed
 from pyspark_dledger.log.diff.comparison import Comparison
 
-# Texts of Java and of this package, names of versions and of files that only have positions in them, and counts.
+# Texts of Java and of this package, versions, names of files that are positions, and counts.
 _KEPT = (
     *("dialect", "committedFrom", "voteLeader", "javaDoes", "software", "version", "outcome", "reason", "notes"),
     *("kinds", "lost"),
@@ -21,11 +21,11 @@ _KEPT = (
 
 
 def redacted(facts: Facts) -> Facts:
-    """Facts in which paths, topics, groups, and what findings expected and found are digests of one key."""
+    """Facts with digests of one key for paths, topics, groups, and what findings expected and found."""
     redact = redactor(_KEPT)
     paths = {facts.path, *(item.path for item in (facts.comparison.standings if facts.comparison else ()))}
     digests = {path: str(redact({"path": path})["path"]) for path in paths | _absolute(paths)}
-    # The longest first, as whole paths: a path may be ``.`` or ``n0``.
+    # The longest first, and only whole paths: a path may be ``.`` or ``n0``.
     alternatives = "|".join(map(re.escape, sorted(digests, key=len, reverse=True)))
     of_path = re.compile(rf"(?<![\w./-])(?:{alternatives})(?![\w.-])")
 
@@ -68,13 +68,13 @@ def redacted(facts: Facts) -> Facts:
 
 
 def _absolute(paths: Iterable[str]) -> set[str]:
-    """The folders of this machine that `paths` name, and those around them: texts may name a broker's root in full."""
+    """The full paths of `paths` and of their parent folders: texts may contain a broker's root."""
     full = {Path(function(path)) for path in paths for function in (os.path.abspath, os.path.realpath)}
     return {str(folder) for path in full for folder in (path, *path.parents) if folder.name}
 
 
 def _comparison(found: Comparison | None, digests: dict[str, str]) -> Comparison | None:
-    """Without the folders in which replicas and files lie."""
+    """A comparison without the folders of replicas and files."""
     if found is None:
         return None
     standings = tuple(replace(item, path=digests[item.path]) for item in found.standings)

@@ -1,4 +1,4 @@
-"""When messages were stored, and how long after they were born: counted with memory that does not grow with the log."""
+"""Counts when messages were stored, and how long after they were born. Memory does not grow with the log."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ _WIDTHS = (
     *(1, 2, 10, 20, 100, 200, 1000, 2000, 10_000, 30_000, 60_000, 300_000, 600_000, 1_800_000, 3_600_000),
     *(21_600_000, 86_400_000, 864_000_000, 8_640_000_000, 86_400_000_000),
 )
-_MOST_BINS = 50_000
-_MOST_GAPS = 20
-_MOST_TERMS = 1_000
+_MAX_BINS = 50_000
+_MAX_GAPS = 20
+_MAX_TERMS = 1_000
 
 # Rows of the latency map: below 1 ms, then four in each power of ten. The longest latency, 10,000 years, is in row 59.
 LATENCY_ROWS = 64
 _ROWS_PER_TEN = 4
 
-# A few messages far from all others, whose timestamps are damaged perhaps, do not stretch an axis.
+# A few messages far from all others, perhaps with damaged timestamps, do not stretch an axis.
 _OUTLYING = 0.001
 _FAR = 20
 
 
 @dataclass(frozen=True)
 class Bins:
-    """Counts in bins of equal width: `messages` and `size` (bytes as stored) have the time along their last axis.
+    """Counts in bins of equal width. `messages` and `size` (bytes as stored) have the time as their last axis.
 
-    `start` is where the first bin begins, in milliseconds since 1970, and `width` is in milliseconds. `outside` counts
-    the messages that lie so far from all others that they are in no bin.
+    `start`, in milliseconds since 1970, and `width`, in milliseconds, are of the first bin. `outside` counts messages
+    too far from all others to be in a bin.
     """
 
     start: int
@@ -48,12 +48,12 @@ class Bins:
 
     @property
     def end(self) -> int:
-        """Where the last bin ends, in milliseconds since 1970."""
+        """In milliseconds since 1970."""
         return self.start + self.width * self.messages.shape[-1]
 
 
 class _Grid:
-    """Messages and bytes by time and row; bins that hold nothing take no room, and bins get wider as they get many."""
+    """Messages and bytes by time and row. Empty bins take no memory, and many bins become wider ones."""
 
     def __init__(self) -> None:
         self.width = _WIDTHS[0]
@@ -64,7 +64,7 @@ class _Grid:
         counts = np.stack([np.ones_like(sizes), sizes], axis=1)
         keys = milliseconds // self.width * LATENCY_ROWS + rows
         self._merge(np.concatenate([self._keys, keys]), np.concatenate([self._counts, counts]))
-        while len(self._keys) > _MOST_BINS and self.width < _WIDTHS[-1]:
+        while len(self._keys) > _MAX_BINS and self.width < _WIDTHS[-1]:
             self._widen()
 
     def _merge(self, keys: Longs, counts: Longs) -> None:
@@ -79,7 +79,7 @@ class _Grid:
         self.width = following
 
     def bins(self, most: int) -> Bins:
-        """All of it in at most `most` bins of one width; ``messages`` is by row and time."""
+        """All counts in at most `most` bins of one width; ``messages`` is by row and time."""
         times, rows = np.divmod(self._keys, LATENCY_ROWS)
         first, last = _shown(times, self._counts[:, 0])
         widths = _WIDTHS[_WIDTHS.index(self.width) :]
@@ -95,7 +95,7 @@ class _Grid:
 
 
 def _shown(times: Longs, messages: Longs) -> tuple[int, int]:
-    """The first and last time to show: all, or without the few that lie far from the others. `times` ascend."""
+    """The first and last time to show, without a few that are far from the others. `times` ascend."""
     seen = np.cumsum(messages)
     low = times[np.searchsorted(seen, seen[-1] * _OUTLYING)]
     high = times[np.searchsorted(seen, seen[-1] * (1 - _OUTLYING))]
@@ -106,7 +106,7 @@ def _shown(times: Longs, messages: Longs) -> tuple[int, int]:
 
 @dataclass(frozen=True, order=True)
 class Gap:
-    """A time in which nothing was stored, between two messages in the order of the log; in milliseconds since 1970."""
+    """A time without a stored message, between two messages in the order of the log; in milliseconds since 1970."""
 
     length: int
     start: int
@@ -117,24 +117,24 @@ class Gap:
 
 
 class Timeline:
-    """What the batches of a log say about time. Messages without a store time, and other rows, are left out."""
+    """The times in the batches of a log. Rows without a store time are left out."""
 
     COLUMNS = ("term", "storeTimestamp", "bornTimestamp", "storeSize")
-    """What batches need to have."""
+    """The columns that batches need."""
 
     def __init__(self) -> None:
         self.messages = 0
         self.first: int | None = None
         """When the first message of the log was stored, in milliseconds since 1970."""
         self.timed = 0
-        """Messages whose latency is known: those with both times, and not born after they were stored."""
+        """Messages with both times that were not stored before they were born."""
         self.born_later = 0
-        """Messages that were stored before they were born: the clocks of producer and broker differ."""
+        """Messages stored before they were born: the clocks of producer and broker differ."""
         self.terms: dict[int, int] = {}
         """When the first message of each term was stored, in milliseconds since 1970; at most the first 1000 terms."""
         self._stored = _Grid()
         self._latencies = _Grid()
-        self._spread = Histogram()
+        self._histogram = Histogram()
         self._gaps: list[Gap] = []
         self._last: int | None = None
 
@@ -165,7 +165,7 @@ class Timeline:
         slowest = int(latencies.max())
         buckets, counts = np.unique(np.round(np.log1p(latencies) * BUCKETS_PER_E).astype(np.int64), return_counts=True)
         for bucket, count in zip(buckets.tolist(), counts.tolist(), strict=True):
-            self._spread.add(bucket, count, slowest)
+            self._histogram.add(bucket, count, slowest)
         rows = np.floor(np.log10(np.maximum(latencies, 1)) * _ROWS_PER_TEN).astype(np.int64) + 1  # as latency_row
         rows[latencies == 0] = 0
         self._latencies.add(stored, rows, sizes)
@@ -174,11 +174,11 @@ class Timeline:
         before = stored[0] if self._last is None else self._last
         times = np.concatenate([[before], stored])
         lengths = np.diff(times)
-        for place in np.argsort(-lengths, kind="stable")[:_MOST_GAPS]:
+        for place in np.argsort(-lengths, kind="stable")[:_MAX_GAPS]:
             gap = Gap(int(lengths[place]), int(times[place]))
             if gap.length <= 0:
                 break
-            if len(self._gaps) < _MOST_GAPS:
+            if len(self._gaps) < _MAX_GAPS:
                 heappush(self._gaps, gap)
             else:
                 heappushpop(self._gaps, gap)
@@ -189,40 +189,40 @@ class Timeline:
         values, places = np.unique(terms.drop_null().to_numpy(zero_copy_only=False), return_index=True)
         times = stored[is_valid][places]
         for term, time in zip(values.tolist(), times.tolist(), strict=True):
-            if len(self.terms) < _MOST_TERMS:
+            if len(self.terms) < _MAX_TERMS:
                 self.terms.setdefault(term, time)
 
     @property
     def gaps(self) -> list[Gap]:
-        """The longest times in which nothing was stored, the longest first."""
+        """The longest gaps, the longest first."""
         return sorted(self._gaps, key=lambda gap: (-gap.length, gap.start))
 
-    def long_gaps(self, part: float) -> list[Gap]:
-        """The gaps within the time that `counts` shows that are at least `part` of it, the longest first."""
+    def long_gaps(self, fraction: float) -> list[Gap]:
+        """The gaps that are at least `fraction` of the time that `counts` shows, the longest first."""
         bins = self.counts()
-        least = (bins.end - bins.start) * part
-        return [gap for gap in self.gaps if bins.start <= gap.start and gap.end <= bins.end and gap.length >= least]
+        shortest = (bins.end - bins.start) * fraction
+        return [gap for gap in self.gaps if bins.start <= gap.start and gap.end <= bins.end and gap.length >= shortest]
 
     def changes(self) -> list[tuple[int, int]]:
-        """The terms that begin behind the log's first message, and when: the first message of each was stored then."""
+        """The terms that begin after the log's first message, with the store time of their first message."""
         return [(term, time) for term, time in sorted(self.terms.items()) if self.first is None or time > self.first]
 
     def counts(self, most: int = 240) -> Bins:
-        """Messages and bytes by time, in at most `most` bins; there has to be a message."""
+        """Messages and bytes by time, in at most `most` bins. Needs a message."""
         bins = self._stored.bins(most)
         return Bins(bins.start, bins.width, bins.messages[0], bins.size[0], bins.outside)
 
     def latencies(self, most: int = 240) -> Bins:
-        """Messages by latency and time: `latency_row` tells which row is which."""
+        """Messages by latency and time; `latency_row` gives the row of a latency."""
         return self._latencies.bins(most)
 
-    def latency_percentile(self, part: float) -> int:
-        """The latency in milliseconds that `part` of all messages do not exceed; there has to be one with a latency."""
-        return self._spread.percentile(part) or 0
+    def latency_percentile(self, fraction: float) -> int:
+        """The latency in milliseconds that `fraction` of the messages do not exceed. Needs a message with one."""
+        return self._histogram.percentile(fraction) or 0
 
 
 def latency_row(milliseconds: int) -> float:
-    """Where on the rows of `Timeline.latencies` a latency lies: row 0 is below 1 ms, and ends where row 1 begins."""
+    """The row of a latency in `Timeline.latencies`, with a fraction; row 0 is below 1 ms."""
     return 1 + _ROWS_PER_TEN * float(np.log10(milliseconds)) if milliseconds >= 1 else 0.0
 
 

@@ -1,4 +1,4 @@
-"""The verdict on a store: a sentence for each question that an operator has first."""
+"""The verdict on a store: a sentence for each question that an operator asks first."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pyspark_dledger.rocketmq.tables.queue_audit import MESSAGE_NOT_IN_QUEUE
 
 GOOD, NEUTRAL, WARN, BAD = "good", "info", "warning", "error"
 TROUBLE = (WARN, BAD)
-"""Levels that make the exit code tell of findings."""
+"""Levels that make the exit code `FINDINGS`."""
 
 
 @dataclass(frozen=True)
@@ -32,12 +32,12 @@ class Verdict:
 
 
 def verdicts(facts: Facts) -> list[Verdict]:
-    """The answers to all questions that the store can be asked, in the order in which they are asked."""
-    rules = (_holds, _damage, _committed, _stop, _restart, _queues, _consumers, _replicas)
+    """The answers to all questions that apply to the store, in the order of the page."""
+    rules = (_contents, _damage, _committed, _stop, _restart, _queues, _consumers, _replicas)
     return [found for rule in rules for found in rule(facts)]
 
 
-def _holds(facts: Facts) -> Iterator[Verdict]:
+def _contents(facts: Facts) -> Iterator[Verdict]:
     total = facts.total
     text = f"{_kinds(total['kinds'])}, {bytes_text(total['bytes'])} in {count_text(len(facts.segments), 'file')}"
     if total["firstStoreTimestamp"] is not None:
@@ -46,7 +46,7 @@ def _holds(facts: Facts) -> Iterator[Verdict]:
         text += (
             f", stored at {first} UTC" if first == last else f", stored from {first} to {last.removeprefix(day)} UTC"
         )
-    yield Verdict(NEUTRAL, "What does it hold?", f"{text}." if total["entries"] else "Nothing.", "files")
+    yield Verdict(NEUTRAL, "What is in the store?", f"{text}." if total["entries"] else "Nothing.", "files")
 
 
 def _second(time: str) -> str:
@@ -56,7 +56,7 @@ def _second(time: str) -> str:
 
 _KINDS = {
     "message": ("message", "messages"),
-    "entry": ("entry that is no message", "entries that are no messages"),
+    "entry": ("entry without a message", "entries without a message"),
     "noop": ("no-op", "no-ops"),
     "config": ("config entry", "config entries"),
     "corrupt": ("corrupt range", "corrupt ranges"),
@@ -92,14 +92,14 @@ def _committed(facts: Facts) -> Iterator[Verdict]:
         return
     question, end, known = "How far is it committed?", state["endIndex"], state["committedIndex"]
     if known is None:
-        text = f"No bound is known ({state['committedFrom']}); the log ends at index {number_text(end)}."
+        text = f"Unknown ({state['committedFrom']}); the log ends at index {number_text(end)}."
         yield Verdict(NEUTRAL, question, text, "state")
     elif known >= end:
-        text = f"To its end, index {number_text(end)}, as the {_proof(state['committedFrom'])} proves."
+        text = f"To its end, index {number_text(end)}; proof: {_proof(state['committedFrom'])}."
         yield Verdict(GOOD, question, text, "state")
     else:
-        text = f"Up to index {number_text(known)}, as the {_proof(state['committedFrom'])} proves; of the last "
-        text += f"{count_text(end - known, 'entry', 'entries')} it is not known."
+        text = f"Up to index {number_text(known)}; proof: {_proof(state['committedFrom'])}. For the last "
+        text += f"{count_text(end - known, 'entry', 'entries')} it is unknown."
         yield Verdict(NEUTRAL, question, text, "state")
 
 
@@ -112,9 +112,9 @@ def _stop(facts: Facts) -> Iterator[Verdict]:
         return
     question = "Was the broker stopped cleanly?"
     if facts.state["abort"]:
-        yield Verdict(NEUTRAL, question, "No, or it is running: there is an abort file.", "state")
+        yield Verdict(NEUTRAL, question, "No, or it is running: an abort file exists.", "state")
     else:
-        yield Verdict(GOOD, question, "Yes: there is no abort file.", "state")
+        yield Verdict(GOOD, question, "Yes: no abort file exists.", "state")
 
 
 def _restart(facts: Facts) -> Iterator[Verdict]:
@@ -127,7 +127,7 @@ def _restart(facts: Facts) -> Iterator[Verdict]:
     alike = sorted(row["version"] for row in rows if all(row[name] == worst[name] for name in same))
     names = f"{worst['software']} {enumerated(alike)}"
     if not worst["starts"]:
-        text = f"{names} would not start on it ({worst['outcome']}): {worst['reason']}."
+        text = f"{names} would not start ({worst['outcome']}): {worst['reason']}."
         yield Verdict(BAD, question, text, "restart")
     elif worst["lost"] or worst["dropped"]:
         spans = ", ".join(span_text(*span) for span in worst["lost"])
@@ -136,8 +136,8 @@ def _restart(facts: Facts) -> Iterator[Verdict]:
         yield Verdict(BAD if worst["lost"] else WARN, question, text, "restart")
     else:
         cut = max(row["consumeQueueUnitsCut"] for row in rows)
-        units = f", and cut up to {count_text(cut, 'ConsumeQueue unit')}, to build them again" if cut else ""
-        kept = "keep every entry" if facts.state["endIndex"] >= 0 else "open it, and find no entry"
+        units = f", cut up to {count_text(cut, 'ConsumeQueue unit')} and rebuild them" if cut else ""
+        kept = "keep every entry" if facts.state["endIndex"] >= 0 else "open it and find no entries"
         yield Verdict(GOOD, question, f"{names} would {kept}{units}.", "restart")
 
 
@@ -148,7 +148,7 @@ def enumerated(texts: list[str]) -> str:
 
 
 def relevant_recoveries(facts: Facts) -> list[Row]:
-    """The recoveries by software that runs such stores, the worst first: brokers, else DLedger of that format."""
+    """The recoveries of software for this kind of store, the worst first: brokers, else DLedger of this format."""
     brokers = [row for row in facts.recoveries if row["software"] == "RocketMQ"]
     kinds = facts.total["kinds"]
     is_04 = facts.state["dialect"] == "0.4" or "noop" in kinds or "config" in kinds
@@ -156,7 +156,7 @@ def relevant_recoveries(facts: Facts) -> list[Row]:
 
 
 def worst_first(rows: list[Row]) -> list[Row]:
-    """Recoveries, those that lose most first."""
+    """Recoveries, those that lose the most first."""
 
     def badness(row: Row) -> tuple[bool, int, int, int]:
         lost = sum(last - first + 1 for first, last in row["lost"])
@@ -173,7 +173,7 @@ def _queues(facts: Facts) -> Iterator[Verdict]:
     if facts.audit.reason is not None:
         yield Verdict(NEUTRAL, question, "They could not be compared.", "queues")
     elif not counts and not facts.fillers:
-        yield Verdict(GOOD, question, "Yes, both ways.", "queues")
+        yield Verdict(GOOD, question, "Yes.", "queues")
     elif not counts:
         yield Verdict(WARN, question, f"Yes, but {_fillers(facts)}.", "queues")
     else:
@@ -183,17 +183,17 @@ def _queues(facts: Facts) -> Iterator[Verdict]:
         if missed:
             text += f" Consumers never see {count_text(missed, 'message')} of the log."
         if facts.fillers:
-            text += f" Besides, {_fillers(facts)}."
+            text += f" Also, {_fillers(facts)}."
         yield Verdict(BAD, question, text, "queues")
 
 
 def _fillers(facts: Facts) -> str:
     units = count_text(facts.fillers, "unit is a filler", "units are fillers")
-    return f"{units} for messages that the log does not have"
+    return f"{units} for messages missing from the log"
 
 
 def _consumers(facts: Facts) -> Iterator[Verdict]:
-    question = "Are consumers behind?"
+    question = "Do consumers lag?"
     groups = [row for row in facts.consumers.groups if row["queues"]]
     if not groups:
         return
@@ -204,11 +204,11 @@ def _consumers(facts: Facts) -> Iterator[Verdict]:
         yield Verdict(WARN, question, text, "consumers")
     elif lag:
         most = max(groups, key=lambda row: row["lag"])
-        text = f"{printable(most['consumerGroup'])} has {count_text(most['lag'], 'message')} still to read; all "
-        text += f"{count_text(len(groups), 'group')} together {number_text(lag)}."
+        text = f"{printable(most['consumerGroup'])} lags by {count_text(most['lag'], 'message')}; all "
+        text += f"{count_text(len(groups), 'group')} by {number_text(lag)}."
         yield Verdict(NEUTRAL, question, text, "consumers")
     else:
-        yield Verdict(GOOD, question, f"No: {count_text(len(groups), 'group')} without lag.", "consumers")
+        yield Verdict(GOOD, question, f"No: {count_text(len(groups), 'group')}, no lag.", "consumers")
 
 
 def _replicas(facts: Facts) -> Iterator[Verdict]:
@@ -227,7 +227,7 @@ def _replicas(facts: Facts) -> Iterator[Verdict]:
     if listed:
         yield Verdict(BAD, question, f"{'; '.join([f'No, entries differ: {listed}', *behind])}.", "replicas")
     else:
-        agree = "Yes, where they have the same index"
+        agree = "Yes, at every index that they share"
         yield Verdict(NEUTRAL if behind else GOOD, question, f"{'; '.join([agree, *behind])}.", "replicas")
 
 

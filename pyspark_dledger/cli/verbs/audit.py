@@ -26,7 +26,7 @@ def _notes(log: Log) -> Iterator[str]:
     from pyspark_dledger.rocketmq.consume_queue.store_queues import queue_root
 
     if not (queue_root(log) / FOLDER).is_dir():
-        yield f"there is no {FOLDER} folder: every message that belongs into a queue is missed"
+        yield f"there is no {FOLDER} folder: every message is missing from its queue"
     elif count := count_fillers(log):
         units = "1 unit is a filler" if count == 1 else f"{count} units are fillers"
-        yield f"{units} for messages that the log does not have"
+        yield f"{units} for messages missing from the log"

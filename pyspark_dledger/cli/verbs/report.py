@@ -95,31 +95,25 @@ def _replicas(compared: Log | None) -> list[Log]:
 
 
 def _checked_target(target: Path, logs: Iterable[Log]) -> Path:
-    """`target`, if a page may be written there: not into a store that is read, and over nothing but another page."""
+    """`target`. Raises StoreError if it is in a store that is read, or exists and is no page."""
     folder = target.parent.resolve()
     if not folder.is_dir():
-        raise StoreError(f"{target}: expected a folder to write the page to, found no {target.parent}: make it first")
+        raise StoreError(f"{target}: the folder {target.parent} does not exist: make it first")
     for store in (store for log in logs for store in _folders(log)):
         if folder == store or store in folder.parents:
-            raise StoreError(
-                f"{target}: expected a place outside the store, found it in {store}: nothing is written to a store "
-                "that is read, choose another -o"
-            )
+            raise StoreError(f"{target}: is in the store {store}, which is only read: choose another -o")
     if os.path.lexists(target) and not _is_page(target):
-        raise StoreError(
-            f"{target}: expected nothing there, or a page of an earlier report, found something else: choose another "
-            "-o, or move it away"
-        )
+        raise StoreError(f"{target}: exists and is not an earlier report: choose another -o, or move it away")
     return target
 
 
 def _folders(log: Log) -> list[Path]:
-    """All folders of a store on this machine: the one around a broker's log, else those of the log itself."""
+    """The local folders of a store: a broker's root, or the folders of the log."""
     from pyspark_dledger.cli.report.facts import is_broker
 
     paths = log.paths
     found = [paths.root if is_broker(log) else None, paths.node_dir, *paths.data_dirs, *paths.commitlog_dirs]
-    # What is remote is no Path, and no file is written there.
+    # Remote folders are no Path.
     return [folder.resolve() for folder in found if isinstance(folder, Path)]
 
 
