@@ -1,18 +1,18 @@
-"""Text as Java decodes it, and hosts as text."""
+"""Text as Java decodes and hashes it, and hosts as text."""
 
 from __future__ import annotations
 
 import re
 import struct
 
-# Java replaces an encoded surrogate as a whole, CPython each of its bytes (JDK 8 to 21, UTF_8.Decoder.malformedN).
+# Java replaces an encoded surrogate once, CPython each of its bytes (JDK 8 to 21, UTF_8.Decoder.malformedN).
 _ENCODED_SURROGATE = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]?")
 _REPLACEMENT = "\ufffd".encode()
 _IPV4_MAPPED = bytes(10) + b"\xff\xff"
 
 
 def decode_utf8(data: bytes) -> str:
-    """What Java's ``new String(data, UTF_8)`` holds: malformed parts become U+FFFD."""
+    """Java's ``new String(data, UTF_8)``: malformed parts become U+FFFD."""
     try:
         return data.decode()
     except UnicodeDecodeError:
@@ -20,17 +20,17 @@ def decode_utf8(data: bytes) -> str:
 
 
 def is_utf8(path: str) -> bool:
-    """Whether a path, as the system gives it to Python, is UTF-8."""
+    """Whether a path of the file system is UTF-8."""
     return not any("\ud800" <= character <= "\udfff" for character in path)
 
 
 def escaped_path(path: str) -> str:
-    r"""A path as text that can be printed: bytes that are no UTF-8 as ``\xe9``."""
+    r"""A path that can be printed: invalid UTF-8 bytes as ``\xe9``."""
     return path.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 def java_hash(text: str) -> int:
-    """Java's ``String.hashCode``: of the UTF-16 units, so that a character beyond U+FFFF counts as its two."""
+    """Java's ``String.hashCode``, which is of UTF-16 units: a character above U+FFFF counts as two."""
     value = 0
     units = text.encode("utf-16-be", "surrogatepass")
     for (unit,) in struct.iter_unpack(">H", units):
@@ -39,7 +39,7 @@ def java_hash(text: str) -> int:
 
 
 def ipv6_text(address: bytes) -> str:
-    """16 bytes as RFC 5952 writes them: lower case, the first of the longest runs of zero groups as ``::``."""
+    """16 bytes as in RFC 5952: lower case, the first of the longest runs of zero groups as ``::``."""
     if address.startswith(_IPV4_MAPPED):
         return "::ffff:" + ".".join(map(str, address[12:]))
     groups = [f"{group:x}" for group in struct.unpack(">8H", address)]

@@ -1,1 +1,1 @@
-"""What the bytes mean: layouts, the reference codec, and the two engines behind the same calls."""
+"""Formats of files: layouts, the reference codec, and two engines with the same calls."""

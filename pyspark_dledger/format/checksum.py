@@ -1,4 +1,4 @@
-"""The CRC-32 of what we write ourselves: by the native engine where it is built, else by zlib, which is slower."""
+"""The CRC-32 of our own files: by the native engine if it is built, else by zlib, which is slower."""
 
 from __future__ import annotations
 
@@ -17,5 +17,5 @@ else:
 
 
 def crc32(data: Buffer, before: int = 0) -> int:
-    """CRC-32 of bytes, unsigned; `before` is that of bytes that stand before these."""
+    """CRC-32 of bytes, unsigned; `before` is the CRC of the bytes before these."""
     return _crc32(data, before)

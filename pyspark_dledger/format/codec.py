@@ -1,7 +1,7 @@
-"""Records of fixed size, encoded and decoded by the tables of `layout`: entry header, blank, index unit, queue unit.
+"""Encodes and decodes records of fixed size by the tables of `layout`: entry header, blank, index unit, queue unit.
 
-Everything is big-endian and signed. Decoders take any `Buffer` and an offset in it, and raise ``struct.error`` where
-the buffer ends before the record does.
+Integers are big-endian and signed. Decoders take a `Buffer` and an offset. They raise ``struct.error`` if the buffer
+ends before the record.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 _STRUCT_CODES = {">i4": "i", ">i8": "q"}
 
 crc32: Callable[..., int] = crcmod.predefined.mkCrcFun("crc-32")
-"""CRC-32 of bytes, unsigned, as ``java.util.zip.CRC32``; a second argument continues from an earlier value."""
+"""CRC-32 of bytes, unsigned, as ``java.util.zip.CRC32``; a second argument is the CRC of the bytes before."""
 
 
 class Buffer(Protocol):
-    """Bytes that can be sliced: ``bytes`` itself, or a file by its positions."""
+    """Bytes that can be sliced: ``bytes``, or a file by its positions."""
 
     def __getitem__(self, key: slice, /) -> bytes: ...
 
 
 def record_struct(fields: Sequence[layout.Field]) -> struct.Struct:
-    """The packer of a layout, whose fields have to follow each other without gaps."""
+    """The struct of a layout without gaps. Raises ValueError for a layout with gaps."""
     packer = struct.Struct(">" + "".join(_STRUCT_CODES[field.dtype] for field in fields))
     ends = [field.offset + field.length for field in fields]
     if [field.offset for field in fields] != [0, *ends[:-1]] or packer.size != ends[-1]:
@@ -41,14 +41,14 @@ def record_struct(fields: Sequence[layout.Field]) -> struct.Struct:
 
 
 def record_dtype(fields: Sequence[layout.Field]) -> np.dtype[Any]:
-    """The numpy type of a layout, for many records at once."""
+    """The numpy type of a layout."""
     import numpy as np
 
     return np.dtype([(field.name, field.dtype) for field in fields])
 
 
 def signed32(value: int) -> int:
-    """The 32 bits of ``value`` as a signed number, as Java holds a CRC."""
+    """The 32 bits of ``value`` as a signed number, as Java stores a CRC."""
     return (value & 0xFFFFFFFF ^ 0x80000000) - 0x80000000
 
 
@@ -75,7 +75,7 @@ class EntryHeader:
 
 @dataclass(frozen=True, slots=True)
 class IndexUnit:
-    """One unit of a DLedger index file (`layout.INDEX_UNIT`): where an entry stands, and its size in bytes."""
+    """One unit of a DLedger index file (`layout.INDEX_UNIT`): an entry's position, and its size in bytes."""
 
     magic: int
     pos: int
@@ -94,7 +94,7 @@ class ConsumeQueueUnit:
 
 
 def decode_entry_header(data: Buffer, offset: int = 0) -> EntryHeader:
-    """The header at ``offset``, whatever its values are."""
+    """The header at ``offset``; its values are not checked."""
     return EntryHeader(*_ENTRY.unpack(data[offset : offset + _ENTRY.size]))
 
 
@@ -106,24 +106,24 @@ def encode_entry_header(header: EntryHeader) -> bytes:
 def encode_entry(
     index: int, term: int, pos: int, body: bytes, *, magic: int = layout.MAGIC_NORMAL, body_crc: int = 0
 ) -> bytes:
-    """A whole entry as Java 0.3.1.2 writes it, for the log position ``pos``; Java leaves channel and CRCs 0."""
+    """An entry for the log position ``pos``, as Java 0.3.1.2 writes it, with channel and chain CRC 0."""
     size = layout.ENTRY_HEADER_SIZE + len(body)
     return encode_entry_header(EntryHeader(magic, size, index, term, pos, 0, 0, body_crc, len(body))) + body
 
 
 def decode_blank(data: Buffer, offset: int = 0) -> int | None:
-    """The size in bytes that a DLedger blank at ``offset`` gives, or None where no blank stands."""
+    """The size in bytes of a DLedger blank at ``offset``, or None without one."""
     magic, size = _BLANK.unpack(data[offset : offset + _BLANK.size])
     return size if magic == layout.MAGIC_BLANK else None
 
 
 def encode_blank(size: int) -> bytes:
-    """The 8 bytes of a DLedger blank of ``size`` bytes; the rest of it is left as it was."""
+    """The first 8 bytes of a DLedger blank of ``size`` bytes; the others keep their values."""
     return _BLANK.pack(layout.MAGIC_BLANK, size)
 
 
 def decode_index_unit(data: Buffer, offset: int = 0) -> IndexUnit:
-    """The index unit at ``offset``; a hole of a sparse file gives zeros."""
+    """The index unit at ``offset``; all zeros in a hole of a sparse file."""
     return IndexUnit(*_INDEX_UNIT.unpack(data[offset : offset + _INDEX_UNIT.size]))
 
 
@@ -143,7 +143,7 @@ def encode_consume_queue_unit(unit: ConsumeQueueUnit) -> bytes:
 
 
 def decode_records(data: bytes, fields: Sequence[layout.Field]) -> npt.NDArray[Any]:
-    """All whole records of ``data`` as one numpy array, without a copy; a rest shorter than a record is left out."""
+    """All complete records of ``data`` as a numpy array, without a copy."""
     import numpy as np
 
     dtype = record_dtype(fields)

@@ -11,10 +11,10 @@ PROPERTIES = pa.map_(pa.string(), pa.string())
 
 
 class Column(NamedTuple):
-    """One column: its name, its Arrow type, where it comes from and what it means.
+    """One column: its name, its Arrow type, its source and its meaning.
 
-    ``origin`` is ``place`` (known for every row), ``entry`` (the DLedger header) or ``message``
-    (the embedded CommitLog message; ``body`` counts as message, it needs the message parsed).
+    ``origin`` is ``row`` (known for every row), ``entry`` (the DLedger header) or ``message`` (the message must be
+    parsed, also for ``body``).
     """
 
     name: str
@@ -25,11 +25,11 @@ class Column(NamedTuple):
 
 COLUMNS = (
     Column("kind", pa.string(), "message", "`message`, `entry`, `noop`, `config` or `corrupt`"),
-    Column("source", pa.string(), "place", "`dledger`, or `commitlog` before dividedCommitlogOffset"),
+    Column("source", pa.string(), "row", "`dledger`, or `commitlog` before dividedCommitlogOffset"),
     Column("index", pa.int64(), "entry", "index of the entry; null in the old CommitLog"),
     Column("term", pa.int64(), "entry", "term of the entry; can be -1 or 0"),
-    Column("pos", pa.int64(), "place", "position of the entry in the log, in bytes"),
-    Column("size", pa.int32(), "place", "length in bytes, header included; of a corrupt row its extent"),
+    Column("pos", pa.int64(), "row", "position of the entry in the log, in bytes"),
+    Column("size", pa.int32(), "row", "length in bytes, header included; of a corrupt row its extent"),
     Column("magic", pa.int32(), "entry", "header field, as on disk"),
     Column("channel", pa.int32(), "entry", "header field, as on disk"),
     Column("chainCrc", pa.int32(), "entry", "header field, as on disk"),
@@ -37,7 +37,7 @@ COLUMNS = (
     Column("bodySize", pa.int32(), "entry", "length of the body in bytes"),
     Column("committed", pa.bool_(), "entry", "proven committed; null if no bound is known"),
     Column("problem", pa.string(), "message", "what was expected and found; null for an intact row"),
-    Column("segment", pa.string(), "place", "name of the file"),
+    Column("segment", pa.string(), "row", "name of the file"),
     Column("topic", pa.string(), "message", "topic"),
     Column("queueId", pa.int32(), "message", "queue of the topic"),
     Column("queueOffset", pa.int64(), "message", "offset in the queue"),
@@ -66,10 +66,10 @@ ENTRY_BODY = Column("entryBody", pa.binary(), "entry", "the bytes that DLedger r
 
 ALL_COLUMNS = (*COLUMNS, ENTRY_BODY)
 COLUMN_BY_NAME = {column.name: column for column in ALL_COLUMNS}
-"""Every column, ``entryBody`` among them, by its own spelling."""
+"""Every column by its exact name, ``entryBody`` included."""
 DEFAULT_NAMES = tuple(column.name for column in COLUMNS)
 
 
 def arrow_schema(names: tuple[str, ...]) -> pa.Schema:
-    """The Arrow schema of ``names`` in that order; every field is nullable, as Spark's are."""
+    """The Arrow schema of ``names`` in that order; all fields are nullable, as in Spark."""
     return pa.schema([pa.field(name, COLUMN_BY_NAME[name].type) for name in names])

@@ -1,4 +1,4 @@
-"""Every on-disk layout, written once, as tables.
+"""Tables of every on-disk layout.
 
 All integers are big-endian and signed unless a row says otherwise. Sources: DLedger 0.3.1.2
 (``DLedgerEntryCoder``, ``MmapFileList``, ``DLedgerMmapFileStore``), DLedger 0.4.0
@@ -34,7 +34,7 @@ ENTRY_HEADER = (
 )
 ENTRY_HEADER_SIZE = 48
 
-# Limit of DLedger's thread-local encode buffer: no Java version writes a larger entry.
+# The limit of DLedger's encode buffer: no Java version writes a larger entry.
 MAX_ENTRY_SIZE = 4 * 1024 * 1024
 
 MAGIC_NORMAL = 1
@@ -43,7 +43,7 @@ MAGIC_CONFIG_CHANGE = 3  # reserved by 0.4.0
 MAGIC_BLANK = -1
 ENTRY_MAGICS = (MAGIC_NORMAL, MAGIC_NOOP, MAGIC_CONFIG_CHANGE)
 
-# MmapFileList.preAppend: {magic -1, bytes up to the end of the file}; the rest is left as it was.
+# MmapFileList.preAppend: {magic -1, bytes up to the end of the file}; the other bytes keep their values.
 BLANK = (Field("magic", 0, 4, ">i4"), Field("size", 4, 4, ">i4"))
 MIN_BLANK_SIZE = 8
 
@@ -59,7 +59,7 @@ INDEX_UNIT_SIZE = 32
 
 SEGMENT_NAME_DIGITS = 20
 
-# CommitLog message, MessageDecoder: the fields before bornHost; what follows has variable length:
+# CommitLog message, MessageDecoder: the fields before bornHost. These follow:
 # bornHost (8 or 20), storeTimestamp 8, storeHost (8 or 20), reconsumeTimes 4,
 # preparedTransactionOffset 8, bodyLength 4 + body, topicLength (V1: 1, V2: 2, unsigned) + topic,
 # propertiesLength 2 (unsigned) + properties.
@@ -99,9 +99,9 @@ FLAG_COMPRESSION_SHIFT = 8
 FLAG_COMPRESSION_MASK = 0x7
 TRANSACTIONS = {0x0: "none", 0x4: "prepared", 0x8: "commit", 0xC: "rollback"}
 TRANSACTION_FLAGS = {name: flag for flag, name in TRANSACTIONS.items()}
-# Messages of these are in no queue: the former is put into one when it is committed.
+# Messages of these types are in no queue. A prepared one gets into its queue when it is committed.
 TRANSACTIONS_OUTSIDE_QUEUES = (TRANSACTION_FLAGS["prepared"], TRANSACTION_FLAGS["rollback"])
-# Type 0 predates the type bits: such brokers knew zlib only.
+# Type 0 is older than the type bits, when brokers had only zlib.
 COMPRESSIONS = {0: "zlib", 1: "lz4", 2: "zstd", 3: "zlib"}
 
 PROPERTY_SEPARATOR = 0x02
@@ -112,13 +112,13 @@ PROPERTY_UNIQ_KEY = "UNIQ_KEY"
 PROPERTY_DELAY = "DELAY"
 PROPERTY_REAL_TOPIC = "REAL_TOPIC"
 PROPERTY_REAL_QUEUE_ID = "REAL_QID"
-# Of ours alone: the identity of a put, 24 bytes as 32 characters of base64url.
+# Only ours: the identity of a put, 24 bytes as 32 characters of base64url.
 PROPERTY_ID = "__DLEDGER_ID"
 # "__CRC32#" 0x01, ten decimal digits with the least significant first, 0x02 (enabledAppendPropCRC, from 5.2.0)
 PROPERTY_CRC = "__CRC32#"
 PROPERTY_CRC_SIZE = 20
 
-# Where a delayed message waits, in the queue of its level - 1 (ScheduleMessageService).
+# A delayed message waits here, in the queue of its level - 1 (ScheduleMessageService).
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 MAX_DELAY_LEVEL = 18
 
@@ -130,7 +130,7 @@ CONSUME_QUEUE_UNIT = (
 )
 CONSUME_QUEUE_UNIT_SIZE = 20
 
-# One unit of a BatchConsumeQueue file: a message that holds several, whose queue offsets begin at baseOffset.
+# One unit of a BatchConsumeQueue file: a message that contains several, whose queue offsets begin at baseOffset.
 BATCH_UNIT = (
     Field("commitLogOffset", 0, 8, ">i8"),
     Field("size", 8, 4, ">i4"),
@@ -169,11 +169,11 @@ LAYOUTS = {
     "CommitLog message, fixed part": MESSAGE_HEADER,
     "ConsumeQueue unit": CONSUME_QUEUE_UNIT,
 }
-"""Those of the log, and of what a broker keeps for each queue."""
+"""Of the log and of ConsumeQueues."""
 
 ROCKETMQ_LAYOUTS = {
     "BatchConsumeQueue unit": BATCH_UNIT,
     "IndexFile header": INDEX_FILE_HEADER,
     "IndexFile unit": INDEX_FILE_UNIT,
 }
-"""Those of RocketMQ's other files beside the log."""
+"""Of RocketMQ's other files."""

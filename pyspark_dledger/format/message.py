@@ -1,6 +1,6 @@
-"""The CommitLog message of RocketMQ, V1 and V2 with IPv4 and IPv6 hosts: decoding, encoding, properties, flags.
+"""Decodes and encodes RocketMQ's CommitLog messages: V1 and V2, IPv4 and IPv6 hosts, properties, flags. Big-endian.
 
-Source: RocketMQ 5.3.3 ``MessageDecoder``, ``MessageExtEncoder``, ``MessageSysFlag``. Big-endian throughout.
+Source: RocketMQ 5.3.3 ``MessageDecoder``, ``MessageExtEncoder``, ``MessageSysFlag``.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ MESSAGE_CRC_MASK = 0x7FFFFFFF
 
 
 class Message(NamedTuple):
-    """A parsed message: its fixed fields as stored, and where its variable parts stand in the buffer.
+    """A parsed message: its fixed fields as stored, and the extents of its variable parts in the buffer.
 
-    Timestamps are in milliseconds since 1970; hosts are address (4 or 16 bytes) and port (4 bytes).
+    Timestamps are in milliseconds since 1970. Hosts are an address (4 or 16 bytes) and a port (4 bytes).
     """
 
     total_size: int
@@ -63,17 +63,16 @@ class Message(NamedTuple):
 
 
 def has_message_magic(data: Buffer, start: int, size: int) -> bool:
-    """Whether the ``size`` bytes at ``start`` claim to be a message."""
+    """Whether the ``size`` bytes at ``start`` have a message's magic."""
     if size < 8:
         return False
     return int.from_bytes(data[start + 4 : start + 8], "big", signed=True) in MESSAGE_MAGICS
 
 
 def parse_message(data: Buffer, start: int, size: int, position: int) -> Message | str:
-    """The message that fills the ``size`` bytes at ``start``, or what is wrong with its lengths.
+    """The message in the ``size`` bytes at ``start``, or the problem of its lengths.
 
-    ``position`` is where that is in the log, for the text. The magic decides how a topic's length is stored, and
-    anything but V2 counts as V1: who calls has looked at it.
+    ``position`` is its position in the log, for the text. Every magic except V2 counts as V1: the caller checks it.
     """
     here = f"at {position}, found"
     if size < layout.MIN_MESSAGE_SIZE:
@@ -134,7 +133,7 @@ def transaction(sys_flag: int) -> str:
 
 
 def compression_type(sys_flag: int) -> int:
-    """The three type bits, which count where `layout.FLAG_COMPRESSED` is set."""
+    """The three type bits, which are valid if `layout.FLAG_COMPRESSED` is set."""
     return sys_flag >> layout.FLAG_COMPRESSION_SHIFT & layout.FLAG_COMPRESSION_MASK
 
 
@@ -148,8 +147,7 @@ def compression(sys_flag: int) -> str | None:
 def parse_properties(raw: bytes) -> dict[str, str]:
     """A message's properties as ``MessageDecoder.string2messageProperties`` reads them.
 
-    Parts without a name or without a value are skipped; of a name that comes twice the last value wins, at the place
-    of the first.
+    Parts without a name or a value are skipped. Of equal names the last value wins, in the order of the first.
     """
     properties: dict[str, str] = {}
     for part in raw.split(bytes([layout.PROPERTY_SEPARATOR])):
@@ -160,18 +158,18 @@ def parse_properties(raw: bytes) -> dict[str, str]:
 
 
 def encode_properties(properties: Mapping[str, str], *, trailing_separator: bool = True) -> bytes:
-    """The inverse of `parse_properties`; versions 4.9.2 to 5.1 leave the last separator out."""
+    """The inverse of `parse_properties`; versions 4.9.2 to 5.1 omit the last separator."""
     parts = [name.encode() + b"\x01" + value.encode() for name, value in properties.items()]
     return b"\x02".join(parts) + (b"\x02" if parts and trailing_separator else b"")
 
 
 def message_crc(data: bytes) -> int:
-    """CRC-32 without its sign bit, as a message's bodyCRC and `layout.PROPERTY_CRC` hold it."""
+    """CRC-32 without its sign bit, as in a message's bodyCRC and in `layout.PROPERTY_CRC`."""
     return crc32(data) & MESSAGE_CRC_MASK
 
 
 def stored_property_crc(properties: bytes) -> int | None:
-    """The value of a trailing `layout.PROPERTY_CRC`, whose digits stand least significant first; None without one."""
+    """The value of a trailing `layout.PROPERTY_CRC`, or None. Its least significant digit is first."""
     found = _PROPERTY_CRC.fullmatch(properties[-layout.PROPERTY_CRC_SIZE :])
     return int(found[1][::-1]) if found else None
 
@@ -182,12 +180,12 @@ def encode_property_crc(value: int) -> bytes:
 
 
 def offset_msg_id(store_host: bytes, physical_offset: int) -> str:
-    """What RocketMQ's console calls the message id: store host and offset in upper-case hex."""
+    """The message id of RocketMQ's console: store host and offset in upper-case hex."""
     return (store_host + struct.pack(">q", physical_offset)).hex().upper()
 
 
 def encode_host(address: str, port: int) -> bytes:
-    """4 or 16 bytes of address, 4 of port."""
+    """A host: 4 or 16 bytes of address, 4 of port."""
     return ipaddress.ip_address(address).packed + struct.pack(">i", port)
 
 
@@ -213,8 +211,8 @@ def encode_message(
 ) -> bytes:
     """A message as ``MessageExtEncoder`` writes it, for the log position ``physical_offset``.
 
-    ``body`` is stored as given, compressed already if ``sys_flag`` says so; the flags of IPv6 hosts are set by their
-    lengths. Without ``magic`` topics of more than 127 bytes get V2. ``property_crc`` appends `layout.PROPERTY_CRC`.
+    ``body`` is stored as given: compress it first if ``sys_flag`` has that flag. The flags of IPv6 hosts are set by
+    their lengths. Without ``magic``, topics of more than 127 bytes get V2. ``property_crc`` appends that property.
     """
     if magic is None:
         magic = layout.MESSAGE_MAGIC_V2 if len(topic) > layout.MAX_V1_TOPIC_SIZE else layout.MESSAGE_MAGIC_V1

@@ -1,4 +1,4 @@
-"""MurmurHash3_x64_128 by Austin Appleby's published algorithm, with the seed 0: fast, not cryptographic."""
+"""MurmurHash3_x64_128 with the seed 0, by Austin Appleby's published algorithm; it is not cryptographic."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def murmur128(data: bytes) -> bytes:
 
 
 def murmur128_halves(data: bytes) -> bytes:
-    """The hashes of both halves, cut at a multiple of 16 bytes, which a processor computes side by side."""
+    """The hashes of both halves, cut at a multiple of 16 bytes; a processor computes them in parallel."""
     half = len(data) // (2 * _BLOCK.size) * _BLOCK.size
     return murmur128(data[:half]) + murmur128(data[half:])
 

@@ -1,4 +1,4 @@
-"""What the two engines are asked and what they answer: plain, picklable values."""
+"""Arguments and results of the engines that read segments: plain, picklable values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MODES = ("PERMISSIVE", "DROPMALFORMED", "FAILFAST")
 
 
 class PrecedingEntry(NamedTuple):
-    """The last entry that is known before a segment: its index and term, and the position right behind it."""
+    """The last known entry before a segment: its index, its term, and the position after it."""
 
     index: int  # type: ignore[assignment]  # shadows tuple.index, which nobody calls
     term: int
@@ -22,10 +22,10 @@ class PrecedingEntry(NamedTuple):
 
 
 class PartialCopy(NamedTuple):
-    """A local file that stands for another one of the same size, and holds only the bytes of some extents of it.
+    """A local copy of some extents of a file, with the file's size.
 
-    ``extents`` are ``(start, end)`` in bytes from the file's beginning, ascending, apart, and whole mebibytes but for
-    the file's last. An engine that needs other bytes raises `segment_file.MissingBytes`.
+    ``extents`` are ``(start, end)`` in bytes of the file: ascending, disjoint, and whole MiB except at the file's end.
+    An engine that needs other bytes raises `segment_file.MissingBytes`.
     """
 
     path: str
@@ -34,11 +34,11 @@ class PartialCopy(NamedTuple):
 
 @dataclass(frozen=True)
 class Segment:
-    """One file of the log, at ``[base, base + size)`` of the log's positions.
+    """One file of the log, with the log's positions ``[base, base + size)``.
 
-    ``check_pos`` is false for DLedger 0.4.0 stores, whose followers keep the leader's ``pos``. ``before`` is known
-    where the segment does not begin with an entry: it tells which entries can go on behind damage at ``base``. With a
-    ``copy`` the bytes are read from that, and errors name ``path``.
+    ``check_pos`` is false for DLedger 0.4.0 stores, whose followers keep the leader's ``pos``. ``before`` is given if
+    the segment begins with damage: it decides which entries can follow. With a ``copy``, bytes are read from it, and
+    errors name ``path``.
     """
 
     path: str
@@ -57,7 +57,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class IntFilter:
-    """Keeps rows whose value is in ``[low, high]`` (both inclusive) and, if given, in ``values``; never null."""
+    """Keeps rows whose value is in ``[low, high]`` (both inclusive) and, if given, in ``values``; drops nulls."""
 
     low: int = INT64_MIN
     high: int = INT64_MAX
@@ -66,7 +66,7 @@ class IntFilter:
 
 @dataclass(frozen=True)
 class Filters:
-    """A conjunction; ``None`` means no condition. A null value never passes a condition.
+    """Conditions that a row must all meet; ``None`` is no condition. A null value meets none.
 
     ``store_timestamp`` is in microseconds since 1970; a timestamp outside years 1 to 9999 is null.
     """
@@ -84,10 +84,10 @@ class Filters:
 
 @dataclass(frozen=True)
 class ScanRequest:
-    """One range of one segment, and which rows and columns of it are wanted.
+    """A range of a segment, and the rows and columns to read.
 
-    Rows that start in ``[start, end)`` are read; ``start`` is an entry boundary. With ``end_is_boundary`` the walk has
-    to arrive at ``end`` exactly, which holds for every split that `split` proposed.
+    Rows that begin in ``[start, end)`` are read; ``start`` is an entry boundary. With ``end_is_boundary`` the walk must
+    arrive at ``end`` exactly, as it does at positions of `Engine.split`.
     """
 
     segment: Segment
@@ -105,7 +105,7 @@ class ScanRequest:
 
 
 class Compressed(NamedTuple):
-    """A compressed body left out of a batch: its row in the batch, its codec, the stored bytes, and ``pos`` of the row.
+    """A compressed body of a batch: its row in the batch, its codec, the stored bytes, and ``pos`` of the row.
 
     The codec is one of `COMPRESSIONS`, or ``unknown N``.
     """
@@ -117,11 +117,11 @@ class Compressed(NamedTuple):
 
 
 class LogEnd(NamedTuple):
-    """Where a log ends inside a segment: ``pos`` is the first byte behind the last entry.
+    """The end of a log inside a segment: ``pos`` is the position after the last entry.
 
-    ``entries`` and the first entry count from where the search began. Without any entry ``pos`` is that start, and the
-    other fields are -1. CommitLog messages have no index and no term: those fields stay -1; ``last_store_timestamp`` is
-    theirs only, in milliseconds since 1970.
+    ``entries`` and the first entry are counted from the start of the search. Without entries ``pos`` is that start, and
+    the other fields are -1. Old messages have no index and no term, so these are -1; ``last_store_timestamp``, in
+    milliseconds since 1970, is only for them.
     """
 
     pos: int
@@ -135,7 +135,7 @@ class LogEnd(NamedTuple):
 
 
 class TermRun(NamedTuple):
-    """Consecutive entries of one term: index and position of the first, and how many."""
+    """Consecutive entries of one term: index and position of the first, and their number."""
 
     term: int
     index: int  # type: ignore[assignment]  # shadows tuple.index, which nobody calls
@@ -144,7 +144,7 @@ class TermRun(NamedTuple):
 
 
 class Extent(NamedTuple):
-    """Bytes of one kind: entry, message, blank, unwritten, stale or corrupt. Neighbours of a kind are one extent."""
+    """Adjacent bytes of one kind: entry, message, blank, unwritten, stale or corrupt."""
 
     kind: str
     pos: int
@@ -152,9 +152,9 @@ class Extent(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """Something wrong with the bytes of a segment: what was expected and found, at ``pos``, over ``size`` bytes.
+    """A problem in the ``size`` bytes at ``pos``: a finding's code, and what was expected and found.
 
-    ``index`` is the index of the entry that it is about; None where it is about none.
+    ``index`` is that of the entry with the problem, if any.
     """
 
     code: str
@@ -166,9 +166,9 @@ class Problem(NamedTuple):
 
 @dataclass(frozen=True)
 class SurveyRequest:
-    """One segment to account for: ``[start, end)`` is the log, what follows up to the segment's end lies behind it.
+    """A segment to survey: ``[start, end)`` is the log, the bytes up to the segment's end are after it.
 
-    Of each code at most ``max_problems`` are listed, and at most as many extents; all are counted.
+    At most ``max_problems`` problems of each code and at most as many extents are listed; all are counted.
     """
 
     segment: Segment
@@ -179,10 +179,10 @@ class SurveyRequest:
 
 
 class Survey(NamedTuple):
-    """What a segment holds, byte for byte. Sizes are in bytes; -1 stands for no entry and no timestamp.
+    """The contents of a segment. Sizes are in bytes; -1 means no entry or no timestamp.
 
-    ``entries`` counts entries and old messages, ``messages`` those that are messages. Timestamps are the first and last
-    message's, in milliseconds since 1970. ``counts`` gives for each code how many problems there are.
+    ``entries`` counts entries and old messages, ``messages`` only messages. Timestamps are those of the first and the
+    last message, in milliseconds since 1970. ``counts`` has the number of problems of each code.
     """
 
     entries: int

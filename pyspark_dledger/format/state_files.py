@@ -1,6 +1,6 @@
-r"""The texts of a node's ``checkpoint`` and ``currterm`` files, read as ``java.util.Properties`` reads them.
+r"""Reads a node's ``checkpoint`` and ``currterm`` files as ``java.util.Properties`` does.
 
-Java writes one ``key=value`` per line, in any order. It reads more: ``#`` and ``!`` comments, ``=``, ``:`` or blanks
+Java writes one ``key=value`` per line, in any order. It also reads ``#`` and ``!`` comments, ``=``, ``:`` or blanks
 between key and value, lines continued by a backslash, and escapes such as ``\u0041``. Sources: DLedger 0.3.1.2
 ``DLedgerMmapFileStore.loadCheckPoint``, ``MemberState.loadTerm``; the JDK's ``Properties.load``.
 """
@@ -20,7 +20,7 @@ _BLANKS = " \t\f"
 _ESCAPES = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 _ESCAPED = re.compile(r"\\(?:u([0-9A-Fa-f]{4})|(.))", re.DOTALL)
 _BAD_UNICODE = re.compile(r"(?<!\\)(?:\\\\)*\\u(?![0-9A-Fa-f]{4})")
-# A key ends at the first unescaped separator; one = or : may stand among the blanks around it.
+# A key ends at the first unescaped separator: blanks with at most one = or : among them.
 _KEY_AND_VALUE = re.compile(r"((?:\\.|[^\\=: \t\f])*)[ \t\f]*[=:]?[ \t\f]*(.*)", re.DOTALL)
 _LONG = re.compile(r"[+-]?[0-9]{1,40}")
 _MAX_LONG = 2**63 - 1
@@ -28,9 +28,9 @@ _MAX_LONG = 2**63 - 1
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint's indexes; None where one is missing or unreadable, which ``problem`` then says.
+    """A checkpoint's indexes; None for a missing or unreadable one, with the reason in ``problem``.
 
-    Java takes a missing or empty ``committedIndex`` for -1, as a store writes it in which nothing is committed yet.
+    Java reads a missing or empty ``committedIndex`` as -1, the value of a store without committed entries.
     """
 
     committed_index: int | None
@@ -40,7 +40,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class CurrentTerm:
-    """A node's term, and for whom it voted in it: None for no vote. ``curr_term`` is None where it is unreadable."""
+    """A node's term, and the node that it voted for, or None. ``curr_term`` is None if it is unreadable."""
 
     curr_term: int | None
     vote_leader: str | None
@@ -69,7 +69,7 @@ def parse_current_term(data: bytes) -> CurrentTerm:
 
 
 def _long(properties: dict[str, str], key: str) -> tuple[int | None, str | None]:
-    """A number as Java's ``Long.parseLong`` takes it, and what is wrong with it."""
+    """A number as Java's ``Long.parseLong`` reads it, and the problem if it is none."""
     text = properties.get(key, "").strip()
     if not text:
         return None, f"expected a number for {key}, found none"
@@ -79,17 +79,17 @@ def _long(properties: dict[str, str], key: str) -> tuple[int | None, str | None]
 
 
 def parse_properties_file(data: bytes) -> dict[str, str]:
-    r"""The keys and values of a properties file; of a key that comes twice the last value wins.
+    r"""The keys and values of a properties file in ISO 8859-1; the last of equal keys wins.
 
-    Bytes are ISO 8859-1. A ``\u`` without four hex digits raises ValueError, as it does in Java.
+    A ``\u`` without four hex digits raises ValueError, as in Java.
     """
     return {key: value for _, key, value in property_lines(data)}
 
 
 def property_lines(data: bytes) -> Iterator[tuple[int, str, str]]:
-    """Each key and value of a properties file with the number of its line, the first of a continued one.
+    """Each key and value of a properties file, with the number of its (first) line.
 
-    Raises ValueError as `parse_properties_file`.
+    Raises ValueError like `parse_properties_file`.
     """
     for number, line in _logical_lines(data.decode("latin-1")):
         if bad := _BAD_UNICODE.search(line):
@@ -101,7 +101,7 @@ def property_lines(data: bytes) -> Iterator[tuple[int, str, str]]:
 
 
 def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Lines without comments and blank ones, numbered, continuations joined, leading blanks removed."""
+    """Numbered lines without comments, blank lines and leading blanks; continued lines are joined."""
     pending, first = "", 1
     for number, line in enumerate(re.split(r"\r\n|\r|\n", text), 1):
         line = line.lstrip(_BLANKS)
@@ -122,7 +122,7 @@ def _unescape(text: str) -> str:
     if "\\" not in text:
         return text
     units = _ESCAPED.sub(_unescaped, text)
-    # \ud83d\ude00 is one character; half of such a pair alone has no UTF-8 form.
+    # \ud83d\ude00 is one character; half of such a pair has no UTF-8 form.
     return units.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 

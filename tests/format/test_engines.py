@@ -793,5 +793,5 @@ def test_auto_warns_once_where_native_is_not_built(monkeypatch: pytest.MonkeyPat
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert get_engine().NAME == "python"
-    with pytest.raises(OptionError, match="expected the native engine, found it not built"):
+    with pytest.raises(OptionError, match="the native engine is not built"):
         get_engine("native")
