@@ -1,4 +1,4 @@
-"""Members of a group that answer as they are told, over real sockets: also what nodes seldom or never answer."""
+"""Scripted members of a group, over real sockets; they can send responses that real nodes rarely or never send."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ HEADER = 48
 
 
 class Log:
-    """What a group has appended, wherever."""
+    """The log of the whole group."""
 
     def __init__(self) -> None:
         self.bodies: list[bytes] = []
@@ -50,10 +50,7 @@ class Log:
         )
 
     def put(self, bodies: list[bytes]) -> PutResponse:
-        """As a leader that serves messages: bodies that are there already are not appended again.
-
-        Those that begin with ``anonymous`` have no identity.
-        """
+        """Append messages without duplicates. Bodies that begin with ``anonymous`` have no identity."""
         with self.lock:
             response = PutResponse(group="g", term=1, count=len(bodies))
             for body in bodies:
@@ -73,12 +70,12 @@ class Log:
 
 @dataclass
 class Act:
-    """What becomes of one append: whether it gets into the log, and what is answered; None: nothing."""
+    """The reaction to one append: whether it is appended, and the response; ``code`` None: no response."""
 
     is_appended: bool = True
     code: int | None = ResponseCode.SUCCESS
     leader_id: str | None = None
-    cuts: bool = False
+    disconnects: bool = False
     delay: float = 0.0
     count_off: int = 0
     raw: bytes = b""
@@ -87,11 +84,11 @@ class Act:
 
 ACK = Act()
 SILENT = Act(code=None)
-CUT = Act(is_appended=False, code=None, cuts=True)
-APPENDED_AND_CUT = Act(code=None, cuts=True)
+DISCONNECTED = Act(is_appended=False, code=None, disconnects=True)
+APPENDED_AND_DISCONNECTED = Act(code=None, disconnects=True)
 
 
-def refuse(code: int, leader_id: str | None = None) -> Act:
+def reject(code: int, leader_id: str | None = None) -> Act:
     return Act(is_appended=False, code=code, leader_id=leader_id)
 
 
@@ -100,8 +97,8 @@ def appended_but(code: int) -> Act:
 
 
 @dataclass
-class Seen:
-    """An append that came."""
+class SeenAppend:
+    """A received append."""
 
     bodies: list[bytes]
     is_restart: bool
@@ -110,30 +107,30 @@ class Seen:
 
 
 @dataclass
-class Fake:
-    """One member. ``script`` is what happens to the appends that come, one each; after it all are acknowledged.
+class FakeMember:
+    """One member. ``script`` has the reaction to each append; after its end all are acknowledged.
 
-    Of ours, once it has refused an append it refuses all behind it with the same code, until one is a restart.
+    A binary member that rejected an append rejects all later ones with the same code, until one is a restart.
     """
 
     node_id: str = "n0"
     leader_id: str | None = "n0"
     log: Log = field(default_factory=Log)
-    is_ours: bool = True
+    is_binary: bool = True
     serves_messages: bool = False
     script: deque[Act] = field(default_factory=deque)
     responses: dict[type[Request], Callable[[Request], Response | None]] = field(default_factory=dict)
     hello_code: int = ResponseCode.SUCCESS
-    seen: list[Seen] = field(default_factory=list)
+    appends: list[SeenAppend] = field(default_factory=list)
     wrap: Callable[[socket.socket], socket.socket] | None = None
     peers: dict[str, str] = field(default_factory=dict)
     connections: list[socket.socket] = field(default_factory=list)
-    is_halted: threading.Event = field(default_factory=threading.Event)
+    is_running: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
         self.server = socket.create_server((HOST, 0))
         self.port = self.server.getsockname()[1]
-        self.is_halted.set()
+        self.is_running.set()
         threading.Thread(target=self._accept, daemon=True).start()
 
     @property
@@ -154,8 +151,8 @@ class Fake:
                 connection = self.wrap(connection)
             _Served(self, connection, number).run()
 
-    def cut(self) -> None:
-        """Every connection, at once."""
+    def disconnect(self) -> None:
+        """Reset all connections."""
         for connection in self.connections:
             with suppress(OSError):
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -165,41 +162,41 @@ class Fake:
         with suppress(OSError):
             self.server.shutdown(socket.SHUT_RDWR)
         self.server.close()
-        self.cut()
+        self.disconnect()
         for connection in self.connections:
             connection.close()
-        self.is_halted.set()
+        self.is_running.set()
 
 
 class _Served:
     """One connection of a member."""
 
-    def __init__(self, fake: Fake, connection: socket.socket, number: int) -> None:
+    def __init__(self, fake: FakeMember, connection: socket.socket, number: int) -> None:
         self.fake = fake
         self.socket = connection
         self.number = number
-        self.wire = WireConnection(offers_binary=fake.is_ours)
-        self.refused: Act | None = None
+        self.wire = WireConnection(offers_binary=fake.is_binary)
+        self.rejection: Act | None = None
 
     def run(self) -> None:
         while data := self.socket.recv(1 << 20):
-            self.fake.is_halted.wait()
-            for asked in self.wire.feed(data):
-                assert isinstance(asked, ReceivedRequest)
-                if not self._handle(asked):
+            self.fake.is_running.wait()
+            for received in self.wire.feed(data):
+                assert isinstance(received, ReceivedRequest)
+                if not self._handle(received):
                     return
 
-    def _handle(self, asked: ReceivedRequest) -> bool:
-        request = asked.request
+    def _handle(self, received: ReceivedRequest) -> bool:
+        request = received.request
         assert isinstance(request, Request)
         if isinstance(request, AppendRequest):
-            return self._append(asked, request)
-        response = self._answer(request)
+            return self._append(received, request)
+        response = self._response(request)
         if response is not None:
-            self.socket.sendall(b"".join(self.wire.respond(asked, response)))
+            self.socket.sendall(b"".join(self.wire.respond(received, response)))
         return True
 
-    def _answer(self, request: Request) -> Response | None:
+    def _response(self, request: Request) -> Response | None:
         fake = self.fake
         if type(request) in fake.responses:
             return fake.responses[type(request)](request)
@@ -219,19 +216,19 @@ class _Served:
         counts = dict.fromkeys(request.names, request.queue_nums)
         return TopicsResponse(group="g", queue_counts=counts, store_host=bytes(range(8)))
 
-    def _append(self, asked: ReceivedRequest, request: AppendRequest) -> bool:
+    def _append(self, received: ReceivedRequest, request: AppendRequest) -> bool:
         fake = self.fake
         bodies = unpack_bodies(request.bodies)
         is_put = isinstance(request, PutRequest)
         queue_nums = request.queue_nums if isinstance(request, PutRequest) else None
-        fake.seen.append(Seen(bodies, request.is_restart, self.number, queue_nums))
-        if request.is_restart or not fake.is_ours:
-            self.refused = None
-        act = self.refused or (fake.script.popleft() if fake.script else ACK)
+        fake.appends.append(SeenAppend(bodies, request.is_restart, self.number, queue_nums))
+        if request.is_restart or not fake.is_binary:
+            self.rejection = None
+        act = self.rejection or (fake.script.popleft() if fake.script else ACK)
         if is_put and not fake.serves_messages:
-            act = refuse(ResponseCode.UNSUPPORTED)
+            act = reject(ResponseCode.UNSUPPORTED)
         if not act.is_appended and act.code is not None:
-            self.refused = act
+            self.rejection = act
         response: AppendResponse | PutResponse = PutResponse(term=1) if is_put else AppendResponse(term=1)
         if act.is_appended:
             response = fake.log.put(bodies) if is_put else fake.log.append(bodies)
@@ -240,16 +237,16 @@ class _Served:
         if act.raw:
             self.socket.sendall(act.raw)
         if act.refusal is not None:
-            self.socket.sendall(b"".join(self.wire.refuse(asked, act.refusal)))
+            self.socket.sendall(b"".join(self.wire.refuse(received, act.refusal)))
         elif act.code is not None:
             response.group, response.code, response.leader_id = "g", act.code, act.leader_id
             response.count += act.count_off
             if isinstance(response, PutResponse):
                 self._finish(response, act)
-            self.socket.sendall(b"".join(self.wire.respond(asked, response)))
-        if act.cuts:
+            self.socket.sendall(b"".join(self.wire.respond(received, response)))
+        if act.disconnects:
             self.socket.close()
-        return not act.cuts
+        return not act.disconnects
 
     def _finish(self, response: PutResponse, act: Act) -> None:
         if act.code != ResponseCode.SUCCESS or act.count_off:
@@ -259,8 +256,8 @@ class _Served:
 
 
 @contextmanager
-def fakes(*members: Fake) -> Iterator[str]:
-    """The members' ``peers``; they share the log of the first, know each other, and are closed at the end."""
+def fakes(*members: FakeMember) -> Iterator[str]:
+    """The members' ``peers``. They share the log of the first, know each other, and are closed at the end."""
     addresses = {member.node_id: f"{HOST}:{member.port}" for member in members}
     for member in members:
         member.log = members[0].log

@@ -1,4 +1,4 @@
-"""A client of a group: finds its leader and follows it, and never appends twice what it cannot know to be missing."""
+"""A client of a group. It finds the leader, and never repeats an append with an unknown outcome."""
 
 from pyspark_dledger.raft.client.client import Client, connect
 from pyspark_dledger.raft.client.results import (

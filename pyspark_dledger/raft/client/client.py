@@ -1,4 +1,4 @@
-"""A client of one group, to be used from as many threads as wanted."""
+"""A thread-safe client of one group."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from pyspark_dledger.errors import DLedgerError, GroupError, OptionError
 from pyspark_dledger.format.encode.encoded import Bodies, Buffer
 from pyspark_dledger.raft.client.request_units import (
     BatchCall,
+    BulkCall,
     PutCall,
-    WholeCall,
     check_body,
-    cut,
     sizes_of,
+    split_batch,
 )
 from pyspark_dledger.raft.client.results import (
     Appended,
@@ -47,11 +47,11 @@ from pyspark_dledger.store.dledger_store import Entry
 T = TypeVar("T")
 
 _THREAD_NAME = "dledger-client"
-# Seconds. The process does not wait longer for the thread of a client that nobody closed.
+# Seconds that a process waits at its end for the thread of a client that was not closed.
 _MAX_JOIN_SECONDS = 1.0
 _MAX_INDEX, _MAX_NUMBER = 2**63 - 1, 2**31 - 1
 
-# Those that may still run, and their loops.
+# The threads of all clients, and their loops.
 _threads: weakref.WeakKeyDictionary[threading.Thread, asyncio.AbstractEventLoop] = weakref.WeakKeyDictionary()
 
 
@@ -64,13 +64,13 @@ def connect(
     max_retries: int = 10,
     secret: str | None = None,
 ) -> Client:
-    """A client of a group whose members are ``n0-127.0.0.1:20911;n1-...``; it finds the leader and follows it.
+    """A client of a group with the members ``peers``, such as ``n0-127.0.0.1:20911;n1-...``.
 
-    ``timeout_ms`` bounds one attempt: finding the leader, and then its answer. What is certainly not done is tried
-    again, up to ``max_retries`` times with growing pauses, so a call takes at most about
-    ``(1 + max_retries) * 2 * timeout_ms``. Nothing is sent before the first call. ``secret`` is what nodes want that
-    were started with one.
-    Raises OptionError for a group, peers, certificates, numbers or a secret that cannot be meant.
+    ``timeout_ms`` limits the search for the leader, and then its response. Requests that were certainly not executed
+    are retried up to ``max_retries`` times, with growing pauses. So a call takes at most about
+    ``(1 + max_retries) * 2 * timeout_ms``. Nothing is sent before the first call. ``secret`` is the secret of the
+    nodes, if they have one.
+    Raises OptionError for an invalid group, peers, certificate, number or secret.
     """
     if timeout_ms <= 0 or max_retries < 0:
         raise OptionError(
@@ -89,10 +89,10 @@ def connect(
 
 @final
 class Client:
-    """Use it as a context manager, or `close` it. Made by `connect`.
+    """Made by `connect`. Use it as a context manager, or `close` it.
 
-    All methods raise GroupError where nothing was changed, and may be used from any thread but, of those that wait, not
-    from a callback of a future. A process that forks goes on with its client; the child needs one of its own.
+    All methods raise GroupError if nothing was changed, and can be called from any thread. Only `submit` can be called
+    in a callback of a future. After a fork the parent can use its client; the child needs its own.
     """
 
     def __init__(
@@ -107,9 +107,9 @@ class Client:
         self.group = group
         self._pid = os.getpid()
         self._is_closed = False
-        # Of closing only one, and no call that begins behind it: nobody would answer it any more.
-        self._closing = threading.Lock()
-        self._beginning = threading.Lock()
+        # One close at a time, and no call may start after it: it would never end.
+        self._close_lock = threading.Lock()
+        self._start_lock = threading.Lock()
         self._loop = new_loop()
         self._thread = threading.Thread(target=_run, args=(self._loop,), name=_THREAD_NAME, daemon=True)
         self._thread.start()
@@ -119,26 +119,26 @@ class Client:
             return Session(group, addresses, tls, timeout, max_retries, secret)
 
         self._session = asyncio.run_coroutine_threadsafe(start(), self._loop).result()
-        # A client that nobody closed, and nobody has any longer, does not run on.
-        self._forgotten = weakref.finalize(self, _stop, self._loop, self._pid)
+        # Stops the thread of a client that was garbage-collected without `close`.
+        self._finalizer = weakref.finalize(self, _stop, self._loop, self._pid)
 
     def append(self, body: Buffer) -> Appended:
         """Append one entry, and wait until it is committed.
 
-        Raises GroupError if it is not in the log, and UnknownOutcomeError if nobody knows.
+        Raises GroupError if it is not in the log, and UnknownOutcomeError if that is unknown.
         """
-        self._may_wait()
+        self._check_not_in_callback()
         return self.submit(body).result()
 
     def submit(self, body: Buffer) -> Future[Appended]:
-        """Append one entry without waiting: its future has what `append` gives or raises.
+        """Append one entry without waiting. The future gets the result or the exception of `append`.
 
-        Entries of several calls travel together and stand in the log in the order of the calls, unless one fails or
-        Java leads. Waits only while very much is under way. A future can be cancelled as long as it is not sent.
-        Its callbacks run in the client's own thread: they hold up everything else as long as they last.
+        Entries of several calls are sent together. They are in the log in the order of the calls, unless one fails or a
+        Java node leads. Blocks only while too much is queued. A future can be cancelled until its entry is sent.
+        Callbacks run in the client's own thread and block it.
         """
         body = check_body(body)
-        self._check()
+        self._check_usable()
         future: Future[Appended] = Future()
         self._session.appender.submit(body, future)
         return future
@@ -146,12 +146,12 @@ class Client:
     def append_batch(self, bodies: Bodies | Sequence[Buffer]) -> BatchResult:
         """Append one entry for each body, in their order, and wait until all are committed.
 
-        They go in requests of about 1 MiB, several at a time, each of which is appended as a whole. Raises GroupError
-        if nothing was appended, PartialAppendError (an UnknownOutcomeError) if it is known of some entries only, or
-        only some were appended; TypeError and ValueError for what is no batch, before anything is sent.
+        They are sent in requests of about 1 MiB, several at a time; each request is appended as a whole. Raises
+        GroupError if nothing was appended. Raises PartialAppendError (an UnknownOutcomeError) if only some entries were
+        appended, or if some outcomes are unknown. Raises TypeError and ValueError before anything is sent.
         """
-        self._check()
-        self._may_wait()
+        self._check_usable()
+        self._check_not_in_callback()
         if not isinstance(bodies, (Bodies, list, tuple)):
             bodies = list(bodies)
         sizes = sizes_of(bodies)
@@ -165,21 +165,21 @@ class Client:
     def put_messages(
         self, bodies: Bodies | Sequence[Buffer], queue_nums: int = 4, *, is_idempotent: bool = True
     ) -> PutResult:
-        """Append whole messages of RocketMQ, and wait until all are committed: where each stands, and in its queue.
+        """Append encoded RocketMQ messages, and wait until all are committed. Returns positions and queue offsets.
 
-        The leader numbers them per topic and queue, and makes topics that are new with ``queue_nums`` queues. A message
-        whose identity (property ``__DLEDGER_ID``) is in the log already is not appended again, and gets the place that
-        it has. So what has an unknown outcome is sent again, to whoever leads then, until ``max_retries`` attempts in a
-        row brought nothing. Messages without identities may come to stand twice by that: for these say
-        ``is_idempotent=False``, and it is as with `append_batch`.
+        The leader assigns the queue offsets, and creates new topics with ``queue_nums`` queues. A duplicate, whose
+        identity (property ``__DLEDGER_ID``) is already in the log, is not appended again and gets its first position.
+        So messages with an unknown outcome are sent again, to the leader of that time, until ``max_retries`` attempts
+        in a row failed. Messages without identities could become duplicates: use ``is_idempotent=False`` for them; then
+        an unknown outcome is an error as in `append_batch`.
 
-        They go in requests of about 1 MiB, several at a time, in each of which all are appended that are not there yet.
-        Raises GroupError if nothing was appended: with code UNSUPPORTED (303) if the leader serves no messages, as
-        Java's. Raises PartialAppendError (an UnknownOutcomeError) if it is known of some messages only, or only some
-        were appended; OptionError, TypeError and ValueError for what cannot be sent, before anything is.
+        They are sent in requests of about 1 MiB, several at a time; of each request all new messages are appended.
+        Raises GroupError if nothing was appended, with code UNSUPPORTED (303) if the leader does not serve messages,
+        like Java's. Raises PartialAppendError (an UnknownOutcomeError) if only some messages were appended, or if some
+        outcomes are unknown. Raises OptionError, TypeError and ValueError before anything is sent.
         """
-        self._check()
-        self._may_wait()
+        self._check_usable()
+        self._check_not_in_callback()
         _check_number("queue_nums", queue_nums, 1, _MAX_NUMBER)
         if not isinstance(bodies, (Bodies, list, tuple)):
             bodies = list(bodies)
@@ -191,22 +191,22 @@ class Client:
         finally:
             puts.abandon()
 
-    def _add(self, together: WholeCall, bodies: Bodies | Sequence[Buffer], sizes: array[int]) -> None:
-        """Have all bodies sent, in parts, unless one of them fails before."""
-        for first, part in cut(bodies, sizes):
-            if not together.wait_for_room():
+    def _add(self, call: BulkCall, bodies: Bodies | Sequence[Buffer], sizes: array[int]) -> None:
+        """Send all bodies in parts, until one fails."""
+        for first, part in split_batch(bodies, sizes):
+            if not call.wait_for_room():
                 return
-            unit = together.unit(first, part)
+            unit = call.unit(first, part)
             try:
                 self._session.appender.add(unit)
             except GroupError as error:
-                together.failed(unit, error)
+                call.failed(unit, error)
 
     def topics(self, names: Sequence[str], queue_nums: int = 4) -> Topics:
-        """How many queues each topic has, and with which host messages are stored; the leader tells.
+        """The number of queues of each topic, and the store host of messages.
 
-        It makes topics that are new, with ``queue_nums`` queues. Raises GroupError with code UNSUPPORTED (303) where
-        the leader serves no messages, and GroupError for a topic that cannot be.
+        The leader creates new topics with ``queue_nums`` queues. Raises GroupError for an invalid topic, and with code
+        UNSUPPORTED (303) if the leader does not serve messages.
         """
         if isinstance(names, str) or not all(isinstance(name, str) for name in names):
             raise TypeError(f"names: expected a sequence of texts, found {names!r}")
@@ -214,33 +214,32 @@ class Client:
         return self._wait(self._session.topics(tuple(names), index(queue_nums)))
 
     def config(self) -> dict[str, bytes]:
-        """The metadata that a leader that serves messages keeps beside its log, by file name."""
+        """The metadata files of a leader that serves messages, by file name."""
         return self._wait(self._session.config())
 
     def get(self, index: int) -> Entry:
-        """The entry of that index. Raises IndexRangeError where there is none, as far as is committed.
+        """The committed entry of that index. Raises IndexRangeError if there is none, OptionError for an invalid index.
 
-        Java's leader also gives entries that are not committed yet, which it may lose again. Raises OptionError for
-        what is no index.
+        Java's leader also returns uncommitted entries, which can still be lost.
         """
         _check_number("index", index, 0, _MAX_INDEX)
         return self._wait(self._session.get(index))
 
     def metadata(self) -> Metadata:
-        """The members, and who leads as far as they know."""
+        """The members, and the leader as far as they know."""
         return self._wait(self._session.metadata())
 
     def status(self, node_id: str) -> MemberStatus:
-        """How one member stands, which must be one of ours."""
+        """The state of one member, which must be a node of this package."""
         return self._wait(self._session.status(node_id))
 
     def read(
         self, first_index: int, node_id: str | None = None, *, max_bytes: int = 1 << 20, wait_ms: int = 0
     ) -> CommittedRange:
-        """Committed entries from that index on, of that member, or of any, which must be one of ours.
+        """Committed entries from that index on, of that member, or of any node of this package.
 
-        Waits up to ``wait_ms`` for the first to be committed; then the range is empty. Raises IndexRangeError for an
-        index that is below the member's first, and OptionError for numbers that cannot be meant.
+        Waits up to ``wait_ms`` for the first one to be committed; the range is empty after that. Raises IndexRangeError
+        for an index below the member's first, and OptionError for invalid numbers.
         """
         _check_number("first_index", first_index, 0, _MAX_INDEX)
         _check_number("max_bytes", max_bytes, 1, _MAX_NUMBER)
@@ -250,29 +249,29 @@ class Client:
     def transfer(self, node_id: str) -> None:
         """Make that member the leader, and wait until it is.
 
-        Raises GroupError if it was refused, and UnknownOutcomeError if it may have happened, or may yet.
+        Raises GroupError if the transfer was rejected, and UnknownOutcomeError if it may have succeeded or still may.
         """
         return self._wait(self._session.transfer(node_id))
 
     def close(self) -> None:
-        """Wait for what was submitted, for ``timeout_ms`` at most, and let go of everything.
+        """Wait for submitted appends, for ``timeout_ms`` at most, and close all connections.
 
-        What was not sent by then fails with GroupError, what has no answer with UnknownOutcomeError. May be called
-        twice; in a child of the process that made the client it does nothing.
+        Unsent appends then fail with GroupError, those without a response with UnknownOutcomeError. May be called
+        twice. Does nothing in a forked child.
         """
         self._close(waits=True)
 
     def _close(self, waits: bool) -> None:
         if os.getpid() != self._pid:
             return
-        self._may_wait()
-        with self._closing:
+        self._check_not_in_callback()
+        with self._close_lock:
             if self._is_closed:
                 return
-            with self._beginning:
+            with self._start_lock:
                 self._is_closed = True
             asyncio.run_coroutine_threadsafe(self._session.close(waits), self._loop).result()
-            self._forgotten.detach()
+            self._finalizer.detach()
             _stop(self._loop, self._pid)
             self._thread.join()
 
@@ -282,49 +281,49 @@ class Client:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # Who interrupts does not want to wait for what was submitted.
+        # After Ctrl-C do not wait for submitted appends.
         self._close(waits=not isinstance(error, KeyboardInterrupt))
 
     def __repr__(self) -> str:
         return f"<Client of group {self.group}{', closed' if self._is_closed else ''}>"
 
-    def _check(self) -> None:
+    def _check_usable(self) -> None:
         if self._is_closed:
-            raise self._closed()
+            raise self._closed_error()
         if os.getpid() != self._pid:
             raise DLedgerError(
-                f"group {self.group}: expected a client made in this process, found one of process {self._pid}, whose "
-                "thread and connections stay there: call connect after the fork"
+                f"group {self.group}: this client is of process {self._pid}, with its thread and connections: call "
+                "connect after the fork"
             )
 
-    def _closed(self) -> GroupError:
-        return GroupError(f"group {self.group}: the client is closed: call connect anew", ResponseCode.NETWORK_ERROR)
+    def _closed_error(self) -> GroupError:
+        return GroupError(f"group {self.group}: the client is closed: call connect again", ResponseCode.NETWORK_ERROR)
 
-    def _may_wait(self) -> None:
+    def _check_not_in_callback(self) -> None:
         if threading.current_thread() is self._thread:
             raise DLedgerError(
-                f"group {self.group}: expected a call that waits in a thread of its own, found it in a callback of a "
-                "future, which the client itself waits for: use submit there"
+                f"group {self.group}: a call that waits cannot be made in a callback of a future, because it would "
+                "block the client: use submit there"
             )
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
         try:
-            self._check()
-            self._may_wait()
-            with self._beginning:
-                self._check()
-                begun = asyncio.run_coroutine_threadsafe(work, self._loop)
+            self._check_usable()
+            self._check_not_in_callback()
+            with self._start_lock:
+                self._check_usable()
+                started = asyncio.run_coroutine_threadsafe(work, self._loop)
         except DLedgerError:
             work.close()
             raise
         try:
-            return begun.result()
+            return started.result()
         except concurrent.futures.CancelledError:
-            raise self._closed() from None
+            raise self._closed_error() from None
 
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:
-    """What the client's thread does until `_stop`; then nobody is left waiting."""
+    """The client's thread: runs the loop until `_stop`, then ends all calls."""
     asyncio.set_event_loop(loop)
     try:
         loop.run_forever()
@@ -335,14 +334,14 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
 
 def _stop(loop: asyncio.AbstractEventLoop, pid: int) -> None:
     if os.getpid() == pid:
-        # A loop that is closed has nothing left to stop.
+        # The loop may be closed already.
         with suppress(RuntimeError):
             loop.call_soon_threadsafe(loop.stop)
 
 
 @atexit.register
-def _end_all() -> None:
-    """Ends the threads of clients that were not closed: cut off in the middle, they would complain of their tasks."""
+def _stop_all() -> None:
+    """Stop the threads of clients that were not closed, which would otherwise warn about pending tasks."""
     running = [(thread, loop) for thread, loop in _threads.items() if thread.is_alive()]
     for _, loop in running:
         _stop(loop, os.getpid())
@@ -350,6 +349,6 @@ def _end_all() -> None:
         thread.join(_MAX_JOIN_SECONDS)
 
 
-def _check_number(name: str, value: object, least: int, most: int) -> None:
-    if not isinstance(value, SupportsIndex) or not least <= index(value) <= most:
-        raise OptionError(f"{name}: expected a number from {least} to {most}, found {value!r}")
+def _check_number(name: str, value: object, minimum: int, maximum: int) -> None:
+    if not isinstance(value, SupportsIndex) or not minimum <= index(value) <= maximum:
+        raise OptionError(f"{name}: expected a number from {minimum} to {maximum}, found {value!r}")

@@ -1,4 +1,4 @@
-"""One connection to one member: requests out, answers to whoever asked, and what becomes of them when it is lost."""
+"""A client's connection to one member."""
 
 from __future__ import annotations
 
@@ -15,22 +15,21 @@ from pyspark_dledger.raft.wire import ReceivedRequest, WireConnection, WireError
 
 log = logging.getLogger(__name__)
 
-# Told what came, or None if the connection was lost before it came.
+# Called with the response, or with None if the connection was lost.
 OnResponse = Callable[[AnyResponse | None], None]
 
 _SOCKET_BUFFER = 4 * 1024 * 1024
-# Seconds.
-_LAST_LOOK = 0.01
-# Bytes that wait to be sent, from which on nothing more is handed over: what is lost before that was never sent.
+_LAST_CHECK_SECONDS = 0.01
+# With more unsent bytes, no requests are passed to the connection: if it is lost, those were certainly not sent.
 _MAX_UNSENT = 1024 * 1024
 
 
 class LostError(Exception):
-    """The connection was lost, or could not be made."""
+    """The connection was lost, or could not be established."""
 
 
 class MemberConnection(asyncio.BufferedProtocol):
-    """To be used by the thread of its event loop only."""
+    """Used only by the thread of its event loop."""
 
     def __init__(self, member_id: str, secret: str | None = None) -> None:
         self.member_id = member_id
@@ -47,11 +46,11 @@ class MemberConnection(asyncio.BufferedProtocol):
 
     @property
     def is_binary(self) -> bool:
-        """Whether the member is one of ours; known once it answered a METADATA request."""
+        """Whether the member uses the binary dialect; known after its METADATA response."""
         return self._wire.is_binary
 
     def send(self, request: Request, on_response: OnResponse) -> int:
-        """Sends a request; the number by which `forget` knows it. Raises EncodeError: then nothing was sent."""
+        """Send a request. Returns its number for `forget`. Raises EncodeError; nothing is sent then."""
         opaque, frames = self._wire.request(request)
         self._waiting[opaque] = on_response
         if not self._unsent:
@@ -60,48 +59,48 @@ class MemberConnection(asyncio.BufferedProtocol):
         return opaque
 
     def forget(self, opaque: int) -> None:
-        """Nobody waits for that answer any longer."""
+        """Ignore the response to that request."""
         self._waiting.pop(opaque, None)
         self._wire.forget(opaque)
 
-    async def ask(self, request: Request, timeout: float) -> AnyResponse:
-        """Sends a request and waits for its answer. Raises LostError, and TimeoutError after so many seconds."""
+    async def request(self, request: Request, timeout: float) -> AnyResponse:
+        """Send a request and wait for its response. Raises LostError, and TimeoutError after `timeout` seconds."""
         if self.is_lost:
             raise LostError("the connection was lost")
         future: asyncio.Future[AnyResponse | None] = self._loop.create_future()
-        asked_at = self._loop.time()
+        sent_at = self._loop.time()
         opaque = self.send(request, lambda response: None if future.done() else future.set_result(response))
         try:
             await asyncio.wait([future], timeout=timeout)
             if not future.done():
-                # This process may have stood still: what came meanwhile is looked at first.
-                await asyncio.sleep(_LAST_LOOK)
+                # This process may have been stopped: read responses that arrived in the meantime.
+                await asyncio.sleep(_LAST_CHECK_SECONDS)
         finally:
             self.forget(opaque)
         if not future.done():
-            if self.received_at <= asked_at:
-                # Nothing at all came since: what else is on its way would wait in vain as well.
+            if self.received_at <= sent_at:
+                # Nothing was received since: other requests would wait in vain too.
                 self.abort()
-            raise TimeoutError(f"no answer in {timeout * 1000:.0f} ms")
+            raise TimeoutError(f"no response in {timeout * 1000:.0f} ms")
         response = future.result()
         if response is None:
-            raise LostError("the connection was lost before the answer came")
+            raise LostError("the connection was lost before the response")
         return response
 
     def abort(self) -> None:
-        """Gives the connection up at once."""
+        """Close the connection at once."""
         if self._transport is not None:
             self._transport.abort()
         self._lose()
 
     def close(self) -> None:
-        """Closes the connection, after what was handed over is sent."""
+        """Close the connection after sending all requests."""
         if self._transport is not None:
             self._write()
             self._transport.close()
         self._lose()
 
-    # What the event loop calls.
+    # Callbacks of asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -120,7 +119,7 @@ class MemberConnection(asyncio.BufferedProtocol):
         try:
             arrived = self._wire.buffer_updated(nbytes)
         except WireError as error:
-            log.warning("%s sent what cannot be read, its connection is closed: %s", self.member_id, error)
+            log.warning("%s sent unreadable bytes, its connection is closed: %s", self.member_id, error)
             self.abort()
             return
         for each in arrived:
@@ -145,7 +144,7 @@ class MemberConnection(asyncio.BufferedProtocol):
         self._lose()
 
     def _write(self) -> None:
-        """Everything that came up in one turn of the loop, at once."""
+        """Write all requests of one iteration of the loop at once."""
         frames, self._unsent = self._unsent, []
         if frames and self._transport is not None:
             self._transport.writelines(frames)

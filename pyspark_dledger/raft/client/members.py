@@ -1,4 +1,4 @@
-"""The members of a group as a client sees them: connections to them, and which of them leads."""
+"""A client's connections to the members of a group, and the search for the leader."""
 
 from __future__ import annotations
 
@@ -10,48 +10,49 @@ from collections.abc import Mapping
 from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.errors import GroupError, OptionError
 from pyspark_dledger.raft.client.member_connection import LostError, MemberConnection
-from pyspark_dledger.raft.client.outcomes import STRANGERS, AnyResponse, code_name, leader_named
+from pyspark_dledger.raft.client.outcomes import WRONG_MEMBER, AnyResponse, code_name, leader_named
 from pyspark_dledger.raft.messages import MetadataRequest, MetadataResponse
 from pyspark_dledger.raft.peers import Address, parse_address
 from pyspark_dledger.raft.wire import NO_PERMISSION, Refusal
 
-# Between two rounds of asking who leads, in seconds.
-_FIRST_PAUSE, _MAX_PAUSE = 0.02, 0.25
+# Seconds between two rounds of the search for the leader.
+_MIN_PAUSE, _MAX_PAUSE = 0.02, 0.25
 
 
 class _NoLeaderError(GroupError):
-    """None was found. ``reasons`` is what was found at each member instead."""
+    """No leader was found. ``reasons`` has the reason of each member."""
 
     reasons = ""
 
 
 class _Search:
-    """What members say while a leader is looked for: by their ids why they do not lead, and who they are."""
+    """The results of a search for the leader, by member id."""
 
     def __init__(self) -> None:
         self.reasons: dict[str, str] = {}
-        self.strangers: dict[str, GroupError] = {}
-        self.known: set[str] = set()
+        self.wrong_members: dict[str, GroupError] = {}
+        # Members whose group and id are right.
+        self.members: set[str] = set()
 
     @property
-    def is_in_vain(self) -> bool:
-        """Whether all that answered so far are of another group, or have other ids."""
-        return bool(self.strangers) and not self.known
+    def has_only_wrong_members(self) -> bool:
+        """Whether all members that responded are of another group, or have other ids."""
+        return bool(self.wrong_members) and not self.members
 
     def failed(self, member_id: str, error: Exception) -> None:
         self.reasons[member_id] = str(error)
-        if isinstance(error, GroupError) and error.code in STRANGERS:
-            self.strangers[member_id] = error
+        if isinstance(error, GroupError) and error.code in WRONG_MEMBER:
+            self.wrong_members[member_id] = error
         elif isinstance(error, GroupError):
-            self.known.add(member_id)
+            self.members.add(member_id)
 
-    def answered(self, member_id: str, leader_id: str | None) -> None:
+    def responded(self, member_id: str, leader_id: str | None) -> None:
         self.reasons[member_id] = f"names {leader_id or 'nobody'}"
-        self.known.add(member_id)
+        self.members.add(member_id)
 
 
 class Members:
-    """To be used by the thread of its event loop only. Times are seconds."""
+    """Used only by the thread of its event loop. Times are seconds."""
 
     def __init__(
         self,
@@ -71,10 +72,10 @@ class Members:
         self._connecting: dict[str, asyncio.Task[MemberConnection]] = {}
 
     async def leader(self) -> MemberConnection:
-        """A connection to the member that says of itself that it leads.
+        """A connection to the leader: the member that names itself.
 
-        Raises GroupError if none does in time, and at once, with a code of `STRANGERS`, if all that can be reached say
-        that they are of another group or have other ids.
+        Raises GroupError if none is found in time. Raises it at once, with a code of `WRONG_MEMBER`, if all reachable
+        members are of another group or have other ids.
         """
         known = self._connections.get(self._leader_id or "")
         if known is not None and not known.is_lost:
@@ -84,28 +85,28 @@ class Members:
         try:
             found = await asyncio.wait_for(self._search(search), self.timeout)
         except asyncio.TimeoutError:
-            if search.is_in_vain:
-                raise self._all_strange(search) from None
+            if search.has_only_wrong_members:
+                raise self._wrong_members_error(search) from None
             found_instead = "; ".join(f"{member_id}: {reason}" for member_id, reason in search.reasons.items())
-            raise self._no_leader(found_instead, asyncio.get_running_loop().time() - begun) from None
+            raise self._no_leader_error(found_instead, asyncio.get_running_loop().time() - begun) from None
         self._leader_id = found.member_id
         return found
 
-    def in_all(self, error: GroupError, seconds: float) -> GroupError:
-        """The same error, with how long was looked for a leader in all attempts together, if it is about that."""
-        return self._no_leader(error.reasons, seconds) if isinstance(error, _NoLeaderError) else error
+    def with_total_time(self, error: GroupError, seconds: float) -> GroupError:
+        """The error; if no leader was found, with the time of all attempts."""
+        return self._no_leader_error(error.reasons, seconds) if isinstance(error, _NoLeaderError) else error
 
-    def not_leader(self, member_id: str) -> None:
-        """That member refused what only a leader does, or does not answer: who leads is to be asked anew."""
+    def forget_leader(self, member_id: str) -> None:
+        """The member does not lead, or does not respond: search for the leader again."""
         if self._leader_id == member_id:
             self._leader_id = None
 
     def ids_leader_first(self) -> list[str]:
-        """All members, the leader that is known before the others."""
+        """All member ids, the known leader first."""
         return sorted(self.addresses, key=lambda member_id: member_id != self._leader_id)
 
     async def connection(self, member_id: str) -> MemberConnection:
-        """A connection to a member that said who it is. Raises LostError, TimeoutError, GroupError for a stranger."""
+        """A connection to a member. Raises LostError, TimeoutError, and GroupError for another group or id."""
         known = self._connections.get(member_id)
         if known is not None and not known.is_lost:
             return known
@@ -116,11 +117,11 @@ class Members:
             task = asyncio.ensure_future(self._connect(member_id))
             self._connecting[member_id] = task
             task.add_done_callback(lambda done: self._connected(member_id, done))
-        # Whoever waits may give up, the others go on waiting.
+        # If one caller is cancelled, the others continue to wait.
         return await asyncio.shield(task)
 
     async def metadata(self, member_id: str) -> MetadataResponse:
-        """What a member says of its group. Raises LostError, TimeoutError and GroupError."""
+        """The metadata of a member. Raises LostError, TimeoutError and GroupError."""
         connection = await self.connection(member_id)
         return await self._metadata(connection)
 
@@ -130,7 +131,7 @@ class Members:
         for connection in self._connections.values():
             connection.close()
 
-    # Connecting.
+    # Connecting
 
     async def _connect(self, member_id: str) -> MemberConnection:
         address = self.addresses[member_id]
@@ -145,9 +146,9 @@ class Members:
         try:
             _, connection = await asyncio.wait_for(opening, self.timeout)
         except asyncio.TimeoutError:
-            raise LostError(f"{address} took no connection in {self.timeout * 1000:.0f} ms") from None
+            raise LostError(f"{address} accepted no connection in {self.timeout * 1000:.0f} ms") from None
         except OSError as error:
-            raise LostError(f"{address}: {_reason(error)}{self._hint(error)}") from None
+            raise LostError(f"{address}: {_connect_error(error)}{self._hint(error)}") from None
         try:
             await self._metadata(connection)
         except LostError as error:
@@ -158,46 +159,46 @@ class Members:
         return connection
 
     def _hint(self, error: OSError | None = None) -> str:
-        """What may be wrong where a connection ends before it was of any use."""
+        """A possible cause if a connection fails."""
         if self._tls is None:
             return "" if error is not None else " (does that node expect TLS?)"
         if error is None:
-            return " (does that node take this certificate?)"
-        is_cut = isinstance(error, ConnectionError) and not isinstance(error, ConnectionRefusedError)
-        is_strange = isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLCertVerificationError)
-        return " (does that node expect TLS?)" if is_cut or is_strange else ""
+            return " (does that node accept this certificate?)"
+        is_reset = isinstance(error, ConnectionError) and not isinstance(error, ConnectionRefusedError)
+        is_no_tls = isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLCertVerificationError)
+        return " (does that node expect TLS?)" if is_reset or is_no_tls else ""
 
     def _connected(self, member_id: str, task: asyncio.Task[MemberConnection]) -> None:
         del self._connecting[member_id]
-        # Asking for the exception also says that it was seen, if nobody waits any longer.
+        # Reading the exception also marks it as retrieved, if no caller waits any more.
         if not task.cancelled() and task.exception() is None:
             self._connections[member_id] = task.result()
 
     async def _metadata(self, connection: MemberConnection) -> MetadataResponse:
-        """The hello of a connection, and later who leads."""
+        """Request METADATA: the hello of a connection, and later the leader."""
         request = MetadataRequest(group=self.group, remote_id=connection.member_id)
-        response = await connection.ask(request, self.timeout)
+        response = await connection.request(request, self.timeout)
         if not isinstance(response, MetadataResponse) or response.code != ResponseCode.SUCCESS:
-            raise self._stranger(connection.member_id, response)
+            raise self._wrong_member_error(connection.member_id, response)
         self._learn(response.peers)
         return response
 
-    def _stranger(self, member_id: str, response: AnyResponse) -> GroupError:
+    def _wrong_member_error(self, member_id: str, response: AnyResponse) -> GroupError:
         if isinstance(response, Refusal) and response.code == NO_PERMISSION:
             return GroupError(
-                f"expected member {member_id} of group {self.group} at {self.addresses[member_id]} to let this client "
-                f"in, found {code_name(response)}: connect with the secret of that node",
+                f"member {member_id} of group {self.group} at {self.addresses[member_id]} rejected this client with "
+                f"{code_name(response)}: connect with the secret of that node",
                 ResponseCode.UNKNOWN_MEMBER,
             )
         return GroupError(
             f"expected member {member_id} of group {self.group} at {self.addresses[member_id]}, found "
-            f"{code_name(response)}: give group and peers as that node has them",
+            f"{code_name(response)}: use the group and peers of that node",
             int(response.code),
             leader_named(response),
         )
 
     def _learn(self, peers: Mapping[str, str]) -> None:
-        """Members that were not named. Addresses that were named stay: this side may know them by others."""
+        """Add unknown members. Given addresses stay: the client may need others than the members."""
         for member_id, text in peers.items():
             if member_id not in self.addresses:
                 try:
@@ -205,29 +206,29 @@ class Members:
                 except OptionError:
                     continue
 
-    # Looking for the leader.
+    # Searching for the leader
 
     async def _search(self, search: _Search) -> MemberConnection:
-        """Asks all members at once, again and again, until one says that it leads itself, or all are strangers."""
-        pause = _FIRST_PAUSE
+        """Ask all members, in rounds, until one names itself as leader, or all are wrong members."""
+        pause = _MIN_PAUSE
         while True:
-            found = await self._ask_all(search)
+            found = await self._probe_all(search)
             if found is not None:
                 return found
             await asyncio.sleep(pause)
             pause = min(2 * pause, _MAX_PAUSE)
 
-    async def _ask_all(self, search: _Search) -> MemberConnection | None:
-        """The first that says so, without waiting for the others."""
-        tasks = [asyncio.ensure_future(self._ask(member_id, search)) for member_id in self.addresses]
+    async def _probe_all(self, search: _Search) -> MemberConnection | None:
+        """The first member that names itself, without waiting for the others."""
+        tasks = [asyncio.ensure_future(self._probe(member_id, search)) for member_id in self.addresses]
         try:
-            # One that does not answer is not waited for: the next round may find what has changed meanwhile.
-            for asked in asyncio.as_completed(tasks, timeout=max(self.timeout / 4, 0.1)):
-                found = await asked
+            # Do not wait for silent members: the next round may find a new leader.
+            for probe in asyncio.as_completed(tasks, timeout=max(self.timeout / 4, 0.1)):
+                found = await probe
                 if found is not None:
                     return found
-            if search.is_in_vain:
-                raise self._all_strange(search)
+            if search.has_only_wrong_members:
+                raise self._wrong_members_error(search)
         except asyncio.TimeoutError:
             pass
         finally:
@@ -235,34 +236,34 @@ class Members:
                 task.cancel()
         return None
 
-    async def _ask(self, member_id: str, search: _Search) -> MemberConnection | None:
-        search.reasons.setdefault(member_id, "did not answer")
+    async def _probe(self, member_id: str, search: _Search) -> MemberConnection | None:
+        search.reasons.setdefault(member_id, "did not respond")
         try:
             connection = await self.connection(member_id)
             response = await self._metadata(connection)
         except (LostError, TimeoutError, GroupError) as error:
             search.failed(member_id, error)
             return None
-        search.answered(member_id, response.leader_id)
+        search.responded(member_id, response.leader_id)
         return connection if response.leader_id == member_id else None
 
-    def _no_leader(self, reasons: str, seconds: float) -> GroupError:
+    def _no_leader_error(self, reasons: str, seconds: float) -> GroupError:
         error = _NoLeaderError(
-            f"group {self.group}: expected a leader within {seconds * 1000:.0f} ms, found none ({reasons}): nothing "
-            "was changed, look at its nodes and try again",
+            f"group {self.group}: no leader within {seconds * 1000:.0f} ms ({reasons}): nothing was changed, look at "
+            "its nodes and try again",
             ResponseCode.METADATA_ERROR,
         )
         error.reasons = reasons
         return error
 
-    def _all_strange(self, search: _Search) -> GroupError:
-        found = "; ".join(map(str, search.strangers.values()))
-        code = next(iter(search.strangers.values())).code
-        return GroupError(f"group {self.group}: expected members of it, found none: {found}", code)
+    def _wrong_members_error(self, search: _Search) -> GroupError:
+        found = "; ".join(map(str, search.wrong_members.values()))
+        code = next(iter(search.wrong_members.values())).code
+        return GroupError(f"group {self.group}: no member of it found: {found}", code)
 
 
-def _reason(error: OSError) -> str:
-    """Why a connection was not made; asyncio's own text only repeats the address."""
+def _connect_error(error: OSError) -> str:
+    """Why a connection failed; asyncio's own text only repeats the address."""
     if error.errno is not None and error.errno > 0 and not isinstance(error, ssl.SSLError):
         return os.strerror(error.errno)
     return str(error) or type(error).__name__

@@ -1,4 +1,4 @@
-"""Bodies on their way to a leader: what travels in one request, and who waits for it."""
+"""The bodies of append requests, and the calls that wait for them."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ from pyspark_dledger.raft.client.results import (
 from pyspark_dledger.raft.messages import POSITION_SIZE, AppendRequest, AppendResponse, PutRequest, PutResponse
 from pyspark_dledger.store.dledger_store import EntryRun
 
-# Log bytes in one request: enough that its own costs vanish, little enough that several are on their way at a time.
+# Log bytes in one request: enough to make its overhead negligible, but several requests can be in flight.
 UNIT_BYTES = 1024 * 1024
-# Log bytes of one batch that are packed and not yet answered: what bounds its memory.
-_MAX_AHEAD = 16 * UNIT_BYTES
+# Log bytes of one batch in outstanding requests: limits its memory.
+_MAX_OUTSTANDING_BYTES = 16 * UNIT_BYTES
 
 
 class Owner(Protocol):
-    """Who waits for units. Called by the client's own thread."""
+    """Waits for units. Its methods are called by the client's own thread."""
 
     @property
-    def is_over(self) -> bool:
-        """Whether a unit that was not sent yet is no longer to be sent, for what went wrong before it."""
+    def is_finished(self) -> bool:
+        """Whether no more units are to be sent, because an earlier one failed."""
 
     def acknowledged(self, unit: RequestUnit, response: AppendResponse | PutResponse) -> None: ...
 
@@ -48,26 +48,36 @@ class Owner(Protocol):
 
 
 class RequestUnit:
-    """Bodies in one request, all or none of which are appended: those from ordinal ``first`` of its owner on.
+    """The bodies of one request, appended all or none; ``first`` is the number of its first body in the call.
 
-    They are messages where ``queue_nums`` is given. One that ``repeats`` may be sent again after an unknown outcome;
-    ``doubt`` is the latest of these.
+    They are messages if ``queue_nums`` is set. An idempotent unit may be sent again after an unknown outcome, the
+    latest of which is ``unknown_outcome``.
     """
 
-    __slots__ = ("attempts", "bodies", "doubt", "first", "leaderless_since", "owner", "queue_nums", "repeats", "size")
+    __slots__ = (
+        "attempts",
+        "bodies",
+        "first",
+        "is_idempotent",
+        "leaderless_since",
+        "owner",
+        "queue_nums",
+        "size",
+        "unknown_outcome",
+    )
 
     def __init__(
-        self, owner: Owner, first: int, bodies: Bodies, queue_nums: int | None = None, repeats: bool = False
+        self, owner: Owner, first: int, bodies: Bodies, queue_nums: int | None = None, is_idempotent: bool = False
     ) -> None:
         self.owner = owner
         self.first = first
         self.bodies = bodies
         self.queue_nums = queue_nums
-        self.repeats = repeats
-        self.doubt: UnknownOutcomeError | None = None
+        self.is_idempotent = is_idempotent
+        self.unknown_outcome: UnknownOutcomeError | None = None
         self.size = len(bodies.block) + ENTRY_HEADER_SIZE * bodies.count
         self.attempts = 0
-        # By the loop's clock, in seconds: since when a leader was looked for, which was not found.
+        # When the first unsuccessful search for a leader began, by the loop's clock in seconds.
         self.leaderless_since: float | None = None
 
     @property
@@ -76,7 +86,7 @@ class RequestUnit:
 
     @property
     def ordinals(self) -> range:
-        """Of its bodies, as its owner counts them."""
+        """The numbers of its bodies in the call."""
         return range(self.first, self.first + self.count)
 
     @property
@@ -95,19 +105,19 @@ class RequestUnit:
         )
 
     def matches(self, response: object) -> bool:
-        """Whether that answer tells where these bodies are."""
+        """Whether the response has the positions of these bodies."""
         if isinstance(response, PutResponse):
             return self.are_messages and len(response.positions) == self.count * POSITION_SIZE
         return not self.are_messages and isinstance(response, AppendResponse) and response.count == self.count
 
     def failed(self, error: GroupError | UnknownOutcomeError) -> None:
-        """It is not tried again. What was once sent in vain may be in the log, whatever came of it later."""
-        if self.doubt is not None and not isinstance(error, UnknownOutcomeError):
-            error = UnknownOutcomeError(f"{self.doubt}; then: {error}", error.code, error.leader_id)
+        """Report the final error. After an unknown outcome the bodies may be in the log, also if a retry failed."""
+        if self.unknown_outcome is not None and not isinstance(error, UnknownOutcomeError):
+            error = UnknownOutcomeError(f"{self.unknown_outcome}; then: {error}", error.code, error.leader_id)
         self.owner.failed(self, error)
 
     def split(self) -> list[RequestUnit]:
-        """A unit for each body, for a leader that takes no more in one request."""
+        """A unit for each body, for a leader that accepts one per request."""
         engine = get_engine()
         units = []
         for ordinal, body in enumerate(engine.unpack_bodies(self.bodies)):
@@ -118,9 +128,9 @@ class RequestUnit:
 
 
 class SingleAppends:
-    """Bodies of single appends that travel together; each has its own result."""
+    """Single appends in one request; each has its own result."""
 
-    is_over = False
+    is_finished = False
 
     def __init__(self, bodies: Sequence[bytes], futures: Sequence[Future[Appended]]) -> None:
         self._sizes = list(map(len, bodies))
@@ -135,12 +145,15 @@ class SingleAppends:
 
     def failed(self, unit: RequestUnit, error: GroupError | UnknownOutcomeError) -> None:
         for future in self._futures[unit.first : unit.first + unit.count]:
-            # An error of its own for each: whoever raises it adds to its traceback.
+            # A copy for each: raising an exception changes its traceback.
             future.set_exception(copy(error))
 
 
-class WholeCall(ABC):
-    """Bodies of one call, by which the thread that called it waits."""
+class BulkCall(ABC):
+    """The bodies of one call; the calling thread waits for them.
+
+    A call that fails raises GroupError if nothing was appended, else PartialAppendError.
+    """
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -150,53 +163,53 @@ class WholeCall(ABC):
         self._done: list[range] = []
         self._unknown: list[range] = []
         self._error: GroupError | UnknownOutcomeError | None = None
-        self._is_over = False
+        self._is_finished = False
 
     @property
-    def is_over(self) -> bool:
-        return self._is_over
+    def is_finished(self) -> bool:
+        return self._is_finished
 
     @abstractmethod
     def _unit(self, first: int, bodies: Bodies) -> RequestUnit: ...
 
     @abstractmethod
-    def _note(self, unit: RequestUnit, response: Any) -> None:
-        """Keep what an answer says."""
+    def _add_response(self, unit: RequestUnit, response: Any) -> None:
+        """Keep the positions of a response."""
 
     def unit(self, first: int, bodies: Bodies) -> RequestUnit:
-        """A unit of it, which is waited for from now on."""
+        """A new unit of this call, which waits for it."""
         unit = self._unit(first, bodies)
         with self._changed:
             self._outstanding += unit.size
         return unit
 
     def wait_for_room(self) -> bool:
-        """Waits until one more unit may be made; False if none is to follow, for the batch has failed."""
+        """Wait until one more unit may be sent. Returns False if the call has failed."""
         with self._changed:
-            self._changed.wait_for(lambda: self._outstanding < _MAX_AHEAD or self._is_over)
-            return not self._is_over
+            self._changed.wait_for(lambda: self._outstanding < _MAX_OUTSTANDING_BYTES or self._is_finished)
+            return not self._is_finished
 
     def abandon(self) -> None:
-        """Nobody waits any longer: what was not sent yet is not sent."""
-        self._is_over = True
+        """The call has ended: unsent units are not sent."""
+        self._is_finished = True
 
     def acknowledged(self, unit: RequestUnit, response: AppendResponse | PutResponse) -> None:
         with self._changed:
             self._done.append(unit.ordinals)
-            self._note(unit, response)
-            self._resolve(unit)
+            self._add_response(unit, response)
+            self._finish_unit(unit)
 
     def failed(self, unit: RequestUnit, error: GroupError | UnknownOutcomeError) -> None:
         is_unknown = isinstance(error, UnknownOutcomeError)
         with self._changed:
-            self._is_over = True
+            self._is_finished = True
             if is_unknown:
                 self._unknown.append(unit.ordinals)
             if self._error is None or (is_unknown and not isinstance(self._error, UnknownOutcomeError)):
                 self._error = error
-            self._resolve(unit)
+            self._finish_unit(unit)
 
-    def _resolve(self, unit: RequestUnit) -> None:
+    def _finish_unit(self, unit: RequestUnit) -> None:
         self._outstanding -= unit.size
         self._changed.notify_all()
 
@@ -204,71 +217,73 @@ class WholeCall(ABC):
         with self._changed:
             self._changed.wait_for(lambda: self._outstanding == 0)
 
-    def _check(self, result: BatchResult | PutResult, what: str) -> None:
-        """Raises GroupError if nothing was appended, PartialAppendError if not all was."""
+    def _check_error(self, result: BatchResult | PutResult, what: str) -> None:
+        """Raise the error of the call, if it failed."""
         if self._error is None:
             return
-        unknown, done = _joined(self._unknown), _joined(self._done)
+        unknown, done = _merged(self._unknown), _merged(self._done)
         if not (unknown or done):
             raise self._error
-        rest = _rest([*unknown, *done], self._count)
-        text = f"of {self._count} {what} {len(result)} were appended, of {sum(map(len, unknown))} it is unknown, "
+        rest = _complement([*unknown, *done], self._count)
+        text = (
+            f"of {self._count} {what} {len(result)} were appended, {sum(map(len, unknown))} have an unknown outcome, "
+        )
         text += f"and {sum(map(len, rest))} were not appended: {self._error}"
         raise PartialAppendError(text, self._error.code, self._error.leader_id, result, unknown, rest) from self._error
 
 
-class BatchCall(WholeCall):
+class BatchCall(BulkCall):
     """The bodies of one ``append_batch``."""
 
     def __init__(self, sizes: array[int]) -> None:
         super().__init__(len(sizes))
         self._sizes = sizes
-        self._pieces: list[AppendedRange] = []
+        self._ranges: list[AppendedRange] = []
 
     def _unit(self, first: int, bodies: Bodies) -> RequestUnit:
         return RequestUnit(self, first, bodies)
 
-    def _note(self, unit: RequestUnit, response: AppendResponse) -> None:
-        self._pieces.append(AppendedRange(unit.first, unit.count, response.index, response.term, runs_of(response)))
+    def _add_response(self, unit: RequestUnit, response: AppendResponse) -> None:
+        self._ranges.append(AppendedRange(unit.first, unit.count, response.index, response.term, runs_of(response)))
 
     def result(self) -> BatchResult:
-        """Waits for all units that were made. Raises GroupError if nothing was appended, else PartialAppendError."""
+        """Wait for all units. Raises GroupError or PartialAppendError, see `BulkCall`."""
         self._wait()
-        result = BatchResult(self._sizes, self._pieces)
-        self._check(result, "entries")
+        result = BatchResult(self._sizes, self._ranges)
+        self._check_error(result, "entries")
         return result
 
 
-class PutCall(WholeCall):
+class PutCall(BulkCall):
     """The messages of one ``put_messages``."""
 
-    def __init__(self, count: int, queue_nums: int, repeats: bool) -> None:
+    def __init__(self, count: int, queue_nums: int, is_idempotent: bool) -> None:
         super().__init__(count)
         self._queue_nums = queue_nums
-        self._repeats = repeats
-        self._pieces: list[PutRange] = []
+        self._is_idempotent = is_idempotent
+        self._ranges: list[PutRange] = []
 
     def _unit(self, first: int, bodies: Bodies) -> RequestUnit:
-        return RequestUnit(self, first, bodies, self._queue_nums, self._repeats)
+        return RequestUnit(self, first, bodies, self._queue_nums, self._is_idempotent)
 
-    def _note(self, unit: RequestUnit, response: PutResponse) -> None:
-        self._pieces.append(PutRange(unit.first, unit.count, bytes(response.positions)))
+    def _add_response(self, unit: RequestUnit, response: PutResponse) -> None:
+        self._ranges.append(PutRange(unit.first, unit.count, bytes(response.positions)))
 
     def result(self) -> PutResult:
-        """Waits for all units that were made. Raises GroupError if nothing was appended, else PartialAppendError."""
+        """Wait for all units. Raises GroupError or PartialAppendError, see `BulkCall`."""
         self._wait()
-        result = PutResult(self._pieces)
-        self._check(result, "messages")
+        result = PutResult(self._ranges)
+        self._check_error(result, "messages")
         return result
 
 
 def runs_of(response: AppendResponse) -> tuple[EntryRun, ...]:
-    """Every run of the acknowledged entries; Java tells of the one entry only where it is."""
+    """The runs of the acknowledged entries; Java's response has only the position of its one entry."""
     return response.runs or (EntryRun(response.index, response.pos),)
 
 
-def _joined(ranges: Sequence[range]) -> tuple[range, ...]:
-    """The same ordinals in as few ranges as possible, ascending."""
+def _merged(ranges: Sequence[range]) -> tuple[range, ...]:
+    """The ranges, ascending, with adjacent ones merged."""
     joined: list[range] = []
     for part in sorted(ranges, key=lambda part: part.start):
         if joined and joined[-1].stop == part.start:
@@ -278,8 +293,8 @@ def _joined(ranges: Sequence[range]) -> tuple[range, ...]:
     return tuple(joined)
 
 
-def _rest(ranges: Sequence[range], count: int) -> tuple[range, ...]:
-    """What of ``range(count)`` is in none of them."""
+def _complement(ranges: Sequence[range], count: int) -> tuple[range, ...]:
+    """The parts of ``range(count)`` that are in none of the ranges."""
     rest = []
     start = 0
     for part in (*sorted(ranges, key=lambda part: part.start), range(count, count)):
@@ -290,7 +305,7 @@ def _rest(ranges: Sequence[range], count: int) -> tuple[range, ...]:
 
 
 def check_body(body: Buffer) -> bytes:
-    """A body as bytes that nobody changes any more. Raises TypeError and ValueError."""
+    """A body as immutable bytes. Raises TypeError and ValueError."""
     if type(body) is not bytes:
         if not isinstance(body, (bytes, bytearray, memoryview)):
             raise TypeError(f"body: expected bytes, a bytearray or a memoryview, found {type(body).__name__}")
@@ -301,7 +316,7 @@ def check_body(body: Buffer) -> bytes:
 
 
 def sizes_of(bodies: Bodies | Sequence[Buffer]) -> array[int]:
-    """The size of each body of a batch, in bytes. Raises TypeError and ValueError where it cannot be appended."""
+    """The size of each body of a batch, in bytes. Raises TypeError and ValueError for invalid bodies."""
     sizes = _packed_sizes(bodies) if isinstance(bodies, Bodies) else array("I", map(_size, bodies))
     if not sizes:
         raise ValueError("bodies: expected at least one, found none")
@@ -331,8 +346,8 @@ def _packed_sizes(bodies: Bodies) -> array[int]:
     return sizes
 
 
-def cut(bodies: Bodies | Sequence[Buffer], sizes: array[int]) -> Iterator[tuple[int, Bodies]]:
-    """A batch in parts of about `UNIT_BYTES`, packed when they are asked for: ordinal of the first body, and bodies."""
+def split_batch(bodies: Bodies | Sequence[Buffer], sizes: array[int]) -> Iterator[tuple[int, Bodies]]:
+    """Yield a batch in parts of about `UNIT_BYTES`: the number of the first body, and the packed bodies."""
     ends = list(accumulate(map(ENTRY_HEADER_SIZE.__add__, sizes)))
     first = start = 0
     while first < len(sizes):
@@ -342,7 +357,7 @@ def cut(bodies: Bodies | Sequence[Buffer], sizes: array[int]) -> Iterator[tuple[
 
 
 def _part(bodies: Bodies | Sequence[Buffer], first: int, last: int, start: int, end: int) -> Bodies:
-    """Bodies ``[first, last)``, which would take ``[start, end)`` of a log that begins with the first of all."""
+    """Bodies ``[first, last)``; as entries they would be the bytes ``[start, end)`` of the batch."""
     if not isinstance(bodies, Bodies):
         return get_engine().pack_bodies(bodies[first:last])
     view = memoryview(bodies.block).cast("B")

@@ -1,4 +1,4 @@
-"""What a client gives back."""
+"""The results of a client's methods."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _POSITION = struct.Struct(">qqq")
 
 
 class Appended(NamedTuple):
-    """An entry that is committed: where it stands in the log, for good."""
+    """The index, position and term of a committed entry."""
 
     index: int  # type: ignore[assignment]  # shadows tuple.index, which nobody calls
     pos: int
@@ -27,9 +27,9 @@ class Appended(NamedTuple):
 
 
 class AppendedRange(NamedTuple):
-    """Bodies of a batch that were appended in one go: ``count`` from the body with ordinal ``first`` on.
+    """``count`` bodies of a batch that were appended together, from body number ``first`` on.
 
-    They have consecutive indexes; of positions a new run begins where a new file of the log does.
+    Their indexes are consecutive; positions continue in a new run where the log continues in a new file.
     """
 
     first: int
@@ -40,41 +40,41 @@ class AppendedRange(NamedTuple):
 
 
 class BatchResult:
-    """Where the bodies of a batch stand in the log; iterating gives an `Appended` for each, in the batch's order.
+    """The positions of a batch in the log. Iterating yields an `Appended` for each body, in the batch's order.
 
-    Between two pieces entries of other clients may stand. A leader of ours keeps the batch's order; Java's handles
-    requests side by side, so the indexes of a batch need not ascend there.
+    Entries of other clients may be between two ranges. A leader of this package keeps the batch's order. Java's leader
+    handles requests concurrently, so indexes need not ascend.
     """
 
-    def __init__(self, sizes: array[int], pieces: Iterable[AppendedRange]) -> None:
+    def __init__(self, sizes: array[int], ranges: Iterable[AppendedRange]) -> None:
         self._sizes = sizes
-        self.ranges = tuple(sorted(pieces))
+        self.ranges = tuple(sorted(ranges))
 
     def __len__(self) -> int:
-        """How many bodies were appended."""
-        return sum(piece.count for piece in self.ranges)
+        """The number of appended bodies."""
+        return sum(part.count for part in self.ranges)
 
     def __iter__(self) -> Iterator[Appended]:
-        for piece in self.ranges:
-            sizes = self._sizes[piece.first : piece.first + piece.count]
-            yield from positions(piece.index, piece.term, piece.runs, sizes)
+        for part in self.ranges:
+            sizes = self._sizes[part.first : part.first + part.count]
+            yield from positions(part.index, part.term, part.runs, sizes)
 
     def __repr__(self) -> str:
         return f"BatchResult({len(self)} entries, indexes {self.first_index} to {self.last_index})"
 
     @property
     def first_index(self) -> int:
-        """The lowest index of an entry of the batch; -1 where nothing was appended."""
-        return min((piece.index for piece in self.ranges), default=-1)
+        """The lowest index of the batch; -1 if nothing was appended."""
+        return min((part.index for part in self.ranges), default=-1)
 
     @property
     def last_index(self) -> int:
-        """The highest index of an entry of the batch; -1 where nothing was appended."""
-        return max((piece.index + piece.count - 1 for piece in self.ranges), default=-1)
+        """The highest index of the batch; -1 if nothing was appended."""
+        return max((part.index + part.count - 1 for part in self.ranges), default=-1)
 
 
 def positions(index: int, term: int, runs: tuple[EntryRun, ...], sizes: Iterable[int]) -> Iterator[Appended]:
-    """Where entries with bodies of these sizes stand, the first of which has `index`."""
+    """The positions of consecutive entries with bodies of these sizes, the first with `index`."""
     pos, starts = runs[0].pos, dict(runs)
     for size in sizes:
         pos = starts.get(index, pos)
@@ -84,7 +84,7 @@ def positions(index: int, term: int, runs: tuple[EntryRun, ...], sizes: Iterable
 
 
 class Put(NamedTuple):
-    """A message that is committed: where it stands in the log, and in its queue."""
+    """The index, position and queue offset of a committed message."""
 
     index: int  # type: ignore[assignment]  # shadows tuple.index, which nobody calls
     pos: int
@@ -92,7 +92,7 @@ class Put(NamedTuple):
 
 
 class PutRange(NamedTuple):
-    """Messages of a put that were acknowledged in one go: ``count`` from the one with ordinal ``first`` on.
+    """``count`` messages of a put that were acknowledged together, from message number ``first`` on.
 
     ``positions`` has index, pos and queueOffset (i64, big-endian) of each.
     """
@@ -103,43 +103,43 @@ class PutRange(NamedTuple):
 
 
 class PutResult:
-    """Where the messages of a put stand; iterating gives a `Put` for each, in their order.
+    """The positions of the messages of a put. Iterating yields a `Put` for each, in their order.
 
-    A message that was there already has the place that it got then, so places need not ascend.
+    A duplicate has its first position, so positions need not ascend.
     """
 
-    def __init__(self, pieces: Iterable[PutRange]) -> None:
-        self.ranges = tuple(sorted(pieces))
+    def __init__(self, ranges: Iterable[PutRange]) -> None:
+        self.ranges = tuple(sorted(ranges))
 
     def __len__(self) -> int:
-        """How many messages are committed."""
-        return sum(piece.count for piece in self.ranges)
+        """The number of committed messages."""
+        return sum(part.count for part in self.ranges)
 
     def __iter__(self) -> Iterator[Put]:
-        for piece in self.ranges:
-            yield from map(Put._make, _POSITION.iter_unpack(piece.positions))
+        for part in self.ranges:
+            yield from map(Put._make, _POSITION.iter_unpack(part.positions))
 
     def __repr__(self) -> str:
         return f"PutResult({len(self)} messages, indexes {self.first_index} to {self.last_index})"
 
     @property
     def count(self) -> int:
-        """How many messages are committed."""
+        """The number of committed messages."""
         return len(self)
 
     @property
     def positions(self) -> bytes:
         """Index, pos and queueOffset (i64, big-endian) of each, in their order."""
-        return b"".join(piece.positions for piece in self.ranges)
+        return b"".join(part.positions for part in self.ranges)
 
     @property
     def first_index(self) -> int:
-        """The lowest index of a message of the put; -1 where none is committed."""
+        """The lowest index of the put; -1 if no message is committed."""
         return min(self._indexes(), default=-1)
 
     @property
     def last_index(self) -> int:
-        """The highest index of a message of the put; -1 where none is committed."""
+        """The highest index of the put; -1 if no message is committed."""
         return max(self._indexes(), default=-1)
 
     def _indexes(self) -> array[int]:
@@ -150,17 +150,17 @@ class PutResult:
 
 
 class Topics(NamedTuple):
-    """How many queues topics have, by name, and the host that messages are to be stored with: 8 or 20 bytes."""
+    """The number of queues of topics, by name, and the store host of messages: 8 or 20 bytes."""
 
     queue_counts: dict[str, int]
     store_host: bytes
 
 
 class PartialAppendError(UnknownOutcomeError):
-    """A batch, or a put, that ended midway: some of it is acknowledged, or nobody knows.
+    """A batch or put failed after some bodies were appended, or may have been.
 
-    ``acknowledged`` is where the acknowledged bodies stand. ``unknown`` are the ordinals of bodies that may be in the
-    log, now or later, or never; ``not_appended`` those of bodies that certainly are not, and may be sent again.
+    ``acknowledged`` has the positions of acknowledged bodies. ``unknown`` has the numbers of bodies that may be in the
+    log, now or later, or never. ``not_appended`` has those that are certainly not, and may be sent again.
     """
 
     def __init__(
@@ -183,7 +183,7 @@ class PartialAppendError(UnknownOutcomeError):
 
 
 class Metadata(NamedTuple):
-    """Who leads a group, as far as the member knew that was asked, and the address of each member by its id."""
+    """The leader of a group, as far as the responding member knows, and the address of each member by its id."""
 
     group: str
     leader_id: str | None
@@ -191,9 +191,9 @@ class Metadata(NamedTuple):
 
 
 class MemberStatus(NamedTuple):
-    """How a member stands. Indexes and terms are -1 where there is none; ``problem`` is "" while there is none.
+    """The state of a member. A missing index or term is -1; ``problem`` is "" if there is none.
 
-    ``serves_messages``: it takes puts while it leads.
+    ``serves_messages``: it accepts puts as leader.
     """
 
     node_id: str
@@ -209,9 +209,9 @@ class MemberStatus(NamedTuple):
 
 
 class CommittedRange(NamedTuple):
-    """Committed entries of one member, ``count`` from ``first_index`` on; none where none was committed in time.
+    """``count`` committed entries of one member, from ``first_index`` on; none after a timeout.
 
-    ``data`` is what the log holds: entries with their headers, one behind the other; iterate over `entries` for values.
+    ``data`` has the encoded entries; `entries` yields them as values.
     """
 
     first_index: int

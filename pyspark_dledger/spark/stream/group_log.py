@@ -15,7 +15,7 @@ from pyspark_dledger.format.codec import decode_entry_header
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
 from pyspark_dledger.log.tail.tail import TailOffset
 from pyspark_dledger.raft.client import Client, CommittedRange, MemberStatus
-from pyspark_dledger.raft.client.outcomes import STRANGERS
+from pyspark_dledger.raft.client.outcomes import WRONG_MEMBER
 from pyspark_dledger.raft.peers import parse_peers
 from pyspark_dledger.spark.group_address import GroupAddress
 
@@ -222,7 +222,7 @@ class GroupLog:
 def _are_strangers(problems: Sequence[GroupError]) -> bool:
     """Return whether every member that responds is of another group, or has another id."""
     codes = [problem.code for problem in problems if problem.code != ResponseCode.NETWORK_ERROR]
-    return bool(codes) and STRANGERS.issuperset(codes)
+    return bool(codes) and WRONG_MEMBER.issuperset(codes)
 
 
 def begin_index(statuses: Mapping[str, MemberStatus]) -> int:
