@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.conftest import ROOT
 from tests.support.faulty_sink import POINTS, VICTIMS
+from tests.support.spark_cluster import ROOT
 
 ROWS = 1000
 # `make sink-faults` runs the long form: every process at every point.
