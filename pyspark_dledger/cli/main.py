@@ -76,7 +76,7 @@ def build_parser(loaded: Container[str] = VERBS) -> argparse.ArgumentParser:
     """The parser of the command line. Only the verbs in `loaded` have their arguments: their modules are imported."""
     parser = _Parser(
         prog="dledger",
-        description="Look into DLedger logs and RocketMQ stores, read-only. Run replicated logs and use them.",
+        description="Inspect DLedger logs and RocketMQ stores, read-only. Run replicated logs and use them.",
         epilog=READ_EXITS,
     )
     parser.add_argument("--version", action="version", version=__version__)

@@ -527,7 +527,7 @@ def test_follow_goes_on_where_a_new_leader_rewrote_the_log(tmp_path: Path, capsy
         *[(2, 1), (3, 1), (4, 2), (5, 2), (6, 2), (7, 2)],
         *[(4, 1), (5, 3)],
     ]
-    assert done.err.count("truncated: what stood at index 4 and behind is no longer in it") == 1
+    assert done.err.count("truncated: the printed entries from index 4 on are no longer in it") == 1
 
 
 def test_follow_goes_on_where_the_log_became_shorter(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -542,7 +542,7 @@ def test_follow_goes_on_where_the_log_became_shorter(tmp_path: Path, capsys: pyt
     look()
     done = capsys.readouterr()
     assert [json.loads(line)["index"] for line in done.out.splitlines()] == [5, 6]
-    assert "what stood at index 5 and behind is no longer in it" in done.err
+    assert "the printed entries from index 5 on are no longer in it" in done.err
 
 
 def test_follow_notices_what_was_rewritten_in_the_same_term(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -557,7 +557,7 @@ def test_follow_notices_what_was_rewritten_in_the_same_term(tmp_path: Path, caps
     look()
     done = capsys.readouterr()
     assert [json.loads(line)["index"] for line in done.out.splitlines()] == [5, 6, 7, 8, 9, 10]
-    assert done.err.count("what stood at index 7, and perhaps before, was written anew in the same term") == 1
+    assert done.err.count("the entry of index 7, and perhaps earlier ones, was overwritten in the same term") == 1
 
 
 def test_follow_says_what_was_deleted_before_it_was_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

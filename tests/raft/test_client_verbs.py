@@ -91,7 +91,7 @@ def test_failed_verbs(run: Verb) -> None:
         assert code == 0 and "cannot reach n1" in row["members"][1]["problem"]
         for arguments, text in [
             (("append", *given), "expected bodies to append, or --file, found neither"),
-            (("append", *given, "--lines", "x"), "--lines: expected --file"),
+            (("append", *given, "--lines", "x"), "--lines needs --file"),
             (("append", *given, "--tls-ca", "x", "y"), "expected --tls-cert, --tls-key and --tls-ca together"),
             (("get", *given[:2], "--peers", "nonsense", "--index", 1), "expected ID-HOST:PORT"),
             (("append", *given, "--file", "/nonexistent"), "No such file"),

@@ -284,7 +284,7 @@ def test_a_cluster_that_cannot_start_reports_why(tmp_path: Path) -> None:
     with closing(socket.create_server((HOST, first + 1))):
         run = subprocess.run([*line, "--store", str(tmp_path)], capture_output=True, text=True, timeout=30, check=False)
     assert run.returncode == 2
-    assert "n1: expected it to start, found in its log" in run.stderr
+    assert "n1: did not start; its log" in run.stderr
     assert "cannot listen at" in run.stderr
     assert "Unknown child" not in run.stderr
     assert len(run.stderr.splitlines()) == 1
@@ -313,7 +313,7 @@ def test_members_stop_when_their_cluster_is_killed(tmp_path: Path) -> None:
     ("count", "stores", "found"),
     [
         ("-1", [], "argument --nodes: expected a number of members, 1 or more, found -1"),
-        ("2", ["n0", "n1", "n2"], "found dledger-n0, dledger-n1, dledger-n2: say --nodes 3"),
+        ("2", ["n0", "n1", "n2"], "found dledger-n0, dledger-n1, dledger-n2: use --nodes 3"),
         ("3", ["n0", "n1"], "expected the stores of 3 members in"),
     ],
 )

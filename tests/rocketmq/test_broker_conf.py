@@ -187,5 +187,5 @@ def test_messages_need_a_disk() -> None:
     run = subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
     assert (run.returncode, run.stderr) == (
         2,
-        "dledger: --messages: expected a store on disk, found storeType=MEMORY: leave one of the two out\n",
+        "dledger: --messages needs a store on disk, found storeType=MEMORY: leave out one of them\n",
     )

@@ -526,7 +526,7 @@ def test_a_log_continues_an_old_commitlog(tmp_path: Path) -> None:
     [
         ("dledger-n0", ("--messages",), "started without --messages"),
         ("n0/dledger-n0", (), "started with --messages"),
-        ("n0/dledger-n0", ("--messages",), "say --nodes 1"),
+        ("n0/dledger-n0", ("--messages",), "use --nodes 1"),
     ],
 )
 def test_a_cluster_keeps_its_kind_of_service(tmp_path: Path, folder: str, flags: tuple[str, ...], text: str) -> None:

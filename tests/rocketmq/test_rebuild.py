@@ -484,7 +484,7 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith(f"{root / 'consumequeue'}: "), "the changed folder is printed, not the given one"
     assert any(line.startswith("note: nothing changed: ") for line in lines)
-    assert not any(line.startswith("what was there is kept") for line in lines)
+    assert not any(line.startswith("the old folder is kept") for line in lines)
     assert main(["rebuild", "index", str(root), "--out", str(tmp_path / "out")]) == 0
     assert "of 60 messages up to index" in capsys.readouterr().out
     assert main(["rebuild", "index", str(root), "--dry-run", "--out", "x"]) == 2

@@ -16,7 +16,7 @@ def connected(args: argparse.Namespace) -> Client:
     """A client of the group that the arguments name."""
     files = (args.tls_cert, args.tls_key, args.tls_ca)
     if any(files) and not all(files):
-        raise OptionError("tls: expected --tls-cert, --tls-key and --tls-ca together, found one or two of them")
+        raise OptionError("expected --tls-cert, --tls-key and --tls-ca together, found one or two of them")
     tls = Tls(*map(Path, files)) if all(files) else None
     return connect(args.group, args.peers, tls=tls, timeout_ms=args.timeout_ms, max_retries=args.max_retries)
 

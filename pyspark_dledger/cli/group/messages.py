@@ -19,7 +19,7 @@ _SWITCH_SECONDS = 0.0005
 def open_messages(config: NodeConfig, args: argparse.Namespace, conf: BrokerConf | None) -> MessageService:
     """Open the message service of a node; it owns the store's root until it is closed."""
     if config.store is None:
-        raise OptionError("--messages: expected a store on disk, found storeType=MEMORY: leave one of the two out")
+        raise OptionError("--messages needs a store on disk, found storeType=MEMORY: leave out one of them")
     own = config.members()[config.self_id]
     host = conf.store_host if conf is not None else None
     store = config.store_config(config.store)

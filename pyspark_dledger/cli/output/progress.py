@@ -1,4 +1,4 @@
-"""How far long work has come: a bar on standard error, where that is a terminal; nothing where it is piped."""
+"""A progress bar on standard error, if that is a terminal."""
 
 from __future__ import annotations
 

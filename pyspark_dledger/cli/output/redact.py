@@ -1,7 +1,7 @@
-"""Rows for strangers: what applications and networks put into a log becomes digests, everything else stays.
+"""Redacts rows for sharing: data of applications and networks becomes digests, everything else stays.
 
-A digest is keyed with bytes that are made for one run and kept nowhere. Within a run the same value has the same
-digest, so messages can still be matched; afterwards no guess of a value can be tried.
+The key of the digests is random and never stored. Within a run equal values have equal digests, so messages can be
+matched. After the run nobody can test a guess of a value.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import secrets
 from collections.abc import Callable, Iterable
 from typing import Any
 
-# Texts that say nothing of what applications do, and times. A text of any other column is replaced.
+# Texts that do not come from applications, and times. Texts of other columns are replaced.
 _TEXTS = frozenset(("kind", "source", "problem", "segment", "transaction", "compression", "severity", "code", "node"))
 _TIMES = ("Timestamp",)
-# Numbers that prove a guess of what they were computed from. Any other number stays.
+# Numbers that would confirm a guess of the data they are computed from. Other numbers stay.
 _PROOFS = frozenset(("messageCrc", "bodyCrc", "chainCrc", "tagsCode", "keyHash"))
 _CRC = re.compile(r"(expected (?:message CRC|property CRC|bodyCrc)) -?\d+, found -?\d+")
-# RocketMQ's own names of properties (MessageConst); an application's are replaced.
+# RocketMQ's own property names (MessageConst); those of applications are replaced.
 _PROPERTY_NAMES = frozenset(
     (
         *("KEYS", "TAGS", "WAIT", "DELAY", "RETRY_TOPIC", "REAL_TOPIC", "REAL_QID", "TRAN_MSG", "PGROUP", "MIN_OFFSET"),

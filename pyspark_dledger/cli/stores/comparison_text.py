@@ -19,7 +19,7 @@ def cut_logs(log: Log) -> Iterator[str]:
         known = member.checkpoint_committed_index
         if known > member.end.last_index:
             yield (
-                f"note: {member.path}: the checkpoint says that {known} is committed, and the log ends at "
+                f"note: {member.path}: the checkpoint says that {known} is committed, but the log ends at "
                 f"{member.end.last_index}: its end is lost"
             )
 
@@ -52,7 +52,7 @@ def sentences(found: Comparison) -> Iterator[str]:
         )
         if candidate.node in damaged:
             lost = damaged[candidate.node]
-            restarted = f"a restart may cut its log before {lost}, where it is damaged (dledger recovery tells)"
+            restarted = f"a restart may truncate its log at {lost}, where it is damaged: see dledger recovery"
             losses = f"{losses}; {restarted}" if losses else restarted
         yield f"{candidate.node} can be elected: {losses or 'no replica would lose anything'}"
     for text in found.notes:

@@ -1,4 +1,4 @@
-"""Counts the fillers in ConsumeQueues: units that stand for messages that the log does not have."""
+"""Counts the fillers in ConsumeQueues: units that stand for messages missing from the log."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class RowPrinter:
         if args.redact:
             self._redact = redactor(_known(_listed(args.keep), _all_columns(log.options)))
         elif args.keep:
-            raise OptionError("--keep names columns that --redact leaves as they are: give both")
+            raise OptionError("--keep has no effect without --redact: give both")
         form = args.body or ("base64" if args.json else "text")
         self._form = bytes_form(form)
         self._body = body_form(form, args.json)
@@ -56,7 +56,7 @@ class RowPrinter:
         return tuple(dict.fromkeys((*self._names, *_NEEDED)))
 
     def print(self, batch: pa.RecordBatch, limit: int | None = None) -> None:
-        """The first `limit` rows of a batch."""
+        """Print the first `limit` rows of a batch."""
         batch = batch.slice(0, limit)
         self.count += batch.num_rows
         if self._table == "log" and batch.column("problem").null_count < batch.num_rows:

@@ -38,7 +38,7 @@ class _Progress:
 
     appended: int = 0
     last_index: int = -1
-    under_way: int = 0
+    in_flight: int = 0
 
     def __str__(self) -> str:
         return f"{self.appended} entries were appended" + (f", up to index {self.last_index}" if self.appended else "")
@@ -50,12 +50,12 @@ def run(args: argparse.Namespace, out: Output) -> int:
     with connected(args) as client:
         try:
             for bodies in _batches(_bodies(args)):
-                done.under_way = len(bodies)
+                done.in_flight = len(bodies)
                 if not _append_batch(client, bodies, done, out, args.json):
                     return FINDINGS
         except KeyboardInterrupt:
-            open_ones = f"; {done.under_way} more may be in the log, now or later, or never" if done.under_way else ""
-            note_outcome(f"interrupted: {done}{open_ones}")
+            unknown = f"; {done.in_flight} more may be in the log, now or later, or never" if done.in_flight else ""
+            note_outcome(f"interrupted: {done}{unknown}")
             raise
     return CLEAN
 
@@ -69,7 +69,7 @@ def _append_batch(client: Client, bodies: list[bytes], done: _Progress, out: Out
         appended, problem = cast(BatchResult, error.acknowledged), error
     except ValueError as error:
         raise OptionError(str(error)) from None
-    done.under_way = 0
+    done.in_flight = 0
     is_printed = True
     if len(appended):
         done.appended += len(appended)
@@ -86,11 +86,11 @@ def _append_batch(client: Client, bodies: list[bytes], done: _Progress, out: Out
 
 
 def _bodies(args: argparse.Namespace) -> Iterator[bytes]:
-    """Those of the command line, then those of the file."""
+    """The bodies of the command line, then those of the file."""
     if not args.bodies and args.file is None:
         raise OptionError("expected bodies to append, or --file, found neither")
     if args.lines and args.file is None:
-        raise OptionError("--lines: expected --file, whose lines are meant, found none")
+        raise OptionError("--lines needs --file, whose lines it means")
     yield from map(os.fsencode, args.bodies)
     if args.file is not None:
         with sys.stdin.buffer if args.file == "-" else Path(args.file).open("rb") as file:

@@ -91,7 +91,7 @@ async def _cluster(args: argparse.Namespace, out: Output) -> int:
     finally:
         await asyncio.gather(*map(_stop, members))
     if not signals.received.is_set():
-        raise DLedgerError("expected the members to run until Ctrl-C, found that all of them ended: see their logs")
+        raise DLedgerError("all members have ended: see their logs")
     return signals.exit_code
 
 
@@ -109,12 +109,12 @@ def _check_stores(store: Path, args: argparse.Namespace) -> None:
         advice = "without --messages" if args.messages else "with --messages"
         raise OptionError(
             f"--store {store}: expected stores {'with' if args.messages else 'without'} messages, or none, found "
-            f"{', '.join(others)} of a group that was started {advice}: start it so, or say another --store"
+            f"{', '.join(others)} of a group that was started {advice}: do the same, or use another --store"
         )
     if found and set(found) != {f"dledger-n{number}" for number in range(args.nodes)}:
         raise OptionError(
             f"--nodes {args.nodes}: expected the stores of {args.nodes} members in {store}, or none, found "
-            f"{', '.join(found)}: say --nodes {len(found)}, or another --store"
+            f"{', '.join(found)}: use --nodes {len(found)}, or another --store"
         )
 
 
@@ -130,17 +130,8 @@ async def _unless_stopped(signals: Signals, work: asyncio.Future[Any]) -> None:
 
 async def _start(peer_id: str, peers: str, store: Path, args: argparse.Namespace) -> _Member:
     log = store / f"{peer_id}.log"
-    arguments = ["serve", "--log-format", args.log_format]
-    arguments += [
-        "--group",
-        args.group,
-        "--id",
-        peer_id,
-        "--peers",
-        peers,
-        "--store",
-        str(_root(store, peer_id, args)),
-    ]
+    arguments = ["serve", "--log-format", args.log_format, "--group", args.group, "--id", peer_id, "--peers", peers]
+    arguments += ["--store", str(_root(store, peer_id, args))]
     arguments += ["--messages"] if args.messages else []
     for name in ("flush", "data_file_size", "index_file_size", "producer_id_expiry_ms"):
         if (value := getattr(args, name)) is not None:
@@ -162,7 +153,7 @@ async def _ready(member: _Member) -> None:
     line = await member.process.stdout.readline()
     if not line or json.loads(line)["event"] != "ready":
         last = member.log.read_text(errors="replace").strip().splitlines()[-1:] or ["nothing"]
-        raise DLedgerError(f"{member.id}: expected it to start, found in its log {member.log}: {last[0]}")
+        raise DLedgerError(f"{member.id}: did not start; its log {member.log} ends with: {last[0]}")
 
 
 async def _watch(member: _Member, signals: Signals) -> None:
@@ -170,7 +161,7 @@ async def _watch(member: _Member, signals: Signals) -> None:
     if not signals.received.is_set():
         again = shlex.join(["dledger", *member.arguments])
         note(
-            f"{member.id} ended with exit code {code}, and is not started again: its log is {member.log}; "
+            f"{member.id} ended with exit code {code} and is not restarted: its log is {member.log}; "
             f"to start it: {again}"
         )
 

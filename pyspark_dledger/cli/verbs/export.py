@@ -81,13 +81,13 @@ def _export(args: argparse.Namespace, options: dict[str, Any], out: Output) -> E
 
 
 def _print(target: str, report: ExportReport, out: Output) -> None:
-    resumed = f", of which an earlier run had done {report.resumed}" if report.resumed else ""
+    resumed = f", {report.resumed} of them by an earlier run" if report.resumed else ""
     rate = report.source_bytes / max(report.seconds, 0.001) / 1e6
     out.line(f"exported to {printable(target)} ({report.form}): {report.rows} rows of {report.source_bytes} bytes")
     out.line(f"files: {report.files}, {report.bytes} bytes; parts: {report.parts}{resumed}")
     out.line(f"read back and verified; {report.seconds:.1f} s, {rate:.3g} MB/s of the log")
     if report.problems:
-        out.line(f"rows with a problem: {report.problems}, written as they are; column problem says what it is")
+        out.line(f"rows with a problem: {report.problems}, written as they are; see column problem")
     if report.skipped:
         out.line(f"left out: {report.skipped} rows")
         for line in report.first_skipped[:_MAX_SHOWN]:

@@ -101,7 +101,7 @@ def _by_index(search: _Search) -> str:
         search.print(_RowRange(pos, pos + header.size))
     begin = log.state.begin_index
     if begin <= index <= log.end.last_index:
-        return f"expected the entry {index} before pos {pos}, found none: dledger verify says what is wrong there"
+        return f"expected the entry {index} before pos {pos}, found none: run dledger verify"
     return f"expected the index {index}, found the entries {begin} to {log.end.last_index}"
 
 
@@ -114,7 +114,7 @@ def _by_offset_msg_id(search: _Search) -> str:
     if message is None:
         state = search.log.state
         return (
-            f"expected a message at offset {offset}, as the offsetMsgId says, found none (the log has "
+            f"expected a message at offset {offset} of the offsetMsgId, found none (the log has "
             f"{state.min_offset} to {state.max_offset})"
         )
     found = next(RowReader(search.log, ("offsetMsgId",)).between(*message), None)

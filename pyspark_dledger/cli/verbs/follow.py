@@ -108,9 +108,9 @@ class _Tail:
             return log.position_of(bound.index + 1)
         reason = f"{log.path}: expected a committed index, found none ({bound.reason})"
         if log.dialect == "0.4":
-            raise StoreError(f"{reason}: DLedger 0.4.0 keeps it in memory only, --uncommitted follows the log's end")
+            raise StoreError(f"{reason}: DLedger 0.4.0 keeps it in memory only: use --uncommitted")
         if not self._has_waited:
-            note(f"{reason}: waiting for it; --uncommitted follows the log's end")
+            note(f"{reason}: waiting for it; --uncommitted does not wait")
             self._has_waited = True
         return None
 
@@ -126,14 +126,14 @@ class _Tail:
         if rewritten is None:
             index = _last_index(self._runs)
             note(
-                f"{log.path}: what stood at index {index}, and perhaps before, was written anew in the same term: "
-                "going on behind it"
+                f"{log.path}: the entry of index {index}, and perhaps earlier ones, was overwritten in the same term: "
+                "continuing after it"
             )
             return log.position_of(index + 1)
-        index, place = rewritten
+        index, pos = rewritten
         self._runs = _before(self._runs, index)
-        note(f"{log.path}: the log was truncated: what stood at index {index} and behind is no longer in it")
-        return place
+        note(f"{log.path}: the log was truncated: the printed entries from index {index} on are no longer in it")
+        return pos
 
     def _remember(self, log: Log, start: int, end: int) -> None:
         for segment in log.ledger_segments:
@@ -158,8 +158,8 @@ def _last_index(runs: list[TermRun]) -> int:
 
 
 def _term_at(runs: list[TermRun], index: int) -> int | None:
-    place = bisect_right(runs, index, key=lambda run: run.index) - 1
-    return runs[place].term if place >= 0 and index <= _last_index(runs) else None
+    number = bisect_right(runs, index, key=lambda run: run.index) - 1
+    return runs[number].term if number >= 0 and index <= _last_index(runs) else None
 
 
 def _entry(log: Log, index: int) -> EntryRef | None:

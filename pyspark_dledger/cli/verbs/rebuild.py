@@ -104,7 +104,7 @@ def _print_rebuilt(out: Output, done: RebuildReport) -> None:
         parts = f"{built.keys} keys in {built.index_files} files"
     out.line(f"{done.folder}: {parts}, of {built.messages} messages {done.committed}")
     if done.before is not None:
-        out.line(f"what was there is kept as {done.before}: delete it once a broker serves the store")
+        out.line(f"the old folder is kept as {done.before}: delete it once a broker serves the store")
     for text in done.notes:
         out.line(f"note: {text}")
 

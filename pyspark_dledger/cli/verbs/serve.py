@@ -148,7 +148,7 @@ async def _serve(config: NodeConfig, service: MessageService | None, args: argpa
     finally:
         await node.stop()
     if node.failed.done():
-        raise DLedgerError(f"{config.self_id}: expected to go on, found {node.failed.result()!r}: its log says more")
+        raise DLedgerError(f"{config.self_id}: failed with {node.failed.result()!r}: see its log")
     return signals.exit_code
 
 

@@ -25,13 +25,15 @@ def run(args: argparse.Namespace, out: Output) -> int:
             note_outcome(str(error))
             return FINDINGS
         except KeyboardInterrupt:
-            note_outcome(f"interrupted: {args.to} may lead, now or later, or never: look with metadata")
+            note_outcome(
+                f"interrupted: {args.to} may become the leader, now or later, or never: check with dledger metadata"
+            )
             raise
     row = {"group": args.group, "leaderId": args.to}
     try:
         out.line(row_line(row, args.json))
         out.flush()
     except OSError as error:
-        note_outcome(f"the output: {error.strerror or error}: {args.to} leads, but that was not printed")
+        note_outcome(f"the output: {error.strerror or error}: {args.to} leads, but this was not printed")
         return FINDINGS
     return CLEAN
