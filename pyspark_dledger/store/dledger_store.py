@@ -62,9 +62,17 @@ class DLedgerStore(ABC):
     Appended entries are readable at once and durable after the next `flush`. Methods that take an index raise
     IndexRangeError if the log does not have it. Writing raises DiskFullError (nothing is appended then), and StoreError
     if the disk fails.
+
+    ``flushed_index`` is the highest index that survives a power loss, ``end_pos`` the position after the last entry,
+    ``curr_term`` the last saved term (0 for a new store), and ``vote_leader`` this node's vote in it.
     """
 
     append_hook: AppendHook | None = None
+    committed_index: int
+    flushed_index: int
+    end_pos: int
+    curr_term: int
+    vote_leader: str | None
 
     @abstractmethod
     def startup(self) -> None:
@@ -90,30 +98,6 @@ class DLedgerStore(ABC):
     @property
     @abstractmethod
     def ledger_end_term(self) -> int: ...
-
-    @property
-    @abstractmethod
-    def committed_index(self) -> int: ...
-
-    @property
-    @abstractmethod
-    def flushed_index(self) -> int:
-        """The highest index that survives a power loss."""
-
-    @property
-    @abstractmethod
-    def end_pos(self) -> int:
-        """The position after the last entry."""
-
-    @property
-    @abstractmethod
-    def curr_term(self) -> int:
-        """The last saved term; 0 for a new store."""
-
-    @property
-    @abstractmethod
-    def vote_leader(self) -> str | None:
-        """The member that this node voted for in `curr_term`."""
 
     @abstractmethod
     def save_term(self, term: int, vote_leader: str | None) -> None:

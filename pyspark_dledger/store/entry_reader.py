@@ -11,7 +11,7 @@ from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.layout import ENTRY_HEADER, ENTRY_HEADER_SIZE, INDEX_UNIT, INDEX_UNIT_SIZE, MAGIC_NORMAL
 from pyspark_dledger.store.dledger_store import Entry, EntryRange
 from pyspark_dledger.store.files.mapped_files import MappedFile, MappedFileList
-from pyspark_dledger.store.pending_units import PendingUnits
+from pyspark_dledger.store.log_files import PendingUnits
 
 _HEADER = record_struct(ENTRY_HEADER)
 _UNIT = record_struct(INDEX_UNIT)

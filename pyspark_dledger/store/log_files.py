@@ -23,18 +23,72 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pyspark_dledger.errors import DiskFullError, StoreError
-from pyspark_dledger.format.encode.encoded import Buffer
+from pyspark_dledger.format.codec import encode_blank, record_struct
+from pyspark_dledger.format.encode.encoded import Bodies, Buffer
 from pyspark_dledger.format.engine import Engine
-from pyspark_dledger.format.layout import INDEX_UNIT_SIZE
+from pyspark_dledger.format.layout import INDEX_UNIT, INDEX_UNIT_SIZE
+from pyspark_dledger.store.dledger_store import AppendHook, EntryRun
 from pyspark_dledger.store.files.mapped_files import MappedFile, MappedFileList, make_dir
 from pyspark_dledger.store.files.node_files import Reset, load_checkpoint, remove_reset, write_checkpoint, write_reset
-from pyspark_dledger.store.pending_units import PendingUnits
 from pyspark_dledger.store.recovery.load_files import check_order, finish_reset, load_data_files, load_index_files
 from pyspark_dledger.store.recovery.recover import Recovered, Recovery
 from pyspark_dledger.store.store_config import StoreConfig
 
 _LOG = logging.getLogger(__name__)
+_UNIT = record_struct(INDEX_UNIT)
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+
+# Chunks of this size stay in the CPU cache. Each chunk scans the lengths of the whole block again, so chunks grow with
+# the number of bodies to keep the total time linear.
+_CHUNK_BYTES = 1 << 20
+_CHUNK_BYTES_PER_BODY = 8
+
+
+class PendingUnits:
+    """The units of the last entries of a log.
+
+    One thread appends, truncates and finds. Another thread moves durable units to the index. It writes them there
+    before it forgets them here, so a unit that is not found here is in the index.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._first = 0
+        self._units = bytearray()
+
+    def append(self, first: int, units: bytes | bytearray) -> None:
+        """Add the units of the next entries, from index `first` on."""
+        with self._lock:
+            if not self._units:
+                self._first = first
+            self._units += units
+
+    def find(self, index: int) -> tuple[int, ...] | None:
+        """The fields of a unit; None if it is not pending."""
+        with self._lock:
+            offset = (index - self._first) * INDEX_UNIT_SIZE
+            return _UNIT.unpack_from(self._units, offset) if 0 <= offset < len(self._units) else None
+
+    def up_to(self, last: int) -> tuple[int, bytes]:
+        """The first pending index, and the units up to index `last`."""
+        with self._lock:
+            return self._first, bytes(self._units[: self._size_to(last + 1)])
+
+    def forget_up_to(self, last: int) -> None:
+        """Drop the units up to index `last`, which are in the index files."""
+        with self._lock:
+            size = self._size_to(last + 1)
+            del self._units[:size]
+            self._first += size // INDEX_UNIT_SIZE
+
+    def truncate(self, index: int) -> None:
+        """Drop the unit of `index` and all later ones."""
+        with self._lock:
+            del self._units[self._size_to(index) :]
+
+    def _size_to(self, index: int) -> int:
+        """The size in bytes of the units before `index`."""
+        return min(max(index - self._first, 0) * INDEX_UNIT_SIZE, len(self._units))
 
 
 class LogFiles:
@@ -87,6 +141,39 @@ class LogFiles:
         self.index.close()
 
     # Appending
+
+    def write_bodies(
+        self, bodies: Bodies, index: int, term: int, pos: int, hook: AppendHook | None
+    ) -> tuple[tuple[EntryRun, ...], int]:
+        """Write all bodies as entries from `index` and `pos` on (``MmapFileList.preAppend``). Returns runs and end.
+
+        Each body fits a data file; `hook` is called before each write. Raises ValueError for a malformed block. Raises
+        OSError if the disk fails; some entries may be written then.
+        """
+        first, written, looks_torn = index, 0, False
+        runs: list[EntryRun] = []
+        units: list[bytearray] = []
+        size, chunk = self.data.file_size, max(_CHUNK_BYTES, _CHUNK_BYTES_PER_BODY * bodies.count)
+        while written < bodies.count:
+            left = size - pos % size
+            encoded = self._engine.encode_entries(bodies, written, index, term, pos, min(left, chunk))
+            if encoded.count == 0 and left > chunk:
+                encoded = self._engine.encode_entries(bodies, written, index, term, pos, left)
+            if encoded.count == 0:
+                self.data.write(pos, encode_blank(left))
+                pos += left
+                continue
+            if hook is not None:
+                hook(encoded.data, encoded.units)
+            if self.is_sync and not looks_torn:
+                looks_torn = self.looks_torn(encoded.data, pos)
+            self.data.write(pos, encoded.data)
+            if not runs or pos % size == 0:
+                runs.append(EntryRun(index, pos))
+            units.append(encoded.units)
+            index, written, pos = index + encoded.count, written + encoded.count, pos + len(encoded.data)
+        self.write_units(first, units[0] if len(units) == 1 else b"".join(units), looks_torn)
+        return tuple(runs), pos
 
     def write_units(self, first: int, units: bytes | bytearray, looks_torn: bool) -> None:
         """Write the units of entries whose data was just written, or keep them until the data is durable."""

@@ -47,11 +47,11 @@ class MemoryStore(DLedgerStore):
         self._file_size = data_file_size
         self._entries: list[_Stored] = []
         self._next_index = 0
-        self._end_pos = 0
-        self._committed = -1
-        self._flushed = -1
-        self._term = 0
-        self._vote_leader: str | None = None
+        self.end_pos = 0
+        self.committed_index = -1
+        self.flushed_index = -1
+        self.curr_term = 0
+        self.vote_leader: str | None = None
 
     def startup(self) -> None:
         """Does nothing: there is nothing to load."""
@@ -71,34 +71,14 @@ class MemoryStore(DLedgerStore):
     def ledger_end_term(self) -> int:
         return self._entries[-1].term if self._entries else -1
 
-    @property
-    def committed_index(self) -> int:
-        return self._committed
-
-    @property
-    def flushed_index(self) -> int:
-        return self._flushed
-
-    @property
-    def end_pos(self) -> int:
-        return self._end_pos
-
-    @property
-    def curr_term(self) -> int:
-        return self._term
-
-    @property
-    def vote_leader(self) -> str | None:
-        return self._vote_leader
-
     def save_term(self, term: int, vote_leader: str | None) -> None:
-        self._term, self._vote_leader = term, vote_leader
+        self.curr_term, self.vote_leader = term, vote_leader
 
     def append_as_leader(self, bodies: Bodies | Sequence[Buffer], term: int | None = None) -> AppendedEntries:
-        term = self._term if term is None else term
+        term = self.curr_term if term is None else term
         stored: list[_Stored] = []
         runs: list[EntryRun] = []
-        pos = self._end_pos
+        pos = self.end_pos
         for body in self._bodies(bodies):
             index = self._next_index + len(stored)
             at = entry_position(pos, ENTRY_HEADER_SIZE + len(body), self._file_size)
@@ -129,7 +109,7 @@ class MemoryStore(DLedgerStore):
     def _extend(self, stored: list[_Stored]) -> None:
         self._entries += stored
         self._next_index += len(stored)
-        self._end_pos = stored[-1].end
+        self.end_pos = stored[-1].end
 
     def append_as_follower(self, data: Buffer, leader_term: int) -> int:
         view = bytes(data)
@@ -137,7 +117,7 @@ class MemoryStore(DLedgerStore):
             self._engine,
             view,
             leader_term,
-            LogEnd(self._next_index, self._end_pos, self.ledger_end_term, not self._entries),
+            LogEnd(self._next_index, self.end_pos, self.ledger_end_term, not self._entries),
             self._file_size,
         )
         self._extend(
@@ -178,23 +158,23 @@ class MemoryStore(DLedgerStore):
 
     def truncate(self, index: int) -> None:
         begin = self.ledger_begin_index
-        check_truncate(index, begin, self.ledger_end_index, self._committed)
-        self._end_pos = self._entries[index - begin].pos if index == begin else self._entries[index - begin - 1].end
+        check_truncate(index, begin, self.ledger_end_index, self.committed_index)
+        self.end_pos = self._entries[index - begin].pos if index == begin else self._entries[index - begin - 1].end
         del self._entries[index - begin :]
         self._next_index = index
-        self._flushed = min(self._flushed, self.ledger_end_index)
+        self.flushed_index = min(self.flushed_index, self.ledger_end_index)
 
     def reset(self, index: int, pos: int) -> None:
-        check_reset(index, pos, self._file_size, self._committed)
+        check_reset(index, pos, self._file_size, self.committed_index)
         self._entries.clear()
-        self._next_index, self._end_pos = index, pos
-        self._committed = self._flushed = -1
+        self._next_index, self.end_pos = index, pos
+        self.committed_index = self.flushed_index = -1
 
     def update_committed_index(self, term: int, index: int) -> None:
-        self._committed = raised_committed_index(
-            self._committed, self.ledger_begin_index, self.ledger_end_index, self.ledger_end_term, term, index
+        self.committed_index = raised_committed_index(
+            self.committed_index, self.ledger_begin_index, self.ledger_end_index, self.ledger_end_term, term, index
         )
 
     def flush(self) -> int:
-        self._flushed = self.ledger_end_index
-        return self._flushed
+        self.flushed_index = self.ledger_end_index
+        return self.flushed_index

@@ -15,12 +15,9 @@ from pyspark_dledger.format.layout import ENTRY_HEADER, ENTRY_HEADER_SIZE, MAX_E
 from pyspark_dledger.log.io.entry_reads import read_at
 from pyspark_dledger.store.dledger_store import AppendedEntries, DLedgerStore, Entry, EntryRange
 from pyspark_dledger.store.entry_reader import EntryReader
-from pyspark_dledger.store.entry_writer import write_bodies
-from pyspark_dledger.store.files.clean_space import CleanSpaceService
-from pyspark_dledger.store.files.flush import FlushDataService
-from pyspark_dledger.store.files.lock import StoreLock
 from pyspark_dledger.store.files.mapped_files import MappedFile, make_dir
-from pyspark_dledger.store.files.node_files import load_current_term, write_current_term
+from pyspark_dledger.store.files.node_files import StoreLock, load_current_term, write_current_term
+from pyspark_dledger.store.files.services import CleanSpaceService, FlushDataService
 from pyspark_dledger.store.log_files import LogFiles
 from pyspark_dledger.store.recovery.load_files import check_version
 from pyspark_dledger.store.rules import (
@@ -56,11 +53,11 @@ class MmapFileStore(DLedgerStore):
         self._clean_service: CleanSpaceService | None = None
         self._wake: Callable[[], None] | None = None
         self._files = LogFiles(config, self._engine)
-        self._begin = self._end_term = self._committed = self._flushed = -1
-        self._next_index = self._end_pos = 0
+        self._begin = self._end_term = self.committed_index = self.flushed_index = -1
+        self._next_index = self.end_pos = 0
         self._own_from = 0  # this process wrote all entries from this position on
-        self._term = 0
-        self._vote_leader: str | None = None
+        self.curr_term = 0
+        self.vote_leader: str | None = None
 
     # Starting and stopping
 
@@ -105,11 +102,15 @@ class MmapFileStore(DLedgerStore):
         found = files.recover()
         self._reader = EntryReader(self._engine, files.data, files.index, files.pending)
         self._begin, self._next_index, self._end_term = found.begin_index, found.next_index, found.end_term
-        self._end_pos, self._committed, self._flushed = found.end_pos, found.committed_index, self.ledger_end_index
-        self._own_from = self._end_pos
+        self.end_pos, self.committed_index, self.flushed_index = (
+            found.end_pos,
+            found.committed_index,
+            self.ledger_end_index,
+        )
+        self._own_from = self.end_pos
         assert current.curr_term is not None
-        self._term, self._vote_leader = current.curr_term, current.vote_leader
-        if self._end_term > self._term:
+        self.curr_term, self.vote_leader = current.curr_term, current.vote_leader
+        if self._end_term > self.curr_term:
             # The vote of this term was not saved. A vote for itself keeps the node from voting twice.
             self._save_term(self._end_term, self.config.self_id)
 
@@ -161,26 +162,6 @@ class MmapFileStore(DLedgerStore):
     def ledger_end_term(self) -> int:
         return self._end_term
 
-    @property
-    def committed_index(self) -> int:
-        return self._committed
-
-    @property
-    def flushed_index(self) -> int:
-        return self._flushed
-
-    @property
-    def end_pos(self) -> int:
-        return self._end_pos
-
-    @property
-    def curr_term(self) -> int:
-        return self._term
-
-    @property
-    def vote_leader(self) -> str | None:
-        return self._vote_leader
-
     def save_term(self, term: int, vote_leader: str | None) -> None:
         self._check_started()
         self._save_term(term, vote_leader)
@@ -190,7 +171,7 @@ class MmapFileStore(DLedgerStore):
             write_current_term(self.config.node_dir, term, vote_leader)
         except OSError as error:
             raise self._files.disk_error(error) from error
-        self._term, self._vote_leader = term, vote_leader
+        self.curr_term, self.vote_leader = term, vote_leader
 
     # Appending
 
@@ -198,20 +179,17 @@ class MmapFileStore(DLedgerStore):
         self._check_writable()
         packed = bodies if isinstance(bodies, Bodies) else self._engine.pack_bodies(bodies)
         self._check_sizes(packed)
-        term = self._term if term is None else term
+        term = self.curr_term if term is None else term
         first, files = self._next_index, self._files
         if self._begin < 0:
             self._skip_file_without_room(packed, term)
         try:
-            written = write_bodies(
-                self._engine, files.data, packed, first, term, self._end_pos, self.append_hook, files.is_sync
-            )
-            files.write_units(first, written.units, written.looks_torn)
+            runs, end_pos = files.write_bodies(packed, first, term, self.end_pos, self.append_hook)
         except BaseException as error:
             self._undo_append(error)
             raise
-        self._appended(packed.count, term, written.end_pos)
-        return AppendedEntries(first, self._next_index - 1, term, written.runs)
+        self._appended(packed.count, term, end_pos)
+        return AppendedEntries(first, self._next_index - 1, term, runs)
 
     def _check_sizes(self, packed: Bodies) -> None:
         """Raises ValueError without a body, and for one that fits no data file. The engine checks other limits."""
@@ -229,24 +207,24 @@ class MmapFileStore(DLedgerStore):
         for a malformed block.
         """
         files, size = self._files, self._files.data.file_size
-        left = size - self._end_pos % size
-        if left == size or self._engine.encode_entries(packed, 0, self._next_index, term, self._end_pos, left).count:
+        left = size - self.end_pos % size
+        if left == size or self._engine.encode_entries(packed, 0, self._next_index, term, self.end_pos, left).count:
             return
         with files.lock:
-            self._end_pos += left
+            self.end_pos += left
             if files.is_reset:
-                files.apply(lambda: files.reset(self._next_index, self._end_pos))
+                files.apply(lambda: files.reset(self._next_index, self.end_pos))
             else:
                 files.apply(files.delete_data)
 
     def append_as_follower(self, data: Buffer, leader_term: int) -> int:
         self._check_writable()
         files = self._files
-        end = LogEnd(self._next_index, self._end_pos, self._end_term, self._begin < 0)
+        end = LogEnd(self._next_index, self.end_pos, self._end_term, self._begin < 0)
         pos, checked = check_next_entries(self._engine, data, leader_term, end, files.data.file_size)
         try:
-            if pos != self._end_pos:
-                files.data.write(self._end_pos, encode_blank(pos - self._end_pos))
+            if pos != self.end_pos:
+                files.data.write(self.end_pos, encode_blank(pos - self.end_pos))
             files.data.write(pos, data)
             files.write_units(self._next_index, checked.units, files.is_sync and files.looks_torn(data, pos))
         except BaseException as error:
@@ -259,13 +237,13 @@ class MmapFileStore(DLedgerStore):
         if self._begin < 0:
             self._begin = self._next_index
         self._end_term = term
-        self._end_pos = end_pos
+        self.end_pos = end_pos
         self._next_index += count
         if self._wake is not None:
             self._wake()
 
     def _undo_append(self, error: BaseException) -> None:
-        self._files.undo_append(self._next_index, self._end_pos, error)
+        self._files.undo_append(self._next_index, self.end_pos, error)
         if isinstance(error, OSError):
             raise self._files.disk_error(error) from error
 
@@ -278,7 +256,7 @@ class MmapFileStore(DLedgerStore):
     def read(self, first_index: int, max_bytes: int) -> EntryRange:
         end = self.ledger_end_index
         check_index(first_index, self._begin, end)
-        return self._reader.read(first_index, max_bytes, end, self._end_pos, self._own_from)
+        return self._reader.read(first_index, max_bytes, end, self.end_pos, self._own_from)
 
     def term_at(self, index: int) -> int:
         check_index(index, self._begin, self.ledger_end_index)
@@ -288,7 +266,7 @@ class MmapFileStore(DLedgerStore):
 
     def truncate(self, index: int) -> None:
         self._check_writable()
-        check_truncate(index, self._begin, self.ledger_end_index, self._committed)
+        check_truncate(index, self._begin, self.ledger_end_index, self.committed_index)
         is_all = index == self._begin
         if is_all:
             end_pos, end_term = self._reader.locate(index).pos, -1
@@ -297,10 +275,10 @@ class MmapFileStore(DLedgerStore):
             end_pos, end_term = last.end, last.term
         files = self._files
         with files.lock:
-            files.lower_checkpoint(min(self._committed, self._flushed), index - 1)
+            files.lower_checkpoint(min(self.committed_index, self.flushed_index), index - 1)
             # From here on the entries are gone, even if changing the files fails.
-            self._flushed = min(self._flushed, -1 if is_all else index - 1)
-            self._next_index, self._end_pos, self._end_term = index, end_pos, end_term
+            self.flushed_index = min(self.flushed_index, -1 if is_all else index - 1)
+            self._next_index, self.end_pos, self._end_term = index, end_pos, end_term
             if is_all:
                 self._begin = -1
             files.apply(lambda: files.truncate(index, end_pos))
@@ -312,21 +290,21 @@ class MmapFileStore(DLedgerStore):
         """
         self._check_writable()
         files = self._files
-        check_reset(index, pos, files.data.file_size, self._committed)
+        check_reset(index, pos, files.data.file_size, self.committed_index)
         with files.lock:
             if not files.is_reset:
                 # If the old log comes back, its index is gone, and only the checkpoint knows what is complete.
-                files.write_checkpoint(min(self._committed, self._flushed), self._flushed)
-            self._begin = self._end_term = self._committed = self._flushed = -1
-            self._next_index, self._end_pos = index, pos
+                files.write_checkpoint(min(self.committed_index, self.flushed_index), self.flushed_index)
+            self._begin = self._end_term = self.committed_index = self.flushed_index = -1
+            self._next_index, self.end_pos = index, pos
             files.apply(lambda: files.reset(index, pos))
 
     # Committing and flushing
 
     def update_committed_index(self, term: int, index: int) -> None:
-        if index > self._committed:
-            self._committed = raised_committed_index(
-                self._committed, self._begin, self.ledger_end_index, self._end_term, term, index
+        if index > self.committed_index:
+            self.committed_index = raised_committed_index(
+                self.committed_index, self._begin, self.ledger_end_index, self._end_term, term, index
             )
 
     def flush(self) -> int:
@@ -335,20 +313,20 @@ class MmapFileStore(DLedgerStore):
             files.check_failure()
             end = self.ledger_end_index
             try:
-                if files.sync(end, self._flushed):
+                if files.sync(end, self.flushed_index):
                     if files.is_reset and end >= 0:
-                        files.finish_reset(min(self._committed, end), end)
-                    self._flushed = end
+                        files.finish_reset(min(self.committed_index, end), end)
+                    self.flushed_index = end
             except OSError as error:
                 # After a failed sync nobody knows what the system dropped, and a second sync would not report it.
                 files.failure = f"flushing failed ({error})"
                 raise files.disk_error(error) from error
-        return self._flushed
+        return self.flushed_index
 
     @property
     def needs_flush(self) -> bool:
         """Whether entries were appended since the last flush."""
-        return self._flushed != self.ledger_end_index
+        return self.flushed_index != self.ledger_end_index
 
     def write_checkpoint(self) -> None:
         """Write the committed and the flushed index, never more than is durable."""
@@ -358,7 +336,7 @@ class MmapFileStore(DLedgerStore):
                 return
             if files.is_sync and files.failure is None:
                 files.apply(files.index.sync)
-            files.write_checkpoint(min(self._committed, self._flushed), self._flushed)
+            files.write_checkpoint(min(self.committed_index, self.flushed_index), self.flushed_index)
 
     # Cleaning
 
@@ -380,7 +358,7 @@ class MmapFileStore(DLedgerStore):
                 if not force and file.path.stat().st_mtime > changed_before:
                     break
                 first = _first_index(following)
-                if first is None or first - 1 > min(self._committed, self._flushed):
+                if first is None or first - 1 > min(self.committed_index, self.flushed_index):
                     break
                 begin, count = first, count + 1
             if count:

@@ -23,7 +23,7 @@ from pyspark_dledger.rocketmq.log_files import LogFiles
 from pyspark_dledger.rocketmq.service.message_reader import MessageReader
 from pyspark_dledger.rocketmq.tables.registry import read_table
 from pyspark_dledger.store import MmapFileStore, StoreConfig
-from pyspark_dledger.store.files.clean_space import CleanSpaceService
+from pyspark_dledger.store.files.services import CleanSpaceService
 from tests.support.dispatching import Messages, dispatch, dispatcher, units
 from tests.support.generate import Store, write_commitlog, write_dledger
 from tests.support.golden import unpack

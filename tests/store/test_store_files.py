@@ -22,9 +22,8 @@ from pyspark_dledger.errors import DiskFullError, OptionError, StoreError
 from pyspark_dledger.format.codec import encode_entry
 from pyspark_dledger.format.state_files import CurrentTerm
 from pyspark_dledger.store.files import mapped_files
-from pyspark_dledger.store.files.clean_space import CleanSpaceService
-from pyspark_dledger.store.files.flush import FlushDataService
 from pyspark_dledger.store.files.node_files import load_current_term, write_current_term
+from pyspark_dledger.store.files.services import CleanSpaceService, FlushDataService
 from pyspark_dledger.store.mmap_file_store import MmapFileStore
 from pyspark_dledger.store.store_config import StoreConfig
 from tests.support.stores import (

@@ -167,7 +167,7 @@ class Stores(RuleBasedStateMachine):
         assert self.disk.committed_index <= self.memory.committed_index
         self.disk = abandoned(self.disk)
         assert self.disk.committed_index <= self.memory.committed_index
-        self.memory._committed = self.disk.committed_index
+        self.memory.committed_index = self.disk.committed_index
         self.memory.flush()
         self.after_start()
 

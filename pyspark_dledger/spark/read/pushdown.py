@@ -28,13 +28,7 @@ from pyspark_dledger.format.spec import KINDS, Filters, IntFilter
 from pyspark_dledger.log.options import microseconds
 from pyspark_dledger.spark.read.batch_reader import LogReader
 
-_INTEGERS = {
-    "index": "index",
-    "term": "term",
-    "pos": "pos",
-    "queueId": "queue_id",
-    "storeTimestamp": "store_timestamp",
-}
+_INTEGERS = {"index": "index", "term": "term", "pos": "pos", "queueId": "queue_id", "storeTimestamp": "store_timestamp"}
 _STRINGS = {"topic": "topic", "tags": "tags", "kind": "kind"}
 _NEVER_NULL = frozenset({"pos", "kind"})
 _NO_VALUE = IntFilter(values=())

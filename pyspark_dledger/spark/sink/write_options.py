@@ -61,22 +61,13 @@ class WriteOptions:
         StoreConfig.index_file_size, _FILE_SIZE, "size of its index files, a multiple of 32", scope=_PATH
     )
     producer_id_expiry_ms: int = option(
-        PRODUCER_ID_EXPIRY_MS,
-        integer_from(1, INT64_MAX),
-        "ms for which a repeated message is recognized",
-        scope=_PATH,
+        PRODUCER_ID_EXPIRY_MS, integer_from(1, INT64_MAX), "ms for which a repeated message is recognized", scope=_PATH
     )
     lease_ms: int = option(
-        30_000,
-        integer_from(_MIN_LEASE_MS, INT32_MAX),
-        "ms without a task until the store is released",
-        scope=_PATH,
+        30_000, integer_from(_MIN_LEASE_MS, INT32_MAX), "ms without a task until the store is released", scope=_PATH
     )
     listen: str | None = option(
-        None,
-        TEXT,
-        "driver's address for tasks; default: `spark.driver.host`, or loopback",
-        scope=_PATH,
+        None, TEXT, "driver's address for tasks; default: `spark.driver.host`, or loopback", scope=_PATH
     )
 
     def group_address(self) -> GroupAddress:

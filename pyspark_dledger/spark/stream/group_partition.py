@@ -165,11 +165,7 @@ def _rows(chunk: _Chunk, partition: GroupPartition) -> Iterator[pa.RecordBatch]:
     with _as_file(chunk.parts) as path:
         segment = Segment(path, partition.address.group, chunk.pos, chunk.size, DLEDGER)
         part = replace(
-            partition.scan,
-            segment=segment,
-            start=segment.base,
-            end=segment.end,
-            committed_index=partition.last_index,
+            partition.scan, segment=segment, start=segment.base, end=segment.end, committed_index=partition.last_index
         )
         yield from expand(get_engine(partition.engine).scan(part), part)
 

@@ -11,13 +11,7 @@ from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.tail.tail import NOTHING, Limits, Tail, TailOffset, TailProgress
 from pyspark_dledger.spark.group_address import GroupAddress
-from pyspark_dledger.spark.stream.group_log import (
-    GroupEntry,
-    GroupLog,
-    NotCommittedError,
-    begin_index,
-    committed_index,
-)
+from pyspark_dledger.spark.stream.group_log import GroupEntry, GroupLog, NotCommittedError, begin_index, committed_index
 from pyspark_dledger.spark.stream.group_partition import GroupPartition, scan_template
 from pyspark_dledger.spark.stream.group_start import GroupStart
 

@@ -1,19 +1,20 @@
-"""The small files of a node: ``checkpoint`` and ``currterm`` in Java's format, and our own ``reset`` and ``members``.
+"""The small files of a node: ``checkpoint`` and ``currterm`` in Java's format, our ``reset``, ``members`` and ``lock``.
 
-Each is replaced atomically: written to a temporary file, synced, renamed, and the folder synced. (Java's
+All but the lock are replaced atomically: written to a temporary file, synced, renamed, and the folder synced. (Java's
 ``IOUtils.string2File`` syncs nothing, and for a moment the file is missing.)
 """
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from pyspark_dledger.common.durable import sync_dir
-from pyspark_dledger.errors import StoreError
+from pyspark_dledger.errors import StoreError, StoreInUseError
 from pyspark_dledger.format.state_files import (
     COMMITTED_INDEX,
     CURR_TERM,
@@ -135,3 +136,31 @@ def remove_reset(node_dir: Path) -> None:
     """End the reset, durably."""
     (node_dir / RESET).unlink(missing_ok=True)
     sync_dir(node_dir)
+
+
+class StoreLock:
+    """Held from `acquire` to `release`. The file stays and contains the process id of the last owner."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._descriptor = -1
+
+    def acquire(self) -> None:
+        """Raises StoreInUseError with the process id if another process has the store open."""
+        descriptor = os.open(self._file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            owner = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip() or "unknown"
+            os.close(descriptor)
+            raise StoreInUseError(
+                f"{self._file.parent}: the store is in use by process {owner}: stop that process, or use another folder"
+            ) from None
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        self._descriptor = descriptor
+
+    def release(self) -> None:
+        if self._descriptor >= 0:
+            descriptor, self._descriptor = self._descriptor, -1
+            os.close(descriptor)
