@@ -649,6 +649,7 @@ def _ends_and_commits(client: Client, members: Iterable[str]) -> set[int]:
     return {index for status in found for index in (status.end_index, status.committed_index)}
 
 
+@pytest.mark.slow
 def test_every_message_is_in_the_log_once_when_leaders_are_killed(tmp_path: Path) -> None:
     ports = free_ports(3)
     peers = peers_text(ports)
