@@ -147,7 +147,7 @@ def pages(facts: dict[str, Facts]) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("store", STORES)
-def test_facts_are_those_of_the_tables(facts: dict[str, Facts], store: str) -> None:
+def test_facts_equal_the_tables(facts: dict[str, Facts], store: str) -> None:
     found = facts[store]
     path = found.path
     (state,) = table(path, "state")
@@ -180,7 +180,7 @@ def test_messages_are_counted_by_topic_term_and_time(facts: dict[str, Facts], st
         assert bins.messages.sum() + bins.outside == len(timed)
 
 
-def test_a_store_that_rocketmq_stopped_has_good_answers_only(facts: dict[str, Facts]) -> None:
+def test_a_store_that_was_stopped_cleanly_has_only_good_answers(facts: dict[str, Facts]) -> None:
     found = answers(facts["upgrade"])
     assert {level for level, _ in found.values()} == {"good", "info"}
     assert found["What is in the store?"][1] == (
@@ -205,7 +205,7 @@ def test_the_answers_about_damage_name_what_is_lost(facts: dict[str, Facts]) -> 
     assert found["Do the replicas agree?"] == ("error", "No, entries differ: otherBytes 1, damaged 11.")
 
 
-def test_queues_that_were_rebuilt_over_lost_messages_are_no_good_answer(damaged: Path, tmp_path: Path) -> None:
+def test_queues_rebuilt_with_fillers_are_a_warning(damaged: Path, tmp_path: Path) -> None:
     path = shutil.copytree(damaged, tmp_path / "store")
     rebuild(str(path), "consumequeue")
     found = facts_of(path)
@@ -217,14 +217,14 @@ def test_queues_that_were_rebuilt_over_lost_messages_are_no_good_answer(damaged:
     assert "every unit but 12 fillers points to its message" in unescape(render(found, ""))
 
 
-def test_a_killed_broker_is_told_by_its_abort_file(facts: dict[str, Facts]) -> None:
+def test_a_killed_broker_is_recognized_by_its_abort_file(facts: dict[str, Facts]) -> None:
     found = answers(facts["killed"])
     assert found["Was the broker stopped cleanly?"] == ("info", "No, or it is running: an abort file exists.")
     assert found["How far is it committed?"] == ("good", "To its end, index 661; proof: ConsumeQueue.")
     assert "cut up to 6 ConsumeQueue units" in found["What would a restart do?"][1]
 
 
-def test_what_a_store_does_not_have_is_no_question(facts: dict[str, Facts]) -> None:
+def test_questions_about_missing_parts_of_a_store_are_left_out(facts: dict[str, Facts]) -> None:
     assert "Do log and ConsumeQueue agree?" not in answers(facts["raw"])
     assert "How far is it committed?" not in answers(facts["plain"])
     assert "Do consumers lag?" not in answers(facts["upgrade"])
@@ -279,7 +279,7 @@ def test_an_empty_store_has_a_page(tmp_path: Path, segments: int) -> None:
     assert "<h1>" in render(found, "")
 
 
-def test_topics_and_terms_beyond_the_most_are_counted_together(
+def test_topics_and_terms_above_the_limit_are_counted_together(
     facts: dict[str, Facts], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = facts["live"]
@@ -330,7 +330,7 @@ def timeline_of(*batches: pa.RecordBatch) -> Timeline:
     st.integers(1, 300),
     st.integers(1, 59),
 )
-def test_bins_hold_every_message_once(times: list[int], most: int, cut: int) -> None:
+def test_every_message_is_in_one_bin(times: list[int], most: int, cut: int) -> None:
     times = sorted(times)
     found = timeline_of(*(batch_of(part) for part in (times[:cut], times[cut:]) if part)).counts(most)
     assert len(found.messages) <= most
@@ -340,7 +340,7 @@ def test_bins_hold_every_message_once(times: list[int], most: int, cut: int) -> 
     assert found.size.tolist() == (found.messages * 100).tolist()
 
 
-def test_memory_is_bounded_however_many_times_there_are() -> None:
+def test_memory_is_bounded_for_any_number_of_times() -> None:
     found = Timeline()
     for number in range(20):
         found.add(batch_of(list(range(number * 10_000_000, number * 10_000_000 + 20_000_000, 2_000))))
@@ -359,7 +359,7 @@ def test_gaps_are_exact_and_the_longest_come_first() -> None:
     assert [(gap.start, gap.end) for gap in found.gaps] == [(4001, 9000), (1010, 4000), (1000, 1010), (4000, 4001)]
 
 
-def test_a_title_tells_of_the_gap_before_a_term() -> None:
+def test_a_title_mentions_the_gap_before_a_term() -> None:
     first, second = list(range(0, 60_000, 100)), list(range(68_000, 120_000, 100))
     later = list(range(130_000, 160_000, 100))
     found = timeline_of(batch_of(first), batch_of(second, term=2), batch_of(later, term=2))
@@ -390,13 +390,11 @@ def test_a_title_tells_of_the_gap_before_a_term() -> None:
     ],
     ids=["one", "in_a_moment", "one_a_second", "two_a_second", "rare", "one_far_away"],
 )
-def test_a_title_tells_no_rate_that_was_not_seen_and_no_gap_that_is_not_drawn(
-    times: list[int | None], title: str
-) -> None:
+def test_a_title_has_only_observed_rates_and_drawn_gaps(times: list[int | None], title: str) -> None:
     assert figures.throughput_title(timeline_of(batch_of(times))) == title
 
 
-def test_what_is_rare_is_counted_by_the_day() -> None:
+def test_rare_messages_are_counted_by_the_day() -> None:
     drawn = figures.throughput(timeline_of(batch_of([0, 1, 10**11])))
     assert drawn.axes[0].get_ylabel() == "messages per day"
 
@@ -417,14 +415,14 @@ def test_percentiles_of_latencies_are_right_within_a_bucket() -> None:
         assert found.latency_percentile(part) == pytest.approx(exact, rel=0.01, abs=1)
 
 
-def test_rows_of_the_latency_map_are_where_their_labels_are() -> None:
+def test_rows_of_the_latency_map_match_their_labels() -> None:
     for late in (0, 1, 9, 10, 999, 1000, 1001, 86_400_000, 10**14):
         bins = timeline_of(batch_of([1_700_000_000_000], [1_700_000_000_000 - late])).latencies()
         (row,) = np.flatnonzero(bins.messages.any(axis=1))
         assert int(row) == int(latency_row(late) + 1e-9)
 
 
-def test_a_birth_after_the_store_is_counted_apart() -> None:
+def test_messages_born_after_they_were_stored_are_counted_separately() -> None:
     found = timeline_of(batch_of([1000, 2000], [1500, 1990]))
     assert (found.born_later, found.timed) == (1, 1)
     assert figures.latency_title(found) == (
@@ -440,7 +438,7 @@ OLD_BIRTHS = "Such old births mean that clocks differ, messages were stored agai
     [([86_000_000] * 3, False), ([10, 10, 10, 200_000_000], False), ([10, 200_000_000, 200_000_000], True)],
     ids=["a_day", "few", "most"],
 )
-def test_births_long_before_the_storing_of_most_messages_are_explained(latencies: list[int], is_told: bool) -> None:
+def test_old_births_of_most_messages_are_explained(latencies: list[int], is_told: bool) -> None:
     stored = [1_700_000_000_000] * len(latencies)
     found = timeline_of(batch_of(stored, [at - late for at, late in zip(stored, latencies, strict=True)]))
     titles = [figures.latency_title(found), " ".join(figures.time_axis(found).get_suptitle().split())]
@@ -542,7 +540,7 @@ class Page(HTMLParser):
 
 
 @pytest.mark.parametrize("store", PAGES)
-def test_a_page_needs_nothing_beside_itself(pages: dict[str, str], store: str) -> None:
+def test_a_page_loads_nothing(pages: dict[str, str], store: str) -> None:
     page = Page(pages[store])
     assert page.all("script", "iframe", "object", "embed", "link", "base", "form", "img") == []
     for tag, attributes in page.elements:
@@ -559,7 +557,7 @@ def test_a_page_needs_nothing_beside_itself(pages: dict[str, str], store: str) -
 
 
 @pytest.mark.parametrize("store", PAGES)
-def test_a_page_is_well_formed_and_says_what_is_what(pages: dict[str, str], store: str) -> None:
+def test_a_page_is_well_formed_and_labelled(pages: dict[str, str], store: str) -> None:
     page = Page(pages[store])
     levels = [int(tag[1]) for tag, _ in page.elements if re.fullmatch("h[1-6]", tag)]
     assert levels[0] == 1
@@ -578,7 +576,7 @@ def test_a_page_is_well_formed_and_says_what_is_what(pages: dict[str, str], stor
     assert page.all("html") == [{"lang": "en"}]
 
 
-def test_names_of_a_store_are_shown_and_never_obeyed(pages: dict[str, str]) -> None:
+def test_names_of_a_store_are_shown_as_text(pages: dict[str, str]) -> None:
     page = Page(pages["hostile"])
     cells = {text for tag, text in page.texts if tag == "td"}
     assert set(HOSTILE) - cells == {"a\u202eb", "\x01\x1b[31m\x00"}
@@ -591,7 +589,7 @@ def test_names_of_a_store_are_shown_and_never_obeyed(pages: dict[str, str]) -> N
     assert name.endswith("<b>store &amp; more")
 
 
-def test_a_page_is_the_same_every_time_but_for_when_it_was_made(facts: dict[str, Facts], pages: dict[str, str]) -> None:
+def test_pages_of_the_same_facts_differ_only_in_their_time(facts: dict[str, Facts], pages: dict[str, str]) -> None:
     again = render(facts_of(facts["raw"].path), " at 2030-01-01 00:00:00 UTC")
     differing = [
         line for line, other in zip(pages["raw"].splitlines(), again.splitlines(), strict=True) if line != other
@@ -624,7 +622,7 @@ def test_a_redacted_page_names_no_topic_group_or_path(facts: dict[str, Facts]) -
 
 
 @pytest.mark.parametrize("given", [".", "n0", "./n0", "n0/dledger-n0"])
-def test_a_redacted_page_names_no_folder_around_the_store(
+def test_a_redacted_page_names_no_parent_folder_of_the_store(
     case_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, given: str
 ) -> None:
     folder = case_folder("mq-498-three-diverged")
@@ -636,7 +634,7 @@ def test_a_redacted_page_names_no_folder_around_the_store(
     assert folder.name not in json.dumps(hidden.as_json())
 
 
-def test_what_is_said_of_a_restart_names_its_versions(facts: dict[str, Facts]) -> None:
+def test_notes_about_a_restart_name_their_versions(facts: dict[str, Facts]) -> None:
     notes = page._recovery_notes(facts["killed"])
     assert [note.partition(": Java starts with ")[0::2] for note in notes if "Java starts with" in note] == [
         ("DLedger 0.1, 0.2, 0.3 and 0.3.2, RocketMQ 4.9.8 and 5.3.3", ANY),
@@ -654,7 +652,7 @@ def run(*arguments: object) -> int:
     return main(["report", *map(str, arguments)])
 
 
-def test_a_report_is_written_whole_over_an_earlier_one_only(
+def test_a_report_replaces_only_an_earlier_one_and_is_never_partial(
     case_folder: Callable[[str], Path],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -699,7 +697,7 @@ def test_nothing_is_written_into_a_replica(case_folder: Callable[[str], Path]) -
     assert run(three / "n0", three / "n1", "-o", three / "n1" / "report.html") == 2
 
 
-def test_a_folder_that_is_not_there_is_named(
+def test_a_missing_folder_is_named(
     case_folder: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(case_folder("mq-plain"), "-o", tmp_path / "none" / "r.html") == 2
@@ -737,7 +735,7 @@ def test_replicas_can_be_given_as_an_option_too(
     assert by_option["replicas"]["firstDivergence"]["index"] == 178
 
 
-def test_what_is_missing_is_named_before_anything_is_read(
+def test_missing_packages_are_named_before_anything_is_read(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known = importlib.util.find_spec
@@ -753,7 +751,7 @@ def test_what_is_missing_is_named_before_anything_is_read(
     assert "/no/such/store" in capsys.readouterr().err
 
 
-def test_an_option_that_chooses_rows_is_refused(
+def test_an_option_that_selects_rows_is_rejected(
     case_folder: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(case_folder("mq-plain"), "--json", "--option", "topic=OrderTopic") == 2
@@ -766,7 +764,7 @@ def test_the_documentation_names_every_key_of_the_json(facts: dict[str, Facts]) 
     assert re.findall(r"\w+", " ".join(cells)) == list(facts["live"].as_json())
 
 
-def test_the_exit_code_tells_of_trouble_only(facts: dict[str, Facts]) -> None:
+def test_the_exit_code_is_1_for_trouble_only(facts: dict[str, Facts]) -> None:
     troubled = {name for name in STORES if any(verdict.level in TROUBLE for verdict in verdicts(facts[name]))}
     assert troubled == {"damaged", "extreme"}
 
@@ -778,14 +776,14 @@ FLAGS = (
     *("--disable-background-networking", "--disable-component-update", "--force-color-profile=srgb"),
 )
 
-# The lowest contrast of a text with what is behind it, by WCAG 2, with that text.
+# The lowest contrast of a text with its background, by WCAG 2, with that text.
 LOWEST_CONTRAST = """
 const luminance = color => {
   const [r, g, b] = color.match(/[0-9.]+/g).slice(0, 3)
     .map(part => part / 255).map(part => part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4);
   return 0.2126 * r + 0.7152 * g + 0.0722 * b;
 };
-const behind = element => {
+const background = element => {
   for (; element; element = element.parentElement) {
     const color = getComputedStyle(element).backgroundColor;
     if (!/rgba\\(.*, 0\\)/.test(color)) return color;
@@ -797,7 +795,7 @@ const texts = "h1, h2, h3, p, a, span, li, td, th, dt, dd, caption, summary, cod
 for (const element of document.querySelectorAll(texts)) {
   if (!element.checkVisibility() || !element.textContent.trim()) continue;
   const style = getComputedStyle(element);
-  const pair = [luminance(element.tagName === "text" ? style.fill : style.color), luminance(behind(element))];
+  const pair = [luminance(element.tagName === "text" ? style.fill : style.color), luminance(background(element))];
   const contrast = (Math.max(...pair) + 0.05) / (Math.min(...pair) + 0.05);
   if (contrast < lowest[0]) lowest = [contrast, `${element.tagName} ${element.className} ${element.textContent}`];
 }
@@ -849,7 +847,7 @@ class Browser:
         return [entry["message"] for entry in self.driver.get_log("browser")]
 
     def requests(self) -> list[str]:
-        """What was asked for since the page was opened."""
+        """The requests since the page was opened."""
         events = (json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance"))
         return [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
 
@@ -881,7 +879,7 @@ def files(pages: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> di
 
 
 @pytest.mark.parametrize("store", PAGES)
-def test_a_browser_opens_the_page_and_asks_for_nothing_else(
+def test_a_browser_opens_the_page_and_requests_nothing_else(
     browser: Browser, files: dict[str, Path], store: str
 ) -> None:
     browser.open(files[store])
@@ -909,7 +907,7 @@ def test_the_page_fits_its_width_and_drawings_are_whole(
 
 
 @pytest.mark.parametrize("width", [1280, 360])
-def test_contents_lead_to_headings(browser: Browser, files: dict[str, Path], width: int) -> None:
+def test_links_of_the_contents_lead_to_headings(browser: Browser, files: dict[str, Path], width: int) -> None:
     browser.open(files["live"], width)
     links = browser.run("return [...document.querySelectorAll('nav a')].map(link => link.hash)")
     assert len(links) == 10

@@ -1,0 +1,126 @@
+"""Errors are one line, and starting loads little."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from pyspark_dledger.cli.main import main
+from tests.support.command_line import Ran, process
+from tests.support.generate import Store
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["dump", "no/such/store"],
+        ["dump", "{store}", "-o", "topik=a"],
+        ["dump", "{store}", "-o", "topic"],
+        ["dump", "{store}", "-o", "topic=a", "--topic", "b"],
+        ["dump", "{store}", "--columns", "indx"],
+        ["dump", "{store}", "--redact", "--keep", "topc"],
+        ["dump", "{store}", "--keep", "topic"],
+        ["dump", "{store}", "--from", "yesterday"],
+        ["dump", "{store}", "--table", "sgments"],
+        ["segments", "no/such/store"],
+        ["segments", "{store}", "-o", "table=state"],
+        ["state", "no/such/store"],
+        ["stats", "no/such/store"],
+        ["verify", "no/such/store"],
+        ["recovery", "{store}", "--java", "1.0"],
+        ["recovery", "{store}", "--rocketmq", "3.2.6"],
+        ["diff", "{store}"],
+        ["diff", "{store}", "no/such/store"],
+        ["audit", "no/such/store"],
+        ["consumers", "{store}"],
+        ["find", "{store}", "--by", "index", "abc"],
+        ["find", "{store}", "--by", "offsetMsgId", "abc"],
+        ["find", "{store}", "--by", "time", "abc"],
+        ["follow", "no/such/store"],
+    ],
+    ids=" ".join,
+)
+def test_an_error_is_one_line_and_exit_code_2(store: Store, arguments: list[str], run: Callable[..., Ran]) -> None:
+    done = run(*(argument.format(store=store.path) for argument in arguments))
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith("dledger: ")
+    assert done.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("arguments", [[], ["nosuchverb"], ["dump"], ["dump", "x", "--limit", "-1"], ["find", "x"]])
+def test_wrong_arguments_are_one_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "--help" in error
+
+
+def test_an_error_of_the_system_is_one_line(
+    store: Store, run: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise OSError(5, "Input/output error", "/disk/file")
+
+    monkeypatch.setattr("pyspark_dledger.cli.verbs.state.run", fails)
+    assert run("state", store.path).err == "dledger: /disk/file: Input/output error\n"
+
+
+def test_findings_before_an_error_are_printed(store: Store, run: Callable[..., Ran]) -> None:
+    done = run("verify", store.path, "no/such/store")
+    assert done.code == 2
+    assert f"{store.path}: error 0" in done.out
+
+
+LISTED = ("dump", "segments", "state", "stats", "verify", "recovery", "diff", "audit", "consumers", "find", "follow")
+
+
+def test_help_lists_the_verbs(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--help"])
+    assert ended.value.code == 0
+    listed = re.findall(r"^    (\w+)", capsys.readouterr().out, re.MULTILINE)
+    assert tuple(name for name in listed if name in LISTED) == LISTED
+    for verb in LISTED:
+        with pytest.raises(SystemExit):
+            main([verb, "--help"])
+        assert "exit codes: 0 clean" in capsys.readouterr().out
+
+
+def test_no_verb_loads_spark_or_pandas(broker: Store) -> None:
+    path = broker.path
+    lines = [[verb, str(path)] for verb in LISTED if verb not in ("diff", "find", "follow")]
+    lines += [["find", str(path), what] for what in ("3", "U3", "2023-11-14", "7F00000100002A9F0000000000000030")]
+    lines += [["diff", f"{path}/dledger-n0", str(path)], ["dump", str(path), "--table", "consumeQueue"]]
+    code = (
+        "import sys\n"
+        "from pyspark_dledger.cli.main import main\n"
+        f"for line in {lines!r}:\n"
+        "    sys.argv[1:] = line\n"
+        "    assert main() in (0, 1), line\n"
+        "    assert not {'pyspark', 'py4j', 'pandas'} & set(sys.modules), line\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_help_loads_nothing_heavy() -> None:
+    code = (
+        "import sys\n"
+        "from pyspark_dledger.cli.main import main\n"
+        "try:\n    main(['dump', '--help'])\nexcept SystemExit:\n    pass\n"
+        "assert not {'numpy', 'pyarrow', 'rich', 'asyncio', 'pyspark'} & set(sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_module_is_the_command() -> None:
+    child = process("--help")
+    assert child.communicate()[0].startswith("usage: dledger")
+    assert child.returncode == 0

@@ -1,0 +1,88 @@
+"""``dledger find``: each message is found by everything that identifies it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pyspark_dledger.cli.verbs.find import kinds_of
+from tests.support.command_line import Ran
+from tests.support.generate import Store, mq_message, write_dledger
+
+
+@pytest.mark.parametrize(
+    ("what", "kinds"),
+    [
+        ("17", ["index"]),
+        ("126204270130", ["index"]),
+        ("1700000000000", ["time"]),
+        ("2023-11-14", ["time"]),
+        ("2023-11-14T22:13:20Z", ["time"]),
+        ("order-17", ["key"]),
+        ("7F00000100002A9F0000000000000030", ["offsetMsgId", "key"]),
+        ("7F0000010A2B3C4D5E6F000000000030", ["key"]),
+        ("20010DB8F2F9EDCE2F47B319586B00810000F2B50000000000000261", ["offsetMsgId", "key"]),
+    ],
+)
+def test_the_form_of_the_argument_says_what_it_is(what: str, kinds: list[str]) -> None:
+    assert kinds_of(what) == kinds
+
+
+def test_each_message_is_found_by_id_index_key_and_time(
+    case_folder: Callable[[str], Path], run: Callable[..., Ran]
+) -> None:
+    path = case_folder("mq-53-upgrade")
+    rows = run("dump", path, "--json").rows
+    picked = [row for row in rows[::97] if row["index"] is not None] + [
+        row for row in rows[::211] if row["index"] is None
+    ]
+    assert {row["source"] for row in picked} == {"commitlog", "dledger"}
+    for row in picked:
+        assert run("find", path, row["offsetMsgId"], "--json").rows == [row]
+        assert run("find", path, row["offsetMsgId"].lower(), "--json").rows == [row]
+        if row["index"] is not None:
+            assert run("find", path, row["index"], "--json").rows == [row]
+        for key in (row["keys"] or "").split():
+            found = run("find", path, "--by", "key", key, "--json").rows
+            assert found == [other for other in rows if key in (other["keys"] or "").split()]
+        after = run("find", path, row["storeTimestamp"], "--json").rows
+        assert after == [next(other for other in rows if other["storeTimestamp"] >= row["storeTimestamp"])]
+
+
+def test_a_unique_key_is_found(broker: Store, run: Callable[..., Ran]) -> None:
+    path = broker.path
+    assert [row["index"] for row in run("find", path, "U3", "--json").rows] == [3]
+    assert [row["index"] for row in run("find", path, "--by", "uniqKey", "U3", "--json").rows] == [3]
+    assert run("find", path, "--by", "key", "U3").code == 1
+    assert len(run("find", path, "all", "--json").rows) == 8
+    assert run("find", path, "al").code == 1, "a part of a key is none"
+
+
+def test_a_time_between_two_messages_finds_the_later(broker: Store, run: Callable[..., Ran]) -> None:
+    assert [row["index"] for row in run("find", broker.path, "1700000002001", "--json").rows] == [3]
+    assert run("find", broker.path, "1700000009000").code == 1
+
+
+def test_a_time_is_found_where_an_earlier_segment_was_stored_later(tmp_path: Path, run: Callable[..., Ran]) -> None:
+    start = 1700000000000
+    seconds = [*range(60), 30, *range(31, 90)]
+    payloads = [mq_message("T", b"x" * 200, store_timestamp=start + 1000 * second) for second in seconds]
+    path = write_dledger(tmp_path, payloads, file_size=2048).path
+    for second in (0, 29, 31, 45, 60, 89):
+        (found,) = run("find", path, start + 1000 * second, "--json").rows
+        assert found["index"] == next(i for i, other in enumerate(seconds) if other >= second)
+
+
+def test_a_missing_message_is_reported_with_exit_code_1(store: Store, run: Callable[..., Ran]) -> None:
+    for what in ("10", "2099-01-01", "no-such-key", "7F00000100002A9F0000000000000031"):
+        done = run("find", store.path, what)
+        assert (done.code, done.out, done.err.count("\n")) == (1, "", 1), what
+        assert "expected" in done.err
+
+
+def test_another_message_at_the_offset_of_an_id_is_printed_with_a_note(broker: Store, run: Callable[..., Ran]) -> None:
+    done = run("find", broker.path, "--by", "offsetMsgId", "0A00000100002A9F0000000000000030", "--json")
+    assert (done.code, done.rows[0]["index"]) == (0, 0)
+    assert "has the offsetMsgId 7F00000100002A9F0000000000000030" in done.err

@@ -1,0 +1,337 @@
+"""What the verbs about a store print, and their exit codes."""
+
+from __future__ import annotations
+
+import base64
+import os
+import re
+import shutil
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyspark_dledger.rocketmq.tables.registry import TABLES
+from tests.support.command_line import Ran
+from tests.support.generate import Store, mq_message, raw, write_dledger
+
+Json = dict[str, Any]
+ESCAPE = "\x1b"
+
+
+# Every verb, on stores that Java wrote: the golden case, the paths in it, further arguments, and the exit code.
+
+THREE = ["dledger-n0", "dledger-n1", "dledger-n2"]
+ON_GOLDENS = [
+    ("dump", "mq-53-upgrade", ["."], [], 0),
+    ("segments", "mq-53-upgrade", ["."], [], 0),
+    ("segments", "raw-three", THREE, [], 0),
+    ("state", "mq-53-upgrade", ["."], [], 0),
+    ("state", "raw-three", THREE, [], 0),
+    ("stats", "mq-53-upgrade", ["."], [], 0),
+    ("stats", "raw-single", ["."], [], 0),
+    ("verify", "raw-truncated-tail", ["dledger-n1"], [], 0),
+    ("recovery", "raw-killed", ["."], [], 0),
+    ("recovery", "raw-killed", ["."], ["--java", "0.3.1.2"], 0),
+    ("recovery", "mq-53-upgrade", ["."], ["--rocketmq", "5.3.3"], 0),
+    ("diff", "raw-three", THREE, [], 0),
+    ("diff", "raw-three", THREE, ["--md5"], 0),
+    ("diff", "raw-three-diverged", THREE, [], 1),
+    ("diff", "raw-three-diverged", THREE, ["--md5"], 1),
+    ("audit", "mq-53-single", ["."], [], 0),
+    ("find", "mq-53-single", ["."], ["5"], 0),
+    ("find", "mq-53-single", ["."], ["999999"], 1),
+    ("dump", "mq-53-upgrade", ["."], ["--table", "consumeQueue"], 0),
+    ("dump", "mq-53-upgrade", ["."], ["--table", "indexFile", "--limit", "3"], 0),
+    ("dump", "mq-53-upgrade", ["."], ["--table", "indexUnits"], 0),
+    ("dump", "raw-killed", ["."], ["-o", "table=findings"], 0),
+]
+
+
+@pytest.mark.parametrize(("verb", "case", "paths", "more", "code"), ON_GOLDENS)
+@pytest.mark.parametrize("as_json", [False, True], ids=["text", "json"])
+def test_each_verb_on_stores_that_java_wrote(
+    verb: str,
+    case: str,
+    paths: list[str],
+    more: list[str],
+    code: int,
+    as_json: bool,
+    case_folder: Callable[[str], Path],
+    run: Callable[..., Ran],
+) -> None:
+    done = run(verb, *[case_folder(case) / path for path in paths], *more, *(["--json"] if as_json else []))
+    assert done.code == code, done.err
+    assert ESCAPE not in done.out + done.err
+    if as_json:
+        assert all(isinstance(row, dict) for row in done.rows)
+    else:
+        assert done.out or verb == "find"
+        assert all(line == line.rstrip() or verb == "dump" for line in done.out.splitlines())
+
+
+@pytest.mark.parametrize("name", [name for name in TABLES if name not in ("diff", "consumers", "indexFile")])
+def test_json_rows_are_the_rows_of_the_table(name: str, broker: Store, run: Callable[..., Ran]) -> None:
+    """The columns by their names, in their order, nulls kept."""
+    by_table = run("dump", broker.path, "--table", name, "--json").rows
+    assert all(list(row) == TABLES[name].schema.names for row in by_table)
+    verb = {"findings": "verify"}.get(name, name)
+    if verb in ("segments", "state", "verify", "audit"):
+        assert run(verb, broker.path, "--json").rows == by_table
+
+
+def test_json_of_the_log_has_all_its_columns(store: Store, run: Callable[..., Ran]) -> None:
+    rows = run("dump", store.path, "--json").rows
+    assert [row["index"] for row in rows] == list(range(10))
+    assert rows[1]["topic"] is None
+    assert base64.b64decode(rows[1]["body"]) == b"raw body"
+    assert rows[0]["storeTimestamp"] == "2023-11-14T22:13:20.137Z"
+
+
+# dump
+
+
+def test_dump_prints_one_line_per_row(store: Store, run: Callable[..., Ran]) -> None:
+    done = run("dump", store.path, "--columns", "index,topic", "-o", "startingOffsets=8")
+    assert (done.code, done.out) == (0, "index=8 topic=Orders\nindex=9\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "indexes"),
+    [
+        (["--from", "8"], [8, 9]),
+        (["--from", "index=2", "--to", "4"], [2, 3]),
+        (["--from", "pos=1"], list(range(1, 10))),
+        (["--to", "3", "--limit", "2"], [0, 1]),
+        (["--limit", "0"], []),
+        (["--topic", "Orders"], [0, 2, 4, 6, 8]),
+        (["--topic", "Orders", "--from", "3"], [4, 6, 8]),
+        (["--queue-id", "1"], []),
+        (["--from", "2023-11-14T22:13:20"], [0, 2, 4, 6, 8]),
+        (["--from", "1700000000138"], []),
+        (["-o", "isolationLevel=read_committed"], list(range(7))),
+    ],
+)
+def test_dump_prints_the_selected_rows(
+    store: Store, arguments: list[str], indexes: list[int], run: Callable[..., Ran]
+) -> None:
+    assert [row["index"] for row in run("dump", store.path, "--json", *arguments).rows] == indexes
+
+
+BODIES = {
+    "text": {b"plain": "plain", b"\xff\n": "\\xff\n", "é".encode(): "é"},
+    "hex": {b"plain": "706c61696e", b"\xff\n": "ff0a", "é".encode(): "c3a9"},
+    "base64": {b"plain": "cGxhaW4=", b"\xff\n": "/wo=", "é".encode(): "w6k="},
+}
+
+
+@pytest.mark.parametrize("form", BODIES)
+def test_bodies_are_printed_in_each_form(form: str, tmp_path: Path, run: Callable[..., Ran]) -> None:
+    path = write_dledger(tmp_path, [raw(body) for body in BODIES[form]]).path
+    assert [row["body"] for row in run("dump", path, "--json", "--body", form).rows] == list(BODIES[form].values())
+    assert "body=" in run("dump", path, "--body", form).out
+
+
+def test_a_line_of_text_escapes_bytes_that_are_not_utf8(tmp_path: Path, run: Callable[..., Ran]) -> None:
+    path = write_dledger(tmp_path, [raw(b'\xff \x1b[31m\\ "')]).path
+    assert run("dump", path, "--columns", "body").out == 'body="\\xff \\u001b[31m\\\\ \\""\n'
+
+
+def test_bodies_can_be_left_out(store: Store, run: Callable[..., Ran]) -> None:
+    assert "body" not in run("dump", store.path, "--json", "--body", "none").rows[0]
+
+
+def test_a_row_with_a_problem_is_exit_code_1_for_any_columns(damaged: Store, run: Callable[..., Ran]) -> None:
+    done = run("dump", damaged.path)
+    assert done.code == 1
+    assert "kind=corrupt" in done.out
+    assert run("dump", damaged.path, "--columns", "pos").code == 1
+
+
+# What is wrong
+
+
+def test_findings_are_printed_with_their_meaning(damaged: Store, run: Callable[..., Ran]) -> None:
+    done = run("verify", damaged.path)
+    assert done.code == 1
+    assert re.search(
+        r"^error corruptBytes: .+\n  Java: .+\n  dledger-n0/data/0{20} at byte \d+.*expected", done.out, re.MULTILINE
+    )
+    assert re.search(r": error [1-9]\d*, warning \d+, info \d+\n$", done.out)
+    rows = run("verify", damaged.path, "--json").rows
+    assert {"severity", "code", "javaDoes", "offset"} <= set(rows[0])
+    assert {row["severity"] for row in run("verify", damaged.path, "--json", "--least", "error").rows} == {"error"}
+
+
+def test_damage_is_exit_code_1_in_every_verb_that_reads_it(damaged: Store, run: Callable[..., Ran]) -> None:
+    for verb in ("dump", "segments", "stats", "verify"):
+        assert run(verb, damaged.path).code == 1, verb
+        assert run(verb, damaged.path, "--json").code == 1, verb
+    assert run("state", damaged.path).code == 0
+
+
+def test_recovery_names_the_entries_that_would_be_lost(damaged: Store, run: Callable[..., Ran]) -> None:
+    (row,) = run("recovery", damaged.path, "--java", "0.3.1.2", "--json").rows
+    assert (row["outcome"], row["endIndex"], row["lost"]) == ("opens", 2, [[3, 6]])
+    done = run("recovery", damaged.path)
+    assert done.code == 1
+    assert done.out.count("3 to 6") == 5, "in every line of versions"
+    assert [row["java"] for row in run("recovery", damaged.path, "--json").rows] == [
+        "0.1",
+        "0.2",
+        "0.3",
+        "0.3.2",
+        "0.4",
+    ]
+
+
+def test_a_diff_of_a_folder_compares_its_nodes(case_folder: Callable[[str], Path], run: Callable[..., Ran]) -> None:
+    folder = case_folder("raw-three-diverged")
+    of_folder = run("diff", folder, "--json")
+    assert of_folder.code == 1
+    assert of_folder.out == run("diff", *(folder / node for node in THREE), "--json").out
+
+
+def test_a_diff_names_the_divergence(case_folder: Callable[[str], Path], run: Callable[..., Ran]) -> None:
+    paths = [case_folder("raw-three-diverged") / node for node in THREE]
+    out = run("diff", *paths).out
+    assert "first divergence (diverged) at index 300" in out
+    assert "n1 would lose 300 to 359" in out
+    rows = run("diff", *paths, "--json").rows
+    assert {
+        "firstIndex": 300,
+        "verdict": "diverged",
+        "nodes": ["n1"],
+        "terms": {"n0": 2, "n1": 1, "n2": 2},
+    }.items() <= (next(row for row in rows if row["verdict"] == "diverged").items())
+
+
+def test_a_replica_that_only_lags_is_no_finding(tmp_path: Path, run: Callable[..., Ran]) -> None:
+    paths = [write_dledger(tmp_path, [raw(b"x")] * n, node=f"n{n}").path / f"dledger-n{n}" for n in (3, 5)]
+    assert run("diff", *paths).code == 0
+
+
+def test_digests_are_a_column_for_each_replica(case_folder: Callable[[str], Path], run: Callable[..., Ran]) -> None:
+    paths = [case_folder("raw-three-diverged") / node for node in THREE]
+    header, *lines = run("diff", *paths, "--md5").out.splitlines()
+    assert header.split() == ["source", "file", "start", "end", "whole", "equal", "n0", "n1", "n2"]
+    assert len(lines) == len(run("diff", *paths, "--md5", "--json").rows) > 0
+
+
+def test_an_audit_row_is_exit_code_1(broker: Store, run: Callable[..., Ran]) -> None:
+    assert run("audit", broker.path).out == "log and ConsumeQueue agree\n"
+    queue = broker.path / "consumequeue" / "Orders" / "0" / f"{0:020}"
+    with queue.open("r+b") as file:
+        file.seek(3 * 20)
+        file.write(bytes(7) + b"\x01")
+    done = run("audit", broker.path, "--json")
+    assert done.code == 1
+    assert {row["code"] for row in done.rows} >= {"unitWithoutMessage"}
+    assert run("audit", broker.path).code == 1
+
+
+def test_an_audit_counts_fillers_after_the_first_unit_of_a_queue(broker: Store, run: Callable[..., Ran]) -> None:
+    queue = broker.path / "consumequeue" / "Orders" / "0" / f"{0:020}"
+    filler = struct.pack(">qiq", 0, 0x7FFFFFFF, 0)
+    units = queue.read_bytes()
+    for others, text in (
+        ({}, ""),
+        ({0}, ""),
+        ({2}, "1 unit is a filler for messages missing from the log"),
+        ({0, 1, 3, 4}, "2 units are fillers for messages missing from the log"),
+    ):
+        places = range(len(units) // 20)
+        queue.write_bytes(b"".join(filler if at in others else units[20 * at : 20 * at + 20] for at in places))
+        assert run("audit", broker.path).err == (f"dledger: {broker.path}: {text}\n" if text else "")
+        assert run("audit", broker.path, "--json").err == ""
+
+
+def test_an_audit_says_that_there_are_no_queues(broker: Store, run: Callable[..., Ran]) -> None:
+    shutil.rmtree(broker.path / "consumequeue")
+    rows = run("audit", broker.path, "--json")
+    done = run("audit", broker.path)
+    assert (rows.code, rows.err, done.code) == (1, "", 1)
+    assert {row["code"] for row in rows.rows} == {"messageNotInQueue"}
+    assert len(done.out.splitlines()) == len(rows.rows) + 1
+    text = "there is no consumequeue folder: every message is missing from its queue"
+    assert done.err == f"dledger: {broker.path}: {text}\n"
+
+
+def test_a_consumer_that_lost_messages_is_exit_code_1(broker: Store, run: Callable[..., Ran]) -> None:
+    done = run("consumers", broker.path, "--json")
+    assert done.code == 0
+    assert (done.rows[0]["consumerGroup"], done.rows[0]["lag"], done.rows[0]["lost"]) == ("billing", 3, 0)
+    config = broker.path / "config" / "consumerOffset.json"
+    config.write_text('{"offsetTable":{"Orders@billing":{0:0}}}')
+    Path(broker.segments[0].path).unlink()
+    done = run("consumers", broker.path)
+    assert done.code == 1
+    assert "billing" in done.out
+
+
+# stats
+
+
+def test_stats_count_what_dump_prints(case_folder: Callable[[str], Path], run: Callable[..., Ran]) -> None:
+    path = case_folder("mq-498-single")
+    rows = run("dump", path, "--json").rows
+    stats = run("stats", path, "--json").rows
+    (total,) = [row for row in stats if row["of"] == "total"]
+    assert (total["entries"], total["messages"]) == (len(rows), len(rows))
+    assert total["bytes"] == sum(row["size"] for row in rows)
+    assert (total["firstStoreTimestamp"], total["lastStoreTimestamp"]) == (
+        min(row["storeTimestamp"] for row in rows),
+        max(row["storeTimestamp"] for row in rows),
+    )
+    for topic in (row for row in stats if row["of"] == "topic"):
+        own = [row for row in rows if row["topic"] == topic["topic"]]
+        sizes = sorted(row["storeSize"] for row in own)
+        assert (topic["messages"], topic["bytes"], topic["sizeMax"]) == (len(own), sum(sizes), sizes[-1])
+        assert topic["queues"] == len({row["queueId"] for row in own})
+        assert sum(topic["tags"].values()) == sum(row["tags"] is not None for row in own)
+        for part, name in ((0.5, "sizeP50"), (0.99, "sizeP99")):
+            exact = sizes[max(-(-len(sizes) * int(part * 100) // 100), 1) - 1]
+            assert topic[name] == pytest.approx(exact, rel=0.01)
+    terms = {row["term"]: row["entries"] for row in stats if row["of"] == "term"}
+    assert terms == {term: sum(row["term"] == term for row in rows) for term in {row["term"] for row in rows}}
+
+
+def test_stats_have_rates_and_latencies(tmp_path: Path, run: Callable[..., Ran]) -> None:
+    stored = 1700000000000
+    payloads = [
+        mq_message("T", born_timestamp=stored + 100 * i - latency, store_timestamp=stored + 100 * i)
+        for i, latency in enumerate([0, 3, 5, -20, 1000])
+    ]
+    total = run("stats", write_dledger(tmp_path, payloads).path, "--json").rows[0]
+    # A clock that is ahead counts as no latency.
+    assert (total["bornToStoreP50"], total["bornToStoreMax"]) == (3, 1000)
+    assert total["bornToStoreP99"] == pytest.approx(1000, rel=0.01)
+    assert total["messagesPerSecond"] == 12.5
+
+
+def test_a_log_that_lost_its_end_makes_a_comparison_exit_with_1(tmp_path: Path, run: Callable[..., Ran]) -> None:
+    whole, short = (write_dledger(tmp_path / name, [raw(b"x" * 500)] * 20).path / "dledger-n0" for name in "ab")
+    assert run("diff", whole, short).code == 0
+    max((short / "data").iterdir()).unlink()
+    found = run("diff", whole, short)
+    assert found.code == 1
+    assert "the checkpoint says that 19 is committed" in found.out
+    assert run("diff", whole, short, "--json").code == 1
+
+
+def test_a_last_file_that_is_too_short_is_a_corrupt_row(tmp_path: Path, run: Callable[..., Ran]) -> None:
+    store = write_dledger(tmp_path, [raw(b"x" * 500)] * 20)
+    last = store.segments[-1]
+    os.truncate(last.path, 100)
+    row = run("dump", store.path, "--json").rows[-1]
+    assert (row["kind"], row["pos"], row["size"]) == ("corrupt", last.base, last.size)
+
+
+def test_an_audit_of_a_broker_without_data_names_every_unit(broker: Store, run: Callable[..., Ran]) -> None:
+    for segment in broker.segments:
+        Path(segment.path).unlink()
+    found = run("audit", broker.path, "--json")
+    assert found.code == 1
+    assert [row["code"] for row in found.rows] == ["unitWithoutMessage"] * len(broker.rows)
