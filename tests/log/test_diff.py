@@ -192,7 +192,7 @@ def test_positions_of_another_leader_are_no_difference(case_folder: Callable[[st
     assert entry_rows(log) == [("same", 552, 599, ("n0", "n1", "n2"))]
     comparison = compare(log)
     (note,) = comparison.notes
-    assert note.startswith("n2 holds entry 552 at 82649, n0 at 123311") and "0.4.0" in note
+    assert note.startswith("n2 has entry 552 at 82649, n0 at 123311") and "0.4.0" in note
     assert comparison.is_same
 
 

@@ -263,7 +263,7 @@ def _data_dirs(case: Path) -> list[str]:
 def test_units_behind_the_end_are_said_to_be_there(case_folder: Callable[[str], Path]) -> None:
     rows = rows_of(case_folder("raw-truncated-tail") / "dledger-n1", "indexUnits")
     assert [row["index"] for row in rows if row["problem"]] == list(range(210, 260))
-    assert rows[210]["problem"] == "expected no unit behind index 209, where the log ends, found index 210"
+    assert rows[210]["problem"] == "expected no unit after index 209, the end of the log, found index 210"
 
 
 def test_holes_of_the_index_are_not_read(broker: str) -> None:

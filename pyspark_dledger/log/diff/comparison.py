@@ -349,6 +349,6 @@ def _notes(group: ReplicaGroup, replicas: list[Replica]) -> Iterator[str]:
         here, there = replicas[number].position(index), foremost.position(index)
         if here != there:
             yield (
-                f"{group.names[number]} holds entry {index} at {here}, {foremost.node} at {there}: so it is in DLedger "
+                f"{group.names[number]} has entry {index} at {here}, {foremost.node} at {there}: normal in DLedger "
                 "0.4.0 after a snapshot was installed, whose headers keep the leader's pos"
             )

@@ -1,7 +1,7 @@
 """Paths on a remote file system, with the calls of ``pathlib.Path`` that read.
 
-A call to the file system takes tens of milliseconds, so a folder is listed once for each opened store, and the sizes
-of its files come from that listing.
+A call to the file system takes tens of milliseconds, so a folder is listed once for each opened store. Sizes of
+files come from that listing.
 """
 
 from __future__ import annotations

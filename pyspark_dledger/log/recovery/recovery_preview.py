@@ -132,7 +132,7 @@ def _recovery(
     if opens and bound.index is not None and bound.index > opening.committed_index and not lost:
         notes.append(
             f"Java starts with {opening.committed_index} as committed, although {bound.index} is proven "
-            f"({bound.source}): what is behind counts again once a leader has committed it"
+            f"({bound.source}): later entries count again after a leader has committed them"
         )
     return RecoveryPreview(
         java=line,

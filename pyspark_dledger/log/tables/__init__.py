@@ -1,1 +1,1 @@
-"""Tables about the log's own files."""
+"""Tables about the files of the log."""

@@ -1,4 +1,4 @@
-"""The ``indexUnits`` table: the units of a node's DLedger index, each held against the entry that it names."""
+"""The ``indexUnits`` table: the units of a node's DLedger index, each compared with its entry."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pyspark_dledger.log.plan import plan_read, read_partition
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.log.tables.table import Table, TableColumn, relative_file, table_schema
 
-# 262,144 units: as many entries are read beside them.
+# 262,144 units; the same number of entries is read.
 _PART_BYTES = 8 * 1024 * 1024
 _CHUNK_BYTES = 1024 * 1024
 _ENTRY_COLUMNS = ("pos", "index", "term", "size", "magic")
@@ -47,7 +47,7 @@ _SCHEMA = table_schema(COLUMNS)
 
 @dataclass(frozen=True)
 class IndexPart:
-    """Bytes ``[start, end)`` of one index file, whole units."""
+    """Bytes ``[start, end)`` of one index file, in whole units."""
 
     path: str
     options: ReadOptions
@@ -57,7 +57,7 @@ class IndexPart:
 
 
 def plan(store: StoreView, options: ReadOptions) -> list[IndexPart]:
-    """Parts of the written bytes of the index; holes are found without reading them."""
+    """Parts that cover the written bytes of the index; holes are not read."""
     parts: list[IndexPart] = []
     for file in store.index_files.files:
         for start, end in _extents(file):
@@ -73,7 +73,7 @@ def plan(store: StoreView, options: ReadOptions) -> list[IndexPart]:
 
 
 def _extents(file: Segment) -> list[tuple[int, int]]:
-    """The parts of a file that are no holes, in bytes from its start."""
+    """The parts of a file that are not holes, in bytes from its start."""
     try:
         opened = open_file(file.path)
     except OSError:
@@ -83,7 +83,7 @@ def _extents(file: Segment) -> list[tuple[int, int]]:
 
 
 def read(part: IndexPart) -> Iterator[pa.RecordBatch]:
-    """The units of a part that were written."""
+    """The written units of a part."""
     store = StoreView(part.path, part.options)
     for start in range(part.start, part.end, _CHUNK_BYTES):
         positions, units = _written(part.file, start, min(start + _CHUNK_BYTES, part.end))
@@ -95,13 +95,13 @@ def read(part: IndexPart) -> Iterator[pa.RecordBatch]:
 
 
 def _written(file: Segment, start: int, end: int) -> tuple[npt.NDArray[np.int64], Units]:
-    """The units in ``[start, end)`` of a file that are not zero, and where they stand."""
+    """The units in ``[start, end)`` of a file that are not zeros, and their offsets in the file."""
     data = read_at(file.path, start, end - start)
     whole = len(data) - len(data) % INDEX_UNIT_SIZE
     words = np.frombuffer(data, np.uint64, count=whole // 8).reshape(-1, INDEX_UNIT_SIZE // 8)
     written: npt.NDArray[np.bool_] = np.asarray(words.any(axis=1))
     if start == 0 and whole and decode_blank(data) is not None:
-        written[0] = False  # 0.4.0 leaves a blank where the units before a snapshot would be
+        written[0] = False  # 0.4.0 writes a blank in place of the units before a snapshot
     numbers = np.flatnonzero(written)
     return start + numbers * INDEX_UNIT_SIZE, decode_records(data, INDEX_UNIT)[numbers]
 
@@ -122,19 +122,19 @@ def _batch(
 
 
 def _problems(store: StoreView, file: Segment, positions: npt.NDArray[np.int64], units: Units) -> list[str | None]:
-    """What is wrong with each unit: its index, what it names, or that it lies behind the end of the log."""
+    """The problem of each unit: its index, its entry, or its position after the end of the log."""
     expected = (file.base + positions) // INDEX_UNIT_SIZE
     begin, end = store.begin_index, store.end.last_index
     found = _entries(store, int(expected[0]), int(expected[-1]))
-    place = np.searchsorted(found["pos"], units["pos"])
-    place[place == len(found["pos"])] = 0
+    rows = np.searchsorted(found["pos"], units["pos"])
+    rows[rows == len(found["pos"])] = 0
     agrees = (units["index"] == expected) & (expected <= end) & (len(found["pos"]) > 0)
     if len(found["pos"]):
         for name in ("pos", "index", "term", "size"):
-            agrees = agrees & (found[name][place] == units[name])
+            agrees = agrees & (found[name][rows] == units[name])
         # A leader of 0.4.0 writes the index unit of a NOOP with magic 1.
-        is_noop = (found["magic"][place] == MAGIC_NOOP) & (units["magic"] == MAGIC_NORMAL)
-        agrees = agrees & ((found["magic"][place] == units["magic"]) | is_noop)
+        is_noop = (found["magic"][rows] == MAGIC_NOOP) & (units["magic"] == MAGIC_NORMAL)
+        agrees = agrees & ((found["magic"][rows] == units["magic"]) | is_noop)
     problems: list[str | None] = [None] * len(units)
     for number in np.flatnonzero(np.logical_not(agrees)).tolist():
         unit = {field.name: int(units[number][field.name]) for field in INDEX_UNIT}
@@ -143,8 +143,8 @@ def _problems(store: StoreView, file: Segment, positions: npt.NDArray[np.int64],
 
 
 def _entries(store: StoreView, first: int, last: int) -> dict[str, npt.NDArray[np.int64]]:
-    """The entries of the indexes ``[first, last]`` as the log has them, by pos."""
-    # Whether they are committed is not asked: the checkpoint is the bound that costs least.
+    """The columns of the log's entries with the indexes ``[first, last]``, by position."""
+    # The committed index is not used here; the checkpoint is the cheapest bound.
     options = ReadOptions(committed_bound="checkpoint")
     filters = Filters(index=IntFilter(first, last))
     batches = []
@@ -159,13 +159,13 @@ def _entries(store: StoreView, first: int, last: int) -> dict[str, npt.NDArray[n
 
 
 def _problem(store: StoreView, unit: dict[str, int], expected: int, begin: int, end: int) -> str | None:
-    """What is wrong with one unit, which no entry of its index in the log agrees with."""
+    """The problem of one unit that does not agree with an entry; None if the entry has expired."""
     if unit["magic"] not in ENTRY_MAGICS:
         return f"expected magic 1, 2 or 3, found {unit['magic']}"
     if unit["index"] != expected:
         return f"expected index {expected} at {expected * INDEX_UNIT_SIZE}, found {unit['index']}"
     if expected > end:
-        return f"expected no unit behind index {end}, where the log ends, found index {expected}"
+        return f"expected no unit after index {end}, the end of the log, found index {expected}"
     if expected < begin:
         return None  # its file has expired
     segment = segment_at(store.ledger_segments, unit["pos"])

@@ -1,4 +1,4 @@
-"""The ``segments`` table: what each file of the log holds, byte for byte."""
+"""The ``segments`` table: the contents of each file of the log, down to the byte."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a table is: its columns, how it is planned in parts, and how a part is read. `rocketmq.tables` has them all."""
+"""The definition of a table: its columns, its parts, and how a part is read. All are in `rocketmq.tables.registry`."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from pyspark_dledger.log.options import ReadOptions
     from pyspark_dledger.log.store_view import StoreView
 
-# The years 1 to 9999, the only ones that Spark's timestamps hold, in milliseconds since 1970.
+# The years 1 to 9999, the range of Spark's timestamps, in milliseconds since 1970.
 _MS_MIN, _MS_MAX = -62135596800000, 253402300799999
 
 
 class TableColumn(NamedTuple):
-    """One column of a table: its name, its Arrow type and what it means."""
+    """A column of a table: its name, its Arrow type and its meaning."""
 
     name: str
     type: pa.DataType
@@ -35,9 +35,9 @@ class TableColumn(NamedTuple):
 
 @dataclass(frozen=True)
 class Table:
-    """A table that is read beside the ``log`` table.
+    """A table other than the ``log`` table.
 
-    ``plan`` gives the parts that together hold every row once: picklable values, one for a task. ``read`` gives the
+    ``plan`` returns parts that together have every row once: picklable values, one for each task. ``read`` yields the
     rows of a part as batches of `schema`.
     """
 
@@ -58,7 +58,7 @@ def table_schema(columns: Iterable[TableColumn]) -> pa.Schema:
 
 
 def batches_of(schema: pa.Schema, rows: Iterable[dict[str, Any]], batch_rows: int) -> Iterator[pa.RecordBatch]:
-    """Rows as record batches of `schema`, at most `batch_rows` in each."""
+    """Rows as record batches of `schema`, with at most `batch_rows` each."""
     remaining = iter(rows)
     while part := list(islice(remaining, batch_rows)):
         yield pa.RecordBatch.from_pylist(part, schema=schema)
@@ -75,18 +75,18 @@ def snake_case(name: str) -> str:
 
 
 def microseconds(milliseconds: int) -> int | None:
-    """A Java time as a value of a timestamp column; None outside the years 1 to 9999."""
+    """A Java time (ms) as a value of a timestamp column; None outside the years 1 to 9999."""
     return milliseconds * 1000 if _MS_MIN <= milliseconds <= _MS_MAX else None
 
 
 def timestamps(milliseconds: npt.NDArray[np.int64]) -> pa.Array:
-    """Java times as a timestamp column; null outside the years 1 to 9999."""
+    """Java times (ms) as a timestamp column; null outside the years 1 to 9999."""
     is_null = (milliseconds < _MS_MIN) | (milliseconds > _MS_MAX)
     return pa.array(np.where(is_null, 0, milliseconds) * 1000, mask=is_null).cast(TIMESTAMP)
 
 
 def relative_file(paths: StorePaths, file: str) -> str:
-    """A file as the tables name it: relative to the store's root, absolute where it lies outside."""
+    """A file as tables show it: relative to the store's root; absolute if it is outside."""
     if paths.root is not None and path_of(file).is_relative_to(paths.root):
         return path_of(file).relative_to(paths.root).as_posix()
     return file
