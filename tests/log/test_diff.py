@@ -1,4 +1,4 @@
-"""Replicas of one log compared: what differs, who lacks what, what is on a majority, and who could be elected."""
+"""Comparison of replicas: differences, missing entries, majorities, and possible leaders."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Write = Callable[..., list[Store]]
 
 
 def payloads(terms: list[int], first: int = 0, group: str = "") -> list[Any]:
-    """Bodies that depend on index and term, as replicas of one group have them."""
+    """Bodies that depend on index and term, as on replicas of one group."""
     return [raw(f"{group}{first + n}/{term} ".encode().ljust(BODY, b"x")) for n, term in enumerate(terms)]
 
 
@@ -72,7 +72,7 @@ def entry_rows(log: Log) -> list[Short]:
 
 
 def prefix_rows(log: Log) -> list[Short]:
-    """The same of the rows about the group."""
+    """Verdict, first and last index and nodes of the rows about the group."""
     return [
         (row.verdict, row.first_index, row.last_index, row.nodes)
         for row in diff_rows(log)
@@ -123,7 +123,7 @@ def test_healthy_replicas_are_the_same(
     assert [standing.lag_entries for standing in comparison.standings] == [0, 0, 0]
 
 
-def test_an_old_leaders_tail_is_named(case_folder: Callable[[str], Path], engine: str) -> None:
+def test_a_deposed_leaders_entries_are_diverged(case_folder: Callable[[str], Path], engine: str) -> None:
     java = Golden("raw-three-diverged", "n0").meta["java"]
     log = golden(case_folder, "raw-three-diverged", "n0 n1 n2", engine)
     begin, end = java["n1"]["committedIndex"] + 1, java["n0"]["endIndex"]
@@ -154,7 +154,7 @@ def test_an_old_leaders_tail_is_named(case_folder: Callable[[str], Path], engine
     assert (loss.on_majority, loss.committed) == (False, False)
 
 
-def test_a_first_leader_left_alone_lacks_what_the_others_went_on_with(
+def test_an_isolated_first_leader_lacks_the_entries_of_the_others(
     case_folder: Callable[[str], Path], engine: str
 ) -> None:
     log = golden(case_folder, "mq-498-three-diverged", "n0 n1 n2", engine)
@@ -171,14 +171,14 @@ def test_a_truncated_tail_is_stale(case_folder: Callable[[str], Path], engine: s
     log = golden(case_folder, "raw-truncated-tail", "n0 n1", engine)
     assert entry_rows(log) == [("same", 0, 199, ("n0", "n1")), ("same", 200, 209, ("n0", "n1"))]
     (stale,) = (row for row in diff_rows(log) if row.verdict == "stale")
-    # Five old entries of 548 bytes fit into what is left of the file.
+    # Five old entries of 548 bytes fit into the rest of the file.
     assert stale == DiffRow(210, 214, java["n1"]["writePos"], "stale", ("n1",), {"n1": 1})
     comparison = compare(log)
     assert comparison.standings[1].stale.ranges == ((210, 214),)
     assert comparison.is_same
 
 
-def test_two_of_three_members_prove_only_what_they_say_themselves(
+def test_two_of_three_members_prove_only_their_own_committed_indexes(
     case_folder: Callable[[str], Path], engine: str
 ) -> None:
     comparison = compare(golden(case_folder, "raw-truncated-tail", "n0 n1", engine, groupSize=3))
@@ -187,7 +187,7 @@ def test_two_of_three_members_prove_only_what_they_say_themselves(
     assert (comparison.committed_index, comparison.committed_from) == (209, "checkpoint of n0")
 
 
-def test_positions_of_another_leader_are_no_difference(case_folder: Callable[[str], Path], engine: str) -> None:
+def test_positions_of_another_leader_are_not_a_difference(case_folder: Callable[[str], Path], engine: str) -> None:
     log = golden(case_folder, "raw-040-snapshot-keep", "n0 n1 n2", engine)
     assert entry_rows(log) == [("same", 552, 599, ("n0", "n1", "n2"))]
     comparison = compare(log)
@@ -210,7 +210,7 @@ def test_a_replica_without_entries_is_behind(case_folder: Callable[[str], Path],
 @pytest.mark.parametrize("node", [0, 2])
 def test_a_flipped_bit_is_found(write: Write, engine: str, offset: int, byte: int, node: int) -> None:
     stores = write([1] * 20, [1] * 20, [1] * 20)
-    # Magic 1 becomes 2: a NOOP, were it not for its body.
+    # Magic 1 becomes 2, a NOOP, which must not have a body.
     place = overwrite(stores[node], 9, 3, b"\2") if offset == 3 else flip(stores[node], 9, offset)
     log = opened(stores, engine)
     assert entry_rows(log) == [
@@ -274,7 +274,7 @@ def test_a_damaged_header_costs_its_entry(write: Write, engine: str, index: int,
     assert list(merged(small)) == list(diff_rows(log))
 
 
-def test_a_damage_that_was_copied_is_damage_on_all(write: Write, engine: str) -> None:
+def test_damage_that_was_copied_is_damage_on_all(write: Write, engine: str) -> None:
     stores = write([1] * 20, [1] * 20)
     for store in stores:
         flip(store, 9, 15)
@@ -285,7 +285,7 @@ def test_a_damage_that_was_copied_is_damage_on_all(write: Write, engine: str) ->
     ]
 
 
-def test_a_damaged_front_is_not_expired(write: Write, engine: str) -> None:
+def test_a_damaged_beginning_is_not_expired(write: Write, engine: str) -> None:
     stores = write([1] * 20, [1] * 20, [1] * 20)
     for index in (0, 1):
         overwrite(stores[0], index, 0, b"\xee" * 48)
@@ -295,7 +295,7 @@ def test_a_damaged_front_is_not_expired(write: Write, engine: str) -> None:
     ]
 
 
-def test_damage_on_every_replica_is_held_by_none(write: Write, engine: str) -> None:
+def test_an_entry_that_is_damaged_everywhere_has_no_terms(write: Write, engine: str) -> None:
     stores = write([1] * 20, [1] * 20)
     for store in stores:
         overwrite(store, 9, 0, b"\xee" * 48)
@@ -303,17 +303,17 @@ def test_damage_on_every_replica_is_held_by_none(write: Write, engine: str) -> N
     assert row == DiffRow(9, 9, None, "damaged", ("n0", "n1"), {})
 
 
-def test_a_replica_behind(write: Write, engine: str) -> None:
+def test_a_replica_that_ends_before_the_others_is_behind(write: Write, engine: str) -> None:
     log = opened(write([1] * 20, [1] * 12, [1] * 20), engine)
     assert entry_rows(log) == [("same", 0, 11, ("n0", "n1", "n2")), ("behind", 12, 19, ("n1",))]
     assert prefix_rows(log) == [("committed", 0, 19, ("n0", "n2"))]
     comparison = compare(log)
-    # Two blanks of 260 bytes are in the log, one of them behind index 13.
+    # The log has two blanks of 260 bytes, one of them after index 13.
     assert (comparison.standings[1].lag_entries, comparison.standings[1].lag_bytes) == (8, 8 * 548 + 260)
     assert comparison.candidates[0].losses == () and not comparison.is_same
 
 
-def test_an_expired_front(tmp_path: Path, engine: str) -> None:
+def test_expired_entries_are_expired(tmp_path: Path, engine: str) -> None:
     stores = [
         write_dledger(tmp_path / "a", payloads([1] * 20), node="n0"),
         write_dledger(tmp_path / "b", payloads([1] * 13, 7), node="n1", base=FILE, first_index=7),
@@ -350,7 +350,7 @@ def test_empty_logs_have_no_rows(tmp_path: Path, engine: str) -> None:
 # The group
 
 
-def test_figure_8_is_on_a_majority_and_not_proven(write: Write, engine: str) -> None:
+def test_figure_8_of_raft_is_on_a_majority_but_not_proven(write: Write, engine: str) -> None:
     stores = write([1] * 5 + [2] * 3, [1] * 5 + [2] * 3, [1] * 5 + [3], committed=4)
     log = opened(stores, engine)
     assert prefix_rows(log) == [("committed", 0, 4, ("n0", "n1", "n2")), ("onMajority", 5, 7, ("n0", "n1"))]
@@ -368,27 +368,27 @@ def test_figure_8_is_on_a_majority_and_not_proven(write: Write, engine: str) -> 
         ("n0", 3, True, False),
         ("n1", 3, True, False),
     ]
-    # n0 and n1 vote for each other, and cut n2 off.
+    # n0 and n1 vote for each other, and n2 truncates its log.
     assert [(one.node, one.voters) for one in others] == [("n0", ("n0", "n1")), ("n1", ("n0", "n1"))]
     assert [loss.node for loss in others[0].losses] == ["n2"]
 
 
-def test_an_older_tail_does_not_unprove_a_majority(write: Write, engine: str) -> None:
+def test_entries_of_a_lower_term_do_not_disprove_a_majority(write: Write, engine: str) -> None:
     log = opened(write([1] * 5 + [3] * 3, [1] * 5 + [3] * 3, [1] * 5 + [2] * 9), engine)
     assert prefix_rows(log) == [("committed", 0, 7, ("n0", "n1"))]
     assert compare(log).committed_from == "quorum"
 
 
-def test_without_a_majority_nothing_is_on_one(write: Write, engine: str) -> None:
+def test_too_few_members_have_no_majority_index(write: Write, engine: str) -> None:
     log = opened(write([1] * 5, [1] * 5), engine, groupSize=5)
     comparison = compare(log)
     assert (comparison.majority_index, comparison.majority_nodes) == (-1, ())
-    # Three members were not given: they may vote for either.
+    # The three missing members can vote for either.
     assert [candidate.node for candidate in comparison.candidates] == ["n0", "n1"]
     assert prefix_rows(log) == [("committed", 0, 0, ("n0", "n1"))]
 
 
-def test_a_contradiction_of_what_is_committed_is_a_row(write: Write, engine: str) -> None:
+def test_contradicting_committed_entries_are_a_row(write: Write, engine: str) -> None:
     stores = write([1, 1, 2, 2], [1, 1, 1, 1, 1], committed=[3, 2])
     log = opened(stores, engine, committedBound="checkpoint")
     with pytest.raises(StoreError, match="both say that it is committed"):
@@ -401,7 +401,7 @@ def test_a_contradiction_of_what_is_committed_is_a_row(write: Write, engine: str
     ]
 
 
-def test_a_replica_of_another_group_is_all_other_bytes(tmp_path: Path, engine: str) -> None:
+def test_all_entries_of_another_group_have_other_bytes(tmp_path: Path, engine: str) -> None:
     stores = [
         write_dledger(tmp_path / str(n), payloads([1] * 9, group=group), node=f"n{n}")
         for n, group in enumerate(["A", "B", "A"])
@@ -416,7 +416,7 @@ def test_a_replica_of_another_group_is_all_other_bytes(tmp_path: Path, engine: s
     )
 
 
-def test_nodes_of_one_name_are_told_apart_by_their_paths(tmp_path: Path) -> None:
+def test_nodes_with_the_same_name_are_named_by_their_paths(tmp_path: Path) -> None:
     stores = [write_dledger(tmp_path / name, payloads([1] * 3), node="n0") for name in "ab"]
     (row,) = [row for row in diff_rows(opened(stores)) if row.verdict == "same"]
     assert row.nodes == (str(tmp_path / "a"), str(tmp_path / "b"))
@@ -441,7 +441,7 @@ def test_every_verdict_is_documented() -> None:
 
 
 @pytest.mark.parametrize("options", [{"maxPartitionBytes": 1000}, {"minPartitions": 4}, {"maxPartitionBytes": 9000}])
-def test_parts_together_are_the_whole(write: Write, engine: str, options: dict[str, Any]) -> None:
+def test_the_parts_together_have_all_rows(write: Write, engine: str, options: dict[str, Any]) -> None:
     stores = write([1] * 40 + [2] * 10, [1] * 45, [1] * 30)
     Path(stores[1].segments[2].path).unlink()
     flip(stores[2], 5, 100)
@@ -454,7 +454,7 @@ def test_parts_together_are_the_whole(write: Write, engine: str, options: dict[s
 
 
 def simple_verdicts(stores: list[Store], lacking: list[set[int]]) -> dict[int, tuple[frozenset[int], int]]:
-    """For each index: the replicas that hold it, and how many versions of it there are."""
+    """For each index: the replicas that have it, and its number of versions."""
     found = {}
     for index in range(max((store.rows[-1]["index"] for store in stores if store.rows), default=-1) + 1):
         held = {
@@ -470,7 +470,7 @@ def simple_verdicts(stores: list[Store], lacking: list[set[int]]) -> dict[int, t
 @settings(max_examples=30, deadline=None)
 @given(data=st.data())
 def test_rows_cover_every_index_once(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
-    """Replicas with common beginnings and different tails, and entries whose headers were destroyed."""
+    """Replicas with a common beginning and different ends, and with destroyed headers."""
     root = tmp_path_factory.mktemp("diff")
     common = data.draw(st.integers(1, 12), "common")
     size = data.draw(st.sampled_from([1400, 4096, 65536]), "file size")
@@ -478,7 +478,7 @@ def test_rows_cover_every_index_once(tmp_path_factory: pytest.TempPathFactory, d
     for n in range(data.draw(st.integers(2, 4), "replicas")):
         terms = [1] * common + [data.draw(st.integers(1, 3), "term")] * data.draw(st.integers(0, 12), "tail")
         store = write_dledger(root / str(n), payloads(terms), node=f"n{n}", terms=terms, file_size=size)
-        # The last entry stays: without it the log would end before.
+        # The last entry stays intact: without it the log would end earlier.
         lost = data.draw(st.sets(st.integers(0, len(terms) - 2), max_size=3), "lost") if len(terms) > 1 else set()
         for index in lost:
             overwrite(store, index, 0, b"\xee" * 48)
@@ -530,7 +530,7 @@ def test_the_last_files_are_digested(case_folder: Callable[[str], Path], engine:
     assert digests[0].md5["n1"] == md5(file) and digests[1].md5["n1"] == md5(file, 131072 - 13707)
 
 
-def test_old_files_are_compared_as_the_upgrade_guide_asks(tmp_path: Path, engine: str) -> None:
+def test_old_files_are_compared_as_the_upgrade_guide_requires(tmp_path: Path, engine: str) -> None:
     stores = [
         write_commitlog(tmp_path / name, [mq_message("T", b"%d" % n * 100) for n in range(count)])
         for name, count in (("a", 40), ("b", 40), ("c", 37))
@@ -571,6 +571,6 @@ def test_a_range_of_bytes_is_digested(write: Write, engine: str) -> None:
 
 
 def test_nothing_is_written(case_folder: Callable[[str], Path]) -> None:
-    """`case_folder` looks at every file when the tests end."""
+    """`case_folder` checks every file when the tests end."""
     comparison: Comparison = compare(golden(case_folder, "raw-three-diverged", "n2 n1 n0", "native"))
     assert comparison.rows[0].nodes == ("n2", "n0")

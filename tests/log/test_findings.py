@@ -1,4 +1,4 @@
-"""What is found wrong with a store: each code of the catalogue with a store that has it and one that comes near."""
+"""Findings: for each code of the catalogue, a damaged store that has it and a similar sound one."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def patch(file: Path, offset: int, data: bytes) -> None:
 
 
 def place(store: Store, number: int) -> tuple[Path, int]:
-    """The file of a row, and where in it the row stands."""
+    """The file of a row, and its offset in the file."""
     pos = store.rows[number]["pos"]
     segment = next(segment for segment in store.segments if segment.base <= pos < segment.end)
     return Path(segment.path), pos - segment.base
@@ -144,11 +144,11 @@ def codes_of(path: Path, engine: str = "native", **options: Any) -> list[str]:
     return sorted({finding.code for finding in dl.open_log(path, engine=engine, **options).findings()})
 
 
-# Each code: a store that has it, and one that comes near
+# Each code: a store that has it, and a similar sound one
 
 
 class Case(NamedTuple):
-    """`damaged` and `sound` write a store at a path; `codes` are all that the first has, and none of the second's."""
+    """`damaged` and `sound` write a store at a path; `codes` are all of the first and none of the second."""
 
     codes: set[str]
     damaged: Callable[[Path], object]
@@ -221,7 +221,7 @@ def wrong_magic(root: Path) -> None:
 
 
 def entry_in_a_body(root: Path) -> None:
-    """Whole entries inside a body, which name the place where they stand."""
+    """Complete entries inside a body, with their own position in the header."""
     payloads = entries()
     payloads[5] = raw(b"")
     store = plain(root, payloads=payloads)
@@ -233,7 +233,7 @@ def skipped_index(root: Path) -> None:
     patch_row(plain(root), 10, 8, (99).to_bytes(8, "big"))
 
 
-def first_index_of_a_cut_log(root: Path) -> None:
+def index_of_a_short_log(root: Path) -> None:
     plain(root, first_index=100, base=FILE * 20)
 
 
@@ -300,13 +300,13 @@ def blank_of(size: int) -> Callable[[Path], None]:
 
 
 def stale_tail(root: Path) -> None:
-    """Entries 18 and 19 of term 1 behind a log that was truncated at 17, and then got one entry of term 2."""
+    """Entries 18 and 19 of term 1 after a log that was truncated at 17 and then got one entry of term 2."""
     old = plain(root.with_name("before"))
     contents = {segment.base: Path(segment.path).read_bytes() for segment in old.segments}
     plain(root, payloads=entries(18), terms=[1] * 17 + [2], stale=contents.__getitem__)
 
 
-def noise_behind_the_end(root: Path) -> None:
+def noise_after_the_end(root: Path) -> None:
     store = plain(root)
     patch(Path(store.segments[-1].path), store.end - store.segments[-1].base, b"noise" * 20)
 
@@ -323,7 +323,7 @@ def no_index(root: Path) -> None:
     plain(root, with_index=False)
 
 
-def cut_index_file(root: Path) -> None:
+def truncated_index_file(root: Path) -> None:
     plain(root)
     with (root / INDEX / f"{UNIT * 16:020}").open("r+b") as stream:
         stream.truncate(70)
@@ -341,7 +341,7 @@ def wrong_unit(root: Path) -> None:
 
 
 def stale_units_below_the_log(root: Path) -> None:
-    """What expired entries leave: units whose data files are gone."""
+    """Units of expired entries, whose data files were deleted."""
     first_file_expired(root)
     patch_unit(root, 2, codec.IndexUnit(1, 5, 6, 7, 8))
 
@@ -358,7 +358,7 @@ def units_beyond(root: Path) -> None:
 
 
 def blank_before_the_units(root: Path) -> None:
-    """What 0.4.0 leaves at the beginning of an index after a snapshot."""
+    """The blank that 0.4.0 writes at the beginning of an index after a snapshot."""
     store = version_040(root, first_index=3, leading_blank=1644)
     assert store.rows[0]["pos"] == 1644
     patch(root / INDEX / f"{0:020}", 0, codec.encode_blank(3 * UNIT))
@@ -393,7 +393,7 @@ def nothing_committed(root: Path) -> None:
     write_state(root, "checkpoint", "committedIndex=-1\nendIndex=-1\n")
 
 
-def hole_before_dledger(root: Path) -> None:
+def gap_before_dledger(root: Path) -> None:
     write_commitlog(root, messages(40))
     write_dledger(root, messages(30), base=FILE * 100)
 
@@ -419,13 +419,13 @@ def unit_of_another_size(root: Path) -> None:
 
 
 def unit_out_of_order(root: Path) -> None:
-    """A unit that points to a message, though not to one that follows the unit before: the audit's, not this."""
+    """A unit that points to a message before that of the unit before it: the audit finds this, not verify."""
     store = broker(root)
     patch_queue(root, 10, store.rows[55]["commitLogOffset"], store.rows[55]["storeSize"])
 
 
 def queue_that_begins_in_a_file(root: Path) -> None:
-    """A queue whose first units were never written here: Java fills the file up to the first one."""
+    """A queue whose first units were never written: Java fills the file up to the first one."""
     store = write_dledger(root, messages(60))
     write_consume_queue(root, store.rows[30:])
     for number in range(30):
@@ -455,7 +455,7 @@ def abort_of_a_clean_stop(root: Path) -> None:
 
 CASES: dict[str, Case] = {
     "a data file is missing": Case({"fileGap"}, missing_file, first_file_expired),
-    "a file far behind": Case({"strayFile"}, far_file, created_ahead),
+    "a file far away": Case({"strayFile"}, far_file, created_ahead),
     "two files were exchanged": Case({"fileName", "corruptBytes"}, exchanged_files, plain),
     "a file is longer": Case({"fileSize"}, longer_file, created_ahead),
     "a file is shorter": Case({"shortFile"}, short_file, plain),
@@ -463,7 +463,7 @@ CASES: dict[str, Case] = {
     "a foreign folder in index/": Case({"foreignFile"}, foreign_folder, folders_of_a_broker),
     "a file cannot be read": Case({"unreadableFile"}, dangling_link, plain),
     "wrong magic": Case({"corruptBytes"}, wrong_magic, entry_in_a_body),
-    "an index is skipped": Case({"indexGap"}, skipped_index, first_index_of_a_cut_log),
+    "an index is skipped": Case({"indexGap"}, skipped_index, index_of_a_short_log),
     "a file of another log": Case({"segmentOrder"}, other_file_in_between, first_file_expired),
     "a term falls": Case({"termOrder"}, falling_term, rising_terms),
     "0.4.0's pos": Case({"posDiffers"}, lambda root: version_040(root, pos_shift=100), version_040),
@@ -484,17 +484,17 @@ CASES: dict[str, Case] = {
         lambda root: write_dledger(root, messages(5, store_timestamp=YEAR_10000 - 1)),
     ),
     "a blank's size": Case({"blankSize"}, blank_of(100), blank_of(0)),
-    "entries behind the end": Case({"staleBytes"}, stale_tail, created_ahead),
-    "noise behind the end": Case({"trailingBytes"}, noise_behind_the_end, plain),
-    "the first index file is missing": Case({"indexFileMissing"}, missing_index_file(0), first_index_of_a_cut_log),
+    "entries after the end": Case({"staleBytes"}, stale_tail, created_ahead),
+    "noise after the end": Case({"trailingBytes"}, noise_after_the_end, plain),
+    "the first index file is missing": Case({"indexFileMissing"}, missing_index_file(0), index_of_a_short_log),
     "an index file is missing": Case({"indexFileMissing"}, missing_index_file(1), plain),
     "the last index file is missing": Case({"indexFileMissing"}, missing_index_file(2), plain),
-    "an index file is cut": Case({"fileSize"}, cut_index_file, plain),
+    "an index file is cut": Case({"fileSize"}, truncated_index_file, plain),
     "an index of five bytes": Case({"fileSize"}, short_index_of_an_empty_log, nothing_committed),
     "no index at all": Case({"indexFileMissing"}, no_index, nothing_committed),
     "a unit disagrees": Case({"indexUnit"}, wrong_unit, stale_units_below_the_log),
     "units are zeros": Case({"indexUnitMissing"}, zeroed_units, plain),
-    "units behind the end": Case({"indexUnitsBeyondEnd"}, units_beyond, blank_before_the_units),
+    "units after the end": Case({"indexUnitsBeyondEnd"}, units_beyond, blank_before_the_units),
     "no checkpoint": Case({"checkpointMissing"}, without("checkpoint"), version_040),
     "only a checkpoint's copy": Case({"checkpointFromBackup"}, renamed("checkpoint", ".bak"), without("checkpoint")),
     "an empty checkpoint": Case({"checkpointUnreadable"}, state("checkpoint", ""), nothing_committed),
@@ -511,12 +511,12 @@ CASES: dict[str, Case] = {
     "a currterm of noise": Case({"currtermUnreadable"}, state("currterm", "currTerm=?"), plain),
     "an older term": Case({"currtermBelowLog"}, state("currterm", "currTerm=0"), state("currterm", "currTerm=9")),
     "a copy of a state file": Case({"leftoverFile"}, state("checkpoint.bak", "committedIndex=18"), plain),
-    "a hole before DLedger": Case({"dividedOffset"}, hole_before_dledger, upgraded),
+    "a gap before DLedger": Case({"dividedOffset"}, gap_before_dledger, upgraded),
     "an old log that is not filled": Case({"dividedOffset"}, unfilled, upgraded),
-    "old files behind the divided offset": Case({"dividedOffset"}, overlapping, upgraded),
+    "old files after the divided offset": Case({"dividedOffset"}, overlapping, upgraded),
     "a unit into a message": Case({"consumeQueueUnit"}, misplaced_unit, unit_out_of_order),
     "a unit of another size": Case({"consumeQueueUnit"}, unit_of_another_size, queue_that_begins_in_a_file),
-    "units behind the log": Case({"consumeQueueBeyondEnd"}, units_beyond_the_log, broker),
+    "units after the log": Case({"consumeQueueBeyondEnd"}, units_beyond_the_log, broker),
     "units of expired messages": Case({"consumeQueueBelowStart"}, expired_messages, broker),
     "abort": Case({"abortFile"}, aborted, abort_of_a_clean_stop),
 }  # fmt: skip
@@ -530,7 +530,7 @@ def test_damage_has_its_codes(tmp_path: Path, engine: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_comes_near_has_none(tmp_path: Path, engine: str, name: str) -> None:
+def test_a_similar_sound_store_has_no_such_code(tmp_path: Path, engine: str, name: str) -> None:
     case = CASES[name]
     case.sound(tmp_path / "root")
     found = set(codes_of(tmp_path / "root", engine))
@@ -575,7 +575,7 @@ def test_corrupt_bytes_are_where_a_hex_editor_shows_them(tmp_path: Path, engine:
     assert finding.found == str(0x7F000001)
 
 
-def test_an_index_unit_is_named_by_its_place_in_the_index_file(tmp_path: Path, engine: str) -> None:
+def test_an_index_unit_has_its_offset_in_the_index_file(tmp_path: Path, engine: str) -> None:
     wrong_unit(tmp_path)
     finding = found(tmp_path, engine, "indexUnit")
     assert (finding.file, finding.offset, finding.index) == (f"dledger-n0/index/{8 * UNIT:020}", UNIT, 9)
@@ -589,7 +589,7 @@ def test_units_that_are_zeros_are_one_finding(tmp_path: Path, engine: str) -> No
     assert (finding.expected, finding.found) == ("the units of index 9 to 10", "zeros")
 
 
-def test_a_queue_unit_is_named_by_its_place_in_the_queue(tmp_path: Path, engine: str) -> None:
+def test_a_queue_unit_has_its_offset_in_the_queue_file(tmp_path: Path, engine: str) -> None:
     store = broker(tmp_path)
     row = store.rows[10]
     patch_queue(tmp_path, 10, row["commitLogOffset"], 1)
@@ -628,7 +628,7 @@ def test_a_file_outside_the_root_has_its_whole_path(tmp_path: Path, engine: str)
     assert finding.file == str(folders[1] / f"{FILE:020}")
 
 
-def test_what_the_consume_queue_proves_is_named(tmp_path: Path, engine: str) -> None:
+def test_a_stale_checkpoint_names_the_index_that_the_consume_queue_proves(tmp_path: Path, engine: str) -> None:
     broker(tmp_path, committed=20)
     finding = found(tmp_path, engine, "checkpointStale")
     assert (finding.expected, finding.found) == ("committedIndex 59, as the ConsumeQueue proves", "20")
@@ -646,22 +646,22 @@ def test_every_path_of_a_store_verifies(tmp_path: Path, engine: str, part: str) 
     assert codes_of(root / part, engine) == ["indexUnitMissing"]
 
 
-def test_a_node_beside_an_old_commitlog_has_no_units_too_few(tmp_path: Path, engine: str) -> None:
+def test_a_node_with_an_old_commitlog_lacks_no_units(tmp_path: Path, engine: str) -> None:
     upgraded(tmp_path)
     assert codes_of(tmp_path / NODE, engine) == codes_of(tmp_path / "commitlog", engine) == []
 
 
-def test_a_queue_is_of_one_node_only(tmp_path: Path, engine: str) -> None:
-    """Of several nodes in one root nobody knows whose messages it lists."""
+def test_queues_of_a_root_with_several_nodes_are_not_checked(tmp_path: Path, engine: str) -> None:
+    """With several nodes in one root, it is not known whose messages the queues have."""
     broker(tmp_path)
     write_dledger(tmp_path, entries(3), node="n1")
     assert codes_of(tmp_path, engine, selfId="n1") == []
 
 
-# A verification as a whole
+# The whole verification
 
 
-def test_parts_are_picklable_and_together_the_whole(tmp_path: Path, engine: str) -> None:
+def test_parts_are_picklable_and_together_have_all_findings(tmp_path: Path, engine: str) -> None:
     store = broker(tmp_path)
     patch_queue(tmp_path, 10, 1, 1)
     patch_row(store, 30, 0, b"?")
@@ -679,7 +679,7 @@ def test_progress_counts_the_bytes_of_the_log(tmp_path: Path) -> None:
     assert calls == [(0, total), *((FILE * number, total) for number in range(len(store.segments))), (total, total)]
 
 
-def test_of_each_code_and_file_only_some_are_listed(tmp_path: Path, engine: str) -> None:
+def test_at_most_some_findings_are_listed_for_each_code_and_file(tmp_path: Path, engine: str) -> None:
     store = write_dledger(tmp_path, [raw(b"x")] * 170, file_size=2**14, index_file_size=2**14)
     for number in range(150):
         patch_row(store, number, 32, b"\0\0\0\5")
@@ -693,7 +693,7 @@ def test_of_each_code_and_file_only_some_are_listed(tmp_path: Path, engine: str)
         assert listed[-1].severity == CODES[code].severity
 
 
-def test_units_of_a_queue_that_is_wrong_throughout_are_counted(tmp_path: Path, engine: str) -> None:
+def test_units_of_a_completely_wrong_queue_are_counted(tmp_path: Path, engine: str) -> None:
     store = broker(tmp_path, count=300)
     for number, row in enumerate(store.rows):
         patch_queue(tmp_path, number, row["commitLogOffset"] + 1, row["storeSize"])
@@ -703,7 +703,7 @@ def test_units_of_a_queue_that_is_wrong_throughout_are_counted(tmp_path: Path, e
 
 @pytest.mark.parametrize("window", [1, 700, FILE * 3])
 def test_queues_are_checked_in_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, window: int) -> None:
-    """Wrong units and such in the wrong place are found in whatever pieces a queue is read."""
+    """Wrong and misplaced units are found with any window size."""
     monkeypatch.setattr(verify_queues, "_WINDOW", window)
     monkeypatch.setattr(queue_files, "UNITS_AT_ONCE", 7)
     store = broker(tmp_path, count=120)
@@ -719,7 +719,7 @@ def test_queues_are_checked_in_windows(tmp_path: Path, monkeypatch: pytest.Monke
     assert {finding.code for finding in findings} == {"consumeQueueUnit", "consumeQueueBeyondEnd"}
 
 
-def test_a_file_that_vanishes_is_a_finding(tmp_path: Path, engine: str) -> None:
+def test_a_file_that_is_deleted_meanwhile_is_a_finding(tmp_path: Path, engine: str) -> None:
     store = plain(tmp_path)
     parts = plan_findings(dl.open_log(tmp_path, engine=engine))
     Path(store.segments[1].path).unlink()
@@ -757,7 +757,7 @@ def test_a_store_as_written_is_sound(tmp_path: Path, recipe: Recipe) -> None:
             (Path(folder) / NODE / "snapshot").mkdir()
         found = {engine: codes_of(Path(folder), engine) for engine in ("native", "python")}
     assert found["native"] == found["python"]
-    # Messages of any time and entries of any version are drawn.
+    # Messages of any time and entries of any version are generated.
     assert all(CODES[code].severity == INFO or code == "messageTimestamp" for code in found["native"])
 
 
@@ -772,7 +772,7 @@ def test_no_damage_raises(tmp_path: Path, recipe: Recipe, damage: Callable[[Stor
 
 
 def overwritten(path: Path, share: float, data: bytes) -> None:
-    """A file with bytes written over it or, without any, cut."""
+    """Overwrite bytes of a file; without bytes, truncate it."""
     at = int(share * path.stat().st_size)
     if data:
         patch(path, at, data)
@@ -841,7 +841,7 @@ GOLDEN_FINDINGS = {
 
 
 @pytest.mark.parametrize("name", GOLDEN_FINDINGS)
-def test_what_a_golden_has_is_named(name: str, case_folder: Callable[[str], Path], engine: str) -> None:
+def test_a_golden_has_its_findings(name: str, case_folder: Callable[[str], Path], engine: str) -> None:
     (store,) = (store for store in golden.ALL if str(store) == name)
     findings = dl.open_log(case_folder(store.case) / store.folder, engine=engine).findings()
     told = [(f.code, f.file, f.offset, f.index) for f in findings if f.code != "leftoverFile"]
@@ -896,13 +896,13 @@ def damaged(raw_single: Path, tmp_path: Path) -> Callable[[str], Path]:
     return copy
 
 
-# What no file tells: bodies that are no messages have no CRC, and the first file could have expired.
+# Damage that no file shows: bodies that are not messages have no CRC, and the first file could have expired.
 UNSEEN = {"body-last-file", "body-middle-file", "zero-page-last-file", "delete-first-data-file"}
 ALL_RIGHT_FOR_JAVA = {"untouched", "extra-zero-data-file", "checkpoint-committed-below-end"}
 
 
 @pytest.mark.parametrize("name", DAMAGES)
-def test_what_harms_java_is_found(damaged: Callable[[str], Path], name: str) -> None:
+def test_damage_that_harms_java_is_found(damaged: Callable[[str], Path], name: str) -> None:
     node = damaged(name)
     native, python = (dl.open_log(node, engine=engine).findings() for engine in ("native", "python"))
     assert native == python
@@ -957,7 +957,7 @@ def test_a_sparse_queue_file_ends_at_its_last_unit(tmp_path: Path) -> None:
     assert list(read_units(replace(queue.files[0], path=str(tmp_path / "none")), 0, 5)) == []
 
 
-def test_what_is_no_queue_is_left_out(tmp_path: Path) -> None:
+def test_folders_that_are_not_queues_are_ignored(tmp_path: Path) -> None:
     broker(tmp_path, count=3)
     folder = tmp_path / "consumequeue"
     (folder / "Orders" / "x").mkdir()

@@ -1,4 +1,4 @@
-"""A look at a log that is being written costs what is new, whenever entries come while it looks."""
+"""Finding the end of a growing log reads only what is new, also if entries are written meanwhile."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FILE_SIZE = 1 << 20
 
 
 class Growing:
-    """An engine under which the log grows each time right after its end was looked for."""
+    """An engine; the log grows each time right after a search for its end."""
 
     def __init__(self, engine: Any, store: MmapFileStore, times: int) -> None:
         self._engine, self._store, self._left = engine, store, times
@@ -32,8 +32,8 @@ class Growing:
         return found
 
 
-def test_growth_while_looking_is_no_damage(tmp_path: Path) -> None:
-    """What came meanwhile is the end, and no file is searched to its end for what may stand behind damage."""
+def test_growth_during_the_search_is_not_damage(tmp_path: Path) -> None:
+    """The new entries are the end, and no file is searched for entries after damage."""
     store = opened(tmp_path, data_file_size=FILE_SIZE)
     store.append_as_leader([b"there"] * 5)
     log = open_log(str(tmp_path / "dledger-n0"))

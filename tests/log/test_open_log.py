@@ -1,4 +1,4 @@
-"""Finding a store, where it ends, what is committed, and which ranges of it a read plans."""
+"""Opening a store: its files, its end, its committed index, and the ranges that a read plans."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def messages(count: int, topic: str = "Orders") -> list[Any]:
 
 
 def indexes(path: Path, **options: Any) -> list[int]:
-    """The indexes of the rows that a scan gives."""
+    """The indexes of the rows of a scan."""
     return [row["index"] for row in rows_of(open_log(path, **options).scan(["index"]))]
 
 
@@ -61,7 +61,7 @@ def test_every_folder_of_a_store_opens_it(store: Store, part: str) -> None:
     assert (log.state.node, log.state.committed_index) == ("n0", 11)
 
 
-def test_a_segment_file_gives_its_own_rows(store: Store) -> None:
+def test_a_segment_file_has_its_own_rows(store: Store) -> None:
     log = open_log(store.path / DATA / f"{FILE:020}")
     assert [row["index"] for row in rows_of(log.scan())] == list(range(7, 14))
     assert log.state.committed_index == 11
@@ -75,7 +75,7 @@ def test_a_copied_segment_with_another_name_finds_its_position(store: Store, tmp
     assert rows[0] == {"index": 7, "pos": FILE, "segment": "incident.bin", "problem": None}
 
 
-def test_a_commitlog_folder_gives_the_old_messages_alone(tmp_path: Path, engine: str) -> None:
+def test_a_commitlog_folder_has_only_the_old_messages(tmp_path: Path, engine: str) -> None:
     old = write_commitlog(tmp_path, messages(40))
     write_dledger(tmp_path, messages(10), base=FILE * len(old.segments))
     rows = rows_of(open_log(tmp_path / "commitlog", engine=engine).scan(["source"]))
@@ -114,7 +114,7 @@ def test_data_folders_of_a_multi_path_store_are_one_log(tmp_path: Path, engine: 
     assert indexes(tmp_path, dataDirs=[str(folder) for folder in folders], engine=engine) == list(range(30))
 
 
-def test_relocated_data_is_asked_for(tmp_path: Path) -> None:
+def test_an_error_asks_for_the_folders_of_relocated_data(tmp_path: Path) -> None:
     write_dledger(tmp_path, entries(3))
     shutil.rmtree(tmp_path / DATA)
     with pytest.raises(StoreError, match=r"expected a data/ folder .* dataDirs"):
@@ -131,7 +131,7 @@ def test_one_of_several_nodes_is_chosen(tmp_path: Path) -> None:
         open_log(tmp_path, selfId="n7")
 
 
-def test_a_path_that_is_not_utf8_is_refused(tmp_path: Path, store: Store) -> None:
+def test_a_path_that_is_not_utf8_is_rejected(tmp_path: Path, store: Store) -> None:
     bad = tmp_path / os.fsdecode(b"caf\xe9")
     shutil.copytree(store.path, bad)
     for part in ("", DATA, DATA / f"{FILE:020}"):
@@ -146,7 +146,7 @@ def test_a_path_that_is_not_utf8_is_refused(tmp_path: Path, store: Store) -> Non
         open_log(store.path)
 
 
-def test_what_is_written_to_is_in_utf8(tmp_path: Path) -> None:
+def test_a_target_path_must_be_utf8(tmp_path: Path) -> None:
     bad = str(tmp_path / os.fsdecode(b"caf\xe9"))
     with pytest.raises(OptionError, match=r"^target .*/caf\\xe9: expected a path in UTF-8, .*: choose another"):
         local_target(bad)
@@ -156,7 +156,7 @@ def test_what_is_written_to_is_in_utf8(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_what_is_no_store_is_named(tmp_path: Path) -> None:
+def test_a_path_without_a_store_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="found nothing there"):
         open_log(tmp_path / "missing")
     with pytest.raises(StoreError, match="found an empty folder"):
@@ -191,18 +191,18 @@ def test_an_empty_log_has_no_rows(tmp_path: Path, engine: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["README.md", "checkpoint"])
-def test_a_file_that_is_no_segment_is_refused(tmp_path: Path, name: str) -> None:
+def test_a_file_that_is_not_a_segment_is_rejected(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("committedIndex=5, and more text than an entry's header has bytes")
     with pytest.raises(StoreError, match="expected a segment, whose name has 20 digits"):
         open_log(tmp_path / name)
 
 
-def test_the_index_folder_is_no_log(store: Store) -> None:
+def test_the_index_folder_is_not_a_log(store: Store) -> None:
     with pytest.raises(StoreError, match="found the index of a node: give the node's folder"):
         open_log(store.path / "dledger-n0/index")
 
 
-def test_damage_at_the_front_of_the_last_file_hides_nothing(tmp_path: Path) -> None:
+def test_damage_at_the_beginning_of_the_last_file_hides_no_entry(tmp_path: Path) -> None:
     size = 16 * 1024 * 1024
     store = write_dledger(tmp_path, [raw(b"x" * 60000)] * 500, file_size=size)
     with Path(store.segments[-1].path).open("r+b") as file:
@@ -247,7 +247,7 @@ def test_a_missing_file_is_an_error_only_with_failfast(store: Store) -> None:
         indexes(store.path, mode="FAILFAST")
 
 
-def test_a_hole_passes_only_filters_on_what_it_has(store: Store) -> None:
+def test_a_gap_passes_only_filters_on_its_columns(store: Store) -> None:
     (store.path / DATA / f"{FILE:020}").unlink()
     log = open_log(store.path)
     options = parse_options({})
@@ -274,14 +274,14 @@ def test_a_short_file_ends_in_a_corrupt_row(store: Store, engine: str, number: i
     assert len(rows) == 20 - (5 if number == 2 else 6) + 1
 
 
-def test_foreign_files_are_no_segments(store: Store) -> None:
+def test_foreign_files_are_not_segments(store: Store) -> None:
     (store.path / DATA / "notes.txt").write_text("copied by hand")
     (store.path / DATA / "00000000000000000000.bak").write_bytes(bytes(100))
     (store.path / DATA / "sub").mkdir()
     assert indexes(store.path) == list(range(20))
 
 
-def test_a_file_far_away_is_no_hole(store: Store) -> None:
+def test_a_file_far_away_makes_no_gap(store: Store) -> None:
     (store.path / DATA / "09000000000000000000").write_bytes(bytes(FILE))
     with pytest.raises(StoreError, match=r"09000000000000000000.*move it away"):
         open_log(store.path)
@@ -290,7 +290,7 @@ def test_a_file_far_away_is_no_hole(store: Store) -> None:
 # The end of the log
 
 
-def test_a_torn_last_entry_is_no_row(store: Store, engine: str) -> None:
+def test_a_torn_last_entry_is_not_a_row(store: Store, engine: str) -> None:
     last = store.rows[-1]
     file = store.path / DATA / last["segment"]
     with file.open("r+b") as stream:
@@ -325,7 +325,7 @@ def committed(path: Path, **options: Any) -> tuple[int | None, str | None]:
     return state.committed_index, state.committed_from
 
 
-def test_the_checkpoint_says_what_is_committed(store: Store) -> None:
+def test_the_checkpoint_has_the_committed_index(store: Store) -> None:
     assert committed(store.path) == (11, "checkpoint")
     rows = rows_of(open_log(store.path).scan(["index", "committed"]))
     assert all(row["committed"] == (row["index"] <= 11) for row in rows)
@@ -364,7 +364,7 @@ def test_a_consume_queue_proves_more_than_the_checkpoint(tmp_path: Path) -> None
     assert committed(tmp_path, committedBound="consumeQueue") == (19, "consumeQueue")
 
 
-def test_a_unit_that_points_nowhere_proves_nothing(tmp_path: Path) -> None:
+def test_a_unit_without_a_message_proves_nothing(tmp_path: Path) -> None:
     store = write_dledger(tmp_path, messages(30), committed=3)
     beyond = dict(store.rows[29], commitLogOffset=store.end + 48, queueId=7, queueOffset=0)
     inside = dict(store.rows[29], commitLogOffset=store.rows[25]["commitLogOffset"] + 1, queueId=8, queueOffset=0)
@@ -373,7 +373,7 @@ def test_a_unit_that_points_nowhere_proves_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("bound", "index"), [("end", 19), (5, 5), (1000, 19)])
-def test_a_bound_may_be_given(store: Store, bound: str | int, index: int) -> None:
+def test_a_bound_can_be_given(store: Store, bound: str | int, index: int) -> None:
     assert committed(store.path, committedBound=bound)[0] == index
     expected = list(range(index + 1))
     assert indexes(store.path, committedBound=bound, isolationLevel="read_committed") == expected
@@ -387,7 +387,7 @@ def test_without_a_bound_committed_is_null_and_read_committed_fails(tmp_path: Pa
         indexes(tmp_path, isolationLevel="read_committed", engine=engine)
 
 
-def test_read_committed_keeps_old_messages_and_what_is_committed(tmp_path: Path, engine: str) -> None:
+def test_read_committed_keeps_old_messages_and_committed_entries(tmp_path: Path, engine: str) -> None:
     old = write_commitlog(tmp_path, messages(40))
     write_dledger(tmp_path, messages(10), base=FILE * len(old.segments), committed=3)
     log = open_log(tmp_path, engine=engine)
@@ -444,13 +444,13 @@ def test_a_replica_may_differ_above_the_committed_index(group: Callable[..., lis
     assert indexes(first, replicas=[str(second)], committedBound="checkpoint") == [0, 1, 2, 3]
 
 
-def test_a_replica_that_contradicts_what_is_committed_is_refused(group: Callable[..., list[Path]]) -> None:
+def test_a_replica_that_contradicts_committed_entries_is_rejected(group: Callable[..., list[Path]]) -> None:
     first, second = group([1, 1, 2, 2], [1, 1, 1, 1, 1], committed=3)
     with pytest.raises(StoreError, match=r"replica1.*expected index 2 with term 2.*found term 1"):
         indexes(first, replicas=[str(second)], committedBound="checkpoint")
 
 
-def test_a_replica_of_another_group_is_refused(tmp_path: Path) -> None:
+def test_a_replica_of_another_group_is_rejected(tmp_path: Path) -> None:
     write_dledger(tmp_path / "a", entries(5))
     write_dledger(tmp_path / "b", [raw(b"of another group") for _ in range(5)])
     with pytest.raises(StoreError, match="found other bytes: this replica is of another group"):
@@ -459,7 +459,7 @@ def test_a_replica_of_another_group_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("first", "committed_rows", "others"), [(0, 325, 0), (1, 300, 60), (2, 325, 0)])
 @pytest.mark.parametrize("bound", ["auto", "quorum"])
-def test_an_old_leaders_tail_is_read_beside_its_group(
+def test_a_deposed_leaders_uncommitted_entries_are_read_with_its_group(
     case_folder: Callable[[str], Path], first: int, committed_rows: int, others: int, bound: str
 ) -> None:
     nodes = [case_folder("raw-three-diverged") / f"dledger-n{number}" for number in range(3)]
@@ -468,7 +468,7 @@ def test_an_old_leaders_tail_is_read_beside_its_group(
     assert [row["committed"] for row in rows] == [True] * committed_rows + [False] * others
 
 
-def test_replicas_that_differ_above_what_is_committed_are_no_contradiction(group: Callable[..., list[Path]]) -> None:
+def test_replicas_that_differ_above_the_committed_index_do_not_contradict(group: Callable[..., list[Path]]) -> None:
     first, second = group([1, 1], [2, 2], committed=-1)
     assert indexes(first, replicas=[str(second)]) == [0, 1]
 
@@ -500,7 +500,7 @@ def test_offsets(tmp_path: Path, engine: str, options: dict[str, Any], expected:
     assert indexes(tmp_path, engine=engine, maxPartitionBytes=600, **options) == list(expected)
 
 
-def test_an_index_leaves_out_old_messages_in_front_and_keeps_them_behind(tmp_path: Path, engine: str) -> None:
+def test_a_starting_index_skips_old_messages_and_an_ending_index_keeps_them(tmp_path: Path, engine: str) -> None:
     old = write_commitlog(tmp_path, messages(40))
     write_dledger(tmp_path, messages(10), base=FILE * len(old.segments))
     assert indexes(tmp_path, startingOffsets=0, engine=engine) == list(range(10))

@@ -1,4 +1,4 @@
-"""The table of options: names, values, defaults and what a wrong one says."""
+"""The options of a read: names, values, defaults and errors."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_no_options_give_the_defaults() -> None:
 
 def test_the_defaults_of_the_table_are_those_of_a_read() -> None:
     for option in OPTIONS:
-        # Without maxPartitionBytes the plan chooses, from 128m on.
+        # Without maxPartitionBytes the plan chooses a size, at least 128m.
         if option.default is not None and option.name != "maxPartitionBytes":
             assert parse_one(option.name, option.default) == getattr(ReadOptions(), option.field), option.name
 
@@ -60,7 +60,7 @@ def test_names_ignore_case() -> None:
     assert (parsed.isolation_level, parsed.max_partition_bytes) == ("read_committed", MIB)
 
 
-def test_a_name_in_two_spellings_is_refused() -> None:
+def test_a_name_in_two_spellings_is_rejected() -> None:
     with pytest.raises(OptionError, match="option topic is given twice"):
         parse_options({"topic": "a", "Topic": "b"})
 
@@ -90,7 +90,7 @@ def test_an_unknown_option_names_the_nearest_in_its_spelling(name: str, nearest:
     assert str(error.value) == f"unknown option {name}: the nearest is {nearest}"
 
 
-def test_an_unknown_option_is_refused_even_when_it_is_not_set() -> None:
+def test_an_unknown_option_is_rejected_even_if_it_is_not_set() -> None:
     with pytest.raises(OptionError, match="unknown option foo"):
         parse_options({"foo": None})
 
@@ -156,7 +156,7 @@ def test_a_wrong_value_names_option_and_value_and_what_is_accepted(name: str, va
     assert str(error.value) == f"option {name}: expected {option.parser.accepts}, found {value!r}"
 
 
-def test_a_long_wrong_value_is_cut() -> None:
+def test_a_long_wrong_value_is_shortened() -> None:
     with pytest.raises(OptionError) as error:
         parse_options({"mode": "x" * 10_000})
     assert len(str(error.value)) < 400
@@ -271,13 +271,13 @@ def test_an_unknown_table_names_the_nearest() -> None:
     ("start", "end"),
     [("5", "4"), ('{"pos": 100}', '{"pos": 99}')],
 )
-def test_a_start_behind_the_end_is_refused(start: str, end: str) -> None:
+def test_a_start_after_the_end_is_rejected(start: str, end: str) -> None:
     with pytest.raises(OptionError, match=r"startingOffsets .* is behind endingOffsets .*"):
         parse_options({"startingOffsets": start, "endingOffsets": end})
     assert parse_options({"startingOffsets": end, "endingOffsets": end}).starting_offsets.value > 0
 
 
-def test_a_starting_timestamp_behind_the_ending_one_is_refused() -> None:
+def test_a_starting_timestamp_after_the_ending_one_is_rejected() -> None:
     with pytest.raises(OptionError, match=r"startingTimestamp \(2026-07-22 .*\) is later than endingTimestamp"):
         parse_options({"startingTimestamp": "2026-07-22", "endingTimestamp": "2026-07-21"})
 
@@ -300,7 +300,7 @@ def test_local_paths(path: str, expected: str) -> None:
     assert local_path(path) == expected
 
 
-def test_remote_paths_are_refused() -> None:
+def test_remote_paths_are_rejected() -> None:
     with pytest.raises(OptionError, match="path hdfs://n/a: expected a local path, found hdfs: copy the store"):
         local_path("hdfs://n/a")
 

@@ -1,4 +1,4 @@
-"""What Java would do to a store, against what Java 0.3.1.2 did to damaged ones and what it says of the others."""
+"""The preview of Java's recovery, compared with recorded results of Java 0.3.1.2 and its reports."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LAST = "data/00000000000003473408"
 
 @pytest.fixture
 def damage(case_folder: Unpack, tmp_path: Path) -> Callable[..., Log]:
-    """Gives the log of a damaged copy of raw-single."""
+    """Returns the log of a damaged copy of raw-single."""
 
     def make(*operations: damages.Operation) -> Log:
         node = damages.copy_store(case_folder("raw-single") / "dledger-n0", tmp_path / "store")
@@ -52,7 +52,7 @@ def recorded(name: str) -> list[damages.Operation]:
     return next(case.operations for case in RECORDED if case.name == name)
 
 
-def look(log: Log, line: str = "0.3.1.2") -> RecoveryPreview:
+def preview_of(log: Log, line: str = "0.3.1.2") -> RecoveryPreview:
     return preview(log, line, index_file_size=INDEX_FILE_SIZE)
 
 
@@ -61,7 +61,7 @@ def test_recorded_damage(case: Damage, damage: Callable[..., Log]) -> None:
     log = damage(*case.operations)
     assert log.paths.node_dir is not None
     before = golden.fingerprint(log.paths.node_dir)
-    found = look(log).as_json()
+    found = preview_of(log).as_json()
     assert golden.fingerprint(log.paths.node_dir) == before
     names = ("outcome", "beginIndex", "endIndex", "committedIndex", "dataFilesAfter", "indexFilesAfter")
     names += ("endTerm", "writePos")
@@ -131,11 +131,11 @@ def test_broker_on_undamaged_store(case: Golden, case_folder: Unpack) -> None:
     ],
 )
 def test_lost_entries(name: str, lost: list[tuple[int, int]], damage: Callable[..., Log]) -> None:
-    assert look(damage(*recorded(name))).lost == lost
+    assert preview_of(damage(*recorded(name))).lost == lost
 
 
 def test_reason_names_file_byte_and_difference(damage: Callable[..., Log]) -> None:
-    found = look(damage(*recorded("size-last-file-middle-entry")))
+    found = preview_of(damage(*recorded("size-last-file-middle-entry")))
     assert (
         found.reason
         == f"the scan stops in {LAST} at byte 8760: expected size 5747 for a body of 5699 bytes, found 5715"
@@ -143,35 +143,35 @@ def test_reason_names_file_byte_and_difference(damage: Callable[..., Log]) -> No
 
 
 def test_reason_of_a_rewritten_index(damage: Callable[..., Log]) -> None:
-    found = look(damage(*recorded("index-unit-pos-last-entry")))
+    found = preview_of(damage(*recorded("index-unit-pos-last-entry")))
     assert found.reason == (
         "the index is rewritten from 2999: index/00000000000000081920 at byte 14048: expected pos 3492745 for "
         "entry 2999, found 12345"
     )
 
 
-def test_unknown_committed_index_is_said(damage: Callable[..., Log]) -> None:
+def test_a_note_says_that_the_committed_index_is_unknown(damage: Callable[..., Log]) -> None:
     gone = [{"op": "delete", "file": name} for name in ("checkpoint", "checkpoint.bak")]
-    found = look(damage(*recorded("magic-last-file-first-entry"), *gone))
+    found = preview_of(damage(*recorded("magic-last-file-first-entry"), *gone))
     assert found.lost == []
     assert any("2992 to 2999 would be truncated" in note for note in found.notes)
 
 
-def test_damage_out_of_sight_is_said(damage: Callable[..., Log]) -> None:
-    found = look(damage(*recorded("magic-first-file-first-entry")))
+def test_a_note_names_the_files_that_java_does_not_check(damage: Callable[..., Log]) -> None:
+    found = preview_of(damage(*recorded("magic-first-file-first-entry")))
     assert "Java does not check the data files before 00000000000003342336 when it opens the store" in found.notes
 
 
-def test_committed_index_that_java_has_forgotten_is_said(case_folder: Unpack) -> None:
-    """The ConsumeQueue proves more than a checkpoint that is behind."""
+def test_a_note_has_the_proven_committed_index_if_java_starts_with_a_lower_one(case_folder: Unpack) -> None:
+    """The ConsumeQueue proves more than a stale checkpoint."""
     found = preview(open_log(case_folder("mq-498-upgrade-killed")), "0.3.1.2")
     assert found.committed_index == 491
     assert any("with 491 as committed, although 661 is proven (consumeQueue)" in note for note in found.notes)
 
 
-def test_begin_in_a_damaged_header_loses_what_is_before(damage: Callable[..., Log]) -> None:
-    found = look(damage(damages.write("data/00000000000000000000", 8, (700).to_bytes(8, "big"))))
-    # Java believes it, and deletes the first index file, which it does not need for that.
+def test_a_damaged_first_header_loses_the_entries_before_its_index(damage: Callable[..., Log]) -> None:
+    found = preview_of(damage(damages.write("data/00000000000000000000", 8, (700).to_bytes(8, "big"))))
+    # Java trusts the header, and deletes the first index file as not needed.
     assert (found.begin_index, found.index_files_deleted) == (700, ["00000000000000000000"])
     assert found.lost == []  # the first intact entry that is left is 1, and 700 is taken for the first
 
@@ -208,7 +208,7 @@ def test_lost_topics(case_folder: Unpack, tmp_path: Path) -> None:
     ],
 )
 def test_checkpoint(text: str, outcome: str, committed: int | None, damage: Callable[..., Log]) -> None:
-    found = look(damage(damages.checkpoint(text)))
+    found = preview_of(damage(damages.checkpoint(text)))
     assert (found.outcome, found.committed_index) == (outcome, committed)
 
 
@@ -223,7 +223,7 @@ def test_checkpoint(text: str, outcome: str, committed: int | None, damage: Call
     ],
 )
 def test_current_term(text: str, term: int, vote: str | None, damage: Callable[..., Log]) -> None:
-    found = look(damage(damages.create("currterm", text)))
+    found = preview_of(damage(damages.create("currterm", text)))
     assert (found.outcome, found.curr_term, found.vote_leader) == ("opens", term, vote)
 
 
@@ -272,9 +272,9 @@ def test_unknown_rocketmq(version: str) -> None:
 
 
 def test_early_versions_read_the_committed_entry(damage: Callable[..., Log]) -> None:
-    """Its wrong pos keeps 0.1 to 0.2.2 from opening; later ones read its index unit only."""
+    """With its wrong pos, 0.1 to 0.2.2 do not open the store; later versions read only its index unit."""
     log = damage(*recorded("pos-middle-file-middle-entry"), damages.checkpoint("committedIndex=1585\n"))
-    outcomes = {line: look(log, line).outcome for line in (*LINES, "0.2.2", "0.2.3")}
+    outcomes = {line: preview_of(log, line).outcome for line in (*LINES, "0.2.2", "0.2.3")}
     assert outcomes == {
         "0.1": "throws",
         "0.2": "opens",
@@ -287,7 +287,7 @@ def test_early_versions_read_the_committed_entry(damage: Callable[..., Log]) -> 
 
 
 def test_noop_of_0_4(case_folder: Unpack) -> None:
-    """Versions before take a NOOP's magic for damage: they exit, or cut there, where it is near the end."""
+    """For earlier versions, a NOOP's magic is damage: they exit, or truncate there if it is near the end."""
     log = open_log(case_folder("raw-single-040") / "dledger-n0")
     assert preview(log, "0.4").end_index == 603
     before = preview(log, "0.3.1.2")
@@ -295,7 +295,7 @@ def test_noop_of_0_4(case_folder: Unpack) -> None:
     assert "expected magic 1, found 2" in before.reason
 
 
-def test_blank_in_a_circle(case_folder: Unpack, tmp_path: Path) -> None:
+def test_blanks_in_a_cycle(case_folder: Unpack, tmp_path: Path) -> None:
     node = damages.copy_store(case_folder("raw-single-040") / "dledger-n0", tmp_path / "store")
     damages.apply([damages.write("data/00000000000000327680", 0, b"\xff\xff\xff\xff\0\0\0\0")], node)
     assert {line: preview(open_log(node), line).outcome for line in ("0.3", "0.4")} == {"0.3": "exits", "0.4": "hangs"}
@@ -309,7 +309,7 @@ def test_sizes_come_from_the_files_unless_given(damage: Callable[..., Log]) -> N
     by_default = preview(log, "0.3")
     assert by_default.index_files_after == ["00000000000000000000"]
     assert any("DLedger's default size of 167772160 bytes is assumed" in note for note in by_default.notes)
-    assert len(look(log).index_files_after) == 6
+    assert len(preview_of(log).index_files_after) == 6
     assert preview(log, "0.3", data_file_size=131072).outcome == "exits"
 
 
@@ -328,8 +328,8 @@ def test_empty_store(tmp_path: Path) -> None:
     assert (found.lost, found.data_files_after, found.reason) == ([], [], "")
 
 
-def test_long_runs_and_large_entries(tmp_path: Path, engine: str) -> None:
-    """Entries passed in bulk and one by one give the same: a store of many small and some large ones."""
+def test_many_small_and_some_large_entries(tmp_path: Path, engine: str) -> None:
+    """Entries that are passed together and one by one have the same result."""
     sizes = [10] * 5000 + [6000] * 50 + [10] * 100 + [0] * 100
     node = tmp_path / "dledger-n0"
     (node / "data").mkdir(parents=True)
@@ -344,13 +344,13 @@ def test_long_runs_and_large_entries(tmp_path: Path, engine: str) -> None:
     found = preview(open_log(node, engine=engine), "0.3")
     assert (found.end_index, found.end_term, found.write_pos) == (len(sizes) - 1, 5, end)
     (node / "index" / f"{0:020d}").write_bytes(bytes(2**18))
-    anew = preview(open_log(node, engine=engine), "0.3")
-    assert anew.reason.startswith("the index is rewritten from 0")
-    assert replace(anew, reason="", notes=[]) == replace(found, reason="", notes=[])
+    again = preview(open_log(node, engine=engine), "0.3")
+    assert again.reason.startswith("the index is rewritten from 0")
+    assert replace(again, reason="", notes=[]) == replace(found, reason="", notes=[])
 
 
 def test_json_has_the_fixed_keys(damage: Callable[..., Log]) -> None:
-    found = look(damage()).as_json()
+    found = preview_of(damage()).as_json()
     keys = {
         "outcome",
         "beginIndex",
@@ -370,7 +370,7 @@ def test_json_has_the_fixed_keys(damage: Callable[..., Log]) -> None:
 
 @pytest.fixture
 def broker_root(tmp_path: Path) -> Callable[..., Path]:
-    """Gives a copy of a broker's root, whose index files stay sparse."""
+    """Returns a copy of a broker's root, with sparse index files."""
 
     def make(case: str) -> Path:
         return golden.unpack(case, tmp_path)
@@ -385,7 +385,7 @@ def broker(root: Path, version: str) -> dict[str, Any]:
 
 
 def test_versions_differ_after_an_unclean_end(broker_root: Callable[..., Path]) -> None:
-    """5.1.4 takes no notice; 5.2.0 cuts at the file that its checkpoint covers; 5.3.3 48 bytes an entry too early."""
+    """5.1.4 ignores it; 5.2.0 truncates at the file that its checkpoint covers; 5.3.3 48 bytes per entry too early."""
     root = broker_root("mq-53-single")
     (root / "abort").touch()
     found = {version: broker(root, version) for version in ("4.9.8", "5.1.4", "5.2.0", "5.3.3")}
@@ -395,7 +395,7 @@ def test_versions_differ_after_an_unclean_end(broker_root: Callable[..., Path]) 
         "5.2.0": "abnormal",
         "5.3.3": "abnormal",
     }
-    # As the Java brokers of these versions leave it.
+    # The result of Java brokers of these versions.
     assert {version: each["consumeQueueCutAt"] for version, each in found.items()} == {
         "4.9.8": 658445,
         "5.1.4": 658445,
@@ -414,7 +414,7 @@ def test_unclean_end_deletes_newer_index_files(broker_root: Callable[..., Path])
 
 
 def test_broker_over_an_old_commitlog(broker_root: Callable[..., Path]) -> None:
-    """4.9.8 does not know messages of V2: it ends the log at the first one, and deletes the files behind."""
+    """4.9.8 does not know V2 messages: it ends the log at the first one, and deletes the files after it."""
     root = broker_root("mq-53-upgrade")
     for name in ("data", "index"):
         for file in (root / "dledger-n0" / name).iterdir():

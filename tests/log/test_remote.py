@@ -61,7 +61,7 @@ KEY, SECRET = "AKIAEXAMPLE", "s3cr3t/key"
 
 @dataclass
 class Requests:
-    """What was asked of a file system; ``reads`` are place, offset and size."""
+    """The requests to a file system; ``reads`` are path, offset and size."""
 
     infos: list[str] = field(default_factory=list)
     lists: list[str] = field(default_factory=list)
@@ -98,7 +98,7 @@ class CountedFile:
 
 
 class CountedSystem:
-    """The calls of a ``pyarrow.fs.FileSystem`` that are used, over a folder."""
+    """The used calls of a ``pyarrow.fs.FileSystem``, for a folder."""
 
     def __init__(self, folder: Path) -> None:
         self._inner = fs.SubTreeFileSystem(str(folder), fs.LocalFileSystem())
@@ -117,10 +117,10 @@ class CountedSystem:
         with self._lock:
             self._now -= 1
 
-    def get_file_info(self, asked: str | fs.FileSelector) -> Any:
-        is_list = isinstance(asked, fs.FileSelector)
-        (self.requests.lists if is_list else self.requests.infos).append(asked.base_dir if is_list else asked)
-        return self._inner.get_file_info(asked)
+    def get_file_info(self, request: str | fs.FileSelector) -> Any:
+        is_list = isinstance(request, fs.FileSelector)
+        (self.requests.lists if is_list else self.requests.infos).append(request.base_dir if is_list else request)
+        return self._inner.get_file_info(request)
 
     def open_input_file(self, place: str) -> CountedFile:
         self.requests.opens.append(place)
@@ -139,7 +139,7 @@ class Mount(NamedTuple):
 
 @pytest.fixture
 def mount(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], Mount]:
-    """Makes a folder readable under a URI of its own."""
+    """Makes a folder readable under its own URI."""
     systems: dict[str, CountedSystem] = {}
 
     def opened(store: str, _pid: int) -> tuple[CountedSystem, str]:
@@ -157,7 +157,7 @@ def mount(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], Mount]:
 
 @pytest.fixture
 def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chunks of one page, and windows of four: what takes gigabytes elsewhere happens in small files."""
+    """Chunks of one page and windows of four pages, so that small files are read like large ones."""
     monkeypatch.setattr(fetched_segment, "CHUNK", mmap.PAGESIZE)
     monkeypatch.setattr(log_engine, "WINDOW", 4 * mmap.PAGESIZE)
 
@@ -166,7 +166,7 @@ def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class S3(NamedTuple):
-    """A server that speaks S3, and a client that may write."""
+    """An S3 server, and a client that can write."""
 
     address: str
     client: fs.S3FileSystem
@@ -208,7 +208,7 @@ def _wait_for(port: int, server: subprocess.Popen[bytes]) -> None:
 
 
 class Twin(NamedTuple):
-    """A store on this machine, and the same one on S3."""
+    """A local store, and the same one on S3."""
 
     local: str
     uri: str
@@ -216,7 +216,7 @@ class Twin(NamedTuple):
 
 @pytest.fixture(scope="module")
 def stores(case_folder: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Stores by the name of their golden. Their index files are cut to what is used: S3 keeps no holes."""
+    """Stores by the name of their golden. Index files are truncated to their used part: S3 has no sparse files."""
     folder = tmp_path_factory.mktemp("stores")
 
     def store(case: str) -> Path:
@@ -237,7 +237,7 @@ def _copy_used(source: str, target: str) -> None:
 
 @pytest.fixture(scope="module")
 def twins(s3: S3, stores: Callable[[str], Path]) -> Callable[[str], Twin]:
-    """Stores by the name of their golden, and of a folder in it."""
+    """Stores by the name of their golden and of a folder in it."""
     uploaded: set[str] = set()
 
     def twin(name: str) -> Twin:
@@ -251,7 +251,7 @@ def twins(s3: S3, stores: Callable[[str], Path]) -> Callable[[str], Twin]:
 
 
 def _damage(case: str, folder: Path) -> None:
-    """A page of one replica is lost."""
+    """Overwrite a page of one replica with zeros."""
     if case == "mq-53-three":
         with (folder / "n1" / "dledger-n1" / "data" / "00000000000000393216").open("r+b") as file:
             file.seek(40960)
@@ -259,12 +259,12 @@ def _damage(case: str, folder: Path) -> None:
 
 
 def rows(path: str, table: str, **options: Any) -> list[dict[str, Any]]:
-    """The rows of a table, without what names the path."""
+    """The rows of a table, without the path."""
     return rows_of(open_log(path, **options), table, **options)
 
 
 def rows_of(log: Log, table: str, **options: Any) -> list[dict[str, Any]]:
-    """The rows of a table of an open store, without what names the path."""
+    """The rows of a table of an open store, without the path."""
     batches = log.scan() if table == "log" else read_table(log, table, parse_options({"table": table, **options}))
     found = [row for batch in batches for row in batch.to_pylist()]
     return [{name: value for name, value in row.items() if name != "path"} for row in found]
@@ -287,7 +287,7 @@ def test_every_table_elsewhere_has_the_rows_of_the_local_store(
 
 
 def _compare(twin: Twin) -> dict[str, int]:
-    """How many rows each table has, which are the same on both."""
+    """The number of rows of each table; checks that they are the same on both."""
     counts = {}
     local, remote_log = open_log(twin.local), open_log(twin.uri)
     for table in TABLES:
@@ -300,7 +300,7 @@ def _compare(twin: Twin) -> dict[str, int]:
     return counts
 
 
-def test_replicas_and_config_are_read_there_too(twins: Callable[[str], Twin], s3: S3, tmp_path: Path) -> None:
+def test_remote_replicas_and_config_are_read(twins: Callable[[str], Twin], s3: S3, tmp_path: Path) -> None:
     n1, n0 = twins("mq-53-three/n1"), twins("mq-53-three/n0")
     assert rows(n1.uri, "diff", replicas=[n0.uri]) == rows(n1.local, "diff", replicas=[n0.local])
     local = tmp_path / "config-store"
@@ -337,21 +337,21 @@ def test_spark_reads_partitions_of_s3(spark: SparkSession, twins: Callable[[str]
     assert named.startswith("s3://***@stores/") and SECRET not in named and KEY not in named
 
 
-def test_what_needs_a_local_store_refuses_a_uri(
+def test_uses_that_need_a_local_store_reject_a_uri(
     spark: SparkSession, twins: Callable[[str], Twin], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     uri = twins("mq-53-three/n1").uri
-    asked = re.escape("path s3://***@stores/mq-53-three/n1: expected a local")
+    problem = re.escape("path s3://***@stores/mq-53-three/n1: expected a local")
     stream = spark.readStream.format("dledger").load(uri).writeStream.format("noop")
-    with pytest.raises(PySparkException, match=f"{asked} path to follow"):
+    with pytest.raises(PySparkException, match=f"{problem} path to follow"):
         stream.option("checkpointLocation", str(tmp_path)).start().processAllAvailable()
-    with pytest.raises(PySparkException, match=f"{asked} folder to write to"):
+    with pytest.raises(PySparkException, match=f"{problem} folder to write to"):
         spark.createDataFrame([("x",)], "body string").write.format("dledger").mode("append").save(uri)
     assert main(["follow", uri]) == 2
     assert "expected a local path to follow" in capsys.readouterr().err
 
 
-def test_commands_print_what_they_print_of_the_local_store(
+def test_commands_print_the_same_as_for_the_local_store(
     twins: Callable[[str], Twin], capsys: pytest.CaptureFixture[str]
 ) -> None:
     twin = twins("mq-53-three/n1")
@@ -378,7 +378,7 @@ def test_commands_print_what_they_print_of_the_local_store(
 
 @settings(max_examples=40, deadline=None)
 @given(recipe=generate.recipes(), damage=generate.damages(), target=st.sampled_from([60, 5000, 20_000]))
-def test_every_call_answers_as_on_a_local_file(
+def test_every_call_returns_the_same_as_on_a_local_file(
     recipe: generate.Recipe, damage: Callable[[generate.Store], None], target: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
@@ -387,9 +387,9 @@ def test_every_call_answers_as_on_a_local_file(
         for name in ("native", "python"):
             for segment, twin in _segments_of(recipe, damage, patch):
                 local, over = get_engine(name), log_engine.read_engine(name)
-                ask = _questions(segment, target)
+                ask = _engine_calls(segment, target)
                 for question, call in ask.items():
-                    assert _answer(call, over, twin) == _answer(call, local, segment), (name, question)
+                    assert _result(call, over, twin) == _result(call, local, segment), (name, question)
 
 
 def _segments_of(
@@ -406,7 +406,7 @@ def _segments_of(
             yield segment, replace(segment, path=RemoteUri(uri.store, place, Stamp(status.st_size, status.st_mtime_ns)))
 
 
-def _questions(segment: Segment, target: int) -> dict[str, Callable[[Any, Segment], Any]]:
+def _engine_calls(segment: Segment, target: int) -> dict[str, Callable[[Any, Segment], Any]]:
     start, end = segment.base, segment.end
     return {
         "scan": lambda engine, of: generate.rows_of(
@@ -420,7 +420,7 @@ def _questions(segment: Segment, target: int) -> dict[str, Callable[[Any, Segmen
     }
 
 
-def _answer(call: Callable[[Any, Segment], Any], engine: Any, segment: Segment) -> Any:
+def _result(call: Callable[[Any, Segment], Any], engine: Any, segment: Segment) -> Any:
     try:
         return call(engine, segment)
     except DLedgerError as error:
@@ -439,12 +439,12 @@ def big(tmp_path_factory: pytest.TempPathFactory) -> Path:
         return generate_large.ensure(BIG)
 
 
-def test_a_part_of_a_large_segment_is_all_that_is_fetched(big: Path, mount: Callable[[Path], Mount]) -> None:
+def test_only_a_part_of_a_large_segment_is_fetched(big: Path, mount: Callable[[Path], Mount]) -> None:
     place = mount(big)
     log = open_log(place.uri())
     last = log.state.end_index
     fetched_before = place.system.requests.bytes_of("/data/")
-    assert fetched_before < 4 * MIB, "index and checkpoint say where the log ends"
+    assert fetched_before < 4 * MIB, "index and checkpoint have the end of the log"
     assert place.system.requests.count < 40
     found = [batch.num_rows for batch in log.scan(columns=["index"], startingOffsets=last - 99)]
     assert sum(found) == 100
@@ -463,7 +463,7 @@ def test_planning_reads_a_large_segment_only_around_its_cuts(big: Path, mount: C
     assert place.system.requests.bytes_of("/data/") - before < one.size + 2 * MIB
 
 
-def test_what_is_exported_is_fetched_once(big: Path, mount: Callable[[Path], Mount], tmp_path: Path) -> None:
+def test_an_export_fetches_each_byte_once(big: Path, mount: Callable[[Path], Mount], tmp_path: Path) -> None:
     place = mount(big)
     size = sum(file.stat().st_size for file in (big / "dledger-n0" / "data").iterdir())
     export(place.uri(), tmp_path / "remote", "commitlog", commitLogOnly=True, engine="native")
@@ -474,8 +474,8 @@ def test_what_is_exported_is_fetched_once(big: Path, mount: Callable[[Path], Mou
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="what memory a process has is read from /proc")
-def test_a_large_segment_is_fetched_once_side_by_side_in_little_memory(big: Path) -> None:
-    """In a process of its own: what its memory grows by while it reads 128 MiB as one partition."""
+def test_a_large_segment_is_fetched_once_in_parallel_with_little_memory(big: Path) -> None:
+    """Measures the memory of a process of its own while it reads 128 MiB as one partition."""
     answer = subprocess.run(
         [sys.executable, "-c", f"from tests.log.test_remote import read_big; read_big({str(big)!r})"],
         capture_output=True,
@@ -491,7 +491,7 @@ def test_a_large_segment_is_fetched_once_side_by_side_in_little_memory(big: Path
 
 
 def read_big(folder: str) -> None:
-    """Reads the store and prints what it took."""
+    """Read the store and print the requests and the memory."""
     from benchmarks.memory import anonymous_bytes
 
     system = CountedSystem(Path(folder))
@@ -511,8 +511,13 @@ def read_big(folder: str) -> None:
     count = sum(batch.num_rows for partition in partitions for batch in read_partition(partition))
     done.set()
     sampler.join()
-    asked = system.requests
-    answer = {"rows": count, "expected": expected, "fetched": asked.bytes_of("/data/"), "atOnce": asked.most_at_once}
+    requests = system.requests
+    answer = {
+        "rows": count,
+        "expected": expected,
+        "fetched": requests.bytes_of("/data/"),
+        "atOnce": requests.most_at_once,
+    }
     sys.stdout.write(json.dumps({**answer, "memory": peak[0]}))
 
 
@@ -525,19 +530,19 @@ def test_a_store_is_opened_with_few_requests(
     place = mount(case_folder("mq-53-upgrade"))
     log = open_log(place.uri())
     assert log.segments
-    asked = place.system.requests
-    assert len(asked.lists) == len(set(asked.lists)), "no folder is listed twice"
-    assert (len(asked.infos), len(asked.lists)) == (1, 4)
+    requests = place.system.requests
+    assert len(requests.lists) == len(set(requests.lists)), "no folder is listed twice"
+    assert (len(requests.infos), len(requests.lists)) == (1, 4)
     state = log.state
     assert state.committed_from is not None
-    queues = [place for place in asked.lists if "consumequeue" in place]
+    queues = [place for place in requests.lists if "consumequeue" in place]
     assert queues == ["/consumequeue"], "all queues are listed with one call"
 
 
 # Failures
 
 
-def test_what_changes_between_plan_and_read_is_an_error(tmp_path: Path, mount: Callable[[Path], Mount]) -> None:
+def test_a_change_between_plan_and_read_is_an_error(tmp_path: Path, mount: Callable[[Path], Mount]) -> None:
     store = generate.write_dledger(tmp_path, [generate.raw(b"body %d" % number) for number in range(300)])
     file = Path(store.segments[1].path)
     content = file.read_bytes()
@@ -566,7 +571,7 @@ def test_what_changes_between_plan_and_read_is_an_error(tmp_path: Path, mount: C
             read(partitions)
 
 
-def test_a_store_that_was_written_anew_is_read_anew(tmp_path: Path, mount: Callable[[Path], Mount]) -> None:
+def test_a_store_that_was_replaced_is_read_again(tmp_path: Path, mount: Callable[[Path], Mount]) -> None:
     generate.write_dledger(tmp_path, [generate.raw(b"body")] * 20, committed=3)
     place = mount(tmp_path)
     assert open_log(place.uri()).state.committed_index == 3
@@ -593,7 +598,7 @@ def test_a_failing_read_is_an_error_and_never_a_short_file(tmp_path: Path, mount
     assert "cannot be read (AWS Error SLOW_DOWN during GetObject operation): check the URI" in str(error.value)
 
 
-def test_no_room_for_what_is_fetched(
+def test_a_full_disk_is_an_error(
     tmp_path: Path, mount: Callable[[Path], Mount], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     generate.write_dledger(tmp_path, [generate.raw(b"body")] * 30)
@@ -614,8 +619,8 @@ def test_no_room_for_what_is_fetched(
         list(log.scan(columns=["index"]))
 
 
-def test_a_copy_is_read_on_when_the_handler_of_bus_errors_is_replaced(tmp_path: Path) -> None:
-    """In a process of its own, which a failure would end: faulthandler is enabled while a scan waits."""
+def test_a_scan_continues_if_the_handler_of_bus_errors_is_replaced(tmp_path: Path) -> None:
+    """In a process of its own, which a failure would kill: faulthandler is enabled during a scan."""
     pytest.importorskip("pyspark_dledger._native")
     store = generate.write_dledger(tmp_path, [generate.raw(b"x" * 100)] * 600, file_size=16 * mmap.PAGESIZE)
     code = f"""
@@ -638,47 +643,47 @@ except MissingBytes as missing:
     assert (answer.stdout, answer.stderr) == (f"{mmap.PAGESIZE}\n", "")
 
 
-def test_a_connection_that_is_refused(s3: S3) -> None:
+def test_a_refused_connection_is_an_error(s3: S3) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     with pytest.raises(StoreError) as error:
         open_log(s3.uri("a-store", f"127.0.0.1:{port}"))
-    _says_no_secret(str(error.value), "s3://***@stores/a-store: cannot be read (")
+    _check_no_secret(str(error.value), "s3://***@stores/a-store: cannot be read (")
 
 
-def test_a_server_that_does_not_answer_is_given_up(s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_does_not_respond_is_a_timeout(s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote_fs, "REQUEST_TIMEOUT", 0.3)
     began = time.monotonic()
     with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(StoreError) as error:
         open_log(s3.uri("a-store", f"127.0.0.1:{silent.getsockname()[1]}"))
-    _says_no_secret(str(error.value), "s3://***@stores/a-store: cannot be read (")
+    _check_no_secret(str(error.value), "s3://***@stores/a-store: cannot be read (")
     assert time.monotonic() - began < 30
 
 
-def test_what_is_not_there(s3: S3) -> None:
+def test_a_missing_store_is_an_error(s3: S3) -> None:
     for place in ("no-store", "no-store/dledger-n0/data/00000000000000000000"):
         with pytest.raises(StoreError) as error:
             open_log(s3.uri(place))
-        _says_no_secret(str(error.value), f"s3://***@stores/{place}: expected a storePathRootDir")
-        _says_no_secret(str(error.value), "found nothing there: check the path")
+        _check_no_secret(str(error.value), f"s3://***@stores/{place}: expected a storePathRootDir")
+        _check_no_secret(str(error.value), "found nothing there: check the path")
 
 
-def test_a_bucket_that_is_not_there_is_named(s3: S3, twins: Callable[[str], Twin]) -> None:
+def test_an_error_names_a_missing_bucket(s3: S3, twins: Callable[[str], Twin]) -> None:
     uri = s3.uri("x").replace("@stores/", "@no-such-bucket/")
     said = "found no bucket no-such-bucket: check its name, the region and the endpoint"
     with pytest.raises(StoreError) as error:
         open_log(uri)
-    _says_no_secret(str(error.value), said)
+    _check_no_secret(str(error.value), said)
     with pytest.raises(StoreError) as error:
         open_log(twins("mq-53-upgrade").uri, dataDirs=[uri])
-    _says_no_secret(str(error.value), said)
+    _check_no_secret(str(error.value), said)
 
 
-def test_who_may_not_ask_for_a_bucket_is_told_that_nothing_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
+def test_without_permission_to_look_up_a_bucket_the_store_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    requests = []
 
     def info(place: Any) -> fs.FileInfo:
-        asked.append(place)
+        requests.append(place)
         if place == "bucket":
             raise OSError("AWS Error ACCESS_DENIED during HeadBucket operation")
         return fs.FileInfo(place, fs.FileType.NotFound)
@@ -687,10 +692,10 @@ def test_who_may_not_ask_for_a_bucket_is_told_that_nothing_is_there(monkeypatch:
     monkeypatch.setattr(remote_fs, "_file_system", lambda _store, _pid: (system, "bucket/store"))
     with pytest.raises(StoreError, match="found nothing there: check the path"):
         open_log("s3://bucket/store")
-    assert asked == ["bucket/store", "bucket"]
+    assert requests == ["bucket/store", "bucket"]
 
 
-def _says_no_secret(text: str, expected: str) -> None:
+def _check_no_secret(text: str, expected: str) -> None:
     assert expected in text
     assert KEY not in text and SECRET not in text and SECRET.replace("/", "%2F") not in text
 
@@ -728,7 +733,7 @@ def _raise(error: Exception) -> None:
         "  SCHEME://SECRETKEY:SECRET@bucket/a?x=y",
     ],
 )
-def test_a_uri_that_is_written_wrong_shows_no_secrets_either(
+def test_a_malformed_uri_shows_no_secrets(
     given: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(uri: str) -> None:
@@ -743,7 +748,7 @@ def test_a_uri_that_is_written_wrong_shows_no_secrets_either(
             assert "SECRET" not in printed and "***" in printed
 
 
-def test_marks_in_a_secret_have_to_be_encoded() -> None:
+def test_special_characters_in_a_secret_must_be_encoded() -> None:
     with pytest.raises(OptionError, match=r"^path s3://\*\*\*@bucket/a: expected %2F, %3F and %23 for /, \? and #"):
         open_log("s3://KEY:a/b@bucket/a")
     assert str(store_path("s3://bucket/a@b?c=d@e")) == "s3://bucket/a@b"
@@ -763,7 +768,7 @@ def test_how_uris_are_shown(given: str, shown: str) -> None:
     assert str(store_path(given)) == shown
 
 
-def test_a_file_system_that_is_not_s3_is_given_up_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_file_systems_have_a_timeout_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(uris, "GS_RETRY_SECONDS", 1)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -772,7 +777,7 @@ def test_a_file_system_that_is_not_s3_is_given_up_too(monkeypatch: pytest.Monkey
     assert str(error.value).startswith("gs://***@bucket/store: cannot be read (")
 
 
-def test_other_schemes_are_refused() -> None:
+def test_other_schemes_are_rejected() -> None:
     with pytest.raises(OptionError, match=r"expected a local path or one of s3://, .* found ftp"):
         store_path("ftp://host/a")
     with pytest.raises(OptionError, match=r"^path s4://bucket/a: expected .* one of s3://, .* found s4: [^?]*$"):
@@ -815,7 +820,7 @@ def test_remote_paths_are_like_local_ones(files: list[list[str]]) -> None:
                 }
 
 
-# What is made of it here
+# Rebuild and export
 
 
 def test_a_remote_store_is_rebuilt_and_exported_as_the_local_one(

@@ -1,4 +1,4 @@
-"""The tables beside ``log``: their columns, their rows on real stores, and the same rows in Spark."""
+"""The tables other than ``log``: their columns, their rows for real stores, and the same rows in Spark."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def rows_of(path: Path | str, table: str, **options: Any) -> list[Row]:
 
 
 def in_log(golden: Golden) -> list[Row]:
-    """What RocketMQ says about a golden's log, line by line."""
+    """What RocketMQ reports about a golden's log, one row for each line."""
     return _lines(f"{golden}.expected.jsonl.gz")
 
 
@@ -98,7 +98,7 @@ def meta_of(golden: Golden) -> Row:
     return golden.meta["replicas"][golden.node or "root"]
 
 
-# What there is
+# All tables
 
 
 def test_the_tables_and_their_columns() -> None:
@@ -107,13 +107,13 @@ def test_the_tables_and_their_columns() -> None:
 
 
 @pytest.mark.parametrize("table", TABLES)
-def test_every_table_says_what_it_is(table: str) -> None:
+def test_every_table_is_documented(table: str) -> None:
     assert TABLES[table].doc
     assert all(column.doc for column in TABLES[table].columns)
 
 
 @pytest.mark.parametrize("table", TABLES)
-def test_rows_are_of_the_tables_schema_and_parts_can_be_sent(table: str, replicas: list[str]) -> None:
+def test_rows_have_the_schema_and_parts_are_picklable(table: str, replicas: list[str]) -> None:
     options = {"replicas": replicas[1:]} if table == "diff" else {}
     log = open_log(replicas[0], engine="python", **options)
     if table == "consumers":
@@ -143,16 +143,14 @@ def test_an_unknown_table_names_the_nearest(broker: str) -> None:
         ("indexFile", "includeEntryBody", "true", "table log and a stream"),
     ],
 )
-def test_an_option_that_would_do_nothing_is_refused(
-    broker: str, table: str, option: str, value: str, takers: str
-) -> None:
+def test_an_option_without_effect_is_rejected(broker: str, table: str, option: str, value: str, takers: str) -> None:
     text = f"option {option} has no effect on table {table}, only on {takers}: leave it out"
     with pytest.raises(OptionError, match=text):
         rows_of(broker, table, **{option: value})
 
 
 @pytest.mark.parametrize("table", ["segments", "consumeQueue", "consumers"])
-def test_replicas_are_refused_where_one_store_is_read(replicas: list[str], table: str) -> None:
+def test_replicas_are_rejected_for_tables_of_one_store(replicas: list[str], table: str) -> None:
     with pytest.raises(OptionError, match=f"option replicas has no effect on table {table}"):
         rows_of(replicas[0], table, replicas=replicas[1:])
 
@@ -161,7 +159,7 @@ def test_replicas_are_refused_where_one_store_is_read(replicas: list[str], table
 
 
 @pytest.mark.parametrize("golden", BROKERS, ids=str)
-def test_segments_hold_what_was_written(case_folder: Callable[[str], Path], golden: Golden, engine: str) -> None:
+def test_segments_have_the_written_bytes(case_folder: Callable[[str], Path], golden: Golden, engine: str) -> None:
     rows = rows_of(case_folder(golden.case) / golden.folder, "segments", engine=engine)
     meta = meta_of(golden)
     files = [("commitlog", *file) for file in meta["commitlogFiles"]]
@@ -193,8 +191,8 @@ def test_segments_begin_and_end_as_the_log_does(
         assert [round(time.timestamp() * 1000) for time in times] == [first["storeTimestamp"], last["storeTimestamp"]]
 
 
-def test_bytes_behind_the_end_are_stale(case_folder: Callable[[str], Path], engine: str) -> None:
-    """The old leader wrote 60 entries of 548 bytes more; ten of the new one stand in their place in this file."""
+def test_entries_after_the_end_are_stale(case_folder: Callable[[str], Path], engine: str) -> None:
+    """The old leader wrote 60 more entries of 548 bytes; ten entries of the new leader overwrite some in this file."""
     (row,) = rows_of(case_folder("raw-truncated-tail") / "dledger-n1", "segments", engine=engine)
     assert (row["entries"], row["lastIndex"], row["lastTerm"]) == (210, 209, 2)
     assert row["staleBytes"] == 5 * 548
@@ -213,7 +211,7 @@ def test_damage_is_counted_by_segment(tmp_path: Path, engine: str) -> None:
     assert rows[1]["entries"] == len(store.rows_of(damaged)) - 1
 
 
-def test_files_created_ahead_hold_nothing(tmp_path: Path, engine: str) -> None:
+def test_files_created_ahead_are_empty(tmp_path: Path, engine: str) -> None:
     write_dledger(tmp_path, [raw(b"x")])
     (tmp_path / "dledger-n0" / "data" / f"{4096:020}").write_bytes(bytes(4096))
     last = rows_of(tmp_path, "segments", engine=engine)[-1]
@@ -260,7 +258,7 @@ def _data_dirs(case: Path) -> list[str]:
     return [str(path) for path in case.glob("path*")]
 
 
-def test_units_behind_the_end_are_said_to_be_there(case_folder: Callable[[str], Path]) -> None:
+def test_units_after_the_end_have_a_problem(case_folder: Callable[[str], Path]) -> None:
     rows = rows_of(case_folder("raw-truncated-tail") / "dledger-n1", "indexUnits")
     assert [row["index"] for row in rows if row["problem"]] == list(range(210, 260))
     assert rows[210]["problem"] == "expected no unit after index 209, the end of the log, found index 210"
@@ -348,7 +346,7 @@ def unit(queue_offset: int, offset: int, size: int = 100, tags_code: int = 0, to
         (unit(5, -8), "expected a commitLogOffset, found -8"),
     ],
 )
-def test_a_unit_that_is_wrong_in_itself(tmp_path: Path, wrong: Unit, problem: str) -> None:
+def test_a_wrong_unit_has_a_problem(tmp_path: Path, wrong: Unit, problem: str) -> None:
     write_dledger(tmp_path, [raw(b"x")])
     write_units(tmp_path, [*(unit(n, 1000 + 100 * n) for n in range(5)), wrong, unit(6, 1700)])
     problems = [row["problem"] for row in rows_of(tmp_path, "consumeQueue")]
@@ -381,7 +379,7 @@ def test_kinds_of_units(tmp_path: Path) -> None:
     ]
 
 
-def test_units_of_messages_that_hold_several(tmp_path: Path) -> None:
+def test_units_of_batch_messages(tmp_path: Path) -> None:
     write_dledger(tmp_path, [raw(b"x")])
     folder = tmp_path / "batchconsumequeue" / "Batches" / "1"
     folder.mkdir(parents=True)
@@ -404,7 +402,7 @@ def test_the_options_topic_and_queue_id(broker: str) -> None:
     assert rows == [row for row in every if row["queueId"] in (1, 3)]
 
 
-def test_batches_of_any_size_hold_the_same(broker: str) -> None:
+def test_batches_of_any_size_have_the_same_rows(broker: str) -> None:
     rows = rows_of(broker, "consumeQueue")
     log = open_log(broker, maxBatchRows=7)
     batches = list(read_table(log, "consumeQueue"))
@@ -412,11 +410,11 @@ def test_batches_of_any_size_hold_the_same(broker: str) -> None:
     assert [row for batch in batches for row in batch.to_pylist()] == rows
 
 
-# Places in a queue
+# Positions in a queue
 
 
 @pytest.mark.parametrize("golden", BROKERS, ids=str)
-def test_where_queues_begin_and_end_is_what_rocketmq_says(case_folder: Callable[[str], Path], golden: Golden) -> None:
+def test_queues_begin_and_end_as_in_rocketmq(case_folder: Callable[[str], Path], golden: Golden) -> None:
     root = case_folder(golden.case) / golden.folder
     head = in_log(golden)[0]
     found = {(queue.topic, queue.queue_id): QueueUnits(queue) for queue in queues(root)}
@@ -436,7 +434,7 @@ def test_where_queues_begin_and_end_is_what_rocketmq_says(case_folder: Callable[
     holes=st.lists(st.tuples(st.integers(0, 230), st.integers(0, 90)), max_size=3),
     wanted=st.lists(st.integers(0, 62), min_size=2, max_size=2).map(sorted),
 )
-def test_a_place_never_falls_and_is_right_in_a_queue_that_ascends(
+def test_a_lower_bound_never_falls_and_is_right_in_an_ascending_queue(
     tmp_path_factory: pytest.TempPathFactory, offsets: list[int], holes: list[tuple[int, int]], wanted: list[int]
 ) -> None:
     root = tmp_path_factory.mktemp("queue")
@@ -459,8 +457,8 @@ def test_a_place_never_falls_and_is_right_in_a_queue_that_ascends(
 
 
 @pytest.mark.parametrize("golden", BROKERS, ids=str)
-def test_index_files_hold_what_their_header_says(case_folder: Callable[[str], Path], golden: Golden) -> None:
-    """After a kill RocketMQ deletes the newest; it is read here."""
+def test_index_files_match_their_header(case_folder: Callable[[str], Path], golden: Golden) -> None:
+    """After a kill, RocketMQ deletes the newest file; here it is read."""
     root = case_folder(golden.case) / golden.folder
     rows = rows_of(root, "indexFile")
     files = [f"index/{file.name}" for file in index_files(root)]
@@ -531,14 +529,14 @@ def write_index_file(root: Path, slots: int, units: int, keys: list[tuple[int, i
 
 
 @pytest.mark.parametrize("data", [b"", bytes(39), bytes(40), bytes(22040), b"\xff" * 22040])
-def test_an_index_file_that_holds_nothing_sensible_has_no_rows(tmp_path: Path, data: bytes) -> None:
+def test_a_malformed_index_file_has_no_rows(tmp_path: Path, data: bytes) -> None:
     write_dledger(tmp_path, [raw(b"x")])
     (tmp_path / "index").mkdir()
     (tmp_path / "index" / "20261121030747661").write_bytes(data)
     assert rows_of(tmp_path, "indexFile") == []
 
 
-def test_a_folder_that_is_no_root_has_no_queues_and_no_index(indexed: Store) -> None:
+def test_a_folder_that_is_not_a_root_has_no_queues_and_no_index(indexed: Store) -> None:
     lone = indexed.path / "alone"
     lone.mkdir()
     for segment in indexed.segments:
@@ -548,7 +546,7 @@ def test_a_folder_that_is_no_root_has_no_queues_and_no_index(indexed: Store) -> 
             rows_of(lone, table)
 
 
-# findings and diff: what they say is tested beside their code
+# findings and diff: their rows are tested in test_findings and test_diff
 
 
 def test_findings_as_rows(case_folder: Callable[[str], Path], engine: str) -> None:
@@ -571,7 +569,7 @@ def test_diff_as_rows(replicas: list[str]) -> None:
 
 
 def in_spark(frame: DataFrame) -> list[Row]:
-    """Rows as the Python API gives them; collect() turns timestamps into the machine's own zone."""
+    """Rows as the Python API returns them; collect() converts timestamps to the local time zone."""
     times = [field.name for field in frame.schema if field.dataType.simpleString() == "timestamp"]
     chosen = frame.selectExpr(*(f"unix_micros({n}) as {n}" if n in times else f"`{n}`" for n in frame.columns))
     return [row.asDict() for row in chosen.collect()]
@@ -639,13 +637,13 @@ def test_a_users_schema_chooses_columns_in_its_order_and_spelling(spark: SparkSe
         ("firstStoreTimestamp timestamp_ntz", "write timestamp_ltz"),
     ],
 )
-def test_a_schema_that_does_not_fit_is_said(spark: SparkSession, broker: str, schema: str, message: str) -> None:
+def test_a_wrong_schema_is_an_error(spark: SparkSession, broker: str, schema: str, message: str) -> None:
     reader = spark.read.format("dledger").option("table", "segments").schema(schema)
     with pytest.raises(Exception, match=re.escape(message)):
         reader.load(broker).collect()
 
 
-def test_errors_reach_sparks_user(spark: SparkSession, broker: str) -> None:
+def test_errors_reach_the_user_of_spark(spark: SparkSession, broker: str) -> None:
     with pytest.raises(Exception, match=r"StoreError: .*/config: expected topics\.json"):
         spark.read.format("dledger").option("table", "consumers").load(broker).collect()
     with pytest.raises(Exception, match="OptionError: option tags has no effect on table segments"):
@@ -701,14 +699,14 @@ def test_a_log_can_be_read_from_a_plan_of_no_parts(spark: SparkSession, tmp_path
 
 
 def test_the_reader_of_tables_opens_nothing_for_writing(broker: str) -> None:
-    """`case_folder` checks every file at the end; this is where all tables have been read."""
+    """`case_folder` checks every file at the end; here all tables are read."""
     for name in TABLES:
         if name not in ("consumers", "diff"):
             rows_of(broker, name, engine="python")
     assert isinstance(open_log(broker), Log)
 
 
-def test_units_have_the_size_that_the_layout_says() -> None:
+def test_units_have_the_size_of_their_layout() -> None:
     for fields, size in (
         (layout.BATCH_UNIT, layout.BATCH_UNIT_SIZE),
         (layout.INDEX_FILE_HEADER, layout.INDEX_FILE_HEADER_SIZE),

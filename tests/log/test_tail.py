@@ -1,4 +1,4 @@
-"""The tail of a store: where it begins, how far a trigger goes, and what it notices that is no longer there."""
+"""The tail of a store: its start, the limits of a trigger, and data loss."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def indexes(tail: StoreTail, start: TailOffset, end: TailOffset) -> list[int]:
 def triggers(
     tail: StoreTail, limits: Limits = NO_LIMITS, start: TailOffset = NOTHING
 ) -> Iterator[tuple[TailOffset, TailOffset]]:
-    """Micro-batches until nothing is new."""
+    """Micro-batches until there is nothing new."""
     while (end := tail.latest(start, limits)) != start:
         yield start, end
         start = end
@@ -69,7 +69,7 @@ def all_rows(path: Path, **options: Any) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[MmapFileStore]:
-    """Twenty entries of term 1, five in a file, committed up to 11, as its checkpoint says."""
+    """Twenty entries of term 1, five in each file, committed up to 11 according to the checkpoint."""
     found = opened(tmp_path)
     found.save_term(1, "n0")
     found.append_as_leader(bodies(0, 20), 1)
@@ -89,7 +89,7 @@ def path_of(store: MmapFileStore) -> Path:
 
 
 def forget(store: MmapFileStore, last: int) -> None:
-    """Cut the store's log behind `last`, as recovery, or a member that must follow another log, does it."""
+    """Truncate the store's log after `last`, as in recovery or as a follower of another log."""
     store.shutdown()
     write_checkpoint(store.config.node_dir, last, last)
     store.startup()
@@ -113,7 +113,7 @@ def test_an_offset_is_the_last_entry_with_the_crc_of_all_its_bytes(store: MmapFi
     [NOTHING, TailOffset(pos=7), TailOffset(None, None, 7, 2**32 - 1), TailOffset(0, -1, 0, 0)],
     ids=["nothing", "position", "message", "entry"],
 )
-def test_an_offset_comes_back_from_json_as_the_same_text(offset: TailOffset) -> None:
+def test_an_offset_has_the_same_json_after_a_round_trip(offset: TailOffset) -> None:
     text = json.dumps(offset.to_json())
     assert offset_from_json(json.loads(text)) == offset
     assert json.dumps(offset_from_json(json.loads(text)).to_json()) == text
@@ -132,7 +132,7 @@ def test_an_offset_comes_back_from_json_as_the_same_text(offset: TailOffset) -> 
         [1, 2, 3, 4],
     ],
 )
-def test_what_is_no_offset_is_refused(value: Any) -> None:
+def test_a_malformed_offset_is_rejected(value: Any) -> None:
     with pytest.raises(OptionError, match=r"expected an offset .* in the checkpoint, found"):
         offset_from_json(value)
 
@@ -152,12 +152,12 @@ def test_what_is_no_offset_is_refused(value: Any) -> None:
         ({"startingOffsets": "latest", "startingTimestamp": "5"}, "both given"),
     ],
 )
-def test_what_is_of_a_batch_is_refused(options: dict[str, str], message: str) -> None:
+def test_options_of_batch_reads_are_rejected(options: dict[str, str], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         stream_options(parse_options(options), options)
 
 
-def test_a_stream_begins_with_what_comes_and_reads_what_is_committed(store: MmapFileStore) -> None:
+def test_a_stream_begins_at_the_end_and_reads_committed_entries(store: MmapFileStore) -> None:
     tail = tail_of(path_of(store))
     pinned = tail.latest(NOTHING, NO_LIMITS)
     assert pinned.index == 11
@@ -168,7 +168,7 @@ def test_a_stream_begins_with_what_comes_and_reads_what_is_committed(store: Mmap
     assert all(row["committed"] is True for row in rows(tail, pinned, end))
 
 
-# Where it begins
+# The start
 
 
 def test_earliest_begins_with_the_first_entry(store: MmapFileStore) -> None:
@@ -182,21 +182,21 @@ def test_an_index_begins_with_that_entry(store: MmapFileStore, start: int) -> No
     assert indexes(tail, NOTHING, tail.latest(NOTHING, NO_LIMITS)) == list(range(start, 12))
 
 
-def test_an_index_that_is_not_committed_yet_is_waited_for(store: MmapFileStore) -> None:
+def test_a_stream_waits_for_a_starting_index_that_is_not_committed_yet(store: MmapFileStore) -> None:
     tail = tail_of(path_of(store), startingOffsets="13")
     assert tail.latest(NOTHING, NO_LIMITS) == NOTHING
     commit(store, 15)
     assert indexes(tail, NOTHING, tail.latest(NOTHING, NO_LIMITS)) == [13, 14, 15]
 
 
-def test_a_position_begins_with_the_first_row_at_or_behind_it(store: MmapFileStore) -> None:
+def test_a_position_begins_with_the_first_row_at_or_after_it(store: MmapFileStore) -> None:
     at = open_log(path_of(store)).position_of(6)
     for pos, first in ((at - 1, 6), (at, 6), (at + 1, 7)):
         tail = tail_of(path_of(store), startingOffsets={"pos": pos})
         assert indexes(tail, NOTHING, tail.latest(NOTHING, NO_LIMITS)) == list(range(first, 12))
 
 
-def test_a_timestamp_begins_with_the_first_row_at_or_behind_it(case_folder: Callable[[str], Path]) -> None:
+def test_a_timestamp_begins_with_the_first_row_at_or_after_it(case_folder: Callable[[str], Path]) -> None:
     path = case_folder("mq-53-upgrade")
     times = [row["storeTimestamp"] for batch in open_log(path).scan(["storeTimestamp"]) for row in batch.to_pylist()]
     wanted = times[700]
@@ -206,13 +206,13 @@ def test_a_timestamp_begins_with_the_first_row_at_or_behind_it(case_folder: Call
     assert found == all_rows(path)[first:]
 
 
-def test_a_timestamp_that_is_not_reached_yet_is_waited_for(case_folder: Callable[[str], Path]) -> None:
+def test_a_stream_waits_for_a_starting_timestamp_that_is_not_reached_yet(case_folder: Callable[[str], Path]) -> None:
     tail = tail_of(case_folder("mq-53-single"), startingTimestamp="2100-01-01")
     assert tail.latest(NOTHING, NO_LIMITS) == NOTHING
     assert tail.latest(NOTHING, NO_LIMITS) == NOTHING
 
 
-def test_a_start_below_the_first_entry_is_refused_unless_data_may_be_lost(store: MmapFileStore) -> None:
+def test_a_start_below_the_first_entry_is_rejected_unless_data_may_be_lost(store: MmapFileStore) -> None:
     store.delete_expired(0, force=True)
     first = store.ledger_begin_index
     assert first == 10
@@ -235,7 +235,7 @@ def test_an_empty_log_pins_the_start_so_that_the_first_entry_is_read(tmp_path: P
     store.shutdown()
 
 
-# How far a trigger goes
+# The limits of a trigger
 
 
 @pytest.mark.parametrize(("entries", "size"), [(5, None), (1, None), (None, 400), (None, 1), (3, 10_000), (100, 296)])
@@ -248,7 +248,7 @@ def test_both_limits_are_kept_and_one_entry_is_read_at_least(
         found = rows(tail, start, end)
         assert entries is None or len(found) <= entries
         assert size is None or len(found) == 1 or sum(row["size"] for row in found) <= size
-        # The next one would have been too much.
+        # The next entry would exceed the limit.
         following = len(seen) + len(found)
         if following < 12:
             most = sum(row["size"] for row in found) + SIZE
@@ -257,7 +257,7 @@ def test_both_limits_are_kept_and_one_entry_is_read_at_least(
     assert seen == list(range(12))
 
 
-def test_nothing_behind_the_end_of_an_available_now_query_is_read(store: MmapFileStore) -> None:
+def test_an_available_now_query_reads_nothing_after_its_end(store: MmapFileStore) -> None:
     tail = tail_of(path_of(store), startingOffsets="earliest")
     until = tail.available()
     commit(store, 19)
@@ -267,7 +267,7 @@ def test_nothing_behind_the_end_of_an_available_now_query_is_read(store: MmapFil
     assert tail_of(path_of(store)).latest(NOTHING, Limits(until=until)) == until
 
 
-def test_an_available_now_query_begins_at_the_end_that_is_known_a_little_later(store: MmapFileStore) -> None:
+def test_an_available_now_query_waits_for_the_end_of_the_log(store: MmapFileStore) -> None:
     (store.config.node_dir / "checkpoint").unlink()
     tail = tail_of(path_of(store))
     until = tail.available()
@@ -276,7 +276,7 @@ def test_an_available_now_query_begins_at_the_end_that_is_known_a_little_later(s
     assert tail.latest(NOTHING, Limits(until=until)).index == 13
 
 
-def test_an_available_now_query_ends_although_its_end_was_rewritten(store: MmapFileStore) -> None:
+def test_an_available_now_query_ends_even_if_its_end_was_overwritten(store: MmapFileStore) -> None:
     tail = tail_of(path_of(store), startingOffsets="earliest")
     start = tail.latest(NOTHING, Limits(entries=4))
     until = tail.available()
@@ -293,8 +293,8 @@ GOLDENS = [golden for golden in ALL if golden.case not in ("raw-multipath", "raw
 
 
 @pytest.mark.parametrize("golden", GOLDENS, ids=str)
-def test_micro_batches_of_any_size_give_what_a_batch_gives(golden: Golden, case_folder: Callable[[str], Path]) -> None:
-    """Old CommitLog, its end, DLedger behind it, expired files, stale tails: each committed row once, in order."""
+def test_micro_batches_of_any_size_have_the_rows_of_a_batch(golden: Golden, case_folder: Callable[[str], Path]) -> None:
+    """Old CommitLog, DLedger after it, expired files, stale entries: each committed row once, in order."""
     path = case_folder(golden.case) / golden.folder
     is_unknown = open_log(path).state.committed_index is None
     options = {"committedBound": "end"} if is_unknown else {}
@@ -304,7 +304,7 @@ def test_micro_batches_of_any_size_give_what_a_batch_gives(golden: Golden, case_
     for limit in limits:
         found = []
         for start, end in triggers(tail_of(path, startingOffsets="earliest", **options), limit):
-            # Each planned by a process of its own, as after a restart.
+            # Each is planned by a new tail, as after a restart.
             found += rows(tail_of(path, startingOffsets="earliest", **options), start, end)
         assert found == expected
 
@@ -331,7 +331,7 @@ def test_a_commitlog_that_becomes_dledger_is_followed_into_it(tmp_path: Path) ->
     assert found + rows(tail, first, tail.latest(first, NO_LIMITS)) == expected
 
 
-def test_a_plain_commitlog_that_grows_gives_whole_messages_only(tmp_path: Path) -> None:
+def test_a_growing_commitlog_has_only_complete_messages(tmp_path: Path) -> None:
     path = unpack("mq-plain", tmp_path)
     expected = all_rows(path)
     files = sorted((path / "commitlog").iterdir())
@@ -346,14 +346,14 @@ def test_a_plain_commitlog_that_grows_gives_whole_messages_only(tmp_path: Path) 
             end = tail.latest(start, NO_LIMITS)
             found += rows(tail, start, end)
             assert found == expected[: len(found)]
-            # A reader that was just started finds the same end.
+            # A new reader finds the same end.
             assert tail_of(path, startingOffsets="earliest").latest(start, NO_LIMITS) == end
             start = end
     assert found == expected
 
 
-def test_a_message_without_properties_is_whole(tmp_path: Path) -> None:
-    """Its last bytes are zeros, as those of one that is still being written."""
+def test_a_message_without_properties_is_complete(tmp_path: Path) -> None:
+    """Its last bytes are zeros, like those of a message that is being written."""
     path = write_commitlog(tmp_path, [mq_message("T", b"x", properties=[])] * 3).path
     tail = tail_of(path, startingOffsets="earliest")
     assert len(rows(tail, NOTHING, tail.latest(NOTHING, NO_LIMITS))) == 3
@@ -381,7 +381,7 @@ def test_damage_at_the_committed_index_shows_nothing_uncommitted(store: MmapFile
     assert indexes(tail, end, tail.latest(end, NO_LIMITS)) == [None, 12, 13]
 
 
-def test_progress_tells_how_far_the_log_is(store: MmapFileStore) -> None:
+def test_progress_has_the_committed_index_the_end_and_the_lag(store: MmapFileStore) -> None:
     tail = tail_of(path_of(store), startingOffsets="earliest")
     end = tail.latest(NOTHING, Limits(entries=4))
     behind = 8 * SIZE
@@ -417,12 +417,12 @@ def test_a_stream_over_dledger_040_fails_at_start(case_folder: Callable[[str], P
         tail_of(path, startingOffsets=start).latest(NOTHING, NO_LIMITS)
 
 
-def test_a_committed_index_that_falls_back_is_a_stall_and_no_loss(store: MmapFileStore) -> None:
+def test_a_lower_committed_index_is_a_stall_and_not_a_loss(store: MmapFileStore) -> None:
     tail = tail_of(path_of(store), startingOffsets="earliest")
     end = tail.latest(NOTHING, NO_LIMITS)
     write_checkpoint(store.config.node_dir, 5, 19)
-    for looking in (tail, tail_of(path_of(store), startingOffsets="earliest")):
-        assert looking.latest(end, NO_LIMITS) == end
+    for reader in (tail, tail_of(path_of(store), startingOffsets="earliest")):
+        assert reader.latest(end, NO_LIMITS) == end
     (store.config.node_dir / "checkpoint").unlink()
     assert tail.latest(end, NO_LIMITS) == end
     commit(store, 15)
@@ -449,7 +449,7 @@ def broker(tmp_path: Path) -> tuple[Path, list[Unit]]:
 
 
 def test_units_that_a_broker_adds_prove_their_messages(broker: tuple[Path, list[Unit]]) -> None:
-    """Each look finds the new units, in old files and new ones, of old queues and new ones."""
+    """Each refresh finds the new units, in old and new files of old and new queues."""
     root, units = broker
     tail = tail_of(root, startingOffsets="earliest")
     expected = {row["pos"]: row["index"] for row in all_rows(root)}
@@ -462,7 +462,7 @@ def test_units_that_a_broker_adds_prove_their_messages(broker: tuple[Path, list[
         start = end
 
 
-def test_queues_are_read_only_behind_their_last_unit(
+def test_queues_are_read_only_after_their_last_unit(
     broker: tuple[Path, list[Unit]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root, units = broker
@@ -483,7 +483,7 @@ def test_queues_are_read_only_behind_their_last_unit(
     assert sorted(offset for _, offset in read) == at
 
 
-def test_a_stall_costs_a_look_at_one_queue(broker: tuple[Path, list[Unit]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stall_costs_a_read_of_one_queue(broker: tuple[Path, list[Unit]], monkeypatch: pytest.MonkeyPatch) -> None:
     """A broker dispatches in order: while the next entry's unit is missing, no other queue has a new one."""
     root, units = broker
     write_units(root, units[:400])
@@ -496,7 +496,7 @@ def test_a_stall_costs_a_look_at_one_queue(broker: tuple[Path, list[Unit]], monk
     assert indexes(tail, end, tail.latest(end, NO_LIMITS))[-1] > end.index
 
 
-def test_a_queue_that_was_cut_or_deleted_proves_what_is_left(broker: tuple[Path, list[Unit]]) -> None:
+def test_a_truncated_or_deleted_queue_proves_its_remaining_units(broker: tuple[Path, list[Unit]]) -> None:
     root, units = broker
     write_units(root, units[:300])
     segments = open_log(root).ledger_segments
@@ -517,7 +517,7 @@ def test_a_queue_that_was_cut_or_deleted_proves_what_is_left(broker: tuple[Path,
     assert tails.proven_index(segments, INT64_MAX) == proven[left[-1].commit_log_offset]
 
 
-def test_a_queue_that_was_cut_to_nothing_is_found_when_it_comes_back(broker: tuple[Path, list[Unit]]) -> None:
+def test_a_queue_without_files_is_found_when_it_has_files_again(broker: tuple[Path, list[Unit]]) -> None:
     root, units = broker
     write_units(root, units[:300])
     segments = open_log(root).ledger_segments
@@ -538,7 +538,7 @@ def test_a_queue_that_was_cut_to_nothing_is_found_when_it_comes_back(broker: tup
     assert tails.proven_index(segments, INT64_MAX) == before
 
 
-def test_a_queue_proves_what_was_written_since_and_nothing_that_was_cut(store: MmapFileStore) -> None:
+def test_a_queue_proves_new_entries_and_not_truncated_ones(store: MmapFileStore) -> None:
     def proven(_: list[Segment], end: int) -> int:
         return 25 if end == INT64_MAX else 7
 
@@ -549,10 +549,10 @@ def test_a_queue_proves_what_was_written_since_and_nothing_that_was_cut(store: M
     assert proven_by_queues(log, proven) == 25
 
 
-# What a look costs
+# The cost of a refresh
 
 
-def test_a_position_behind_the_end_is_waited_for_without_reading(
+def test_waiting_for_a_position_after_the_end_reads_nothing(
     store: MmapFileStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tail = tail_of(path_of(store), startingOffsets={"pos": 10**6})
@@ -560,7 +560,7 @@ def test_a_position_behind_the_end_is_waited_for_without_reading(
     assert tail.latest(NOTHING, NO_LIMITS) == NOTHING
 
 
-def test_a_look_walks_only_what_is_new(store: MmapFileStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refresh_walks_only_new_entries(store: MmapFileStore, monkeypatch: pytest.MonkeyPatch) -> None:
     commit(store, 19)
     tail = tail_of(path_of(store), startingOffsets="earliest")
     end = tail.latest(NOTHING, NO_LIMITS)
@@ -582,10 +582,10 @@ def test_a_look_walks_only_what_is_new(store: MmapFileStore, monkeypatch: pytest
     assert (new.index, {start >= end.pos for start in walked}) == (21, {True})
 
 
-def test_what_a_truncation_left_is_searched_once(
+def test_bytes_left_by_a_truncation_are_searched_once(
     case_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Java leaves data and index units of what it cut: they are no reason to search the rest of a file each time."""
+    """Java leaves data and index units of truncated entries; the rest of the file is not searched each time."""
     path = case_folder("raw-truncated-tail") / "dledger-n1"
     tail = tail_of(path, startingOffsets="earliest")
     end = tail.latest(NOTHING, NO_LIMITS)
@@ -617,11 +617,11 @@ def test_large_batches_are_planned_as_partitions(store: MmapFileStore) -> None:
     assert indexes(tail, NOTHING, end) == list(range(12))
 
 
-# Data that is lost
+# Data loss
 
 
 def lost(path: Path, start: TailOffset, caplog: pytest.LogCaptureFixture) -> tuple[str, StoreTail, TailOffset]:
-    """The error, and with failOnDataLoss=false the tail that goes on and the end of its next batch."""
+    """The error; and with failOnDataLoss=false, the tail that continues and the end of its next batch."""
     with pytest.raises(DataLossError, match="failOnDataLoss=false") as error:
         tail_of(path, startingOffsets="earliest").latest(start, NO_LIMITS)
     tail = tail_of(path, startingOffsets="earliest", failOnDataLoss="false")
@@ -641,14 +641,14 @@ def test_expired_files_are_noticed(store: MmapFileStore, caplog: pytest.LogCaptu
     assert indexes(tail, start, end) == [10, 11]
 
 
-def test_expiry_up_to_the_next_entry_is_no_loss(store: MmapFileStore) -> None:
+def test_expiry_up_to_the_next_entry_is_not_a_loss(store: MmapFileStore) -> None:
     tail = tail_of(path_of(store), startingOffsets="earliest")
     start = tail.latest(NOTHING, Limits(entries=10))
     assert start.index == 9
     store.delete_expired(0, force=True)
     assert store.ledger_begin_index == 10
-    for looking in (tail, tail_of(path_of(store), startingOffsets="earliest")):
-        assert indexes(looking, start, looking.latest(start, NO_LIMITS)) == [10, 11]
+    for reader in (tail, tail_of(path_of(store), startingOffsets="earliest")):
+        assert indexes(reader, start, reader.latest(start, NO_LIMITS)) == [10, 11]
 
 
 def test_an_entry_of_another_term_is_noticed(store: MmapFileStore, caplog: pytest.LogCaptureFixture) -> None:
@@ -666,12 +666,12 @@ def test_an_entry_of_another_term_is_noticed(store: MmapFileStore, caplog: pytes
     assert indexes(tail, start, last) == [9, 10, 11, 12, 13, 14], "as PySpark 4.0 plans it after a restart"
 
 
-def test_what_java_leaves_of_a_log_that_was_cut_is_no_part_of_it(tmp_path: Path) -> None:
-    """Behind what a new leader wrote, which is shorter, stands the old end still, and its index units."""
+def test_bytes_that_java_leaves_after_a_truncation_are_not_in_the_log(tmp_path: Path) -> None:
+    """After the shorter log of a new leader, the old end and its index units are still in the files."""
     path = write_dledger(tmp_path, [raw(b"x" * 100)] * 20, committed=8).path
     tail = tail_of(path, startingOffsets="earliest")
     uncommitted = tail_of(path, startingOffsets="earliest", isolationLevel="read_uncommitted")
-    start, far = (looking.latest(NOTHING, NO_LIMITS) for looking in (tail, uncommitted))
+    start, far = (reader.latest(NOTHING, NO_LIMITS) for reader in (tail, uncommitted))
     assert (start.index, far.index) == (8, 19)
     (file,) = (path / "dledger-n0" / "data").iterdir()
     left = file.read_bytes()
@@ -683,9 +683,9 @@ def test_what_java_leaves_of_a_log_that_was_cut_is_no_part_of_it(tmp_path: Path)
         end = tail.latest(start, NO_LIMITS)
         assert indexes(tail, start, end) == list(range(start.index + 1, last + 1))
         assert {row["term"] for row in rows(tail, start, end)} == {2}
-        for looking in (uncommitted, tail_of(path, isolationLevel="read_uncommitted")):
+        for reader in (uncommitted, tail_of(path, isolationLevel="read_uncommitted")):
             with pytest.raises(DataLossError, match=r"expected index 19 \(term 1"):
-                looking.latest(far, NO_LIMITS)
+                reader.latest(far, NO_LIMITS)
         start = end
 
 
@@ -730,10 +730,10 @@ def test_a_replaced_store_is_noticed_while_the_tail_runs(
     assert lost(path, start, caplog)[2].index == 11
 
 
-def test_what_is_not_committed_again_yet_is_not_read_twice(
+def test_entries_that_are_no_longer_committed_are_not_read_twice(
     store: MmapFileStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A restarted node knows less to be committed than the stream had read."""
+    """After a restart, a node's committed index is lower than what the stream has read."""
     start = tail_of(path_of(store), startingOffsets="earliest").latest(NOTHING, NO_LIMITS)
     forget(store, 9)
     write_checkpoint(store.config.node_dir, 4, 9)
@@ -746,7 +746,7 @@ def test_what_is_not_committed_again_yet_is_not_read_twice(
 
 
 def test_loss_between_a_plan_and_its_retry_is_noticed(store: MmapFileStore) -> None:
-    """The batch is in the checkpoint, its end is not in the log any more."""
+    """The batch is in the checkpoint, its end is no longer in the log."""
     tail = tail_of(path_of(store), startingOffsets="earliest")
     start = tail.latest(NOTHING, Limits(entries=5))
     end = tail.latest(start, NO_LIMITS)
@@ -772,9 +772,7 @@ def test_a_file_that_expires_before_it_is_read_is_noticed(
     assert "found the file deleted" in caplog.text and "they are skipped" in caplog.text
 
 
-def test_old_commitlog_that_expired_or_was_cut_into_is_noticed(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_expired_or_overwritten_old_commitlog_is_noticed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = unpack("mq-53-upgrade", tmp_path)
     tail = tail_of(path, startingOffsets="earliest")
     start = tail.latest(NOTHING, Limits(entries=100))
@@ -790,8 +788,8 @@ def test_old_commitlog_that_expired_or_was_cut_into_is_noticed(
     assert found[0]["pos"] == begin and found[-1]["index"] == 538
 
 
-def test_a_dividing_offset_that_moved_is_noticed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """What was old CommitLog is DLedger now: the first file of data/ begins before the offset."""
+def test_a_changed_divided_offset_is_noticed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A position of the old CommitLog is in DLedger now: the first file of data/ begins before the offset."""
     path = unpack("mq-53-upgrade", tmp_path)
     tail = tail_of(path, startingOffsets="earliest")
     start = [end for _, end in triggers(tail, Limits(entries=50)) if end.index is None][-1]
@@ -810,11 +808,11 @@ def test_a_dividing_offset_that_moved_is_noticed(tmp_path: Path, caplog: pytest.
     assert indexes(tail, end, tail.latest(end, NO_LIMITS)) == list(range(10))
 
 
-# Entries that nothing proves written
+# Entries that may be incomplete
 
 
 def torn(store: MmapFileStore) -> tuple[Path, int, bytes]:
-    """Leave of the last entry its header and a part of its body; the file, where the rest belongs, and the rest."""
+    """Truncate the body of the last entry; returns the file, the offset of the missing rest, and the rest."""
     last = data_files(store)[-1]
     at = open_log(path_of(store)).position_of(19) - int(last.name) + 100
     rest = last.read_bytes()[at : at + SIZE - 100]
@@ -822,7 +820,7 @@ def torn(store: MmapFileStore) -> tuple[Path, int, bytes]:
     return last, at, rest
 
 
-def test_an_uncommitted_entry_without_its_index_unit_is_left_for_later(store: MmapFileStore) -> None:
+def test_an_uncommitted_entry_without_its_index_unit_is_not_read_yet(store: MmapFileStore) -> None:
     file, at, rest = torn(store)
     index = max((store.config.node_dir / "index").iterdir())
     unit = index.read_bytes()[32 * 9 : 32 * 10]
@@ -837,7 +835,7 @@ def test_an_uncommitted_entry_without_its_index_unit_is_left_for_later(store: Mm
     assert (row["body"], row["committed"]) == (bodies(19, 1)[0], False)
 
 
-def test_without_an_index_an_entry_is_left_while_its_bytes_change(
+def test_without_an_index_an_entry_is_not_read_while_its_bytes_change(
     store: MmapFileStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file, at, rest = torn(store)
@@ -854,7 +852,7 @@ def test_without_an_index_an_entry_is_left_while_its_bytes_change(
 
 
 @pytest.mark.parametrize("flush", ["async", "sync"])
-def test_a_store_that_is_written_expired_and_killed_is_read_once_and_whole(tmp_path: Path, flush: str) -> None:
+def test_a_store_that_is_written_expired_and_killed_is_read_completely_and_once(tmp_path: Path, flush: str) -> None:
     draw = random.Random(flush)
     reached = -1
     tail = tail_of(tmp_path, ("index", "body"), startingOffsets="earliest")
@@ -890,7 +888,7 @@ def test_a_store_that_is_written_expired_and_killed_is_read_once_and_whole(tmp_p
 
 
 def write_and_expire(folder: Path, flush: str, attempt: int) -> None:
-    """Write until killed, not too far ahead of the reader; the same bodies in every attempt. What was read expires."""
+    """Write until killed, not too far ahead of the reader; the same bodies in every attempt. Read files expire."""
     store = MmapFileStore(config(folder, flush))
     store.startup(services=True)
     if attempt == 0:
