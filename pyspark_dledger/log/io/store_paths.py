@@ -50,8 +50,8 @@ _ENTRY_STARTS = [magic.to_bytes(4, "big") for magic in ENTRY_MAGICS]
 def find_store(path: str, self_id: str | None = None, data_dirs: tuple[str, ...] | None = None) -> StorePaths:
     """Find the parts of the store at `path`.
 
-    Raises StoreError if the path is missing, unreadable, empty or no store, or not UTF-8, and if a root has several nodes
-    and `self_id` does not choose one.
+    Raises StoreError if the path is missing, unreadable, empty or no store, or not UTF-8, or if a root has several
+    nodes and `self_id` does not choose one.
     """
     found = _find(path, self_id, data_dirs)
     only = () if found.only is None else (found.only,)
