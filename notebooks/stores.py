@@ -1,12 +1,16 @@
-"""What the notebooks share: the bundled stores, their tables, a Spark session, and how a figure is shown."""
+"""What the notebooks share: bundled stores, copies to damage, tables, a Spark session, and how figures are shown."""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 import tarfile
 import tempfile
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,9 +19,9 @@ import pandas as pd
 import pyarrow as pa
 from IPython.display import display
 
+import pyspark_dledger as dl
 from pyspark_dledger.cli.report import figures
-from pyspark_dledger.log import Log
-from pyspark_dledger.rocketmq.tables.registry import TABLES
+from pyspark_dledger.rocketmq.tables.registry import TABLES, read_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -26,30 +30,154 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parent.parent
 GOLDENS = ROOT / "tests" / "goldens"
 
+MAX_COPY_BYTES = 1 << 30
+"""`copy` refuses a store with more bytes on disk than this."""
+
+# What a broker has in its storePathRootDir in addition to the log.
+_ROOT_ENTRIES = ("consumequeue", "consumequeue_ext", "batchconsumequeue", "index", "config", "checkpoint", "abort")
+_BLOCK = 1 << 20
+# How Spark quotes an error of the data source.
+_QUOTED_ERROR = re.compile(r"pyspark_dledger\.errors\.\w+: (.*?)(?: SQLSTATE: \w+)?$", re.MULTILINE)
+
 pd.set_option("display.max_colwidth", None)
 pd.set_option("display.max_columns", None)
 pd.set_option("display.width", 160)
 
 
+class MissingError(Exception):
+    """The store has nothing for a cell to show; the text says what it lacks."""
+
+
 @cache
-def _folder() -> tempfile.TemporaryDirectory[str]:
-    folder = tempfile.TemporaryDirectory(prefix="dledger-")
-    os.chdir(folder.name)
-    return folder
+def _scratch() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="dledger-")
 
 
-def unpack(case: str, name: str = "") -> str:
-    """Unpack a bundled store below a temporary folder, as `name` where one is given; the path to it.
+def scratch() -> Path:
+    """The folder of this notebook's copies. It is removed when the notebook's process ends."""
+    return Path(_scratch().name).resolve()
 
-    The temporary folder becomes the current one, so that paths are short. Holes in files stay holes.
-    """
-    _folder()
-    with tempfile.TemporaryDirectory(dir=".") as beside, tarfile.open(GOLDENS / f"{case}.tar.gz") as archive:
+
+# Stores
+
+
+@cache
+def _unpack(case: str) -> Path:
+    with tarfile.open(GOLDENS / f"{case}.tar.gz") as archive:
         # The safe filter, which Python 3.10 and 3.11 have only in their later patch versions.
         archive.extraction_filter = getattr(tarfile, "data_filter", lambda member, _: member)
-        archive.extractall(beside)  # noqa: S202 an archive of this repository
-        shutil.move(Path(beside) / case, name or case)
-    return name or case
+        archive.extractall(scratch() / "bundled")  # noqa: S202 an archive of this repository
+    return scratch() / "bundled" / case
+
+
+def bundled(case: str, node: str = "") -> str:
+    """Unpack a bundled store to the scratch folder; return its path, or that of one `node` of it."""
+    return str(_unpack(case) / node)
+
+
+def is_bundled(store: str) -> bool:
+    """Whether a store is a bundled one."""
+    return Path(store).is_relative_to(scratch() / "bundled")
+
+
+def copy(store: str, name: str) -> str:
+    """Copy a store to the scratch folder, as `name`; return the path of the copy. Holes in files stay holes.
+
+    Raises MissingError for a remote store and for one above MAX_COPY_BYTES.
+    """
+    if "://" in store:
+        raise MissingError(f"{store} is remote, and only a local store is copied.")
+    store = str(Path(store).absolute())
+    paths = dl.open_log(store).paths
+    folders = {*paths.data_dirs, *paths.commitlog_dirs}
+    root = paths.root or min(folders).parent
+    parts = [root / entry for entry in _ROOT_ENTRIES if paths.root is not None]
+    parts += [paths.node_dir] if paths.node_dir is not None else []
+    parts += [folder for folder in folders if paths.node_dir is None or not folder.is_relative_to(paths.node_dir)]
+    size = sum(_disk_bytes(part) for part in parts)
+    if size > MAX_COPY_BYTES:
+        limit = f"{MAX_COPY_BYTES / 2**30:g} GiB"
+        text = f"the store has {size / 2**30:.1f} GiB and is not copied: the limit stores.MAX_COPY_BYTES is {limit}."
+        raise MissingError(text)
+    target = scratch() / name
+    shutil.rmtree(target, ignore_errors=True)
+    target.mkdir()
+    for part in parts:
+        if part.is_dir():
+            shutil.copytree(part, target / part.relative_to(root), copy_function=_copy_file)
+        elif part.exists():
+            _copy_file(part, target / part.relative_to(root))
+    return str(target / Path(store).relative_to(root))
+
+
+def _disk_bytes(part: Path) -> int:
+    return sum(path.stat().st_blocks * 512 for path in (part, *part.rglob("*")) if path.is_file())
+
+
+def _copy_file(source: str | Path, target: str | Path) -> None:
+    with open(source, "rb") as reader, open(target, "wb") as writer:
+        while block := reader.read(_BLOCK):
+            if block.count(0) == len(block):
+                writer.seek(len(block), os.SEEK_CUR)
+            else:
+                writer.write(block)
+        writer.truncate()
+    shutil.copystat(source, target)
+
+
+def data_file(copy: str, segment: str) -> Path:
+    """The path of a file of the log, by its name, in a copy."""
+    paths = dl.open_log(copy).paths
+    return next(folder / segment for folder in (*paths.data_dirs, *paths.commitlog_dirs) if (folder / segment).exists())
+
+
+def zero(file: Path, first: int, count: int) -> None:
+    """Overwrite `count` bytes of a copy's file with zeros, from byte `first` on."""
+    _check_is_copy(file)
+    with open(file, "r+b") as opened:
+        opened.seek(first)
+        opened.write(bytes(count))
+
+
+def delete(file: Path) -> None:
+    """Delete a file of a copy."""
+    _check_is_copy(file)
+    file.unlink()
+
+
+def _check_is_copy(path: Path) -> None:
+    if not path.resolve().is_relative_to(scratch()) or is_bundled(str(path.resolve())):
+        raise ValueError(f"{path} is not in a copy below {scratch()}: only copies are damaged")
+
+
+# What a store lacks
+
+
+def need(is_there: Any, text: str) -> None:
+    """Raise MissingError with `text` if nothing is there."""
+    if isinstance(is_there, pd.DataFrame | pd.Series):
+        is_there = len(is_there)
+    if not is_there:
+        raise MissingError(text)
+
+
+@contextmanager
+def in_one_line() -> Iterator[None]:
+    """Print what the store lacks in one line, instead of a traceback, and skip the rest of the block."""
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="toPandas attempted Arrow")
+            yield
+    except (MissingError, dl.StoreError, dl.OptionError) as error:
+        sys.stdout.write(f"Skipped: {error}\n")
+    except Exception as error:
+        quoted = _QUOTED_ERROR.search(str(error)) if type(error).__module__.startswith("pyspark.") else None
+        if quoted is None:
+            raise
+        sys.stdout.write(f"Skipped: {quoted[1]}\n")
+
+
+# Spark
 
 
 def start_spark() -> SparkSession:
@@ -70,25 +198,35 @@ def start_spark() -> SparkSession:
     )
 
 
-def frame(log: Log, table: str) -> pd.DataFrame:
-    """A table beside the log, without Spark."""
-    chosen = TABLES[table]
-    batches = [batch for part in chosen.plan(log, log.options) for batch in chosen.read(part)]
-    return pa.Table.from_batches(batches, chosen.schema).to_pandas(maps_as_pydicts="strict")
+# Tables and figures
+
+
+def frame(log: dl.Log, table: str) -> pd.DataFrame:
+    """A table of a store, without Spark."""
+    batches = list(read_table(log, table))
+    return pa.Table.from_batches(batches, TABLES[table].schema).to_pandas(maps_as_pydicts="strict")
+
+
+def entries(log: dl.Log, columns: list[str], **options: Any) -> pd.DataFrame:
+    """Columns of the log, without Spark; `options` as in `Log.scan`."""
+    batches = list(log.scan(columns, **options))
+    if not batches:
+        return pd.DataFrame(columns=columns)
+    return pa.Table.from_batches(batches).to_pandas(maps_as_pydicts="strict")
 
 
 def rows(items: list[dict[str, Any]], index: str | list[str]) -> pd.DataFrame:
-    """Rows as a table to look at, with one column in front, or some."""
+    """Rows as a table to look at; the columns of `index` come first."""
     return pd.DataFrame(items).set_index(index)
 
 
 def facts(items: dict[str, Any]) -> pd.DataFrame:
-    """Names and what is known of them, as a table to look at."""
+    """Names and values, as a table to look at."""
     return pd.DataFrame({"": [str(value) for value in items.values()]}, index=list(items))
 
 
 def show(figure: Figure) -> None:
-    """Show a figure. Its text is its title, for those who see no pictures."""
+    """Show a figure. Its text is its title."""
     title = " ".join(figure.get_suptitle().split())
     bundle = {"image/png": figures.png(figure), "text/plain": title}
     display(bundle, raw=True, metadata={"image/png": {"alt": title}})
