@@ -1,4 +1,4 @@
-"""What the examples share: real stores that come with the repository, and a Spark session that prints errors only."""
+"""Bundled stores and a Spark session that prints errors only, for all examples."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STORES = HERE.parent / "tests" / "goldens"
 
 @contextmanager
 def unpacked(case: str) -> Iterator[str]:
-    """The path of a store that RocketMQ wrote (tests/goldens/README.md lists them), unpacked for the moment."""
+    """Unpack a store that RocketMQ wrote, until the end of the block; tests/goldens/README.md lists them."""
     with tempfile.TemporaryDirectory(prefix="dledger-") as folder:
         with tarfile.open(STORES / f"{case}.tar.gz") as archive:
             # The safe filter, which Python 3.10 and 3.11 have only in their later patch versions.

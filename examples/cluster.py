@@ -1,8 +1,9 @@
-"""Run a group of three members, append, kill the leader, append again, and read: nothing acknowledged is lost.
+"""Run a group of three members, append, kill the leader, append again, and read: acknowledged entries remain.
 
-``python examples/cluster.py``: the members are processes of this machine, started by ``dledger cluster``, in a folder
-that is removed at the end. With ``python examples/cluster.py GROUP PEERS``, such as
-``g 'n0-10.0.0.1:20911;n1-10.0.0.2:20911;n2-10.0.0.3:20911'``, your own group takes the appends, and nobody is killed.
+``python examples/cluster.py``: ``dledger cluster`` starts the members on this machine, in a temporary folder.
+
+``python examples/cluster.py GROUP PEERS`` appends to your own group, and kills no member. For example:
+``g 'n0-10.0.0.1:20911;n1-10.0.0.2:20911;n2-10.0.0.3:20911'``.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ FAST = ("--set", "heartBeatTimeIntervalMs=300")
 
 
 def free_ports(count: int) -> int:
-    """The first of so many ports in a row that nobody listens on."""
+    """The first of `count` consecutive ports that are free."""
     for first in range(21000, 31000, count):
         try:
             for port in range(first, first + count):
@@ -36,11 +37,11 @@ def free_ports(count: int) -> int:
         except OSError:
             continue
         return first
-    raise OSError("found no free ports")
+    raise OSError(f"no {count} consecutive ports between 21000 and 31000 are free")
 
 
 class Group(NamedTuple):
-    """A group that runs here: its name, its members' addresses, and their processes."""
+    """A running group: its name, its members' addresses, and their processes."""
 
     name: str
     peers: str
@@ -52,7 +53,7 @@ def running_group(folder: Path) -> Iterator[Group]:
     """A group of three members that runs until the end of the block."""
     arguments = ("cluster", "--store", str(folder), "--base-port", str(free_ports(3)), "--json", *FAST)
     command = [sys.executable, "-m", "pyspark_dledger", *arguments]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)  # noqa: S603 - every word of it is ours
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)  # noqa: S603 - the arguments are constants and ports
     try:
         assert process.stdout is not None
         ready, *members = (json.loads(process.stdout.readline()) for _ in range(4))
@@ -63,19 +64,19 @@ def running_group(folder: Path) -> Iterator[Group]:
 
 
 def leader_of(client: dl.Client) -> str:
-    """Who leads, as soon as somebody does."""
+    """The id of the leader; waits until there is one."""
     while (leader := client.metadata().leader_id) is None:
         time.sleep(0.1)
     return leader
 
 
 def append(client: dl.Client, text: str) -> int:
-    """Append one entry, print where it stands, and return its index; the call returns when a majority has it."""
+    """Append one entry, print its index and position, and return the index. Returns when a majority has the entry."""
     try:
         entry = client.append(text.encode())
     except dl.UnknownOutcomeError:
-        # It was sent and not answered. What must not be there twice carries an id, and is looked for first.
-        print(f"{text!r}: the connection was lost before an answer came, so it is appended again, maybe a second time")
+        # To avoid duplicates, give each entry an id and search for it before a retry.
+        print(f"{text!r}: the connection was lost before a response; it is sent again and may be there twice")
         entry = client.append(text.encode())
     print(f"{text!r} is committed: index {entry.index}, pos {entry.pos}, term {entry.term}")
     return entry.index
@@ -89,17 +90,17 @@ def show(client: dl.Client, last: int) -> None:
 
 
 def try_out() -> None:
-    """Start a group, kill its leader, and see that it goes on."""
+    """Start a group, kill its leader, and append again."""
     with tempfile.TemporaryDirectory(prefix="dledger-") as folder, running_group(Path(folder)) as group:
         with dl.connect(group.name, group.peers) as client:
             append(client, "one")
             append(client, "two")
             leader = leader_of(client)
-            print(f"{leader} leads, and is killed")
+            print(f"{leader} is the leader; kill it")
             os.kill(group.processes[leader], signal.SIGKILL)
             started = time.monotonic()
             last = append(client, "three")
-            print(f"{leader_of(client)} leads; the append took {time.monotonic() - started:.1f} s")
+            print(f"{leader_of(client)} is the leader; the append took {time.monotonic() - started:.1f} s")
             show(client, last)
         for store in sorted(Path(folder).glob("dledger-*")):
             state = dl.open_log(store).state
@@ -107,7 +108,7 @@ def try_out() -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Use the group that was named, or one that is started for it."""
+    """Use the given group, or start one."""
     if len(arguments) not in (0, 2):
         sys.exit("usage: python examples/cluster.py [GROUP PEERS]")
     if not arguments:

@@ -1,8 +1,8 @@
-"""Take the messages out of a DLedger store: as a CommitLog that a broker without DLedger opens, and as Parquet.
+"""Export the messages of a DLedger store: as a CommitLog for a broker without DLedger, and as Parquet.
 
-``python examples/export_store.py [PATH TARGET]``: without a path a store that RocketMQ 5.3.3 wrote, and a folder that
-is removed at the end. Needs no Spark; with ``spark=SESSION`` the parts are run as its tasks. ``dledger export`` does
-the same on the command line.
+``python examples/export_store.py [PATH TARGET]``: without arguments it exports a store that RocketMQ 5.3.3 wrote, to a
+temporary folder. Needs no Spark; with ``spark=SESSION`` the parts run as Spark tasks. ``dledger export`` does the same
+on the command line.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def export_commit_log(path: str, target: Path) -> None:
 
 
 def export_parquet(path: str, target: Path) -> None:
-    """Write Parquet by topic and day, and read one topic of it back."""
+    """Write Parquet by topic and day, and read one topic back."""
     report = dl.export(path, str(target), to="parquet")
     print(f"Parquet: {report.rows} rows in {report.files} files, {report.skipped} left out")
     for why in report.first_skipped[:1]:
@@ -39,14 +39,14 @@ def export_parquet(path: str, target: Path) -> None:
 
 
 def show(path: str, target: Path) -> None:
-    """Export the store at `path` in both forms below `target`, which is made."""
+    """Export the store at `path` in both formats, to folders in `target`."""
     target.mkdir(parents=True, exist_ok=True)
     export_commit_log(path, target / "plain")
     export_parquet(path, target / "parquet")
 
 
 def main(arguments: list[str]) -> None:
-    """Export the store that was named, or the bundled one."""
+    """Export the given store, or the bundled one."""
     if len(arguments) not in (0, 2):
         sys.exit("usage: python examples/export_store.py [PATH TARGET]")
     if arguments:

@@ -1,7 +1,7 @@
 """Read a RocketMQ store with Spark: some rows, counts, and where the old CommitLog ends.
 
-``python examples/read_store.py [PATH]``: without a path a store that RocketMQ 5.3.3 wrote is unpacked and read. It
-began as a plain CommitLog and was then switched to DLedger.
+``python examples/read_store.py [PATH]``: without a path it reads a store that RocketMQ 5.3.3 wrote. The broker was
+switched from a plain CommitLog to DLedger.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ def show_rows(log: DataFrame) -> None:
 
 
 def show_topics(log: DataFrame) -> None:
-    """Print how many rows there are by topic."""
-    print("Rows by topic (null: an entry that is no message):\n")
+    """Print the number of rows by topic."""
+    print("Rows by topic (null: entries that are not messages):\n")
     topics = log.groupBy("topic").agg(F.count("*").alias("rows"), F.countDistinct("queueId").alias("queues"))
     topics.orderBy(F.desc("rows"), "topic").show(50, truncate=40)
 
 
 def show_terms(log: DataFrame) -> None:
-    """Print what there is by term, and where the old CommitLog ends and DLedger begins."""
-    print("Rows by term (null: the old CommitLog, which has none):\n")
+    """Print counts by term, and where the old CommitLog ends and DLedger begins."""
+    print("Rows by term (null: the old CommitLog, which has no terms):\n")
     counts = (F.count("*").alias("rows"), F.count_if("committed").alias("committed"))
     indexes = (F.min("index").alias("firstIndex"), F.max("index").alias("lastIndex"))
     extent = (F.min("pos").alias("from"), F.max(F.col("pos") + F.col("size")).alias("to"))
     terms = log.groupBy("source", "term").agg(*counts, *indexes, *extent, F.max("segment").alias("segment"))
-    # Small, and used twice.
+    # Used twice.
     terms = terms.orderBy("from").cache()
     terms.drop("segment").show()
     rows = terms.collect()
@@ -51,7 +51,7 @@ def show_terms(log: DataFrame) -> None:
 
 
 def show(path: str) -> None:
-    """Print what the store at `path` holds."""
+    """Print an overview of the store at `path`."""
     spark = start_spark("read_store")
     log = spark.read.format("dledger").load(path)
     show_rows(log)

@@ -1,7 +1,7 @@
-"""Tail a log with Spark: print what is committed, micro-batch by micro-batch, and go on where an earlier run stopped.
+"""Tail a log with Spark: print the committed entries, micro-batch by micro-batch, and continue after an earlier run.
 
-``python examples/tail_log.py PATH CHECKPOINT [STARTING_OFFSETS]``: a store on disk. Without a path a store that
-RocketMQ 5.3.3 wrote is unpacked and read to its end. Otherwise Ctrl-C stops it.
+``python examples/tail_log.py PATH CHECKPOINT [STARTING_OFFSETS]`` tails a store on disk until Ctrl-C. Without arguments
+it reads a store that RocketMQ 5.3.3 wrote to its end.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ COLUMNS = "index long, pos long, topic string, queueId int, queueOffset long, ta
 
 
 def show(batch: DataFrame, number: int) -> None:
-    """Print the first rows of a micro-batch, and how many there are."""
+    """Print the number of rows of a micro-batch, and the first three."""
     batch.persist()
     print(f"micro-batch {number}: {batch.count()} rows")
     batch.show(3)
@@ -26,7 +26,7 @@ def show(batch: DataFrame, number: int) -> None:
 
 
 def tail(spark: SparkSession, path: str, checkpoint: str, start: str, to_the_end: bool) -> StreamingQuery:
-    """Start a query over the log at `path`; `to_the_end` stops it where the log ends now."""
+    """Start a query on the log at `path`; with `to_the_end` it stops at the current end of the log."""
     reader = spark.readStream.format("dledger").schema(COLUMNS).option("startingOffsets", start)
     rows = reader.option("maxOffsetsPerTrigger", "500").load(path)
     writer = rows.writeStream.foreachBatch(show).option("checkpointLocation", checkpoint)
@@ -35,7 +35,7 @@ def tail(spark: SparkSession, path: str, checkpoint: str, start: str, to_the_end
 
 
 def main(arguments: list[str]) -> None:
-    """Tail the store that was asked for, or the bundled one."""
+    """Tail the given store, or read the bundled one."""
     if len(arguments) == 1:
         sys.exit("usage: python examples/tail_log.py [PATH CHECKPOINT [STARTING_OFFSETS]]")
     spark = start_spark("tail_log")

@@ -1,6 +1,6 @@
 """Write a log with Spark, as a batch and as a stream, and read it back.
 
-``python examples/write_log.py [PATH]``: without a path the log is written to a folder that is removed at the end.
+``python examples/write_log.py [PATH]``: without a path it writes to a temporary folder.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 
 
 def orders(rows: DataFrame) -> DataFrame:
-    """Messages of the numbers in the column ``id``."""
+    """Make a message from each number in the column ``id``."""
     return rows.select(
         F.lit("Orders").alias("topic"),
         F.col("id").cast("string").alias("keys"),
@@ -31,7 +31,7 @@ def write_batch(spark: SparkSession, path: str) -> None:
 
 
 def write_stream(spark: SparkSession, path: str, folder: Path) -> None:
-    """Write what is found in a folder of three files, a micro-batch for each, then stop."""
+    """Write the rows of three files, one micro-batch for each file."""
     source = str(folder / "source")
     spark.range(1000, 1300, numPartitions=3).write.parquet(source)
     rows = spark.readStream.schema("id long").option("maxFilesPerTrigger", 1).parquet(source)
@@ -40,7 +40,7 @@ def write_stream(spark: SparkSession, path: str, folder: Path) -> None:
 
 
 def show(spark: SparkSession, path: str) -> None:
-    """Print what the log holds."""
+    """Print the first messages, and counts by queue."""
     log = spark.read.format("dledger").load(path)
     print("\nThe first messages:\n")
     log.select("index", "topic", "queueId", "queueOffset", "tags", "keys").orderBy("index").show(5)
@@ -49,7 +49,7 @@ def show(spark: SparkSession, path: str) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Write to the given path, or to a folder for the moment."""
+    """Write to the given path, or to a temporary folder."""
     with tempfile.TemporaryDirectory(prefix="dledger-") as folder:
         path = arguments[0] if arguments else str(Path(folder) / "log")
         spark = start_spark("write_log")

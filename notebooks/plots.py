@@ -146,7 +146,7 @@ def truncated_by_recovery(segments: pd.DataFrame, damage: tuple[int, int], end: 
     )
     shown = list(files.tail(_MAX_BARS).itertuples())
     with styled():
-        figure = titled(1.5 + 0.15 * max(len(shown), 4), title)
+        figure = titled(1.6 + 0.2 * max(len(shown), 4), title)
         axes = figure.subplots()
         for place, file in enumerate(shown):
             base, kept = file.baseOffset, max(min(file.end, end) - file.baseOffset, 0)
@@ -233,7 +233,7 @@ def _histories_title(lines: Sequence[tuple[list[str], int, int, pd.DataFrame]], 
         text = (
             f"{_and([_short(name) for name in names])} {has} {count_text(len(log), 'entry', 'entries')} of term {term}"
         )
-        texts.append(f"{text}, stored {duration_text(time - lines[0][1])} later" if texts else text)
+        texts.append(f"{text}, the first stored {duration_text(time - lines[0][1])} later" if texts else text)
     return f"From index {branch} on the replicas differ: {'; '.join(texts)}."
 
 
@@ -323,7 +323,7 @@ def log_and_events(timeline: Timeline, events: pd.DataFrame) -> Figure:
     killed = int(events["ms"][events["what"].str.contains("killed")].iloc[0])
     gap = next(gap for gap in timeline.gaps if abs(gap.start - killed) < gap.length)
     title = (
-        f"The next message was stored {duration_text(gap.end - killed)} after the kill; the log alone shows a pause of "
+        f"The next message was stored {duration_text(gap.end - killed)} after the kill; the log shows a pause of "
         f"{duration_text(gap.length)}."
     )
     marks = events[[any(word in what for word in _SHOWN_EVENTS) for what in events["what"]]]

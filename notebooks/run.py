@@ -11,27 +11,27 @@ import nbformat
 from nbclient import NotebookClient
 
 HERE = Path(__file__).resolve().parent
-PATIENCE = 300
-"""Seconds that a cell may take: much longer than any does, on a busy machine, too."""
+CELL_TIMEOUT = 300
+"""Seconds that a cell may take; generous, for busy machines."""
 
 NOISE = ("WARNING: ", "Picked up ")
-"""How lines begin that Java prints when Spark is started; its version and settings decide which."""
+"""Prefixes of lines that Java prints when Spark starts, depending on its version and settings."""
 
 
 def execute(path: Path) -> nbformat.NotebookNode:
-    """The notebook at `path` with the outputs of a fresh run by this Python; the file itself stays as it is.
+    """Run the notebook at `path` with this Python; return it with its outputs, and leave the file as it is.
 
-    Raises nbclient.exceptions.CellExecutionError where a cell does.
+    Raises nbclient.exceptions.CellExecutionError if a cell raises an error.
     """
     notebook = nbformat.read(path, as_version=4)
     with tempfile.TemporaryDirectory() as settings:
         client = NotebookClient(
             notebook,
-            timeout=PATIENCE,
+            timeout=CELL_TIMEOUT,
             resources={"metadata": {"path": str(HERE)}},
             extra_arguments=["--IPKernelApp.log_level=40"],  # errors
         )
-        # Neither the user's settings nor the history of what was typed: every run is a first one.
+        # No settings and no history of the user: each run gives the same outputs.
         client.execute(env={**os.environ, "IPYTHONDIR": settings, "JUPYTER_CONFIG_DIR": settings})
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)  # when it ran

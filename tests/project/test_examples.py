@@ -1,4 +1,4 @@
-"""The examples, each run as a user runs it, without arguments: what they print is what the bundled stores hold."""
+"""Each example runs without arguments and prints what the bundled stores contain."""
 
 from __future__ import annotations
 
@@ -25,20 +25,42 @@ SHOWN = {
 }
 
 
-def printed(*command: str) -> str:
-    """What a command prints that is run in the repository, by the Python of the tests; it has to succeed."""
+def run(*command: str) -> subprocess.CompletedProcess[str]:
+    """Run a command in the repository, with the Python of the tests first on the PATH."""
     environment = {
         # As if the environment of the tests' Python were activated.
         **{name: value for name, value in os.environ.items() if name != "PYSPARK_PYTHON"},
         "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
     }
-    run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stderr
-    return run.stdout
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
 
 
-def example(name: str, *arguments: str) -> str:
-    return printed("python", f"examples/{name}", *arguments)
+def printed(*command: str) -> str:
+    """What a command prints; it has to succeed."""
+    done = run(*command)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def example(name: str) -> str:
+    return printed("python", f"examples/{name}")
+
+
+@pytest.fixture(scope="module")
+def spark_example() -> Callable[[str], str]:
+    """Gives the output of an example with Spark; all of them run in one process, with one JVM."""
+    names = ("read_store.py", "tail_log.py", "write_log.py")
+    done = run("python", "-m", "tests.support.run_scripts", *(f"examples/{name}" for name in names))
+    parts = re.split(r"^== examples/(.*): exit (\d)\n", done.stdout, flags=re.MULTILINE)
+    found = {name: (output, code) for output, name, code in zip(parts[::3], parts[1::3], parts[2::3], strict=False)}
+    assert list(found) == list(names), done.stderr
+
+    def output(name: str) -> str:
+        text, code = found[name]
+        assert code == "0", done.stderr
+        return text
+
+    return output
 
 
 def cells(output: str) -> list[list[str]]:
@@ -54,8 +76,10 @@ def test_each_example_is_listed_and_tested() -> None:
     assert all(name == link for name, link in listed)
 
 
-def test_read_store_counts_what_is_there() -> None:
-    output = example("read_store.py")
+@pytest.mark.spark
+@pytest.mark.slow
+def test_read_store_counts_the_rows(spark_example: Callable[[str], str]) -> None:
+    output = spark_example("read_store.py")
     assert "The old CommitLog ends at 342591, in file 00000000000000327680." in output
     assert "DLedger begins at 393216." in output
     rows = cells(output)
@@ -64,31 +88,35 @@ def test_read_store_counts_what_is_there() -> None:
     assert ["dledger", "0", "539", "539", "0", "538", "393216", "937152"] in rows
 
 
-def test_tail_log_crosses_into_dledger() -> None:
-    output = example("tail_log.py")
+@pytest.mark.spark
+@pytest.mark.slow
+def test_tail_log_continues_from_the_commitlog_into_dledger(spark_example: Callable[[str], str]) -> None:
+    output = spark_example("tail_log.py")
     assert re.findall(r"micro-batch (\d+): (\d+) rows", output) == [("0", "500"), ("1", "500"), ("2", "82")]
     rows = cells(output)
     assert ["NULL", "0", "OrderTopic", "1", "0", "z"] in rows
     assert ["457", "878745", "PayTopic", "1", "100", "polygenelubricants"] in rows
 
 
-def test_write_log_writes_each_message_once() -> None:
-    rows = [row for row in cells(example("write_log.py")) if row[0] == "Orders"]
+@pytest.mark.spark
+@pytest.mark.slow
+def test_write_log_writes_each_message_once(spark_example: Callable[[str], str]) -> None:
+    rows = [row for row in cells(spark_example("write_log.py")) if row[0] == "Orders"]
     assert [(row[1], row[2]) for row in rows] == [(str(queue), "true") for queue in range(4)]
     assert sum(int(row[3]) for row in rows) == 1000 + 3 * 100
 
 
-def test_cluster_goes_on_without_its_leader() -> None:
+def test_cluster_continues_without_its_leader() -> None:
     output = example("cluster.py")
     committed = re.findall(r"^'(\w+)' is committed: index (\d+), pos \d+, term (-?\d+)", output, re.MULTILINE)
     assert [text for text, _, _ in committed] == ["one", "two", "three"]
     (_, first, old_term), (_, second, _), (_, third, new_term) = committed
     assert int(first) < int(second) < int(third)
     assert int(new_term) > int(old_term)
-    old, new = re.findall(r"^(n\d) leads", output, re.MULTILINE)
+    old, new = re.findall(r"^(n\d) is the leader", output, re.MULTILINE)
     assert old != new
     entries = re.findall(r"^index (\d+), term -?\d+: (\w+)$", output, re.MULTILINE)
-    # The append whose answer was lost may have been done, too.
+    # The append without a response may be in the log, too.
     assert entries[-1] == (third, "three")
     assert {"three"} <= {text for _, text in entries} <= {"one", "two", "three"}
     stores = re.findall(r"^dledger-(n\d) on disk: entries 0 to (\d+)", output, re.MULTILINE)
@@ -100,30 +128,32 @@ def test_diff_replicas_names_what_an_election_costs() -> None:
     output = example("diff_replicas.py")
     assert re.search(r"^n2 +0 +197 +1 +177 +170$", output, re.MULTILINE)
     assert "committed up to 347, proven by quorum" in output
-    assert "they part at index 178: n0 has term 2, n1 has term 2, n2 has term 1" in output
+    assert "they differ from index 178 on: n0 has term 2, n1 has term 2, n2 has term 1" in output
     assert "if n0 is elected: n2 loses 178 to 197" in output
     keys = re.findall(r"^index 178 on (n\d): .*'keys': '([^']*)'", output, re.MULTILINE)
     assert keys == [("n0", "k-210 user-11 键7"), ("n1", "k-210 user-11 键7"), ("n2", "hot-key")]
 
 
-def test_export_store_takes_every_message_out() -> None:
+def test_export_store_exports_every_message() -> None:
     output = example("export_store.py")
     assert re.search(r"^CommitLog: 1082 messages in \d+ files, 0 left out$", output, re.MULTILINE)
     assert "broker.conf: enableDLegerCommitLog=false" in output
     assert "read back: 1082 messages\n" in output
-    # Those of the topic whose name has 255 bytes: no folder can be called topic= and that.
+    # Left out: a topic with a name of 255 bytes. A folder's name topic=... would be too long.
     assert re.search(r"^Parquet: 1079 rows in \d+ files, 3 left out$", output, re.MULTILINE)
-    assert "expected a topic whose folder has a name of 255 bytes" in output
+    assert "the folder of the topic has a name of 261 bytes, at most 255 fit" in output
     assert "read back: 419 messages of OrderTopic" in output
 
 
 @pytest.mark.parametrize("name", ["cluster.py", "diff_replicas.py", "export_store.py"])
-def test_half_of_the_arguments_runs_nothing(name: str) -> None:
-    run = subprocess.run([sys.executable, EXAMPLES / name, "x"], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert (run.returncode, run.stdout) == (1, "")
-    assert run.stderr.startswith(f"usage: python examples/{name} [")
+def test_too_few_arguments_print_the_usage(name: str) -> None:
+    done = run("python", f"examples/{name}", "x")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"usage: python examples/{name} [")
 
 
+@pytest.mark.spark
+@pytest.mark.slow
 def test_sql_reads_a_store_from_a_shell(case_folder: Callable[[str], Path]) -> None:
     if not (BIN / "spark-sql").exists():
         pytest.skip(f"{BIN} has no spark-sql: PySpark was installed elsewhere")
