@@ -22,11 +22,13 @@ from traitlets.config import Config
 
 import pyspark_dledger as dl
 from tests.support.golden import GOLDENS, fingerprint, unpack
+from tools.words import problems
 
 FOLDER = Path(__file__).resolve().parent.parent.parent / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 # Memory addresses and temporary folders change from run to run.
 CHANGING = re.compile(r"0x[0-9a-f]{6,}|/[^\s'\"]*/dledger-[a-z0-9_]{8}")
+LINK = re.compile(r"\]\(([^)\s]+)\)")
 WITH_SPARK = "03-log-and-consumequeue"
 STORE_LINE = re.compile(r"^STORE = .*$", re.MULTILINE)
 
@@ -65,6 +67,29 @@ def test_there_are_four_notebooks_and_the_readme_names_each() -> None:
     readme = (FOLDER / "README.md").read_text()
     assert len(NOTEBOOKS) == 4
     assert [path.name for path in NOTEBOOKS if f"({path.name})" not in readme] == []
+
+
+def prose(path: Path) -> str:
+    """The text of a page or of a notebook."""
+    if path.suffix == ".md":
+        return path.read_text()
+    return "\n\n".join(c.source for c in nbformat.read(path, as_version=4).cells if c.cell_type == "markdown")
+
+
+@pytest.mark.parametrize(
+    "path", [*NOTEBOOKS, FOLDER / "README.md", FOLDER.parent / "examples" / "README.md"], ids=lambda path: path.name
+)
+def test_the_text_is_short_and_its_links_exist(path: Path) -> None:
+    text = prose(path)
+    assert list(problems(path.name, text)) == []
+    for link in LINK.findall(text):
+        name, _, anchor = link.partition("#")
+        assert (path.parent / name).exists(), link
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", prose(path.parent / name) if name else text, re.MULTILINE)
+            assert anchor.lower() in {re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in headings}, (
+                link
+            )
 
 
 def marks(stem: str) -> list[pytest.MarkDecorator]:
