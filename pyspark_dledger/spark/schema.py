@@ -3,20 +3,7 @@
 from __future__ import annotations
 
 import pyarrow as pa
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    BooleanType,
-    DataType,
-    IntegerType,
-    LongType,
-    MapType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampNTZType,
-    TimestampType,
-)
+from pyspark.sql import types as sql
 
 from pyspark_dledger.common.options import nearest
 from pyspark_dledger.errors import OptionError
@@ -25,32 +12,32 @@ from pyspark_dledger.log.options import ReadOptions
 
 LOG = "log"
 
-_SPARK_TYPES: dict[pa.DataType, DataType] = {
-    pa.bool_(): BooleanType(),
-    pa.int32(): IntegerType(),
-    pa.int64(): LongType(),
-    pa.string(): StringType(),
-    pa.binary(): BinaryType(),
-    TIMESTAMP: TimestampType(),
-    PROPERTIES: MapType(StringType(), StringType()),
-    pa.list_(pa.string()): ArrayType(StringType()),
-    pa.map_(pa.string(), pa.int64()): MapType(StringType(), LongType()),
+_SPARK_TYPES: dict[pa.DataType, sql.DataType] = {
+    pa.bool_(): sql.BooleanType(),
+    pa.int32(): sql.IntegerType(),
+    pa.int64(): sql.LongType(),
+    pa.string(): sql.StringType(),
+    pa.binary(): sql.BinaryType(),
+    TIMESTAMP: sql.TimestampType(),
+    PROPERTIES: sql.MapType(sql.StringType(), sql.StringType()),
+    pa.list_(pa.string()): sql.ArrayType(sql.StringType()),
+    pa.map_(pa.string(), pa.int64()): sql.MapType(sql.StringType(), sql.LongType()),
 }
 _NEVER_NULL = frozenset({"kind", "source", "pos", "size", "segment"})
 
 
-def whole_schema(options: ReadOptions) -> StructType:
+def whole_schema(options: ReadOptions) -> sql.StructType:
     """Return the schema of the table in the options."""
     if options.table == LOG:
         return log_schema(options.include_entry_body)
     types = column_types(options.table)
-    return StructType([StructField(name, _SPARK_TYPES[kind]) for name, kind in types.items()])
+    return sql.StructType([sql.StructField(name, _SPARK_TYPES[kind]) for name, kind in types.items()])
 
 
-def log_schema(include_entry_body: bool) -> StructType:
+def log_schema(include_entry_body: bool) -> sql.StructType:
     """Return the schema of the ``log`` table."""
     names = (*DEFAULT_NAMES, ENTRY_BODY.name) if include_entry_body else DEFAULT_NAMES
-    return StructType([StructField(name, _SPARK_TYPES[COLUMN_BY_NAME[name].type]) for name in names])
+    return sql.StructType([sql.StructField(name, _SPARK_TYPES[COLUMN_BY_NAME[name].type]) for name in names])
 
 
 def column_types(table: str) -> dict[str, pa.DataType]:
@@ -62,7 +49,7 @@ def column_types(table: str) -> dict[str, pa.DataType]:
     return {column.name: column.type for column in TABLES[table].columns}
 
 
-def column_names(schema: StructType, table: str = LOG) -> tuple[str, ...]:
+def column_names(schema: sql.StructType, table: str = LOG) -> tuple[str, ...]:
     """Return the columns that `schema` chooses, in its order and in the table's spelling.
 
     Raises OptionError for an unknown column, a duplicate, or a wrong type.
@@ -81,7 +68,7 @@ def column_names(schema: StructType, table: str = LOG) -> tuple[str, ...]:
     return tuple(names)
 
 
-def arrow_schema(schema: StructType, table: str = LOG) -> pa.Schema:
+def arrow_schema(schema: sql.StructType, table: str = LOG) -> pa.Schema:
     """Return the Arrow schema that Spark expects for a user's `schema`."""
     types = column_types(table)
     return pa.schema([
@@ -97,9 +84,9 @@ def _column_name(name: str, table: str, types: dict[str, pa.DataType]) -> str:
     return known
 
 
-def _check_type(name: str, expected: DataType, field: StructField, table: str) -> None:
+def _check_type(name: str, expected: sql.DataType, field: sql.StructField, table: str) -> None:
     found = field.dataType
-    if isinstance(expected, TimestampType) and isinstance(found, TimestampNTZType):
+    if isinstance(expected, sql.TimestampType) and isinstance(found, sql.TimestampNTZType):
         raise OptionError(
             f"column {name} is a timestamp with a time zone, found timestamp_ntz: write timestamp_ltz, which "
             "does not depend on spark.sql.timestampType"
@@ -112,6 +99,6 @@ def _check_type(name: str, expected: DataType, field: StructField, table: str) -
         raise OptionError(f"column {name} can be null, found NOT NULL: leave NOT NULL out")
 
 
-def _shown(kind: DataType) -> str:
-    values = " with values NOT NULL" if isinstance(kind, MapType) and not kind.valueContainsNull else ""
+def _shown(kind: sql.DataType) -> str:
+    values = " with values NOT NULL" if isinstance(kind, sql.MapType) and not kind.valueContainsNull else ""
     return f"{kind.simpleString()}{values}"

@@ -22,12 +22,7 @@ except ImportError as error:
     raise ImportError(f"the data source dledger {NEEDS_PYSPARK}") from error
 
 if TYPE_CHECKING:
-    from pyspark.sql.datasource import (
-        DataSourceReader,
-        DataSourceStreamReader,
-        DataSourceStreamWriter,
-        DataSourceWriter,
-    )
+    from pyspark.sql import datasource
     from pyspark.sql.types import StructType
 
     from pyspark_dledger.log.options import ReadOptions
@@ -113,7 +108,7 @@ class DLedgerDataSource(DataSource):
         return whole_schema(self.read_options)
 
     @plain_errors
-    def reader(self, schema: StructType) -> DataSourceReader:
+    def reader(self, schema: StructType) -> datasource.DataSourceReader:
         """Return the reader of the columns in `schema`. That of the log takes filters if Spark pushes some."""
         from pyspark_dledger.log.option_uses import check_use
 
@@ -132,13 +127,13 @@ class DLedgerDataSource(DataSource):
         return LogReader(path, options, schema)
 
     @plain_errors
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
+    def streamReader(self, schema: StructType) -> datasource.DataSourceStreamReader:  # noqa: N802 - Spark's name
         """Return the stream reader of a store on disk, or of a live group."""
         from pyspark_dledger.log.tail.tail import stream_options
 
         options = stream_options(self.read_options, self.options)
         if self._is_group:
-            from pyspark_dledger.spark.stream.group_reader import GroupStreamReader, check_group_options
+            from pyspark_dledger.spark.stream.group_tail import GroupStreamReader, check_group_options
 
             check_group_options(options)
             return GroupStreamReader(options, schema)
@@ -157,7 +152,7 @@ class DLedgerDataSource(DataSource):
         return is_group
 
     @plain_errors
-    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+    def writer(self, schema: StructType, overwrite: bool) -> datasource.DataSourceWriter:
         """Return the writer of a batch job. Raises all errors that need no row here, on the driver."""
         from pyspark_dledger.spark.sink.write_options import parse_write_options
         from pyspark_dledger.spark.sink.writers import BatchWriter
@@ -166,7 +161,7 @@ class DLedgerDataSource(DataSource):
         return BatchWriter(parse_write_options(self.options), schema)
 
     @plain_errors
-    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
+    def streamWriter(self, schema: StructType, overwrite: bool) -> datasource.DataSourceStreamWriter:  # noqa: N802
         """Return the writer of a micro-batch, for its tasks or its commit."""
         from pyspark_dledger.spark.sink.write_options import parse_write_options
         from pyspark_dledger.spark.sink.writers import StreamWriter

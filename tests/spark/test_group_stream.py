@@ -30,8 +30,7 @@ from pyspark_dledger.spark.source import DLedgerDataSource
 from pyspark_dledger.spark.stream import group_partition
 from pyspark_dledger.spark.stream.group_log import GroupLog, begin_index
 from pyspark_dledger.spark.stream.group_partition import read_group_partition
-from pyspark_dledger.spark.stream.group_reader import GroupStreamReader, check_group_options
-from pyspark_dledger.spark.stream.group_tail import GroupTail
+from pyspark_dledger.spark.stream.group_tail import GroupStreamReader, GroupTail, check_group_options
 from tests.support.certificates import make_tls
 from tests.support.fake_members import FakeMember
 from tests.support.generate import mq_message

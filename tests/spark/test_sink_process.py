@@ -25,7 +25,7 @@ from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.log import open_log
 from pyspark_dledger.raft.client import connect
 from pyspark_dledger.rocketmq.service.message_service import MessageService
-from pyspark_dledger.spark.sink.control import LeaseRenewal, SinkAddress, SinkGoneError, open_store, send_request
+from pyspark_dledger.spark.sink.control import SinkAddress, SinkGoneError, open_store, renewed_lease, send_request
 from pyspark_dledger.spark.sink.sink_process import SinkProcess
 from pyspark_dledger.spark.sink.targets import PathTarget
 from tests.support import golden
@@ -133,7 +133,7 @@ def test_store_is_released_without_a_task_and_opened_for_the_next(sinks: Sinks) 
 def test_waiting_task_keeps_the_store_open(sinks: Sinks) -> None:
     sink = sinks.start(lease_ms=LEASE)
     opened = open_store(sink)
-    with LeaseRenewal(sink), connect(opened.group, opened.peers, secret=sink.secret, max_retries=0) as client:
+    with renewed_lease(sink), connect(opened.group, opened.peers, secret=sink.secret, max_retries=0) as client:
         client.append(b"before")
         time.sleep(5 * LEASE / 1000)
         assert not is_free(sinks.root)

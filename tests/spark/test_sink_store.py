@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pyspark_dledger.errors import OptionError, StoreError
-from pyspark_dledger.spark.sink.sink_store import SinkStore, find_store
+from pyspark_dledger.spark.sink.launch import SinkStore, find_store
 from pyspark_dledger.store.files.node_files import write_current_term, write_members
 from tests.support.sinks import Sinks, sinks
 

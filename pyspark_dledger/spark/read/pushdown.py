@@ -10,18 +10,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from pyspark.sql.datasource import (
-    EqualNullSafe,
-    EqualTo,
-    Filter,
-    GreaterThan,
-    GreaterThanOrEqual,
-    In,
-    IsNotNull,
-    LessThan,
-    LessThanOrEqual,
-    Not,
-)
+from pyspark.sql import datasource
 
 from pyspark_dledger.common.integers import INT64_MAX, INT64_MIN
 from pyspark_dledger.format.spec import KINDS, Filters, IntFilter
@@ -38,19 +27,21 @@ _NO_ROW = Filters(pos=_NO_VALUE)
 class PushdownReader(LogReader):
     """The reader for a planner that pushes filters. Other planners reject a reader that has ``pushFilters``."""
 
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
+    def pushFilters(self, filters: list[datasource.Filter]) -> Iterable[datasource.Filter]:  # noqa: N802 - Spark's name
         """Push what the scan can evaluate, and return the other filters."""
         names = dict(zip(self.schema.names, self.columns, strict=True))
         self.filters, remaining = push(filters, names, self.filters)
         return remaining
 
 
-def push(filters: Iterable[Filter], names: Mapping[str, str], given: Filters) -> tuple[Filters, list[Filter]]:
+def push(
+    filters: Iterable[datasource.Filter], names: Mapping[str, str], given: Filters
+) -> tuple[Filters, list[datasource.Filter]]:
     """Narrow `given` by Spark's `filters`; return the result and the remaining filters.
 
     `names` maps the user's spelling of each column to the table's.
     """
-    remaining: list[Filter] = []
+    remaining: list[datasource.Filter] = []
     for item in filters:
         condition = _condition(item, names)
         if condition is None:
@@ -106,28 +97,28 @@ def _filters(field: str, condition: IntFilter | tuple[str, ...]) -> Filters:
     return replace(Filters(), **values)
 
 
-def _condition(item: Filter, names: Mapping[str, str]) -> Filters | None:
+def _condition(item: datasource.Filter, names: Mapping[str, str]) -> Filters | None:
     """Return filters that pass exactly the rows for which `item` is true, or None."""
     match item:
-        case EqualTo((name,), value):
+        case datasource.EqualTo((name,), value):
             return _membership(names[name], [value])
-        case EqualNullSafe((name,), value) if value is not None:
+        case datasource.EqualNullSafe((name,), value) if value is not None:
             return _membership(names[name], [value])
-        case In((name,), values):
+        case datasource.In((name,), values):
             return _membership(names[name], values)
-        case Not(EqualTo((name,), value)):
+        case datasource.Not(datasource.EqualTo((name,), value)):
             return _exclusion(names[name], [value])
-        case Not(In((name,), values)):
+        case datasource.Not(datasource.In((name,), values)):
             return _exclusion(names[name], values)
-        case IsNotNull((name,)):
+        case datasource.IsNotNull((name,)):
             return _presence(names[name])
-        case GreaterThan((name,), value):
+        case datasource.GreaterThan((name,), value):
             return _comparison(names[name], value, lambda number: _range(number + 1, INT64_MAX))
-        case GreaterThanOrEqual((name,), value):
+        case datasource.GreaterThanOrEqual((name,), value):
             return _comparison(names[name], value, lambda number: _range(number, INT64_MAX))
-        case LessThan((name,), value):
+        case datasource.LessThan((name,), value):
             return _comparison(names[name], value, lambda number: _range(INT64_MIN, number - 1))
-        case LessThanOrEqual((name,), value):
+        case datasource.LessThanOrEqual((name,), value):
             return _comparison(names[name], value, lambda number: _range(INT64_MIN, number))
     return None
 
@@ -186,10 +177,10 @@ def _number(column: str, value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
-def _implied(item: Filter, names: Mapping[str, str], filters: Filters) -> bool:
+def _implied(item: datasource.Filter, names: Mapping[str, str], filters: Filters) -> bool:
     """Return whether `item` requires not null, and `filters` already require a value."""
     match item:
-        case IsNotNull((name,)):
+        case datasource.IsNotNull((name,)):
             column = names[name]
             field = "committed" if column == "committed" else _STRINGS.get(column)
             return field is not None and getattr(filters, field) is not None

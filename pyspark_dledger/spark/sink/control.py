@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import socket
 import threading
-from types import TracebackType
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, Literal, NamedTuple
 
 from pyspark_dledger.errors import DLedgerError, StoreError
@@ -101,30 +102,22 @@ def open_store(sink: SinkAddress) -> GroupAddress:
     return GroupAddress(response["group"], response["peers"], secret=sink.secret)
 
 
-class LeaseRenewal:
-    """Renews the lease of a sink process from a thread, from ``with`` to its end."""
+@contextmanager
+def renewed_lease(sink: SinkAddress) -> Iterator[None]:
+    """Renew the lease of a sink process from a thread. The end does not wait for a renewal in progress."""
+    ended = threading.Event()
 
-    def __init__(self, sink: SinkAddress) -> None:
-        self._sink = sink
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="dledger-lease", daemon=True)
+    def renew() -> None:
+        while not ended.wait(sink.lease_ms / 1000 / _RENEWALS_PER_LEASE):
+            # The task's next append reports the problem.
+            with suppress(DLedgerError):
+                open_store(sink)
 
-    def __enter__(self) -> None:
-        self._thread.start()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        # The task does not wait for a renewal in progress.
-        self._ended.set()
-
-    def _run(self) -> None:
-        while not self._ended.wait(self._sink.lease_ms / 1000 / _RENEWALS_PER_LEASE):
-            try:
-                open_store(self._sink)
-            except DLedgerError:
-                # The task's next append reports the problem.
-                continue
+    threading.Thread(target=renew, name="dledger-lease", daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()
 
 
 def _gone(sink: SinkAddress, found: str) -> SinkGoneError:

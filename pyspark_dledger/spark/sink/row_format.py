@@ -9,19 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.types import (
-    BinaryType,
-    ByteType,
-    DataType,
-    IntegerType,
-    LongType,
-    MapType,
-    ShortType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
+from pyspark.sql import types as sql
 
 from pyspark_dledger.common.integers import INT32_MAX, INT32_MIN
 from pyspark_dledger.common.options import nearest
@@ -33,8 +21,8 @@ from pyspark_dledger.spark.sink.write_options import WriteOptions
 
 _Integers = npt.NDArray[np.signedinteger[Any]]
 BODY, TOPIC = "body", "topic"
-_INTEGERS: tuple[type[DataType], ...] = (ByteType, ShortType, IntegerType, LongType)
-_STRINGS: tuple[type[DataType], ...] = (StringType,)
+_INTEGERS: tuple[type[sql.DataType], ...] = (sql.ByteType, sql.ShortType, sql.IntegerType, sql.LongType)
+_STRINGS: tuple[type[sql.DataType], ...] = (sql.StringType,)
 _MICROSECONDS_PER_MS = 1000
 # Bytes of the bodies that are packed together.
 _MAX_BLOCK = 64 * 1024 * 1024
@@ -43,20 +31,20 @@ _MAX_BLOCK = 64 * 1024 * 1024
 class _Column(NamedTuple):
     """A column that can be written: its types in a DataFrame, their names for messages, and its type in a put."""
 
-    types: tuple[type[DataType], ...]
+    types: tuple[type[sql.DataType], ...]
     type_names: str
     arrow: pa.DataType
 
 
 _MESSAGE_COLUMNS: Mapping[str, _Column] = {
     TOPIC: _Column(_STRINGS, "string", pa.string()),
-    BODY: _Column((BinaryType, StringType), "binary or string", pa.binary()),
+    BODY: _Column((sql.BinaryType, sql.StringType), "binary or string", pa.binary()),
     "queueId": _Column(_INTEGERS, "int", pa.int32()),
     "tags": _Column(_STRINGS, "string", pa.string()),
     "keys": _Column(_STRINGS, "string", pa.string()),
-    "properties": _Column((MapType,), "map<string,string>", pa.map_(pa.string(), pa.string())),
+    "properties": _Column((sql.MapType,), "map<string,string>", pa.map_(pa.string(), pa.string())),
     "flag": _Column(_INTEGERS, "int", pa.int32()),
-    "bornTimestamp": _Column((TimestampType, LongType), "timestamp, or long in milliseconds", pa.int64()),
+    "bornTimestamp": _Column((sql.TimestampType, sql.LongType), "timestamp, or long in milliseconds", pa.int64()),
     "transaction": _Column(_STRINGS, "string", pa.int32()),
     "delayLevel": _Column(_INTEGERS, "int", pa.int32()),
 }
@@ -102,7 +90,7 @@ class RowFormat(NamedTuple):
         return pa.RecordBatch.from_arrays(list(found.values()), names=list(found))
 
 
-def row_format(schema: StructType, options: WriteOptions) -> RowFormat:
+def row_format(schema: sql.StructType, options: WriteOptions) -> RowFormat:
     """Return the format for rows of that schema. Raises OptionError for columns and types that cannot be written."""
     names = [field.name.lower() for field in schema.fields]
     is_message = options.write_as == "message" or (
@@ -125,7 +113,7 @@ def row_format(schema: StructType, options: WriteOptions) -> RowFormat:
 
 
 def _written_columns(
-    schema: StructType, accepted: Mapping[str, _Column], options: WriteOptions
+    schema: sql.StructType, accepted: Mapping[str, _Column], options: WriteOptions
 ) -> tuple[tuple[int, str], ...]:
     by_key = {name.lower(): name for name in accepted}
     columns: list[tuple[int, str]] = []
@@ -142,7 +130,7 @@ def _written_columns(
     return tuple(columns)
 
 
-def _extra_column(field: StructField, accepted: Mapping[str, _Column]) -> OptionError:
+def _extra_column(field: sql.StructField, accepted: Mapping[str, _Column]) -> OptionError:
     if TOPIC in accepted:
         expected, hint = f"the columns of messages, {nearest(field.name, accepted)}", ""
     else:
@@ -153,11 +141,11 @@ def _extra_column(field: StructField, accepted: Mapping[str, _Column]) -> Option
     )
 
 
-def _check_type(name: str, field: StructField, accepted: _Column) -> None:
+def _check_type(name: str, field: sql.StructField, accepted: _Column) -> None:
     found = field.dataType
     fits = isinstance(found, accepted.types)
-    if isinstance(found, MapType):
-        fits = fits and isinstance(found.keyType, StringType) and isinstance(found.valueType, StringType)
+    if isinstance(found, sql.MapType):
+        fits = fits and isinstance(found.keyType, sql.StringType) and isinstance(found.valueType, sql.StringType)
     if not fits:
         raise OptionError(f"column {name}: expected {accepted.type_names}, found {found.simpleString()}: cast it")
 

@@ -11,7 +11,7 @@ from pyspark_dledger.errors import DLedgerError
 from pyspark_dledger.raft.client import Client
 from pyspark_dledger.raft.peers import Address
 from pyspark_dledger.spark.group_address import GroupAddress
-from pyspark_dledger.spark.sink.control import LeaseRenewal, SinkAddress, SinkGoneError, open_store, send_request
+from pyspark_dledger.spark.sink.control import SinkAddress, SinkGoneError, open_store, renewed_lease, send_request
 from pyspark_dledger.spark.sink.driver import is_local
 from pyspark_dledger.spark.sink.write_options import WriteOptions
 
@@ -63,7 +63,7 @@ class PathTarget:
             address = open_store(self.sink)
         except SinkGoneError as error:
             raise self._with_advice(error, master) from None
-        with LeaseRenewal(self.sink), address.connect(self.timeout_ms, self.max_retries) as client:
+        with renewed_lease(self.sink), address.connect(self.timeout_ms, self.max_retries) as client:
             yield client
 
     def _with_advice(self, error: SinkGoneError, master: str) -> DLedgerError:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import NamedTuple, final
 
 from pyspark_dledger.common.response_codes import ResponseCode
@@ -71,9 +70,7 @@ class GroupLog:
     def __enter__(self) -> GroupLog:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # Committed entries.

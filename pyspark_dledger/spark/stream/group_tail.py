@@ -1,19 +1,26 @@
-"""The tail of a live group: new committed entries, a check of those already read, and a plan for tasks."""
+"""The stream reader of a live group, and its tail.
+
+The tail finds new committed entries, checks those already read, and plans the tasks.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import NamedTuple, final
 
+import pyarrow as pa
+from pyspark.sql.types import StructType
+
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.errors import IndexRangeError, OptionError
 from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.tail.tail import NOTHING, Limits, Tail, TailOffset, TailProgress
-from pyspark_dledger.spark.group_address import GroupAddress
+from pyspark_dledger.spark.group_address import GroupAddress, group_address
 from pyspark_dledger.spark.stream.group_log import GroupEntry, GroupLog, NotCommittedError, begin_index, committed_index
-from pyspark_dledger.spark.stream.group_partition import GroupPartition, scan_template
+from pyspark_dledger.spark.stream.group_partition import GroupPartition, read_group_partition, scan_template
 from pyspark_dledger.spark.stream.group_start import GroupStart
+from pyspark_dledger.spark.stream.stream_reader import StreamReader
 
 # A task receives all bytes of its range, also those of rows and columns that it drops.
 _MAX_PARTITION_BYTES = 128 * 1024 * 1024
@@ -40,7 +47,6 @@ class GroupTail(Tail):
         self._latest = NOTHING
 
     def close(self) -> None:
-        """See `Tail.close`."""
         self._log.close()
 
     def latest(self, start: TailOffset, limits: Limits) -> TailOffset:
@@ -70,7 +76,6 @@ class GroupTail(Tail):
         ]
 
     def progress(self) -> TailProgress:
-        """See `Tail.progress`."""
         statuses = self._log.statuses()
         end = max(status.end_index for status in statuses.values())
         committed, latest = self._end_offset(committed_index(statuses)), self._latest
@@ -210,3 +215,36 @@ class GroupTail(Tail):
             if high.index == last.index:
                 return
             low = self._log.entry(high.index + 1)
+
+
+class GroupStreamReader(StreamReader):
+    """Reads committed entries of a live group from any member. Tasks connect to members themselves.
+
+    `options` are those of a stream, checked by `check_group_options`.
+    """
+
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        super().__init__(options, schema)
+        self.address = _address(options)
+
+    def open_tail(self) -> Tail:
+        """See `StreamReader.open_tail`. The tail connects at its first call."""
+        return GroupTail(self.address, self.options, self.columns)
+
+    def read_part(self, part: GroupPartition) -> Iterator[pa.RecordBatch]:
+        """See `PartReader.read_part`."""
+        return read_group_partition(part)
+
+
+def _address(options: ReadOptions) -> GroupAddress:
+    return group_address(options.group, options.peers, options.tls_cert, options.tls_key, options.tls_ca)
+
+
+def check_group_options(options: ReadOptions) -> None:
+    """Raises OptionError for options that do not apply to a live group. Connects to nothing."""
+    _address(options)
+    if options.isolation_level == "read_uncommitted":
+        raise OptionError(
+            "isolationLevel=read_uncommitted: a live group gives committed entries only: leave it out, or tail the "
+            "store of a member by its path"
+        )

@@ -22,8 +22,8 @@ from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.plan import Partition
 from pyspark_dledger.log.tail.store_tail import StoreTail, read_planned
 from pyspark_dledger.log.tail.tail import NO_LIMITS, NOTHING, Limits, Tail, TailOffset, furthest, offset_from_json
-from pyspark_dledger.spark.part_reader import PartReader
 from pyspark_dledger.spark.plain_errors import plain_errors
+from pyspark_dledger.spark.read.batch_reader import PartReader
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
