@@ -1,22 +1,27 @@
-"""Messages as arrays: the values that a broker puts into ConsumeQueues."""
+"""Messages as arrays: the values that a broker puts into ConsumeQueues. Also reads single messages of the log.
+
+Columns become arrays without a copy; Arrow's own conversion loads pandas for nulls and booleans.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_dledger.common.java_text import java_hash
+from pyspark_dledger.common.java_text import decode_utf8, java_hash
 from pyspark_dledger.format import layout
 from pyspark_dledger.format.codec import signed32
 from pyspark_dledger.format.engine import Engine
-from pyspark_dledger.format.spec import DLEDGER
-from pyspark_dledger.rocketmq.arrow_values import is_valid, values_of
-from pyspark_dledger.rocketmq.located_message import LocatedMessage
+from pyspark_dledger.format.message import Message, parse_message, parse_properties
+from pyspark_dledger.format.spec import COMMITLOG, DLEDGER
+from pyspark_dledger.log.io.entry_reads import entry_at, read_at, segment_at
+from pyspark_dledger.log.store_view import StoreView
 
 COLUMNS = (
     *("pos", "source", "topic", "queueId", "queueOffset", "storeSize", "sysFlag", "storeTimestamp", "tags"),
@@ -26,6 +31,21 @@ COLUMNS = (
 
 Longs = npt.NDArray[np.int64]
 QueueName = tuple[str, int]
+
+
+def values_of(column: pa.Array) -> npt.NDArray[Any]:
+    """The numbers of a column of integers; undefined where it is null."""
+    dtype = np.dtype(f"i{column.type.bit_width // 8}")
+    return np.frombuffer(column.buffers()[1] or b"", dtype)[column.offset : column.offset + len(column)]
+
+
+def is_valid(column: pa.Array) -> npt.NDArray[np.bool_]:
+    """Where a column is not null."""
+    bits = column.buffers()[0]
+    if bits is None or not column.null_count:
+        return np.full(len(column), column.null_count == 0)
+    flags = np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little")
+    return flags[column.offset : column.offset + len(column)].astype(bool)
 
 
 class QueueNames:
@@ -154,3 +174,37 @@ def arrays_of_messages(found: Iterable[LocatedMessage], names: QueueNames) -> Me
     offset, size, queue, queue_offset, tags_code, sys_flag, stored = np.array(rows, np.int64).reshape(-1, 7).T
     is_committed = np.zeros(len(rows), bool)
     return MessageArrays(offset, size, queue, queue_offset, tags_code, sys_flag, stored, is_committed)
+
+
+@dataclass(frozen=True)
+class LocatedMessage:
+    """A message at an offset of the log, with its properties."""
+
+    offset: int
+    message: Message
+    topic: str
+    properties: dict[str, str]
+
+
+def message_at(log: StoreView, offset: int) -> LocatedMessage | None:
+    """The message at an offset of the log, in DLedger that of an entry's body; None without one."""
+    for source, header in ((DLEDGER, layout.ENTRY_HEADER_SIZE), (COMMITLOG, 0)):
+        segment = segment_at(log.segments, offset - header)
+        if segment is None or segment.source != source or offset - header >= log.segment_end(segment):
+            continue
+        at = offset - segment.base
+        size = int.from_bytes(read_at(segment.path, at, 4), "big", signed=True)
+        entry = entry_at(segment, offset - header) if source == DLEDGER else None
+        if source == DLEDGER and (entry is None or entry.body_size != size):
+            return None
+        if not layout.MIN_MESSAGE_SIZE <= size <= layout.MAX_ENTRY_SIZE:
+            return None
+        data = read_at(segment.path, at, size)
+        message = parse_message(data, 0, size, offset) if len(data) == size else ""
+        if isinstance(message, str) or message.magic not in (layout.MESSAGE_MAGIC_V1, layout.MESSAGE_MAGIC_V2):
+            return None
+        topic = data[message.topic_start : message.topic_start + message.topic_length]
+        start = message.properties_start
+        properties = parse_properties(data[start : start + message.properties_length])
+        return LocatedMessage(offset, message, decode_utf8(topic), properties)
+    return None

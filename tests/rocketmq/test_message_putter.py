@@ -20,8 +20,8 @@ from pyspark_dledger.rocketmq.service.message_putter import (
     OutgoingMessage,
     PutOutcome,
     outcome_of,
+    put_message_status,
 )
-from pyspark_dledger.rocketmq.service.put_status import put_message_status
 from tests.support.groups import FAST
 from tests.support.message_nodes import HOST_BYTES, MessageNodes, message_nodes
 

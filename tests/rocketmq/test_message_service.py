@@ -32,8 +32,7 @@ from pyspark_dledger.raft.client.results import Put, PutResult
 from pyspark_dledger.raft.messages import AppendRequest, PutRequest
 from pyspark_dledger.rocketmq.dispatch.dispatcher import DispatchedPart
 from pyspark_dledger.rocketmq.log_files import LogFiles
-from pyspark_dledger.rocketmq.service.dispatched_tables import covered_range
-from pyspark_dledger.rocketmq.service.leader_tables import read_tail
+from pyspark_dledger.rocketmq.service.leader_tables import covered_range, read_tail
 from pyspark_dledger.rocketmq.service.message_service import MessageService
 from pyspark_dledger.rocketmq.tables.registry import read_table
 from pyspark_dledger.store import MmapFileStore, StoreConfig

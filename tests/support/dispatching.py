@@ -13,8 +13,7 @@ import numpy as np
 from pyspark_dledger.common.retention import Retention
 from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT, CONSUME_QUEUE_UNIT_SIZE
 from pyspark_dledger.log import open_log
-from pyspark_dledger.rocketmq.dispatch.dispatch_settings import DispatchSettings
-from pyspark_dledger.rocketmq.dispatch.dispatcher import DispatchedPart, Dispatcher
+from pyspark_dledger.rocketmq.dispatch.dispatcher import DispatchedPart, Dispatcher, DispatchSettings
 from pyspark_dledger.rocketmq.tables.registry import read_table
 from tests.support.generate import Payload, Store, mq_message, raw
 

@@ -15,7 +15,7 @@ from pyspark_dledger.format.encode.puts import PutSettings, producer_of
 from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.format.message import encode_host
 from pyspark_dledger.raft.node import Node, NodeConfig
-from pyspark_dledger.rocketmq.dispatch.dispatch_settings import DispatchSettings
+from pyspark_dledger.rocketmq.dispatch.dispatcher import DispatchSettings
 from pyspark_dledger.rocketmq.service.message_service import MessageService, MessageSettings
 from tests.support.groups import FAST, Nodes, eventually
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.raft.node import NodeConfig
 from pyspark_dledger.rocketmq.broker.broker_conf import BrokerConf
-from pyspark_dledger.rocketmq.dispatch.dispatch_settings import DispatchSettings
+from pyspark_dledger.rocketmq.dispatch.dispatcher import DispatchSettings
 from pyspark_dledger.rocketmq.service.message_service import MessageService, MessageSettings, host_bytes
 from pyspark_dledger.store.store_config import StoreConfig
 

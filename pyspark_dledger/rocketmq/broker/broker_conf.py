@@ -18,7 +18,7 @@ from pyspark_dledger.errors import OptionError
 from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT_SIZE
 from pyspark_dledger.format.message import encode_host
 from pyspark_dledger.format.state_files import property_lines
-from pyspark_dledger.rocketmq.dispatch.dispatch_settings import DispatchSettings
+from pyspark_dledger.rocketmq.dispatch.dispatcher import DispatchSettings
 
 _MAX_MESSAGE_SIZE = 4 * 1024 * 1024
 _DEFAULT_PORT = 10911

@@ -20,10 +20,11 @@ from pyspark_dledger.rocketmq.broker.config_files import (
     FILES,
     FOLDER,
     MAX_QUEUES,
+    fastjson_text,
+    parse_fastjson,
     read_config_file,
     write_config_file,
 )
-from pyspark_dledger.rocketmq.broker.fastjson import fastjson_text, parse_fastjson
 
 TOPICS = FILES[0]
 TOPIC_NAME = re.compile(r"[%|a-zA-Z0-9_-]{1,255}")

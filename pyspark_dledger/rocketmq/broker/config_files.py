@@ -1,12 +1,14 @@
 """A broker's ``config/*.json``: topics, consumer groups and their offsets.
 
 A broker replaces each file every few seconds and keeps the previous one as ``.bak``. It reads that if the file itself
-cannot be read. Sources: RocketMQ 5.3.3 ``ConfigManager``, ``TopicConfigManager``, ``ConsumerOffsetManager``,
-``SubscriptionGroupManager``, ``ScheduleMessageService``, ``MixAll.string2File``.
+cannot be read. fastjson 1.2 writes maps with numbers as keys as ``{0:12}``, which is not JSON. Sources: RocketMQ 5.3.3
+``ConfigManager``, ``TopicConfigManager``, ``ConsumerOffsetManager``, ``SubscriptionGroupManager``,
+``ScheduleMessageService``, ``MixAll.string2File``.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterator
@@ -16,7 +18,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pyspark_dledger.errors import StoreError
-from pyspark_dledger.rocketmq.broker.fastjson import MAX_FILE_SIZE, parse_fastjson
 
 FOLDER = "config"
 FILES = ("topics.json", "subscriptionGroup.json", "consumerOffset.json", "delayOffset.json")
@@ -24,7 +25,46 @@ SCHEDULE_GROUP = "SCHEDULE_CONSUMER"
 """RocketMQ's own consumer group of the delay topic (``MixAll.SCHEDULE_CONSUMER_GROUP``)."""
 MAX_QUEUES = 65_536
 
+# A broker with 100,000 groups of 16 queues writes some 30 MB.
+_MAX_FILE_SIZE = 256 * 1024 * 1024
+# A string, so that nothing in it counts as a key; or a number before a colon.
+_STRING_OR_KEY = re.compile(r'"(?:[^"\\]|\\.)*"|(-?[0-9]+)(?=\s*:)', re.DOTALL)
+_NUMBER = re.compile(r"-?[0-9]+")
 _INT32, _INT64 = 2**31 - 1, 2**63 - 1
+
+
+def parse_fastjson(data: bytes) -> dict[str, Any]:
+    """The object in `data`. Raises ValueError for anything else, and for more than 256 MiB."""
+    if len(data) > _MAX_FILE_SIZE:
+        raise ValueError(f"expected at most {_MAX_FILE_SIZE} bytes, found more")
+    if not data.strip(b" \t\r\n\0"):
+        raise ValueError("expected an object, found an empty file")
+    text = _STRING_OR_KEY.sub(lambda found: f'"{found[1]}"' if found[1] else found[0], data.decode(errors="replace"))
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise ValueError("expected an object, found one nested too deep") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"expected an object, found {type(value).__name__}")
+    return value
+
+
+def fastjson_text(value: object, depth: int = 0) -> str:
+    """Text as from ``RemotingSerializable.toJson(obj, true)``: tabs, and maps with numbers as keys in one line."""
+    inside, outside = "\n" + "\t" * (depth + 1), "\n" + "\t" * depth
+    if isinstance(value, dict) and value:
+        if all(_NUMBER.fullmatch(str(key)) for key in value):
+            numbered = ",".join(f"{key}:{fastjson_text(item, depth + 1)}" for key, item in value.items())
+            return f"{{{numbered}{outside}}}"
+        named = ",".join(f"{inside}{_quoted(str(key))}:{fastjson_text(item, depth + 1)}" for key, item in value.items())
+        return f"{{{named}{outside}}}"
+    if isinstance(value, list) and value:
+        return f"[{','.join(inside + fastjson_text(item, depth + 1) for item in value)}{outside}]"
+    return _quoted(value) if isinstance(value, str) else json.dumps(value)
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
 
 
 @dataclass(frozen=True)
@@ -80,7 +120,7 @@ def read_config_file(file: Path) -> ConfigFile | None:
     for candidate in (file, file.with_name(f"{file.name}.bak")):
         try:
             with candidate.open("rb") as stream:
-                data = stream.read(MAX_FILE_SIZE + 1)
+                data = stream.read(_MAX_FILE_SIZE + 1)
             return ConfigFile(data, parse_fastjson(data))
         except FileNotFoundError:
             continue

@@ -16,8 +16,13 @@ import numpy as np
 from pyspark_dledger.common.clock import now_ms
 from pyspark_dledger.common.log_records import LOG
 from pyspark_dledger.common.retention import PRODUCER_ID_EXPIRY_MS
-from pyspark_dledger.rocketmq.dedup.bloom_filters import BitFilter
-from pyspark_dledger.rocketmq.dedup.identity_arrays import IdentityArrays, Words, concatenated, identity_arrays
+from pyspark_dledger.rocketmq.dedup.identity_arrays import (
+    BitFilter,
+    IdentityArrays,
+    Words,
+    concatenated,
+    identity_arrays,
+)
 from pyspark_dledger.rocketmq.dedup.sorted_run import EntryRange, SortedRun, run_paths, write_run
 from pyspark_dledger.rocketmq.message_arrays import Longs
 

@@ -8,9 +8,8 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from pyspark_dledger.format.encode.puts import ID_SIZE
-from pyspark_dledger.rocketmq.dedup.bloom_filters import ByteFilter
 from pyspark_dledger.rocketmq.dedup.committed_identities import RUN_IDS
-from pyspark_dledger.rocketmq.dedup.identity_arrays import IdentityArrays, Words, identity_arrays, split_ids
+from pyspark_dledger.rocketmq.dedup.identity_arrays import ByteFilter, IdentityArrays, Words, identity_arrays, split_ids
 from pyspark_dledger.rocketmq.message_arrays import Longs
 
 # Up to so many candidates are looked up one by one.

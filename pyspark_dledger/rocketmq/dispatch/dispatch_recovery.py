@@ -14,9 +14,7 @@ from typing import NamedTuple
 from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Segment
 from pyspark_dledger.log.io.entry_reads import entry_at
-from pyspark_dledger.rocketmq.consume_queue.queue_state import DispatchedMessage
-from pyspark_dledger.rocketmq.consume_queue.queue_writer import QueueWriter
-from pyspark_dledger.rocketmq.dispatch.dispatch_settings import DispatchSettings
+from pyspark_dledger.rocketmq.consume_queue.queue_writer import DispatchedMessage, QueueWriter
 from pyspark_dledger.rocketmq.dispatch.log_part import stored_at
 from pyspark_dledger.rocketmq.index_file.index_file import IndexHeader
 from pyspark_dledger.rocketmq.index_file.index_writer import IndexWriter
@@ -54,14 +52,15 @@ class DispatchRecovery:
         files: LogFiles,
         queues: QueueWriter,
         index: IndexWriter,
-        settings: DispatchSettings,
+        chunk_bytes: int,
+        has_index: bool,
     ) -> None:
         self._root = root
         self._engine = engine
         self._files = files
         self._queues = queues
         self._index = index
-        self._settings = settings
+        self._chunk_bytes, self._has_index = chunk_bytes, has_index
         self._checkpoint = read_store_checkpoint(root)
 
     def run(self, log_end: int, is_unclean: bool, listen_from: int | None) -> DispatchStart:
@@ -73,7 +72,7 @@ class DispatchRecovery:
         if is_unclean:
             start = min(start, self._covered(log_end, first))
         complete_from = progress.end if start.pos < progress.end else 0
-        index_pos = self._recover_index(log_end, is_unclean, start, first) if self._settings.has_index else start.pos
+        index_pos = self._recover_index(log_end, is_unclean, start, first) if self._has_index else start.pos
         if listen_from is not None:
             start = min(start, self._position_of(listen_from, start, first))
         self._queues.rewind(start.pos)
@@ -116,12 +115,11 @@ class DispatchRecovery:
         RocketMQ decides by time. Here it is also at most the position up to which queues were on disk, because clocks
         of several leaders differ. RocketMQ itself stores a later position there, or none.
         """
-        chunk = self._settings.chunk_bytes
         for segment in reversed(self._files.segments):
             begin = self._files.first_in(self._engine, segment)
             if not self._is_covered(segment, begin):
                 continue
-            inside = self._engine.split(segment, begin, max(min(segment.end, log_end), begin), chunk)
+            inside = self._engine.split(segment, begin, max(min(segment.end, log_end), begin), self._chunk_bytes)
             pos = next((each for each in reversed(inside) if self._is_covered(segment, each)), begin)
             return DispatchPosition(pos, self._index_before(pos))
         return first

@@ -9,20 +9,20 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from pyspark_dledger.common.retention import Retention
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.encode.puts import PutIds
-from pyspark_dledger.format.engine import get_engine
+from pyspark_dledger.format.engine import Engine, get_engine
 from pyspark_dledger.format.spec import DLEDGER
-from pyspark_dledger.rocketmq.consume_queue.queue_writer import QueueWriter, first_file_end
-from pyspark_dledger.rocketmq.dispatch.committed_end import CommittedEnd
+from pyspark_dledger.rocketmq.consume_queue.queue_writer import UNITS_PER_FILE, QueueWriter, first_file_end
 from pyspark_dledger.rocketmq.dispatch.dispatch_recovery import DispatchRecovery
-from pyspark_dledger.rocketmq.dispatch.dispatch_settings import DispatchSettings
 from pyspark_dledger.rocketmq.dispatch.expired_files import FileCleaner
-from pyspark_dledger.rocketmq.dispatch.log_part import LogPart, read_part
-from pyspark_dledger.rocketmq.index_file.index_writer import IndexWriter
+from pyspark_dledger.rocketmq.dispatch.log_part import DELAYS_MS, LogPart, read_part
+from pyspark_dledger.rocketmq.index_file.index_writer import HASH_SLOTS, INDEX_UNITS, IndexWriter
 from pyspark_dledger.rocketmq.log_files import LogFiles
 from pyspark_dledger.rocketmq.message_arrays import QueueName
 from pyspark_dledger.rocketmq.store_checkpoint import StoreCheckpoint, read_store_checkpoint, write_store_checkpoint
@@ -31,6 +31,84 @@ _LOG = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 1.0
 _WARNING_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class DispatchSettings:
+    """RocketMQ's defaults; times in milliseconds, ``chunk_bytes`` in bytes of the log.
+
+    ``units_per_file``, ``hash_slots`` and ``index_units`` apply to new files. ``delays_ms`` are the delay levels from 1
+    on. Dispatched messages are on disk, and their keys can be found, after ``flush_interval_ms``. Entries committed
+    within ``pause_ms`` are dispatched together.
+    """
+
+    units_per_file: int = UNITS_PER_FILE
+    hash_slots: int = HASH_SLOTS
+    index_units: int = INDEX_UNITS
+    delays_ms: tuple[int, ...] = DELAYS_MS
+    has_index: bool = True
+    pause_ms: int = 5
+    flush_interval_ms: int = 3_000
+    clean_interval_ms: int = 10_000
+    chunk_bytes: int = 16 * 1024 * 1024
+    clean: Retention = field(default_factory=Retention)
+    engine: str = "auto"
+
+
+class CommittedEnd:
+    """``pos`` is the end of the committed entry ``index``. Of the dispatcher's thread, but `advance` and `wake`."""
+
+    def __init__(self, engine: Engine, files: LogFiles) -> None:
+        self._engine = engine
+        self._files = files
+        self._changed = threading.Condition()
+        self._committed: tuple[int, int | None] = (-1, None)
+        self._is_woken = False
+        self.pos = 0
+        self.index = -1
+
+    def begin(self, pos: int, index: int) -> None:
+        """Start at a position; all of an old CommitLog is committed."""
+        self.pos, self.index = max(pos, self._files.divided) if self._files.divided >= 0 else pos, index
+
+    def advance(self, index: int, end_pos: int | None) -> None:
+        """Everything up to `index` is committed; `end_pos` is the end of its entry, if known."""
+        with self._changed:
+            if index > self._committed[0]:
+                self._committed = (index, end_pos)
+                self._changed.notify()
+
+    def update(self, start: int) -> int:
+        """The position up to which everything is committed, searched from `start` on if the end is unknown."""
+        with self._changed:
+            index, end_pos = self._committed
+        if index > self.index:
+            found = end_pos if end_pos is not None else self._end_of(index, max(self.pos, start))
+            if found is not None:
+                self.pos, self.index = max(self.pos, found), index
+        return self.pos
+
+    def _end_of(self, index: int, pos: int) -> int | None:
+        """The end of the entry of an index, searched from `pos` on; None if the files do not have it yet."""
+        while (segment := self._files.at(pos)) is not None and segment.source == DLEDGER:
+            start = max(pos, self._files.first_in(self._engine, segment) if pos <= segment.base else pos)
+            end = self._engine.log_end(segment, start, False)
+            if end.entries and end.last_index >= index:
+                return self._engine.seek(segment, start, end.pos, index + 1)
+            pos = segment.end
+        return None
+
+    def wait(self, seconds: float) -> None:
+        """Wait until more is committed, but not once `wake` was called."""
+        with self._changed:
+            if self._committed[0] <= self.index and not self._is_woken and seconds > 0:
+                self._changed.wait(seconds)
+
+    def wake(self) -> None:
+        """End `wait`, now and from now on."""
+        with self._changed:
+            self._is_woken = True
+            self._changed.notify()
 
 
 class DispatchedPart(NamedTuple):
@@ -122,7 +200,8 @@ class Dispatcher:
         `is_unclean`: the previous dispatch was not stopped. The listener gets everything from index `listen_from` on.
         Raises StoreError if the log's files cannot be listed, OSError if the disk fails.
         """
-        recovery = DispatchRecovery(self._root, self._engine, self._files, self._queues, self._index, self._settings)
+        log, chunk_bytes, has_index = (self._engine, self._files), self._settings.chunk_bytes, self._settings.has_index
+        recovery = DispatchRecovery(self._root, *log, self._queues, self._index, chunk_bytes, has_index)
         start, self._index_pos, self._complete_from = recovery.run(log_end, is_unclean, listen_from)
         self._pos, self._dispatched_index = start
         self._checkpoint = read_store_checkpoint(self._root)

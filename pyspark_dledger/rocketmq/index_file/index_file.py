@@ -1,21 +1,26 @@
-"""Reads RocketMQ's index of message keys, the IndexFiles ``index/<time>``.
+"""Reads RocketMQ's index of message keys, the IndexFiles ``index/<time>``, and hashes the keys of messages.
 
 A file is a header, hash slots of 4 bytes and units of 20 bytes. A slot has the number of the newest unit of its hashes,
 a unit the number of the previous one. The numbers of slots and units are a setting of the broker and in no file.
-Sources: RocketMQ 5.3.3 ``IndexFile``, ``IndexHeader``.
+Sources: RocketMQ 5.3.3 ``IndexFile`` (with ``selectPhyOffset``), ``IndexHeader``.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 
+from pyspark_dledger.common.java_text import java_hash
 from pyspark_dledger.format.codec import decode_records, record_struct
+from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.layout import (
     INDEX_FILE_HEADER,
     INDEX_FILE_HEADER_SIZE,
@@ -25,6 +30,7 @@ from pyspark_dledger.format.layout import (
 )
 from pyspark_dledger.log.io.entry_reads import read_at
 from pyspark_dledger.log.io.store_paths import file_size
+from pyspark_dledger.rocketmq.message_arrays import Longs, is_valid, values_of
 
 FOLDER = "index"
 
@@ -33,6 +39,7 @@ _NAME = re.compile(r"\d{17}")  # yyyyMMddHHmmssSSS
 # RocketMQ's default is four units to a slot (5,000,000 slots); files with another ratio are searched.
 _UNITS_PER_SLOT = 4
 _UNITS_PER_READ = 64 * 1024
+_MAX_HASH = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -119,3 +126,66 @@ def _fits(path: Path, header: IndexHeader, size: int, slots: int) -> bool:
         and int(units[1]["commitLogOffset"][0]) == header.end_phy_offset
         and newest_unit(path, int(units[1]["keyHash"][0]) % slots) == last
     )
+
+
+def offsets_of_key(path: Path, topic: str, key: str, begin: int, end: int) -> Iterator[int]:
+    """The commitLogOffsets of the units with a key's hash, newest first.
+
+    Yields nothing if the file has no message stored in ``[begin, end]``, in milliseconds since 1970.
+    """
+    header, slots = read_header(path), hash_slots(path)
+    if header is None or slots is None or header.end_timestamp < begin or header.begin_timestamp > end:
+        return
+    key_hash = abs(java_hash(f"{topic}#{key}"))
+    key_hash = 0 if key_hash > _MAX_HASH else key_hash
+    number = newest_unit(path, key_hash % slots)
+    limit = header.index_count
+    # Numbers in a chain only fall, so that a damaged chain cannot loop.
+    while 0 < number < limit:
+        limit = number
+        units = read_units(path, slots, number, number + 1)
+        if not len(units):
+            return
+        if int(units["keyHash"][0]) == key_hash:
+            yield int(units["commitLogOffset"][0])
+        number = int(units["previous"][0])
+
+
+class Keys:
+    """Keys in the order of the log: their message's ``offset`` in it, its ``stored`` time in ms, and ``key_hash``."""
+
+    def __init__(self, offset: Longs, stored: Longs, key_hash: Longs) -> None:
+        self.offset, self.stored, self.key_hash = offset, stored, key_hash
+
+    def __len__(self) -> int:
+        return len(self.offset)
+
+    def __getitem__(self, which: slice) -> Keys:
+        return Keys(self.offset[which], self.stored[which], self.key_hash[which])
+
+
+def keys_of(engine: Engine, rows: pa.RecordBatch, offset: Longs, stored: Longs) -> Keys:
+    """The keys of messages with the columns topic, uniqKey and keys: of each its UNIQ_KEY, then those of KEYS."""
+    topics, unique, joined = rows["topic"], rows["uniqKey"], rows["keys"]
+    row, text = np.flatnonzero(is_valid(unique)), unique.drop_null()
+    if joined.null_count < len(joined):
+        words, word_row = _words(joined)
+        row = np.concatenate([row, word_row])
+        order = np.argsort(row, kind="stable")
+        row, text = row[order], pa.concat_arrays([text, words]).take(pa.array(order))
+    if not len(row):
+        return Keys(*(np.empty(0, np.int64) for _ in range(3)))
+    named = pc.binary_join_element_wise(topics.take(pa.array(row)), text, "#")
+    hashes = np.abs(np.asarray(engine.java_hashes(named)).astype(np.int64))
+    # Math.abs leaves Integer.MIN_VALUE negative, and negative hashes become 0 (IndexFile.indexKeyHashMethod).
+    hashes[hashes > _MAX_HASH] = 0
+    return Keys(offset[row], stored[row], hashes)
+
+
+def _words(joined: pa.Array) -> tuple[pa.Array, Longs]:
+    """The keys in each row's KEYS, separated by blanks, and the rows they are from."""
+    has_keys = np.flatnonzero(is_valid(joined))
+    lists = pc.split_pattern(joined.drop_null(), " ")
+    words, row = lists.flatten(), values_of(pc.list_parent_indices(lists))
+    is_word = values_of(pc.binary_length(words)) > 0
+    return words.filter(pa.array(is_word)), has_keys[row[is_word]]

@@ -22,13 +22,13 @@ from pyspark_dledger.format.layout import (
 from pyspark_dledger.log.io.entry_reads import read_at
 from pyspark_dledger.rocketmq.index_file.index_file import (
     IndexHeader,
+    Keys,
     hash_slots,
     index_capacity,
     read_header,
     read_units,
     unit_position,
 )
-from pyspark_dledger.rocketmq.index_file.message_keys import Keys
 from pyspark_dledger.rocketmq.message_arrays import Longs
 
 _HEADER = record_struct(INDEX_FILE_HEADER)

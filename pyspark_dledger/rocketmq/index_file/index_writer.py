@@ -13,9 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from pyspark_dledger.common.clock import now_ms
-from pyspark_dledger.rocketmq.index_file.index_file import FOLDER, IndexHeader, index_files, read_header
+from pyspark_dledger.rocketmq.index_file.index_file import FOLDER, IndexHeader, Keys, index_files, read_header
 from pyspark_dledger.rocketmq.index_file.index_file_writer import IndexFileWriter, has_units, slots_of
-from pyspark_dledger.rocketmq.index_file.message_keys import Keys
 
 HASH_SLOTS = 5_000_000
 INDEX_UNITS = 20_000_000

@@ -23,7 +23,7 @@ from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.rocketmq.broker.broker_conf import read_dispatch_settings
 from pyspark_dledger.rocketmq.broker.store_lock import locked
 from pyspark_dledger.rocketmq.consume_queue.store_queues import queue_root
-from pyspark_dledger.rocketmq.dispatch.dispatch_settings import DispatchSettings
+from pyspark_dledger.rocketmq.dispatch.dispatcher import DispatchSettings
 from pyspark_dledger.rocketmq.index_file.index_file import FOLDER as INDEX
 from pyspark_dledger.rocketmq.index_file.index_file import index_files, read_header
 from pyspark_dledger.rocketmq.rebuild.builder import (

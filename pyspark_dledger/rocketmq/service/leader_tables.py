@@ -2,25 +2,134 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
+from pyspark_dledger.common.clock import now_ms
 from pyspark_dledger.errors import StoreError
+from pyspark_dledger.format.encode.puts import PutIds
 from pyspark_dledger.format.engine import Engine
-from pyspark_dledger.rocketmq.consume_queue.topic_queues import TopicQueues
+from pyspark_dledger.format.layout import FLAG_TRANSACTION_MASK, TRANSACTIONS_OUTSIDE_QUEUES
+from pyspark_dledger.rocketmq.dedup.committed_identities import CommittedIdentities
 from pyspark_dledger.rocketmq.dedup.identity_arrays import IdentityArrays, identity_arrays
 from pyspark_dledger.rocketmq.dedup.recent_identities import RecentIdentities
-from pyspark_dledger.rocketmq.dispatch.dispatcher import Dispatcher
+from pyspark_dledger.rocketmq.dedup.sorted_run import EntryRange
+from pyspark_dledger.rocketmq.dispatch.dispatcher import DispatchedPart, Dispatcher
 from pyspark_dledger.rocketmq.dispatch.log_part import DELAYS_MS, LogPart, read_part
 from pyspark_dledger.rocketmq.log_files import LogFiles
-from pyspark_dledger.rocketmq.message_arrays import QueueName
-from pyspark_dledger.rocketmq.service.dispatched_tables import DispatchedTables
+from pyspark_dledger.rocketmq.message_arrays import Longs, QueueName
 
+_PREPARED, _ROLLBACK = TRANSACTIONS_OUTSIDE_QUEUES
 _POLL_SECONDS = 0.005
 _CHUNK_BYTES = 16 * 1024 * 1024
+
+
+class TopicQueues:
+    """The next queueOffset of each queue; 0 for an unknown one."""
+
+    def __init__(self, ends: Mapping[QueueName, int] | None = None) -> None:
+        self._ends: dict[QueueName, int] = dict(ends or {})
+
+    def end(self, queue: QueueName) -> int:
+        return self._ends.get(queue, 0)
+
+    def ends(self) -> dict[QueueName, int]:
+        """A copy of all of them."""
+        return dict(self._ends)
+
+    def raise_to(self, ends: Mapping[QueueName, int]) -> None:
+        """Raise each queue to the given end, if that is higher."""
+        for queue, end in ends.items():
+            if end > self._ends.get(queue, 0):
+                self._ends[queue] = end
+
+    def number(
+        self, queues: Sequence[QueueName], queue: npt.NDArray[np.int32], sys_flag: npt.NDArray[np.int32]
+    ) -> Longs:
+        """A queueOffset for each message, in order; ``queue`` indexes `queues`. Changes nothing.
+
+        Prepared and rolled back messages are in no queue: they get 0 and use no queueOffset (RocketMQ's
+        ``CommitLog.assignQueueOffset`` and ``doAppend``).
+        """
+        offsets = np.zeros(len(queue), np.int64)
+        counted = np.flatnonzero(in_queue(sys_flag))
+        mine = queue[counted]
+        bases = np.array([self.end(name) for name in queues], np.int64)
+        counts = np.bincount(mine, minlength=len(queues))
+        before = np.empty(len(mine), np.int64)
+        # How many messages of the same queue precede each one.
+        before[np.argsort(mine, kind="stable")] = np.arange(len(mine)) - np.repeat(np.cumsum(counts) - counts, counts)
+        offsets[counted] = bases[mine] + before
+        return offsets
+
+    def take(self, queues: Sequence[QueueName], queue: npt.NDArray[np.int32], sys_flag: npt.NDArray[np.int32]) -> None:
+        """Advance the queues: the messages that `number` numbered were appended."""
+        counts = np.bincount(queue[in_queue(sys_flag)], minlength=len(queues)).tolist()
+        for name, count in zip(queues, counts, strict=True):
+            if count:
+                self._ends[name] = self.end(name) + count
+
+
+def in_queue(sys_flag: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
+    """Which messages are in a queue: all but prepared and rolled back ones."""
+    kind = sys_flag & FLAG_TRANSACTION_MASK
+    found: npt.NDArray[np.bool_] = (kind != _PREPARED) & (kind != _ROLLBACK)
+    return found
+
+
+class DispatchedSnapshot(NamedTuple):
+    """The log before `pos`: next queueOffsets, and the identities that no sorted run has."""
+
+    queues: TopicQueues
+    pos: int
+    identities: list[IdentityArrays]
+
+
+class DispatchedTables:
+    """Updated by the dispatcher's thread, read by others."""
+
+    def __init__(self, identities: CommittedIdentities) -> None:
+        self._identities = identities
+        self._lock = threading.Lock()
+        self._queues = TopicQueues()
+        self._pos = 0
+
+    def begin(self, dispatcher: Dispatcher) -> None:
+        """Take the state of a dispatcher that has recovered and not started."""
+        self._queues = TopicQueues(dispatcher.queue_ends)
+        self._pos = dispatcher.dispatched_offset
+
+    def add(self, part: DispatchedPart) -> None:
+        """Add a part of the log; the dispatcher's listener."""
+        with self._lock:
+            self._queues.raise_to(part.ends)
+            self._pos = part.end_pos
+            if part.ids is not None and part.last_index >= 0:
+                self._identities.add(covered_range(part, part.ids), part.ids.ids, part.ids.index)
+
+    def ends(self, queues: Iterable[QueueName]) -> dict[QueueName, int]:
+        """The next queueOffset of these queues."""
+        return {queue: self._queues.end(queue) for queue in queues}
+
+    def snapshot(self) -> DispatchedSnapshot:
+        with self._lock:
+            return DispatchedSnapshot(TopicQueues(self._queues.ends()), self._pos, self._identities.pending())
+
+
+def covered_range(part: DispatchedPart, ids: PutIds) -> EntryRange:
+    """The entries of a part, with the times of its identities, which may be older for raw entries."""
+    now, stamps = now_ms(), ids.store_timestamps
+    if len(stamps):
+        first, last = int(stamps.min()), int(stamps.max())
+    else:
+        first, last = part.first_store_timestamp or now, part.last_store_timestamp or now
+    return EntryRange(part.first_index, part.last_index, part.last_term, first, min(last, now))
 
 
 class LeaderTables:

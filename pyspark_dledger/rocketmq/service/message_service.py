@@ -30,15 +30,11 @@ from pyspark_dledger.rocketmq.broker.broker_metadata import BrokerMetadata
 from pyspark_dledger.rocketmq.broker.store_lock import StoreLock
 from pyspark_dledger.rocketmq.broker.upgrade import begin_over_old_log
 from pyspark_dledger.rocketmq.dedup.committed_identities import FOLDER, CommittedIdentities
-from pyspark_dledger.rocketmq.dedup.log_entries import first_stored_from, has_entry
-from pyspark_dledger.rocketmq.dispatch.dispatch_settings import DispatchSettings
-from pyspark_dledger.rocketmq.dispatch.dispatcher import Dispatcher
+from pyspark_dledger.rocketmq.dedup.log_entries import AppendedEntries, RunningStore, first_stored_from, has_entry
+from pyspark_dledger.rocketmq.dispatch.dispatcher import Dispatcher, DispatchSettings
 from pyspark_dledger.rocketmq.log_files import OLD_FOLDER, LogFiles
-from pyspark_dledger.rocketmq.service.dispatched_tables import DispatchedTables
-from pyspark_dledger.rocketmq.service.leader_tables import LeaderTables, rebuild_leader_tables
-from pyspark_dledger.rocketmq.service.put_handler import PutHandler
-from pyspark_dledger.rocketmq.service.running_store import AppendedEntries, RunningStore
-from pyspark_dledger.rocketmq.service.topic_counts import topic_counts
+from pyspark_dledger.rocketmq.service.leader_tables import DispatchedTables, LeaderTables, rebuild_leader_tables
+from pyspark_dledger.rocketmq.service.put_handler import PutHandler, topic_counts
 
 # RocketMQ's own topic for messages that nobody reads.
 _FILLER_TOPIC = b"SELF_TEST_TOPIC"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -16,16 +16,14 @@ from pyspark_dledger.format.encode.encoded import MAX_BODY_SIZE, Bodies
 from pyspark_dledger.format.encode.puts import ID_SIZE, Puts
 from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
-from pyspark_dledger.rocketmq.broker.broker_metadata import BrokerMetadata
+from pyspark_dledger.rocketmq.broker.broker_metadata import TOPIC_NAME, BrokerMetadata
+from pyspark_dledger.rocketmq.broker.config_files import MAX_QUEUES
 from pyspark_dledger.rocketmq.broker.put_statistics import PutFigures, PutStatistics
 from pyspark_dledger.rocketmq.dedup.committed_identities import CommittedIdentities
-from pyspark_dledger.rocketmq.dedup.first_copies import MessageLocation, first_copies
 from pyspark_dledger.rocketmq.dedup.identity_arrays import split_ids
-from pyspark_dledger.rocketmq.message_arrays import Longs
-from pyspark_dledger.rocketmq.service.dispatched_tables import DispatchedTables
-from pyspark_dledger.rocketmq.service.leader_tables import LeaderTables
-from pyspark_dledger.rocketmq.service.running_store import AppendedEntries, RunningStore
-from pyspark_dledger.rocketmq.service.topic_counts import topics_to_create
+from pyspark_dledger.rocketmq.dedup.log_entries import AppendedEntries, MessageLocation, RunningStore, first_copies
+from pyspark_dledger.rocketmq.message_arrays import Longs, QueueName
+from pyspark_dledger.rocketmq.service.leader_tables import DispatchedTables, LeaderTables
 
 _LENGTH = np.dtype(">u4")
 _LOCATION = np.dtype(">i8")
@@ -196,3 +194,41 @@ def _positions(bodies: Bodies, appended: AppendedEntries) -> Longs:
 def _sizes(bodies: Bodies) -> Longs:
     """The size of each body in bytes."""
     return np.frombuffer(bodies.block, _LENGTH, bodies.count).astype(np.int64)
+
+
+def topics_to_create(
+    metadata: BrokerMetadata, tables: LeaderTables, queues: Iterable[QueueName], queue_nums: int
+) -> dict[str, int]:
+    """The topics to create or to extend for a put, with their queue counts. Raises ValueError for a wrong queueId.
+
+    A topic that is missing in this member's metadata may be in the log, or known to a client from an earlier leader.
+    """
+    wanted: dict[str, int] = {}
+    for topic, queue_id in queues:
+        known, in_log = metadata.queue_count(topic), tables.queue_count(topic)
+        limit = MAX_QUEUES if known is None else max(known, in_log)
+        if queue_id >= limit:
+            raise ValueError(f"topic {topic}: expected a queueId below {limit}, found {queue_id}")
+        count = max(_checked(queue_nums), in_log, queue_id + 1) if known is None else max(known, in_log)
+        if known is None or count > known:
+            wanted[topic] = max(wanted.get(topic, 0), count)
+    return wanted
+
+
+def topic_counts(
+    metadata: BrokerMetadata, tables: LeaderTables, names: Sequence[str], queue_nums: int
+) -> dict[str, int]:
+    """The queue count of each topic, `queue_nums` for unknown ones. Raises ValueError for a wrong name or count."""
+    counts = {}
+    for name in names:
+        if not TOPIC_NAME.fullmatch(name):
+            raise ValueError(f"expected a topic of 1 to 255 characters of %|a-zA-Z0-9_-, found {name!r}")
+        known = metadata.queue_count(name)
+        counts[name] = max(_checked(queue_nums) if known is None else known, tables.queue_count(name))
+    return counts
+
+
+def _checked(queue_nums: int) -> int:
+    if not 1 <= queue_nums <= MAX_QUEUES:
+        raise ValueError(f"expected 1 to {MAX_QUEUES} queues for a new topic, found {queue_nums}")
+    return queue_nums

@@ -29,13 +29,14 @@ from pyspark_dledger.log.plan import Partition, read_partition
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.rocketmq.consume_queue.queue_units import LAST_EXT_ADDRESS, QueueUnits, is_filler, is_written
 from pyspark_dledger.rocketmq.consume_queue.store_queues import batch_queues
-from pyspark_dledger.rocketmq.located_message import LocatedMessage, message_at
 from pyspark_dledger.rocketmq.message_arrays import (
+    LocatedMessage,
     Longs,
     MessageArrays,
     QueueNames,
     arrays_of_batches,
     arrays_of_messages,
+    message_at,
 )
 
 MESSAGE_NOT_IN_QUEUE = "messageNotInQueue"

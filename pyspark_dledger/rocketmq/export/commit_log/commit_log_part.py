@@ -20,10 +20,9 @@ from pyspark_dledger.format.message import offset_msg_id, parse_message
 from pyspark_dledger.format.spec import DLEDGER, Filters, ScanRequest, Segment
 from pyspark_dledger.log.io.entry_reads import read_at
 from pyspark_dledger.log.io.store_engine import engine_of
-from pyspark_dledger.rocketmq.arrow_values import is_valid, values_of
 from pyspark_dledger.rocketmq.export.commit_log.message_block import Bytes, Flags, MessageBlock
 from pyspark_dledger.rocketmq.export.forms import MAX_SKIPPED
-from pyspark_dledger.rocketmq.message_arrays import Longs
+from pyspark_dledger.rocketmq.message_arrays import Longs, is_valid, values_of
 from pyspark_dledger.rocketmq.rebuild.dispatched_units import UnitSpec
 
 MOVED = "moved"
