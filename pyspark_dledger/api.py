@@ -60,7 +60,7 @@ def rebuild(
     from pyspark_dledger.rocketmq.rebuild import FileSettings, compare
     from pyspark_dledger.rocketmq.rebuild import rebuild as rebuild_store
 
-    files, read_options = FileSettings.taken_from(options)
+    files, read_options = FileSettings.taken_from(options, what)
     if not dry_run:
         return rebuild_store(path, what, out=out, files=files, run=_map_parts(spark), options=read_options)
     if spark is not None or out is not None:

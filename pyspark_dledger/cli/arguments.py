@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from pyspark_dledger.cli.exit_codes import CLIENT_EXITS, READ_EXITS
+from pyspark_dledger.errors import OptionError
 
 BODY_FORMS = ("text", "hex", "base64", "none")
 ROW_POSITION = (
@@ -93,6 +94,12 @@ def add_member(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--producer-id-expiry-ms", type=natural, metavar="MS", help=text)
     text = "of the log on standard error"
     parser.add_argument("--log-format", choices=("text", "json"), default="text", help=text)
+
+
+def check_member(args: argparse.Namespace, serves_messages: object) -> None:
+    """Raise OptionError for an argument of `add_member` that has no effect."""
+    if args.producer_id_expiry_ms is not None and not serves_messages:
+        raise OptionError("--producer-id-expiry-ms has no effect without messages: leave it out, or add --messages")
 
 
 def natural(text: str) -> int:

@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 def open_log(path: str | os.PathLike[str], **options: Any) -> Log:
     """Open the store at `path`, read-only.
 
-    Takes the options of a read that choose a store: selfId, dataDirs, replicas, groupSize, engine, committedBound.
-    Raises StoreError where `path` has no readable store, OptionError for a wrong option.
+    `options` are those of a batch read, by the same names: they choose the store (selfId, dataDirs, replicas), its
+    committed bound, and what `Log.scan` reads. Raises StoreError where `path` has no readable store, OptionError for a
+    wrong option or one without an effect.
     """
     parsed = parse_options(options)
     check_use(parsed, SCAN)
@@ -57,10 +58,12 @@ class Log(StoreView):
     def scan(self, columns: list[str] | tuple[str, ...] | None = None, **options: Any) -> Iterator[pa.RecordBatch]:
         """Rows of the log as record batches of `columns` (all of the ``log`` table by default), in order.
 
-        `options` are those of a Spark read, by the same names. Raises OptionError, StoreError and, with mode=FAILFAST,
-        MalformedError.
+        `options` are those of a Spark read, by the same names, and override those of `open_log`. Raises OptionError,
+        StoreError and, with mode=FAILFAST, MalformedError.
         """
         given = parse_options(options)
+        if given.include_entry_body and columns is not None and "entryBody" not in columns:
+            raise OptionError("option includeEntryBody has no effect on given columns: add entryBody to them")
         merged = replace(self.options, **{field: getattr(given, field) for field in map(_field, options)})
         check_use(merged, SCAN)
         log = self if _chooses_same(merged, self.options) else Log(self.path, merged)

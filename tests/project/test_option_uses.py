@@ -14,7 +14,7 @@ import pytest
 
 import pyspark_dledger as dl
 from pyspark_dledger.cli.main import main
-from pyspark_dledger.errors import DLedgerError
+from pyspark_dledger.errors import DLedgerError, OptionError
 from pyspark_dledger.log import Log
 from pyspark_dledger.log.option_uses import (
     DIGESTS,
@@ -111,7 +111,7 @@ Entry = Callable[[Path, Options], str]
 
 
 def scan(path: Path, options: Options) -> str:
-    return error_of(lambda: list(dl.open_log(path).scan(["pos"], **options)))
+    return error_of(lambda: list(dl.open_log(path).scan(**options)))
 
 
 def opened(path: Path, options: Options) -> str:
@@ -192,14 +192,14 @@ ENTRIES: dict[str, tuple[str, Entry]] = {
     **{f"read_table {name}": (f"table {name}", table(name)) for name in TABLES[1:]},
     **{f"spark.read {name}": (f"table {name}", spark_batch(name)) for name in TABLES},
     **{f"export {form}": (f"an export to {form}", export(form)) for form in FORMS},
-    **{f"dledger dump {name}": (f"table {name}", verb(f"dump --table {name}")) for name in TABLES},
+    **{f"dledger dump {name}": (f"table {name}", verb(f"dump --json --table {name}")) for name in TABLES},
     **{f"dledger {name}": (f"table {name}", verb(name)) for name in ("segments", "state", "audit", "consumers")},
     "dledger diff": ("table diff", verb("diff")),
     "dledger verify": ("table findings", verb("verify")),
     "dledger recovery": (RECOVERY, verb("recovery")),
     "dledger stats": (STATISTICS, verb("stats")),
-    "dledger find": (FIND, verb("find 1")),
-    "dledger follow": (FOLLOW, verb("follow")),
+    "dledger find": (FIND, verb("find 1 --json")),
+    "dledger follow": (FOLLOW, verb("follow --json")),
     "dledger report": (REPORT, verb("report --json")),
     "dledger diff --md5": (DIGESTS, verb("diff --md5")),
     **{f"dledger export {form}": (f"an export to {form}", export_verb(form)) for form in FORMS},
@@ -249,6 +249,24 @@ def test_options_that_need_others_are_refused_without_them(entry: Entry, store: 
         error = entry(store, {"failOnDataLoss": "false", **start})
         assert "option failOnDataLoss has no effect" in error
         assert "without an index or a pos as startingOffsets" in error
+
+
+def test_the_body_of_entries_is_refused_where_the_columns_leave_it_out(store: Path) -> None:
+    log = dl.open_log(store)
+    with pytest.raises(OptionError, match="option includeEntryBody has no effect on given columns"):
+        log.scan(["pos"], includeEntryBody=True)
+    assert list(log.scan(["pos", "entryBody"], includeEntryBody=True))
+    for line in ("dump", "dump --columns pos", "dump --json --body none", "find 1"):
+        assert "option includeEntryBody has no effect" in verb(line)(store, {"includeEntryBody": "true"}), line
+    assert verb("dump --columns pos,entryBody")(store, {"includeEntryBody": "true"}) == ""
+
+
+@pytest.mark.parametrize("verb", ["serve --group g --id n0 --peers n0-127.0.0.1:1 --store", "cluster --store"])
+def test_the_lifetime_of_producer_ids_is_refused_without_messages(verb: str, tmp_path: Path) -> None:
+    with redirect_stderr(StringIO()) as error:
+        assert main([*verb.split(), str(tmp_path / "new"), "--producer-id-expiry-ms", "5"]) == 2
+    assert "--producer-id-expiry-ms has no effect without messages" in error.getvalue()
+    assert not (tmp_path / "new").exists()
 
 
 # Which options are read

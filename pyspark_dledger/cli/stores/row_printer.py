@@ -89,8 +89,11 @@ def _known(names: tuple[str, ...], columns: Iterable[str]) -> tuple[str, ...]:
 
 def _columns(args: argparse.Namespace, options: ReadOptions) -> list[str]:
     """The columns to print."""
-    names = _known(_listed(args.columns) or _default_columns(args, options), _all_columns(options))
-    return [name for name in names if args.body != "none" or name not in BODY_COLUMNS]
+    chosen = _known(_listed(args.columns) or _default_columns(args, options), _all_columns(options))
+    names = [name for name in chosen if args.body != "none" or name not in BODY_COLUMNS]
+    if options.include_entry_body and "entryBody" not in names:
+        raise OptionError("option includeEntryBody has no effect on these columns: add entryBody to --columns")
+    return names
 
 
 def _default_columns(args: argparse.Namespace, options: ReadOptions) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pyspark_dledger.cli.arguments import add_json, add_member, natural
+from pyspark_dledger.cli.arguments import add_json, add_member, check_member, natural
 from pyspark_dledger.cli.exit_codes import SERVE_EXITS
 from pyspark_dledger.cli.group.event_loop import Signals, first_of, run_loop
 from pyspark_dledger.cli.output.stream import Output, note
@@ -66,6 +66,7 @@ def run(args: argparse.Namespace, out: Output) -> int:
             f"--nodes {args.nodes} --base-port {args.base_port}: expected at least one member and ports from 1 to "
             f"{_MAX_PORT}"
         )
+    check_member(args, args.messages)
     return run_loop(lambda: _cluster(args, out))
 
 

@@ -50,7 +50,7 @@ def run(args: argparse.Namespace, out: Output) -> int:
     from pyspark_dledger.rocketmq.rebuild import FileSettings
 
     names = ("unitsPerFile", "hashSlots", "indexUnits", "brokerConf")
-    files, _ = FileSettings.taken_from({name: getattr(args, name) for name in names})
+    files, _ = FileSettings.taken_from({name: getattr(args, name) for name in names}, args.what)
     return _compare(args, files, out) if args.dry_run else _rebuild(args, files, out)
 
 

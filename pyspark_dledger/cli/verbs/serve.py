@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pyspark_dledger.cli.arguments import add_json, add_member, add_tls, natural
+from pyspark_dledger.cli.arguments import add_json, add_member, add_tls, check_member, natural
 from pyspark_dledger.cli.exit_codes import SERVE_EXITS
 from pyspark_dledger.cli.group.event_loop import Signals, first_of, run_loop
 from pyspark_dledger.cli.output.rows import row_line
@@ -80,13 +80,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, out: Output) -> int:
+    check_member(args, args.messages or args.broker_conf)
     conf = _broker_conf(args)
     config = node_config(_settings(args, conf))
     log_to_stderr(args.log_format, id=config.self_id)
     if conf is not None:
         passed_over = ",".join(conf.ignored) or None
         record(logging.INFO, "broker-conf", file=args.broker_conf, brokerId=conf.broker_id, passedOver=passed_over)
-    if conf is None and not args.messages:
+    if not (args.messages or args.broker_conf):
         return run_loop(lambda: _serve(config, None, args, out))
     from pyspark_dledger.cli.group.messages import open_messages
 

@@ -69,10 +69,10 @@ class FileSettings:
     broker_conf: Path | None = None
 
     @classmethod
-    def taken_from(cls, options: Mapping[str, Any]) -> tuple[FileSettings, dict[str, Any]]:
+    def taken_from(cls, options: Mapping[str, Any], what: str) -> tuple[FileSettings, dict[str, Any]]:
         """The settings among options (unitsPerFile, hashSlots, indexUnits, brokerConf), and the other options.
 
-        Names are in any case. Raises OptionError for an invalid number.
+        Names are in any case. Raises OptionError for an invalid number, or a size without an effect on `what`.
         """
         settings: dict[str, Any] = {}
         others = {}
@@ -82,9 +82,17 @@ class FileSettings:
                 others[name] = value
             elif value is not None:
                 settings[field] = Path(value) if field == "broker_conf" else _number(name, value)
+        for field, name, files in _SIZES:
+            if field in settings and what in WHATS and what != files:
+                raise OptionError(f"option {name} has no effect on a rebuild of {what}, only of {files}: leave it out")
         return cls(**settings), others
 
 
+_SIZES = (
+    ("units_per_file", "unitsPerFile", QUEUES),
+    ("hash_slots", "hashSlots", INDEX),
+    ("index_units", "indexUnits", INDEX),
+)
 _FILE_OPTIONS = {field.replace("_", ""): field for field in FileSettings.__dataclass_fields__}
 
 
