@@ -1,4 +1,4 @@
-"""How a store on disk is laid out and kept, named after ``DLedgerConfig`` of DLedger 0.3.1.2."""
+"""The configuration of a store on disk, with the names of ``DLedgerConfig`` of DLedger 0.3.1.2."""
 
 from __future__ import annotations
 
@@ -30,19 +30,18 @@ FOLDERS = Parser("folders, separated by commas", _parse_folders)
 
 @dataclass(frozen=True)
 class StoreConfig(Retention):
-    """Where a store lies and how it is kept. Sizes are in bytes, times in milliseconds unless a name says otherwise.
+    """The folders of a store and its options. Sizes are bytes, times milliseconds unless the name has another unit.
 
-    ``data_file_size`` and ``index_file_size`` are those of a new store; an existing one keeps its own. ``data_dirs``
-    are the folders of the data files, used in turn, instead of the node's ``data/``; in ``read_only_data_dirs`` files
-    are read and none is created. ``flush``: ``sync`` writes to disk as soon as anything was appended, ``async`` every
-    ``flush_file_interval_ms``. The cleaning of old files is Java's: at the hours ``delete_when`` (``04;16``), and
-    whenever a disk is fuller than ``disk_space_ratio_to_check_expired``, files that were not changed for
-    ``file_reserved_hours`` are deleted; above ``disk_space_ratio_to_force_clean`` any but the last. ``truncate_at`` is
-    for repair only: a damaged store loses the entry of that index and all behind it, which are kept in a side file.
-    ``old_log_dir`` is the folder of a CommitLog behind which this log goes on: while it has files, none go here.
-    Folders may be given as text; the configuration has them as paths.
+    ``data_file_size`` and ``index_file_size`` apply to a new store; an existing one keeps its own. ``data_dirs`` are
+    the folders of the data files, used in turn, instead of the node's ``data/``; files in ``read_only_data_dirs`` are
+    only read. ``flush``: ``sync`` writes to disk after each append, ``async`` every ``flush_file_interval_ms``. Old
+    files are deleted like Java's: at the hours ``delete_when`` (``04;16``), and while a disk is fuller than
+    ``disk_space_ratio_to_check_expired``, those not changed for ``file_reserved_hours``; above
+    ``disk_space_ratio_to_force_clean`` any but the last. ``truncate_at`` is only for repair: it removes the entry of
+    that index and all after it from a damaged store, and keeps them in a side file. ``old_log_dir`` is the folder of
+    a CommitLog that this log continues: while it has files, none of this log are deleted. Folders may be texts.
 
-    Raises OptionError for a value that cannot be honoured.
+    Raises OptionError for invalid values.
     """
 
     base_dir: Path
@@ -80,8 +79,10 @@ class StoreConfig(Retention):
                 raise OptionError(
                     f"{escaped_path(str(folder))}: expected a path in UTF-8, found bytes that are not: choose another"
                 )
-        least = ENTRY_HEADER_SIZE + MIN_BLANK_SIZE
-        _check(least <= self.data_file_size <= _MAX_FILE_SIZE, "data_file_size", f"{least} to {_MAX_FILE_SIZE}", self)
+        minimum = ENTRY_HEADER_SIZE + MIN_BLANK_SIZE
+        _check(
+            minimum <= self.data_file_size <= _MAX_FILE_SIZE, "data_file_size", f"{minimum} to {_MAX_FILE_SIZE}", self
+        )
         _check(
             0 < self.index_file_size <= _MAX_FILE_SIZE and self.index_file_size % INDEX_UNIT_SIZE == 0,
             "index_file_size",
@@ -112,15 +113,15 @@ class StoreConfig(Retention):
 
     @property
     def force_clean_ratio(self) -> float:
-        """Above this, files are deleted before their time; at least a half."""
+        """Above this, files are deleted before they have expired; at least 0.5."""
         return max(self.disk_space_ratio_to_force_clean, 0.50)
 
     @property
     def disk_full_ratio(self) -> float:
-        """How full a disk may be until appends are refused (``DLedgerConfig.getDiskFullRatio``)."""
+        """Above this, appends are rejected (``DLedgerConfig.getDiskFullRatio``)."""
         return min(self.disk_space_ratio_to_force_clean + 0.05, 0.95)
 
 
-def _check(holds: bool, name: str, expected: str, config: StoreConfig) -> None:
-    if not holds:
+def _check(is_valid: bool, name: str, expected: str, config: StoreConfig) -> None:
+    if not is_valid:
         raise OptionError(f"{name}: expected {expected}, found {getattr(config, name)!r}")

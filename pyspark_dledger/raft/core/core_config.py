@@ -1,4 +1,4 @@
-"""Settings of a member's core, named after ``DLedgerConfig``."""
+"""The configuration of a member's core, with the names of ``DLedgerConfig``."""
 
 from __future__ import annotations
 
@@ -19,13 +19,12 @@ IDS = Parser("ids, separated by ;", _parse_ids)
 
 @dataclass(frozen=True)
 class CoreConfig:
-    """How one member of a group behaves. Times are milliseconds, sizes bytes.
+    """Times are milliseconds, sizes bytes.
 
-    ``peers`` holds the ids of all members, this one included. Under ``is_sync`` an entry counts as stored by this
-    member, and is acknowledged to its leader, only once it is durable. ``max_push_bytes`` bounds one push to a member
-    of our own kind, ``max_batch_push_size`` one to a Java member. A follower with an application copies its leader's
-    metadata first ``copy_config_first_ms`` after it began to follow, then every ``copy_config_every_ms``.
-    Raises OptionError for settings that fit no group.
+    ``peers`` has the ids of all members, with this one. With ``is_sync`` an entry counts as stored by this member only
+    when it is durable. ``max_push_bytes`` limits a push to a binary member, ``max_batch_push_size`` one to a Java
+    member. A follower with an application copies its leader's metadata first after ``copy_config_first_ms``, then every
+    ``copy_config_every_ms``. Raises OptionError for invalid values.
     """
 
     group: str
@@ -77,17 +76,17 @@ class CoreConfig:
 
     @property
     def others(self) -> tuple[str, ...]:
-        """Every member but this one."""
+        """All members except this one."""
         return tuple(peer for peer in self.peers if peer != self.self_id)
 
     @property
     def leak_ms(self) -> int:
-        """How long a leader may go without a quorum, and a follower without a heartbeat: two intervals at least."""
+        """The maximum time of a leader without a quorum, or of a follower without a heartbeat; at least 2 intervals."""
         return max(self.max_heart_beat_leak, 2) * self.heart_beat_time_interval_ms
 
     @property
     def quorum(self) -> int:
-        """How many members make a majority."""
+        """The number of members of a majority."""
         return len(self.peers) // 2 + 1
 
 
@@ -103,6 +102,6 @@ _POSITIVE = (
 )
 
 
-def _check_interval(name: str, least: int, most: int) -> None:
-    if not 0 <= least < most:
-        raise OptionError(f"{name}: expected a minimum below the maximum, found {least} and {most} ms: set both")
+def _check_interval(name: str, minimum: int, maximum: int) -> None:
+    if not 0 <= minimum < maximum:
+        raise OptionError(f"{name}: expected a minimum below the maximum, found {minimum} and {maximum} ms: set both")
