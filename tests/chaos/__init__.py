@@ -1,1 +1,1 @@
-"""Real processes under real faults: `python -m tests.chaos` or `make chaos`; the suite runs a short form."""
+"""Faults of real processes: `python -m tests.chaos` or `make chaos`; tests/raft/test_chaos.py is a short run."""

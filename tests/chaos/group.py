@@ -1,4 +1,4 @@
-"""A group of `dledger serve` processes on loopback, each of which reaches the others through links that can be cut."""
+"""A group of `dledger serve` processes on loopback, connected by links that can fail."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from tests.chaos.proxy import Network
 from tests.support.groups import free_ports, peers_text
 
-# Short, so that a round takes a second or two; the ratios are those of the defaults.
+# Short times, so that a round takes a second or two; their ratios are those of the defaults.
 SETTINGS = {
     "heartBeatTimeIntervalMs": 200,
     "maxHeartBeatLeak": 3,
@@ -25,7 +25,7 @@ GROUP = "chaos"
 
 
 class Group:
-    """Nodes by id. ``folder`` holds ``dledger-<id>`` of each, and ``<id>.log`` with what it said."""
+    """Nodes by id. ``folder`` has the store ``dledger-<id>`` and the output ``<id>.log`` of each."""
 
     def __init__(self, folder: Path, size: int, flush: str) -> None:
         self.folder = folder
@@ -40,7 +40,7 @@ class Group:
 
     @property
     def peers(self) -> str:
-        """The members as a client reaches them: directly."""
+        """The members with their own ports, for clients."""
         return peers_text(self.ports)
 
     def _peers_of(self, node: str) -> str:
@@ -59,7 +59,7 @@ class Group:
                 self.start(node)
 
     def kill(self, node: str) -> None:
-        """kill -9: nothing is flushed, nothing is said."""
+        """kill -9"""
         process = self.processes.pop(node)
         process.kill()
         process.wait()
@@ -75,11 +75,11 @@ class Group:
         self.paused.clear()
 
     def crashed(self) -> list[str]:
-        """Nodes that ended without being asked to."""
+        """Nodes that ended by themselves."""
         return [node for node, process in self.processes.items() if process.poll() is not None]
 
     def stop(self) -> None:
-        """End every node in order, and by force after 20 seconds."""
+        """Stop all nodes; after 20 seconds with kill -9."""
         self.resume()
         for process in self.processes.values():
             process.terminate()

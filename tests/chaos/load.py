@@ -1,4 +1,4 @@
-"""Clients that append and read without a pause, and write down what they were told."""
+"""Clients that append and read continuously, and record the results."""
 
 from __future__ import annotations
 
@@ -15,20 +15,22 @@ BATCH = 20
 
 
 class Load:
-    """Threads with a client each: one in four appends batches, one more reads."""
+    """Threads with one client each: every fourth writer appends batches; one more thread reads."""
 
     def __init__(self, group: str, peers: str, writers: int, seed: int) -> None:
         self.history = History()
-        self.highest = -1  # an index that was acknowledged
+        self.highest = -1  # the highest acknowledged index
         self.acknowledged = 0
         self.failures: list[BaseException] = []
         self._stopping = threading.Event()
         self._group, self._peers = group, peers
         self._threads = [
-            threading.Thread(target=self._guarded, args=(self._batches if number % 4 == 3 else self._singles, number))
+            threading.Thread(
+                target=self._run, args=(self._append_batches if number % 4 == 3 else self._append_singles, number)
+            )
             for number in range(writers)
         ]
-        self._threads.append(threading.Thread(target=self._guarded, args=(self._reads, seed)))
+        self._threads.append(threading.Thread(target=self._run, args=(self._read, seed)))
         for thread in self._threads:
             thread.start()
 
@@ -39,14 +41,14 @@ class Load:
         return self.history
 
     def wait_for_progress(self, seconds: float) -> bool:
-        """Whether an append that was called from now on is acknowledged in time."""
+        """Whether an append that is called from now on is acknowledged in time."""
         target = self.acknowledged + 2 * len(self._threads) * BATCH
         deadline = time.monotonic() + seconds
         while self.acknowledged < target and time.monotonic() < deadline:
             time.sleep(0.02)
         return self.acknowledged >= target
 
-    def _guarded(self, work, number: int) -> None:  # type: ignore[no-untyped-def]
+    def _run(self, work, number: int) -> None:  # type: ignore[no-untyped-def]
         try:
             with dl.connect(group=self._group, peers=self._peers, timeout_ms=2_000, max_retries=3) as client:
                 work(client, number)
@@ -60,7 +62,7 @@ class Load:
             self.acknowledged += 1
             self.highest = max(self.highest, index)
 
-    def _singles(self, client: Client, number: int) -> None:
+    def _append_singles(self, client: Client, number: int) -> None:
         sequence = 0
         while not self._stopping.is_set():
             append = Append(b"w%d-%d" % (number, sequence), time.monotonic())
@@ -71,13 +73,13 @@ class Load:
             except UnknownOutcomeError:
                 continue
             except GroupError:
-                append.outcome = "refused"
+                append.outcome = "rejected"
                 continue
             finally:
-                append.answered = time.monotonic()
+                append.returned = time.monotonic()
             self._acknowledge(append, index)
 
-    def _batches(self, client: Client, number: int) -> None:
+    def _append_batches(self, client: Client, number: int) -> None:
         sequence = 0
         while not self._stopping.is_set():
             called = time.monotonic()
@@ -85,34 +87,34 @@ class Load:
             sequence += BATCH
             for append in batch:
                 self.history.add(append)
-            done, refused = self._append_batch(client, [append.body for append in batch])
-            answered = time.monotonic()
-            for ordinal, append in enumerate(batch):
-                append.answered = answered
-                if ordinal in done:
-                    self._acknowledge(append, done[ordinal])
-                elif ordinal in refused:
-                    append.outcome = "refused"
+            done, rejected = self._append_batch(client, [append.body for append in batch])
+            returned = time.monotonic()
+            for position, append in enumerate(batch):
+                append.returned = returned
+                if position in done:
+                    self._acknowledge(append, done[position])
+                elif position in rejected:
+                    append.outcome = "rejected"
 
     @staticmethod
     def _append_batch(client: Client, bodies: list[bytes]) -> tuple[dict[int, int], set[int]]:
-        """The indexes of what was acknowledged, by ordinal, and the ordinals that are certainly not in the log."""
-        refused: set[int] = set()
+        """The acknowledged indexes by position in the batch, and the positions certainly not appended."""
+        rejected: set[int] = set()
         try:
             result = client.append_batch(bodies)
         except PartialAppendError as error:
             result = error.acknowledged
-            refused = {ordinal for ordinals in error.not_appended for ordinal in ordinals}
+            rejected = {position for positions in error.not_appended for position in positions}
         except UnknownOutcomeError:
-            return {}, refused
+            return {}, rejected
         except GroupError:
             return {}, set(range(len(bodies)))
-        return {p.first + i: p.index + i for p in result.ranges for i in range(p.count)}, refused
+        return {p.first + i: p.index + i for p in result.ranges for i in range(p.count)}, rejected
 
-    def _reads(self, client: Client, seed: int) -> None:
-        chance = random.Random(seed)
+    def _read(self, client: Client, seed: int) -> None:
+        rng = random.Random(seed)
         while not self._stopping.is_set():
-            index = max(0, self.highest + chance.choice((-500, -20, -1, 0, 1, 5, 50)))
+            index = max(0, self.highest + rng.choice((-500, -20, -1, 0, 1, 5, 50)))
             called = time.monotonic()
             try:
                 body: bytes | None = client.get(index).body

@@ -1,4 +1,4 @@
-"""Links between processes on loopback that can be cut and held, in one thread of this process."""
+"""Links between processes on loopback that can be closed or stopped, in one thread of this process."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ CHUNK = 1 << 16
 
 
 class Link:
-    """One direction's door to a node: listens on a port of its own and passes on what comes, both ways.
+    """A proxy for connections to a node; listens on its own port.
 
-    ``open`` passes everything; ``cut`` closes what is connected and refuses new connections; ``held`` keeps connections
-    and passes nothing, as a network that drops everything.
+    ``open`` forwards all data; ``closed`` closes all connections, also new ones; ``stopped`` keeps connections but
+    forwards nothing, like a network that loses all packets.
     """
 
     def __init__(self, target_port: int) -> None:
@@ -30,29 +30,29 @@ class Link:
         server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=CHUNK)
         self.port = server.sockets[0].getsockname()[1]
 
-    def change(self, state: str) -> None:
+    def set_state(self, state: str) -> None:
         """Called in the loop's thread."""
         self.state = state
         if state == "open":
             self._opened.set()
         else:
             self._opened.clear()
-        if state == "cut":
+        if state == "closed":
             for pump in self._pumps:
                 pump.cancel()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self.state == "cut":
+        if self.state == "closed":
             writer.transport.abort()
             return
         try:
-            there = await asyncio.open_connection("127.0.0.1", self.target_port, limit=CHUNK)
+            target = await asyncio.open_connection("127.0.0.1", self.target_port, limit=CHUNK)
         except OSError:
             writer.transport.abort()
             return
         pumps = {
-            asyncio.ensure_future(self._pump(reader, there[1])),
-            asyncio.ensure_future(self._pump(there[0], writer)),
+            asyncio.ensure_future(self._pump(reader, target[1])),
+            asyncio.ensure_future(self._pump(target[0], writer)),
         }
         self._pumps |= pumps
         try:
@@ -62,7 +62,7 @@ class Link:
                 pump.cancel()
             self._pumps -= pumps
             writer.transport.abort()
-            there[1].transport.abort()
+            target[1].transport.abort()
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, asyncio.CancelledError):
@@ -73,7 +73,7 @@ class Link:
 
 
 class Network:
-    """A link from every node to every other: ``links[a, b]`` is how a reaches b."""
+    """A link from each node to each other one: ``links[a, b]`` is from a to b."""
 
     def __init__(self, ports: dict[str, int]) -> None:
         self.links = {(a, b): Link(ports[b]) for a in ports for b in ports if a != b}
@@ -83,15 +83,15 @@ class Network:
         for link in self.links.values():
             self._run(link.listen())
 
-    def isolate(self, node: str, state: str, ways: str = "both") -> None:
-        """Put every link from (``out``) or to (``in``) the node, or both, into that state."""
+    def isolate(self, node: str, state: str, direction: str = "both") -> None:
+        """Set the state of all links from (``out``) or to (``in``) the node, or both."""
         for (a, b), link in self.links.items():
-            if (a == node and ways != "in") or (b == node and ways != "out"):
-                self._loop.call_soon_threadsafe(link.change, state)
+            if (a == node and direction != "in") or (b == node and direction != "out"):
+                self._loop.call_soon_threadsafe(link.set_state, state)
 
     def heal(self) -> None:
         for link in self.links.values():
-            self._loop.call_soon_threadsafe(link.change, "open")
+            self._loop.call_soon_threadsafe(link.set_state, "open")
 
     def close(self) -> None:
         async def cancel_everything() -> None:

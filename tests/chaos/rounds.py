@@ -1,4 +1,4 @@
-"""Rounds of faults on a group under load, and what has to hold afterwards."""
+"""Rounds of faults in a group under load, and the checks of its guarantees."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tests.chaos.group import GROUP, Group
 from tests.chaos.history import Append, History, violations
 from tests.chaos.load import Load
 
-PATIENCE = 30.0  # seconds for a group without faults to acknowledge again
+RECOVERY_SECONDS = 30.0  # until a group without faults acknowledges again
 
 
 @dataclass
 class Report:
-    """What was done to the group and what its clients saw."""
+    """Counts of the faults and of the results of clients, and all violations."""
 
     faults: Counter[str] = field(default_factory=Counter)
     outcomes: Counter[str] = field(default_factory=Counter)
@@ -28,31 +28,31 @@ class Report:
     entries: int = 0
     slowest_recovery: float = 0.0
     leaders: int = 0
-    wrong: list[str] = field(default_factory=list)
+    violations: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
         faults = ", ".join(f"{name} {count}" for name, count in sorted(self.faults.items()))
         outcomes = ", ".join(f"{name} {count}" for name, count in sorted(self.outcomes.items()))
         return (
             f"faults: {faults}; appends: {outcomes}; reads {self.reads}; entries {self.entries}; terms {self.leaders}; "
-            f"slowest recovery {self.slowest_recovery:.1f} s; violations {len(self.wrong)}"
+            f"slowest recovery {self.slowest_recovery:.1f} s; violations {len(self.violations)}"
         )
 
 
 class Faults:
-    """Each method does one thing to a running group; `heal` undoes whatever was done."""
+    """Each method causes one fault; `heal` repairs all."""
 
-    def __init__(self, group: Group, chance: random.Random) -> None:
+    def __init__(self, group: Group, rng: random.Random) -> None:
         self.group = group
-        self.chance = chance
+        self.rng = rng
 
     def choose(self) -> Callable[[], None]:
         kills = (self.kill_leader, self.kill_one, self.kill_two, self.kill_all)
-        cuts = (self.cut_off, self.drop_everything, self.deaf, self.mute)
-        return self.chance.choice((*kills, self.pause, self.pause, *cuts))
+        partitions = (self.disconnect, self.drop_all, self.drop_incoming, self.drop_outgoing)
+        return self.rng.choice((*kills, self.pause, self.pause, *partitions))
 
     def leader(self) -> str:
-        """The node that the group says leads it, or any."""
+        """The leader if one is known, else any node."""
         try:
             with dl.connect(group=GROUP, peers=self.group.peers, timeout_ms=500, max_retries=0) as client:
                 return client.metadata().leader_id or self.any()
@@ -60,7 +60,7 @@ class Faults:
             return self.any()
 
     def any(self) -> str:
-        return self.chance.choice(self.group.ids)
+        return self.rng.choice(self.group.ids)
 
     def kill_leader(self) -> None:
         self.group.kill(self.leader())
@@ -69,7 +69,7 @@ class Faults:
         self.group.kill(self.any())
 
     def kill_two(self) -> None:
-        for node in self.chance.sample(self.group.ids, 2):
+        for node in self.rng.sample(self.group.ids, 2):
             self.group.kill(node)
 
     def kill_all(self) -> None:
@@ -77,19 +77,19 @@ class Faults:
             self.group.kill(node)
 
     def pause(self) -> None:
-        self.group.pause(self.chance.choice((self.leader(), self.any())))
+        self.group.pause(self.rng.choice((self.leader(), self.any())))
 
-    def cut_off(self) -> None:
-        self.group.network.isolate(self.leader(), "cut")
+    def disconnect(self) -> None:
+        self.group.network.isolate(self.leader(), "closed")
 
-    def drop_everything(self) -> None:
-        self.group.network.isolate(self.chance.choice((self.leader(), self.any())), "held")
+    def drop_all(self) -> None:
+        self.group.network.isolate(self.rng.choice((self.leader(), self.any())), "stopped")
 
-    def deaf(self) -> None:
-        self.group.network.isolate(self.leader(), "held", "in")
+    def drop_incoming(self) -> None:
+        self.group.network.isolate(self.leader(), "stopped", "in")
 
-    def mute(self) -> None:
-        self.group.network.isolate(self.leader(), "held", "out")
+    def drop_outgoing(self) -> None:
+        self.group.network.isolate(self.leader(), "stopped", "out")
 
     def heal(self) -> None:
         self.group.network.heal()
@@ -98,80 +98,82 @@ class Faults:
 
 
 def run(
-    folder: Path, rounds: int, seed: int, flush: str = "async", say: Callable[[str], None] = lambda _: None
+    folder: Path, rounds: int, seed: int, flush: str = "async", log: Callable[[str], None] = lambda _: None
 ) -> Report:
-    """Rounds of faults; the report's ``wrong`` is empty if nothing that was promised broke."""
+    """Run rounds of faults and check the guarantees."""
     report = Report()
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     group = Group(folder, 3, flush)
-    faults = Faults(group, chance)
+    faults = Faults(group, rng)
     load: Load | None = None
     try:
         group.start_all()
         load = Load(GROUP, group.peers, 4, seed)
         _await_progress(load, report)
         for number in range(rounds):
-            _round(group, load, faults, chance, report)
-            say(f"round {number + 1} of {rounds}: {report}")
-            if report.wrong:
+            _round(group, load, faults, rng, report)
+            log(f"round {number + 1} of {rounds}: {report}")
+            if report.violations:
                 break
         _settle(group, load.stop(), report)
     finally:
         if load is not None:
             load.stop()
         group.stop()
-    _judge(folder, group, load, report)
+    _check(folder, group, load, report)
     return report
 
 
-def _round(group: Group, load: Load, faults: Faults, chance: random.Random, report: Report) -> None:
+def _round(group: Group, load: Load, faults: Faults, rng: random.Random, report: Report) -> None:
     fault = faults.choose()
     report.faults[fault.__name__] += 1
     fault()
-    time.sleep(chance.choice((0.1, 0.5, 1.0, 2.0)))
-    report.wrong += [f"{node} ended by itself, see {node}.log" for node in group.crashed()]
+    time.sleep(rng.choice((0.1, 0.5, 1.0, 2.0)))
+    report.violations += [f"{node} ended by itself, see {node}.log" for node in group.crashed()]
     faults.heal()
     _await_progress(load, report)
-    report.wrong += [f"a client failed: {error!r}" for error in load.failures]
+    report.violations += [f"a client failed: {error!r}" for error in load.failures]
 
 
 def _await_progress(load: Load, report: Report) -> None:
-    begun = time.monotonic()
-    if not load.wait_for_progress(PATIENCE):
-        report.wrong.append(f"nothing was acknowledged within {PATIENCE:.0f} s after the faults were mended")
-    report.slowest_recovery = max(report.slowest_recovery, time.monotonic() - begun)
+    started = time.monotonic()
+    if not load.wait_for_progress(RECOVERY_SECONDS):
+        report.violations.append(
+            f"nothing was acknowledged within {RECOVERY_SECONDS:.0f} s after the end of the faults"
+        )
+    report.slowest_recovery = max(report.slowest_recovery, time.monotonic() - started)
 
 
 def _settle(group: Group, history: History, report: Report) -> None:
-    """Wait until every member has and knows committed everything; one more append lets a new leader commit."""
+    """Wait until all members have committed all entries. One more append lets a new leader commit."""
     with dl.connect(group=GROUP, peers=group.peers, timeout_ms=3_000, max_retries=20) as client:
         last = Append(b"last", time.monotonic())
         last.index = client.append(last.body).index
-        last.answered, last.outcome = time.monotonic(), "acknowledged"
+        last.returned, last.outcome = time.monotonic(), "acknowledged"
         history.add(last)
-        deadline = time.monotonic() + PATIENCE
-        stands: set[tuple[int, int]] = set()
+        deadline = time.monotonic() + RECOVERY_SECONDS
+        ends: set[tuple[int, int]] = set()
         while time.monotonic() < deadline:
             try:
                 statuses = [client.status(node) for node in group.ids]
             except DLedgerError:
                 continue
-            stands = {(status.end_index, status.committed_index) for status in statuses}
+            ends = {(status.end_index, status.committed_index) for status in statuses}
             report.leaders = max(status.term for status in statuses)
-            if len(stands) == 1 and all(end == committed for end, committed in stands):
+            if len(ends) == 1 and all(end == committed for end, committed in ends):
                 return
             time.sleep(0.1)
-    report.wrong.append(f"members did not come to the same end, and it committed, within {PATIENCE:.0f} s: {stands}")
+    report.violations.append(f"members did not reach the same committed end within {RECOVERY_SECONDS:.0f} s: {ends}")
 
 
-def _judge(folder: Path, group: Group, load: Load, report: Report) -> None:
+def _check(folder: Path, group: Group, load: Load, report: Report) -> None:
     logs = {node: _bodies(folder / f"dledger-{node}") for node in group.ids}
     longest = max(logs.values(), key=len)
     for node, bodies in logs.items():
         if bodies != longest:
-            report.wrong.append(f"the log of {node} differs: {len(bodies)} of {len(longest)} entries")
+            report.violations.append(f"the log of {node} differs: {len(bodies)} of {len(longest)} entries")
     history = load.history
-    report.wrong += violations(history, longest)[:10]
+    report.violations += violations(history, longest)[:10]
     report.outcomes = Counter(append.outcome for append in history.appends)
     report.reads = len(history.gets)
     report.entries = len(longest)

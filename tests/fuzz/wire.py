@@ -31,7 +31,7 @@ from pyspark_dledger.raft.wire.framing import KIND_BINARY, KIND_JSON, MAX_HEADER
 from pyspark_dledger.raft.wire.message_kinds import REQUEST_CODES
 from pyspark_dledger.raft.wire.remoting import decode_header
 from tests.fuzz.cases import numbers, run_by_command_line
-from tests.support.wire_messages import SAMPLES, encoded, goes_as_json
+from tests.support.wire_messages import SAMPLES, encoded, has_json_form
 
 # Seconds that a case may take, however busy the machine is.
 PATIENCE = 5
@@ -40,7 +40,7 @@ FRAMES = [
     encoded(message, OPAQUE, is_binary)
     for message in SAMPLES
     for is_binary in (False, True)
-    if is_binary or goes_as_json(message)
+    if is_binary or has_json_form(message)
 ]
 # Numbers that stand at the edges of types.
 EDGES = (0, 1, 2, 2**15, 2**16 - 1, 2**31 - 1, 2**31, 2**32 - 1, 2**63 - 1, 2**63, 2**64 - 1)
@@ -189,7 +189,7 @@ def write_again(message: WireMessage | Refusal, is_binary: bool) -> None:
         encode_refusal(message, OPAQUE, is_binary)
         return
     for as_binary in (True, is_binary):
-        if as_binary or goes_as_json(message):
+        if as_binary or has_json_form(message):
             frames = FrameReader().feed(encoded(message, OPAQUE, as_binary))
             found = decode(frames[0], {OPAQUE: REQUEST_CODES[type(message)]}).message
             if found != message:

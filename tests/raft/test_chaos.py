@@ -13,6 +13,6 @@ from tests.chaos.rounds import run
 def test_a_group_keeps_its_guarantees_under_faults(tmp_path: Path, flush: str) -> None:
     """The long form is `make chaos`."""
     report = run(tmp_path, rounds=6, seed=20 + len(flush), flush=flush)
-    assert report.wrong == []
+    assert report.violations == []
     assert report.outcomes["acknowledged"] > 100, report
     assert report.reads > 10, report

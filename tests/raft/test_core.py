@@ -39,7 +39,7 @@ HEADER_SIZE = 48
 
 @pytest.mark.parametrize("path", RULES, ids=lambda path: path.stem)
 def test_rule(path: Path) -> None:
-    Script().play(path.read_text())
+    Script().run(path.read_text())
 
 
 class Group:
@@ -68,7 +68,7 @@ class Group:
     def lead_alone(self) -> SimNode:
         """Node 0 of two leads; node 1 has voted and is down."""
         leader = self.elect(0)
-        self.nodes[1].end("test", is_orderly=True)
+        self.nodes[1].stop("test", is_orderly=True)
         return leader
 
     def until(self, is_done: Any, time: int = 20_000) -> None:
@@ -83,21 +83,21 @@ class Group:
     def followers(self) -> list[SimNode]:
         return [node for node in self.nodes if self.role(node) is Role.FOLLOWER]
 
-    def ask(self, node: SimNode, request: Request) -> list[Response]:
+    def request(self, node: SimNode, request: Request) -> list[Response]:
         """A list that gets the response."""
         responses: list[Response] = []
-        self.world.ask(node, request, responses.append)
+        self.world.send_client_request(node, request, responses.append)
         return responses
 
     def response_of(self, node: SimNode, request: Request) -> Any:
         """The response, which must come at once."""
-        responses = self.ask(node, request)
+        responses = self.request(node, request)
         self.world.run(0)
         assert len(responses) == 1
         return responses[0]
 
     def append(self, node: SimNode, *bodies: bytes) -> list[Response]:
-        return self.ask(node, AppendRequest(group="g", remote_id=node.id, bodies=pack(bodies)))
+        return self.request(node, AppendRequest(group="g", remote_id=node.id, bodies=pack(bodies)))
 
     def appended(self, node: SimNode, *bodies: bytes) -> AppendResponse:
         """The response to a successful append."""
@@ -131,7 +131,7 @@ def test_a_single_node_leads_and_keeps_its_term() -> None:
     for number in range(10):
         assert group.appended(node, b"Hello").index == number
     term = node.store.curr_term
-    node.end("test", is_orderly=True)
+    node.stop("test", is_orderly=True)
     node.start()
     group.until(lambda: group.role(node) is Role.LEADER, 1000)
     assert node.store.curr_term == term
@@ -160,7 +160,7 @@ def test_a_restarted_follower_has_the_same_leader_and_term() -> None:
     term = leader.store.curr_term
     for number in (1, 2):
         follower = group.nodes[number]
-        follower.end("test", is_orderly=True)
+        follower.stop("test", is_orderly=True)
         follower.start()
         group.until(lambda node=follower: group.role(node) is Role.FOLLOWER)
         assert group.leaders() == [leader]
@@ -171,7 +171,7 @@ def test_another_node_leads_when_the_leader_is_gone() -> None:
     group = Group(3)
     leader = group.elect(0)
     group.world.run(1000)
-    leader.end("test", is_orderly=True)
+    leader.stop("test", is_orderly=True)
     group.until(lambda: len(group.leaders()) == 1 and len(group.followers()) == 1, 3 * 2000 + 8000)
 
 
@@ -181,7 +181,7 @@ def test_a_leader_without_followers_is_a_candidate_of_the_same_term() -> None:
     group.world.run(1000)
     term = leader.store.curr_term
     for number in (1, 2):
-        group.nodes[number].end("test", is_orderly=True)
+        group.nodes[number].stop("test", is_orderly=True)
     group.until(lambda: group.role(leader) is Role.CANDIDATE, 4 * 2000)
     assert leader.store.curr_term == term
 
@@ -191,7 +191,7 @@ def test_the_preferred_leader_leads_whenever_it_can() -> None:
     group.start(0, 1, 2)
     preferred = group.nodes[2]
     group.until(lambda: group.leaders() == [preferred] and len(group.followers()) == 2)
-    preferred.end("test", is_orderly=True)
+    preferred.stop("test", is_orderly=True)
     group.until(lambda: len(group.leaders()) == 1 and len(group.followers()) == 1)
     preferred.start()
     group.until(lambda: group.leaders() == [preferred] and len(group.followers()) == 2)
@@ -252,7 +252,7 @@ def test_a_vote_is_given_once() -> None:
     assert vote(group, node, "n1", term=5) is VoteResult.ACCEPT
     assert vote(group, node, "n2", term=5) is VoteResult.REJECT_ALREADY_VOTED
     assert vote(group, node, "n1", term=5) is VoteResult.ACCEPT
-    node.end("test")
+    node.stop("test")
     node.start()
     assert vote(group, node, "n2", term=5) is VoteResult.REJECT_ALREADY_VOTED
 
@@ -330,7 +330,7 @@ def test_replication_continues_when_a_peer_comes_back(push: dict[str, Any]) -> N
         group.start(1)
         group.until(lambda responses=responses: responses, 2000)
         assert responses[0].code == ResponseCode.SUCCESS
-        group.nodes[1].end("test", is_orderly=True)
+        group.nodes[1].stop("test", is_orderly=True)
     assert span(group.nodes) == {(0, 1)}
 
 
@@ -433,7 +433,7 @@ def test_a_peer_that_lags_far_gets_no_more_than_its_quota() -> None:
     group = Group(3, peer_push_quota=10_000, peer_push_throttle_point=0, max_push_bytes=2000)
     leader = group.elect(0)
     lagging = group.nodes[2]
-    lagging.end("test", is_orderly=True)
+    lagging.stop("test", is_orderly=True)
     for _ in range(40):
         group.appended(leader, *[bytes(952)] * 2)
     sent: dict[int, int] = {}

@@ -115,7 +115,7 @@ def test_an_application_learns_of_its_leadership_before_its_first_put() -> None:
     request.remote_id, request.group = "n0", "g"
     assert core.core.handle(request, object(), core.now)
     assert application.tables is not None
-    assert list(application.tables.where) == [(1, 1)]
+    assert list(application.tables.messages) == [(1, 1)]
 
 
 def test_a_group_of_one_acknowledges_a_put_at_once() -> None:
@@ -239,6 +239,6 @@ def test_an_application_that_fails_to_copy_ends_the_core() -> None:
     core.core.set_peer_binary("n1", True)
     core.follow()
     core.tick(10)
-    (asked,) = config_requests(core)
+    (send,) = config_requests(core)
     with pytest.raises(ApplicationError, match="the application raised"):
-        core.core.handle_response(asked.token, ConfigResponse(files={"strange": b""}, term=3), core.now)
+        core.core.handle_response(send.token, ConfigResponse(files={"strange": b""}, term=3), core.now)

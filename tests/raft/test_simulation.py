@@ -13,7 +13,7 @@ import pytest
 
 from tests.simulation import mutations
 from tests.simulation.run import Outcome, run
-from tests.simulation.summary import missing
+from tests.simulation.summary import missing_events
 
 COUNT = 300
 PROCESSES = 2
@@ -28,7 +28,7 @@ def test_no_seed_violates_a_rule() -> None:
     counts: Counter[str] = Counter()
     for outcome in outcomes:
         counts.update(outcome.counts)
-    assert not missing(counts)
+    assert not missing_events(counts)
 
 
 def _report(failed: list[Outcome]) -> str:

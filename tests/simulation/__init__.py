@@ -1,5 +1,5 @@
-"""A group of cores in a simulated world: virtual time, a network and disks that fail, every step judged.
+"""A simulated group of cores: virtual time, with faults of the network, nodes and disks. All is determined by a seed.
 
-Everything that happens follows from a seed. `scenario` draws what a seed is about, `world` runs it, `judge` says what
-must hold after every step, `run` plays one seed to its end, `mutations` are broken cores that must be caught.
+`scenario` draws the scenario of a seed, `world` runs it, `checker` checks rules after every step, `run` runs a whole
+seed, `mutations` are broken cores that must be detected.
 """

@@ -1,4 +1,4 @@
-"""Clients: they append bodies that nobody appended before, read what is committed, and ask for transfers."""
+"""Clients: they append unique bodies, read committed entries, and request leadership transfers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Client:
-    """Acts about every `client_pause`, mostly on the node that it believes to lead."""
+    """Sends requests about every `client_pause`, mostly to the node that it considers the leader."""
 
     def __init__(self, world: World, number: int) -> None:
         self.world = world
@@ -31,7 +31,7 @@ class Client:
         self.leader_id: str | None = None
 
     def run(self, until: int) -> None:
-        """Goes on acting until that time."""
+        """Run until that time."""
         if self.world.now >= until:
             return
         self.act()
@@ -48,18 +48,18 @@ class Client:
             return
         kind = random.random()
         if kind < 0.3 and node.paused_until > self.world.now:
-            # Nobody answered for a while.
+            # As after a timeout.
             self.leader_id = None
         if kind < 0.72:
             if not self.world.scenario.is_appending:
                 return
             self.append(node, random.choice((1, 1, 1, 2, 5)))
         elif kind < 0.94:
-            # A client that has not heard of a change yet asks a former leader.
+            # Like a client that does not know of a new leader yet.
             self.read(random.choice(self.world.former_leaders or [node]))
         elif kind < 0.96:
-            self.world.ask(node, MetadataRequest(group="g", remote_id=node.id), self.other_response)
-            self.world.ask(node, StatusRequest(group="g", remote_id=node.id), self.other_response)
+            self.world.send_client_request(node, MetadataRequest(group="g", remote_id=node.id), self.other_response)
+            self.world.send_client_request(node, StatusRequest(group="g", remote_id=node.id), self.other_response)
         else:
             self.read_as_java(node)
 
@@ -71,49 +71,51 @@ class Client:
             name = b"%d/%d " % (self.number, self.appended)
             bodies.append(name.ljust(random.randrange(self.world.scenario.body_size + 1), b"."))
         request = AppendRequest(group="g", remote_id=node.id, bodies=pack(bodies))
-        self.world.judge.count("appends asked")
-        end = self.world.judge.acknowledged_end
-        self.world.ask(node, request, lambda response: self.append_response(node, bodies, response, end))
+        self.world.checker.count("appends sent")
+        end = self.world.checker.acknowledged_end
+        self.world.send_client_request(
+            node, request, lambda response: self.append_response(node, bodies, response, end)
+        )
 
     def append_response(self, node: SimNode, bodies: list[bytes], response: Response, acknowledged_end: int) -> None:
-        self.world.trace(f"c{self.number}", "append is answered %s %s", response.code, getattr(response, "index", None))
+        self.world.trace(f"c{self.number}", "append response %s %s", response.code, getattr(response, "index", None))
         if response.code == ResponseCode.SUCCESS:
             assert isinstance(response, AppendResponse)
-            self.world.judge.told_appended(bodies, response, acknowledged_end)
+            self.world.checker.check_append_response(bodies, response, acknowledged_end)
             self.leader_id = node.id
             for former in self.world.former_leaders:
                 self.world.at(self.world.now + 1, self.read, former)
         else:
-            self.world.judge.told_refused(bodies, response.code)
+            self.world.checker.count_failed_append(bodies, response.code)
             self.leader_id = response.leader_id if response.leader_id != node.id else self.leader_id
 
     def read(self, node: SimNode) -> None:
-        """Reads one committed index, often the one right at the end, whose absence must be certain."""
-        judge, random = self.world.judge, self.world.random
+        """Read one committed index, often at the end of the log, where a missing entry must be certain."""
+        checker, random = self.world.checker, self.world.random
         if node.core is None:
             return
         if node in self.world.former_leaders:
-            judge.count("committed reads asked of a former leader")
-        end = judge.acknowledged_end
-        index = random.choice((end, end, end + 1, len(judge.history), random.randrange(end + 2)))
+            checker.count("committed reads from a former leader")
+        end = checker.acknowledged_end
+        index = random.choice((end, end, end + 1, len(checker.history), random.randrange(end + 2)))
         request = GetRequest(group="g", remote_id=node.id, begin_index=max(index, 0), is_committed=True)
-        self.world.ask(node, request, lambda response: self.entry_response(request, response, end))
+        self.world.send_client_request(node, request, lambda response: self.entry_response(request, response, end))
 
     def entry_response(self, request: GetRequest, response: Response, acknowledged_end: int) -> None:
-        self.world.trace(f"c{self.number}", "read of %s is answered %s", request.begin_index, response.code)
+        self.world.trace(f"c{self.number}", "read response for %s: %s", request.begin_index, response.code)
         assert isinstance(response, GetResponse)
-        self.world.judge.told_entry(request, response, acknowledged_end)
+        self.world.checker.check_read_response(request, response, acknowledged_end)
 
     def read_as_java(self, node: SimNode) -> None:
-        index = self.world.random.randrange(self.world.judge.acknowledged_end + 3)
+        index = self.world.random.randrange(self.world.checker.acknowledged_end + 3)
         request = GetRequest(group="g", remote_id=node.id, begin_index=index)
-        self.world.ask(node, request, self.other_response)
+        self.world.send_client_request(node, request, self.other_response)
 
     def other_response(self, response: Response) -> None:
-        self.world.judge.count(f"{type(response).__name__} {int(response.code)}")
+        self.world.checker.count(f"{type(response).__name__} {int(response.code)}")
 
     def transfer(self, node: SimNode, to: str) -> None:
         term = node.core.term if node.core is not None else -1
         request = TransferRequest(group="g", remote_id=node.id, term=term, transfer_id=node.id, transferee_id=to)
-        self.world.judge.count("transfers asked")
-        self.world.ask(node, request, self.other_response)
+        self.world.checker.count("transfers requested")
+        self.world.send_client_request(node, request, self.other_response)

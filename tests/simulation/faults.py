@@ -1,4 +1,4 @@
-"""What goes wrong, drawn from the kinds of a scenario, and how all of it ends."""
+"""Faults, drawn from the kinds of a scenario, and their end."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from tests.simulation.scenario import Network
 if TYPE_CHECKING:
     from tests.simulation.world import SimNode, World
 
-# Where a disk fails or power goes: mostly anywhere, else where it is rare.
+# Operations in which a disk or the power fails: any (""), or mostly the rare ones.
 OPERATIONS = ("", "", "append", "save_term", "truncate", "truncate", "reset", "reset")
 
 
 class Faults:
-    """Makes one fault about every `fault_pause`. `end` heals the network and the disks and starts every node."""
+    """Causes a fault about every `fault_pause`. `end` repairs the network and the disks, and starts all nodes."""
 
     def __init__(self, world: World, client: Client) -> None:
         self.world = world
@@ -32,7 +32,7 @@ class Faults:
             "isolate": lambda: self.isolate(self.any_node()),
             "isolate leader": lambda: self.isolate(self.leader()),
             "split": self.split,
-            "one way": self.cut_one_way,
+            "one way": self.block_one_way,
             "heal": self.heal,
             "pause": lambda: self.pause(self.any_node()),
             "pause leader": lambda: self.pause(self.leader()),
@@ -47,13 +47,13 @@ class Faults:
         }
 
     def run(self, until: int) -> None:
-        """Goes on until that time."""
+        """Run until that time."""
         world = self.world
         if world.now >= until:
             return
         kind = self.random.choice(world.scenario.faults)
         world.trace("", "fault: %s", kind)
-        world.judge.count(f"fault: {kind}")
+        world.checker.count(f"fault: {kind}")
         self.kinds[kind]()
         world.at(world.now + 1 + self.random.randrange(2 * world.scenario.fault_pause), self.run, until)
 
@@ -63,12 +63,12 @@ class Faults:
         self.heal()
         world.network = Network()
         for node in world.nodes:
-            node.store.fuse = node.store.full = node.store.broken = 0
+            node.store.power_cut_in = node.store.full = node.store.failures = 0
             node.fsync = 2
             node.paused_until = 0
-            node.start_again()
+            node.restart()
 
-    # Whom it hits.
+    # Random nodes and times
 
     def any_node(self) -> SimNode:
         return self.random.choice(self.world.nodes)
@@ -77,53 +77,53 @@ class Faults:
         return self.world.leader or self.any_node()
 
     def short(self) -> int:
-        """A time in which a heartbeat may be missed, or many."""
+        """A time in which one or many heartbeats may be missed."""
         return self.random.randrange(1, self.random.choice((2, 10, 20, 60)) * self.world.scenario.tick)
 
     def long(self) -> int:
-        """A time in which others are elected and append, half the time; else a short one."""
+        """Half of the times long enough for an election and appends; else a short time."""
         heart_beat = self.world.base_config.heart_beat_time_interval_ms
         return self.short() if self.random.random() < 0.5 else self.random.randrange(3 * heart_beat, 12 * heart_beat)
 
-    # Nodes.
+    # Nodes
 
     def crash(self, node: SimNode, is_orderly: bool = False) -> None:
         if node.core is not None:
-            self.world.judge.count("restarts in good order" if is_orderly else "crashes")
-            node.end("fault", is_orderly)
-            self.start_later(node, self.short())
+            self.world.checker.count("orderly restarts" if is_orderly else "crashes")
+            node.stop("fault", is_orderly)
+            self.restart_later(node, self.short())
 
-    def start_later(self, node: SimNode, after: int) -> None:
-        self.world.at(self.world.now + after, node.start_again)
+    def restart_later(self, node: SimNode, after: int) -> None:
+        self.world.at(self.world.now + after, node.restart)
 
     def crash_all(self) -> None:
         for node in self.world.nodes:
             self.crash(node)
 
     def long_outage(self) -> None:
-        """A node is down for so long that the others may go far ahead, and let go of what it would need."""
+        """A node is down so long that entries that it lacks expire on the others."""
         node = self.any_node()
         if node.core is not None:
-            node.end("long outage")
+            node.stop("long outage")
             time = self.world.scenario.faulty_time // self.random.randint(3, 8)
-            self.start_later(node, time)
+            self.restart_later(node, time)
             self.world.at(self.world.now + time * 3 // 4, self.expire, 1.0)
 
     def cut_power(self, node: SimNode) -> None:
-        """The node ends in the middle of one of its next operations on the disk."""
-        node.store.fuse_in = self.random.choice(OPERATIONS)
-        node.store.fuse = 1 if node.store.fuse_in else self.random.choice((1, 1, 2, 3, 6))
-        node.store.is_cut_after = self.random.random() < 0.6
+        """The node loses power in one of its next disk operations."""
+        node.store.power_cut_operation = self.random.choice(OPERATIONS)
+        node.store.power_cut_in = 1 if node.store.power_cut_operation else self.random.choice((1, 1, 2, 3, 6))
+        node.store.is_power_cut_after = self.random.random() < 0.6
 
     def pause(self, node: SimNode) -> None:
-        """The node stops for a while, as under SIGSTOP; what is sent to it waits."""
+        """The node is stopped for a while, as with SIGSTOP; messages to it wait."""
         node.paused_until = self.world.now + self.long()
 
-    # The network.
+    # Network
 
     def isolate(self, node: SimNode) -> None:
         for other in self.world.nodes:
-            self.world.cut |= {(node.number, other.number), (other.number, node.number)}
+            self.world.blocked |= {(node.number, other.number), (other.number, node.number)}
         self.heal_later()
 
     def split(self) -> None:
@@ -131,32 +131,32 @@ class Faults:
         for a in self.world.nodes:
             for b in self.world.nodes:
                 if (a.number in side) != (b.number in side):
-                    self.world.cut.add((a.number, b.number))
+                    self.world.blocked.add((a.number, b.number))
         self.heal_later()
 
-    def cut_one_way(self) -> None:
-        self.world.cut.add((self.any_node().number, self.any_node().number))
+    def block_one_way(self) -> None:
+        self.world.blocked.add((self.any_node().number, self.any_node().number))
         self.heal_later()
 
     def heal_later(self) -> None:
         self.world.at(self.world.now + self.long(), self.heal)
 
     def heal(self) -> None:
-        self.world.cut.clear()
+        self.world.blocked.clear()
 
     def lose(self) -> None:
-        """Much is lost for a while."""
+        """Lose half of all messages for a while."""
         world = self.world
-        calm = world.scenario.network
-        world.network = replace(calm, loss=0.5)
+        normal = world.scenario.network
+        world.network = replace(normal, loss=0.5)
 
         def end() -> None:
             if world.network.loss == 0.5:
-                world.network = calm
+                world.network = normal
 
         world.at(world.now + self.short() * 4, end)
 
-    # Disks.
+    # Disks
 
     def slow_disk(self) -> None:
         node = self.any_node()
@@ -167,20 +167,20 @@ class Faults:
 
     def break_disk(self) -> None:
         store = self.any_node().store
-        store.broken = self.random.randint(1, 3)
-        store.broken_in = self.random.choice(OPERATIONS)
+        store.failures = self.random.randint(1, 3)
+        store.failing_operation = self.random.choice(OPERATIONS)
 
     def expire(self, share: float | None = None) -> None:
-        """Nodes let go of the front of their logs, each of another part of what is committed."""
+        """Expire committed entries of some nodes, of each another part."""
         for node in self.world.nodes:
             if self.random.random() < 0.7:
                 begin, end = node.store.ledger_begin_index, node.store.committed_index
                 part = self.random.random() if share is None else share
                 if begin >= 0 and end > begin and node.store.expire(begin + int((end - begin) * part)):
-                    self.world.judge.count("logs that expired at the front")
-                    self.world.trace(node.id, "begins at %s", node.store.ledger_begin_index)
+                    self.world.checker.count("logs with expired entries")
+                    self.world.trace(node.id, "now begins at %s", node.store.ledger_begin_index)
 
-    # The group.
+    # Group
 
     def transfer(self) -> None:
         node = self.leader()

@@ -1,4 +1,4 @@
-"""Messages through the bytes that carry them: what arrives is what the frames of raft.wire hold."""
+"""Messages encoded and decoded with the frames of raft.wire."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ M = TypeVar("M", bound=WireMessage)
 _READER = FrameReader()
 
 
-def through_frames(message: M, is_binary: bool, asked: Request | None) -> M:
-    """The message as it is read from its frame; `asked` is the request that an answer is for."""
-    encode = encode_request if asked is None else encode_response
+def through_frames(message: M, is_binary: bool, request: Request | None) -> M:
+    """The message as decoded from its frame; `request` is the request of a response."""
+    encode = encode_request if request is None else encode_response
     buffers = encode(message, OPAQUE, is_binary)  # type: ignore[arg-type]
     (frame,) = _READER.feed(b"".join(buffers))
-    codes = {} if asked is None else {OPAQUE: int(REQUEST_CODES[type(asked)])}
+    codes = {} if request is None else {OPAQUE: int(REQUEST_CODES[type(request)])}
     found = decode(frame, codes).message
     assert type(found) is type(message), found
     return found

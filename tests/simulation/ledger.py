@@ -1,7 +1,7 @@
-"""An application in the simulated world: it numbers the messages of each queue, and appends none twice.
+"""The application of the simulation: it numbers the messages of each queue, and appends no duplicates.
 
-A message is a mark, an identity, its queue and its offset there, and anything behind that. What is committed is folded
-into tables as it becomes known; a leader has beside them what its log holds above.
+A message is a mark, an identity, its queue, its queue offset, and any other bytes. Committed messages are added to
+tables; a leader has its own copy of the tables, with its uncommitted messages.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pyspark_dledger.raft.core.application import Admitted, Rejected
 from pyspark_dledger.store.dledger_store import AppendedEntries, DLedgerStore
 
 MARK = b"\xb7"
-# As long as a message with nothing behind it.
+# As long as a message without other bytes.
 FILLER = b"\xb8filler".ljust(16)
 _HEADER = struct.Struct(">cHIBq")
 _POSITION = struct.Struct(">qqq")
@@ -25,7 +25,7 @@ STORE_HOST = bytes(8)
 
 
 class Message(NamedTuple):
-    """What the body of a message says; `offset` is 0 until a leader has numbered it."""
+    """`offset` is 0 until a leader has numbered the message."""
 
     identity: tuple[int, int]
     queue: int
@@ -37,7 +37,7 @@ class Message(NamedTuple):
 
 
 def parse(body: bytes) -> Message | None:
-    """The message that a body is, None for one that is no message."""
+    """The message of a body, None if it is not a message."""
     if len(body) < _HEADER.size or body[:1] != MARK:
         return None
     _, client, number, queue, offset = _HEADER.unpack_from(body)
@@ -45,7 +45,7 @@ def parse(body: bytes) -> Message | None:
 
 
 def unpack(bodies: Bodies) -> list[bytes]:
-    """The bodies themselves."""
+    """The bodies as a list."""
     block, start, found = bytes(bodies.block), 4 * bodies.count, []
     for size in struct.unpack_from(f">{bodies.count}I", block):
         found.append(block[start : start + size])
@@ -58,32 +58,32 @@ def pack(bodies: Sequence[bytes]) -> Bodies:
 
 
 def positions(response: bytes) -> list[tuple[int, int, int]]:
-    """Index, position and offset of each message of an answer."""
+    """Index, position and queue offset of each message of a put response."""
     return list(_POSITION.iter_unpack(response))
 
 
 @dataclass
 class Tables:
-    """Where each message stands, by its identity, and the next offset of each queue."""
+    """Index, position and offset of each message by its identity, and the next offset of each queue."""
 
-    where: dict[tuple[int, int], tuple[int, int, int]] = field(default_factory=dict)
+    messages: dict[tuple[int, int], tuple[int, int, int]] = field(default_factory=dict)
     ends: dict[int, int] = field(default_factory=dict)
 
     def add(self, store: DLedgerStore, first: int, last: int) -> None:
-        """Take note of the messages of those entries."""
+        """Add the messages of these entries."""
         for index in range(first, last + 1):
             entry = store.get(index)
             message = parse(entry.body)
             if message is not None:
-                self.where[message.identity] = index, entry.pos, message.offset
+                self.messages[message.identity] = index, entry.pos, message.offset
                 self.ends[message.queue] = message.offset + 1
 
     def copy(self) -> Tables:
-        return Tables(dict(self.where), dict(self.ends))
+        return Tables(dict(self.messages), dict(self.ends))
 
 
 class Ledger:
-    """What one process of a node knows. A new leader that `is_slow` refuses its first put, as it is not ready yet."""
+    """The application of one process of a node. With `is_slow` a new leader rejects its first put as not ready."""
 
     is_slow = True
 
@@ -102,7 +102,7 @@ class Ledger:
         self.tables = None
 
     def committed(self, index: int) -> None:
-        assert index > self.dispatched, f"told of {index} after {self.dispatched}"
+        assert index > self.dispatched, f"committed {index} after {self.dispatched}"
         self._dispatch(index)
 
     def _dispatch(self, index: int) -> None:
@@ -110,21 +110,21 @@ class Ledger:
         self.dispatched = index
 
     def role_changed(self, is_leader: bool, term: int) -> None:
-        assert is_leader or self.tables is not None, "told of an end without a beginning"
+        assert is_leader or self.tables is not None, "not the leader before"
         self.tables = self.rebuilt() if is_leader else None
         self.is_ready = False
 
     def rebuilt(self) -> Tables:
-        """The tables of a new leader: from everything it holds, committed or not."""
+        """The tables of a new leader: with all its entries, committed or not."""
         found = self.committed_tables.copy()
         found.add(self.store, self.dispatched + 1, self.store.ledger_end_index)
         return found
 
     def admit(self, bodies: Bodies, queue_nums: int) -> Admitted | Rejected:
-        assert self.tables is not None, "asked while it does not lead"
+        assert self.tables is not None, "admit while it is not the leader"
         if self.is_slow and not self.is_ready:
             self.is_ready = True
-            return Rejected(ResponseCode.LEADER_NOT_READY, "it has only begun")
+            return Rejected(ResponseCode.LEADER_NOT_READY, "the leader is not ready")
         found = list(map(parse, unpack(bodies)))
         messages = [message for message in found if message is not None]
         if len(messages) < len(found):
@@ -132,14 +132,14 @@ class Ledger:
         return self.numbered(messages)
 
     def numbered(self, messages: Sequence[Message]) -> Admitted:
-        """What is to be appended of these: each one that is new once, with the next offset of its queue."""
+        """The new messages among these, each once, with the next offset of its queue."""
         assert self.tables is not None
         ends: dict[int, int] = {}
         new: dict[tuple[int, int], Message] = {}
         min_commit_index = -1
         for message in messages:
-            if message.identity in self.tables.where:
-                min_commit_index = max(min_commit_index, self.tables.where[message.identity][0])
+            if message.identity in self.tables.messages:
+                min_commit_index = max(min_commit_index, self.tables.messages[message.identity][0])
             elif message.identity not in new:
                 offset = ends.get(message.queue, self.tables.ends.get(message.queue, 0))
                 new[message.identity] = message._replace(offset=offset)
@@ -154,7 +154,7 @@ class Ledger:
             self.tables.add(self.store, appended.first_index, appended.last_index)
         messages = admitted.details
         assert isinstance(messages, list)
-        return b"".join(_POSITION.pack(*self.tables.where[message.identity]) for message in messages)
+        return b"".join(_POSITION.pack(*self.tables.messages[message.identity]) for message in messages)
 
     def topics(self, names: Sequence[str], queue_nums: int) -> tuple[Mapping[str, int], bytes] | Rejected:
         return dict.fromkeys(names, queue_nums), STORE_HOST
@@ -164,7 +164,7 @@ class Ledger:
         return {"dispatched": b"%d" % self.dispatched}
 
     def copied(self, files: Mapping[str, bytes]) -> None:
-        assert self.tables is None, "a leader was given another's metadata"
+        assert self.tables is None, "a leader got the metadata of another"
         self.copies.append(int(files["dispatched"]))
 
     def filler(self) -> Bodies:

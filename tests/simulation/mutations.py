@@ -19,7 +19,7 @@ from pyspark_dledger.raft.messages import (
     VoteResult,
 )
 from tests.simulation.ledger import Ledger, Message, Tables, parse, unpack
-from tests.simulation.run import Outcome, play
+from tests.simulation.run import Outcome, run_scenario
 from tests.simulation.scenario import Scenario, make
 
 
@@ -217,7 +217,7 @@ class TruncatesForLateRequests(Mutant):
 
     @classmethod
     def focus(cls, scenario: Scenario) -> Scenario:
-        network = replace(scenario.network, is_ordered=False, most_delay=100, duplication=0.3)
+        network = replace(scenario.network, is_ordered=False, max_delay=100, duplication=0.3)
         return replace(scenario, nodes=3, network=network, faults=(*scenario.faults, "crash leader", "isolate leader"))
 
 
@@ -346,7 +346,7 @@ class CountsRejectedPuts(Mutant):
 
 
 def run_mutant(mutant: type[Mutant], seed: int) -> Outcome:
-    return play(mutant.focus(make(seed)), mutant)
+    return run_scenario(mutant.focus(make(seed)), mutant)
 
 
 MUTANTS: tuple[type[Mutant], ...] = tuple(Mutant.__subclasses__())

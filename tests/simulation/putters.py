@@ -1,4 +1,4 @@
-"""Clients that put messages: they repeat what they know nothing of, to whoever leads, in other company than before."""
+"""Clients that put messages: they put unacknowledged ones again, to any leader, in other combinations."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     from tests.simulation.world import SimNode, World
 
 QUEUES = 3
-# Of other clients than those that append.
+# Different from the numbers of clients that append.
 FIRST_NUMBER = 100
-# In heartbeats: in every other of such times nothing new is put.
+# In heartbeats; in every second period no new messages are put.
 NEW_PERIOD = 8
 
 
 class Putter:
-    """Acts about every `client_pause`. What was not acknowledged yet is put again and again, without waiting long."""
+    """Puts about every `client_pause`. Unacknowledged messages are put again soon."""
 
     def __init__(self, world: World, number: int) -> None:
         self.world = world
@@ -31,7 +31,7 @@ class Putter:
         self.done: list[Message] = []
 
     def run(self, until: int) -> None:
-        """Goes on acting until that time."""
+        """Run until that time."""
         if self.world.now >= until:
             return
         self.act()
@@ -39,9 +39,9 @@ class Putter:
         self.world.at(self.world.now + 1 + self.world.random.randrange(2 * pause), self.run, until)
 
     def act(self) -> None:
-        """Put what is new, what is open, what is done, or a mixture."""
+        """Put new, unacknowledged or acknowledged messages, or a mixture."""
         random = self.world.random
-        # Now and then nothing new comes for a while, as at the end of a job.
+        # Sometimes there are no new messages for a while, as at the end of a job.
         heart_beat = self.world.base_config.heart_beat_time_interval_ms
         is_new = self.world.now // (NEW_PERIOD * heart_beat) % 2 > 0
         chosen = [self.make() for _ in range(random.choice((0, 0, 1, 2, 4)) if is_new else 0)]
@@ -55,13 +55,13 @@ class Putter:
             self.put(self.node(), chosen)
 
     def make(self) -> Message:
-        """A message that is not in the log yet."""
+        """A new message."""
         random = self.world.random
         self.made += 1
         identity = self.number, self.made
         message = Message(identity, random.randrange(QUEUES), 0, b"." * random.randrange(self.world.scenario.body_size))
         self.open[identity] = message
-        self.world.judge.count("messages made")
+        self.world.checker.count("messages made")
         return message
 
     def node(self) -> SimNode:
@@ -77,25 +77,29 @@ class Putter:
             return
         bodies = pack([message.body() for message in messages])
         request = PutRequest(group="g", remote_id=node.id, bodies=bodies)
-        end = self.world.judge.acknowledged_end
-        self.world.judge.count("puts asked")
-        self.world.ask(node, request, lambda response: self.answered(node, messages, response, end))
+        end = self.world.checker.acknowledged_end
+        self.world.checker.count("puts sent")
+        self.world.send_client_request(
+            node, request, lambda response: self.handle_response(node, messages, response, end)
+        )
 
-    def answered(self, node: SimNode, messages: list[Message], response: Response, acknowledged_end: int) -> None:
-        self.world.trace(f"c{self.number}", "put is answered %s", response.code)
-        judge = self.world.judge
-        judge.count(f"puts answered {int(response.code)}")
+    def handle_response(
+        self, node: SimNode, messages: list[Message], response: Response, acknowledged_end: int
+    ) -> None:
+        self.world.trace(f"c{self.number}", "put response %s", response.code)
+        checker = self.world.checker
+        checker.count(f"put responses {int(response.code)}")
         if response.code != ResponseCode.SUCCESS:
             self.leader_id = response.leader_id if response.leader_id != node.id else self.leader_id
             return
         assert isinstance(response, PutResponse)
-        judge.told_put(messages, response, acknowledged_end)
+        checker.check_put_response(messages, response, acknowledged_end)
         self.leader_id = node.id
         for message in messages:
             if self.open.pop(message.identity, None) is not None:
                 self.done.append(message)
 
     def settle(self, leader: SimNode) -> None:
-        """Put all that is open, once more."""
+        """Put all unacknowledged messages again."""
         if self.open:
             self.put(leader, list(self.open.values()))

@@ -1,4 +1,4 @@
-"""One seed from its first election to a group that is well again."""
+"""One seed: a phase with faults, then one without, in which the group must recover."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections import Counter
 from typing import NamedTuple
 
 from pyspark_dledger.raft.core import Core
+from tests.simulation.checker import Violation
 from tests.simulation.clients import Client
 from tests.simulation.faults import Faults
-from tests.simulation.judge import Violation
 from tests.simulation.putters import Putter
 from tests.simulation.scenario import Scenario, make
 from tests.simulation.world import World
 
 
 class Outcome(NamedTuple):
-    """What became of a seed: what was violated, None where nothing was, and what happened how often."""
+    """The result of a seed: the violation, or None, and counts of events."""
 
     seed: int
     violation: str | None
@@ -25,21 +25,21 @@ class Outcome(NamedTuple):
 
 
 def run(seed: int, core_class: type[Core] = Core, lines: list[str] | None = None) -> Outcome:
-    """Plays a seed; with `lines` everything that happens is written there."""
-    return play(make(seed), core_class, lines)
+    """Run a seed; with `lines` its transcript is added to it."""
+    return run_scenario(make(seed), core_class, lines)
 
 
-def play(scenario: Scenario, core_class: type[Core] = Core, lines: list[str] | None = None) -> Outcome:
+def run_scenario(scenario: Scenario, core_class: type[Core] = Core, lines: list[str] | None = None) -> Outcome:
     world = World(scenario, core_class, lines)
     try:
-        _play(world)
+        _run(world)
     except Violation as violation:
         world.trace("", "VIOLATION: %s", violation)
-        return Outcome(scenario.seed, str(violation), world.judge.counts, world.steps, world.now)
-    return Outcome(scenario.seed, None, world.judge.counts, world.steps, world.now)
+        return Outcome(scenario.seed, str(violation), world.checker.counts, world.steps, world.now)
+    return Outcome(scenario.seed, None, world.checker.counts, world.steps, world.now)
 
 
-def _play(world: World) -> None:
+def _run(world: World) -> None:
     scenario = world.scenario
     clients = [Client(world, number) for number in range(scenario.clients)]
     putters = [Putter(world, number) for number in range(scenario.putters)]
@@ -55,32 +55,36 @@ def _play(world: World) -> None:
 
 
 def _settle(world: World, faults: Faults, client: Client, putters: list[Putter]) -> None:
-    """Liveness: without faults appends and puts are acknowledged and all logs end alike within bounded time."""
+    """Liveness: without faults, appends and puts are acknowledged and all logs become identical in bounded time."""
     scenario = world.scenario
-    world.cut.clear()
+    world.blocked.clear()
     faults.end()
-    limit = world.now + scenario.calm_time
-    acknowledged = len(world.judge.acknowledged)
+    limit = world.now + scenario.recovery_time
+    acknowledged = len(world.checker.acknowledged)
     pause = scenario.client_pause
-    while len(world.judge.acknowledged) == acknowledged or any(putter.open for putter in putters):
+    while len(world.checker.acknowledged) == acknowledged or any(putter.open for putter in putters):
         if world.now >= limit:
-            raise Violation(f"not all was acknowledged within {scenario.calm_time} ms without faults")
+            raise Violation(
+                f"not all appends and puts were acknowledged within {scenario.recovery_time} ms without faults"
+            )
         leader = world.leader
         if leader is not None:
-            if len(world.judge.acknowledged) == acknowledged:
+            if len(world.checker.acknowledged) == acknowledged:
                 client.append(leader, 1)
             for putter in putters:
                 putter.settle(leader)
-        # Ever more rarely: what was left behind has to be replicated before it.
+        # With growing pauses: older entries have to be replicated first.
         world.run(pause)
         pause *= 2
-    while not all(_is_level(world, node.store.ledger_end_index, node.store.committed_index) for node in world.nodes):
+    while not all(_is_complete(world, node.store.ledger_end_index, node.store.committed_index) for node in world.nodes):
         if world.now >= limit:
             ends = ", ".join(f"{n.id} {n.store.committed_index} of {n.store.ledger_end_index}" for n in world.nodes)
-            raise Violation(f"the logs did not become alike within {scenario.calm_time} ms without faults: {ends}")
+            raise Violation(
+                f"the logs did not become identical within {scenario.recovery_time} ms without faults: {ends}"
+            )
         world.run(scenario.tick)
-    world.judge.check_alike()
+    world.checker.check_identical_logs()
 
 
-def _is_level(world: World, end: int, committed: int) -> bool:
-    return end == committed == len(world.judge.history) - 1
+def _is_complete(world: World, end: int, committed: int) -> bool:
+    return end == committed == len(world.checker.history) - 1

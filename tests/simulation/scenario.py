@@ -1,4 +1,4 @@
-"""What one seed is about: the group, its timing, its network and disks, and what goes wrong in it."""
+"""The scenario of one seed: the group, its timing, network, disks and faults."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from random import Random
 
 @dataclass(frozen=True)
 class Network:
-    """Delays in ms, shares of messages. Without `is_ordered` messages of a pair of nodes overtake each other."""
+    """Delays in ms, and shares of messages. Without `is_ordered` messages of a pair of nodes may be reordered."""
 
-    least_delay: int = 1
-    most_delay: int = 5
+    min_delay: int = 1
+    max_delay: int = 5
     slow_share: float = 0.0
     slow_delay: int = 0
     loss: float = 0.0
@@ -34,23 +34,23 @@ class Scenario:
     # Per node: clock rate in permille and the fsync time in ms.
     rates: tuple[int, ...] = (1000,) * 5
     fsync: tuple[int, ...] = (2,) * 5
-    # Pairs (a, b), a < b, that speak as with a Java node.
+    # Pairs (a, b), a < b, that use the Java dialect.
     java_pairs: frozenset[tuple[int, int]] = frozenset()
-    # Whether every message goes through the frames of raft.wire, JSON for pairs as with Java, else binary.
+    # Whether all messages are encoded to frames of raft.wire: JSON for Java pairs, else binary.
     is_framed: bool = False
-    # Whether effects are taken once for all that came in a millisecond, as the node does.
+    # Whether effects are drained once per millisecond, as the node does.
     is_coalescing: bool = True
-    # The phase with faults, then at most so long until the group must be well again.
+    # The phase with faults, then the maximum time until the group has recovered.
     faulty_time: int = 20_000
-    calm_time: int = 120_000
+    recovery_time: int = 120_000
     clients: int = 2
-    # Clients that put messages; with them every node has an application.
+    # Clients that put messages; with them all nodes have an application.
     putters: int = 0
-    # Whether others append meanwhile: where nobody does, what former leaders left waits for a filler.
+    # Whether clients append too: if not, entries of former leaders wait for a filler.
     is_appending: bool = True
     client_pause: int = 150
     body_size: int = 40
-    # What goes wrong, one of them about every `fault_pause`.
+    # One of them happens about every `fault_pause`.
     faults: tuple[str, ...] = ()
     fault_pause: int = 1500
 
@@ -80,7 +80,7 @@ FAULTS = (
 
 
 def make(seed: int) -> Scenario:
-    """The scenario of a seed: mostly three nodes, mostly several things wrong at once, some calm."""
+    """The scenario of a seed: mostly three nodes and several kinds of faults; some have none."""
     random = Random(seed)
     nodes = random.choices((1, 2, 3, 4, 5), (6, 6, 60, 4, 24))[0]
     heart_beat = random.choice((200, 300, 500, 500, 1000, 2000))
@@ -113,7 +113,7 @@ def make(seed: int) -> Scenario:
 
 
 def _putters(seed: int, kinds: list[str]) -> int:
-    """None where logs lose their front: the simulated application knows nothing but what is in the log."""
+    """None if entries expire: the simulated application knows only the messages in the log."""
     if "expire" in kinds or "long outage" in kinds:
         return 0
     return Random(seed ^ 0xA99).choice((0, 1, 1, 2))
@@ -121,8 +121,8 @@ def _putters(seed: int, kinds: list[str]) -> int:
 
 def _network(random: Random, heart_beat: int) -> Network:
     return Network(
-        least_delay=random.choice((0, 1, 5)),
-        most_delay=random.choice((5, 20, heart_beat // 6)),
+        min_delay=random.choice((0, 1, 5)),
+        max_delay=random.choice((5, 20, heart_beat // 6)),
         slow_share=random.choice((0.0, 0.0, 0.02, 0.1)),
         slow_delay=random.choice((heart_beat // 2, 2 * heart_beat)),
         loss=random.choice((0.0, 0.0, 0.01, 0.05, 0.15)),
@@ -132,7 +132,7 @@ def _network(random: Random, heart_beat: int) -> Network:
 
 
 def _options(random: Random, nodes: int, heart_beat: int) -> dict[str, object]:
-    """Timing scaled down with the heartbeat, so that little virtual time sees much; limits small enough to be met."""
+    """Times scaled with the heartbeat, so that much happens in little virtual time; limits low enough to be reached."""
     vote = max(20, heart_beat // random.choice((2, 4, 7)))
     options: dict[str, object] = {
         "heart_beat_time_interval_ms": heart_beat,

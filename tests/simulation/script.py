@@ -52,8 +52,8 @@ from pyspark_dledger.raft.messages import (
 )
 from pyspark_dledger.raft.wire import message_kinds
 from tests.simulation import ledger
+from tests.simulation.checker import HEADER_SIZE, Checker
 from tests.simulation.disk import SimStore
-from tests.simulation.judge import HEADER_SIZE, Judge
 from tests.simulation.ledger import FILLER, Ledger, Message, pack
 
 PUSHES = ("COMPARE", "TRUNCATE", "APPEND", "COMMIT")
@@ -109,14 +109,14 @@ class Script:
 
     def __init__(self) -> None:
         self.now = 1000
-        self.store = SimStore("n0", False, 1 << 30, Judge())
+        self.store = SimStore("n0", False, 1 << 30, Checker())
         self.core: Core | None = None
         self.sent: list[Send] = []
         self.responses: list[Response] = []
         self.matched: dict[str, Send] = {}
         self.begin = 0
 
-    def play(self, text: str) -> None:
+    def run(self, text: str) -> None:
         for number, line in enumerate(text.splitlines(), start=1):
             words = line.split("#")[0].split()
             if words:
@@ -254,7 +254,7 @@ class Script:
         if what == "full":
             self.store.full = int(count)
         else:
-            self.store.broken = int(count)
+            self.store.failures = int(count)
 
     def do_binary(self, peer: str) -> None:
         assert self.core is not None

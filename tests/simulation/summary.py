@@ -1,11 +1,11 @@
-"""What happened in many seeds, and what must not stay at zero in them."""
+"""The events of many seeds, and those that must happen."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
 
-# Things without which the simulation would prove little.
+# Without these events the simulation would prove little.
 EXPECTED = (
     "elections won",
     "leaders that stepped down",
@@ -13,11 +13,11 @@ EXPECTED = (
     "conflicting entries replaced by committed ones",
     "resets",
     "resets of a log with entries",
-    "logs that expired at the front",
-    "commits of older terms, held by all",
+    "logs with expired entries",
+    "commits of older terms, on all members",
     "crashes",
     "crashes that lost entries",
-    "restarts in good order",
+    "orderly restarts",
     "power cut before append",
     "power cut after append",
     "power cut before save_term",
@@ -27,52 +27,52 @@ EXPECTED = (
     "disk failed in save_term",
     "messages lost",
     "messages duplicated",
-    "messages overtaken",
-    "messages cut off",
+    "messages reordered",
+    "messages lost in a partition",
     "batches pushed",
-    "COMPARE answered 200",
-    "COMPARE answered 406",
-    "TRUNCATE answered 200",
-    "APPEND answered 200",
-    "APPEND answered 406",
-    "COMMIT answered 200",
-    "HeartBeatRequest answered 200",
-    "HeartBeatRequest answered 403",
-    "HeartBeatRequest answered 416",
-    "VoteRequest answered ACCEPT",
-    "VoteRequest answered REJECT_ALREADY_HAS_LEADER",
-    "VoteRequest answered REJECT_ALREADY_VOTED",
-    "VoteRequest answered REJECT_EXPIRED_VOTE_TERM",
-    "VoteRequest answered REJECT_EXPIRED_LEDGER_TERM",
-    "VoteRequest answered REJECT_SMALL_LEDGER_END_INDEX",
-    "TransferRequest answered 200",
+    "COMPARE responses 200",
+    "COMPARE responses 406",
+    "TRUNCATE responses 200",
+    "APPEND responses 200",
+    "APPEND responses 406",
+    "COMMIT responses 200",
+    "HeartBeatRequest responses 200",
+    "HeartBeatRequest responses 403",
+    "HeartBeatRequest responses 416",
+    "VoteRequest responses ACCEPT",
+    "VoteRequest responses REJECT_ALREADY_HAS_LEADER",
+    "VoteRequest responses REJECT_ALREADY_VOTED",
+    "VoteRequest responses REJECT_EXPIRED_VOTE_TERM",
+    "VoteRequest responses REJECT_EXPIRED_LEDGER_TERM",
+    "VoteRequest responses REJECT_SMALL_LEDGER_END_INDEX",
+    "TransferRequest responses 200",
     "TransferResponse 200",
     "TransferResponse 418",
     "appends acknowledged",
-    "appends answered 404",
-    "appends answered 415",
-    "appends answered 501",
-    "appends answered 502",
-    "appends answered 503",
-    "appends answered 506",
+    "append responses 404",
+    "append responses 415",
+    "append responses 501",
+    "append responses 502",
+    "append responses 503",
+    "append responses 506",
     "puts acknowledged",
-    "puts of which all was there already",
-    "puts of which some was there already",
-    "puts answered 404",
-    "puts answered 415",
-    "puts answered 501",
-    "puts answered 502",
-    "puts answered 503",
-    "puts answered 505",
-    "puts answered 506",
-    "committed reads answered 200",
-    "committed reads answered 404",
-    "committed reads answered 410",
-    "committed reads answered 419",
-    "committed reads answered 505",
-    "committed reads asked of a former leader",
+    "puts of duplicates only",
+    "puts with some duplicates",
+    "put responses 404",
+    "put responses 415",
+    "put responses 501",
+    "put responses 502",
+    "put responses 503",
+    "put responses 505",
+    "put responses 506",
+    "committed read responses 200",
+    "committed read responses 404",
+    "committed read responses 410",
+    "committed read responses 419",
+    "committed read responses 505",
+    "committed reads from a former leader",
 )
-# What a few hundred seeds may not meet.
+# Not certain in a few hundred seeds.
 RARE = (
     "fillers",
     "power cut before truncate",
@@ -84,12 +84,12 @@ RARE = (
 )
 
 
-def missing(counts: Counter[str], *, is_long: bool = False) -> list[str]:
-    """What never happened; rare things count after a long simulation only."""
-    return [what for what in (*EXPECTED, *(RARE if is_long else ())) if not counts[what]]
+def missing_events(counts: Counter[str], *, is_long: bool = False) -> list[str]:
+    """Expected events that never happened; with `is_long` also rare ones."""
+    return [event for event in (*EXPECTED, *(RARE if is_long else ())) if not counts[event]]
 
 
 def table(counts: Counter[str]) -> Iterator[str]:
-    """One line for each thing that happened or must happen."""
-    for what in sorted({*counts, *EXPECTED, *RARE}):
-        yield f"{counts[what]:>12,}  {what}"
+    """One line for each event."""
+    for event in sorted({*counts, *EXPECTED, *RARE}):
+        yield f"{counts[event]:>12,}  {event}"

@@ -1,4 +1,4 @@
-"""Virtual time, nodes, and the network between them. Nothing here depends on anything but the scenario."""
+"""Virtual time, nodes, and the network between them. Everything depends only on the scenario."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 from pyspark_dledger.raft.core import Core, CoreConfig, Effect, Reply, RoleChanged, Send
 from pyspark_dledger.raft.messages import PushRequest, PushType, Request, Response, Role
+from tests.simulation.checker import Checker, Violation
 from tests.simulation.disk import PowerCut, SimStore
 from tests.simulation.frames import through_frames
-from tests.simulation.judge import Judge, Violation
 from tests.simulation.ledger import Ledger
 from tests.simulation.scenario import Scenario
 
@@ -22,7 +22,7 @@ Action = Callable[..., None]
 
 
 class Call(NamedTuple):
-    """A request of a node on its way; also the token under which the other node answers it."""
+    """A request from node to node; also its token for the response."""
 
     source: SimNode
     process: int
@@ -32,7 +32,7 @@ class Call(NamedTuple):
 
 
 class SimNode:
-    """One member: its disk, its clock, and the core of its present process, None while it is down."""
+    """One member: its disk, its clock, and the core of its current process, None while it is down."""
 
     def __init__(self, world: World, number: int) -> None:
         scenario = world.scenario
@@ -41,8 +41,8 @@ class SimNode:
         self.id = f"n{number}"
         self.rate = scenario.rates[number % len(scenario.rates)]
         self.fsync = scenario.fsync[number % len(scenario.fsync)]
-        self.clock_start = 1_000_000 * number
-        self.store = SimStore(self.id, scenario.is_sync, scenario.data_file_size, world.judge)
+        self.clock_offset = 1_000_000 * number
+        self.store = SimStore(self.id, scenario.is_sync, scenario.data_file_size, world.checker)
         self.core: Core | None = None
         self.process = 0
         self.paused_until = 0
@@ -59,15 +59,15 @@ class SimNode:
         self.seen_role = Role.CANDIDATE
         self.seen_committed = -1
         self.seen_resets = 0
-        self.told_committed = -1
-        self.told_role: RoleChanged | None = None
+        self.reported_committed = -1
+        self.reported_role: RoleChanged | None = None
 
     @property
     def clock(self) -> int:
-        return self.clock_start + self.world.now * self.rate // 1000
+        return self.clock_offset + self.world.now * self.rate // 1000
 
     def start(self) -> None:
-        """A process begins with what the disk holds."""
+        """Start a process with the content of the disk."""
         world = self.world
         assert self.core is None
         self._new_process()
@@ -81,8 +81,8 @@ class SimNode:
                 application.started(self.store)
             self.core = world.core_class(config, self.store, random, self.clock, world.addresses, application)
             self.seen_term = self.store.curr_term
-            self.seen_committed = self.told_committed = self.core.committed_index
-            self.told_role = RoleChanged(self.core.role, self.core.term, self.core.leader_id)
+            self.seen_committed = self.reported_committed = self.core.committed_index
+            self.reported_role = RoleChanged(self.core.role, self.core.term, self.core.leader_id)
             for other in world.nodes:
                 if other is not self:
                     self.core.set_peer_binary(other.id, not world.is_java(self, other))
@@ -91,19 +91,19 @@ class SimNode:
             return
         world.at(world.now, self.tick, self.process)
 
-    def start_again(self) -> None:
+    def restart(self) -> None:
         if self.core is None:
             self.start()
 
     def lose_power(self, where: str) -> None:
-        """The process ended inside an operation; it comes back after a while."""
-        self.end(f"power cut in {where}")
+        """The process ended inside an operation; it restarts after a while."""
+        self.stop(f"power cut in {where}")
         world = self.world
-        world.at(world.now + 1 + int(world.random.random() * 30 * world.scenario.tick), self.start_again)
+        world.at(world.now + 1 + int(world.random.random() * 30 * world.scenario.tick), self.restart)
 
-    def end(self, why: str, is_orderly: bool = False) -> None:
-        """The process is gone, with all that it had not written; `start` begins another one."""
-        self.world.trace(self.id, "ends: %s", why)
+    def stop(self, why: str, is_orderly: bool = False) -> None:
+        """End the process; unwritten data is lost. `start` starts the next one."""
+        self.world.trace(self.id, "stops: %s", why)
         if is_orderly:
             self.store.close()
         self.core = None
@@ -112,7 +112,7 @@ class SimNode:
         self.store = self.store.survive(self.world.random)
 
     def call(self, method: str, *arguments: Any) -> None:
-        """One call of the core, then what came of it."""
+        """Call the core and handle its effects."""
         if self.core is None:
             return
         try:
@@ -124,8 +124,8 @@ class SimNode:
             raise
         except Exception as error:
             raise Violation(f"the core of {self.id} raised {error!r} in {method}") from error
-        self.world.judge.check(self)
-        # What comes of a tick is taken at once, as it adds most of the events and is alone most often.
+        self.world.checker.check(self)
+        # Ticks are drained at once: they are most of the events, and seldom at the same time as others.
         if method == "tick" or not self.world.scenario.is_coalescing:
             self.drain(self.process)
         elif not self.is_drain_due:
@@ -146,27 +146,27 @@ class SimNode:
         except Exception as error:
             raise Violation(f"the core of {self.id} raised {error!r} in drain") from error
         if effects:
-            self.take(effects)
+            self.apply(effects)
         if self.store.is_sync and self.store.begin_flush():
             self.world.at(self.world.now + self.fsync_time(), self.flushed, self.process)
 
-    def take(self, effects: list[Effect]) -> None:
-        """Does what the core wants done, in its order."""
+    def apply(self, effects: list[Effect]) -> None:
+        """Apply effects of the core, in its order."""
         for effect in effects:
             if isinstance(effect, Send):
                 self.world.send(self, effect)
             elif isinstance(effect, Reply):
                 self.world.reply(self, effect)
             elif isinstance(effect, RoleChanged):
-                self.told_role = effect
+                self.reported_role = effect
                 self.world.trace(self.id, "is %s of term %s, leader %s", effect.role.name, *effect[1:])
             else:
-                self.told_committed = effect.index
-        self.world.judge.check(self)
-        self.world.judge.check_told(self)
+                self.reported_committed = effect.index
+        self.world.checker.check(self)
+        self.world.checker.check_reported(self)
 
     def tick(self, process: int) -> None:
-        """About every tick: the core's, time-outs of calls, and the checkpoint."""
+        """About every tick: the tick of the core, timeouts of calls, and the checkpoint."""
         world = self.world
         if process != self.process or self.core is None:
             return
@@ -177,23 +177,23 @@ class SimNode:
             self.checkpoint_due = world.now + CHECKPOINT_INTERVAL
             self.store.write_checkpoint()
         while self.waiting and next(iter(self.waiting.values())) <= world.now:
-            self.answered(process, next(iter(self.waiting)), None)
+            self.handle_response(process, next(iter(self.waiting)), None)
         self.call("tick")
         tick = world.scenario.tick
         world.at(world.now + 1 + tick // 2 + int(world.random.random() * tick), self.tick, process)
 
-    def answered(self, process: int, token: int, response: Response | None) -> None:
-        """What became of a call: its first answer counts; None is a time-out or a lost connection."""
+    def handle_response(self, process: int, token: int, response: Response | None) -> None:
+        """Handle the response to a call; None is a timeout or a lost connection. Only the first one counts."""
         if process == self.process and self.waiting.pop(token, None) is not None:
             if self.world.is_tracing:
-                self.world.trace(self.id, "is answered #%s %s", token, describe(response))
+                self.world.trace(self.id, "gets response #%s %s", token, describe(response))
             self.call("handle_response", token, response)
 
     def fsync_time(self) -> int:
         return 1 + self.world.random.randrange(2 * self.fsync)
 
     def flushed(self, process: int) -> None:
-        """The disk says what it made durable. The core hears of it a little later, whatever happened in between."""
+        """End an fsync. The core is notified a little later, even after other events."""
         if process == self.process:
             index = self.store.end_flush()
             self.world.at(self.world.now + self.world.random.randrange(3), self.persisted, process, index)
@@ -209,14 +209,14 @@ class SimNode:
             self.world.at(self.world.now + self.fsync_time(), self.flushed, process)
 
 
-class Asked(NamedTuple):
-    """The token of a client's request: where its answer goes."""
+class ClientCall(NamedTuple):
+    """The token of a client's request."""
 
     reply: Callable[[Response], None]
 
 
 class World:
-    """Everything that is simulated. `at` schedules, `run_until` lets time pass."""
+    """All that is simulated. `at` schedules an action, `run_until` advances the time."""
 
     def __init__(self, scenario: Scenario, core_class: type[Core] = Core, lines: list[str] | None = None) -> None:
         self.scenario = scenario
@@ -225,15 +225,15 @@ class World:
         self.random = Random(scenario.seed ^ 0x5EED)
         self.now = 0
         self.steps = 0
-        self.judge = Judge()
+        self.checker = Checker()
         self.lines = lines
         self.is_tracing = lines is not None
         self.queue: list[tuple[int, int, Action, tuple[Any, ...]]] = []
         self.scheduled = 0
         self.network = scenario.network
-        self.cut: set[tuple[int, int]] = set()
+        self.blocked: set[tuple[int, int]] = set()
         self.latest: dict[tuple[int, int], int] = {}
-        # Sees every request that arrives; one for which it says False is lost (tests use it).
+        # Called for each request that arrives; False loses it (for tests).
         self.filter: Callable[[Call], bool] = lambda _: True
         ids = tuple(f"n{number}" for number in range(scenario.nodes))
         self.addresses = {id_: f"127.0.0.1:{20911 + number}" for number, id_ in enumerate(ids)}
@@ -246,7 +246,7 @@ class World:
         )
         self.nodes = [SimNode(self, number) for number in range(scenario.nodes)]
         self.by_id = {node.id: node for node in self.nodes}
-        self.judge.nodes = self.nodes
+        self.checker.nodes = self.nodes
 
     def config(self, node: SimNode) -> CoreConfig:
         return replace(self.base_config, self_id=node.id)
@@ -254,14 +254,14 @@ class World:
     def is_java(self, a: SimNode, b: SimNode) -> bool:
         return (min(a.number, b.number), max(a.number, b.number)) in self.scenario.java_pairs
 
-    # Time.
+    # Time
 
     def at(self, time: int, action: Action, *arguments: Any) -> None:
         self.scheduled += 1
         heappush(self.queue, (time, self.scheduled, action, arguments))
 
     def run_until(self, time: int, is_done: Callable[[], bool] | None = None) -> bool:
-        """Lets time pass up to `time`, or until `is_done`, asked after every event; whether it was."""
+        """Advance the time to `time`, or until `is_done`, called after each event. Returns whether it was done."""
         queue = self.queue
         while queue and queue[0][0] <= time:
             self.now, _, action, arguments = heappop(queue)
@@ -279,10 +279,10 @@ class World:
         if self.lines is not None:
             self.lines.append(f"{self.now:>7} {who:<3} {text % values if values else text}")
 
-    # The network.
+    # Network
 
     def send(self, source: SimNode, effect: Send) -> None:
-        """A request of a core on its way to a peer."""
+        """Send a request of a core to a peer."""
         request = effect.request
         if type(request) is PushRequest and type(request.data) is not bytes:
             request.data = bytes(request.data)
@@ -297,26 +297,26 @@ class World:
         if target.core is None:
             if self.random.random() < 0.7:
                 delay = 1 + self.random.randrange(20)
-                self.at(self.now + delay, source.answered, source.process, effect.token, None)
+                self.at(self.now + delay, source.handle_response, source.process, effect.token, None)
             return
         self.carry(source, target, self.deliver, call, target.process)
 
     def carry(self, source: SimNode, target: SimNode, action: Action, *arguments: Any) -> None:
-        """Something goes from node to node: `action` happens when it arrives, if it does, and maybe twice."""
+        """Send a message between nodes: `action` is called when it arrives; messages can be lost or duplicated."""
         network = self.network
-        chance = self.random.random()
-        if chance < network.loss:
-            self.judge.count("messages lost")
+        draw = self.random.random()
+        if draw < network.loss:
+            self.checker.count("messages lost")
             return
         self._arrive(source, target, action, arguments)
-        if chance > 1 - network.duplication:
-            self.judge.count("messages duplicated")
+        if draw > 1 - network.duplication:
+            self.checker.count("messages duplicated")
             self._arrive(source, target, action, arguments)
 
     def _arrive(self, source: SimNode, target: SimNode, action: Action, arguments: tuple[Any, ...]) -> None:
         network = self.network
         random = self.random
-        time = self.now + network.least_delay + int(random.random() * (network.most_delay + 1))
+        time = self.now + network.min_delay + int(random.random() * (network.max_delay + 1))
         if network.slow_share and random.random() < network.slow_share:
             time += random.randrange(network.slow_delay + 1)
         pair = source.number, target.number
@@ -325,18 +325,18 @@ class World:
             if network.is_ordered:
                 time = latest
             else:
-                self.judge.count("messages overtaken")
+                self.checker.count("messages reordered")
         self.latest[pair] = max(time, latest)
         self.at(time, self.arrive, pair, target, target.process, action, arguments)
 
     def arrive(
         self, pair: tuple[int, int], target: SimNode, process: int, action: Action, arguments: tuple[Any, ...]
     ) -> None:
-        """What was sent to a process that has ended never comes, as on a connection; a paused one gets it later."""
+        """Messages to an ended process are lost, as on a connection; a paused process gets them later."""
         if process != target.process or target.core is None:
             return
-        if pair in self.cut:
-            self.judge.count("messages cut off")
+        if pair in self.blocked:
+            self.checker.count("messages lost in a partition")
         elif target.paused_until > self.now:
             self.at(target.paused_until + 1, self.arrive, pair, target, process, action, arguments)
         else:
@@ -350,54 +350,54 @@ class World:
         call.target.call("handle", call.request, call)
 
     def reply(self, node: SimNode, effect: Reply) -> None:
-        """An answer on its way back: to a client, or to the process that asked."""
+        """Send a response to a client, or to the process that sent the request."""
         call = effect.token
-        if isinstance(call, Asked):
+        if isinstance(call, ClientCall):
             call.reply(effect.response)
             return
         assert isinstance(call, Call)
-        self.count_answer(call.request, effect.response)
+        self.count_response(call.request, effect.response)
         response = effect.response
         if self.scenario.is_framed:
             response = through_frames(response, not self.is_java(node, call.source), call.request)
         if self.is_tracing:
-            self.trace(node.id, "answers %s#%s %s", call.source.id, call.token, describe(response))
-        self.carry(node, call.source, call.source.answered, call.process, call.token, response)
+            self.trace(node.id, "responds to %s#%s %s", call.source.id, call.token, describe(response))
+        self.carry(node, call.source, call.source.handle_response, call.process, call.token, response)
 
-    def ask(self, node: SimNode, request: Request, reply: Callable[[Response], None]) -> None:
-        """A client's request arrives at a node that is up; a paused one takes it later, maybe first of all."""
+    def send_client_request(self, node: SimNode, request: Request, reply: Callable[[Response], None]) -> None:
+        """A client's request to a running node; a paused one gets it later, perhaps before other messages."""
         if node.paused_until > self.now:
-            self.at(node.paused_until + self.random.randrange(3), self.ask, node, request, reply)
+            self.at(node.paused_until + self.random.randrange(3), self.send_client_request, node, request, reply)
             return
         if self.is_tracing:
-            self.trace(node.id, "is asked %s", describe(request))
-        node.call("handle", request, Asked(reply))
+            self.trace(node.id, "gets from a client %s", describe(request))
+        node.call("handle", request, ClientCall(reply))
 
-    # What happened.
+    # Counts and leaders
 
     def count_request(self, request: Request) -> None:
         if type(request) is PushRequest:
-            self.judge.counts[f"{request.type.name} sent"] += 1
+            self.checker.counts[f"{request.type.name} sent"] += 1
             if request.type is PushType.APPEND and request.count > 1:
-                self.judge.counts["batches pushed"] += 1
+                self.checker.counts["batches pushed"] += 1
         else:
-            self.judge.counts[f"{type(request).__name__} sent"] += 1
+            self.checker.counts[f"{type(request).__name__} sent"] += 1
 
-    def count_answer(self, request: Request, response: Response) -> None:
+    def count_response(self, request: Request, response: Response) -> None:
         if type(request) is PushRequest:
-            self.judge.counts[f"{request.type.name} answered {int(response.code)}"] += 1
+            self.checker.counts[f"{request.type.name} responses {int(response.code)}"] += 1
         else:
             vote = getattr(response, "vote_result", None)
-            self.judge.counts[f"{type(request).__name__} answered {vote.value if vote else int(response.code)}"] += 1
+            self.checker.counts[f"{type(request).__name__} responses {vote.value if vote else int(response.code)}"] += 1
 
     @property
     def leader(self) -> SimNode | None:
-        """The leader of the highest term that is up, if there is one."""
+        """The running leader of the highest term, if there is one."""
         return max(self._leaders(), key=_term, default=None)
 
     @property
     def former_leaders(self) -> list[SimNode]:
-        """Nodes that still believe to lead while another one leads a later term."""
+        """Nodes that still lead an earlier term than another leader."""
         return sorted(self._leaders(), key=_term)[:-1]
 
     def _leaders(self) -> list[SimNode]:
@@ -409,9 +409,9 @@ def _term(node: SimNode) -> int:
 
 
 def describe(message: Request | Response | None) -> str:
-    """A message in one line: its type and what is not as by default."""
+    """A message in one line: its type and the fields that differ from the defaults."""
     if message is None:
-        return "nothing"
+        return "no response"
     shown = []
     for name in dir(message):
         if name.startswith("_") or name in ("group", "local_id", "remote_id", "last_index"):

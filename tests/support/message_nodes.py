@@ -1,4 +1,4 @@
-"""Nodes that serve messages, each with a root of its own, and helpers that put and find messages."""
+"""Nodes that serve messages, each with its own root, and helpers for puts."""
 
 from __future__ import annotations
 

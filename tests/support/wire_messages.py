@@ -114,7 +114,7 @@ OURS = (
 """Messages that Java does not have."""
 
 
-def goes_as_json(message: WireMessage) -> bool:
+def has_json_form(message: WireMessage) -> bool:
     """Whether it can be sent as JSON."""
     if type(message) is m.AppendRequest:
         return message.bodies.count == 1
