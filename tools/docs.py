@@ -20,9 +20,9 @@ from pyspark_dledger.log.verify.findings import CATALOGUE, SEVERITIES, Code
 from pyspark_dledger.raft.messages import RequestCode
 from pyspark_dledger.raft.node.settings import SETTINGS
 from pyspark_dledger.raft.wire import binary_layout
-from pyspark_dledger.rocketmq.export.export_options import EXPORT_OPTIONS, FORMS
+from pyspark_dledger.rocketmq.export.forms import EXPORT_OPTIONS, FORMS
 from pyspark_dledger.rocketmq.store_checkpoint import LAYOUT as STORE_CHECKPOINT
-from pyspark_dledger.rocketmq.tables.queue_audit import AUDIT_CODES
+from pyspark_dledger.rocketmq.tables.audit_table import AUDIT_CODES
 from pyspark_dledger.rocketmq.tables.registry import TABLES as READ_TABLES
 from pyspark_dledger.spark.sink.write_options import WRITE_OPTIONS
 from tools import cli_docs, real_bytes

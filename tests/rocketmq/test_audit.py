@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from pyspark_dledger.errors import OptionError, StoreError
 from pyspark_dledger.format.layout import FLAG_INNER_BATCH
 from pyspark_dledger.log import open_log
-from pyspark_dledger.rocketmq.tables.queue_audit import AUDIT_CODES
+from pyspark_dledger.rocketmq.tables.audit_table import AUDIT_CODES
 from pyspark_dledger.rocketmq.tables.registry import TABLES, read_table
 from tests.support.generate import Payload, Store, mq_message, raw, write_commitlog, write_dledger
 from tests.support.golden import ALL, Golden

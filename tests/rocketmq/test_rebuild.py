@@ -22,14 +22,8 @@ from pyspark_dledger.errors import OptionError, StoreError
 from pyspark_dledger.log import open_log
 from pyspark_dledger.log.io.queue_files import UNIT_DTYPE
 from pyspark_dledger.rocketmq.index_file.index_file import Keys, index_files
-from pyspark_dledger.rocketmq.rebuild import (
-    BuildSettings,
-    FileSettings,
-    build,
-    builder,
-    compare,
-    rebuild,
-)
+from pyspark_dledger.rocketmq.rebuild import FileSettings, builder, compare, rebuild
+from pyspark_dledger.rocketmq.rebuild.builder import BuildSettings, build
 from pyspark_dledger.rocketmq.rebuild.dispatched_units import ChunkCounts, DispatchedUnits, save_units
 from tests.support.dispatching import Messages, audit, dispatch, files_of, index_units, units
 from tests.support.generate import Store, mq_message, write_commitlog, write_dledger

@@ -24,7 +24,7 @@ from pyspark_dledger.cli.report.verdict import enumerated, relevant_recoveries, 
 from pyspark_dledger.format.json_text import printable
 from pyspark_dledger.log.diff.diff_table import VERDICTS
 from pyspark_dledger.log.verify.findings import CODES, SEVERITIES
-from pyspark_dledger.rocketmq.tables.queue_audit import AUDIT_CODES
+from pyspark_dledger.rocketmq.tables.audit_table import AUDIT_CODES
 
 _LONG_GAP = 0.005
 _STATE_NAMES = {

@@ -11,7 +11,7 @@ from pyspark_dledger.cli.report.number_words import bytes_text, count_text, numb
 from pyspark_dledger.format.json_text import printable
 from pyspark_dledger.log.diff.diff_table import CONTRADICTS, DAMAGED, DIVERGED, OTHER_BYTES
 from pyspark_dledger.log.verify.findings import CODES, ERROR, INFO, WARNING
-from pyspark_dledger.rocketmq.tables.queue_audit import MESSAGE_NOT_IN_QUEUE
+from pyspark_dledger.rocketmq.tables.audit_table import MESSAGE_NOT_IN_QUEUE
 
 GOOD, NEUTRAL, WARN, BAD = "good", "info", "warning", "error"
 TROUBLE = (WARN, BAD)

@@ -25,7 +25,6 @@ from pyspark_dledger.common.uris import is_remote, local_target, store_path
 from pyspark_dledger.errors import OptionError, StoreError
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.store_view import StoreView
-from pyspark_dledger.rocketmq.export.export_options import parse_export_options, parse_form
 from pyspark_dledger.rocketmq.export.forms import (
     MAX_SKIPPED,
     ExportReport,
@@ -34,6 +33,8 @@ from pyspark_dledger.rocketmq.export.forms import (
     Form,
     PartReport,
     Progress,
+    parse_export_options,
+    parse_form,
 )
 from pyspark_dledger.rocketmq.export.log_range import LogRange, current_last_row, range_from_json, range_of
 from pyspark_dledger.rocketmq.export.target import (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -14,14 +15,23 @@ import numpy.typing as npt
 from pyspark_dledger.common.durable import sync_dir
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.checksum import crc32
-from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT_SIZE
+from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT_SIZE, INDEX_FILE_HEADER_SIZE, INDEX_FILE_SLOT_SIZE
+from pyspark_dledger.log.io.entry_reads import read_at
 from pyspark_dledger.log.io.queue_files import FOLDER as QUEUES
+from pyspark_dledger.log.io.queue_files import queues
+from pyspark_dledger.log.io.store_paths import file_size
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.rocketmq.consume_queue.queue_writer import UNITS_PER_FILE, QueueWriter, first_file_end
 from pyspark_dledger.rocketmq.consume_queue.store_queues import batch_queues
 from pyspark_dledger.rocketmq.dispatch.log_part import DELAYS_MS
 from pyspark_dledger.rocketmq.index_file.index_file import FOLDER as INDEX
-from pyspark_dledger.rocketmq.index_file.index_file import hash_slots, index_files, read_header
+from pyspark_dledger.rocketmq.index_file.index_file import (
+    hash_slots,
+    index_capacity,
+    index_files,
+    read_header,
+    read_units,
+)
 from pyspark_dledger.rocketmq.index_file.index_writer import HASH_SLOTS, INDEX_UNITS, IndexWriter
 from pyspark_dledger.rocketmq.rebuild.dispatched_units import (
     ChunkCounts,
@@ -30,10 +40,14 @@ from pyspark_dledger.rocketmq.rebuild.dispatched_units import (
     plan_ranges,
     units_in_order,
 )
-from pyspark_dledger.rocketmq.rebuild.expired_units import ExpiredUnits
-from pyspark_dledger.rocketmq.rebuild.index_check import units_in, unlinked_units
-from pyspark_dledger.rocketmq.rebuild.new_queue_files import BuiltFiles, ExistingQueues, ExtAddresses, UnitFiles
-from pyspark_dledger.rocketmq.rebuild.queue_times import QueueTimes
+from pyspark_dledger.rocketmq.rebuild.new_queue_files import (
+    BuiltFiles,
+    ExistingQueues,
+    ExpiredUnits,
+    ExtAddresses,
+    QueueTimes,
+    UnitFiles,
+)
 from pyspark_dledger.rocketmq.work_parts import MapParts, map_here
 
 Progress = Callable[[int, int], None]
@@ -95,6 +109,25 @@ class BuildReport:
     index_files: int = 0
     last_stored: int = 0
     end: int = 0
+
+
+MAX_UNITS = 2**31 // CONSUME_QUEUE_UNIT_SIZE
+"""A broker maps whole files, of at most 2 GiB."""
+
+
+def common_units_per_file(root: Path) -> int | None:
+    """How many units most ConsumeQueue files below a storePathRootDir have; None without files."""
+    sizes = Counter(file.units for queue in queues(root) for file in queue.files if 0 < file.units <= MAX_UNITS)
+    return sizes.most_common(1)[0][0] if sizes else None
+
+
+def last_index_sizes(root: Path) -> tuple[int, int] | None:
+    """The numbers of slots and units of the last index file that shows them; None without one."""
+    for path in reversed(index_files(root)):
+        slots = hash_slots(path)
+        if slots is not None:
+            return slots, index_capacity(path.stat().st_size, slots)
+    return None
 
 
 def build(
@@ -307,6 +340,44 @@ class QueueSink:
 
     def close(self) -> None:
         self._writer.close()
+
+
+_UNITS_PER_READ = 256 * 1024
+
+
+def units_in(path: Path, slots: int, stop: int) -> Iterator[tuple[int, npt.NDArray[Any]]]:
+    """The units of a file before number `stop`, in chunks, each with the number of its first unit."""
+    stop = _limited(path, slots, stop)
+    for first in range(1, stop, _UNITS_PER_READ):
+        yield first, read_units(path, slots, first, min(first + _UNITS_PER_READ, stop))
+
+
+def _limited(path: Path, slots: int, stop: int) -> int:
+    """`stop`, which comes from a header and may be wrong, limited to the units that the file can have."""
+    return max(min(stop, index_capacity(file_size(path) or 0, slots)), 1)
+
+
+def unlinked_units(path: Path, slots: int, stop: int) -> int:
+    """The number of units before number `stop` that no slot and no later unit points to.
+
+    A slot has the number of its newest unit, and each unit that of the previous one in its slot. Units before an
+    unlinked one may not be found either.
+    """
+    stop = _limited(path, slots, stop)
+    table = np.frombuffer(read_at(str(path), INDEX_FILE_HEADER_SIZE, slots * INDEX_FILE_SLOT_SIZE), ">i4")
+    slot_of = np.full(stop, -1, np.int32)
+    linked = np.zeros(stop, bool)
+    for first, units in units_in(path, slots, stop):
+        numbers = np.arange(first, first + len(units))
+        slot_of[numbers] = units["keyHash"].astype(np.int64) % slots
+        previous = units["previous"].astype(np.int64)
+        is_before = (previous > 0) & (previous < numbers)
+        numbers, previous = numbers[is_before], previous[is_before]
+        linked[previous[slot_of[previous] == slot_of[numbers]]] = True
+    heads = np.flatnonzero((table > 0) & (table < stop))
+    newest = table[heads].astype(np.int64)
+    linked[newest[slot_of[newest] == heads]] = True
+    return int(np.count_nonzero(slot_of >= 0) - np.count_nonzero(linked & (slot_of >= 0)))
 
 
 @dataclass

@@ -18,9 +18,10 @@ from pyspark_dledger.rocketmq.rebuild.builder import (
     BuildSettings,
     Progress,
     read_log,
+    units_in,
+    unlinked_units,
 )
 from pyspark_dledger.rocketmq.rebuild.dispatched_units import DispatchedUnits
-from pyspark_dledger.rocketmq.rebuild.index_check import units_in, unlinked_units
 
 # Keys found on one side only, which may be found on the other side later, out of order.
 _MAX_UNMATCHED = 1_000_000

@@ -9,16 +9,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from pyspark_dledger.errors import StoreError
+from pyspark_dledger.format import layout
 from pyspark_dledger.format.checksum import crc32
 from pyspark_dledger.format.codec import decode_records
-from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT, CONSUME_QUEUE_UNIT_SIZE
-from pyspark_dledger.log.io.queue_files import UNIT_DTYPE, Units, queues, read_units
-from pyspark_dledger.rocketmq.consume_queue.queue_units import LAST_EXT_ADDRESS, is_filler
+from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT, CONSUME_QUEUE_UNIT_SIZE, MIN_MESSAGE_SIZE
+from pyspark_dledger.format.spec import DLEDGER
+from pyspark_dledger.log.io.entry_reads import segment_at
+from pyspark_dledger.log.io.queue_files import FILLER_SIZE, UNIT_DTYPE, UNITS_AT_ONCE, Units, queues, read_units
+from pyspark_dledger.log.store_view import StoreView
+from pyspark_dledger.rocketmq.consume_queue.queue_units import LAST_EXT_ADDRESS, QueueUnits, is_filler
+from pyspark_dledger.rocketmq.consume_queue.queue_writer import QueueWriter, is_valid_queue
 from pyspark_dledger.rocketmq.consume_queue.sparse_files import SparseFiles
-from pyspark_dledger.rocketmq.message_arrays import QueueName
-from pyspark_dledger.rocketmq.rebuild.queue_times import QueueTimes
+from pyspark_dledger.rocketmq.dispatch.log_part import stored_at
+from pyspark_dledger.rocketmq.message_arrays import Longs, QueueName
 
 _BYTES_PER_READ = 8 * 1024 * 1024
 
@@ -118,6 +124,44 @@ class UnitFiles(SparseFiles):
         raise NotImplementedError
 
 
+_NANOSECONDS = 1_000_000
+
+
+class QueueTimes:
+    """Gives files the times of their last messages, from the log or, for expired messages, from existing files.
+
+    `keep_from` is the storePathRootDir of these files.
+    """
+
+    def __init__(self, log: StoreView, keep_from: Path | None) -> None:
+        self._log, self._keep_from = log, keep_from
+
+    def set(self, root: Path, file: Path, last_offset: int) -> None:
+        """Set the time of a file below `root` to the storeTimestamp of the message at a position. Raises OSError.
+
+        -1 stands for no message. Without a known time the file is unchanged.
+        """
+        stored = self._stored_at(last_offset)
+        time = stored * _NANOSECONDS if stored > 0 else self._kept(file.relative_to(root))
+        if time is not None:
+            os.utime(file, ns=(time, time))
+
+    def _stored_at(self, offset: int) -> int:
+        segment = segment_at(self._log.segments, offset)
+        if segment is None:
+            return 0
+        header = layout.ENTRY_HEADER_SIZE if segment.source == DLEDGER else 0
+        return stored_at(self._log.engine, segment, offset - header) or 0
+
+    def _kept(self, file: Path) -> int | None:
+        if self._keep_from is None:
+            return None
+        try:
+            return (self._keep_from / str(file)).stat().st_mtime_ns
+        except OSError:
+            return None
+
+
 @dataclass
 class _Written:
     """The bytes written to a file, from its start, and their CRC-32.
@@ -177,3 +221,61 @@ def _from_disk(path: Path, size: int) -> Iterator[bytes]:
             yield os.pread(descriptor, min(_BYTES_PER_READ, size - start), start)
     finally:
         os.close(descriptor)
+
+
+_FILLER = np.array((0, FILLER_SIZE, 0), UNIT_DTYPE)
+
+
+class ExpiredUnits:
+    """The units of messages before the position `begin` of the log, by queue.
+
+    They also give the end of a queue whose messages have all expired. Invalid units become fillers.
+    """
+
+    def __init__(self, root: Path, begin: int) -> None:
+        self._begin = begin
+        self._queues = {(queue.topic, queue.queue_id): queue for queue in queues(root)}
+
+    def __contains__(self, name: QueueName) -> bool:
+        return name in self._queues
+
+    @property
+    def names(self) -> list[QueueName]:
+        """The queues that are not written yet."""
+        return list(self._queues)
+
+    def write_to(self, writer: QueueWriter, name: QueueName, end: int | None = None) -> int:
+        """Write the units of a queue, if not done yet, up to the queueOffset of its first message in the log.
+
+        Returns the number of units of messages.
+        """
+        queue = self._queues.pop(name, None)
+        if queue is None or not is_valid_queue(name):
+            return 0
+        units = QueueUnits(queue)
+        stop = units.lower_bound(self._begin)
+        if not any(self._is_expired(found).any() for _, found in _chunks(units, stop)):
+            return 0
+        kept = 0
+        for offsets, found in _chunks(units, stop):
+            if end is not None:
+                offsets, found = offsets[offsets < end], found[offsets < end]
+            is_message = self._is_expired(found)
+            kept_units = found.astype(UNIT_DTYPE)
+            kept_units[~is_message] = _FILLER
+            writer.put([name], np.zeros(len(offsets), np.int64), offsets, kept_units)
+            kept += int(is_message.sum())
+        return kept
+
+    def _is_expired(self, units: Units) -> npt.NDArray[np.bool_]:
+        """Which units are of messages before the log's beginning."""
+        offset = units["commitLogOffset"]
+        is_message = (units["size"] >= MIN_MESSAGE_SIZE) & ~is_filler(units)
+        is_expired: npt.NDArray[np.bool_] = is_message & (offset >= 0) & (offset < self._begin)
+        return is_expired
+
+
+def _chunks(units: QueueUnits, stop: int) -> Iterator[tuple[Longs, Units]]:
+    """The first `stop` units with their queueOffsets."""
+    for start in range(0, stop, UNITS_AT_ONCE):
+        yield units.read(start, min(start + UNITS_AT_ONCE, stop))

@@ -27,22 +27,25 @@ from pyspark_dledger.rocketmq.dispatch.dispatcher import DispatchSettings
 from pyspark_dledger.rocketmq.index_file.index_file import FOLDER as INDEX
 from pyspark_dledger.rocketmq.index_file.index_file import index_files, read_header
 from pyspark_dledger.rocketmq.rebuild.builder import (
+    MAX_UNITS,
     BuildReport,
     BuildSettings,
     Progress,
     batch_topics_of,
     build,
+    common_units_per_file,
+    last_index_sizes,
     notes_of_queues,
 )
-from pyspark_dledger.rocketmq.rebuild.file_sizes import MAX_UNITS, common_units_per_file, last_index_sizes
 from pyspark_dledger.rocketmq.rebuild.index_comparison import IndexDifference, compare_index
 from pyspark_dledger.rocketmq.rebuild.queue_comparison import QueueDifference, compare_queues
-from pyspark_dledger.rocketmq.rebuild.same_files import copy_times, has_same_files
 from pyspark_dledger.rocketmq.rebuild.swap import (
     building_folder,
     check_replaceable,
+    copy_times,
     drop_built,
     finish_interrupted,
+    has_same_files,
     swap_in,
 )
 from pyspark_dledger.rocketmq.store_checkpoint import read_store_checkpoint, write_store_checkpoint

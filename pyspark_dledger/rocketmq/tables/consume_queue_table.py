@@ -175,11 +175,7 @@ def _batch_units(file: FileUnits) -> Iterator[pa.RecordBatch]:
 
 
 def _record_batch(
-    file: FileUnits,
-    queue_offsets: npt.NDArray[Any],
-    units: Units,
-    kinds: npt.NDArray[np.int8],
-    problems: list[str | None],
+    file: FileUnits, queue_offsets: npt.NDArray[Any], units: Units, kinds: npt.NDArray[np.int8], problems: list[Any]
 ) -> pa.RecordBatch:
     columns = {
         "topic": pa.repeat(pa.scalar(file.topic, pa.string()), len(units)),
@@ -192,13 +188,7 @@ def _record_batch(
         "file": pa.repeat(pa.scalar(file.relative_path, pa.string()), len(units)),
         "problem": pa.array(problems, pa.string()),
     }
-    return pa.RecordBatch.from_arrays([columns[name] for name in _SCHEMA.names], schema=_SCHEMA)
+    return pa.RecordBatch.from_pydict(columns, _SCHEMA)
 
 
-TABLE = Table(
-    "consumeQueue",
-    "one row per written ConsumeQueue unit",
-    COLUMNS,
-    plan,
-    read,
-)
+TABLE = Table("consumeQueue", "one row per written ConsumeQueue unit", COLUMNS, plan, read)

@@ -23,16 +23,8 @@ COLUMNS = (
     TableColumn("topic", pa.string(), "name of the topic"),
     TableColumn("queueId", pa.int32(), "queue of the topic"),
     TableColumn("consumerOffset", pa.int64(), "next queue offset to read; null without one"),
-    TableColumn(
-        "minOffset",
-        pa.int64(),
-        "first queue offset left, and the one after the last; null without queue",
-    ),
-    TableColumn(
-        "maxOffset",
-        pa.int64(),
-        "first queue offset left, and the one after the last; null without queue",
-    ),
+    TableColumn("minOffset", pa.int64(), "first queue offset left, and the one after the last; null without queue"),
+    TableColumn("maxOffset", pa.int64(), "first queue offset left, and the one after the last; null without queue"),
     TableColumn("lag", pa.int64(), "maxOffset - consumerOffset; negative if the queue lost its end"),
     TableColumn("lost", pa.int64(), "expired unread: minOffset - consumerOffset"),
 )
@@ -116,10 +108,5 @@ def _row(group: str, topic: str, queue_id: int, offset: int | None, bounds: tupl
     }
 
 
-TABLE = Table(
-    "consumers",
-    "one row per consumer group and queue: config/consumerOffset.json against the ConsumeQueue",
-    COLUMNS,
-    plan,
-    read,
-)
+_DOC = "one row per consumer group and queue: config/consumerOffset.json against the ConsumeQueue"
+TABLE = Table("consumers", _DOC, COLUMNS, plan, read)

@@ -44,10 +44,6 @@ STATE_COLUMNS = (
 )
 
 
-def _plan_state(log: StoreView, _options: ReadOptions) -> list[State]:
-    return [state_of(log)]
-
-
 def _read_state(state: State) -> Iterator[pa.RecordBatch]:
     yield from batches_of(table_schema(STATE_COLUMNS), [row_of(STATE_COLUMNS, state)], 1)
 
@@ -65,10 +61,6 @@ FINDINGS_COLUMNS = (
     TableColumn("found", pa.string(), "what was found"),
     TableColumn("javaDoes", pa.string(), "what Java does about it"),
 )
-
-
-def _plan_findings(log: StoreView, _options: ReadOptions) -> list[FindingsPart]:
-    return plan_findings(log)
 
 
 def _read_findings(part: FindingsPart) -> Iterator[pa.RecordBatch]:
@@ -101,16 +93,10 @@ _TABLES = (
         "state",
         "one row: what the store is and how far it goes",
         STATE_COLUMNS,
-        _plan_state,
+        lambda log, _: [state_of(log)],
         _read_state,
     ),
-    Table(
-        "findings",
-        "one row per finding",
-        FINDINGS_COLUMNS,
-        _plan_findings,
-        _read_findings,
-    ),
+    Table("findings", "one row per finding", FINDINGS_COLUMNS, lambda log, _: plan_findings(log), _read_findings),
     index_units_table.TABLE,
     consume_queue_table.TABLE,
     index_file_table.TABLE,
@@ -124,7 +110,6 @@ _TABLES = (
         _read_diff,
     ),
 )
-
 
 TABLES: dict[str, Table] = {table.name: table for table in _TABLES}
 """The tables by name, in the order of the documentation."""

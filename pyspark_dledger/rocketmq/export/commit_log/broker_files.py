@@ -18,9 +18,9 @@ from pyspark_dledger.rocketmq.export.forms import FileReport
 from pyspark_dledger.rocketmq.export.target import file_report, new_file
 from pyspark_dledger.rocketmq.index_file.index_file import FOLDER as INDEX
 from pyspark_dledger.rocketmq.index_file.index_writer import HASH_SLOTS, INDEX_UNITS
-from pyspark_dledger.rocketmq.rebuild import BuildReport, BuildSettings, build_from_units
+from pyspark_dledger.rocketmq.rebuild import builder
+from pyspark_dledger.rocketmq.rebuild.builder import BuildReport, BuildSettings
 from pyspark_dledger.rocketmq.rebuild.dispatched_units import DispatchedUnits, load_units
-from pyspark_dledger.rocketmq.rebuild.file_sizes import common_units_per_file, last_index_sizes
 from pyspark_dledger.rocketmq.store_checkpoint import FILE as CHECKPOINT
 from pyspark_dledger.rocketmq.store_checkpoint import StoreCheckpoint, write_store_checkpoint
 
@@ -35,8 +35,8 @@ _DEFAULT_FILE_SIZE = 1024**3
 
 def sizes_of(root: Path | None) -> BuildSettings:
     """The sizes of a broker's files in its storePathRootDir; RocketMQ's defaults where there are none."""
-    units = common_units_per_file(root) if root is not None else None
-    slots, index_units = (last_index_sizes(root) if root is not None else None) or (HASH_SLOTS, INDEX_UNITS)
+    units = builder.common_units_per_file(root) if root is not None else None
+    slots, index_units = (builder.last_index_sizes(root) if root is not None else None) or (HASH_SLOTS, INDEX_UNITS)
     return BuildSettings(units or UNITS_PER_FILE, slots, index_units)
 
 
@@ -55,7 +55,7 @@ def build_queues_and_index(
     Raises StoreError if these files changed, or do not have `messages` messages.
     """
     log = StoreView(str(target / "commitlog"), ReadOptions(engine=engine))
-    built = build_from_units(_load_left(target, left), log, target, sizes, keep_from)
+    built = builder.build_from_units(_load_left(target, left), log, target, sizes, keep_from)
     found = built.messages + built.skipped
     if found != messages:
         raise StoreError(f"{target}: expected {messages} messages in the new log, found {found}: check the disk")

@@ -17,20 +17,11 @@ from pyspark_dledger.format.spec import COMMITLOG, Segment
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.rocketmq.dispatch.log_part import DELAYS_MS
-from pyspark_dledger.rocketmq.export.commit_log.broker_files import (
-    broker_conf,
-    build_queues_and_index,
-    clear,
-    copy_config,
-    sizes_of,
-    write_abort,
-    write_checkpoint,
-)
+from pyspark_dledger.rocketmq.export.commit_log import broker_files
 from pyspark_dledger.rocketmq.export.commit_log.commit_log_file import write_empty_file, write_part
 from pyspark_dledger.rocketmq.export.commit_log.commit_log_part import FILLERS, MOVED, VERSION_2, FilePart
 from pyspark_dledger.rocketmq.export.forms import MAX_SKIPPED, ExportSettings, FileReport, FinishReport, PartReport
-from pyspark_dledger.rocketmq.rebuild import BuildReport, notes_of_queues
-from pyspark_dledger.rocketmq.rebuild.builder import batch_topics_of
+from pyspark_dledger.rocketmq.rebuild.builder import BuildReport, batch_topics_of, notes_of_queues
 from pyspark_dledger.rocketmq.rebuild.dispatched_units import UnitSpec
 
 _MAX_FILE_SIZE = 2**31 - 1
@@ -77,37 +68,29 @@ class CommitLogForm:
         Raises StoreError for a log without messages.
         """
         parts = self._parts(log, settings, None)
-        clear(target)
+        broker_files.clear(target)
         files = list(_empty_files(parts, reports, target))
-        counts = _sum_of_counts(reports)
+        counts = sum((Counter(report.counts) for report in reports), Counter[str]())
         root = log.paths.root
-        sizes = sizes_of(root)
+        sizes = broker_files.sizes_of(root)
         built = None
         if settings.commit_log_only:
-            files.append(write_abort(target))
+            files.append(broker_files.write_abort(target))
         else:
             left = [report.left for report in reports if report.left is not None]
             messages = sum(report.rows for report in reports) + counts[FILLERS]
             keep_from = _keep_from(log, settings)
-            built = build_queues_and_index(target, log.engine.NAME, sizes, left, messages, keep_from)
-            files.append(write_checkpoint(target, built.last_stored))
-        config = copy_config(root, target) if root is not None else []
+            built = broker_files.build_queues_and_index(target, log.engine.NAME, sizes, left, messages, keep_from)
+            files.append(broker_files.write_checkpoint(target, built.last_stored))
+        config = broker_files.copy_config(root, target) if root is not None else []
         notes = [*_notes(log, settings, counts, reports), *_notes_of_broker(log, built, bool(config))]
-        conf = broker_conf(target, parts[0].segment.size, sizes)
+        conf = broker_files.broker_conf(target, parts[0].segment.size, sizes)
         return FinishReport((*files, *config), tuple(notes), conf)
 
 
 def _keep_from(log: StoreView, settings: ExportSettings) -> Path | None:
     """The root whose queues have units of expired messages to keep; None if only some queues are exported."""
-    is_whole = settings.options.topic is None and settings.options.queue_id is None
-    return log.paths.root if is_whole else None
-
-
-def _sum_of_counts(reports: Sequence[PartReport]) -> Counter[str]:
-    counts: Counter[str] = Counter()
-    for report in reports:
-        counts.update(report.counts)
-    return counts
+    return log.paths.root if settings.options.topic is None and settings.options.queue_id is None else None
 
 
 def _check_options(options: ReadOptions) -> None:

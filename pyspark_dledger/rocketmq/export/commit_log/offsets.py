@@ -22,14 +22,12 @@ from pyspark_dledger.format.message import encode_message
 from pyspark_dledger.log.io.store_engine import engine_of
 from pyspark_dledger.rocketmq.export.commit_log.commit_log_part import (
     FILLERS,
+    Bytes,
     FilePart,
+    MessageBlock,
     PartOutcome,
     message_blocks,
     message_runs,
-)
-from pyspark_dledger.rocketmq.export.commit_log.message_block import (
-    Bytes,
-    MessageBlock,
     put_numbers,
     update_property_crc,
 )
