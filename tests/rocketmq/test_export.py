@@ -33,7 +33,7 @@ from pyspark_dledger.rocketmq.export import export, parquet
 from pyspark_dledger.rocketmq.export import json_lines as json_lines_form
 from pyspark_dledger.rocketmq.export.direct_file import DirectFile
 from pyspark_dledger.rocketmq.export.parquet import NULL_PARTITION, ColumnChecksums
-from pyspark_dledger.rocketmq.export.target import new_file
+from pyspark_dledger.rocketmq.export.target_folder import new_file
 from pyspark_dledger.rocketmq.work_parts import map_here
 from pyspark_dledger.spark.tasks import map_on
 from tests.support import golden

@@ -18,7 +18,7 @@ from pyspark_dledger.errors import StoreError
 from pyspark_dledger.rocketmq.broker.store_lock import StoreLock, locked
 from pyspark_dledger.rocketmq.consume_queue.queue_writer import QueueWriter
 from pyspark_dledger.rocketmq.index_file.index_file import index_files
-from pyspark_dledger.rocketmq.rebuild import builder, compare, rebuild, rebuild_job, swap
+from pyspark_dledger.rocketmq.rebuild import builder, compare, rebuild, swap
 from pyspark_dledger.rocketmq.store_checkpoint import StoreCheckpoint, read_store_checkpoint, write_store_checkpoint
 from tests.support.dispatching import Messages, dispatch, files_of, with_noise
 from tests.support.generate import write_dledger
@@ -124,7 +124,7 @@ def test_queue_files_whose_times_cannot_be_set_are_replaced(tmp_path: Path, monk
     def refuse(_new: Path, _old: Path) -> int:
         raise PermissionError(errno.EPERM, "Operation not permitted")
 
-    monkeypatch.setattr(rebuild_job, "copy_times", refuse)
+    monkeypatch.setattr(swap, "copy_times", refuse)
     done = rebuild(root, "consumequeue")
     assert done.before is not None
     assert (root / done.before).is_dir()

@@ -1,7 +1,7 @@
 """Runs an export in parts, each of which is written once, even if the export is interrupted and run again.
 
-The state is in the target, see `target`. If an export is interrupted, the same export continues it: parts with a report
-are not written again.
+The state is in the target, see `target_folder`. If an export is interrupted, the same export continues it: parts with a
+report are not written again.
 """
 
 from __future__ import annotations
@@ -25,39 +25,10 @@ from pyspark_dledger.common.uris import is_remote, local_target, store_path
 from pyspark_dledger.errors import OptionError, StoreError
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.store_view import StoreView
-from pyspark_dledger.rocketmq.export.forms import (
-    MAX_SKIPPED,
-    ExportReport,
-    ExportSettings,
-    FinishReport,
-    Form,
-    PartReport,
-    Progress,
-    parse_export_options,
-    parse_form,
-)
+from pyspark_dledger.rocketmq.export import forms, target_folder
+from pyspark_dledger.rocketmq.export.forms import ExportReport, ExportSettings, FinishReport, Form, PartReport, Progress
 from pyspark_dledger.rocketmq.export.log_range import LogRange, current_last_row, range_from_json, range_of
-from pyspark_dledger.rocketmq.export.target import (
-    FINISHED,
-    MANIFEST,
-    RUNNING,
-    STATE_FOLDER,
-    USE_NEW_FOLDER,
-    cannot_write,
-    check_apart,
-    check_files,
-    check_running,
-    complete_report,
-    delete_left,
-    locked_folder,
-    new_file,
-    not_ours,
-    read_json,
-    report_path,
-    temporary_folder,
-    write_json,
-    write_manifest,
-)
+from pyspark_dledger.rocketmq.export.target_folder import FINISHED, MANIFEST, RUNNING, STATE_FOLDER, USE_NEW_FOLDER
 from pyspark_dledger.rocketmq.work_parts import MapParts, map_here
 
 _VERSION = 2
@@ -87,21 +58,21 @@ def export(
     or the target cannot be used, MalformedError with mode=FAILFAST.
     """
     began = time.monotonic()
-    name = parse_form(to)
-    parsed = parse_export_options(name, options)
+    name = forms.parse_form(to)
+    read, export_options = forms.parse_export_options(name, options)
     form = _form(name)
     path = absolute_path(os.fspath(source))
-    read = replace(parsed.read, data_dirs=_absolute(parsed.read.data_dirs), replicas=_absolute(parsed.read.replicas))
+    read = replace(read, data_dirs=_absolute(read.data_dirs), replicas=_absolute(read.replicas))
     log = StoreView(path, read)
     if not os.fspath(target):
         raise OptionError("expected a folder to export to, found an empty path: name a folder")
     folder = Path(local_target(os.path.realpath(local_target(os.fspath(target)))))
-    check_apart(log, (path, *(read.replicas or ())), folder)
+    target_folder.check_apart(log, (path, *(read.replicas or ())), folder)
     try:
-        with locked_folder(folder):
-            return _Job(log, path, folder, form, read, parsed.export, run, progress).run(began)
+        with target_folder.locked_folder(folder):
+            return _Job(log, path, folder, form, read, export_options, run, progress).run(began)
     except OSError as error:
-        raise cannot_write(folder, error) from error
+        raise target_folder.cannot_write(folder, error) from error
 
 
 def absolute_path(path: str) -> str:
@@ -154,22 +125,22 @@ class _Job:
         manifest = self._manifest(found, parts)
         if earlier is None:
             (self._target / STATE_FOLDER).mkdir()
-            write_manifest(self._target, manifest)
+            target_folder.write_manifest(self._target, manifest)
         elif earlier.get("plan") != manifest["plan"]:
             raise StoreError(
                 f"{self._target}: the plan of the interrupted export differs from the current one: files of "
                 f"{self._source} changed, or another version wrote the plan: {USE_NEW_FOLDER}"
             )
-        shutil.rmtree(temporary_folder(self._target), ignore_errors=True)
+        shutil.rmtree(target_folder.temporary_folder(self._target), ignore_errors=True)
         reports, resumed = self._write_parts(parts, manifest["plan"], found.end - found.start)
         finish = self._form.finish(self._log, settings, self._target, reports)
-        check_files(self._target, reports, finish)
+        target_folder.check_files(self._target, reports, finish)
         now = self._log.refreshed()
         self._check_unchanged(now, found)
         report = self._report(found, reports, resumed, finish, began, now)
-        shutil.rmtree(temporary_folder(self._target), ignore_errors=True)
-        write_manifest(self._target, {**manifest, "state": FINISHED, "report": asdict(report)})
-        delete_left(self._target, reports)
+        shutil.rmtree(target_folder.temporary_folder(self._target), ignore_errors=True)
+        target_folder.write_manifest(self._target, {**manifest, "state": FINISHED, "report": asdict(report)})
+        target_folder.delete_left(self._target, reports)
         return report
 
     def _earlier_manifest(self) -> dict[str, Any] | None:
@@ -184,7 +155,7 @@ class _Job:
             shown = ", ".join(sorted(names)[:_MAX_NAMED])
             raise StoreError(f"{self._target}: expected a new or empty folder, found {shown}: name another folder")
         file = self._target / MANIFEST
-        earlier = read_json(file)
+        earlier = target_folder.read_json(file)
         if earlier.get("version") != _VERSION:
             found = earlier.get("version")
             raise StoreError(f"{file}: expected version {_VERSION}, found {found!r}: {USE_NEW_FOLDER}")
@@ -207,7 +178,7 @@ class _Job:
         try:
             found = range_from_json(earlier)
         except (KeyError, TypeError, ValueError):
-            raise not_ours(self._target / MANIFEST) from None
+            raise target_folder.not_ours(self._target / MANIFEST) from None
         first = self._log.segments[0].base if self._log.segments else INT64_MAX
         if first > found.start:
             raise StoreError(
@@ -239,7 +210,7 @@ class _Job:
 
     def _write_parts(self, parts: Sequence[Any], plan: str, total: int) -> tuple[list[PartReport], int]:
         """The reports of all parts in order, and how many of them are of earlier runs."""
-        found = ((number, complete_report(self._target, number)) for number in range(len(parts)))
+        found = ((number, target_folder.complete_report(self._target, number)) for number in range(len(parts)))
         reports = {number: report for number, report in found if report is not None}
         resumed = len(reports)
         remaining = [(number, part) for number, part in enumerate(parts) if number not in reports]
@@ -272,7 +243,7 @@ class _Job:
             rows=sum(report.rows for report in reports),
             problems=sum(report.problems for report in reports),
             skipped=sum(report.skipped for report in reports),
-            first_skipped=tuple(skipped[:MAX_SKIPPED]),
+            first_skipped=tuple(skipped[: forms.MAX_SKIPPED]),
             committed_index=found.committed_index,
             beyond_committed=found.beyond_committed,
             parts=len(reports),
@@ -319,12 +290,12 @@ def _write_part(form: Form, target: str, plan: str, numbered: tuple[int, Any]) -
     """
     number, part = numbered
     folder = Path(target)
-    if not (folder / MANIFEST).exists() or read_json(folder / MANIFEST).get("plan") != plan:
+    if not (folder / MANIFEST).exists() or target_folder.read_json(folder / MANIFEST).get("plan") != plan:
         raise StoreError(
             f"{target}: the target does not have the export of this part: it must be a folder that every executor sees "
             "at this path"
         )
-    check_running(folder)
+    target_folder.check_running(folder)
     try:
         report = form.write(part, number, folder)
         rows = sum(file.rows for file in report.files)
@@ -332,10 +303,10 @@ def _write_part(form: Form, target: str, plan: str, numbered: tuple[int, Any]) -
             raise StoreError(
                 f"{target}: part {number}: expected {report.rows} rows in its files, found {rows}: export again"
             )
-        with new_file(folder, report_path(number)) as file:
-            write_json(file, asdict(report))
+        with target_folder.new_file(folder, target_folder.report_path(number)) as file:
+            target_folder.write_json(file, asdict(report))
     except OSError as error:
-        raise cannot_write(folder, error) from error
+        raise target_folder.cannot_write(folder, error) from error
     return report
 
 

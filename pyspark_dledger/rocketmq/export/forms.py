@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pyspark_dledger.common.options import BOOLEAN, NAMES, by_key, choice, nearest, option, options_of, parse_values
 from pyspark_dledger.errors import OptionError
@@ -15,8 +15,6 @@ from pyspark_dledger.log.option_uses import USES, check_use
 from pyspark_dledger.log.options import OPTIONS, ReadOptions, option_filters, parse_options
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from pyspark_dledger.log.store_view import StoreView
 
 FORMS = {
@@ -61,13 +59,6 @@ EXPORT_OPTIONS = options_of(ExportOptions)
 _BY_KEY = by_key(EXPORT_OPTIONS)
 
 
-class ParsedOptions(NamedTuple):
-    """The options of the read, and those of the export by the fields of `ExportOptions`."""
-
-    read: ReadOptions
-    export: dict[str, Any]
-
-
 def parse_form(name: object) -> str:
     """The form with a name, in any case. Raises OptionError, which lists all forms."""
     known = {form.lower(): form for form in FORMS}
@@ -77,8 +68,8 @@ def parse_form(name: object) -> str:
     return known[name.lower()]
 
 
-def parse_export_options(form: str, options: Mapping[str, Any]) -> ParsedOptions:
-    """Parse the options of an export to `form`; names are in any case.
+def parse_export_options(form: str, options: Mapping[str, Any]) -> tuple[ReadOptions, dict[str, Any]]:
+    """The options of the read, and those of the export by the fields of `ExportOptions`; names are in any case.
 
     Raises OptionError for an option that is unknown, wrong, or has no effect on this export.
     """
@@ -100,7 +91,7 @@ def parse_export_options(form: str, options: Mapping[str, Any]) -> ParsedOptions
             raise OptionError(f"unknown option {name}: {nearest(name, names, ' of an export')}")
     read = parse_options(others)
     check_use(read, use)
-    return ParsedOptions(read, export)
+    return read, export
 
 
 MAX_SKIPPED = 100
@@ -224,7 +215,7 @@ class Form(Protocol):
     def write(self, part: Any, number: int, target: Path) -> PartReport:
         """Write a part from its start. Files of an earlier attempt are replaced by the same bytes.
 
-        Files are written with `target.new_file` and read back, and get their names once they are complete. Concurrent
+        Files are written with `target_folder.new_file` and read back, and get their names once they are complete. Concurrent
         attempts at the same part are safe. Raises StoreError and OSError.
         """
 
@@ -232,8 +223,3 @@ class Form(Protocol):
         self, log: StoreView, settings: ExportSettings, target: Path, reports: Sequence[PartReport]
     ) -> FinishReport:
         """The work after all parts are written. Runs again from its start if it was interrupted."""
-
-
-def problems_of(rows: pa.RecordBatch) -> int:
-    """The number of rows with a ``problem``."""
-    return rows.num_rows - rows["problem"].null_count

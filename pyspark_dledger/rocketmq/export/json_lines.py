@@ -13,21 +13,14 @@ import numpy as np
 import pyarrow as pa
 
 from pyspark_dledger.common.durable import sync_file
-from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.checksum import crc32
 from pyspark_dledger.format.encode.encoded import Buffer
 from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.log.plan import Partition, read_partition
 from pyspark_dledger.rocketmq.export.direct_file import DirectFile
-from pyspark_dledger.rocketmq.export.forms import (
-    ExportSettings,
-    FileReport,
-    FinishReport,
-    PartReport,
-    problems_of,
-)
+from pyspark_dledger.rocketmq.export.forms import ExportSettings, FileReport, FinishReport, PartReport
 from pyspark_dledger.rocketmq.export.log_range import partitions_of
-from pyspark_dledger.rocketmq.export.target import ChecksumFile, file_report, new_file
+from pyspark_dledger.rocketmq.export.target_folder import ChecksumFile, file_report, new_file, read_back_error
 
 if TYPE_CHECKING:
     from pyspark_dledger.log.store_view import StoreView
@@ -69,7 +62,7 @@ class JsonLinesForm:
             else:
                 written, found = _write_compressed(lines, temporary, path)
             if found != written:
-                raise _differs(path, str(written), str(found))
+                raise read_back_error(path, str(written), str(found))
             size = temporary.stat().st_size
         file = FileReport(path, size, found.file_crc32, found.lines)
         return PartReport(number, found.lines, 0, (), (file,), part.partition.size, problems=lines.problems)
@@ -77,7 +70,6 @@ class JsonLinesForm:
     def finish(
         self, _log: StoreView, _settings: ExportSettings, _target: Path, _reports: Sequence[PartReport]
     ) -> FinishReport:
-        """Nothing to do."""
         return FinishReport()
 
 
@@ -102,7 +94,7 @@ class _Lines:
     def __iter__(self) -> Iterator[bytes]:
         engine = get_engine(self.part.partition.engine)
         for batch in read_partition(self.part.partition):
-            self.problems += problems_of(batch)
+            self.problems += batch.num_rows - batch["problem"].null_count
             self.count += batch.num_rows
             text = b""
             for text in engine.json_lines(batch.select(self.part.columns), "base64"):
@@ -145,7 +137,7 @@ def _write_compressed(lines: _Lines, file: Path, path: str) -> tuple[_Checksums,
         with pa.input_stream(str(file), compression=compression) as stream:
             count, crc = _count_lines(iter(partial(stream.read, _BLOCK_BYTES), b""))
     except (OSError, pa.ArrowException) as error:
-        raise _differs(path, str(written), str(error)) from None
+        raise read_back_error(path, str(written), str(error)) from None
     return written, _Checksums(count, crc, file_report(file, path, count).crc32)
 
 
@@ -157,10 +149,3 @@ def _count_lines(blocks: Iterable[Buffer]) -> tuple[int, int]:
         count += int(np.count_nonzero(np.frombuffer(block, np.uint8) == _NEWLINE))
         crc = crc32(block, crc)
     return count, crc
-
-
-def _differs(path: str, expected: str, found: str) -> StoreError:
-    return StoreError(
-        f"{path}: the file differs when read back: expected {expected}, found {found}: check the disk and the memory "
-        "of this machine, and export again"
-    )

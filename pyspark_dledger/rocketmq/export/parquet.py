@@ -23,16 +23,9 @@ from pyspark_dledger.errors import MalformedError, OptionError, StoreError
 from pyspark_dledger.format.checksum import crc32
 from pyspark_dledger.format.columns import arrow_schema
 from pyspark_dledger.log.plan import Partition, read_partition
-from pyspark_dledger.rocketmq.export.forms import (
-    MAX_SKIPPED,
-    ExportSettings,
-    FileReport,
-    FinishReport,
-    PartReport,
-    problems_of,
-)
+from pyspark_dledger.rocketmq.export.forms import MAX_SKIPPED, ExportSettings, FileReport, FinishReport, PartReport
 from pyspark_dledger.rocketmq.export.log_range import partitions_of
-from pyspark_dledger.rocketmq.export.target import ChecksumFile, file_report, new_file
+from pyspark_dledger.rocketmq.export.target_folder import ChecksumFile, file_report, new_file, read_back_error
 
 if TYPE_CHECKING:
     from pyspark_dledger.log.store_view import StoreView
@@ -178,7 +171,7 @@ class _PartWriter:
             if size > _MAX_NAME_BYTES:
                 self._skip(rows, f"the folder of the topic has a name of {size} bytes, at most {_MAX_NAME_BYTES} fit")
             else:
-                self.problems += problems_of(rows)
+                self.problems += rows.num_rows - rows["problem"].null_count
                 yield folder, rows.select(self._part.columns)
 
     def _skip(self, rows: pa.RecordBatch, why: str) -> None:
@@ -279,10 +272,7 @@ class _File:
             raise self._differs("the written values", f"others in the columns {', '.join(names)}")
 
     def _differs(self, expected: str, found: str) -> StoreError:
-        return StoreError(
-            f"{self._path}: the file differs when read back: expected {expected}, found {found}: check the disk and "
-            "the memory of this machine, and export again"
-        )
+        return read_back_error(self._path, expected, found)
 
 
 class _DiscardedError(Exception):

@@ -24,36 +24,23 @@ from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.rocketmq.consume_queue.queue_writer import UNITS_PER_FILE, QueueWriter, first_file_end
 from pyspark_dledger.rocketmq.consume_queue.store_queues import batch_queues
 from pyspark_dledger.rocketmq.dispatch.log_part import DELAYS_MS
+from pyspark_dledger.rocketmq.index_file import index_file
 from pyspark_dledger.rocketmq.index_file.index_file import FOLDER as INDEX
-from pyspark_dledger.rocketmq.index_file.index_file import (
-    hash_slots,
-    index_capacity,
-    index_files,
-    read_header,
-    read_units,
-)
 from pyspark_dledger.rocketmq.index_file.index_writer import HASH_SLOTS, INDEX_UNITS, IndexWriter
-from pyspark_dledger.rocketmq.rebuild.dispatched_units import (
-    ChunkCounts,
-    DispatchedUnits,
-    UnitSpec,
-    plan_ranges,
-    units_in_order,
-)
+from pyspark_dledger.rocketmq.rebuild.dispatched_units import DispatchedUnits, UnitSpec, plan_ranges, units_in_order
 from pyspark_dledger.rocketmq.rebuild.new_queue_files import (
     BuiltFiles,
-    ExistingQueues,
     ExpiredUnits,
-    ExtAddresses,
     QueueTimes,
     UnitFiles,
+    ext_addresses,
 )
 from pyspark_dledger.rocketmq.work_parts import MapParts, map_here
 
 Progress = Callable[[int, int], None]
 """Called with the bytes of the log that are done, and with all bytes."""
 
-_PARTS = "rebuild.dispatched_units"
+_PARTS = "rebuild.parts"
 # After so many keys the full index files are written to disk and closed.
 _KEYS_PER_FLUSH = 10_000_000
 # The range of one task. In this process it is a whole segment, so that no segment is walked to find where to split it.
@@ -123,10 +110,10 @@ def common_units_per_file(root: Path) -> int | None:
 
 def last_index_sizes(root: Path) -> tuple[int, int] | None:
     """The numbers of slots and units of the last index file that shows them; None without one."""
-    for path in reversed(index_files(root)):
-        slots = hash_slots(path)
+    for path in reversed(index_file.index_files(root)):
+        slots = index_file.hash_slots(path)
         if slots is not None:
-            return slots, index_capacity(path.stat().st_size, slots)
+            return slots, index_file.index_capacity(path.stat().st_size, slots)
     return None
 
 
@@ -247,7 +234,15 @@ def read_log(
 def _feed(chunks: Iterable[DispatchedUnits], sinks: Sequence[UnitSink], built: BuildReport) -> BuildReport:
     """Pass chunks to the sinks. Returns the report with their numbers."""
     for chunk in chunks:
-        built = _with_counts(built, chunk.counts)
+        counts = chunk.counts
+        built = replace(
+            built,
+            messages=built.messages + counts.messages,
+            skipped=built.skipped + counts.skipped,
+            first_skipped=built.first_skipped or counts.first_skipped,
+            batches=built.batches + counts.batches,
+            last_stored=counts.last_stored or built.last_stored,
+        )
         for sink in sinks:
             sink.put(chunk)
     for sink in sinks:
@@ -273,27 +268,9 @@ def notes_of_queues(built: BuildReport) -> Iterator[str]:
         )
 
 
-def _with_counts(built: BuildReport, counts: ChunkCounts) -> BuildReport:
-    return replace(
-        built,
-        messages=built.messages + counts.messages,
-        skipped=built.skipped + counts.skipped,
-        first_skipped=built.first_skipped or counts.first_skipped,
-        batches=built.batches + counts.batches,
-        last_stored=counts.last_stored or built.last_stored,
-    )
-
-
 def batch_topics_of(root: Path | None) -> frozenset[str]:
     """The topics with a batchconsumequeue."""
     return frozenset(queue.topic for queue in batch_queues(root)) if root is not None else frozenset()
-
-
-def ext_addresses(root: Path | None) -> ExtAddresses | None:
-    """The addresses in existing units, if the broker used consumequeue_ext (``enableConsumeQueueExt``)."""
-    if root is None or not (root / "consumequeue_ext").is_dir():
-        return None
-    return ExtAddresses(ExistingQueues(root))
 
 
 class QueueSink:
@@ -349,12 +326,12 @@ def units_in(path: Path, slots: int, stop: int) -> Iterator[tuple[int, npt.NDArr
     """The units of a file before number `stop`, in chunks, each with the number of its first unit."""
     stop = _limited(path, slots, stop)
     for first in range(1, stop, _UNITS_PER_READ):
-        yield first, read_units(path, slots, first, min(first + _UNITS_PER_READ, stop))
+        yield first, index_file.read_units(path, slots, first, min(first + _UNITS_PER_READ, stop))
 
 
 def _limited(path: Path, slots: int, stop: int) -> int:
     """`stop`, which comes from a header and may be wrong, limited to the units that the file can have."""
-    return max(min(stop, index_capacity(file_size(path) or 0, slots)), 1)
+    return max(min(stop, index_file.index_capacity(file_size(path) or 0, slots)), 1)
 
 
 def unlinked_units(path: Path, slots: int, stop: int) -> int:
@@ -413,7 +390,7 @@ class IndexSink:
 
     def finish(self, built: BuildReport) -> BuildReport:
         self._writer.flush()
-        files = index_files(self._target)
+        files = index_file.index_files(self._target)
         self._verify(files)
         return replace(built, keys=self._written.count, index_files=len(files))
 
@@ -421,12 +398,12 @@ class IndexSink:
         """Read all units back. Raises StoreError if they differ, or no hash slot leads to one."""
         found = _KeyChecksum()
         for path in files:
-            header = read_header(path)
+            header = index_file.read_header(path)
             assert header is not None, path
             for _, units in units_in(path, self._slots, header.index_count):
                 found.add(units["commitLogOffset"], units["keyHash"])
             unlinked = unlinked_units(path, self._slots, header.index_count)
-            if hash_slots(path) != self._slots or unlinked:
+            if index_file.hash_slots(path) != self._slots or unlinked:
                 raise StoreError(
                     f"{path}: expected {self._slots} slots that lead to all units, found {unlinked} units that no slot "
                     "leads to: check the disk, and build again"

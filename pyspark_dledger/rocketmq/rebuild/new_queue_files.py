@@ -70,6 +70,13 @@ class ExtAddresses:
         return kept
 
 
+def ext_addresses(root: Path | None) -> ExtAddresses | None:
+    """The addresses in existing units, if the broker used consumequeue_ext (``enableConsumeQueueExt``)."""
+    if root is None or not (root / "consumequeue_ext").is_dir():
+        return None
+    return ExtAddresses(ExistingQueues(root))
+
+
 class UnitFiles(SparseFiles):
     """Files of one size for units; subclasses write or compare these.
 

@@ -17,15 +17,8 @@ from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.rocketmq.consume_queue.queue_units import is_filler
 from pyspark_dledger.rocketmq.consume_queue.queue_writer import QueueWriter, first_file_end
 from pyspark_dledger.rocketmq.message_arrays import QueueName
-from pyspark_dledger.rocketmq.rebuild.builder import (
-    BuildReport,
-    BuildSettings,
-    Progress,
-    QueueSink,
-    ext_addresses,
-    read_log,
-)
-from pyspark_dledger.rocketmq.rebuild.new_queue_files import ExistingQueues, UnitFiles
+from pyspark_dledger.rocketmq.rebuild.builder import BuildReport, BuildSettings, Progress, QueueSink, read_log
+from pyspark_dledger.rocketmq.rebuild.new_queue_files import ExistingQueues, UnitFiles, ext_addresses
 
 Flags = npt.NDArray[np.bool_]
 

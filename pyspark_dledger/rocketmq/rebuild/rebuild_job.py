@@ -26,28 +26,10 @@ from pyspark_dledger.rocketmq.consume_queue.store_queues import queue_root
 from pyspark_dledger.rocketmq.dispatch.dispatcher import DispatchSettings
 from pyspark_dledger.rocketmq.index_file.index_file import FOLDER as INDEX
 from pyspark_dledger.rocketmq.index_file.index_file import index_files, read_header
-from pyspark_dledger.rocketmq.rebuild.builder import (
-    MAX_UNITS,
-    BuildReport,
-    BuildSettings,
-    Progress,
-    batch_topics_of,
-    build,
-    common_units_per_file,
-    last_index_sizes,
-    notes_of_queues,
-)
+from pyspark_dledger.rocketmq.rebuild import builder, swap
+from pyspark_dledger.rocketmq.rebuild.builder import BuildReport, BuildSettings, Progress
 from pyspark_dledger.rocketmq.rebuild.index_comparison import IndexDifference, compare_index
 from pyspark_dledger.rocketmq.rebuild.queue_comparison import QueueDifference, compare_queues
-from pyspark_dledger.rocketmq.rebuild.swap import (
-    building_folder,
-    check_replaceable,
-    copy_times,
-    drop_built,
-    finish_interrupted,
-    has_same_files,
-    swap_in,
-)
 from pyspark_dledger.rocketmq.store_checkpoint import read_store_checkpoint, write_store_checkpoint
 from pyspark_dledger.rocketmq.work_parts import MapParts, map_here
 
@@ -181,12 +163,12 @@ def rebuild(
     unknown, or if the disk fails; OptionError for a wrong `what` or option.
     """
     store = _Store(path, what, files or FileSettings(), options or {})
-    target = _checked_out(store.root, out) if out is not None else building_folder(store.root, what)
+    target = _checked_out(store.root, out) if out is not None else swap.building_folder(store.root, what)
     if out is None:
         store.check_can_be_replaced()
     try:
         with locked(store.root) if out is None else nullcontext():
-            leftover = finish_interrupted(store.root, what) if out is None else None
+            leftover = swap.finish_interrupted(store.root, what) if out is None else None
             notes = [*([leftover] if leftover is not None else []), *store.size_notes()]
             built = store.build(target, run, progress)
             before, note = store.put_in_place(built) if out is None else (None, None)
@@ -252,13 +234,13 @@ class _Store:
         files, settings = self._files, self.settings
         if files.broker_conf is not None:
             return
-        if self.what == QUEUES and files.units_per_file is None and common_units_per_file(self.root) is None:
+        if self.what == QUEUES and files.units_per_file is None and builder.common_units_per_file(self.root) is None:
             yield (
                 f"files have {settings.units_per_file} units, RocketMQ's default: a broker with another "
                 "mappedFileSizeConsumeQueue does not start on them (set it with --units-per-file or --broker-conf)"
             )
         is_given = files.hash_slots is not None and files.index_units is not None
-        if self.what == INDEX and not is_given and last_index_sizes(self.root) is None:
+        if self.what == INDEX and not is_given and builder.last_index_sizes(self.root) is None:
             yield (
                 f"files have {settings.hash_slots} slots and {settings.index_units} units, by default RocketMQ's: a "
                 "broker with another maxHashSlotNum or maxIndexNum does not find keys in them (set them with "
@@ -278,7 +260,7 @@ class _Store:
                 f"{self.root}: expected a local store, found a remote one, which is only read: build elsewhere (out, "
                 "--out)"
             )
-        check_replaceable(self.root, self.what)
+        swap.check_replaceable(self.root, self.what)
         light = next((queue for queue in queues(self.root) if queue.topic.startswith(_LIGHT_PREFIX)), None)
         if self.what == QUEUES and light is not None:
             raise StoreError(
@@ -290,7 +272,7 @@ class _Store:
         """Build, and check that the log is unchanged."""
         is_queues = self.what == QUEUES
         try:
-            built = build(
+            built = builder.build(
                 self.log,
                 target,
                 queues=is_queues,
@@ -323,7 +305,7 @@ class _Store:
             # A broker that crashed begins its dispatch there.
             write_store_checkpoint(self.root, checkpoint._replace(logics_msg_timestamp=built.last_stored))
         note = self._leave_if_same()
-        before = swap_in(self.root, self.what) if note is None else None
+        before = swap.swap_in(self.root, self.what) if note is None else None
         if self.what == INDEX:
             # After a crash RocketMQ deletes index files that are newer than this.
             headers = [read_header(path) for path in index_files(self.root)]
@@ -334,15 +316,15 @@ class _Store:
 
     def _leave_if_same(self) -> str | None:
         """Remove the new folder if the old one is the same. Returns a note then, else None."""
-        built, old = building_folder(self.root, self.what) / self.what, self.root / self.what
+        built, old = swap.building_folder(self.root, self.what) / self.what, self.root / self.what
         # The names of index files are their creation times.
-        if not has_same_files(built, old, has_fixed_names=self.what == QUEUES):
+        if not swap.has_same_files(built, old, has_fixed_names=self.what == QUEUES):
             return None
         try:
-            changed = copy_times(built, old) if self.what == QUEUES else 0
+            changed = swap.copy_times(built, old) if self.what == QUEUES else 0
         except OSError:
             return None  # times of another user's files cannot be set
-        drop_built(self.root, self.what)
+        swap.drop_built(self.root, self.what)
         times = f"; {changed} of its files got the times of their last messages" if changed else ""
         return f"nothing changed: the old folder is the same, byte for byte, and stays{times}"
 
@@ -361,12 +343,12 @@ def _notes(root: Path, what: str, built: BuildReport) -> Iterator[str]:
         yield f"{built.skipped} rows of the log are not messages of a queue; the first: {built.first_skipped}"
     if what != QUEUES:
         return
-    yield from notes_of_queues(built)
+    yield from builder.notes_of_queues(built)
     if built.kept:
         yield f"{built.kept} units of expired messages are kept"
     if built.ext_units:
         yield f"{built.ext_units} units keep their address in consumequeue_ext, which is not rebuilt"
-    topics = sorted(batch_topics_of(root))
+    topics = sorted(builder.batch_topics_of(root))
     if built.batches or topics:
         text = f", such as those of {', '.join(topics[:8])}," if topics else ""
         yield f"{built.batches} messages are in batchconsumequeue: its queues{text} are not rebuilt"
@@ -376,11 +358,11 @@ def _settings(root: Path, files: FileSettings) -> BuildSettings:
     """The given sizes, else those of existing files, else the broker's."""
     conf = read_dispatch_settings(files.broker_conf) if files.broker_conf is not None else DispatchSettings()
     units = (
-        _checked("units_per_file", files.units_per_file, MAX_UNITS)
-        or common_units_per_file(root)
+        _checked("units_per_file", files.units_per_file, builder.MAX_UNITS)
+        or builder.common_units_per_file(root)
         or conf.units_per_file
     )
-    slots, index_units = last_index_sizes(root) or (conf.hash_slots, conf.index_units)
+    slots, index_units = builder.last_index_sizes(root) or (conf.hash_slots, conf.index_units)
     return BuildSettings(
         units_per_file=units,
         hash_slots=_checked("hash_slots", files.hash_slots, _MAX_INDEX_UNITS) or slots,

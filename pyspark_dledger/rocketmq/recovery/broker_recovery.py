@@ -18,7 +18,7 @@ import re
 from collections.abc import Callable, Container, Iterable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from pyspark_dledger.common.java_text import decode_utf8
 from pyspark_dledger.errors import OptionError, StoreError
@@ -207,7 +207,7 @@ class _Start:
             if known and message is not None and 0 != message[1] <= max(covered - MARGIN_MS, 0):
                 start = number
                 break
-        return walk_messages(files[start:], in_dledger, self.wants_duplicate_info and in_dledger, self.queues.put).end
+        return walk_messages(files[start:], in_dledger, self.wants_duplicate_info and in_dledger, self.queues.put)
 
     def _note_rescan(self, end: int, write_pos: int) -> None:
         if self.wants_duplicate_info:
@@ -254,7 +254,7 @@ class _Start:
             if offset > highest:
                 self.queues.put(topic, queue_id, queue_offset, offset, size)
 
-        return walk_messages(files[-3:], False, False, dispatch if self.dispatches_rest else None, self.magics).end
+        return walk_messages(files[-3:], False, False, dispatch if self.dispatches_rest else None, self.magics)
 
 
 def _index_end(path: Path) -> int:
@@ -273,44 +273,37 @@ Dispatch = Callable[[str, int, int, int, int], None]
 """Called with topic, queue id, queueOffset, position in the log, and size in bytes."""
 
 
-class WalkEnd(NamedTuple):
-    """The end that the broker computes: the base of the last file plus the sizes of its messages, in bytes."""
-
-    end: int
-    messages: int
-
-
 def walk_messages(
     files: list[JavaFile],
     in_dledger: bool,
     wants_duplicate_info: bool,
     dispatch: Dispatch | None,
     magics: tuple[int, ...] = MESSAGE_MAGICS,
-) -> WalkEnd:
+) -> int:
     """Scan the messages of `files`, and dispatch each that belongs in a queue.
 
+    Returns the end that the broker computes: the base of the last file plus the sizes of its messages, in bytes.
     `in_dledger`: each has 48 bytes of DLedger before it, which the broker does not count. `wants_duplicate_info`: a
     message with properties counts as damaged, because none has duplicate information. `magics` are those that the
     version knows.
     """
     shift = layout.ENTRY_HEADER_SIZE if in_dledger else 0
-    end, messages = files[0].base, 0
+    end = files[0].base
     for file in files:
         end, at = file.base, 0
         while (size := _message_size(file, at, in_dledger, magics)) > 0:
             data = file.read(at + shift, size)
             message = _intact_message(data, size, file.base + at + shift)
             if message is None or (wants_duplicate_info and message.properties_length):
-                return WalkEnd(end, messages)
+                return end
             if dispatch is not None and transaction(message.sys_flag) in ("none", "commit"):
                 topic = decode_utf8(data[message.topic_start : message.topic_start + message.topic_length])
                 dispatch(topic, message.queue_id, message.queue_offset, message.physical_offset, size)
             end += size
-            messages += 1
             at += shift + size
         if size < 0:
             break
-    return WalkEnd(end, messages)
+    return end
 
 
 def first_message(file: JavaFile, in_dledger: bool) -> tuple[int, int] | None:

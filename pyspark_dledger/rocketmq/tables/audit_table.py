@@ -168,16 +168,8 @@ class QueueAudit:
     def _row(
         self, code: str, number: int, queue_offset: int, offset: int | None, expected: object, found: object
     ) -> Row:
-        topic, queue_id = self.names.names[number]
-        return {
-            "code": code,
-            "topic": topic,
-            "queueId": queue_id,
-            "queueOffset": queue_offset,
-            "commitLogOffset": offset,
-            "expected": str(expected),
-            "found": str(found),
-        }
+        values = (code, *self.names.names[number], queue_offset, offset, str(expected), str(found))
+        return dict(zip(_SCHEMA.names, values, strict=True))
 
     def _unit_row(self, code: str, units: _Units, at: int, expected: object, found: object) -> Row:
         queue, queue_offset, offset = (int(values[at]) for values in (units.queue, units.queue_offset, units.offset))

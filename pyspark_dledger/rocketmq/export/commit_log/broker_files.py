@@ -15,7 +15,7 @@ from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.rocketmq.consume_queue.queue_writer import UNITS_PER_FILE
 from pyspark_dledger.rocketmq.export.forms import FileReport
-from pyspark_dledger.rocketmq.export.target import file_report, new_file
+from pyspark_dledger.rocketmq.export.target_folder import file_report, new_file
 from pyspark_dledger.rocketmq.index_file.index_file import FOLDER as INDEX
 from pyspark_dledger.rocketmq.index_file.index_writer import HASH_SLOTS, INDEX_UNITS
 from pyspark_dledger.rocketmq.rebuild import builder

@@ -27,8 +27,8 @@ from pyspark_dledger.rocketmq.export.commit_log.commit_log_part import FilePart,
 from pyspark_dledger.rocketmq.export.commit_log.offsets import OutputBytes, pieces_of_file
 from pyspark_dledger.rocketmq.export.direct_file import DirectFile, FileWindow
 from pyspark_dledger.rocketmq.export.forms import FileReport, PartReport
-from pyspark_dledger.rocketmq.export.target import file_report, left_path, new_file
-from pyspark_dledger.rocketmq.rebuild.dispatched_units import DispatchedUnits, UnitSpec, save_units, units_of_chunk
+from pyspark_dledger.rocketmq.export.target_folder import file_report, left_path, new_file
+from pyspark_dledger.rocketmq.rebuild.dispatched_units import save_units, units_of_chunk
 
 FOLDER = "commitlog"
 
@@ -116,8 +116,9 @@ def _write_file(
         else:
             left_temporary = opened.enter_context(new_file(target, left_path(number)))
             with left_temporary.open("xb") as stream:
-                for scanned in checked:
-                    save_units(stream, _units(engine, part.units, *scanned))
+                for request, batch in checked:
+                    chunk = part_of(engine, request, batch, part.units.delays_ms)
+                    save_units(stream, units_of_chunk(engine, part.units, chunk))
             sync_file(left_temporary)
             messages = sum(span.messages for span in spans)
             left = file_report(left_temporary, left_path(number), messages)
@@ -192,7 +193,3 @@ def _check_messages(path: str, batch: pa.RecordBatch, end: int, messages: int) -
             f"{path}: expected {messages} messages up to {end}, found {len(batch)} up to {last}: does a broker write "
             "the exported log? Stop it, or export a copy"
         )
-
-
-def _units(engine: Engine, spec: UnitSpec, request: ScanRequest, batch: pa.RecordBatch) -> DispatchedUnits:
-    return units_of_chunk(engine, spec, part_of(engine, request, batch, spec.delays_ms))

@@ -16,13 +16,7 @@ from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format import layout
 from pyspark_dledger.format.encode.message_copies import LONG_PROPERTIES, LONG_TOPIC, V1, V2
 from pyspark_dledger.format.engine import Engine
-from pyspark_dledger.format.message import (
-    MESSAGE_CRC_MASK,
-    encode_property_crc,
-    offset_msg_id,
-    parse_message,
-    stored_property_crc,
-)
+from pyspark_dledger.format.message import offset_msg_id, parse_message
 from pyspark_dledger.format.spec import DLEDGER, Filters, ScanRequest, Segment
 from pyspark_dledger.log.io.entry_reads import read_at
 from pyspark_dledger.log.io.store_engine import engine_of
@@ -44,21 +38,19 @@ _PROPERTIES_LENGTH_SIZE = 2
 
 def numbers_at(block: Bytes, dtype: str, positions: Longs) -> npt.NDArray[Any]:
     """The numbers of a type, such as ``>i4``, at positions of a block, which need not be aligned."""
-    return _unaligned(block, dtype)[_clipped(positions, len(block) - np.dtype(dtype).itemsize)]
+    view, clipped = _unaligned(block, dtype, positions)
+    return view[clipped]
 
 
 def put_numbers(block: Bytes, dtype: str, positions: Longs, values: Longs) -> None:
-    _unaligned(block, dtype)[_clipped(positions, len(block) - np.dtype(dtype).itemsize)] = values
+    view, clipped = _unaligned(block, dtype, positions)
+    view[clipped] = values
 
 
-def _unaligned(block: Bytes, dtype: str) -> npt.NDArray[Any]:
-    """A view with a number at every byte of a block."""
+def _unaligned(block: Bytes, dtype: str, positions: Longs) -> tuple[npt.NDArray[Any], Longs]:
+    """A view with a number at every byte of a block, and the positions limited to it."""
     count = max(len(block) - np.dtype(dtype).itemsize + 1, 0)
-    return np.ndarray((count,), dtype, block, strides=(1,))
-
-
-def _clipped(positions: Longs, last: int) -> Longs:
-    return np.clip(positions, 0, max(last, 0))
+    return np.ndarray((count,), dtype, block, strides=(1,)), np.clip(positions, 0, max(count - 1, 0))
 
 
 @dataclass(frozen=True)
@@ -120,14 +112,6 @@ class MessageBlock:
         name = np.frombuffer(layout.PROPERTY_CRC.encode(), ">u8")[0]
         has_crc: Flags = numbers_at(self.data, ">u8", self.ends - layout.PROPERTY_CRC_SIZE) == name
         return has_crc
-
-
-def update_property_crc(engine: Engine, message: Bytes) -> None:
-    """Recompute the CRC at the end of a message's properties, if there is one."""
-    tail = message[-layout.PROPERTY_CRC_SIZE :]
-    if stored_property_crc(tail.tobytes()) is not None:
-        value = engine.crc32(message[: -layout.PROPERTY_CRC_SIZE].tobytes()) & MESSAGE_CRC_MASK
-        tail[:] = np.frombuffer(encode_property_crc(value), np.uint8)
 
 
 MOVED = "moved"

@@ -18,19 +18,10 @@ import numpy as np
 from pyspark_dledger.format import layout
 from pyspark_dledger.format.encode.message_copies import CHANGED
 from pyspark_dledger.format.engine import Engine, get_engine
-from pyspark_dledger.format.message import encode_message
+from pyspark_dledger.format.message import MESSAGE_CRC_MASK, encode_message, encode_property_crc, stored_property_crc
 from pyspark_dledger.log.io.store_engine import engine_of
-from pyspark_dledger.rocketmq.export.commit_log.commit_log_part import (
-    FILLERS,
-    Bytes,
-    FilePart,
-    MessageBlock,
-    PartOutcome,
-    message_blocks,
-    message_runs,
-    put_numbers,
-    update_property_crc,
-)
+from pyspark_dledger.rocketmq.export.commit_log import commit_log_part
+from pyspark_dledger.rocketmq.export.commit_log.commit_log_part import FilePart, MessageBlock, PartOutcome, message_runs
 from pyspark_dledger.rocketmq.message_arrays import Longs
 
 FILLER_TOPIC = b"DLEDGER_EXPORT_FILLER"
@@ -79,7 +70,7 @@ def _rewritten(part: FilePart, outcome: PartOutcome, reserve: Reserve) -> Iterat
 def _preserved(part: FilePart, outcome: PartOutcome) -> Iterator[OutputBytes]:
     engine = get_engine(part.engine)
     end = part.segment.base
-    for block, next_offset in _with_next(message_blocks(part, outcome), part.header):
+    for block, next_offset in _with_next(commit_log_part.message_blocks(part, outcome), part.header):
         first = int(block.pos[0]) + part.header
         if first - end >= MIN_FILLER_SIZE:
             yield from fillers(end, first, int(block.store_timestamps()[0]), outcome)
@@ -127,7 +118,7 @@ def _laid_out(
     moved.set_field("totalSize", ">i4", block.sizes + pads)
     is_padded = pads > 0
     lengths_at = (stops - begin - properties - 2)[is_padded]
-    put_numbers(data, ">u2", lengths_at, (properties + pads)[is_padded])
+    commit_log_part.put_numbers(data, ">u2", lengths_at, (properties + pads)[is_padded])
     for number in np.flatnonzero(has_crc & (is_padded | is_moved)).tolist():
         _end_with_crc(engine, data[moved.starts[number] : moved.ends[number]], int(pads[number]))
     for number in np.flatnonzero(is_moved).tolist():
@@ -173,20 +164,22 @@ def _offsets(own: Longs, sizes: Longs, properties: Longs, begin: int, next_offse
     return offsets, np.where(is_padded, gaps, 0)
 
 
-def _pad(data: Bytes, stops: Longs, pads: Longs) -> None:
+def _pad(data: commit_log_part.Bytes, stops: Longs, pads: Longs) -> None:
     """Write property separators after messages, which end at `stops`."""
     for pad in np.unique(pads[pads > 0]).tolist():
         windows = np.ndarray((len(data) - pad + 1, pad), np.uint8, data, strides=(1, 1))
         windows[stops[pads == pad]] = layout.PROPERTY_SEPARATOR
 
 
-def _end_with_crc(engine: Engine, message: Bytes, pad: int) -> None:
+def _end_with_crc(engine: Engine, message: commit_log_part.Bytes, pad: int) -> None:
     """Move the property CRC of a padded message to its end, and recompute it."""
     size = layout.PROPERTY_CRC_SIZE
     crc = message[len(message) - pad - size : len(message) - pad].copy()
     message[len(message) - pad - size : len(message) - size] = layout.PROPERTY_SEPARATOR
+    if stored_property_crc(crc.tobytes()) is not None:
+        value = engine.crc32(message[:-size].tobytes()) & MESSAGE_CRC_MASK
+        crc = np.frombuffer(encode_property_crc(value), np.uint8)
     message[len(message) - size :] = crc
-    update_property_crc(engine, message)
 
 
 def fillers(start: int, end: int, store_timestamp: int, outcome: PartOutcome) -> Iterator[OutputBytes]:
@@ -203,5 +196,5 @@ def fillers(start: int, end: int, store_timestamp: int, outcome: PartOutcome) ->
             store_timestamp=store_timestamp,
             property_crc=True,  # required by brokers with forceVerifyPropCRC
         )
-        outcome.counts[FILLERS] += 1
+        outcome.counts[commit_log_part.FILLERS] += 1
         yield OutputBytes(memoryview(message), 1)

@@ -265,6 +265,14 @@ def file_report(file: Path, path: str, rows: int) -> FileReport:
     return FileReport(path, size, crc, rows)
 
 
+def read_back_error(path: str, expected: str, found: str) -> StoreError:
+    """An error for a file that differs from what was written to it."""
+    return StoreError(
+        f"{path}: the file differs when read back: expected {expected}, found {found}: check the disk and the memory "
+        "of this machine, and export again"
+    )
+
+
 def has_file(target: Path, file: FileReport) -> bool:
     """Whether a file exists with its size."""
     try:
