@@ -215,8 +215,8 @@ class Form(Protocol):
     def write(self, part: Any, number: int, target: Path) -> PartReport:
         """Write a part from its start. Files of an earlier attempt are replaced by the same bytes.
 
-        Files are written with `target_folder.new_file` and read back, and get their names once they are complete. Concurrent
-        attempts at the same part are safe. Raises StoreError and OSError.
+        Files are written with `target_folder.new_file` and read back, and get their names once they are complete.
+        Concurrent attempts at the same part are safe. Raises StoreError and OSError.
         """
 
     def finish(
