@@ -54,7 +54,7 @@ class SimStore(MemoryStore):
     @property
     def durable_index(self) -> int:
         """The last index that certainly survives a crash."""
-        return self._flushed if self.is_sync else self.ledger_end_index
+        return self.flushed_index if self.is_sync else self.ledger_end_index
 
     # Called by the core
 
@@ -103,7 +103,7 @@ class SimStore(MemoryStore):
 
     def begin_flush(self) -> bool:
         """Start an fsync of all written entries. False if one runs already or there is nothing new."""
-        if self.is_flushing or self._flushed >= self.ledger_end_index:
+        if self.is_flushing or self.flushed_index >= self.ledger_end_index:
             return False
         self.is_flushing = True
         self.flushing = self.ledger_end_index
@@ -112,25 +112,25 @@ class SimStore(MemoryStore):
     def end_flush(self) -> int:
         """End the fsync. Returns the last durable index, -1 if there is none because of truncations since."""
         self.is_flushing = False
-        self._flushed = max(self._flushed, self.flushing)
-        if self._flushed >= 0:
+        self.flushed_index = max(self.flushed_index, self.flushing)
+        if self.flushed_index >= 0:
             self.before_reset = None
-        return self._flushed
+        return self.flushed_index
 
     def write_checkpoint(self) -> None:
         """Make the committed index durable, as far as its entries are flushed."""
-        self.checkpoint = max(self.checkpoint, min(self._committed, self.durable_index))
+        self.checkpoint = max(self.checkpoint, min(self.committed_index, self.durable_index))
 
     def close(self) -> None:
         """An orderly end: flush all entries and write the checkpoint."""
-        self._flushed = self.ledger_end_index
-        self.checkpoint = self._committed
+        self.flushed_index = self.ledger_end_index
+        self.checkpoint = self.committed_index
         if self._entries:
             self.before_reset = None
 
     def expire(self, index: int) -> int:
         """Remove committed and flushed entries below that index. Returns how many."""
-        count = min(index, self._committed, self.durable_index) - self.ledger_begin_index
+        count = min(index, self.committed_index, self.durable_index) - self.ledger_begin_index
         if self._entries and count > 0:
             del self._entries[:count]
             return count
@@ -143,11 +143,11 @@ class SimStore(MemoryStore):
         kept = self._kept(random, max(durable, begin - 1), end)
         if self.before_reset is not None and kept < max(begin, 0):
             self.checker.count("resets undone by a crash")
-            self.before_reset._term, self.before_reset._vote_leader = self._term, self._vote_leader
+            self.before_reset.curr_term, self.before_reset.vote_leader = self.curr_term, self.vote_leader
             self.before_reset.power_cut_in = 0
             return self.before_reset.survive(random)
         after = SimStore(self.node_id, self.is_sync, self._file_size, self.checker)
-        after._term, after._vote_leader = self._term, self._vote_leader
+        after.curr_term, after.vote_leader = self.curr_term, self.vote_leader
         # Faults of rare operations still happen.
         after.failures, after.failing_operation = self.failures, self.failing_operation
         after.power_cut_in, after.power_cut_operation, after.is_power_cut_after = (
@@ -158,9 +158,9 @@ class SimStore(MemoryStore):
         after._entries = self._entries[: kept - begin + 1] if begin >= 0 else []
         if after._entries:
             after._next_index = begin + len(after._entries)
-            after._end_pos = after._entries[-1].end
-            after._flushed = after.ledger_end_index
-            after._committed = after.checkpoint = min(self.checkpoint, after.ledger_end_index)
+            after.end_pos = after._entries[-1].end
+            after.flushed_index = after.ledger_end_index
+            after.committed_index = after.checkpoint = min(self.checkpoint, after.ledger_end_index)
         self.checker.survived(self, after)
         return after
 
@@ -206,5 +206,5 @@ class SimStore(MemoryStore):
     def _forget(self, end: int) -> None:
         """Entries after `end` are not durable, even if a running fsync covered earlier ones there."""
         self.flushing = min(self.flushing, end)
-        self._flushed = min(self._flushed, end)
+        self.flushed_index = min(self.flushed_index, end)
         self.checkpoint = min(self.checkpoint, end)

@@ -162,7 +162,7 @@ class Script:
         parts = [term.split(":") for term in terms]
         data = b"".join(entry(index, int(term), *what) for index, (term, *what) in enumerate(parts, start=self.begin))
         self.store.append_as_follower(data, int(parts[-1][0]))
-        self.store._flushed = self.store.ledger_end_index
+        self.store.flushed_index = self.store.ledger_end_index
 
     def do_saved(self, term: str, vote: str) -> None:
         self.store.save_term(int(term), None if vote == "-" else vote)
@@ -246,7 +246,7 @@ class Script:
 
     def do_persisted(self, index: str) -> None:
         assert self.core is not None
-        self.store._flushed = max(self.store._flushed, int(index))
+        self.store.flushed_index = max(self.store.flushed_index, int(index))
         self.core.persisted(int(index), self.now)
         self._drain()
 
