@@ -1,1 +1,1 @@
-"""Speed and memory of the package against peers measured in the same run; see README.md."""
+"""Speed and memory of the package compared with peers in the same run; see README.md."""

@@ -1,4 +1,4 @@
-"""``python -m benchmarks [NAME...]``: one JSON object a line; without names all of them. A goal missed is no error."""
+"""``python -m benchmarks [NAME...]``: one line of JSON each; all without names. A missed goal is not an error."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""``python -m benchmarks.append_load GROUP PEERS``: appends with our client, a round for each line on standard input.
+"""``python -m benchmarks.append_load GROUP PEERS``: appends with our client, one round for each line of standard input.
 
-``batch COUNT SIZE`` appends so many bodies of so many bytes with ``append_batch``; ``single COUNT SIZE`` one by one
-with ``submit``, at most `IN_FLIGHT` unanswered; ``rate COUNT SIZE RATE`` so many a second, whether answers come or not.
-One JSON object a round: the seconds until the last answer, how many were acknowledged, and the milliseconds in which
-half and 99 of 100 were. Those of ``rate`` begin when an append was due, not when it could be sent.
+``batch COUNT SIZE`` appends COUNT bodies of SIZE bytes with ``append_batch``. ``single COUNT SIZE`` uses ``submit``,
+with at most `IN_FLIGHT` without a response. ``rate COUNT SIZE RATE`` appends RATE a second and does not wait for
+responses. One JSON object a round: the seconds until the last response, the number of acknowledged appends, and the
+milliseconds in which half and 99 of 100 were. With ``rate`` they are counted from when an append was due, not from when
+it was sent.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import pyspark_dledger as dl
 
 IN_FLIGHT = 8000
 PATIENCE_MS = 20_000  # the nodes may be starting
-TICK = 0.002  # seconds between two looks at what is due
+TICK = 0.002  # seconds between two checks for due appends
 
 
 def batch(client: dl.Client, count: int, size: int) -> dict[str, Any]:
@@ -58,7 +59,7 @@ def rate(client: dl.Client, count: int, size: int, wanted: int) -> dict[str, Any
 
 
 def _nothing() -> None:
-    """What follows an answer where nobody waits for it."""
+    """Handles responses that no caller waits for."""
 
 
 def body_of(size: int) -> bytes:
@@ -66,7 +67,7 @@ def body_of(size: int) -> bytes:
 
 
 class Clock:
-    """How long each of many appends takes."""
+    """The times of appends."""
 
     def __init__(self, count: int) -> None:
         self._taken = [0.0] * count
@@ -78,7 +79,7 @@ class Clock:
         future.add_done_callback(partial(self._ends, number, begun, then))
 
     def _ends(self, number: int, begun: float, then: Callable[[], object], future: Future[Any]) -> None:
-        # The client's one thread calls this, so that nothing here needs a lock; what is already done is the exception.
+        # Usually the client's only thread calls this, so no lock is needed.
         self._taken[number] = time.perf_counter() - begun
         self._acknowledged += future.exception() is None
         then()

@@ -1,7 +1,7 @@
-"""The transport's own ceiling: a Python data source whose batches lie in the worker's memory before Spark asks.
+"""The transport's ceiling: a Python data source whose batches are in the worker's memory before Spark reads them.
 
-A worker process that is asked for the first time builds the batches of all partitions, with the package itself, and
-keeps them. Every such build is noted in a file beside the plan, so that a run in which one happened is not counted.
+At its first call, a worker process builds the batches of all partitions with this package and keeps them. It notes that
+in a file next to the plan, so that the run is not counted.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-_held: dict[tuple[str, int], list[list[pa.RecordBatch]]] = {}  # of one plan: the batches of a store are gigabytes
+_held: dict[tuple[str, int], list[list[pa.RecordBatch]]] = {}  # of one plan only: the batches of a store are gigabytes
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What the source yields: `partitions` as `Log.plan` made them, or that many empty ones."""
+    """What the source yields: `partitions` of `Log.plan`, or so many empty ones."""
 
     schema: StructType
     partitions: list[Any]
@@ -58,7 +58,7 @@ class Ceiling(DataSource):
 
 
 class CeilingReader(DataSourceReader):
-    """Yields what the worker holds."""
+    """Yields the worker's batches."""
 
     def __init__(self, plan: Path) -> None:
         self._plan = plan

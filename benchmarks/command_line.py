@@ -1,4 +1,4 @@
-"""How long the command line takes to start: a fresh process, its byte code cached, on a store of a few hundred KiB."""
+"""The start of the command line: a fresh process with cached byte code, on a store of a few hundred KiB."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _IMPORT = re.compile(r"^import time: +\d+ \| +(\d+) \| +(\S+)$", re.MULTILINE)
 
 
 def environment() -> dict[str, str]:
-    """Byte code is kept, as it is where the package is installed."""
+    """Keep byte code, as in an installed package."""
     return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
 def run(*arguments: str, flags: tuple[str, ...] = ()) -> str:
-    """Runs the command line in a process of its own; returns what it said on standard error."""
+    """Run the command line in its own process. Returns its standard error."""
     line = [sys.executable, *flags, "-m", "pyspark_dledger", *arguments]
     done = subprocess.run(line, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment())
     if done.returncode not in (0, 1):
@@ -35,7 +35,7 @@ def run(*arguments: str, flags: tuple[str, ...] = ()) -> str:
 
 
 def slowest_imports(arguments: tuple[str, ...]) -> dict[str, float]:
-    """The packages, and modules of this one, that take longest to load with all that they load; in milliseconds."""
+    """The packages and modules of this one with the longest load times, imports included, in milliseconds."""
     found = _IMPORT.findall(run(*arguments, flags=("-X", "importtime")))
     packages: dict[str, float] = {}
     for microseconds, name in found:

@@ -1,4 +1,4 @@
-"""Damaged and hostile segments against intact ones in the same run: verification, resynchronising, bad bytes."""
+"""Damaged and hostile segments compared with intact ones: verification, resynchronisation, random bytes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def intact(store: Store) -> Segment:
 
 
 def survey(segment: Segment) -> float:
-    """The bytes of entries and messages in it, in GB."""
+    """The size of the entries and messages, in GB."""
     sizes = get_engine("native").survey(SurveyRequest(segment, segment.base, segment.end)).sizes
     return (sizes["entry"] + sizes["message"]) / 1e9
 
@@ -46,7 +46,7 @@ def scan(segment: Segment, columns: tuple[str, ...]) -> int:
 
 
 def made(name: str, write: Callable[[Path], None]) -> Segment:
-    """A file of that name, written if it is not there yet, and in the page cache."""
+    """A file in the page cache; it is written if it does not exist."""
     path = BUILD / f"damage-v{VERSION}" / name
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -84,7 +84,7 @@ def zeros(path: Path) -> None:
 
 
 def entries_in_bodies(path: Path, with_headers: bool = True, inner: int = 1024 - 48, steps: bool = False) -> None:
-    """Entries of 1 KiB whose bodies are whole entries of `inner` bytes that name their own position.
+    """Entries of 1 KiB whose bodies contain complete entries of `inner` bytes with their real positions.
 
     Their own headers are zeros without `with_headers`. With `steps` the indexes inside grow like real ones.
     """
@@ -100,7 +100,7 @@ def entries_in_bodies(path: Path, with_headers: bool = True, inner: int = 1024 -
 
 
 def entries_of(size: int, path: Path) -> None:
-    """An intact segment of entries of so many bytes."""
+    """An intact segment with entries of this size."""
     number = np.arange(HOSTILE_SIZE // size)
     data = np.random.default_rng(7).integers(32, 127, (len(number), size), np.uint8)
     data[:, :48] = header_rows(number, number * size, size).view(np.uint8).reshape(-1, 48)
@@ -122,7 +122,7 @@ HOSTILE: dict[str, Callable[[Path], None]] = {
     "bodiesDamagedInOrder": partial(entries_in_bodies, with_headers=False, steps=True),
     "logsDamaged": partial(entries_in_bodies, with_headers=False, inner=SMALL),
 }
-# What each is measured against: an intact segment of entries of as many bytes as come out of it.
+# The peer of each: an intact segment with entries of the size that a scan returns.
 PEERS = {what: SMALL if what == "logsDamaged" else 1024 for what in HOSTILE}
 
 
@@ -135,7 +135,7 @@ def verify(name: str) -> Result:
 
 
 def resync(name: str) -> Result:
-    """The share of the undamaged speed that is kept where it suffers most."""
+    """The speed relative to an undamaged store, for the slowest kind of reading."""
     whole = intact(MESSAGES_1K)
     broken = made("every-1000th", partial(damaged, whole))
     expected = scan(whole, ("pos",))
@@ -156,7 +156,7 @@ def resync(name: str) -> Result:
 
 
 def hostile(name: str) -> Result:
-    """Of several hostile files the one that is slowest beside an intact one of the same size."""
+    """The slowest of several hostile files, relative to an intact one of the same size."""
     files = {what: made(what, write) for what, write in HOSTILE.items()}
     peers = {size: made(f"intact-{size}", partial(entries_of, size)) for size in set(PEERS.values())}
     actions: dict[str, Callable[[Segment], object]] = {"survey": survey, "scan": partial(scan, columns=DEFAULT_NAMES)}

@@ -1,4 +1,4 @@
-"""Messages by themselves, in one thread: rows become puts, and a leader checks and stamps them."""
+"""Messages in one thread, without nodes: rows become puts, and a leader checks and stamps them."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from pyspark_dledger.format.encode.puts import PutSettings, producer_of
 from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.format.message import encode_host
 
-ROWS = 10_000  # of a batch, as Spark hands them over
-UNIT = 1000  # messages, about as many as a leader takes at once
+ROWS = 10_000  # of a batch, as from Spark
+UNIT = 1000  # messages, about as many as a leader gets at once
 BATCHES = 20
-WARM_UPS = 5  # Java's compiler is not done before
+WARM_UPS = 5  # rounds until Java's compiler is done
 HOST = encode_host("10.1.2.3", 10911)
 
 
 class Java(Process):
-    """RocketMQ 5.3.3's own encoder, the one that brokers in DLedger mode write with."""
+    """RocketMQ 5.3.3's encoder of brokers in DLedger mode."""
 
     def __init__(self) -> None:
         super().__init__(java_command("EncodeMessages", "-Xms1g", "-Xmx1g", "-XX:+AlwaysPreTouch", pom="rocketmq.xml"))
@@ -36,7 +36,7 @@ class Java(Process):
 
 
 def batch_of(size: int) -> pa.RecordBatch:
-    """Rows that all differ, with tags, keys and two properties."""
+    """Different rows with tags, keys and two properties."""
     source = random.Random(size)
     rows = [
         {
@@ -55,14 +55,14 @@ def batch_of(size: int) -> pa.RecordBatch:
 
 
 def encode_all(batch: pa.RecordBatch, settings: PutSettings) -> None:
-    """The same rows again and again, each time as if none of them had come before."""
+    """Encode the same rows repeatedly, each time with new ordinals."""
     engine = get_engine("native")
     for _ in range(BATCHES):
         engine.encode_messages(batch, settings, engine.new_ordinals())
 
 
 def take_all(bodies: Bodies) -> None:
-    """What a leader does with as many puts, unit by unit: check, stamp, and write where they stand."""
+    """A leader's work on the puts, unit by unit: check, stamp, encode and write positions."""
     engine = get_engine("native")
     keep, offsets = np.ones(bodies.count, np.bool_), np.arange(bodies.count)
     for _ in range(ROWS * BATCHES // UNIT):
@@ -78,7 +78,7 @@ def copy_all(data: bytes) -> None:
 
 
 def encode(name: str, size: int) -> Result:
-    """Bytes of bodies a second, with identities; beside Java's, and what the same bytes take to be copied."""
+    """Bytes of bodies a second, with identities, compared with Java's encoder and with a plain copy."""
     engine, batch = get_engine("native"), batch_of(size)
     settings = PutSettings(producer_of("benchmark", 0), 1_700_000_000_000, HOST, HOST, {"OrderTopic": 4})
     puts = engine.encode_messages(batch, settings, engine.new_ordinals())

@@ -1,7 +1,7 @@
-"""Leaving: a log exported in its three forms by one process on one core, beside Spark that writes the same rows.
+"""Export of a log in three forms by one process on one core, compared with Spark writing the same rows.
 
-What is timed is the whole of it: reading, writing, making durable, reading back, and for a CommitLog its queues and
-index, from the start of the process on. Spark has two cores, makes nothing durable and checks nothing.
+The time is that of the whole process: reading, writing, fsync, reading back, and for a CommitLog its queues and index.
+Spark has two cores, and neither syncs nor checks its files.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ROUND_BYTES = 3 << 30
 
 
 def on_one_core(*arguments: str) -> None:
-    """Run the command line in a process of its own that has one core, with compiled modules, as users have them."""
+    """Run the command line in its own process with one core and compiled modules."""
     code = (
         "import os, sys; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); "
         "from pyspark_dledger.cli.main import main; sys.exit(main())"

@@ -1,4 +1,4 @@
-"""The tail of a live group: what a trigger with nothing new costs, and how long an append takes to become a row."""
+"""The tail of a live group: the time of a trigger without new rows, and from an append to its row."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def idle_look(peers: str) -> float:
 
 
 def idle(name: str) -> Result:
-    """Against the same group with next to nothing in its log."""
+    """Compared with the same group and a nearly empty log."""
     with group_of_three(name) as peers:
         peer = idle_look(peers)
         with dl.connect(group=GROUP, peers=peers) as client:
@@ -57,7 +57,7 @@ def idle(name: str) -> Result:
 
 
 def append(peers: str, done: threading.Event) -> None:
-    """Appends an entry every few milliseconds, with the time at which it was handed over in it."""
+    """Appends an entry every few milliseconds, which contains the time of the append."""
     with dl.connect(group=GROUP, peers=peers) as client:
         while not done.wait(0.002):
             client.append(TIME.pack(time.time()) + b"x" * (SIZE - TIME.size))
@@ -70,7 +70,7 @@ def bodies_behind(tail: GroupTail, start: TailOffset, end: TailOffset) -> Iterat
 
 
 def latency(name: str) -> Result:
-    """From before an append, which its acknowledgement follows, to its row; without Spark, a trigger every 100 ms."""
+    """The time from an append to its row, without Spark, with a trigger every 100 ms."""
     with group_of_three(name) as peers, closing(tail_of(peers)) as tail:
         done = threading.Event()
         writer = threading.Thread(target=append, args=(peers, done))

@@ -1,4 +1,4 @@
-"""Taking times side by side, and the line that a benchmark prints."""
+"""Times the sides of a benchmark in turns, and prints its line."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ Seconds = Callable[[], float]
 
 
 class PeerMissing(Exception):
-    """The other side cannot run here; the message says why."""
+    """A peer cannot run here; the message is the reason."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a benchmark found. A goal is met by `value`, or by the ratio of `value` to the peer's."""
+    """A benchmark's result. The goal is for `value`, or for the ratio of `value` to the peer's."""
 
     name: str
     value: float
@@ -69,7 +69,7 @@ def rounded(value: float | None) -> float | None:
 
 
 def timed(action: Callable[[], Any]) -> Seconds:
-    """`action` as something that returns the seconds it took."""
+    """A function that runs `action` and returns the seconds."""
 
     def seconds() -> float:
         start = time.perf_counter()
@@ -80,7 +80,7 @@ def timed(action: Callable[[], Any]) -> Seconds:
 
 
 def touch_memory(size: int) -> None:
-    """Take and give back the bytes of memory that a round's files will be kept in.
+    """Allocate and free the memory for a round's files.
 
     A virtual machine whose host takes back what is free gets it again page by page, several times slower than it is
     written: that would be measured otherwise, in whichever round comes first.
@@ -90,7 +90,7 @@ def touch_memory(size: int) -> None:
 
 
 def alternate(sides: dict[str, Seconds], rounds: int = ROUNDS, warm_ups: int = WARM_UPS) -> dict[str, float]:
-    """The median seconds of every side, taken in turns so that a slow spell of the machine meets all of them."""
+    """The median seconds of every side. They run in turns, so that a slow phase of the machine affects all."""
     times: dict[str, list[float]] = {name: [] for name in sides}
     for number in range(warm_ups + rounds):
         for name, seconds in sides.items():

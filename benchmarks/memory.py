@@ -1,6 +1,6 @@
-"""The memory of one task: a fresh process that reads a whole segment as one partition, as a Spark worker does.
+"""The memory of one task: a fresh process reads a segment as one partition, like a Spark worker.
 
-Counted is anonymous memory; pages of mapped files are the page cache's.
+Only anonymous memory counts; pages of mapped files belong to the page cache.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def anonymous_bytes() -> int:
 
 
 def read_segment(path: str) -> dict[str, int]:
-    """The peak while all columns of one segment are read as one partition, and what the process had before."""
+    """The peak while all columns of a segment are read as one partition, and the memory before."""
     from pyspark_dledger import open_log
     from pyspark_dledger.format.columns import DEFAULT_NAMES
     from pyspark_dledger.format.spec import Filters

@@ -1,8 +1,8 @@
-"""``python -m benchmarks.message_load GROUP PEERS``: puts messages with our client, a round for each line of input.
+"""``python -m benchmarks.message_load GROUP PEERS``: puts messages with our client, one round for each line of input.
 
-``put COUNT SIZE`` encodes messages with bodies of so many bytes, each with an identity, and puts them with
-``put_messages``; ``append COUNT SIZE`` appends the same bytes with ``append_batch``. Encoding is not in the time.
-One JSON object a round: the seconds until the last answer, and how many messages were acknowledged.
+``put COUNT SIZE`` encodes COUNT messages with bodies of SIZE bytes and with identities, and puts them with
+``put_messages``; ``append COUNT SIZE`` appends the same bytes with ``append_batch``. Encoding is not timed.
+One JSON object a round: the seconds until the last response, and the number of acknowledged messages.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PATIENCE, PAUSE = 20.0, 0.05  # seconds
 
 
 class Load:
-    """A writer, whose every round is a job of its own: nothing that it puts was there before."""
+    """A writer. Each round is another job, so that no message is a duplicate."""
 
     def __init__(self, client: dl.Client) -> None:
         self._client = client
@@ -54,7 +54,7 @@ class Load:
 
 
 def encoded(bodies: Sequence[bytes]) -> Bodies:
-    """Messages of a job of their own, one queue after the other."""
+    """Messages of one job, to the queues in turn."""
     engine = get_engine()
     host = encode_host("127.0.0.1", 10911)
     settings = PutSettings(producer_of(uuid.uuid4().hex, 0), BORN, host, host, {TOPIC: QUEUES})
@@ -65,7 +65,7 @@ def encoded(bodies: Sequence[bytes]) -> Bodies:
 
 
 def wait_for_leader(client: dl.Client) -> None:
-    """The nodes may be starting."""
+    """Wait until the nodes have started."""
     ends = time.monotonic() + PATIENCE
     while True:
         try:

@@ -1,4 +1,4 @@
-"""Messages that a leader of ours checks, numbers and tells apart, against the same bytes appended as they are."""
+"""Messages that our leader checks, numbers and deduplicates, compared with appending the same bytes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GOAL = 0.8
 
 
 class Nodes:
-    """A group of ours, each node a process with a folder of its own, and a writer, another one."""
+    """A group of our nodes, each a process with its own folder, and the process of a writer."""
 
     def __init__(self, folder: Path, count: int, flush: str, *flags: str) -> None:
         ports = free_ports(count)
@@ -67,7 +67,7 @@ def _node(folder: Path, node: str, peers: str, flush: str, flags: tuple[str, ...
 
 
 def put_messages(name: str, count: int, flush: str) -> Result:
-    """Two groups, one of which serves messages: what differs is what its leader does, and the queues of its members."""
+    """Two groups, one of which serves messages: the leader's work and the members' queues make the difference."""
     with (
         new_folder("messages/put") as served,
         new_folder("messages/append") as plain,
@@ -86,7 +86,7 @@ def put_messages(name: str, count: int, flush: str) -> Result:
 
 
 def queue_latency(name: str) -> Result:
-    """From before a put, which its acknowledgement follows, to its row in a tail by path; without Spark.
+    """The time from a put to its row in a tail by path, without Spark.
 
     The first rows do not count: they waited for a leader.
     """
@@ -103,7 +103,7 @@ def queue_latency(name: str) -> Result:
 
 
 def put_times(peers: str, done: threading.Event) -> None:
-    """Puts a message every few milliseconds, with the time at which it was handed over in it."""
+    """Puts a message every few milliseconds, which contains the time of the put."""
     with dl.connect(GROUP, peers) as client:
         wait_for_leader(client)
         while not done.wait(0.002):

@@ -1,4 +1,4 @@
-"""The other sides of the native scan, each a process that runs a round on demand: Java DLedger, a bare C++ walk."""
+"""The peers of the native scan: Java DLedger and a plain C++ walk, each a process that runs rounds on demand."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OPENED = ("java.base/java.nio", "java.base/sun.nio.ch", "java.base/jdk.internal.
 
 
 class Process:
-    """A process that says that it is ready, then answers each line on standard input with a JSON object."""
+    """A process that prints a line when it is ready, then a JSON object for each line of standard input."""
 
     def __init__(self, command: Sequence[str]) -> None:
         self._process = subprocess.Popen(
@@ -34,7 +34,7 @@ class Process:
         self._process.communicate()
 
     def ask(self, command: str) -> dict[str, Any]:
-        """Raises PeerMissing where the process ended."""
+        """Raises PeerMissing if the process has ended."""
         assert self._process.stdin
         self._process.stdin.write(command + "\n")
         self._process.stdin.flush()
@@ -51,7 +51,7 @@ class Process:
 
 
 class Peer(Process):
-    """A process that says what it read, then times a round for each line."""
+    """A process that prints what it read, then times a round for each line."""
 
     @property
     def entries(self) -> int:
@@ -69,7 +69,7 @@ def java(store: Store) -> Peer:
 
 
 def java_command(program: str, *options: str, pom: str = "pom.xml") -> list[str]:
-    """How to run a program of ``java/`` with the jars of a pom there: DLedger 0.3.1.2, or RocketMQ's store.
+    """The command for a program of ``java/`` with the jars of a pom: DLedger 0.3.1.2, or RocketMQ's store.
 
     Raises PeerMissing where that cannot be.
     """

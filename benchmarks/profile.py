@@ -1,4 +1,4 @@
-"""``python -m benchmarks.profile [STORE]``: what each column adds to a native scan, in milliseconds per GiB."""
+"""``python -m benchmarks.profile [STORE]``: the time of each column in a native scan, in milliseconds per GiB."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Appends that a quorum of three nodes has, ours and Java's, and a follower that catches up."""
+"""Appends to groups of three nodes, ours and Java's, and a follower that catches up."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ GROUP = "bench"
 NODES = ("n0", "n1", "n2")
 FLUSHES = ("async", "sync")
 ROUNDS = 5
-WARM_UPS = 2  # Java's compiler is not done before
-# What was fastest of all that was tried; the collector that keeps the fewest threads from running, too.
+WARM_UPS = 2  # rounds until Java's compiler is done
+# The fastest of the settings that were tried, and of the garbage collectors.
 JAVA_OPTIONS = ("-Xms4g", "-Xmx4g", "-XX:+AlwaysPreTouch", "-XX:+UseParallelGC")
-# Whoever is stopped while others are measured must not lose its leader by that.
+# A group that is stopped while others are measured must keep its leader.
 LEAK = 10_000
 JAVA_SETTINGS = ("EnableBatchPush=true", "MaxBatchPushSize=65536", f"MaxHeartBeatLeak={LEAK}")
 JAVA_IN_FLIGHT = {1024: 2000, 128: 4000}
 JAVA_THREADS = 64
-# Appends a round: about a second of ours, two or three of Java's.
+# Appends a round: about 1 s for ours, 2 or 3 s for Java's.
 COUNTS = {1024: 200_000, 128: 1_000_000}
 JAVA_COUNTS = {1024: 100_000, 128: 500_000}
 SINGLE_COUNT = 40_000
 ROUND_BYTES = 1 << 30
-# Appended before a round, to whoever was stopped.
+# Appended before a round, to groups that were stopped.
 WAKING = 100
 BEHIND = 1 << 30
 
 
 def free_ports(count: int) -> list[int]:
-    """Below those of outgoing connections, which could take the port of a node that restarts."""
+    """Ports below those of outgoing connections, which could take the port of a restarting node."""
     ports: list[int] = []
     for port in random.sample(range(20_000, 32_000), 12_000):
         with suppress(OSError), socket.create_server(("127.0.0.1", port)):
@@ -55,7 +55,7 @@ def free_ports(count: int) -> list[int]:
 
 
 class Java:
-    """A Java group in one process, appended to through handleAppend in that process."""
+    """A Java group in one process, with appends through handleAppend in that process."""
 
     def __init__(self, path: Path) -> None:
         ports = free_ports(len(NODES))
@@ -77,7 +77,7 @@ class Java:
 
 
 class JavaClients:
-    """Java's DLedgerClient on a Java group, in a process of its own."""
+    """Java's DLedgerClient in its own process, on a Java group."""
 
     def __init__(self, java: Java) -> None:
         with awake(java.pids):
@@ -95,7 +95,7 @@ class JavaClients:
 
 
 class Ours:
-    """A group of ours, each node a process, and a writer, another one."""
+    """A group of our nodes, each a process, and the process of a writer."""
 
     def __init__(self, path: Path, flush: str) -> None:
         ports = free_ports(len(NODES))
@@ -123,7 +123,7 @@ class Ours:
         process.wait()
 
     def require(self, node: str) -> None:
-        """Raises RuntimeError where that node has ended by itself."""
+        """Raises RuntimeError if the node has ended by itself."""
         if self._nodes[node].poll() is not None:
             ended = self._nodes.pop(node)
             said = (self._path / f"{node}.log").read_text().strip()
@@ -156,7 +156,7 @@ class Ours:
 
 
 def acknowledged(count: int, answer: dict[str, Any]) -> dict[str, Any]:
-    """The answer, if all of a round was; anything less would be no measurement."""
+    """The result of a round. Raises an error unless all of it was acknowledged."""
     if answer["acknowledged"] != count:
         raise AssertionError(f"{answer['acknowledged']} of {count} appends were acknowledged")
     return answer
@@ -174,7 +174,7 @@ def resume(pids: Iterable[int]) -> None:
 
 @contextmanager
 def awake(pids: Sequence[int]) -> Iterator[None]:
-    """Processes run for a while that are stopped otherwise, and so cost the other sides nothing."""
+    """Run processes that are stopped otherwise, so that they do not slow the other sides."""
     resume(pids)
     try:
         yield
@@ -183,7 +183,7 @@ def awake(pids: Sequence[int]) -> Iterator[None]:
 
 
 class Side(NamedTuple):
-    """What takes turns: a round, and the processes that do it."""
+    """One side: its round, and the processes for it."""
 
     pids: list[int]
     round: Callable[[], dict[str, Any]]
@@ -195,13 +195,13 @@ class Side(NamedTuple):
 
 
 def in_turns(sides: dict[str, Side], figure: str) -> dict[str, float]:
-    """The median of one figure of each side's rounds."""
+    """The median of a value over the rounds, for each side."""
     return alternate({name: partial(side.figure, figure) for name, side in sides.items()}, ROUNDS, WARM_UPS)
 
 
 @contextmanager
 def groups() -> Iterator[tuple[Java, dict[str, Ours]]]:
-    """Java's group and one of ours for each flush mode, all there, and stopped."""
+    """Java's group, and ours for each flush mode, all started and stopped (SIGSTOP)."""
     with ExitStack() as stack:
         java = stack.enter_context(closing(Java(stack.enter_context(new_folder("groups/java")))))
         ours = {
@@ -245,7 +245,7 @@ def _compared(name: str, rates: dict[str, float], peer: str, peer_rate: float, g
 
 
 def quorum_latency(name: str, size: int) -> Result:
-    """The p99 of single appends, when they come as fast as Java's group acknowledges them at its best."""
+    """The p99 of single appends at the highest rate of Java's group."""
     count = JAVA_COUNTS[size]
     with groups() as (java, ours):
         by_java = Side(java.pids, partial(java.append, count, size))
@@ -257,7 +257,7 @@ def quorum_latency(name: str, size: int) -> Result:
 
 
 def catch_up(name: str, size: int) -> Result:
-    """A follower that comes back 1 GiB behind, while others go on appending."""
+    """A follower that returns with 1 GiB less, while appends continue."""
     with (
         new_folder("groups/catch-up") as path,
         closing(Ours(path, "async")) as ours,
@@ -285,7 +285,7 @@ def catch_up(name: str, size: int) -> Result:
 
 
 def end_of(client: dl.Client, node: str) -> int:
-    """Where the log of a member ends; -1 while it does not answer."""
+    """The end index of a member's log; -1 while it does not respond."""
     try:
         return client.status(node).end_index
     except GroupError:

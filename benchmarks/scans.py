@@ -1,4 +1,4 @@
-"""The native scan in one thread, against the Java DLedger and a bare C++ walk."""
+"""The native scan in one thread, compared with Java DLedger and a plain C++ walk."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.format.spec import DLEDGER, ScanRequest, Segment
 
 HEADER = ("index", "term", "pos", "size", "magic", "channel", "chainCrc", "bodyCrc", "bodySize")
-JAVA_WARM_UPS = 4  # its compiler is not done before
+JAVA_WARM_UPS = 4  # rounds until its compiler is done
 
 
 def request(store: Store, columns: tuple[str, ...]) -> ScanRequest:
-    """All of the store's first segment."""
+    """A request for the store's first segment."""
     path = store.segment(0)
     segment = Segment(str(path), path.name, 0, store.segment_size, DLEDGER)
     return ScanRequest(segment, 0, store.segment_size, columns)
 
 
 def scan(wanted: ScanRequest) -> int:
-    """Read all of it, batch by batch; the number of rows."""
+    """Read all batches. Returns the number of rows."""
     return sum(batch.num_rows for batch, _ in get_engine("native").scan(wanted))
 
 

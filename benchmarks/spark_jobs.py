@@ -1,6 +1,6 @@
-"""The data source in Spark: against its transport's ceiling, and what filters and few columns save.
+"""The data source in Spark, compared with its transport's ceiling, and the gain from filters and few columns.
 
-Times are end to end: load, plan, read, and a sink that drops the rows.
+Times are end to end: load, plan, read, and a sink that discards the rows.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MOST_TRIES = 10
 @cache
 def spark() -> SparkSession:
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    # Workers import this package, for the ceiling; they do not inherit the working directory.
+    # Workers import this package for the ceiling, and do not inherit the working directory.
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(Path.cwd()), os.environ.get("PYTHONPATH"))))
     session = (
         SparkSession.builder.master("local[2]")
@@ -54,12 +54,12 @@ def ceiling(plan: Path) -> DataFrame:
 
 
 def job(frame: Callable[[], DataFrame]) -> Seconds:
-    """Read everything and drop it."""
+    """Read all rows and discard them."""
     return timed(lambda: frame().write.format("noop").mode("overwrite").save())
 
 
 def empty_job(tasks: int) -> Seconds:
-    """A job of that many tasks, of the same source API, that read nothing."""
+    """A job of so many empty tasks with the same source API."""
     plan = BUILD / "plans" / f"empty-{tasks}.plan"
     Plan(load(ensured(MESSAGES_1K)).schema, [None] * tasks, empty=True).write(plan)
     return job(lambda: ceiling(plan))
@@ -71,7 +71,7 @@ def ensured(store: Store) -> Path:
 
 
 def against_ceiling(name: str, store: Store, schema: str | None = None) -> Result:
-    """One segment of the store, whole, against the same batches from memory."""
+    """One segment of the store, compared with the same batches from memory."""
     ensured(store)
     path = store.segment(0)
     frame = load(path, schema)
@@ -102,7 +102,7 @@ def against_ceiling(name: str, store: Store, schema: str | None = None) -> Resul
 
 
 def without_builds(plan: Path, run: Seconds) -> Seconds:
-    """`run`, again until no worker had to build its batches first."""
+    """`run`, repeated until no worker built batches in it."""
 
     def seconds() -> float:
         for _ in range(MOST_TRIES):
@@ -116,7 +116,7 @@ def without_builds(plan: Path, run: Seconds) -> Seconds:
 
 
 def selective(name: str, small: Callable[[Path], DataFrame], whole: Callable[[Path], DataFrame]) -> Result:
-    """Two jobs over the whole store, each less an empty job with its number of tasks."""
+    """Two jobs over the whole store, each without the time of an empty job with as many tasks."""
     path = ensured(MESSAGES_1K)
     frames = {"small": lambda: small(path), "whole": lambda: whole(path)}
     tasks = {side: frame().rdd.getNumPartitions() for side, frame in frames.items()}

@@ -1,4 +1,4 @@
-"""The sinks in Spark, end to end from a cached DataFrame: beside Parquet's writer, and beside the client alone."""
+"""The sinks in Spark, end to end from a cached DataFrame, compared with Parquet's writer and with the plain client."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from benchmarks.replication import GROUP, Ours
 from benchmarks.spark_jobs import spark
 
 SIZE = 1024
-COUNT = 1_000_000  # a round: some seconds, beside which what a job costs by itself is little
+COUNT = 1_000_000  # a round of some seconds, in which the cost of a job is small
 PARTITIONS = 2
 ROUNDS, WARM_UPS = 5, 2
-# A round writes one GiB; of what it finds free the host takes back some again while it lasts.
+# A round writes 1 GiB; meanwhile the host takes back some of the free memory.
 ROUND_BYTES = 4 << 30
 _HASH_SIZE = 32
 
 
 @cache
 def rows() -> DataFrame:
-    """Bodies that nothing compresses, in memory."""
+    """Incompressible bodies in memory."""
     numbers = spark().range(0, COUNT, 1, PARTITIONS)
     parts = [F.sha2(F.concat(F.col("id"), F.lit(f"-{number}")), 256) for number in range(SIZE // _HASH_SIZE)]
     frame = numbers.select(F.unhex(F.concat(*parts)).alias("body")).cache()
@@ -42,13 +42,13 @@ def messages() -> DataFrame:
 
 
 def megabytes(seconds: float) -> float:
-    """Of bodies, a second."""
+    """Bytes of bodies a second."""
     return COUNT * SIZE / 1e6 / seconds
 
 
 @contextmanager
 def folders(name: str) -> Iterator[Callable[[], Path]]:
-    """A new folder at each call; the one before is removed, which is no part of the time."""
+    """A new folder at each call; the one before is removed, which is not timed."""
     numbers = itertools.count()
     with new_folder(name) as root:
 
@@ -61,7 +61,7 @@ def folders(name: str) -> Iterator[Callable[[], Path]]:
 
 
 def saved(frame: Callable[[], DataFrame], form: str, fresh: Callable[[], Path], **options: str) -> Seconds:
-    """Write everything to a new folder."""
+    """Write all rows to a new folder."""
 
     def seconds() -> float:
         path = str(fresh())
@@ -85,7 +85,7 @@ def embedded(name: str, frame: Callable[[], DataFrame], flush: str, goal: float)
 
 
 def group(name: str) -> Result:
-    """To three nodes, against one client that appends the same bytes with nothing else to do."""
+    """To three nodes, compared with one client that appends the same bytes."""
     rows()
     with new_folder(name) as folder, closing(Ours(folder, "async")) as ours:
         writer = rows().write.format("dledger").mode("append").option("timeoutMs", 20_000)

@@ -1,6 +1,6 @@
-"""The store by itself: appending beside Java's and beside bare writes, and starting after a clean end and after a kill.
+"""The store without nodes: appends compared with Java's and with plain writes, and starts after a shutdown and a kill.
 
-``python -m benchmarks.store FOLDER clean|killed`` writes a store of 2 GiB, for the two benchmarks of starting.
+``python -m benchmarks.store FOLDER clean|killed`` writes a store of 2 GiB for the two benchmarks of starts.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from pyspark_dledger.store.mmap_file_store import MmapFileStore
 from pyspark_dledger.store.store_config import StoreConfig
 
 BODY_SIZE = 1024
-BATCH = 1000  # bodies, about as many as the nodes send each other at once
+BATCH = 1000  # bodies, about as many as nodes send at once
 BATCHES = 500
 SINGLES = 100_000
 STORE_SIZE = 2 * 1024**3
 ROUNDS = 5
 STARTS = 3
-WARM_UPS = 3  # Java's compiler is not done before, nor has the machine given its memory
+WARM_UPS = 3  # rounds until Java's compiler is done and memory is allocated
 
 
 class Times(NamedTuple):
-    """Seconds of one round: until the last append came back, and until everything was durable."""
+    """Seconds of one round: until the last append returned, and until all was durable."""
 
     appended: float
     durable: float
@@ -69,7 +69,7 @@ def append(batch: Bodies, times: int, services: bool = False) -> Times:
 
 
 def write(data: bytes, times: int) -> Times:
-    """As many bytes into a file of the same size, with nothing around it."""
+    """Plain writes of the same bytes into a file of the same size."""
     with new_folder("append-bare") as folder:
         file = os.open(folder / "data", os.O_RDWR | os.O_CREAT)
         try:
@@ -85,7 +85,7 @@ def write(data: bytes, times: int) -> Times:
 
 
 class Java(Process):
-    """Java's store, one append after the other, as it knows no batches."""
+    """Java's store, with single appends, because it has no batches."""
 
     def __init__(self) -> None:
         super().__init__(java_command("StoreAppend", "-Xms1g", "-Xmx1g", "-XX:+AlwaysPreTouch"))
@@ -97,7 +97,7 @@ class Java(Process):
 
 
 def store_append(name: str) -> Result:
-    """Bodies a second, in MB; the peer's where Java can run, and what bare writes of the same bytes take."""
+    """MB of bodies a second, compared with Java's store (if Java can run) and with plain writes."""
     batch, single = batch_of(BATCH), batch_of(1)
     entries = get_engine().encode_entries(batch, 0, 0, 0, 0, 1024**3).data
     sides = {
@@ -127,7 +127,7 @@ def store_append(name: str) -> Result:
 
 
 def both_times(sides: Mapping[str, Callable[[], Times]]) -> dict[str, Times]:
-    """The medians of every side, taken in turns."""
+    """The median of each side; the sides run in turns."""
     taken: dict[str, list[Times]] = {side: [] for side in sides}
 
     def once(side: str) -> float:
@@ -142,7 +142,7 @@ def both_times(sides: Mapping[str, Callable[[], Times]]) -> dict[str, Times]:
 
 
 def store_recovery(name: str, end: str, most: float) -> Result:
-    """Seconds until a store of 2 GiB is started, its files in the page cache as whoever wrote them left them."""
+    """Seconds to start a store of 2 GiB, with its files in the page cache as after writing."""
     seconds, entries, cold = [], 0, 0.0
     for _ in range(STARTS):
         with new_folder(f"recovery-{end}") as folder:
@@ -165,7 +165,7 @@ def leave_store(folder: Path, end: str) -> None:
 
 
 def start_store(folder: Path) -> tuple[float, int]:
-    """The seconds that a start takes, and how many entries there are then."""
+    """The seconds of a start, and the number of entries."""
     store = MmapFileStore(StoreConfig(folder))
     start = time.perf_counter()
     store.startup()
@@ -185,7 +185,7 @@ def drop_from_cache(folder: Path) -> None:
 
 
 def write_store(folder: Path, end: str) -> None:
-    """Fill a store, commit everything, note that half-way, and end as asked."""
+    """Fill a store with committed entries, write a checkpoint half-way, and end as requested."""
     batch = batch_of(BATCH)
     with opened(folder) as store:
         is_noted = False

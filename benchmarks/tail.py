@@ -1,6 +1,6 @@
-"""The tail of a store: what a trigger with nothing new costs, and how long an append takes to become a row.
+"""The tail of a store: the time of a trigger without new rows, and from an append to its row.
 
-``python -m benchmarks.tail FOLDER`` writes a store until it is killed, for the latency.
+``python -m benchmarks.tail FOLDER`` writes a store until it is killed, for the latency benchmark.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def tail_of(path: Path, **options: str) -> StoreTail:
 
 
 def idle(name: str, store: Store) -> Result:
-    """Against a log of one segment, which is an eighth of the other."""
+    """Compared with a log of one segment, an eighth of the size."""
     value, peer = idle_seconds(tail_of(ensure(store))), idle_seconds(tail_of(ensure(RAW_1K)))
     size = store.segments * SEGMENT_SIZE
     detail = {"logBytes": size, "looks": LOOKS}
@@ -41,7 +41,7 @@ def idle(name: str, store: Store) -> Result:
 
 
 def idle_queues(name: str) -> Result:
-    """A log that ends with an entry that is not committed, so that every queue may prove something at any time."""
+    """A log whose last entry is not committed, so that every trigger must read every queue."""
     with new_folder("tail-queues") as folder:
         store = MmapFileStore(StoreConfig(folder))
         store.startup()
@@ -49,7 +49,7 @@ def idle_queues(name: str) -> Result:
         store.flush()
         units = [Unit(f"topic{number // 4}", number % 4, 0, 48 + 1048 * number, 1000, 0) for number in range(QUEUES)]
         write_units(folder, units, file_size=6_000_000)
-        time.sleep(4)  # until the folders count as settled
+        time.sleep(4)  # until the folders are old enough to be cached
         value = idle_seconds(tail_of(folder))
         store.shutdown()
     return Result(name, value * 1e3, "ms", detail={"queues": QUEUES, "looks": LOOKS}).with_most(20)
@@ -57,7 +57,7 @@ def idle_queues(name: str) -> Result:
 
 @contextmanager
 def written(folder: Path) -> Iterator[None]:
-    """A process that appends an entry every few milliseconds, with the time in it."""
+    """A process that appends an entry with the time every few milliseconds."""
     process = subprocess.Popen([sys.executable, "-m", "benchmarks.tail", str(folder)])
     try:
         while not (folder / "dledger-n0" / "checkpoint").exists():
@@ -86,7 +86,7 @@ def rows_behind(tail: StoreTail, start: TailOffset, end: TailOffset) -> Iterator
 
 
 def latency(name: str) -> Result:
-    """From an append to its row, without Spark, at a trigger of 100 ms; a checkpoint proves it committed."""
+    """The time from an append to its row, without Spark, with a trigger every 100 ms and proof by checkpoint."""
     with new_folder("tail-latency") as folder, written(folder):
         tail = tail_of(folder)
         taken = delays(tail, partial(rows_behind, tail))

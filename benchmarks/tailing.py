@@ -1,4 +1,4 @@
-"""What benchmarks of tails share: a trigger with nothing new, and how long it takes until what is written is a row."""
+"""Shared by the benchmarks of tails: a trigger without new rows, and the time from an append to its row."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from pyspark_dledger.log.tail.tail import NO_LIMITS, NOTHING, Tail, TailOffset
 LOOKS = 500
 SECONDS = 20.0
 TRIGGER = 0.1
-# Bodies begin with the time at which they were handed over.
+# Bodies begin with the time of their append.
 TIME = struct.Struct(">d")
 
 
 def idle_seconds(tail: Tail) -> float:
-    """The median of a trigger with nothing new, as Spark makes it: where it ends, and how far the log is."""
+    """The median time of a trigger without new rows, as Spark makes it: latest offset and plan."""
     end = tail.latest(NOTHING, NO_LIMITS)
     taken = []
     for _ in range(LOOKS):
@@ -31,7 +31,7 @@ def idle_seconds(tail: Tail) -> float:
 
 
 def delays(tail: Tail, bodies_between: Callable[[TailOffset, TailOffset], Iterable[bytes]]) -> list[float]:
-    """Seconds until each body was there, of triggers for `SECONDS`, after one that loads what reading takes."""
+    """The seconds from each append to its row, for triggers during `SECONDS`, after a warm-up trigger."""
     start, is_loaded = tail.latest(NOTHING, NO_LIMITS), False
     while not is_loaded:
         time.sleep(TRIGGER)
@@ -50,10 +50,10 @@ def delays(tail: Tail, bodies_between: Callable[[TailOffset, TailOffset], Iterab
     return found
 
 
-def latency_result(name: str, seconds: list[float], most_ms: float, **detail: float) -> Result:
-    """What 99 of 100 rows took at most, against one trigger and `most_ms` more."""
+def latency_result(name: str, seconds: list[float], max_ms: float, **detail: float) -> Result:
+    """The p99 of the latencies; the goal is one trigger and `max_ms` more."""
     worst = statistics.quantiles(seconds, n=100)[98]
     median = rounded(statistics.median(seconds) * 1e3)
     given = {"triggerMs": TRIGGER * 1e3, **detail, "rows": len(seconds), "medianMs": median}
     result = Result(name, worst * 1e3, "ms at most for 99 %", detail=given)
-    return result.with_most(TRIGGER * 1e3 + most_ms)
+    return result.with_most(TRIGGER * 1e3 + max_ms)

@@ -1,4 +1,4 @@
-// The least that a reader has to do, for comparison: follow the headers of a mapped file, or read the file in blocks.
+// The minimal work of a reader, for comparison: follows the headers of a mapped file, or reads the file in blocks.
 // Commands on standard input, one JSON object for each on standard output:
 //   walk   follow the headers, columns discarded   (mapped once, pages touched before: no fault is timed)
 //   map    the same with mapping and unmapping timed

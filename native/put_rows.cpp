@@ -264,7 +264,7 @@ void RowEncoder::check_property(const Text& name, const Text& value, bool may_de
 int64_t RowEncoder::add_property(std::string_view name, int64_t value_size) {
   if (!is_new(name)) {
     fail("expected property " + std::string(name) +
-         " once, found it twice: set it in properties or in its own column, not in both");
+         " once, found it twice: remove one, in properties or in its own column");
   }
   names_.push_back(name);
   return static_cast<int64_t>(name.size()) + 1 + value_size + 1;

@@ -6,10 +6,10 @@ import java.util.Random;
 import java.util.concurrent.atomic.AtomicInteger;
 
 /**
- * Appends through Java's DLedgerClient, which waits for each answer, from many threads.
+ * Appends through Java's DLedgerClient, which waits for each response, from many threads.
  *
  * Arguments: the peers of the group "bench" and the number of threads. Each line of standard input is a round, "COUNT
- * SIZE"; one JSON object a round, as QuorumAppend gives it.
+ * SIZE"; one JSON object a round, as from QuorumAppend.
  */
 public class ClientAppend {
     public static void main(String[] args) throws Exception {

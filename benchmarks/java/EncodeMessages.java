@@ -13,8 +13,8 @@ import org.apache.rocketmq.common.message.MessageExtBrokerInner;
 
 /**
  * Encodes messages as a broker in DLedger mode does, in one thread: from fields to the bytes of an entry's body. Each
- * line of standard input is a round, "COUNT SIZE": so many messages with bodies of so many bytes. One JSON object a
- * round: the seconds, and the bytes that came out.
+ * line of standard input is a round, "COUNT SIZE": COUNT messages with bodies of SIZE bytes. One JSON object a
+ * round: the seconds, and the bytes of the result.
  */
 public class EncodeMessages {
     private static final String LOG = "org.apache.rocketmq.store.dledger.DLedgerCommitLog";

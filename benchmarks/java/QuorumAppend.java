@@ -17,12 +17,12 @@ import java.util.concurrent.Semaphore;
 import java.util.concurrent.atomic.AtomicInteger;
 
 /**
- * A group of three nodes with file stores in one process, appended to through the leader's handleAppend.
+ * A group of three nodes with file stores in one process, with appends through the leader's handleAppend.
  *
  * Arguments: the folder for the stores, three ports of the loopback address, and Name=value for every setting of
- * DLedgerConfig (setName) that is not its default. Each line of standard input is a round, "COUNT SIZE IN_FLIGHT": so many appends
- * of bodies of so many bytes, never more than IN_FLIGHT of them unanswered. One JSON object a round: seconds from the
- * first append to the last answer, how many were acknowledged, and the milliseconds in which half and 99 of 100 were.
+ * DLedgerConfig (setName) that is not its default. Each line of standard input is a round, "COUNT SIZE IN_FLIGHT": COUNT appends
+ * of bodies of SIZE bytes, with at most IN_FLIGHT without a response. One JSON object a round: seconds from the first
+ * append to the last response, the number of acknowledged ones, and the milliseconds in which half and 99 of 100 were.
  */
 public class QuorumAppend {
     public static void main(String[] args) throws Exception {
@@ -60,7 +60,7 @@ public class QuorumAppend {
         Runtime.getRuntime().halt(0);
     }
 
-    /** DLedger has no setting for it, and would listen on every address. */
+    /** DLedger has no setting for the address and would listen on all of them. */
     private static void listenOnLoopbackOnly(DLedgerServer server) throws Exception {
         Object remoting = server.getRemotingServer();
         Field bootstrap = remoting.getClass().getDeclaredField("serverBootstrap");

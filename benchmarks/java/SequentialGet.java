@@ -13,7 +13,7 @@ public class SequentialGet {
         config.setStoreBaseDir(args[0]);
         config.setMappedFileSizeForEntryData(Integer.parseInt(args[1]));
         config.setMappedFileSizeForEntryIndex(Integer.parseInt(args[2]));
-        // The files must outlive the run, whatever their age and however full the disk.
+        // The files must outlive the run, at any age and on a full disk.
         config.setFileReservedHours(24 * 365 * 100);
         config.setEnableDiskForceClean(false);
         DLedgerMmapFileStore store = new DLedgerMmapFileStore(config, new MemberState(config));

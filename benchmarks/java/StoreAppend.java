@@ -8,9 +8,9 @@ import java.nio.file.Paths;
 import java.util.Random;
 
 /**
- * Appends to new stores as a leader, in one thread. Each line of standard input is a round, "FOLDER COUNT SIZE": a store
- * in that folder gets so many bodies of so many bytes. One JSON object a round: the seconds until the last append came
- * back, and until everything was flushed.
+ * Appends to new stores as a leader, in one thread. Each line of standard input is a round, "FOLDER COUNT SIZE": COUNT
+ * bodies of SIZE bytes for a store in that folder. One JSON object a round: the seconds until the last append returned,
+ * and until all was flushed.
  */
 public class StoreAppend {
     public static void main(String[] args) throws Exception {
@@ -20,7 +20,7 @@ public class StoreAppend {
             String[] words = line.split(" ");
             System.out.println(round(words[0], Integer.parseInt(words[1]), Integer.parseInt(words[2])));
         }
-        Runtime.getRuntime().halt(0); // without shutdown(): the stores are gone
+        Runtime.getRuntime().halt(0); // without shutdown(): the stores are deleted
     }
 
     private static String round(String folder, int count, int size) throws Exception {
@@ -31,7 +31,7 @@ public class StoreAppend {
         MemberState state = new MemberState(config);
         state.changeToLeader(state.currTerm());
         DLedgerMmapFileStore store = new DLedgerMmapFileStore(config, state);
-        // Not startup(): its threads would go on with a store that is gone.
+        // Not startup(): its threads would continue with a deleted store.
         store.load();
         store.recover();
         byte[] body = new byte[size];

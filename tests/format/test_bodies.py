@@ -1,4 +1,4 @@
-"""Compressed bodies: decompressed within bounds, and every failure a problem of its row."""
+"""Compressed bodies are decompressed within limits, and every error is a problem of its row."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def decompressed(codec: str, stored: bytes) -> bytes:
 
 @settings(deadline=None)
 @given(st.sampled_from(CODECS), st.binary(max_size=300), st.integers(1, 20000))
-def test_streams_come_back(codec: str, part: bytes, times: int) -> None:
+def test_streams_are_decompressed(codec: str, part: bytes, times: int) -> None:
     assert decompressed(codec, compress(part * times, codec)) == part * times
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_every_cut_is_a_failure(codec: str) -> None:
+def test_every_truncated_stream_fails(codec: str) -> None:
     stored = compress(random.Random(1).randbytes(500) + BODY, codec)
     for length in range(len(stored)):
         with pytest.raises(DecompressionError, match="truncated stream"):
@@ -52,14 +52,14 @@ def test_every_cut_is_a_failure(codec: str) -> None:
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_what_stands_behind_the_stream_is_ignored(codec: str) -> None:
+def test_bytes_after_the_stream_are_ignored(codec: str) -> None:
     stored = compress(BODY, codec)
     for rest in (b"x", b"\0" * 20, b"garbage"):
         assert decompressed(codec, stored + rest) == BODY
 
 
 @pytest.mark.parametrize("codec", ["lz4", "zstd"])
-def test_frames_one_after_the_other_are_one_body(codec: str) -> None:
+def test_consecutive_frames_are_one_body(codec: str) -> None:
     stored = compress(BODY, codec)
     assert decompressed(codec, stored + stored + b"x") == BODY + BODY
     assert decompressed(codec, stored + compress(b"", codec) + stored) == BODY + BODY
@@ -70,13 +70,13 @@ def test_frames_one_after_the_other_are_one_body(codec: str) -> None:
 
 
 @pytest.mark.parametrize("codec", ["lz4", "zstd"])
-def test_frames_to_skip_are_skipped(codec: str) -> None:
+def test_skippable_frames_are_skipped(codec: str) -> None:
     stored = compress(BODY, codec)
     assert decompressed(codec, SKIPPABLE + stored + SKIPPABLE) == BODY
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_what_is_no_stream_is_a_failure_in_one_line(codec: str) -> None:
+def test_invalid_streams_fail_with_one_line(codec: str) -> None:
     for stored in (b"x", b"hello world hello world", bytes(100), b"\xff" * 100):
         with pytest.raises(DecompressionError, match=r"^[^\n]+$"):
             decompressed(codec, stored)
@@ -84,7 +84,7 @@ def test_what_is_no_stream_is_a_failure_in_one_line(codec: str) -> None:
 
 @settings(deadline=None, max_examples=300)
 @given(st.sampled_from(CODECS), st.integers(0, 10**6), st.integers(1, 255))
-def test_a_changed_byte_gives_a_failure_or_some_bytes(codec: str, at: int, change: int) -> None:
+def test_a_changed_byte_gives_an_error_or_other_bytes(codec: str, at: int, change: int) -> None:
     stored = bytearray(compress(random.Random(2).randbytes(100) + BODY, codec))
     stored[at % len(stored)] ^= change
     with contextlib.suppress(DecompressionError):
@@ -92,7 +92,7 @@ def test_a_changed_byte_gives_a_failure_or_some_bytes(codec: str, at: int, chang
 
 
 @pytest.mark.parametrize("options", [{"level": 3}, {"level": 19}])
-def test_frames_of_other_writers_end_where_they_say(options: dict[str, int]) -> None:
+def test_the_end_of_frames_of_other_writers_is_found(options: dict[str, int]) -> None:
     for size in (0, 1, 255, 256, 300, 65_535, 65_536 + 300, 3_000_000):
         data = random.Random(size).randbytes(size // 2) + bytes(size - size // 2)
         stored = pa.Codec("zstd", compression_level=options["level"]).compress(data, asbytes=True)
@@ -105,7 +105,7 @@ def test_frames_of_other_writers_end_where_they_say(options: dict[str, int]) -> 
 
 # LZ4 frames with every optional field, as the format's own command line writes them (`lz4 -BX -B4 --content-size`
 # of "a" and "b" in turns); checksums of blocks are left to the library.
-def test_lz4_frames_with_all_optional_fields_end_where_they_say() -> None:
+def test_the_end_of_lz4_frames_with_all_optional_fields_is_found() -> None:
     content = b"abcd"
     for flags, fields in ((0x60, b""), (0x68, len(content).to_bytes(8, "little"))):
         descriptor = bytes([flags, 0x40]) + fields
@@ -156,7 +156,7 @@ def batches(engine: str, request: ScanRequest) -> list[pa.RecordBatch]:
 
 
 @pytest.mark.parametrize("kind", ["legacy", "lz4", "zstd", "zlib"])
-def test_bodies_come_out_decompressed(engine: str, tmp_path: Path, kind: str) -> None:
+def test_scanned_bodies_are_decompressed(engine: str, tmp_path: Path, kind: str) -> None:
     payloads = [raw(b"a"), mq_message(body=BODY, compressed=kind), mq_message(body=BODY), raw(b"b")]
     request, _ = request_for(tmp_path, payloads)
     rows = rows_of(batches(engine, request))
@@ -189,7 +189,7 @@ FAILURES = {
 
 
 @pytest.mark.parametrize("problem", FAILURES)
-def test_a_failure_is_the_problem_of_its_row(engine: str, tmp_path: Path, problem: str) -> None:
+def test_an_error_is_the_problem_of_its_row(engine: str, tmp_path: Path, problem: str) -> None:
     flags = {"zlib": 0x301, "lz4": 0x101, "zstd": 0x201, "unknown": 0x501}
     kind, stored = FAILURES[problem]
     payloads = [mq_message(body=b"first"), mq_message(body=stored, other_flags=flags[kind]), mq_message(body=b"last")]
@@ -198,7 +198,7 @@ def test_a_failure_is_the_problem_of_its_row(engine: str, tmp_path: Path, proble
     assert [row["body"] for row in rows] == [b"first", None, b"last"]
     assert [row["problem"] for row in rows] == [None, problem, None]
 
-    # Without the column `problem` the body is null, without `body` it is checked all the same.
+    # Without the column `problem` the body is null. Without `body` it is checked too.
     assert [row["body"] for row in rows_of(batches(engine, dataclasses.replace(request, columns=("body",))))] == [
         *(b"first", None, b"last"),
     ]
@@ -223,7 +223,7 @@ def test_an_earlier_problem_stays(engine: str, tmp_path: Path) -> None:
     assert row["problem"].startswith("expected bornTimestamp")
 
 
-def test_the_limit_itself_is_allowed(engine: str, tmp_path: Path) -> None:
+def test_a_body_of_the_maximum_size_is_decompressed(engine: str, tmp_path: Path) -> None:
     payloads = [mq_message(body=BODY, compressed=kind) for kind in CODECS]
     request, _ = request_for(tmp_path, payloads, max_body_bytes=len(BODY))
     assert [row["body"] for row in rows_of(batches(engine, request))] == [BODY] * 3
@@ -242,7 +242,7 @@ def test_batches_are_cut_by_decompressed_bytes(engine: str, tmp_path: Path) -> N
     assert [row["body"] for row in rows_of(one_by_one)] == [row["body"] for row in written]
 
 
-def test_a_batch_without_compressed_bodies_passes_untouched() -> None:
+def test_a_batch_without_compressed_bodies_is_not_changed() -> None:
     request = ScanRequest(Segment("/none", "none", 0, 0, DLEDGER), 0, 0, ("pos", "body"))
     batch = pa.record_batch(
         [pa.array([1], pa.int64()), pa.array([b"x"], pa.binary())], schema=arrow_schema(request.columns)
@@ -251,7 +251,7 @@ def test_a_batch_without_compressed_bodies_passes_untouched() -> None:
     assert out is batch
 
 
-def test_failfast_gives_the_rows_before_first() -> None:
+def test_failfast_returns_the_rows_before_the_error() -> None:
     request = ScanRequest(Segment("/none", "none", 0, 0, DLEDGER), 0, 0, ("pos",), mode="FAILFAST")
     batch = pa.record_batch([pa.array([1, 2, 3], pa.int64())], schema=arrow_schema(request.columns))
     stream = expand([(batch, [Compressed(1, "zlib", b"?", 2)])], request)
@@ -280,7 +280,7 @@ print(out.to_pydict(), after - before)
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_a_bomb_stops_at_the_limit(tmp_path: Path, codec: str) -> None:
+def test_decompression_stops_at_the_limit(tmp_path: Path, codec: str) -> None:
     zeros = bytes(2**20)
     path = tmp_path / "bomb"
     if codec == "zlib":

@@ -23,7 +23,7 @@ INT64 = st.integers(-(2**63), 2**63 - 1)
 
 
 @pytest.mark.parametrize(("name", "fields"), layout.LAYOUTS.items())
-def test_layouts_have_no_gaps_and_their_sizes(name: str, fields: tuple[layout.Field, ...]) -> None:
+def test_layouts_have_no_gaps_and_the_given_sizes(name: str, fields: tuple[layout.Field, ...]) -> None:
     sizes = {
         "DLedger entry header": layout.ENTRY_HEADER_SIZE,
         "DLedger blank": layout.MIN_BLANK_SIZE,
@@ -34,12 +34,12 @@ def test_layouts_have_no_gaps_and_their_sizes(name: str, fields: tuple[layout.Fi
     assert codec.record_struct(fields).size == codec.record_dtype(fields).itemsize == sizes[name]
 
 
-def test_a_layout_with_a_gap_is_refused() -> None:
+def test_a_layout_with_a_gap_is_rejected() -> None:
     with pytest.raises(ValueError, match="without gaps"):
         codec.record_struct([layout.Field("a", 0, 4, ">i4"), layout.Field("b", 8, 4, ">i4")])
 
 
-def test_the_first_entry_that_java_writes() -> None:
+def test_an_entry_has_the_bytes_that_java_writes() -> None:
     # DLedger 0.3.1.2: index 0, term 1, body of 20 times 'a'.
     java = bytes.fromhex(
         "00000001 00000044 0000000000000000 0000000000000001 0000000000000000 00000000 00000000 00000000 00000014"
@@ -55,7 +55,7 @@ def test_the_first_entry_that_java_writes() -> None:
 @given(
     st.builds(codec.EntryHeader, INT32, INT32, INT64, INT64, INT64, INT32, INT32, INT32, INT32), st.binary(max_size=9)
 )
-def test_entry_headers_come_back(header: codec.EntryHeader, before: bytes) -> None:
+def test_decoded_entry_headers_are_those_that_were_encoded(header: codec.EntryHeader, before: bytes) -> None:
     data = before + codec.encode_entry_header(header)
     assert codec.decode_entry_header(data, len(before)) == header
     (record,) = codec.decode_records(data[len(before) :] + b"rest", layout.ENTRY_HEADER)
@@ -63,17 +63,17 @@ def test_entry_headers_come_back(header: codec.EntryHeader, before: bytes) -> No
 
 
 @given(st.builds(codec.IndexUnit, INT32, INT64, INT32, INT64, INT64))
-def test_index_units_come_back(unit: codec.IndexUnit) -> None:
+def test_decoded_index_units_are_those_that_were_encoded(unit: codec.IndexUnit) -> None:
     assert codec.decode_index_unit(codec.encode_index_unit(unit)) == unit
 
 
 @given(st.builds(codec.ConsumeQueueUnit, INT64, INT32, INT64))
-def test_consume_queue_units_come_back(unit: codec.ConsumeQueueUnit) -> None:
+def test_decoded_consume_queue_units_are_those_that_were_encoded(unit: codec.ConsumeQueueUnit) -> None:
     assert codec.decode_consume_queue_unit(codec.encode_consume_queue_unit(unit)) == unit
 
 
 @given(INT32)
-def test_blanks_come_back(size: int) -> None:
+def test_decoded_blanks_are_those_that_were_encoded(size: int) -> None:
     assert codec.decode_blank(b"x" + codec.encode_blank(size), 1) == size
     assert codec.decode_blank(codec.encode_entry(0, 0, 0, b"")) is None
 
@@ -81,7 +81,7 @@ def test_blanks_come_back(size: int) -> None:
 @pytest.mark.parametrize(
     "decode", [codec.decode_entry_header, codec.decode_index_unit, codec.decode_consume_queue_unit]
 )
-def test_a_record_that_is_cut_short_is_an_error(decode: object) -> None:
+def test_a_truncated_record_is_an_error(decode: object) -> None:
     with pytest.raises(struct.error):
         decode(bytes(10))  # type: ignore[operator]
 
@@ -94,7 +94,7 @@ def test_records_are_decoded_without_a_copy() -> None:
 
 
 @given(st.binary(max_size=500), st.integers(0, 500))
-def test_crc32_is_javas_and_can_be_continued(data: bytes, cut: int) -> None:
+def test_crc32_is_that_of_java_and_can_be_continued(data: bytes, cut: int) -> None:
     assert codec.crc32(data) == zlib.crc32(data)
     assert codec.crc32(data[cut:], codec.crc32(data[:cut])) == zlib.crc32(data)
 
@@ -107,7 +107,7 @@ def test_signed32() -> None:
 
 
 @given(generate.mq_messages(in_commitlog=True), st.integers(0, 2**62))
-def test_messages_come_back(payload: generate.Payload, position: int) -> None:
+def test_parsed_messages_are_those_that_were_encoded(payload: generate.Payload, position: int) -> None:
     data = payload.make(position)
     parsed = parse_message(b"..." + data + b"...", 3, len(data), position)
     assert isinstance(parsed, Message)
@@ -141,7 +141,7 @@ def test_the_shortest_message() -> None:
     assert isinstance(parse_message(data, 0, 91, 7), Message)
 
 
-def test_topics_above_127_bytes_are_version_2() -> None:
+def test_topics_above_127_bytes_get_version_2() -> None:
     for length, magic in ((127, layout.MESSAGE_MAGIC_V1), (128, layout.MESSAGE_MAGIC_V2)):
         parsed = parse_message(data := message.encode_message(b"t" * length, b"", 0), 0, len(data), 0)
         assert isinstance(parsed, Message)
@@ -149,7 +149,7 @@ def test_topics_above_127_bytes_are_version_2() -> None:
 
 
 @given(st.binary(max_size=300), st.integers(91, 300), st.sampled_from(message.MESSAGE_MAGICS))
-def test_no_bytes_break_the_parser(noise: bytes, size: int, magic: int) -> None:
+def test_the_parser_survives_any_bytes(noise: bytes, size: int, magic: int) -> None:
     head = size.to_bytes(4, "big") + magic.to_bytes(4, "big", signed=True)
     data = (head + noise).ljust(size, b"\0")[:size]
     parsed = parse_message(data, 0, size, 0)
@@ -170,7 +170,7 @@ def test_flags() -> None:
     ]
 
 
-# Properties: what MessageDecoder.string2messageProperties of RocketMQ 5.3.3 makes of odd texts.
+# Properties: the results of MessageDecoder.string2messageProperties of RocketMQ 5.3.3.
 PROPERTIES = [
     (b"", {}),
     (b"a\1b", {"a": "b"}),
@@ -201,7 +201,7 @@ def test_properties_are_encoded_with_and_without_the_last_separator() -> None:
     assert message.encode_properties({}) == b""
 
 
-def test_a_property_crc_stands_at_the_very_end_with_ten_digits() -> None:
+def test_a_property_crc_has_ten_digits_and_is_last() -> None:
     stored = message.encode_property_crc(123)
     assert stored == b"__CRC32#\x013210000000\x02"
     assert message.stored_property_crc(b"a\1b\2" + stored) == 123
@@ -210,7 +210,7 @@ def test_a_property_crc_stands_at_the_very_end_with_ten_digits() -> None:
     assert message.stored_property_crc(b"__CRC32#\x019999999999\x02") == 9999999999
 
 
-# Text. The right-hand sides are what Java 17 gives for new String(bytes, UTF_8).
+# Text. The expected values are those of Java 17's new String(bytes, UTF_8).
 JAVA_UTF8 = {
     "41": "A",
     "c3a9": "é",
@@ -252,16 +252,16 @@ def test_utf8_is_decoded_as_in_java(data: str, expected: str) -> None:
 
 
 @given(st.text())
-def test_well_formed_utf8_comes_back(text: str) -> None:
+def test_valid_utf8_is_not_changed(text: str) -> None:
     assert decode_utf8(text.encode(errors="replace")) == text.encode(errors="replace").decode()
 
 
 @given(st.binary(max_size=40))
-def test_any_bytes_become_text_that_can_be_encoded(data: bytes) -> None:
+def test_any_bytes_are_decoded_to_valid_text(data: bytes) -> None:
     decode_utf8(data).encode()
 
 
-# RFC 5952, its own examples among them.
+# RFC 5952, with its examples.
 IPV6 = [
     *("::", "::1", "1::", "2001:db8::1", "2001:db8:0:1:1:1:1:1", "2001:0:0:1::1", "2001:db8::1:0:0:1"),
     *("1:2:3:4:5:6:7:8", "::2:3:4:5:6:7:8", "1:2:3:4:5:6::", "fe80::abcd", "::ffff:1.2.3.4", "::fffe:102:304"),
@@ -269,16 +269,16 @@ IPV6 = [
 
 
 @pytest.mark.parametrize("text", IPV6)
-def test_ipv6_is_written_as_rfc_5952_wants(text: str) -> None:
+def test_ipv6_text_is_that_of_rfc_5952(text: str) -> None:
     expected = text.replace("::2:3", "0:2:3")  # one group of zeros is not shortened
     assert ipv6_text(ipaddress.IPv6Address(text).packed) == expected
 
 
 @given(st.ip_addresses(v=6))
-def test_ipv6_text_means_the_same_address(address: ipaddress.IPv6Address) -> None:
+def test_ipv6_text_is_the_same_address(address: ipaddress.IPv6Address) -> None:
     assert ipaddress.IPv6Address(ipv6_text(address.packed)) == address
 
 
 @given(generate.HOSTS)
-def test_hosts_come_back(host: tuple[str, int]) -> None:
+def test_host_texts_have_address_and_port(host: tuple[str, int]) -> None:
     assert host_text(message.encode_host(*host)) == generate.host_text(host)

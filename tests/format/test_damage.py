@@ -1,4 +1,4 @@
-"""Damage costs what is damaged: every intact entry comes out, what only looks like one does not, no byte is lost."""
+"""Damage loses only damaged entries: intact ones are returned, look-alikes are not, and every byte has a kind."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ HOSTILE = {
     "a long chain of an old log": chain(0, 20, b""),
     "two indexes ahead, one entry": chain(OUTER + 2, 1, b"z" * 20),
 }
-WOUNDS = {
+HEADER_DAMAGE = {
     **{field.name: (field.offset, b"\x55" * field.length) for field in ENTRY_HEADER if field.name in ("magic", "size")},
     "bodySize": (44, b"\x55" * 4),
     "pos": (24, b"\x55" * 8),
@@ -73,13 +73,13 @@ WOUNDS = {
 }
 
 
-@pytest.mark.parametrize("wound", WOUNDS)
+@pytest.mark.parametrize("damage", HEADER_DAMAGE)
 @pytest.mark.parametrize("body", HOSTILE)
-def test_what_only_looks_like_an_entry_never_comes_out(reader: Engine, tmp_path: Path, body: str, wound: str) -> None:
+def test_entries_inside_bodies_are_never_returned(reader: Engine, tmp_path: Path, body: str, damage: str) -> None:
     payloads = [raw(b"12345" * 10)] * OUTER + [Payload("entry", HOSTILE[body])] + [raw(b"67890" * 10)] * 8
     store = write_dledger(tmp_path, payloads)
     (segment,) = store.segments
-    offset, data = WOUNDS[wound]
+    offset, data = HEADER_DAMAGE[damage]
     overwrite(segment, store.rows[OUTER]["pos"] + offset, data)
     rows = scan(reader, segment, store.end)
     assert [row["kind"] for row in rows] == ["entry"] * OUTER + ["corrupt"] + ["entry"] * 8
@@ -87,8 +87,8 @@ def test_what_only_looks_like_an_entry_never_comes_out(reader: Engine, tmp_path:
     assert [row["size"] for row in rows] == [row["size"] for row in store.rows]
 
 
-def test_the_first_entry_of_a_file_is_judged_by_the_file_before(tmp_path: Path, engine: str) -> None:
-    """Without the entry before, a body's entry of its own index could not be told from it."""
+def test_damage_at_the_start_of_a_file_is_resolved_by_the_file_before(tmp_path: Path, engine: str) -> None:
+    """Without the entry before, an entry in a body with the same index could not be distinguished."""
     per_file = 4096 // (ENTRY_HEADER_SIZE + 168)
     payloads = [Payload("entry", lambda pos, index=index: whole_entry(index)(pos)) for index in range(2 * per_file)]
     store = write_dledger(tmp_path, payloads)
@@ -100,10 +100,10 @@ def test_the_first_entry_of_a_file_is_judged_by_the_file_before(tmp_path: Path, 
     assert [row["pos"] for row in found if row["kind"] == "corrupt"] == [first["pos"]]
 
 
-# Every byte is accounted for.
+# Every byte has a kind.
 
 
-def test_every_byte_is_exactly_one_thing(reader: Engine, tmp_path: Path) -> None:
+def test_every_byte_has_exactly_one_kind(reader: Engine, tmp_path: Path) -> None:
     payloads = [mq_message(topic="T", body=b"b%d" % number) for number in range(10)] + [raw(b"12345" * 9)] * 60
     store = write_dledger(tmp_path, payloads)
     first, last = store.segments[0], store.segments[-1]
@@ -152,7 +152,7 @@ DAMAGES = (flipped_bit, zeroed_page, torn_write, swapped_pages)
 
 
 def damage(rng: random.Random, store: Store) -> dict[str, bytes]:
-    """Harms some files and removes others; gives what is left of each."""
+    """Damage some files and remove others. Returns the intact entries of each."""
     for _ in range(rng.randint(1, 4)):
         segment = rng.choice(store.segments)
         path = Path(segment.path)
@@ -167,12 +167,12 @@ def damage(rng: random.Random, store: Store) -> dict[str, bytes]:
     return {segment.name: Path(segment.path).read_bytes() for segment in store.segments if Path(segment.path).exists()}
 
 
-def places(store: Store) -> set[tuple[int, int, int]]:
+def positions_of(store: Store) -> set[tuple[int, int, int]]:
     return {(row["index"], row["pos"], row["size"]) for row in store.rows}
 
 
 @pytest.mark.parametrize("seed", range(60 * BUDGET))
-def test_random_damage_costs_no_intact_entry(tmp_path: Path, engine: str, seed: int) -> None:
+def test_random_damage_loses_no_intact_entry(tmp_path: Path, engine: str, seed: int) -> None:
     rng = random.Random(seed)
     payloads = [raw(rng.randbytes(rng.choice([0, 10, 100, 700]))) for _ in range(rng.randint(60, 200))]
     terms = sorted(rng.choices([1, 2, 3], k=len(payloads)))
@@ -188,7 +188,7 @@ def test_random_damage_costs_no_intact_entry(tmp_path: Path, engine: str, seed: 
             intact.add((row["index"], row["pos"], row["size"]))
     batches = open_log(tmp_path, engine=engine).scan([*PLACE_COLUMNS])
     found = [row for batch in batches for row in batch.to_pylist() if row["kind"] != "corrupt"]
-    came_out = {(row["index"], row["pos"], row["size"]) for row in found}
-    assert intact <= came_out
-    # An entry of which a header's index was hit stands where it stood; nothing comes out from anywhere else.
-    assert {(pos, size) for _, pos, size in came_out} <= {(pos, size) for _, pos, size in places(store)}
+    returned = {(row["index"], row["pos"], row["size"]) for row in found}
+    assert intact <= returned
+    # An entry with a damaged index is returned at its position. No entry is returned at another position.
+    assert {(pos, size) for _, pos, size in returned} <= {(pos, size) for _, pos, size in positions_of(store)}

@@ -1,4 +1,4 @@
-"""The engines: what they read is what was written, they agree on damage, and splits and batches change nothing."""
+"""The engines read what was written, agree on damage, and give the same rows for all splits and batch sizes."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def end_of(store: Store, segment: Segment) -> int:
 
 
 def outcome(reader: Engine, request: ScanRequest) -> tuple[list[tuple[pa.RecordBatch, Any]], str | None]:
-    """Everything that a scan gives, and the error that ended it."""
+    """All rows of a scan, and the error that ended it."""
     batches: list[tuple[pa.RecordBatch, Any]] = []
     try:
         batches.extend(reader.scan(request))
@@ -90,12 +90,12 @@ def outcome(reader: Engine, request: ScanRequest) -> tuple[list[tuple[pa.RecordB
     return batches, None
 
 
-# What was written.
+# Intact logs.
 
 
 @budget(150)
 @given(recipe=generate.recipes())
-def test_rows_are_what_was_written(reader: Engine, folder: Callable[[], Path], recipe: generate.Recipe) -> None:
+def test_rows_are_those_that_were_written(reader: Engine, folder: Callable[[], Path], recipe: generate.Recipe) -> None:
     store = recipe.write(folder())
     rows = []
     for segment in store.segments:
@@ -105,7 +105,7 @@ def test_rows_are_what_was_written(reader: Engine, folder: Callable[[], Path], r
 
 @budget(60)
 @given(recipe=generate.recipes())
-def test_log_end_and_term_runs_are_what_was_written(
+def test_log_end_and_term_runs_are_those_that_were_written(
     reader: Engine, folder: Callable[[], Path], recipe: generate.Recipe
 ) -> None:
     recipe.options.pop("stale", None)
@@ -138,7 +138,7 @@ def runs_of(rows: list[Row]) -> list[TermRun]:
     return [TermRun(term, of[0]["index"], of[0]["pos"], len(of)) for term, of in runs.items()]
 
 
-def test_committed_compares_with_the_index(reader: Engine, tmp_path: Path) -> None:
+def test_committed_depends_on_the_index(reader: Engine, tmp_path: Path) -> None:
     store = write_dledger(tmp_path, [raw(b"a"), raw(b"b"), raw(b"c")], first_index=7)
     (segment,) = store.segments
     for committed, expected in ((None, [None] * 3), (7, [True, False, False]), (-1, [False] * 3), (99, [True] * 3)):
@@ -146,7 +146,7 @@ def test_committed_compares_with_the_index(reader: Engine, tmp_path: Path) -> No
         assert [row["committed"] for row in read(reader, request)] == expected
 
 
-def test_a_leading_blank_is_passed_over(reader: Engine, tmp_path: Path) -> None:
+def test_a_leading_blank_is_skipped(reader: Engine, tmp_path: Path) -> None:
     store = write_dledger(tmp_path, [raw(b"a"), raw(b"b")], leading_blank=1000, check_pos=False)
     (segment,) = store.segments
     assert read(reader, request_of(segment, end=store.end)) == store.rows
@@ -154,7 +154,7 @@ def test_a_leading_blank_is_passed_over(reader: Engine, tmp_path: Path) -> None:
     assert reader.split(segment, segment.base, store.end, 40) == [1000, 1049]
 
 
-def test_a_file_with_nothing_but_a_leading_blank_has_no_entries(reader: Engine, tmp_path: Path) -> None:
+def test_a_file_with_only_a_leading_blank_has_no_entries(reader: Engine, tmp_path: Path) -> None:
     path = tmp_path / "0"
     path.write_bytes(codec.encode_blank(1000) + bytes(3992))
     segment = Segment(str(path), "0", 0, 4000, DLEDGER, check_pos=False)
@@ -162,7 +162,7 @@ def test_a_file_with_nothing_but_a_leading_blank_has_no_entries(reader: Engine, 
     assert read(reader, request_of(segment)) == []
 
 
-def test_seek_finds_the_first_entry_of_at_least_that_index(reader: Engine, tmp_path: Path) -> None:
+def test_seek_finds_the_first_entry_with_at_least_the_index(reader: Engine, tmp_path: Path) -> None:
     store = write_dledger(tmp_path, [raw(b"x" * n) for n in range(50)], file_size=2**14, first_index=100)
     (segment,) = store.segments
     for index in (-1, 0, 99, 100, 101, 149):
@@ -183,7 +183,7 @@ def test_log_end_stops_at_stale_entries_of_an_older_term(reader: Engine, tmp_pat
     assert (found.pos, found.entries, found.last_index, found.last_term) == (store.end, 9, 8, 2)
 
 
-def test_log_end_goes_on_behind_damage(reader: Engine, tmp_path: Path) -> None:
+def test_log_end_continues_after_damage(reader: Engine, tmp_path: Path) -> None:
     store = write_dledger(tmp_path, [raw(b"x" * 100)] * 20)
     (segment,) = store.segments
     content = bytearray(Path(segment.path).read_bytes())
@@ -193,7 +193,7 @@ def test_log_end_goes_on_behind_damage(reader: Engine, tmp_path: Path) -> None:
     assert (found.pos, found.entries, found.last_index) == (store.end, 17, 19)
 
 
-def test_log_end_searches_eight_mebibytes_unless_told_to_search_all(reader: Engine, tmp_path: Path) -> None:
+def test_log_end_searches_8_mib_or_all(reader: Engine, tmp_path: Path) -> None:
     first, far = codec.encode_entry(0, 1, 0, b"first"), 9 * 2**20
     path = tmp_path / "0"
     with path.open("wb") as file:
@@ -206,7 +206,7 @@ def test_log_end_searches_eight_mebibytes_unless_told_to_search_all(reader: Engi
     assert reader.log_end(segment, segment.base, True).pos == far + 51
 
 
-# Damage, and both engines.
+# Damage.
 
 
 @budget(250)
@@ -257,7 +257,7 @@ _INT_FILTERS = st.one_of(
 
 @st.composite
 def filters(draw: st.DrawFn) -> Filters:
-    """Mostly one condition, since more of them leave nothing."""
+    """Usually one condition, because more leave no rows."""
 
     def maybe(strategy: st.SearchStrategy[Any]) -> Any:
         return draw(strategy) if draw(st.integers(0, 7)) == 0 else None
@@ -301,7 +301,7 @@ def requests(draw: st.DrawFn, segment: Segment, end: int) -> ScanRequest:
         [b"\0\1", b"\0\0\0\0\0\0\1\x30\xff", b"\xff", bytes(range(256)), b"\xda\xa3\x20\xa7\xab\0"]
     ),
 )
-def test_noise_never_harms_and_engines_agree(
+def test_engines_agree_on_random_bytes(
     both: tuple[Engine, Engine],
     folder: Callable[[], Path],
     seed: int,
@@ -374,7 +374,7 @@ def collect(reader: Engine, request: ScanRequest) -> tuple[list[Row], str | None
 
 @budget(100)
 @given(recipe=generate.recipes(), damage=generate.damages(), data=st.data())
-def test_filters_and_columns_equal_what_is_left_of_all_rows(
+def test_filters_and_columns_select_from_all_rows(
     reader: Engine, folder: Callable[[], Path], recipe: generate.Recipe, damage: Damage, data: st.DataObject
 ) -> None:
     store = recipe.write(folder())
@@ -407,7 +407,7 @@ def meets(row: Row, where: Filters) -> bool:
 
 @budget(60)
 @given(recipe=generate.recipes(), damage=generate.damages(), columns=st.sampled_from([COLUMN_NAMES, ("pos", "kind")]))
-def test_modes_drop_or_raise_what_permissive_marks(
+def test_modes_drop_or_raise_rows_with_a_problem(
     reader: Engine, folder: Callable[[], Path], recipe: generate.Recipe, damage: Damage, columns: tuple[str, ...]
 ) -> None:
     store = recipe.write(folder())
@@ -430,7 +430,7 @@ def test_modes_drop_or_raise_what_permissive_marks(
             )
 
 
-def test_filters_come_before_failfast(reader: Engine, tmp_path: Path) -> None:
+def test_failfast_ignores_rows_that_are_filtered_out(reader: Engine, tmp_path: Path) -> None:
     store = write_dledger(tmp_path, [mq_message("A"), mq_message("B"), mq_message("A")])
     (segment,) = store.segments
     content = bytearray(Path(segment.path).read_bytes())
@@ -443,7 +443,7 @@ def test_filters_come_before_failfast(reader: Engine, tmp_path: Path) -> None:
         read(reader, dataclasses.replace(request, filters=Filters()))
 
 
-def test_failfast_names_the_extent_behind_a_blank(reader: Engine, tmp_path: Path) -> None:
+def test_failfast_names_the_extent_after_a_blank(reader: Engine, tmp_path: Path) -> None:
     path = tmp_path / "0"
     path.write_bytes(codec.encode_entry(0, 0, 0, b"") + codec.encode_blank(30).ljust(30, b"\0"))
     segment = Segment(str(path), "0", 0, 88, DLEDGER)
@@ -453,7 +453,7 @@ def test_failfast_names_the_extent_behind_a_blank(reader: Engine, tmp_path: Path
     assert error.startswith(f"{path}: corrupt at 78: expected 88 bytes in 0, found 78; ")
 
 
-# Texts, one by one.
+# Problem texts.
 
 PROBLEMS = [
     (0, b"\0\0\0\x09", "expected magic 1, 2, 3 or -1 at 53, found 9"),
@@ -471,7 +471,7 @@ PROBLEMS = [
 
 
 @pytest.mark.parametrize(("offset", "data", "problem"), PROBLEMS, ids=[problem for _, _, problem in PROBLEMS])
-def test_damage_costs_one_entry_and_is_named(
+def test_damage_loses_one_entry_and_has_a_problem_text(
     reader: Engine, tmp_path: Path, offset: int, data: bytes, problem: str
 ) -> None:
     store = write_dledger(tmp_path, [raw(b"12345")] * 4)
@@ -491,7 +491,7 @@ def test_damage_costs_one_entry_and_is_named(
     assert rows == [store.rows[0], corrupt, *store.rows[2:]]
 
 
-def test_a_short_rest_and_an_unwritten_rest_are_named(reader: Engine, tmp_path: Path) -> None:
+def test_an_incomplete_header_and_unwritten_bytes_have_problem_texts(reader: Engine, tmp_path: Path) -> None:
     store = write_dledger(tmp_path, [raw(b"12345")], file_size=100, stale=lambda _: b"\x01" * 100)
     (segment,) = store.segments
     assert [row["problem"] for row in read(reader, request_of(segment))] == [
@@ -510,7 +510,7 @@ def with_header_crc(crc: int) -> bytes:
     return codec.encode_entry(0, 1, 0, b"12345", body_crc=crc)
 
 
-def test_a_header_crc_is_checked_where_it_is_not_zero(reader: Engine, tmp_path: Path) -> None:
+def test_a_header_crc_is_checked_unless_it_is_zero(reader: Engine, tmp_path: Path) -> None:
     path = tmp_path / "0"
     crc = codec.signed32(codec.crc32(b"12345"))
     for stored, problem in ((0, None), (crc, None), (crc ^ 1, f"expected bodyCrc {crc ^ 1}, found {crc}")):
@@ -524,7 +524,7 @@ def patched(content: bytes, offset: int, data: bytes) -> bytes:
     return content[:offset] + data + content[offset + len(data) :]
 
 
-def test_an_entry_whose_message_does_not_add_up_stays_an_entry(reader: Engine, tmp_path: Path) -> None:
+def test_an_entry_with_a_malformed_message_is_of_kind_entry(reader: Engine, tmp_path: Path) -> None:
     message = mq_message("T", b"body", properties=[("a", "b")]).make(48)  # body at 88, topic 93, properties 96
     cases = {
         "expected a message of at least 91 bytes at 48, found 90": message[:90],
@@ -549,7 +549,7 @@ def test_an_entry_whose_message_does_not_add_up_stays_an_entry(reader: Engine, t
     assert row["problem"] == "expected a bodyLength that fits 91 bytes at 48, found -1"
 
 
-def test_a_moved_message_and_a_wrong_property_crc_are_named(reader: Engine, tmp_path: Path) -> None:
+def test_a_wrong_offset_and_a_wrong_property_crc_have_problem_texts(reader: Engine, tmp_path: Path) -> None:
     path = tmp_path / "0"
     path.write_bytes(codec.encode_entry(0, 1, 0, mq_message().make(1000)))
     (row,) = read(reader, request_of(Segment(str(path), "0", 0, path.stat().st_size, DLEDGER)))
@@ -564,15 +564,15 @@ def test_a_moved_message_and_a_wrong_property_crc_are_named(reader: Engine, tmp_
         codec.encode_entry(0, 1, 0, patched(mq_message(property_crc=True, queue_id=1).make(48), 15, b"\2"))
     )
     (row,) = read(reader, request_of(Segment(str(path), "0", 0, path.stat().st_size, DLEDGER)))
-    assert row["problem"] is None  # DLedger's serializer writes none, so what looks like one is the sender's
+    assert row["problem"] is None  # DLedger's serializer writes none, so it is the sender's own property
 
 
-# Files that are not as they were.
+# Files that change.
 
 
 @budget(60)
 @given(recipe=generate.recipes(), share=st.floats(0, 1))
-def test_a_file_cut_before_the_scan_ends_in_one_hole(
+def test_a_file_truncated_before_the_scan_ends_in_one_corrupt_row(
     reader: Engine, folder: Callable[[], Path], recipe: generate.Recipe, share: float
 ) -> None:
     store = recipe.write(folder())
@@ -591,7 +591,7 @@ def test_a_file_cut_before_the_scan_ends_in_one_hole(
 
 
 @pytest.mark.parametrize("cut", [0, 10, 700_000, 4_000_000, 7_999_000])
-def test_a_file_cut_in_the_middle_of_a_scan_ends_in_one_hole(reader: Engine, tmp_path: Path, cut: int) -> None:
+def test_a_file_truncated_during_a_scan_ends_in_one_corrupt_row(reader: Engine, tmp_path: Path, cut: int) -> None:
     store = write_dledger(tmp_path, [raw(bytes(1000))] * 7000, file_size=8_000_000, with_index=False)
     (segment,) = store.segments
     request = request_of(segment, max_batch_rows=500, columns=("index", "pos", "size", "problem", "body"))
@@ -602,14 +602,14 @@ def test_a_file_cut_in_the_middle_of_a_scan_ends_in_one_hole(reader: Engine, tmp
             os.truncate(segment.path, cut)
     assert rows[-1]["problem"] == f"expected 8000000 bytes in {segment.name}, found {cut}"
     assert rows[-1]["pos"] + rows[-1]["size"] == segment.end
-    # Some entries behind the cut may have been read before it.
-    least = min(7000, max(1000, cut // 1048))
-    assert least <= len(rows) - 1 <= min(7000, least + 65536 // 1048)
+    # Some entries after the cut may have been read before it.
+    intact = min(7000, max(1000, cut // 1048))
+    assert intact <= len(rows) - 1 <= min(7000, intact + 65536 // 1048)
     assert [row["index"] for row in rows[:-1]] == list(range(len(rows) - 1))
     assert [row["problem"] for row in rows[:-1]] == [None] * (len(rows) - 1)
 
 
-def test_an_extent_that_no_int_can_hold_is_several_rows(reader: Engine, tmp_path: Path) -> None:
+def test_an_extent_above_2_gib_is_several_rows(reader: Engine, tmp_path: Path) -> None:
     store = write_dledger(tmp_path, [raw(b"a")])
     segment = dataclasses.replace(store.segments[0], size=2**31 + 48)
     os.truncate(segment.path, 49)
@@ -624,7 +624,7 @@ def test_an_extent_that_no_int_can_hold_is_several_rows(reader: Engine, tmp_path
     assert [row["size"] for row in rows] == [2**30, 2**30, 10]
 
 
-def test_a_longer_file_is_read_up_to_its_segment(reader: Engine, tmp_path: Path) -> None:
+def test_a_longer_file_is_read_to_the_end_of_its_segment(reader: Engine, tmp_path: Path) -> None:
     store = write_dledger(tmp_path, [raw(b"a")] * 3)
     segment = dataclasses.replace(store.segments[0], size=49 * 2)
     assert read(reader, request_of(segment)) == store.rows[:2]
@@ -632,7 +632,7 @@ def test_a_longer_file_is_read_up_to_its_segment(reader: Engine, tmp_path: Path)
 
 
 @pytest.mark.parametrize("name", ["missing", "a folder"])
-def test_a_file_that_cannot_be_opened_is_one_sentence(reader: Engine, tmp_path: Path, name: str) -> None:
+def test_a_file_that_cannot_be_opened_raises_a_store_error(reader: Engine, tmp_path: Path, name: str) -> None:
     (tmp_path / "a folder").mkdir()
     segment = Segment(str(tmp_path / name), name, 0, 100, DLEDGER)
     calls: list[Callable[[], Any]] = [
@@ -648,7 +648,7 @@ def test_a_file_that_cannot_be_opened_is_one_sentence(reader: Engine, tmp_path: 
         assert str(raised.value).startswith(f"{segment.path}: ")
 
 
-def test_a_split_that_is_no_boundary_raises_behind_the_rows_before(reader: Engine, tmp_path: Path) -> None:
+def test_a_split_off_a_boundary_raises_after_the_rows_before(reader: Engine, tmp_path: Path) -> None:
     store = write_dledger(tmp_path, [raw(b"12345")] * 4, file_size=250)
     (segment,) = store.segments
     request = request_of(segment, end=60, end_is_boundary=True, columns=("pos",))
@@ -675,7 +675,7 @@ def test_a_split_that_is_no_boundary_raises_behind_the_rows_before(reader: Engin
         (COMMITLOG, b"\0"),
     ],
 )
-def test_the_search_stays_linear(reader: Engine, tmp_path: Path, source: str, unit: bytes) -> None:
+def test_the_search_is_linear(reader: Engine, tmp_path: Path, source: str, unit: bytes) -> None:
     path = tmp_path / "0"
     size = 2**20
     path.write_bytes(unit * (size // len(unit)))
@@ -689,7 +689,7 @@ def test_the_search_stays_linear(reader: Engine, tmp_path: Path, source: str, un
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_no_column_still_counts(reader: Engine, tmp_path: Path, mode: str) -> None:
+def test_rows_without_columns_are_counted(reader: Engine, tmp_path: Path, mode: str) -> None:
     payloads = [raw(b"a")] * 3 + [mq_message("T", compressed="zlib"), mq_message("T", b"x" * 100, compressed="zlib")]
     store = write_dledger(tmp_path, payloads)
     (segment,) = store.segments
@@ -713,12 +713,12 @@ def test_every_column_can_be_read_alone(reader: Engine, tmp_path: Path, name: st
     assert rows_of([batch]) == [{name: row[name]} for row in store.rows]
 
 
-# Longer than what is looked at in one piece.
+# Longer than one chunk of the search.
 
 
 @pytest.mark.parametrize("source", [DLEDGER, COMMITLOG])
 @pytest.mark.parametrize("piece", [4096, 4096 * 3, 4096 * 7, 65536])
-def test_a_frame_is_found_wherever_damage_ends(reader: Engine, tmp_path: Path, source: str, piece: int) -> None:
+def test_a_frame_is_found_at_any_end_of_damage(reader: Engine, tmp_path: Path, source: str, piece: int) -> None:
     path = tmp_path / "0"
     for at in range(piece - 60, piece + 8):
         frame = codec.encode_entry(1, 1, at, b"") if source == DLEDGER else mq_message("T").make(at)
@@ -731,7 +731,7 @@ def test_a_frame_is_found_wherever_damage_ends(reader: Engine, tmp_path: Path, s
         ]
 
 
-def test_no_split_falls_into_the_longest_entries(reader: Engine, tmp_path: Path) -> None:
+def test_no_split_is_inside_the_longest_entries(reader: Engine, tmp_path: Path) -> None:
     longest = layout.MAX_ENTRY_SIZE - layout.ENTRY_HEADER_SIZE
 
     def log_at(at: int) -> bytes:
@@ -750,7 +750,7 @@ def test_no_split_falls_into_the_longest_entries(reader: Engine, tmp_path: Path)
     assert reader.split(segment, 0, store.end, 2**20) == starts[2:4]
 
 
-def test_a_read_error_ends_in_one_hole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_error_ends_in_one_corrupt_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = write_dledger(tmp_path, [raw(bytes(1000))] * 200, file_size=2**18)
     (segment,) = store.segments
 
@@ -771,7 +771,7 @@ def test_a_read_error_ends_in_one_hole(tmp_path: Path, monkeypatch: pytest.Monke
 # Choosing an engine.
 
 
-def test_crc32_is_the_usual_one(reader: Engine) -> None:
+def test_crc32_is_that_of_zlib(reader: Engine) -> None:
     for data in (b"", b"123456789", bytes(range(256)) * 40, os.urandom(100_001)):
         assert reader.crc32(data) == codec.crc32(data)
         for cut in (0, 7, len(data)):
@@ -785,7 +785,7 @@ def test_an_unknown_engine_is_an_option_error() -> None:
     assert get_engine("Python").NAME == "python"
 
 
-def test_auto_warns_once_where_native_is_not_built(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_warns_once_if_native_is_not_built(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engines, "_NATIVE_MODULE", "pyspark_dledger.no_such_module")
     monkeypatch.setattr(engines, "_warned", False)
     with pytest.warns(RuntimeWarning, match="native engine is not built"):

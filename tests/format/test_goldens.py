@@ -1,4 +1,4 @@
-"""On every store that Java wrote, the rows are exactly what Java's own reader says: both engines, every plan."""
+"""The rows of every store that Java wrote are those of Java's reader, with both engines and every plan."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ PLANS = {
     "many": {"maxPartitionBytes": "8k", "maxBatchRows": "7"},
 }
 SMOKE = {"raw-three.n1", "mq-53-upgrade"}
-# What Spark reads in more than one way (without Spark all goldens are): an upgrade, terms of -1, a stale checkpoint,
-# data folders, NOOP, old entries behind the end, the leader's `pos`.
+# Spark reads these in several ways (without Spark all goldens are): an upgrade, terms of -1, a stale checkpoint, data
+# folders, NOOP, old entries after the end, the leader's `pos`.
 IN_MORE_WAYS = {
     *("mq-53-upgrade", "mq-oldest", "raw-killed", "raw-multipath", "raw-single-040"),
     *("raw-truncated-tail.n1", "raw-040-snapshot-keep.n2"),
@@ -43,7 +43,7 @@ killed_brokers = every(g for g in ALL if "killed" in g.case and not g.is_raw)
 
 
 class Store:
-    """An unpacked golden: its path, the options that opening it takes, and what Java says."""
+    """An unpacked golden: its path, the options to open it, and the rows of Java's reader."""
 
     def __init__(self, golden: Golden, folder: Path) -> None:
         self.golden = golden
@@ -60,7 +60,7 @@ class Store:
         return self.golden.expected(restarted).rows(committed, self.bases)
 
     def plan(self, name: str) -> dict[str, str]:
-        """One of `PLANS`, or one for Spark, to which each part is a task and takes longer than to read it.
+        """One of `PLANS`, or one for Spark, for which a task costs more than reading its part.
 
         ``cut`` is ``many`` with no more parts than show it: a first part of each file, one of its middle and a last
         one, or halves where there are many files. ``few`` are whole files, some of them together.
@@ -97,7 +97,7 @@ def test_scan(store: Store, engine: str, plan: str) -> None:
 
 @every_golden
 def test_plans_differ(store: Store) -> None:
-    """Else the tests of several plans would be one test."""
+    """Otherwise the tests of several plans would be the same test."""
     log = dl.open_log(store.path, **store.options)
     counts = {}
     for name in (*PLANS, "cut", "few"):
@@ -114,7 +114,7 @@ def test_plans_differ(store: Store) -> None:
 @pytest.mark.parametrize("bound", ["checkpoint", "end", "5"])
 @every_golden
 def test_committed_bound(store: Store, bound: str) -> None:
-    """`checkpoint` is what Java itself goes by; a given bound holds as far as the log goes."""
+    """Java uses `checkpoint`; a given bound is limited by the end of the log."""
     entries = [entry["index"] for entry in store.expected.entries if entry.get("index") is not None]
     end = max(entries, default=None)
     committed = {"checkpoint": store.expected.checkpoint, "end": end}.get(bound, 5)
@@ -133,7 +133,7 @@ def test_read_committed(store: Store) -> None:
 
 @every_golden
 def test_entry_body(store: Store, engine: str) -> None:
-    """What DLedger replicated: the whole stored message, or the body itself where there is none."""
+    """The bytes that DLedger replicated: the stored message, or the body if it is no message."""
     log = dl.open_log(store.path, engine=engine, **store.options)
     columns = ("kind", "body", "storeSize", "entryBody")
     rows = rows_of(pa.Table.from_batches(log.scan(columns=columns), arrow_schema(columns)))
@@ -144,7 +144,7 @@ def test_entry_body(store: Store, engine: str) -> None:
 
 @killed_brokers
 def test_restart_after_a_kill_commits_the_whole_log(store: Store) -> None:
-    """What Java's node has after its start is what the log held all the time."""
+    """The node's log is the same after its start."""
     restarted = store.golden.expected(restarted=True)
     assert restarted.checkpoint == store.expected.dledger["endIndex"]
     assert_same(scan(store, committedBound="end"), store.rows(restarted.checkpoint, restarted=True))
@@ -162,7 +162,7 @@ def test_state(store: Store) -> None:
     if rows:
         assert state.max_offset == rows[-1]["pos"] + rows[-1]["size"]
     if java:
-        # Java says 0 for the beginning of a log without entries.
+        # Java's begin index of a log without entries is 0.
         assert state.begin_index == (java["beginIndex"] if rows else -1)
         assert (state.end_index, state.end_term) == (java["endIndex"], java["endTerm"])
         assert state.curr_term == java["currTerm"]
@@ -192,14 +192,14 @@ def test_spark_with_another_engine_and_plan(spark: SparkSession, store: Store, e
 
 @every(g for g in ALL if str(g) in IN_MORE_WAYS)
 def test_spark_in_one_task(spark: SparkSession, store: Store) -> None:
-    """One task reads all partitions, one after the other."""
+    """One task reads all partitions in order."""
     rows = store.load(spark, **store.plan("few")).coalesce(1)
     assert rows.rdd.getNumPartitions() == 1
     assert_same(rows_of(rows.toArrow()), store.rows(store.expected.proven))
     assert store.load(spark).count() == len(store.expected.entries)
 
 
-def test_holes_stay_holes(tmp_path: Path) -> None:
+def test_unpacked_goldens_keep_their_holes(tmp_path: Path) -> None:
     """Index files of RocketMQ's DLedger are 160 MiB of holes: unpacked densely the goldens would take 2 GB."""
     folder = goldens.unpack("mq-498-single", tmp_path)
     files = [path.stat() for path in folder.rglob("*") if path.is_file()]

@@ -1,4 +1,4 @@
-"""Messages that are put one behind the other into a new CommitLog, by both engines."""
+"""Both engines copy messages into a new CommitLog."""
 
 from __future__ import annotations
 
@@ -47,24 +47,24 @@ def segment_of(folder: Path, data: bytes) -> Segment:
     return Segment(str(path), path.name, BASE, max(len(data), 1), COMMITLOG)
 
 
-def placed(reader: Engine, segment: Segment, starts: list[int], sizes: list[int]) -> tuple[CopiedMessages, bytes]:
+def copies(reader: Engine, segment: Segment, starts: list[int], sizes: list[int]) -> tuple[CopiedMessages, bytes]:
     into = bytearray(b"\xee" * (sum(sizes) + 3))
     found = reader.copy_messages(segment, np.array(starts, np.int64), np.array(sizes, np.int64), into, POSITION)
     return found, bytes(into[: found.size])
 
 
-def behind_each_other(contents: list[bytes]) -> tuple[list[int], list[int]]:
+def consecutive(contents: list[bytes]) -> tuple[list[int], list[int]]:
     sizes = [len(content) for content in contents]
     return [BASE + sum(sizes[:number]) for number in range(len(sizes))], sizes
 
 
-def test_messages_stand_one_behind_the_other_with_their_new_offsets(reader: Engine, tmp_path: Path) -> None:
+def test_copies_are_consecutive_and_have_new_offsets(reader: Engine, tmp_path: Path) -> None:
     contents = [encode_message(b"T", bytes([number]) * number, 99, queue_offset=number) for number in range(50)]
     between = b"\xaa" * 48
     segment = segment_of(tmp_path, b"".join(between + content for content in contents))
     sizes = [len(content) for content in contents]
     starts = [BASE + sum(sizes[:number]) + 48 * (number + 1) for number in range(50)]
-    found, data = placed(reader, segment, starts, sizes)
+    found, data = copies(reader, segment, starts, sizes)
     assert found.outcomes.tolist() == [V1] * 50
     expected = [
         encode_message(b"T", bytes([number]) * number, POSITION + sum(sizes[:number]), queue_offset=number)
@@ -73,21 +73,21 @@ def test_messages_stand_one_behind_the_other_with_their_new_offsets(reader: Engi
     assert data == b"".join(expected)
 
 
-def test_the_crc_in_the_properties_is_that_of_the_message_where_it_stands(reader: Engine, tmp_path: Path) -> None:
+def test_the_property_crc_is_that_of_the_copy(reader: Engine, tmp_path: Path) -> None:
     content = encode_message(b"T", b"body", 99, properties=b"A\1b\2", property_crc=True)
-    _, data = placed(reader, segment_of(tmp_path, content), [BASE], [len(content)])
+    _, data = copies(reader, segment_of(tmp_path, content), [BASE], [len(content)])
     assert data == encode_message(b"T", b"body", POSITION, properties=b"A\1b\2", property_crc=True)
     assert stored_property_crc(data) == message_crc(data[: -layout.PROPERTY_CRC_SIZE]) != stored_property_crc(content)
 
 
-def test_a_message_that_stays_where_it_was_is_not_changed(reader: Engine, tmp_path: Path) -> None:
+def test_a_message_that_keeps_its_offset_is_not_changed(reader: Engine, tmp_path: Path) -> None:
     content = encode_message(b"T", b"body", POSITION, property_crc=True)
     wrong = content[:-3] + b"000"[: len(content[-3:-1])] + content[-1:]
-    found, data = placed(reader, segment_of(tmp_path, wrong), [BASE], [len(wrong)])
+    found, data = copies(reader, segment_of(tmp_path, wrong), [BASE], [len(wrong)])
     assert (found.outcomes.tolist(), data) == ([V1], wrong)
 
 
-def test_what_a_broker_would_read_with_a_sign_is_left_out(reader: Engine, tmp_path: Path) -> None:
+def test_messages_with_lengths_that_a_broker_reads_as_negative_are_left_out(reader: Engine, tmp_path: Path) -> None:
     v1, v2 = layout.MESSAGE_MAGIC_V1, layout.MESSAGE_MAGIC_V2
     cases = [
         (encode_message(b"t" * 127, b"", 0, magic=v1), V1),
@@ -101,7 +101,7 @@ def test_what_a_broker_would_read_with_a_sign_is_left_out(reader: Engine, tmp_pa
         (encode_message(b"last", b"", 0), V1),
     ]
     contents = [content for content, _ in cases]
-    found, data = placed(reader, segment_of(tmp_path, b"".join(contents)), *behind_each_other(contents))
+    found, data = copies(reader, segment_of(tmp_path, b"".join(contents)), *consecutive(contents))
     assert found.outcomes.tolist() == [outcome for _, outcome in cases]
     assert len(data) == sum(len(content) for content, outcome in cases if outcome in (V1, V2))
     assert data.endswith(encode_message(b"last", b"", POSITION + len(data) - len(contents[-1])))
@@ -112,48 +112,48 @@ def test_what_a_broker_would_read_with_a_sign_is_left_out(reader: Engine, tmp_pa
     [(0, b"\0\0\0\7"), (4, b"\0\0\0\0"), (39, b"\x10"), (84, b"\x7f"), (84, b"\xff"), (88, b"\xff")],
     ids=["totalSize", "magic", "sysFlag", "bodyLength", "negative bodyLength", "topicLength"],
 )
-def test_other_bytes_than_a_message_of_that_size_are_told(
+def test_bytes_that_are_not_a_message_of_the_size_are_left_out(
     reader: Engine, tmp_path: Path, change: tuple[int, bytes]
 ) -> None:
     at, value = change
     content = encode_message(b"", b"", 0)
     broken = content[:at] + value + content[at + len(value) :]
-    found, data = placed(reader, segment_of(tmp_path, broken + content), *behind_each_other([broken, content]))
+    found, data = copies(reader, segment_of(tmp_path, broken + content), *consecutive([broken, content]))
     assert found.outcomes.tolist() == [CHANGED, V1]
     assert data == encode_message(b"", b"", POSITION)
 
 
-def test_places_outside_the_file_are_told_and_never_read(reader: Engine, tmp_path: Path) -> None:
+def test_positions_outside_the_file_are_left_out(reader: Engine, tmp_path: Path) -> None:
     content = encode_message(b"T", b"body", 0)
-    size, most = len(content), 2**63 - 1
+    size, highest = len(content), 2**63 - 1
     segment = replace(segment_of(tmp_path, content), size=1 << 20)
-    starts = [BASE - 1, BASE, BASE + 1, BASE + size, BASE + (1 << 20), 0, -1, -most, most]
-    found, data = placed(reader, segment, starts, [size] * len(starts))
+    starts = [BASE - 1, BASE, BASE + 1, BASE + size, BASE + (1 << 20), 0, -1, -highest, highest]
+    found, data = copies(reader, segment, starts, [size] * len(starts))
     assert found.outcomes.tolist() == [CHANGED, V1, *[CHANGED] * 7]
     assert data == encode_message(b"T", b"body", POSITION)
 
 
-def test_nothing_is_placed_of_nothing(reader: Engine, tmp_path: Path) -> None:
-    found, data = placed(reader, segment_of(tmp_path, b"some"), [], [])
+def test_no_messages_give_no_copies(reader: Engine, tmp_path: Path) -> None:
+    found, data = copies(reader, segment_of(tmp_path, b"some"), [], [])
     assert (found.size, found.outcomes.tolist(), data) == (0, [], b"")
 
 
 @pytest.mark.parametrize("sizes", [[-1], [5, -1], [11], [6, 5], [2**63 - 1, 2**63 - 1]])
-def test_there_has_to_be_room_for_all(reader: Engine, tmp_path: Path, sizes: list[int]) -> None:
+def test_a_buffer_that_is_too_small_is_rejected(reader: Engine, tmp_path: Path, sizes: list[int]) -> None:
     segment, starts = segment_of(tmp_path, bytes(100)), np.full(len(sizes), BASE, np.int64)
     with pytest.raises(ValueError, match="the sizes do not fit a buffer of 10 bytes"):
         reader.copy_messages(segment, starts, np.array(sizes, np.int64), bytearray(10), 0)
 
 
-def test_there_are_as_many_starts_as_sizes(reader: Engine, tmp_path: Path) -> None:
+def test_different_numbers_of_starts_and_sizes_are_rejected(reader: Engine, tmp_path: Path) -> None:
     starts, sizes = np.full(2, BASE, np.int64), np.zeros(3, np.int64)
     with pytest.raises(ValueError, match="expected as many starts as sizes, found 2 and 3"):
         reader.copy_messages(segment_of(tmp_path, bytes(100)), starts, sizes, bytearray(10), 0)
 
 
-def test_arrays_need_not_be_in_one_piece(reader: Engine, tmp_path: Path) -> None:
+def test_arrays_can_be_slices_with_a_step(reader: Engine, tmp_path: Path) -> None:
     contents = [encode_message(b"T", bytes(number), 0) for number in range(10)]
-    starts, sizes = behind_each_other(contents)
+    starts, sizes = consecutive(contents)
     segment, into = segment_of(tmp_path, b"".join(contents)), memoryview(bytearray(5000))
     found = reader.copy_messages(segment, np.array(starts)[::3], np.array(sizes)[::3], into, 0)
     assert found.size == sum(sizes[::3])
@@ -161,19 +161,19 @@ def test_arrays_need_not_be_in_one_piece(reader: Engine, tmp_path: Path) -> None
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
-def test_both_engines_place_the_same(folder: Callable[[], Path], data: st.DataObject) -> None:
-    """Of messages, of which some are changed, and of any places."""
+def test_both_engines_copy_the_same(folder: Callable[[], Path], data: st.DataObject) -> None:
+    """With damaged messages and with any positions."""
     contents = data.draw(st.lists(messages.map(bytearray), max_size=8))
     for content in contents:
         if data.draw(st.integers(0, 3)) == 0:
             content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
-    starts, sizes = behind_each_other([bytes(content) for content in contents])
+    starts, sizes = consecutive([bytes(content) for content in contents])
     for number in range(len(sizes)):
         if data.draw(st.integers(0, 5)) == 0:
             starts[number] += data.draw(st.integers(-300, 300))
             sizes[number] = max(0, sizes[number] + data.draw(st.integers(-300, 300)))
     segment = segment_of(folder(), b"".join(contents))
-    native, python = (placed(get_engine(name), segment, starts, sizes) for name in ("native", "python"))
+    native, python = (copies(get_engine(name), segment, starts, sizes) for name in ("native", "python"))
     assert native[1] == python[1]
     assert (native[0].size, native[0].outcomes.tolist()) == (python[0].size, python[0].outcomes.tolist())
     at = 0
@@ -185,7 +185,7 @@ def test_both_engines_place_the_same(folder: Callable[[], Path], data: st.DataOb
             at += size
 
 
-def test_a_local_segment_is_read_as_it_is_by_the_engine_of_remote_ones(engine: str, tmp_path: Path) -> None:
+def test_the_engine_of_remote_stores_copies_from_local_segments(engine: str, tmp_path: Path) -> None:
     content = encode_message(b"T", b"body", 0)
-    found, data = placed(read_engine(engine), segment_of(tmp_path, content), [BASE], [len(content)])
+    found, data = copies(read_engine(engine), segment_of(tmp_path, content), [BASE], [len(content)])
     assert (found.outcomes.tolist(), data) == ([V1], encode_message(b"T", b"body", POSITION))

@@ -1,4 +1,4 @@
-"""What only the native engine has: mapped memory, its CRC-32, its copy of the layouts, Arrow without a copy."""
+"""The native engine: mapped memory, its CRC-32, its constants, Arrow batches without a copy."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def request(store: Store, columns: tuple[str, ...] = ("pos", "size", "kind", "pr
     return ScanRequest(segment, segment.base, store.end, columns, **options)
 
 
-def test_layouts_are_those_of_the_tables() -> None:
+def test_native_constants_are_those_of_the_layouts() -> None:
     assert _native.layout() == {
         "entryHeaderSize": layout.ENTRY_HEADER_SIZE,
         "maxEntrySize": layout.MAX_ENTRY_SIZE,
@@ -52,7 +52,7 @@ def test_layouts_are_those_of_the_tables() -> None:
 
 
 @pytest.mark.parametrize("crc32", [_native.crc32, _native.crc32_portable])
-def test_crc32_is_zlibs_for_every_length_and_alignment(crc32: object) -> None:
+def test_crc32_is_that_of_zlib_for_every_length_and_alignment(crc32: object) -> None:
     assert callable(crc32)
     data = random.Random(7).randbytes(3000)
     for length in [*range(400), 1023, 1024, 1025, 2900]:
@@ -62,20 +62,20 @@ def test_crc32_is_zlibs_for_every_length_and_alignment(crc32: object) -> None:
             assert crc32(part, zlib.crc32(data[:start])) == zlib.crc32(data[: start + length])
 
 
-def test_batches_have_exactly_the_schema(tmp_path: Path) -> None:
+def test_batches_have_the_schema_of_the_columns(tmp_path: Path) -> None:
     store = write_dledger(tmp_path, [mq_message(), raw(b"raw"), raw(b"", "noop")])
     for batch, _ in native_engine.scan(request(store, NAMES)):
         assert batch.schema.equals(arrow_schema(NAMES), check_metadata=True)
         batch.validate(full=True)
 
 
-def test_an_unknown_column_is_refused(store: Store) -> None:
+def test_an_unknown_column_is_rejected(store: Store) -> None:
     with pytest.raises(ValueError, match="unknown column nothing"):
         next(native_engine.scan(request(store, ("nothing",))))
 
 
 @pytest.mark.parametrize("keep", [0, 1, 4096, 4 * MEBIBYTE, 4 * MEBIBYTE + 5000])
-def test_a_file_truncated_in_the_middle_of_a_scan_is_no_signal(store: Store, keep: int) -> None:
+def test_a_file_truncated_during_a_scan_raises_no_signal(store: Store, keep: int) -> None:
     segment = store.segments[0]
     batches = native_engine.scan(request(store, max_batch_rows=1000))
     first, _ = next(batches)
@@ -92,7 +92,7 @@ def test_a_file_truncated_in_the_middle_of_a_scan_is_no_signal(store: Store, kee
     }
 
 
-def test_a_file_truncated_while_another_thread_scans_it_is_no_signal(store: Store) -> None:
+def test_a_file_truncated_while_another_thread_scans_it_raises_no_signal(store: Store) -> None:
     segment = store.segments[0]
     started, faults = threading.Event(), []
 
@@ -132,7 +132,7 @@ def test_other_bus_errors_still_end_the_process(store: Store) -> None:
     assert done.returncode == -10 or done.returncode == -7  # SIGBUS on macOS and on Linux
 
 
-def test_a_folder_is_no_segment(tmp_path: Path) -> None:
+def test_a_folder_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="is not a readable file"):
         native_engine.log_end(Segment(str(tmp_path), "x", 0, 100, "dledger"), 0, False)
 
@@ -144,7 +144,7 @@ def test_batches_outlive_the_scan(store: Store) -> None:
     assert all(set(batch.column("body").to_pylist()) == {b"x" * 976} for batch in batches)
 
 
-def test_a_batch_that_nobody_imports_is_freed(store: Store) -> None:
+def test_a_batch_that_is_not_imported_is_freed(store: Store) -> None:
     scan = _native.Scan(request(store, NAMES, max_batch_rows=1000))
     rows = 0
     while (batch := scan.next()) is not None:
@@ -155,7 +155,7 @@ def test_a_batch_that_nobody_imports_is_freed(store: Store) -> None:
     assert rows == 8000
 
 
-def test_scans_leak_nothing(store: Store) -> None:
+def test_scans_do_not_leak_memory(store: Store) -> None:
     process = psutil.Process()
 
     def scan(times: int) -> int:

@@ -1,4 +1,4 @@
-"""Going on behind damage in logs whose bodies hold logs: whatever is cut or batched, and whichever engine reads."""
+"""Resynchronisation after damage in logs whose bodies contain logs, for any split, batch size and engine."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ def scan(reader: Engine, segment: Segment, start: int, end: int, **options: obje
 
 
 def log_inside(rng: random.Random) -> Payload:
-    """A body with a whole log in it, whose entries name the positions where they stand."""
+    """A body that contains a log, whose entries have their real positions."""
     count, size = rng.randint(1, 12), rng.choice([0, 5, 40])
     first, term = rng.choice([0, 1, 5, rng.randint(0, 80)]), rng.choice([0, 1, 1, 2, 9])
-    before, behind = rng.choice([0, 0, 1, 13, 60]), rng.choice([0, 0, 7, 200])
+    before, after = rng.choice([0, 0, 1, 13, 60]), rng.choice([0, 0, 7, 200])
 
     def make(at: int) -> bytes:
         body = b"." * before
         for number in range(count):
             body += codec.encode_entry(first + number, term, at + len(body), b"x" * size)
-        return body + bytes(behind)
+        return body + bytes(after)
 
     return Payload("entry", make)
 
@@ -67,10 +67,10 @@ def wound(rng: random.Random, header: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("seed", range(100 * BUDGET))
-def test_a_destroyed_header_costs_its_entry_and_no_body_speaks_for_it(tmp_path: Path, engine: str, seed: int) -> None:
+def test_a_destroyed_header_loses_only_its_entry(tmp_path: Path, engine: str, seed: int) -> None:
     rng = random.Random(seed)
     store = hostile_store(rng, tmp_path)
-    # Not the first of all, for nothing would say where the log stood; not the last of a file, where nothing goes on.
+    # Not the first entry of the log, because nothing would tell its position; not the last one of a file.
     between = [
         row
         for segment in store.segments
@@ -121,7 +121,7 @@ def test_splits_batches_and_engines_change_nothing(
 
 
 def long_log(root: Path, damaged: int, inside: bool) -> Segment:
-    """A file of 48 MiB with entries of 64 KiB; one entry's header is destroyed, and bodies hold entries or do not."""
+    """A file of 48 MiB with entries of 64 KiB; one header is destroyed, and bodies can contain entries."""
     size, count = 64 * 1024, 48 * 16
     data = bytearray()
     for index in range(count):
@@ -135,7 +135,9 @@ def long_log(root: Path, damaged: int, inside: bool) -> Segment:
 
 
 @pytest.mark.parametrize("damaged", [0, 300, 301, 449, 450, 451, 500])
-def test_far_cuts_are_proven_without_reading_all_before_them(reader: Engine, tmp_path: Path, damaged: int) -> None:
+def test_distant_splits_are_found_without_reading_all_bytes_before(
+    reader: Engine, tmp_path: Path, damaged: int
+) -> None:
     segment = long_log(tmp_path, damaged, inside=False)
     target = 2 * SPAN_WINDOW + 20 * 2**20
     cuts = reader.split(segment, 0, segment.end, target)
@@ -146,16 +148,16 @@ def test_far_cuts_are_proven_without_reading_all_before_them(reader: Engine, tmp
     assert [row[0] for row in parts].count("corrupt") == 1
 
 
-def test_no_far_cut_where_bodies_hold_entries(reader: Engine, tmp_path: Path) -> None:
+def test_no_distant_split_if_bodies_contain_entries(reader: Engine, tmp_path: Path) -> None:
     segment = long_log(tmp_path, 300, inside=True)
     assert reader.split(segment, 0, segment.end, 2 * SPAN_WINDOW + 20 * 2**20) == []
 
 
 @pytest.mark.parametrize("size", [64, 200])
-def test_a_file_of_nothing_but_logs_in_destroyed_entries_does_not_hang(
+def test_logs_in_the_bodies_of_destroyed_entries_do_not_hang_the_search(
     reader: Engine, tmp_path: Path, size: int
 ) -> None:
-    """It takes a second; quadratic work would take hours. `make bench ARGS=hostile` measures it."""
+    """Linear work takes a second, quadratic work hours. `make bench ARGS=hostile` measures it."""
     data = bytearray()
     for _ in range(2000):
         block = bytes(ENTRY_HEADER_SIZE)

@@ -1,4 +1,4 @@
-"""The texts of checkpoint and currterm files."""
+"""The files checkpoint and currterm."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from pyspark_dledger.format.state_files import (
         "committedIndex=7\nendIndex=21\ncommittedIndex=19\nsomething=else\n",
     ],
 )
-def test_a_checkpoint_is_read_however_it_is_written(text: str) -> None:
+def test_a_checkpoint_is_read_in_every_form(text: str) -> None:
     assert parse_checkpoint(text.encode()) == Checkpoint(19, 21)
 
 
-def test_nothing_committed_yet_is_minus_one() -> None:
+def test_a_checkpoint_without_committed_entries_has_minus_one() -> None:
     assert parse_checkpoint(b"committedIndex=-1\nendIndex=-1\n") == Checkpoint(-1, -1)
 
 
@@ -51,14 +51,14 @@ NUMBERS = [
 
 
 @pytest.mark.parametrize(("data", "problem"), NUMBERS, ids=[problem for _, problem in NUMBERS])
-def test_a_number_that_java_would_not_read_is_a_problem(data: bytes, problem: str) -> None:
+def test_a_number_that_java_cannot_read_is_a_problem(data: bytes, problem: str) -> None:
     found = parse_checkpoint(data)
     assert found.committed_index is None
     assert found.problem is not None
     assert found.problem.startswith(problem)
 
 
-def test_what_is_readable_is_still_read() -> None:
+def test_readable_numbers_are_read_despite_problems() -> None:
     assert parse_checkpoint(b"committedIndex=5") == Checkpoint(5, None, "expected a number for endIndex, found none")
 
 
@@ -69,7 +69,7 @@ def test_current_terms() -> None:
     assert parse_current_term(b"\\u") == CurrentTerm(None, None, "expected four hex digits after \\u, found '\\\\u'")
 
 
-# What Java 17's Properties.load gives, but for half of a surrogate pair: it has no UTF-8 form.
+# The results of Java 17's Properties.load, except for half of a surrogate pair, which has no UTF-8 form.
 PROPERTIES_FILES = [
     ("a=b", {"a": "b"}),
     ("a = b ", {"a": "b "}),

@@ -1,4 +1,4 @@
-"""The survey of a segment: every kind of problem is found and named, nothing else is, and both engines say the same."""
+"""The survey of a segment: every problem is found, intact logs have none, and both engines agree."""
 
 from __future__ import annotations
 
@@ -57,14 +57,12 @@ def assert_partition(found: Survey, segment: Segment, start: int) -> None:
     assert all(one.kind != other.kind for one, other in zip(found.extents, found.extents[1:], strict=False))
 
 
-# What it counts.
+# Counts.
 
 
 @budget(60)
 @given(recipe=generate.recipes())
-def test_an_intact_store_is_accounted_for_without_a_problem(
-    reader: Engine, folder: Callable[[], Path], recipe: generate.Recipe
-) -> None:
+def test_an_intact_store_has_no_problems(reader: Engine, folder: Callable[[], Path], recipe: generate.Recipe) -> None:
     recipe.options.pop("stale", None)
     store = recipe.write(folder())
     for segment in store.segments:
@@ -81,11 +79,11 @@ def test_an_intact_store_is_accounted_for_without_a_problem(
         assert found.sizes["message"] == sum(row["size"] for row in messages)
         assert found.sizes["entry"] + found.sizes["message"] == sum(row["size"] for row in rows)
         assert found.sizes["corrupt"] == found.sizes["stale"] == 0
-        # Any timestamp may be written, and a leader's pos.
+        # Any timestamp is possible, and a leader's pos.
         assert set(found.counts) <= {"messageTimestamp", "posDiffers"}
 
 
-def test_timestamps_are_the_first_and_the_last_message_s(reader: Engine, tmp_path: Path) -> None:
+def test_timestamps_are_those_of_the_first_and_last_message(reader: Engine, tmp_path: Path) -> None:
     payloads = [raw(b"a"), *(mq_message("T", store_timestamp=time) for time in (1700, 1800, 1650)), raw(b"b")]
     (segment,) = write_dledger(tmp_path, payloads).segments
     found = survey(reader, segment)
@@ -130,7 +128,7 @@ def test_short_file(reader: Engine, tmp_path: Path, keep: int) -> None:
     start = keep - keep % 53
     found = survey(reader, segment)
     assert found.problems == [Problem("shortFile", start, 4096 - start, None, text)]
-    # The end of the log is behind what is there: two extents of one kind are one, but each is a problem.
+    # The end of the log is after the file's end: one extent of this kind, but two problems.
     assert {problem.code for problem in survey(reader, segment, 200).problems} == {"shortFile"}
 
 
@@ -154,7 +152,7 @@ def test_header_problems(
     assert only_problem(reader, segment, store.end) == Problem(code, 106, 53, index, text)
 
 
-def test_an_index_gap_behind_damage_is_one_that_the_damage_cannot_explain(reader: Engine, tmp_path: Path) -> None:
+def test_an_index_gap_after_damage_is_larger_than_the_damage_explains(reader: Engine, tmp_path: Path) -> None:
     store = entries(tmp_path, 6)
     (segment,) = store.segments
     patch(segment, 53, bytes(106))
@@ -164,7 +162,7 @@ def test_an_index_gap_behind_damage_is_one_that_the_damage_cannot_explain(reader
     found = survey(reader, segment, store.end)
     assert [problem.text for problem in found.problems if problem.code == "indexGap"] in (
         ["expected index 1 to 3, found 9"],
-        [],  # with nothing else known they are no entries of this log
+        [],  # without other entries they are not of this log
     )
 
 
@@ -216,12 +214,12 @@ def test_a_blank_of_a_wrong_size(reader: Engine, tmp_path: Path) -> None:
     patch(segment, 53, codec.encode_blank(99))
     text = "expected a blank of 4043 bytes at 53, found 99"
     assert only_problem(reader, segment, segment.end) == Problem("blankSize", 53, 4043, None, text)
-    # DLedger 0.4.0 begins a file so behind a snapshot, before it has entries.
+    # After a snapshot DLedger 0.4.0 begins a file with a blank, before the file has entries.
     Path(segment.path).write_bytes(codec.encode_blank(99).ljust(4096, b"\0"))
     assert survey(reader, dataclasses.replace(segment, check_pos=False)).problems == []
 
 
-def test_what_lies_behind_the_end(reader: Engine, tmp_path: Path) -> None:
+def test_bytes_after_the_end(reader: Engine, tmp_path: Path) -> None:
     store = entries(tmp_path, 2)
     (segment,) = store.segments
     patch(segment, 110, codec.encode_entry(7, 0, 110, b"stale") + codec.encode_entry(8, 0, 163, b"stale") + b"noise")
@@ -242,7 +240,7 @@ def test_what_lies_behind_the_end(reader: Engine, tmp_path: Path) -> None:
     assert survey(reader, segment, store.end).extents[-1] == Extent("blank", 216, 4096 - 216)
 
 
-def test_what_is_listed_is_capped_and_what_is_counted_is_not(reader: Engine, tmp_path: Path) -> None:
+def test_lists_are_limited_and_counts_are_not(reader: Engine, tmp_path: Path) -> None:
     store = entries(tmp_path, 40)
     (segment,) = store.segments
     for number in range(1, 40, 2):
@@ -255,12 +253,12 @@ def test_what_is_listed_is_capped_and_what_is_counted_is_not(reader: Engine, tmp
     assert sum(found.sizes.values()) == segment.size
 
 
-# Both engines, and files that change.
+# Both engines, and changing files.
 
 
 @budget(150)
 @given(recipe=generate.recipes(), damage=generate.damages(), data=st.data())
-def test_engines_agree_and_every_byte_is_one_thing(
+def test_engines_agree_and_every_byte_has_one_kind(
     folder: Callable[[], Path], recipe: generate.Recipe, damage: Callable[[Store], None], data: st.DataObject
 ) -> None:
     store = recipe.write(folder())
@@ -279,7 +277,7 @@ def test_engines_agree_and_every_byte_is_one_thing(
         }
 
 
-def test_a_file_truncated_while_it_is_surveyed_is_no_signal(tmp_path: Path) -> None:
+def test_a_file_truncated_during_a_survey_raises_no_signal(tmp_path: Path) -> None:
     store = write_dledger(tmp_path, [raw(b"x" * 976)] * 8000, file_size=2**23, with_index=False)
     (segment,) = store.segments
     found: list[Survey] = []

@@ -1,7 +1,7 @@
-"""``make fuzz``: each target under libFuzzer with seeds of the goldens, the native engine against Python, and the wire.
+"""``make fuzz``: runs each target under libFuzzer with seeds of the goldens, then the comparisons of engines and wire.
 
-``--seconds`` is the time of each; ``--target`` runs one of them. Findings and the corpus, which grows from run to run,
-stay in build/fuzz. Ends with status 1 at the first finding and names its reproducer.
+``--seconds`` is the time of each; ``--target`` runs only one. Findings and the growing corpus are in build/fuzz. The
+first finding ends it with status 1 and the name of its reproducer.
 """
 
 # ruff: noqa: T201 - printing is what a command line does
@@ -18,9 +18,9 @@ from pathlib import Path
 from tests.fuzz import corpus
 from tests.fuzz.build import BUILD, ENVIRONMENT, TARGETS, BuildError, build, libfuzzer
 
-LONGEST = {"fuzz_scan": 16384, "fuzz_walk": 16384, "fuzz_codec": 2048, "fuzz_append": 8192, "fuzz_puts": 8192}
+MAX_INPUT_SIZES = {"fuzz_scan": 16384, "fuzz_walk": 16384, "fuzz_codec": 2048, "fuzz_append": 8192, "fuzz_puts": 8192}
 SCRIPTS = ("differential", "wire")
-# Seconds for one input, and megabytes for the process; an allocation is limited by ASan.
+# Seconds for one input, and megabytes for the process. ASan limits each allocation.
 LIMITS = ("-timeout=60", "-rss_limit_mb=2048")
 
 
@@ -49,7 +49,7 @@ def main() -> int:
 
 
 def fuzz(targets: tuple[str, ...], seconds: int, seed: int) -> None:
-    """Runs the targets one after the other. Raises CalledProcessError at a finding, after naming it."""
+    """Run the targets in order. Prints the first finding and raises CalledProcessError."""
     print("Building the fuzz targets into build/fuzz", flush=True)
     executables = build(libfuzzer(), targets)
     seeds = BUILD / "seeds"
@@ -64,7 +64,13 @@ def run_target(target: str, executable: Path, seeds: Path, seconds: int, seed: i
     grown.mkdir(parents=True, exist_ok=True)
     findings.mkdir(parents=True, exist_ok=True)
     log = BUILD / f"{target}.log"
-    command = [str(executable), str(grown), str(seeds), f"-max_total_time={seconds}", f"-max_len={LONGEST[target]}"]
+    command = [
+        str(executable),
+        str(grown),
+        str(seeds),
+        f"-max_total_time={seconds}",
+        f"-max_len={MAX_INPUT_SIZES[target]}",
+    ]
     command += [f"-artifact_prefix={findings}/{target}-", "-print_final_stats=1", f"-seed={seed}", *LIMITS]
     with log.open("w") as file:
         done = subprocess.run(command, stdout=file, stderr=file, env=os.environ | ENVIRONMENT, check=False)
@@ -75,7 +81,7 @@ def run_target(target: str, executable: Path, seeds: Path, seconds: int, seed: i
     counts = f"{edges} edges, {features} features, corpus {inputs}"
     print(f"{target}: {executions[-1] if executions else 'no'} executions, {counts}", flush=True)
     if done.returncode:
-        what = re.findall(r"(?:DOES NOT HOLD:|runtime error:|ERROR: (?:Address|Leak|lib)\w+:).*", text)
+        what = re.findall(r"(?:IS FALSE:|runtime error:|ERROR: (?:Address|Leak|lib)\w+:).*", text)
         unit = re.findall(r"Test unit written to (\S+)", text)
         reproducer = unit[-1] if unit else "none was written"
         print(f"{what[0] if what else 'The target failed'}\n  reproducer: {reproducer}", file=sys.stderr)

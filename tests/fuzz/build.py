@@ -1,4 +1,4 @@
-"""Builds the fuzz targets into build/fuzz: for clang's libFuzzer, or with any compiler and a driver of our own."""
+"""Builds the fuzz targets into build/fuzz: for clang's libFuzzer, or for our own driver with any compiler."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NATIVE = ROOT / "native"
 BUILD = ROOT / "build" / "fuzz"
 
 TARGETS = ("fuzz_scan", "fuzz_walk", "fuzz_codec", "fuzz_append", "fuzz_puts")
-# Python's module, and the mapped file that memory_file.cpp stands in for.
+# Python's module, and the mapped file, which memory_file.cpp replaces.
 LEFT_OUT = {"module.cpp", "module_puts.cpp", "bytes.cpp"}
 SANITIZE = "-fsanitize=address,undefined"
 FLAGS = [
@@ -31,7 +31,7 @@ FLAGS = [
     SANITIZE,
 ]
 
-# Every allocation and the whole process have a limit: no input of a few hundred KiB needs them.
+# Limits for an allocation and for the process: no input of a few hundred KiB needs more.
 ENVIRONMENT = {
     "ASAN_OPTIONS": "max_allocation_size_mb=256:hard_rss_limit_mb=2048:detect_stack_use_after_return=1",
     "UBSAN_OPTIONS": "print_stacktrace=1",
@@ -39,7 +39,7 @@ ENVIRONMENT = {
 
 
 class BuildError(Exception):
-    """A compiler is missing, or does not build the targets; the text says what to do."""
+    """A compiler is missing or cannot build the targets; the text says what to do."""
 
 
 class Toolchain(NamedTuple):
@@ -58,7 +58,7 @@ def standalone() -> Toolchain:
 
 
 def libfuzzer() -> Toolchain:
-    """A clang++ that has libFuzzer. Raises BuildError that names the packages where there is none."""
+    """A clang++ with libFuzzer. Raises BuildError with the names of the packages to install."""
     names = [f"clang++-{version}" for version in range(25, 10, -1)]
     candidates = [os.environ["CXX"]] if "clang" in os.environ.get("CXX", "") else ["clang++", *names]
     found = [name for name in candidates if shutil.which(shlex.split(name)[0])]
@@ -70,7 +70,7 @@ def libfuzzer() -> Toolchain:
 
 
 def _links(command: list[str]) -> bool:
-    """Whether this clang links a target: the sanitizers' libraries are a package of their own."""
+    """Whether this clang links a target: the libraries of the sanitizers are a separate package."""
     BUILD.mkdir(parents=True, exist_ok=True)
     source = 'extern "C" int LLVMFuzzerTestOneInput(const unsigned char*, unsigned long) { return 0; }'
     arguments = ["-fsanitize=fuzzer,address,undefined", "-x", "c++", "-", "-o", str(BUILD / "probe")]
@@ -97,7 +97,7 @@ def _what_is_missing(found: list[str]) -> str:
 
 
 def build(tools: Toolchain, targets: tuple[str, ...] = TARGETS) -> dict[str, Path]:
-    """The executable of each target, compiled anew where a source, a header or a flag changed since."""
+    """The executable of each target, compiled again if a source, a header or a flag has changed."""
     folder = BUILD / tools.name
     folder.mkdir(parents=True, exist_ok=True)
     command = folder / "command.txt"
@@ -123,7 +123,7 @@ def _compile(tools: Toolchain, source: Path, folder: Path) -> Path:
     newest = max(path.stat().st_mtime for path in (source, *NATIVE.glob("*.hpp"), *FOLDER.glob("*.hpp")))
     if not made.exists() or made.stat().st_mtime < newest:
         flags = [*FLAGS, "-I", str(NATIVE), "-I", str(FOLDER)]
-        # What the targets check is not what they are to cover, and would cost most of the time.
+        # Coverage of the targets' own checks is useless and would cost most of the time.
         if tools.has_libfuzzer and source.parent == NATIVE:
             flags += ["-O2", "-fsanitize=fuzzer-no-link"]
         _run([*tools.command, *flags, "-c", str(source), "-o", str(made)])

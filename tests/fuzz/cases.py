@@ -1,4 +1,4 @@
-"""Numbered cases, each made from a seed and its number: how many are run, and the command line for that."""
+"""Runs numbered cases, each of which depends on a seed and its number, from the command line."""
 
 # ruff: noqa: T201 - printing is what a command line does
 
@@ -10,12 +10,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 
-# From seed, number of cases, seconds and first case to how many cases came to which end.
+# From seed, number of cases, seconds and first case to the number of cases by result.
 Run = Callable[[int, int | None, float | None, int], dict[str, int]]
 
 
 def numbers(first: int, cases: int | None, seconds: float | None) -> Iterator[int]:
-    """So many numbers, or as many as fit the time, which runs from this call on."""
+    """Numbers of cases, until there are enough or the time is over."""
     until = time.monotonic() + seconds if seconds is not None else None
 
     def is_wanted(number: int) -> bool:
@@ -27,7 +27,7 @@ def numbers(first: int, cases: int | None, seconds: float | None) -> Iterator[in
 def run_by_command_line(
     description: str | None, run: Run, failure: type[Exception], ending: Callable[[int, dict[str, int]], str]
 ) -> int:
-    """Run cases as the command line says, and print how that ended; status 1 at a failure."""
+    """Run the cases of the command line and print the result. Returns 1 after a failure."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--seconds", type=float, help="how long; 60 without anything else")

@@ -1,4 +1,4 @@
-"""Seeds for the fuzz targets: small pieces of the goldens, one of each sort, and what no golden has.
+"""Seeds for the fuzz targets: one small piece of each sort from the goldens, and sorts that no golden has.
 
 ``python -m tests.fuzz.corpus FOLDER`` writes them; nothing of it is committed.
 """
@@ -27,11 +27,11 @@ LONGEST = 4096
 MOST_ROWS = 6
 COLUMNS = ("pos", "size", "kind", "index", "term", "magic", "messageMagic", "sysFlag", "flag", "bornHost", "properties")
 
-COMMITLOG_FLAG, TRUST_PLACE_FLAG = 1, 2
+COMMITLOG_FLAG, TRUST_POS_FLAG = 1, 2
 
 
 class Piece(NamedTuple):
-    """Bytes of a segment that begin at a position of the log, and the sorts of things in it."""
+    """Bytes of a segment from a position of the log, and the sorts of their contents."""
 
     source: str
     check_pos: bool
@@ -41,8 +41,8 @@ class Piece(NamedTuple):
 
 
 def options(piece: Piece, **numbers: int) -> bytes:
-    """The options before a segment, as input.hpp reads them."""
-    flags = COMMITLOG_FLAG * (piece.source == COMMITLOG) | TRUST_PLACE_FLAG * (not piece.check_pos)
+    """The options before a segment, in the layout of input.hpp."""
+    flags = COMMITLOG_FLAG * (piece.source == COMMITLOG) | TRUST_POS_FLAG * (not piece.check_pos)
     choices = ("mode", "filter", "filter_row", "batch_rows", "batch_bytes", "target", "range", "missing", "stretch")
     data = bytes([flags | numbers.get("flags", 0), *(numbers.get(name, 0) for name in choices)])
     return data + numbers.get("columns", 2**48 - 1).to_bytes(6, "big") + struct.pack(">qq", piece.base, 5)
@@ -66,7 +66,7 @@ def golden_segments(folder: Path) -> Iterator[Segment]:
 
 
 def pieces_of(segment: Segment) -> Iterator[Piece]:
-    """Runs of rows, among them the end of the log and the end of the file."""
+    """Runs of rows, including the end of the log and the end of the file."""
     request = ScanRequest(segment, segment.base, segment.end, COLUMNS)
     rows: list[Row] = []
     for batch, _ in get_engine("native").scan(request):
@@ -76,7 +76,7 @@ def pieces_of(segment: Segment) -> Iterator[Piece]:
     for row in [*rows, None]:
         if row is None or size + row["size"] > LONGEST or len(run) == MOST_ROWS or row["kind"] == "corrupt":
             if run:
-                # With what follows: the next entry's beginning, a blank, zeros, or something stale.
+                # With the next bytes: the start of an entry, a blank, zeros, or stale bytes.
                 yield _piece(segment, run, 200 if row is None or row["kind"] == "corrupt" else 0)
             run, size = [], 0
         if row and row["kind"] != "corrupt" and row["size"] <= LONGEST:
@@ -102,7 +102,7 @@ def _sort_of(row: Row) -> object:
 
 
 def made_pieces() -> Iterator[Piece]:
-    """What Java wrote into no golden: bodies that look like a log, hosts and texts of every kind, damage."""
+    """Pieces that no golden has: bodies that look like a log, all kinds of hosts and texts, damage."""
 
     def made(*sort: object) -> frozenset[object]:
         return frozenset([sort])
@@ -138,7 +138,7 @@ def _bodies(at: int) -> Iterator[tuple[str, bytes]]:
 
 
 def pieces(folder: Path) -> Iterator[Piece]:
-    """The pieces that have a sort which no piece before had; goldens are unpacked below ``folder``."""
+    """The pieces with a new sort; goldens are unpacked below ``folder``."""
     seen: set[object] = set()
     segments = golden_segments(folder)
     for piece in itertools.chain(itertools.chain.from_iterable(map(pieces_of, segments)), made_pieces()):
@@ -148,12 +148,12 @@ def pieces(folder: Path) -> Iterator[Piece]:
 
 
 def write(folder: Path) -> int:
-    """Writes the seeds of each target to ``folder/TARGET``; gives how many there are in all."""
+    """Write the seeds of each target to ``folder/TARGET``. Returns their number."""
     with tempfile.TemporaryDirectory() as unpacked:
         found = list(pieces(Path(unpacked)))
     segments = [options(piece, **_variation(number)) + piece.data for number, piece in enumerate(found)]
     written = _write_all(folder / "fuzz_scan", segments) + _write_all(folder / "fuzz_walk", segments)
-    # A codec's seed is a byte without meaning, then the bytes of a message, or texts that are none.
+    # A codec's seed is an unused byte, then the bytes of a message or a text.
     texts = [b"\0" + text for text in (b"", b"\xe6\xa0\x87", b"\xed\xa0\x80\xf4\x90", b"\xf0\x9f\x98\x80", bytes(20))]
     written += _write_all(folder / "fuzz_codec", [*texts, *(b"\0" + piece.data[48:] for piece in found)])
     written += _write_all(folder / "fuzz_append", _append_inputs(found))
@@ -161,7 +161,7 @@ def write(folder: Path) -> int:
 
 
 def _append_inputs(found: Iterable[Piece]) -> Iterator[bytes]:
-    """Entries at their position, and blocks of bodies; before them count, first ordinal, space and position."""
+    """Entries, and blocks of bodies, after their count, first number, space and position."""
     for number, piece in enumerate(found):
         numbers = bytes([number % 32, number % 7]) + struct.pack(">Hq", 30 * number % 65536, piece.base)
         yield numbers + piece.data
@@ -171,7 +171,7 @@ def _append_inputs(found: Iterable[Piece]) -> Iterator[bytes]:
 
 
 def _put_inputs(found: Iterable[Piece]) -> Iterator[bytes]:
-    """Blocks of messages; before them how many there are, the host, which are kept, and the time."""
+    """Blocks of messages, after their count, the host, the kept ones, and the time."""
     properties = b"a\x01b\x02__DLEDGER_ID\x01" + b"aA0_-zZ9" * 4 + b"\x02"
     made = [
         encode_message(b"T" * length, b"body", 0, properties=properties, store_host=bytes(width), sys_flag=flags)
@@ -191,7 +191,7 @@ def _put_inputs(found: Iterable[Piece]) -> Iterator[bytes]:
 
 
 def _variation(number: int) -> dict[str, Any]:
-    """Options that differ from seed to seed, every choice among them."""
+    """Options that differ from seed to seed and cover every choice."""
     flags = [0, 8, 4, 32, 16, 24][number % 6]
     return {
         "flags": flags,

@@ -1,7 +1,7 @@
 """Compares the native engine with the Python one on damaged segments; ends at the first disagreement.
 
-``python -m tests.fuzz.differential --seconds 60 --seed 1``; a case alone: ``--seed 1 --case 4711``. What is found goes
-to build/fuzz/differential: the segment, and what was asked.
+``python -m tests.fuzz.differential --seconds 60 --seed 1``; a single case: ``--seed 1 --case 4711``. The segment and
+the call of a disagreement are written to build/fuzz/differential.
 """
 
 from __future__ import annotations
@@ -35,26 +35,26 @@ NATIVE = get_engine("native")
 PYTHON = get_engine("python")
 
 
-class Question(NamedTuple):
-    """A call that both engines have, and its arguments."""
+class Call(NamedTuple):
+    """A call of both engines, and its arguments."""
 
-    call: str
+    name: str
     arguments: tuple[Any, ...]
 
 
 class Disagreement(Exception):
-    """The engines differ, or both are wrong; the text says in what."""
+    """The engines differ, or both are wrong; the text says how."""
 
 
-def answer(engine: Any, question: Question) -> Any:
-    """What an engine says, as it compares; an error is an answer, too."""
+def result_of(engine: Any, call: Call) -> Any:
+    """The result of a call, in a form that can be compared; an error is its text."""
     try:
-        if question.call == "scan":
-            return _scan(engine, *question.arguments)
-        return getattr(engine, question.call)(*question.arguments)
+        if call.name == "scan":
+            return _scan(engine, *call.arguments)
+        return getattr(engine, call.name)(*call.arguments)
     except DLedgerError as error:
         return f"{type(error).__name__}: {error}"
-    except Exception as error:  # whatever it is, no bytes may lead to it
+    except Exception as error:  # no bytes may cause any other error
         raise Disagreement(f"{engine.NAME} raised\n{traceback.format_exc()}") from error
 
 
@@ -70,27 +70,27 @@ def _scan(engine: Any, request: ScanRequest) -> tuple[list[pa.RecordBatch], list
     return batches, compressed, error
 
 
-def questions(random: Random, segment: Segment, rows: list[dict[str, Any]], is_large: bool) -> Iterator[Question]:
-    """Everything that can be asked about a segment, at places that mean something and elsewhere."""
-    places = [segment.base, *(row["pos"] for row in rows)]
-    start = random.choice(places)
-    end = random.choice((segment.end, random.choice(places), random.randint(segment.base, segment.end)))
+def calls_on(random: Random, segment: Segment, rows: list[dict[str, Any]], is_large: bool) -> Iterator[Call]:
+    """Every kind of call on a segment, at positions of rows and elsewhere."""
+    positions = [segment.base, *(row["pos"] for row in rows)]
+    start = random.choice(positions)
+    end = random.choice((segment.end, random.choice(positions), random.randint(segment.base, segment.end)))
     for search_all in (False, True):
-        yield Question("log_end", (segment, segment.base, search_all))
-    yield Question("log_end", (segment, start, True))
+        yield Call("log_end", (segment, segment.base, search_all))
+    yield Call("log_end", (segment, start, True))
     known = [row["index"] for row in rows if row["index"] is not None] or [0]
     for index in (-1, random.choice(known), random.choice(known) + random.choice((-1, 1)), 5):
-        yield Question("seek", (segment, segment.base, end, min(index, 2**63 - 1)))
-    yield Question("term_runs", (segment, segment.base, end))
-    yield Question("term_runs", (segment, start, segment.end))
+        yield Call("seek", (segment, segment.base, end, min(index, 2**63 - 1)))
+    yield Call("term_runs", (segment, segment.base, end))
+    yield Call("term_runs", (segment, start, segment.end))
     targets = (100_000, SPAN_WINDOW, 2 * SPAN_WINDOW + 1, 9_000_000) if is_large else (1, 60, 333, 2000)
-    yield Question("split", (segment, segment.base, end, random.choice(targets)))
-    most = random.choice((0, 1, 3, 1000))
+    yield Call("split", (segment, segment.base, end, random.choice(targets)))
+    max_problems = random.choice((0, 1, 3, 1000))
     for survey_end in {end, NATIVE.log_end(segment, segment.base, True).pos}:
-        yield Question("survey", (SurveyRequest(segment, segment.base, survey_end, random.random() < 0.8, most),))
-    yield Question("survey", (SurveyRequest(segment, start, segment.end),))
-    yield Question("scan", (_request(random, segment, segment.base, end),))
-    yield Question("scan", (_request(random, segment, start, segment.end),))
+        yield Call("survey", (SurveyRequest(segment, segment.base, survey_end, random.random() < 0.8, max_problems),))
+    yield Call("survey", (SurveyRequest(segment, start, segment.end),))
+    yield Call("scan", (_request(random, segment, segment.base, end),))
+    yield Call("scan", (_request(random, segment, start, segment.end),))
 
 
 def _request(random: Random, segment: Segment, start: int, end: int) -> ScanRequest:
@@ -125,7 +125,7 @@ def _filters(random: Random) -> Filters:
 
 
 def check_case(seed: int, number: int, goldens: list[Piece], folder: Path) -> str:
-    """Makes one case and compares; gives its sort. Raises Disagreement, after the reproducer is written."""
+    """Make one case and compare. Returns its sort. Raises Disagreement after writing the reproducer."""
     random = Random(f"{seed}/{number}")
     log = random_log(random, goldens)
     original = bytes(log.data)
@@ -134,23 +134,23 @@ def check_case(seed: int, number: int, goldens: list[Piece], folder: Path) -> st
     path.write_bytes(log.data)
     size = len(log.data) + log.missing
     segment = Segment(str(path), f"{log.base:020}", log.base, size, log.source, log.check_pos, log.before)
-    question: Any = "all rows"
+    call: Any = "all rows"
     try:
         rows = whole_rows(segment)
         check_rows(segment, rows)
         check_intact(log, original, rows)
-        for question in questions(random, segment, rows, log.name == "large"):
-            native, python = answer(NATIVE, question), answer(PYTHON, question)
+        for call in calls_on(random, segment, rows, log.name == "large"):
+            native, python = result_of(NATIVE, call), result_of(PYTHON, call)
             if not same(native, python):
                 raise Disagreement(f"{difference(native, python)}")
-            if question.call == "split" and isinstance(native, list):
-                check_splits(segment, question.arguments[2], native, rows)
-            if question.call == "scan" and isinstance(native, tuple):
+            if call.name == "split" and isinstance(native, list):
+                check_splits(segment, call.arguments[2], native, rows)
+            if call.name == "scan" and isinstance(native, tuple):
                 check_lines(native[0])
     except Disagreement as error:
-        where = write_reproducer(f"{seed}-{number}", log, question, error)
+        where = write_reproducer(f"{seed}-{number}", log, call, error)
         raise Disagreement(
-            f"seed {seed}, case {number} ({log.name}: {', '.join(log.steps)}), {question}\n{error}\n"
+            f"seed {seed}, case {number} ({log.name}: {', '.join(log.steps)}), {call}\n{error}\n"
             f"reproducer: {where}\nagain: python -m tests.fuzz.differential --seed {seed} --case {number}"
         ) from None
     return log.name
@@ -168,7 +168,7 @@ def same(native: Any, python: Any) -> bool:
 
 
 def difference(native: Any, python: Any) -> str:
-    """Both answers, and of long ones the first part that differs."""
+    """Both results, or the first difference of long ones."""
     if isinstance(native, tuple) and isinstance(python, tuple) and len(native) == len(python):
         for number, (ours, theirs) in enumerate(zip(native, python, strict=True)):
             if ours == theirs:
@@ -183,14 +183,14 @@ def difference(native: Any, python: Any) -> str:
     return f"native {native!s:.2000}\npython {python!s:.2000}"
 
 
-PLACE = ("pos", "size", "kind", "index", "term", "problem")
+POSITION_COLUMNS = ("pos", "size", "kind", "index", "term", "problem")
 
 
 def rows_between(segment: Segment, start: int, end: int, is_boundary: bool = False) -> list[dict[str, Any]]:
-    """The rows of the native engine, as far as they say where what stands."""
+    """The rows of the native engine, with only their positions and kinds."""
     rows: list[dict[str, Any]] = []
     try:
-        for batch, _ in NATIVE.scan(ScanRequest(segment, start, end, PLACE, end_is_boundary=is_boundary)):
+        for batch, _ in NATIVE.scan(ScanRequest(segment, start, end, POSITION_COLUMNS, end_is_boundary=is_boundary)):
             rows += batch.to_pylist()
     except DLedgerError as error:
         raise Disagreement(f"a scan of {start} to {end} raised {error}") from error
@@ -202,7 +202,7 @@ def whole_rows(segment: Segment) -> list[dict[str, Any]]:
 
 
 def check_rows(segment: Segment, rows: list[dict[str, Any]]) -> None:
-    """Rows stand one behind the other inside the segment."""
+    """Rows are in order inside the segment and do not overlap."""
     at = segment.base
     for row in rows:
         if row["pos"] < at or row["size"] <= 0 or row["pos"] + row["size"] > segment.end:
@@ -211,7 +211,7 @@ def check_rows(segment: Segment, rows: list[dict[str, Any]]) -> None:
 
 
 def check_lines(batches: list[pa.RecordBatch]) -> None:
-    """Of damaged rows, too, both engines make the same lines: of the first of them, for one of the engines is slow."""
+    """Both engines make the same lines of damaged rows. Only the first batch, because the Python engine is slow."""
     for batch in batches[:1]:
         native, python = (b"".join(engine.json_lines(batch, "text")) for engine in (NATIVE, PYTHON))
         if native != python:
@@ -219,7 +219,7 @@ def check_lines(batches: list[pa.RecordBatch]) -> None:
 
 
 def check_splits(segment: Segment, end: int, boundaries: list[int], rows: list[dict[str, Any]]) -> None:
-    """The rows of the parts are those of the whole."""
+    """The rows of all splits are those of the whole range."""
     cuts = [segment.base, *boundaries, end]
     parts = []
     for start, stop in itertools.pairwise(cuts):
@@ -232,13 +232,13 @@ def check_splits(segment: Segment, end: int, boundaries: list[int], rows: list[d
 
 
 def check_intact(log: Log, original: bytes, rows: list[dict[str, Any]]) -> None:
-    """No accident costs an entry whose bytes it did not touch, nor brings one that never was.
+    """Damage loses no intact entry, and adds none.
 
-    Not so where bodies hold what could continue the log, or where a header still fits after an accident and misleads.
+    Exceptions are bodies that could continue the log, and damaged headers that still fit.
     """
     found = {(row["pos"], row["size"]): row["index"] for row in rows if row["kind"] != "corrupt"}
     if (
-        not log.tells_frames
+        not log.knows_frames
         or log.is_hostile
         or any(
             index is not None and index != decode_entry_header(original, pos - log.base).index
@@ -256,17 +256,17 @@ def check_intact(log: Log, original: bytes, rows: list[dict[str, Any]]) -> None:
             raise Disagreement(f"expected no entry of {size} bytes at {pos}: none was written")
 
 
-def write_reproducer(name: str, log: Log, question: Any, error: Disagreement) -> Path:
+def write_reproducer(name: str, log: Log, call: Any, error: Disagreement) -> Path:
     folder = REPRODUCERS / name
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "segment").write_bytes(log.data)
     facts = f"{log.source} base={log.base} missing={log.missing} check_pos={log.check_pos} before={log.before}"
-    (folder / "question.txt").write_text(f"{facts}\n{log.steps}\n{question}\n\n{error}\n")
+    (folder / "call.txt").write_text(f"{facts}\n{log.steps}\n{call}\n\n{error}\n")
     return folder
 
 
 def run(seed: int, cases: int | None = None, seconds: float | None = None, first: int = 0) -> dict[str, int]:
-    """So many cases, or as many as fit the time; how many there were of each sort."""
+    """Run cases. Returns the number of cases of each sort."""
     done: dict[str, int] = {}
     chosen = numbers(first, cases, seconds)
     with tempfile.TemporaryDirectory() as root:
@@ -278,7 +278,7 @@ def run(seed: int, cases: int | None = None, seconds: float | None = None, first
 
 
 def main() -> int:
-    """The command line; ends with status 1 at a disagreement."""
+    """The command line. Returns 1 after a disagreement."""
     return run_by_command_line(
         __doc__,
         run,

@@ -1,4 +1,4 @@
-// Any bytes as entries from another node, and as a block of bodies: each call against a definition of its own.
+// Any bytes as entries of another node and as a block of bodies. Each call is compared with a second implementation.
 #include <algorithm>
 #include <cstring>
 #include <stdexcept>
@@ -22,18 +22,18 @@ struct Numbers {
   }
 };
 
-// What `call` gives, or nothing where it refuses; a refusal says what was expected.
+// The result of `call`, or nothing if it rejects its input with an "expected" text.
 template <typename Call>
-auto answer(Call call) -> std::optional<decltype(call())> {
+auto result_of(Call call) -> std::optional<decltype(call())> {
   try {
     return call();
-  } catch (const std::invalid_argument& refusal) {
-    check(std::strstr(refusal.what(), "expected ") != nullptr, "a refusal says what was expected");
+  } catch (const std::invalid_argument& rejection) {
+    check(std::strstr(rejection.what(), "expected ") != nullptr, "a rejection says what was expected");
     return std::nullopt;
   }
 }
 
-// The sizes of the entries that the bytes are made of; none where they are not.
+// The sizes of the entries in the bytes; none if they are incomplete.
 std::vector<int64_t> sizes_of(const std::vector<uint8_t>& bytes) {
   std::vector<int64_t> sizes;
   for (size_t at = 0; at < bytes.size();) {
@@ -68,7 +68,7 @@ void check_units(const Buffer& units, const std::vector<uint8_t>& bytes, const s
     check(
         std::memcmp(unit, p, 4) == 0 && std::memcmp(unit + 4, p + 24, 8) == 0 && std::memcmp(unit + 12, p + 4, 4) == 0,
         "a unit has the magic, position and size of its entry");
-    check(std::memcmp(unit + 16, p + 8, 16) == 0, "and its index and term");
+    check(std::memcmp(unit + 16, p + 8, 16) == 0, "a unit has its entry's index and term");
     p += size;
     unit += 32;
   }
@@ -83,12 +83,12 @@ bool is_torn(const uint8_t* entry, int64_t size, int64_t pos) {
 }
 
 void check_torn(const std::vector<uint8_t>& bytes, const std::vector<int64_t>& sizes, int64_t pos) {
-  const auto found = answer([&] { return find_torn({bytes.data(), static_cast<int64_t>(bytes.size())}, pos); });
-  if (sizes.empty() && !bytes.empty()) {  // refused, unless a torn entry came before what is none
-    check(!found || found->has_value(), "what is no row of entries is not sound");
+  const auto found = result_of([&] { return find_torn({bytes.data(), static_cast<int64_t>(bytes.size())}, pos); });
+  if (sizes.empty() && !bytes.empty()) {  // rejected, unless a torn entry is before the first invalid one
+    check(!found || found->has_value(), "incomplete entries are not accepted");
     return;
   }
-  check(found.has_value(), "entries can be looked at");
+  check(found.has_value(), "entries are accepted");
   std::optional<int64_t> expected;
   int64_t at = 0;
   for (const int64_t size : sizes) {
@@ -105,7 +105,7 @@ void run_entries(const Numbers& numbers, const std::vector<uint8_t>& bytes) {
   for (const auto& [min_term, max_term] :
        {std::pair<int64_t, int64_t>(-1, INT64_MAX), {numbers.first, numbers.count}}) {
     const EntryPosition first{index, min_term, numbers.pos};
-    const auto checked = answer([&, highest = max_term] { return check_entries(data, first, highest); });
+    const auto checked = result_of([&, highest = max_term] { return check_entries(data, first, highest); });
     check(checked.has_value() == are_in_order(bytes, sizes, first, max_term), "only entries in order are accepted");
     if (!checked) continue;
     check(checked->count == static_cast<int64_t>(sizes.size()), "entries are counted");
@@ -116,7 +116,7 @@ void run_entries(const Numbers& numbers, const std::vector<uint8_t>& bytes) {
   check_torn(bytes, sizes, numbers.pos);
 }
 
-// The lengths of the bodies; none where they do not fit the block.
+// The lengths of the bodies; none if they do not fit the block.
 std::vector<int64_t> lengths_of(int64_t count, const std::vector<uint8_t>& bytes) {
   std::vector<int64_t> lengths;
   int64_t size = 4 * count;
@@ -132,8 +132,8 @@ std::vector<int64_t> lengths_of(int64_t count, const std::vector<uint8_t>& bytes
 void run_block(const Numbers& numbers, const std::vector<uint8_t>& bytes) {
   const PackedBodies bodies{numbers.count, {bytes.data(), static_cast<int64_t>(bytes.size())}};
   const std::vector<int64_t> lengths = lengths_of(numbers.count, bytes);
-  const auto unpacked = answer([&] { return unpack(bodies); });
-  const auto fitting = answer([&] { return find_fitting(bodies, numbers.first, numbers.space); });
+  const auto unpacked = result_of([&] { return unpack(bodies); });
+  const auto fitting = result_of([&] { return find_fitting(bodies, numbers.first, numbers.space); });
   check(unpacked.has_value() == !lengths.empty() && fitting.has_value() == !lengths.empty(),
         "a block whose lengths fit is taken, and no other");
   if (!unpacked) return;
@@ -148,7 +148,7 @@ void run_block(const Numbers& numbers, const std::vector<uint8_t>& bytes) {
     if (size + 48 + lengths[i] + 8 > numbers.space) break;
     size += 48 + lengths[i];
   }
-  check(fitting->count == count && fitting->size == size, "as many fit as leave room for a blank");
+  check(fitting->count == count && fitting->size == size, "entries leave space for a blank");
   const EntryPosition first{numbers.space, numbers.count, numbers.pos};
   std::vector<uint8_t> data(static_cast<size_t>(size)), units(static_cast<size_t>(count * 32));
   encode(bodies, *fitting, first, data.data(), units.data());
@@ -205,7 +205,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size < kNumbers || size > kMaxInputSize) return -1;
   const TimeLimit limit(kSeconds);
   const Numbers numbers(data);
-  const std::vector<uint8_t> bytes(data + kNumbers, data + size);  // of exactly its size
+  const std::vector<uint8_t> bytes(data + kNumbers, data + size);  // so that ASan finds reads after its end
   run_entries(numbers, bytes);
   run_block(numbers, bytes);
   return 0;

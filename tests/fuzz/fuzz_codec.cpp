@@ -1,4 +1,4 @@
-// Message, texts and CRC of any bytes, each against a definition that is written another way.
+// Message, texts and CRC of any bytes, each compared with a second implementation.
 #include <arpa/inet.h>
 
 #include <algorithm>
@@ -33,8 +33,8 @@ void check_crc(const uint8_t* p, size_t n) {
   }
 }
 
-// Java's text: each longest well-formed part as it is, an encoded surrogate and each longest beginning of a sequence as
-// one U+FFFD, any other byte as one.
+// Java's text: valid parts unchanged; an encoded surrogate, the longest prefix of a sequence, and any other byte each
+// become one U+FFFD.
 std::string java_text(const std::string& bytes) {
   std::string text;
   const auto continues = [&](size_t at) {
@@ -53,10 +53,10 @@ std::string java_text(const std::string& bytes) {
     text += "\xEF\xBF\xBD";
     const auto lead = static_cast<uint8_t>(bytes[at]);
     length = 1;
-    if (lead == 0xED && continues(at + 1)) {  // only an encoded surrogate is left
+    if (lead == 0xED && continues(at + 1)) {  // only an encoded surrogate remains
       length = static_cast<uint8_t>(bytes[at + 1]) >= 0xA0 ? (continues(at + 2) ? 3 : 2) : 2;
     } else if (lead >= 0xE0 && lead <= 0xF4) {
-      // A beginning of a sequence is one that some continuation makes well-formed.
+      // A prefix of a sequence is one that some continuation completes.
       for (size_t n = 2; n <= 3 && at + n <= bytes.size(); n++) {
         const std::string begin = bytes.substr(at, n);
         bool is_beginning = false;
@@ -75,9 +75,9 @@ std::string java_text(const std::string& bytes) {
 void check_text(const uint8_t* p, size_t n) {
   const std::string bytes(reinterpret_cast<const char*>(p), n);
   const std::string text = sanitize_utf8(p, n);
-  check(is_utf8(p, n) == is_well_formed(bytes), "is_utf8 is what the standard's table says");
+  check(is_utf8(p, n) == is_well_formed(bytes), "is_utf8 agrees with the standard's table");
   check(is_well_formed(text), "a sanitised text is UTF-8");
-  check(!is_well_formed(bytes) || text == bytes, "a well-formed text stays as it is");
+  check(!is_well_formed(bytes) || text == bytes, "a valid text is not changed");
   check(text == java_text(bytes), "a malformed text is as Java decodes it");
 }
 
@@ -91,15 +91,15 @@ void check_host(const uint8_t* p, size_t n) {
     check(host.size() <= kMaxHostText && colon != std::string::npos, "a host ends in its port");
     check(host.substr(colon + 1) == std::to_string(load_be32(p + length - 4)), "the port is the last four bytes");
     const std::string address = is_v6 ? host.substr(1, colon - 2) : host.substr(0, colon);
-    check(!is_v6 || (host[0] == '[' && host[colon - 1] == ']'), "an IPv6 address stands in brackets");
+    check(!is_v6 || (host[0] == '[' && host[colon - 1] == ']'), "an IPv6 address is in brackets");
     uint8_t parsed[16];
     check(inet_pton(is_v6 ? AF_INET6 : AF_INET, address.c_str(), parsed) == 1, "an address can be parsed");
     check(std::memcmp(parsed, p, length - 4) == 0, "an address is its bytes");
-    // glibc writes what begins with 12 zeros, and some more, as IPv4.
+    // glibc writes some addresses, such as those that begin with 12 zeros, as IPv4.
     const bool is_mixed = is_v6 && std::all_of(p, p + 10, [](uint8_t byte) { return byte == 0; });
     char written[INET6_ADDRSTRLEN];
     if (is_mixed || inet_ntop(is_v6 ? AF_INET6 : AF_INET, p, written, sizeof written) == nullptr) continue;
-    check(address == written, "an address is written as RFC 5952 wants");
+    check(address == written, "an address is written as in RFC 5952");
   }
 }
 
@@ -117,15 +117,15 @@ void check_message(const uint8_t* p, size_t n) {
   MessageFault fault;
   const auto size = static_cast<int64_t>(n);
   if (!parse_message(p, size, message, fault)) {
-    check(fault.what != nullptr, "what is no message has a reason");
+    check(fault.what != nullptr, "an invalid message has a reason");
     check(fault.text(size, 48).rfind("expected ", 0) == 0, "a reason says what was expected");
     return;
   }
   check(message.p == p && message.size == size && load_be32(p) == size, "a message has its size");
   const uint8_t* const end = p + n;
-  check(message.body >= p + 88 && message.body_length >= 0, "the body stands behind the fixed fields");
-  check(message.body + message.body_length < message.topic, "the topic's length stands behind the body");
-  check(message.topic + message.topic_length + 2 == message.properties, "the properties stand behind the topic");
+  check(message.body >= p + 88 && message.body_length >= 0, "the body is after the fixed fields");
+  check(message.body + message.body_length < message.topic, "the topic's length is after the body");
+  check(message.topic + message.topic_length + 2 == message.properties, "the properties are after the topic");
   check(message.properties + message.properties_length == end, "the properties end the message");
   check(message.after_store_host() + 16 == message.body, "the hosts have their lengths");
   check(message.has_compressed_body() <= (message.body_length > 0), "an empty body is not compressed");
@@ -136,7 +136,7 @@ void check_message(const uint8_t* p, size_t n) {
 }  // namespace
 }  // namespace dledger::fuzz
 
-// The first byte is of no meaning to the target: it tells the mutator what the rest is.
+// The target ignores the first byte. It tells the mutator the sort of the rest.
 extern "C" size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t max_size, unsigned int seed) {
   using namespace dledger;
   fuzz::Random random(seed);
@@ -152,7 +152,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace dledger::fuzz;
   if (size < 1 || size > kMaxInputSize) return -1;
   const TimeLimit limit(kSeconds);
-  const std::vector<uint8_t> bytes(data + 1, data + size);  // of exactly its size
+  const std::vector<uint8_t> bytes(data + 1, data + size);  // so that ASan finds reads after its end
   check_crc(bytes.data(), bytes.size());
   check_text(bytes.data(), std::min(bytes.size(), kMaxTextSize));
   check_host(bytes.data(), bytes.size());

@@ -1,5 +1,5 @@
-// Any bytes as puts from the wire: what is taken is a message by a definition of its own, and comes out stamped. And as
-// rows: what they become is taken.
+// Any bytes as puts of a producer: accepted ones are messages by a second implementation, and can be stamped. And any
+// bytes as rows, whose puts are accepted.
 #include <algorithm>
 #include <cstring>
 #include <map>
@@ -32,9 +32,9 @@ struct Numbers {
   }
 };
 
-// A body as a put, by its fields; nothing where it is none.
+// The fields of a put, or nothing for an invalid one.
 struct Put {
-  std::string head, born, rest;  // up to sysFlag, from there to storeTimestamp, and behind storeHost
+  std::string head, born, rest;  // up to sysFlag, from there to storeTimestamp, and after storeHost
   std::string topic, properties;
   int32_t queue_id = 0, flags = 0;
   std::optional<std::string> id;
@@ -66,7 +66,7 @@ std::optional<std::string> decode(const std::string& text) {
   return bytes;
 }
 
-// Whether all properties are a name and a value; takes the identity among them.
+// Whether all properties have a name and a value; stores the identity.
 bool read_properties(const std::string& properties, std::optional<std::string>& id) {
   if (properties.size() > 32767 || !is_well_formed(properties)) return false;
   std::string rest = properties;
@@ -127,7 +127,7 @@ std::string big_endian(uint64_t value, int size) {
   return bytes;
 }
 
-// The put as a store holds it.
+// The put as it is stored.
 std::string stamped(const Put& put, int64_t queue_offset, const Numbers& numbers) {
   const int32_t flags = (put.flags & ~0x20) | (numbers.is_v6 ? 0x20 : 0);
   std::string made = put.head + big_endian(static_cast<uint32_t>(flags), 4) + put.born +
@@ -136,38 +136,39 @@ std::string stamped(const Put& put, int64_t queue_offset, const Numbers& numbers
   return made.replace(20, 8, big_endian(static_cast<uint64_t>(queue_offset), 8));
 }
 
-// What `call` gives, or nothing where it refuses; a refusal says what was expected.
+// The result of `call`, or nothing if it rejects its input with an "expected" text.
 template <typename Call>
-auto answer(Call call) -> std::optional<decltype(call())> {
+auto result_of(Call call) -> std::optional<decltype(call())> {
   try {
     return call();
   } catch (const PutFault& fault) {
-    check(fault.text.find("expected ") != std::string::npos, "a refusal says what was expected");
-  } catch (const std::invalid_argument& refusal) {
-    check(std::strstr(refusal.what(), "expected ") != nullptr, "a refusal says what was expected");
+    check(fault.text.find("expected ") != std::string::npos, "a rejection says what was expected");
+  } catch (const std::invalid_argument& rejection) {
+    check(std::strstr(rejection.what(), "expected ") != nullptr, "a rejection says what was expected");
   }
   return std::nullopt;
 }
 
 void check_puts(const ReadPuts& found, const std::vector<std::optional<Put>>& puts) {
   std::map<std::pair<std::string, int32_t>, int32_t> queues;
-  check(found.queue.size() == puts.size() && found.has_id.size() == puts.size(), "every put is told of");
+  check(found.queue.size() == puts.size() && found.has_id.size() == puts.size(), "every put is read");
   for (size_t i = 0; i < puts.size(); i++) {
     const Put& put = *puts[i];
     const auto number = static_cast<int32_t>(queues.size());
     const auto [queue, is_new] = queues.try_emplace({put.topic, put.queue_id}, number);
-    check(found.queue[i] == queue->second, "queues are numbered as they come");
-    check(found.queues[static_cast<size_t>(queue->second)] == queue->first, "and named");
+    check(found.queue[i] == queue->second, "queues are numbered in their first order");
+    check(found.queues[static_cast<size_t>(queue->second)] == queue->first, "queues have their names");
     check(found.sys_flag[i] == put.flags, "a put has its flags");
-    check((found.has_id[i] != 0) == put.id.has_value(), "an identity is seen");
+    check((found.has_id[i] != 0) == put.id.has_value(), "an identity is found");
     const std::string id = put.id.value_or(std::string(24, '\0'));
-    check(std::equal(id.begin(), id.end(), reinterpret_cast<const char*>(&found.ids[24 * i])), "and read");
+    check(std::equal(id.begin(), id.end(), reinterpret_cast<const char*>(&found.ids[24 * i])),
+          "an identity is decoded");
   }
-  check(found.queues.size() == queues.size(), "and no others");
+  check(found.queues.size() == queues.size(), "there are no other queues");
 }
 
-// Stamped puts become entries, and each says where it stands.
-void check_places(const std::vector<std::string>& bodies) {
+// Stamped puts become entries, and each message gets its position.
+void check_positions(const std::vector<std::string>& bodies) {
   std::vector<ByteRange> ranges;
   for (const std::string& body : bodies) {
     ranges.push_back({reinterpret_cast<const uint8_t*>(body.data()), static_cast<int64_t>(body.size())});
@@ -188,12 +189,12 @@ void check_places(const std::vector<std::string>& bodies) {
   }
 }
 
-// Whatever bytes are taken for entries, nothing but positions in messages changes.
+// Only positions in messages change, for any bytes as entries.
 void check_patch(const std::vector<uint8_t>& bytes, int64_t count) {
   std::vector<uint8_t> data = bytes;
   const auto units = static_cast<int64_t>(std::min<size_t>(static_cast<size_t>(count) * kIndexUnitSize, data.size()));
   const ByteRange range{bytes.data(), units};
-  answer([&] { return patch_physical_offsets(data.data(), static_cast<int64_t>(data.size()), range), true; });
+  result_of([&] { return patch_physical_offsets(data.data(), static_cast<int64_t>(data.size()), range), true; });
 }
 
 void check_stamps(const PackedBodies& bodies, const std::vector<std::optional<Put>>& puts, const Numbers& numbers,
@@ -207,9 +208,9 @@ void check_stamps(const PackedBodies& bodies, const std::vector<std::optional<Pu
   const std::string host = numbers.host();
   const Stamp stamp{numbers.time, host};
   std::vector<uint8_t> block;
-  const auto plan = answer([&] {
+  const auto plan = result_of([&] {
     const Stamped planned = plan_stamps(bodies, keep.data(), offsets.data(), stamp);
-    block.resize(static_cast<size_t>(planned.block_size));  // of exactly its size
+    block.resize(static_cast<size_t>(planned.block_size));  // so that ASan finds reads after its end
     stamp_puts(planned, stamp, block.data());
     return planned;
   });
@@ -225,11 +226,11 @@ void check_stamps(const PackedBodies& bodies, const std::vector<std::optional<Pu
   for (const ByteRange& body : unpack(made)) {
     found.emplace_back(reinterpret_cast<const char*>(body.data), static_cast<size_t>(body.size));
   }
-  check(found == expected, "a stamped put is the put with its place in the queue, the time and the host");
-  check_places(found);
+  check(found == expected, "a stamped put has its queue offset, the time and the host");
+  check_positions(found);
 }
 
-// A body becomes a put, mostly.
+// Usually makes a put of a body.
 void mend_put(uint8_t* body, size_t size, Random& random) {
   if (size < 91 || random.one_in(6)) return;
   const bool is_v2 = random.one_in(8);
@@ -311,7 +312,7 @@ struct Values {
   }
 };
 
-// Rows made of bytes, until these end: texts and numbers, mostly such as messages may have.
+// Makes rows of bytes, until they end: texts and numbers, most of them valid.
 struct Rows {
   Texts topics, bodies, tags, keys, names, values;
   std::vector<int32_t> pairs{0};
@@ -395,9 +396,9 @@ void check_rows(const Numbers& numbers, const std::vector<uint8_t>& bytes) {
   }
   Ordinals ordinals;
   std::vector<uint8_t> block;
-  const auto encoded = answer([&] {
+  const auto encoded = result_of([&] {
     RowEncoder encoder(batch, settings);
-    block.resize(static_cast<size_t>(encoder.block_size()));  // of exactly its size
+    block.resize(static_cast<size_t>(encoder.block_size()));  // so that ASan finds reads after its end
     encoder.encode(ordinals, block.data());
     return true;
   });
@@ -405,9 +406,9 @@ void check_rows(const Numbers& numbers, const std::vector<uint8_t>& bytes) {
   const ReadPuts puts = read_puts({rows.count, {block.data(), static_cast<int64_t>(block.size())}});
   std::map<std::string, int> seen;
   for (size_t i = 0; i < puts.has_id.size(); i++) {
-    check((puts.has_id[i] != 0) == settings.producer.has_value(), "rows get an identity where there is a producer");
+    check((puts.has_id[i] != 0) == settings.producer.has_value(), "rows get an identity with a producer");
     const std::string id(reinterpret_cast<const char*>(&puts.ids[24 * i]), 24);
-    check(puts.has_id[i] == 0 || seen[id]++ == 0, "and no two the same one");
+    check(puts.has_id[i] == 0 || seen[id]++ == 0, "identities are unique");
   }
   check(ordinals.size() <= static_cast<size_t>(rows.count), "contents are counted once");
 }
@@ -429,12 +430,12 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size < kNumbers || size > kMaxInputSize) return -1;
   const TimeLimit limit(kSeconds);
   const Numbers numbers(data);
-  const std::vector<uint8_t> bytes(data + kNumbers, data + size);  // of exactly its size
+  const std::vector<uint8_t> bytes(data + kNumbers, data + size);  // so that ASan finds reads after its end
   check_patch(bytes, numbers.count);
   check_rows(numbers, bytes);
   const dledger::PackedBodies bodies{numbers.count, {bytes.data(), static_cast<int64_t>(bytes.size())}};
-  const auto unpacked = answer([&] { return unpack(bodies); });
-  const auto found = answer([&] { return read_puts(bodies); });
+  const auto unpacked = result_of([&] { return unpack(bodies); });
+  const auto found = result_of([&] { return read_puts(bodies); });
   check(unpacked || !found, "puts are a block");
   if (!unpacked) return 0;
   std::vector<std::optional<Put>> puts;
@@ -442,7 +443,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     puts.push_back(read_put(std::string(reinterpret_cast<const char*>(body.data), static_cast<size_t>(body.size))));
   }
   const bool are_all_puts = std::all_of(puts.begin(), puts.end(), [](const auto& put) { return put.has_value(); });
-  check(found.has_value() == are_all_puts, "whole messages are taken, and nothing else");
+  check(found.has_value() == are_all_puts, "only valid messages are accepted");
   if (found) check_puts(*found, puts);
   check_stamps(bodies, puts, numbers, are_all_puts);
   return 0;

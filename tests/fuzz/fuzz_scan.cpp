@@ -1,5 +1,5 @@
-// Scans of any bytes: rows stand in order, name what stands there, and neither splits, batches, filters, columns nor
-// modes change what they say.
+// Scans of any bytes: rows are in order and match the bytes. Splits, batches, filters, columns and modes do not change
+// them.
 #include <algorithm>
 
 #include "input.hpp"
@@ -23,7 +23,7 @@ std::vector<std::string> all_columns() {
 
 const std::vector<std::string> kAllColumns = all_columns();
 
-// What a scan gives: its rows, and whether a row under FAILFAST ended it.
+// The result of a scan: its rows, and whether FAILFAST ended it.
 struct Outcome {
   std::vector<Row> rows;
   bool is_malformed = false;
@@ -46,7 +46,7 @@ class Segment {
 
  private:
   int64_t readable() const { return static_cast<int64_t>(bytes_.size()); }
-  // Megabytes in the smallest batches and splits would take seconds, and show nothing that fewer bytes do not.
+  // Small batches and splits of megabytes would take seconds and show nothing more.
   bool is_large() const { return bytes_.size() > kMaxInputSize; }
   Request request() const;
   Outcome scan(Request request) const;
@@ -67,7 +67,7 @@ class Segment {
   SegmentView view_;
 };
 
-// Everything, in PERMISSIVE.
+// All rows and columns, in PERMISSIVE.
 Request Segment::request() const {
   Request all;
   all.segment = id_;
@@ -99,7 +99,7 @@ Outcome Segment::scan(Request request) const {
   return outcome;
 }
 
-// Of a batch of all columns.
+// For a batch with all columns.
 void Segment::check_batch(const Request& request, Batch& batch, const std::vector<Row>& rows) const {
   int64_t bytes = 0;
   size_t listed = 0;
@@ -113,7 +113,8 @@ void Segment::check_batch(const Request& request, Batch& batch, const std::vecto
     listed++;
     check(body.pos == pos_of(rows[r]) && !body.stored.empty(), "a compressed body names its row");
     check(of(rows[r], ColumnId::Body).text.empty(), "a compressed body is left out of its column");
-    check(of(rows[r], ColumnId::EntryBody).text.find(body.stored) != std::string::npos, "it is the row's");
+    check(of(rows[r], ColumnId::EntryBody).text.find(body.stored) != std::string::npos,
+          "a compressed body is part of its row's entryBody");
   }
   check(listed == batch.compressed.size(), "each compressed body has a row");
   check(rows.size() == 1 || bytes <= request.max_bytes, "a batch has at most max_bytes, or one row");
@@ -132,7 +133,7 @@ void Segment::check_rows(const std::vector<Row>& rows, int64_t start, int64_t en
   if (at < end) check_gap(at, end);
 }
 
-// Only blanks are no rows.
+// Only blanks have no row.
 void Segment::check_gap(int64_t from, int64_t to) const {
   int64_t size = 0;
   check(from == to || view_.blank_at(from, size) != Blank::None, "bytes without a row begin with a blank");
@@ -146,7 +147,7 @@ void Segment::check_row(const Row& row) const {
     check(of(row, ColumnId::Body).is_null && of(row, ColumnId::EntryBody).is_null, "a corrupt row has no body");
     return;
   }
-  check(view_.entry_size(pos) == size, "a row is an entry or message that stands there");
+  check(view_.entry_size(pos) == size, "a row is an entry or message at its position");
   const uint8_t* p = view_.at(pos);
   check(of(row, ColumnId::Index).is_null != id_.is_dledger, "DLedger's rows have an index, others none");
   int64_t length = size;
@@ -157,11 +158,12 @@ void Segment::check_row(const Row& row) const {
     length -= kEntryHeaderSize;
   }
   const std::string& body = of(row, ColumnId::EntryBody).text;
-  check(body == std::string(reinterpret_cast<const char*>(p), static_cast<size_t>(length)), "entryBody is what stands");
+  check(body == std::string(reinterpret_cast<const char*>(p), static_cast<size_t>(length)),
+        "entryBody has the stored bytes");
   if (of(row, ColumnId::Kind).text == "message") check_message(row, p, length);
 }
 
-// Properties as the definition says, one after the other.
+// The properties, by a second implementation.
 Pairs properties_of(const std::string& text) {
   Pairs pairs;
   for (size_t at = 0; at <= text.size();) {
@@ -185,15 +187,16 @@ void Segment::check_message(const Row& row, const uint8_t* p, int64_t size) cons
   Message message;
   MessageFault fault;
   check(parse_message(p, size, message, fault), "a message can be parsed");
-  check(of(row, ColumnId::Topic).text == sanitize_utf8(message.topic, message.topic_length), "the topic is its own");
+  check(of(row, ColumnId::Topic).text == sanitize_utf8(message.topic, message.topic_length),
+        "the topic is the message's");
   const Pairs expected = properties_of(sanitize_utf8(message.properties, message.properties_length));
-  check(of(row, ColumnId::Properties).pairs == expected, "the properties are as the definition says");
+  check(of(row, ColumnId::Properties).pairs == expected, "the properties agree with the second implementation");
   const std::pair<const char*, ColumnId> named[] = {
       {"TAGS", ColumnId::Tags}, {"KEYS", ColumnId::Keys}, {"UNIQ_KEY", ColumnId::UniqKey}};
   for (const auto& [name, column] : named) {
     const auto known =
         std::find_if(expected.begin(), expected.end(), [&, n = name](const auto& pair) { return pair.first == n; });
-    check(of(row, column).is_null == (known == expected.end()), "a named property is there or not");
+    check(of(row, column).is_null == (known == expected.end()), "a named property is null if it is missing");
     check(known == expected.end() || of(row, column).text == known->second, "a named property is in the map");
   }
   const size_t id_size = 2 * (static_cast<size_t>(message.store_host_length()) + 8);
@@ -211,7 +214,7 @@ void Segment::check_batches(const Outcome& whole) const {
 void Segment::check_splits(const Outcome& whole) const {
   static const int64_t kTargets[] = {1, 60, 300, 1000, 5000, 1024 * 1024};
   const int64_t start = id_.base, end = id_.base + id_.size;
-  // Behind 8 MiB boundaries are proven from near by, without a walk over what is before.
+  // After 8 MiB boundaries are proven without a walk over all bytes before them.
   const int64_t large = options_.target % 2 == 0 ? kTargets[5] : 2 * kSpanWindow + 1000;
   const int64_t target = is_large() ? large : std::max(kTargets[options_.target % 6], readable() / 20);
   std::vector<int64_t> ends = split(view_, start, end, target);
@@ -234,7 +237,7 @@ void Segment::check_splits(const Outcome& whole) const {
   check(parts == whole, "splits change nothing");
 }
 
-// Ranges that end where a row begins, or anywhere.
+// Ranges that end at the start of a row, or anywhere.
 void Segment::check_ranges(const Outcome& whole) const {
   if (whole.rows.empty()) return;
   const size_t row = options_.range % whole.rows.size();
@@ -248,7 +251,7 @@ void Segment::check_ranges(const Outcome& whole) const {
   }
   range.end = std::min(range.end + options_.range / 3, id_.base + id_.size);
   check_rows(scan(range).rows, range.start, range.end);
-  // An extent of several rows would be cut at other places.
+  // An extent of several rows would be cut at other positions.
   if (row > 0 && is_corrupt(whole.rows[row]) && is_corrupt(whole.rows[row - 1])) return;
   range.start = pos_of(whole.rows[row]);
   range.end = id_.base + id_.size;
@@ -282,7 +285,7 @@ bool meets(const Conditions& where, const Row& row) {
          holds(where.topic, of(row, ColumnId::Topic)) && holds(where.tags, of(row, ColumnId::Tags));
 }
 
-// Conditions that some row of the whole meets, so that they are more than refusals.
+// Conditions that at least one row meets.
 Conditions conditions_of(const Options& options, const std::vector<Row>& rows) {
   Conditions where;
   if (rows.empty()) return where;
@@ -306,7 +309,7 @@ Conditions conditions_of(const Options& options, const std::vector<Row>& rows) {
   return where;
 }
 
-// Columns, filters and modes give what is left of all rows.
+// Columns, filters and modes select from all rows.
 void Segment::check_request(const Outcome& whole) const {
   Request some = request();
   some.columns.clear();
@@ -330,10 +333,10 @@ void Segment::check_request(const Outcome& whole) const {
     for (const size_t column : columns) left.push_back(row[column]);
     expected.rows.push_back(std::move(left));
   }
-  check(scan(some) == expected, "columns, filters and modes give what is left of all rows");
+  check(scan(some) == expected, "columns, filters and modes select from all rows");
 }
 
-// A file that shrinks while it is read: no row stands behind its end but the one of the hole.
+// A file that shrinks while it is read: only the corrupt row is after its end.
 void Segment::check_shrinking(const Outcome& whole) const {
   const size_t row = options_.filter_row % (whole.rows.size() + 1);
   int64_t left = options_.range;

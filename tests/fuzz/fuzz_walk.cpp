@@ -1,5 +1,5 @@
-// The questions about a segment that build no rows (end of the log, seek, runs of terms, survey) answer as a scan does,
-// and what its messages become in another log is messages.
+// The calls without rows (end of the log, seek, runs of terms, survey) agree with a scan, and copied messages are
+// valid.
 #include <algorithm>
 
 #include "input.hpp"
@@ -53,12 +53,12 @@ void check_log_end(const SegmentView& view, const SegmentId& id, int64_t start, 
     return;
   }
   const int64_t size = view.entry_size(end.last_pos);
-  check(end.last_pos >= start && size > 0, "the last entry stands behind the start");
-  check(end.pos == end.last_pos + size && end.pos <= view.file_end(), "the log ends behind its last entry");
+  check(end.last_pos >= start && size > 0, "the last entry is after the start");
+  check(end.pos == end.last_pos + size && end.pos <= view.file_end(), "the log ends after its last entry");
   if (id.is_dledger) {
     check(end.last_index == load_be64(view.at(end.last_pos) + 8), "the last index is the last entry's");
     check(end.last_index - end.first_index >= end.entries - 1, "indices ascend");
-    check(end.last_term >= end.first_term, "terms never fall");
+    check(end.last_term >= end.first_term, "terms never decrease");
   } else {
     check(end.first_index == -1 && end.last_index == -1 && end.last_term == -1, "messages have no index");
   }
@@ -94,7 +94,7 @@ void check_term_runs(const SegmentView& view, const SegmentId& id, const std::ve
   }
 }
 
-// Every byte is of one kind, and what is wrong is what the rows say.
+// Every byte has one kind, and problems are those of the rows.
 void check_survey(const SegmentView& view, const std::vector<Entry>& rows, int64_t start, int64_t end) {
   SurveyRequest request;
   request.segment = view.id();
@@ -108,7 +108,7 @@ void check_survey(const SegmentView& view, const std::vector<Entry>& rows, int64
   const SurveyExtent* last = nullptr;
   for (const SurveyExtent& extent : found.extents) {
     check(extent.pos == at && extent.size > 0, "extents follow each other without a gap");
-    check(last == nullptr || last->kind != extent.kind, "neighbours of a kind are one extent");
+    check(last == nullptr || last->kind != extent.kind, "adjacent extents have different kinds");
     at += extent.size;
     sizes[static_cast<int>(extent.kind)] += extent.size;
     last = &extent;
@@ -153,8 +153,8 @@ void check_survey(const SegmentView& view, const std::vector<Entry>& rows, int64
   }
   request.max_problems = 2;
   const Survey few = survey(request);
-  check(std::equal(few.counts, few.counts + kCodes, found.counts), "a cap changes no count");
-  check(few.extents.size() <= 2, "a cap holds");
+  check(std::equal(few.counts, few.counts + kCodes, found.counts), "a limit changes no count");
+  check(few.extents.size() <= 2, "the number of extents is limited");
 }
 
 // Copied bytes are messages with the offsets of their new positions.

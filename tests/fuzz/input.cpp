@@ -30,7 +30,7 @@ size_t smallest_frame(bool is_dledger) {
   return static_cast<size_t>(is_dledger ? int64_t{kEntryHeaderSize} : kMinMessageSize);
 }
 
-// The size that the frame at p gives, or 0 where it does not fit the bytes left.
+// The size in the frame at p, or 0 if it does not fit the remaining bytes.
 size_t frame_size(const uint8_t* p, size_t left, bool is_dledger) {
   if (left < smallest_frame(is_dledger) || !is_frame_magic(p, is_dledger)) return 0;
   const int64_t size = is_dledger ? EntryHeader{p}.size() : load_be32(p);
@@ -84,7 +84,7 @@ SegmentId Options::segment(size_t file_size) const {
   id.base = base;
   id.size = static_cast<int64_t>(file_size) + kMissing[missing % 11];
   id.is_dledger = !has(kCommitLog);
-  id.check_pos = !has(kTrustPlace);
+  id.check_pos = !has(kTrustPos);
   if (has(kHasBefore)) id.before = {number & INT64_MAX, 1, id.base};
   return id;
 }
@@ -150,7 +150,7 @@ void mend(uint8_t* data, size_t size, bool is_dledger, int64_t base, Random& ran
     } else {
       mend_message(p, length, pos, random);
     }
-    // What a body holds is a log of its own now and then: the entries of an attacker name their place, too.
+    // A body sometimes contains a log: an attacker's entries also have correct positions.
     if (is_dledger && length > 2 * smallest && random.one_in(3)) {
       mend(p + smallest, length - smallest, is_dledger, pos + static_cast<int64_t>(smallest), random);
     }
@@ -170,10 +170,10 @@ void mend_message(uint8_t* data, size_t size, int64_t pos, Random& random) {
   size_t body = load_be32u(data + at);
   if (body > room) body = random.below(room + 1);
   size_t topic = 0;
-  // The rest of the message has to fit the lengths of topic and properties.
+  // The rest of the message must fit the lengths of topic and properties.
   body = std::max(body, room > 65535 ? room - 65535 : 0);
   store_be32(data + at, static_cast<uint32_t>(body));
-  // Lengths that just fit, or just do not.
+  // Lengths at the limits.
   if (random.one_in(30)) return store_be32(data + at, static_cast<uint32_t>(room + random.below(8)));
   at += 4;
   if (!random.one_in(16)) store_be32(data + 8, crc32(data + at, body) & 0x7FFFFFFFu);
@@ -193,7 +193,7 @@ void mend_message(uint8_t* data, size_t size, int64_t pos, Random& random) {
 
 namespace {
 
-// The segment's bytes while they are changed.
+// A segment's bytes and their changes.
 using Bytes = std::vector<uint8_t>;
 
 Bytes new_frame(bool is_dledger, Random& random) {
@@ -234,7 +234,7 @@ void erase(Bytes& bytes, size_t at, size_t size) {
   bytes.erase(begin, begin + static_cast<std::ptrdiff_t>(size));
 }
 
-// Grows the frame by a chain of frames inside its body.
+// Extends the frame by a chain of frames in its body.
 void embed(Bytes& bytes, const Piece& outer, const std::vector<Piece>& frames, bool is_dledger, Random& random) {
   const size_t header = smallest_frame(is_dledger);
   const size_t at = outer.at + header + random.below(outer.size - header + 1);
@@ -279,7 +279,7 @@ void change_frames(Bytes& bytes, bool is_dledger, Random& random) {
     }
     case 6:  // the end of the file somewhere in a frame
       return bytes.resize(frame.at + random.below(frame.size + 1));
-    default:  // zeros, as before anything was written
+    default:  // zeros, as in unwritten space
       return insert(bytes, frame.at + frame.size, Bytes(random.below(200)));
   }
 }
@@ -303,7 +303,7 @@ void damage(Bytes& bytes, bool is_dledger, Random& random) {
     case 2:
       for (size_t i = 0; i < length; i++) bytes[at + i] = static_cast<uint8_t>(random.next());
       return;
-    case 3:  // a page of somewhere else
+    case 3:  // another page
       std::memmove(&bytes[at], &bytes[random.below(bytes.size() - length + 1)], length);
       return;
     default:
@@ -333,7 +333,7 @@ size_t mutate_segment(uint8_t* data, size_t size, size_t max_size, uint64_t seed
     if (random.one_in(3)) return size;
   }
   Options options = read_options(data);
-  // A stretched segment costs a hundred times as much.
+  // A stretched segment costs a hundred times more.
   options.stretch = random.one_in(300) ? static_cast<uint8_t>(kFirstStretch + random.below(4)) : 0;
   write_options(options, data);
   const bool is_dledger = !options.has(kCommitLog);
@@ -387,7 +387,7 @@ std::vector<uint8_t> segment_bytes(const Options& options, const uint8_t* data, 
     store_be32(bytes.data() + last.at + (is_dledger ? 4 : 0), outer);
     if (is_dledger) store_be32(bytes.data() + last.at + 44, outer - kEntryHeaderSize);
   }
-  // What follows has moved, and names where it stood: it is one more log behind a gap, and mostly corrupt.
+  // The following frames have moved but keep their positions: usually a corrupt log after a gap.
   if (random.one_in(2))
     mend(bytes.data() + start + chain.size(), bytes.size() - start - chain.size(), is_dledger,
          options.base + static_cast<int64_t>(start + chain.size()), random);
@@ -395,13 +395,13 @@ std::vector<uint8_t> segment_bytes(const Options& options, const uint8_t* data, 
 }
 
 void fail(const std::string& what) {
-  std::fprintf(stderr, "DOES NOT HOLD: %s\n", what.c_str());
+  std::fprintf(stderr, "IS FALSE: %s\n", what.c_str());
   std::fflush(stderr);
   std::abort();
 }
 
 TimeLimit::TimeLimit(double seconds) : end_(processor_seconds() + seconds) {}
 
-TimeLimit::~TimeLimit() { check(processor_seconds() < end_, "an input is done within its processor time"); }
+TimeLimit::~TimeLimit() { check(processor_seconds() < end_, "an input ends within its processor time"); }
 
 }  // namespace dledger::fuzz

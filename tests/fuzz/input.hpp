@@ -1,4 +1,4 @@
-// What a target is given: a few options, then the bytes of a segment. `corpus.py` writes the same layout.
+// The input of a target: a few options, then the bytes of a segment. `corpus.py` writes the same layout.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@ namespace dledger::fuzz {
 constexpr size_t kOptionBytes = 32;
 constexpr size_t kMaxInputSize = 128 * 1024;
 
-// A sequence of numbers that its seed decides.
+// Random numbers that depend on the seed.
 class Random {
  public:
   explicit Random(uint64_t seed) : state_(seed) {}
@@ -33,29 +33,29 @@ class Random {
 
 enum OptionFlag : uint8_t {
   kCommitLog = 1,
-  kTrustPlace = 2,  // check_pos is false
+  kTrustPos = 2,  // check_pos is false
   kSkipCrc = 4,
   kHasCommitted = 8,
   kHasBefore = 16,
   kShrinks = 32,
 };
 
-// Megabytes are too slow to be mutated: they are made of one frame when a target runs. A log or a body longer than the
-// 4 MiB of DLedger's longest entry, one of more bytes than a boundary is proven by, or zeros.
+// Megabytes are too slow to mutate, so a target makes them of one frame: a log or body above DLedger's 4 MiB, one above
+// the window that proves a boundary, or zeros.
 enum class Stretch { None, Chain, LongChain, Body, Zeros };
 
-// The options, by their place in the input.
+// The options, in their order in the input.
 struct Options {
   uint8_t flags = 0;
   uint8_t mode = 0;
-  uint8_t filter = 0;       // which condition; its values come from a row
+  uint8_t filter = 0;       // the condition; its values come from a row
   uint8_t filter_row = 0;   // as a share of the rows
   uint8_t batch_rows = 0;   // by choice
   uint8_t batch_bytes = 0;  // by choice
   uint8_t target = 0;       // bytes of a split, by choice
-  uint8_t range = 0;        // where a second range begins and ends, as shares of the rows
-  uint8_t missing = 0;      // bytes that the file is shorter than its segment, by choice
-  uint8_t stretch = 0;      // mostly none
+  uint8_t range = 0;        // start and end of a second range, as shares of the rows
+  uint8_t missing = 0;      // missing bytes at the file's end, by choice
+  uint8_t stretch = 0;      // usually none
   uint64_t columns = 0;     // 48 bits, one for each column
   int64_t base = 0;
   int64_t number = 0;  // an index: to seek, as committed bound, of the entry before the segment
@@ -77,26 +77,26 @@ struct Piece {
   size_t at, size;
 };
 
-// What looks like the frames of a walk over the bytes, wherever they say that they stand.
+// Likely frames in a walk over the bytes, with any positions.
 std::vector<Piece> frames_in(const uint8_t* data, size_t size, bool is_dledger);
 
-// Makes frames fit again: sizes, positions, mostly indices and the lengths and CRCs of messages.
+// Corrects frames: sizes, positions, and usually indexes and the lengths and CRCs of messages.
 void mend(uint8_t* data, size_t size, bool is_dledger, int64_t base, Random& random);
 void mend_message(uint8_t* data, size_t size, int64_t pos, Random& random);
 
-// Changes the segment's structure or its bytes, mostly so that it stays a log. Gives the new size of the whole input.
+// Changes the segment's structure or bytes, usually so that it stays a log. Returns the new size of the input.
 size_t mutate_segment(uint8_t* data, size_t size, size_t max_size, uint64_t seed);
 
-// The bytes of the segment that the input describes, in memory of exactly their size.
+// The bytes of the input's segment, in memory of exactly their size, so that ASan finds reads after the end.
 std::vector<uint8_t> segment_bytes(const Options& options, const uint8_t* data, size_t size);
 
-// Ends the process, naming what does not hold.
+// Ends the process with the text if the condition is false.
 [[noreturn]] void fail(const std::string& what);
 inline void check(bool holds, const char* what) {
   if (!holds) fail(what);
 }
 
-// Fails where an input took more than `seconds` of processor time, however busy the machine is.
+// Fails if an input takes more than `seconds` of processor time.
 class TimeLimit {
  public:
   explicit TimeLimit(double seconds);

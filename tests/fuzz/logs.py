@@ -1,6 +1,6 @@
-"""Segments to compare the engines on: pieces of goldens, logs that were made up, noise, and what may happen to them.
+"""Makes segments to compare the engines: pieces of goldens, random logs, noise, and their damage.
 
-Everything follows from a `random.Random`, so that a seed gives the same case again.
+Everything depends on a `random.Random`, so that a seed repeats a case.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ ALPHABETS = (
 
 @dataclass
 class Log:
-    """The bytes of a segment and what they are.
+    """The bytes of a segment and their meaning.
 
-    ``frames`` are position and size of what was written as an entry or message. They are known for logs that were made
-    up, and as long as nothing but accidents happened to them, see `damage`.
+    ``frames`` are position and size of the written entries or messages. They are known for random logs that have only
+    accidental damage, see `damage`.
     """
 
     source: str
@@ -74,12 +74,12 @@ class Log:
     data: bytearray
     name: str
     missing: int = 0
-    """Bytes that the file is shorter than its segment."""
+    """The file is shorter than its segment by so many bytes."""
     before: PrecedingEntry | None = None
     frames: list[tuple[int, int]] = field(default_factory=list)
-    tells_frames: bool = False
+    knows_frames: bool = False
     is_hostile: bool = False
-    """Whether bodies hold what could continue the log, which nothing tells from it where the log itself is gone."""
+    """Whether bodies contain frames that could continue the log. After damage they cannot be distinguished from it."""
     steps: list[str] = field(default_factory=list)
 
     @property
@@ -88,7 +88,7 @@ class Log:
 
 
 def random_log(random: Random, pieces: list[Piece]) -> Log:
-    """A segment of some sort, not damaged yet."""
+    """A random segment without damage."""
     sort = random.choices(("made", "golden", "noise", "large"), (60, 30, 9, 1))[0]
     if sort == "golden":
         return _golden(random, pieces)
@@ -100,7 +100,7 @@ def random_log(random: Random, pieces: list[Piece]) -> Log:
 def _golden(random: Random, pieces: list[Piece]) -> Log:
     piece = random.choice(pieces)
     data = bytearray(piece.data)
-    # Another piece of the same store may follow, of which nothing names its place.
+    # Another piece may follow, whose entries have other positions.
     if random.random() < 0.2:
         data += random.choice(pieces).data
     return Log(piece.source, piece.check_pos, piece.base, data, "golden")
@@ -114,7 +114,7 @@ def _noise(random: Random) -> Log:
 
 
 class _Writer:
-    """Writes one frame behind the other."""
+    """Writes consecutive frames."""
 
     def __init__(self, random: Random, log: Log, shift: int) -> None:
         self.random = random
@@ -175,7 +175,7 @@ class _Writer:
         )
 
     def _hostile(self, at: int, size: int) -> bytes:
-        """Bytes that look like a log which stands where they do: chains of entries, messages and blanks."""
+        """Bytes that look like a log at this position: chains of entries, messages and blanks."""
         random = self.random
         data = b"." * random.choice((0, 1, 8, 48))
         index = self.index + random.choice((-1, 0, 1, 1, 2, 2, 3, 10, 1000))
@@ -193,7 +193,7 @@ class _Writer:
                 data += codec.encode_blank(random.choice(NUMBERS[:12]))
             elif sort == "junk":
                 data += random.randbytes(random.choice((1, 4, 30)))
-            else:  # one that reaches over what comes behind this body
+            else:  # an entry that extends past this body
                 reach = b"y" * random.choice((size, 2 * size, 3000))
                 data += codec.encode_entry(index, term, at + len(data) - self._shift, reach)[:48]
         return data
@@ -203,66 +203,66 @@ def _made(random: Random, is_large: bool) -> Log:
     source = DLEDGER if random.random() < 0.7 else COMMITLOG
     check_pos = random.random() < 0.7
     base = random.choice((0, 0, 4096, 2**30, 2**61))
-    log = Log(source, check_pos, base, bytearray(), "large" if is_large else "made", tells_frames=True)
+    log = Log(source, check_pos, base, bytearray(), "large" if is_large else "made", knows_frames=True)
     log.is_hostile = random.random() < 0.5
     shift = 0 if check_pos or source == COMMITLOG else random.choice((0, 0, 1, 1000))
     writer = _Writer(random, log, shift)
-    if writer.index > 2**62:  # indexes end, which no log lives to see
-        log.tells_frames = False
+    if writer.index > 2**62:  # the index stops growing at its maximum
+        log.knows_frames = False
     if random.random() < 0.3 and log.is_dledger and writer.index > 4:
         missing = random.choice((0, 0, 0, 4))
         log.before = PrecedingEntry(writer.index - 1 - missing, writer.term, log.base)
-        log.tells_frames = log.tells_frames and missing == 0
+        log.knows_frames = log.knows_frames and missing == 0
     if not check_pos and random.random() < 0.2:
         size = random.choice((8, 100, 1000))
         log.data += codec.encode_blank(size).ljust(size, random.choice((b"\0", b"\1")))
     if is_large:
-        most = random.choice((SPAN_WINDOW // 2, SPAN_WINDOW, 3 * SPAN_WINDOW))
+        min_size = random.choice((SPAN_WINDOW // 2, SPAN_WINDOW, 3 * SPAN_WINDOW))
         length = random.choice((20_000, 300_000))
     else:
-        most = random.choice((300, 2000, 6000))
+        min_size = random.choice((300, 2000, 6000))
         length = random.choice((0, 10, 60, 300))
-    while len(log.data) < most:
+    while len(log.data) < min_size:
         writer.write(random.randrange(length + 1))
-        if random.random() < 0.01:  # no log goes on so: nothing tells which of both sides is the log
+        if random.random() < 0.01:  # either side of such a gap could be the log
             writer.index = min(max(0, writer.index + random.choice((1, 5, -3))), 2**63 - 1)
-            log.tells_frames = False
+            log.knows_frames = False
     _close(random, log)
     return log
 
 
 def _close(random: Random, log: Log) -> None:
-    """What stands behind the last entry."""
+    """Write the bytes after the last entry."""
     sort = random.choice(("nothing", "zeros", "blank", "odd blank", "stale", "junk", "short file"))
     log.steps.append(f"ends with {sort}")
-    left = random.choice((8, 9, 48, 100, 1000))
+    tail_size = random.choice((8, 9, 48, 100, 1000))
     if sort in ("blank", "odd blank"):
-        size = left if sort == "blank" else random.choice(NUMBERS[:14])
+        size = tail_size if sort == "blank" else random.choice(NUMBERS[:14])
         blank = codec.encode_blank(size)
         if not log.is_dledger:
             blank = size.to_bytes(4, "big", signed=True) + layout.MESSAGE_MAGIC_BLANK.to_bytes(4, "big", signed=True)
-        log.data += blank.ljust(left, random.choice((b"\0", b"\1")))
+        log.data += blank.ljust(tail_size, random.choice((b"\0", b"\1")))
     elif sort == "zeros":
-        log.data += bytes(left)
+        log.data += bytes(tail_size)
     elif sort == "junk":
-        log.data += random.randbytes(left)
+        log.data += random.randbytes(tail_size)
     elif sort == "stale":
         writer = _Writer(random, Log(log.source, log.check_pos, log.base + len(log.data), bytearray(), "stale"), 0)
-        while len(writer.log.data) < left:
+        while len(writer.log.data) < tail_size:
             writer.write(random.randrange(100))
         log.data += writer.log.data
-        log.tells_frames = False
+        log.knows_frames = False
     elif sort == "short file":
         log.missing = random.choice((1, 8, 48, 5000, 2**20))
 
 
 def damage(random: Random, log: Log) -> None:
-    """Some accidents, or some changes that somebody made on purpose: after those nothing is known any more."""
+    """Apply accidental damage, or deliberate changes, after which the frames are not known."""
     for _ in range(random.choice((0, 1, 1, 1, 2, 3, 6))):
         if random.random() < 0.7:
             _accident(random, log)
         else:
-            log.tells_frames = False
+            log.knows_frames = False
             _change(random, log)
 
 
@@ -287,15 +287,15 @@ def _accident(random: Random, log: Log) -> None:
     elif sort == "page of zeros":
         data[begin : begin + length] = bytes(length)
     elif sort == "swapped pages":
-        # Where no entry names its place, whole ones may stand in the other page, too.
-        log.tells_frames = log.tells_frames and (log.check_pos or not log.is_dledger)
+        # Without positions in the entries, complete ones can be in the other page too.
+        log.knows_frames = log.knows_frames and (log.check_pos or not log.is_dledger)
         other = random.randrange(len(data)) // page * page
         length = min(length, len(data) - other)
         data[begin : begin + length], data[other : other + length] = (
             data[other : other + length],
             data[begin : begin + length],
         )
-    elif sort == "torn write":  # nothing behind arrived
+    elif sort == "torn write":  # no later byte was written
         data[at:] = bytes(len(data) - at)
     elif sort == "noise":
         length = min(random.choice((1, 8, 100, 1000)), len(data) - at)
@@ -334,7 +334,7 @@ def _change(random: Random, log: Log) -> None:
 
 
 def _change_sizes(random: Random, log: Log) -> None:
-    """One size of an entry, or both, lead to what looks like another entry."""
+    """Change one size of an entry, or both, so that they lead to another entry."""
     pos, size = random.choice(log.frames)
     ends = [at for at, _ in log.frames if at > pos]
     ends += [pos + offset for offset in range(48, size) if log.data[pos - log.base + offset :][:4] == b"\0\0\0\1"]
@@ -346,7 +346,7 @@ def _change_sizes(random: Random, log: Log) -> None:
 
 
 def _change_indexes(random: Random, log: Log) -> None:
-    """Some entries in a row count otherwise, and behind them one is lost."""
+    """Change the indexes of consecutive entries, and destroy an entry after them."""
     first = random.randrange(len(log.frames))
     some = log.frames[first : first + random.choice((1, 2, 4, 5, 8))]
     add = random.choice((1, 2, 3, 100))

@@ -1,4 +1,4 @@
-// Stands in for bytes.cpp: a mapped file would hide reads behind its end, up to the end of the page.
+// Replaces bytes.cpp: a mapped file would hide reads after its end, up to the end of the page.
 #pragma once
 
 #include <cstdint>
@@ -6,8 +6,8 @@
 
 namespace dledger::fuzz {
 
-// The file that every MappedFile maps. With `shrinks_to` at least 0, the file shrinks to so many bytes when `readable`
-// is asked for the `shrinks_after`th time.
+// The file of every MappedFile. With `shrinks_to` at least 0, it shrinks to so many bytes at the `shrinks_after`th call
+// of `readable`.
 struct MemoryFile {
   std::vector<uint8_t> bytes;
   int64_t shrinks_to = -1;

@@ -24,13 +24,13 @@ std::vector<std::string> texts_of(const ArrowArray& array) {
   for (int64_t i = 0; i < array.length; i++) {
     const auto begin = at<int32_t>(array.buffers[1], i), end = at<int32_t>(array.buffers[1], i + 1);
     check(begin <= end, "offsets ascend");
-    // NOLINTNEXTLINE: the bytes are read, so that a wrong offset is found
+    // NOLINTNEXTLINE: reading the bytes finds a wrong offset
     texts.emplace_back(static_cast<const char*>(array.buffers[2]) + begin, static_cast<size_t>(end - begin));
   }
   return texts;
 }
 
-// A value of each row, nulls among them; `get` gives what is not null.
+// A value of each row, including nulls; `get` returns the others.
 template <typename Get>
 std::vector<Value> values_of(const ArrowArray& array, Get get) {
   std::vector<Value> values(static_cast<size_t>(array.length));
@@ -79,13 +79,13 @@ std::vector<Value> values_of(const ArrowArray& array, Type type) {
     case Type::Map:
       break;
   }
-  check(array.n_buffers == 2 && array.n_children == 1 && array.children[0]->n_children == 2, "a map is one of pairs");
+  check(array.n_buffers == 2 && array.n_children == 1 && array.children[0]->n_children == 2, "a map has pairs");
   const std::vector<std::string> keys = texts_of(*array.children[0]->children[0]);
   const std::vector<std::string> items = texts_of(*array.children[0]->children[1]);
   check(keys.size() == items.size(), "each name has a value");
   return values_of(array, [&](int64_t i) {
     const auto begin = at<int32_t>(array.buffers[1], i), end = at<int32_t>(array.buffers[1], i + 1);
-    check(begin <= end && static_cast<size_t>(end) <= keys.size(), "the pairs of a map are there");
+    check(begin <= end && static_cast<size_t>(end) <= keys.size(), "the pairs of a map are in its array");
     Value map;
     for (auto k = static_cast<size_t>(begin); k < static_cast<size_t>(end); k++) {
       check(is_well_formed(keys[k]) && is_well_formed(items[k]), "a property is UTF-8");

@@ -1,4 +1,4 @@
-// The rows of a batch, taken out of Arrow's buffers as another process would, and checked on the way.
+// Reads and checks the rows of a batch from Arrow's buffers.
 #pragma once
 
 #include <cstdint>
@@ -25,13 +25,13 @@ struct Value {
   }
 };
 
-// The values of the requested columns, in their order.
+// The values of the requested columns, in order.
 using Row = std::vector<Value>;
 
 // Takes the batch's memory.
 std::vector<Row> rows_of(Batch& batch);
 
-// A well-formed text by Table 3-7 of the Unicode Standard.
+// Whether a text is valid UTF-8 by Table 3-7 of the Unicode Standard.
 bool is_well_formed(const std::string& text);
 
 }  // namespace dledger::fuzz

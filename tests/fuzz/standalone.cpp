@@ -1,5 +1,5 @@
-// Runs a target without libFuzzer: every input of a folder, then inputs made of them, the same ones for the same seed.
-// Usage: TARGET FOLDER ITERATIONS SEED REPRODUCER, or TARGET FILE. The reproducer holds the input that is being run.
+// Runs a target without libFuzzer: every input of a folder, then mutations of them that depend on the seed.
+// Usage: TARGET FOLDER ITERATIONS SEED REPRODUCER, or TARGET FILE. The reproducer is the file for the current input.
 #include <fcntl.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -46,7 +46,7 @@ void run(const Bytes& input, int reproducer) {
 
 }  // namespace
 
-// What libFuzzer would do with bytes that it knows nothing of.
+// Random changes, as libFuzzer makes them.
 size_t LLVMFuzzerMutate(uint8_t* data, size_t size, size_t max_size) {
   const size_t at = generator.below(size + 1);
   switch (generator.below(size > 0 ? 5 : 1)) {
@@ -109,7 +109,7 @@ int main(int count, char** arguments) {
     input.resize(size);
     input.shrink_to_fit();
     run(input, reproducer);
-    // Some stay, so that changes add up.
+    // Some mutations are kept, so that changes accumulate.
     if (!generator.one_in(8)) continue;
     if (inputs.size() < kMostInputs) {
       inputs.push_back(std::move(input));

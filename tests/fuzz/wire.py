@@ -1,8 +1,8 @@
-"""Damaged and random frames against the wire; ends at the first that does harm.
+"""Feeds damaged and random frames to the wire protocol; ends at the first harmful one.
 
-``python -m tests.fuzz.wire --seconds 60 --seed 1``; a case alone: ``--seed 1 --case 4711``. The parser cuts a stream,
-which it gets in any pieces, into the same frames as a simple one does; each frame is read, whatever answer is expected,
-and what could be read is written again. Nothing but WireError may come of it, and that soon.
+``python -m tests.fuzz.wire --seconds 60 --seed 1``; a single case: ``--seed 1 --case 4711``. The parser gets a stream
+in pieces of any size and must find the same frames as a simple parser. Each frame is read as any response, and written
+again if that succeeds. Only WireError is allowed, within a few seconds.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from pyspark_dledger.raft.wire.remoting import decode_header
 from tests.fuzz.cases import numbers, run_by_command_line
 from tests.support.wire_messages import SAMPLES, encoded, has_json_form
 
-# Seconds that a case may take, however busy the machine is.
+# Seconds for a case, even on a busy machine.
 PATIENCE = 5
 OPAQUE = 1
 FRAMES = [
@@ -42,9 +42,9 @@ FRAMES = [
     for is_binary in (False, True)
     if is_binary or has_json_form(message)
 ]
-# Numbers that stand at the edges of types.
+# Numbers at the limits of types.
 EDGES = (0, 1, 2, 2**15, 2**16 - 1, 2**31 - 1, 2**31, 2**32 - 1, 2**63 - 1, 2**63, 2**64 - 1)
-# What may stand in JSON where something else is expected.
+# Wrong values in JSON.
 VALUES = (
     *(
         b"null",
@@ -76,17 +76,17 @@ VALUES = (
 
 
 class Harm(Exception):
-    """Bytes that led to something else than they may; the text says to what."""
+    """Bytes led to a wrong result; the text says which."""
 
 
 def damage(random: Random, data: bytes) -> bytes:
-    """The frame with some damage, most of it behind the lengths, which are mended then."""
+    """The frame with damage, usually with corrected lengths."""
     result = bytearray(data)
     header_size = int.from_bytes(data[5:8], "big")
     for _ in range(random.choice((0, 1, 1, 2, 3))):
         random.choice((_flip, _overwrite, _cut, _insert, _replace_value))(random, result)
     if random.random() < 0.85 and len(result) >= 8:
-        # Where the header grew or shrank, it still ends where it did, unless the damage is in the lengths.
+        # The header's end stays correct if the header grew or shrank.
         struct.pack_into(">i", result, 0, len(result) - 4)
         if random.random() < 0.5 and result[8:].startswith(b"{"):
             header_size = _end_of_object(result) - 8
@@ -103,28 +103,28 @@ def _enum_value(random: Random, data: bytearray) -> int:
 
 
 def _flip(random: Random, data: bytearray) -> None:
-    place = _enum_value(random, data)
-    data[place : place + 1] = bytes(byte ^ 1 << random.randrange(8) for byte in data[place : place + 1])
+    at = _enum_value(random, data)
+    data[at : at + 1] = bytes(byte ^ 1 << random.randrange(8) for byte in data[at : at + 1])
 
 
 def _overwrite(random: Random, data: bytearray) -> None:
-    place, size = _enum_value(random, data), random.choice((1, 2, 4, 8))
-    data[place : place + size] = (random.choice(EDGES) % 2 ** (8 * size)).to_bytes(size, "big")
+    at, size = _enum_value(random, data), random.choice((1, 2, 4, 8))
+    data[at : at + size] = (random.choice(EDGES) % 2 ** (8 * size)).to_bytes(size, "big")
 
 
 def _cut(random: Random, data: bytearray) -> None:
-    place = _enum_value(random, data)
-    del data[place : place + random.choice((1, 2, 8, 1 << 20))]
+    at = _enum_value(random, data)
+    del data[at : at + random.choice((1, 2, 8, 1 << 20))]
 
 
 def _insert(random: Random, data: bytearray) -> None:
-    place = _enum_value(random, data)
-    data[place:place] = random.choice((random.randbytes(random.randrange(12)), data[place : place + 40]))
+    at = _enum_value(random, data)
+    data[at:at] = random.choice((random.randbytes(random.randrange(12)), data[at : at + 40]))
 
 
 def _replace_value(random: Random, data: bytearray) -> None:
-    """Put something else behind one of the keys of a JSON object."""
-    colons = [place for place, byte in enumerate(data) if byte == ord(":")]
+    """Replace the value of a key of a JSON object."""
+    colons = [at for at, byte in enumerate(data) if byte == ord(":")]
     if colons:
         start = random.choice(colons) + 1
         ends = [end for end in (data.find(b",", start), data.find(b"}", start)) if end > 0]
@@ -137,7 +137,7 @@ def _end_of_object(data: bytearray) -> int:
 
 
 def cut_simply(stream: bytes) -> tuple[list[tuple[int, bytes, bytes]], bool]:
-    """The frames of a stream up to the first thing that is none, and whether there is one."""
+    """The frames of a stream up to the first invalid one, and whether there is one."""
     found = []
     start = 0
     while len(stream) - start >= 8:
@@ -156,7 +156,7 @@ def cut_simply(stream: bytes) -> tuple[list[tuple[int, bytes, bytes]], bool]:
 
 
 def cut_in_pieces(random: Random, stream: bytes) -> tuple[list[WireFrame], bool]:
-    """The same by the parser, which gets the stream in pieces of any size."""
+    """The same by the parser, from pieces of any size."""
     reader, found, start = FrameReader(), [], 0
     while start < len(stream):
         room = reader.get_buffer()
@@ -171,7 +171,7 @@ def cut_in_pieces(random: Random, stream: bytes) -> tuple[list[WireFrame], bool]
 
 
 def read(frame: WireFrame, code: int) -> tuple[str, Any]:
-    """What comes of a frame where an answer to a request of that code is expected."""
+    """The outcome of a frame as the response to a request with that code."""
     try:
         message = decode(frame, {OPAQUE: code}).message
     except WireError:
@@ -184,7 +184,7 @@ def read(frame: WireFrame, code: int) -> tuple[str, Any]:
 
 
 def write_again(message: WireMessage | Refusal, is_binary: bool) -> None:
-    """What was read can be written, and is read alike then."""
+    """Check that a message can be written, and is read as the same."""
     if isinstance(message, Refusal):
         encode_refusal(message, OPAQUE, is_binary)
         return
@@ -197,7 +197,7 @@ def write_again(message: WireMessage | Refusal, is_binary: bool) -> None:
 
 
 def check_header(header: bytes) -> None:
-    """The short way to read a header gives what the long one does."""
+    """Check that the fast reading of a header gives the same as the JSON parser."""
     try:
         found = decode_header(memoryview(header))
     except WireError:
@@ -210,7 +210,7 @@ def check_header(header: bytes) -> None:
 
 
 def check_case(seed: int, number: int) -> list[str]:
-    """Makes a stream and reads it; what came of each frame. Raises Harm."""
+    """Make a stream and read it. Returns the outcome of each frame. Raises Harm."""
     random = Random(f"{seed}/{number}")
     stream = b"".join(damage(random, random.choice(FRAMES)) for _ in range(random.choice((1, 1, 2, 5))))
     code = random.choice([int(code) for code in RequestCode])
@@ -229,7 +229,7 @@ def _check_stream(random: Random, stream: bytes, code: int) -> list[str]:
     frames, is_wrong = cut_in_pieces(random, stream)
     expected, expected_wrong = cut_simply(stream)
     found = [(kind, bytes(header), bytes(body)) for kind, header, body in frames]
-    # Of a piece that holds good frames and bad ones, none is given.
+    # No frame is returned from a piece with valid and invalid frames.
     if is_wrong != expected_wrong or found != expected[: len(found)] or (not is_wrong and found != expected):
         raise Harm(f"expected frames {expected}, found {found}")
     outcomes = ["no frame"] if is_wrong else []
@@ -250,7 +250,7 @@ def _check_stream(random: Random, stream: bytes, code: int) -> list[str]:
 
 
 def run(seed: int, cases: int | None = None, seconds: float | None = None, first: int = 0) -> dict[str, int]:
-    """So many cases, or as many as fit the time; how many frames came to which end."""
+    """Run cases. Returns the number of frames by outcome."""
     done: dict[str, int] = {}
     for number in numbers(first, cases, seconds):
         for outcome in check_case(seed, number):
@@ -259,7 +259,7 @@ def run(seed: int, cases: int | None = None, seconds: float | None = None, first
 
 
 def main() -> int:
-    """The command line; ends with status 1 at what does harm."""
+    """The command line. Returns 1 after harm."""
     return run_by_command_line(__doc__, run, Harm, lambda seed, done: f"wire: no harm done, seed {seed}, {done}")
 
 

@@ -313,8 +313,8 @@ class _Properties:
         """Add a property that is valid by itself."""
         if name in self._by_name:
             raise _Malformed(
-                f"expected property {name.decode()} once, found it twice: set it in properties or in "
-                "its own column, not in both"
+                f"expected property {name.decode()} once, found it twice: remove one, in "
+                "properties or in its own column"
             )
         self._by_name[name] = value
 

@@ -1,4 +1,4 @@
-"""Packing, encoding and checking entries: Java's bytes, both engines the same, and no block or entry is believed."""
+"""Packing, encoding and checking entries: Java's bytes, the same by both engines, and every input is checked."""
 
 from __future__ import annotations
 
@@ -15,23 +15,21 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pyspark_dledger.format import codec, layout
 from pyspark_dledger.format.encode.encoded import MAX_BLOCK_SIZE, MAX_BODY_SIZE, Bodies, CheckedEntries, EncodedEntries
-from pyspark_dledger.format.engine import Engine, get_engine
+from pyspark_dledger.format.engine import Engine
+from tests.support.engines import NATIVE, PYTHON, result_of, unhurried
 from tests.support.golden import ALL, Golden, Record
 
 INT64_MAX = 2**63 - 1
-HIGHEST = 2**62
-NATIVE, PYTHON = get_engine("native"), get_engine("python")
+MAX_POSITION = 2**62
 
 BODIES = st.lists(st.binary(max_size=60) | st.integers(0, 2000).map(bytes), min_size=1, max_size=8)
-POSITIONS = st.integers(0, 2000) | st.integers(0, HIGHEST)
+POSITIONS = st.integers(0, 2000) | st.integers(0, MAX_POSITION)
 TERMS = st.integers(-1, 5) | st.integers(-1, INT64_MAX)
-
-unhurried = settings(deadline=None)  # a busy machine is no failure
 
 
 def block_of(*bodies: bytes) -> Bodies:
@@ -46,25 +44,17 @@ def entries_of(*bodies: bytes, index: int = 5, pos: int = 1000, terms: tuple[int
     return data
 
 
-def answer(call: Callable[..., Any], *arguments: Any) -> Any:
-    """What a call gives, or its error as the kind and the text."""
-    try:
-        return call(*arguments)
-    except (ValueError, TypeError) as error:
-        return type(error).__name__, str(error)
-
-
 def both(name: str, *arguments: Any) -> Any:
-    native, python = (answer(getattr(engine, name), *arguments) for engine in (NATIVE, PYTHON))
+    native, python = (result_of(getattr(engine, name), *arguments) for engine in (NATIVE, PYTHON))
     assert native == python
     return native
 
 
-# What Java wrote.
+# Entries of Java.
 
 
 class File:
-    """A data file of a golden: what Java read in it, and what stands there."""
+    """A data file of a golden: the rows that Java read, and their bytes."""
 
     def __init__(self, path: Path, rows: list[Record]) -> None:
         self.base, content = int(path.name), path.read_bytes()
@@ -88,14 +78,14 @@ def files_of(golden: Golden, folder: Path) -> list[File]:
     rows = golden.expected().entries
     files = []
     for path in paths:
-        held = [row for row in rows if 0 <= row["pos"] - int(path.name) < path.stat().st_size]
-        files += [File(path, held)] if held else []
+        own = [row for row in rows if 0 <= row["pos"] - int(path.name) < path.stat().st_size]
+        files += [File(path, own)] if own else []
     assert sum(len(file.rows) for file in files) == len(rows)
     return files
 
 
 def units_of(golden: Golden, folder: Path, first: int, count: int) -> bytes:
-    """The units of that many entries, as they stand in Java's index files."""
+    """The units of `count` entries in Java's index files."""
     units = b""
     for path in sorted((folder / golden.folder / "index").iterdir()):
         content = path.read_bytes()
@@ -109,7 +99,7 @@ JAVA = [golden for golden in ALL if golden.is_raw and not golden.version.startsw
 
 
 @pytest.mark.parametrize("golden", JAVA, ids=str)
-def test_bodies_become_the_bytes_that_java_wrote(
+def test_bodies_are_encoded_as_java_wrote_them(
     golden: Golden, reader: Engine, case_folder: Callable[[str], Path]
 ) -> None:
     folder = case_folder(golden.case)
@@ -118,7 +108,7 @@ def test_bodies_become_the_bytes_that_java_wrote(
         rows, bodies, done = file.rows, file.bodies(), 0
         for term, run in itertools.groupby(rows, lambda row: row["term"]):
             count = len(list(run))
-            # What went on in the next file does not fit here.
+            # The first entry of the next file does not fit into this one.
             is_last = following and done + count == len(rows)
             block = reader.pack_bodies(bodies[done : done + count] + (following.bodies()[:1] if is_last else []))
             pos, first = rows[done]["pos"], rows[done]["index"]
@@ -131,7 +121,7 @@ def test_bodies_become_the_bytes_that_java_wrote(
 
 
 @pytest.mark.parametrize("golden", JAVA, ids=str)
-def test_entries_that_java_wrote_are_right(golden: Golden, reader: Engine, case_folder: Callable[[str], Path]) -> None:
+def test_entries_of_java_pass_the_checks(golden: Golden, reader: Engine, case_folder: Callable[[str], Path]) -> None:
     folder = case_folder(golden.case)
     for file in files_of(golden, folder):
         first, last = file.rows[0], file.rows[-1]
@@ -142,20 +132,20 @@ def test_entries_that_java_wrote_are_right(golden: Golden, reader: Engine, case_
         assert reader.check_entries(file.data, first["index"], first["pos"], -1, INT64_MAX) == checked
 
 
-# What is written.
+# Encoding.
 
 
 @unhurried
 @given(BODIES)
-def test_bodies_come_back(bodies: list[bytes]) -> None:
+def test_unpacked_bodies_are_those_that_were_packed(bodies: list[bytes]) -> None:
     packed = both("pack_bodies", bodies)
     assert packed == block_of(*bodies)
     assert both("unpack_bodies", packed) == bodies
 
 
 @unhurried
-@given(BODIES, st.integers(0, 7), st.integers(0, HIGHEST), TERMS, POSITIONS, st.integers(0, 5000))
-def test_entries_are_those_of_the_codec(
+@given(BODIES, st.integers(0, 7), st.integers(0, MAX_POSITION), TERMS, POSITIONS, st.integers(0, 5000))
+def test_entries_are_encoded_as_by_the_codec(
     bodies: list[bytes], first: int, index: int, term: int, pos: int, space: int
 ) -> None:
     first %= len(bodies)
@@ -179,7 +169,7 @@ def test_entries_are_those_of_the_codec(
 
 
 @pytest.mark.parametrize(("space", "count"), [(0, 0), (57, 0), (58, 1), (108, 1), (109, 2), (156, 2), (157, 3)])
-def test_an_entry_leaves_room_for_a_blank(reader: Engine, space: int, count: int) -> None:
+def test_entries_leave_space_for_a_blank(reader: Engine, space: int, count: int) -> None:
     encoded = reader.encode_entries(block_of(b"ab", b"abc", b""), 0, 0, 0, 0, space)
     assert (encoded.count, len(encoded.data)) == (count, (0, 50, 101, 149)[count])
 
@@ -187,7 +177,7 @@ def test_an_entry_leaves_room_for_a_blank(reader: Engine, space: int, count: int
 def test_the_largest_body_fits(reader: Engine) -> None:
     body = random.Random(1).randbytes(MAX_BODY_SIZE)
     packed = reader.pack_bodies([body, b"x"])
-    encoded = reader.encode_entries(packed, 0, 0, 1, 0, HIGHEST)
+    encoded = reader.encode_entries(packed, 0, 0, 1, 0, MAX_POSITION)
     assert encoded.data[:-49] == codec.encode_entry(0, 1, 0, body)
     assert reader.check_entries(encoded.data, 0, 0, 1, 1).count == 2
     assert reader.unpack_bodies(packed) == [body, b"x"]
@@ -204,7 +194,7 @@ def test_the_largest_body_fits(reader: Engine) -> None:
         lambda data: np.frombuffer(data, ">i4").reshape(2, -1),
     ],
 )
-def test_anything_with_bytes_in_one_piece_is_taken(reader: Engine, make: Callable[[bytes], Any]) -> None:
+def test_objects_with_contiguous_bytes_are_accepted(reader: Engine, make: Callable[[bytes], Any]) -> None:
     body = b"body" * 4
     packed = reader.pack_bodies([body, make(body)])
     assert packed == block_of(body, body)
@@ -216,24 +206,24 @@ def test_anything_with_bytes_in_one_piece_is_taken(reader: Engine, make: Callabl
 
 
 @pytest.mark.parametrize("shape", [(0,), (0, 3), (2, 0)])
-def test_no_bytes_are_a_body(reader: Engine, shape: tuple[int, ...]) -> None:
+def test_arrays_without_bytes_are_empty_bodies(reader: Engine, shape: tuple[int, ...]) -> None:
     assert reader.pack_bodies([np.zeros(shape)]) == block_of(b"")  # type: ignore[list-item]
 
 
-def test_a_mapped_file_is_taken(reader: Engine, tmp_path: Path) -> None:
+def test_a_mapped_file_is_accepted(reader: Engine, tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(entries_of(b"a", b"b"))
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
         assert reader.check_entries(mapped, 5, 1000, 3, 3).count == 2  # type: ignore[arg-type]
 
 
-def test_bodies_may_be_any_sequence(reader: Engine) -> None:
+def test_bodies_can_be_any_sequence(reader: Engine) -> None:
     for bodies in ((b"a", b"b"), {b"a": 0, b"b": 1}, (body for body in (b"a", b"b"))):
         assert reader.pack_bodies(bodies) == block_of(b"a", b"b")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("body", ["text", None, 7, memoryview(b"abcd")[::2], np.zeros((3, 3), order="F")[:2]])
-def test_a_body_without_bytes_in_one_piece_is_refused(reader: Engine, body: Any) -> None:
+def test_a_body_without_contiguous_bytes_is_rejected(reader: Engine, body: Any) -> None:
     name = type(body).__name__
     with pytest.raises(TypeError, match=rf"^expected contiguous bytes as body 1, found {name}$"):
         reader.pack_bodies([b"x", body])
@@ -248,7 +238,7 @@ def test_a_body_without_bytes_in_one_piece_is_refused(reader: Engine, body: Any)
             call()
 
 
-def test_what_no_log_takes_is_not_packed(reader: Engine) -> None:
+def test_bodies_above_the_limits_are_rejected(reader: Engine) -> None:
     with pytest.raises(ValueError, match=r"^expected at least one body, found none$"):
         reader.pack_bodies([])
     with pytest.raises(ValueError, match=r"^expected body 1 of at most 4194256 bytes, found 4194257$"):
@@ -258,7 +248,7 @@ def test_what_no_log_takes_is_not_packed(reader: Engine) -> None:
         reader.pack_bodies([body] * (MAX_BLOCK_SIZE // MAX_BODY_SIZE + 1))
 
 
-# What comes from elsewhere.
+# Checks of input from the network.
 
 HOSTILE_BLOCKS = [
     (0, b"", "expected count from 1 to 268435456, found 0"),
@@ -277,9 +267,9 @@ HOSTILE_BLOCKS = [
 
 
 @pytest.mark.parametrize(("count", "block", "text"), HOSTILE_BLOCKS)
-def test_a_block_whose_lengths_do_not_fit_is_refused(count: int, block: bytes, text: str) -> None:
+def test_a_block_with_wrong_lengths_is_rejected(count: int, block: bytes, text: str) -> None:
     assert both("unpack_bodies", Bodies(count, block)) == ("ValueError", text)
-    assert both("encode_entries", Bodies(count, block), 0, 0, 0, 0, HIGHEST) == ("ValueError", text)
+    assert both("encode_entries", Bodies(count, block), 0, 0, 0, 0, MAX_POSITION) == ("ValueError", text)
 
 
 @unhurried
@@ -296,22 +286,22 @@ def test_engines_agree_on_damaged_blocks(bodies: list[bytes], data: st.DataObjec
     at = data.draw(st.integers(0, len(block) - 1))
     block[at : at + data.draw(st.integers(0, 5))] = data.draw(st.binary(max_size=5))
     found = both("unpack_bodies", Bodies(len(bodies), block))
-    both("encode_entries", Bodies(len(bodies), block), 0, 0, 0, 0, HIGHEST)
+    both("encode_entries", Bodies(len(bodies), block), 0, 0, 0, 0, MAX_POSITION)
     if isinstance(found, list):
         assert block_of(*found).block == block
 
 
 NUMBERS = [
     ("first", 1, (-1, 2, 2**70)),
-    ("index", 2, (-1, HIGHEST + 1, 2**63, -(2**64))),
+    ("index", 2, (-1, MAX_POSITION + 1, 2**63, -(2**64))),
     ("term", 3, (-2, 2**63)),
-    ("pos", 4, (-1, HIGHEST + 1)),
-    ("space", 5, (-1, HIGHEST + 1)),
+    ("pos", 4, (-1, MAX_POSITION + 1)),
+    ("space", 5, (-1, MAX_POSITION + 1)),
 ]
 
 
 @pytest.mark.parametrize(("name", "at", "wrong"), NUMBERS)
-def test_numbers_that_no_log_has_are_refused(name: str, at: int, wrong: tuple[int, ...]) -> None:
+def test_numbers_out_of_range_are_rejected(name: str, at: int, wrong: tuple[int, ...]) -> None:
     for value in wrong:
         arguments: list[Any] = [block_of(b"a", b"b"), 0, 0, 0, 0, 1000]
         arguments[at] = value
@@ -323,9 +313,9 @@ def test_numbers_that_no_log_has_are_refused(name: str, at: int, wrong: tuple[in
         assert both("encode_entries", *arguments)[0] == "TypeError"
 
 
-def test_the_highest_numbers_are_taken(reader: Engine) -> None:
-    encoded = reader.encode_entries(block_of(b"a"), 0, HIGHEST, INT64_MAX, HIGHEST, HIGHEST)
-    assert reader.check_entries(encoded.data, HIGHEST, HIGHEST, INT64_MAX, INT64_MAX).last_term == INT64_MAX
+def test_the_highest_numbers_are_accepted(reader: Engine) -> None:
+    encoded = reader.encode_entries(block_of(b"a"), 0, MAX_POSITION, INT64_MAX, MAX_POSITION, MAX_POSITION)
+    assert reader.check_entries(encoded.data, MAX_POSITION, MAX_POSITION, INT64_MAX, INT64_MAX).last_term == INT64_MAX
     for arguments in ((-1, 0, 0, 0), (0, -1, 0, 0), (0, 0, -(2**63) - 1, 0), (0, 0, 0, 2**63)):
         with pytest.raises(ValueError, match=r"^expected (index|pos|min_term|max_term) from .*, found -?[0-9]+$"):
             reader.check_entries(encoded.data, *arguments)
@@ -337,7 +327,7 @@ def replaced(data: bytearray, at: int, value: bytes) -> bytearray:
     return data[:at] + value + data[at + len(value) :]
 
 
-# Two entries of 52 and 50 bytes, index 5 and 6, at 1000 and 1052, of terms 3 and 4.
+# Two entries of 52 and 50 bytes at 1000 and 1052, with index 5 and 6, and term 3 and 4.
 GOOD = entries_of(b"body", b"xy", terms=(3, 4))
 BAD_ENTRIES = [
     (b"", "expected at least one entry, found none"),
@@ -367,12 +357,12 @@ BAD_ENTRIES = [
 
 
 @pytest.mark.parametrize(("data", "text"), BAD_ENTRIES, ids=[text for _, text in BAD_ENTRIES])
-def test_entries_that_do_not_go_on_are_refused(data: bytearray, text: str) -> None:
+def test_entries_out_of_order_are_rejected(data: bytearray, text: str) -> None:
     assert both("check_entries", data, 5, 1000, 2, 4) == ("ValueError", text)
 
 
-def test_what_java_leaves_zero_is_not_looked_at(reader: Engine) -> None:
-    """Channel and CRCs: a Java store's own entries may have them, and they are part of the log."""
+def test_channel_and_crcs_are_not_checked(reader: Engine) -> None:
+    """Entries of a Java store can have them, and they are part of the log."""
     data = replaced(GOOD, 32, b"\1" * 12)
     assert reader.check_entries(data, 5, 1000, 2, 4) == reader.check_entries(GOOD, 5, 1000, 2, 4)
 
@@ -385,15 +375,15 @@ def test_what_java_leaves_zero_is_not_looked_at(reader: Engine) -> None:
     st.integers(-2, 2),
     st.integers(0, 3),
 )
-def test_entries_are_checked_as_their_headers_say(
-    bodies: list[bytes], terms: list[int], place: tuple[int, int], least: int, most: int
+def test_entries_are_accepted_if_index_pos_and_terms_are_in_order(
+    bodies: list[bytes], terms: list[int], first: tuple[int, int], min_term: int, max_term: int
 ) -> None:
     data = entries_of(*bodies, terms=tuple(terms))
-    index, pos = place
-    found = both("check_entries", data, index, pos, least, most)
+    index, pos = first
+    found = both("check_entries", data, index, pos, min_term, max_term)
     given_terms = terms[: len(bodies)]
-    is_right = place == (5, 1000) and [least, *given_terms] == sorted([least, *given_terms])
-    assert isinstance(found, CheckedEntries) == (is_right and given_terms[-1] <= most)
+    is_right = first == (5, 1000) and [min_term, *given_terms] == sorted([min_term, *given_terms])
+    assert isinstance(found, CheckedEntries) == (is_right and given_terms[-1] <= max_term)
 
 
 @unhurried
@@ -406,15 +396,15 @@ def test_engines_agree_on_damaged_entries(bodies: list[bytes], data: st.DataObje
     both("find_torn", entries, 1000)
 
 
-# Sectors that were never written.
+# Torn entries.
 
 
 def torn_by_definition(bodies: list[bytes], pos: int) -> int | None:
-    """Every byte with the sector that it stands in."""
+    """The reference: groups the bytes of each body by sector."""
     offset = 0
     for body in bodies:
-        places = enumerate(body, pos + offset + layout.ENTRY_HEADER_SIZE)
-        for _, sector in itertools.groupby(places, lambda place: place[0] // 512):
+        positions = enumerate(body, pos + offset + layout.ENTRY_HEADER_SIZE)
+        for _, sector in itertools.groupby(positions, lambda position: position[0] // 512):
             if not any(byte for _, byte in sector):
                 return offset
         offset += layout.ENTRY_HEADER_SIZE + len(body)
@@ -430,22 +420,22 @@ SPARSE = st.tuples(st.integers(0, 2500), st.sets(st.integers(0, 2499), max_size=
 
 
 @unhurried
-@given(st.lists(MOSTLY_FULL | SPARSE, max_size=5), st.integers(0, 1100) | st.integers(0, HIGHEST))
-@example([b"\1" * 400, bytes(64) + b"\1" * 500], 0)  # its first 64 bytes are the end of a sector
+@given(st.lists(MOSTLY_FULL | SPARSE, max_size=5), st.integers(0, 1100) | st.integers(0, MAX_POSITION))
+@example([b"\1" * 400, bytes(64) + b"\1" * 500], 0)  # the first 64 bytes end a sector
 @example([b"\1" * 463 + b"\0"], 0)
 @example([b"\1" * 464 + b"\0"], 0)
-def test_a_body_is_torn_where_a_sector_of_it_is_zero(bodies: list[bytes], pos: int) -> None:
+def test_an_entry_is_torn_if_a_sector_of_its_body_is_zero(bodies: list[bytes], pos: int) -> None:
     assert both("find_torn", entries_of(*bodies, pos=pos), pos) == torn_by_definition(bodies, pos)
 
 
-def test_what_is_not_made_of_entries_has_no_torn_one() -> None:
+def test_find_torn_rejects_incomplete_entries() -> None:
     for data, text in BAD_ENTRIES[1:13]:
         assert both("find_torn", data, 1000) == ("ValueError", text)
     assert both("find_torn", b"", 0) is None
     assert both("find_torn", entries_of(b"", b""), 0) is None
 
 
-# What the native calls do with memory that is not theirs.
+# Memory of the caller.
 
 
 REFUSALS: dict[str, Callable[[bytearray], object]] = {
@@ -459,14 +449,14 @@ REFUSALS: dict[str, Callable[[bytearray], object]] = {
 
 
 @pytest.mark.parametrize("call", REFUSALS.values(), ids=REFUSALS)
-def test_buffers_are_let_go_after_a_refusal(call: Callable[[bytearray], object]) -> None:
+def test_buffers_are_released_after_an_error(call: Callable[[bytearray], object]) -> None:
     data = bytearray(9)
     with pytest.raises((ValueError, TypeError)):
         call(data)
-    data += b"a BufferError while somebody holds it"
+    data += b"a BufferError while a view exists"
 
 
-def test_buffers_are_let_go() -> None:
+def test_buffers_are_released() -> None:
     data = bytearray(entries_of(b"x"))
     bodies = NATIVE.pack_bodies([data, data])
     NATIVE.check_entries(data, 5, 1000, 3, 3)
@@ -479,13 +469,13 @@ def test_buffers_are_let_go() -> None:
 
 
 @pytest.mark.parametrize("name", ["encode", "check", "torn"])
-def test_bytes_that_change_while_they_are_read_are_no_crash(name: str) -> None:
-    """The lock is released for so many bytes, and another thread writes wherever a length may stand."""
+def test_bytes_that_change_while_they_are_read_do_not_crash(name: str) -> None:
+    """The lock is released for so many bytes, and another thread overwrites the lengths."""
     packed = NATIVE.pack_bodies([b"x" * 452] * 20_000)
-    entries = NATIVE.encode_entries(packed, 0, 0, 1, 0, HIGHEST).data
+    entries = NATIVE.encode_entries(packed, 0, 0, 1, 0, MAX_POSITION).data
     data = bytearray(packed.block) if name == "encode" else entries
     calls: dict[str, Callable[[], object]] = {
-        "encode": lambda: NATIVE.encode_entries(Bodies(packed.count, data), 0, 0, 1, 0, HIGHEST),
+        "encode": lambda: NATIVE.encode_entries(Bodies(packed.count, data), 0, 0, 1, 0, MAX_POSITION),
         "check": lambda: NATIVE.check_entries(data, 0, 0, -1, 5),
         "torn": lambda: NATIVE.find_torn(data, 0),
     }
