@@ -8,17 +8,13 @@ from pathlib import Path
 
 def sync_file(file: Path) -> None:
     """Make a file's content durable, also if another process wrote it. Raises OSError."""
-    _sync(file)
-
-
-def sync_dir(folder: Path) -> None:
-    """Make creations, renames and deletions in a folder durable. Raises OSError."""
-    _sync(folder)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def sync_dir(folder: Path) -> None:
+    """Make creations, renames and deletions in a folder durable. Raises OSError."""
+    sync_file(folder)

@@ -79,7 +79,7 @@ class ProblemLog:
 def log_to_stderr(form: LogFormat, **common: object) -> None:
     """Send this package's records, and warnings, to standard error, each with the fields of `common`."""
     handler = _StderrHandler()
-    handler.setFormatter(_JsonFormatter(common) if form == "json" else _TextFormatter(common))
+    handler.setFormatter(_Formatter(form, common))
     package = logging.getLogger("pyspark_dledger")
     package.handlers[:] = [handler]
     package.setLevel(logging.INFO)
@@ -101,41 +101,27 @@ def _record_warning(message: Warning | str, *_: object, **_named: object) -> Non
     record(logging.WARNING, "warning", found=str(message))
 
 
-def _time_of(found: logging.LogRecord) -> str:
-    seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(found.created))
-    return f"{seconds}.{int(found.msecs):03d}Z"
-
-
 class _Formatter(logging.Formatter):
-    """Adds the common fields to every record."""
+    """Writes time, level, event, the fields of `common` and those of the record, in one line.
 
-    def __init__(self, common: Mapping[str, object]) -> None:
+    As JSON, or as ``TIME LEVEL EVENT key=value ...``, where a value that is not one word is quoted as in JSON.
+    """
+
+    def __init__(self, form: LogFormat, common: Mapping[str, object]) -> None:
         super().__init__()
+        self._form = form
         self._common = common
 
-    def fields_of(self, found: logging.LogRecord) -> dict[str, object]:
+    def format(self, found: logging.LogRecord) -> str:
+        seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(found.created))
+        head = {"time": f"{seconds}.{int(found.msecs):03d}Z", "level": found.levelname, "event": found.getMessage()}
         fields: dict[str, object] = {**self._common, **getattr(found, "fields", {})}
         if found.exc_info:
             fields["trace"] = self.formatException(found.exc_info)
-        return fields
-
-
-class _TextFormatter(_Formatter):
-    """``TIME LEVEL EVENT key=value ...``; a value that is not one word is quoted as in JSON."""
-
-    def format(self, found: logging.LogRecord) -> str:
-        fields = "".join(
-            f" {name}={_quoted(value)}" for name, value in self.fields_of(found).items() if value is not None
-        )
-        return f"{_time_of(found)} {found.levelname} {found.getMessage()}{fields}"
-
-
-class _JsonFormatter(_Formatter):
-    """One JSON object per line: ``time``, ``level``, ``event`` and the fields."""
-
-    def format(self, found: logging.LogRecord) -> str:
-        row = {"time": _time_of(found), "level": found.levelname, "event": found.getMessage(), **self.fields_of(found)}
-        return json.dumps(row, default=str)
+        if self._form == "json":
+            return json.dumps({**head, **fields}, default=str)
+        texts = (f"{name}={_quoted(value)}" for name, value in fields.items() if value is not None)
+        return " ".join((*head.values(), *texts))
 
 
 def _quoted(value: object) -> str:

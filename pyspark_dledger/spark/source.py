@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from pyspark_dledger.log.options import ReadOptions
+    from pyspark_dledger.spark.sink.write_options import WriteOptions
 
 _PUSHDOWN_PLANNER = "pyspark.sql.worker.data_source_pushdown_filters"
 _CREATE_VIEW = "CREATE TEMPORARY VIEW name USING dledger OPTIONS (path '...')"
@@ -91,7 +92,6 @@ class DLedgerDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """Return the name for ``spark.read.format``."""
         return "dledger"
 
     @plain_errors
@@ -111,20 +111,17 @@ class DLedgerDataSource(DataSource):
     def reader(self, schema: StructType) -> datasource.DataSourceReader:
         """Return the reader of the columns in `schema`. That of the log takes filters if Spark pushes some."""
         from pyspark_dledger.log.option_uses import check_use
+        from pyspark_dledger.spark.read import batch_reader
 
         path, options = self._path(), self.read_options
         check_use(options, f"table {options.table}")
         if options.table != "log":
-            from pyspark_dledger.spark.read.batch_reader import TableReader
-
-            return TableReader(path, options, schema)
+            return batch_reader.TableReader(path, options, schema)
         if _pushes_filters():
             from pyspark_dledger.spark.read.pushdown import PushdownReader
 
             return PushdownReader(path, options, schema)
-        from pyspark_dledger.spark.read.batch_reader import LogReader
-
-        return LogReader(path, options, schema)
+        return batch_reader.LogReader(path, options, schema)
 
     @plain_errors
     def streamReader(self, schema: StructType) -> datasource.DataSourceStreamReader:  # noqa: N802 - Spark's name
@@ -154,20 +151,26 @@ class DLedgerDataSource(DataSource):
     @plain_errors
     def writer(self, schema: StructType, overwrite: bool) -> datasource.DataSourceWriter:
         """Return the writer of a batch job. Raises all errors that need no row here, on the driver."""
-        from pyspark_dledger.spark.sink.write_options import parse_write_options
         from pyspark_dledger.spark.sink.writers import BatchWriter
 
-        _check_append(overwrite)
-        return BatchWriter(parse_write_options(self.options), schema)
+        return BatchWriter(self._write_options(overwrite), schema)
 
     @plain_errors
     def streamWriter(self, schema: StructType, overwrite: bool) -> datasource.DataSourceStreamWriter:  # noqa: N802
         """Return the writer of a micro-batch, for its tasks or its commit."""
-        from pyspark_dledger.spark.sink.write_options import parse_write_options
         from pyspark_dledger.spark.sink.writers import StreamWriter
 
-        _check_append(overwrite)
-        return StreamWriter(parse_write_options(self.options), schema)
+        return StreamWriter(self._write_options(overwrite), schema)
+
+    def _write_options(self, overwrite: bool) -> WriteOptions:
+        from pyspark_dledger.spark.sink.write_options import parse_write_options
+
+        if overwrite:
+            raise OptionError(
+                "mode overwrite is not possible: a log is append-only, and replicas and streams rely on it; use mode "
+                "append, or write to a new folder"
+            )
+        return parse_write_options(self.options)
 
     def _path(self) -> str:
         from pyspark_dledger.log.options import read_paths
@@ -183,14 +186,6 @@ class DLedgerDataSource(DataSource):
 
 
 DefaultSource = DLedgerDataSource
-
-
-def _check_append(overwrite: bool) -> None:
-    if overwrite:
-        raise OptionError(
-            "mode overwrite is not possible: a log is append-only, and replicas and streams rely on it; use mode "
-            "append, or write to a new folder"
-        )
 
 
 def _pushes_filters() -> bool:

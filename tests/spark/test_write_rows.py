@@ -88,7 +88,7 @@ class Appended(NamedTuple):
     last_index: int
 
 
-class FailingSender(task_writer.Sender):
+class FailingSender(task_writer.RawSender):
     """Fails, after a while, at the body ``bad``."""
 
     def __init__(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -41,28 +41,8 @@ class PartReader(ABC):
             yield pa.RecordBatch.from_arrays([batch.column(name) for name in self.columns], schema=self.schema)
 
 
-class LogReader(PartReader, DataSourceReader):
-    """Reads the ``log`` table."""
-
-    def __init__(self, path: str, options: ReadOptions, schema: StructType) -> None:
-        super().__init__(schema)
-        self.path = path
-        self.options = options
-        self.filters = option_filters(options)
-
-    @plain_errors
-    def partitions(self) -> list[InputPartition]:
-        """Plan the scan."""
-        store = StoreView(self.path, self.options)
-        return [InputPartition(part) for part in plan_read(store, self.columns, self.options, self.filters)]
-
-    def read_part(self, part: Partition) -> Iterator[pa.RecordBatch]:
-        """See `PartReader.read_part`."""
-        return read_partition(part)
-
-
 class TableReader(PartReader, DataSourceReader):
-    """Reads any other table."""
+    """Reads any table but ``log``."""
 
     def __init__(self, path: str, options: ReadOptions, schema: StructType) -> None:
         super().__init__(schema, options.table)
@@ -71,15 +51,30 @@ class TableReader(PartReader, DataSourceReader):
 
     @plain_errors
     def partitions(self) -> list[InputPartition]:
-        """Plan the table."""
-        store = StoreView(self.path, self.options)
-        return [InputPartition(part) for part in self._table().plan(store, self.options)]
+        return [InputPartition(part) for part in self.plan(StoreView(self.path, self.options))]
+
+    def plan(self, store: StoreView) -> Iterable[Any]:
+        """Return the parts of the table, one for each task."""
+        return self._table().plan(store, self.options)
 
     def read_part(self, part: Any) -> Iterator[pa.RecordBatch]:
-        """See `PartReader.read_part`."""
         return self._table().read(part)
 
     def _table(self) -> Table:
         from pyspark_dledger.rocketmq.tables.registry import TABLES
 
         return TABLES[self.options.table]
+
+
+class LogReader(TableReader):
+    """Reads the ``log`` table."""
+
+    def __init__(self, path: str, options: ReadOptions, schema: StructType) -> None:
+        super().__init__(path, options, schema)
+        self.filters = option_filters(options)
+
+    def plan(self, store: StoreView) -> Iterable[Partition]:
+        return plan_read(store, self.columns, self.options, self.filters)
+
+    def read_part(self, part: Partition) -> Iterator[pa.RecordBatch]:
+        return read_partition(part)

@@ -22,17 +22,13 @@ from pyspark_dledger.spark.sink.control import SinkAddress
 
 def registry_file(key: str) -> Path:
     """Return the file for `key`. Raises DLedgerError if others can access its folder."""
-    return _folder() / f"{hashlib.blake2b(key.encode(), digest_size=16).hexdigest()}.json"
-
-
-def _folder() -> Path:
     folder = Path(tempfile.gettempdir()) / f"pyspark-dledger-{os.getuid()}"
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise DLedgerError(f"{folder}: expected a folder that only this user can access, found another: remove it")
-    return folder
+    return folder / f"{hashlib.blake2b(key.encode(), digest_size=16).hexdigest()}.json"
 
 
 @contextmanager
@@ -52,19 +48,13 @@ def _lock(path: Path, operation: int) -> int:
         try:
             fcntl.flock(descriptor, operation)
             # The last owner may have removed the file.
-            if _is_at(path, descriptor):
-                return descriptor
+            with suppress(FileNotFoundError):
+                if os.path.samestat(path.stat(), os.fstat(descriptor)):
+                    return descriptor
         except BaseException:
             os.close(descriptor)
             raise
         os.close(descriptor)
-
-
-def _is_at(path: Path, descriptor: int) -> bool:
-    try:
-        return os.path.samestat(path.stat(), os.fstat(descriptor))
-    except FileNotFoundError:
-        return False
 
 
 def read_sink(file: Path) -> SinkAddress | None:

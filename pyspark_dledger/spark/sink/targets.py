@@ -53,7 +53,6 @@ class PathTarget:
 
     @property
     def pid(self) -> int:
-        """The sink process."""
         return self.sink.pid
 
     @contextmanager
@@ -62,17 +61,14 @@ class PathTarget:
         try:
             address = open_store(self.sink)
         except SinkGoneError as error:
-            raise self._with_advice(error, master) from None
+            if is_local(master) or not Address(self.sink.host, self.sink.port).is_loopback:
+                raise
+            raise DLedgerError(
+                f"{error}. It listens at {self.sink.host}, which executors on other machines cannot reach: set the "
+                "option listen to an address of the driver's machine"
+            ) from None
         with renewed_lease(self.sink), address.connect(self.timeout_ms, self.max_retries) as client:
             yield client
-
-    def _with_advice(self, error: SinkGoneError, master: str) -> DLedgerError:
-        if is_local(master) or not Address(self.sink.host, self.sink.port).is_loopback:
-            return error
-        return DLedgerError(
-            f"{error}. It listens at {self.sink.host}, which executors on other machines cannot reach: set the option "
-            "listen to an address of the driver's machine"
-        )
 
     def flush(self, pids: Iterable[int]) -> None:
         """Make durable what the processes `pids` acknowledged. Raises DLedgerError if some of it may be lost."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import time
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -76,7 +75,7 @@ def write_partition(
     written = WrittenRange(partition, pid=target.pid)
     try:
         with target.connect(master) as client:
-            sender = _MessageSender(client, rows, options, task) if rows.is_message else _RawSender(client, rows)
+            sender = MessageSender(client, rows, options, task) if rows.is_message else RawSender(client, rows)
             _send(batches, sender, written)
     except DLedgerError as error:
         error.args = (f"partition {partition}: {error}", *error.args[1:])
@@ -94,19 +93,7 @@ def _micro_batch(context: TaskContext) -> str:
     return "/".join(str(name) for name in names)
 
 
-class Sender(ABC):
-    """Encodes rows, in the task's thread, and sends them, in another."""
-
-    @abstractmethod
-    def encode(self, batch: pa.RecordBatch, first_row: int) -> Iterator[Bodies]:
-        """Encode a batch in parts. `first_row` is the number of its first row in the partition."""
-
-    @abstractmethod
-    def send(self, bodies: Bodies) -> Any:
-        """Append one part; return where its entries are."""
-
-
-def _send(batches: Iterator[pa.RecordBatch], sender: Sender, written: WrittenRange) -> None:
+def _send(batches: Iterator[pa.RecordBatch], sender: RawSender | MessageSender, written: WrittenRange) -> None:
     """Send batches in order, and add what is acknowledged to `written`. Stops at the first error."""
     pending: deque[Future[Any]] = deque()
     first_row = 0
@@ -147,7 +134,9 @@ def _until_error(send: Callable[[Bodies], Any]) -> Callable[[Bodies], Any]:
     return guarded
 
 
-class _RawSender(Sender):
+class RawSender:
+    """Packs and sends raw rows. `encode` runs in the task's thread, `send` in another."""
+
     def __init__(self, client: Client, rows: RowFormat) -> None:
         self._client = client
         self._rows = rows
@@ -159,8 +148,8 @@ class _RawSender(Sender):
         return self._client.append_batch(bodies)
 
 
-class _MessageSender(Sender):
-    """Rows as messages. The leader says how many queues a topic has before its first message is encoded."""
+class MessageSender:
+    """Encodes and sends rows as messages. It first asks the leader how many queues each topic has."""
 
     def __init__(self, client: Client, rows: RowFormat, options: WriteOptions, task: _Task) -> None:
         self._client = client

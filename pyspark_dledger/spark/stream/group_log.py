@@ -109,7 +109,9 @@ class GroupLog:
                 unreached = self._failed(member, error)
             else:
                 if found.count:
-                    self._responded(member)
+                    self._skipped_until.pop(member, None)
+                    self._members.remove(member)
+                    self._members.insert(0, member)
                     return found
                 # It may get the entry later, even if another member has expired it.
                 not_committed = NotCommittedError(
@@ -178,16 +180,13 @@ class GroupLog:
             if found:
                 return found
             if time.monotonic() >= deadline or _are_strangers(problems):
-                raise self._no_status(problems)
+                problem = f"no member responded within {MAX_WAIT:.0f} s"
+                if _are_strangers(problems):
+                    problem = "all members that respond are of another group or have other ids"
+                texts = "; ".join(map(str, problems))
+                raise GroupError(f"{self.name}: {problem}: {texts}", problems[-1].code)
             time.sleep(pause)
             pause = min(2 * pause, _MAX_PAUSE)
-
-    def _no_status(self, problems: Sequence[GroupError]) -> GroupError:
-        problem = f"no member responded within {MAX_WAIT:.0f} s"
-        if _are_strangers(problems):
-            problem = "all members that respond are of another group or have other ids"
-        texts = "; ".join(map(str, problems))
-        return GroupError(f"{self.name}: {problem}: {texts}", problems[-1].code)
 
     # Which member to ask.
 
@@ -201,11 +200,6 @@ class GroupLog:
             )
         now = time.monotonic()
         return [member for member in ours if self._skipped_until.get(member, 0.0) <= now] or ours
-
-    def _responded(self, member: str) -> None:
-        self._skipped_until.pop(member, None)
-        self._members.remove(member)
-        self._members.insert(0, member)
 
     def _failed(self, member: str, error: GroupError) -> GroupError:
         if error.code == ResponseCode.UNSUPPORTED:

@@ -173,5 +173,4 @@ class StoreStreamReader(StreamReader):
         return StoreTail(self.path, self.options, self.columns)
 
     def read_part(self, part: Partition) -> Iterator[pa.RecordBatch]:
-        """See `PartReader.read_part`."""
         return read_planned(part, self.options.fail_on_data_loss)
