@@ -18,7 +18,7 @@ from pyspark_dledger.common.java_text import decode_utf8, java_hash
 from pyspark_dledger.format import layout
 from pyspark_dledger.format.codec import signed32
 from pyspark_dledger.format.engine import Engine
-from pyspark_dledger.format.message import Message, parse_message, parse_properties
+from pyspark_dledger.format.message import Message, has_message_magic, parse_message, parse_properties
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER
 from pyspark_dledger.log.io.entry_reads import entry_at, read_at, segment_at
 from pyspark_dledger.log.store_view import StoreView
@@ -85,8 +85,7 @@ class MessageArrays:
 
     @property
     def is_dispatched(self) -> npt.NDArray[np.bool_]:
-        """Which messages are in a queue: all but prepared and rolled back ones."""
-        return (self.sys_flag & 0x4) == 0
+        return in_queue(self.sys_flag)
 
     def find(self, offsets: Longs) -> tuple[Longs, npt.NDArray[np.bool_]]:
         """The number of the message at each offset, and whether there is one."""
@@ -94,6 +93,12 @@ class MessageArrays:
             return np.zeros(len(offsets), np.int64), np.zeros(len(offsets), bool)
         number = np.minimum(np.searchsorted(self.offset, offsets), len(self) - 1)
         return number, self.offset[number] == offsets
+
+
+def in_queue(sys_flag: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Which messages are in a queue: all but prepared (0x4) and rolled back (0xC) ones."""
+    found: npt.NDArray[np.bool_] = (sys_flag & 0x4) == 0
+    return found
 
 
 def arrays_of_batches(engine: Engine, batches: Iterable[pa.RecordBatch], names: QueueNames) -> MessageArrays:
@@ -200,11 +205,16 @@ def message_at(log: StoreView, offset: int) -> LocatedMessage | None:
         if not layout.MIN_MESSAGE_SIZE <= size <= layout.MAX_ENTRY_SIZE:
             return None
         data = read_at(segment.path, at, size)
-        message = parse_message(data, 0, size, offset) if len(data) == size else ""
-        if isinstance(message, str) or message.magic not in (layout.MESSAGE_MAGIC_V1, layout.MESSAGE_MAGIC_V2):
-            return None
-        topic = data[message.topic_start : message.topic_start + message.topic_length]
-        start = message.properties_start
-        properties = parse_properties(data[start : start + message.properties_length])
-        return LocatedMessage(offset, message, decode_utf8(topic), properties)
+        return located_message(data, offset) if len(data) == size and has_message_magic(data, 0, size) else None
     return None
+
+
+def located_message(data: bytes, offset: int) -> LocatedMessage | None:
+    """The message in `data`, which has its magic; None if it cannot be parsed."""
+    message = parse_message(data, 0, len(data), offset)
+    if isinstance(message, str):
+        return None
+    topic = data[message.topic_start : message.topic_start + message.topic_length]
+    start = message.properties_start
+    properties = parse_properties(data[start : start + message.properties_length])
+    return LocatedMessage(offset, message, decode_utf8(topic), properties)

@@ -16,11 +16,11 @@ from pyspark_dledger.format.message import Message, offset_msg_id, parse_message
 from pyspark_dledger.raft.messages import PutRequest
 from pyspark_dledger.rocketmq.service.message_putter import (
     AppendMessageResult,
+    BrokerVersion,
     MessagePutter,
     OutgoingMessage,
     PutOutcome,
     outcome_of,
-    put_message_status,
 )
 from tests.support.groups import FAST
 from tests.support.message_nodes import HOST_BYTES, MessageNodes, message_nodes
@@ -40,7 +40,7 @@ NOT_AVAILABLE = "SERVICE_NOT_AVAILABLE"
     ],
 )
 def test_statuses_by_version(version: str, busy: str, no_quorum: str) -> None:
-    after = {code: put_message_status(code, True, version) for code in (200, 404, 409, 415, 501, 502, 503, 505)}
+    after = {code: BrokerVersion(version).status(code, True) for code in (200, 404, 409, 415, 501, 502, 503, 505)}
     assert after == {
         200: "PUT_OK",
         404: NOT_AVAILABLE,
@@ -52,13 +52,13 @@ def test_statuses_by_version(version: str, busy: str, no_quorum: str) -> None:
         505: NOT_AVAILABLE,
     }
     # A broker that sees position -1 ignores the code.
-    assert {put_message_status(code, False, version) for code in (404, 415, 503, 505, 411)} == {busy}
+    assert {BrokerVersion(version).status(code, False) for code in (404, 415, 503, 505, 411)} == {busy}
 
 
 @pytest.mark.parametrize("version", ["", "5", "6.0.0", "5.3.3.3", "five"])
 def test_unknown_versions_are_rejected(version: str) -> None:
     with pytest.raises(OptionError, match=r"such as 4\.9\.8 or 5\.3\.3"):
-        put_message_status(200, True, version)
+        BrokerVersion(version).status(200, True)
 
 
 def putter_of(group: MessageNodes, node_id: str, **given: Any) -> MessagePutter:

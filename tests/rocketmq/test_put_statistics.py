@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pyspark_dledger.rocketmq.broker.put_statistics import PutFigures, PutStatistics
+from pyspark_dledger.rocketmq.broker.put_statistics import PutStatistics
 
 
 class Clock:
@@ -21,9 +21,9 @@ def test_figures_are_logged_for_each_minute_with_puts(caplog: pytest.LogCaptureF
     clock = Clock()
     statistics = PutStatistics(clock)
     caplog.set_level("INFO", "pyspark_dledger.node")
-    statistics.add(PutFigures(messages=10, size=1000, duplicates=2, topic="A"), 5.0)
+    statistics.add(messages=10, size=1000, duplicates=2, topic="A", milliseconds=5.0)
     clock.now += 30
-    statistics.add(PutFigures(messages=20, size=5000, duplicates=0, topic="A"), 80.0)
+    statistics.add(messages=20, size=5000, duplicates=0, topic="A", milliseconds=80.0)
     statistics.add_rejected()
     assert not caplog.records
     clock.now += 30
@@ -49,5 +49,5 @@ def test_figures_are_logged_for_each_minute_with_puts(caplog: pytest.LogCaptureF
 
 @pytest.mark.parametrize(("milliseconds", "is_slow"), [(500.0, False), (501.0, True)])
 def test_a_slow_put_is_logged(caplog: pytest.LogCaptureFixture, milliseconds: float, is_slow: bool) -> None:
-    PutStatistics(Clock()).add(PutFigures(messages=3, size=100, duplicates=0, topic="A"), milliseconds)
+    PutStatistics(Clock()).add(messages=3, size=100, duplicates=0, topic="A", milliseconds=milliseconds)
     assert [(record.levelname, record.getMessage()) for record in caplog.records] == [("WARNING", "slow put")] * is_slow

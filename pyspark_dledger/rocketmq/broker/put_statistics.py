@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from typing import NamedTuple
 
 from pyspark_dledger.common.log_records import record
 
@@ -13,15 +12,6 @@ from pyspark_dledger.common.log_records import record
 _LOG_SECONDS = 60.0
 _SLOTS_MS = (0, 10, 50, 100, 200, 500, 1000, 2000, 3000, 4000, 5000, 10000)
 _SLOW_MS = 500
-
-
-class PutFigures(NamedTuple):
-    """One put: appended messages and bytes, and duplicates."""
-
-    messages: int
-    size: int
-    duplicates: int
-    topic: str
 
 
 class PutStatistics:
@@ -40,12 +30,12 @@ class PutStatistics:
         self._slowest = 0.0
         self._slots = [0] * (len(_SLOTS_MS) + 1)
 
-    def add(self, put: PutFigures, milliseconds: float) -> None:
-        """Count an appended put."""
+    def add(self, messages: int, size: int, duplicates: int, topic: str, milliseconds: float) -> None:
+        """Count an appended put of new messages, with their size in bytes, and of duplicates."""
         self._puts += 1
-        self._messages += put.messages
-        self._size += put.size
-        self._duplicates += put.duplicates
+        self._messages += messages
+        self._size += size
+        self._duplicates += duplicates
         self._slowest = max(self._slowest, milliseconds)
         self._slots[sum(milliseconds > slot for slot in _SLOTS_MS)] += 1
         if milliseconds > _SLOW_MS:
@@ -53,9 +43,9 @@ class PutStatistics:
                 logging.WARNING,
                 "slow put",
                 milliseconds=round(milliseconds),
-                messages=put.messages,
-                bytes=put.size,
-                topic=put.topic,
+                messages=messages,
+                bytes=size,
+                topic=topic,
             )
         self.log_if_due()
 

@@ -107,7 +107,7 @@ def _find_end(engine: Engine, old: list[Segment]) -> tuple[Segment, int]:
     Unlike Java, which ends the log at the first damage, this continues if messages follow.
     """
     for file in reversed(old):
-        if _is_written(file):
+        if _written_end(file) > file.base:
             end = _intact_end(engine, file)
             torn = _written_end(file) - end
             if torn > _FILLER.size:
@@ -128,10 +128,6 @@ def _intact_end(engine: Engine, file: Segment) -> int:
         if len(intact):
             end = intact["pos"][-1].as_py() + intact["size"][-1].as_py()
     return end
-
-
-def _is_written(file: Segment) -> bool:
-    return _written_end(file) > file.base
 
 
 def _written_end(file: Segment) -> int:

@@ -135,7 +135,10 @@ class Dispatcher:
     """One broker's dispatch: `recover`, `start`, `committed` each time more is committed, `stop`.
 
     The thread calls `listener` in the order of the log. An OSError from it, such as a full disk, repeats the part;
-    other errors end the dispatch (`failure`). `data_dirs` are all folders of DLedger's data files.
+    other errors end the dispatch. `data_dirs` are all folders of DLedger's data files.
+
+    Any thread may read: queues and listener have everything up to position ``dispatched_offset``, and to entry
+    ``dispatched_index`` (-1 for none); ``failure`` is why dispatch has ended. Any thread may call `committed`.
     """
 
     def __init__(
@@ -155,38 +158,17 @@ class Dispatcher:
         self._cleaner = FileCleaner(root, self._files, settings.clean, self._queues, self._index)
         self._checkpoint = StoreCheckpoint()
         self._committed = CommittedEnd(self._engine, self._files)
-        self._pos = self._index_pos = 0
-        self._dispatched_index = -1
+        self.dispatched_offset = 0
+        self.dispatched_index = -1
+        self._index_pos = 0
         self._stored = self._index_stored = 0
         self._complete_from = 0
         self._is_dirty = False
         self._skipped = _SkippedEntries()
         self._stopping = threading.Event()
         self._deadline = 0.0
-        self._failure: str | None = None
+        self.failure: str | None = None
         self._thread = threading.Thread(target=self._run, name="Dispatcher", daemon=True)
-
-    # From any thread
-
-    @property
-    def dispatched_offset(self) -> int:
-        """The position up to which queues and listener have everything."""
-        return self._pos
-
-    @property
-    def dispatched_index(self) -> int:
-        """The index of the last entry before `dispatched_offset`; -1 without one."""
-        return self._dispatched_index
-
-    @property
-    def indexed_offset(self) -> int:
-        """The position up to which keys are indexed, or will be with the next flush."""
-        return self._index_pos
-
-    @property
-    def failure(self) -> str | None:
-        """Why dispatch has ended by itself; None if it has not."""
-        return self._failure
 
     def committed(self, index: int, end_pos: int | None = None) -> None:
         """Everything up to `index` is committed; `end_pos` is the end of its entry, if known."""
@@ -203,12 +185,12 @@ class Dispatcher:
         log, chunk_bytes, has_index = (self._engine, self._files), self._settings.chunk_bytes, self._settings.has_index
         recovery = DispatchRecovery(self._root, *log, self._queues, self._index, chunk_bytes, has_index)
         start, self._index_pos, self._complete_from = recovery.run(log_end, is_unclean, listen_from)
-        self._pos, self._dispatched_index = start
+        self.dispatched_offset, self.dispatched_index = start
         self._checkpoint = read_store_checkpoint(self._root)
         self._stored = self._checkpoint.logics_msg_timestamp
         self._index_stored = self._checkpoint.index_msg_timestamp
         self._committed.begin(*start)
-        _LOG.info("dispatch continues at %d, the index of keys at %d", self._pos, self._index_pos)
+        _LOG.info("dispatch continues at %d, the index of keys at %d", self.dispatched_offset, self._index_pos)
 
     @property
     def queue_ends(self) -> dict[QueueName, int]:
@@ -216,7 +198,6 @@ class Dispatcher:
         return self._queues.ends
 
     def start(self) -> None:
-        """Start the thread."""
         self._thread.start()
 
     def stop(self, seconds: float = 5.0) -> bool:
@@ -230,11 +211,11 @@ class Dispatcher:
         if self._thread.is_alive():
             self._thread.join()
         self._skipped.report()
-        is_flushed = self._failure is None and self._try(self.flush)
+        is_flushed = self.failure is None and self._try(self.flush)
         self._queues.close()
         self._index.close()
-        is_index_complete = not self._settings.has_index or self._index_pos >= self._pos
-        return is_flushed and is_index_complete and self._pos >= self._complete_from
+        is_index_complete = not self._settings.has_index or self._index_pos >= self.dispatched_offset
+        return is_flushed and is_index_complete and self.dispatched_offset >= self._complete_from
 
     # The thread
 
@@ -259,8 +240,8 @@ class Dispatcher:
                     self._committed.wait(min(flush_at, clean_at) - time.monotonic())
                     self._stopping.wait(settings.pause_ms / 1000)
         except Exception as error:  # noqa: BLE001  # a thread has no caller: `failure` says it
-            self._failure = f"{type(error).__name__}: {error}"
-            _LOG.exception("dispatch has ended at %d", self._pos)
+            self.failure = f"{type(error).__name__}: {error}"
+            _LOG.exception("dispatch has ended at %d", self.dispatched_offset)
 
     def _try(self, work: Callable[[], object]) -> bool:
         """Do work that a full disk, or a file that just expired, may stop. False if that happens or work returns False.
@@ -270,17 +251,17 @@ class Dispatcher:
         try:
             return work() is not False
         except (OSError, StoreError) as error:
-            _LOG.warning("dispatch failed at %d, it will be retried: %s", self._pos, error)
+            _LOG.warning("dispatch failed at %d, it will be retried: %s", self.dispatched_offset, error)
             self._stopping.wait(_RETRY_SECONDS)
             return False
 
     def _step(self) -> bool:
         """Dispatch one chunk for the queues, and one for the index if it is late; False if there was none."""
-        committed = self._committed.update(self._pos)
-        is_index_late = self._settings.has_index and self._index_pos < self._pos
+        committed = self._committed.update(self.dispatched_offset)
+        is_index_late = self._settings.has_index and self._index_pos < self.dispatched_offset
         if is_index_late:
-            self._dispatch_index(self._pos)
-        if self._pos < committed:
+            self._dispatch_index(self.dispatched_offset)
+        if self.dispatched_offset < committed:
             self._dispatch(committed)
             return True
         return is_index_late
@@ -302,9 +283,9 @@ class Dispatcher:
         return read_part(self._engine, segment, start, end, self._settings.delays_ms)
 
     def _dispatch(self, limit: int) -> None:
-        part = self._read(self._pos, limit)
+        part = self._read(self.dispatched_offset, limit)
         end = limit
-        is_index_level = self._index_pos >= self._pos
+        is_index_level = self._index_pos >= self.dispatched_offset
         if part is not None:
             queue, queue_offset, units = part.units()
             self._queues.first_file_end = first_file_end(self._files.segments)
@@ -319,11 +300,11 @@ class Dispatcher:
         if is_index_level:
             self._index_pos = end
         if part is not None and part.last_index >= 0:
-            self._dispatched_index = part.last_index
+            self.dispatched_index = part.last_index
         if end >= self._committed.pos:
             # Also if the last entries are damaged or expired: a new leader waits for the committed index.
-            self._dispatched_index = max(self._dispatched_index, self._committed.index)
-        self._pos = end
+            self.dispatched_index = max(self.dispatched_index, self._committed.index)
+        self.dispatched_offset = end
 
     def _dispatch_index(self, limit: int) -> None:
         part = self._read(self._index_pos, limit)
@@ -353,20 +334,17 @@ class Dispatcher:
         try:
             self._queues.sync()
             self._index.flush()
-            self._write_checkpoint()
+            is_index_level = self._index_pos >= self.dispatched_offset
+            self._checkpoint = self._checkpoint._replace(
+                physic_msg_timestamp=self._stored,
+                logics_msg_timestamp=self._stored,
+                index_msg_timestamp=self._stored if is_index_level else min(self._index_stored, self._stored),
+                confirm_phy_offset=self.dispatched_offset,
+            )
+            write_store_checkpoint(self._root, self._checkpoint)
         except BaseException:
             self._is_dirty = True
             raise
-
-    def _write_checkpoint(self) -> None:
-        is_index_level = self._index_pos >= self._pos
-        self._checkpoint = self._checkpoint._replace(
-            physic_msg_timestamp=self._stored,
-            logics_msg_timestamp=self._stored,
-            index_msg_timestamp=self._stored if is_index_level else min(self._index_stored, self._stored),
-            confirm_phy_offset=self._pos,
-        )
-        write_store_checkpoint(self._root, self._checkpoint)
 
 
 class _SkippedEntries:

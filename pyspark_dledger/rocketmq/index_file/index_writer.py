@@ -1,24 +1,220 @@
 """Writes RocketMQ's index of message keys, file after file.
 
-What a file's header says is on disk. Source: RocketMQ 5.3.3 ``IndexService.buildIndex``,
-``retryGetAndCreateIndexFile``.
+Units are written as they come, slots and header with each flush: what a header says is on disk. Source: RocketMQ 5.3.3
+``IndexService.buildIndex``, ``retryGetAndCreateIndexFile``, ``IndexFile.putKey``.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from pyspark_dledger.common.clock import now_ms
-from pyspark_dledger.rocketmq.index_file.index_file import FOLDER, IndexHeader, Keys, index_files, read_header
-from pyspark_dledger.rocketmq.index_file.index_file_writer import IndexFileWriter, has_units, slots_of
+from pyspark_dledger.format.codec import record_dtype, record_struct
+from pyspark_dledger.format.layout import (
+    INDEX_FILE_HEADER,
+    INDEX_FILE_HEADER_SIZE,
+    INDEX_FILE_SLOT_SIZE,
+    INDEX_FILE_UNIT,
+)
+from pyspark_dledger.log.io.entry_reads import read_at
+from pyspark_dledger.rocketmq.index_file.index_file import (
+    FOLDER,
+    IndexHeader,
+    Keys,
+    hash_slots,
+    index_capacity,
+    index_files,
+    read_header,
+    read_units,
+    unit_position,
+)
+from pyspark_dledger.rocketmq.message_arrays import Longs
 
+_HEADER = record_struct(INDEX_FILE_HEADER)
+_UNIT_DTYPE = record_dtype(INDEX_FILE_UNIT)
+_MAX_SECONDS = 2**31 - 1
+# Slots that are written together: a page of 4 KiB.
+_SLOTS_PER_PAGE = 1024
+# Keys of one message: properties have at most 32,767 bytes, and a blank separates two keys.
+_MAX_KEYS = 1 << 14
+
+Slots = npt.NDArray[np.int32]
 HASH_SLOTS = 5_000_000
 INDEX_UNITS = 20_000_000
 """RocketMQ's defaults (``maxHashSlotNum``, ``maxIndexNum``). The unit with number 0 is never used."""
+
+
+class IndexFileWriter:
+    """One file; its slots stay in memory, because they change everywhere, and changed pages are written."""
+
+    def __init__(self, path: Path, descriptor: int, slots: Slots, units: int, header: IndexHeader) -> None:
+        self.header = header
+        self._path = path
+        self._descriptor = descriptor
+        self._slots = slots
+        self._units = units
+        self._changed_pages = np.zeros(-(-len(slots) // _SLOTS_PER_PAGE), bool)
+        self._is_dirty = True
+
+    @classmethod
+    def create(cls, path: Path, slots: int, units: int, before: IndexHeader | None) -> IndexFileWriter:
+        """A new file, whose times and offsets begin where the previous file ended."""
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        os.ftruncate(descriptor, unit_position(slots, units))
+        header = IndexHeader(0, 0, 0, 0, 0, 1)
+        if before is not None:
+            time_, offset = before.end_timestamp, before.end_phy_offset
+            header = IndexHeader(time_, time_, offset, offset, 0, 1)
+        return cls(path, descriptor, np.zeros(slots, np.int32), units, header)
+
+    @classmethod
+    def open(cls, path: Path) -> IndexFileWriter:
+        """An existing file that `has_units`, and whose `slots_of` are known."""
+        header = read_header(path)
+        assert header is not None
+        table = slots_of(path, header)
+        assert table is not None
+        units = index_capacity(path.stat().st_size, len(table))
+        file = cls(path, os.open(path, os.O_RDWR | os.O_CLOEXEC), table, units, header)
+        file._is_dirty = False
+        return file
+
+    @property
+    def room(self) -> int:
+        """How many more units fit."""
+        return self._units - self.header.index_count
+
+    @property
+    def has_one_message(self) -> bool:
+        """Whether all its units are of one message."""
+        return self.header.begin_phy_offset == self.header.end_phy_offset
+
+    def count_last(self) -> int:
+        """How many units its last message has in it."""
+        count = self.header.index_count
+        units = read_units(self._path, len(self._slots), max(1, count - _MAX_KEYS), count)
+        others = np.flatnonzero(units["commitLogOffset"] != self.header.end_phy_offset)
+        return len(units) - 1 - int(others[-1]) if len(others) else len(units)
+
+    def put(self, keys: Keys) -> None:
+        """Add at least one and at most `room` keys."""
+        header, count = self.header, len(keys)
+        numbers = np.arange(header.index_count, header.index_count + count, dtype=np.int64)
+        slot = keys.key_hash % len(self._slots)
+        previous, newly_used = self._previous(slot, numbers)
+        units: npt.NDArray[Any] = np.empty(count, _UNIT_DTYPE)
+        units["keyHash"], units["commitLogOffset"], units["previous"] = keys.key_hash, keys.offset, previous
+        units["seconds"] = self._seconds(keys.stored)
+        self._write(unit_position(len(self._slots), header.index_count), units.tobytes())
+        # Only after the write, so that it can be retried. Of several units of a slot the last one counts.
+        self._slots[slot] = numbers
+        self._changed_pages[slot // _SLOTS_PER_PAGE] = True
+        is_first = header.index_count <= 1
+        self.header = IndexHeader(
+            int(keys.stored[0]) if is_first else header.begin_timestamp,
+            int(keys.stored[-1]),
+            int(keys.offset[0]) if is_first else header.begin_phy_offset,
+            int(keys.offset[-1]),
+            header.hash_slot_count + newly_used,
+            header.index_count + count,
+        )
+        self._is_dirty = True
+
+    def _previous(self, slot: Longs, numbers: Longs) -> tuple[Longs, int]:
+        """The previous unit of each in its slot, and how many slots were empty."""
+        order = np.argsort(slot, kind="stable")
+        ordered, in_order = slot[order], numbers[order]
+        is_first = np.concatenate([[True], ordered[1:] != ordered[:-1]])
+        before = np.where(is_first, self._slots[ordered], np.concatenate([[0], in_order[:-1]]))
+        previous = np.empty(len(slot), np.int64)
+        previous[order] = before
+        return previous, int(np.count_nonzero(before[is_first] == 0))
+
+    def _seconds(self, stored: Longs) -> Longs:
+        """Whole seconds since the file's begin; for the first unit, since the end of the previous file."""
+        begin = self.header.begin_timestamp
+        seconds = np.zeros(len(stored), np.int64)
+        if self.header.index_count <= 1:
+            seconds[1:] = _seconds_since(int(stored[0]), stored[1:])
+            seconds[:1] = _seconds_since(begin, stored[:1])
+            return seconds
+        return _seconds_since(begin, stored)
+
+    def flush(self) -> None:
+        """Write the slots, then the header; make everything durable."""
+        if not self._is_dirty:
+            return
+        for start, stop in _set_ranges(self._changed_pages):
+            part = self._slots[start * _SLOTS_PER_PAGE : stop * _SLOTS_PER_PAGE].astype(">i4")
+            self._write(INDEX_FILE_HEADER_SIZE + start * _SLOTS_PER_PAGE * INDEX_FILE_SLOT_SIZE, part.tobytes())
+        self._changed_pages[:] = False
+        header = self.header
+        self._write(0, _HEADER.pack(*(getattr(header, name) for name in IndexHeader.__dataclass_fields__)))
+        os.fsync(self._descriptor)
+        self._is_dirty = False
+
+    def _write(self, offset: int, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            wrote = os.pwrite(self._descriptor, view, offset)
+            view, offset = view[wrote:], offset + wrote
+
+    def close(self) -> None:
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+def has_units(path: Path, header: IndexHeader) -> bool:
+    """Whether the first and the last unit are those of the header."""
+    slots, last = hash_slots(path), header.index_count - 1
+    if slots is None or last >= index_capacity(path.stat().st_size, slots):
+        return False
+    ends = [read_units(path, slots, number, number + 1)["commitLogOffset"].tolist() for number in (1, last)]
+    return ends == [[header.begin_phy_offset], [header.end_phy_offset]]
+
+
+def slots_of(path: Path, header: IndexHeader) -> Slots | None:
+    """The slots of a file as they were when its header was written; None if that is unknown.
+
+    Slots are written before the header. From a newer unit in a slot the chain leads back to an older one.
+    """
+    slots = hash_slots(path)
+    data = read_at(str(path), INDEX_FILE_HEADER_SIZE, (slots or 0) * INDEX_FILE_SLOT_SIZE)
+    if slots is None or len(data) < slots * INDEX_FILE_SLOT_SIZE:
+        return None
+    table = np.frombuffer(data, ">i4").astype(np.int32)
+    newer = np.flatnonzero(table >= header.index_count)
+    if len(newer):
+        units = read_units(path, slots, 0, min(int(table.max()) + 1, index_capacity(path.stat().st_size, slots)))
+        while len(newer):
+            numbers = table[newer]
+            if numbers.max() >= len(units):
+                return None
+            previous = units["previous"][numbers]
+            is_of_slot = units["keyHash"][numbers] % slots == newer
+            if not (is_of_slot & (previous < numbers) & (units["commitLogOffset"][numbers] > 0)).all():
+                return None
+            table[newer] = previous
+            newer = newer[table[newer] >= header.index_count]
+    return None if (table < 0).any() else table
+
+
+def _seconds_since(begin: int, stored: Longs) -> Longs:
+    return np.clip((stored - begin) // 1000, 0, _MAX_SECONDS) if begin > 0 else np.zeros(len(stored), np.int64)
+
+
+def _set_ranges(flags: npt.NDArray[np.bool_]) -> list[tuple[int, int]]:
+    """The ranges ``[start, stop)`` of flags that are set."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], flags, [False]]).astype(np.int8)))
+    return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
 
 
 class IndexWriter:
@@ -84,13 +280,10 @@ class IndexWriter:
             file = self._writable()
             part, keys = keys[: file.room], keys[file.room :]
             file.put(part)
-            self._note_done(part)
-
-    def _note_done(self, part: Keys) -> None:
-        last = int(part.offset[-1])
-        count = len(part) - int(np.searchsorted(part.offset, last))
-        self._done_keys = count + (self._done_keys if last == self._done else 0)
-        self._done = last
+            last = int(part.offset[-1])
+            count = len(part) - int(np.searchsorted(part.offset, last))
+            self._done_keys = count + (self._done_keys if last == self._done else 0)
+            self._done = last
 
     def _writable(self) -> IndexFileWriter:
         if self._file is not None and self._file.room:
@@ -106,7 +299,8 @@ class IndexWriter:
         folder = self._root / FOLDER
         folder.mkdir(parents=True, exist_ok=True)
         last = max((path.name for path in index_files(self._root)), default="")
-        name = _file_name(self._now())
+        seconds, rest = divmod(self._now(), 1000)
+        name = time.strftime("%Y%m%d%H%M%S", time.localtime(seconds)) + f"{rest:03}"
         # A local clock goes back each autumn.
         return folder / (name if name > last else f"{int(last) + 1:0{len(last)}}")
 
@@ -149,8 +343,3 @@ def _count_before(files: list[Path], last: IndexFileWriter) -> int:
         count, has_more = count + before.count_last(), before.has_one_message
         before.close()
     return count
-
-
-def _file_name(milliseconds: int) -> str:
-    seconds, rest = divmod(milliseconds, 1000)
-    return time.strftime("%Y%m%d%H%M%S", time.localtime(seconds)) + f"{rest:03}"

@@ -15,7 +15,6 @@ from pyspark_dledger.common.clock import now_ms
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.encode.puts import PutIds
 from pyspark_dledger.format.engine import Engine
-from pyspark_dledger.format.layout import FLAG_TRANSACTION_MASK, TRANSACTIONS_OUTSIDE_QUEUES
 from pyspark_dledger.rocketmq.dedup.committed_identities import CommittedIdentities
 from pyspark_dledger.rocketmq.dedup.identity_arrays import IdentityArrays, identity_arrays
 from pyspark_dledger.rocketmq.dedup.recent_identities import RecentIdentities
@@ -23,9 +22,8 @@ from pyspark_dledger.rocketmq.dedup.sorted_run import EntryRange
 from pyspark_dledger.rocketmq.dispatch.dispatcher import DispatchedPart, Dispatcher
 from pyspark_dledger.rocketmq.dispatch.log_part import DELAYS_MS, LogPart, read_part
 from pyspark_dledger.rocketmq.log_files import LogFiles
-from pyspark_dledger.rocketmq.message_arrays import Longs, QueueName
+from pyspark_dledger.rocketmq.message_arrays import Longs, QueueName, in_queue
 
-_PREPARED, _ROLLBACK = TRANSACTIONS_OUTSIDE_QUEUES
 _POLL_SECONDS = 0.005
 _CHUNK_BYTES = 16 * 1024 * 1024
 
@@ -74,13 +72,6 @@ class TopicQueues:
         for name, count in zip(queues, counts, strict=True):
             if count:
                 self._ends[name] = self.end(name) + count
-
-
-def in_queue(sys_flag: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
-    """Which messages are in a queue: all but prepared and rolled back ones."""
-    kind = sys_flag & FLAG_TRANSACTION_MASK
-    found: npt.NDArray[np.bool_] = (kind != _PREPARED) & (kind != _ROLLBACK)
-    return found
 
 
 class DispatchedSnapshot(NamedTuple):

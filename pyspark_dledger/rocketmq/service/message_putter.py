@@ -68,7 +68,10 @@ class BrokerVersion:
         return self._number <= (4, 9, 1) or self._number >= (5, 2, 0)
 
     def status(self, code: int, is_appended: bool) -> str:
-        """The ``PutMessageStatus`` of a code. Before the append, any rejection is a busy page cache to a broker."""
+        """The ``PutMessageStatus`` of a ``DLedgerResponseCode``, which came before or after the leader's append.
+
+        Before the append, any rejection is a busy page cache to a broker.
+        """
         page_cache_busy = "OS_PAGE_CACHE_BUSY" if self._is_5 else "OS_PAGECACHE_BUSY"
         if code == ResponseCode.SUCCESS:
             return PUT_OK
@@ -77,15 +80,6 @@ class BrokerVersion:
         if code == ResponseCode.WAIT_QUORUM_ACK_TIMEOUT:
             return IN_SYNC_REPLICAS_NOT_ENOUGH if self._is_5 else page_cache_busy
         return SERVICE_NOT_AVAILABLE if code in _NOT_AVAILABLE else UNKNOWN_ERROR
-
-
-def put_message_status(code: int, is_appended: bool, version: str) -> str:
-    """The name of the ``PutMessageStatus`` of a ``DLedgerResponseCode``, in a broker of a version.
-
-    ``is_appended``: whether the leader had appended the message before this response. Raises OptionError for an unknown
-    version.
-    """
-    return BrokerVersion(version).status(code, is_appended)
 
 
 @dataclass(frozen=True)

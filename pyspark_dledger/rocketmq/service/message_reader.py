@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from pyspark_dledger.common.integers import INT64_MAX
-from pyspark_dledger.common.java_text import decode_utf8
 from pyspark_dledger.format import layout
 from pyspark_dledger.format.engine import get_engine
-from pyspark_dledger.format.message import has_message_magic, parse_message, parse_properties
+from pyspark_dledger.format.message import has_message_magic
 from pyspark_dledger.format.spec import COMMITLOG, Segment
 from pyspark_dledger.log.io.entry_reads import entry_at, read_at
 from pyspark_dledger.log.io.queue_files import FOLDER, Queue, queue_files
@@ -22,6 +21,7 @@ from pyspark_dledger.rocketmq.consume_queue.queue_units import QueueUnits
 from pyspark_dledger.rocketmq.consume_queue.queue_writer import is_valid_queue
 from pyspark_dledger.rocketmq.index_file.index_file import index_files, offsets_of_key
 from pyspark_dledger.rocketmq.log_files import LogFiles
+from pyspark_dledger.rocketmq.message_arrays import located_message
 
 Status = Literal[
     "FOUND",
@@ -149,12 +149,8 @@ def _corrected(status: Status, queue_offset: int, low: int, high: int) -> int:
 
 def _has_key(data: bytes, topic: str, key: str, begin: int, end: int) -> bool:
     """Whether a message has that topic and key: different keys may have the same hash."""
-    message = parse_message(data, 0, len(data), 0)
-    if isinstance(message, str) or not begin <= message.store_timestamp <= end:
+    found = located_message(data, 0)
+    if found is None or found.topic != topic or not begin <= found.message.store_timestamp <= end:
         return False
-    if decode_utf8(data[message.topic_start : message.topic_start + message.topic_length]) != topic:
-        return False
-    start = message.properties_start
-    properties = parse_properties(data[start : start + message.properties_length])
-    keys = properties.get(layout.PROPERTY_KEYS, "").split(" ")
-    return key in keys or key == properties.get(layout.PROPERTY_UNIQ_KEY)
+    keys = found.properties.get(layout.PROPERTY_KEYS, "").split(" ")
+    return key in keys or key == found.properties.get(layout.PROPERTY_UNIQ_KEY)

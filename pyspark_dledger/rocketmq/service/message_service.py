@@ -69,7 +69,7 @@ class MessageSettings:
 
 
 class MessageService:
-    """Serves messages for one node. Between `started` and `stopped` all calls come from the node's thread.
+    """An `Application` of one node. Between `started` and `stopped` all calls come from the node's thread.
 
     If dispatch fails (as with a broken disk), the next call raises StoreError, which ends the node.
     """
@@ -154,7 +154,6 @@ class MessageService:
     # The node's life
 
     def started(self, store: RunningStore) -> None:
-        """See `Application.started`."""
         self._store = store
         store.append_hook = self._engine.patch_physical_offsets
         oldest = now_ms() - self._settings.producer_id_expiry_ms
@@ -171,7 +170,6 @@ class MessageService:
         self.committed(store.committed_index)
 
     def stopped(self) -> None:
-        """See `Application.stopped`."""
         self._end_leadership()
         self._puts.statistics.log()
         dispatcher, self._dispatcher = self._dispatcher, None
@@ -192,7 +190,7 @@ class MessageService:
             record(logging.WARNING, "identities not written", found=str(error))
 
     def committed(self, index: int) -> None:
-        """See `Application.committed`. Raises StoreError if dispatch has failed."""
+        """Raises StoreError if dispatch has failed."""
         dispatcher, store = self._running()
         end_pos = None
         while self._ends and self._ends[0][0] <= index:
@@ -216,7 +214,6 @@ class MessageService:
     # Leadership
 
     def role_changed(self, is_leader: bool, term: int) -> None:
-        """See `Application.role_changed`."""
         self._end_leadership()
         if not is_leader:
             return
@@ -254,13 +251,11 @@ class MessageService:
     # Puts
 
     def admit(self, bodies: Bodies, queue_nums: int) -> Admitted | Rejected:
-        """See `Application.admit`."""
         _, store = self._running()
         tables = self._leader_tables()
         return self._puts.admit(tables, store, bodies, queue_nums) if tables is not None else _not_ready()
 
     def appended(self, admitted: Admitted, appended: AppendedEntries | None) -> bytes:
-        """See `Application.appended`."""
         assert self._tables is not None
         _, store = self._running()
         if appended is not None:
@@ -268,7 +263,7 @@ class MessageService:
         return self._puts.appended(self._tables, admitted, appended)
 
     def filler(self) -> Bodies:
-        """See `Application.filler`: a rolled back message, which RocketMQ puts in no queue and no index."""
+        """A rolled back message, which RocketMQ puts in no queue and no index."""
         now = now_ms()
         message = encode_message(
             _FILLER_TOPIC,
@@ -285,7 +280,6 @@ class MessageService:
     # Metadata
 
     def topics(self, names: Sequence[str], queue_nums: int) -> tuple[Mapping[str, int], bytes] | Rejected:
-        """See `Application.topics`."""
         self._running()
         tables = self._leader_tables()
         if tables is None:
@@ -299,11 +293,9 @@ class MessageService:
         return counts, self._host
 
     def config(self) -> Mapping[str, bytes]:
-        """See `Application.config`."""
         return self._metadata.files()
 
     def copied(self, files: Mapping[str, bytes]) -> None:
-        """See `Application.copied`."""
         self._metadata.take_over(files)
 
 

@@ -18,7 +18,7 @@ from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
 from pyspark_dledger.rocketmq.broker.broker_metadata import TOPIC_NAME, BrokerMetadata
 from pyspark_dledger.rocketmq.broker.config_files import MAX_QUEUES
-from pyspark_dledger.rocketmq.broker.put_statistics import PutFigures, PutStatistics
+from pyspark_dledger.rocketmq.broker.put_statistics import PutStatistics
 from pyspark_dledger.rocketmq.dedup.committed_identities import CommittedIdentities
 from pyspark_dledger.rocketmq.dedup.identity_arrays import split_ids
 from pyspark_dledger.rocketmq.dedup.log_entries import AppendedEntries, MessageLocation, RunningStore, first_copies
@@ -70,25 +70,19 @@ class PutHandler:
 
     def admit(self, tables: LeaderTables, store: RunningStore, bodies: Bodies, queue_nums: int) -> Admitted | Rejected:
         """Check a put, number and stamp its new messages. Changes nothing yet."""
-        began = time.perf_counter()
         try:
-            puts = self._engine.read_puts(bodies)
-            self._check_sizes(bodies)
-            new_topics = topics_to_create(self._metadata, tables, puts.queues, queue_nums)
-            return self._admitted(tables, store, bodies, puts, new_topics, began)
+            return self._admitted(tables, store, bodies, queue_nums)
         except ValueError as error:
             self.statistics.add_rejected()
             return Rejected(ResponseCode.UNEXPECTED_ARGUMENT, str(error))
 
-    def _admitted(
-        self,
-        tables: LeaderTables,
-        store: RunningStore,
-        bodies: Bodies,
-        puts: Puts,
-        new_topics: dict[str, int],
-        began: float,
-    ) -> Admitted:
+    def _admitted(self, tables: LeaderTables, store: RunningStore, bodies: Bodies, queue_nums: int) -> Admitted:
+        began = time.perf_counter()
+        puts = self._engine.read_puts(bodies)
+        limit = self._max_message_size
+        if limit < MAX_BODY_SIZE and (largest := int(_sizes(bodies).max())) > limit:
+            raise ValueError(f"expected messages of at most {limit} bytes, found one of {largest}")
+        new_topics = topics_to_create(self._metadata, tables, puts.queues, queue_nums)
         copies, repeats = self._duplicates(tables, store, puts)
         # Raw entries may be messages with queueOffsets of their own, which are known once they are dispatched.
         tables.queues.raise_to(self._dispatched.ends(puts.queues))
@@ -103,12 +97,6 @@ class PutHandler:
         min_commit_index = max((location.index for location in copies.values()), default=-1)
         details = _AdmittedPut(puts, kept, queue_offsets, copies, repeats, new_topics, stamped, began)
         return Admitted(stamped, min_commit_index, details)
-
-    def _check_sizes(self, bodies: Bodies) -> None:
-        """Raises ValueError for a message that is too large for this broker."""
-        limit = self._max_message_size
-        if limit < MAX_BODY_SIZE and (largest := int(_sizes(bodies).max())) > limit:
-            raise ValueError(f"expected messages of at most {limit} bytes, found one of {largest}")
 
     def _duplicates(
         self, tables: LeaderTables, store: RunningStore, puts: Puts
@@ -162,8 +150,8 @@ class PutHandler:
     def _count(self, put: _AdmittedPut) -> None:
         size = len(put.bodies.block) if put.bodies is not None else 0
         duplicates = len(put.queue_offsets) - len(put.kept)
-        figures = PutFigures(len(put.kept), size, duplicates, put.puts.queues[0][0])
-        self.statistics.add(figures, 1000 * (time.perf_counter() - put.began))
+        milliseconds = 1000 * (time.perf_counter() - put.began)
+        self.statistics.add(len(put.kept), size, duplicates, put.puts.queues[0][0], milliseconds)
 
 
 def _repeats(ids: bytes, which: Longs | None, copies: Mapping[int, MessageLocation]) -> dict[int, int]:
@@ -192,7 +180,6 @@ def _positions(bodies: Bodies, appended: AppendedEntries) -> Longs:
 
 
 def _sizes(bodies: Bodies) -> Longs:
-    """The size of each body in bytes."""
     return np.frombuffer(bodies.block, _LENGTH, bodies.count).astype(np.int64)
 
 
