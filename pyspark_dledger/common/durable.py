@@ -1,9 +1,25 @@
-"""Makes files and folder entries survive a power loss."""
+"""Writes files, and makes files and folder entries survive a power loss."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+
+
+def write_durably(file: Path, data: bytes) -> None:
+    """Create or overwrite a file; its folder entry is not yet durable. Raises OSError."""
+    with file.open("wb") as stream:
+        stream.write(data)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def write_at(descriptor: int, data: bytes, offset: int) -> None:
+    """Write all bytes at an offset of an open file. Raises OSError."""
+    view = memoryview(data)
+    while view:
+        wrote = os.pwrite(descriptor, view, offset)
+        view, offset = view[wrote:], offset + wrote
 
 
 def sync_file(file: Path) -> None:

@@ -361,7 +361,7 @@ def test_a_full_disk_deletes_old_files_early(
 ) -> None:
     root, store, cleaner = both()
     assert cleaner.run_once().old_files == 0
-    cleaner._used = lambda _: 0.9
+    cleaner.used = lambda _: 0.9
     assert cleaner.run_once().old_files == 10
     ledger = CleanSpaceService(store, store.config, used=lambda _: 0.9)
     assert old_files(root)

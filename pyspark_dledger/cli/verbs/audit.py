@@ -23,7 +23,7 @@ def _notes(log: Log) -> Iterator[str]:
     """What no row says: that there are no queues, or that they have fillers."""
     from pyspark_dledger.cli.stores.queue_fillers import count_fillers
     from pyspark_dledger.log.io.queue_files import FOLDER
-    from pyspark_dledger.rocketmq.consume_queue.store_queues import queue_root
+    from pyspark_dledger.rocketmq.consume_queue.queue_units import queue_root
 
     if not (queue_root(log) / FOLDER).is_dir():
         yield f"there is no {FOLDER} folder: every message is missing from its queue"

@@ -9,7 +9,6 @@ cannot be read. fastjson 1.2 writes maps with numbers as keys as ``{0:12}``, whi
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Iterator
 from contextlib import suppress
@@ -17,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pyspark_dledger.common.durable import write_durably
 from pyspark_dledger.errors import StoreError
 
 FOLDER = "config"
@@ -143,10 +143,7 @@ def write_config_file(file: Path, data: bytes) -> None:
 
 def _replace_durably(file: Path, data: bytes) -> None:
     unfinished = file.with_name(f"{file.name}.tmp")
-    with unfinished.open("wb") as stream:
-        stream.write(data)
-        stream.flush()
-        os.fsync(stream.fileno())
+    write_durably(unfinished, data)
     unfinished.replace(file)
 
 

@@ -79,10 +79,7 @@ class PutStatistics:
 
     def _times(self) -> str:
         """The number of puts by duration: ``0-10ms:3 10-50ms:1``, without empty ranges."""
-        texts = []
-        for number, count in enumerate(self._slots):
-            if count:
-                low = f"{_SLOTS_MS[number - 1]}-" if number else "<="
-                high = f"{_SLOTS_MS[number]}ms" if number < len(_SLOTS_MS) else "ms"
-                texts.append(f"{low}{high}:{count}")
-        return " ".join(texts)
+        lows = ("<=", *(f"{slot}-" for slot in _SLOTS_MS))
+        highs = (*map(str, _SLOTS_MS), "")
+        rows = zip(lows, highs, self._slots, strict=True)
+        return " ".join(f"{low}{high}ms:{count}" for low, high, count in rows if count)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pyspark_dledger.common.durable import sync_dir
+from pyspark_dledger.common.durable import sync_dir, write_durably
 from pyspark_dledger.errors import StoreError, StoreInUseError
 
 LOCK = "lock"
@@ -40,7 +40,8 @@ class StoreLock:
             abort = self._root / ABORT
             is_unclean = abort.exists()
             if not is_unclean:
-                _write_durably(abort, f"{os.getpid()}".encode())
+                write_durably(abort, f"{os.getpid()}".encode())
+                sync_dir(self._root)
         except OSError as error:
             self.unlock()
             raise StoreError(f"{self._root}: cannot be written: {error}: check permissions") from error
@@ -100,11 +101,3 @@ def locked(root: Path) -> Iterator[None]:
 
 def _identity(status: os.stat_result) -> tuple[int, int]:
     return status.st_dev, status.st_ino
-
-
-def _write_durably(path: Path, data: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    sync_dir(path.parent)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pyarrow.compute as pc
 
-from pyspark_dledger.common.durable import sync_dir
+from pyspark_dledger.common.durable import sync_dir, sync_file
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.engine import Engine, get_engine
 from pyspark_dledger.format.layout import MESSAGE_MAGIC_BLANK, SEGMENT_NAME_DIGITS
@@ -41,7 +41,9 @@ def begin_over_old_log(
     Raises StoreError if the old log does not end before DLedger's begins, or if files cannot be read or written.
     """
     engine = get_engine(engine_name)
-    old = [file for file in _old_files(root) if Path(file.path).stat().st_size]
+    folder = root / OLD_FOLDER
+    files = list_segments([folder], COMMITLOG, True) if folder.is_dir() else []
+    old = [file for file in files if Path(file.path).stat().st_size]
     bases = [int(path.name) for folder in data_dirs for path in _data_files(folder)]
     if bases:
         _check_before(engine, old, min(bases))
@@ -55,11 +57,6 @@ def begin_over_old_log(
         return _close(engine, old, writable)
     except OSError as error:
         raise StoreError(f"{root}: the old CommitLog cannot be closed: {error}: check the disk") from error
-
-
-def _old_files(root: Path) -> list[Segment]:
-    folder = root / OLD_FOLDER
-    return list_segments([folder], COMMITLOG, True) if folder.is_dir() else []
 
 
 def _data_files(folder: Path) -> list[Path]:
@@ -156,11 +153,8 @@ def _create_data_file(folder: Path, base: int, size: int) -> None:
     """Create an empty data file, sparse and of full size."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{base:0{SEGMENT_NAME_DIGITS}d}"
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        os.ftruncate(descriptor, size)
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    path.touch(0o644)
+    os.truncate(path, size)
+    sync_file(path)
     for each in (folder, *list(folder.parents)[:2]):
         sync_dir(each)

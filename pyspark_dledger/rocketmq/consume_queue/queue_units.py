@@ -1,4 +1,4 @@
-"""The units of one ConsumeQueue, found by rank, by queueOffset and by position in the log.
+"""The ConsumeQueues of a store, and the units of one, found by rank, by queueOffset and by position in the log.
 
 Source: RocketMQ 5.3.3 ``ConsumeQueue``, ``ConsumeQueueExt``.
 """
@@ -9,28 +9,40 @@ from bisect import bisect_right
 from collections.abc import Callable
 from contextlib import ExitStack
 from itertools import accumulate
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.codec import decode_records
-from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT, CONSUME_QUEUE_UNIT_SIZE
+from pyspark_dledger.format.layout import (
+    BATCH_UNIT_SIZE,
+    CONSUME_QUEUE_UNIT,
+    CONSUME_QUEUE_UNIT_SIZE,
+    SEGMENT_NAME_DIGITS,
+)
 from pyspark_dledger.log.io.files import OpenFile, open_file
 from pyspark_dledger.log.io.queue_files import (
     FILLER_SIZE,
+    FOLDER,
     UNIT_DTYPE,
     UNITS_AT_ONCE,
     Queue,
+    QueueFile,
     Units,
     read_units,
     written_units,
 )
+from pyspark_dledger.log.options import ReadOptions
+from pyspark_dledger.log.store_view import StoreView
 
 # A tagsCode is a hash of 32 bits, the time to deliver in milliseconds, or, up to this, an address in consumequeue_ext.
 LAST_EXT_ADDRESS = -(2**31) - 1
 # Units to read first when searching; each further read doubles.
 _FIRST_READ_UNITS = 64
 _NO_UNITS = np.empty(0, UNIT_DTYPE)
+BATCH_FOLDER = "batchconsumequeue"
 
 
 def is_written(units: Units) -> npt.NDArray[np.bool_]:
@@ -163,3 +175,38 @@ class QueueUnits:
         except OSError:
             return _NO_UNITS
         return decode_records(data, CONSUME_QUEUE_UNIT)
+
+
+def queue_root(log: StoreView) -> Path:
+    """The storePathRootDir that has the queues. Raises StoreError if it is unknown, or if they are in RocksDB."""
+    root = log.paths.root
+    if root is None:
+        raise StoreError(
+            f"{log.path}: expected a storePathRootDir with the folder {FOLDER}, found a log folder without its root: "
+            "give the root's path"
+        )
+    if (root / FOLDER / "CURRENT").is_file():
+        raise StoreError(
+            f"{root / FOLDER}: expected ConsumeQueue files, found a RocksDB (storeType=defaultRocksDB): its queues "
+            "cannot be read"
+        )
+    return root
+
+
+def is_selected(topic: str, queue_id: int, options: ReadOptions) -> bool:
+    """Whether the options topic and queueId select a queue."""
+    return (options.topic is None or topic in options.topic) and (
+        options.queue_id is None or queue_id in options.queue_id
+    )
+
+
+def batch_queues(root: Path) -> list[Queue]:
+    """The queues of batch messages (``BatchConsumeQueue``); a file's ``units`` are of 46 bytes."""
+    files: dict[tuple[str, int], list[QueueFile]] = {}
+    for path in sorted(root.glob(f"{BATCH_FOLDER}/*/*/*")):
+        queue_id = path.parent.name
+        if queue_id.isdecimal() and len(path.name) == SEGMENT_NAME_DIGITS and path.name.isdecimal() and path.is_file():
+            units = path.stat().st_size // BATCH_UNIT_SIZE
+            file = QueueFile(str(path), path.name, int(path.name) // BATCH_UNIT_SIZE, units)
+            files.setdefault((path.parent.parent.name, int(queue_id)), []).append(file)
+    return [Queue(topic, queue_id, tuple(found)) for (topic, queue_id), found in sorted(files.items())]

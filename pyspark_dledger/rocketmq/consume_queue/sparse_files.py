@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from pyspark_dledger.common.durable import sync_dir
+from pyspark_dledger.common.durable import sync_dir, write_at
 
 _MAX_OPEN_FILES = 256
 
@@ -23,11 +23,7 @@ class SparseFiles:
         self._changed_dirs: set[Path] = set()
 
     def write(self, path: Path, offset: int, data: bytes) -> None:
-        descriptor = self._descriptor(path)
-        view = memoryview(data)
-        while view:
-            wrote = os.pwrite(descriptor, view, offset)
-            view, offset = view[wrote:], offset + wrote
+        write_at(self._descriptor(path), data, offset)
         self._dirty.add(path)
 
     def _descriptor(self, path: Path) -> int:

@@ -88,7 +88,7 @@ class CommittedIdentities:
         for run in self._open_runs():
             follows = run.range.first_index == kept[-1].range.last_index + 1 if kept else True
             if kept and kept[-1].range.contains(run.range):
-                _delete(run.path)
+                run.path.unlink(missing_ok=True)
             elif follows and has_entry(run.range.last_index, run.range.last_term):
                 kept.append(run)
             else:
@@ -113,7 +113,7 @@ class CommittedIdentities:
 
     def _drop(self, path: Path, reason: str) -> None:
         LOG.warning("identities dropped, to be read from the log", extra={"fields": {"file": path, "found": reason}})
-        _delete(path)
+        path.unlink(missing_ok=True)
 
     # Lookup
 
@@ -214,7 +214,7 @@ class CommittedIdentities:
             run = write_run(self.folder, covered, concatenated([each.all() for each in merged]), is_durable=True)
             self._publish((*self._runs[:first], run))
             for each in merged:
-                _delete(each.path)
+                each.path.unlink(missing_ok=True)
 
     def _expire(self) -> None:
         """Delete the first runs that have expired. The last one stays: it says how far the log has been read."""
@@ -224,7 +224,7 @@ class CommittedIdentities:
             count += 1
         self._runs = runs[count:]
         for run in runs[:count]:
-            _delete(run.path)
+            run.path.unlink(missing_ok=True)
 
 
 def _by_producer(producers: Words, which: Longs) -> Iterator[tuple[int, Longs]]:
@@ -264,7 +264,3 @@ def _mergeable(runs: Sequence[SortedRun], max_ms: int) -> int | None:
         if len(runs) - number >= _MIN_MERGED_RUNS and 2 * largest <= total:
             return number
     return None
-
-
-def _delete(path: Path) -> None:
-    path.unlink(missing_ok=True)

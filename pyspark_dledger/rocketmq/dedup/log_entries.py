@@ -91,21 +91,15 @@ def first_stored_from(store: RunningStore, oldest: int) -> int:
 def _stored_at(store: RunningStore, index: int, unknown: int) -> int:
     """The storeTimestamp (ms) of the next message from an index on; `unknown` if none is near."""
     for each in range(index, min(index + _MAX_READ_FOR_TIME, store.ledger_end_index + 1)):
-        body = _body(store, each)
+        try:
+            body = store.get(each).body
+        except StoreError as error:
+            record(logging.ERROR, "damaged", index=each, found=str(error))
+            continue
         message = parse_message(body, 0, len(body), 0) if has_message_magic(body, 0, len(body)) else ""
         if not isinstance(message, str):
             return message.store_timestamp
     return unknown
-
-
-def _body(store: RunningStore, index: int) -> bytes:
-    """The body of an entry; empty if it is damaged, which is logged."""
-    try:
-        body: bytes = store.get(index).body
-    except StoreError as error:
-        record(logging.ERROR, "damaged", index=index, found=str(error))
-        return b""
-    return body
 
 
 class MessageLocation(NamedTuple):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import struct
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -138,18 +138,8 @@ def write_run(folder: Path, covered: EntryRange, found: IdentityArrays, *, is_du
     crc = 0
     for part in parts:
         crc = crc32(part.data, crc)
-    header = _HEADER.pack(
-        _MAGIC,
-        covered.first_index,
-        covered.last_index,
-        covered.last_term,
-        covered.first_store_timestamp,
-        covered.last_store_timestamp,
-        len(found),
-        len(producers),
-        crc,
-        0,
-    )[: -_HEADER_CRC.size]
+    packed = _HEADER.pack(_MAGIC, *astuple(covered), len(found), len(producers), crc, 0)
+    header = packed[: -_HEADER_CRC.size]
     path = folder / f"{covered.first_index:020}-{covered.last_index:020}{_SUFFIX}"
     unfinished = path.with_suffix(_UNFINISHED)
     with unfinished.open("wb") as file:

@@ -8,6 +8,7 @@ Unlike there, missing units and keys are rebuilt. Source: RocketMQ 5.3.3 ``Defau
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -42,51 +43,45 @@ class DispatchStart(NamedTuple):
     complete_from: int
 
 
+@dataclass
 class DispatchRecovery:
     """Recovers queues and index before dispatch starts."""
 
-    def __init__(
-        self,
-        root: Path,
-        engine: Engine,
-        files: LogFiles,
-        queues: QueueWriter,
-        index: IndexWriter,
-        chunk_bytes: int,
-        has_index: bool,
-    ) -> None:
-        self._root = root
-        self._engine = engine
-        self._files = files
-        self._queues = queues
-        self._index = index
-        self._chunk_bytes, self._has_index = chunk_bytes, has_index
-        self._checkpoint = read_store_checkpoint(root)
+    root: Path
+    engine: Engine
+    files: LogFiles
+    queues: QueueWriter
+    index: IndexWriter
+    chunk_bytes: int
+    has_index: bool
+
+    def __post_init__(self) -> None:
+        self._checkpoint = read_store_checkpoint(self.root)
 
     def run(self, log_end: int, is_unclean: bool, listen_from: int | None) -> DispatchStart:
         """Truncate queues and index to a log that ends at `log_end`; see `Dispatcher.recover`."""
-        self._files.refresh()
+        self.files.refresh()
         first = self._first()
-        progress = self._queues.truncate(log_end)
+        progress = self.queues.truncate(log_end)
         start = self._after(progress.complete_to, first)
         if is_unclean:
             start = min(start, self._covered(log_end, first))
         complete_from = progress.end if start.pos < progress.end else 0
-        index_pos = self._recover_index(log_end, is_unclean, start, first) if self._has_index else start.pos
+        index_pos = self._recover_index(log_end, is_unclean, start, first) if self.has_index else start.pos
         if listen_from is not None:
             start = min(start, self._position_of(listen_from, start, first))
-        self._queues.rewind(start.pos)
+        self.queues.rewind(start.pos)
         return DispatchStart(start, min(index_pos, start.pos), complete_from)
 
     # Queues
 
     def _first(self) -> DispatchPosition:
         """The beginning of the log."""
-        pos = self._files.begin(self._engine)
+        pos = self.files.begin(self.engine)
         return DispatchPosition(pos, self._index_before(pos))
 
     def _index_before(self, pos: int) -> int:
-        segment = self._files.at(pos)
+        segment = self.files.at(pos)
         header = entry_at(segment, pos) if segment is not None and segment.source == DLEDGER else None
         return header.index - 1 if header is not None else -1
 
@@ -94,8 +89,8 @@ class DispatchRecovery:
         """The position after a message that a queue has; `first` if the log does not have that message."""
         if message is None or message.end <= first.pos:
             return first
-        pos = self._files.pos_of(message.offset)
-        segment = self._files.at(pos)
+        pos = self.files.pos_of(message.offset)
+        segment = self.files.at(pos)
         if segment is not None and segment.source == COMMITLOG:
             return DispatchPosition(message.end, -1)
         header = entry_at(segment, pos) if segment is not None else None
@@ -115,11 +110,11 @@ class DispatchRecovery:
         RocketMQ decides by time. Here it is also at most the position up to which queues were on disk, because clocks
         of several leaders differ. RocketMQ itself stores a later position there, or none.
         """
-        for segment in reversed(self._files.segments):
-            begin = self._files.first_in(self._engine, segment)
+        for segment in reversed(self.files.segments):
+            begin = self.files.first_in(self.engine, segment)
             if not self._is_covered(segment, begin):
                 continue
-            inside = self._engine.split(segment, begin, max(min(segment.end, log_end), begin), self._chunk_bytes)
+            inside = self.engine.split(segment, begin, max(min(segment.end, log_end), begin), self.chunk_bytes)
             pos = next((each for each in reversed(inside) if self._is_covered(segment, each)), begin)
             return DispatchPosition(pos, self._index_before(pos))
         return first
@@ -128,18 +123,18 @@ class DispatchRecovery:
         checkpoint = self._checkpoint
         if 0 < checkpoint.confirm_phy_offset < pos:
             return False
-        stored = stored_at(self._engine, segment, pos)
+        stored = stored_at(self.engine, segment, pos)
         return stored is not None and stored <= checkpoint.logics_msg_timestamp - MARGIN_MS
 
     def _position_of(self, index: int, start: DispatchPosition, first: DispatchPosition) -> DispatchPosition:
         """The position of the entry of an index, if it is before `start`."""
         if index > start.index_before:
             return start
-        for segment in reversed([each for each in self._files.segments if each.source == DLEDGER]):
-            pos = self._files.first_in(self._engine, segment)
+        for segment in reversed([each for each in self.files.segments if each.source == DLEDGER]):
+            pos = self.files.first_in(self.engine, segment)
             before = self._index_before(pos)
             if pos < start.pos and before < index:
-                pos = self._engine.seek(segment, pos, min(segment.end, start.pos), index)
+                pos = self.engine.seek(segment, pos, min(segment.end, start.pos), index)
                 return DispatchPosition(pos, index - 1)
         return first
 
@@ -158,24 +153,24 @@ class DispatchRecovery:
             is_newer = is_unclean and header.end_timestamp > covered
             return is_newer or header.end_phy_offset >= log_end or self._is_foreign(header.end_phy_offset, first)
 
-        kept, wrong = self._index.sort_out(is_wrong)
+        kept, wrong = self.index.sort_out(is_wrong)
         is_incomplete = is_unclean and covered < checkpoint.logics_msg_timestamp
         if wrong:
             _LOG.warning("%d IndexFiles from %s on are rebuilt from the log", len(wrong), wrong[0].name)
             stored = min(covered, kept.end_timestamp) if kept is not None else 0
-            write_store_checkpoint(self._root, checkpoint._replace(index_msg_timestamp=stored))
+            write_store_checkpoint(self.root, checkpoint._replace(index_msg_timestamp=stored))
             for path in wrong:
                 path.unlink()
-        self._index.resume()
+        self.index.resume()
         if not wrong and not is_incomplete:
             return start.pos
-        last = self._files.pos_of(kept.end_phy_offset) if kept is not None else first.pos
+        last = self.files.pos_of(kept.end_phy_offset) if kept is not None else first.pos
         return min(start.pos, max(last, first.pos))
 
     def _is_foreign(self, offset: int, first: DispatchPosition) -> bool:
         """Whether the last message of an IndexFile is not of this log; expired messages count as of this log."""
-        pos = self._files.pos_of(offset)
+        pos = self.files.pos_of(offset)
         if pos < first.pos:
             return False
-        segment = self._files.at(pos)
+        segment = self.files.at(pos)
         return segment is None or (segment.source == DLEDGER and entry_at(segment, pos) is None)

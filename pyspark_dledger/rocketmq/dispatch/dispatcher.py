@@ -182,8 +182,10 @@ class Dispatcher:
         `is_unclean`: the previous dispatch was not stopped. The listener gets everything from index `listen_from` on.
         Raises StoreError if the log's files cannot be listed, OSError if the disk fails.
         """
-        log, chunk_bytes, has_index = (self._engine, self._files), self._settings.chunk_bytes, self._settings.has_index
-        recovery = DispatchRecovery(self._root, *log, self._queues, self._index, chunk_bytes, has_index)
+        settings = self._settings
+        recovery = DispatchRecovery(
+            self._root, self._engine, self._files, self._queues, self._index, settings.chunk_bytes, settings.has_index
+        )
         start, self._index_pos, self._complete_from = recovery.run(log_end, is_unclean, listen_from)
         self.dispatched_offset, self.dispatched_index = start
         self._checkpoint = read_store_checkpoint(self._root)
@@ -321,8 +323,8 @@ class Dispatcher:
     def _notify(self, part: LogPart, end: int, ends: dict[QueueName, int]) -> None:
         is_ledger = part.segment.source == DLEDGER and part.last_index >= 0
         ids = self._engine.put_ids(part.segment, part.start, min(part.end, end)) if is_ledger else None
-        stored = part.first_stored, part.last_stored
-        self._listener(DispatchedPart(part.first_index, part.last_index, part.last_term, end, ends, ids, *stored))
+        bounds = part.first_index, part.last_index, part.last_term
+        self._listener(DispatchedPart(*bounds, end, ends, ids, part.first_stored, part.last_stored))
 
     # On disk
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,38 +31,29 @@ class DeletedCounts(NamedTuple):
     index_files: int
 
 
+@dataclass
 class FileCleaner:
     """`run_once` deletes. `now` returns seconds since 1970, `used` the used part of a folder's disk (0 to 1)."""
 
-    def __init__(
-        self,
-        root: Path,
-        files: LogFiles,
-        settings: Retention,
-        queues: QueueWriter,
-        index: IndexWriter,
-        now: Callable[[], float] = time.time,
-        used: Callable[[Path], float] = used_ratio,
-    ) -> None:
-        self._root = root
-        self._files = files
-        self._settings = settings
-        self._queues = queues
-        self._index = index
-        self._now = now
-        self._used = used
-        self._begin = -1
+    root: Path
+    files: LogFiles
+    settings: Retention
+    queues: QueueWriter
+    index: IndexWriter
+    now: Callable[[], float] = time.time
+    used: Callable[[Path], float] = used_ratio
+    _begin: int = field(default=-1, init=False)
 
     def run_once(self) -> DeletedCounts:
         """Delete expired files. From the thread that writes queues and index. Raises OSError."""
-        self._files.refresh()
+        self.files.refresh()
         old = self._delete_old()
         if old:
-            self._files.refresh()
-        begin = self._files.segments[0].base if self._files.segments else 0
+            self.files.refresh()
+        begin = self.files.segments[0].base if self.files.segments else 0
         if begin == self._begin:
             return DeletedCounts(old, 0, 0)
-        cleaned = DeletedCounts(old, self._queues.delete_before(begin), self._index.delete_before(begin))
+        cleaned = DeletedCounts(old, self.queues.delete_before(begin), self.index.delete_before(begin))
         self._begin = begin
         if any(cleaned):
             _LOG.info("the log begins at %d: deleted %d files of queues and %d of the index", begin, *cleaned[1:])
@@ -69,13 +61,13 @@ class FileCleaner:
 
     def _delete_old(self) -> int:
         """Delete the first files of an old CommitLog that have expired, at most ten, the last one among them."""
-        files = [segment for segment in self._files.segments if segment.source == COMMITLOG]
+        files = [segment for segment in self.files.segments if segment.source == COMMITLOG]
         if not files:
             return 0
-        settings = self._settings
-        fullest = self._used(self._root)
+        settings = self.settings
+        fullest = self.used(self.root)
         force = fullest > settings.disk_space_ratio_to_force_clean and settings.enable_disk_force_clean
-        now = self._now()
+        now = self.now()
         if not settings.is_due(now, fullest):
             return 0
         changed_before = settings.expires_before(now)

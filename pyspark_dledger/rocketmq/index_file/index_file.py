@@ -151,11 +151,13 @@ def offsets_of_key(path: Path, topic: str, key: str, begin: int, end: int) -> It
         number = int(units["previous"][0])
 
 
+@dataclass(frozen=True)
 class Keys:
     """Keys in the order of the log: their message's ``offset`` in it, its ``stored`` time in ms, and ``key_hash``."""
 
-    def __init__(self, offset: Longs, stored: Longs, key_hash: Longs) -> None:
-        self.offset, self.stored, self.key_hash = offset, stored, key_hash
+    offset: Longs
+    stored: Longs
+    key_hash: Longs
 
     def __len__(self) -> int:
         return len(self.offset)

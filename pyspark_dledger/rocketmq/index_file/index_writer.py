@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pyspark_dledger.common.clock import now_ms
+from pyspark_dledger.common.durable import write_at
 from pyspark_dledger.format.codec import record_dtype, record_struct
 from pyspark_dledger.format.layout import (
     INDEX_FILE_HEADER,
@@ -112,7 +114,7 @@ class IndexFileWriter:
         units: npt.NDArray[Any] = np.empty(count, _UNIT_DTYPE)
         units["keyHash"], units["commitLogOffset"], units["previous"] = keys.key_hash, keys.offset, previous
         units["seconds"] = self._seconds(keys.stored)
-        self._write(unit_position(len(self._slots), header.index_count), units.tobytes())
+        write_at(self._descriptor, units.tobytes(), unit_position(len(self._slots), header.index_count))
         # Only after the write, so that it can be retried. Of several units of a slot the last one counts.
         self._slots[slot] = numbers
         self._changed_pages[slot // _SLOTS_PER_PAGE] = True
@@ -153,18 +155,12 @@ class IndexFileWriter:
             return
         for start, stop in _set_ranges(self._changed_pages):
             part = self._slots[start * _SLOTS_PER_PAGE : stop * _SLOTS_PER_PAGE].astype(">i4")
-            self._write(INDEX_FILE_HEADER_SIZE + start * _SLOTS_PER_PAGE * INDEX_FILE_SLOT_SIZE, part.tobytes())
+            offset = INDEX_FILE_HEADER_SIZE + start * _SLOTS_PER_PAGE * INDEX_FILE_SLOT_SIZE
+            write_at(self._descriptor, part.tobytes(), offset)
         self._changed_pages[:] = False
-        header = self.header
-        self._write(0, _HEADER.pack(*(getattr(header, name) for name in IndexHeader.__dataclass_fields__)))
+        write_at(self._descriptor, _HEADER.pack(*astuple(self.header)), 0)
         os.fsync(self._descriptor)
         self._is_dirty = False
-
-    def _write(self, offset: int, data: bytes) -> None:
-        view = memoryview(data)
-        while view:
-            wrote = os.pwrite(self._descriptor, view, offset)
-            view, offset = view[wrote:], offset + wrote
 
     def close(self) -> None:
         descriptor, self._descriptor = self._descriptor, -1

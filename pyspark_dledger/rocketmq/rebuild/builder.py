@@ -21,8 +21,8 @@ from pyspark_dledger.log.io.queue_files import FOLDER as QUEUES
 from pyspark_dledger.log.io.queue_files import queues
 from pyspark_dledger.log.io.store_paths import file_size
 from pyspark_dledger.log.store_view import StoreView
+from pyspark_dledger.rocketmq.consume_queue.queue_units import batch_queues
 from pyspark_dledger.rocketmq.consume_queue.queue_writer import UNITS_PER_FILE, QueueWriter, first_file_end
-from pyspark_dledger.rocketmq.consume_queue.store_queues import batch_queues
 from pyspark_dledger.rocketmq.dispatch.log_part import DELAYS_MS
 from pyspark_dledger.rocketmq.index_file import index_file
 from pyspark_dledger.rocketmq.index_file.index_file import FOLDER as INDEX

@@ -22,7 +22,7 @@ from pyspark_dledger.log.options import parse_options
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.rocketmq.broker.broker_conf import read_dispatch_settings
 from pyspark_dledger.rocketmq.broker.store_lock import locked
-from pyspark_dledger.rocketmq.consume_queue.store_queues import queue_root
+from pyspark_dledger.rocketmq.consume_queue.queue_units import queue_root
 from pyspark_dledger.rocketmq.dispatch.dispatcher import DispatchSettings
 from pyspark_dledger.rocketmq.index_file.index_file import FOLDER as INDEX
 from pyspark_dledger.rocketmq.index_file.index_file import index_files, read_header

@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -74,14 +73,6 @@ class TopicQueues:
                 self._ends[name] = self.end(name) + count
 
 
-class DispatchedSnapshot(NamedTuple):
-    """The log before `pos`: next queueOffsets, and the identities that no sorted run has."""
-
-    queues: TopicQueues
-    pos: int
-    identities: list[IdentityArrays]
-
-
 class DispatchedTables:
     """Updated by the dispatcher's thread, read by others."""
 
@@ -108,9 +99,10 @@ class DispatchedTables:
         """The next queueOffset of these queues."""
         return {queue: self._queues.end(queue) for queue in queues}
 
-    def snapshot(self) -> DispatchedSnapshot:
+    def snapshot(self) -> tuple[TopicQueues, int, list[IdentityArrays]]:
+        """Next queueOffsets at a position of the log, that position, and the identities that no sorted run has."""
         with self._lock:
-            return DispatchedSnapshot(TopicQueues(self._queues.ends()), self._pos, self._identities.pending())
+            return TopicQueues(self._queues.ends()), self._pos, self._identities.pending()
 
 
 def covered_range(part: DispatchedPart, ids: PutIds) -> EntryRange:

@@ -26,12 +26,10 @@ from pyspark_dledger.format.layout import MAX_PROPERTIES_SIZE, MAX_TOPIC_SIZE, M
 from pyspark_dledger.format.message import offset_msg_id
 
 PUT_OK = "PUT_OK"
-SERVICE_NOT_AVAILABLE = "SERVICE_NOT_AVAILABLE"
 MESSAGE_ILLEGAL = "MESSAGE_ILLEGAL"
 PROPERTIES_SIZE_EXCEEDED = "PROPERTIES_SIZE_EXCEEDED"
 UNKNOWN_ERROR = "UNKNOWN_ERROR"
 MESSAGE_SIZE_EXCEEDED = "MESSAGE_SIZE_EXCEEDED"
-IN_SYNC_REPLICAS_NOT_ENOUGH = "IN_SYNC_REPLICAS_NOT_ENOUGH"
 
 _VERSION = re.compile(r"([45])\.([0-9]{1,3})(?:\.([0-9]{1,3}))?(-[A-Za-z]+)?")
 _NOT_AVAILABLE = (
@@ -78,8 +76,8 @@ class BrokerVersion:
         if not is_appended or code == ResponseCode.LEADER_PENDING_FULL:
             return page_cache_busy
         if code == ResponseCode.WAIT_QUORUM_ACK_TIMEOUT:
-            return IN_SYNC_REPLICAS_NOT_ENOUGH if self._is_5 else page_cache_busy
-        return SERVICE_NOT_AVAILABLE if code in _NOT_AVAILABLE else UNKNOWN_ERROR
+            return "IN_SYNC_REPLICAS_NOT_ENOUGH" if self._is_5 else page_cache_busy
+        return "SERVICE_NOT_AVAILABLE" if code in _NOT_AVAILABLE else UNKNOWN_ERROR
 
 
 @dataclass(frozen=True)

@@ -94,9 +94,9 @@ class MessageReader:
             return QueueResult("NO_MATCHED_LOGIC_QUEUE", [], 0, 0, 0)
         units = QueueUnits(queue)
         low, high = units.bounds(self._files.begin(self._engine))
-        status = _outside(queue_offset, low, high)
-        if status is not None:
-            return QueueResult(status, [], _corrected(status, queue_offset, low, high), low, high)
+        outside = _outside(queue_offset, low, high)
+        if outside is not None:
+            return QueueResult(outside[0], [], outside[1], low, high)
         rank = units.rank_of(queue_offset)
         if rank is None:
             return QueueResult("MESSAGE_WAS_REMOVING", [], queue_offset + 1, low, high)
@@ -130,21 +130,15 @@ class MessageReader:
         return [found[each] for each in sorted(found)]
 
 
-def _outside(queue_offset: int, low: int, high: int) -> Status | None:
-    """The status for a queueOffset outside of the queue; None inside."""
+def _outside(queue_offset: int, low: int, high: int) -> tuple[Status, int] | None:
+    """The status and the next queueOffset for a queueOffset outside of the queue; None inside."""
     if high == 0:
-        return "NO_MESSAGE_IN_QUEUE"
+        return "NO_MESSAGE_IN_QUEUE", 0
     if queue_offset < low:
-        return "OFFSET_TOO_SMALL"
+        return "OFFSET_TOO_SMALL", low
     if queue_offset == high:
-        return "OFFSET_OVERFLOW_ONE"
-    return "OFFSET_OVERFLOW_BADLY" if queue_offset > high else None
-
-
-def _corrected(status: Status, queue_offset: int, low: int, high: int) -> int:
-    """The next queueOffset for a consumer whose own is outside of the queue."""
-    corrected: dict[Status, int] = {"NO_MESSAGE_IN_QUEUE": 0, "OFFSET_TOO_SMALL": low, "OFFSET_OVERFLOW_BADLY": high}
-    return corrected.get(status, queue_offset)
+        return "OFFSET_OVERFLOW_ONE", high
+    return ("OFFSET_OVERFLOW_BADLY", high) if queue_offset > high else None
 
 
 def _has_key(data: bytes, topic: str, key: str, begin: int, end: int) -> bool:

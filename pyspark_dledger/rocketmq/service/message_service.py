@@ -39,6 +39,7 @@ from pyspark_dledger.rocketmq.service.put_handler import PutHandler, topic_count
 # RocketMQ's own topic for messages that nobody reads.
 _FILLER_TOPIC = b"SELF_TEST_TOPIC"
 _STOP_SECONDS = 10.0
+_NOT_READY = Rejected(ResponseCode.LEADER_NOT_READY, "the leader is still reading its log")
 
 
 def host_bytes(host: str, port: int) -> bytes:
@@ -175,19 +176,16 @@ class MessageService:
         dispatcher, self._dispatcher = self._dispatcher, None
         is_clean = True
         if dispatcher is not None and (is_clean := dispatcher.stop(_STOP_SECONDS)):
-            self._flush_identities()
+            try:
+                self._identities.flush()
+            except OSError as error:
+                # The next start reads them from the log.
+                record(logging.WARNING, "identities not written", found=str(error))
         self._worker.shutdown()
         self._store = None
         if self._is_open:
             self._is_open = False
             self._lock.release(is_clean)
-
-    def _flush_identities(self) -> None:
-        try:
-            self._identities.flush()
-        except OSError as error:
-            # The next start reads them from the log.
-            record(logging.WARNING, "identities not written", found=str(error))
 
     def committed(self, index: int) -> None:
         """Raises StoreError if dispatch has failed."""
@@ -253,7 +251,7 @@ class MessageService:
     def admit(self, bodies: Bodies, queue_nums: int) -> Admitted | Rejected:
         _, store = self._running()
         tables = self._leader_tables()
-        return self._puts.admit(tables, store, bodies, queue_nums) if tables is not None else _not_ready()
+        return self._puts.admit(tables, store, bodies, queue_nums) if tables is not None else _NOT_READY
 
     def appended(self, admitted: Admitted, appended: AppendedEntries | None) -> bytes:
         assert self._tables is not None
@@ -283,7 +281,7 @@ class MessageService:
         self._running()
         tables = self._leader_tables()
         if tables is None:
-            return _not_ready()
+            return _NOT_READY
         try:
             counts = topic_counts(self._metadata, tables, names, queue_nums)
         except ValueError as error:
@@ -297,7 +295,3 @@ class MessageService:
 
     def copied(self, files: Mapping[str, bytes]) -> None:
         self._metadata.take_over(files)
-
-
-def _not_ready() -> Rejected:
-    return Rejected(ResponseCode.LEADER_NOT_READY, "the leader is still reading its log")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -48,25 +49,17 @@ class _AdmittedPut(NamedTuple):
     began: float
 
 
+@dataclass(frozen=True)
 class PutHandler:
     """Handles puts, from the node's thread."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        store_host: bytes,
-        max_message_size: int,
-        metadata: BrokerMetadata,
-        identities: CommittedIdentities,
-        dispatched: DispatchedTables,
-    ) -> None:
-        self._engine = engine
-        self._host = store_host
-        self._max_message_size = max_message_size
-        self._metadata = metadata
-        self._identities = identities
-        self._dispatched = dispatched
-        self.statistics = PutStatistics()
+    engine: Engine
+    store_host: bytes
+    max_message_size: int
+    metadata: BrokerMetadata
+    identities: CommittedIdentities
+    dispatched: DispatchedTables
+    statistics: PutStatistics = field(default_factory=PutStatistics)
 
     def admit(self, tables: LeaderTables, store: RunningStore, bodies: Bodies, queue_nums: int) -> Admitted | Rejected:
         """Check a put, number and stamp its new messages. Changes nothing yet."""
@@ -78,14 +71,14 @@ class PutHandler:
 
     def _admitted(self, tables: LeaderTables, store: RunningStore, bodies: Bodies, queue_nums: int) -> Admitted:
         began = time.perf_counter()
-        puts = self._engine.read_puts(bodies)
-        limit = self._max_message_size
+        puts = self.engine.read_puts(bodies)
+        limit = self.max_message_size
         if limit < MAX_BODY_SIZE and (largest := int(_sizes(bodies).max())) > limit:
             raise ValueError(f"expected messages of at most {limit} bytes, found one of {largest}")
-        new_topics = topics_to_create(self._metadata, tables, puts.queues, queue_nums)
+        new_topics = topics_to_create(self.metadata, tables, puts.queues, queue_nums)
         copies, repeats = self._duplicates(tables, store, puts)
         # Raw entries may be messages with queueOffsets of their own, which are known once they are dispatched.
-        tables.queues.raise_to(self._dispatched.ends(puts.queues))
+        tables.queues.raise_to(self.dispatched.ends(puts.queues))
         is_new = np.ones(bodies.count, np.bool_)
         is_new[[*copies, *repeats]] = False
         kept = np.flatnonzero(is_new)
@@ -93,7 +86,7 @@ class PutHandler:
         queue_offsets[kept] = tables.queues.number(puts.queues, puts.queue[kept], puts.sys_flag[kept])
         stamped = None
         if len(kept):
-            stamped = self._engine.stamp_puts(bodies, is_new, queue_offsets, now_ms(), self._host)
+            stamped = self.engine.stamp_puts(bodies, is_new, queue_offsets, now_ms(), self.store_host)
         min_commit_index = max((location.index for location in copies.values()), default=-1)
         details = _AdmittedPut(puts, kept, queue_offsets, copies, repeats, new_topics, stamped, began)
         return Admitted(stamped, min_commit_index, details)
@@ -105,8 +98,8 @@ class PutHandler:
         which = None if puts.has_id.all() else np.flatnonzero(puts.has_id)
         if which is not None and not len(which):
             return {}, {}
-        tables.recent.forget(self._identities.covered)
-        found = {**self._identities.find(puts.ids, which), **tables.recent.find(puts.ids, which)}
+        tables.recent.forget(self.identities.covered)
+        found = {**self.identities.find(puts.ids, which), **tables.recent.find(puts.ids, which)}
         ids = {n: puts.ids[n * ID_SIZE : (n + 1) * ID_SIZE] for n in found}
         copies = first_copies(store, {n: (index, ids[n]) for n, index in found.items()})
         return copies, _repeats(puts.ids, which, copies)
@@ -123,7 +116,7 @@ class PutHandler:
         for ordinal, first in put.repeats.items():
             locations[ordinal] = locations[first]
         if put.new_topics:
-            self._metadata.add_topics(put.new_topics)
+            self.metadata.add_topics(put.new_topics)
         self._count(put)
         return locations.tobytes()
 

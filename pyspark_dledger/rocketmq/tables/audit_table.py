@@ -33,8 +33,15 @@ from pyspark_dledger.log.plan import Partition, plan_read, read_partition
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.log.tables.table import Table, TableColumn, batches_of, table_schema
 from pyspark_dledger.rocketmq import message_arrays
-from pyspark_dledger.rocketmq.consume_queue.queue_units import LAST_EXT_ADDRESS, QueueUnits, is_filler, is_written
-from pyspark_dledger.rocketmq.consume_queue.store_queues import batch_queues, is_selected, queue_root
+from pyspark_dledger.rocketmq.consume_queue.queue_units import (
+    LAST_EXT_ADDRESS,
+    QueueUnits,
+    batch_queues,
+    is_filler,
+    is_selected,
+    is_written,
+    queue_root,
+)
 from pyspark_dledger.rocketmq.message_arrays import LocatedMessage, Longs, MessageArrays, QueueNames, message_at
 
 MESSAGE_NOT_IN_QUEUE = "messageNotInQueue"

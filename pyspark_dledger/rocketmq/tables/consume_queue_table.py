@@ -22,8 +22,14 @@ from pyspark_dledger.log.io.store_paths import StorePaths
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.log.tables.table import Table, TableColumn, relative_file, table_schema
-from pyspark_dledger.rocketmq.consume_queue.queue_units import LAST_EXT_ADDRESS, is_filler, is_written
-from pyspark_dledger.rocketmq.consume_queue.store_queues import batch_queues, is_selected, queue_root
+from pyspark_dledger.rocketmq.consume_queue.queue_units import (
+    LAST_EXT_ADDRESS,
+    batch_queues,
+    is_filler,
+    is_selected,
+    is_written,
+    queue_root,
+)
 
 KINDS = ("unit", "delay", "ext", "filler", "batch")
 _UNIT, _DELAY, _EXT, _FILLER, _BATCH = range(len(KINDS))

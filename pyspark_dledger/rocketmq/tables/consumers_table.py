@@ -15,8 +15,7 @@ from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.log.tables.table import Table, TableColumn, batches_of, table_schema
 from pyspark_dledger.rocketmq.broker.config_files import SCHEDULE_GROUP, BrokerConfig, read_config
-from pyspark_dledger.rocketmq.consume_queue.queue_units import QueueUnits
-from pyspark_dledger.rocketmq.consume_queue.store_queues import is_selected, queue_root
+from pyspark_dledger.rocketmq.consume_queue.queue_units import QueueUnits, is_selected, queue_root
 
 COLUMNS = (
     TableColumn("consumerGroup", pa.string(), f"`{SCHEDULE_GROUP}`: the broker's delivery of delays"),
