@@ -148,7 +148,7 @@ class PushResponse(Response):
 
 @dataclass(slots=True, kw_only=True)
 class AppendRequest(Request):
-    """``is_restart`` is ours: it restarts the pipeline of a connection after a rejected append.
+    """``is_restart`` is an extension: it restarts the pipeline of a connection after a rejected append.
 
     After a rejected append the node rejects all later ones on that connection with the same code, until one has
     ``is_restart``. So a pipeline keeps its order. Java peers know neither this nor batches.
@@ -170,7 +170,7 @@ class AppendResponse(Response):
 
 @dataclass(slots=True, kw_only=True)
 class GetRequest(Request):
-    """``is_committed`` is ours: return only a committed entry, and report only a certain absence."""
+    """``is_committed`` is an extension: return only a committed entry, and report only a certain absence."""
 
     begin_index: int = -1
     is_committed: bool = False
@@ -211,7 +211,7 @@ class TransferResponse(Response):
 
 @dataclass(slots=True, kw_only=True)
 class StatusRequest(Request):
-    """Ours: requests the state of a member. Binary only."""
+    """Extension: requests the state of a member. Binary only."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -233,7 +233,7 @@ class StatusResponse(Response):
 
 @dataclass(slots=True, kw_only=True)
 class ReadRequest(Request):
-    """Ours: requests committed entries of any member, from ``first_index`` on. Binary only.
+    """Extension: requests committed entries of any member, from ``first_index`` on. Binary only.
 
     The member waits up to ``wait_ms`` for that entry to be committed, then responds without entries.
     """
@@ -256,7 +256,7 @@ class ReadResponse(Response):
 
 @dataclass(slots=True, kw_only=True)
 class TopicsRequest(Request):
-    """Ours: requests the number of queues of topics. The leader creates new topics with ``queue_nums``. Binary only."""
+    """Extension: requests the number of queues of topics. New topics get ``queue_nums``. Binary only."""
 
     names: tuple[str, ...] = ()
     queue_nums: int = 4
@@ -276,7 +276,7 @@ class TopicsResponse(Response):
 
 @dataclass(slots=True, kw_only=True)
 class PutRequest(AppendRequest):
-    """Ours: the bodies are messages that the leader's application turns into entries. Binary only.
+    """Extension: the bodies are messages that the leader's application turns into entries. Binary only.
 
     In a pipeline it counts as an append. New topics get ``queue_nums`` queues.
     """
@@ -306,7 +306,7 @@ class PutResponse(Response):
 
 @dataclass(slots=True, kw_only=True)
 class ConfigRequest(Request):
-    """Ours: requests the leader's metadata files, which are stored next to the log. Binary only."""
+    """Extension: requests the leader's metadata files, which are stored next to the log. Binary only."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -318,7 +318,7 @@ class MmapFileStore(DLedgerStore):
                         files.finish_reset(min(self.committed_index, end), end)
                     self.flushed_index = end
             except OSError as error:
-                # After a failed sync nobody knows what the system dropped, and a second sync would not report it.
+                # A failed sync may have dropped any data, and a second sync would not report it.
                 files.failure = f"flushing failed ({error})"
                 raise files.disk_error(error) from error
         return self.flushed_index

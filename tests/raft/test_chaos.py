@@ -9,6 +9,7 @@ import pytest
 from tests.chaos.rounds import run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flush", ["async", "sync"])
 def test_a_group_keeps_its_guarantees_under_faults(tmp_path: Path, flush: str) -> None:
     """The long form is `make chaos`."""

@@ -69,6 +69,7 @@ def test_tls(tmp_path: Path) -> None:
         client.append(b"x")
 
 
+@pytest.mark.slow
 def test_outcomes_are_true_while_leaders_stop(tmp_path: Path) -> None:
     """Leaders stop under load: the log has all acknowledged entries once, and no rejected ones."""
     outcomes: dict[bytes, object] = {}

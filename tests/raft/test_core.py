@@ -285,7 +285,7 @@ def test_heartbeats() -> None:
 PUSHES = pytest.mark.parametrize(
     "push",
     [{"is_java": False}, {"is_java": True, "enable_batch_push": False}, {"is_java": True, "enable_batch_push": True}],
-    ids=["ours", "single", "batch"],
+    ids=["binary", "single", "batch"],
 )
 
 

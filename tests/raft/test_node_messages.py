@@ -50,6 +50,7 @@ def message(number: int, client: int = 1, size: int = 900) -> bytes:
     return Message((client, number), number % 3, 0, bytes(size)).body()
 
 
+@pytest.mark.slow
 def test_puts_while_leaders_stop(tmp_path: Path) -> None:
     """Leaders stop under load: each message is in the log once, and queue offsets have no gaps."""
     failures: list[DLedgerError] = []

@@ -94,7 +94,7 @@ async def until(check: Callable[[], object], seconds: float = 10.0) -> None:
         await asyncio.sleep(0.01)
 
 
-@pytest.mark.parametrize("offers_binary", [True, False], ids=["ours", "java"])
+@pytest.mark.parametrize("offers_binary", [True, False], ids=["binary", "java"])
 def test_link_uses_the_dialect_of_its_peer(offers_binary: bool) -> None:
     async def run() -> None:
         peer = Peer(offers_binary)

@@ -147,6 +147,7 @@ def test_serve_after_a_kill_has_all_acknowledged_entries(tmp_path: Path, served:
     assert [body_at(ports[0], index) for index in range(4)] == [b"life 0", b"life 1", b"life 2", b"end"]
 
 
+@pytest.mark.slow
 def test_group_survives_kill_and_pause_of_its_leader(tmp_path: Path, served: Callable[..., Served]) -> None:
     ports = free_ports(3)
     running = {node: served(node, peers_text(ports), tmp_path) for node in THREE}
@@ -255,9 +256,9 @@ def test_a_cluster_survives_the_kill_of_a_member(tmp_path: Path) -> None:
         assert rows[0] == {"event": "ready", "group": "g", "peers": peers_text(ports)}
         eventually(lambda: try_append(ports, b"hello") is not None)
         os.kill(rows[1]["pid"], signal.SIGKILL)
-        told = process.stderr.readline()
-        assert "n0 ended with exit code -9" in told
-        command = shlex.split(told.partition("to start it: ")[2])
+        line = process.stderr.readline()
+        assert "n0 ended with exit code -9" in line
+        command = shlex.split(line.partition("to start it: ")[2])
         assert command[:2] == ["dledger", "serve"]
         again = subprocess.Popen([sys.executable, "-m", "pyspark_dledger", *command[1:]], stdout=PIPE, stderr=DEVNULL)
         assert again.stdout is not None

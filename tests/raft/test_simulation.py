@@ -20,6 +20,7 @@ PROCESSES = 2
 MUTANT_SEEDS = 400
 
 
+@pytest.mark.slow
 def test_no_seed_violates_a_rule() -> None:
     with multiprocessing.get_context("spawn").Pool(PROCESSES) as pool:
         outcomes = pool.map(run, range(COUNT), chunksize=10)

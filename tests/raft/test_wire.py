@@ -50,9 +50,9 @@ from pyspark_dledger.store.dledger_store import Entry, EntryRun
 from tests.fuzz import wire as fuzz_wire
 from tests.support.wire_messages import (
     BATCH,
+    EXTENSIONS,
     IDS,
     JAVA_MESSAGES,
-    OURS,
     READ_ONLY,
     SAMPLES,
     encoded,
@@ -104,17 +104,17 @@ def test_frames_are_encoded_as_in_java(name: str) -> None:
     """Byte for byte, except that the header names another language."""
     row = JAVA_FRAMES[name]
     java = only(base64.b64decode(row["frame"]))
-    ours = only(encoded(JAVA_MESSAGES[name], row["opaque"], is_binary=False))
-    assert bytes(ours.body) == bytes(java.body)
-    assert bytes(ours.header) == bytes(java.header).replace(b'"JAVA"', b'"PYTHON"')
+    encoded_frame = only(encoded(JAVA_MESSAGES[name], row["opaque"], is_binary=False))
+    assert bytes(encoded_frame.body) == bytes(java.body)
+    assert bytes(encoded_frame.header) == bytes(java.header).replace(b'"JAVA"', b'"PYTHON"')
 
 
 @pytest.mark.parametrize("name", ["refused-unsupported", "refused-error"])
 def test_refusals_are_encoded_as_in_java(name: str) -> None:
     row, refusal = JAVA_FRAMES[name], READ_ONLY[name]
     assert isinstance(refusal, Refusal)
-    ours = joined(encode_refusal(refusal, row["opaque"]))
-    assert ours[8:] == base64.b64decode(row["frame"])[8:].replace(b'"JAVA"', b'"PYTHON"')
+    frame = joined(encode_refusal(refusal, row["opaque"]))
+    assert frame[8:] == base64.b64decode(row["frame"])[8:].replace(b'"JAVA"', b'"PYTHON"')
 
 
 def test_captured_bodies_are_encoded_byte_for_byte() -> None:
@@ -388,8 +388,8 @@ def is_boundary(stream: bytes, offset: int) -> bool:
 
 def test_every_message_class_has_samples() -> None:
     java = {type(message) for message in JAVA_MESSAGES.values()}
-    assert {*REQUESTS.values(), *RESPONSES.values()} == java | set(OURS)
-    assert {type(message) for message in SAMPLES} == java | set(OURS)
+    assert {*REQUESTS.values(), *RESPONSES.values()} == java | set(EXTENSIONS)
+    assert {type(message) for message in SAMPLES} == java | set(EXTENSIONS)
 
 
 def test_binary_copies_no_entries() -> None:
@@ -418,7 +418,7 @@ def test_reasons_are_shortened_to_fit(kind: Any) -> None:
 @pytest.mark.parametrize(
     ("message", "is_binary"),
     [
-        *((kind(), False) for kind in OURS),
+        *((kind(), False) for kind in EXTENSIONS),
         (m.PutRequest(bodies=one_body(b"x")), False),
         (m.TopicsRequest(names=("x" * 5000,)), True),
         (m.TopicsRequest(names=("x",) * 65536), True),
@@ -501,7 +501,7 @@ FATAL = {
     "binary header with more": framed(0x44, BINARY_HEART_BEAT + b"x"),
     "binary heart beat with a body": framed(0x44, BINARY_HEART_BEAT, b"x"),
     "binary version": framed(0x44, binary_header(51002, b"", version=2)),
-    "binary answer to an unknown code": framed(0x44, binary_header(1, b"", flags=1)),
+    "binary response to an unknown code": framed(0x44, binary_header(1, b"", flags=1)),
     "binary text is no UTF-8": framed(0x44, binary_header(51002, b"", texts=b"\x00\x01\xff" + TEXTS[2:])),
     "binary text too long": framed(0x44, binary_header(51002, b"", texts=b"\x10\x01" + bytes(4097) + TEXTS[2:])),
     "push without own fields": framed(0x44, binary_header(51004, b"")),

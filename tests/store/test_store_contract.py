@@ -67,7 +67,7 @@ def test_entries_are_contiguous(store: DLedgerStore) -> None:
 
 
 def test_batch_positions(make: Make, tmp_path: Path) -> None:
-    """AppendAndPushTest.testBatchAppend: entry i stands at 48 * i + 128 * i * (i + 1) / 2 of one file."""
+    """AppendAndPushTest.testBatchAppend: entry i is at 48 * i + 128 * i * (i + 1) / 2 of one file."""
     on_disk = not isinstance(make("small"), MemoryStore)
     store = opened(tmp_path / "large", data_file_size=1 << 20) if on_disk else MemoryStore()
     store.append_as_leader([b"x" * 128 * (number + 1) for number in range(10)])
@@ -258,9 +258,9 @@ def test_committed_index_only_rises_and_never_above_the_end(store: DLedgerStore)
     store.update_committed_index(0, 3)
     assert store.committed_index == -1
     store.append_as_leader(bodies(0, 8), 2)
-    told = [(2, 3), (2, 1), (1, 7), (2, -1), (2, 100), (3, 5)]
+    updates = [(2, 3), (2, 1), (1, 7), (2, -1), (2, 100), (3, 5)]
     found = []
-    for term, index in told:
+    for term, index in updates:
         store.update_committed_index(term, index)
         found.append(store.committed_index)
     assert found == [3, 3, 3, 3, 7, 7]

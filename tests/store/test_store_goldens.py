@@ -18,10 +18,10 @@ from tests.support.golden import ALL, Golden, unpack
 from tests.support.stores import content, data_files, entries, findings, index_files, log_of, opened
 
 RAW = [golden for golden in ALL if golden.is_raw]
-OURS = [golden for golden in RAW if not golden.version.startswith("0.4")]
+COMPATIBLE = [golden for golden in RAW if not golden.version.startswith("0.4")]
 NEWEST = [golden for golden in RAW if golden.version.startswith("0.4")]
 # Neither truncated nor expired.
-WHOLE = [golden for golden in OURS if golden.case not in ("raw-expired", "raw-truncated-tail")]
+WHOLE = [golden for golden in COMPATIBLE if golden.case not in ("raw-expired", "raw-truncated-tail")]
 
 
 def every(goldens: list[Golden]) -> pytest.MarkDecorator:
@@ -46,7 +46,7 @@ def digests(store: MmapFileStore) -> list[tuple[int, int, int, int, str]]:
     ]
 
 
-@every(OURS)
+@every(COMPATIBLE)
 def test_opens_as_java_does_and_appends(store: MmapFileStore, golden: Golden) -> None:
     java, head = golden.expected(), golden.expected().head
     store.startup()
@@ -57,11 +57,11 @@ def test_opens_as_java_does_and_appends(store: MmapFileStore, golden: Golden) ->
     there = [(e["index"], e["term"], e["pos"], e["bodyLen"], e["bodySha256"]) for e in java.entries]
     assert digests(store) == there
     store.save_term(store.curr_term + 1, store.config.self_id)
-    last = store.append_as_leader([b"ours"] * 50).last_index
+    last = store.append_as_leader([b"new"] * 50).last_index
     store.shutdown()
     assert findings(store) == []
     store.startup()
-    assert (store.ledger_end_index, store.get(last).body) == (last, b"ours")
+    assert (store.ledger_end_index, store.get(last).body) == (last, b"new")
     assert digests(store)[: len(there)] == there
     assert read_by_log(store) == digests(store)
 
@@ -75,7 +75,7 @@ def read_by_log(store: MmapFileStore) -> list[tuple[int, int, int, int, str]]:
     ]
 
 
-@every(OURS)
+@every(COMPATIBLE)
 def test_no_more_is_lost_than_in_java(store: MmapFileStore) -> None:
     java = preview(log_of(store), "0.3.1.2")
     store.startup()
@@ -110,9 +110,9 @@ def test_same_entries_are_the_same_bytes(store: MmapFileStore, tmp_path: Path) -
     while index <= end:
         index = follower.append_as_follower(java.read(index, 5000).data, java.ledger_end_term) + 1
     wanted = used_bytes(java)
-    for ours in (batched, single, follower):
-        ours.shutdown()
-        assert used_bytes(ours) == wanted
+    for written in (batched, single, follower):
+        written.shutdown()
+        assert used_bytes(written) == wanted
 
 
 def used_bytes(store: MmapFileStore) -> dict[str, bytes]:
@@ -135,7 +135,7 @@ def test_stale_entries_after_the_end_do_not_come_back(tmp_path: Path) -> None:
     store.shutdown()
 
 
-@every([golden for golden in OURS if golden.case == "raw-single"])
+@every([golden for golden in COMPATIBLE if golden.case == "raw-single"])
 @pytest.mark.parametrize("which", ["all", "first", "middle", "last"])
 def test_missing_index_files_are_rebuilt(store: MmapFileStore, golden: Golden, which: str) -> None:
     files = index_files(store)

@@ -107,7 +107,7 @@ SAMPLES: list[WireMessage] = [
     m.ConfigRequest(**IDS),
     m.ConfigResponse(**IDS, files={"topics.json": b"{}", "delayOffset.json": b""}),
 ]
-OURS = (
+EXTENSIONS = (
     *(m.StatusRequest, m.StatusResponse, m.ReadRequest, m.ReadResponse, m.TopicsRequest, m.TopicsResponse),
     *(m.PutRequest, m.PutResponse, m.ConfigRequest, m.ConfigResponse),
 )
@@ -118,4 +118,4 @@ def has_json_form(message: WireMessage) -> bool:
     """Whether it can be sent as JSON."""
     if type(message) is m.AppendRequest:
         return message.bodies.count == 1
-    return not isinstance(message, OURS)
+    return not isinstance(message, EXTENSIONS)

@@ -27,7 +27,7 @@ class Reads:
         elif not self._commit_index.is_known:
             self._reject(request, token, ResponseCode.LEADER_NOT_READY)
         else:
-            # The entry is absent here. If this member still leads, nobody else can have committed it.
+            # The entry is absent here. If this member still leads, no other member can have committed it.
             self._heartbeats.confirm_leadership(lambda is_confirmed: self._confirmed(request, token, is_confirmed))
 
     def _confirmed(self, request: GetRequest, token: object, is_confirmed: bool) -> None:
