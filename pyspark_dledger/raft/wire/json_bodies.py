@@ -1,7 +1,7 @@
 """The JSON bodies of DLedger 0.3.1.2's messages: written byte for byte as by fastjson, and read like it.
 
-Keys are sorted, absent values are omitted, bytes are base64, enums are names. Java's requests also contain the values
-of its getters (``count``, ``firstEntryIndex``, ...), like this package. Reading ignores them, like any unknown key.
+Keys are sorted, absent values are omitted, bytes are base64, enums are names. Requests also contain the values of Java's
+getters (``count``, ``firstEntryIndex``, ...), which readers ignore like any unknown key.
 Missing and null values get the defaults of `messages`.
 """
 
