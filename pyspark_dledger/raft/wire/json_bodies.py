@@ -1,8 +1,8 @@
 """The JSON bodies of DLedger 0.3.1.2's messages: written byte for byte as by fastjson, and read like it.
 
-Keys are sorted, absent values are omitted, bytes are base64, enums are names. Requests also contain the values of Java's
-getters (``count``, ``firstEntryIndex``, ...), which readers ignore like any unknown key.
-Missing and null values get the defaults of `messages`.
+Keys are sorted, absent values are omitted, bytes are base64, enums are names. Requests also contain the values of
+Java's getters (``count``, ``firstEntryIndex``, ...), which readers ignore like any unknown key. Missing and null values
+get the defaults of `messages`.
 """
 
 from __future__ import annotations
