@@ -32,16 +32,9 @@ FOLDERS = Parser("folders, separated by commas", _parse_folders)
 class StoreConfig(Retention):
     """The folders of a store and its options. Sizes are bytes, times milliseconds unless the name has another unit.
 
-    ``data_file_size`` and ``index_file_size`` apply to a new store; an existing one keeps its own. ``data_dirs`` are
-    the folders of the data files, used in turn, instead of the node's ``data/``; files in ``read_only_data_dirs`` are
-    only read. ``flush``: ``sync`` writes to disk after each append, ``async`` every ``flush_file_interval_ms``. Old
-    files are deleted like Java's: at the hours ``delete_when`` (``04;16``), and while a disk is fuller than
-    ``disk_space_ratio_to_check_expired``, those not changed for ``file_reserved_hours``; above
-    ``disk_space_ratio_to_force_clean`` any but the last. ``truncate_at`` is only for repair: it removes the entry of
-    that index and all after it from a damaged store, and keeps them in a side file. ``old_log_dir`` is the folder of
-    a CommitLog that this log continues: while it has files, none of this log are deleted. Folders may be texts.
-
-    Raises OptionError for invalid values.
+    An existing store keeps its file sizes. ``flush``: ``sync`` writes to disk after each append, ``async`` every
+    ``flush_file_interval_ms``. ``old_log_dir`` is the folder of a CommitLog that this log continues: while it has files,
+    none of this log are deleted. Folders may be texts. Raises OptionError for invalid values.
     """
 
     base_dir: Path

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from pyspark_dledger.log import open_log
-from pyspark_dledger.rocketmq.service.message_reader import MessageReader
 from tests.support.dispatching import LONG_AGO, STEP_MS, Messages, dispatch, end_of
 from tests.support.generate import Payload, Store, mq_message, raw, write_commitlog, write_dledger
 from tests.support.golden import ALL, Golden
+from tests.support.message_reader import MessageReader
 
 COMMITTED = 44
 

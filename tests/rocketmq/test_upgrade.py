@@ -20,13 +20,13 @@ from pyspark_dledger.rocketmq.consume_queue.queue_writer import QueueWriter
 from pyspark_dledger.rocketmq.dispatch.expired_files import FileCleaner
 from pyspark_dledger.rocketmq.index_file.index_writer import IndexWriter
 from pyspark_dledger.rocketmq.log_files import LogFiles
-from pyspark_dledger.rocketmq.service.message_reader import MessageReader
 from pyspark_dledger.rocketmq.tables.registry import read_table
 from pyspark_dledger.store import MmapFileStore, StoreConfig
 from pyspark_dledger.store.files.services import CleanSpaceService
 from tests.support.dispatching import Messages, dispatch, dispatcher, units
 from tests.support.generate import Store, write_commitlog, write_dledger
 from tests.support.golden import unpack
+from tests.support.message_reader import MessageReader
 
 SIZE = 2048
 FILLER = struct.Struct(">ii")

@@ -22,10 +22,7 @@ PATH = Parser("a path", lambda value: Path(parse_text(value)))
 class NodeConfig:
     """One member of a group.
 
-    ``store`` is the folder of ``dledger-<self_id>``; without one the log is only in memory.
-    ``flush`` is by default ``sync`` for a group of one, whose log has no copy, and ``async`` for larger groups.
-    ``listen`` is ``HOST`` or ``HOST:PORT``; by default the node's address in ``peers``, if it is a loopback address.
-    ``secret`` is required from every peer and client; other connections are rejected. Without TLS it is sent
+    Without ``store`` the log is only in memory. ``secret`` is required from every peer and client; without TLS it is sent
     unencrypted.
     ``store_options`` are fields of ``StoreConfig``, ``core_options`` of ``CoreConfig``, by name.
     """
