@@ -33,8 +33,8 @@ class StoreConfig(Retention):
     """The folders of a store and its options. Sizes are bytes, times milliseconds unless the name has another unit.
 
     An existing store keeps its file sizes. ``flush``: ``sync`` writes to disk after each append, ``async`` every
-    ``flush_file_interval_ms``. ``old_log_dir`` is the folder of a CommitLog that this log continues: while it has files,
-    none of this log are deleted. Folders may be texts. Raises OptionError for invalid values.
+    ``flush_file_interval_ms``. ``old_log_dir`` is the folder of a CommitLog that this log continues: while it
+    has files, none of this log are deleted. Folders may be texts. Raises OptionError for invalid values.
     """
 
     base_dir: Path

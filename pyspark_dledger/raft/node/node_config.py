@@ -22,8 +22,7 @@ PATH = Parser("a path", lambda value: Path(parse_text(value)))
 class NodeConfig:
     """One member of a group.
 
-    Without ``store`` the log is only in memory. ``secret`` is required from every peer and client; without TLS it is sent
-    unencrypted.
+    Without ``store`` the log is only in memory. Every peer and client must send ``secret``; without TLS unencrypted.
     ``store_options`` are fields of ``StoreConfig``, ``core_options`` of ``CoreConfig``, by name.
     """
 
