@@ -101,6 +101,10 @@ struct SegmentBytes {
   Extents extents = {};  // of a partial copy
 };
 
+// Readers load so many bytes at once with `populate`.
+constexpr int64_t kPopulateBytes = 16 * 1024 * 1024;
+constexpr int64_t kCacheLine = 64;
+
 // A read-only mapping of a whole file. If a page cannot be read (the file was truncated, the disk failed), it and all
 // pages after it read as zeros instead of raising SIGBUS, and `readable()` returns where the real bytes end. Missing
 // parts of a partial copy also read as zeros; `readable()` then throws MissingFault, and nothing read so far is valid.

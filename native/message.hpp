@@ -12,6 +12,14 @@ constexpr int32_t kMessageMagicV1 = -626843481;
 constexpr int32_t kMessageMagicV2 = -626843477;
 constexpr int32_t kMessageMagicBlank = -875286124;
 constexpr int64_t kMinMessageSize = 91;
+constexpr int kPhysicalOffsetAt = 28;
+constexpr uint8_t kPropertySeparator = 0x02;
+constexpr uint8_t kNameValueSeparator = 0x01;
+
+// A broker reads these lengths as signed numbers.
+constexpr int64_t kMaxV1TopicSize = 127;
+constexpr int64_t kMaxV2TopicSize = 32767;
+constexpr int64_t kMaxPropertiesSize = 32767;
 
 constexpr int32_t kFlagCompressed = 0x1;
 constexpr int32_t kFlagMultiTags = 0x2;
@@ -40,7 +48,7 @@ struct Message {
   int32_t queue_id() const { return load_be32(p + 12); }
   int32_t flag() const { return load_be32(p + 16); }
   int64_t queue_offset() const { return load_be64(p + 20); }
-  int64_t physical_offset() const { return load_be64(p + 28); }
+  int64_t physical_offset() const { return load_be64(p + kPhysicalOffsetAt); }
   int32_t sys_flag() const { return flags; }
   int64_t born_timestamp() const { return load_be64(p + 40); }
   const uint8_t* born_host() const { return p + 48; }

@@ -8,9 +8,6 @@
 namespace dledger {
 namespace {
 
-// A broker reads these lengths as signed numbers.
-constexpr uint32_t kMaxV1TopicSize = 127, kMaxV2TopicSize = 32767, kMaxPropertiesSize = 32767;
-constexpr int kPhysicalOffsetAt = 28;
 constexpr int kPropertyCrcDigits = 10;
 
 // Writes the digits of a property CRC, the lowest first, into the last bytes of a message.

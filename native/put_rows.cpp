@@ -10,8 +10,6 @@
 namespace dledger {
 namespace {
 
-constexpr uint8_t kPropertySeparator = 0x02;
-constexpr uint8_t kNameValueSeparator = 0x01;
 constexpr int64_t kChunk = 16;     // rows whose bodies stay in the first-level cache from hash to copy
 constexpr size_t kFewNames = 16;   // that are compared with each other
 constexpr int64_t kMaxLevel = 18;  // of delays
@@ -22,8 +20,6 @@ constexpr std::string_view kKeys = "KEYS", kTags = "TAGS", kDelay = "DELAY";
 constexpr std::string_view kRealTopic = "REAL_TOPIC", kRealQueueId = "REAL_QID";
 
 [[noreturn]] void fail(const std::string& text) { throw PutFault(text); }
-
-std::string text(int64_t value) { return std::to_string(value); }
 
 // Whether all bytes are ASCII and none is 1 or 2.
 bool is_plain(const uint8_t* p, size_t n) {

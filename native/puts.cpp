@@ -11,9 +11,6 @@
 namespace dledger {
 namespace {
 
-constexpr uint8_t kPropertySeparator = 0x02;
-constexpr uint8_t kNameValueSeparator = 0x01;
-constexpr int64_t kPhysicalOffset = 28;  // in a message
 // An inner batch is not known: its messages would need a queue offset each.
 constexpr int32_t kKnownFlags = kFlagCompressed | kFlagMultiTags | kFlagTransactionMask | kFlagBornHostV6 |
                                 kFlagStoreHostV6 | (kFlagCompressionMask << kFlagCompressionShift);
@@ -35,8 +32,6 @@ bool is_topic_byte(uint8_t byte) { return kValues[byte] != kNoDigit || byte == '
 
 [[noreturn]] void fail_changed() { fail("the block was changed while it was read"); }
 
-std::string number(int64_t value) { return std::to_string(value); }
-
 std::string hex(uint32_t value) {
   std::string text;
   do {
@@ -52,8 +47,8 @@ Message parse(const ByteRange& body) {
   Message message;
   MessageFault fault;
   if (body.size >= kMinMessageSize && !is_message_magic(load_be32(body.data + 4))) {
-    fail("expected message magic " + number(kMessageMagicV1) + " or " + number(kMessageMagicV2) + ", found " +
-         number(load_be32(body.data + 4)));
+    fail("expected message magic " + text(kMessageMagicV1) + " or " + text(kMessageMagicV2) + ", found " +
+         text(load_be32(body.data + 4)));
   }
   if (!parse_message(body.data, body.size, message, fault)) fail(fault.text(body.size, 0));
   return message;
@@ -73,24 +68,24 @@ void for_each_body(size_t count, Work work, Number number_of) {
 void check_fields(const Message& message, std::string_view topic) {
   const int32_t magic = topic.size() <= kMaxV1TopicSize ? kMessageMagicV1 : kMessageMagicV2;
   if (message.magic() != magic) {
-    fail("expected magic " + number(magic) + " for a topic of " + std::to_string(topic.size()) + " bytes, found " +
-         number(message.magic()));
+    fail("expected magic " + text(magic) + " for a topic of " + std::to_string(topic.size()) + " bytes, found " +
+         text(message.magic()));
   }
   if (const std::string problem = topic_problem(topic); !problem.empty()) fail(problem);
-  if (message.queue_id() < 0) fail("expected a queueId of at least 0, found " + number(message.queue_id()));
+  if (message.queue_id() < 0) fail("expected a queueId of at least 0, found " + text(message.queue_id()));
   if ((message.flags & ~kKnownFlags) != 0) {
     fail("expected only bits of " + hex(kKnownFlags) + " in sysFlag, found " +
          hex(static_cast<uint32_t>(message.flags)));
   }
   const int64_t stored = message.body_crc();
   const int64_t found = crc32(message.body, static_cast<size_t>(message.body_length)) & 0x7FFFFFFFu;
-  if (stored != found) fail("expected message CRC " + number(stored) + ", found " + number(found));
+  if (stored != found) fail("expected message CRC " + text(stored) + ", found " + text(found));
 }
 
 // Checks that every property has a name and one value, and stores the identity. Returns false without one.
 bool check_properties(std::string_view properties, uint8_t* id) {
   if (properties.size() > kMaxPropertiesSize) {
-    fail("expected at most " + number(kMaxPropertiesSize) + " bytes of properties, found " +
+    fail("expected at most " + text(kMaxPropertiesSize) + " bytes of properties, found " +
          std::to_string(properties.size()));
   }
   if (!is_utf8(reinterpret_cast<const uint8_t*>(properties.data()), properties.size())) {
@@ -162,12 +157,12 @@ void check_stamps(const Stamped& plan, const Stamp& stamp) {
   for_each_put(plan, [&](size_t i) {
     const int64_t size = stamped_size(parse(plan.messages[i]), stamp);
     if (size > kMaxBodySize) {
-      fail("expected at most " + number(kMaxBodySize) + " bytes with the store's host, found " + number(size));
+      fail("expected at most " + text(kMaxBodySize) + " bytes with the store's host, found " + text(size));
     }
   });
   if (plan.block_size > kMaxBlockSize) {
-    fail("expected at most " + number(kMaxBlockSize) + " bytes of messages with their lengths, found " +
-         number(plan.block_size));
+    fail("expected at most " + text(kMaxBlockSize) + " bytes of messages with their lengths, found " +
+         text(plan.block_size));
   }
 }
 
@@ -207,7 +202,7 @@ bool is_message(const uint8_t* body, int64_t size) {
 
 std::string topic_problem(std::string_view topic) {
   if (topic.empty() || topic.size() > kMaxTopicSize) {
-    return "expected a topic of 1 to " + number(kMaxTopicSize) + " characters, found " + std::to_string(topic.size());
+    return "expected a topic of 1 to " + text(kMaxTopicSize) + " characters, found " + std::to_string(topic.size());
   }
   for (const char c : topic) {
     const auto byte = static_cast<uint8_t>(c);
@@ -301,26 +296,24 @@ void stamp_puts(const Stamped& plan, const Stamp& stamp, uint8_t* block) {
 
 void patch_physical_offsets(uint8_t* data, int64_t size, const ByteRange& units) {
   if (units.size % kIndexUnitSize != 0) {
-    throw std::invalid_argument("expected units of 32 bytes, found " + number(units.size) + " bytes");
+    throw std::invalid_argument("expected units of 32 bytes, found " + text(units.size) + " bytes");
   }
   int64_t found = 0;
   for (int64_t i = 0; i < units.size / kIndexUnitSize; i++) {
     const int64_t entry_size = load_be32(units.data + i * kIndexUnitSize + 12);
     if (entry_size < kEntryHeaderSize) {
-      throw std::invalid_argument("unit " + number(i) + ": expected a size of at least 48, found " +
-                                  number(entry_size));
+      throw std::invalid_argument("unit " + text(i) + ": expected a size of at least 48, found " + text(entry_size));
     }
     found += entry_size;
   }
   if (found != size) {
-    throw std::invalid_argument("expected " + number(found) + " bytes of entries by their units, found " +
-                                number(size));
+    throw std::invalid_argument("expected " + text(found) + " bytes of entries by their units, found " + text(size));
   }
   for (const uint8_t *unit = units.data, *const end = unit + units.size; unit < end; unit += kIndexUnitSize) {
     const int64_t entry_size = load_be32(unit + 12);
     uint8_t* const body = data + kEntryHeaderSize;
     if (is_message(body, entry_size - kEntryHeaderSize)) {
-      store_be64(body + kPhysicalOffset, load_be64u(unit + 4) + kEntryHeaderSize);
+      store_be64(body + kPhysicalOffsetAt, load_be64u(unit + 4) + kEntryHeaderSize);
     }
     data += entry_size;
   }

@@ -21,9 +21,7 @@ constexpr size_t kProducerSize = 8;
 constexpr size_t kIdSize = 24;      // producer, then a hash of content and ordinal
 constexpr size_t kIdTextSize = 32;  // as base64url
 constexpr char kPropertyId[] = "__DLEDGER_ID";
-constexpr int64_t kMaxPropertiesSize = 32767;
 constexpr int64_t kMaxTopicSize = 255;
-constexpr int64_t kMaxV1TopicSize = 127;
 
 // A row that is not a valid message, or a body that is not a valid put. Becomes ValueError in Python.
 struct PutFault : std::runtime_error {

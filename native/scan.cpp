@@ -53,9 +53,6 @@ const int kColumnCount = sizeof kColumnSpecs / sizeof kColumnSpecs[0];
 namespace {
 
 constexpr int64_t kPrefetchEntries = 16;
-constexpr int64_t kStreamAhead = 3072;
-constexpr int64_t kCacheLine = 64;
-constexpr int64_t kPopulateBytes = 16 * 1024 * 1024;
 constexpr int64_t kMaxCorruptRow = INT32_MAX;
 constexpr int64_t kCorruptPiece = int64_t{1} << 30;
 
@@ -69,8 +66,6 @@ bool contains(const TextCondition& values, const uint8_t* p, size_t n) {
     return value.size() == n && std::memcmp(value.data(), p, n) == 0;
   });
 }
-
-std::string text(int64_t value) { return std::to_string(value); }
 
 bool is_message_column(ColumnId id) {
   if (id == ColumnId::Kind || id == ColumnId::Problem) return true;
@@ -236,10 +231,7 @@ void Scan::put_back(const Row& row) {
 // usually have the size of this one.
 void Scan::prefetch(const SegmentView& view, int64_t size) {
   if (needs_body_) {
-    const int64_t until = pos_ + size + kStreamAhead;
-    for (streamed_ = std::max(streamed_, pos_); streamed_ < until; streamed_ += kCacheLine) {
-      __builtin_prefetch(view.at(streamed_), 0, 0);
-    }
+    view.stream(pos_, size, streamed_);
     return;
   }
   const int64_t next = pos_ + kPrefetchEntries * size;
@@ -381,9 +373,10 @@ void Scan::parse_properties(MessageInfo& info) {
   }
   const uint8_t* const end = p + length;
   while (p < end) {
-    const auto* stop = static_cast<const uint8_t*>(std::memchr(p, 0x02, static_cast<size_t>(end - p)));
+    const auto* stop = static_cast<const uint8_t*>(std::memchr(p, kPropertySeparator, static_cast<size_t>(end - p)));
     if (stop == nullptr) stop = end;
-    const auto* const equals = static_cast<const uint8_t*>(std::memchr(p, 0x01, static_cast<size_t>(stop - p)));
+    const auto* const equals =
+        static_cast<const uint8_t*>(std::memchr(p, kNameValueSeparator, static_cast<size_t>(stop - p)));
     if (equals != nullptr && equals > p && equals + 1 < stop) {
       add_property(info, {p, equals + 1, static_cast<uint32_t>(equals - p), static_cast<uint32_t>(stop - equals - 1)});
     }
@@ -600,7 +593,7 @@ void Scan::fill_offset_msg_id(Column& column) {
       last = host;
       last_length = length;
     }
-    write_hex(message.p + 28, 8, id + 2 * length);
+    write_hex(message.p + kPhysicalOffsetAt, 8, id + 2 * length);
     column.append_text(id, static_cast<size_t>(2 * (length + 8)));
   });
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "check.hpp"
+#include "text.hpp"
 
 namespace dledger {
 
@@ -13,12 +14,6 @@ const char* const kCodeNames[kCodes] = {"corruptBytes",  "shortFile",   "indexGa
                                         "blankSize",     "staleBytes",  "trailingBytes"};
 
 namespace {
-
-constexpr int64_t kPopulateBytes = 16 * 1024 * 1024;
-constexpr int64_t kStreamAhead = 3072;
-constexpr int64_t kCacheLine = 64;
-
-std::string text(int64_t value) { return std::to_string(value); }
 
 Code code_of(MessageCheck check) {
   static constexpr Code kCodeOf[] = {Code::MessageOffset, Code::MessageCrc, Code::PropertyCrc, Code::MessageTimestamp};
@@ -41,7 +36,7 @@ class Surveyor : public Visitor {
   // What `walk` calls.
   bool entry(int64_t pos, int64_t size) {
     populate(pos + size);
-    if (request_.verify_crc) stream(pos, size);
+    if (request_.verify_crc) view_.stream(pos, size, streamed_);
     const auto index = view_.is_dledger() ? std::optional(EntryHeader{view_.at(pos)}.index()) : std::nullopt;
     if (index) check_header(EntryHeader{view_.at(pos)}, pos, size);
     const bool is_message = check_message_at(pos, size, index);
@@ -81,14 +76,6 @@ class Surveyor : public Visitor {
     if (until <= populated_) return;
     file_.populate(populated_ - view_.base(), until - populated_ + kPopulateBytes);
     populated_ = until + kPopulateBytes;
-  }
-
-  // Prefetches the next bytes: checksums read every one.
-  void stream(int64_t pos, int64_t size) {
-    const int64_t until = pos + size + kStreamAhead;
-    for (streamed_ = std::max(streamed_, pos); streamed_ < until; streamed_ += kCacheLine) {
-      __builtin_prefetch(view_.at(streamed_), 0, 0);
-    }
   }
 
   void add(ExtentKind kind, int64_t pos, int64_t size) {

@@ -1,4 +1,4 @@
-// Text as Java decodes it, and the text formats of columns.
+// Text as Java decodes it, and the text formats of columns and problems.
 #pragma once
 
 #include <cstddef>
@@ -6,6 +6,8 @@
 #include <string>
 
 namespace dledger {
+
+inline std::string text(int64_t value) { return std::to_string(value); }
 
 // The length of the valid UTF-8 sequence at p, or minus the length of the malformed part to replace; p is before end.
 int sequence_length(const uint8_t* p, const uint8_t* end);

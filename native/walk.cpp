@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "text.hpp"
+
 #if defined(__SSE2__)
 #include <emmintrin.h>
 #endif
@@ -10,8 +12,6 @@ namespace dledger {
 namespace {
 
 bool all_zero(const uint8_t* p, int64_t n) { return skip_zeros(p, p + n) == p + n; }
-
-std::string text(int64_t value) { return std::to_string(value); }
 
 #if defined(__SSE2__)
 // Whether find_magic surely finds nothing in the 64 bytes at p; a quick test of all of them.
@@ -108,7 +108,7 @@ int64_t SegmentView::message_size(int64_t pos) const {
   const uint8_t* const p = at(pos);
   if (!is_message_magic(load_be32(p + 4))) return 0;
   const int64_t size = load_be32(p);
-  if (size < kMinMessageSize || size > file_end_ - pos || load_be64(p + 28) != pos) return 0;
+  if (size < kMinMessageSize || size > file_end_ - pos || load_be64(p + kPhysicalOffsetAt) != pos) return 0;
   Message message;
   MessageFault fault;
   return parse_message(p, size, message, fault) ? size : 0;
@@ -188,7 +188,9 @@ std::string SegmentView::message_reason(int64_t pos) const {
   if (size < kMinMessageSize || size > left) {
     return "expected a totalSize from 91 to " + text(left) + here + ", found " + text(size);
   }
-  if (load_be64(p + 28) != pos) return "expected physicalOffset " + text(pos) + ", found " + text(load_be64(p + 28));
+  if (load_be64(p + kPhysicalOffsetAt) != pos) {
+    return "expected physicalOffset " + text(pos) + ", found " + text(load_be64(p + kPhysicalOffsetAt));
+  }
   Message message;
   MessageFault fault;
   parse_message(p, size, message, fault);

@@ -2,6 +2,7 @@
 // scan sees the same entries.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -53,6 +54,14 @@ class SegmentView {
     if ((reinterpret_cast<uintptr_t>(p) & 63) > 64 - kEntryHeaderSize) __builtin_prefetch(p + 64);
   }
 
+  // Prefetches all bytes from pos to some KiB after its `size` bytes; `streamed` is the end of the last call.
+  void stream(int64_t pos, int64_t size, int64_t& streamed) const {
+    const int64_t until = pos + size + kStreamAhead;
+    for (streamed = std::max(streamed, pos); streamed < until; streamed += kCacheLine) {
+      __builtin_prefetch(at(streamed), 0, 0);
+    }
+  }
+
   // The size of the entry or message at pos, or 0 without one.
   int64_t entry_size(int64_t pos) const { return id_.is_dledger ? ledger_entry_size(pos) : message_size(pos); }
 
@@ -81,6 +90,8 @@ class SegmentView {
   const SegmentId& id() const { return id_; }
 
  private:
+  static constexpr int64_t kStreamAhead = 3072;
+
   int64_t ledger_entry_size(int64_t pos) const {
     if (file_end_ - pos < kEntryHeaderSize) return 0;
     const EntryHeader header{at(pos)};

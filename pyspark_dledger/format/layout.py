@@ -75,6 +75,7 @@ MESSAGE_HEADER = (
     Field("bornTimestamp", 40, 8, ">i8"),
 )
 MESSAGE_HEADER_SIZE = 48
+PHYSICAL_OFFSET_AT = 28
 MESSAGE_MAGIC_V1 = -626843481  # 0xDAA320A7
 MESSAGE_MAGIC_V2 = -626843477  # 0xDAA320AB, for longer topics
 MESSAGE_MAGIC_BLANK = -875286124  # 0xCBD43194: {bytes up to the end of the file, this magic}

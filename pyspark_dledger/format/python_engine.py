@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from pyspark_dledger.common.java_text import decode_utf8, java_hash
-from pyspark_dledger.errors import DLedgerError, MalformedError, StoreError
+from pyspark_dledger.errors import DLedgerError, StoreError
 from pyspark_dledger.format import codec, json_text
 from pyspark_dledger.format.columns import COLUMN_BY_NAME, arrow_schema
 from pyspark_dledger.format.encode import entry_encoding, message_copies, put_messages, put_rows
@@ -22,7 +22,7 @@ from pyspark_dledger.format.encode.encoded import Buffer
 from pyspark_dledger.format.encode.message_copies import CopiedMessages
 from pyspark_dledger.format.encode.puts import PutIds
 from pyspark_dledger.format.scan.frames import Frames, frames_of
-from pyspark_dledger.format.scan.row_values import COLUMN_READERS, Row, codec_name, first_problem, row_test
+from pyspark_dledger.format.scan.row_values import COLUMN_READERS, Row, codec_name, first_problem, malformed, row_test
 from pyspark_dledger.format.scan.segment_file import FileShrunk, SegmentFile
 from pyspark_dledger.format.scan.survey import take_survey
 from pyspark_dledger.format.scan.walk import Walk, find_log_end, find_splits
@@ -152,14 +152,6 @@ def _cost(row: Row, needs: _Needs, has_compressed: bool) -> int:
         return 0
     left_out = 0 if has_compressed else row.message.body_length
     return row.message.total_size - left_out
-
-
-def malformed(request: ScanRequest, kind: str, pos: int, problem: str) -> MalformedError:
-    """The error of FAILFAST for a row with a problem."""
-    return MalformedError(
-        f"{request.segment.path}: {kind} at {pos}: {problem}; mode=PERMISSIVE keeps such rows with their problem, "
-        "DROPMALFORMED drops them"
-    )
 
 
 def _to_arrow(request: ScanRequest, records: list[_Record]) -> tuple[pa.RecordBatch, list[Compressed]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from pyspark_dledger.format import layout
@@ -9,6 +11,7 @@ from pyspark_dledger.format import layout
 # In bytes. Java's encode buffer limits a body with its header.
 MAX_BODY_SIZE = layout.MAX_ENTRY_SIZE - layout.ENTRY_HEADER_SIZE
 MAX_BLOCK_SIZE = 2**30
+LENGTH_SIZE = 4
 
 Buffer = bytes | bytearray | memoryview
 
@@ -18,6 +21,12 @@ class Bodies(NamedTuple):
 
     count: int  # type: ignore[assignment]  # shadows tuple.count, which nobody calls
     block: Buffer
+
+    @classmethod
+    def of(cls, bodies: Sequence[Buffer]) -> Bodies:
+        """Pack bodies without checks."""
+        lengths = struct.pack(f">{len(bodies)}I", *map(len, bodies))
+        return cls(len(bodies), b"".join([lengths, *bodies]))
 
 
 class EncodedEntries(NamedTuple):

@@ -14,6 +14,7 @@ from pyspark_dledger.common.integers import INT64_MAX, INT64_MIN
 from pyspark_dledger.format import layout
 from pyspark_dledger.format.codec import EntryHeader, decode_entry_header, record_struct
 from pyspark_dledger.format.encode.encoded import (
+    LENGTH_SIZE,
     MAX_BLOCK_SIZE,
     MAX_BODY_SIZE,
     Bodies,
@@ -24,7 +25,6 @@ from pyspark_dledger.format.encode.encoded import (
 
 _HEADER = record_struct(layout.ENTRY_HEADER)
 _UNIT = record_struct(layout.INDEX_UNIT)
-_LENGTH_SIZE = 4
 _MAX_POSITION = 2**62  # also of indexes: no sum of them overflows
 _SECTOR = 512
 
@@ -43,18 +43,17 @@ def pack_bodies(bodies: Sequence[Buffer]) -> Bodies:
         raise ValueError("expected at least one body, found none")
     for number, view in enumerate(views):
         _check_length(number, len(view))
-    size = _LENGTH_SIZE * len(views) + sum(map(len, views))
+    size = LENGTH_SIZE * len(views) + sum(map(len, views))
     if size > MAX_BLOCK_SIZE:
         raise ValueError(f"expected at most {MAX_BLOCK_SIZE} bytes of bodies with their lengths, found {size}")
-    lengths = struct.pack(f">{len(views)}I", *map(len, views))
-    return Bodies(len(views), b"".join([lengths, *views]))
+    return Bodies.of(views)
 
 
 def unpack_bodies(bodies: Bodies) -> list[bytes]:
     count = _count_of(bodies)
     block = _bytes_of(bodies.block, "block")
     unpacked = []
-    end = _LENGTH_SIZE * count
+    end = LENGTH_SIZE * count
     for length in _lengths(count, block):
         start, end = end, end + length
         unpacked.append(bytes(block[start:end]))
@@ -70,7 +69,7 @@ def encode_entries(bodies: Bodies, first: int, index: int, term: int, pos: int, 
     space = _integer("space", space, 0, _MAX_POSITION)
     block = _bytes_of(bodies.block, "block")
     lengths = _lengths(count, block)
-    start = _LENGTH_SIZE * count + sum(lengths[:first])
+    start = LENGTH_SIZE * count + sum(lengths[:first])
     data: list[Buffer] = []
     units = bytearray()
     for length in lengths[first:]:
@@ -149,12 +148,12 @@ def _check_value(entry: _Entry, name: str, expected: int, found: int) -> None:
 
 def _lengths(count: int, block: memoryview) -> tuple[int, ...]:
     """The checked lengths in bytes at the start of a block."""
-    if _LENGTH_SIZE * count > len(block):
-        raise ValueError(f"expected {_LENGTH_SIZE * count} bytes of lengths for {count} bodies, found {len(block)}")
+    if LENGTH_SIZE * count > len(block):
+        raise ValueError(f"expected {LENGTH_SIZE * count} bytes of lengths for {count} bodies, found {len(block)}")
     lengths: tuple[int, ...] = struct.unpack_from(f">{count}I", block)
     for number, length in enumerate(lengths):
         _check_length(number, length)
-    size = _LENGTH_SIZE * count + sum(lengths)
+    size = LENGTH_SIZE * count + sum(lengths)
     if size != len(block):
         raise ValueError(f"expected {size} bytes of bodies with their lengths, found {len(block)}")
     return lengths
@@ -166,7 +165,7 @@ def _check_length(number: int, length: int) -> None:
 
 
 def _count_of(bodies: Bodies) -> int:
-    return _integer("count", bodies.count, 1, MAX_BLOCK_SIZE // _LENGTH_SIZE)
+    return _integer("count", bodies.count, 1, MAX_BLOCK_SIZE // LENGTH_SIZE)
 
 
 def _integer(name: str, value: int, low: int, high: int) -> int:

@@ -29,8 +29,6 @@ V1, V2, LONG_TOPIC, LONG_PROPERTIES, CHANGED = range(5)
 """The outcome for a message: copied, with a magic of V1 or V2; or left out, because a broker cannot read such a long
 topic or such long properties, or because the bytes are not a message of that size."""
 
-_PHYSICAL_OFFSET_AT = next(field.offset for field in layout.MESSAGE_HEADER if field.name == "physicalOffset")
-
 
 class CopiedMessages(NamedTuple):
     """The number of copied bytes, and the outcome for each message."""
@@ -73,7 +71,7 @@ def _move(message: bytearray, position: int) -> int:
     if parsed.properties_length > layout.MAX_PROPERTIES_SIZE:
         return LONG_PROPERTIES
     if parsed.physical_offset != position:
-        struct.pack_into(">q", message, _PHYSICAL_OFFSET_AT, position)
+        struct.pack_into(">q", message, layout.PHYSICAL_OFFSET_AT, position)
         if stored_property_crc(data[parsed.properties_start :]) is not None:
             begin = len(message) - layout.PROPERTY_CRC_SIZE
             message[begin:] = encode_property_crc(message_crc(bytes(message[:begin])))

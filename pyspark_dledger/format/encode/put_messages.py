@@ -15,15 +15,10 @@ import numpy.typing as npt
 
 from pyspark_dledger.format import layout
 from pyspark_dledger.format.codec import record_struct
-from pyspark_dledger.format.encode.encoded import MAX_BLOCK_SIZE, MAX_BODY_SIZE, Bodies
+from pyspark_dledger.format.encode.encoded import LENGTH_SIZE, MAX_BLOCK_SIZE, MAX_BODY_SIZE, Bodies
 from pyspark_dledger.format.encode.entry_encoding import unpack_bodies
 from pyspark_dledger.format.encode.put_rows import is_text, topic_problem
-from pyspark_dledger.format.encode.puts import (
-    ID_SIZE,
-    PutIds,
-    Puts,
-    check_stamps,
-)
+from pyspark_dledger.format.encode.puts import ID_SIZE, MalformedPut, PutIds, Puts, check_stamps
 from pyspark_dledger.format.message import (
     MESSAGE_MAGICS,
     Message,
@@ -36,8 +31,6 @@ from pyspark_dledger.format.scan.frames import Frames
 from pyspark_dledger.format.scan.walk import Walk
 
 _UNIT = record_struct(layout.INDEX_UNIT)
-_LENGTH_SIZE = 4
-_PHYSICAL_OFFSET = next(field.offset for field in layout.MESSAGE_HEADER if field.name == "physicalOffset")
 _ID_TEXT = re.compile(rb"[a-zA-Z0-9_-]{32}")
 _ID = layout.PROPERTY_ID.encode()
 # An inner batch is not known: its messages would need a queue offset each.
@@ -49,10 +42,6 @@ _KNOWN_FLAGS = (
     | layout.FLAG_STORE_HOST_V6
     | layout.FLAG_COMPRESSION_MASK << layout.FLAG_COMPRESSION_SHIFT
 )
-
-
-class _Malformed(Exception):
-    """A body is not a valid put; the text gives what was expected and found."""
 
 
 class _Put(NamedTuple):
@@ -92,11 +81,10 @@ def stamp_puts(
         )
         if is_kept
     ]
-    size = _LENGTH_SIZE * len(stamped) + sum(map(len, stamped))
+    size = LENGTH_SIZE * len(stamped) + sum(map(len, stamped))
     if size > MAX_BLOCK_SIZE:
         raise ValueError(f"expected at most {MAX_BLOCK_SIZE} bytes of messages with their lengths, found {size}")
-    lengths = b"".join(len(data).to_bytes(_LENGTH_SIZE, "big") for data in stamped)
-    return Bodies(len(stamped), b"".join([lengths, *stamped]))
+    return Bodies.of(stamped)
 
 
 def patch_physical_offsets(data: bytearray, units: bytearray) -> None:
@@ -104,8 +92,8 @@ def patch_physical_offsets(data: bytearray, units: bytearray) -> None:
     start = 0
     for _, pos, size, _, _ in _UNIT.iter_unpack(units):
         body, body_size = start + layout.ENTRY_HEADER_SIZE, size - layout.ENTRY_HEADER_SIZE
-        if _is_message(bytes(data[body : body + _PHYSICAL_OFFSET]), body_size):
-            struct.pack_into(">q", data, body + _PHYSICAL_OFFSET, pos + layout.ENTRY_HEADER_SIZE)
+        if _is_message(bytes(data[body : body + layout.PHYSICAL_OFFSET_AT]), body_size):
+            struct.pack_into(">q", data, body + layout.PHYSICAL_OFFSET_AT, pos + layout.ENTRY_HEADER_SIZE)
         start += size
 
 
@@ -167,7 +155,7 @@ def _decode_id(text: bytes) -> bytes | None:
 def _checked(number: int, body: bytes) -> _Put:
     try:
         return _check(body)
-    except _Malformed as problem:
+    except MalformedPut as problem:
         raise ValueError(f"message {number}: {problem}") from None
 
 
@@ -177,19 +165,19 @@ def _check(body: bytes) -> _Put:
     is_v1 = len(topic) <= layout.MAX_V1_TOPIC_SIZE
     magic = layout.MESSAGE_MAGIC_V1 if is_v1 else layout.MESSAGE_MAGIC_V2
     if message.magic != magic:
-        raise _Malformed(f"expected magic {magic} for a topic of {len(topic)} bytes, found {message.magic}")
+        raise MalformedPut(f"expected magic {magic} for a topic of {len(topic)} bytes, found {message.magic}")
     problem = topic_problem(topic)
     if problem:
-        raise _Malformed(problem)
+        raise MalformedPut(problem)
     if message.queue_id < 0:
-        raise _Malformed(f"expected a queueId of at least 0, found {message.queue_id}")
+        raise MalformedPut(f"expected a queueId of at least 0, found {message.queue_id}")
     if message.sys_flag & ~_KNOWN_FLAGS:
-        raise _Malformed(
+        raise MalformedPut(
             f"expected only bits of {_KNOWN_FLAGS:#x} in sysFlag, found {message.sys_flag & 0xFFFFFFFF:#x}"
         )
     computed = message_crc(body[message.body_start : message.body_start + message.body_length])
     if message.body_crc != computed:
-        raise _Malformed(f"expected message CRC {message.body_crc}, found {computed}")
+        raise MalformedPut(f"expected message CRC {message.body_crc}, found {computed}")
     properties = body[message.properties_start : message.properties_start + message.properties_length]
     return _Put((topic.decode(), message.queue_id), message.sys_flag, _checked_properties(properties))
 
@@ -197,31 +185,33 @@ def _check(body: bytes) -> _Put:
 def _parsed(body: bytes) -> Message:
     if len(body) >= layout.MIN_MESSAGE_SIZE and not has_message_magic(body, 0, len(body)):
         found = int.from_bytes(body[4:8], "big", signed=True)
-        raise _Malformed(f"expected message magic {MESSAGE_MAGICS[0]} or {MESSAGE_MAGICS[1]}, found {found}")
+        raise MalformedPut(f"expected message magic {MESSAGE_MAGICS[0]} or {MESSAGE_MAGICS[1]}, found {found}")
     message = parse_message(body, 0, len(body), 0)
     if isinstance(message, str):
-        raise _Malformed(message)
+        raise MalformedPut(message)
     return message
 
 
 def _checked_properties(properties: bytes) -> bytes | None:
     """Check that every property has a name and one value. Returns the identity among them."""
     if len(properties) > layout.MAX_PROPERTIES_SIZE:
-        raise _Malformed(f"expected at most {layout.MAX_PROPERTIES_SIZE} bytes of properties, found {len(properties)}")
+        raise MalformedPut(
+            f"expected at most {layout.MAX_PROPERTIES_SIZE} bytes of properties, found {len(properties)}"
+        )
     if not is_text(properties):
-        raise _Malformed("expected UTF-8 as properties, found other bytes")
+        raise MalformedPut("expected UTF-8 as properties, found other bytes")
     identity = None
     for number, part in enumerate(properties.removesuffix(b"\x02").split(b"\x02") if properties else ()):
         name, *values = part.split(b"\x01")
         if not name or len(values) != 1:
-            raise _Malformed(f"expected a name, character 1 and a value as property {number}, found other bytes")
+            raise MalformedPut(f"expected a name, character 1 and a value as property {number}, found other bytes")
         if name != _ID:
             continue
         if identity is not None:
-            raise _Malformed(f"expected property {layout.PROPERTY_ID} once, found it twice")
+            raise MalformedPut(f"expected property {layout.PROPERTY_ID} once, found it twice")
         identity = _decode_id(values[0])
         if identity is None:
-            raise _Malformed(f"expected 32 characters of a-zA-Z0-9_- as {layout.PROPERTY_ID}, found other bytes")
+            raise MalformedPut(f"expected 32 characters of a-zA-Z0-9_- as {layout.PROPERTY_ID}, found other bytes")
     return identity
 
 
@@ -230,8 +220,8 @@ def _stamped(number: int, body: bytes, queue_offset: int, store_timestamp: int, 
         message = _parsed(body)
         stamped = _restored(body, message, queue_offset, store_timestamp, store_host)
         if len(stamped) > MAX_BODY_SIZE:
-            raise _Malformed(f"expected at most {MAX_BODY_SIZE} bytes with the store's host, found {len(stamped)}")
-    except _Malformed as problem:
+            raise MalformedPut(f"expected at most {MAX_BODY_SIZE} bytes with the store's host, found {len(stamped)}")
+    except MalformedPut as problem:
         raise ValueError(f"message {number}: {problem}") from None
     return stamped
 

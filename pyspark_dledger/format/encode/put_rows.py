@@ -19,12 +19,8 @@ from pyspark_dledger.common.integers import INT64_MAX, INT64_MIN
 from pyspark_dledger.common.java_text import java_hash
 from pyspark_dledger.format import layout
 from pyspark_dledger.format.columns import PROPERTIES
-from pyspark_dledger.format.encode.encoded import MAX_BLOCK_SIZE, MAX_BODY_SIZE, Bodies
-from pyspark_dledger.format.encode.puts import (
-    PRODUCER_SIZE,
-    Ordinals,
-    PutSettings,
-)
+from pyspark_dledger.format.encode.encoded import LENGTH_SIZE, MAX_BLOCK_SIZE, MAX_BODY_SIZE, Bodies
+from pyspark_dledger.format.encode.puts import PRODUCER_SIZE, MalformedPut, Ordinals, PutSettings
 from pyspark_dledger.format.message import encode_message
 from pyspark_dledger.format.murmur3 import murmur128, murmur128_halves
 
@@ -49,7 +45,6 @@ sysFlag (0 none, 4 prepared, 8 commit, 12 rollback); ``delayLevel`` 0 is none, a
 _MAX_QUEUES = 2**31 - 1
 _TOPIC_BYTE = re.compile(rb"[%|a-zA-Z0-9_-]*")
 _SEPARATOR = re.compile(rb"[\x01\x02]")
-_LENGTH_SIZE = 4
 
 _KEYS = layout.PROPERTY_KEYS.encode()
 _DELAY = layout.PROPERTY_DELAY.encode()
@@ -115,8 +110,7 @@ def encode_messages(batch: pa.RecordBatch, settings: PutSettings, ordinals: Ordi
             "encode fewer rows at once"
         )
     encoded = [encoder.encode(message, ordinals) for message in messages]
-    lengths = b"".join(len(data).to_bytes(_LENGTH_SIZE, "big") for data in encoded)
-    return Bodies(len(encoded), b"".join([lengths, *encoded]))
+    return Bodies.of(encoded)
 
 
 def check_batch(batch: pa.RecordBatch) -> None:
@@ -197,24 +191,24 @@ class _Encoder:
         """The message of a row. Raises ValueError with the row's number."""
         try:
             message = self._message(row)
-            self.size += _LENGTH_SIZE + self._message_size(message)
-        except _Malformed as problem:
+            self.size += LENGTH_SIZE + self._message_size(message)
+        except MalformedPut as problem:
             raise ValueError(f"row {number}: {problem}") from None
         return message
 
     def _message(self, row: _Row) -> _Message:
         topic = _checked_topic(row.topic)
         if (row.transaction or 0) not in layout.TRANSACTIONS:
-            raise _Malformed(f"expected transaction 0, 4, 8 or 12, found {row.transaction}: 0 is none")
+            raise MalformedPut(f"expected transaction 0, 4, 8 or 12, found {row.transaction}: 0 is none")
         if (row.delay_level or 0) < 0:
-            raise _Malformed(f"expected a delayLevel of at least 0, found {row.delay_level}: 0 is none")
+            raise MalformedPut(f"expected a delayLevel of at least 0, found {row.delay_level}: 0 is none")
         queues = self._queue_counts.get(topic)
         if queues is None:
-            raise _Malformed(
+            raise MalformedPut(
                 f"expected the number of queues of topic {topic.decode()}, found none: request it from the leader"
             )
         if row.queue_id is not None and not 0 <= row.queue_id < queues:
-            raise _Malformed(
+            raise MalformedPut(
                 f"expected a queueId from 0 to {queues - 1}, found {row.queue_id}: add queues to the topic, or "
                 "leave queueId null"
             )
@@ -240,7 +234,7 @@ class _Encoder:
         pairs = message.properties + ([(_ID, bytes(32))] if self._settings.producer is not None else [])
         properties_size = len(self._joined(pairs))
         if properties_size > layout.MAX_PROPERTIES_SIZE:
-            raise _Malformed(
+            raise MalformedPut(
                 f"expected at most {layout.MAX_PROPERTIES_SIZE} bytes of properties, found {properties_size}: "
                 "move long values into the body"
             )
@@ -248,7 +242,7 @@ class _Encoder:
         topic_size = len(message.topic) + (2 if len(message.topic) > layout.MAX_V1_TOPIC_SIZE else 1)
         size = layout.MIN_MESSAGE_SIZE - 17 + hosts_size + topic_size + properties_size + len(message.row.body or b"")
         if size > MAX_BODY_SIZE:
-            raise _Malformed(
+            raise MalformedPut(
                 f"expected a message of at most {MAX_BODY_SIZE} bytes, found {size}: shorten or compress the body"
             )
         return size
@@ -279,10 +273,6 @@ class _Encoder:
         )
 
 
-class _Malformed(Exception):
-    """A row is not a valid message; the text gives what was expected and found."""
-
-
 class _Properties:
     """The checked properties of a message."""
 
@@ -295,24 +285,28 @@ class _Properties:
         if value is None:
             return
         if not name:
-            raise _Malformed("expected a property with a name, found an empty name: remove the property")
+            raise MalformedPut("expected a property with a name, found an empty name: remove the property")
         for what, text in (("name", name), ("value", value)):
             if not is_text(text):
-                raise _Malformed(f"expected UTF-8 as the {what} of a property, found other bytes: encode them as text")
+                raise MalformedPut(
+                    f"expected UTF-8 as the {what} of a property, found other bytes: encode them as text"
+                )
             if _SEPARATOR.search(text):
-                raise _Malformed(
+                raise MalformedPut(
                     f"expected no character 1 or 2 in the {what} of a property, found one: these separate properties"
                 )
         if name == _ID:
-            raise _Malformed(f"expected no property {layout.PROPERTY_ID}, found one: remove it, messages get their own")
+            raise MalformedPut(
+                f"expected no property {layout.PROPERTY_ID}, found one: remove it, messages get their own"
+            )
         if name == _DELAY and not self._may_delay:
-            raise _Malformed(f"expected no property {layout.PROPERTY_DELAY}, found one: use the column delayLevel")
+            raise MalformedPut(f"expected no property {layout.PROPERTY_DELAY}, found one: use the column delayLevel")
         self.put(name, value)
 
     def put(self, name: bytes, value: bytes) -> None:
         """Add a property that is valid by itself."""
         if name in self._by_name:
-            raise _Malformed(
+            raise MalformedPut(
                 f"expected property {name.decode()} once, found it twice: remove one, in "
                 "properties or in its own column"
             )
@@ -328,10 +322,10 @@ class _Properties:
 
 def _checked_topic(topic: bytes | None) -> bytes:
     if topic is None:
-        raise _Malformed("expected a topic, found null: set one in every row, or one for all rows")
+        raise MalformedPut("expected a topic, found null: set one in every row, or one for all rows")
     problem = topic_problem(topic)
     if problem:
-        raise _Malformed(f"{problem}: choose another name")
+        raise MalformedPut(f"{problem}: choose another name")
     return topic
 
 

@@ -25,6 +25,10 @@ ID_SIZE = PRODUCER_SIZE + CONTENT_SIZE
 """Bytes of a put's identity: its producer (`producer_of`), then a hash of its content and its ordinal (`Ordinals`)."""
 
 
+class MalformedPut(Exception):
+    """A row or body is not a valid put; the text gives what was expected and found."""
+
+
 class PutSettings(NamedTuple):
     """Settings for all messages of a batch.
 

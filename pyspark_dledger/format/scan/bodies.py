@@ -8,8 +8,8 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from pyspark_dledger.errors import DLedgerError
-from pyspark_dledger.format.python_engine import malformed
 from pyspark_dledger.format.scan.decompression import DecompressionError, decompress
+from pyspark_dledger.format.scan.row_values import malformed
 from pyspark_dledger.format.spec import Compressed, ScanRequest
 
 # The largest value of Arrow's binary type, in bytes.

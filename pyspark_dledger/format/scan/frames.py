@@ -25,7 +25,6 @@ _FIRST_CHUNK = 4 * 1024
 _LAST_CHUNK = 1024 * 1024
 _HEADER_DTYPE = record_dtype(layout.ENTRY_HEADER)
 _MAGIC_OFFSET = layout.MESSAGE_HEADER[1].offset
-_PHYSICAL_OFFSET = layout.MESSAGE_HEADER[6].offset
 _MESSAGE_MAGIC_BYTES = [magic.to_bytes(4, "big", signed=True) for magic in MESSAGE_MAGICS]
 _FILLER_MAGIC_BYTES = layout.MESSAGE_MAGIC_BLANK.to_bytes(4, "big", signed=True)
 
@@ -255,7 +254,7 @@ class MessageFrames(Frames):
         total_size = _signed(start[:4])
         if not layout.MIN_MESSAGE_SIZE <= total_size <= left:
             return f"expected a totalSize from {layout.MIN_MESSAGE_SIZE} to {left} at {pos}, found {total_size}"
-        physical_offset = _signed(start[_PHYSICAL_OFFSET : _PHYSICAL_OFFSET + 8])
+        physical_offset = _signed(start[layout.PHYSICAL_OFFSET_AT :][:8])
         if physical_offset != pos:
             return f"expected physicalOffset {pos}, found {physical_offset}"
         message = parse_message(self.data, pos, total_size, pos)

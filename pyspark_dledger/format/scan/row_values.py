@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from pyspark_dledger.common.java_text import decode_utf8, host_text
+from pyspark_dledger.errors import MalformedError
 from pyspark_dledger.format import layout
 from pyspark_dledger.format.codec import EntryHeader, crc32, signed32
 from pyspark_dledger.format.message import (
@@ -23,7 +24,7 @@ from pyspark_dledger.format.message import (
 )
 from pyspark_dledger.format.scan.segment_file import SegmentFile
 from pyspark_dledger.format.scan.walk import Span
-from pyspark_dledger.format.spec import DLEDGER, Filters, IntFilter
+from pyspark_dledger.format.spec import DLEDGER, Filters, IntFilter, ScanRequest
 
 # Timestamps of the years 1 to 9999, in milliseconds since 1970.
 MIN_TIMESTAMP = -62135596800000
@@ -120,6 +121,14 @@ class Row:
             return None
         start = self.message.topic_start
         return decode_utf8(self.data[start : start + self.message.topic_length])
+
+
+def malformed(request: ScanRequest, kind: str, pos: int, problem: str) -> MalformedError:
+    """The error of FAILFAST for a row with a problem."""
+    return MalformedError(
+        f"{request.segment.path}: {kind} at {pos}: {problem}; mode=PERMISSIVE keeps such rows with their problem, "
+        "DROPMALFORMED drops them"
+    )
 
 
 def first_problem(row: Row, verify_crc: bool) -> str | None:

@@ -19,7 +19,6 @@ from pyspark_dledger.log.io.files import path_of, scan_folder
 from pyspark_dledger.log.verify.findings import Report
 
 _SEGMENT_NAME = re.compile(rf"[0-9]{{{layout.SEGMENT_NAME_DIGITS}}}")
-_PHYSICAL_OFFSET = layout.MESSAGE_HEADER[6].offset
 
 
 @dataclass(frozen=True)
@@ -213,7 +212,7 @@ def _head_pos(file: _File, offset: int, source: str) -> int | None:
     if len(head) < layout.ENTRY_HEADER_SIZE:
         return None
     if source == COMMITLOG:
-        named = int.from_bytes(head[_PHYSICAL_OFFSET : _PHYSICAL_OFFSET + 8], "big", signed=True)
+        named = int.from_bytes(head[layout.PHYSICAL_OFFSET_AT : layout.PHYSICAL_OFFSET_AT + 8], "big", signed=True)
         return named if has_message_magic(head, 0, len(head)) else None
     header = decode_entry_header(head)
     fits = header.magic in layout.ENTRY_MAGICS and header.size == layout.ENTRY_HEADER_SIZE + header.body_size
