@@ -244,7 +244,7 @@ FILES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 
 
 def rendered(text: str) -> str:
-    """`text` with each ``<!-- NAME -->`` to ``<!-- /NAME -->`` filled anew."""
+    """`text` with each block from ``<!-- NAME -->`` to ``<!-- /NAME -->`` filled again."""
     for name, make in TABLES.items():
         head, tail = f"<!-- {name} -->\n", f"<!-- /{name} -->"
         if head in text:
