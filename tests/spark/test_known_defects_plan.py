@@ -46,7 +46,9 @@ def write_log(path: Path, first: int = 0, **config: Any) -> list[Path]:
 
 def batch(path: Path, **options: Any) -> Planned:
     """A batch read that was planned and not yet read."""
-    reader = dl.DefaultSource({"path": str(path), **ONE_FILE, **options}).reader(SCHEMA)
+    # Without a starting index failOnDataLoss has no effect on a batch, and is refused.
+    start = {"startingOffsets": "0"} if "failOnDataLoss" in options else {}
+    reader = dl.DefaultSource({"path": str(path), **ONE_FILE, **start, **options}).reader(SCHEMA)
     return reader, reader.partitions()
 
 
