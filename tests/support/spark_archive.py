@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -44,8 +45,9 @@ def environment() -> dict[str, str]:
 
 
 def archive_path() -> Path:
-    java = subprocess.run(["java", "-version"], capture_output=True, text=True, check=False).stderr
-    version = re.search(r'version "([^"]+)"', java)
+    has_java = shutil.which("java") is not None
+    said = subprocess.run(["java", "-version"], capture_output=True, text=True, check=False).stderr if has_java else ""
+    version = re.search(r'version "([^"]+)"', said)
     return ROOT / "build" / f"spark-{pyspark.__version__}-java-{version[1] if version else 'none'}.jsa"
 
 
@@ -57,7 +59,9 @@ def main() -> None:
     archive.parent.mkdir(exist_ok=True)
     made = archive.with_suffix(f".{os.getpid()}")
     options = f"{_LOGGING} {_QUIET} -XX:ArchiveClassesAtExit={made}"
-    variables = {**os.environ, "SPARK_CONF_DIR": str(NO_CONF_DIR), "SPARK_SUBMIT_OPTS": options}
+    # PYSPARK_PYTHON may be relative, and the program runs in another folder.
+    spark = {"SPARK_CONF_DIR": str(NO_CONF_DIR), "SPARK_SUBMIT_OPTS": options, "PYSPARK_PYTHON": sys.executable}
+    variables = {**os.environ, **spark}
     with tempfile.TemporaryDirectory() as folder:
         code = f"PATH = {folder + '/rows'!r}\n{_WARM_UP}"
         subprocess.run([sys.executable, "-c", code], cwd=folder, env=variables, capture_output=True, check=False)
