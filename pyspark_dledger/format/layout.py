@@ -59,6 +59,17 @@ INDEX_UNIT_SIZE = 32
 
 SEGMENT_NAME_DIGITS = 20
 
+
+def segment_name(base: int) -> str:
+    """The name of the file that begins at position `base`; also of index and queue files."""
+    return f"{base:0{SEGMENT_NAME_DIGITS}d}"
+
+
+def is_segment_name(name: str) -> bool:
+    """Whether a file name is that of a segment, an index file or a queue file."""
+    return len(name) == SEGMENT_NAME_DIGITS and name.isdecimal()
+
+
 # CommitLog message, MessageDecoder: the fields before bornHost. These follow:
 # bornHost (8 or 20), storeTimestamp 8, storeHost (8 or 20), reconsumeTimes 4,
 # preparedTransactionOffset 8, bodyLength 4 + body, topicLength (V1: 1, V2: 2, unsigned) + topic,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pyspark_dledger.errors import MalformedError
-from pyspark_dledger.format.layout import SEGMENT_NAME_DIGITS
+from pyspark_dledger.format.layout import segment_name
 from pyspark_dledger.format.spec import COMMITLOG, Filters, ScanRequest
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class FileGap:
     @property
     def name(self) -> str:
         """The name of the first missing file."""
-        return f"{self.start:0{SEGMENT_NAME_DIGITS}d}"
+        return segment_name(self.start)
 
     @property
     def problem(self) -> str:

@@ -18,7 +18,7 @@ from pyspark_dledger.format.layout import (
     CONSUME_QUEUE_UNIT,
     CONSUME_QUEUE_UNIT_SIZE,
     ENTRY_HEADER_SIZE,
-    SEGMENT_NAME_DIGITS,
+    is_segment_name,
 )
 from pyspark_dledger.format.spec import Segment
 from pyspark_dledger.log.io.entry_reads import entry_at, segment_at
@@ -77,7 +77,7 @@ def queue_files(folder: Path) -> tuple[QueueFile, ...]:
     """The files of the queue in a folder, in order; empty if the folder cannot be read."""
     files = []
     for entry in folder_entries(folder):
-        if len(entry.name) == SEGMENT_NAME_DIGITS and entry.name.isdecimal() and entry.is_file():
+        if is_segment_name(entry.name) and entry.is_file():
             try:
                 units = entry.stat().st_size // CONSUME_QUEUE_UNIT_SIZE
             except OSError:

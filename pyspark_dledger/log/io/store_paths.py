@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import stat
 from collections import Counter
 from collections.abc import Iterable
@@ -13,12 +12,11 @@ from pathlib import Path
 from pyspark_dledger.common.java_text import escaped_path, is_utf8
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.codec import decode_blank
-from pyspark_dledger.format.layout import ENTRY_MAGICS, SEGMENT_NAME_DIGITS
+from pyspark_dledger.format.layout import ENTRY_MAGICS, is_segment_name
 from pyspark_dledger.format.message import has_message_magic
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Segment
 from pyspark_dledger.log.io.files import is_readable, is_there, names_in, path_of, without_bucket
 
-_SEGMENT_NAME = re.compile(rf"\d{{{SEGMENT_NAME_DIGITS}}}")
 _NODE_PREFIX = "dledger-"
 _ACCEPTED = "a storePathRootDir, a dledger-<id>/ folder, a data/ or commitlog/ folder, or one segment file"
 # Bytes. After a longer hole, a file does not belong to the log.
@@ -85,7 +83,7 @@ def _find(path: str, self_id: str | None, data_dirs: tuple[str, ...] | None) -> 
         raise StoreError(
             f"{path}: expected {_ACCEPTED}, found the index of a node: give the node's folder {given.parent}"
         )
-    if any(_SEGMENT_NAME.fullmatch(name) for name in names) or given.name in ("data", "commitlog"):
+    if any(is_segment_name(name) for name in names) or given.name in ("data", "commitlog"):
         return _of_folder(path, given, extra)
     return _of_root(path, given, names, self_id, extra)
 
@@ -140,7 +138,7 @@ def _has(folder: Path, name: str) -> bool:
 
 def _source_of(dirs: Iterable[Path], only: Path | None) -> str:
     """Whether segments are DLedger's or the CommitLog's: by their first bytes, else by the folder's name."""
-    files = [folder / name for folder in dirs for name in _names(folder) if _SEGMENT_NAME.fullmatch(name)]
+    files = [folder / name for folder in dirs for name in _names(folder) if is_segment_name(name)]
     for file in [only] if only is not None else files:
         if not file.is_file():
             continue
@@ -216,7 +214,7 @@ def list_segments(dirs: Iterable[Path], source: str, check_pos: bool) -> list[Se
     for folder in dirs:
         for name in _names(folder):
             file = folder / name
-            size = file_size(file) if _SEGMENT_NAME.fullmatch(name) else None
+            size = file_size(file) if is_segment_name(name) else None
             if size is None:
                 continue
             base = int(name)
@@ -224,7 +222,7 @@ def list_segments(dirs: Iterable[Path], source: str, check_pos: bool) -> list[Se
                 raise StoreError(f"{file}: expected one segment at {base}, found {files[base]} as well: remove one")
             files[base], sizes[base] = file, size
     bases = sorted(files)
-    usual = _usual_size(bases, sizes)
+    usual = usual_size(sizes)
     segments = []
     for base, following in zip_longest(bases, bases[1:]):
         size = max(sizes[base], usual)
@@ -251,11 +249,14 @@ def file_size(file: Path) -> int | None:
     return status.st_size if stat.S_ISREG(status.st_mode) else None
 
 
-def _usual_size(bases: list[int], sizes: dict[int, int]) -> int:
-    """The size in bytes that segments are created with: that of most files, else the smallest distance of two names."""
-    if not bases:
+def usual_size(sizes: dict[int, int]) -> int:
+    """The size in bytes that files are created with, from their sizes by base; 0 without files.
+
+    It is the size of most files, else the smallest distance of two bases.
+    """
+    if not sizes:
         return 0
     size, count = Counter(sizes.values()).most_common(1)[0]
-    if 2 * count > len(bases) or len(bases) == 1:
+    if 2 * count > len(sizes):
         return size
-    return min(after - before for before, after in pairwise(bases))
+    return min(after - before for before, after in pairwise(sorted(sizes)))

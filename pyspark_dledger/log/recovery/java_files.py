@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import re
 import stat
-from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
 from pyspark_dledger.errors import StoreError
-from pyspark_dledger.format.layout import INDEX_UNIT_SIZE, MIN_BLANK_SIZE, SEGMENT_NAME_DIGITS
+from pyspark_dledger.format.layout import INDEX_UNIT_SIZE, MIN_BLANK_SIZE, is_segment_name, segment_name
 from pyspark_dledger.log.io.files import names_in, open_file
+from pyspark_dledger.log.io.store_paths import usual_size
 
 _JAVA_LONG = re.compile(r"[+-]?\d+")
 _READ_BYTES = 1024 * 1024
@@ -341,7 +341,7 @@ class JavaFileList:
         return written
 
     def _create(self, base: int) -> JavaFile:
-        name = f"{'-' if base < 0 else ''}{abs(base):0{SEGMENT_NAME_DIGITS}d}"
+        name = f"{'-' if base < 0 else ''}{segment_name(abs(base))}"
         self.files.append(JavaFile(base, self.file_size, name, None))
         self.created.append(name)
         return self.files[-1]
@@ -369,19 +369,11 @@ def list_folder(folder: Path) -> list[Path]:
 
 
 def configured_size(dirs: Iterable[Path], default: int) -> int:
-    """The file size in bytes that Java was probably configured with.
-
-    The size of most files with a segment's name, else the smallest distance of two names; `default` without files.
-    """
+    """The file size in bytes that Java was probably configured with; `default` without files."""
     sizes = {
         int(path.name): path.stat().st_size
         for folder in dirs
         for path in list_folder(folder)
-        if re.fullmatch(rf"\d{{{SEGMENT_NAME_DIGITS}}}", path.name) and path.is_file()
+        if is_segment_name(path.name) and path.is_file()
     }
-    if not sizes:
-        return default
-    size, count = Counter(sizes.values()).most_common(1)[0]
-    if len(sizes) == 1 or 2 * count > len(sizes):
-        return size
-    return min(after - before for before, after in pairwise(sorted(sizes)))
+    return usual_size(sizes) if sizes else default

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pyspark_dledger.format.codec import decode_consume_queue_unit
-from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT_SIZE, SEGMENT_NAME_DIGITS
+from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT_SIZE, segment_name
 from pyspark_dledger.format.message import Message, transaction
 from pyspark_dledger.format.spec import Segment
 from pyspark_dledger.log.io.entry_reads import read_at
@@ -168,8 +168,7 @@ def _last_of(queue: Queue) -> _QueueEnd:
 def _following(last: _QueueEnd) -> _QueueEnd:
     """The queue's next file if it has a unit, else `last`."""
     file = Path(last.file)
-    name = int(file.name) + last.size
-    following = file.with_name(f"{name:0{SEGMENT_NAME_DIGITS}d}")
+    following = file.with_name(segment_name(int(file.name) + last.size))
     if not following.exists():
         return last
     following_end = _QueueEnd(str(following), last.size)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable
@@ -17,8 +16,6 @@ from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, LogEnd, Segment
 from pyspark_dledger.log.io.entry_reads import read_at
 from pyspark_dledger.log.io.files import path_of, scan_folder
 from pyspark_dledger.log.verify.findings import Report
-
-_SEGMENT_NAME = re.compile(rf"[0-9]{{{layout.SEGMENT_NAME_DIGITS}}}")
 
 
 @dataclass(frozen=True)
@@ -56,7 +53,7 @@ def check_segment_files(dirs: Iterable[Path], source: str, check_pos: bool, repo
             count = -(-missing // usual)
             report.add(
                 "fileGap",
-                before.path.with_name(_name(first)),
+                before.path.with_name(layout.segment_name(first)),
                 f"expected {count} file{'s' * (count > 1)} of {usual} bytes up to {after.base}, found none",
             )
 
@@ -86,7 +83,7 @@ def check_index_files(folder: Path, first_index: int, last_index: int, report: R
         count = -(-(stop - start) // usual)
         report.add(
             "indexFileMissing",
-            folder / _name(start),
+            folder / layout.segment_name(start),
             f"expected {count} file{'s' * (count > 1)} of {usual} bytes, found none",
             index=start // layout.INDEX_UNIT_SIZE,
         )
@@ -136,7 +133,7 @@ def _list(dirs: Iterable[Path], report: Report | None) -> list[_File]:
         for entry in entries:
             file = path_of(entry.path)
             try:
-                is_segment = entry.is_file() and _SEGMENT_NAME.fullmatch(entry.name)
+                is_segment = entry.is_file() and layout.is_segment_name(entry.name)
                 size = entry.stat().st_size
             except OSError as error:
                 if report is not None:
@@ -193,8 +190,8 @@ def _is_of_log(file: _File, source: str, check_pos: bool) -> bool:
 
 def _stray_text(file: _File, files: list[_File], usual: int) -> str:
     bases = sorted({other.base for other in files if other != file})
-    near = bases[max(bisect_left(bases, file.base) - 1, 0)]
-    return f"expected consecutive segments of {usual} bytes (the nearest is {_name(near)}), found one at {file.base}"
+    near = layout.segment_name(bases[max(bisect_left(bases, file.base) - 1, 0)])
+    return f"expected consecutive segments of {usual} bytes (the nearest is {near}), found one at {file.base}"
 
 
 def _claimed_base(file: _File, source: str) -> int | None:
@@ -237,7 +234,3 @@ def _missing_ranges(bases: list[int], usual: int, low: int, high: int) -> list[t
     if at < high:
         missing.append((at, high))
     return missing
-
-
-def _name(base: int) -> str:
-    return f"{base:0{layout.SEGMENT_NAME_DIGITS}d}"
