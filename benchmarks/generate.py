@@ -285,4 +285,4 @@ def write_index(folder: Path, units: np.ndarray) -> None:
 
 
 def _file_name(offset: int) -> str:
-    return f"{offset:0{layout.SEGMENT_NAME_DIGITS}d}"
+    return layout.segment_name(offset)

@@ -44,7 +44,7 @@ def entry() -> str:
 def index_unit() -> str:
     """The unit of that entry in DLedger's index."""
     size = layout.INDEX_UNIT_SIZE
-    file = _root() / "dledger-n0" / "index" / "0".zfill(layout.SEGMENT_NAME_DIGITS)
+    file = _root() / "dledger-n0" / "index" / layout.segment_name(0)
     return _block(file, INDEX * size, _fields(_read(file, INDEX * size, size), layout.INDEX_UNIT, {}))
 
 

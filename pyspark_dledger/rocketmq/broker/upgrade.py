@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from pyspark_dledger.common.durable import sync_dir, sync_file
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.engine import Engine, get_engine
-from pyspark_dledger.format.layout import MESSAGE_MAGIC_BLANK, SEGMENT_NAME_DIGITS
+from pyspark_dledger.format.layout import MESSAGE_MAGIC_BLANK, is_segment_name, segment_name
 from pyspark_dledger.format.spec import COMMITLOG, ScanRequest, Segment
 from pyspark_dledger.log.io.entry_reads import read_at
 from pyspark_dledger.log.io.files import LocalFile, last_data
@@ -62,11 +62,7 @@ def begin_over_old_log(
 def _data_files(folder: Path) -> list[Path]:
     """Data files, without empty ones, which a crash left."""
     found = folder.iterdir() if folder.is_dir() else iter(())
-    return [
-        path
-        for path in found
-        if len(path.name) == SEGMENT_NAME_DIGITS and path.name.isdecimal() and path.stat().st_size
-    ]
+    return [path for path in found if is_segment_name(path.name) and path.stat().st_size]
 
 
 def _check_before(engine: Engine, old: list[Segment], begin: int) -> None:
@@ -152,7 +148,7 @@ def _write_filler(file: Segment, end: int) -> None:
 def _create_data_file(folder: Path, base: int, size: int) -> None:
     """Create an empty data file, sparse and of full size."""
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{base:0{SEGMENT_NAME_DIGITS}d}"
+    path = folder / segment_name(base)
     path.touch(0o644)
     os.truncate(path, size)
     sync_file(path)

@@ -20,7 +20,7 @@ from pyspark_dledger.format.layout import (
     BATCH_UNIT_SIZE,
     CONSUME_QUEUE_UNIT,
     CONSUME_QUEUE_UNIT_SIZE,
-    SEGMENT_NAME_DIGITS,
+    is_segment_name,
 )
 from pyspark_dledger.log.io.files import OpenFile, open_file
 from pyspark_dledger.log.io.queue_files import (
@@ -205,7 +205,7 @@ def batch_queues(root: Path) -> list[Queue]:
     files: dict[tuple[str, int], list[QueueFile]] = {}
     for path in sorted(root.glob(f"{BATCH_FOLDER}/*/*/*")):
         queue_id = path.parent.name
-        if queue_id.isdecimal() and len(path.name) == SEGMENT_NAME_DIGITS and path.name.isdecimal() and path.is_file():
+        if queue_id.isdecimal() and is_segment_name(path.name) and path.is_file():
             units = path.stat().st_size // BATCH_UNIT_SIZE
             file = QueueFile(str(path), path.name, int(path.name) // BATCH_UNIT_SIZE, units)
             files.setdefault((path.parent.parent.name, int(queue_id)), []).append(file)

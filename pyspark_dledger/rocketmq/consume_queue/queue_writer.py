@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pyspark_dledger.errors import StoreError
-from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT_SIZE, SEGMENT_NAME_DIGITS
+from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT_SIZE, segment_name
 from pyspark_dledger.format.spec import Segment
 from pyspark_dledger.log.io.queue_files import (
     FILLER_SIZE,
@@ -281,7 +281,7 @@ class QueueWriter:
         while len(units):
             base = first - first % self.units_per_file
             part, units = np.split(units, [base + self.units_per_file - first])
-            path = folder / f"{base * CONSUME_QUEUE_UNIT_SIZE:0{SEGMENT_NAME_DIGITS}d}"
+            path = folder / segment_name(base * CONSUME_QUEUE_UNIT_SIZE)
             self._files.write(path, (first - base) * CONSUME_QUEUE_UNIT_SIZE, part.tobytes())
             first += len(part)
 

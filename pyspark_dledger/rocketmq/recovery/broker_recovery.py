@@ -23,7 +23,7 @@ from typing import Any
 from pyspark_dledger.common.java_text import decode_utf8
 from pyspark_dledger.errors import OptionError, StoreError
 from pyspark_dledger.format import layout
-from pyspark_dledger.format.layout import MESSAGE_MAGIC_V1, SEGMENT_NAME_DIGITS
+from pyspark_dledger.format.layout import MESSAGE_MAGIC_V1, segment_name
 from pyspark_dledger.format.message import MESSAGE_MAGICS, Message, message_crc, parse_message, transaction
 from pyspark_dledger.log.recovery.java_files import JavaFile, list_folder
 from pyspark_dledger.log.recovery.recovery_preview import RecoveryPreview, preview
@@ -240,7 +240,7 @@ class _Start:
         self.old_deleted = [file.name for file in files if file.base > end]
         last = [file for file in files if file.base <= end][-1]
         divided = last.base + last.size
-        self.created = f"{divided:0{SEGMENT_NAME_DIGITS}d}"
+        self.created = segment_name(divided)
         self.notes.append(
             f"commitlog/{last.name} is closed with a filler from byte {end - last.base} on, unless it has one; DLedger "
             f"begins at {divided}"

@@ -17,7 +17,7 @@ from pathlib import Path
 from pyspark_dledger.common.durable import sync_dir
 from pyspark_dledger.errors import IndexRangeError
 from pyspark_dledger.format.encode.encoded import Buffer
-from pyspark_dledger.format.layout import SEGMENT_NAME_DIGITS
+from pyspark_dledger.format.layout import segment_name
 from pyspark_dledger.log.io.files import data_extents
 
 _ZEROS = bytes(1 << 20)
@@ -183,7 +183,7 @@ class MappedFileList:
         folder = self._choose_dir(base)
         make_dir(folder)
         self._sync_other_dirs(folder)
-        file = MappedFile(folder / f"{base:0{SEGMENT_NAME_DIGITS}d}", base, self.file_size)
+        file = MappedFile(folder / segment_name(base), base, self.file_size)
         try:
             file.create()
         except OSError:

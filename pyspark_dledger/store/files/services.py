@@ -11,7 +11,7 @@ from typing import Protocol
 
 from pyspark_dledger.common.retention import used_ratio
 from pyspark_dledger.errors import StoreError
-from pyspark_dledger.format.layout import SEGMENT_NAME_DIGITS
+from pyspark_dledger.format.layout import is_segment_name
 from pyspark_dledger.store.store_config import StoreConfig
 
 _LOG = logging.getLogger(__name__)
@@ -147,7 +147,7 @@ class CleanSpaceService:
         if not config.is_due(now, fullest):
             return 0
         old_files = config.old_log_dir.iterdir() if config.old_log_dir and config.old_log_dir.is_dir() else ()
-        if any(len(path.name) == SEGMENT_NAME_DIGITS and path.name.isdecimal() for path in old_files):
+        if any(is_segment_name(path.name) for path in old_files):
             return 0  # the files of the old CommitLog are deleted first (DLedgerCommitLog.disableDeleteDledger)
         begin = self._store.ledger_begin_index
         count = self._store.delete_expired(config.expires_before(now), force)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable
 from itertools import pairwise
@@ -11,14 +10,18 @@ from pathlib import Path
 from pyspark_dledger.common.durable import sync_dir, sync_file
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.codec import decode_entry_header, decode_index_unit
-from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, INDEX_UNIT_SIZE, MIN_BLANK_SIZE, SEGMENT_NAME_DIGITS
+from pyspark_dledger.format.layout import (
+    ENTRY_HEADER_SIZE,
+    INDEX_UNIT_SIZE,
+    MIN_BLANK_SIZE,
+    is_segment_name,
+    segment_name,
+)
 from pyspark_dledger.format.state_files import Checkpoint
 from pyspark_dledger.log.io.entry_reads import read_at
 from pyspark_dledger.log.io.store_paths import HIGHEST_BASE
 from pyspark_dledger.store.files.mapped_files import MappedFile
 from pyspark_dledger.store.files.node_files import Reset, load_reset, remove_reset, write_checkpoint
-
-_NAME = re.compile(rf"\d{{{SEGMENT_NAME_DIGITS}}}")
 
 
 def load_data_files(dirs: Iterable[Path], file_size: int) -> tuple[list[MappedFile], int]:
@@ -54,7 +57,7 @@ def check_order(files: list[MappedFile]) -> None:
             raise StoreError(f"{after.path}: expected one file of this name, found {before.path} too: remove one")
         if after.base != before.end:
             raise StoreError(
-                f"{after.path}: expected {before.end:0{SEGMENT_NAME_DIGITS}d} after {before.path.name}, found this "
+                f"{after.path}: expected {segment_name(before.end)} after {before.path.name}, found this "
                 "file: copy the missing ones from another member of the group"
             )
 
@@ -128,7 +131,7 @@ def _named_files(dirs: Iterable[Path]) -> list[tuple[Path, int]]:
     found = []
     for folder in dirs:
         for path in folder.iterdir() if folder.is_dir() else ():
-            if _NAME.fullmatch(path.name):
+            if is_segment_name(path.name):
                 if not path.is_file():
                     raise StoreError(f"{path}: expected a file, found something else: move it away")
                 found.append((path, path.stat().st_size))

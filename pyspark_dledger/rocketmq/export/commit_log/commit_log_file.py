@@ -20,7 +20,7 @@ from pyspark_dledger.common.durable import sync_file
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.checksum import crc32
 from pyspark_dledger.format.engine import Engine, get_engine
-from pyspark_dledger.format.layout import MESSAGE_MAGIC_BLANK, SEGMENT_NAME_DIGITS
+from pyspark_dledger.format.layout import MESSAGE_MAGIC_BLANK, segment_name
 from pyspark_dledger.format.spec import COMMITLOG, ScanRequest, Segment
 from pyspark_dledger.rocketmq.dispatch.log_part import COLUMNS, all_rows, part_of
 from pyspark_dledger.rocketmq.export.commit_log.commit_log_part import FilePart, PartOutcome, is_intact
@@ -55,7 +55,7 @@ class _NoMessage(Exception):
 
 def file_name(base: int) -> str:
     """The path of the file that begins at position `base` of the log, relative to the storePathRootDir."""
-    return f"{FOLDER}/{base:0{SEGMENT_NAME_DIGITS}d}"
+    return f"{FOLDER}/{segment_name(base)}"
 
 
 def write_part(part: FilePart, number: int, target: Path) -> PartReport:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from pyspark_dledger.errors import MalformedError, OptionError, StoreError
-from pyspark_dledger.format.layout import SEGMENT_NAME_DIGITS
+from pyspark_dledger.format.layout import segment_name
 from pyspark_dledger.format.spec import COMMITLOG, Segment
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.store_view import StoreView
@@ -155,7 +155,7 @@ def _missing(log: StoreView, settings: ExportSettings, before: Segment, after: S
     bases = range(before.end, after.base, before.size)
     if not bases:
         return
-    first = f"{before.end:0{SEGMENT_NAME_DIGITS}d}"
+    first = segment_name(before.end)
     hole = f"expected the segment {first} and all others before {after.name}, found none"
     if settings.options.mode == "FAILFAST":
         raise MalformedError(f"{log.path}: {hole}; mode=PERMISSIVE leaves it out")
@@ -165,7 +165,7 @@ def _missing(log: StoreView, settings: ExportSettings, before: Segment, after: S
             "startingOffsets begin after them"
         )
     for base in bases:
-        name = f"{base:0{SEGMENT_NAME_DIGITS}d}"
+        name = segment_name(base)
         segment = Segment("", name, base, before.size, COMMITLOG)
         text = f"expected the segment {name}, found no file"
         yield FilePart(log.engine.NAME, segment, base, base, settings.filters, "PERMISSIVE", False, False, text)
