@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from pyspark_dledger.common.integers import INT64_MAX, INT64_MIN
+from pyspark_dledger.format.known_entries import KnownEntries
 
 DLEDGER = "dledger"
 COMMITLOG = "commitlog"
@@ -32,13 +33,24 @@ class PartialCopy(NamedTuple):
     extents: tuple[tuple[int, int], ...]
 
 
+class Witness(Protocol):
+    """Knows entries of a segment without the segment's help. A plain value: picklable, hashable, compared by value."""
+
+    def known_entries(self, segment: Segment) -> KnownEntries:
+        """The entries of the segment that this witness can prove.
+
+        An engine asks at the first damage that it finds, at most once per call. ``segment`` is the one of that call: it
+        can have a ``copy`` with only a part of its bytes.
+        """
+
+
 @dataclass(frozen=True)
 class Segment:
     """One file of the log, with the log's positions ``[base, base + size)``.
 
     ``check_pos`` is false for DLedger 0.4.0 stores, whose followers keep the leader's ``pos``. ``before`` is given if
     the segment begins with damage: it decides which entries can follow. With a ``copy``, bytes are read from it, and
-    errors name ``path``.
+    errors name ``path``. The ``witness`` decides about damaged bytes; without one, continuity of the entries does.
     """
 
     path: str
@@ -49,6 +61,7 @@ class Segment:
     check_pos: bool = True
     before: PrecedingEntry | None = None
     copy: PartialCopy | None = None
+    witness: Witness | None = None
 
     @property
     def end(self) -> int:

@@ -1,0 +1,29 @@
+"""Entries of a segment that are known from outside it, as from a store's index files."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+
+class KnownEntries(NamedTuple):
+    """Entries (or old messages) of the log, by the evidence of a witness; stale entries are never among them.
+
+    Three arrays of one length, sorted by position: the bytes ``[pos, end)`` of each entry, disjoint, in positions of
+    the log. ``is_whole`` says that the header at ``pos`` is exactly the one that the witness gives. Otherwise an entry
+    stood there, but its header is damaged.
+    """
+
+    pos: npt.NDArray[np.int64]
+    end: npt.NDArray[np.int64]
+    is_whole: npt.NDArray[np.bool_]
+
+
+def no_known_entries() -> KnownEntries:
+    """What a witness knows that knows nothing."""
+    import numpy as np  # most readers do not need it
+
+    return KnownEntries(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.bool_))
