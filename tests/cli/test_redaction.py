@@ -30,6 +30,7 @@ def secrets_of(rows: list[Json]) -> set[str]:
     return {text for text in found if len(text) > 5 and text not in ("default", "message")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "form", ["--json", "--body=text", "--body=hex", "--columns=properties,body,topic,storeHost,problem"]
 )

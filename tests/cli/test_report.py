@@ -446,6 +446,7 @@ def test_old_births_of_most_messages_are_explained(latencies: list[int], is_told
     assert [OLD_BIRTHS in title for title in titles] == [is_told] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "times",
     [[5], [5, 5], [0, 1], [YEAR_1, YEAR_10000 - 1], list(range(0, 10**9, 10**6))],
@@ -539,6 +540,7 @@ class Page(HTMLParser):
         return [attributes for tag, attributes in self.elements if tag in tags]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("store", PAGES)
 def test_a_page_loads_nothing(pages: dict[str, str], store: str) -> None:
     page = Page(pages[store])
@@ -556,6 +558,7 @@ def test_a_page_loads_nothing(pages: dict[str, str], store: str) -> None:
     assert policy == "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("store", PAGES)
 def test_a_page_is_well_formed_and_labelled(pages: dict[str, str], store: str) -> None:
     page = Page(pages[store])
@@ -598,6 +601,7 @@ def test_pages_of_the_same_facts_differ_only_in_their_time(facts: dict[str, Fact
     assert "Made by dledger report" in differing[0]
 
 
+@pytest.mark.slow
 def test_a_page_stays_small_for_a_large_store(facts: dict[str, Facts]) -> None:
     from dataclasses import replace
 
@@ -608,6 +612,7 @@ def test_a_page_stays_small_for_a_large_store(facts: dict[str, Facts]) -> None:
     assert "The first 500 of 20,000" in text
 
 
+@pytest.mark.slow
 def test_a_redacted_page_names_no_topic_group_or_path(facts: dict[str, Facts]) -> None:
     for store in ("live", "damaged"):
         found = redacted(facts[store])
@@ -652,6 +657,7 @@ def run(*arguments: object) -> int:
     return main(["report", *map(str, arguments)])
 
 
+@pytest.mark.slow
 def test_a_report_replaces_only_an_earlier_one_and_is_never_partial(
     case_folder: Callable[[str], Path],
     tmp_path: Path,
@@ -878,6 +884,7 @@ def files(pages: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> di
     return {name: folder / f"{name}.html" for name in pages}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("store", PAGES)
 def test_a_browser_opens_the_page_and_requests_nothing_else(
     browser: Browser, files: dict[str, Path], store: str
@@ -887,6 +894,7 @@ def test_a_browser_opens_the_page_and_requests_nothing_else(
     assert {url for url in browser.requests() if not url.startswith("data:")} == {files[store].as_uri()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("store", PAGES)
 @pytest.mark.parametrize("width", [1280, 360])
 def test_the_page_fits_its_width_and_drawings_are_whole(

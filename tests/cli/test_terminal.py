@@ -31,6 +31,7 @@ def hostile(tmp_path: Path) -> Path:
 VERBS = ("dump", "segments", "state", "stats", "verify", "recovery", "audit", "find")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", VERBS)
 def test_piped_output_has_no_escape_codes(verb: str, hostile: Path) -> None:
     (hostile / "consumequeue").mkdir()
@@ -107,6 +108,7 @@ def test_an_error_in_writing_the_output_is_reported(store: Store) -> None:
     assert done.stderr.startswith("dledger: the output: ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_ctrl_c_leaves_no_half_line_with_a_slow_reader(unbuffered: str, case_folder: Callable[[str], Path]) -> None:
     environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}

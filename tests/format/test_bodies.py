@@ -279,6 +279,7 @@ print(out.to_pydict(), after - before)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("codec", CODECS)
 def test_decompression_stops_at_the_limit(tmp_path: Path, codec: str) -> None:
     zeros = bytes(2**20)

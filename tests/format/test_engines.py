@@ -93,6 +93,7 @@ def outcome(reader: Engine, request: ScanRequest) -> tuple[list[tuple[pa.RecordB
 # Intact logs.
 
 
+@pytest.mark.slow
 @budget(150)
 @given(recipe=generate.recipes())
 def test_rows_are_those_that_were_written(reader: Engine, folder: Callable[[], Path], recipe: generate.Recipe) -> None:
@@ -103,6 +104,7 @@ def test_rows_are_those_that_were_written(reader: Engine, folder: Callable[[], P
     assert rows == store.rows
 
 
+@pytest.mark.slow
 @budget(60)
 @given(recipe=generate.recipes())
 def test_log_end_and_term_runs_are_those_that_were_written(
@@ -209,6 +211,7 @@ def test_log_end_searches_8_mib_or_all(reader: Engine, tmp_path: Path) -> None:
 # Damage.
 
 
+@pytest.mark.slow
 @budget(250)
 @given(recipe=generate.recipes(), damage=generate.damages(), data=st.data())
 def test_engines_agree(
@@ -319,6 +322,7 @@ def test_engines_agree_on_random_bytes(
     assert_same(native, python, request_of(segment))
 
 
+@pytest.mark.slow
 @budget(100)
 @given(recipe=generate.recipes(), damage=generate.damages(), target=st.sampled_from([1, 60, 200, 1000, 5000]))
 def test_splits_change_nothing(
@@ -338,6 +342,7 @@ def test_splits_change_nothing(
         assert parts == whole
 
 
+@pytest.mark.slow
 @budget(60)
 @given(
     recipe=generate.recipes(),
@@ -372,6 +377,7 @@ def collect(reader: Engine, request: ScanRequest) -> tuple[list[Row], str | None
     return rows, None
 
 
+@pytest.mark.slow
 @budget(100)
 @given(recipe=generate.recipes(), damage=generate.damages(), data=st.data())
 def test_filters_and_columns_select_from_all_rows(
@@ -405,6 +411,7 @@ def meets(row: Row, where: Filters) -> bool:
     return True
 
 
+@pytest.mark.slow
 @budget(60)
 @given(recipe=generate.recipes(), damage=generate.damages(), columns=st.sampled_from([COLUMN_NAMES, ("pos", "kind")]))
 def test_modes_drop_or_raise_rows_with_a_problem(
@@ -570,6 +577,7 @@ def test_a_wrong_offset_and_a_wrong_property_crc_have_problem_texts(reader: Engi
 # Files that change.
 
 
+@pytest.mark.slow
 @budget(60)
 @given(recipe=generate.recipes(), share=st.floats(0, 1))
 def test_a_file_truncated_before_the_scan_ends_in_one_corrupt_row(
@@ -663,6 +671,7 @@ def test_a_split_off_a_boundary_raises_after_the_rows_before(reader: Engine, tmp
 # Speed and bounds.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("source", "unit"),
     [
@@ -731,6 +740,7 @@ def test_a_frame_is_found_at_any_end_of_damage(reader: Engine, tmp_path: Path, s
         ]
 
 
+@pytest.mark.slow
 def test_no_split_is_inside_the_longest_entries(reader: Engine, tmp_path: Path) -> None:
     longest = layout.MAX_ENTRY_SIZE - layout.ENTRY_HEADER_SIZE
 

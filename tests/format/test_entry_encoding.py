@@ -468,6 +468,7 @@ def test_buffers_are_released() -> None:
         held += b"x"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["encode", "check", "torn"])
 def test_bytes_that_change_while_they_are_read_do_not_crash(name: str) -> None:
     """The lock is released for so many bytes, and another thread overwrites the lengths."""

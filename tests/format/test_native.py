@@ -74,6 +74,7 @@ def test_an_unknown_column_is_rejected(store: Store) -> None:
         next(native_engine.scan(request(store, ("nothing",))))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keep", [0, 1, 4096, 4 * MEBIBYTE, 4 * MEBIBYTE + 5000])
 def test_a_file_truncated_during_a_scan_raises_no_signal(store: Store, keep: int) -> None:
     segment = store.segments[0]

@@ -91,6 +91,7 @@ def test_a_destroyed_header_loses_only_its_entry(tmp_path: Path, engine: str, se
     assert found == [("corrupt" if one is row else "entry", one["pos"], one["size"]) for one in store.rows]
 
 
+@pytest.mark.slow
 @budget(100)
 @given(
     seed=st.integers(0, 2**32),

@@ -60,6 +60,7 @@ def assert_partition(found: Survey, segment: Segment, start: int) -> None:
 # Counts.
 
 
+@pytest.mark.slow
 @budget(60)
 @given(recipe=generate.recipes())
 def test_an_intact_store_has_no_problems(reader: Engine, folder: Callable[[], Path], recipe: generate.Recipe) -> None:
@@ -256,6 +257,7 @@ def test_lists_are_limited_and_counts_are_not(reader: Engine, tmp_path: Path) ->
 # Both engines, and changing files.
 
 
+@pytest.mark.slow
 @budget(150)
 @given(recipe=generate.recipes(), damage=generate.damages(), data=st.data())
 def test_engines_agree_and_every_byte_has_one_kind(

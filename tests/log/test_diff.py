@@ -467,6 +467,7 @@ def simple_verdicts(stores: list[Store], lacking: list[set[int]]) -> dict[int, t
     return found
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(data=st.data())
 def test_rows_cover_every_index_once(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:

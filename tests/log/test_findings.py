@@ -701,6 +701,7 @@ def test_units_of_a_completely_wrong_queue_are_counted(tmp_path: Path, engine: s
     assert len(findings) == 300 and {finding.code for finding in findings} == {"consumeQueueUnit"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window", [1, 700, FILE * 3])
 def test_queues_are_checked_in_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, window: int) -> None:
     """Wrong and misplaced units are found with any window size."""
@@ -746,6 +747,7 @@ def test_verifying_writes_nothing(tmp_path: Path, engine: str) -> None:
 # Any store
 
 
+@pytest.mark.slow
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(recipes().filter(lambda recipe: recipe.payloads))
 def test_a_store_as_written_is_sound(tmp_path: Path, recipe: Recipe) -> None:
@@ -761,6 +763,7 @@ def test_a_store_as_written_is_sound(tmp_path: Path, recipe: Recipe) -> None:
     assert all(CODES[code].severity == INFO or code == "messageTimestamp" for code in found["native"])
 
 
+@pytest.mark.slow
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(recipes(), damages())
 def test_no_damage_raises(tmp_path: Path, recipe: Recipe, damage: Callable[[Store], None]) -> None:
@@ -788,6 +791,7 @@ WRITTEN = st.one_of(
 )
 
 
+@pytest.mark.slow
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.floats(0, 1), WRITTEN), min_size=1, max_size=5))
 def test_no_damage_of_any_file_raises(tmp_path: Path, written: list[tuple[float, float, bytes]]) -> None:

@@ -270,11 +270,13 @@ def rows_of(log: Log, table: str, **options: Any) -> list[dict[str, Any]]:
     return [{name: value for name, value in row.items() if name != "path"} for row in found]
 
 
+@pytest.mark.slow
 def test_every_table_on_s3_has_the_rows_of_the_local_store(twins: Callable[[str], Twin]) -> None:
     counts = _compare(twins("mq-53-upgrade"))
     assert counts["consumeQueue"] > 0 and counts["indexFile"] > 0 and counts["indexUnits"] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mq-53-three/n1", "mq-53-retention", "raw-single"])
 def test_every_table_elsewhere_has_the_rows_of_the_local_store(
     stores: Callable[[str], Path], mount: Callable[[Path], Mount], name: str
@@ -300,6 +302,7 @@ def _compare(twin: Twin) -> dict[str, int]:
     return counts
 
 
+@pytest.mark.slow
 def test_remote_replicas_and_config_are_read(twins: Callable[[str], Twin], s3: S3, tmp_path: Path) -> None:
     n1, n0 = twins("mq-53-three/n1"), twins("mq-53-three/n0")
     assert rows(n1.uri, "diff", replicas=[n0.uri]) == rows(n1.local, "diff", replicas=[n0.local])
@@ -313,6 +316,7 @@ def test_remote_replicas_and_config_are_read(twins: Callable[[str], Twin], s3: S
     assert expected and rows(s3.uri("config-store"), "consumers") == expected
 
 
+@pytest.mark.slow
 def test_the_folders_of_a_store_and_one_file_can_be_given(twins: Callable[[str], Twin]) -> None:
     twin = twins("mq-53-upgrade")
     data = "dledger-n0/data"
@@ -351,6 +355,7 @@ def test_uses_that_need_a_local_store_reject_a_uri(
     assert "expected a local path to follow" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_commands_print_the_same_as_for_the_local_store(
     twins: Callable[[str], Twin], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -376,6 +381,7 @@ def test_commands_print_the_same_as_for_the_local_store(
 # Windows
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(recipe=generate.recipes(), damage=generate.damages(), target=st.sampled_from([60, 5000, 20_000]))
 def test_every_call_returns_the_same_as_on_a_local_file(
@@ -463,6 +469,7 @@ def test_planning_reads_a_large_segment_only_around_its_cuts(big: Path, mount: C
     assert place.system.requests.bytes_of("/data/") - before < one.size + 2 * MIB
 
 
+@pytest.mark.slow
 def test_an_export_fetches_each_byte_once(big: Path, mount: Callable[[Path], Mount], tmp_path: Path) -> None:
     place = mount(big)
     size = sum(file.stat().st_size for file in (big / "dledger-n0" / "data").iterdir())
@@ -473,6 +480,7 @@ def test_an_export_fetches_each_byte_once(big: Path, mount: Callable[[Path], Mou
         assert (tmp_path / "remote" / "commitlog" / file.name).read_bytes() == file.read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="what memory a process has is read from /proc")
 def test_a_large_segment_is_fetched_once_in_parallel_with_little_memory(big: Path) -> None:
     """Measures the memory of a process of its own while it reads 128 MiB as one partition."""
@@ -643,6 +651,7 @@ except MissingBytes as missing:
     assert (answer.stdout, answer.stderr) == (f"{mmap.PAGESIZE}\n", "")
 
 
+@pytest.mark.slow
 def test_a_refused_connection_is_an_error(s3: S3) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -651,6 +660,7 @@ def test_a_refused_connection_is_an_error(s3: S3) -> None:
     _check_no_secret(str(error.value), "s3://***@stores/a-store: cannot be read (")
 
 
+@pytest.mark.slow
 def test_a_server_that_does_not_respond_is_a_timeout(s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote_fs, "REQUEST_TIMEOUT", 0.3)
     began = time.monotonic()
@@ -768,6 +778,7 @@ def test_how_uris_are_shown(given: str, shown: str) -> None:
     assert str(store_path(given)) == shown
 
 
+@pytest.mark.slow
 def test_other_file_systems_have_a_timeout_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(uris, "GS_RETRY_SECONDS", 1)
     with socket.create_server(("127.0.0.1", 0)) as free:
@@ -823,6 +834,7 @@ def test_remote_paths_are_like_local_ones(files: list[list[str]]) -> None:
 # Rebuild and export
 
 
+@pytest.mark.slow
 def test_a_remote_store_is_rebuilt_and_exported_as_the_local_one(
     case_folder: Callable[[str], Path], mount: Callable[[Path], Mount], tmp_path: Path
 ) -> None:

@@ -100,6 +100,7 @@ def printed(folder: Path) -> list[str]:
     return run.stdout.split(_MARK)[1:]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(EXAMPLES)))
 def test_examples_print_what_the_readme_shows(number: int, printed: list[str]) -> None:
     assert printed[number].strip() == EXAMPLES[number][1].strip()
@@ -110,6 +111,7 @@ def test_the_incident_has_its_commands() -> None:
     assert [shown.split()[2] for shown in commands("docs/incident.md")] == verbs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "shown", commands("README.md") + commands("docs/incident.md"), ids=lambda shown: shown.split()[2]
 )
@@ -197,6 +199,7 @@ def is_free(port: int) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_the_group_is_as_its_page_shows(cluster: tuple[Path, int, list[str]]) -> None:
     folder, port, processes = cluster
     peers = peers_text(range(port, port + 3))

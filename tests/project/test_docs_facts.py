@@ -198,6 +198,7 @@ def test_every_call_of_a_client_is_in_the_docs() -> None:
     assert calls | set(inspect.signature(dl.connect).parameters) <= shown
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("head", "printed"),
     [

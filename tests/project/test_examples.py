@@ -106,6 +106,7 @@ def test_write_log_writes_each_message_once(spark_example: Callable[[str], str])
     assert sum(int(row[3]) for row in rows) == 1000 + 3 * 100
 
 
+@pytest.mark.slow
 def test_cluster_continues_without_its_leader() -> None:
     output = example("cluster.py")
     committed = re.findall(r"^'(\w+)' is committed: index (\d+), pos \d+, term (-?\d+)", output, re.MULTILINE)
@@ -124,6 +125,7 @@ def test_cluster_continues_without_its_leader() -> None:
     assert sum(int(end) >= int(third) for _, end in stores) >= 2, "a majority has what was acknowledged"
 
 
+@pytest.mark.slow
 def test_diff_replicas_names_what_an_election_costs() -> None:
     output = example("diff_replicas.py")
     assert re.search(r"^n2 +0 +197 +1 +177 +170$", output, re.MULTILINE)
@@ -134,6 +136,7 @@ def test_diff_replicas_names_what_an_election_costs() -> None:
     assert keys == [("n0", "k-210 user-11 键7"), ("n1", "k-210 user-11 键7"), ("n2", "hot-key")]
 
 
+@pytest.mark.slow
 def test_export_store_exports_every_message() -> None:
     output = example("export_store.py")
     assert re.search(r"^CommitLog: 1082 messages in \d+ files, 0 left out$", output, re.MULTILINE)

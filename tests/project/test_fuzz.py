@@ -30,6 +30,7 @@ def seeds(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", TARGETS)
 def test_no_input_breaks_the_native_engine(target: str, targets: dict[str, Path], seeds: Path, tmp_path: Path) -> None:
     reproducer = tmp_path / "reproducer"
@@ -40,6 +41,7 @@ def test_no_input_breaks_the_native_engine(target: str, targets: dict[str, Path]
     assert f"{ITERATIONS[target]} made and run" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
 def test_native_and_python_agree(seed: int) -> None:
     done = differential.run(seed, CASES // 2)

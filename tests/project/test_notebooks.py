@@ -96,6 +96,7 @@ def marks(stem: str) -> list[pytest.MarkDecorator]:
     return [pytest.mark.spark, pytest.mark.slow] if stem == WITH_SPARK else []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", [pytest.param(path, marks=marks(path.stem), id=path.stem) for path in NOTEBOOKS])
 def test_a_notebook_gives_the_outputs_that_it_keeps(path: Path, run: ModuleType) -> None:
     kept, again = nbformat.read(path, as_version=4), run.execute(path)
@@ -218,6 +219,7 @@ def run_cells(shell: InteractiveShell, cells: list[str]) -> tuple[str, list[Rich
     return printed, shown
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("path", "name"), list(other_stores()))
 def test_a_notebook_runs_on_another_store_and_leaves_it_as_it_was(
     path: Path, name: str, shell: InteractiveShell, tmp_path: Path, request: pytest.FixtureRequest
@@ -239,6 +241,7 @@ def test_a_notebook_runs_on_another_store_and_leaves_it_as_it_was(
     assert shown or lines
 
 
+@pytest.mark.slow
 def test_the_notebooks_damage_copies_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.syspath_prepend(str(FOLDER))
     stores = importlib.import_module("stores")

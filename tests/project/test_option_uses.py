@@ -206,6 +206,7 @@ ENTRIES: dict[str, tuple[str, Entry]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ENTRIES)
 def test_an_option_without_an_effect_is_refused(name: str, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(_seconds: float) -> None:

@@ -57,6 +57,7 @@ for name in pyspark_dledger.__all__:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [

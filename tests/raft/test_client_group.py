@@ -42,6 +42,7 @@ def test_client_of_real_nodes(tmp_path: Path) -> None:
             client.get(5002)
 
 
+@pytest.mark.slow
 def test_tls(tmp_path: Path) -> None:
     tls = make_tls(tmp_path)
     other = tmp_path / "other"

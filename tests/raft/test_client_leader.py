@@ -49,6 +49,7 @@ def test_not_leader_responses_are_followed_to_the_leader(is_binary: bool) -> Non
     assert sorted(members[0].log.bodies) == [b"%d" % number for number in range(10)]
 
 
+@pytest.mark.slow
 def test_waits_for_a_leader() -> None:
     fake = FakeMember(leader_id=None)
     with connected(fake, timeout_ms=300) as client:
@@ -71,6 +72,7 @@ def test_unreachable_leader_that_others_name_gets_no_appends() -> None:
     assert not followers[0].appends
 
 
+@pytest.mark.slow
 def test_no_leader_error_has_the_reason_of_each_member() -> None:
     fake, wrong = FakeMember("n0", None), FakeMember("n1", hello_code=ResponseCode.UNKNOWN_GROUP)
     port = free_ports(1)[0]

@@ -90,6 +90,7 @@ def test_append_without_response_in_time_is_unknown(is_binary: bool) -> None:
     assert fake.log.bodies == [b"x", b"y"]
 
 
+@pytest.mark.slow
 @BOTH
 def test_responses_received_while_the_process_was_stopped_count(is_binary: bool) -> None:
     fake = FakeMember(is_binary=is_binary, script=deque([ACK, Act(delay=0.2)]))
@@ -120,6 +121,7 @@ def test_response_with_another_count_is_unknown() -> None:
         client.append(b"x")
 
 
+@pytest.mark.slow
 def test_slow_but_steady_responses_do_not_time_out() -> None:
     fake = FakeMember(script=deque([Act(delay=0.15)] * 8))
     with connected(fake, timeout_ms=400) as client:

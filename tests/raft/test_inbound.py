@@ -325,6 +325,7 @@ def test_a_client_without_a_hello_is_disconnected_soon(secret: Nodes, monkeypatc
         assert caller.append(b"x").code == 200
 
 
+@pytest.mark.slow
 def test_members_and_clients_with_one_secret_work_together(tmp_path: Path) -> None:
     with nodes(tmp_path, 3, secret=SECRET) as group:
         group.leader()

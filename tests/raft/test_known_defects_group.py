@@ -30,6 +30,7 @@ from tests.support.stores import change, opened
 _NOT_DONE = (GroupError, UnknownOutcomeError)
 
 
+@pytest.mark.slow
 @pytest.mark.xfail(
     strict=True,
     raises=DefectShown,
@@ -104,6 +105,7 @@ def _is_hidden(group: Nodes, index: int) -> bool:
     return False
 
 
+@pytest.mark.slow
 @pytest.mark.xfail(
     strict=True,
     raises=DefectShown,
@@ -137,6 +139,7 @@ def test_members_with_different_peer_lists_acknowledge_one_entry_for_an_index(tm
     )
 
 
+@pytest.mark.slow
 @pytest.mark.xfail(
     strict=True,
     raises=DefectShown,

@@ -22,6 +22,7 @@ _MAX_GROWTH = 256 * _MIB
 _MAX_OPEN_FILES = 256
 
 
+@pytest.mark.slow
 @pytest.mark.xfail(
     strict=True,
     raises=DefectShown,

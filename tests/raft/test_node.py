@@ -77,6 +77,7 @@ def test_three_nodes_elect_and_replicate(tmp_path: Path, flush: str) -> None:
     assert all(other == first for other in others)
 
 
+@pytest.mark.slow
 def test_a_group_continues_without_its_leader_and_when_it_is_back(tmp_path: Path) -> None:
     with nodes(tmp_path, 3) as group:
         old = group.leader()

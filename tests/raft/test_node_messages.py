@@ -117,6 +117,7 @@ def write_uncommitted(folder: Path, node_id: str, bodies: list[bytes]) -> None:
     store.shutdown()
 
 
+@pytest.mark.slow
 def test_put_of_duplicates_alone_commits_them(tmp_path: Path) -> None:
     """The leader stopped before the last messages of a job were committed; nothing else is put."""
     bodies = [Message((1, number), 0, number, b"").body() for number in range(10)]

@@ -157,6 +157,7 @@ def test_link_reconnects_to_a_silent_peer() -> None:
     asyncio.run(run())
 
 
+@pytest.mark.slow
 def test_link_can_be_stopped_at_any_time() -> None:
     """A cancellation at the same time as an awaited result must not be lost."""
 

@@ -134,6 +134,7 @@ def test_serve_ends_with_its_terminal(tmp_path: Path, served: Callable[..., Serv
     assert "stopped" in process.errors()
 
 
+@pytest.mark.slow
 def test_serve_after_a_kill_has_all_acknowledged_entries(tmp_path: Path, served: Callable[..., Served]) -> None:
     ports = free_ports(1)
     for life in range(3):
@@ -198,6 +199,7 @@ def test_a_second_writer_of_a_store_is_rejected(tmp_path: Path, served: Callable
     assert first.terminate() == 0
 
 
+@pytest.mark.slow
 def test_serve_reports_invalid_arguments(tmp_path: Path, served: Callable[..., Served]) -> None:
     cases = [
         (("n0", "n0-10.1.2.3:20911", tmp_path), "allow that with listen 10.1.2.3"),
@@ -242,6 +244,7 @@ def base_port(count: int) -> int:
             return first
 
 
+@pytest.mark.slow
 def test_a_cluster_survives_the_kill_of_a_member(tmp_path: Path) -> None:
     first = base_port(3)
     line = [sys.executable, "-m", "pyspark_dledger", "cluster", "--json", "--nodes", "3"]
@@ -298,6 +301,7 @@ def is_running(pid: int) -> bool:
     return False
 
 
+@pytest.mark.slow
 def test_members_stop_when_their_cluster_is_killed(tmp_path: Path) -> None:
     line = [sys.executable, "-m", "pyspark_dledger", "cluster", "--json", "--nodes", "2", "--data-file-size", "1m"]
     line += ["--store", str(tmp_path), "--base-port", str(base_port(2))]

@@ -41,6 +41,7 @@ def _report(failed: list[Outcome]) -> str:
     return "\n".join([*lines[-200:], *named, f"again: {again}"])
 
 
+@pytest.mark.slow
 def test_a_seed_is_deterministic_across_processes() -> None:
     """Strings hash differently in every process; nothing may depend on the hashes."""
     code = (
@@ -59,6 +60,7 @@ def test_a_seed_is_deterministic_across_processes() -> None:
     assert len(digests) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mutant", mutations.MUTANTS, ids=lambda mutant: mutant.__name__)
 def test_a_broken_core_is_caught(mutant: type[mutations.Mutant]) -> None:
     found = (mutations.run_mutant(mutant, seed).violation or "" for seed in range(MUTANT_SEEDS))

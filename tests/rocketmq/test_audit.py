@@ -69,6 +69,7 @@ def queue(store: Store, topic: str, queue_id: int = 0) -> list[Unit]:
 # Stores without disagreements
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("golden", ALL, ids=str)
 @pytest.mark.parametrize("size", ["8k", "128m"])
 def test_goldens_are_clean(case_folder: Callable[[str], Path], golden: Golden, size: str) -> None:
@@ -219,6 +220,7 @@ def test_units_of_a_missing_segment(store: Store) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_positions_without_messages_are_split_into_parts(store: Store) -> None:
     """Any number of units may point there."""
     far = store.end + 2**32
@@ -414,6 +416,7 @@ def judge(messages: Sequence[Row], units: Sequence[Unit]) -> Counter[tuple[str, 
     return +found
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(data=st.data(), size=st.sampled_from(["1k", "3k", "128m"]))
 def test_random_damage_of_units_is_found(

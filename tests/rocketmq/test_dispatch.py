@@ -656,6 +656,7 @@ class DispatcherLives:
                 (self.root / name).write_bytes(b"".join(blocks))
 
 
+@pytest.mark.slow
 @settings(
     max_examples=int(os.environ.get("DLEDGER_EXAMPLES", "12")),
     deadline=None,

@@ -131,6 +131,7 @@ def damaged(tmp_path: Path) -> Store:
 # Contents.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_parquet_has_the_rows_of_the_log(case: str, case_folder: Callable[[str], Path], tmp_path: Path) -> None:
     path = case_folder(case) / next(each.folder for each in golden.ALL if each.case == case)
@@ -375,6 +376,7 @@ def first_only(work: Any, parts: Any) -> Iterator[Any]:
     raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_a_killed_export_is_continued(form: str, tmp_path: Path) -> None:
     payloads = [mq_message(("Orders", "Pay")[i % 2], b"body %d" % i) for i in range(90)]
@@ -591,6 +593,7 @@ def checksums_of(*tables: pa.Table) -> dict[str, tuple[int, ...]]:
     return checksums.values
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(ROWS, ROWS, st.integers(0, 8))
 def test_checksums_depend_on_values_and_not_on_batches(rows: list[Any], others: list[Any], cut: int) -> None:

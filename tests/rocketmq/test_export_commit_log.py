@@ -57,6 +57,7 @@ FILE_SIZE = 4096
 pytestmark = pytest.mark.usefixtures("no_fsync")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("store", GOLDENS, ids=str)
 def test_an_export_has_every_message_that_java_wrote(
     case_folder: Callable[[str], Path], tmp_path: Path, store: Golden
@@ -123,6 +124,7 @@ def digests(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
+@pytest.mark.slow
 @settings(
     max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )

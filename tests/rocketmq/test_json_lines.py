@@ -89,6 +89,7 @@ def batches(draw: st.DrawFn) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, names).slice(draw(st.integers(0, count)), draw(st.integers(0, count)))
 
 
+@pytest.mark.slow
 @many_examples
 @given(batches(), st.sampled_from(FORMS))
 def test_lines_of_any_batch_are_those_of_its_rows(batch: pa.RecordBatch, form: BytesForm) -> None:

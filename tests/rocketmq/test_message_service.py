@@ -558,6 +558,7 @@ def test_a_cluster_gives_each_member_a_root(tmp_path: Path) -> None:
 # Leadership
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_new", [True, False], ids=["new messages", "duplicates only"])
 def test_leadership_moves_with_uncommitted_entries_at_the_end(tmp_path: Path, is_new: bool) -> None:
     """One of three is down, and the other two transfer leadership while their last entries are not committed.
@@ -624,6 +625,7 @@ def test_every_leader_finds_duplicates(tmp_path: Path) -> None:
         assert [put.queue_offset for put in found] == [10] * 4
 
 
+@pytest.mark.slow
 def test_queue_offsets_of_lost_entries_are_reused(tmp_path: Path) -> None:
     """Entries that only the old leader has are truncated when it follows, with their identities."""
     with message_nodes(tmp_path, 3) as group, client_of(group) as client:
@@ -692,6 +694,7 @@ def test_every_message_is_in_the_log_once_when_leaders_are_killed(tmp_path: Path
         assert not [row for batch in read_table(open_log(tmp_path / node_id), "audit") for row in batch.to_pylist()]
 
 
+@pytest.mark.slow
 def test_a_duplicate_waits_until_the_first_copy_is_committed(tmp_path: Path) -> None:
     with message_nodes(tmp_path, 2, core_options={**FAST, "max_wait_ack_time_ms": 700}) as group:
         leader = group.leader()

@@ -116,6 +116,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_damage_of_queues_is_found_and_repaired(
@@ -148,6 +149,7 @@ def change_something(folder: Path, data: st.DataObject) -> None:
         path.write_bytes(changed)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_damage_of_the_index_is_found_and_repaired(

@@ -112,6 +112,7 @@ def test_config_requests_need_little_memory(victim: Callable[..., Victim]) -> No
     should(growth < MAX_GROWTH, f"40 requests cost {growth // MEBIBYTE} MiB")
 
 
+@pytest.mark.slow
 @only_linux
 @pytest.mark.xfail(
     strict=True,
@@ -139,6 +140,7 @@ def many_open_files() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+@pytest.mark.slow
 @only_linux
 @pytest.mark.usefixtures("many_open_files")
 @pytest.mark.xfail(
@@ -175,6 +177,7 @@ def hour_passes(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     return add
 
 
+@pytest.mark.slow
 @pytest.mark.xfail(strict=True, raises=DefectShown, reason="connections that never send a request are kept for ever")
 def test_idle_connections_do_not_exclude_others(tmp_path: Path, hour_passes: Callable[[], None]) -> None:
     with nodes(tmp_path, 1, max_connections=8) as group, ExitStack() as stack:
@@ -197,6 +200,7 @@ def _has_status(caller: Caller) -> bool:
         return caller.hello().call(StatusRequest()).code == 200
 
 
+@pytest.mark.slow
 @pytest.mark.xfail(strict=True, raises=DefectShown, reason="there is no time limit for the rest of a frame")
 def test_unfinished_frame_expires(tmp_path: Path, hour_passes: Callable[[], None]) -> None:
     with nodes(tmp_path, 1) as group, closing(group.caller("n0")) as caller:
@@ -237,6 +241,7 @@ def test_strangers_leave_open_files_for_the_store_of_a_sink(tmp_path: Path) -> N
 # Topics
 
 
+@pytest.mark.slow
 @pytest.mark.xfail(strict=True, raises=DefectShown, reason="nothing limits how many topics and queues one client makes")
 def test_one_request_makes_no_billion_queues(tmp_path: Path) -> None:
     names = tuple(f"t{number}" for number in range(60_000))

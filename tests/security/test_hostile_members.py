@@ -27,6 +27,7 @@ def test_forged_truncate_erases_no_committed_entry(tmp_path: Path) -> None:
         _truncated_entries_stay(group)
 
 
+@pytest.mark.slow
 @pytest.mark.xfail(
     strict=True, raises=DefectShown, reason="under TLS every certificate of the authority may act as a member"
 )

@@ -129,6 +129,7 @@ def processor_seconds(work: Callable[[], object]) -> float:
     return time.process_time() - begin
 
 
+@pytest.mark.slow
 @pytest.mark.xfail(strict=True, raises=DefectShown, reason="config files are opened without a look at what they are")
 def test_fifo_does_not_stop_a_read_of_consumers(with_groups: Path) -> None:
     fifo = with_groups / "config" / "consumerOffset.json"
@@ -150,6 +151,7 @@ def test_fifo_does_not_stop_a_read_of_consumers(with_groups: Path) -> None:
     should(not is_hanging, "the read waits for somebody who writes into the FIFO")
 
 
+@pytest.mark.slow
 @pytest.mark.xfail(
     strict=True, raises=DefectShown, reason="the time to read a number grows with the square of its digits"
 )
@@ -164,6 +166,7 @@ def test_long_number_in_a_config_file_costs_little_time(with_groups: Path) -> No
     should(seconds < 0.2, f"a number of 10000 digits takes {seconds:.1f} s")
 
 
+@pytest.mark.slow
 @pytest.mark.xfail(
     strict=True,
     raises=DefectShown,

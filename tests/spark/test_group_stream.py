@@ -292,6 +292,7 @@ def test_latest_pins_the_start_and_reads_what_comes_after_it(tmp_path: Path) -> 
 # Members
 
 
+@pytest.mark.slow
 def test_stream_continues_with_any_remaining_member(tmp_path: Path) -> None:
     """Reading committed entries, and waiting for more, needs neither a leader nor a majority."""
     with nodes(tmp_path, 3) as group:
@@ -600,6 +601,7 @@ def test_error_of_a_batch_read_of_a_group_says_how_to_read_it(spark: SparkSessio
         frame.load().collect()
 
 
+@pytest.mark.slow
 def test_rows_do_not_depend_on_the_size_of_requests_and_chunks(group: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     tail = tail_of(group, startingOffsets="earliest")
     end = tail.latest(NOTHING, NO_LIMITS)

@@ -202,6 +202,7 @@ def count_rows(path: Path) -> int:
     return len(rows(batch(path)))
 
 
+@pytest.mark.slow
 @only_linux
 @pytest.mark.xfail(
     strict=True,

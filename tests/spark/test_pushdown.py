@@ -147,6 +147,7 @@ def filters_on(column: str) -> st.SearchStrategy[Filter]:
 SOME_FILTERS = st.lists(st.sampled_from(list(VALUES)).flatmap(filters_on), max_size=4)
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(SOME_FILTERS, SOME_FILTERS, st.lists(ROWS, min_size=1, max_size=8))
 def test_pushed_and_remaining_filters_together_are_the_given_ones(
@@ -161,6 +162,7 @@ def test_pushed_and_remaining_filters_together_are_the_given_ones(
         ) == wanted
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(SOME_FILTERS, SOME_FILTERS, ROWS)
 def test_intersection_keeps_what_both_keep(first: list[Filter], second: list[Filter], row: Row) -> None:

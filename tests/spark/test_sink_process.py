@@ -130,6 +130,7 @@ def test_store_is_released_without_a_task_and_opened_for_the_next(sinks: Sinks) 
     assert bodies(sinks.root) == [b"before", b"after"]
 
 
+@pytest.mark.slow
 def test_waiting_task_keeps_the_store_open(sinks: Sinks) -> None:
     sink = sinks.start(lease_ms=LEASE)
     opened = open_store(sink)
@@ -142,6 +143,7 @@ def test_waiting_task_keeps_the_store_open(sinks: Sinks) -> None:
     assert bodies(sinks.root) == [b"before", b"after"]
 
 
+@pytest.mark.slow
 def test_stopped_process_keeps_its_lease(sinks: Sinks) -> None:
     sink = sinks.start(lease_ms=1000)
     opened = open_store(sink)
@@ -231,6 +233,7 @@ def test_process_ends_with_the_driver(sinks: Sinks) -> None:
     assert bodies(sinks.root) == [b"kept"]
 
 
+@pytest.mark.slow
 def test_process_does_not_wait_for_a_store_without_the_driver(sinks: Sinks) -> None:
     first = sinks.start()
     process = subprocess.Popen(["sleep", "1"])
@@ -365,6 +368,7 @@ def test_second_job_fails_when_the_first_does_not_end(sinks: Sinks) -> None:
     assert bodies(sinks.root) == [b"undisturbed"]
 
 
+@pytest.mark.slow
 def test_second_job_waits_for_the_first(sinks: Sinks) -> None:
     first = sinks.start()
     waiting = threading.Timer(1.5, send_request, (first, "end"))
@@ -377,6 +381,7 @@ def test_second_job_waits_for_the_first(sinks: Sinks) -> None:
     end(second)
 
 
+@pytest.mark.slow
 def test_job_whose_lease_expired_waits_for_the_next_owner(sinks: Sinks) -> None:
     first = sinks.start(lease_ms=LEASE)
     assert eventually(lambda: is_free(sinks.root))

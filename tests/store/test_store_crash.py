@@ -16,6 +16,7 @@ from tests.support.stores import entries, findings, opened, reopened, where
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flush", ["async", "sync"])
 def test_killed_writer_loses_nothing_that_it_acknowledged(tmp_path: Path, flush: str) -> None:
     command = [

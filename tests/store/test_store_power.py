@@ -32,6 +32,7 @@ from tests.support.stores import (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, 200, 50))
 def test_power_loss_keeps_acknowledged_entries(tmp_path: Path, first: int) -> None:
     assert sum(one_run(seed, tmp_path) for seed in range(first, first + 50)) > 50
@@ -41,6 +42,7 @@ def early_units(files: LogFiles, first: int, units: bytes, _: bool) -> None:
     files.index.write(first * INDEX_UNIT_SIZE, units)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("owner", "name", "broken", "problem"),
     [
