@@ -77,6 +77,10 @@ sink-faults: $(INSTALLED) ## kill workers, sink and driver at every point of a m
 power: $(INSTALLED) ## let a store lose power at any moment, block by block; RUNS=1000, ARGS="--seed N"
 	@$(PYTHON_BIN) -m tests.support.power --runs $(or $(RUNS),1000) $(ARGS)
 
+.PHONY: witnesses
+witnesses: $(INSTALLED) ## damage stores of every class and check what is read of them; COUNT=10000, ARGS="--index intact"
+	@$(PYTHON_BIN) -m tests.support.witnesses --count $(or $(COUNT),10000) $(ARGS)
+
 .PHONY: lint
 lint: $(INSTALLED_LINT) ## check style, types, formatting, and the length of the docs
 	$(PYTHON_BIN) -m ruff check

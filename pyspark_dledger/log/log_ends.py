@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ from pyspark_dledger.log.io.files import path_of
 from pyspark_dledger.log.io.state_files import read_current_term
 from pyspark_dledger.log.io.store_paths import StorePaths, file_size
 from pyspark_dledger.log.store_segments import is_unwritten, last_confirmed_unit
+from pyspark_dledger.log.witness.store_witness import witness_of
 
 NO_ENTRY = LogEnd(0, 0, -1, -1, -1, -1, -1, -1)
 """The end of a log without entries."""
@@ -35,10 +36,12 @@ class KnownEnds:
     """What an earlier search found: the last entry of each source.
 
     ``searched_for`` says why a whole segment was searched for entries after the end, if that found none.
+    ``committed_end`` is then where the last committed entry ends, even if it is lost; -1 if that is not known.
     """
 
     lasts: dict[str, LastEntry] = field(default_factory=dict)
     searched_for: tuple[Any, ...] | None = None
+    committed_end: int = -1
 
 
 class LogEnds:
@@ -63,6 +66,8 @@ class LogEnds:
         self._checkpoint_end = -1 if checkpoint_end is None else checkpoint_end
         self._known = known
         self._searched_for: tuple[Any, ...] | None = None
+        self._witness = witness_of(paths)
+        self._committed_end = -1
 
     @cached_property
     def by_source(self) -> dict[str, tuple[Segment, LogEnd]]:
@@ -84,7 +89,7 @@ class LogEnds:
             source: LastEntry(segment.base, end.last_pos, end.last_index, end.last_term)
             for source, (segment, end) in self.by_source.items()
         }
-        return KnownEnds(lasts, self._searched_for)
+        return KnownEnds(lasts, self._searched_for, self._committed_end)
 
     def segment_end(self, segment: Segment) -> int:
         """The position up to which a segment is walked: its end, or the end of the log."""
@@ -94,7 +99,11 @@ class LogEnds:
             return segment.base if self._is_blank(segment) else segment.end
         if segment.base > last.base:
             return segment.end if self._lost_its_entries(segment, end) else segment.base
-        return segment.end if segment != last or _is_short(segment) else end.pos
+        return segment.end if segment != last or _is_short(segment) else self._last_end(segment, end)
+
+    def _last_end(self, segment: Segment, end: LogEnd) -> int:
+        """The end of the log in its last segment; after it, committed entries can be lost that only the index knows."""
+        return max(end.pos, self._committed_end) if segment.source == DLEDGER else end.pos
 
     def _end_in(self, segment: Segment) -> LogEnd:
         start = self._last_known_in(segment)
@@ -106,14 +115,17 @@ class LogEnds:
             # Its first entry may just have been written.
             end = self._engine.log_end(segment, start, False)
             if end.entries == 0:
-                return self._engine.log_end(segment, start, True)
-        while segment.source == DLEDGER and end.entries > 0 and self._continues(segment, end):
+                end = self._engine.log_end(segment, start, True)
+        if segment.source != DLEDGER or end.entries == 0:
+            return end
+        while self._continues(segment, end):
             # A log that is being written has grown meanwhile; a damaged one still ends at the same entry.
             later = self._engine.log_end(segment, end.last_pos, False)
             if later.last_index <= end.last_index:
                 return self._searched_end(segment, start, end)
             end = later
-        return end
+        has_gap = end.last_index - end.first_index + 1 != end.entries
+        return self._end_by_index(segment, start, end) if has_gap else end
 
     def _searched_end(self, segment: Segment, start: int, end: LogEnd) -> LogEnd:
         """The end by a search of the whole segment, unless an earlier one for the same reasons found nothing.
@@ -122,9 +134,24 @@ class LogEnds:
         """
         unit = self._index.unit(end.last_index + 1)
         reasons = (end.pos, end.last_index, end.last_term, unit, self._checkpoint_end)
-        found = end if reasons == self._known.searched_for else self._engine.log_end(segment, start, True)
+        if reasons == self._known.searched_for:
+            self._searched_for, self._committed_end = reasons, self._known.committed_end
+            return end
+        found = self._end_by_index(segment, start, self._engine.log_end(segment, start, True))
         self._searched_for = reasons if found.pos == end.pos else None
         return found
+
+    def _end_by_index(self, segment: Segment, start: int, end: LogEnd) -> LogEnd:
+        """The end of a segment with damage, or with stale entries after the log's end, as the index proves it."""
+        if self._witness is None:
+            return end
+        evidence = self._witness.evidence(segment)
+        self._committed_end = evidence.committed_end
+        if evidence.log_end is None or evidence.log_end >= end.pos:
+            return end
+        # Stale entries can look like the log's next ones.
+        until = replace(segment, size=max(evidence.log_end, start) - segment.base)
+        return self._engine.log_end(until, start, True)
 
     def _is_blank(self, segment: Segment) -> bool:
         """Whether a segment was only created ahead: it begins with zeros, and the index has no entry of it."""

@@ -12,6 +12,7 @@ from pyspark_dledger.log.io.entry_reads import DLedgerIndex, entry_at, read_at, 
 from pyspark_dledger.log.io.files import map_reads, path_of
 from pyspark_dledger.log.io.segment_listing import Listing, listing
 from pyspark_dledger.log.io.store_paths import StorePaths
+from pyspark_dledger.log.witness.store_witness import witness_of
 
 _HEAD_BYTES = 64 * 1024
 _MAX_UNITS_TRIED = 1_000
@@ -32,7 +33,7 @@ class StoreSegments:
 def list_store(
     paths: StorePaths, check_pos: bool, engine: Engine, index: DLedgerIndex, before: StoreSegments | None
 ) -> StoreSegments:
-    """List the segments at `paths`; what `before` has and did not change is not read again.
+    """List the segments at `paths`, each with its witness; what `before` has and did not change is not read again.
 
     `check_pos` says whether DLedger entries have their true position. Raises OSError, and StoreError for a file that
     is no segment.
@@ -42,7 +43,8 @@ def list_store(
         listing(paths.data_dirs, DLEDGER, check_pos, earlier[0]),
         listing(paths.commitlog_dirs, COMMITLOG, True, earlier[1]),
     )
-    ledger, old = (list(found.segments) for found in listings)
+    witness = witness_of(paths)
+    ledger, old = ([replace(segment, witness=witness) for segment in found.segments] for found in listings)
     divided = ledger[0].base if ledger else None
     # The beginning of the last file can have been written since.
     known = {replace(segment, before=None): segment for segment in before.segments[:-1]} if before is not None else {}
@@ -59,7 +61,8 @@ def list_store(
     ledger = list(map_reads(with_before, pairs, paths.path))
     if paths.only is not None:
         listed = [segment for segment in ledger + old if path_of(segment.path) == paths.only]
-        segments = listed or [unnamed_segment(paths.only, DLEDGER if paths.data_dirs else COMMITLOG)]
+        source = DLEDGER if paths.data_dirs else COMMITLOG
+        segments = listed or [replace(unnamed_segment(paths.only, source), witness=witness)]
     else:
         if divided is not None:
             # From the first DLedger file on the log is DLedger's, even where commitlog/ has files.

@@ -918,7 +918,7 @@ def test_damage_that_harms_java_is_found(damaged: Callable[[str], Path], name: s
 
 
 EXPECTED_CODES = {
-    "index-last-entry": {"committedBeyondEnd", "endBeyondLog", "indexUnitsBeyondEnd", "staleBytes"},
+    "index-last-entry": {"committedBeyondEnd", "endBeyondLog", "indexUnitsBeyondEnd", "indexGap", "indexUnit"},
     "delete-last-data-file": {"committedBeyondEnd", "endBeyondLog", "indexUnitsBeyondEnd"},
     "last-file-cut": {"committedBeyondEnd", "endBeyondLog", "indexUnitsBeyondEnd", "shortFile"},
     "forged-entry-behind-end": {"checkpointStale", "indexUnitMissing"},

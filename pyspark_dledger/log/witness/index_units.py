@@ -1,0 +1,157 @@
+"""Finds the units of a node's index that have entries of one segment.
+
+Units are in the order of their index, so their positions grow up to the log's end. Units of truncated entries can
+follow it. Any unit can be damaged, so a search compares medians.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from pyspark_dledger.format.codec import decode_records
+from pyspark_dledger.format.layout import (
+    ENTRY_HEADER_SIZE,
+    ENTRY_MAGICS,
+    INDEX_UNIT,
+    INDEX_UNIT_SIZE,
+    is_segment_name,
+)
+from pyspark_dledger.format.spec import Segment
+from pyspark_dledger.log.io.files import open_file
+from pyspark_dledger.log.io.queue_files import folder_entries
+from pyspark_dledger.log.io.store_paths import HIGHEST_BASE
+
+Longs = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+_PROBE = 2048
+"""Units of one probe, 64 KiB: a damaged page of 4 KiB does not decide it."""
+_CHUNK = 64 * 1024
+"""Units of one read, 2 MiB."""
+
+
+class Units(NamedTuple):
+    """Units as columns, in the order of their index. Sizes in bytes."""
+
+    index: Longs  # type: ignore[assignment]  # shadows tuple.index, which nobody calls
+    pos: Longs
+    size: Longs
+    term: Longs
+    magic: Longs
+
+    def of(self, chosen: Bools | slice) -> Units:
+        return Units(*(column[chosen] for column in self))
+
+
+NO_UNITS = Units(*[np.empty(0, np.int64)] * 5)
+
+
+class _UnitFile(NamedTuple):
+    path: str
+    first: int
+    units: int
+
+
+class IndexUnits:
+    """The units in a folder of index files. Files that cannot be read, and other files, are ignored."""
+
+    def __init__(self, folder: Path) -> None:
+        self._files = _unit_files(folder)
+        counts = np.cumsum([0, *(file.units for file in self._files)]).tolist()
+        # The number of units before each file: files can be missing.
+        self._starts, self._total = counts[:-1], counts[-1]
+
+    def of(self, segment: Segment) -> Units:
+        """The units with entries of the segment by a binary search, and some units before them."""
+        low, high = 0, -(-self._total // _PROBE)
+        while low < high:
+            middle = (low + high) // 2
+            median = self._median(middle)
+            if median is not None and median < segment.base:
+                low = middle + 1
+            else:
+                high = middle
+        return self._collect(segment, max(low - 2, 0) * _PROBE, low * _PROBE)
+
+    def all_of(self, segment: Segment) -> Units:
+        """The same by reading all units, for a damaged index."""
+        return self._collect(segment, 0, self._total)
+
+    def _median(self, probe: int) -> int | None:
+        units = _joined(self._read(probe * _PROBE, (probe + 1) * _PROBE))
+        return int(np.median(units.pos)) if len(units.pos) else None
+
+    def _collect(self, segment: Segment, start: int, at_least: int) -> Units:
+        """The units from number `start` on, to the end of the segment; at least those up to number `at_least`."""
+        found: list[Units] = []
+        for at in range(start, self._total, _CHUNK):
+            units = _joined(self._read(at, at + _CHUNK))
+            is_inside = (units.pos >= segment.base) & (units.pos + units.size <= segment.end)
+            if found and at > at_least and not is_inside.any():
+                break
+            is_near = is_inside.copy()
+            # A little context: the units before the first one inside.
+            first = int(np.argmax(is_inside)) if is_inside.any() else len(is_inside)
+            if not found or not is_inside[:1].any():
+                is_near[max(first - _PROBE, 0) : first] = True
+            found.append(units.of(is_near))
+        return _joined(found)
+
+    def _read(self, start: int, stop: int) -> Iterator[Units]:
+        """The intact units from number `start` to `stop`."""
+        stop = min(stop, self._total)
+        while start < stop:
+            number = bisect_right(self._starts, start) - 1
+            file, skipped = self._files[number], start - self._starts[number]
+            count = min(file.units - skipped, stop - start)
+            yield _read_units(file, skipped, count)
+            start += count
+
+
+def _unit_files(folder: Path) -> list[_UnitFile]:
+    files: list[_UnitFile] = []
+    named = [entry for entry in folder_entries(folder) if is_segment_name(entry.name) and entry.is_file()]
+    for entry in sorted(named, key=lambda entry: entry.name):
+        base = int(entry.name)
+        if base % INDEX_UNIT_SIZE or base > HIGHEST_BASE:
+            continue
+        try:
+            count = entry.stat().st_size // INDEX_UNIT_SIZE
+        except OSError:
+            continue
+        first = base // INDEX_UNIT_SIZE
+        if files and files[-1].first + files[-1].units > first:
+            files[-1] = files[-1]._replace(units=first - files[-1].first)
+        files.append(_UnitFile(entry.path, first, count))
+    return [file for file in files if file.units > 0]
+
+
+def _read_units(file: _UnitFile, skipped: int, count: int) -> Units:
+    """The intact units among `count`, of which each has its own index."""
+    start, stop = skipped * INDEX_UNIT_SIZE, (skipped + count) * INDEX_UNIT_SIZE
+    try:
+        with open_file(file.path) as opened:
+            # A sparse file is mostly holes.
+            low = next((low for low, _ in opened.extents(start, stop)), stop)
+            low -= (low - start) % INDEX_UNIT_SIZE
+            data = opened.read(low, stop - low) if low < stop else b""
+    except OSError:
+        return NO_UNITS
+    records = decode_records(data, INDEX_UNIT)
+    index = np.arange(len(records), dtype=np.int64) + (file.first + low // INDEX_UNIT_SIZE)
+    units = Units(*(records[name].astype(np.int64) for name in ("index", "pos", "size", "term", "magic")))
+    is_intact = np.isin(units.magic, ENTRY_MAGICS) & (units.index == index)
+    is_intact &= (units.size >= ENTRY_HEADER_SIZE) & (units.term >= -1)
+    is_intact &= (units.pos >= 0) & (units.pos <= 2 * HIGHEST_BASE - 1 - units.size)
+    return units.of(is_intact)
+
+
+def _joined(parts: Iterator[Units] | list[Units]) -> Units:
+    listed = list(parts)
+    return Units(*(np.concatenate(columns) for columns in zip(*listed, strict=True))) if listed else NO_UNITS

@@ -1,0 +1,96 @@
+"""Finds the entries of a segment that the store's other files know."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from pyspark_dledger.format.codec import record_dtype
+from pyspark_dledger.format.known_entries import KnownEntries, no_known_entries
+from pyspark_dledger.format.layout import ENTRY_HEADER
+from pyspark_dledger.format.spec import DLEDGER, Segment
+from pyspark_dledger.log.io.files import path_of
+from pyspark_dledger.log.io.state_files import read_checkpoint
+from pyspark_dledger.log.witness.evidence import Evidence
+from pyspark_dledger.log.witness.headers import read_headers
+from pyspark_dledger.log.witness.index_units import IndexUnits, Units
+from pyspark_dledger.log.witness.known_arrays import chosen, merged
+from pyspark_dledger.log.witness.known_messages import known_by_queues
+from pyspark_dledger.log.witness.unit_chains import LogUnits, is_frame, units_of_log
+
+_ENTRY_DTYPE = record_dtype(ENTRY_HEADER)
+
+
+def find_known_entries(segment: Segment, node_dir: str | None, root: str | None) -> KnownEntries:
+    """The entries of a segment by the files of its store; see `store_witness.StoreWitness`."""
+    known, log_end = no_known_entries(), None
+    if segment.source == DLEDGER and node_dir is not None:
+        folder = path_of(node_dir)
+        found = _units_of_log(segment, folder, _committed_index(folder))
+        known, log_end = _with_lone_gaps(segment, found), found.end
+    if root is None or _has_no_gap(known, segment):
+        return known
+    more = known_by_queues(segment, path_of(root))
+    if log_end is not None:
+        more = chosen(more, more.end <= log_end)
+    return merged(known, more)
+
+
+def _has_no_gap(known: KnownEntries, segment: Segment) -> bool:
+    """Whether every entry up to the last known one is known."""
+    if not len(known.pos) or (known.pos[0] != segment.base and segment.check_pos):
+        return False
+    return bool((known.pos[1:] == known.end[:-1]).all())
+
+
+def find_evidence(segment: Segment, node_dir: str | None) -> Evidence:
+    """See `store_witness.StoreWitness.evidence`."""
+    if node_dir is None:
+        return Evidence(-1, None)
+    folder = path_of(node_dir)
+    committed = _committed_index(folder)
+    found = _units_of_log(segment, folder, committed)
+    ends = (found.units.pos + found.units.size)[found.units.index <= committed]
+    return Evidence(int(ends[-1]) if len(ends) else -1, found.end)
+
+
+def _committed_index(node_dir: Path) -> int:
+    """The checkpoint's committed index; -1 without one."""
+    checkpoint, _ = read_checkpoint(node_dir)
+    committed = checkpoint.committed_index if checkpoint is not None else None
+    return -1 if committed is None else committed
+
+
+def _units_of_log(segment: Segment, node_dir: Path, committed: int) -> LogUnits:
+    """The units of the node's index with entries of a segment."""
+    index = IndexUnits(node_dir / "index")
+    found = _judged(segment, index.of(segment), committed)
+    if found.is_whole.any():
+        return found
+    # The search was misled by damaged or stale units, or the whole segment is damaged.
+    return _judged(segment, index.all_of(segment), committed)
+
+
+def _judged(segment: Segment, near: Units, committed: int) -> LogUnits:
+    is_inside = (near.pos >= segment.base) & (near.pos + near.size <= segment.end)
+    units = near.of(is_inside)
+    before = near.of(slice(0, int(np.argmax(is_inside)) if len(units.pos) else 0))
+    headers = read_headers(segment, units.pos, _ENTRY_DTYPE)
+    return units_of_log(units, headers, segment, before, committed)
+
+
+def _with_lone_gaps(segment: Segment, found: LogUnits) -> KnownEntries:
+    """The entries of units, and each entry that fills a gap of one index because its own unit is damaged."""
+    units = found.units
+    ends = units.pos + units.size
+    gaps = np.flatnonzero(np.diff(units.index) == 2)
+    pos, end = ends[gaps], units.pos[gaps + 1]
+    headers = read_headers(segment, pos, _ENTRY_DTYPE)
+    is_whole = is_frame(headers, pos, segment) & (headers["index"] == units.index[gaps] + 1)
+    is_whole &= headers["size"] == end - pos
+    return KnownEntries(
+        np.insert(units.pos, gaps + 1, pos),
+        np.insert(ends, gaps + 1, end),
+        np.insert(found.is_whole, gaps + 1, is_whole),
+    )

@@ -1,0 +1,72 @@
+"""Decides which messages that ConsumeQueues know are of the log, by the headers in the data and by each other.
+
+A broker dispatches committed messages only, so no unit is of a truncated entry. A unit is damaged if it overlaps what
+is confirmed, or has no neighbour next to it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pyspark_dledger.format.codec import record_dtype
+from pyspark_dledger.format.known_entries import KnownEntries
+from pyspark_dledger.format.layout import ENTRY_HEADER, ENTRY_HEADER_SIZE, MESSAGE_HEADER, MIN_MESSAGE_SIZE
+from pyspark_dledger.format.message import MESSAGE_MAGICS
+from pyspark_dledger.format.spec import DLEDGER, Segment
+from pyspark_dledger.log.witness.headers import read_headers
+from pyspark_dledger.log.witness.known_arrays import chosen, merged, without_overlaps
+from pyspark_dledger.log.witness.queue_units import Messages, messages_in
+from pyspark_dledger.log.witness.unit_chains import is_frame
+
+Longs = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+_MESSAGE_DTYPE = record_dtype(MESSAGE_HEADER)
+_ENTRY_DTYPE = np.dtype([("entry", record_dtype(ENTRY_HEADER)), ("message", _MESSAGE_DTYPE)])
+
+
+def known_by_queues(segment: Segment, root: Path) -> KnownEntries:
+    """The messages of a segment, or the entries around them, by the ConsumeQueues below `root`."""
+    messages = messages_in(segment, root)
+    own = ENTRY_HEADER_SIZE if segment.source == DLEDGER else 0
+    pos = messages.pos - own
+    is_whole, size = _confirmed(segment, pos, messages)
+    found = KnownEntries(pos, pos + own + size, is_whole)
+    return _agreeing(found, segment)
+
+
+def _confirmed(segment: Segment, pos: Longs, messages: Messages) -> tuple[Bools, Longs]:
+    """Which messages have an intact header in the data, and the size of each: by that header, else by its unit."""
+    entries: npt.NDArray[Any] | None = None
+    if segment.source == DLEDGER:
+        records = read_headers(segment, pos, _ENTRY_DTYPE)
+        entries, headers = records["entry"], records["message"]
+    else:
+        headers = read_headers(segment, pos, _MESSAGE_DTYPE)
+    size = headers["totalSize"].astype(np.int64)
+    is_whole = np.isin(headers["magic"], MESSAGE_MAGICS) & (headers["physicalOffset"] == messages.pos)
+    is_whole &= (size >= MIN_MESSAGE_SIZE) & (messages.pos + size <= segment.end)
+    if entries is not None:
+        is_whole &= is_frame(entries, pos, segment) & (entries["bodySize"] == size)
+    return is_whole, np.where(is_whole, size, messages.size)
+
+
+def _agreeing(found: KnownEntries, segment: Segment) -> KnownEntries:
+    """Without what overlaps something confirmed, or is neither confirmed nor next to something that is known."""
+    found = chosen(found, np.lexsort((found.end, found.pos)))
+    whole = without_overlaps(chosen(found, found.is_whole))
+    lost = chosen(found, ~found.is_whole)
+    # Of two that overlap, at least one is wrong.
+    is_alone = np.ones(len(lost.pos), bool)
+    overlaps = lost.pos[1:] < np.maximum.accumulate(lost.end)[:-1]
+    is_alone[1:] &= ~overlaps
+    is_alone[:-1] &= ~overlaps
+    lost = chosen(lost, is_alone)
+    starts = np.concatenate([whole.pos, lost.pos, [segment.end]])
+    ends = np.concatenate([whole.end, lost.end, [segment.base]])
+    is_next = np.isin(lost.pos, ends) | np.isin(lost.end, starts)
+    return merged(whole, chosen(lost, is_next))

@@ -1,0 +1,176 @@
+"""Decides which units of a DLedger index are of the log, by the headers in the data and by each other.
+
+A unit whose header agrees with it is *confirmed*: it is of the log, or it was truncated and is stale. Units that
+continue each other (index, position, term) are a chain; one confirmed unit proves its chain. Java leaves the units of
+truncated entries after the log's end. New entries overwrite them from the first one on, and are of a later term. So in
+the order of indexes the log ends where a term falls, or where confirmed units do not fit each other. Single units that
+contradict their neighbours are damaged.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, ENTRY_MAGICS, MAGIC_NOOP, MAGIC_NORMAL
+from pyspark_dledger.format.spec import Segment
+from pyspark_dledger.log.witness.index_units import Bools, Units
+
+Headers = npt.NDArray[Any]
+
+
+class LogUnits(NamedTuple):
+    """Units of the log; ``is_whole`` says that the header in the data agrees. ``end`` is set if the log ends there."""
+
+    units: Units
+    is_whole: Bools
+    end: int | None
+
+
+def units_of_log(units: Units, headers: Headers, segment: Segment, before: Units, committed: int) -> LogUnits:
+    """The units of the log among those with entries in `segment`; `headers` are what stands at their positions.
+
+    `before` are the units before them. An index up to `committed` was never truncated.
+    """
+    units, is_whole = _corrected(units, headers, is_frame(headers, units.pos, segment))
+    return _Chains(units, is_whole, committed).of_log(_term_before(before, units))
+
+
+def is_frame(headers: Headers, pos: npt.NDArray[np.int64], segment: Segment) -> Bools:
+    """Which headers are those of an intact entry at `pos`."""
+    size = headers["size"].astype(np.int64)
+    found = np.isin(headers["magic"], ENTRY_MAGICS) & (size == headers["bodySize"].astype(np.int64) + ENTRY_HEADER_SIZE)
+    found &= (size >= ENTRY_HEADER_SIZE) & (pos + size <= segment.end)
+    found &= (headers["index"] >= 0) & (headers["term"] >= -1)
+    return np.asarray(found & (headers["pos"] == pos)) if segment.check_pos else np.asarray(found)
+
+
+def _corrected(units: Units, headers: Headers, frames: Bools) -> tuple[Units, Bools]:
+    """The units, and which of them their headers confirm.
+
+    Where an intact header of the same index differs in size or term, the one that fits the neighbours better counts;
+    the unit, if both fit.
+    """
+    own = frames & (headers["index"] == units.index)
+    header = units._replace(size=headers["size"].astype(np.int64), term=headers["term"].astype(np.int64))
+    # A leader of 0.4.0 writes the index unit of an entry without a body with the normal magic.
+    same_magic = headers["magic"] == units.magic
+    same_magic |= (headers["magic"] == MAGIC_NOOP) & (units.magic == MAGIC_NORMAL)
+    agrees = own & same_magic & (header.size == units.size) & (header.term == units.term)
+    rivals = own & ~agrees & (_fit(header, units) > _fit(units, units))
+    size, term = np.where(rivals, header.size, units.size), np.where(rivals, header.term, units.term)
+    return units._replace(size=size, term=term), np.asarray(agrees | rivals)
+
+
+def _fit(own: Units, others: Units) -> npt.NDArray[np.int64]:
+    """How many neighbours each of `own`, a variant of the unit in `others` at its place, continues or leads to."""
+    fits = np.zeros(len(own.pos), np.int64)
+    next_to = np.diff(others.index) == 1
+    follows = next_to & (own.pos[1:] == others.pos[:-1] + others.size[:-1]) & (own.term[1:] >= others.term[:-1])
+    leads = next_to & (others.pos[1:] == own.pos[:-1] + own.size[:-1]) & (own.term[:-1] <= others.term[1:])
+    fits[1:] += follows
+    fits[:-1] += leads
+    return fits
+
+
+def _term_before(before: Units, units: Units) -> int:
+    """The term of the last units before, if two of them continue each other; else the minimum."""
+    if len(before.pos) < 2 or not len(units.pos) or before.index[-1] >= units.index[0]:
+        return -1
+    last = before.of(slice(len(before.pos) - 2, None))
+    continues = last.index[1] == last.index[0] + 1 and last.pos[1] == last.pos[0] + last.size[0]
+    return int(last.term[0]) if continues and last.term[0] <= last.term[1] else -1
+
+
+class _Part(NamedTuple):
+    """Consecutive units, by their numbers."""
+
+    start: int
+    stop: int
+
+
+class _Chains:
+    def __init__(self, units: Units, is_whole: Bools, committed: int) -> None:
+        self._units = units
+        self._is_whole = is_whole
+        self._whole = np.flatnonzero(is_whole)
+        self._committed = committed
+        self._end = units.pos + units.size
+        self._kept: list[_Part] = []
+        self._waiting: list[_Part] = []
+        """Chains since the last kept one that no header confirms."""
+
+    def of_log(self, min_term: int) -> LogUnits:
+        end = None
+        units = self._units
+        breaks = (np.diff(units.index) != 1) | (units.pos[1:] != self._end[:-1]) | (np.diff(units.term) < 0)
+        cuts = [0, *(np.flatnonzero(breaks) + 1).tolist(), len(units.pos)]
+        for start, stop in pairwise(cuts):
+            if start < stop and not self._add(_Part(start, stop), min_term):
+                end = self._log_end()
+                break
+        self._keep_waiting(None)
+        chosen = np.zeros(len(units.pos), bool)
+        for part in self._kept:
+            chosen[part.start : part.stop] = True
+        return LogUnits(units.of(chosen), self._is_whole[chosen], end)
+
+    def _add(self, part: _Part, min_term: int) -> bool:
+        """Add a chain in the order of indexes; false if the log ends before it."""
+        low, high = np.searchsorted(self._whole, part).tolist()
+        confirmed = _Part(int(self._whole[low]), part.stop) if low < high else None
+        is_later = int(self._units.term[part.start]) < min_term and int(self._units.index[part.start]) > self._committed
+        if confirmed is None:
+            if not is_later and self._fits(self._last(), part):
+                self._waiting.append(part)
+            return True
+        if is_later and int(self._units.term[confirmed.start]) < min_term:
+            return False
+        last = self._last()
+        for chain in (part, confirmed):
+            if self._fits(last, chain):
+                self._keep(chain)
+                return True
+        assert last is not None
+        # The units at the end of the last chain that no header confirms can be damaged.
+        shorter = _Part(last.start, int(self._whole[np.searchsorted(self._whole, last.stop) - 1]) + 1)
+        is_stale = self._units.term[confirmed.start] < self._units.term[last.stop - 1]
+        can_be_stale = int(self._units.index[confirmed.start]) > self._committed
+        if shorter.stop < last.stop and not (is_stale and can_be_stale):
+            for chain in (part, confirmed):
+                if self._fits(shorter, chain):
+                    self._kept[-1] = shorter
+                    self._keep(chain)
+                    return True
+        return not can_be_stale
+
+    def _last(self) -> _Part | None:
+        return self._kept[-1] if self._kept else None
+
+    def _log_end(self) -> int | None:
+        last = self._last()
+        return int(self._end[last.stop - 1]) if last is not None else None
+
+    def _keep(self, part: _Part) -> None:
+        self._keep_waiting(part)
+        self._kept.append(part)
+
+    def _keep_waiting(self, following: _Part | None) -> None:
+        """Keep the chains without a header that fit between the last kept one and the following one."""
+        for part in self._waiting:
+            if self._fits(self._last(), part) and (following is None or self._fits(part, following)):
+                self._kept.append(part)
+        self._waiting.clear()
+
+    def _fits(self, before: _Part | None, part: _Part) -> bool:
+        """Whether a chain can be of the same log as the one before it: entries between them can be lost."""
+        if before is None:
+            return True
+        units, last = self._units, before.stop - 1
+        lost = int(units.index[part.start]) - int(units.index[last]) - 1
+        gap = int(units.pos[part.start]) - int(self._end[last])
+        is_room = gap >= lost * ENTRY_HEADER_SIZE and (lost > 0 or gap == 0)
+        return lost >= 0 and is_room and bool(units.term[part.start] >= units.term[last])

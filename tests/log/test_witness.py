@@ -1,0 +1,223 @@
+"""What a store's other files know about a damaged segment: units of truncated entries and damaged units never count."""
+
+from __future__ import annotations
+
+import pickle
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pyspark_dledger.format import codec, layout
+from pyspark_dledger.format.known_entries import KnownEntries
+from pyspark_dledger.format.spec import Filters, ScanRequest, Segment
+from pyspark_dledger.log import open_log
+from pyspark_dledger.log.options import ReadOptions
+from pyspark_dledger.log.plan import plan_read
+from pyspark_dledger.log.witness import index_units, known_entries
+from pyspark_dledger.log.witness.store_witness import StoreWitness
+from tests.support import golden
+from tests.support.witnesses import originals
+from tests.support.witnesses.damages import Damage
+from tests.support.witnesses.originals import GENERATED, Original
+
+UNIT = layout.INDEX_UNIT_SIZE
+
+
+def made(kind: str, root: Path, seed: int = 0) -> Original:
+    return GENERATED[kind](random.Random(f"{kind}/{seed}"), root)
+
+
+def known(original: Original) -> dict[int, tuple[int, bool]]:
+    """End and wholeness of each known entry of all segments, by position."""
+    found = {}
+    for segment in open_log(original.path, **original.options).segments:
+        assert segment.witness is not None
+        pos, end, is_whole = (column.tolist() for column in segment.witness.known_entries(segment))
+        assert all(one <= other for one, other in zip(end, pos[1:], strict=False))
+        found |= dict(zip(pos, zip(end, is_whole, strict=True), strict=True))
+    return found
+
+
+def ends(original: Original) -> dict[int, tuple[int, bool]]:
+    return {entry.pos: (entry.pos + entry.size, True) for entry in original.entries}
+
+
+def file_of(original: Original, pos: int) -> Path:
+    return max((file for file in original.data_files if int(file.name) <= pos), key=lambda file: int(file.name))
+
+
+def zero_header(damage: Damage, original: Original, pos: int) -> None:
+    file = file_of(original, pos)
+    damage.write(file, pos - int(file.name), bytes(layout.ENTRY_HEADER_SIZE))
+
+
+@pytest.mark.parametrize("kind", GENERATED)
+@pytest.mark.parametrize("seed", range(5))
+def test_every_entry_of_the_log_is_known_and_no_other(tmp_path: Path, kind: str, seed: int) -> None:
+    original = made(kind, tmp_path, seed)
+    assert known(original) == ends(original)
+
+
+@pytest.mark.parametrize("store", golden.ALL, ids=str)
+def test_goldens_are_known(store: golden.Golden, case_folder: Callable[[str], Path]) -> None:
+    folder = case_folder(store.case).parent
+    original = originals.unpacked(store, folder)
+    found = known(original)
+    outside = {entry.pos for entry in original.entries} - found.keys()
+    # Transactions and messages that were not dispatched have no units; an old part can have lost its queues.
+    assert not outside or not store.is_raw
+    assert {pos: end for pos, end in ends(original).items() if pos in found} == found
+
+
+@pytest.mark.parametrize("kind", ["terms", "rewritten", "version_040", "messages", "commit_log"])
+def test_a_lost_header_is_known_and_not_whole(tmp_path: Path, kind: str) -> None:
+    original = made(kind, tmp_path)
+    lost = random.Random(1).sample(original.entries, 5)
+    with Damage() as damage:
+        for entry in lost:
+            zero_header(damage, original, entry.pos)
+        found = known(original)
+    expected = ends(original) | {entry.pos: (entry.pos + entry.size, False) for entry in lost}
+    assert found == expected
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_stale_entries_are_unknown_even_if_the_last_new_ones_are_lost(tmp_path: Path, seed: int) -> None:
+    original = made("rewritten", tmp_path, seed)
+    last_term = original.entries[-1].term
+    with Damage() as damage:
+        for entry in original.entries:
+            if entry.term == last_term:
+                zero_header(damage, original, entry.pos)
+        found = known(original)
+        assert {pos: end for pos, (end, _) in found.items()} == {pos: end for pos, (end, _) in ends(original).items()}
+
+
+def hostile_units(original: Original, seed: int) -> list[bytes]:
+    """Index files with bytes that an attacker chose."""
+    rng = random.Random(seed)
+    entry = rng.choice(original.entries)
+    extremes = (-(2**63), -1, 0, 1, 2**31, 2**62, 2**63 - 1, entry.pos, entry.pos + 1)
+    unit = [
+        codec.encode_index_unit(
+            codec.IndexUnit(1, rng.choice(extremes), rng.choice((-1, 0, 47, 48, 2**31 - 1)), index, rng.choice((1, 9)))
+        )
+        for index in range(200)
+    ]
+    return [b"".join(unit), rng.randbytes(6400), b"\xff" * 6400, b"", unit[0][:31], bytes(33)]
+
+
+@pytest.mark.parametrize("number", range(6))
+def test_hostile_index_files_are_no_witness(tmp_path: Path, number: int) -> None:
+    original = made("terms", tmp_path)
+    (folder,) = original.index_folders
+    for file in original.index_files:
+        file.unlink()
+    content = hostile_units(original, number)[number]
+    (folder / layout.segment_name(0)).write_bytes(content)
+    (folder / layout.segment_name(33)).write_bytes(content)
+    (folder / layout.segment_name(10**19)).write_bytes(content)
+    (folder / layout.segment_name(6400)).mkdir()
+    found = known(original)
+    assert not any(is_whole for _, is_whole in found.values())
+    rows = [row for batch in open_log(original.path).scan(["pos"]) for row in batch.to_pylist()]
+    assert [row["pos"] for row in rows] == [entry.pos for entry in original.entries]
+
+
+@pytest.mark.parametrize("field", ["pos", "size", "index", "term"])
+def test_a_damaged_unit_is_judged_by_its_neighbours(tmp_path: Path, field: str) -> None:
+    original = made("terms", tmp_path)
+    entry = original.entries[len(original.entries) // 2]
+    file = max(file for file in original.index_files if int(file.name) <= entry.index * UNIT)
+    offset = {"pos": 4, "size": 12, "index": 16, "term": 24}[field]
+    with Damage() as damage:
+        damage.write(file, entry.index * UNIT - int(file.name) + offset + 1, b"\x01")
+        found = known(original)
+        others = {pos: end for pos, end in ends(original).items() if pos != entry.pos}
+        assert {pos: end for pos, end in found.items() if pos != entry.pos} == others
+        assert found.get(entry.pos, (entry.pos + entry.size, True)) == (entry.pos + entry.size, True)
+        zero_header(damage, original, entry.pos)
+        assert {pos: end for pos, end in known(original).items() if pos != entry.pos} == others
+
+
+def test_units_of_a_segment_are_found_in_a_large_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a binary search: few units are read."""
+    monkeypatch.setattr(index_units, "_PROBE", 8)
+    monkeypatch.setattr(index_units, "_CHUNK", 16)
+    original = made("terms", tmp_path, 2)
+    assert known(original) == ends(original)
+    index = index_units.IndexUnits(original.index_folders[0])
+    read = []
+    real = index_units._read_units
+    monkeypatch.setattr(index_units, "_read_units", lambda *given: read.append(given[2]) or real(*given))
+    segment = open_log(original.path).segments[1]
+    inside = [entry for entry in original.entries if segment.base <= entry.pos < segment.end]
+    assert set(index.of(segment).pos.tolist()) >= {entry.pos for entry in inside}
+    assert sum(read) < len(inside) + 150
+
+
+# Wiring
+
+
+def test_witnesses_are_plain_values_and_reach_the_tasks(tmp_path: Path) -> None:
+    original = made("messages", tmp_path)
+    log = open_log(original.path)
+    again = log.refreshed()
+    assert log.segments == again.segments
+    partitions = plan_read(log, ("pos",), ReadOptions(), Filters())
+    copies = pickle.loads(pickle.dumps(partitions))
+    assert copies == partitions
+    for partition in copies:
+        for part in partition.ranges:
+            assert isinstance(part, ScanRequest)
+            assert part.segment.witness == StoreWitness(str(tmp_path / "dledger-n0"), str(tmp_path))
+            hash(part.segment)
+
+
+@pytest.mark.parametrize("store", golden.ALL, ids=str)
+def test_undamaged_stores_ask_no_witness(
+    store: golden.Golden, case_folder: Callable[[str], Path], engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = originals.unpacked(store, case_folder(store.case).parent)
+    calls: list[Segment] = []
+
+    def count(segment: Segment, *_: object) -> KnownEntries:
+        calls.append(segment)
+        raise AssertionError
+
+    monkeypatch.setattr(known_entries, "find_known_entries", count)
+    log = open_log(original.path, engine=engine, **original.options)
+    rows = sum(batch.num_rows for batch in log.scan(["pos"]))
+    assert rows == len(original.entries)
+    assert not calls
+
+
+def test_known_entries_are_arrays_of_the_types_that_the_native_engine_reads(tmp_path: Path) -> None:
+    original = made("messages", tmp_path)
+    for segment in open_log(original.path).segments:
+        assert segment.witness is not None
+        found = segment.witness.known_entries(segment)
+        assert [column.dtype for column in found] == [np.dtype(np.int64), np.dtype(np.int64), np.dtype(np.bool_)]
+        assert all(column.flags.c_contiguous for column in found)
+
+
+# The end of the log
+
+
+@pytest.mark.parametrize("committed", [False, True])
+def test_a_lost_last_entry_is_a_row_if_it_was_committed(tmp_path: Path, engine: str, committed: bool) -> None:
+    """An entry that was not committed can be torn: Java truncates it."""
+    original = made("terms", tmp_path)
+    last = original.entries[-1]
+    index = last.index if committed else last.index - 2
+    (tmp_path / "dledger-n0" / "checkpoint").write_text(f"committedIndex={index}\nendIndex={last.index}\n")
+    with Damage() as damage:
+        zero_header(damage, original, last.pos)
+        log = open_log(original.path, engine=engine)
+        rows = [row for batch in log.scan(["kind", "pos", "size"]) for row in batch.to_pylist()]
+        assert log.state.end_index == last.index - 1
+        lost = [(row["pos"], row["size"]) for row in rows if row["kind"] == "corrupt"]
+        assert lost == ([(last.pos, last.size)] if committed else [])

@@ -1,0 +1,1 @@
+"""Damaged stores, and what must still be read from them: `make witnesses`."""

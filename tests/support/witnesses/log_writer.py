@@ -1,0 +1,158 @@
+"""Writes a log as Java does, with truncation: what was truncated stays in the files until it is overwritten."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from pyspark_dledger.format import codec, layout
+
+Body = Callable[[int], bytes]
+"""A body for the position at which it begins; always of the same length."""
+
+MIN_BLANK = layout.MIN_BLANK_SIZE
+
+
+class Written(NamedTuple):
+    """An entry or old message of the log."""
+
+    pos: int
+    size: int
+    index: int  # type: ignore[assignment]  # shadows tuple.index, which nobody calls
+    term: int
+
+
+class LogFiles:
+    """Files of one size, by base; each begins with zeros."""
+
+    def __init__(self, size: int, base: int = 0) -> None:
+        self.size = size
+        self.first = base
+        self.files: dict[int, bytearray] = {}
+
+    def base_of(self, pos: int) -> int:
+        return pos - (pos - self.first) % self.size
+
+    def write(self, pos: int, data: bytes) -> None:
+        base = self.base_of(pos)
+        content = self.files.setdefault(base, bytearray(self.size))
+        assert pos + len(data) <= base + self.size
+        content[pos - base : pos - base + len(data)] = data
+
+    def drop_from(self, pos: int) -> None:
+        """Remove the files that begin at or after `pos`, as Java's truncation does."""
+        self.files = {base: content for base, content in self.files.items() if base < pos}
+
+    def save(self, *folders: Path) -> None:
+        for folder in folders:
+            folder.mkdir(parents=True, exist_ok=True)
+        for number, (base, content) in enumerate(sorted(self.files.items())):
+            (folders[number % len(folders)] / f"{base:020}").write_bytes(content)
+
+
+class DLedgerWriter:
+    """A DLedger log and its index. `pos_shift` is what a 0.4.0 leader's positions are less than the own ones."""
+
+    def __init__(
+        self,
+        file_size: int,
+        index_units: int,
+        base: int = 0,
+        first_index: int = 0,
+        leading_blank: int = 0,
+        pos_shift: int = 0,
+    ) -> None:
+        self.data = LogFiles(file_size, base)
+        self.index = LogFiles(index_units * layout.INDEX_UNIT_SIZE)
+        self.entries: list[Written] = []
+        self.at = base
+        self._next = first_index
+        self._pos_shift = pos_shift
+        if leading_blank:
+            self.data.write(base, codec.encode_blank(leading_blank))
+            self.at += leading_blank
+
+    def append(self, body: Body, term: int, magic: int = layout.MAGIC_NORMAL) -> Written:
+        size = layout.ENTRY_HEADER_SIZE + len(body(0))
+        left = self.data.base_of(self.at) + self.data.size - self.at
+        if size + MIN_BLANK > left:
+            self.data.write(self.at, codec.encode_blank(left))
+            self.at += left
+        pos, index = self.at, self._next
+        content = body(pos + layout.ENTRY_HEADER_SIZE)
+        self.data.write(pos, codec.encode_entry(index, term, pos - self._pos_shift, content, magic=magic))
+        unit = codec.IndexUnit(magic, pos, size, index, term)
+        self.index.write(index * layout.INDEX_UNIT_SIZE, codec.encode_index_unit(unit))
+        self.entries.append(Written(pos, size, index, term))
+        self.at += size
+        self._next += 1
+        return self.entries[-1]
+
+    def truncate(self, kept: int) -> None:
+        """Keep the first `kept` entries."""
+        self.at = self.entries[kept].pos
+        self._next = self.entries[kept].index
+        del self.entries[kept:]
+        self.data.drop_from(self.at)
+        self.index.drop_from(self._next * layout.INDEX_UNIT_SIZE)
+
+    def save(self, node: Path, data_dirs: tuple[Path, ...] = (), committed: int | None = None) -> None:
+        self.data.save(*(data_dirs or (node / "data",)))
+        self.index.save(node / "index")
+        last = self.entries[-1]
+        if committed is not None:
+            (node / "checkpoint").write_text(f"committedIndex={committed}\nendIndex={last.index}\n")
+        (node / "currterm").write_text(f"voteLeader=n0\ncurrTerm={last.term}\n")
+
+
+class CommitLogWriter:
+    """The old CommitLog of a broker."""
+
+    def __init__(self, file_size: int) -> None:
+        self.data = LogFiles(file_size)
+        self.entries: list[Written] = []
+        self.at = 0
+
+    def append(self, message: Body) -> Written:
+        size = len(message(0))
+        left = self.data.base_of(self.at) + self.data.size - self.at
+        if size + MIN_BLANK > left:
+            self.fill()
+        pos = self.at
+        self.data.write(pos, message(pos))
+        self.entries.append(Written(pos, size, -1, -1))
+        self.at += size
+        return self.entries[-1]
+
+    def fill(self) -> None:
+        """Write the filler up to the end of the file."""
+        left = self.data.base_of(self.at) + self.data.size - self.at
+        filler = left.to_bytes(4, "big") + layout.MESSAGE_MAGIC_BLANK.to_bytes(4, "big", signed=True)
+        self.data.write(self.at, filler)
+        self.at += left
+
+
+class QueueWriter:
+    """The ConsumeQueues of a broker."""
+
+    def __init__(self, root: Path, units: int = 100) -> None:
+        self._root = root
+        self._units = units
+        self._queues: dict[tuple[str, int], LogFiles] = {}
+        self._counts: dict[tuple[str, int], int] = {}
+
+    def offset(self, topic: str, queue_id: int) -> int:
+        """The queue offset of the next message."""
+        return self._counts.get((topic, queue_id), 0)
+
+    def add(self, topic: str, queue_id: int, offset: int, size: int) -> None:
+        queue = self._queues.setdefault((topic, queue_id), LogFiles(self._units * layout.CONSUME_QUEUE_UNIT_SIZE))
+        number = self.offset(topic, queue_id)
+        unit = codec.encode_consume_queue_unit(codec.ConsumeQueueUnit(offset, size, 0))
+        queue.write(number * layout.CONSUME_QUEUE_UNIT_SIZE, unit)
+        self._counts[topic, queue_id] = number + 1
+
+    def save(self) -> None:
+        for (topic, queue_id), queue in self._queues.items():
+            queue.save(self._root / "consumequeue" / topic / str(queue_id))

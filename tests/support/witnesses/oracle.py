@@ -1,0 +1,87 @@
+"""Judges what is read from a damaged store: intact entries are rows, and no row is invented or stale."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from pyspark_dledger.log import open_log
+from tests.support.witnesses.damages import Damage, damage_store
+from tests.support.witnesses.originals import PLACE, Original
+
+Place = tuple[str, int, int]
+
+
+class Verdict(NamedTuple):
+    """Positions of intact entries without a row, positions of rows without an entry, and where readings differ."""
+
+    lost: list[int]
+    invented: list[int]
+    disagreements: list[str]
+
+    @property
+    def is_right(self) -> bool:
+        return not (self.lost or self.invented or self.disagreements)
+
+
+@dataclass
+class Rate:
+    """The results of a class."""
+
+    stores: int = 0
+    lost: int = 0
+    invented: int = 0
+    disagree: int = 0
+    failures: list[str] = field(default_factory=list)
+
+    def add(self, name: str, verdict: Verdict) -> None:
+        self.stores += 1
+        self.lost += bool(verdict.lost)
+        self.invented += bool(verdict.invented)
+        self.disagree += bool(verdict.disagreements)
+        if not verdict.is_right:
+            self.failures.append(f"{name}: {_shown(verdict)}")
+
+    @property
+    def wrong(self) -> int:
+        return len(self.failures)
+
+
+def _shown(verdict: Verdict) -> str:
+    parts = [f"lost {len(verdict.lost)} from {verdict.lost[0]}"] if verdict.lost else []
+    parts += [f"invented {len(verdict.invented)} from {verdict.invented[0]}"] if verdict.invented else []
+    return ", ".join(parts + verdict.disagreements)
+
+
+def judge(rng: random.Random, original: Original, index_mode: str, thorough: bool = True) -> Verdict:
+    """Damage the store, read it, and undo the damage. With `thorough` also by the Python engine and with splits."""
+    with Damage() as damage:
+        damage_store(rng, original, damage, index_mode)
+        rows = read_places(original, "native")
+        intact = damage.intact(original)
+        found = {pos for kind, pos, _ in rows if kind != "corrupt"}
+        true = {entry.pos for entry in original.entries}
+        disagreements = []
+        if thorough:
+            target = rng.choice([1, 3000, 20000])
+            readings = {
+                "python": read_places(original, "python"),
+                f"split by {target}": read_places(original, "native", maxPartitionBytes=target),
+                f"python split by {target}": read_places(original, "python", maxPartitionBytes=target),
+            }
+            disagreements = [f"{name} differs" for name, others in readings.items() if others != rows]
+        return Verdict(sorted(intact - found), sorted(found - true), disagreements)
+
+
+def read_places(original: Original, engine: str, **options: int) -> list[Place]:
+    """Kind, position and size of each row; adjacent corrupt rows are one."""
+    places: list[Place] = []
+    for batch in open_log(original.path, engine=engine, **original.options).scan(PLACE, **options):
+        for row in batch.to_pylist():
+            kind, pos, size = row["kind"], row["pos"], row["size"]
+            if places and kind == "corrupt" == places[-1][0] and places[-1][1] + places[-1][2] == pos:
+                places[-1] = kind, places[-1][1], places[-1][2] + size
+            else:
+                places.append((kind, pos, size))
+    return places
