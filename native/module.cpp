@@ -53,6 +53,22 @@ py::list compressed(const Batch& batch) {
   return bodies;
 }
 
+// Arrays of a KnownEntries. They are used without the interpreter's lock, and freed with it.
+struct HeldKnown {
+  explicit HeldKnown(const py::object& known)
+      : pos(known.attr("pos"), "pos"), end(known.attr("end"), "end"), is_whole(known.attr("is_whole"), "is_whole") {}
+
+  HeldBytes pos, end, is_whole;
+};
+
+KnownEntries ask_witness(const py::object& segment) {
+  const py::gil_scoped_acquire lock;
+  const auto held = std::make_shared<const HeldKnown>(segment.attr("known_entries")());
+  return {held, reinterpret_cast<const int64_t*>(held->pos.range().data),
+          reinterpret_cast<const int64_t*>(held->end.range().data), held->is_whole.range().data,
+          held->is_whole.range().size};
+}
+
 SegmentId segment_id(const py::object& segment) {
   SegmentId id;
   id.path = segment.attr("path").cast<std::string>();
@@ -71,6 +87,9 @@ SegmentId segment_id(const py::object& segment) {
   if (const auto before = segment.attr("before").cast<std::optional<std::tuple<int64_t, int64_t, int64_t>>>()) {
     const auto [index, term, end] = *before;
     id.before = PrecedingEntry{std::max<int64_t>(index, 0), term, std::clamp<int64_t>(end, 0, id.base)};
+  }
+  if (!segment.attr("witness").is_none()) {
+    id.witness = std::make_shared<Witness>([segment] { return ask_witness(segment); });
   }
   return id;
 }
@@ -149,7 +168,7 @@ auto on_segment(const py::object& segment, int64_t start, Walk walk, int64_t pop
   for (int64_t readable = file.readable();;) {
     std::optional<decltype(walk(std::declval<SegmentView>()))> result;
     try {
-      result.emplace(walk(SegmentView(id, file.data(), readable)));
+      result.emplace(walk(SegmentView(id, file.data(), readable, &file)));
     } catch (const std::runtime_error&) {
       file.readable();  // throws MissingFault if the fault comes from bytes that a partial copy does not have
       throw;
@@ -404,7 +423,7 @@ PYBIND11_MODULE(_native, module) {
   });
   module.def("term_runs", &find_term_runs);
   module.def("put_ids", &find_put_ids);
-  module.def("place_messages", &copy_from);
+  module.def("copy_messages", &copy_from);
   module.def("survey", &take_survey);
   module.def("pack_bodies", &pack_bodies);
   module.def("unpack_bodies", &unpack_bodies);

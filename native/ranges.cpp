@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "known_frames.hpp"
+
 namespace dledger {
 namespace {
 
@@ -31,6 +33,15 @@ bool follows(const SegmentView& view, const EntryRef& last, const EntryRef& next
   return !view.is_dledger() || (next.index - 1 == last.index && next.term >= last.term);
 }
 
+// Whether `entry`, right after `last`, is the log's next one; `before` is the one before `last`, if it has a position.
+bool continues(const SegmentView& view, const EntryRef& before, const EntryRef& last, const EntryRef& entry) {
+  if (last.pos < 0 || follows(view, last, entry)) return true;
+  if (!is_only_term_damaged(view, before.pos, last.pos, entry.pos)) return false;
+  if (!view.id().witness) return true;
+  const auto known = known_at(view, last.pos);
+  return !known || !known->is_whole;
+}
+
 // What can continue a log after `last`. It is strict, because stale bytes must not become part of the log.
 Expectation expected_after(const SegmentView& view, const EntryRef* last, int64_t gap) {
   Expectation expected;
@@ -50,7 +61,7 @@ Expectation expected_after(const SegmentView& view, const EntryRef* last, int64_
 
 LogEnd log_end(const SegmentView& view, int64_t start, bool search_all) {
   LogEnd end;
-  EntryRef last;
+  EntryRef before, last;
   Resync resync(view.id(), start);
   int64_t resumed = -1;  // position of the entry that was chosen after a gap
   end.pos = start;
@@ -58,12 +69,13 @@ LogEnd log_end(const SegmentView& view, int64_t start, bool search_all) {
     int64_t size = view.entry_size(pos);
     EntryRef entry;
     if (size > 0 && read_entry(view, pos, size, entry)) {
-      if (pos == resumed || end.entries == 0 || follows(view, last, entry)) {
+      if (pos == resumed || continues(view, before, last, entry)) {
         if (end.entries++ == 0) {
           end.first_index = entry.index;
           end.first_term = entry.term;
         }
         view.prefetch(pos + 12 * size);
+        before = pos == resumed ? EntryRef{} : last;
         last = entry;
         pos += size;
         end.pos = pos;

@@ -9,15 +9,17 @@
 
 namespace dledger {
 
-// Bytes [pos, end) that are neither entry nor blank. Most walks do not need the reason.
+// Bytes [pos, end) that are neither blank nor an entry of the log. Most walks do not need the reason.
 struct Damage {
   int64_t pos, end;
   bool is_short;      // the file ends before
   bool is_odd_blank;  // a blank of `blank_size` bytes, not of those that are left
   int64_t blank_size;
+  int64_t last;  // the entry before, if the one at pos does not follow it; else -1
 
   std::string reason(const SegmentView& view) const {
     if (is_short) return view.shortage();
+    if (last >= 0) return view.order_reason(last, pos);
     return is_odd_blank ? view.odd_blank_reason(pos, blank_size) : view.reason(pos);
   }
 };
@@ -36,14 +38,15 @@ int64_t walk(const SegmentView& view, Resync& resync, int64_t start, int64_t end
   int64_t pos = start;
   while (pos < end) {
     int64_t size = view.entry_size(pos);
-    if (size > 0) {
+    if (size > 0 && resync.is_of_log(view, pos, size)) {
       resync.history.add(pos);
       view.prefetch(pos + 12 * size);
       if (!visit.entry(pos, size)) return pos;
       pos += size;
       continue;
     }
-    const Blank blank = view.blank_at(pos, size);
+    const int64_t last = size > 0 ? resync.history.last() : -1;
+    const Blank blank = size > 0 ? Blank::None : view.blank_at(pos, size);
     if (blank == Blank::ToEnd || blank == Blank::Leading) {
       visit.blank(pos, pos + size);
       resync.pass_blank(view, pos);
@@ -54,7 +57,7 @@ int64_t walk(const SegmentView& view, Resync& resync, int64_t start, int64_t end
     const int64_t found = resync.next(view, pos, end + 1);
     const bool is_found = found >= 0 && found <= end;
     const bool is_short = !is_found && view.file_end() < end;
-    const Damage damage{pos, is_found ? found : end, is_short, blank == Blank::Odd, size};
+    const Damage damage{pos, is_found ? found : end, is_short, blank == Blank::Odd, size, last};
     if (damage.is_odd_blank && !is_found && !is_short) {
       visit.odd_blank(damage);
     } else {

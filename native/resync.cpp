@@ -9,17 +9,18 @@ namespace {
 
 constexpr int64_t kCandidateWindow = kMaxEntrySize;
 
-bool follows(const SegmentView& view, int64_t last, int64_t next) {
-  if (!view.is_dledger()) return true;
-  const EntryHeader a{view.at(last)}, b{view.at(next)};
-  return b.index() - 1 == a.index() && b.term() >= a.term();
+constexpr uint64_t kMinWrongRise = 1 << 16;  // no election raises a term by so much
+
+bool is_one_bit(int64_t a, int64_t b) {
+  const uint64_t bits = static_cast<uint64_t>(a ^ b);
+  return bits != 0 && (bits & (bits - 1)) == 0;
 }
 
-bool is_better(const Chain& chain, const Chain& best, const Expectation& expected) {
+bool is_better(const SegmentView& view, const Chain& chain, const Chain& best, const Expectation& expected) {
   if (chain.end <= best.end) return false;  // it lies inside
   // Without positions, a single entry at the end may have a wrong index.
   const bool is_doubtful = expected.count == 0 && chain.length == 1 && best.length > 1;
-  return chain.outranks(best) && !is_doubtful;
+  return chain.outranks(view, best) && !is_doubtful;
 }
 
 // Whether the entry at pos has the index after the damaged entry's, by that entry's header or by the entries before.
@@ -120,10 +121,18 @@ bool Chain::contradicts(const SegmentView& view, int64_t pos) const {
   return lost < 0 || pos < end || lost > (pos - end) / kEntryHeaderSize;
 }
 
-bool Chain::outranks(const Chain& other) const {
+bool Chain::outranks(const SegmentView& view, const Chain& other) const {
+  if (is_stale_after(view, other)) return false;
   if (strong != other.strong) return strong;
   if (closed != other.closed) return closed;
   return length > other.length;
+}
+
+bool Chain::is_stale_after(const SegmentView& view, const Chain& other) const {
+  if (!view.is_dledger()) return false;
+  const EntryHeader here{view.at(first)};
+  return EntryHeader{view.at(other.first)}.index() < here.index() &&
+         here.term() < EntryHeader{view.at(other.last)}.term();
 }
 
 bool Chain::leads_to(const SegmentView& view, int64_t pos) const {
@@ -135,8 +144,23 @@ bool Chain::leads_to(const SegmentView& view, int64_t pos) const {
   return position.allows(header, pos) || (pos == end && header.index() - 1 == position.index);
 }
 
+bool is_only_term_damaged(const SegmentView& view, int64_t before, int64_t last, int64_t pos) {
+  if (!view.is_dledger()) return false;
+  const EntryHeader raised{view.at(last)}, next{view.at(pos)};
+  if (next.index() - 1 != raised.index() || next.term() >= raised.term()) return false;
+  bool is_flipped = is_one_bit(raised.term(), next.term());
+  if (before >= 0) {
+    const EntryHeader header{view.at(before)};
+    if (raised.index() - 1 != header.index() || header.term() > next.term()) return false;
+    is_flipped = is_flipped || is_one_bit(raised.term(), header.term());
+  }
+  // Unsigned, because a term can be INT64_MAX.
+  const uint64_t rise = static_cast<uint64_t>(raised.term()) - static_cast<uint64_t>(next.term());
+  return rise >= kMinWrongRise || (rise > 1 && is_flipped);
+}
+
 Resync::Resync(const SegmentId& id, int64_t start)
-    : start_(start), is_history_known_(start == id.base || !id.is_dledger) {
+    : start_(start), has_witness_(id.witness && id.is_dledger), is_history_known_(start == id.base || !id.is_dledger) {
   if (start == id.base) history.begin_after(end_before(id));
 }
 
@@ -157,35 +181,83 @@ int64_t Resync::next(const SegmentView& view, int64_t gap, int64_t limit) {
 }
 
 int64_t Resync::next(const SegmentView& view, int64_t gap, int64_t limit, const Expectation& expected) {
-  const int64_t found = follow_sizes(view, gap, expected);
-  if (found >= 0) return found;
+  if (!view.id().witness) return search(view, gap, gap, limit, expected, nullptr);
+  if (gap >= view.file_end()) return -1;
+  const uint8_t* const header_end = view.at(std::min(gap + kEntryHeaderSize, view.file_end()));
+  if (skip_zeros(view.at(gap), header_end) == header_end) {
+    const int64_t found = search(view, gap, gap, limit, expected, nullptr);
+    // The end of a log, and no damage.
+    if (found < 0 && view.is_closed_at(gap)) return -1;
+  }
+  return next_known(view, gap, limit, expected);
+}
+
+int64_t Resync::next_known(const SegmentView& view, int64_t gap, int64_t limit, const Expectation& expected) {
+  for (int64_t at = gap; at < view.file_end();) {
+    if (const auto known = known_at(view, at)) {
+      if (known->is_whole && known->pos == at) return at;
+      at = known->end;
+      continue;
+    }
+    const auto following = known_after(view, at);
+    const int64_t found = search(view, gap, at, limit, expected, following ? &*following : nullptr);
+    if (found >= 0 || !following) return found;
+    at = following->pos;
+  }
+  return -1;
+}
+
+int64_t Resync::search(const SegmentView& view, int64_t gap, int64_t at, int64_t limit, const Expectation& expected,
+                       const KnownFrame* following) {
+  const int64_t size = at > gap ? view.entry_size(at) : 0;
+  if (size > 0 && expected.allows(view, at, size) && is_before(view, at, size, following)) return at;
+  if (size == 0) {
+    if (at > gap && following == nullptr && view.is_closed_at(at)) return at;
+    const int64_t found = follow_sizes(view, at, expected, following);
+    if (found >= 0) return found;
+  }
+  return choose(view, size > 0 ? at : at + 1, limit, expected, following);
+}
+
+// Whether the entry at pos can be of the log before the known entry.
+bool Resync::is_before(const SegmentView& view, int64_t pos, int64_t size, const KnownFrame* following) const {
+  if (following == nullptr) return true;
+  if (pos + size > following->pos) return false;
+  return !following->is_whole || walk_chain(view, pos, size, following).leads_to(view, following->pos);
+}
+
+int64_t Resync::choose(const SegmentView& view, int64_t start, int64_t limit, const Expectation& expected,
+                       const KnownFrame* following) {
   rest_.length = 0;
   if (!rests_.empty()) rests_.clear();
 
   Chain best;
   bool has_best = false, is_expected = false;
   int64_t seen = 0, compared = 0;
-  int64_t from = gap + 1, to = std::min(limit, view.file_end());
+  const int64_t most = following != nullptr ? std::min(following->pos, view.file_end()) : view.file_end();
+  int64_t from = start, to = std::min(limit, most);
   for (int64_t pos = view.find(from, to); pos < to; pos = view.find(from, to)) {
     from = pos + 1;
     if (has_best && ++seen > kMaxCandidates) break;
     const int64_t size = view.entry_size(pos);
     if (size <= 0) continue;  // the file is being written
+    if (following != nullptr && pos + size > most) continue;
     const bool allowed = expected.allows(view, pos, size);
     if (has_best && best.leads_to(view, pos) && (is_expected || expected.agreement <= 1 || !allowed)) break;
     if (!allowed && (is_expected || expected.strict)) continue;
     if (has_best && is_expected && !best.contradicts(view, pos)) continue;
-    const Chain chain = chain_at(view, pos, size);
+    const Chain chain = chain_at(view, pos, size, following);
+    if (following != nullptr && following->is_whole && !chain.leads_to(view, following->pos)) continue;
     compared_[compared++ % kMaxCandidates] = {chain, allowed};
     if (!allowed && !chain.strong && (chain.length == 1 || expected.agreement > 1)) {
       // It may lead to the entry that is chosen, even past the limit: every split must see the same.
-      if (!has_best) to = std::max(to, std::min(chain.end + kCandidateWindow, view.file_end()));
+      if (!has_best) to = std::max(to, std::min(chain.end + kCandidateWindow, most));
       continue;
     }
     // An entry can contain others, which are compared with it: the search continues inside the last one.
     from = chain.last + 1;
     rest_.length = 0;
-    if (has_best && is_expected == allowed && !is_better(chain, best, expected)) {
+    if (has_best && is_expected == allowed && !is_better(view, chain, best, expected)) {
       seen += chain.length - 1;
       continue;
     }
@@ -194,7 +266,7 @@ int64_t Resync::next(const SegmentView& view, int64_t gap, int64_t limit, const 
     is_expected = allowed;
     seen = 0;
     if (best.strong) break;
-    to = std::min(best.end + kCandidateWindow, view.file_end());
+    to = std::min(best.end + kCandidateWindow, most);
   }
   if (!has_best) return -1;
   // A chain that is too weak by itself but leads to the best one comes first.
@@ -207,25 +279,33 @@ int64_t Resync::next(const SegmentView& view, int64_t gap, int64_t limit, const 
 }
 
 // Where the sizes in the damaged header lead, if an entry or the closing blank confirms it; else -1.
-int64_t Resync::follow_sizes(const SegmentView& view, int64_t gap, const Expectation& expected) const {
+int64_t Resync::follow_sizes(const SegmentView& view, int64_t gap, const Expectation& expected,
+                             const KnownFrame* following) const {
   int64_t sizes[2];
   const int count = view.sizes_at(gap, sizes);
+  const int64_t end = following != nullptr ? following->pos : view.file_end();
+  const int64_t left = end - gap;
+  if (following != nullptr && left >= view.min_size() && std::find(sizes, sizes + count, left) != sizes + count) {
+    return end;
+  }
   const bool agree = count == 1 || (count == 2 && sizes[0] == sizes[1]);
   // If the two sizes differ, one is wrong. The rest of the header must then confirm the other.
   if (!agree && !has_own_pos(view, gap)) return -1;
   for (int i = 0; i < (agree ? 1 : count); i++) {
-    if (sizes[i] < view.min_size() || sizes[i] > kMaxEntrySize || sizes[i] > view.file_end() - gap) continue;
+    if (sizes[i] < view.min_size() || sizes[i] > kMaxEntrySize || sizes[i] > left) continue;
     const int64_t pos = gap + sizes[i], size = view.entry_size(pos);
     if (size == 0) {
-      if ((agree || ends_at(view, pos, sizes)) && view.is_closed_at(pos)) return pos;
-    } else if (expected.allows(view, pos, size) && (agree || is_only_one_lost(view, gap, pos, expected))) {
+      const bool is_end = following == nullptr && (agree || ends_at(view, pos, sizes));
+      if (is_end && view.is_closed_at(pos)) return pos;
+    } else if (expected.allows(view, pos, size) && (agree || is_only_one_lost(view, gap, pos, expected)) &&
+               is_before(view, pos, size, following)) {
       return pos;
     }
   }
   return -1;
 }
 
-Chain Resync::chain_at(const SegmentView& view, int64_t pos, int64_t size) {
+Chain Resync::chain_at(const SegmentView& view, int64_t pos, int64_t size, const KnownFrame* following) {
   Chain chain;
   if (rest_.length > 0 && rest_.first == pos) {
     chain = rest_;
@@ -234,7 +314,7 @@ Chain Resync::chain_at(const SegmentView& view, int64_t pos, int64_t size) {
     chain = known->second;
     rests_.erase(known);
   } else {
-    chain = walk_chain(view, pos, size);
+    chain = walk_chain(view, pos, size, following);
   }
   if (chain.length > 1 && !chain.strong) {
     if (rest_.length > 0) rests_[rest_.first] = rest_;
@@ -246,12 +326,18 @@ Chain Resync::chain_at(const SegmentView& view, int64_t pos, int64_t size) {
   return chain;
 }
 
-Chain Resync::walk_chain(const SegmentView& view, int64_t pos, int64_t size) const {
+// The chain from the entry at pos on, up to the known entry that follows.
+Chain Resync::walk_chain(const SegmentView& view, int64_t pos, int64_t size, const KnownFrame* following) const {
   Chain chain{pos, size, pos, pos + size, 1, false, false};
   while (chain.end - pos < kSpanWindow) {
+    if (following != nullptr && chain.end == following->pos) {
+      chain.closed = true;
+      return chain;
+    }
     const int64_t next = view.entry_size(chain.end);
+    if (next > 0 && following != nullptr && chain.end + next > following->pos) return chain;
     if (next == 0 || !follows(view, chain.last, chain.end)) {
-      chain.closed = next == 0 && view.is_closed_at(chain.end);
+      chain.closed = next == 0 && following == nullptr && view.is_closed_at(chain.end);
       return chain;
     }
     view.prefetch(chain.end + 12 * next);

@@ -6,7 +6,7 @@
 #include <optional>
 #include <unordered_map>
 
-#include "walk.hpp"
+#include "known_frames.hpp"
 
 namespace dledger {
 
@@ -45,6 +45,7 @@ class WalkHistory {
  public:
   void add(int64_t pos) { recent_[entries_++ % kRing] = pos; }
   void remove_last() { entries_--; }  // not twice in a row
+  int64_t last() const { return entries_ > 0 ? recent_[(entries_ - 1) % kRing] : -1; }  // since the last gap
   bool is_full() const { return entries_ >= kRecentEntries; }
   void begin_after(const std::optional<LogPosition>& before);
 
@@ -74,9 +75,16 @@ struct Chain {
 
   // Whether the index of the entry at pos proves that it is not of the chain's log.
   bool contradicts(const SegmentView& view, int64_t pos) const;
-  bool outranks(const Chain& other) const;  // is more likely to be the log
+  // Whether the chain is more likely to be the log than `other`, which begins before it.
+  bool outranks(const SegmentView& view, const Chain& other) const;
+  // Whether an earlier log left the chain after the end of `other`, whose last terms are later.
+  bool is_stale_after(const SegmentView& view, const Chain& other) const;
   bool leads_to(const SegmentView& view, int64_t pos) const;
 };
+
+// Whether the entry at pos continues the log after the one at `last`, whose term damage has raised. `before` is the one
+// before `last`, or -1.
+bool is_only_term_damaged(const SegmentView& view, int64_t before, int64_t last, int64_t pos);
 
 // Finds where a walk that began at `start` continues after damage. The walk adds every entry to `history`.
 class Resync {
@@ -89,6 +97,12 @@ class Resync {
   // only if they decide about entries before it.
   int64_t next(const SegmentView& view, int64_t gap, int64_t limit);
 
+  // Whether an entry on the walk is of the log. Only a known entry can contradict it.
+  bool is_of_log(const SegmentView& view, int64_t pos, int64_t size) const {
+    const int64_t last = has_witness_ ? history.last() : -1;
+    return last < 0 || follows(view, last, pos) || accepts(view, last, pos, size);
+  }
+
   // Starts the history again after a blank at pos: it can stand for any number of entries.
   void pass_blank(const SegmentView& view, int64_t pos) { expected_at(view, pos); }
 
@@ -97,11 +111,21 @@ class Resync {
 
  private:
   Expectation expected_at(const SegmentView& view, int64_t gap);
-  int64_t follow_sizes(const SegmentView& view, int64_t gap, const Expectation& expected) const;
-  Chain chain_at(const SegmentView& view, int64_t pos, int64_t size);
-  Chain walk_chain(const SegmentView& view, int64_t pos, int64_t size) const;
+  int64_t next_known(const SegmentView& view, int64_t gap, int64_t limit, const Expectation& expected);
+  // Where the log continues at or after `at`, before the known entry that follows, by the bytes alone; else -1. The
+  // bytes from gap to `at` are lost.
+  int64_t search(const SegmentView& view, int64_t gap, int64_t at, int64_t limit, const Expectation& expected,
+                 const KnownFrame* following);
+  bool is_before(const SegmentView& view, int64_t pos, int64_t size, const KnownFrame* following) const;
+  int64_t follow_sizes(const SegmentView& view, int64_t gap, const Expectation& expected,
+                       const KnownFrame* following) const;
+  int64_t choose(const SegmentView& view, int64_t start, int64_t limit, const Expectation& expected,
+                 const KnownFrame* following);
+  Chain chain_at(const SegmentView& view, int64_t pos, int64_t size, const KnownFrame* following);
+  Chain walk_chain(const SegmentView& view, int64_t pos, int64_t size, const KnownFrame* following) const;
 
   int64_t start_;
+  bool has_witness_;
   bool is_history_known_;
   // The rest of each walked chain after its first entry: the latest one, and others by the position where they begin.
   Chain rest_;

@@ -120,7 +120,7 @@ std::unique_ptr<Batch> Scan::next() {
     const int64_t pos = pos_;
     const Extent corrupt = corrupt_;
     const WalkHistory history = resync_.history;
-    SegmentView view(request_.segment, file_.data(), readable);
+    SegmentView view(request_.segment, file_.data(), readable, &file_);
     std::unique_ptr<Batch> batch;
     try {
       batch = build(view);
@@ -189,7 +189,7 @@ bool Scan::step(const SegmentView& view, Row& row) {
       populated_ = pos_ + kPopulateBytes;
     }
     int64_t size = view.entry_size(pos_);
-    if (size > 0) {
+    if (size > 0 && resync_.is_of_log(view, pos_, size)) {
       check_boundary(view.is_dledger() ? "entry" : "message", size);
       row = {Kind::Entry, view.at(pos_), pos_, size, -1};
       resync_.history.add(pos_);
@@ -197,7 +197,8 @@ bool Scan::step(const SegmentView& view, Row& row) {
       pos_ += size;
       return true;
     }
-    const Blank blank = view.blank_at(pos_, size);
+    const int64_t last = size > 0 ? resync_.history.last() : -1;
+    const Blank blank = size > 0 ? Blank::None : view.blank_at(pos_, size);
     if (blank == Blank::ToEnd || blank == Blank::Leading) {
       check_boundary("blank", size);
       resync_.pass_blank(view, pos_);
@@ -206,15 +207,11 @@ bool Scan::step(const SegmentView& view, Row& row) {
     }
     // An entry right at the end counts: the walk of the next range starts there.
     const int64_t found = resync_.next(view, pos_, end_ + 1);
-    if (found >= 0 && found <= end_) {
-      begin_corrupt(pos_, found, blank == Blank::Odd ? view.odd_blank_reason(pos_, size) : view.reason(pos_));
-    } else if (view.file_end() < end_) {
-      begin_corrupt(pos_, end_, view.shortage());
-    } else if (blank == Blank::Odd) {
-      break;
-    } else {
-      begin_corrupt(pos_, end_, view.reason(pos_));
-    }
+    const bool is_found = found >= 0 && found <= end_;
+    const bool is_short = !is_found && view.file_end() < end_;
+    if (blank == Blank::Odd && !is_found && !is_short) break;
+    const Damage damage{pos_, is_found ? found : end_, is_short, blank == Blank::Odd, size, last};
+    begin_corrupt(damage.pos, damage.end, damage.reason(view));
     return step_corrupt(row);
   }
   pos_ = std::max(pos_, end_);

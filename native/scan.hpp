@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "columns.hpp"
-#include "resync.hpp"
+#include "ranges.hpp"
 
 namespace dledger {
 

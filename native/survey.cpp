@@ -247,7 +247,7 @@ class Surveyor : public Visitor {
 Survey survey(const SurveyRequest& request) {
   MappedFile file(request.segment.bytes);
   for (int64_t readable = file.readable();;) {
-    const SegmentView view(request.segment, file.data(), readable);
+    const SegmentView view(request.segment, file.data(), readable, &file);
     Survey found = Surveyor(request, file, view).take();
     const int64_t now = file.readable();
     if (now >= readable) return found;

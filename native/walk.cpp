@@ -100,8 +100,14 @@ const uint8_t* skip_zeros(const uint8_t* from, const uint8_t* to) {
   return from;
 }
 
-SegmentView::SegmentView(const SegmentId& id, const uint8_t* data, int64_t readable)
-    : id_(id), data_(data), file_end_(id.base + std::min(id.size, readable)) {}
+bool follows(const SegmentView& view, int64_t last, int64_t next) {
+  if (!view.is_dledger()) return true;
+  const EntryHeader a{view.at(last)}, b{view.at(next)};
+  return b.index() - 1 == a.index() && b.term() >= a.term();
+}
+
+SegmentView::SegmentView(const SegmentId& id, const uint8_t* data, int64_t readable, MappedFile* file)
+    : id_(id), data_(data), file_end_(id.base + std::min(id.size, readable)), file_(file) {}
 
 int64_t SegmentView::message_size(int64_t pos) const {
   if (file_end_ - pos < kMinMessageSize) return 0;
@@ -151,6 +157,19 @@ std::string SegmentView::reason(int64_t pos) const { return id_.is_dledger ? led
 
 std::string SegmentView::odd_blank_reason(int64_t pos, int64_t size) const {
   return "expected a blank of " + text(file_end_ - pos) + " bytes at " + text(pos) + ", found " + text(size);
+}
+
+std::string SegmentView::order_reason(int64_t last, int64_t pos) const {
+  const EntryHeader before{at(last)}, header{at(pos)};
+  // Unsigned, because an index can be INT64_MAX.
+  const uint64_t next = static_cast<uint64_t>(before.index()) + 1;
+  return "expected index " + std::to_string(next) + " and term >= " + text(before.term()) + " at " + text(pos) +
+         ", found index " + text(header.index()) + " and term " + text(header.term());
+}
+
+const KnownEntries& SegmentView::known() const {
+  if (!id_.witness->is_asked() && file_ != nullptr) file_->readable();
+  return id_.witness->known();
 }
 
 std::string SegmentView::ledger_reason(int64_t pos) const {

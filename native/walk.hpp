@@ -1,14 +1,16 @@
 // Finds entries, messages and blanks in a segment. The result depends on the segment's bytes alone, so every split of a
-// scan sees the same entries.
+// scan sees the same entries. Only `known` asks the segment's witness.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
 
 #include "entry.hpp"
+#include "known_entries.hpp"
 #include "message.hpp"
 
 namespace dledger {
@@ -28,6 +30,7 @@ struct SegmentId {
   bool is_dledger = true;
   bool check_pos = true;  // false for DLedger 0.4.0, whose followers keep the leader's pos
   std::optional<PrecedingEntry> before;
+  std::shared_ptr<Witness> witness = nullptr;
 };
 
 // More bytes than any entry or closing blank has: a chain of this length is in no body, and zeros of this length were
@@ -39,7 +42,8 @@ enum class Blank { None, ToEnd, Leading, Odd };
 // The readable bytes of a segment. Positions are those of the log. None outside [base, file_end) is read.
 class SegmentView {
  public:
-  SegmentView(const SegmentId& id, const uint8_t* data, int64_t readable);
+  // With a `file`, the bytes are its mapping.
+  SegmentView(const SegmentId& id, const uint8_t* data, int64_t readable, MappedFile* file = nullptr);
 
   int64_t base() const { return id_.base; }
   int64_t file_end() const { return file_end_; }
@@ -74,7 +78,14 @@ class SegmentView {
   std::string reason(int64_t pos) const;
   std::string odd_blank_reason(int64_t pos, int64_t size) const;
 
+  // The problem text for the entry at pos, which is not of the log and does not follow the one at `last`.
+  std::string order_reason(int64_t last, int64_t pos) const;
+
   std::string shortage() const;
+
+  // The entries that the segment's witness knows. Throws MissingFault if bytes were read that a partial copy does not
+  // have: these zeros are no damage.
+  const KnownEntries& known() const;
 
   // The size of the entry or message at pos by each header field that gives one, possible or not. Returns their number.
   int sizes_at(int64_t pos, int64_t sizes[2]) const;
@@ -108,7 +119,11 @@ class SegmentView {
   SegmentId id_;
   const uint8_t* data_;
   int64_t file_end_;
+  MappedFile* file_;
 };
+
+// Whether the entry at `next` continues the one at `last`.
+bool follows(const SegmentView& view, int64_t last, int64_t next);
 
 // The first byte in [from, to) that is not zero, or `to`.
 const uint8_t* skip_zeros(const uint8_t* from, const uint8_t* to);

@@ -25,7 +25,7 @@ def encode_entries(
     count: int, block: Buffer, first: int, index: int, term: int, pos: int, space: int
 ) -> tuple[int, bytearray, bytearray]: ...
 def check_entries(data: Buffer, index: int, pos: int, min_term: int, max_term: int) -> tuple[int, int, bytearray]: ...
-def place_messages(
+def copy_messages(
     segment: Segment,
     starts: object,
     sizes: object,

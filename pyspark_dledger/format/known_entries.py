@@ -27,3 +27,17 @@ def no_known_entries() -> KnownEntries:
     import numpy as np  # most readers do not need it
 
     return KnownEntries(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.bool_))
+
+
+def inside(known: KnownEntries, start: int, end: int) -> KnownEntries:
+    """The known entries in ``[start, end)``, as contiguous arrays. Raises ValueError if they are not sorted."""
+    import numpy as np
+
+    pos, ends = np.ascontiguousarray(known.pos, np.int64), np.ascontiguousarray(known.end, np.int64)
+    is_whole = np.ascontiguousarray(known.is_whole, np.bool_)
+    if not len(pos) == len(ends) == len(is_whole):
+        raise ValueError(f"expected arrays of one length, found {len(pos)}, {len(ends)} and {len(is_whole)}")
+    if (pos >= ends).any() or (pos[1:] < ends[:-1]).any():
+        raise ValueError("expected known entries sorted by position and disjoint")
+    first, last = int(np.searchsorted(pos, start)), int(np.searchsorted(ends, end, "right"))
+    return KnownEntries(pos[first:last], ends[first:last], is_whole[first:last])

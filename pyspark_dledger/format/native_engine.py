@@ -73,7 +73,7 @@ def copy_messages(
 ) -> CopiedMessages:
     from pyspark_dledger.format.encode.message_copies import CopiedMessages  # only this call needs it
 
-    size, outcomes = _native.place_messages(segment, _contiguous(starts), _contiguous(sizes), into, position)
+    size, outcomes = _native.copy_messages(segment, _contiguous(starts), _contiguous(sizes), into, position)
     return CopiedMessages(size, _array(outcomes, "u1"))
 
 

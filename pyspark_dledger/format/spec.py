@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from pyspark_dledger.common.integers import INT64_MAX, INT64_MIN
-from pyspark_dledger.format.known_entries import KnownEntries
+from pyspark_dledger.format.known_entries import KnownEntries, inside, no_known_entries
 
 DLEDGER = "dledger"
 COMMITLOG = "commitlog"
@@ -66,6 +66,12 @@ class Segment:
     @property
     def end(self) -> int:
         return self.base + self.size
+
+    def known_entries(self) -> KnownEntries:
+        """The entries that the witness knows, none without one. Raises ValueError if they are not sorted."""
+        if self.witness is None:
+            return no_known_entries()
+        return inside(self.witness.known_entries(self), self.base, self.end)
 
 
 @dataclass(frozen=True)

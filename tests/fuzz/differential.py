@@ -11,6 +11,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
@@ -27,6 +28,7 @@ from tests.fuzz.build import BUILD
 from tests.fuzz.cases import numbers, run_by_command_line
 from tests.fuzz.corpus import Piece, pieces
 from tests.fuzz.logs import Log, damage, random_log
+from tests.support.witnesses import TrueWitness
 
 NAMES = tuple(column.name for column in ALL_COLUMNS)
 REPRODUCERS = BUILD / "differential"
@@ -134,6 +136,7 @@ def check_case(seed: int, number: int, goldens: list[Piece], folder: Path) -> st
     path.write_bytes(log.data)
     size = len(log.data) + log.missing
     segment = Segment(str(path), f"{log.base:020}", log.base, size, log.source, log.check_pos, log.before)
+    segment = replace(segment, witness=_witness(random, log, original))
     call: Any = "all rows"
     try:
         rows = whole_rows(segment)
@@ -154,6 +157,13 @@ def check_case(seed: int, number: int, goldens: list[Piece], folder: Path) -> st
             f"reproducer: {where}\nagain: python -m tests.fuzz.differential --seed {seed} --case {number}"
         ) from None
     return log.name
+
+
+def _witness(random: Random, log: Log, original: bytes) -> TrueWitness | None:
+    """Knows some of the written frames, or none."""
+    share = random.choice((0.0, 0.0, 0.3, 0.9, 1.0))
+    known = [frame for frame in log.frames if random.random() < share]
+    return TrueWitness.of(known, original, log.base) if known else None
 
 
 def same(native: Any, python: Any) -> bool:

@@ -6,21 +6,29 @@ Bytes that look like a frame can also be part of a body that an application wrot
 2. Else every frame after the gap is a candidate. The last frames before the gap give the indexes and terms that can
    follow. A candidate that fits them is preferred to one that does not.
 3. Of several candidates, the one that begins the best chain of frames wins: a chain longer than any body, then one that
-   ends where a log can end, then the longest.
+   ends where a log can end, then the longest. But what follows a chain of later terms and has higher indexes is stale.
 4. A short chain before the winner that leads to it is taken first.
 
-The result depends on the segment's bytes alone. The work is linear: a chain is walked once, and after the first choice
-only a bounded number of candidates is compared with it.
+Known entries of the segment's witness come before all this:
+
+1. A whole known entry is the log's next one.
+2. A known entry with a damaged header is lost. The log continues at its end.
+3. The rules above apply to the bytes between known entries. A chain there must lead to the next known entry.
+
+The result depends only on the segment's bytes and its witness. The work is linear: a chain is walked once, and after
+the first choice only a bounded number of candidates is compared with it.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
+from functools import cached_property
 from typing import NamedTuple
 
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.format import layout
 from pyspark_dledger.format.scan.frames import SPAN_WINDOW, Frame, Frames
+from pyspark_dledger.format.scan.known_frames import KnownFrame, KnownFrames
 from pyspark_dledger.format.spec import Segment
 
 MAX_CANDIDATES = 32
@@ -29,6 +37,8 @@ CANDIDATE_WINDOW = layout.MAX_ENTRY_SIZE
 """And those within so many bytes after its chain."""
 RECENT_FRAMES = 8
 """So many frames before a gap decide what can follow it."""
+MIN_WRONG_RISE = 2**16
+"""No election raises a term by so much."""
 
 
 class LogPosition(NamedTuple):
@@ -55,6 +65,24 @@ def end_before(segment: Segment) -> LogPosition | None:
     if segment.check_pos:
         return LogPosition(index, term, end)
     return LogPosition(index - 1, term, end - layout.ENTRY_HEADER_SIZE)
+
+
+def is_only_term_damaged(before: Frame | None, last: Frame, frame: Frame) -> bool:
+    """Whether ``frame`` continues the log after ``last``, whose term a flipped bit or other damage has raised.
+
+    One entry of a new term, before an entry that an earlier log left, looks alike. But elections raise terms in small
+    steps.
+    """
+    if not last.header or not frame.header or frame.header.index != last.header.index + 1:
+        return False
+    terms = {frame.header.term}
+    if before and before.header:
+        if before.header.index + 1 != last.header.index or before.header.term > frame.header.term:
+            return False
+        terms.add(before.header.term)
+    rise = last.header.term - frame.header.term
+    is_one_bit = any((last.header.term ^ term).bit_count() == 1 for term in terms)
+    return rise >= MIN_WRONG_RISE or (rise > 1 and is_one_bit)
 
 
 class Expectation(NamedTuple):
@@ -129,8 +157,16 @@ class Chain(NamedTuple):
         return self.last.end
 
     def outranks(self, other: Chain) -> bool:
-        """Whether this chain is more likely to be the log."""
+        """Whether this chain is more likely to be the log. ``other`` begins before it."""
+        if self.is_stale_after(other):
+            return False
         return (self.strong, self.closed, self.length) > (other.strong, other.closed, other.length)
+
+    def is_stale_after(self, other: Chain) -> bool:
+        """Whether an earlier log left this chain after the end of ``other``, whose last terms are later."""
+        if not self.first.header or not other.first.header or not other.last.header:
+            return False
+        return other.first.header.index < self.first.header.index and self.first.header.term < other.last.header.term
 
     def leads_to(self, frame: Frame) -> bool:
         """Whether `frame` can be the next one of the log, directly after the chain or after damage at its end."""
@@ -158,34 +194,92 @@ class Resync:
         # The rest of each walked chain after its first frame, by the position where the rest begins.
         self._walked: dict[int, Chain] = {}
 
+    @cached_property
+    def known(self) -> KnownFrames:
+        """What the segment's witness knows. Only for damage, because the first lookup asks it."""
+        return KnownFrames(self._frames)
+
     def next(self, gap: int, expected: Expectation, limit: int) -> int | None:
         """Where the log continues after the gap: at a frame, or where it was closed. None without one before ``limit``.
 
         Bytes from ``limit`` on are read only if they decide about frames before it.
         """
-        found = self._follow_sizes(gap, expected)
-        if found is not None:
-            return found
+        frames = self._frames
+        if frames.segment.witness is None:
+            return self._search(gap, gap, expected, limit, None)
+        if gap >= frames.data.end:
+            return None
+        if not any(frames.data[gap : min(gap + layout.ENTRY_HEADER_SIZE, frames.data.end)]):
+            found = self._search(gap, gap, expected, limit, None)
+            # The end of a log, and no damage.
+            if found is None and frames.is_closed_at(gap):
+                return None
+        return self._next_known(gap, expected, limit)
+
+    def _next_known(self, gap: int, expected: Expectation, limit: int) -> int | None:
+        at = gap
+        while at < self._frames.data.end:
+            known = self.known.at(at)
+            if known and known.frame and known.pos == at:
+                return at
+            if known:
+                at = known.end
+                continue
+            following = self.known.after(at)
+            found = self._search(gap, at, expected, limit, following)
+            if found is not None or following is None:
+                return found
+            at = following.pos
+        return None
+
+    def _search(self, gap: int, at: int, expected: Expectation, limit: int, following: KnownFrame | None) -> int | None:
+        """Where the log continues at or after ``at``, before the known entry that follows, by the bytes alone.
+
+        The bytes from ``gap`` to ``at`` are lost.
+        """
         self._walked.clear()
-        chosen = self._choose(gap, expected, limit)
+        frame = self._frames.at(at) if at > gap else None
+        if frame and expected.allows(frame) and self._is_before(frame, following):
+            return at
+        if frame is None:
+            if at > gap and following is None and self._frames.is_closed_at(at):
+                return at
+            found = self._follow_sizes(at, expected, following)
+            if found is not None:
+                return found
+        chosen = self._choose(at if frame else at + 1, expected, limit, following)
         return chosen.first.pos if chosen else None
 
-    def _follow_sizes(self, gap: int, expected: Expectation) -> int | None:
+    def _is_before(self, frame: Frame, following: KnownFrame | None) -> bool:
+        """Whether a frame can be of the log before the known entry."""
+        if following is None:
+            return True
+        if frame.end > following.pos:
+            return False
+        return following.frame is None or self._walk_chain(frame, following).leads_to(following.frame)
+
+    def _follow_sizes(self, gap: int, expected: Expectation, following: KnownFrame | None) -> int | None:
         """Where the sizes in the damaged header lead, if a frame or the closing blank confirms it."""
         sizes = self._frames.sizes_at(gap)
+        end = self._frames.data.end if following is None else following.pos
+        if following and following.pos - gap >= self._frames.min_size and following.pos - gap in sizes:
+            return following.pos
         agree = len(set(sizes)) == 1
         # If the two sizes differ, one is wrong. The rest of the header must then confirm the other.
         if not agree and not self._frames.has_own_pos(gap):
             return None
         for size in dict.fromkeys(sizes):
             pos = gap + size
-            if not self._frames.min_size <= size <= layout.MAX_ENTRY_SIZE or pos > self._frames.data.end:
+            if not self._frames.min_size <= size <= layout.MAX_ENTRY_SIZE or pos > end:
                 continue
             frame = self._frames.at(pos)
             if frame is None:
-                if (agree or self._ends_at(pos, sizes)) and self._frames.is_closed_at(pos):
+                is_end = following is None and (agree or self._ends_at(pos, sizes))
+                if is_end and self._frames.is_closed_at(pos):
                     return pos
-            elif expected.allows(frame) if agree else self._is_only_one_lost(gap, frame, expected):
+                continue
+            is_next = expected.allows(frame) if agree else self._is_only_one_lost(gap, frame, expected)
+            if is_next and self._is_before(frame, following):
                 return pos
         return None
 
@@ -205,16 +299,19 @@ class Resync:
         before = self._frames.index_at(gap)
         return frame.header.index in (before + 1, *(position.index + 2 for position in expected.positions))
 
-    def _choose(self, gap: int, expected: Expectation, limit: int) -> Chain | None:
+    def _choose(self, start: int, expected: Expectation, limit: int, following: KnownFrame | None) -> Chain | None:
         compared: deque[tuple[Chain, bool]] = deque(maxlen=MAX_CANDIDATES)
         best: Chain | None = None
         is_expected = False
-        seen, window = 0, limit
-        candidates = self._frames.search(gap + 1, window)
+        most = INT64_MAX if following is None else following.pos
+        seen, window = 0, min(limit, most)
+        candidates = self._frames.search(start, window)
         while (frame := next(candidates, None)) is not None:
             seen += 1
             if best and seen > MAX_CANDIDATES:
                 break
+            if frame.end > most:
+                continue
             allowed = expected.allows(frame)
             if best and best.leads_to(frame) and (is_expected or expected.agreement <= 1 or not allowed):
                 break
@@ -222,12 +319,15 @@ class Resync:
                 continue
             if best and is_expected and not best.contradicts(frame):
                 continue
-            chain = self._chain(frame)
+            chain = self._chain(frame, following)
+            if following and following.frame and not chain.leads_to(following.frame):
+                continue
             compared.append((chain, allowed))
             if not allowed and not chain.strong and (chain.length == 1 or expected.agreement > 1):
                 # It may lead to the frame that is chosen, even past the limit: every split must see the same.
-                if best is None and chain.end + CANDIDATE_WINDOW > window:
-                    window = chain.end + CANDIDATE_WINDOW
+                reach = min(chain.end + CANDIDATE_WINDOW, most)
+                if best is None and reach > window:
+                    window = reach
                     candidates = self._frames.search(frame.pos + 1, window)
                 continue
             if best and is_expected == allowed and not self._is_better(chain, best, expected):
@@ -236,7 +336,7 @@ class Resync:
                 best, is_expected, seen = chain, allowed, 0
                 if best.strong:
                     break
-                window = best.end + CANDIDATE_WINDOW
+                window = min(best.end + CANDIDATE_WINDOW, most)
             # A frame can contain others, which are compared with it: the search continues inside the last one.
             candidates = self._frames.search(chain.last.pos + 1, window)
         if best is None:
@@ -256,20 +356,26 @@ class Resync:
         is_doubtful = not expected.positions and chain.length == 1 < best.length
         return chain.outranks(best) and not is_doubtful
 
-    def _chain(self, first: Frame) -> Chain:
+    def _chain(self, first: Frame, following: KnownFrame | None) -> Chain:
         known = self._walked.pop(first.pos, None)
-        chain = known or self._walk_chain(first)
+        chain = known or self._walk_chain(first, following)
         if chain.length > 1 and not chain.strong:
             second = self._frames.at(first.end)
             assert second
             self._walked[second.pos] = chain._replace(first=second, length=chain.length - 1)
         return chain
 
-    def _walk_chain(self, first: Frame) -> Chain:
+    def _walk_chain(self, first: Frame, following: KnownFrame | None) -> Chain:
+        """The chain that begins with ``first``, up to the known entry that follows."""
         last, length = first, 1
         while last.end - first.pos < SPAN_WINDOW:
+            if following and last.end == following.pos:
+                return Chain(first, last, length, False, True)
             frame = self._frames.at(last.end)
+            if frame and following and frame.end > following.pos:
+                return Chain(first, last, length, False, False)
             if frame is None or not self._frames.follows(last, frame):
-                return Chain(first, last, length, False, frame is None and self._frames.is_closed_at(last.end))
+                is_closed = frame is None and following is None and self._frames.is_closed_at(last.end)
+                return Chain(first, last, length, False, is_closed)
             last, length = frame, length + 1
         return Chain(first, last, length, True, False)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from functools import cached_property
 from types import TracebackType
 from typing import final
 
 from pyspark_dledger.errors import StoreError
+from pyspark_dledger.format.known_entries import KnownEntries
 from pyspark_dledger.format.spec import Segment
 
 WINDOW = 64 * 1024
@@ -72,6 +74,11 @@ class SegmentFile:
             self._window = self._read_window(start, stop)
             self._window_start = begin = start
         return self._window[start - begin : stop - begin]
+
+    @cached_property
+    def known_entries(self) -> KnownEntries:
+        """The entries that the segment's witness knows; it is asked once."""
+        return self.segment.known_entries()
 
     @property
     def shortage(self) -> str:

@@ -1,6 +1,6 @@
 """Walks over a segment: every byte of a range becomes part of a frame, a blank or a corrupt extent.
 
-The result depends on the segment's bytes alone, so scans of any split of a range see the same extents.
+The result depends only on the segment's bytes and its witness, so scans of any split of a range see the same extents.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pyspark_dledger.format.scan.resync import (
     Resync,
     WalkHistory,
     end_before,
+    is_only_term_damaged,
 )
 from pyspark_dledger.format.spec import DLEDGER, LogEnd
 
@@ -55,6 +56,7 @@ class Walk:
         self._end_is_boundary = end_is_boundary
         self.odd_blank: Blank | None = None
         """A blank of a wrong size without a frame after it; it counts as a blank up to ``end``."""
+        self._last: Frame | None = None  # since the last gap
         self.history = WalkHistory(end_before(frames.segment) if start == frames.segment.base else None)
         self._is_history_known = start == frames.segment.base or frames.segment.source != DLEDGER
 
@@ -63,10 +65,15 @@ class Walk:
         while self.pos < end:
             pos = self.pos
             found = frames.examine(pos)
+            if isinstance(found, Frame) and not self._is_of_log(found):
+                assert self._last
+                yield from self._damage(pos, None, order_reason(self._last, found))
+                continue
             if isinstance(found, Frame):
                 if self._end_is_boundary and found.end > end:
                     raise _not_a_boundary(frames, end, frames.name, pos, found.size)
                 self.history.add(found)
+                self._last = found
                 self.pos = found.end
                 yield Span(pos, found.size, found, None)
                 continue
@@ -75,12 +82,14 @@ class Walk:
                 if self._end_is_boundary and pos + blank.size > end:
                     raise _not_a_boundary(frames, end, "blank", pos, blank.size)
                 self._expected(pos)  # starts the history again: a blank can stand for any number of entries
+                self._last = None
                 self.pos += blank.size
                 continue
             yield from self._damage(pos, blank, found)
 
     def _damage(self, pos: int, blank: Blank | None, reason: str) -> Iterator[Span]:
         frames, end = self._frames, self._end
+        self._last = None
         # A frame at `end` counts as found. Otherwise a split there would lose the extent after a bad blank.
         found = self._resync.next(pos, self._expected(pos), end + 1)
         if found is None or found > end:
@@ -97,6 +106,13 @@ class Walk:
             reason = odd_blank_reason(frames, blank)
         yield from _corrupt(pos, found, reason)
 
+    def _is_of_log(self, frame: Frame) -> bool:
+        """Whether a frame on the walk is of the log. Only a known entry can contradict it."""
+        last = self._last
+        if last is None or self._frames.segment.witness is None or self._frames.follows(last, frame):
+            return True
+        return self._resync.known.accepts(last, frame)
+
     def _expected(self, pos: int) -> Expectation:
         if not self._is_history_known:
             self._is_history_known = True
@@ -110,6 +126,13 @@ class Walk:
 def odd_blank_reason(frames: Frames, blank: Blank) -> str:
     """The problem text for a blank that does not extend to the end of the file."""
     return f"expected a blank of {frames.data.end - blank.pos} bytes at {blank.pos}, found {blank.size}"
+
+
+def order_reason(last: Frame, frame: Frame) -> str:
+    """The problem text for a frame that is not of the log and does not follow ``last``."""
+    assert last.header and frame.header
+    expected = f"index {last.header.index + 1} and term >= {last.header.term}"
+    return f"expected {expected} at {frame.pos}, found index {frame.header.index} and term {frame.header.term}"
 
 
 def _corrupt(pos: int, end: int, problem: str) -> Iterator[Span]:
@@ -132,14 +155,14 @@ def find_log_end(frames: Frames, start: int, search_all: bool) -> LogEnd:
     """See `engine.Engine.log_end`."""
     file_end = frames.data.end
     resync = Resync(frames)
-    first = last = None
+    first = before = last = None
     resumed = -1
     entries = 0
     pos = start
     while pos < file_end:
         frame = frames.at(pos)
-        if frame and (pos == resumed or last is None or frames.follows(last, frame)):
-            first, last = first or frame, frame
+        if frame and (pos == resumed or _continues(frames, resync, before, last, frame)):
+            first, before, last = first or frame, None if pos == resumed else last, frame
             entries += 1
             pos = frame.end
             continue
@@ -155,6 +178,16 @@ def find_log_end(frames: Frames, start: int, search_all: bool) -> LogEnd:
             break
         pos = resumed = found
     return _log_end(start, entries, first, last)
+
+
+def _continues(frames: Frames, resync: Resync, before: Frame | None, last: Frame | None, frame: Frame) -> bool:
+    """Whether ``frame``, right after ``last``, is the log's next one; ``before`` is the one before ``last``."""
+    if last is None or frames.follows(last, frame):
+        return True
+    if not is_only_term_damaged(before, last, frame):
+        return False
+    known = resync.known.at(last.pos) if frames.segment.witness else None
+    return known is None or known.frame is None
 
 
 def _expected_after(frames: Frames, last: Frame | None, gap: int) -> Expectation:
