@@ -27,7 +27,7 @@ from tests.format.test_engines import budget
 from tests.format.test_resync import Row, hostile_store, scan
 from tests.support import generate
 from tests.support.generate import Store, mq_message, raw, write_commitlog, write_dledger
-from tests.support.witnesses import TrueWitness
+from tests.support.true_witness import TrueWitness
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from tests.fuzz.build import BUILD
 from tests.fuzz.cases import numbers, run_by_command_line
 from tests.fuzz.corpus import Piece, pieces
 from tests.fuzz.logs import Log, damage, random_log
-from tests.support.witnesses import TrueWitness
+from tests.support.true_witness import TrueWitness
 
 NAMES = tuple(column.name for column in ALL_COLUMNS)
 REPRODUCERS = BUILD / "differential"
