@@ -14,6 +14,7 @@ from pyspark_dledger.format import layout
 from pyspark_dledger.format.columns import ALL_COLUMNS, Column
 from pyspark_dledger.format.layout import LAYOUTS, ROCKETMQ_LAYOUTS
 from pyspark_dledger.log.diff.diff_table import VERDICTS
+from pyspark_dledger.log.io.store_checkpoint import LAYOUT as STORE_CHECKPOINT
 from pyspark_dledger.log.options import OPTIONS, STREAM
 from pyspark_dledger.log.tables.table import TableColumn
 from pyspark_dledger.log.verify.findings import CATALOGUE, SEVERITIES, Code
@@ -21,7 +22,6 @@ from pyspark_dledger.raft.messages import RequestCode
 from pyspark_dledger.raft.node.settings import SETTINGS
 from pyspark_dledger.raft.wire import binary_layout
 from pyspark_dledger.rocketmq.export.forms import EXPORT_OPTIONS, FORMS
-from pyspark_dledger.rocketmq.store_checkpoint import LAYOUT as STORE_CHECKPOINT
 from pyspark_dledger.rocketmq.tables.audit_table import AUDIT_CODES
 from pyspark_dledger.rocketmq.tables.registry import TABLES as READ_TABLES
 from pyspark_dledger.spark.sink.write_options import WRITE_OPTIONS

@@ -5,8 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pyspark_dledger.log.committed import Bound, committed_bound
+from pyspark_dledger.log.io.epochs import read_epochs
+from pyspark_dledger.log.io.queue_files import FILLER_SIZE, last_units
 from pyspark_dledger.log.io.state_files import read_current_term
+from pyspark_dledger.log.io.store_checkpoint import StoreCheckpoint, read_store_checkpoint
 from pyspark_dledger.log.store_view import StoreView
+
+# The end of the year 9999, in milliseconds since 1970.
+_MAX_TIME = 253402300799999
 
 
 @dataclass(frozen=True)
@@ -15,7 +21,10 @@ class State:
 
     Offsets are positions in the log, in bytes; indexes are DLedger's. ``committed_index`` is None where no bound is
     known; ``committed_from`` then gives the reason. ``min_offset`` is where the first row begins, ``max_offset`` where
-    the log ends.
+    the log ends, ``consume_queue_end`` the end of the last message that a ConsumeQueue points to, -1 without one.
+
+    ``epochs`` are those of controller mode, None without one: the first position of each. ``confirm_offset`` and the timestamps
+    (milliseconds since 1970) are those of the broker's StoreCheckpoint; None where it has none.
     """
 
     node: str | None
@@ -36,6 +45,12 @@ class State:
     min_offset: int
     max_offset: int
     abort: bool
+    epochs: dict[int, int] | None
+    confirm_offset: int | None
+    consume_queue_end: int
+    physic_msg_timestamp: int | None
+    logics_msg_timestamp: int | None
+    index_msg_timestamp: int | None
 
 
 def state_of(store: StoreView) -> State:
@@ -43,6 +58,9 @@ def state_of(store: StoreView) -> State:
     ledger, paths, checkpoint = store.ledger_segments, store.paths, store.checkpoint
     bound = committed_bound(store, store.options) if ledger else Bound(None, None)
     term = read_current_term(paths.node_dir)[0] if paths.node_dir is not None else None
+    root = paths.root
+    known = read_store_checkpoint(root) if root is not None else StoreCheckpoint()
+    units = [unit for unit in last_units(root) if unit.size < FILLER_SIZE] if root is not None else []
     return State(
         node=paths.node,
         path=store.path,
@@ -61,5 +79,16 @@ def state_of(store: StoreView) -> State:
         index_file_size=max((file.size for file in store.index_files.files), default=None),
         min_offset=store.min_offset,
         max_offset=store.max_offset,
-        abort=paths.root is not None and (paths.root / "abort").exists(),
+        abort=root is not None and (root / "abort").exists(),
+        epochs=dict(read_epochs(root)[0]) or None if root is not None else None,
+        confirm_offset=known.confirm_phy_offset or None,
+        consume_queue_end=max((unit.commit_log_offset + unit.size for unit in units), default=-1),
+        physic_msg_timestamp=_time(known.physic_msg_timestamp),
+        logics_msg_timestamp=_time(known.logics_msg_timestamp),
+        index_msg_timestamp=_time(known.index_msg_timestamp),
     )
+
+
+def _time(milliseconds: int) -> int | None:
+    """A time of a checkpoint; None for 0, which means none, and outside the years 1970 to 9999."""
+    return milliseconds if 0 < milliseconds <= _MAX_TIME else None

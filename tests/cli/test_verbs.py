@@ -15,7 +15,7 @@ import pytest
 
 from pyspark_dledger.rocketmq.tables.registry import TABLES
 from tests.support.command_line import Ran
-from tests.support.generate import Store, mq_message, raw, write_dledger
+from tests.support.generate import Store, mq_message, raw, write_commitlog, write_dledger
 
 Json = dict[str, Any]
 ESCAPE = "\x1b"
@@ -335,3 +335,35 @@ def test_an_audit_of_a_broker_without_data_names_every_unit(broker: Store, run: 
     found = run("audit", broker.path, "--json")
     assert found.code == 1
     assert [row["code"] for row in found.rows] == ["unitWithoutMessage"] * len(broker.rows)
+
+
+def test_a_diff_of_commit_logs_names_the_damage(tmp_path: Path, run: Callable[..., Ran]) -> None:
+    stores = [write_commitlog(tmp_path / name, [mq_message("T", b"x" * 500)] * 20) for name in "ab"]
+    paths = [store.path for store in stores]
+    assert run("diff", *paths).code == 0
+    last = stores[0].segments[-1]
+    with Path(last.path).open("r+b") as file:
+        file.seek(120)
+        file.write(b"?")
+    done = run("diff", *paths)
+    assert done.code == 1
+    assert done.out.splitlines()[0] == "CommitLog"
+    assert "lost for good: nothing" in done.out
+    assert f"first difference (damaged) in the message at {last.base}, topic T, queue 0, offset 0" in done.out
+    assert "intact on b): do not start it" in done.out
+    row = next(row for row in run("diff", *paths, "--json").rows if row["verdict"] == "damaged")
+    assert (row["firstIndex"], row["firstPos"], row["nodes"], row["terms"]) == (None, last.base, ["a"], {"b": None})
+    assert run("diff", *paths, "--json").code == 1
+
+
+def test_a_diff_of_controller_mode_has_epochs(case_folder: Callable[[str], Path], run: Callable[..., Ran]) -> None:
+    done = run("diff", *[case_folder("mq-53-controller") / name for name in ("b1", "b2", "b3")])
+    assert done.code == 1
+    assert "b1 as slave of b2: truncated at 57140, loses 174682 bytes" in done.out
+    assert run("diff", *[case_folder("mq-53-controller") / name for name in ("b2", "b3")]).code == 0
+
+
+def test_the_state_of_controller_mode_has_epochs(case_folder: Callable[[str], Path], run: Callable[..., Ran]) -> None:
+    (state,) = run("state", case_folder("mq-53-controller") / "b1", "--json").rows
+    assert (state["epochs"], state["confirmOffset"], state["maxOffset"]) == ({"1": 0, "3": 216199}, 216199, 231822)
+    assert state["physicMsgTimestamp"] == "2026-11-22T10:33:32.565Z"

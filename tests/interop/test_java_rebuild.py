@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from pyspark_dledger.log.io.store_checkpoint import FILE as STORE_CHECKPOINT
 from pyspark_dledger.rocketmq.rebuild import FileSettings, compare, rebuild
-from pyspark_dledger.rocketmq.store_checkpoint import FILE as STORE_CHECKPOINT
 from tests.interop.java_store import Dump, JavaStore
 from tests.interop.java_stores import JavaMissing
 from tests.interop.plain_stores import PlainStores

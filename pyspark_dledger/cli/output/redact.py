@@ -14,7 +14,7 @@ from typing import Any
 
 # Texts that do not come from applications, and times. Texts of other columns are replaced.
 _TEXTS = frozenset(("kind", "source", "problem", "segment", "transaction", "compression", "severity", "code", "node"))
-_TIMES = ("Timestamp",)
+_TIMES = ("Timestamp", "epochs")
 # Numbers that would confirm a guess of the data they are computed from. Other numbers stay.
 _PROOFS = frozenset(("messageCrc", "bodyCrc", "chainCrc", "tagsCode", "keyHash"))
 _CRC = re.compile(r"(expected (?:message CRC|property CRC|bodyCrc)) -?\d+, found -?\d+")

@@ -12,6 +12,7 @@ from pyspark_dledger.cli.exit_codes import CLEAN, FINDINGS
 from pyspark_dledger.cli.output.rows import Row, camel_case, fields_row, range_text
 from pyspark_dledger.cli.output.stream import Output, note
 from pyspark_dledger.cli.output.text_table import print_rows, print_table
+from pyspark_dledger.cli.stores.commit_log_text import print_commit_logs
 from pyspark_dledger.cli.stores.comparison_text import cut_logs, sentences
 from pyspark_dledger.cli.stores.open_stores import open_store, open_stores
 from pyspark_dledger.cli.stores.table_printer import is_finding
@@ -40,16 +41,20 @@ def run(args: argparse.Namespace, out: Output) -> int:
         return _md5(args, out)
     log = open_store(args, "table diff")
     if args.json:
-        from pyspark_dledger.log.diff.diff_table import diff_rows
+        from pyspark_dledger.log.diff.replica_parts import replica_rows
 
         code = FINDINGS if list(cut_logs(log)) else CLEAN
-        for row in map(fields_row, diff_rows(log)):
+        for row in map(fields_row, replica_rows(log)):
             code = FINDINGS if is_finding("diff", row) else code
             out.line(json_line(row))
         return code
     from pyspark_dledger.log.diff.comparison import compare
 
-    code = _print_comparison(out, compare(log))
+    found = compare(log)
+    code = print_commit_logs(out, log)
+    if not any(one.ledger_segments for one in (log, *log.replicas)):
+        return code
+    code = max(code, _print_comparison(out, found))
     for text in cut_logs(log):
         out.line(text)
         code = FINDINGS

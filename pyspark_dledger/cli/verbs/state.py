@@ -6,7 +6,7 @@ import argparse
 
 from pyspark_dledger.cli.arguments import add_stores
 from pyspark_dledger.cli.exit_codes import CLEAN
-from pyspark_dledger.cli.output.rows import fields_row
+from pyspark_dledger.cli.output.rows import Row, fields_row, plain_time
 from pyspark_dledger.cli.output.stream import Output
 from pyspark_dledger.cli.output.text_table import print_fields, print_rows, print_table
 from pyspark_dledger.cli.stores.open_stores import open_stores
@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, out: Output) -> int:
-    rows = [fields_row(log.state) for log in open_stores(args, "table state")]
+    rows = [_shown(fields_row(log.state)) for log in open_stores(args, "table state")]
     if args.json:
         print_rows(out, rows, args.json)
     elif len(rows) == 1:
@@ -25,3 +25,8 @@ def run(args: argparse.Namespace, out: Output) -> int:
     else:
         print_table(out, ({"": name} | {row["path"]: row[name] for row in rows} for name in rows[0] if name != "path"))
     return CLEAN
+
+
+def _shown(row: Row) -> Row:
+    """A state with its times as text."""
+    return {name: plain_time(value) if name.endswith("Timestamp") else value for name, value in row.items()}

@@ -51,7 +51,8 @@ class DiffRow:
     """One verdict on the indexes ``[first_index, last_index]``.
 
     ``first_pos`` is the position of the first one on the first replica that has it; None without one. The verdict is
-    about ``nodes``; ``terms`` has the term on each node that has the entries intact.
+    about ``nodes``; ``terms`` has the term on each node that has the entries intact. Only rows about CommitLogs
+    (`commit_log.rows.PosRow`) have a ``last_pos``.
     """
 
     first_index: int
@@ -60,6 +61,7 @@ class DiffRow:
     verdict: str
     nodes: tuple[str, ...]
     terms: dict[str, int]
+    last_pos: None = None
 
     @property
     def entries(self) -> int:

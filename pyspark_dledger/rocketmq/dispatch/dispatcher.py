@@ -18,6 +18,7 @@ from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.encode.puts import PutIds
 from pyspark_dledger.format.engine import Engine, get_engine
 from pyspark_dledger.format.spec import DLEDGER
+from pyspark_dledger.log.io.store_checkpoint import StoreCheckpoint, read_store_checkpoint
 from pyspark_dledger.rocketmq.consume_queue.queue_writer import UNITS_PER_FILE, QueueWriter, first_file_end
 from pyspark_dledger.rocketmq.dispatch.dispatch_recovery import DispatchRecovery
 from pyspark_dledger.rocketmq.dispatch.expired_files import FileCleaner
@@ -25,7 +26,7 @@ from pyspark_dledger.rocketmq.dispatch.log_part import DELAYS_MS, LogPart, read_
 from pyspark_dledger.rocketmq.index_file.index_writer import HASH_SLOTS, INDEX_UNITS, IndexWriter
 from pyspark_dledger.rocketmq.log_files import LogFiles
 from pyspark_dledger.rocketmq.message_arrays import QueueName
-from pyspark_dledger.rocketmq.store_checkpoint import StoreCheckpoint, read_store_checkpoint, write_store_checkpoint
+from pyspark_dledger.rocketmq.store_checkpoint import write_store_checkpoint
 
 _LOG = logging.getLogger(__name__)
 

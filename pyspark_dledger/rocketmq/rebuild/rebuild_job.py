@@ -17,6 +17,7 @@ from pyspark_dledger.log.committed import Bound, committed_bound
 from pyspark_dledger.log.io.files import is_remote_path
 from pyspark_dledger.log.io.queue_files import FOLDER as QUEUES
 from pyspark_dledger.log.io.queue_files import queues
+from pyspark_dledger.log.io.store_checkpoint import read_store_checkpoint
 from pyspark_dledger.log.option_uses import REBUILD, check_use
 from pyspark_dledger.log.options import parse_options
 from pyspark_dledger.log.store_view import StoreView
@@ -30,7 +31,7 @@ from pyspark_dledger.rocketmq.rebuild import builder, swap
 from pyspark_dledger.rocketmq.rebuild.builder import BuildReport, BuildSettings, Progress
 from pyspark_dledger.rocketmq.rebuild.index_comparison import IndexDifference, compare_index
 from pyspark_dledger.rocketmq.rebuild.queue_comparison import QueueDifference, compare_queues
-from pyspark_dledger.rocketmq.store_checkpoint import read_store_checkpoint, write_store_checkpoint
+from pyspark_dledger.rocketmq.store_checkpoint import write_store_checkpoint
 from pyspark_dledger.rocketmq.work_parts import MapParts, map_here
 
 WHATS = (QUEUES, INDEX)

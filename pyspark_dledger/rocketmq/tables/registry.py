@@ -8,7 +8,8 @@ import pyarrow as pa
 
 from pyspark_dledger.common.options import nearest
 from pyspark_dledger.errors import OptionError
-from pyspark_dledger.log.diff import diff_table as diff
+from pyspark_dledger.format.columns import TIMESTAMP
+from pyspark_dledger.log.diff import replica_parts as diff
 from pyspark_dledger.log.option_uses import check_use
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.state import State, state_of
@@ -41,11 +42,24 @@ STATE_COLUMNS = (
     TableColumn("minOffset", pa.int64(), "first position of the log"),
     TableColumn("maxOffset", pa.int64(), "position after the last entry"),
     TableColumn("abort", pa.bool_(), "the broker runs, or was not stopped cleanly"),
+    TableColumn(
+        "epochs", pa.map_(pa.int64(), pa.int64()), "controller mode: first position of each master epoch; else null"
+    ),
+    TableColumn("confirmOffset", pa.int64(), "end of the confirmed log at the broker's last checkpoint (from 5.2.0)"),
+    TableColumn("consumeQueueEnd", pa.int64(), "end of the last message in a ConsumeQueue; -1 without one"),
+    *(
+        TableColumn(f"{part}MsgTimestamp", TIMESTAMP, f"last message whose {text} on disk, by the broker's checkpoint")
+        for part, text in (("physic", "bytes are"), ("logics", "ConsumeQueue unit is"), ("index", "keys are"))
+    ),
 )
 
 
 def _read_state(state: State) -> Iterator[pa.RecordBatch]:
-    yield from batches_of(table_schema(STATE_COLUMNS), [row_of(STATE_COLUMNS, state)], 1)
+    row = row_of(STATE_COLUMNS, state)
+    row["epochs"] = list(state.epochs.items()) if state.epochs is not None else None
+    for name in (column.name for column in STATE_COLUMNS if column.type == TIMESTAMP):
+        row[name] = 1000 * row[name] if row[name] is not None else None
+    yield from batches_of(table_schema(STATE_COLUMNS), [row], 1)
 
 
 # findings
@@ -71,17 +85,20 @@ def _read_findings(part: FindingsPart) -> Iterator[pa.RecordBatch]:
 # diff
 
 DIFF_COLUMNS = (
-    TableColumn("firstIndex", pa.int64(), "range of indexes"),
-    TableColumn("lastIndex", pa.int64(), "range of indexes"),
-    TableColumn("firstPos", pa.int64(), "position of the first entry"),
+    TableColumn("firstIndex", pa.int64(), "range of indexes; null for a CommitLog"),
+    TableColumn("lastIndex", pa.int64(), "range of indexes; null for a CommitLog"),
+    TableColumn("firstPos", pa.int64(), "position of the first entry or byte"),
+    TableColumn("lastPos", pa.int64(), "position of the last byte, for a CommitLog"),
     TableColumn("verdict", pa.string(), "see below"),
     TableColumn("nodes", pa.list_(pa.string()), "replicas of the verdict"),
-    TableColumn("terms", pa.map_(pa.string(), pa.int64()), "term on each replica that has the entries"),
+    TableColumn(
+        "terms", pa.map_(pa.string(), pa.int64()), "term (CommitLog: epoch) on each replica that has the entries"
+    ),
 )
 
 
-def _read_diff(part: diff.DiffPart) -> Iterator[pa.RecordBatch]:
-    rows = ({**row_of(DIFF_COLUMNS, row), "terms": list(row.terms.items())} for row in diff.read_diff(part))
+def _read_diff(part: diff.ReplicaPart) -> Iterator[pa.RecordBatch]:
+    rows = ({**row_of(DIFF_COLUMNS, row), "terms": list(row.terms.items())} for row in diff.read_part(part))
     yield from batches_of(table_schema(DIFF_COLUMNS), rows, _DEFAULTS.max_batch_rows)
 
 
@@ -104,9 +121,9 @@ _TABLES = (
     consumers_table.TABLE,
     Table(
         "diff",
-        "one row per range of indexes on which replicas agree or differ; needs `replicas`",
+        "one row per range of indexes (CommitLog: positions) on which replicas agree or differ; needs `replicas`",
         DIFF_COLUMNS,
-        diff.plan_diff,
+        diff.plan_replicas,
         _read_diff,
     ),
 )

@@ -11,6 +11,8 @@ from pyspark_dledger.common.durable import sync_dir, sync_file
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT_SIZE
 from pyspark_dledger.log.io.queue_files import FOLDER as QUEUES
+from pyspark_dledger.log.io.store_checkpoint import FILE as CHECKPOINT
+from pyspark_dledger.log.io.store_checkpoint import StoreCheckpoint
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.rocketmq.consume_queue.queue_writer import UNITS_PER_FILE
@@ -21,8 +23,7 @@ from pyspark_dledger.rocketmq.index_file.index_writer import HASH_SLOTS, INDEX_U
 from pyspark_dledger.rocketmq.rebuild import builder
 from pyspark_dledger.rocketmq.rebuild.builder import BuildReport, BuildSettings
 from pyspark_dledger.rocketmq.rebuild.dispatched_units import DispatchedUnits, load_units
-from pyspark_dledger.rocketmq.store_checkpoint import FILE as CHECKPOINT
-from pyspark_dledger.rocketmq.store_checkpoint import StoreCheckpoint, write_store_checkpoint
+from pyspark_dledger.rocketmq.store_checkpoint import write_store_checkpoint
 
 CONFIG = "config"
 ABORT = "abort"

@@ -1,0 +1,231 @@
+"""The result of comparing CommitLogs: states of replicas, differences, what is lost, and what Java would truncate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import permutations
+
+from pyspark_dledger.common.integers import INT64_MAX
+from pyspark_dledger.common.java_text import decode_utf8
+from pyspark_dledger.format.epoch_file import consistent_point, epoch_ends
+from pyspark_dledger.format.message import Message, parse_message
+from pyspark_dledger.log.diff.commit_log.lost_ends import commit_log_replicas
+from pyspark_dledger.log.diff.commit_log.ranges import compare_positions
+from pyspark_dledger.log.diff.commit_log.replica import CommitLogReplica
+from pyspark_dledger.log.diff.commit_log.rows import PosRow, pos_rows
+from pyspark_dledger.log.diff.diff_table import BEHIND, DAMAGED, DIVERGED, EXPIRED, OTHER_BYTES, SAME
+from pyspark_dledger.log.io.entry_reads import read_at
+from pyspark_dledger.log.store_view import StoreView
+
+# Listed rows; further ones are counted.
+MAX_LISTED = 1_000
+DIFFERENCES = (DAMAGED, OTHER_BYTES, DIVERGED)
+_MAX_MESSAGE = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class FirstDifference:
+    """The first range with a difference. ``byte`` is the position of the first different byte; None if files miss it.
+
+    ``places`` has file and offset of that byte, or of ``pos``, for each node with the file. ``topic``, ``queue_id`` and
+    ``queue_offset`` are those of the message at ``pos`` on the first node that has it intact; None without one.
+    """
+
+    verdict: str
+    pos: int
+    byte: int | None
+    topic: str | None
+    queue_id: int | None
+    queue_offset: int | None
+    places: dict[str, tuple[str, int]]
+
+
+@dataclass(frozen=True)
+class CommitLogState:
+    """The state of one replica's CommitLog; positions in bytes.
+
+    ``lag_bytes`` is what the longest replica has after its end. ``damaged_bytes`` it lost, or has damaged;
+    ``diverged_bytes`` another master wrote. ``confirm_offset`` and ``epoch`` (the last) are None if it has none.
+    """
+
+    node: str
+    path: str
+    begin: int
+    end: int
+    files: int
+    missing: tuple[tuple[int, int], ...]
+    short: tuple[str, ...]
+    epoch: int | None
+    confirm_offset: int | None
+    lag_bytes: int
+    damaged_bytes: int
+    diverged_bytes: int
+    abort: bool
+
+
+@dataclass(frozen=True)
+class ConsistentPoint:
+    """Where `slave` would truncate its log to follow `master` (``EpochFileCache.findConsistentPoint``).
+
+    ``pos`` is None if Java finds no position: the slave then does not replicate. ``lost_bytes`` are those of the slave
+    from there on. ``is_common``: both have the same bytes before it.
+    """
+
+    slave: str
+    master: str
+    pos: int | None
+    lost_bytes: int
+    is_common: bool
+
+
+@dataclass(frozen=True)
+class CommitLogComparison:
+    """The result of a comparison.
+
+    ``common_prefix`` is the position before which no replica that has the bytes differs. ``bytes`` counts those of each
+    verdict. ``rows`` are the first `MAX_LISTED`; ``more_rows`` is the number of further ones. ``epochs`` has the
+    extents ``[start, end)`` of each epoch by node; an end of 2^63-1 is after the log's end.
+    """
+
+    states: tuple[CommitLogState, ...]
+    first_difference: FirstDifference | None
+    common_prefix: int
+    epochs: dict[int, dict[str, tuple[int, int]]]
+    consistent_points: tuple[ConsistentPoint, ...]
+    bytes: dict[str, int]
+    lost: tuple[PosRow, ...]
+    rows: tuple[PosRow, ...]
+    more_rows: int
+    notes: tuple[str, ...]
+
+    @property
+    def is_lagging_only(self) -> bool:
+        """Whether replicas differ by a lag and by expired files at most, and none lost its end."""
+        return set(self.bytes) <= {SAME, BEHIND, EXPIRED} and not self.notes
+
+
+def compare_commit_logs(store: StoreView) -> CommitLogComparison | None:
+    """Compare the CommitLogs of a store and its replicas; None if they have none. Each is read once or twice.
+
+    Raises StoreError if a file cannot be read.
+    """
+    replicas = commit_log_replicas([store, *store.replicas])
+    if not replicas:
+        return None
+    rows = list(pos_rows(replicas, compare_positions(replicas)))
+    sizes: dict[str, int] = {}
+    for row in rows:
+        sizes[row.verdict] = sizes.get(row.verdict, 0) + row.bytes
+    different = [row for row in rows if row.verdict in DIFFERENCES]
+    ends = [one.end for one in replicas if one.segments]
+    return CommitLogComparison(
+        states=tuple(_state(one, replicas, rows) for one in replicas),
+        first_difference=_first(different[0], replicas) if different else None,
+        common_prefix=different[0].first_pos if different else min(ends, default=0),
+        epochs=_epochs(replicas),
+        consistent_points=tuple(_consistent_points(replicas, rows)),
+        bytes=sizes,
+        lost=tuple(row for row in rows if row.is_lost),
+        rows=tuple(rows[:MAX_LISTED]),
+        more_rows=max(len(rows) - MAX_LISTED, 0),
+        notes=tuple(_notes(replicas)),
+    )
+
+
+def _state(replica: CommitLogReplica, replicas: Sequence[CommitLogReplica], rows: Sequence[PosRow]) -> CommitLogState:
+    def size(verdict: str) -> int:
+        return sum(row.bytes for row in rows if row.verdict == verdict and replica.name in row.nodes)
+
+    return CommitLogState(
+        node=replica.name,
+        path=replica.path,
+        begin=replica.begin,
+        end=replica.end,
+        files=len(replica.segments),
+        missing=replica.missing,
+        short=replica.short,
+        epoch=replica.epochs[-1].epoch if replica.epochs else None,
+        confirm_offset=replica.confirm_offset,
+        lag_bytes=max(one.end for one in replicas) - replica.end,
+        damaged_bytes=size(DAMAGED),
+        diverged_bytes=size(DIVERGED),
+        abort=replica.abort,
+    )
+
+
+def _first(row: PosRow, replicas: Sequence[CommitLogReplica]) -> FirstDifference:
+    at = row.first_byte if row.first_byte is not None else row.first_pos
+    places = {}
+    message = None
+    for one in replicas:
+        number = one.segment_at(at)
+        if number is None or at >= one.end:
+            continue
+        segment = one.segments[number]
+        places[one.name] = segment.path, at - segment.base
+        if message is None and one.name in row.terms:
+            message = _message(one, row.first_pos)
+    return FirstDifference(
+        verdict=row.verdict,
+        pos=row.first_pos,
+        byte=row.first_byte,
+        topic=message[0] if message is not None else None,
+        queue_id=message[1].queue_id if message is not None else None,
+        queue_offset=message[1].queue_offset if message is not None else None,
+        places=places,
+    )
+
+
+def _message(replica: CommitLogReplica, pos: int) -> tuple[str, Message] | None:
+    """The topic and the fields of the message at `pos`."""
+    number = replica.segment_at(pos)
+    if number is None:
+        return None
+    segment = replica.segments[number]
+    size = int.from_bytes(read_at(segment.path, pos - segment.base, 4), "big", signed=True)
+    if not 0 < size <= min(_MAX_MESSAGE, segment.end - pos):
+        return None
+    data = read_at(segment.path, pos - segment.base, size)
+    message = parse_message(data, 0, size, pos) if len(data) == size else None
+    if not isinstance(message, Message):
+        return None
+    return decode_utf8(data[message.topic_start : message.topic_start + message.topic_length]), message
+
+
+def _epochs(replicas: Sequence[CommitLogReplica]) -> dict[int, dict[str, tuple[int, int]]]:
+    found: dict[int, dict[str, tuple[int, int]]] = {}
+    for one in replicas:
+        for epoch, extent in epoch_ends(one.epochs, one.end).items():
+            found.setdefault(epoch, {})[one.name] = extent
+    return dict(sorted(found.items()))
+
+
+def _consistent_points(replicas: Sequence[CommitLogReplica], rows: Sequence[PosRow]) -> Iterator[ConsistentPoint]:
+    for slave, master in permutations(replicas, 2):
+        if not slave.epochs or not master.epochs:
+            continue
+        pos = consistent_point(slave.epochs, slave.end, master.epochs, master.end)
+        before = INT64_MAX if pos is None else pos
+        differs = any(
+            row.verdict in DIFFERENCES and row.first_pos < before and {slave.name, master.name} & set(row.nodes)
+            for row in rows
+        )
+        yield ConsistentPoint(
+            slave.name, master.name, pos, 0 if pos is None else max(slave.end - pos, 0), pos is not None and not differs
+        )
+
+
+def _notes(replicas: Sequence[CommitLogReplica]) -> Iterator[str]:
+    """Facts that no verdict has; each is a finding."""
+    for one in replicas:
+        if one.proven_by:
+            yield (
+                f"{one.name}: its {one.proven_by} shows messages up to {one.proven_end}, "
+                f"but the log ends at {one.end}: its end is lost"
+            )
+        elif one.lost_until is not None:
+            yield (
+                f"{one.name}: the checkpoint says that a message of {one.lost_until} ms was on disk, which is later "
+                "than the last one of the log: its end is lost"
+            )

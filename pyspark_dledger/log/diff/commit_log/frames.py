@@ -1,0 +1,83 @@
+"""The messages of one segment: where each begins and ends, and whether it is intact."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from pyspark_dledger.format.spec import Filters, ScanRequest, Segment
+from pyspark_dledger.log.io.store_engine import engine_of
+
+INTACT, ODD, DAMAGED = 0, 1, 2
+"""``ODD``: only a timestamp is outside the years 1 to 9999, which no CRC covers."""
+
+_ODD_PROBLEMS = ("expected bornTimestamp", "expected storeTimestamp")
+_COLUMNS = ("pos", "size", "kind", "problem")
+
+_Longs = npt.NDArray[np.int64]
+
+
+class Frames(NamedTuple):
+    """Messages and corrupt extents in order; bytes that are in none are the blank at the end of the file."""
+
+    starts: _Longs
+    ends: _Longs
+    states: npt.NDArray[Any]
+
+    def at(self, pos: int) -> int | None:
+        """The number of the frame that contains `pos`; None in a blank."""
+        number = int(np.searchsorted(self.starts, pos, "right")) - 1
+        return number if number >= 0 and pos < self.ends[number] else None
+
+    def cuts(self, low: int, high: int) -> set[int]:
+        """The positions inside ``(low, high)`` at which a frame begins or ends."""
+        return {
+            int(edge)
+            for edges in (self.starts, self.ends)
+            for edge in edges[np.searchsorted(edges, low, "right") : np.searchsorted(edges, high, "left")]
+        }
+
+    def widened(self, low: int, high: int) -> tuple[int, int]:
+        """``[low, high)`` with the whole frames at its edges."""
+        first, last = self.at(low), self.at(high - 1)
+        low = low if first is None else min(low, int(self.starts[first]))
+        return low, high if last is None else max(high, int(self.ends[last]))
+
+    def messages(self, low: int, high: int) -> int:
+        """How many messages begin in ``[low, high)`` and are not damaged."""
+        first, last = np.searchsorted(self.starts, (low, high), "left")
+        return int((self.states[first:last] != DAMAGED).sum())
+
+    def damaged(self, low: int, high: int) -> list[tuple[int, int]]:
+        """The extents of the damaged frames that overlap ``[low, high)``."""
+        hit = (self.states == DAMAGED) & (self.starts < high) & (self.ends > low)
+        return [(int(start), int(end)) for start, end in zip(self.starts[hit], self.ends[hit], strict=True)]
+
+
+def read_frames(segment: Segment, end: int, engine: str) -> Frames:
+    """The frames of a segment up to the position `end`. Raises StoreError if the file cannot be read."""
+    request = ScanRequest(segment, segment.base, end, _COLUMNS, Filters())
+    starts, sizes, states = [], [], []
+    for batch, _ in engine_of(engine, segment).scan(request):
+        starts.append(batch.column("pos").to_numpy())
+        sizes.append(batch.column("size").to_numpy())
+        states.append(_states(batch.column("kind").to_pylist(), batch.column("problem")))
+    if not starts:
+        nothing = np.empty(0, np.int64)
+        return Frames(nothing, nothing, np.empty(0, np.int8))
+    begin = np.concatenate(starts).astype(np.int64)
+    return Frames(begin, begin + np.concatenate(sizes), np.concatenate(states))
+
+
+def _states(kinds: list[str], problems: Any) -> npt.NDArray[Any]:
+    if problems.null_count == len(problems):
+        return np.zeros(len(problems), np.int8)
+    return np.array(
+        [
+            INTACT if problem is None else ODD if kind == "message" and problem.startswith(_ODD_PROBLEMS) else DAMAGED
+            for kind, problem in zip(kinds, problems.to_pylist(), strict=True)
+        ],
+        np.int8,
+    )

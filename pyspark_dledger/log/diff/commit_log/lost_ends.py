@@ -1,0 +1,123 @@
+"""What proves that a CommitLog was longer than its last intact message: ConsumeQueues, checkpoint, or bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from pyspark_dledger.format.spec import Segment
+from pyspark_dledger.log.diff.commit_log.frames import INTACT, Frames, read_frames
+from pyspark_dledger.log.diff.commit_log.replica import CommitLogReplica, own_replicas
+from pyspark_dledger.log.io.entry_reads import read_at
+from pyspark_dledger.log.io.files import last_data, open_file, path_of
+from pyspark_dledger.log.io.queue_files import FILLER_SIZE, UNIT_DTYPE, Queue, Units, queues, read_units
+from pyspark_dledger.log.store_view import StoreView
+
+# A damaged message keeps most of its bytes; other messages have few in common.
+_SIMILAR = 0.75
+
+
+def commit_log_replicas(stores: Sequence[StoreView]) -> list[CommitLogReplica]:
+    """The CommitLogs of replicas with `proven_end` and `proven_by`; see `own_replicas`.
+
+    In controller mode only the confirmed offset is a proof: a slave truncates what another master wrote, and its queues
+    and its bytes still show that.
+    """
+    replicas = own_replicas(stores)
+    return [one if one.is_old else _with_lost_end(one, replicas) for one in replicas]
+
+
+def _with_lost_end(one: CommitLogReplica, replicas: Sequence[CommitLogReplica]) -> CommitLogReplica:
+    if one.epochs:
+        confirmed = one.confirm_offset or 0
+        return replace(one, proven_end=max(confirmed, one.end), proven_by="checkpoint" if confirmed > one.end else "")
+    proofs = [(one.end, ""), (_end_by_queues(one), "ConsumeQueue")]
+    proofs += [(_end_by_bytes(one, other), f"data, equal to that of {other.name},") for other in replicas]
+    end, proof = max(proofs, key=lambda found: found[0])
+    return replace(one, proven_end=end, proven_by=proof)
+
+
+def _end_by_queues(one: CommitLogReplica) -> int:
+    """The highest end of a message in the ConsumeQueues; 0 unless they have the message at the log's end.
+
+    A truncation leaves units of the messages that it cut, and later messages overwrite only some of them.
+    """
+    if one.root is None:
+        return 0
+    after = [units for queue in queues(path_of(one.root)) if len(units := _units_after(queue, one.end))]
+    number = one.segment_at(one.end)
+    following = {one.end, one.segments[number].end if number is not None else one.end}
+    if not after or min(int(units["commitLogOffset"].min()) for units in after) not in following:
+        return 0
+    return max(int((units["commitLogOffset"] + units["size"]).max()) for units in after)
+
+
+def _units_after(queue: Queue, end: int) -> Units:
+    """The units of a queue whose messages begin at `end` or after it."""
+    found: list[Units] = []
+    for file in reversed(queue.files):
+        units = [part[(part["size"] > 0) & (part["size"] < FILLER_SIZE)] for part in read_units(file)]
+        later = [part[part["commitLogOffset"] >= end] for part in units]
+        found += later
+        if sum(map(len, later)) < sum(map(len, units)):
+            break
+    return np.concatenate(found) if found else np.empty(0, UNIT_DTYPE)
+
+
+def _end_by_bytes(one: CommitLogReplica, other: CommitLogReplica) -> int:
+    """The end of the last message of `other` of which `one` has most bytes after its own end; 0 without one.
+
+    Both must have the same last message before that end: else the bytes are from before a truncation.
+    """
+    if (
+        other.end <= one.end
+        or one.last_pos < 0
+        or _equal_bytes(one, other, one.last_pos, one.end) < one.end - one.last_pos
+    ):
+        return 0
+    for number in range(len(one.segments) - 1, -1, -1):
+        segment = one.segments[number]
+        place = other.segment_at(segment.base)
+        if segment.end <= one.end:
+            break
+        if place is None or other.segments[place].base != segment.base or not _has_data(segment, one.end):
+            continue
+        frames = read_frames(other.segments[place], other.scan_ends[place], other.engine)
+        found = _last_same(one, other, frames)
+        if found:
+            return found
+    return 0
+
+
+def _has_data(segment: Segment, end: int) -> bool:
+    start = max(end - segment.base, 0)
+    try:
+        with open_file(segment.path) as file:
+            return last_data(file, start, file.size()) > start
+    except OSError:
+        return False
+
+
+def _last_same(one: CommitLogReplica, other: CommitLogReplica, frames: Frames) -> int:
+    for number in range(len(frames.starts) - 1, -1, -1):
+        start, end = int(frames.starts[number]), int(frames.ends[number])
+        if start < one.end:
+            break
+        if frames.states[number] == INTACT and _equal_bytes(one, other, start, end) >= _SIMILAR * (end - start):
+            return end
+    return 0
+
+
+def _equal_bytes(one: CommitLogReplica, other: CommitLogReplica, start: int, end: int) -> int:
+    """How many bytes of ``[start, end)`` are the same."""
+    data = []
+    for replica in (one, other):
+        number = replica.segment_at(start)
+        if number is None:
+            return 0
+        segment = replica.segments[number]
+        data.append(np.frombuffer(read_at(segment.path, start - segment.base, end - start), np.uint8))
+    size = min(map(len, data))
+    return int((data[0][:size] == data[1][:size]).sum())

@@ -1,0 +1,122 @@
+"""One replica of a CommitLog: its files, where it begins and ends, and what proves that it was longer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from pyspark_dledger.format.epoch_file import Epoch
+from pyspark_dledger.format.spec import COMMITLOG, Segment
+from pyspark_dledger.log.diff.digests import replica_names
+from pyspark_dledger.log.io.epochs import read_epochs
+from pyspark_dledger.log.io.files import path_of
+from pyspark_dledger.log.io.store_checkpoint import StoreCheckpoint, read_store_checkpoint
+from pyspark_dledger.log.io.store_paths import file_size
+from pyspark_dledger.log.store_view import StoreView
+
+
+@dataclass(frozen=True)
+class CommitLogReplica:
+    """A replica's CommitLog; positions in bytes. ``end`` is after its last message, which begins at ``last_pos``.
+
+    ``is_old``: DLedger follows it. ``scan_ends`` are the ends of the walks of ``segments``. ``last_time`` is the store
+    timestamp of the last message (ms). ``short`` are files with fewer bytes than the others of the folder, ``missing``
+    the positions between its files. ``proven_end`` is where the log ended as ``proven_by`` shows, at least ``end``.
+    """
+
+    name: str
+    path: str
+    root: str | None
+    engine: str
+    segments: tuple[Segment, ...]
+    scan_ends: tuple[int, ...]
+    is_old: bool
+    begin: int
+    end: int
+    last_pos: int
+    last_time: int
+    short: tuple[str, ...]
+    missing: tuple[tuple[int, int], ...]
+    epochs: tuple[Epoch, ...]
+    checkpoint: StoreCheckpoint
+    abort: bool
+    proven_end: int
+    proven_by: str
+
+    @property
+    def lost_until(self) -> int | None:
+        """The checkpoint's time (ms) of a message on disk that is later than the last one of the log; None without one.
+
+        A truncation in controller mode leaves such a time.
+        """
+        known = self.checkpoint.physic_msg_timestamp
+        return known if not self.is_old and not self.epochs and known > self.last_time else None
+
+    @property
+    def confirm_offset(self) -> int | None:
+        """The end of what was confirmed by the last checkpoint; None if the broker wrote none."""
+        return self.checkpoint.confirm_phy_offset or None
+
+    def segment_at(self, pos: int) -> int | None:
+        """The number of the segment with position `pos`; None without one."""
+        return next((n for n, segment in enumerate(self.segments) if segment.base <= pos < segment.end), None)
+
+
+def own_replicas(stores: Sequence[StoreView]) -> list[CommitLogReplica]:
+    """The CommitLogs of replicas, each by its own files; empty unless all can have one and some do.
+
+    A path to a ``dledger-<id>`` folder leaves the old CommitLog out, so it is not compared then.
+    """
+    has_folders = all(store.paths.commitlog_dirs or store.paths.node_dir is None for store in stores)
+    if not has_folders or not any(store.paths.commitlog_dirs for store in stores):
+        return []
+    return [_replica(name, store) for name, store in zip(_names(stores), stores, strict=True)]
+
+
+def _names(stores: Sequence[StoreView]) -> list[str]:
+    """The ids of the nodes; without them the last parts of the paths if they differ, else the paths."""
+    names = replica_names(stores)
+    last = [path_of(store.path).name for store in stores]
+    has_ids = any(store.paths.node is not None for store in stores)
+    return names if has_ids or "" in last or len(set(last)) < len(last) else last
+
+
+def _replica(name: str, store: StoreView) -> CommitLogReplica:
+    segments = tuple(segment for segment in store.segments if segment.source == COMMITLOG)
+    found = store.ends[COMMITLOG][1] if COMMITLOG in store.ends else None
+    begin = segments[0].base if segments else 0
+    end = found.pos if found is not None else begin
+    if store.ledger_segments:
+        # DLedger begins where the last file of the old CommitLog ends.
+        end = store.divided_commitlog_offset
+        begin = segments[0].base if segments else end
+    root = store.paths.root
+    epochs = read_epochs(root)[0] if root is not None else ()
+    checkpoint = read_store_checkpoint(root) if root is not None else StoreCheckpoint()
+    edges = [*((segment.base, segment.end) for segment in segments if segment.base < end), (end, end)]
+    return CommitLogReplica(
+        name=name,
+        path=store.path,
+        root=str(root) if root is not None and store.paths.only is None else None,
+        engine=store.engine.NAME,
+        segments=segments,
+        scan_ends=tuple(store.segment_end(segment) for segment in segments),
+        is_old=bool(store.ledger_segments),
+        begin=begin,
+        end=end,
+        last_pos=found.last_pos if found is not None else -1,
+        last_time=found.last_store_timestamp if found is not None else -1,
+        short=tuple(segment.name for segment in segments if _is_short(segment)),
+        missing=tuple((low, high) for (_, low), (high, _) in pairwise(edges) if low < high),
+        epochs=epochs,
+        checkpoint=checkpoint,
+        abort=root is not None and (root / "abort").exists(),
+        proven_end=end,
+        proven_by="",
+    )
+
+
+def _is_short(segment: Segment) -> bool:
+    size = file_size(path_of(segment.path))
+    return size is None or size < segment.size

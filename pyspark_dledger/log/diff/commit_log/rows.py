@@ -1,0 +1,143 @@
+"""Verdicts on the ranges of CommitLogs: who has which bytes, who lost them, and where two masters wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from pyspark_dledger.format.epoch_file import epoch_at
+from pyspark_dledger.log.diff.commit_log.ranges import DAMAGED as DAMAGED_STATE
+from pyspark_dledger.log.diff.commit_log.ranges import ENDED, PosRange
+from pyspark_dledger.log.diff.commit_log.ranges import EXPIRED as EXPIRED_STATE
+from pyspark_dledger.log.diff.commit_log.replica import CommitLogReplica
+from pyspark_dledger.log.diff.diff_table import BEHIND, DAMAGED, DIVERGED, EXPIRED, OTHER_BYTES, SAME
+
+
+@dataclass(frozen=True)
+class PosRow:
+    """One verdict on the positions ``[first_pos, last_pos]`` of the CommitLog; last_pos is that of the last byte.
+
+    ``first_index`` and ``last_index`` are None: messages have none. ``terms`` has the epoch on each node that has the
+    bytes intact, None without epochs: for `damaged` these nodes are the donors. ``messages`` is the number of intact
+    messages on the node that has most, ``first_byte`` the first different byte; None if bytes are missing.
+    """
+
+    first_index: None
+    last_index: None
+    first_pos: int
+    last_pos: int
+    verdict: str
+    nodes: tuple[str, ...]
+    terms: dict[str, int | None]
+    messages: int
+    first_byte: int | None
+
+    @property
+    def bytes(self) -> int:
+        return self.last_pos - self.first_pos + 1
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether no replica has the bytes intact."""
+        return self.verdict == DAMAGED and not self.terms
+
+
+def pos_rows(replicas: Sequence[CommitLogReplica], ranges: Iterable[PosRange]) -> Iterator[PosRow]:
+    """The rows for all ranges of a comparison, merged."""
+    judge = _Judge(replicas, list(ranges))
+    last: PosRow | None = None
+    for row in judge.rows():
+        if last is not None and (last.verdict, last.nodes, last.terms, last.last_pos + 1) == (
+            *(row.verdict, row.nodes, row.terms, row.first_pos),
+        ):
+            byte = last.first_byte if last.first_byte is not None else row.first_byte
+            last = replace(last, last_pos=row.last_pos, messages=last.messages + row.messages, first_byte=byte)
+            continue
+        if last is not None:
+            yield last
+        last = row
+    if last is not None:
+        yield last
+
+
+class _Judge:
+    """Decides by all ranges: where replicas differ up to the end of one of them, two masters wrote."""
+
+    def __init__(self, replicas: Sequence[CommitLogReplica], ranges: list[PosRange]) -> None:
+        self._replicas = replicas
+        self._ranges = ranges
+        last_epochs = [one.epochs[-1].epoch if one.epochs else -1 for one in replicas]
+        # The last master; the longest log if there are no epochs. The name only makes the result independent of order.
+        order = range(len(replicas))
+        self._foremost = max(order, key=lambda n: (last_epochs[n], replicas[n].end, replicas[n].name))
+        self._diverged_at = [self._divergence(number) for number in order]
+
+    def _divergence(self, number: int) -> int | None:
+        """The position from which a replica has other messages than the foremost one, up to its end."""
+        found = None
+        for part in self._ranges:
+            here, there = part.versions[number], part.versions[self._foremost]
+            if here is None or there is None:
+                continue
+            if here == there:
+                found = found if not part.messages else None
+            elif (found is None and not part.is_message) or (found is None and self._has_more(part, number)):
+                found = part.start
+        return found
+
+    def _has_more(self, part: PosRange, number: int) -> bool:
+        """Whether a message with other bytes is followed by more that differ: one alone is damage."""
+        for later in self._ranges:
+            if later.start >= part.end and later.messages and later.versions[number] is not None:
+                other = later.versions[self._foremost]
+                return other is not None and other != later.versions[number]
+        return False
+
+    def rows(self) -> Iterator[PosRow]:
+        names = [one.name for one in self._replicas]
+        for part in self._ranges:
+            verdict, about = self._verdict(part)
+            terms = {names[n]: epoch_at(self._replicas[n].epochs, part.start) for n in part.holders}
+            nodes = tuple(names[number] for number in about)
+            yield PosRow(
+                None, None, part.start, part.end - 1, verdict, nodes, terms, part.messages, self._byte(part, verdict)
+            )
+
+    def _byte(self, part: PosRange, verdict: str) -> int | None:
+        return part.byte if verdict in (DAMAGED, OTHER_BYTES, DIVERGED) else None
+
+    def _is_diverged(self, number: int, pos: int) -> bool:
+        at = self._diverged_at[number]
+        return at is not None and pos >= at
+
+    def _verdict(self, part: PosRange) -> tuple[str, list[int]]:
+        numbers = range(len(self._replicas))
+        diverged = [number for number in numbers if self._is_diverged(number, part.start)]
+        if len({part.versions[number] for number in part.holders}) > 1:
+            others = [n for n in diverged if part.versions[n] is not None]
+            kept = [number for number in part.holders if number not in others]
+            if others and len({part.versions[number] for number in kept}) <= 1:
+                return DIVERGED, others
+            return OTHER_BYTES, self._minority(part)
+        damaged = [number for number in numbers if part.states[number] == DAMAGED_STATE]
+        if damaged:
+            return DAMAGED, damaged
+        ended = [number for number in numbers if part.states[number] == ENDED]
+        # Of a diverged replica, what only it has is its own; what it lacks the master sends after a truncation.
+        own = [number for number in part.holders if number in diverged]
+        if ended and own and len(own) == len(part.holders):
+            return DIVERGED, own
+        if ended:
+            return BEHIND, ended
+        expired = [number for number in numbers if part.states[number] == EXPIRED_STATE]
+        return (EXPIRED, expired) if expired else (SAME, part.holders)
+
+    def _minority(self, part: PosRange) -> list[int]:
+        """The replicas without the version that most have; all if no version is on more replicas than the others."""
+        holders = part.holders
+        versions = [part.versions[number] for number in holders]
+        counts = sorted((versions.count(version) for version in set(versions)), reverse=True)
+        if counts[0] == counts[1]:
+            return holders
+        expected = max(versions, key=versions.count)
+        return [number for number in holders if part.versions[number] != expected]

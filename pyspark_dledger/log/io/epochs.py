@@ -1,0 +1,32 @@
+"""Reads ``epochFileCheckpoint`` of a broker in controller mode."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pyspark_dledger.format.epoch_file import FILE, Epoch, parse_epochs
+
+# A line has at most 31 bytes; nobody has a million elections.
+_MAX_BYTES = 32 * 1024 * 1024
+
+
+def read_epochs(root: Path) -> tuple[tuple[Epoch, ...], str]:
+    """The epochs of a storePathRootDir and the name of their file; without a readable one, none and the reason.
+
+    Java reads ``.bak`` where the file has no epochs or is damaged.
+    """
+    problems = []
+    for name in (FILE, f"{FILE}.bak"):
+        file = root / name
+        try:
+            if not file.is_file():
+                continue
+            with file.open("rb") as stream:
+                found = parse_epochs(stream.read(_MAX_BYTES))
+        except OSError as error:
+            problems.append(f"{name} cannot be read ({error.strerror})")
+            continue
+        if not isinstance(found, str) and found:
+            return found, name
+        problems.append(f"{name}: {found if isinstance(found, str) else 'no epoch'}")
+    return (), "; ".join(problems) or f"no {FILE} file"

@@ -1,0 +1,334 @@
+"""Comparison of CommitLogs without DLedger: damage, lags, lost ends, two masters, epochs and consistent points."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import random
+import shutil
+import zlib
+from collections.abc import Callable, Iterable
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyspark_dledger.format.epoch_file import Epoch, consistent_point, parse_epochs
+from pyspark_dledger.log import Log, open_log
+from pyspark_dledger.log.diff.commit_log.comparison import CommitLogComparison, compare_commit_logs
+from pyspark_dledger.log.diff.replica_parts import plan_replicas, read_part, replica_rows
+from pyspark_dledger.log.io.epochs import read_epochs
+from tests.support.generate import Store, mq_message, write_commitlog, write_consume_queue
+from tests.support.golden import GOLDENS
+
+Unpack = Callable[[str], Path]
+Short = tuple[str, int, int, tuple[str, ...], tuple[str, ...]]
+
+
+def messages(count: int, first: int = 0, text: str = "", size: int = 400) -> list[Any]:
+    """Messages of one queue, each with a body of its own."""
+    return [
+        mq_message(
+            "Orders", f"{text}{n} ".encode().ljust(size, b"x"), queue_offset=n, store_timestamp=1700000000000 + n
+        )
+        for n in range(first, first + count)
+    ]
+
+
+def write(root: Path, payloads: list[Any], with_queue: bool = False) -> Store:
+    store = write_commitlog(root, payloads)
+    if with_queue:
+        write_consume_queue(root, store.rows)
+    return store
+
+
+def opened(paths: Iterable[Path], engine: str = "auto") -> Log:
+    first, *others = map(str, paths)
+    return open_log(first, replicas=others, engine=engine)
+
+
+def compared(paths: Iterable[Path], engine: str = "auto") -> CommitLogComparison:
+    log = opened(paths, engine)
+    found = compare_commit_logs(log)
+    assert found is not None
+    assert tuple(replica_rows(log)) == found.rows
+    parts = pickle.loads(pickle.dumps(plan_replicas(log, log.options)))
+    assert tuple(row for part in parts for row in read_part(part)) == found.rows
+    return found
+
+
+def short(found: CommitLogComparison) -> list[Short]:
+    """Verdict, positions, nodes and donors of the rows, with the folders' names."""
+    return [
+        (
+            row.verdict,
+            row.first_pos,
+            row.last_pos,
+            tuple(Path(node).name for node in row.nodes),
+            tuple(Path(node).name for node in row.terms),
+        )
+        for row in found.rows
+    ]
+
+
+def flip(store: Store, number: int, offset: int) -> tuple[int, int]:
+    """Flip a bit of a message; returns its first and last position."""
+    row = store.rows[number]
+    segment = next(segment for segment in store.segments if segment.name == row["segment"])
+    at = row["pos"] - segment.base + offset
+    with Path(segment.path).open("r+b") as file:
+        file.seek(at)
+        byte = file.read(1)
+        file.seek(at)
+        file.write(bytes([byte[0] ^ 1]))
+    return row["pos"], row["pos"] + row["size"] - 1
+
+
+def orders(paths: list[Path]) -> list[tuple[Path, ...]]:
+    return list(permutations(paths))
+
+
+def test_equal_replicas_are_the_same(tmp_path: Path, engine: str) -> None:
+    stores = [write(tmp_path / name, messages(30)) for name in "ab"]
+    found = compared([store.path for store in stores], engine)
+    assert short(found) == [("same", 0, stores[0].end - 1, ("a", "b"), ("a", "b"))]
+    assert found.rows[0].messages == 30
+    assert found.is_lagging_only
+    assert found.first_difference is None
+    assert found.common_prefix == stores[0].end
+
+
+def test_a_damaged_body_is_damaged_in_any_order(tmp_path: Path, engine: str) -> None:
+    stores = [write(tmp_path / name, messages(30)) for name in "abc"]
+    low, high = flip(stores[0], 12, 100)
+    for paths in orders([store.path for store in stores]):
+        found = compared(paths, engine)
+        (row,) = (row for row in found.rows if row.verdict != "same")
+        assert (row.verdict, row.first_pos, row.last_pos) == ("damaged", low, high)
+        assert ([Path(node).name for node in row.nodes], {Path(node).name for node in row.terms}) == (["a"], {"b", "c"})
+        first = found.first_difference
+        assert first is not None
+        assert (first.pos, first.byte, first.topic, first.queue_id, first.queue_offset) == (
+            low,
+            low + 100,
+            "Orders",
+            0,
+            12,
+        )
+        assert {Path(node).name for node in first.places} == {"a", "b", "c"}
+        assert found.common_prefix == low
+        assert not found.lost
+        assert not found.is_lagging_only
+
+
+@pytest.mark.parametrize("offset", [0, 4, 30, 95])
+def test_two_replicas_with_one_damaged_header_or_body(tmp_path: Path, engine: str, offset: int) -> None:
+    stores = [write(tmp_path / name, messages(30)) for name in "ab"]
+    low, high = flip(stores[1], 7, offset)
+    for paths in orders([store.path for store in stores]):
+        found = compared(paths, engine)
+        rows = [each for each in short(found) if each[0] != "same"]
+        assert [each[:4] for each in rows] == [("damaged", low, high, ("b",))]
+        assert rows[0][4] == ("a",)
+
+
+def test_bytes_that_no_checksum_covers_blame_nobody(tmp_path: Path, engine: str) -> None:
+    """With two replicas nothing decides; with three most do."""
+    stores = [write(tmp_path / name, messages(30)) for name in "abc"]
+    low, high = flip(stores[1], 7, 16)  # flag
+    paths = [store.path for store in stores]
+    two = [each for each in short(compared(paths[:2], engine)) if each[0] != "same"]
+    assert [each[:4] for each in two] == [("otherBytes", low, high, ("a", "b"))]
+    three = [each for each in short(compared(paths, engine)) if each[0] != "same"]
+    assert [each[:4] for each in three] == [("otherBytes", low, high, ("b",))]
+
+
+def test_a_message_damaged_everywhere_is_lost_for_good(tmp_path: Path, engine: str) -> None:
+    stores = [write(tmp_path / name, messages(30)) for name in "ab"]
+    low, high = flip(stores[0], 12, 100)
+    flip(stores[1], 12, 200)
+    found = compared([store.path for store in stores], engine)
+    assert [(row.first_pos, row.last_pos) for row in found.lost] == [(low, high)]
+    shutil.rmtree(stores[1].path)
+    shutil.copytree(stores[0].path, stores[1].path)
+    found = compared([store.path for store in stores], engine)
+    assert [(row.first_pos, row.last_pos, len(row.nodes)) for row in found.lost] == [(low, high, 2)], "the same damage"
+
+
+def test_a_slave_that_lags_is_no_finding(tmp_path: Path, engine: str) -> None:
+    stores = [write(tmp_path / "a", messages(30), True), write(tmp_path / "b", messages(20), True)]
+    for paths in orders([store.path for store in stores]):
+        found = compared(paths, engine)
+        assert [each[0] for each in short(found)] == ["same", "behind"]
+        assert short(found)[1][1:4] == (stores[1].end, stores[0].end - 1, ("b",))
+        assert found.is_lagging_only
+
+
+def test_a_store_without_its_last_file_lost_it_if_its_queues_know(tmp_path: Path, engine: str) -> None:
+    stores = [write(tmp_path / name, messages(30), True) for name in "ab"]
+    last = stores[1].segments[-1]
+    Path(last.path).unlink()
+    for paths in orders([store.path for store in stores]):
+        found = compared(paths, engine)
+        rows = [each for each in short(found) if each[0] != "same"]
+        assert [(each[0], *each[2:]) for each in rows] == [("damaged", stores[0].end - 1, ("b",), ("a",))]
+        assert "its end is lost" in found.notes[0]
+        assert not found.is_lagging_only
+
+
+def test_a_missing_and_a_short_file(tmp_path: Path, engine: str) -> None:
+    stores = [write(tmp_path / name, messages(30)) for name in "ab"]
+    second, third = stores[1].segments[1:3]
+    Path(second.path).unlink()
+    with Path(third.path).open("r+b") as file:
+        file.truncate(1000)
+    found = compared([store.path for store in stores], engine)
+    state = found.states[1]
+    assert state.missing == ((second.base, second.end),)
+    assert state.short == (third.name,)
+    damaged = [each for each in short(found) if each[0] == "damaged"]
+    assert damaged[0][1] == second.base
+    assert all(each[3] == ("b",) and each[4] == ("a",) for each in damaged)
+    assert third.base < damaged[-1][2] < third.end
+
+
+def test_expired_files_are_no_difference(tmp_path: Path, engine: str) -> None:
+    stores = [write(tmp_path / name, messages(30)) for name in "ab"]
+    Path(stores[1].segments[0].path).unlink()
+    found = compared([store.path for store in stores], engine)
+    assert [each[:4] for each in short(found)] == [
+        ("expired", 0, stores[0].segments[0].end - 1, ("b",)),
+        ("same", stores[0].segments[1].base, stores[0].end - 1, ("a", "b")),
+    ]
+    assert found.is_lagging_only
+
+
+def test_what_stands_after_a_blank_does_not_count(tmp_path: Path, engine: str) -> None:
+    stores = [
+        write_commitlog(tmp_path / name, messages(30), stale=stale)
+        for name, stale in (("a", None), ("b", lambda size: b"\x07" * size))
+    ]
+    found = compared([store.path for store in stores], engine)
+    assert {each[0] for each in short(found)} == {"same"}
+
+
+def test_two_masters_diverge(tmp_path: Path, engine: str) -> None:
+    common = messages(10)
+    stores = [
+        write(tmp_path / "a", [*common, *messages(12, 10, "mine ", 300)]),
+        write(tmp_path / "b", [*common, *messages(15, 10, "other ", 420)]),
+    ]
+    at = stores[0].rows[10]["pos"]
+    for paths in orders([store.path for store in stores]):
+        found = compared(paths, engine)
+        rows = [row for row in found.rows if row.verdict == "diverged"]
+        assert found.common_prefix == rows[0].first_pos == at
+        assert {Path(node).name for row in rows for node in row.nodes} == {"a"}, "the longer one is followed"
+        assert not found.lost
+
+
+# Controller mode
+
+
+def write_epochs(root: Path, *epochs: tuple[int, int], with_crc: bool = True) -> None:
+    lines = "".join(f"{epoch}-{start}\n" for epoch, start in epochs)
+    crc = f"{zlib.crc32(lines.encode()) & 0x7FFFFFFF}\n" if with_crc else ""
+    (root / "epochFileCheckpoint").write_text(f"{len(epochs)}\n{crc}{lines}")
+
+
+def test_the_golden_of_controller_mode(case_folder: Unpack, engine: str) -> None:
+    folder = case_folder("mq-53-controller")
+    said = json.loads((GOLDENS / "mq-53-controller.meta.json").read_text())["harnessSaid"]
+    for paths in orders([folder / name for name in ("b1", "b2", "b3")]):
+        found = compared(paths, engine)
+        assert [
+            (row.verdict, row.first_pos, row.last_pos, {Path(node).name: epoch for node, epoch in row.terms.items()})
+            for row in found.rows
+        ] == [
+            ("same", 0, 57139, {"b1": 1, "b2": 1, "b3": 1}),
+            ("diverged", 57140, 108350, {"b1": 1, "b2": 4, "b3": 4}),
+            ("diverged", 108351, 216198, {"b1": 1}),
+            ("diverged", 216199, 231821, {"b1": 3}),
+        ]
+        assert all({Path(node).name for node in row.nodes} == {"b1"} for row in found.rows[1:])
+        assert found.common_prefix == 57140
+        points = {(Path(each.slave).name, Path(each.master).name): each.pos for each in found.consistent_points}
+        assert points == {
+            (each["of"], each["with"]): each["offset"] for each in said if each.get("kind") == "consistentPoint"
+        }
+        lost = {(Path(each.slave).name, Path(each.master).name): each.lost_bytes for each in found.consistent_points}
+        assert lost["b1", "b2"] == 231822 - 57140
+        assert found.epochs[1] == {"b1": (0, 216199), "b2": (0, 57140), "b3": (0, 57140)}
+        confirmed = {Path(each.node).name: each.confirm_offset for each in found.states}
+        assert confirmed == {"b1": 216199, "b2": 108351, "b3": 108351}
+
+
+def test_epoch_files_are_read_as_java_reads_them(tmp_path: Path) -> None:
+    write_epochs(tmp_path, (1, 0), (3, 500))
+    assert read_epochs(tmp_path) == ((Epoch(1, 0), Epoch(3, 500)), "epochFileCheckpoint")
+    write_epochs(tmp_path, (1, 0), (3, 500), with_crc=False)
+    assert read_epochs(tmp_path)[0] == (Epoch(1, 0), Epoch(3, 500)), "5.0.0 wrote no CRC"
+    (tmp_path / "epochFileCheckpoint.bak").write_text("1\n1725254278\n1-0\n")
+    for damage in ("", "x\n", "2\n1725254278\n1-0\n", "1\n1725254279\n1-0\n"):
+        (tmp_path / "epochFileCheckpoint").write_text(damage)
+        assert isinstance(parse_epochs(damage.encode()), str)
+        assert read_epochs(tmp_path) == ((Epoch(1, 0),), "epochFileCheckpoint.bak")
+    assert parse_epochs(b"1\n0\n1-0\n") == (Epoch(1, 0),), "0 is not checked"
+    assert read_epochs(tmp_path / "none")[0] == ()
+
+
+def test_consistent_points() -> None:
+    one, other = [Epoch(1, 0), Epoch(3, 500)], [Epoch(1, 0), Epoch(4, 300)]
+    assert consistent_point(one, 900, other, 700) == 300
+    assert consistent_point(other, 700, one, 900) == 300
+    assert consistent_point(one, 900, one, 700) == 700
+    assert consistent_point([Epoch(2, 0)], 900, one, 700) is None
+
+
+def test_different_bytes_before_the_consistent_point_are_named(tmp_path: Path, engine: str) -> None:
+    stores = [write(tmp_path / name, messages(20)) for name in "ab"]
+    for store in stores:
+        write_epochs(store.path, (1, 0))
+    flip(stores[1], 4, 200)
+    found = compared([store.path for store in stores], engine)
+    assert {(each.pos, each.is_common) for each in found.consistent_points} == {(stores[0].end, False)}
+
+
+def test_random_damage_never_blames_the_intact_copy(tmp_path: Path) -> None:
+    """Bytes that a CRC or the structure covers: the damaged copy is named, whatever the order."""
+    source = random.Random(17)
+    for round_number in range(30):
+        stores = [write(tmp_path / f"{round_number}" / name, messages(20)) for name in "ab"]
+        for _ in range(source.randrange(1, 4)):
+            flip(stores[0], source.randrange(20), source.choice([0, 1, 2, 3, 4, 5, 6, 7, 8, 30, 88, 120, 300]))
+        paths = [store.path for store in stores]
+        source.shuffle(paths)
+        for row in compared(paths).rows:
+            if row.verdict != "same":
+                names = {Path(node).name for node in row.nodes}
+                assert (row.verdict, names) == ("damaged", {"a"}), row
+
+
+def test_the_old_part_of_an_upgraded_store_is_compared(case_folder: Unpack, tmp_path: Path) -> None:
+    original = case_folder("mq-53-upgrade")
+    copy = Path(shutil.copytree(original, tmp_path / "copy"))
+    verdicts = [row.verdict for row in replica_rows(opened([original, copy]))]
+    assert verdicts[0] == "same"
+    assert set(verdicts) <= {"same", "committed"}
+    file = copy / "commitlog" / f"{131072:020}"
+    data = bytearray(file.read_bytes())
+    data[120] ^= 1
+    file.write_bytes(data)
+    for paths in ([original, copy], [copy, original]):
+        found = compared_old(paths)
+        damaged = [row for row in found.rows if row.verdict == "damaged"]
+        assert [(row.first_pos, row.nodes) for row in damaged] == [(131072, (str(copy),))]
+        assert all(row.last_pos < 393216 for row in found.rows)
+
+
+def compared_old(paths: list[Path]) -> CommitLogComparison:
+    """The result for the old CommitLogs of upgraded stores."""
+    found = compare_commit_logs(opened(paths))
+    assert found is not None
+    return found
