@@ -43,14 +43,14 @@ COLUMNS = {
     "usedBytes blankBytes unwrittenBytes staleBytes corruptBytes firstStoreTimestamp lastStoreTimestamp findings",
     "state": "node path dialect beginIndex endIndex endTerm committedIndex committedFrom checkpointCommittedIndex "
     "checkpointEndIndex currTerm voteLeader dividedCommitlogOffset dataFileSize indexFileSize minOffset maxOffset "
-    "abort",
+    "abort epochs confirmOffset consumeQueueEnd physicMsgTimestamp logicsMsgTimestamp indexMsgTimestamp",
     "findings": "severity code node file offset index expected found javaDoes",
     "indexUnits": "node file position index magic pos size term problem",
     "consumeQueue": "topic queueId queueOffset commitLogOffset size tagsCode kind file problem",
     "indexFile": "file position keyHash commitLogOffset storeTimestamp previous",
     "audit": "code topic queueId queueOffset commitLogOffset expected found",
     "consumers": "consumerGroup topic queueId consumerOffset minOffset maxOffset lag lost",
-    "diff": "firstIndex lastIndex firstPos verdict nodes terms",
+    "diff": "firstIndex lastIndex firstPos lastPos verdict nodes terms",
 }
 SPARK_TYPES = {
     **dict.fromkeys(("queueId", "magic", "size", "position", "keyHash", "previous"), "int"),
@@ -58,7 +58,9 @@ SPARK_TYPES = {
     **dict.fromkeys(("node", "source", "file", "segment", "path", "dialect", "committedFrom", "voteLeader"), "string"),
     **dict.fromkeys(("severity", "code", "expected", "found", "javaDoes", "problem", "topic", "kind"), "string"),
     **dict.fromkeys(("consumerGroup", "verdict"), "string"),
+    **dict.fromkeys(("physicMsgTimestamp", "logicsMsgTimestamp", "indexMsgTimestamp"), "timestamp"),
     "abort": "boolean",
+    "epochs": "map<bigint,bigint>",
     "nodes": "array<string>",
     "terms": "map<string,bigint>",
 }
