@@ -23,8 +23,8 @@ class State:
     known; ``committed_from`` then gives the reason. ``min_offset`` is where the first row begins, ``max_offset`` where
     the log ends, ``consume_queue_end`` the end of the last message that a ConsumeQueue points to, -1 without one.
 
-    ``epochs`` are those of controller mode, None without one: the first position of each. ``confirm_offset`` and the timestamps
-    (milliseconds since 1970) are those of the broker's StoreCheckpoint; None where it has none.
+    ``epochs`` are those of controller mode, with the first position of each; None without one. ``confirm_offset`` and
+    the timestamps (milliseconds since 1970) are those of the broker's StoreCheckpoint; None where it has none.
     """
 
     node: str | None
