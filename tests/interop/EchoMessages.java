@@ -6,10 +6,10 @@ import java.util.Base64;
 import org.apache.rocketmq.remoting.protocol.RemotingCommand;
 
 /**
- * Reads messages as a Java node does, and writes what it understood as a Java node would.
+ * Decodes messages like a Java node and encodes the result again.
  *
- * Each line of standard input: the name of a class of DLedger's protocol package, and a frame behind its length, in
- * base64. One JSON object a line: code, flag and opaque of the frame's header, and the body written again, in base64.
+ * A line of standard input is a class name of DLedger's protocol package and a frame without its length, in base64.
+ * The answer is a JSON object: code, flag and opaque of the header, and the encoded body in base64.
  */
 public final class EchoMessages {
     public static void main(String[] args) throws Exception {

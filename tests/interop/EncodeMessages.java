@@ -13,12 +13,12 @@ import org.apache.rocketmq.common.message.MessageDecoder;
 import org.apache.rocketmq.common.message.MessageExt;
 
 /**
- * Messages as the CommitLog of a RocketMQ broker in DLedger mode encodes them (DLedgerCommitLog.MessageSerializer).
+ * Encodes messages like the CommitLog of a RocketMQ broker in DLedger mode (DLedgerCommitLog.MessageSerializer).
  *
- * A line of standard input is a message, its fields separated by tabs: topic, body (base64, "-" for null), queueId,
+ * A line of standard input is a message with fields separated by tabs: topic, body (base64, "-" for null), queueId,
  * queueOffset, flag, sysFlag, bornTimestamp, bornHost, bornPort, storeTimestamp, storeHost, storePort, then the names
- * and values of properties (base64, "-" for null). The answer is the message in base64, and the hash of the topic.
- * Runs with the jars of any version; what differs between them is called by reflection.
+ * and values of properties (base64, "-" for null). The answer is the message in base64 and the hash of the topic.
+ * Runs with the jars of any version; reflection calls the methods that differ between them.
  */
 public final class EncodeMessages {
     private static final String LOG = "org.apache.rocketmq.store.dledger.DLedgerCommitLog";
@@ -52,7 +52,7 @@ public final class EncodeMessages {
         return (byte[]) getData.invoke(result);
     }
 
-    // As CommitLog makes it ready: CRC, flags of IPv6 and the version by the topic's length.
+    // Prepared like CommitLog does: CRC, IPv6 flags, and the version by the topic's length.
     private static MessageExt message(String[] fields) throws Exception {
         MessageExt message = (MessageExt) inner().getConstructor().newInstance();
         message.setTopic(fields[0]);

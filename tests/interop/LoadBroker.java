@@ -8,10 +8,10 @@ import org.apache.rocketmq.store.DefaultMessageStore;
 import org.apache.rocketmq.store.config.MessageStoreConfig;
 
 /**
- * Lets the message store of a RocketMQ broker in DLedger mode load() a root, and prints what it made of it.
+ * Runs load() of a RocketMQ message store in DLedger mode on a root and prints the result.
  *
- * Arguments: the root, the node's id, and the sizes of CommitLog and ConsumeQueue files in bytes, the slots and units of
- * index files. Runs with the jars of any version; what differs between them is called by reflection.
+ * Arguments: the root, the node's id, the sizes of CommitLog and ConsumeQueue files in bytes, the slots and units of
+ * index files. Runs with the jars of any version; reflection calls the methods that differ between them.
  */
 public final class LoadBroker {
     public static void main(String[] args) throws Exception {

@@ -4,12 +4,12 @@ import java.lang.reflect.Field;
 import java.net.InetSocketAddress;
 import java.net.SocketAddress;
 
-/** DLedger has no setting for it, and would listen on every address. */
+/** Binds DLedger to the loopback address. It has no setting for this and would listen on every address. */
 final class Loopback {
     private Loopback() {
     }
 
-    /** Before it is started. */
+    /** Must be called before the start. */
     static void only(DLedgerServer server) throws Exception {
         Object remoting = field(server.getdLedgerRpcService(), "remotingServer");
         Field bootstrap = remoting.getClass().getDeclaredField("serverBootstrap");

@@ -9,12 +9,12 @@ import java.nio.ByteBuffer;
 import java.security.MessageDigest;
 
 /**
- * Opens DLedger stores, one for each line of standard input, and prints what load() and recover() made of each.
+ * Opens a DLedger store for each line of standard input and prints the result of load() and recover().
  *
- * A line holds, separated by tabs: the folder around dledger-ID, ID, the sizes of data and index files in bytes, and the
- * data folders separated by commas (empty for the usual one); then, if every entry is to be read too, the number of
- * entries to append afterwards, with bodies "java INDEX". A store on which DLedger ends the process has no answer.
- * Compiled once, run with the jar of any version; what differs between them is called by reflection.
+ * Fields of a line, separated by tabs: the folder of dledger-ID, ID, the sizes of data and index files in bytes, the
+ * data folders separated by commas (empty for the default). With one more field, every entry is read and that many
+ * entries with bodies "java INDEX" are appended. There is no answer if DLedger ends the process.
+ * Compiled once, runs with the jar of any version; reflection calls the methods that differ between them.
  */
 public final class OpenStores {
     public static void main(String[] args) throws Exception {
@@ -31,7 +31,7 @@ public final class OpenStores {
             System.out.flush();
         }
         System.out.flush();
-        // Threads of the store may still run.
+        // Threads of the store may still be running.
         Runtime.getRuntime().halt(0);
     }
 
@@ -64,7 +64,7 @@ public final class OpenStores {
             + digest + "}";
     }
 
-    /** SHA-256 of index, term, pos (64 bits each), length of the body (32 bits) and the body, entry by entry. */
+    /** SHA-256 over all entries: index, term, pos (64 bits each), body length (32 bits) and body. */
     private static String digest(DLedgerMmapFileStore store) throws Exception {
         MessageDigest digest = MessageDigest.getInstance("SHA-256");
         long end = store.getLedgerEndIndex();

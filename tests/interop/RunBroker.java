@@ -9,13 +9,13 @@ import org.apache.rocketmq.store.DefaultMessageStore;
 import org.apache.rocketmq.store.dledger.DLedgerCommitLog;
 
 /**
- * A RocketMQ broker, in DLedger mode or not; its ports are on the loopback address but that for slaves without DLedger.
+ * A RocketMQ broker, in DLedger mode or not. Its ports are on the loopback address, except the one for slaves.
  *
- * Argument: its configuration file. Each line of standard input is a command, answered by a line with a JSON object; the
- * first such line says that it runs:
+ * Argument: its configuration file. Each line of standard input is a command; the answer is a line with a JSON object.
+ * The first answer line says that the broker runs:
  *
- * state: brokerRole, maxOffset, behind (bytes), brokerId, and of DLedger role, term, end and committed index. stop: an
- * orderly end.
+ * state: brokerRole, maxOffset, behind (bytes), brokerId; in DLedger mode also role, term, end and committed index.
+ * stop: a clean shutdown.
  */
 public final class RunBroker {
     public static void main(String[] args) throws Exception {

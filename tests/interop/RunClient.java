@@ -14,14 +14,15 @@ import java.util.StringJoiner;
 import java.util.TreeMap;
 
 /**
- * Java's DLedgerClient on a group. Arguments: the group and its peers (n0-host:port;...).
+ * Runs Java's DLedgerClient. Arguments: the group and its peers (n0-host:port;...).
  *
- * Each line of standard input is a command, answered by a line with a JSON object:
+ * Each line of standard input is a command; the answer is a line with a JSON object:
  *
- * append BASE64: its answer. get INDEX: its answer. transfer FROM TO TERM: its answer. load THREADS SIZE TAG: begins to
- * append bodies "TAG-THREAD-NUMBER ", filled with dots, from that many threads. acknowledged: how many of them were.
- * unload: ends that, and gives what was acknowledged as [index, pos, "TAG-THREAD-NUMBER"], and how often each other code
- * came.
+ * append BASE64: appends an entry. get INDEX: reads an entry. transfer FROM TO TERM: transfers leadership.
+ * load THREADS SIZE TAG: threads start to append bodies "TAG-THREAD-NUMBER " padded with dots.
+ * acknowledged: the number of acknowledged appends.
+ * unload: ends the load; returns acknowledged appends as [index, pos, "TAG-THREAD-NUMBER"] and a count for each other
+ * response code.
  */
 public final class RunClient {
     private static volatile boolean isLoading;

@@ -26,13 +26,13 @@ import org.apache.rocketmq.remoting.netty.NettyServerConfig;
 /**
  * A RocketMQ name server on the loopback address, with a producer and a consumer.
  *
- * Argument: the name server's port. Each line of standard input is a command, answered by a line with a JSON object; the
- * first such line says that all run:
+ * Argument: the name server's port. Each line of standard input is a command; the answer is a line with a JSON object.
+ * The first answer line says that all run:
  *
- * send TOPIC: one message; its status. load TOPIC THREADS: threads send messages, bodies "NUMBER", until end.
- * progress: how many of them were acknowledged. end FILE: ends the load; numbers, queue ids, queue offsets and message
- * ids of those that were acknowledged go to the file, and the answer has how many were not.
- * max TOPIC: the maximum offset of each queue. consume TOPIC FILE: every message of the topic, from the minimum offsets.
+ * send TOPIC: sends one message; returns its status. load TOPIC THREADS: threads send messages with bodies "NUMBER".
+ * progress: the number of acknowledged ones. end FILE: ends the load and writes numbers, queue ids, queue offsets and
+ * message ids of acknowledged messages to the file; returns how many were acknowledged and how many were not.
+ * max TOPIC: the maximum offset of each queue. consume TOPIC FILE: writes every message of the topic to the file.
  */
 public final class RunClients {
     private static final ConcurrentLinkedQueue<String> ACKNOWLEDGED = new ConcurrentLinkedQueue<>();
@@ -53,7 +53,7 @@ public final class RunClients {
         names.start();
         DefaultMQProducer producer = new DefaultMQProducer("producers");
         producer.setNamesrvAddr("127.0.0.1:" + args[0]);
-        // Whoever tries again may write a message twice, and would not be told.
+        // A retry could write a message twice without notice.
         producer.setRetryTimesWhenSendFailed(0);
         producer.setPollNameServerInterval(1000);
         producer.start();

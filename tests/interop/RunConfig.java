@@ -17,13 +17,13 @@ import org.apache.rocketmq.store.MessageStore;
 import org.apache.rocketmq.store.config.MessageStoreConfig;
 
 /**
- * A RocketMQ broker's own classes on the files below config/ of a root.
+ * Reads and writes the files in config/ of a root with RocketMQ's own classes.
  *
- * Each line of standard input is a command with fields between tabs, answered by a line with a JSON object:
+ * Each line of standard input is a command with fields between tabs; the answer is a line with a JSON object:
  *
- * read ROOT: whether each file was loaded, and what they say: topics (readQueueNums, writeQueueNums, perm) and the
- * counter of their version, groups, consumerOffsets and delayOffsets. write ROOT: the same, then a topic, a group and
- * offsets more, all files written.
+ * read ROOT: whether each file loads, and its content: topics (readQueueNums, writeQueueNums, perm), the counter of
+ * their version, groups, consumerOffsets and delayOffsets. write ROOT: the same, then adds a topic, a group and
+ * offsets and writes all files.
  */
 public final class RunConfig {
     public static void main(String[] args) throws Exception {
@@ -48,7 +48,7 @@ public final class RunConfig {
         config.setStorePathCommitLog(root + "/commitlog");
         BrokerController broker =
             new BrokerController(new BrokerConfig(), new NettyServerConfig(), new NettyClientConfig(), config);
-        // Only asked where the delay offsets are; a real one would open the log.
+        // Only asked for the path of the delay offsets; a real store would open the log.
         Class<?>[] store = {MessageStore.class};
         broker.setMessageStore(
             (MessageStore) Proxy.newProxyInstance(RunConfig.class.getClassLoader(), store, (proxy, method, given) -> {
@@ -62,7 +62,7 @@ public final class RunConfig {
 
     private static Map<String, Object> read(BrokerController broker) {
         Map<String, Object> found = new LinkedHashMap<>();
-        // The classes fill in system topics and groups by themselves; what is below is only what the files say.
+        // The classes add system topics and groups; only the content of the files is kept below.
         broker.getTopicConfigManager().getTopicConfigTable().clear();
         broker.getSubscriptionGroupManager().getSubscriptionGroupTable().clear();
         found.put("topics.json", broker.getTopicConfigManager().load());

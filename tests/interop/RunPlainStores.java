@@ -10,17 +10,17 @@ import org.apache.rocketmq.store.config.BrokerRole;
 import org.apache.rocketmq.store.config.MessageStoreConfig;
 
 /**
- * Message stores of RocketMQ brokers without DLedger, one after the other in one process, with the jars of any version.
+ * Opens message stores of RocketMQ brokers without DLedger, one after the other, with the jars of any version.
  *
- * Each line of standard input is a command with fields between tabs, answered by a line with a JSON object:
+ * Each line of standard input is a command with fields between tabs; the answer is a line with a JSON object:
  *
- * open ROLE NAME=VALUE...: loads and starts a store with these settings of MessageStoreConfig, and waits until it has
- * dispatched its log; the commands behind are about it. It tells minOffset and maxOffset. With the role of a master it
- * takes messages, and before 5.0 it also delivers those whose delay is over.
- * dump FILE, queues, put COUNT TOPIC QUEUES: as in RunStore, but that dump does not look for keys.
- * keys FILE: for each line TOPIC KEY of a file, what the index has, in order.
- * times FILE: for each line TOPIC QUEUE TIMESTAMP of a file, the offset in the queue that is found for it, in order.
- * close: an orderly end of the store; one that is not closed ends while others are open.
+ * open ROLE NAME=VALUE...: starts a store with these settings of MessageStoreConfig and waits until it has dispatched
+ * its log. Later commands refer to it. Returns minOffset and maxOffset. A master accepts messages; before 5.0 it also
+ * delivers delayed ones that are due.
+ * dump FILE, queues, put COUNT TOPIC QUEUES: as in RunStore, but dump does not search for keys.
+ * keys FILE: for each line TOPIC KEY of a file, the index's offsets, in order.
+ * times FILE: for each line TOPIC QUEUE TIMESTAMP of a file, the queue offset found for it, in order.
+ * close: a clean shutdown of the store. A store that is not closed ends while the next ones are open.
  */
 public final class RunPlainStores {
     private static final long PATIENCE_MS = 30_000;
@@ -56,7 +56,7 @@ public final class RunPlainStores {
         config.setHaListenPort(0);
         config.setBrokerRole(BrokerRole.valueOf(words[1]));
         config.setMaxMsgsNumBatch(1_000_000);
-        // Whatever the hour is and the room that the disk has, nothing is deleted.
+        // Never delete files, at any hour and at any disk usage.
         config.setFileReservedTime(1_000_000);
         config.setCleanFileForciblyEnable(false);
         for (int i = 2; i < words.length; i++) {
@@ -78,7 +78,7 @@ public final class RunPlainStores {
         return store;
     }
 
-    /** Ends a store, which takes a second. The threads of many open ones would keep a processor busy. */
+    /** Ends a store, which takes a second. The threads of many open stores would keep a processor busy. */
     private static void closeLater(DefaultMessageStore store) {
         if (store != null) {
             Thread closing = new Thread(store::shutdown);

@@ -16,14 +16,14 @@ import java.util.concurrent.Semaphore;
 import java.util.concurrent.atomic.AtomicInteger;
 
 /**
- * One member of a DLedger group on the loopback address, with the jar of any version up to 0.3.1.2.
+ * A member of a DLedger group on the loopback address, with the jar of any version up to 0.3.1.2.
  *
- * Arguments: name=value, each a setting of DLedgerConfig (group, selfId, peers, storeBaseDir and so on). Each line of
- * standard input is a command, answered by a line with a JSON object; the first such line says that the member runs:
+ * Arguments: name=value settings of DLedgerConfig (group, selfId, peers, storeBaseDir and so on). Each line of
+ * standard input is a command; the answer is a line with a JSON object. The first answer line says that it runs:
  *
  * state: role, term, leader, begin, end, committed. digest FIRST LAST: SHA-256 of these entries.
- * append COUNT SIZE IN_FLIGHT: appends here, and how many had which answer. transfer ID: leadership from here to there.
- * stop: an orderly end.
+ * append COUNT SIZE IN_FLIGHT: appends here; returns counts of the answers. transfer ID: transfers leadership.
+ * stop: a clean shutdown.
  */
 public final class RunServer {
     public static void main(String[] args) throws Exception {
@@ -103,7 +103,7 @@ public final class RunServer {
             store.getLedgerBeginIndex(), store.getLedgerEndIndex(), store.getCommittedIndex());
     }
 
-    /** Of index, term, pos (64 bits each), length of the body (32 bits) and the body, entry by entry. */
+    /** SHA-256 over the entries: index, term, pos (64 bits each), body length (32 bits) and body. */
     private static String digest(DLedgerStore store, long first, long last) throws Exception {
         MessageDigest digest = MessageDigest.getInstance("SHA-256");
         for (long index = first; index <= last; index++) {

@@ -34,17 +34,17 @@ import org.apache.rocketmq.store.stats.BrokerStatsManager;
 /**
  * The message store of a RocketMQ broker in DLedger mode, with the jars of any version; DLedger listens on the loopback.
  *
- * Arguments: name=value, each a setting of MessageStoreConfig (storePathRootDir, dLegerGroup and so on). Each line of
- * standard input is a command with fields between tabs, answered by a line with a JSON object; the first such line says
- * that the store has loaded and runs:
+ * Arguments: name=value settings of MessageStoreConfig (storePathRootDir, dLegerGroup and so on). Each line of
+ * standard input is a command with fields between tabs; the answer is a line with a JSON object. The first answer line
+ * says that the store has loaded and runs:
  *
  * state: role, term, begin, end and committed index, dividedOffset, minOffset, maxOffset and behind (bytes).
- * dump FILE: every message of every queue, as a consumer gets it, a line each, and in the answer how many of them are
- * missing (phyOffset) where they are looked up by physical offset or by each of their keys.
- * queues: the number of messages behind each queue's minimum. key TOPIC KEY: the physical offsets that the index has.
- * lead: what a broker does that becomes the master, once all is committed and dispatched.
- * put COUNT TOPIC QUEUES: puts messages; the statuses, and the physical offset of the last one.
- * stop: an orderly end.
+ * dump FILE: writes every message of every queue, as a consumer receives it, to the file. Returns their number and the
+ * physical offsets not found by a lookup by physical offset or by key.
+ * queues: minimum and maximum offset of each queue. key TOPIC KEY: the physical offsets that the index has.
+ * lead: the steps of a broker that becomes master after everything is committed and dispatched.
+ * put COUNT TOPIC QUEUES: puts messages; returns the statuses and the physical offset of the last one.
+ * stop: a clean shutdown.
  */
 public final class RunStore {
     private static final int QUERY_LIMIT = 1_000_000;
@@ -222,7 +222,7 @@ public final class RunStore {
             "{\"count\": %d, \"missingByOffset\": %s, \"missingByKey\": %s}", count, missingByOffset, missingByKey);
     }
 
-    /** Fields between tabs: the queue that it was got from, then what the message says. */
+    /** Fields between tabs: the queue that the message was read from, then its fields. */
     private static String line(String topic, int queue, MessageExt message) {
         Map<String, String> pairs = message.getProperties() == null ? new TreeMap<>() : message.getProperties();
         String properties = MessageDecoder.messageProperties2String(pairs);

@@ -25,15 +25,15 @@ import org.apache.rocketmq.common.message.Message;
 import org.apache.rocketmq.common.message.MessageExt;
 
 /**
- * The applications of a made-up shop: one producer of several topics, and consumers.
+ * The applications of an example shop: one producer of several topics, and consumers.
  *
- * Arguments: the name server's port and a seed. Each line of standard input is a command, answered by a line with a
- * JSON object; the first such line says that all run:
+ * Arguments: the name server's port and a seed. Each line of standard input is a command; the answer is a line with a
+ * JSON object. The first answer line says that all run:
  *
- * rate N: so many new messages a second from now on. consume GROUP FAILING TOPIC...: a consumer group, which gives back
- * one of FAILING messages (0: none) at the first attempt. leave GROUP: it ends. progress: messages made, those
- * acknowledged, and sends that failed and were done again with the same message. end FILE: topics, queue ids, queue
- * offsets, message ids and UNIQ_KEYs of all that was acknowledged go to the file.
+ * rate N: N new messages a second from here. consume GROUP FAILING TOPIC...: starts a consumer group that rejects one
+ * of FAILING messages (0: none) at the first attempt. leave GROUP: ends it. progress: counts of messages made and
+ * acknowledged, and of repeated sends after a failure. end FILE: writes topics, queue ids, queue offsets, message ids
+ * and UNIQ_KEYs of all acknowledged messages to the file.
  */
 public final class RunTraffic {
     private static final String[] WORDS =
@@ -127,7 +127,7 @@ public final class RunTraffic {
         return new Message(topic, tag, keys, body.append("\"}").toString().getBytes(StandardCharsets.UTF_8));
     }
 
-    /** Until it is acknowledged: what failed, or was not answered, is sent again with the UNIQ_KEY that it has. */
+    /** Sends until acknowledged. A retry after a failure or timeout keeps its UNIQ_KEY. */
     private static void send(DefaultMQProducer producer, Message message) {
         try {
             producer.send(message, new SendCallback() {

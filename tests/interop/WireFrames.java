@@ -26,11 +26,11 @@ import java.util.HashMap;
 import org.apache.rocketmq.remoting.protocol.RemotingCommand;
 
 /**
- * DLedger's messages as the real classes write and read them.
+ * Writes and reads DLedger's messages with the real classes.
  *
- * "write" prints a line for each of some messages: name, request code, opaque, and the whole frame in base64. "read"
- * takes lines of a class of io.openmessaging.storage.dledger.protocol and a body in base64, and prints what fastjson
- * reads from it, written again, or which exception it throws.
+ * "write" prints for each of some messages: name, request code, opaque, and the whole frame in base64. "read"
+ * takes lines with a class of io.openmessaging.storage.dledger.protocol and a body in base64. It prints the body that
+ * fastjson read, written again, or the exception.
  */
 public final class WireFrames {
     private static final String PROTOCOL = "io.openmessaging.storage.dledger.protocol.";
@@ -152,7 +152,7 @@ public final class WireFrames {
         answer("push-commit-answer", 51004, committed);
     }
 
-    /** Every character that may be escaped, and some that need several bytes. */
+    /** Characters that need escapes or several bytes. */
     private static void texts() throws Exception {
         StringBuilder low = new StringBuilder();
         for (char character = 0; character < 256; character++) {
@@ -166,7 +166,7 @@ public final class WireFrames {
         }
     }
 
-    /** As NettyRemotingAbstract makes them. */
+    /** Encodes like NettyRemotingAbstract. */
     private static void refusals() throws Exception {
         String remark = " request type 51006 not supported";
         command("refused-unsupported", 51006, RemotingCommand.createResponseCommand(3, remark));

@@ -1,6 +1,6 @@
-"""Damage to copies of the golden stores, as plain operations on the files of a node.
+"""Damages copies of golden stores with simple operations on the files of a node.
 
-The operations are those of ``corruption-java-behaviour.json``: write, zero, truncate, append, create, delete, mkdir and
+The operations are those in ``corruption-java-behaviour.json``: write, zero, truncate, append, create, delete, mkdir and
 swap.
 """
 
@@ -22,7 +22,7 @@ Operation = dict[str, Any]
 
 @dataclass(frozen=True)
 class Damage:
-    """What is done to a copy of a golden store; ``java`` is what 0.3.1.2 did, where the goldens say it."""
+    """Operations on a copy of a golden store; ``java`` is the recorded result of version 0.3.1.2, if there is one."""
 
     name: str
     golden: Golden
@@ -34,14 +34,14 @@ class Damage:
 
 
 @cache
-def config(case: str) -> tuple[int, int]:
-    """The sizes in bytes of data and index files that a case was written with."""
-    settings = json.loads((GOLDENS / f"{case}.meta.json").read_text())["config"]
+def file_sizes(case: str) -> tuple[int, int]:
+    """Returns the sizes of data and index files, in bytes, of a case."""
+    settings = json.loads((GOLDENS / f"{case}.meta.json").read_text())["file_sizes"]
     return int(settings["dataFileSize"]), int(settings["indexFileSize"])
 
 
 def recorded() -> list[Damage]:
-    """The damages whose outcome is a golden."""
+    """Returns the damages with a recorded outcome."""
     cases = json.loads((GOLDENS / "corruption-java-behaviour.json").read_text())
     return [Damage(case["name"], Golden("raw-single", ""), case["operations"], case["java"]) for case in cases]
 
@@ -103,8 +103,8 @@ def _blank(size: int) -> bytes:
     return b"\xff\xff\xff\xff" + size.to_bytes(4, "big", signed=True)
 
 
-def telling() -> list[Damage]:
-    """Damages on which versions differ, or that reach a corner of the model."""
+def corner_cases() -> list[Damage]:
+    """Returns damages that versions handle differently, or that reach corner cases of the model."""
     single, short = Golden("raw-single", ""), Golden("raw-truncated-tail", "n0")
     noops, snapshot, blank_only = (
         Golden("raw-single-040", ""),
@@ -116,7 +116,7 @@ def telling() -> list[Damage]:
     first, last = "data/00000000000000000000", "data/00000000000003473408"
     snapshot_first = "data/00000000000000065536"
     return [
-        *(names[name] for name in _TELLING),
+        *(names[name] for name in _RECORDED_CORNER_CASES),
         Damage("checkpoint-no-number", single, [checkpoint("committedIndex=many\n")]),
         Damage("checkpoint-negative", single, [checkpoint("committedIndex=-7\n")]),
         Damage("checkpoint-with-blanks", single, [checkpoint("# old\ncommittedIndex : +12 \n")]),
@@ -130,7 +130,7 @@ def telling() -> list[Damage]:
         Damage("first-index-far", short, [write(first, 8, (2**40).to_bytes(8, "big"))]),
         Damage("first-index-negative", short, [write(first, 8, b"\xff")]),
         Damage("first-index-far-elsewhere", single, [write(first, 8, (2**40).to_bytes(8, "big"))]),
-        Damage("begin-behind-end", short, [write(first, 8, b"\0" * 7 + b"\xb4"), checkpoint("committedIndex=300")]),
+        Damage("begin-after-end", short, [write(first, 8, b"\0" * 7 + b"\xb4"), checkpoint("committedIndex=300")]),
         Damage("files-swapped", Golden("raw-three-diverged", "n0"),
                [{"op": "swap", "file": first, "other": "data/00000000000000049152"}]),
         Damage("no-data", short, [{"op": "delete", "file": first}]),
@@ -144,7 +144,7 @@ def telling() -> list[Damage]:
     ]  # fmt: skip
 
 
-_TELLING = (
+_RECORDED_CORNER_CASES = (
     *(
         "untouched",
         "magic-last-file-first-entry",
@@ -158,13 +158,13 @@ _TELLING = (
 
 
 class RandomDamage:
-    """Random damages to a store, biased towards headers, the last files and the first entries of files."""
+    """Random damages, mostly to headers, the last files and the first entries of files."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
 
     def operations(self, node: Path) -> list[Operation]:
-        """One to three operations, each made for the store as it lies in `node`; they are applied at once."""
+        """Applies one to three random operations to the store in `node` and returns them."""
         done = []
         for _ in range(self.random.choice((1, 1, 1, 2, 3))):
             made = self.random.choices(*zip(*self._WEIGHTS, strict=True))[0](self, node)
@@ -179,10 +179,10 @@ class RandomDamage:
 
     def _header_field(self, node: Path) -> list[Operation]:
         file = self._data_file(node)
-        places = _frames(file) if file is not None else []
-        if file is None or not places:
+        offsets = _frames(file) if file is not None else []
+        if file is None or not offsets:
             return []
-        at = self.random.choice([places[0]] * 3 + places)
+        at = self.random.choice([offsets[0]] * 3 + offsets)
         offset, length = self.random.choice(((0, 4), (4, 4), (8, 8), (16, 8), (24, 8), (32, 12), (44, 4)))
         data = file.read_bytes()[at + offset : at + offset + length]
         return [write(f"data/{file.name}", at + offset, self._changed(data))] if len(data) == length else []
@@ -205,10 +205,10 @@ class RandomDamage:
 
     def _blank(self, node: Path) -> list[Operation]:
         file = self._data_file(node)
-        places = _frames(file) if file is not None else []
-        if file is None or not places:
+        offsets = _frames(file) if file is not None else []
+        if file is None or not offsets:
             return []
-        at = self.random.choice(places)
+        at = self.random.choice(offsets)
         left = file.stat().st_size - at
         size = self.random.choice((left, 0, 8, -8, 1, 16, 100, -100, 2**31 - 1, left - 8))
         return [write(f"data/{file.name}", at, _blank(size))] if left >= 8 else []
@@ -263,18 +263,18 @@ class RandomDamage:
 
 
 def _frames(file: Path) -> list[int]:
-    """Where entries and blanks begin in a data file, and where they end; a plain walk."""
-    data, at, places = file.read_bytes(), 0, []
+    """Returns the offsets of entries and blanks in a data file, and of their end if it is inside the file."""
+    data, at, offsets = file.read_bytes(), 0, []
     while at + 48 <= len(data):
         magic, size = (int.from_bytes(data[at + i : at + i + 4], "big", signed=True) for i in (0, 4))
         if magic not in (-1, 1, 2, 3) or not 8 <= size <= len(data) - at:
             break
-        places.append(at)
+        offsets.append(at)
         at += size
-    return [*places, at] if at < len(data) else places
+    return [*offsets, at] if at < len(data) else offsets
 
 
 def copy_store(node: Path, folder: Path) -> Path:
-    """A copy of a node's folder below `folder`, which is emptied; holes are not kept, the raw goldens have none."""
+    """Copies a node's folder into `folder`, which is emptied first. Holes are not kept: raw goldens have none."""
     shutil.rmtree(folder, ignore_errors=True)
     return shutil.copytree(node, folder / node.name)

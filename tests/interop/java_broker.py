@@ -1,4 +1,4 @@
-"""A RocketMQ name server, brokers in DLedger mode, a producer and a consumer, all real and on the loopback address."""
+"""Runs a real RocketMQ name server, brokers in DLedger mode, a producer and a consumer on the loopback address."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.groups import HOST, eventually, free_ports, peers_text
 VERSION = "5.3.3"
 GROUP = "g"
 PAUSE = 0.5
-"""Seconds between two attempts to reach a broker: its name server learns of it once a second at most."""
+"""Seconds between two attempts to reach a broker. Its name server hears from it at most once a second."""
 SMALL_FILES: dict[str, object] = {
     "mappedFileSizeCommitLog": 1 << 20,
     "mappedFileSizeConsumeQueue": 20 * 2000,
@@ -27,7 +27,7 @@ SMALL_FILES: dict[str, object] = {
 
 
 class Sent(NamedTuple):
-    """A message that the producer has an acknowledgement of."""
+    """A message that a broker acknowledged."""
 
     number: int
     queue_id: int
@@ -36,7 +36,7 @@ class Sent(NamedTuple):
 
 
 class Consumed(NamedTuple):
-    """A message as the consumer got it from the broker."""
+    """A message as the consumer received it."""
 
     text: str
     queue_id: int
@@ -45,10 +45,10 @@ class Consumed(NamedTuple):
 
 
 class JavaBroker(JavaProcess):
-    """One broker, the member `node` of its DLedger group, with its store below `root`."""
+    """The broker `node` of a DLedger group, with its store in `root`."""
 
     def __init__(self, root: Path, node: str, peers: str, names_port: int, settings: dict[str, object]) -> None:
-        """Raises JavaMissing where it cannot run. `settings` are those of its configuration file."""
+        """Starts the broker. `settings` go into its configuration file. Raises JavaMissing if Java is not available."""
         root.mkdir(parents=True, exist_ok=True)
         fields = {
             "brokerName": "broker",
@@ -76,61 +76,61 @@ class JavaBroker(JavaProcess):
     def state(self) -> dict[str, Any]:
         return self.ask("state")
 
-    def serves(self) -> bool:
-        """Whether it is the master, that takes messages."""
+    def is_master(self) -> bool:
+        """Returns whether the broker is the master."""
         return bool(self.state()["brokerRole"] == "SYNC_MASTER")
 
     def stop(self) -> None:
-        """An orderly end."""
+        """Stops the broker with a clean shutdown."""
         assert self.ask("stop", 60) == {"stopped": True}
         self.wait()
 
 
 class JavaClients(JavaProcess):
-    """The name server, with a producer and a consumer."""
+    """A name server with a producer and a consumer."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises JavaMissing where they cannot run."""
+        """Starts the processes. Raises JavaMissing if Java is not available."""
         self.port = free_ports(1)[0]
         self._file = folder / "clients.tsv"
         options = (f"-Duser.home={folder}",)
         super().__init__("RunClients", VERSION, str(self.port), compiled_with=VERSION, options=options)
 
     def send_first(self, topic: str) -> None:
-        """Send one message, as soon as a broker takes it: from then on the topic is known."""
+        """Sends one message, retrying until a broker accepts it. The topic exists after that."""
         assert self._ask_broker(f"send\t{topic}") == {"status": "SEND_OK"}
 
-    def load(self, topic: str, threads: int) -> None:
-        """Send messages from now on, whose bodies are the numbers from 0 on, until `end`."""
+    def start_load(self, topic: str, threads: int) -> None:
+        """Starts `threads` that send messages until `end_load`. Bodies are the numbers from 0."""
         assert self.ask(f"load\t{topic}\t{threads}") == {}
 
     def wait_for(self, more: int, seconds: float = 180) -> None:
-        """Until so many more of the load have been acknowledged."""
+        """Waits until `more` further messages are acknowledged."""
         wanted = self._acknowledged() + more
         eventually(lambda: self._acknowledged() >= wanted, seconds)
 
     def _acknowledged(self) -> int:
         return int(self.ask("progress")["acknowledged"])
 
-    def end(self) -> list[Sent]:
-        """End the load: what was acknowledged. Of the other numbers it is not known whether the broker has them."""
+    def end_load(self) -> list[Sent]:
+        """Ends the load and returns the acknowledged messages. The broker may or may not have the others."""
         answer = self.ask(f"end\t{self._file}")
         sent = [Sent(int(number), int(queue), int(at), msg_id) for number, queue, at, msg_id in self._lines()]
         assert len(sent) == answer["acknowledged"]
         return sent
 
     def max_offsets(self, topic: str) -> dict[int, int]:
-        """The maximum offset of each queue, as the broker tells its consumers."""
+        """Returns the maximum offset of each queue, as the broker reports it to consumers."""
         answer = self._ask_broker(f"max\t{topic}")
         return {int(queue): offset for queue, offset in answer.items()}
 
     def consume(self, topic: str) -> list[Consumed]:
-        """Every message of the topic that the broker has for consumers."""
+        """Returns every message of the topic that consumers can get."""
         self._ask_broker(f"consume\t{topic}\t{self._file}")
         return [Consumed(text, int(queue), int(at), int(pos)) for text, queue, at, pos in self._lines()]
 
     def _ask_broker(self, command: str) -> dict[str, Any]:
-        """An answer that needs a broker: tried again while none is known, or none answers."""
+        """Asks until a broker is known and answers."""
 
         def answered() -> dict[str, Any]:
             answer = self.ask(command, 120)
@@ -147,7 +147,7 @@ class JavaClients(JavaProcess):
 
 
 class Cluster:
-    """A name server and the brokers of one DLedger group; broker `node` has its store in ``folder/node``."""
+    """A name server and the brokers of one DLedger group. The store of broker `node` is ``folder/node``."""
 
     def __init__(self, folder: Path, count: int = 1, settings: dict[str, object] | None = None) -> None:
         self._folder, self._settings = folder, {**SMALL_FILES, **(settings or {})}
@@ -169,8 +169,10 @@ class Cluster:
         self.brokers.pop(node).kill()
 
     def master(self, seconds: float = 120) -> str:
-        """The broker that takes messages."""
-        return eventually(lambda: next((node for node, broker in self.brokers.items() if broker.serves()), ""), seconds)
+        """Waits for a master and returns its id."""
+        return eventually(
+            lambda: next((node for node, broker in self.brokers.items() if broker.is_master()), ""), seconds
+        )
 
     def close(self) -> None:
         for process in (*self.brokers.values(), self.clients):
@@ -179,7 +181,7 @@ class Cluster:
 
 @contextmanager
 def cluster(folder: Path, count: int = 1, settings: dict[str, object] | None = None) -> Iterator[Cluster]:
-    """A cluster that is killed at the end. Raises JavaMissing."""
+    """Runs a cluster and kills it at the end. Raises JavaMissing."""
     found = Cluster(folder, count, settings)
     try:
         yield found
@@ -188,9 +190,9 @@ def cluster(folder: Path, count: int = 1, settings: dict[str, object] | None = N
 
 
 def _broker_port() -> int:
-    """A port that is free with those that a broker takes beside it: 2 below for its clients, 1 above for its slaves."""
+    """Returns a free port. Port - 2 (for clients) and port + 1 (for slaves) are free, too."""
     while True:
-        # In steps, so that two that are looked for at once do not overlap.
+        # Steps of 4: ports of two concurrent searches do not overlap.
         port = random.randrange(20_002, 32_000, 4)
         with suppress(OSError):
             for each in (port - 2, port, port + 1):

@@ -1,4 +1,4 @@
-"""Members of groups and clients that are the real Java DLedger, each a process that can be killed."""
+"""Runs members and clients of the Java DLedger, each in a process that can be killed."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from typing import Any
 
 from tests.interop.java_stores import BUILD, JAVA, pass_on, prepare
 
-# Elections in half a second, as both sides allow.
+# Elections take half a second; both implementations allow it.
 QUICK = {"heartBeatTimeIntervalMs": 150, "maxHeartBeatLeak": 3, "minVoteIntervalMs": 60, "maxVoteIntervalMs": 250}
 SMALL_FILES = {"mappedFileSizeForEntryData": 1 << 20, "mappedFileSizeForEntryIndex": 32 * 4096}
-# The loggers of 0.2.2 and of its remoting write below the home folder.
+# The loggers of 0.2.2 and of its remoting library write to the home folder.
 _QUIET = (f"-Duser.home={BUILD}", "-Dlog4j.configuration=none", "-Drocketmq.client.logUseSlf4j=true")
 
 
 class JavaProcess:
-    """A Java program that answers each line of its standard input with a JSON object."""
+    """A Java program that answers each line of standard input with a JSON object."""
 
     def __init__(
         self, program: str, version: str, *args: str, compiled_with: str = "0.3.1.2", options: Iterable[str] = ()
     ) -> None:
-        """Raises JavaMissing where it cannot run. `options` are those of the virtual machine."""
+        """Starts the program with JVM `options`. Raises JavaMissing if Java is not available."""
         class_path = prepare(program, version, compiled_with)
         self._process = subprocess.Popen(
             [*JAVA, *_QUIET, *options, "-cp", class_path, program, *args],
@@ -41,7 +41,7 @@ class JavaProcess:
         self._is_started = False
 
     def ask(self, command: str, patience: float = 30) -> dict[str, Any]:
-        """Its answer. Raises ConnectionError where it ended, queue.Empty where it does not answer."""
+        """Returns the answer. Raises ConnectionError if the process has ended, queue.Empty after `patience` seconds."""
         self.wait_started()
         assert self._process.stdin
         try:
@@ -60,7 +60,7 @@ class JavaProcess:
         self._process.send_signal(number)
 
     def kill(self) -> None:
-        """Nothing is flushed or said."""
+        """Kills the process: it flushes and prints nothing."""
         self.send_signal(signal.SIGKILL)
         self._process.wait()
         self._close()
@@ -91,7 +91,7 @@ class JavaProcess:
 
 
 class JavaNode(JavaProcess):
-    """A member of a group. Its store is ``folder/dledger-ID``; `settings` are those of DLedgerConfig."""
+    """A member of a group with its store in ``folder/dledger-ID``. `settings` are those of DLedgerConfig."""
 
     def __init__(
         self, version: str, group: str, node: str, peers: str, folder: Path, settings: dict[str, object]
@@ -110,11 +110,11 @@ class JavaNode(JavaProcess):
         return self.ask(f"append {count} {size} {in_flight}", 120)
 
     def transfer(self, node: str) -> dict[str, Any]:
-        """Ask it to hand leadership to that member: ``code``, or the ``error`` that Java throws where it cannot."""
+        """Asks it to transfer leadership to `node`. Returns ``code``, or ``error`` if Java throws."""
         return self.ask(f"transfer {node}")
 
     def stop(self) -> None:
-        """An orderly end."""
+        """Stops the member with a clean shutdown."""
         assert self.ask("stop") == {"stopped": True}
         self.wait()
 

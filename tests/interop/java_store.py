@@ -1,4 +1,4 @@
-"""The message store of a RocketMQ broker in DLedger mode, a process that can be killed; and what it says of a root."""
+"""Runs the message store of a RocketMQ broker in DLedger mode in a process that can be killed."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from tests.support.groups import eventually, free_ports
 
 COMPILED_WITH = "5.3.3"
 MAIN_VERSIONS = ("4.9.8", "5.3.3")
-# The files of goldens are old, and a broker deletes old ones at four o'clock, or where a disk is full.
+# Golden files are old: a broker would delete them at four o'clock or if the disk is full.
 _KEPT: dict[str, object] = {"fileReservedTime": 1_000_000, "cleanFileForciblyEnable": False}
 
 
-class Got(NamedTuple):
-    """One message as a consumer of the store gets it."""
+class Received(NamedTuple):
+    """A message as a consumer of the store receives it."""
 
     queue: tuple[str, int]
-    """Topic and id of the queue that it was got from."""
+    """Topic and id of the queue that the message was read from."""
     topic: str
     queue_id: int
     queue_offset: int
@@ -34,20 +34,20 @@ class Got(NamedTuple):
 
 
 class Dump(NamedTuple):
-    """Every message of every queue, and those (physical offset) that are not found by their offset, or by a key."""
+    """Every message of every queue, and the physical offsets that lookups by offset or by key do not find."""
 
-    messages: list[Got]
+    messages: list[Received]
     missing_by_offset: list[int]
     missing_by_key: list[int]
 
 
 class JavaStore(JavaProcess):
-    """RocketMQ's DefaultMessageStore over a root, the only member of its group."""
+    """RocketMQ's DefaultMessageStore on `root`, the only member of its group."""
 
     def __init__(
         self, version: str, root: Path, settings: dict[str, object], group: str = "g", node: str = "n0"
     ) -> None:
-        """Raises JavaMissing where it cannot run. `settings` are those of MessageStoreConfig."""
+        """Starts the store with `settings` of MessageStoreConfig. Raises JavaMissing if Java is not available."""
         self._dump = root.parent / f"{root.name}.dump"
         fields = {
             "storePathRootDir": root,
@@ -64,8 +64,8 @@ class JavaStore(JavaProcess):
     def state(self) -> dict[str, Any]:
         return self.ask("state")
 
-    def lead(self) -> dict[str, Any]:
-        """Its state once it is the master: it leads, and all that it holds is committed and dispatched."""
+    def wait_master(self) -> dict[str, Any]:
+        """Waits until it is the master and has committed and dispatched its log. Returns its state."""
 
         def leads() -> dict[str, Any] | None:
             state = self.state()
@@ -78,43 +78,43 @@ class JavaStore(JavaProcess):
         return state
 
     def settle(self) -> dict[str, Any]:
-        """Its state once it has dispatched what it has committed."""
+        """Waits until it has dispatched everything committed. Returns its state."""
         assert eventually(lambda: self.state()["behind"] <= 0, 30)
         return self.state()
 
     def put(self, count: int, topic: str, queues: int) -> int:
-        """Put that many messages, one queue after the other; the physical offset of the last."""
+        """Puts `count` messages, one queue after the other. Returns the physical offset of the last."""
         answer = self.ask(f"put\t{count}\t{topic}\t{queues}")
         assert answer["statuses"] == {"PUT_OK": count}, answer
         return int(answer["last"])
 
     def queues(self) -> dict[tuple[str, int], tuple[int, int]]:
-        """Minimum and maximum offset of every queue."""
+        """Returns the minimum and maximum offset of every queue."""
         return queue_ranges(self.ask("queues"))
 
     def by_key(self, topic: str, key: str) -> set[int]:
-        """Physical offsets of the messages that the index has for a key, or for one of the same hash."""
+        """Returns the physical offsets that the index has for a key, including keys with the same hash."""
         return set(self.ask(f"key\t{topic}\t{key}")["offsets"])
 
     def dump(self) -> Dump:
         answer = self.ask(f"dump\t{self._dump}", 120)
         assert "error" not in answer, answer
-        return got_messages(self._dump, answer)
+        return read_dump(self._dump, answer)
 
     def stop(self) -> None:
-        """An orderly end."""
+        """Stops the store with a clean shutdown."""
         assert self.ask("stop", 60) == {"stopped": True}
         self.wait()
 
 
 def queue_ranges(found: dict[str, Any]) -> dict[tuple[str, int], tuple[int, int]]:
-    """Minimum and maximum offset of every queue, as a program told them."""
-    return {_queue(name): (least, most) for name, (least, most) in found.items()}
+    """Parses the minimum and maximum offset of every queue from a program's answer."""
+    return {_queue(name): (minimum, maximum) for name, (minimum, maximum) in found.items()}
 
 
-def got_messages(file: Path, answer: dict[str, Any]) -> Dump:
-    """What a program wrote to a file and answered when it was told to dump a store."""
-    messages = [_got(line) for line in file.read_text().split("\n")[:-1]]
+def read_dump(file: Path, answer: dict[str, Any]) -> Dump:
+    """Reads a dump: `file` has the messages, `answer` the missing offsets."""
+    messages = [_received(line) for line in file.read_text().split("\n")[:-1]]
     assert len(messages) == answer["count"]
     return Dump(messages, answer["missingByOffset"], answer["missingByKey"])
 
@@ -124,11 +124,11 @@ def _queue(name: str) -> tuple[str, int]:
     return topic, int(queue)
 
 
-def _got(line: str) -> Got:
+def _received(line: str) -> Received:
     asked_topic, asked_queue, topic, *numbers, body, properties = line.split("\t")
     pairs = (pair.split("\1", 1) for pair in base64.b64decode(properties).decode().split("\2") if pair)
     values = [int(number) for number in numbers]
-    return Got(
+    return Received(
         (asked_topic, int(asked_queue)),
         topic,
         *values,

@@ -1,4 +1,4 @@
-"""Opening stores with the real Java DLedger, of any version, in processes that live as long as it lets them."""
+"""Opens stores with any version of the real Java DLedger, in processes that it may end itself."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ JAVA = (
 
 
 class JavaMissing(Exception):
-    """Java, Maven or the jars cannot be had; the text says why."""
+    """Java, Maven or the jars are not available; the text says why."""
 
 
 def prepare(program: str, version: str, compiled_with: str) -> str:
-    """The class path of a Java program with that version, fetched from Maven Central once. Raises JavaMissing."""
+    """Returns the class path of a Java program, fetched once from Maven Central. Raises JavaMissing."""
     for tool in ("java", "javac", "mvn"):
         if shutil.which(tool) is None:
             raise JavaMissing(f"{tool} is not installed")
@@ -70,8 +70,8 @@ def _run(*command: str) -> None:
         raise JavaMissing(f"{command[0]} failed: {(done.stderr or done.stdout).strip()[-500:]}")
 
 
-class Judge:
-    """One version of DLedger that opens store after store, in one process until it ends itself."""
+class StoreOpener:
+    """Opens stores with one version of DLedger, in one process until it ends itself."""
 
     def __init__(self, version: str) -> None:
         self._class_path = prepare("OpenStores", version, "0.3.1.2")
@@ -88,10 +88,10 @@ class Judge:
         patience: float = 60,
         appends: int | None = None,
     ) -> dict[str, Any]:
-        """What Java makes of the store ``folder/dledger-node``, which it changes; ``outcome`` is always there.
+        """Opens the store ``folder/dledger-node``, which Java may change. The result always has ``outcome``.
 
-        Without an answer after `patience` seconds it hangs. With `appends` it also reads every entry (``digest``), then
-        appends and commits so many with the bodies "java INDEX".
+        The outcome is ``hangs`` after `patience` seconds without an answer. With `appends`, Java also reads every entry
+        (``digest``), then appends and commits that many entries with bodies "java INDEX".
         """
         process = self._process = self._process or self._start()
         assert process.stdin
@@ -132,7 +132,7 @@ class Judge:
 
 
 def pass_on(lines: IO[str], answers: queue.Queue[str]) -> None:
-    """Every line that is an answer, and an empty one at the end, or where `lines` were closed."""
+    """Puts every answer line into the queue, and an empty line when `lines` end or are closed."""
     with suppress(ValueError):
         for line in lines:
             if line.startswith("{"):
@@ -141,27 +141,27 @@ def pass_on(lines: IO[str], answers: queue.Queue[str]) -> None:
 
 
 @contextmanager
-def judged(versions: Iterable[str]) -> Iterator[dict[str, Judge]]:
-    """A judge of each version; the tests are skipped where they cannot be had."""
+def store_openers(versions: Iterable[str]) -> Iterator[dict[str, StoreOpener]]:
+    """Yields an opener for each version. Skips the test if Java is not available."""
     try:
-        judges = {version: Judge(version) for version in versions}
+        openers = {version: StoreOpener(version) for version in versions}
     except JavaMissing as reason:
         pytest.skip(f"no Java DLedger to open stores with: {reason}")
     try:
-        yield judges
+        yield openers
     finally:
-        for judge in judges.values():
-            judge.close()
+        for opener in openers.values():
+            opener.close()
 
 
-class BrokerJudge:
-    """One version of RocketMQ, whose message store loads a root in a process of its own."""
+class BrokerLoader:
+    """Loads broker stores with one version of RocketMQ, each in its own process."""
 
     def __init__(self, version: str) -> None:
         self._class_path = prepare("LoadBroker", version, version)
 
     def load(self, root: Path, node: str, settings: dict[str, str]) -> dict[str, Any]:
-        """What load() makes of a root, which it changes: whether it succeeds, and the queues' max offsets."""
+        """Calls load() on a root, which it may change. Returns whether it succeeded and the maximum queue offsets."""
         names = ("mappedFileSizeCommitLog", "mappedFileSizeConsumeQueue", "maxHashSlotNum", "maxIndexNum")
         command = [*JAVA, "-cp", self._class_path, "LoadBroker", str(root), node, *(settings[name] for name in names)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)

@@ -1,6 +1,6 @@
-"""Makes the golden mq-53-live: minutes in the life of three RocketMQ brokers, one of which is killed.
+"""Makes the golden mq-53-live: three RocketMQ brokers run for minutes, and one is killed.
 
-``python -m tests.interop.make_live_golden FOLDER`` writes its two files there. Needs Maven, GNU tar and five minutes.
+``python -m tests.interop.make_live_golden FOLDER`` writes its two files. Needs Maven, GNU tar and five minutes.
 """
 
 from __future__ import annotations
@@ -30,51 +30,51 @@ SETTINGS: dict[str, object] = {
     "mappedFileSizeConsumeQueue": 20 * 1000,
     "maxHashSlotNum": 1000,
     "maxIndexNum": 4000,
-    # Its file of 35 MiB says nothing about the log.
+    # Its 35 MiB file is not part of the log.
     "timerWheelEnable": False,
 }
 KEPT = ("abort", "checkpoint", "commitlog", "config", "consumequeue", "index", "dledger-*")
 
 
 class Traffic(JavaProcess):
-    """The applications of a made-up shop, see RunTraffic.java."""
+    """The applications of an example shop, see RunTraffic.java."""
 
     def __init__(self, names_port: int, folder: Path) -> None:
         options = (f"-Duser.home={folder}",)
         super().__init__("RunTraffic", VERSION, str(names_port), str(SEED), compiled_with=VERSION, options=options)
 
     def is_settled(self) -> bool:
-        """Whether everything that was made has been acknowledged."""
+        """Returns whether every message sent is acknowledged."""
         progress = self.ask("progress")
         return bool(progress["made"] == progress["acknowledged"])
 
 
-class Story:
-    """What is done to the group, one thing after the other, and when it was done."""
+class Scenario:
+    """Runs the events of the golden one by one and records their times."""
 
     def __init__(self, brokers: Cluster, traffic: Traffic) -> None:
         self._brokers, self._traffic = brokers, traffic
         self.events: list[dict[str, Any]] = []
 
-    def tell(self, what: str, do: Callable[[], object], then_wait: float = 0) -> None:
+    def run_event(self, what: str, do: Callable[[], object], then_wait: float = 0) -> None:
         self.events.append({"time": _now(), "what": what})
         sys.stderr.write(f"{self.events[-1]['time']} {what}\n")
         do()
         time.sleep(then_wait)
 
     def rate(self, messages: int, seconds: float, what: str = "the producer makes messages") -> None:
-        """So many messages a second, for so long."""
-        self.tell(f"{what}: {messages} a second", lambda: self._traffic.ask(f"rate\t{messages}"), seconds)
+        """Sends `messages` a second for `seconds`."""
+        self.run_event(f"{what}: {messages} a second", lambda: self._traffic.ask(f"rate\t{messages}"), seconds)
 
     def consume(self, group: str, failing: int, *topics: str) -> None:
         words = "\t".join(("consume", group, str(failing), *topics))
-        self.tell(f"consumer group {group} starts: {', '.join(topics)}", lambda: self._traffic.ask(words, 60))
+        self.run_event(f"consumer group {group} starts: {', '.join(topics)}", lambda: self._traffic.ask(words, 60))
 
-    def hold(self, node: str, role: str, seconds: float) -> None:
-        """The process is stopped, as by a machine that has no time for it, and goes on afterwards."""
+    def suspend(self, node: str, role: str, seconds: float) -> None:
+        """Suspends the broker for `seconds`, like an overloaded machine, then resumes it."""
         broker = self._brokers.brokers[node]
-        self.tell(f"{node}, {role}, is held (SIGSTOP)", lambda: broker.send_signal(signal.SIGSTOP), seconds)
-        self.tell(f"{node} goes on (SIGCONT)", lambda: broker.send_signal(signal.SIGCONT))
+        self.run_event(f"{node}, {role}, is held (SIGSTOP)", lambda: broker.send_signal(signal.SIGSTOP), seconds)
+        self.run_event(f"{node} continues (SIGCONT)", lambda: broker.send_signal(signal.SIGCONT))
 
     def run(self) -> None:
         leader = self._brokers.master()
@@ -85,49 +85,49 @@ class Story:
         self.rate(35, 15, "a burst")
         self.rate(7, 15)
         follower = next(node for node in NODES if node != leader)
-        self.hold(follower, "a follower", 20)
+        self.suspend(follower, "a follower", 20)
         self.rate(8, 15)
-        self.hold(leader, "the leader", 2)
+        self.suspend(leader, "the leader", 2)
         self.rate(8, 15)
         self.rate(0, 14, "nobody produces")
         self.rate(9, 25)
-        self.tell(f"{leader}, the leader, is killed (SIGKILL)", lambda: self._brokers.kill(leader))
+        self.run_event(f"{leader}, the leader, is killed (SIGKILL)", lambda: self._brokers.kill(leader))
         new = self._brokers.master()
-        self.tell(f"{new} takes messages as the new leader", lambda: None, 12)
-        self.tell(f"{leader} is started again", lambda: self._brokers.start(leader), 10)
+        self.run_event(f"{new} takes messages as the new leader", lambda: None, 12)
+        self.run_event(f"{leader} is started again", lambda: self._brokers.start(leader), 10)
         self.rate(45, 10, "a burst")
         self.rate(7, 15)
-        self.tell("consumer group analytics leaves", lambda: self._traffic.ask("leave\tanalytics", 60))
+        self.run_event("consumer group analytics leaves", lambda: self._traffic.ask("leave\tanalytics", 60))
         self.rate(7, 30)
         self.rate(0, 0, "the producer ends")
         eventually(self._traffic.is_settled, 60)
-        self.tell("consumer group billing leaves", lambda: self._traffic.ask("leave\tbilling", 60), 15)
+        self.run_event("consumer group billing leaves", lambda: self._traffic.ask("leave\tbilling", 60), 15)
         for node in sorted(self._brokers.brokers, key=lambda node: node == new):
-            self.tell(f"{node} is stopped", self._brokers.brokers[node].stop)
+            self.run_event(f"{node} is stopped", self._brokers.brokers[node].stop)
 
 
 def make(target: Path) -> None:
-    """Write the archive and its meta file into `target`."""
+    """Writes the archive and its meta file into `target`."""
     with tempfile.TemporaryDirectory(prefix="mq-live-") as temporary:
         folder = Path(temporary) / CASE
         folder.mkdir()
         with cluster(folder, len(NODES), SETTINGS) as brokers:
             traffic = Traffic(brokers.clients.port, folder)
             try:
-                story = Story(brokers, traffic)
-                story.run()
+                scenario = Scenario(brokers, traffic)
+                scenario.run()
                 again = traffic.ask("progress")["again"]
                 traffic.ask(f"end\t{folder / 'acknowledged.tsv'}")
             finally:
                 traffic.close()
         lines = sorted((folder / "acknowledged.tsv").read_text().splitlines())
-        meta = _meta(story.events, lines, again)
+        meta = _meta(scenario.events, lines, again)
         (target / f"{CASE}.meta.json").write_text(json.dumps(meta, indent=1) + "\n")
         (target / f"{CASE}.tar.gz").write_bytes(_packed(folder))
 
 
 def _meta(events: list[dict[str, Any]], lines: list[str], again: int) -> dict[str, Any]:
-    """What the golden is; `lines` are of the messages that the producer has an acknowledgement of."""
+    """Returns the meta data of the golden; `lines` are the acknowledged messages."""
     return {
         "case": CASE,
         "what": "three brokers of Apache RocketMQ in DLedger mode, with name server, producer and consumers",
@@ -146,7 +146,7 @@ def _meta(events: list[dict[str, Any]], lines: list[str], again: int) -> dict[st
 
 
 def _packed(folder: Path) -> bytes:
-    """The stores below `folder` as an archive, without what says nothing about them; holes in files stay holes."""
+    """Packs the stores in `folder` without files unrelated to the log. Holes stay holes."""
     kept = sorted(str(path.relative_to(folder.parent)) for node in NODES for path in _kept(folder / node))
     words = ("--sparse", "--sort=name", "--owner=0", "--group=0", "--numeric-owner", "--format=gnu")
     packed = subprocess.run(["tar", *words, "-C", folder.parent, "-c", *kept], stdout=subprocess.PIPE, check=True)

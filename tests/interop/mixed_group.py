@@ -1,4 +1,4 @@
-"""Groups of our nodes and Java's, each a process; writers that remember what was acknowledged; logs compared."""
+"""Runs groups of our nodes and Java's, records acknowledged appends and compares logs."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _HEADER = struct.Struct(">iiqqqiii")  # magic, size, index, term, pos, channel, 
 _BLANK = -1
 
 
-class Stored(NamedTuple):
-    """One entry as it stands on disk."""
+class StoredEntry(NamedTuple):
+    """One entry as stored on disk."""
 
     index: int  # type: ignore[assignment]  # shadows tuple.index, which nobody calls
     term: int
@@ -35,8 +35,8 @@ class Stored(NamedTuple):
     body: bytes
 
 
-def stored_entries(folder: Path) -> Iterator[Stored]:
-    """The entries of ``dledger-ID``, read with nothing of the package."""
+def stored_entries(folder: Path) -> Iterator[StoredEntry]:
+    """Yields the entries of ``dledger-ID``, read without the package."""
     for file in sorted((folder / "data").iterdir()):
         base, data, at = int(file.name), file.read_bytes(), 0
         while at + 48 <= len(data):
@@ -45,24 +45,24 @@ def stored_entries(folder: Path) -> Iterator[Stored]:
                 break
             if magic != 1 or pos != base + at or struct.unpack_from(">i", data, at + 44)[0] + 48 != size:
                 return
-            yield Stored(index, term, pos, data[at + 48 : at + size])
+            yield StoredEntry(index, term, pos, data[at + 48 : at + size])
             at += size
 
 
 def differing_files(folders: list[Path]) -> list[str]:
-    """The data files that are not the same, byte for byte, in all of the folders ``dledger-ID``."""
+    """Returns the data files whose bytes differ between the folders ``dledger-ID``."""
     names = sorted({file.name for folder in folders for file in (folder / "data").iterdir()})
     return [name for name in names if len({_content(folder / "data" / name) for folder in folders}) > 1]
 
 
 def _content(file: Path) -> bytes | None:
-    """Its bytes; None where there is none, or an empty one that was made ahead of need."""
+    """Returns the bytes of the file; None if it does not exist or is preallocated and empty."""
     data = file.read_bytes() if file.exists() else b""
     return data if data.strip(b"\0") else None
 
 
 class OurNode:
-    """One of our members: a process of ``dledger serve``."""
+    """One of our nodes: a process of ``dledger serve``."""
 
     def __init__(self, node: str, peers: str, folder: Path, settings: dict[str, object]) -> None:
         config = folder / f"{node}.properties"
@@ -78,7 +78,7 @@ class OurNode:
         )
 
     def wait_started(self) -> None:
-        """It is asked until it answers, by whoever needs it."""
+        """Does nothing: callers retry until the node answers."""
 
     def send_signal(self, number: int) -> None:
         self._process.send_signal(number)
@@ -89,7 +89,7 @@ class OurNode:
         self._log.close()
 
     def stop(self) -> None:
-        """An orderly end."""
+        """Stops the node with a clean shutdown."""
         self._process.terminate()
         try:
             code = self._process.wait(20)
@@ -97,7 +97,7 @@ class OurNode:
             self.send_signal(signal.SIGABRT)
             code = self._process.wait()
         self._log.close()
-        assert code == 0, f"it ended with {code}{self.log_end()}"
+        assert code == 0, f"the node ended with {code}{self.log_end()}"
 
     @property
     def is_ended(self) -> bool:
@@ -113,7 +113,7 @@ class OurNode:
 
 @final
 class Group:
-    """A group on loopback. `kinds` says what each member is: ``ours``, or the version of the Java DLedger."""
+    """A group on loopback. `kinds` gives ``ours`` or the version of the Java DLedger for each member."""
 
     def __init__(
         self, folder: Path, kinds: dict[str, str], settings: dict[str, object] | None = None, flush: str = "async"
@@ -134,7 +134,7 @@ class Group:
         self.close()
 
     def close(self) -> None:
-        """An end of whatever still runs, orderly or not."""
+        """Ends all running members, by a kill if needed."""
         if self._client is not None:
             self._client.close()
             self._client = None
@@ -143,7 +143,7 @@ class Group:
 
     @property
     def client(self) -> dl.Client:
-        """One of our clients, for questions and commands."""
+        """Our client, for state and commands."""
         self._client = self._client or dl.connect(GROUP, self.peers)
         return self._client
 
@@ -164,7 +164,7 @@ class Group:
 
     @contextmanager
     def paused(self, node: str) -> Iterator[None]:
-        """A member that does nothing for a while, and knows nothing of it."""
+        """Suspends a member for the duration of the block."""
         member = self.members[node]
         member.send_signal(signal.SIGSTOP)
         try:
@@ -173,7 +173,7 @@ class Group:
             member.send_signal(signal.SIGCONT)
 
     def stop(self) -> None:
-        """An orderly end of all members."""
+        """Stops all members with a clean shutdown."""
         if self._client is not None:
             self._client.close()
             self._client = None
@@ -181,7 +181,7 @@ class Group:
             self.members.popitem()[1].stop()
 
     def state(self, node: str) -> dict[str, Any]:
-        """Role, term, leader, begin, end and committed index of a member; role None where it does not answer."""
+        """Returns role, term, leader, begin, end and committed index of a member. Role None: no answer."""
         member = self.members.get(node)
         try:
             if isinstance(member, JavaNode):
@@ -202,7 +202,7 @@ class Group:
         return {node: self.state(node) for node in self.members}
 
     def leader(self, patience: float = 20) -> str:
-        """The one leader that all members that run agree on."""
+        """Waits for a leader that all running members agree on."""
         try:
             return self.wait(self._agreed_leader, patience / 2, "a leader that all follow")
         except AssertionError:
@@ -210,7 +210,7 @@ class Group:
             return self.wait(self._agreed_leader, patience / 2, "a leader that all follow")
 
     def _restart_deaf_leader(self) -> None:
-        """Help a member in a larger term, which a Java leader with a quorum never listens to (DLedger issue 247)."""
+        """Restarts Java leaders that ignore a member with a larger term (DLedger issue 247)."""
         states = self.states()
         newest = max(state["term"] for state in states.values())
         for node, state in states.items():
@@ -229,7 +229,7 @@ class Group:
         return None
 
     def transfer(self, node: str) -> None:
-        """Leadership to that member. Java lets it fail while the member is behind, so it is tried again."""
+        """Transfers leadership to `node`. Retries: a Java transfer fails while the member lags."""
 
         def done() -> bool:
             if self.leader() == node:
@@ -243,7 +243,7 @@ class Group:
         self.wait(done, 30, f"leadership of {node}")
 
     def settle(self, patience: float = 30) -> int:
-        """Wait until all members that run have the same end, committed; the index."""
+        """Waits until all running members have the same end, committed. Returns that index."""
 
         def end() -> int | None:
             states = self.states().values()
@@ -253,7 +253,7 @@ class Group:
         return self.wait(end, patience, "the same end everywhere")
 
     def wait(self, question: Callable[[], Any], patience: float, what: str) -> Any:
-        """The first answer that is neither None nor False."""
+        """Asks until the answer is neither None nor False, for `patience` seconds. Returns that answer."""
         until = time.monotonic() + patience
         while time.monotonic() < until:
             answer = question()
@@ -271,7 +271,7 @@ class Group:
 
 @final
 class Load:
-    """Appends from several threads, one client for all, until it is left; what was acknowledged, by index."""
+    """Appends from several threads with one client until the block ends. `acknowledged` has the bodies by index."""
 
     def __init__(self, group: Group, tag: str, threads: int = 4, size: int = 300) -> None:
         self._client = dl.connect(GROUP, group.peers)
@@ -280,7 +280,7 @@ class Load:
         self._threads = [threading.Thread(target=self._append, args=(number,)) for number in range(threads)]
         self.acknowledged: dict[int, bytes] = {}
         self.unknown = 0
-        self.refused = 0
+        self.rejected = 0
         self.failures: list[BaseException] = []
 
     def __enter__(self) -> Load:
@@ -295,7 +295,7 @@ class Load:
         self._client.close()
 
     def wait_for(self, count: int, patience: float = 30) -> None:
-        """Until so many more were acknowledged."""
+        """Waits until `count` further appends are acknowledged."""
         wanted = len(self.acknowledged) + count
         until = time.monotonic() + patience
         while len(self.acknowledged) < wanted:
@@ -303,7 +303,7 @@ class Load:
             if time.monotonic() > until:
                 raise AssertionError(
                     f"{len(self.acknowledged)} of {wanted} acknowledged within {patience} s, "
-                    f"{self.unknown} unknown, {self.refused} refused"
+                    f"{self.unknown} unknown, {self.rejected} rejected"
                 )
             time.sleep(0.01)
 
@@ -313,7 +313,7 @@ class Load:
             while not self._is_ended.is_set():
                 number += 1
                 self._append_one(f"{self._tag}-{thread}-{number} ".encode().ljust(self._size, b"."))
-        except BaseException as failure:  # noqa: BLE001  # it is told in the thread that waits
+        except BaseException as failure:  # noqa: BLE001  # raised in the waiting thread
             self.failures.append(failure)
 
     def _append_one(self, body: bytes) -> None:
@@ -322,13 +322,13 @@ class Load:
         except UnknownOutcomeError:
             self.unknown += 1
         except GroupError:
-            self.refused += 1
+            self.rejected += 1
         else:
             assert appended.index not in self.acknowledged, f"index {appended.index} acknowledged twice"
             self.acknowledged[appended.index] = body
 
 
-def lost(acknowledged: dict[int, bytes], folder: Path) -> list[int]:
-    """The acknowledged indexes that the log in ``dledger-ID`` does not hold with their bodies."""
+def lost_indexes(acknowledged: dict[int, bytes], folder: Path) -> list[int]:
+    """Returns the acknowledged indexes that the log in ``dledger-ID`` lacks or has with another body."""
     bodies = {entry.index: entry.body for entry in stored_entries(folder)}
     return [index for index, body in acknowledged.items() if bodies.get(index) != body]

@@ -1,6 +1,6 @@
-"""A broker's own classes read the metadata files that ours writes or copies, and ours those of a broker.
+"""RocketMQ's classes read our metadata files, and we read theirs.
 
-With RocketMQ 5.3.3: Maven Central has no broker of 4.9.8.
+Uses RocketMQ 5.3.3: Maven Central has no broker of 4.9.8.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ COUNTS = {"Orders": 4, "%RETRY%group": 1, "with|bar-and_more": 16, "T" * 200: 8}
 
 class JavaConfig(JavaProcess):
     def __init__(self, folder: Path) -> None:
-        """Raises JavaMissing where it cannot run."""
+        """Starts the program. Raises JavaMissing if Java is not available."""
         options = (f"-Drocketmq.home.dir={folder}", f"-Duser.home={folder}")
         super().__init__("RunConfig", VERSION, compiled_with=VERSION, options=options)
 
@@ -30,7 +30,7 @@ class JavaConfig(JavaProcess):
         return self.ask(f"read\t{root}")
 
     def write(self, root: Path) -> None:
-        """A topic JavaTopic (6 queues to read, 5 to write), a group JavaGroup, its offset 77, and a delay offset 21."""
+        """Adds topic JavaTopic (6 read and 5 write queues), group JavaGroup with offset 77 and a delay offset of 21."""
         self.ask(f"write\t{root}")
 
 
@@ -45,11 +45,11 @@ def java(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JavaConfig]:
 
 
 def topics_of(found: dict[str, Any]) -> dict[str, list[int]]:
-    """Queues to read and to write, and the permission, of each topic."""
+    """Returns read queues, write queues and permission of each topic."""
     return dict(found["topics"])
 
 
-def test_a_broker_reads_the_topics_that_ours_makes(java: JavaConfig, tmp_path: Path) -> None:
+def test_broker_reads_our_topics(java: JavaConfig, tmp_path: Path) -> None:
     metadata = BrokerMetadata(tmp_path)
     metadata.add_topics(COUNTS)
     found = java.read(tmp_path)
@@ -60,7 +60,7 @@ def test_a_broker_reads_the_topics_that_ours_makes(java: JavaConfig, tmp_path: P
     assert again["topicsVersion"] > found["topicsVersion"]
 
 
-def test_a_broker_falls_back_to_the_copy_that_ours_keeps(java: JavaConfig, tmp_path: Path) -> None:
+def test_broker_falls_back_to_our_backup_copy(java: JavaConfig, tmp_path: Path) -> None:
     metadata = BrokerMetadata(tmp_path)
     metadata.add_topics(COUNTS)
     metadata.add_topics({"Late": 1})
@@ -69,8 +69,8 @@ def test_a_broker_falls_back_to_the_copy_that_ours_keeps(java: JavaConfig, tmp_p
     assert topics_of(java.read(tmp_path)) == {name: [count, count, 6] for name, count in COUNTS.items()}
 
 
-def test_a_follower_of_ours_has_all_that_a_broker_wrote(java: JavaConfig, tmp_path: Path) -> None:
-    """What a follower copies says the same to a broker; ours adds a topic, and leaves the others as they were."""
+def test_follower_copies_a_brokers_metadata(java: JavaConfig, tmp_path: Path) -> None:
+    """A broker reads the same from a follower's copy. Adding a topic keeps the others."""
     leader, follower = tmp_path / "leader", tmp_path / "follower"
     java.write(leader)
     copied = BrokerMetadata(follower)

@@ -1,4 +1,4 @@
-"""Our messages are byte for byte those of RocketMQ's own encoder, the one that brokers in DLedger mode write with."""
+"""Our messages equal, byte for byte, those of the encoder of RocketMQ brokers in DLedger mode."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pyspark_dledger.format.message import encode_host
 from tests.interop.java_group import JavaProcess
 from tests.interop.java_stores import JavaMissing
 
-# RocketMQ 4.9.2 to 5.1 leave the last separator of properties out; V2, for topics over 127 bytes, is new in 5.1.
+# RocketMQ 4.9.2 to 5.1 omit the last separator of properties. V2, for topics over 127 bytes, exists since 5.1.
 VERSIONS = {"4.9.8": (False, 127), "5.3.3": (True, 255)}
 MESSAGES = 400
 HOSTS = (("10.1.2.3", 10911), ("255.255.255.255", 0), ("2001:db8::1:2", 65535), ("fe80::1", 1))
@@ -36,11 +36,11 @@ def java(request: pytest.FixtureRequest) -> Iterator[tuple[str, JavaProcess]]:
     process.close()
 
 
-def a_row(choice: random.Random, longest_topic: int) -> dict[str, Any]:
+def random_row(choice: random.Random, max_topic_bytes: int) -> dict[str, Any]:
     length = choice.choice((1, 5, 126, 127, 128, 200, 255, choice.randrange(1, 256)))
     names = choice.sample([f"n{number}" for number in range(8)] + ["größe", "UNIQ_KEY"], choice.randrange(9))
     return {
-        "topic": "".join(choice.choices(TOPIC_BYTES, k=min(length, longest_topic))),
+        "topic": "".join(choice.choices(TOPIC_BYTES, k=min(length, max_topic_bytes))),
         "body": choice.choice((None, b"", b"x", choice.randbytes(choice.randrange(3000)))),
         "queueId": choice.choice((0, 1, 2**31 - 2)),
         "tags": choice.choice((None, *TEXTS)),
@@ -52,7 +52,7 @@ def a_row(choice: random.Random, longest_topic: int) -> dict[str, Any]:
     }
 
 
-def text_of(value: str | bytes | None) -> str:
+def base64_of(value: str | bytes | None) -> str:
     data = value.encode() if isinstance(value, str) else value
     return "-" if data is None else base64.b64encode(data).decode()
 
@@ -60,19 +60,19 @@ def text_of(value: str | bytes | None) -> str:
 def command(row: dict[str, Any], born: tuple[str, int], store: tuple[str, int], offset: int, time: int) -> str:
     pairs = [*(row["properties"] or ()), ("KEYS", row["keys"]), ("TAGS", row["tags"])]
     fields = (
-        *(row["topic"], text_of(row["body"]), row["queueId"], offset, row["flag"], row["transaction"]),
+        *(row["topic"], base64_of(row["body"]), row["queueId"], offset, row["flag"], row["transaction"]),
         *(row["bornTimestamp"], *born, time, *store),
-        *(text_of(text) for pair in pairs for text in pair),
+        *(base64_of(text) for pair in pairs for text in pair),
     )
     return "\t".join(map(str, fields))
 
 
-def test_messages_are_the_bytes_of_rocketmqs_encoder(java: tuple[str, JavaProcess]) -> None:
+def test_messages_equal_rocketmqs_encoder(java: tuple[str, JavaProcess]) -> None:
     version, process = java
-    has_trailing_separator, longest_topic = VERSIONS[version]
+    has_trailing_separator, max_topic_bytes = VERSIONS[version]
     engine, choice = get_engine(), random.Random(version)
     for _ in range(MESSAGES):
-        row, born, store = a_row(choice, longest_topic), choice.choice(HOSTS), choice.choice(HOSTS)
+        row, born, store = random_row(choice, max_topic_bytes), choice.choice(HOSTS), choice.choice(HOSTS)
         offset, time = choice.choice((0, 7, 2**62)), choice.choice((0, 1_700_000_000_456))
         settings = PutSettings(
             None, 0, encode_host(*born), encode_host(*choice.choice(HOSTS)), {row["topic"]: 2**31 - 1}, 0,

@@ -1,6 +1,6 @@
-"""RocketMQ without DLedger opens what `export` made of every store of a broker, and has every message of it.
+"""RocketMQ without DLedger reads every message of an export of each broker store.
 
-Its own reader's answers about the stores (tests/goldens) say which: by queue, by offset, by key and by time.
+RocketMQ's own answers for the sources (tests/goldens) are the reference: by queue, offset, key and time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pyspark_dledger.format import layout
 from pyspark_dledger.rocketmq.export import export
 from pyspark_dledger.rocketmq.export.forms import ExportReport
 from tests.interop.java_broker import JavaBroker, cluster
-from tests.interop.java_store import MAIN_VERSIONS, Got
+from tests.interop.java_store import MAIN_VERSIONS, Received
 from tests.interop.java_stores import JavaMissing
 from tests.interop.plain_stores import PlainStores
 from tests.support import golden
@@ -31,45 +31,45 @@ from tests.support.groups import eventually
 
 STORES = [each for each in golden.ALL if each.case.startswith("mq-")]
 PRESERVED = [each for each in STORES if each.case in ("mq-498-upgrade-killed", "mq-53-retention", "mq-53-three")]
-# The broker had not dispatched and indexed all when it was killed.
+# Killed before the broker had dispatched and indexed everything.
 KILLED = ("mq-498-upgrade-killed", "mq-498-upgrade-killed-early")
 SECONDS = float(os.environ.get("DLEDGER_INTEROP") or 0)
 TOPIC = "Leaving"
 OUTSIDE_QUEUES = ("prepared", "rollback")
-# 4.9.8 knows no messages of the second version, which longer topics need.
+# Longer topics need version 2 of the message format, which 4.9.8 lacks.
 LONGEST_TOPIC = {"4.9.8": 127, "5.3.3": 255}
 TIMES_OF_QUEUE = 4
-# The flag that 5.x clears of a message whose body it decompresses for a consumer.
+# 5.x clears this flag when it decompresses a body for a consumer.
 COMPRESSED = 0x1
 
 
 @pytest.fixture(scope="module")
-def judges(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, PlainStores]]:
-    folder = tmp_path_factory.mktemp("judges")
+def stores_by_version(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, PlainStores]]:
+    folder = tmp_path_factory.mktemp("stores_by_version")
     with ExitStack() as stack:
         try:
             found = {version: PlainStores(version, folder) for version in MAIN_VERSIONS}
         except JavaMissing as reason:
             pytest.skip(f"no RocketMQ to open stores with: {reason}")
-        for judge in found.values():
-            stack.callback(judge.close)
+        for plain in found.values():
+            stack.callback(plain.close)
         yield found
 
 
 class Exported(NamedTuple):
-    """An export, and what Java said of the messages of its source, each with where it stands now."""
+    """An export and RocketMQ's answers about the messages of its source."""
 
     report: ExportReport
     options: dict[str, Any]
     source: Golden
     messages: list[Record]
-    places: dict[int, int]
-    """New physical offset by the old one."""
+    new_offsets: dict[int, int]
+    """New physical offsets by old ones."""
 
 
 @pytest.fixture(scope="module")
 def exported(case_folder: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Exported]:
-    """Exports a store for a version of RocketMQ: without the topics that it cannot read."""
+    """Returns a function that exports a store for a RocketMQ version, without topics that it cannot read."""
 
     def make(store: Golden, version: str, **options: Any) -> Exported:
         target = tmp_path_factory.mktemp("export") / "store"
@@ -80,59 +80,69 @@ def exported(case_folder: Callable[[str], Path], tmp_path_factory: pytest.TempPa
             options["topic"] = sorted({each["topic"] for each in messages})
         report = export(case_folder(store.case) / store.folder, target, "commitlog", **options)
         assert (report.rows, report.skipped) == (len(messages), 0)
-        return Exported(report, options, store, messages, dict(zip(old_places(messages), places(target), strict=True)))
+        return Exported(
+            report, options, store, messages, dict(zip(source_offsets(messages), new_offsets(target), strict=True))
+        )
 
     return make
 
 
-def old_places(messages: list[Record]) -> list[int]:
+def source_offsets(messages: list[Record]) -> list[int]:
     return [each["physicalOffset"] for each in messages]
 
 
-def places(target: Path) -> list[int]:
+def new_offsets(target: Path) -> list[int]:
     rows = (row for batch in dl.open_log(str(target)).scan(["pos", "topic"]) for row in batch.to_pylist())
     return [row["pos"] for row in rows if row["topic"] != "DLEDGER_EXPORT_FILLER"]
 
 
 @pytest.mark.parametrize("version", MAIN_VERSIONS)
 @pytest.mark.parametrize("store", STORES, ids=str)
-def test_rocketmq_has_every_message_of_an_export(
-    judges: dict[str, PlainStores], exported: Callable[..., Exported], store: Golden, version: str
+def test_rocketmq_reads_every_message_of_an_export(
+    stores_by_version: dict[str, PlainStores], exported: Callable[..., Exported], store: Golden, version: str
 ) -> None:
-    judge = judges[version]
-    made = exported(store, version)
-    first, end = judge.open(made.report.broker_conf)
-    assert (first, end) == (file_base(made), log_end(made))
-    check_messages(judge, made)
-    if store.case not in KILLED and not made.report.beyond_committed and "topic" not in made.options:
-        told = {
+    plain = stores_by_version[version]
+    exported_store = exported(store, version)
+    first, end = plain.open(exported_store.report.broker_conf)
+    assert (first, end) == (file_base(exported_store), log_end(exported_store))
+    check_messages(plain, exported_store)
+    if (
+        store.case not in KILLED
+        and not exported_store.report.beyond_committed
+        and "topic" not in exported_store.options
+    ):
+        expected_ranges = {
             (each["topic"], each["queueId"]): (each["min"], each["max"]) for each in store.expected().head["queues"]
         }
-        assert without_empty(judge.queues()) == without_empty(told)
+        assert without_empty(plain.queues()) == without_empty(expected_ranges)
 
 
 @pytest.mark.parametrize("version", MAIN_VERSIONS)
 @pytest.mark.parametrize("store", PRESERVED, ids=str)
-def test_rocketmq_has_every_message_where_offsets_are_preserved(
-    judges: dict[str, PlainStores], exported: Callable[..., Exported], store: Golden, version: str
+def test_rocketmq_reads_every_message_with_preserved_offsets(
+    stores_by_version: dict[str, PlainStores], exported: Callable[..., Exported], store: Golden, version: str
 ) -> None:
-    made = exported(store, version, preserveOffsets=True)
-    judges[version].open(made.report.broker_conf)
-    check_messages(judges[version], made)
-    moved = {old: new for old, new in made.places.items() if old != new}
-    assert 0 < len(moved) <= made.report.parts
+    exported_store = exported(store, version, preserveOffsets=True)
+    stores_by_version[version].open(exported_store.report.broker_conf)
+    check_messages(stores_by_version[version], exported_store)
+    moved = {old: new for old, new in exported_store.new_offsets.items() if old != new}
+    assert 0 < len(moved) <= exported_store.report.parts
     assert all(old - new == 48 for old, new in moved.items())
 
 
 @pytest.mark.parametrize(("node", "version"), [("n0", "4.9.8"), ("n1", "5.3.3"), ("n2", "5.3.3")])
-def test_rocketmq_has_every_message_that_a_live_group_took(
-    judges: dict[str, PlainStores], case_folder: Callable[[str], Path], tmp_path: Path, node: str, version: str
+def test_rocketmq_reads_every_message_of_a_live_group(
+    stores_by_version: dict[str, PlainStores],
+    case_folder: Callable[[str], Path],
+    tmp_path: Path,
+    node: str,
+    version: str,
 ) -> None:
-    """What a producer was told is held against that store in test_notebooks."""
+    """test_notebooks compares this store with the acknowledgements of the producer."""
     source = case_folder("mq-53-live") / node
     report = export(source, tmp_path / "store", "commitlog")
-    judges[version].open(report.broker_conf)
-    found = judges[version].dump()
+    stores_by_version[version].open(report.broker_conf)
+    found = stores_by_version[version].dump()
     got = {
         (each.topic, each.queue_id, each.queue_offset): (each.born_timestamp, each.store_timestamp, each.body)
         for each in found.messages
@@ -155,12 +165,12 @@ def ms(time: datetime) -> int:
 
 
 @pytest.mark.parametrize("preserve", [False, True])
-def test_rocketmq_finds_the_crc_of_each_message_right_where_offsets_changed(
-    judges: dict[str, PlainStores], tmp_path: Path, preserve: bool
+def test_rocketmq_accepts_every_message_crc_after_offsets_changed(
+    stores_by_version: dict[str, PlainStores], tmp_path: Path, preserve: bool
 ) -> None:
-    """With forceVerifyPropCRC a broker ends its log at the first message that is without, or whose CRC is wrong.
+    """With forceVerifyPropCRC a broker ends its log at the first message with a wrong or missing CRC.
 
-    Of a queue with holes consumers get every message, some more than once.
+    Consumers get every message of a queue with holes, some more than once.
     """
     source = golden.unpack("mq-plain-crc", tmp_path)
     messages = Golden("mq-plain-crc", "").expected().entries
@@ -168,14 +178,14 @@ def test_rocketmq_finds_the_crc_of_each_message_right_where_offsets_changed(
         damage_body(source / "commitlog" / f"{0:020d}", damaged)
     report = export(source, tmp_path / "target", "commitlog", preserveOffsets=preserve)
     assert (report.rows, report.skipped) == (len(messages) - 3, 3)
-    _, end = judges["5.3.3"].open({**report.broker_conf, "forceVerifyPropCRC": "true"})
+    _, end = stores_by_version["5.3.3"].open({**report.broker_conf, "forceVerifyPropCRC": "true"})
     assert end == dl.open_log(report.target).state.max_offset
-    found = {each.physical_offset for each in judges["5.3.3"].dump().messages}
+    found = {each.physical_offset for each in stores_by_version["5.3.3"].dump().messages}
     assert len(found) == sum(not is_outside_queues(each) for each in messages) - 3
 
 
 def damage_body(file: Path, message: Record) -> None:
-    """Change the first byte of a message's body; the file begins with the log."""
+    """Changes the first byte of a message's body. `file` is the first of the log."""
     hosts_v6 = (message["sysFlag"] & (layout.FLAG_BORN_HOST_V6 | layout.FLAG_STORE_HOST_V6)).bit_count()
     with file.open("r+b") as stream:
         stream.seek(message["physicalOffset"] + 88 + 12 * hosts_v6)
@@ -186,31 +196,31 @@ def damage_body(file: Path, message: Record) -> None:
 
 @pytest.mark.parametrize("version", MAIN_VERSIONS)
 @pytest.mark.parametrize("preserve", [False, True])
-def test_rocketmq_builds_queues_and_index_of_the_log_itself(
-    judges: dict[str, PlainStores], exported: Callable[..., Exported], preserve: bool, version: str
+def test_rocketmq_builds_queues_and_index_from_an_exported_log(
+    stores_by_version: dict[str, PlainStores], exported: Callable[..., Exported], preserve: bool, version: str
 ) -> None:
-    made = exported(Golden("mq-53-upgrade", ""), version, preserveOffsets=preserve, commitLogOnly=True)
-    target = Path(made.report.target)
+    exported_store = exported(Golden("mq-53-upgrade", ""), version, preserveOffsets=preserve, commitLogOnly=True)
+    target = Path(exported_store.report.target)
     assert not (target / "consumequeue").exists()
-    judges[version].open(made.report.broker_conf)
-    # 4.9.8 goes by when files were modified, which was just now.
-    check_messages(judges[version], made, has_times=version != "4.9.8")
+    stores_by_version[version].open(exported_store.report.broker_conf)
+    # 4.9.8 searches by modification times of files, which are those of the export.
+    check_messages(stores_by_version[version], exported_store, has_times=version != "4.9.8")
 
 
 @pytest.mark.parametrize("version", MAIN_VERSIONS)
-def test_rocketmq_goes_on_behind_an_export(
-    judges: dict[str, PlainStores], exported: Callable[..., Exported], version: str
+def test_rocketmq_appends_after_an_export(
+    stores_by_version: dict[str, PlainStores], exported: Callable[..., Exported], version: str
 ) -> None:
-    judge = judges[version]
-    made = exported(Golden("mq-498-upgrade-killed", ""), version, preserveOffsets=version == "5.3.3")
-    judge.open(made.report.broker_conf)
-    before = judge.dump().messages
-    judge.close_store()
-    judge.open(made.report.broker_conf, "ASYNC_MASTER")
-    judge.put(100, before[0].topic, 1)
-    judge.close_store()
-    judge.open(made.report.broker_conf)
-    after = judge.dump().messages
+    plain = stores_by_version[version]
+    exported_store = exported(Golden("mq-498-upgrade-killed", ""), version, preserveOffsets=version == "5.3.3")
+    plain.open(exported_store.report.broker_conf)
+    before = plain.dump().messages
+    plain.close_store()
+    plain.open(exported_store.report.broker_conf, "ASYNC_MASTER")
+    plain.put(100, before[0].topic, 1)
+    plain.close_store()
+    plain.open(exported_store.report.broker_conf)
+    after = plain.dump().messages
     added = [each for each in after if each.properties.get("TAGS") == "java"]
     assert [each.body for each in added] == [f"java {number}".encode() for number in range(100)]
     assert set(map(repr, before)) <= set(map(repr, after))
@@ -218,15 +228,15 @@ def test_rocketmq_goes_on_behind_an_export(
 
 @pytest.mark.skipif(not SECONDS, reason="takes long; DLEDGER_INTEROP=SECONDS starts brokers")
 @pytest.mark.parametrize("options", [{}, {"preserveOffsets": True}, {"commitLogOnly": True}], ids=str)
-def test_a_broker_leaves_dledger(tmp_path: Path, options: dict[str, Any]) -> None:
-    """A consumer gets from the broker without DLedger what the one with it took, and what a producer sends after."""
+def test_broker_leaves_dledger(tmp_path: Path, options: dict[str, Any]) -> None:
+    """Consumers get old and new messages from the broker without DLedger."""
     with cluster(tmp_path) as members:
         members.master()
         clients = members.clients
         clients.send_first(TOPIC)
-        clients.load(TOPIC, 4)
+        clients.start_load(TOPIC, 4)
         clients.wait_for(2000)
-        sent = clients.end()
+        sent = clients.end_load()
         ends = clients.max_offsets(TOPIC)
         members.brokers.pop("n0").stop()
         report = export(members.root(), tmp_path / "left", "commitlog", **options)
@@ -236,9 +246,9 @@ def test_a_broker_leaves_dledger(tmp_path: Path, options: dict[str, Any]) -> Non
         assert clients.max_offsets(TOPIC) == ends
         consumed = {(each.queue_id, each.queue_offset): each.text for each in clients.consume(TOPIC)}
         assert {(each.queue_id, each.queue_offset): str(each.number) for each in sent}.items() <= consumed.items()
-        clients.load(TOPIC, 4)
+        clients.start_load(TOPIC, 4)
         clients.wait_for(500)
-        more = clients.end()
+        more = clients.end_load()
         after = {(each.queue_id, each.queue_offset): each.text for each in clients.consume(TOPIC)}
         assert consumed.items() <= after.items()
         assert {(each.queue_id, each.queue_offset): str(each.number) for each in more}.items() <= after.items()
@@ -246,37 +256,37 @@ def test_a_broker_leaves_dledger(tmp_path: Path, options: dict[str, Any]) -> Non
 
 
 def without_empty(queues: dict[tuple[str, int], tuple[int, int]]) -> dict[tuple[str, int], tuple[int, int]]:
-    """Some versions know of queues in which nothing ever was."""
+    """Drops empty queues: some versions list queues that never had a message."""
     return {queue: ends for queue, ends in queues.items() if ends != (0, 0)}
 
 
-def file_base(made: Exported) -> int:
-    return min(int(path.name) for path in (Path(made.report.target) / "commitlog").iterdir())
+def file_base(exported_store: Exported) -> int:
+    return min(int(path.name) for path in (Path(exported_store.report.target) / "commitlog").iterdir())
 
 
-def log_end(made: Exported) -> int:
-    return dl.open_log(made.report.target).state.max_offset
+def log_end(exported_store: Exported) -> int:
+    return dl.open_log(exported_store.report.target).state.max_offset
 
 
-def check_messages(judge: PlainStores, made: Exported, has_times: bool = True) -> None:
-    """Every message, and nothing else, by its queue, its physical offset, its keys and its time."""
-    found = judge.dump()
-    is_longer = made.options.get("preserveOffsets", False)
-    in_queues = [each for each in made.messages if not is_outside_queues(each)]
-    expected = {queue_place(each): told(made, each) for each in in_queues}
+def check_messages(plain: PlainStores, exported_store: Exported, has_times: bool = True) -> None:
+    """Checks all messages by queue, physical offset, key and time, and that there are no others."""
+    found = plain.dump()
+    is_longer = exported_store.options.get("preserveOffsets", False)
+    in_queues = [each for each in exported_store.messages if not is_outside_queues(each)]
+    expected = {queue_place(each): expected_fields(exported_store, each) for each in in_queues}
     assert len(expected) == len(in_queues)
-    got = {(each.topic, each.queue_id, each.queue_offset): got_of(each) for each in found.messages}
+    got = {(each.topic, each.queue_id, each.queue_offset): received_fields(each) for each in found.messages}
     assert got.keys() == expected.keys()
     differing = [(got[place], expected[place]) for place in expected if got[place] != expected[place]]
     assert differing[:1] == []
     sizes = {each.physical_offset: each.store_size for each in found.messages}
     for each in in_queues:
-        size = sizes[made.places[each["physicalOffset"]]]
+        size = sizes[exported_store.new_offsets[each["physicalOffset"]]]
         assert size == each["storeSize"] or (is_longer and size > each["storeSize"])
     assert found.missing_by_offset == []
-    check_keys(judge, made)
+    check_keys(plain, exported_store)
     if has_times:
-        check_times(judge, in_queues)
+        check_times(plain, in_queues)
 
 
 def is_outside_queues(message: Record) -> bool:
@@ -287,15 +297,15 @@ def queue_place(message: Record) -> tuple[str, int, int]:
     return message["topic"], message["queueId"], message["queueOffset"]
 
 
-def told(made: Exported, message: Record) -> tuple[object, ...]:
+def expected_fields(exported_store: Exported, message: Record) -> tuple[object, ...]:
     return (
-        made.places[message["physicalOffset"]],
+        exported_store.new_offsets[message["physicalOffset"]],
         *(message["flag"], message["sysFlag"] | COMPRESSED, message["bornTimestamp"], message["storeTimestamp"]),
         *(message["bodyLength"], message["bodySha256"], without_crc(message["properties"])),
     )
 
 
-def got_of(message: Got) -> tuple[object, ...]:
+def received_fields(message: Received) -> tuple[object, ...]:
     return (
         message.physical_offset,
         *(message.flag, message.sys_flag | COMPRESSED, message.born_timestamp, message.store_timestamp),
@@ -304,29 +314,29 @@ def got_of(message: Got) -> tuple[object, ...]:
 
 
 def without_crc(properties: dict[str, str]) -> dict[str, str]:
-    """All but the CRC over the message with its physical offset, which may have changed."""
+    """Drops the CRC: it covers the physical offset, which may differ."""
     return {name: value for name, value in properties.items() if name != layout.PROPERTY_CRC}
 
 
-def check_keys(judge: PlainStores, made: Exported) -> None:
-    """The index has the messages of each key, and those of others with the same hash, which it cannot tell apart.
+def check_keys(plain: PlainStores, exported_store: Exported) -> None:
+    """Checks that the index has the messages of each key, including other keys with the same hash.
 
-    What Java found in the source's index it finds here, and no less; rolled back messages have no keys in it.
+    It must find at least what Java found in the source. Rolled back messages are not indexed.
     """
     by_hash: dict[int, set[int]] = defaultdict(set)
     keys: dict[tuple[str, str], int] = {}
-    for message in made.messages:
+    for message in exported_store.messages:
         for key in keys_of(message):
             value = abs(java_hash(f"{message['topic']}#{key}"))
             keys[message["topic"], key] = value
             if golden.TRANSACTIONS[message["sysFlag"] >> 2 & 3] != "rollback":
-                by_hash[value & 0x7FFFFFFF].add(made.places[message["physicalOffset"]])
-    found = dict(zip(keys, judge.by_keys(keys), strict=True))
+                by_hash[value & 0x7FFFFFFF].add(exported_store.new_offsets[message["physicalOffset"]])
+    found = dict(zip(keys, plain.by_keys(keys), strict=True))
     assert found == {key: by_hash[value & 0x7FFFFFFF] for key, value in keys.items()}
-    for query in made.source.expected().queries:
+    for query in exported_store.source.expected().queries:
         key = query["topic"], query["key"]
         if key in found:
-            assert {made.places[offset] for offset in query["phyOffsets"]} <= found[key]
+            assert {exported_store.new_offsets[offset] for offset in query["phyOffsets"]} <= found[key]
 
 
 def keys_of(message: Record) -> set[str]:
@@ -334,8 +344,8 @@ def keys_of(message: Record) -> set[str]:
     return words - {""}
 
 
-def check_times(judge: PlainStores, in_queues: list[Record]) -> None:
-    """The time of a message leads to a message of that time in its queue."""
+def check_times(plain: PlainStores, in_queues: list[Record]) -> None:
+    """Checks that a search by a message's time finds a message of that time in its queue."""
     queues: dict[tuple[str, int], dict[int, int]] = defaultdict(dict)
     for message in in_queues:
         queues[message["topic"], message["queueId"]][message["queueOffset"]] = message["storeTimestamp"]
@@ -345,6 +355,6 @@ def check_times(judge: PlainStores, in_queues: list[Record]) -> None:
         for offset in sorted(times)[:: max(len(times) // TIMES_OF_QUEUE, 1)]
     ]
     found = [
-        queues[topic, queue][offset] for (topic, queue, _), offset in zip(asked, judge.by_times(asked), strict=True)
+        queues[topic, queue][offset] for (topic, queue, _), offset in zip(asked, plain.by_times(asked), strict=True)
     ]
     assert found == [time for _, _, time in asked]

@@ -1,7 +1,7 @@
-"""Groups that the Java DLedger and our nodes form together, and the clients of either on groups of the other.
+"""Groups of Java DLedger nodes and ours, and clients of each on groups of the other.
 
-The suite takes one short course for each mix; with DLEDGER_INTEROP=SECONDS random mixes take random courses for so long
-(DLEDGER_INTEROP_SEED chooses them).
+The suite runs one short course for each mix. DLEDGER_INTEROP=SECONDS runs random courses of random mixes that long
+(DLEDGER_INTEROP_SEED is the seed).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pyspark_dledger.errors import IndexRangeError
 from tests.interop import damages
 from tests.interop.java_group import QUICK, SMALL_FILES, JavaClient, JavaNode
 from tests.interop.java_stores import JavaMissing, prepare
-from tests.interop.mixed_group import GROUP, OURS, Group, Load, differing_files, lost, stored_entries
+from tests.interop.mixed_group import GROUP, OURS, Group, Load, differing_files, lost_indexes, stored_entries
 from tests.support.groups import free_ports, peers_text
 
 SECONDS = float(os.environ.get("DLEDGER_INTEROP") or 0)
@@ -42,7 +42,7 @@ def _java() -> None:
 
 
 def test_java_nodes_form_a_group(tmp_path: Path) -> None:
-    """The programs that the other tests rely on, without anything of ours."""
+    """Checks the Java programs of the other tests without our code."""
     ports = dict(zip(("n0", "n1", "n2"), free_ports(3), strict=True))
     settings: dict[str, object] = {**QUICK, **SMALL_FILES}
     versions = (NEW, OLD, NEW)
@@ -59,7 +59,7 @@ def test_java_nodes_form_a_group(tmp_path: Path) -> None:
         leader = _java_leader(nodes)
         assert nodes[leader].append(500, 100)["acknowledged"] == 500
         other = next(node for node in nodes if node != leader)
-        _lead(nodes, other)
+        _transfer(nodes, other)
         for node in nodes.values():
             node.stop()
     finally:
@@ -78,8 +78,8 @@ def _java_leader(nodes: dict[str, JavaNode]) -> str:
     raise AssertionError("no leader")
 
 
-def _lead(nodes: dict[str, JavaNode], wanted: str) -> None:
-    """Hand leadership over. Java refuses it (417) or lets it fail (418) while the member is behind: tried again."""
+def _transfer(nodes: dict[str, JavaNode], wanted: str) -> None:
+    """Transfers leadership. Retries: Java rejects (417) or fails (418) a transfer while the member lags."""
     until, answers = time.monotonic() + 20, list[dict[str, Any]]()
     while (leader := _java_leader(nodes)) != wanted:
         assert time.monotonic() < until, answers
@@ -103,7 +103,7 @@ MIXES = {
 
 @pytest.mark.parametrize("mix", MIXES)
 def test_mixed_group(mix: str, tmp_path: Path) -> None:
-    """Either kind leads under load, is killed, comes back and gives leadership away; the logs end the same."""
+    """Each kind leads under load, is killed, restarts and transfers leadership. The logs end equal."""
     kinds, settings = MIXES[mix]
     ours = "n0"
     java = next(node for node, kind in kinds.items() if kind != OURS)
@@ -126,21 +126,21 @@ def test_mixed_group(mix: str, tmp_path: Path) -> None:
     assert differing_files(group.folders()) == []
 
 
-@pytest.mark.parametrize(("leader", "newcomer"), [(NEW, OURS), (OURS, NEW), (OURS, OURS), (OURS, OLD)])
-def test_newcomer_gets_a_log_whose_front_has_expired(
-    leader: str, newcomer: str, case_folder: Callable[[str], Path], tmp_path: Path
+@pytest.mark.parametrize(("leader", "new_member"), [(NEW, OURS), (OURS, NEW), (OURS, OURS), (OURS, OLD)])
+def test_new_member_gets_a_log_with_expired_front(
+    leader: str, new_member: str, case_folder: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """Its log begins where the leader's does, whichever kind either is."""
-    data_size, index_size = damages.config("raw-expired")
+    """Its log begins where the leader's does, for both kinds of leader and of new member."""
+    data_size, index_size = damages.file_sizes("raw-expired")
     settings: dict[str, object] = {
         "mappedFileSizeForEntryData": data_size,
         "mappedFileSizeForEntryIndex": index_size,
     }
     for node in ("n0", "n1"):
-        # Copied without its times: old files would expire.
+        # Copied without file times: old files would expire.
         store = case_folder("raw-expired") / "dledger-n0"
         shutil.copytree(store, tmp_path / f"dledger-{node}", copy_function=shutil.copy)
-    group = Group(tmp_path, {"n0": leader, "n1": NEW, "n2": newcomer}, settings)
+    group = Group(tmp_path, {"n0": leader, "n1": NEW, "n2": new_member}, settings)
     try:
         group.start("n0", "n1")
         group.leader()
@@ -149,25 +149,25 @@ def test_newcomer_gets_a_log_whose_front_has_expired(
             load.wait_for(50)
             group.start("n2")
             load.wait_for(50)
-            group.wait(lambda: group.state("n2")["end"] > 1100, 20, "log of the newcomer")
+            group.wait(lambda: group.state("n2")["end"] > 1100, 20, "log of the new_member")
         assert group.settle() > 1100
         assert {state["begin"] for state in group.states().values()} == {296}
         group.stop()
     finally:
         group.close()
-    assert lost(load.acknowledged, tmp_path / "dledger-n2") == []
+    assert lost_indexes(load.acknowledged, tmp_path / "dledger-n2") == []
     assert differing_files(group.folders()) == []
 
 
 def _check_logs(group: Group, load: Load, end: int) -> None:
     assert not load.failures
     assert [entry.index for entry in stored_entries(group.folders()[0])] == list(range(end + 1))
-    assert lost(load.acknowledged, group.folders()[0]) == []
+    assert lost_indexes(load.acknowledged, group.folders()[0]) == []
     assert _different_logs(group.folders()) == []
 
 
 def _different_logs(folders: list[Path]) -> list[str]:
-    """What is not the same: entries are compared where bytes behind the end may be those of a truncated log."""
+    """Returns differing files. Bytes after the end may be old entries of a truncated log, so entries decide."""
     names = differing_files(folders)
     if not names:
         return []
@@ -247,7 +247,7 @@ def test_random_courses(tmp_path: Path) -> None:
 def _random_course(choice: random.Random, folder: Path) -> None:
     others = [choice.choice((OURS, NEW, NEW, OLD)) for _ in range(choice.choice((2, 2, 4)))]
     kinds = {f"n{number}": kind for number, kind in enumerate([OURS, *others])}
-    # A leader of 0.2.2 that pushes batches leaves followers behind, its own kind too (DLedger issue 162).
+    # A 0.2.2 leader with batch push never updates lagging followers (DLedger issue 162).
     settings = dict(BATCHES) if OLD not in kinds.values() and choice.random() < 0.5 else {}
     flush = choice.choice(("sync", "async"))
     course: list[str] = []
@@ -256,7 +256,7 @@ def _random_course(choice: random.Random, folder: Path) -> None:
             group.leader()
             with Load(group, "a", size=choice.choice((10, 300, 20_000))) as load:
                 for _ in range(choice.randrange(3, 9)):
-                    course.append(_random_step(choice, group, load))  # noqa: PERF401  # kept where a step fails
+                    course.append(_random_step(choice, group, load))  # noqa: PERF401  # partial list is in the failure message
             end = group.settle(60)
             group.stop()
         _check_logs(group, load, end)

@@ -1,4 +1,4 @@
-"""Java's classes read what we send, and write the same bytes of it."""
+"""Java's classes read our messages and write them again with equal bytes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def java() -> Iterator[JavaProcess]:
 
 
 @pytest.mark.parametrize("kind", CLASSES, ids=CLASSES.get)
-def test_java_reads_and_writes_the_same_bytes(kind: type[m.WireMessage], java: JavaProcess) -> None:
+def test_java_reads_and_writes_equal_bytes(kind: type[m.WireMessage], java: JavaProcess) -> None:
     choice = random.Random(CLASSES[kind])
     for opaque in range(60):
         message = _message(kind, choice)
@@ -61,7 +61,7 @@ def test_java_reads_and_writes_the_same_bytes(kind: type[m.WireMessage], java: J
         echo = java.ask(f"{CLASSES[kind]} {base64.b64encode(frame[4:]).decode()}")
         body = base64.b64decode(echo.pop("body"))
         header_size = int.from_bytes(frame[5:8], "big")
-        # Java writes the size of a batch that it made, and does not read that of another.
+        # Java writes the size of its own batch and does not read that of a received one.
         assert re.sub(rb'"totalSize":\d+', b'"totalSize":0', frame[8 + header_size :]) == body
         assert echo == {**expected, "opaque": opaque}
 
@@ -82,7 +82,7 @@ def _message(kind: type[m.WireMessage], choice: random.Random) -> m.WireMessage:
         term=_number(choice),
     )
     if isinstance(message, m.MetadataResponse):
-        # One at most: Java's come in the order of a hash map.
+        # At most one: Java writes peers in hash map order.
         message.peers = choice.choice(({}, {"n0": "127.0.0.1:20911"}))
     elif isinstance(message, m.AppendRequest):
         body = choice.randbytes(choice.randrange(40))

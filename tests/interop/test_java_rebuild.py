@@ -1,4 +1,4 @@
-"""RocketMQ opens stores whose ConsumeQueues and index ours built anew, and has every message by queue and by key."""
+"""RocketMQ opens stores with our rebuilt ConsumeQueues and index, and finds every message by queue and by key."""
 
 from __future__ import annotations
 
@@ -16,67 +16,71 @@ from tests.interop.plain_stores import PlainStores
 from tests.support import golden
 from tests.support.golden import Golden, Record
 
-WHATS = ("consumequeue", "index")
-# Every case was written with these.
+KINDS = ("consumequeue", "index")
+# The sizes of every case.
 SIZES = {"mappedFileSizeConsumeQueue": "2000", "maxHashSlotNum": "500", "maxIndexNum": "1000"}
 FILES = FileSettings(units_per_file=100, hash_slots=500, index_units=1000)
 OUTSIDE_QUEUES = 0x4  # of sysFlag: prepared, and with 0x8 rolled back
-MOST_KEYS = 40
+MAX_KEYS = 40
 
 
 def rebuilt(case: str, folder: Path) -> Path:
-    """The store of a case, with nothing of its queues and its index but what ours built of the log."""
+    """Unpacks a case and replaces its queues and index by rebuilt ones."""
     root = golden.unpack(case, folder)
     if case != "mq-53-retention":
         shutil.rmtree(root / "consumequeue")
     shutil.rmtree(root / "index")
     (root / STORE_CHECKPOINT).unlink()
-    for what in WHATS:
-        rebuild(root, what, files=FILES, options={"committedBound": "end"})
-        assert compare(root, what, files=FILES, options={"committedBound": "end"}).is_equal
+    for kind in KINDS:
+        rebuild(root, kind, files=FILES, options={"committedBound": "end"})
+        assert compare(root, kind, files=FILES, options={"committedBound": "end"}).is_equal
     return root
 
 
-def check(expected: list[Record], found: Dump, ranges: dict[tuple[str, int], tuple[int, int]], case: Golden) -> None:
-    """Every message that has a place in a queue is got from there, and by its offset."""
+def check_messages(
+    expected: list[Record], found: Dump, ranges: dict[tuple[str, int], tuple[int, int]], case: Golden
+) -> None:
+    """Checks that every message in a queue is read from there and by its offset."""
     by_place = {(*each.queue, each.queue_offset): each for each in found.messages}
     for each in in_queues(expected):
         got = by_place[each["topic"], each["queueId"], each["queueOffset"]]
         assert (got.physical_offset, got.store_size) == (each["physicalOffset"], each["storeSize"])
         assert got.properties == {name: value for name, value in each["properties"].items() if value}
     assert found.missing_by_offset == []
-    told = {(each["topic"], each["queueId"]): (each["min"], each["max"]) for each in case.expected().head["queues"]}
-    for name, (least, most) in told.items():
-        if most and name[0] != "SCHEDULE_TOPIC_XXXX":
-            assert ranges[name][0] == least, name
-            assert ranges[name][1] >= most, name
+    expected_ranges = {
+        (each["topic"], each["queueId"]): (each["min"], each["max"]) for each in case.expected().head["queues"]
+    }
+    for name, (minimum, maximum) in expected_ranges.items():
+        if maximum and name[0] != "SCHEDULE_TOPIC_XXXX":
+            assert ranges[name][0] == minimum, name
+            assert ranges[name][1] >= maximum, name
     assert len(by_place) > 100
 
 
 def check_keys(
     expected: list[Record], case: Golden, by_key: Callable[[str, str], set[int]], lost: Collection[int] = ()
 ) -> None:
-    """What RocketMQ said of a key of the store that it wrote, and every message by its first key."""
-    for query in case.expected().queries[:MOST_KEYS]:
+    """Checks RocketMQ's recorded key queries, and every message by its first key."""
+    for query in case.expected().queries[:MAX_KEYS]:
         assert set(query["phyOffsets"]) - set(lost) <= by_key(query["topic"], query["key"])
-    for each in expected[:: max(len(expected) // MOST_KEYS, 1)]:
+    for each in expected[:: max(len(expected) // MAX_KEYS, 1)]:
         key = each["properties"].get("UNIQ_KEY")
         if key and each["sysFlag"] & 0xC != 0xC:
             assert each["physicalOffset"] in by_key(each["topic"], key)
 
 
 def damage(root: Path, messages: list[Record], file: Path) -> set[int]:
-    """Spoil every twentieth message of a file of the old CommitLog that is in a queue; where those stand."""
+    """Corrupts every twentieth queued message of a file of the old CommitLog. Returns their offsets."""
     base, size = int(file.name), file.stat().st_size
     inside = [each["physicalOffset"] for each in messages if base < each["physicalOffset"] < base + size]
-    # Two that follow each other, of the same queue or not, and the last one.
+    # Also two consecutive ones, of the same queue or not, and the last.
     lost = {*inside[::20], *inside[1::60], inside[-1]}
     with file.open("r+b") as stream:
         for offset in lost:
             stream.seek(offset - base)
             stream.write(b"\xff" * 40)
     built = rebuild(root, "consumequeue").built
-    # In the first file of all RocketMQ would pass over what follows a filler in the same pull, too.
+    # In the very first file, RocketMQ would also skip the message after a filler in the same pull.
     assert (built.led_over > 0) == (base == 0)
     assert built.fillers + built.led_over > 5
     return lost
@@ -90,8 +94,8 @@ def in_queues(messages: list[Record]) -> list[Record]:
     ("case", "version"),
     [("mq-498-upgrade-killed", "4.9.8"), ("mq-53-retention", "5.3.3"), ("mq-53-upgrade", "5.3.3")],
 )
-def test_a_broker_in_dledger_mode_serves_it(tmp_path: Path, case: str, version: str) -> None:
-    """Of one a file is damaged, and its queues have fillers; of the killed one RocketMQ would make no index anew."""
+def test_broker_in_dledger_mode_serves_rebuilt_store(tmp_path: Path, case: str, version: str) -> None:
+    """mq-53-upgrade is damaged: its queues have fillers. RocketMQ itself would not rebuild the killed one's index."""
     root = rebuilt(case, tmp_path)
     store = Golden(case, "")
     expected, lost = store.expected().entries, set[int]()
@@ -105,17 +109,17 @@ def test_a_broker_in_dledger_mode_serves_it(tmp_path: Path, case: str, version: 
         pytest.skip(f"no RocketMQ to open stores with: {reason}")
     try:
         java.wait_started()
-        java.lead()
+        java.wait_master()
         java.settle()
         found = java.dump()
-        check(expected, found, java.queues(), store)
+        check_messages(expected, found, java.queues(), store)
         check_keys(expected, store, java.by_key, lost)
         assert found.missing_by_key == []
     finally:
         java.close()
 
 
-def test_a_broker_without_dledger_serves_it(tmp_path: Path) -> None:
+def test_broker_without_dledger_serves_rebuilt_store(tmp_path: Path) -> None:
     try:
         java = PlainStores("5.3.3", tmp_path)
     except JavaMissing as reason:
@@ -128,7 +132,7 @@ def test_a_broker_without_dledger_serves_it(tmp_path: Path) -> None:
             paths = {"storePathRootDir": str(root), "storePathCommitLog": str(root / "commitlog")}
             java.open({**paths, **SIZES, "mappedFileSizeCommitLog": str(size)})
             expected = store.expected().entries
-            check(expected, java.dump(), java.queues(), store)
+            check_messages(expected, java.dump(), java.queues(), store)
             check_keys(expected, store, lambda topic, key: java.by_keys([(topic, key)])[0])
         root = golden.unpack("mq-plain", tmp_path / "damaged")
         file = root / "commitlog" / f"{0:020d}"

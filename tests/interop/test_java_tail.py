@@ -1,7 +1,7 @@
-"""A stream of ours tails the store of a real RocketMQ broker that takes messages, is killed and comes back.
+"""Our stream tails the store of a real RocketMQ broker under load, through kills and restarts.
 
-The suite takes one course; with DLEDGER_INTEROP=SECONDS a broker is killed again and again for so long, and a group of
-two is kept from committing (DLEDGER_INTEROP_SEED chooses the moments).
+The suite runs one course. DLEDGER_INTEROP=SECONDS kills a broker repeatedly for that long, and stops a group of two
+from committing (DLEDGER_INTEROP_SEED is the seed).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.support.groups import eventually
 SECONDS = float(os.environ.get("DLEDGER_INTEROP") or 0)
 SEED = int(os.environ.get("DLEDGER_INTEROP_SEED") or 1)
 TOPIC = "Tailed"
-# A stream's first batch takes Spark long, on a machine that does other things.
+# The first batch of a stream takes Spark long on a loaded machine.
 PATIENCE = 180
 COLUMNS = ("index", "queueId", "queueOffset", "commitLogOffset", "offsetMsgId", "body", "committed")
 
@@ -49,31 +49,31 @@ class Row(NamedTuple):
 
 
 class Tail:
-    """A streaming query over a store, and its rows so far, in the order in which they came."""
+    """A streaming query on a store, and its rows so far in order of arrival."""
 
     def __init__(self, spark: SparkSession, root: Path, checkpoint: Path) -> None:
         self._batches: dict[int, list[Row]] = {}
         self._lock = threading.Lock()
         rows = spark.readStream.format("dledger").option("startingOffsets", "earliest").option("topic", TOPIC)
-        writer = rows.load(str(root)).select(*COLUMNS).writeStream.foreachBatch(self._take)
+        writer = rows.load(str(root)).select(*COLUMNS).writeStream.foreachBatch(self._store_batch)
         self._query = writer.option("checkpointLocation", str(checkpoint)).start()
 
-    def _take(self, batch: DataFrame, number: int) -> None:
-        """A batch that comes again, after a restart, replaces what it was before."""
+    def _store_batch(self, batch: DataFrame, number: int) -> None:
+        """Stores a batch. A batch that repeats after a restart replaces its earlier rows."""
         rows = [Row(*row) for row in batch.collect()]
         with self._lock:
             self._batches[number] = rows
 
     @property
     def rows(self) -> list[Row]:
-        """Raises what the query failed with."""
+        """Returns all rows. Raises the query's exception if it failed."""
         if failed := self._query.exception():
             raise failed
         with self._lock:
             return [row for number in sorted(self._batches) for row in self._batches[number]]
 
     def stop(self) -> None:
-        """Between two batches, where it can be: Spark writes a very long trace where one is interrupted."""
+        """Stops between two batches if possible: Spark logs a very long trace for an interrupted batch."""
         until = time.monotonic() + PATIENCE
         while self._query.status["isTriggerActive"] and time.monotonic() < until:
             time.sleep(0.01)
@@ -90,25 +90,25 @@ def _java() -> None:
 
 
 @contextmanager
-def tailed(spark: SparkSession, brokers: Cluster, node: str, folder: Path) -> Iterator[Tail]:
-    """A broker that takes messages all the time, and the tail of its store."""
+def tail_under_load(spark: SparkSession, brokers: Cluster, node: str, folder: Path) -> Iterator[Tail]:
+    """Runs load on a broker and tails its store."""
     brokers.clients.send_first(TOPIC)
     tail = Tail(spark, brokers.root(node), folder / "checkpoint")
     try:
-        brokers.clients.load(TOPIC, 4)
+        brokers.clients.start_load(TOPIC, 4)
         yield tail
     finally:
         tail.stop()
 
 
-def check(tail: Tail, brokers: Cluster, node: str, sent: list[Sent]) -> None:
-    """Every message that a consumer gets is a row, once and in order; among the rows is all that was acknowledged.
+def check_rows(tail: Tail, brokers: Cluster, node: str, sent: list[Sent]) -> None:
+    """Checks that consumed messages are rows, once and in order, and that acknowledged messages are rows.
 
-    A consumer may get less: a broker that is killed under load can skip, when it is back, what it had not dispatched.
+    A consumer may get fewer: a broker killed under load can skip messages that it had not dispatched.
     """
 
     def rows_as_consumed() -> tuple[list[Row], set[int]]:
-        # A broker dispatches what is committed a moment later, when it was killed and took a load at once.
+        # Dispatch is a moment later than commit, and follows a restart under load.
         consumed, rows, skipped = brokers.clients.consume(TOPIC), tail.rows, in_no_queue(brokers.root(node))
         assert sorted(row.consumed for row in rows if row.physical_offset not in skipped) == sorted(consumed)
         return rows, skipped
@@ -116,7 +116,7 @@ def check(tail: Tail, brokers: Cluster, node: str, sent: list[Sent]) -> None:
     rows, skipped = eventually(rows_as_consumed, PATIENCE)
     assert [row.index for row in rows] == sorted({row.index for row in rows})
     assert all(row.committed for row in rows)
-    # A broker that skipped some gives their places in the queues a second time.
+    # A broker that skipped messages reuses their queue offsets.
     if not skipped:
         assert {row.queue_id: row.queue_offset + 1 for row in rows} == brokers.clients.max_offsets(TOPIC)
     found = {row.body: row for row in rows}
@@ -127,14 +127,14 @@ def check(tail: Tail, brokers: Cluster, node: str, sent: list[Sent]) -> None:
 
 
 def in_no_queue(root: Path) -> set[int]:
-    """Where the messages stand that the broker's ConsumeQueues do not have, as an audit finds them."""
+    """Returns the offsets of messages missing from the ConsumeQueues, as found by an audit."""
     found = [row for row in audit(root) if (row["code"], row["topic"]) == ("messageNotInQueue", TOPIC)]
     return {row["commitLogOffset"] for row in found}
 
 
 def test_stream_has_every_message_of_a_broker_once(spark: SparkSession, tmp_path: Path) -> None:
-    """It is killed under load, and comes back; the stream goes on."""
-    with cluster(tmp_path) as brokers, tailed(spark, brokers, "n0", tmp_path) as tail:
+    """The broker is killed under load and restarted; the stream continues."""
+    with cluster(tmp_path) as brokers, tail_under_load(spark, brokers, "n0", tmp_path) as tail:
         brokers.clients.wait_for(200)
         eventually(lambda: len(tail.rows) >= 100, PATIENCE)
         brokers.kill()
@@ -142,14 +142,14 @@ def test_stream_has_every_message_of_a_broker_once(spark: SparkSession, tmp_path
         brokers.start()
         brokers.clients.wait_for(200)
         eventually(lambda: len(tail.rows) > before, PATIENCE)
-        check(tail, brokers, "n0", brokers.clients.end())
+        check_rows(tail, brokers, "n0", brokers.clients.end_load())
 
 
 @pytest.mark.skipif(not SECONDS, reason="takes long; DLEDGER_INTEROP=SECONDS kills a broker for so long")
-def test_stream_of_a_broker_that_is_killed_again_and_again(spark: SparkSession, tmp_path: Path) -> None:
-    """The query is ended and goes on from its checkpoint between the kills, too."""
+def test_stream_of_a_broker_killed_repeatedly(spark: SparkSession, tmp_path: Path) -> None:
+    """The stream continues through all kills and restarts of the broker."""
     choice, ends = random.Random(SEED), time.monotonic() + SECONDS
-    with cluster(tmp_path) as brokers, tailed(spark, brokers, "n0", tmp_path) as tail:
+    with cluster(tmp_path) as brokers, tail_under_load(spark, brokers, "n0", tmp_path) as tail:
         while time.monotonic() < ends:
             brokers.clients.wait_for(choice.randrange(1, 2000))
             time.sleep(choice.random())
@@ -157,22 +157,22 @@ def test_stream_of_a_broker_that_is_killed_again_and_again(spark: SparkSession, 
             time.sleep(choice.random() * 4)
             assert tail.rows is not None
             brokers.start()
-        check(tail, brokers, "n0", brokers.clients.end())
+        check_rows(tail, brokers, "n0", brokers.clients.end_load())
 
 
 @pytest.mark.skipif(not SECONDS, reason="takes long; DLEDGER_INTEROP=SECONDS keeps two brokers from committing")
-def test_stream_shows_nothing_before_it_is_committed(spark: SparkSession, tmp_path: Path) -> None:
-    """The other of two brokers is stopped: what the master writes from then on is not committed, and no row."""
+def test_stream_has_committed_rows_only(spark: SparkSession, tmp_path: Path) -> None:
+    """The second broker is suspended: later messages of the master are not committed and give no rows."""
     with cluster(tmp_path, 2) as brokers:
         master = brokers.master()
         other = next(node for node in brokers.brokers if node != master)
-        with tailed(spark, brokers, master, tmp_path) as tail:
+        with tail_under_load(spark, brokers, master, tmp_path) as tail:
             brokers.clients.wait_for(500)
             eventually(lambda: len(tail.rows) >= 500, PATIENCE)
             brokers.brokers[other].send_signal(signal.SIGSTOP)
             leader = brokers.brokers[master]
             eventually(lambda: leader.state()["end"] > leader.state()["committed"])
-            # What was on its way when the other stopped may still be acknowledged.
+            # Messages in flight at the suspension may still be acknowledged.
             time.sleep(0.5)
             committed = leader.state()["committed"]
             time.sleep(4)
@@ -181,4 +181,4 @@ def test_stream_shows_nothing_before_it_is_committed(spark: SparkSession, tmp_pa
             brokers.brokers[other].send_signal(signal.SIGCONT)
             brokers.clients.wait_for(200)
             eventually(lambda: max(row.index for row in tail.rows) > committed, PATIENCE)
-            check(tail, brokers, master, brokers.clients.end())
+            check_rows(tail, brokers, master, brokers.clients.end_load())

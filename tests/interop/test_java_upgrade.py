@@ -1,7 +1,6 @@
-"""The first start of message mode over the CommitLog of a broker that knew no DLedger, beside RocketMQ's own.
+"""First start of message mode on the CommitLog of a broker without DLedger, compared with RocketMQ's own.
 
-With DLEDGER_INTEROP=SECONDS the old log is damaged first, in another way again and again for so long
-(DLEDGER_INTEROP_SEED chooses them).
+DLEDGER_INTEROP=SECONDS damages the old log in random ways for that long (DLEDGER_INTEROP_SEED is the seed).
 """
 
 from __future__ import annotations
@@ -19,19 +18,19 @@ import pytest
 
 import pyspark_dledger as dl
 from pyspark_dledger.rocketmq.broker.upgrade import begin_over_old_log
-from tests.interop.java_store import COMPILED_WITH, Got, JavaStore
+from tests.interop.java_store import COMPILED_WITH, JavaStore, Received
 from tests.interop.java_stores import JavaMissing, prepare
-from tests.interop.written import LONG_TOPIC, TOPICS, Writer, problems, random_rows
+from tests.interop.message_writer import LONG_TOPIC, TOPICS, Writer, problems, random_rows
 from tests.support.golden import Golden
 from tests.support.groups import Served, free_ports, peers_text
 
 SECONDS = float(os.environ.get("DLEDGER_INTEROP") or 0)
 VERSION = "5.3.3"
 SEED = int(os.environ.get("DLEDGER_INTEROP_SEED") or 1)
-# The suite takes the first, make interop both.
+# The suite runs the first, make interop both.
 CASES = ("mq-plain", "mq-plain-crc") if SECONDS else ("mq-plain",)
 JAVA_TOPIC = "JavaTopic"
-# The files are old: at four o'clock, or where the disk is full, a node deletes such.
+# A node deletes old files at four o'clock or if the disk is full.
 KEPT_FLAGS = ("--set", "fileReservedHours=1000000", "--set", "enableDiskForceClean=false")
 
 Unpack = Callable[[str], Path]
@@ -48,13 +47,13 @@ def _java() -> None:
 def opened(case: str, root: Path) -> JavaStore:
     store = JavaStore(VERSION, root, Golden(case, "").meta["config"])
     store.wait_started()
-    store.lead()
+    store.wait_master()
     return store
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_ours_upgrades_an_old_log_as_rocketmq_does(case: str, case_folder: Unpack, tmp_path: Path) -> None:
-    """RocketMQ upgrades one copy, ours another; RocketMQ then reads old and new messages in ours, and goes on."""
+def test_upgrade_of_an_old_log_equals_rocketmqs(case: str, case_folder: Unpack, tmp_path: Path) -> None:
+    """RocketMQ upgrades one copy, we another. RocketMQ then reads all messages in ours and appends."""
     theirs, ours = (Path(shutil.copytree(case_folder(case), tmp_path / name)) for name in ("theirs", "ours"))
     with closing(opened(case, theirs)) as java:
         divided = java.state()["dividedOffset"]
@@ -74,18 +73,18 @@ def test_ours_upgrades_an_old_log_as_rocketmq_does(case: str, case_folder: Unpac
     with closing(opened(case, ours)) as java:
         assert java.state()["dividedOffset"] == divided
         found = java.dump()
-        assert [each for each in by_place(found.messages) if each.physical_offset < divided] == by_place(old)
+        assert [each for each in by_offset(found.messages) if each.physical_offset < divided] == by_offset(old)
         assert problems(written, [each for each in found.messages if each.physical_offset >= divided]) == []
         assert found.missing_by_offset == []
         assert found.missing_by_key == []
         java.put(20, JAVA_TOPIC, 2)
         java.put(20, old[0].topic, 1)
         java.settle()
-        assert queues_without_order(java.dump().messages) == []
+        assert unordered_queues(java.dump().messages) == []
 
 
 @pytest.mark.skipif(not SECONDS, reason="takes long; DLEDGER_INTEROP=SECONDS damages old logs for so long")
-def test_a_damaged_old_log_ends_where_rocketmq_ends_it(case_folder: Unpack, tmp_path: Path) -> None:
+def test_damaged_old_log_ends_where_rocketmq_ends_it(case_folder: Unpack, tmp_path: Path) -> None:
     choice, ends = random.Random(SEED), time.monotonic() + SECONDS
     compared = 0
     while time.monotonic() < ends:
@@ -93,7 +92,7 @@ def test_a_damaged_old_log_ends_where_rocketmq_ends_it(case_folder: Unpack, tmp_
         theirs = Path(shutil.copytree(case_folder(case), tmp_path / "theirs"))
         done = damage(theirs, choice)
         ours = Path(shutil.copytree(theirs, tmp_path / "ours"))
-        divided = rocketmq_divides(case, theirs)
+        divided = rocketmq_divided_offset(case, theirs)
         if divided is not None:
             data = ours / "dledger-n0" / "data"
             assert begin_over_old_log(ours, [data]) == divided, f"{case} after {done}"
@@ -105,8 +104,8 @@ def test_a_damaged_old_log_ends_where_rocketmq_ends_it(case_folder: Unpack, tmp_
     assert compared > 0
 
 
-def rocketmq_divides(case: str, root: Path) -> int | None:
-    """Where RocketMQ lets DLedger begin; None where it does not start."""
+def rocketmq_divided_offset(case: str, root: Path) -> int | None:
+    """Returns the offset at which RocketMQ starts DLedger; None if it does not start."""
     with closing(JavaStore(VERSION, root, Golden(case, "").meta["config"])) as java:
         try:
             return int(java.state()["dividedOffset"])
@@ -115,9 +114,9 @@ def rocketmq_divides(case: str, root: Path) -> int | None:
 
 
 def damage(root: Path, choice: random.Random) -> list[str]:
-    """What a crash, or a copy by hand that lacks the last files, does to an old log.
+    """Damages an old log like a crash or a manual copy without the last files.
 
-    Not damage before intact messages: RocketMQ ends the log there and loses them, and ours goes over it.
+    Damage before intact messages is left out: RocketMQ ends the log there and loses them, our code skips it.
     """
     files = sorted((root / "commitlog").iterdir())
     done = []
@@ -139,7 +138,7 @@ def damage(root: Path, choice: random.Random) -> list[str]:
     return done
 
 
-def by_place(messages: list[Got]) -> list[Got]:
+def by_offset(messages: list[Received]) -> list[Received]:
     return sorted(messages, key=lambda each: each.physical_offset)
 
 
@@ -147,9 +146,9 @@ def contents(folder: Path) -> dict[str, str]:
     return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(folder.iterdir())}
 
 
-def queues_without_order(messages: list[Got]) -> list[tuple[str, int]]:
-    """Queues whose offsets have gaps, or do not ascend with the log, from whichever they begin at."""
+def unordered_queues(messages: list[Received]) -> list[tuple[str, int]]:
+    """Returns the queues with gaps or descending offsets in log order. They may begin at any offset."""
     queues = dict[tuple[str, int], list[int]]()
-    for each in by_place(messages):
+    for each in by_offset(messages):
         queues.setdefault(each.queue, []).append(each.queue_offset)
     return [name for name, found in queues.items() if found != list(range(found[0], found[0] + len(found)))]

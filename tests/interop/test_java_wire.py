@@ -1,4 +1,4 @@
-"""What is stored of Java's frames is what Java writes and reads."""
+"""The stored frames and readings equal those of the real Java classes."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ def stored(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_the_stored_frames_are_what_java_writes() -> None:
+def test_stored_frames_equal_java_output() -> None:
     try:
-        written = wire_frames.written()
+        written = wire_frames.java_frames()
     except JavaMissing as reason:
         pytest.skip(f"no Java DLedger to write messages: {reason}")
     assert written == stored(wire_frames.FRAMES)
 
 
-def test_the_stored_readings_are_what_java_reads() -> None:
+def test_stored_readings_equal_java_output() -> None:
     try:
-        read = wire_frames.read()
+        read = wire_frames.java_readings()
     except JavaMissing as reason:
         pytest.skip(f"no Java DLedger to read messages: {reason}")
     assert read == stored(wire_frames.READS)

@@ -1,6 +1,6 @@
-"""Asks the real Java classes how they write and read messages; ``python -m tests.interop.wire_frames`` stores that.
+"""Asks the real Java classes how they write and read messages; ``python -m tests.interop.wire_frames`` stores it.
 
-The answers are tests/wire/java-frames.jsonl and tests/wire/java-reads.jsonl, which tests/raft/test_wire.py goes by.
+The answers are tests/raft/wire/java-frames.jsonl and java-reads.jsonl. tests/raft/test_wire.py uses them.
 """
 
 from __future__ import annotations
@@ -78,11 +78,11 @@ BODIES = (
     *(("PushEntryResponse", body) for body in ("{}", '{"index":null}', '{"index":"7"}', '{"count":3}')),
     *(("GetEntriesRequest", body) for body in ("{}", '{"beginIndex":3}', '{"beginIndex":"3","indexList":[1,2]}')),
 )
-"""Bodies as no Java writes them, or hardly ever, each with the class that it is read as."""
+"""Bodies that Java rarely or never writes, each with the class that reads it."""
 
 
 def _run(mode: str, lines: list[str]) -> list[list[str]]:
-    """The answers to lines of input, or what is printed without any. Raises JavaMissing."""
+    """Runs WireFrames on lines of input and returns the fields of its output lines. Raises JavaMissing."""
     command = ["java", "-cp", prepare("WireFrames", VERSION, VERSION), "WireFrames", mode]
     done = subprocess.run(
         command, input="".join(f"{line}\n" for line in lines), capture_output=True, text=True, check=True
@@ -90,8 +90,8 @@ def _run(mode: str, lines: list[str]) -> list[list[str]]:
     return [line.split("\t") for line in done.stdout.splitlines()]
 
 
-def written() -> list[dict[str, Any]]:
-    """Frames as Java writes them, with names, request codes and opaques. Raises JavaMissing."""
+def java_frames() -> list[dict[str, Any]]:
+    """Returns frames that Java writes, with names, request codes and opaques. Raises JavaMissing."""
     names = ("name", "code", "opaque", "frame")
     return [
         dict(zip(names, (name, int(code), int(opaque), frame), strict=True))
@@ -99,8 +99,8 @@ def written() -> list[dict[str, Any]]:
     ]
 
 
-def read(bodies: tuple[tuple[str, str], ...] = BODIES) -> list[dict[str, Any]]:
-    """What Java makes of bodies, each read as a class and written again; None where it throws. Raises JavaMissing."""
+def java_readings(bodies: tuple[tuple[str, str], ...] = BODIES) -> list[dict[str, Any]]:
+    """Reads each body as a class and writes it again, in Java. None: Java throws. Raises JavaMissing."""
     lines = [f"{kind}\t{base64.b64encode(body.encode()).decode()}" for kind, body in bodies]
     answers = [
         base64.b64decode(answer).decode() if outcome == "reads" else None for outcome, answer in _run("read", lines)
@@ -114,5 +114,5 @@ def _store(path: Path, rows: list[dict[str, Any]]) -> None:
 
 if __name__ == "__main__":
     DATA.mkdir(exist_ok=True)
-    _store(FRAMES, written())
-    _store(READS, read())
+    _store(FRAMES, java_frames())
+    _store(READS, java_readings())

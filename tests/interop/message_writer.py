@@ -1,4 +1,4 @@
-"""Messages of every kind that ours takes: rows drawn at random, written through a group; what RocketMQ has of them."""
+"""Draws random message rows of every kind, writes them through a group and compares them with RocketMQ's view."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pyspark_dledger.format.encode.puts import PutSettings, producer_of
 from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.format.message import encode_host
 from pyspark_dledger.raft.client import Client
-from tests.interop.java_store import Got
+from tests.interop.java_store import Received
 
 QUEUES = 4
 LONG_TOPIC = "Long_" + "topic" * 30
@@ -25,14 +25,14 @@ DELAY_TOPIC = "SCHEDULE_TOPIC_XXXX"
 PREPARED, COMMIT, ROLLBACK = 4, 8, 12
 _TEXTS = ("", "plain", "Größe 日本 \U0001f600", "x" * 3000, '{"json": [1, 2]}')
 _TAGS = (None, "paid", "refund||cancel", "日本", "Aa", "BB")
-# The hash of "Orders#hot" is met again and again; the others are single or several keys.
+# "hot" repeats, so its hash has many messages; the others are single or several keys.
 _KEYS = (None, "hot", "hot other", "first  second   third", "日本")
 
 Row = dict[str, Any]
 
 
-class Written(NamedTuple):
-    """A row, and where its message stands: ``pos`` of the entry in the log, ``queue_offset`` in its queue."""
+class WrittenMessage(NamedTuple):
+    """A row and the position of its message: ``pos`` of the entry in the log, ``queue_offset`` in its queue."""
 
     row: Row
     index: int  # type: ignore[assignment]  # shadows tuple.index, which nobody calls
@@ -45,12 +45,12 @@ class Written(NamedTuple):
 
     @property
     def is_in_queue(self) -> bool:
-        """Prepared messages, and those that were rolled back, are in no queue."""
+        """Returns False for prepared and rolled back messages."""
         return self.row["transaction"] not in (PREPARED, ROLLBACK)
 
     @property
     def topic(self) -> str:
-        """The one that the message is stored with."""
+        """The topic that the message is stored with."""
         return DELAY_TOPIC if self._is_delayed else str(self.row["topic"])
 
     @property
@@ -62,8 +62,8 @@ class Written(NamedTuple):
     def _is_delayed(self) -> bool:
         return bool(self.row["delayLevel"]) and self.is_in_queue
 
-    def differences(self, got: Got) -> dict[str, tuple[Any, Any]]:
-        """What RocketMQ says otherwise than was written."""
+    def differences(self, got: Received) -> dict[str, tuple[Any, Any]]:
+        """Returns the fields that RocketMQ reads differently: (written, read) by name."""
         row = self.row
         properties = dict(row["properties"] or ())
         properties |= {name: row[column] for name, column in (("KEYS", "keys"), ("TAGS", "tags")) if row[column]}
@@ -90,7 +90,7 @@ class Written(NamedTuple):
 
 
 def random_rows(choice: random.Random, count: int, topics: Sequence[str] = TOPICS) -> list[Row]:
-    """Rows of every kind; the property ``row`` tells them apart."""
+    """Returns random rows. The property ``row`` is unique."""
     return [_row(choice, topics) for _ in range(count)]
 
 
@@ -117,7 +117,7 @@ def _row(choice: random.Random, topics: Sequence[str]) -> Row:
 
 
 class Writer:
-    """One partition of a job that writes rows."""
+    """One partition of a write job."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -137,37 +137,37 @@ class Writer:
         )
         return self._engine.encode_messages(batch, settings, self._ordinals)
 
-    def write(self, rows: Sequence[Row]) -> list[Written]:
-        """Where the messages of these rows stand, in one put."""
+    def write(self, rows: Sequence[Row]) -> list[WrittenMessage]:
+        """Encodes and puts the rows in one request. Returns them with their positions."""
         return self.put(self.encode(rows), rows)
 
-    def put(self, bodies: Bodies, rows: Sequence[Row]) -> list[Written]:
-        """The same of rows that were encoded before; what was put before is not put again."""
-        places = self._client.put_messages(bodies, QUEUES)
-        return [Written(row, *place) for row, place in zip(rows, places, strict=True)]
+    def put(self, bodies: Bodies, rows: Sequence[Row]) -> list[WrittenMessage]:
+        """Puts rows encoded before. Messages that are already in the log keep their positions."""
+        positions = self._client.put_messages(bodies, QUEUES)
+        return [WrittenMessage(row, *position) for row, position in zip(rows, positions, strict=True)]
 
 
-def problems(written: Iterable[Written], got: Iterable[Got]) -> list[str]:
-    """Whatever is missing, twice, other than written, or in another queue than it says, of what should be in queues."""
-    found = dict[int, Got]()
-    said = []
+def problems(written: Iterable[WrittenMessage], got: Iterable[Received]) -> list[str]:
+    """Returns messages of queues that are missing, duplicate, different from what was written or in a wrong queue."""
+    found = dict[int, Received]()
+    found_problems = []
     for each in got:
         if each.physical_offset in found:
-            said.append(f"twice: {each}")
+            found_problems.append(f"duplicate: {each}")
         if each.queue != (each.topic, each.queue_id):
-            said.append(f"in another queue: {each}")
+            found_problems.append(f"in another queue: {each}")
         found[each.physical_offset] = each
     for message in written:
         one = found.pop(message.physical_offset, None)
         if message.is_in_queue != (one is not None):
-            said.append(f"{'missing' if message.is_in_queue else 'should be in no queue'}: {message}")
+            found_problems.append(f"{'missing' if message.is_in_queue else 'should be in no queue'}: {message}")
         elif one is not None and (differences := message.differences(one)):
-            said.append(f"other than written: {differences}")
-    return said + [f"never written: {one}" for one in found.values()]
+            found_problems.append(f"different: {differences}")
+    return found_problems + [f"not written by this test: {one}" for one in found.values()]
 
 
-def gaps(got: Iterable[Got]) -> dict[tuple[str, int], list[int]]:
-    """Queues whose offsets are not 0, 1, 2 and so on in the order of the log."""
+def queues_with_gaps(got: Iterable[Received]) -> dict[tuple[str, int], list[int]]:
+    """Returns the queues with offsets other than 0, 1, 2 … in log order."""
     queues = dict[tuple[str, int], list[int]]()
     for each in sorted(got, key=lambda one: one.physical_offset):
         queues.setdefault(each.queue, []).append(each.queue_offset)
