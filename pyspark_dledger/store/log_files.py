@@ -22,13 +22,14 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from pyspark_dledger.common.durable import make_dir
 from pyspark_dledger.errors import DiskFullError, StoreError
 from pyspark_dledger.format.codec import encode_blank, record_struct
 from pyspark_dledger.format.encode.encoded import Bodies, Buffer
 from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.layout import INDEX_UNIT, INDEX_UNIT_SIZE
 from pyspark_dledger.store.dledger_store import AppendHook, EntryRun
-from pyspark_dledger.store.files.mapped_files import MappedFile, MappedFileList, make_dir
+from pyspark_dledger.store.files.mapped_files import MappedFile, MappedFileList
 from pyspark_dledger.store.files.node_files import Reset, load_checkpoint, remove_reset, write_checkpoint, write_reset
 from pyspark_dledger.store.recovery.load_files import check_order, finish_reset, load_data_files, load_index_files
 from pyspark_dledger.store.recovery.recover import Recovered, Recovery

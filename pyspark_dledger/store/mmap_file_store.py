@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
+from pyspark_dledger.common.durable import make_dir
 from pyspark_dledger.errors import DiskFullError, StoreError
 from pyspark_dledger.format.codec import encode_blank, record_struct
 from pyspark_dledger.format.encode.encoded import Bodies, Buffer
@@ -15,7 +16,7 @@ from pyspark_dledger.format.layout import ENTRY_HEADER, ENTRY_HEADER_SIZE, MAX_E
 from pyspark_dledger.log.io.entry_reads import read_at
 from pyspark_dledger.store.dledger_store import AppendedEntries, DLedgerStore, Entry, EntryRange
 from pyspark_dledger.store.entry_reader import EntryReader
-from pyspark_dledger.store.files.mapped_files import MappedFile, make_dir
+from pyspark_dledger.store.files.mapped_files import MappedFile
 from pyspark_dledger.store.files.node_files import StoreLock, load_current_term, write_current_term
 from pyspark_dledger.store.files.services import CleanSpaceService, FlushDataService
 from pyspark_dledger.store.log_files import LogFiles

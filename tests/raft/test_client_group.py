@@ -98,13 +98,7 @@ def test_outcomes_are_true_while_leaders_stop(tmp_path: Path) -> None:
         threads = [threading.Thread(target=work) for work in (submit, append_batches)]
         for thread in threads:
             thread.start()
-        for _ in range(3):
-            leader = group.leader()
-            time.sleep(0.3)
-            group.stop(leader)
-            group.leader()
-            time.sleep(0.3)
-            group.start(leader)
+        group.replace_leaders(3)
         is_over.set()
         for thread in threads:
             thread.join(60)

@@ -190,6 +190,16 @@ class Nodes:
         assert leader is not None
         return leader
 
+    def replace_leaders(self, count: int, pause: float = 0.3) -> None:
+        """Stop the leader and start it again after the next election, `count` times, with pauses in seconds."""
+        for _ in range(count):
+            leader = self.leader()
+            time.sleep(pause)
+            self.stop(leader)
+            self.leader()
+            time.sleep(pause)
+            self.start(leader)
+
     def port(self, node_id: str) -> int:
         return self.ports[self.ids.index(node_id)]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 import threading
@@ -11,6 +10,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 from pyspark_dledger.cli.output.progress import ProgressBar
+from pyspark_dledger.common.durable import write_all
 from pyspark_dledger.format.json_text import printable
 
 # A pipe takes this much at once.
@@ -49,9 +49,7 @@ def _write(text: str) -> None:
     except OSError:  # not a file, as in a test
         sys.stdout.write(text)
         return
-    data = memoryview(text.encode(sys.stdout.encoding, sys.stdout.errors or "strict"))
-    while data:
-        data = data[os.write(descriptor, data) :]
+    write_all(descriptor, text.encode(sys.stdout.encoding, sys.stdout.errors or "strict"))
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import mmap
-import os
 import tempfile
 from concurrent.futures import Future, wait
 from dataclasses import replace
@@ -11,6 +10,7 @@ from itertools import groupby
 from types import TracebackType
 from typing import final
 
+from pyspark_dledger.common.durable import write_at
 from pyspark_dledger.common.uris import RemoteUri
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.spec import PartialCopy, Segment
@@ -131,10 +131,7 @@ class FetchedSegment:
             self._chunks[number] = chunk
 
     def _put(self, offset: int, data: bytes) -> None:
-        view = memoryview(data)
         try:
-            while view:
-                written = os.pwrite(self._file.fileno(), view, offset)
-                view, offset = view[written:], offset + written
+            write_at(self._file.fileno(), data, offset)
         except OSError as error:
             raise no_room(self._uri, error) from None

@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from pyspark_dledger.common.durable import sync_dir
+from pyspark_dledger.common.durable import make_dir, sync_dir, write_all, write_durably
 from pyspark_dledger.errors import DiskFullError, StoreError, StoreInUseError
 from pyspark_dledger.format.checksum import crc32
 from pyspark_dledger.log.io.files import is_remote_path, path_of
@@ -93,7 +93,7 @@ def locked_folder(target: Path) -> Iterator[None]:
     is_new = not target.exists()
     if not is_new and not target.is_dir():
         raise StoreError(f"{target}: expected a new or empty folder, found a file: name a folder")
-    make_folders(Path(target.anchor), target)
+    make_dir(target)
     descriptor = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         try:
@@ -138,11 +138,7 @@ def check_running(target: Path) -> None:
 
 def write_json(file: Path, value: object) -> None:
     """Write JSON and sync it. Raises OSError."""
-    with file.open("w", encoding="utf-8") as stream:
-        json.dump(value, stream, indent=1)
-        stream.write("\n")
-        stream.flush()
-        os.fsync(stream.fileno())
+    write_durably(file, f"{json.dumps(value, indent=1)}\n".encode())
 
 
 def read_json(file: Path) -> dict[str, Any]:
@@ -214,20 +210,11 @@ def new_file(target: Path, path: str) -> Iterator[Path]:
         yield temporary
         final = target / path
         check_running(target)
-        make_folders(target, final.parent)
+        make_dir(final.parent)
         temporary.replace(final)
         sync_dir(final.parent)
     finally:
         temporary.unlink(missing_ok=True)
-
-
-def make_folders(target: Path, folder: Path) -> None:
-    """Create a folder below the target with its parents, durably. Raises OSError."""
-    if folder == target or folder.is_dir():
-        return
-    make_folders(target, folder.parent)
-    folder.mkdir(exist_ok=True)
-    sync_dir(folder.parent)
 
 
 class ChecksumFile(io.RawIOBase):
@@ -245,9 +232,7 @@ class ChecksumFile(io.RawIOBase):
         """Write all of `data`. Raises OSError."""
         view = memoryview(data).cast("B")
         self.crc32 = crc32(view, self.crc32)
-        remaining = view
-        while remaining:
-            remaining = remaining[self._file.write(remaining) :]
+        write_all(self._file.fileno(), view)
         return len(view)
 
     def close(self) -> None:

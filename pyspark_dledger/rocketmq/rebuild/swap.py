@@ -14,7 +14,7 @@ import stat
 import time
 from pathlib import Path
 
-from pyspark_dledger.common.durable import sync_dir
+from pyspark_dledger.common.durable import sync_dir, write_durably
 from pyspark_dledger.errors import StoreError
 
 _BUILT = "built"
@@ -60,7 +60,8 @@ def swap_in(root: Path, name: str) -> str | None:
     """
     building = building_folder(root, name)
     new, target = building / name, root / name
-    _write_durably(building / _BUILT, str(new.stat().st_ino))
+    write_durably(building / _BUILT, str(new.stat().st_ino).encode())
+    sync_dir(building)
     kept = None
     if not target.exists():
         new.rename(target)
@@ -123,14 +124,6 @@ def _inode_in(path: Path) -> int | None:
     except OSError:
         return None
     return int(text) if text.isdecimal() and len(text) < 20 else None
-
-
-def _write_durably(path: Path, text: str) -> None:
-    with path.open("w", encoding="ascii") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    sync_dir(path.parent)
 
 
 def check_replaceable(root: Path, name: str) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pyspark_dledger.common.durable import write_all
 from pyspark_dledger.errors import IndexRangeError, StoreError
 from pyspark_dledger.format.codec import decode_entry_header
 from pyspark_dledger.format.encode.encoded import Buffer
@@ -175,16 +176,11 @@ def _as_file(parts: tuple[Buffer, ...]) -> Iterator[str]:
     """Give these bytes a path for the scan: of a file in memory if the system has them, else of a temporary file."""
     if hasattr(os, "memfd_create") and _OWN_FILES.is_dir():
         with open(os.memfd_create("dledger-chunk", os.MFD_CLOEXEC), "wb", buffering=0) as memory:
-            _write_all(memory.fileno(), parts)
+            for part in parts:
+                write_all(memory.fileno(), part)
             yield str(_OWN_FILES / str(memory.fileno()))
     else:
         with tempfile.NamedTemporaryFile(prefix="dledger-chunk-", buffering=0) as file:
-            _write_all(file.fileno(), parts)
+            for part in parts:
+                write_all(file.fileno(), part)
             yield file.name
-
-
-def _write_all(descriptor: int, parts: tuple[Buffer, ...]) -> None:
-    for part in parts:
-        remaining = memoryview(part)
-        while remaining:
-            remaining = remaining[os.write(descriptor, remaining) :]

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from pyspark_dledger.common.durable import sync_dir
+from pyspark_dledger.common.durable import make_dir, sync_dir, write_at
 from pyspark_dledger.errors import IndexRangeError
 from pyspark_dledger.format.encode.encoded import Buffer
 from pyspark_dledger.format.layout import segment_name
@@ -83,11 +83,8 @@ class MappedFile:
             _allocate(descriptor, start, self._allocated - start)
 
     def _write_rest(self, data: memoryview, offset: int) -> None:
-        """Write in a loop: the system takes at most 2 GiB at once, and less if the disk is nearly full."""
         self.is_dirty = True
-        while data:
-            written = os.pwrite(self._opened(), data, offset)
-            data, offset = data[written:], offset + written
+        write_at(self._opened(), data, offset)
 
     def zero(self, start: int, end: int) -> None:
         """Overwrite the positions ``[start, end)`` with zeros, from the front on; holes stay holes."""
@@ -259,11 +256,3 @@ class MappedFileList:
     def close(self) -> None:
         for file in self.files:
             file.close()
-
-
-def make_dir(folder: Path) -> None:
-    """Create a folder and its missing parents, durably."""
-    if not folder.is_dir():
-        make_dir(folder.parent)
-        folder.mkdir(exist_ok=True)
-        sync_dir(folder.parent)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from pyspark_dledger.common.durable import sync_dir, sync_file
+from pyspark_dledger.common.durable import sync_dir, sync_file, write_at
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.engine import Engine
@@ -243,6 +243,6 @@ def _copy(file: MappedFile, start: int, target: int, origin: int) -> None:
         for low, high in data_extents(source, start - file.base, file.size):
             for offset in range(low, high, _COPIED_BYTES):
                 data = os.pread(source, min(_COPIED_BYTES, high - offset), offset)
-                os.pwrite(target, data, file.base + offset - origin)
+                write_at(target, data, file.base + offset - origin)
     finally:
         os.close(source)
