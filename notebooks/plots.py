@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from pyspark_dledger.cli.report.figures import (
+from pyspark_dledger.cli.report.drawing import (
     BLUE,
     GREEN,
     GREY,
@@ -307,7 +307,10 @@ def lags(consumers: pd.DataFrame) -> Figure:
 # 04: time
 
 
-_SHOWN_EVENTS = ("burst", "held", "goes on", "nobody", "killed", "new leader", "started again", "analytics leaves")
+_SHOWN_EVENTS = (
+    *("burst", "held", "goes on", "continues", "nobody"),
+    *("killed", "new leader", "started again", "analytics leaves"),
+)
 _EVENT_WORDS = {
     "is held (SIGSTOP)": "is suspended (SIGSTOP)",
     "goes on (SIGCONT)": "continues (SIGCONT)",

@@ -20,7 +20,7 @@ import pyarrow as pa
 from IPython.display import display
 
 import pyspark_dledger as dl
-from pyspark_dledger.cli.report import figures
+from pyspark_dledger.cli.report import drawing
 from pyspark_dledger.rocketmq.tables.registry import TABLES, read_table
 
 if TYPE_CHECKING:
@@ -228,5 +228,5 @@ def facts(items: dict[str, Any]) -> pd.DataFrame:
 def show(figure: Figure) -> None:
     """Show a figure. Its text is its title."""
     title = " ".join(figure.get_suptitle().split())
-    bundle = {"image/png": figures.png(figure), "text/plain": title}
+    bundle = {"image/png": drawing.png(figure), "text/plain": title}
     display(bundle, raw=True, metadata={"image/png": {"alt": title}})

@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from pyspark_dledger import rebuild
 from pyspark_dledger.cli.main import main
 from pyspark_dledger.cli.output.progress import ProgressBar
-from pyspark_dledger.cli.report import figures, page, timeline
+from pyspark_dledger.cli.report import drawing, page, store_figures, time_figures, timeline
 from pyspark_dledger.cli.report.facts import MAX_EXAMPLES, Facts, gather
 from pyspark_dledger.cli.report.number_words import (
     bytes_text,
@@ -363,7 +363,7 @@ def test_a_title_mentions_the_gap_before_a_term() -> None:
     first, second = list(range(0, 60_000, 100)), list(range(68_000, 120_000, 100))
     later = list(range(130_000, 160_000, 100))
     found = timeline_of(batch_of(first), batch_of(second, term=2), batch_of(later, term=2))
-    assert figures.throughput_title(found) == (
+    assert time_figures.throughput_title(found) == (
         "The peak is 10 messages/s at 00:00:00; nothing was stored for 10.1 s from 00:01:59.900 on, "
         "and for 8.1 s from 00:00:59.900 on, until term 2 began."
     )
@@ -391,18 +391,18 @@ def test_a_title_mentions_the_gap_before_a_term() -> None:
     ids=["one", "in_a_moment", "one_a_second", "two_a_second", "rare", "one_far_away"],
 )
 def test_a_title_has_only_observed_rates_and_drawn_gaps(times: list[int | None], title: str) -> None:
-    assert figures.throughput_title(timeline_of(batch_of(times))) == title
+    assert time_figures.throughput_title(timeline_of(batch_of(times))) == title
 
 
 def test_rare_messages_are_counted_by_the_day() -> None:
-    drawn = figures.throughput(timeline_of(batch_of([0, 1, 10**11])))
+    drawn = time_figures.throughput(timeline_of(batch_of([0, 1, 10**11])))
     assert drawn.axes[0].get_ylabel() == "messages per day"
 
 
 @pytest.mark.parametrize(("size", "ticks"), [(32, [0, 8, 16, 24, 32]), (64, [0, 16, 32, 48, 64]), (4, [0, 1, 2, 3, 4])])
 def test_ticks_of_sizes_are_powers_of_two(facts: dict[str, Facts], size: int, ticks: list[int]) -> None:
     row = {**facts["raw"].segments[0], "usedBytes": size << 10, "blankBytes": 0, "unwrittenBytes": 0}
-    axes = figures.bytes_by_file([row]).axes[0]
+    axes = store_figures.bytes_by_file([row]).axes[0]
     assert [tick for tick in axes.get_yticks() if 0 <= tick <= size] == ticks
 
 
@@ -425,7 +425,7 @@ def test_rows_of_the_latency_map_match_their_labels() -> None:
 def test_messages_born_after_they_were_stored_are_counted_separately() -> None:
     found = timeline_of(batch_of([1000, 2000], [1500, 1990]))
     assert (found.born_later, found.timed) == (1, 1)
-    assert figures.latency_title(found) == (
+    assert time_figures.latency_title(found) == (
         "Every message was stored within 10 ms of its birth. 1 message was born after being stored: clocks differ."
     )
 
@@ -434,16 +434,16 @@ OLD_BIRTHS = "Such old births mean that clocks differ, messages were stored agai
 
 
 @pytest.mark.parametrize(
-    ("latencies", "is_told"),
+    ("latencies", "is_explained"),
     [([86_000_000] * 3, False), ([10, 10, 10, 200_000_000], False), ([10, 200_000_000, 200_000_000], True)],
     ids=["a_day", "few", "most"],
 )
-def test_old_births_of_most_messages_are_explained(latencies: list[int], is_told: bool) -> None:
+def test_old_births_of_most_messages_are_explained(latencies: list[int], is_explained: bool) -> None:
     stored = [1_700_000_000_000] * len(latencies)
     found = timeline_of(batch_of(stored, [at - late for at, late in zip(stored, latencies, strict=True)]))
-    titles = [figures.latency_title(found), " ".join(figures.time_axis(found).get_suptitle().split())]
-    assert [title.endswith(OLD_BIRTHS) for title in titles] == [is_told] * 2
-    assert [OLD_BIRTHS in title for title in titles] == [is_told] * 2
+    titles = [time_figures.latency_title(found), " ".join(time_figures.time_axis(found).get_suptitle().split())]
+    assert [title.endswith(OLD_BIRTHS) for title in titles] == [is_explained] * 2
+    assert [OLD_BIRTHS in title for title in titles] == [is_explained] * 2
 
 
 @pytest.mark.slow
@@ -454,19 +454,19 @@ def test_old_births_of_most_messages_are_explained(latencies: list[int], is_told
 )
 def test_every_figure_of_time_can_be_drawn(times: list[int | None]) -> None:
     found = timeline_of(*(batch_of([time], [0], term) for term, time in enumerate(times)))
-    for draw in (figures.throughput, figures.latency_map, figures.time_axis):
-        if draw is figures.throughput or found.timed:
-            title, svg = figures.svg(draw(found), "f")
+    for draw in (time_figures.throughput, time_figures.latency_map, time_figures.time_axis):
+        if draw is time_figures.throughput or found.timed:
+            title, svg = drawing.svg(draw(found), "f")
             assert title
             assert svg.startswith("<svg ")
 
 
 def test_a_figure_is_the_same_every_time_and_takes_the_colours_of_its_page(facts: dict[str, Facts]) -> None:
-    first, second = (figures.svg(figures.time_axis(facts["live"].timeline), "f") for _ in range(2))
+    first, second = (drawing.svg(time_figures.time_axis(facts["live"].timeline), "f") for _ in range(2))
     assert first == second
     assert "currentColor" in first[1]
-    assert figures._INK not in first[1]
-    assert figures.png(figures.retention(facts["live"].segments)).startswith(b"\x89PNG")
+    assert drawing.INK not in first[1]
+    assert drawing.png(store_figures.retention(facts["live"].segments)).startswith(b"\x89PNG")
 
 
 # Units

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 
 from pyspark_dledger import __version__
 from pyspark_dledger.cli.output.rows import Row, camel_case, cell, plain_time
-from pyspark_dledger.cli.report import MARKER, figures
+from pyspark_dledger.cli.report import MARKER, drawing, store_figures, time_figures
 from pyspark_dledger.cli.report.facts import MAX_EXAMPLES, Facts, Listed
 from pyspark_dledger.cli.report.number_words import bytes_text, duration_text, number_text, percent_text
 from pyspark_dledger.cli.report.timeline import Timeline
@@ -396,21 +396,26 @@ def _figures(facts: Facts) -> dict[str, list[_Drawing]]:
     drawings: dict[str, list[_Drawing]] = {"files": [], "time": [], "topics": [], "replicas": []}
 
     def add(section: str, name: str, question: str, figure: Figure) -> None:
-        title, svg = figures.svg(figure, name)
+        title, svg = drawing.svg(figure, name)
         # matplotlib escapes every text in it.
         drawings[section].append(_Drawing(question, title, Markup(svg)))  # noqa: S704
 
     if facts.segments:
-        add("files", "bytes", "what is in the files?", figures.bytes_by_file(facts.segments))
+        add("files", "bytes", "what is in the files?", store_figures.bytes_by_file(facts.segments))
     if any(row["firstStoreTimestamp"] is not None for row in facts.segments):
-        add("files", "retention", "which times are in the files?", figures.retention(facts.segments))
+        add("files", "retention", "which times are in the files?", store_figures.retention(facts.segments))
     if timeline.messages:
-        add("time", "throughput", "how much was stored when?", figures.throughput(timeline))
+        add("time", "throughput", "how much was stored when?", time_figures.throughput(timeline))
     if timeline.timed:
-        add("time", "latency", "how long did it take to store messages?", figures.latency_map(timeline))
+        add("time", "latency", "how long did it take to store messages?", time_figures.latency_map(timeline))
     named = [row for row in facts.topics if row["topic"] is not None]
     if named:
-        add("topics", "shares", "which topics are largest?", figures.topic_shares(named))
+        add("topics", "shares", "which topics are largest?", store_figures.topic_shares(named))
     if facts.comparison is not None:
-        add("replicas", "ranges", "which indexes does each replica have?", figures.replica_ranges(facts.comparison))
+        add(
+            "replicas",
+            "ranges",
+            "which indexes does each replica have?",
+            store_figures.replica_ranges(facts.comparison),
+        )
     return drawings
