@@ -71,9 +71,9 @@ def export(name: str, form: str, peer: str, goal: float | None) -> Result:
     size = sum(file.stat().st_size for file in (LOG.node / "data").iterdir())
     with folders(f"{name}-ours") as ours, folders(f"{name}-spark") as theirs:
         seconds = alternate({"ours": exported(form, ours), "spark": saved(peer, theirs)}, ROUNDS, WARM_UPS)
-    value, beside = (size / 1e6 / seconds[side] for side in ("ours", "spark"))
+    value, other = (size / 1e6 / seconds[side] for side in ("ours", "spark"))
     detail = {"seconds": {side: rounded(taken) for side, taken in seconds.items()}, "logBytes": size}
-    result = Result(name, value, "MB/s", f"Spark's {peer} writer, on two cores", beside, detail=detail)
+    result = Result(name, value, "MB/s", f"Spark's {peer} writer, on two cores", other, detail=detail)
     return result.with_least(goal) if goal is not None else result.with_ratio_goal(1)
 
 

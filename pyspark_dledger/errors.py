@@ -26,11 +26,11 @@ class StoreInUseError(StoreError):
 
 
 class DiskFullError(StoreError):
-    """A store that has no room for an append. Nothing was appended; it goes on when there is room again."""
+    """A store without room for an append. Nothing was appended; appends succeed again when there is room."""
 
 
 class InconsistentError(StoreError):
-    """Entries that do not go on where a log ends."""
+    """Entries that do not continue the end of a log."""
 
 
 class IndexRangeError(StoreError, LookupError):

@@ -114,7 +114,7 @@ def _columns(found: Iterable[Column | TableColumn]) -> str:
 
 
 def tables() -> str:
-    """The tables beside the log's and their columns; those that several have in the same meaning once."""
+    """The tables other than the log with their columns; shared columns once."""
     count = Counter(column for read in READ_TABLES.values() for column in read.columns)
     shared = [column for column, tables in count.items() if tables > 1]
     parts = ["## Common columns", _columns(shared)]

@@ -848,8 +848,8 @@ GOLDEN_FINDINGS = {
 def test_a_golden_has_its_findings(name: str, case_folder: Callable[[str], Path], engine: str) -> None:
     (store,) = (store for store in golden.ALL if str(store) == name)
     findings = dl.open_log(case_folder(store.case) / store.folder, engine=engine).findings()
-    told = [(f.code, f.file, f.offset, f.index) for f in findings if f.code != "leftoverFile"]
-    assert told == GOLDEN_FINDINGS[name]
+    listed = [(f.code, f.file, f.offset, f.index) for f in findings if f.code != "leftoverFile"]
+    assert listed == GOLDEN_FINDINGS[name]
 
 
 # What Java does with damaged stores

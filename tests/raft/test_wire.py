@@ -788,7 +788,7 @@ def test_refusals_are_matched_to_their_requests() -> None:
 def test_an_unknown_binary_request_gets_a_refusal() -> None:
     server = WireConnection()
     server.peer_is_binary = True
-    (found,) = server.feed(framed(0x44, binary_header(58099, b"whatever")))
+    (found,) = server.feed(framed(0x44, binary_header(58099, b"anything")))
     assert isinstance(found, ReceivedRequest)
     assert found.request == Refusal(3, "request code 58099 is not supported")
     assert found.is_binary

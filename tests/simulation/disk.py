@@ -122,7 +122,7 @@ class SimStore(MemoryStore):
         self.checkpoint = max(self.checkpoint, min(self.committed_index, self.durable_index))
 
     def close(self) -> None:
-        """An orderly end: flush all entries and write the checkpoint."""
+        """A clean shutdown: flush all entries and write the checkpoint."""
         self.flushed_index = self.ledger_end_index
         self.checkpoint = self.committed_index
         if self._entries:

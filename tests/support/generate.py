@@ -1,4 +1,4 @@
-"""Stores for tests: written by Java's rules with the reference codec, beside the rows that have to come out of them.
+"""Stores for tests, written by Java's rules with the reference codec, and their expected rows.
 
 Plain functions write stores of given payloads; the strategies below them draw payloads, stores and damage. The expected
 rows come from what was asked to be written, never from decoding it.
@@ -200,7 +200,7 @@ class Store:
     segments: list[Segment] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
     end: int = 0
-    """Log position behind the last entry or message."""
+    """Log position after the last entry or message."""
 
     def rows_of(self, segment: Segment) -> list[Row]:
         return [row for row in self.rows if segment.base <= row["pos"] < segment.end]

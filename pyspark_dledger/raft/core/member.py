@@ -121,7 +121,7 @@ class Member:
         sent = self._sent.pop(token, None)
         if sent is None:
             return
-        # A response with a larger term ends this term, whatever the request was.
+        # A larger term in any response ends this term.
         if response is not None and self.term < response.term <= MAX_TERM and not self.adopt(response.term):
             response = None
         sent[0](sent[1], response)
