@@ -26,7 +26,7 @@ def verbs(table: Table) -> str:
         (f"[`{action.dest}`](#{action.dest})" if own[action.dest] else f"`{action.dest}`", _help(action))
         for action in found._choices_actions
     )
-    parts = [table(("verb", "what it does"), rows), "## Exit codes", *_ends(found.choices)]
+    parts = [table(("verb", "what it does"), rows), "## Exit codes", *_ends(found.choices, table)]
     parts += ["## Arguments of several verbs", *_shared(takers, found.choices), "## Arguments of one verb"]
     for name, arguments in own.items():
         if arguments:
@@ -58,18 +58,29 @@ def _lines(arguments: Iterable[tuple[str, str]]) -> str:
     return "\n".join(_wrapped(f"- {', '.join(found)}: {meaning}", "  ") for meaning, found in spellings.items())
 
 
-def _ends(choices: Mapping[str, argparse.ArgumentParser]) -> Iterator[str]:
-    """The exit codes, with the verbs that have them."""
-    named: dict[str, list[str]] = {}
+def _ends(choices: Mapping[str, argparse.ArgumentParser], table: Table) -> Iterator[str]:
+    """The exit codes, with the verbs that have them; a table of exit code 1 if only that differs between verbs."""
+    named: dict[tuple[tuple[str, ...], str], dict[str, str]] = {}
+    explained = set[str]()
     for name, verb in choices.items():
-        text = (verb.epilog or "").removeprefix("exit codes: ")
-        named.setdefault(text.replace("%%", "%").replace("<", "\\<"), []).append(name)
-    for text, names in named.items():
+        text = (verb.epilog or "").removeprefix("exit codes: ").replace("%%", "%").replace("<", "\\<")
         codes, _, rest = text.partition(". ")
-        lines = (_wrapped(f"- {code}", "  ") for code in re.split("; (?=[0-9])", codes))
-        yield "\n".join((_wrapped(f"{_codes(names)}:"), "", *lines))
-        if rest:
-            yield _wrapped(rest)
+        meanings = re.split("; (?=[0-9])", codes)
+        one = next((code for code in meanings if code.startswith("1 ")), "1 never")
+        others = tuple(code for code in meanings if code != one)
+        named.setdefault((others, rest), {})[name] = one
+    for ((first, *others), rest), ones in named.items():
+        differ = len(set(ones.values())) > 1
+        one = "1 see the table" if differ else next(iter(ones.values()))
+        if differ:
+            rows = ((f"`{name}`", text.removeprefix("1 ")) for name, text in ones.items())
+            yield table(("verb", "exit code 1"), rows)
+        lines = (_wrapped(f"- {code}", "  ") for code in (first, one, *others) if code != "1 never")
+        yield "\n".join(("These verbs:" if differ else _wrapped(f"{_codes(ones)}:"), "", *lines))
+        new = [sentence for sentence in re.split(r"(?<=[.]) (?=[A-Z])", rest) if sentence not in explained]
+        explained.update(new)
+        if any(new):
+            yield _wrapped(" ".join(new))
 
 
 def _wrapped(text: str, indent: str = "") -> str:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import re
+from typing import Any
 
-from pyspark_dledger.cli.exit_codes import CLIENT_EXITS, READ_EXITS
+from pyspark_dledger.cli.exit_codes import CLIENT_EXITS, read_exits
 from pyspark_dledger.errors import OptionError
 
 BODY_FORMS = ("text", "hex", "base64", "none")
 ROW_POSITION = (
     "an index, pos=N, earliest, latest, or a store time as ISO 8601 (UTC without a zone) or epoch milliseconds"
 )
+# The options that a position sets.
+STARTING = ("startingOffsets", "startingTimestamp")
+ENDING = ("endingOffsets", "endingTimestamp")
 OPTION = "an option of a read (docs/reading.md lists them), such as selfId=n0 or committedBound=end"
 
 # What several paths mean.
@@ -18,9 +23,28 @@ REPLICAS = "further ones are its replicas, which prove what is committed"
 EACH = "several are read one after the other"
 
 
-def add_stores(parser: argparse.ArgumentParser, several: str) -> None:
-    """The paths of stores, with what a read takes; `several` says what more than one path means."""
-    parser.epilog = READ_EXITS
+def add_flag(parser: argparse.ArgumentParser, flag: str, *options: str, **settings: Any) -> None:
+    """Adds an argument that sets one of `options`. Errors about these options name the flag: see `with_flags`."""
+    action = parser.add_argument(flag, **settings)
+    declared = parser.get_default("flags") or {}
+    parser.set_defaults(flags={**declared, **dict.fromkeys(options, (flag, action.dest))})
+
+
+def with_flags(text: str, args: argparse.Namespace) -> str:
+    """An error text with flags instead of the names of their options, except options given with ``--option``."""
+    named = {given.partition("=")[0].lower() for given in getattr(args, "option", ())}
+    for option, (flag, _) in getattr(args, "flags", {}).items():
+        if option.lower() not in named:
+            text = re.sub(rf"^{option}(?=:)|\boption {option}\b", flag, text)
+    return text
+
+
+def add_stores(parser: argparse.ArgumentParser, several: str, findings: str | None) -> None:
+    """The paths of stores, with what a read takes.
+
+    `several` says what more than one path means, `findings` when the exit code is 1 (None: never).
+    """
+    parser.epilog = read_exits(findings)
     parser.add_argument("path", nargs="+", metavar="PATH", help=f"a store; {several}")
     add_json(parser)
     add_option(parser)
@@ -38,14 +62,15 @@ def add_option(
 
 def add_topics(parser: argparse.ArgumentParser) -> None:
     """Which messages of the log are wanted."""
-    parser.add_argument("--topic", metavar="TOPIC[,TOPIC]", help="only messages of these topics")
-    parser.add_argument("--queue-id", dest="queueId", metavar="ID[,ID]", help="only messages of these queues")
+    add_flag(parser, "--topic", "topic", metavar="TOPIC[,TOPIC]", help="only messages of these topics")
+    text = "only messages of these queues"
+    add_flag(parser, "--queue-id", "queueId", dest="queueId", metavar="ID[,ID]", help=text)
 
 
 def add_rows(parser: argparse.ArgumentParser) -> None:
     """Which rows and columns are printed, and how."""
     add_topics(parser)
-    parser.add_argument("--tags", metavar="TAG[,TAG]", help="only messages with one of these tags")
+    add_flag(parser, "--tags", "tags", metavar="TAG[,TAG]", help="only messages with one of these tags")
     text = "default: those that fit a line, with --json all"
     parser.add_argument("--columns", metavar="NAME[,NAME]", help=text)
     add_body(parser, "bodies")
@@ -64,21 +89,21 @@ def add_body(parser: argparse.ArgumentParser, what: str) -> None:
 def add_tls(parser: argparse.ArgumentParser) -> None:
     text = "for TLS with client certificates: PEM files of the certificate, its key, and the CA of all others"
     for name in ("cert", "key", "ca"):
-        parser.add_argument(f"--tls-{name}", metavar="FILE", help=text)
+        add_flag(parser, f"--tls-{name}", f"tls{name.title()}", f"tls {name}", metavar="FILE", help=text)
 
 
 def add_client(parser: argparse.ArgumentParser) -> None:
     """How to reach a running group."""
     parser.epilog = CLIENT_EXITS
     add_json(parser)
-    parser.add_argument("--group", required=True, metavar="NAME", help="the group's name")
+    add_flag(parser, "--group", "group", required=True, metavar="NAME", help="the group's name")
     text = "its members, or some of them, as n0-127.0.0.1:20911;n1-127.0.0.1:20912"
-    parser.add_argument("--peers", required=True, metavar="ID-HOST:PORT;...", help=text)
+    add_flag(parser, "--peers", "peers", required=True, metavar="ID-HOST:PORT;...", help=text)
     add_tls(parser)
     text = "timeout of one attempt in milliseconds; default 3000"
-    parser.add_argument("--timeout-ms", type=natural, default=3000, metavar="MS", help=text)
+    add_flag(parser, "--timeout-ms", "timeout_ms", type=natural, default=3000, metavar="MS", help=text)
     text = "how often to retry what was certainly not done; default 10"
-    parser.add_argument("--max-retries", type=natural, default=10, metavar="N", help=text)
+    add_flag(parser, "--max-retries", "max_retries", type=natural, default=10, metavar="N", help=text)
 
 
 def add_member(parser: argparse.ArgumentParser) -> None:
@@ -86,12 +111,12 @@ def add_member(parser: argparse.ArgumentParser) -> None:
     text = "a setting by its name in Java's DLedgerConfig, such as heartBeatTimeIntervalMs=500"
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help=text)
     text = "sync: on disk before it is acknowledged; default: sync in a group of one, else async"
-    parser.add_argument("--flush", choices=("sync", "async"), help=text)
+    add_flag(parser, "--flush", "flush", choices=("sync", "async"), help=text)
     for name, default in (("data", "1g"), ("index", "160m")):
-        text = f"of a new store; default {default}"
-        parser.add_argument(f"--{name}-file-size", metavar="SIZE", help=text)
+        text, setting = f"of a new store; default {default}", f"mappedFileSizeForEntry{name.title()}"
+        add_flag(parser, f"--{name}-file-size", setting, metavar="SIZE", help=text)
     text = "with messages: how long duplicates are recognized, in milliseconds; default 604800000, 7 days"
-    parser.add_argument("--producer-id-expiry-ms", type=natural, metavar="MS", help=text)
+    add_flag(parser, "--producer-id-expiry-ms", "producerIdExpiryMs", type=natural, metavar="MS", help=text)
     text = "of the log on standard error"
     parser.add_argument("--log-format", choices=("text", "json"), default="text", help=text)
 

@@ -9,8 +9,8 @@ _PATH = (
     "It is never modified."
 )
 READ_EXITS = (
-    "exit codes: 0 clean; 1 findings, rows with a problem, differences, or nothing found; 2 error; 130 interrupted. "
-    + _PATH
+    "exit codes: 0 clean; 1 findings, or find found nothing; 2 error; 130 interrupted. The help of a verb says when "
+    "its exit code is 1. " + _PATH
 )
 EXPORT_EXITS = (
     "exit codes: 0 done; 1 done, but rows were left out, have a problem, or there are none; 2 error; 130 interrupted. "
@@ -25,3 +25,9 @@ CLIENT_EXITS = (
     "exit codes: 0 done; 1 nothing found, or the outcome is unknown: it may have been done, or may be done later; "
     "2 error: nothing was done except what was printed; 130 interrupted"
 )
+
+
+def read_exits(findings: str | None) -> str:
+    """The exit codes of a verb that reads; `findings` says when it is 1 (None: never)."""
+    one = f"1 {findings}; " if findings else ""
+    return f"exit codes: 0 clean; {one}2 error; 130 interrupted. {_PATH}"

@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import NoReturn
 
 from pyspark_dledger import __version__
+from pyspark_dledger.cli.arguments import with_flags
 from pyspark_dledger.cli.exit_codes import CLEAN, ERROR, INTERRUPTED, READ_EXITS
 from pyspark_dledger.cli.output.stream import Output, note
 from pyspark_dledger.errors import DLedgerError
@@ -40,6 +41,9 @@ VERBS = {
 }
 """Every verb and its line of help. Its module in `verbs/` has ``add_arguments`` and ``run``."""
 
+# Verbs less similar than this are not suggested.
+_VERB_SIMILARITY = 0.5
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line `arguments`, by default this process's; returns the exit code."""
@@ -48,15 +52,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         warnings.formatwarning = _one_line
         arguments = sys.argv[1:]
     out = Output()
+    args = argparse.Namespace()
     try:
-        verb = next((text for text in arguments if not text.startswith("-")), "")
-        args = build_parser([verb]).parse_args(arguments)
+        args = _parsed(arguments)
         _set_encodings(args.json)
         code: int = args.run(args, out)
         out.flush()
         return code
     except DLedgerError as error:
-        return _fail(out, str(error))
+        return _fail(out, with_flags(str(error), args))
     except BrokenPipeError:
         # The reader of the output, such as head, has seen enough.
         _abandon_output()
@@ -88,6 +92,19 @@ def build_parser(loaded: Container[str] = VERBS) -> argparse.ArgumentParser:
             module.add_arguments(verb)
             verb.set_defaults(run=module.run)
     return parser
+
+
+def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
+    """The parsed arguments. Raises SystemExit after a help text or an error."""
+    verb = next((text for text in arguments if not text.startswith("-")), "")
+    parser = build_parser([verb])
+    if verb and verb not in VERBS and arguments[0] == verb:
+        from pyspark_dledger.common.options import similar
+
+        near = similar(verb, VERBS, _VERB_SIMILARITY)
+        nearest = f"nearest: {near}; " if near else ""
+        parser.exit(ERROR, f"dledger: no verb {verb!r}; {nearest}dledger --help lists them\n")
+    return parser.parse_args(arguments)
 
 
 class _NoPandas:

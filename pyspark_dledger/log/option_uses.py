@@ -75,7 +75,8 @@ def check_use(options: ReadOptions, use: str) -> None:
     is_batch = use not in (STREAM, GROUP_STREAM)
     if is_batch and not options.fail_on_data_loss and options.starting_offsets.kind not in ("index", "pos"):
         raise OptionError(
-            f"option failOnDataLoss has no effect on {use} without an index or a pos as startingOffsets: leave it out"
+            f"option failOnDataLoss has no effect on {use} without an index or a pos as option startingOffsets: "
+            "leave it out"
         )
 
 

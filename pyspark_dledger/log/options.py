@@ -274,10 +274,12 @@ def microseconds(value: datetime) -> int:
 def _check_ranges(options: ReadOptions) -> None:
     start, end = options.starting_offsets, options.ending_offsets
     if start.kind == end.kind and start.value > end.value:
-        raise OptionError(f"startingOffsets ({start}) is behind endingOffsets ({end}): swap them, the end is exclusive")
+        raise OptionError(
+            f"option startingOffsets ({start}) is after option endingOffsets ({end}): swap them, the end is exclusive"
+        )
     first, last = options.starting_timestamp, options.ending_timestamp
     if first is not None and last is not None and first > last:
         raise OptionError(
-            f"startingTimestamp ({_EPOCH + first * _MICROSECOND}) is later than endingTimestamp "
+            f"option startingTimestamp ({_EPOCH + first * _MICROSECOND}) is after option endingTimestamp "
             f"({_EPOCH + last * _MICROSECOND}): swap them, the end is exclusive"
         )

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -51,6 +52,83 @@ def test_an_error_is_one_line_and_exit_code_2(store: Store, arguments: list[str]
     assert done.err.count("\n") == 1
 
 
+GROUP = ("--group", "g", "--peers", "n0-127.0.0.1:1")
+SERVED = ("serve", "--group", "g", "--id", "n0", "--store", "{folder}/new")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["dump", "{store}", "--from", "5", "--to", "3"], "--from (index 5) is after --to (index 3): swap them"),
+        (
+            ["dump", "{store}", "--from", "2026-07-22", "--to", "2026-07-21"],
+            "--from (2026-07-22 00:00:00+00:00) is after",
+        ),
+        (
+            ["dump", "{store}", "--from", "lastest"],
+            "--from: expected an index, pos=N, earliest, latest, or a store time",
+        ),
+        (["dump", "{store}", "--to", "2026-13-01"], "--to: expected an index, pos=N"),
+        (["dump", "{store}", "--queue-id", "x"], "--queue-id: expected"),
+        (["dump", "{store}", "--table", "sgments"], "--table: unknown table sgments"),
+        (["dump", "{store}", "--table", "state", "--topic", "a"], "--topic has no effect on table state"),
+        (["dump", "{store}", "--columns", "indx"], "--columns: unknown column indx"),
+        (["dump", "{store}", "--redact", "--keep", "topc"], "--keep: unknown column topc"),
+        (["dump", "{store}", "-o", "topic=a", "--topic", "b"], "option topic and --topic are both given: give one"),
+        (["dump", "{store}", "-o", "topic=a", "-o", "Topic=b"], "option Topic is given twice"),
+        (["dump", "{store}", "-o", "queueId=x"], "option queueId: expected"),
+        (["dump", "{store}", "y", "-o", "replicas=x"], "option replicas and further paths are both given"),
+        (["find", "{store}", "--tags", "", "1"], "--tags: expected"),
+        (["export", "{store}", "{folder}/a", "--to", "csv"], "--to: expected a form to export to, found csv"),
+        (["export", "{store}", "{folder}/a", "--to", "jsonl", "--preserve-offsets"], "--preserve-offsets is only for"),
+        (["rebuild", "index", "{store}", "--hash-slots", "x"], "--hash-slots: expected a whole number, found 'x'"),
+        (
+            ["rebuild", "index", "{store}", "--units-per-file", "5"],
+            "--units-per-file has no effect on a rebuild of index",
+        ),
+        (["metadata", "--group", "g", "--peers", "nonsense"], "--peers: expected ID-HOST:PORT"),
+        (["metadata", *GROUP, "--timeout-ms", "0"], "--timeout-ms: expected at least 1, found 0"),
+        (["metadata", *GROUP, "--tls-cert", "a", "--tls-key", "b", "--tls-ca", "c"], "--tls-cert: expected a PEM file"),
+        ([*SERVED, "--peers", "nonsense"], "--peers: expected ID-HOST:PORT"),
+        ([*SERVED, "--peers", "n1-127.0.0.1:1"], "--peers: expected this node's id n0"),
+        ([*SERVED, *GROUP[2:], "--data-file-size", "1x"], "--data-file-size: expected a size"),
+        ([*SERVED, *GROUP[2:], "--index-file-size", "33"], "--index-file-size: expected a multiple of 32"),
+        ([*SERVED, *GROUP[2:], "--set", "flush=x"], "--set: flush: expected sync or async"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_an_error_names_the_flag_or_the_option_that_was_given(
+    store: Store, tmp_path: Path, arguments: list[str], text: str, run: Callable[..., Ran]
+) -> None:
+    done = run(*(argument.format(store=store.path, folder=tmp_path) for argument in arguments))
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith(f"dledger: {text}"), done.err
+
+
+def test_diff_of_one_store_says_what_to_add(store: Store, run: Callable[..., Ran]) -> None:
+    for path in (store.path, store.path / "dledger-n0"):
+        done = run("diff", path)
+        assert done.code == 2
+        assert (
+            "only one store to compare: give its replicas as further paths (dledger diff STORE STORE ...)" in done.err
+        )
+
+
+@pytest.mark.parametrize(
+    ("verb", "text"),
+    [
+        ("dmp", "no verb 'dmp'; nearest: dump; dledger --help lists them"),
+        ("Verify", "no verb 'Verify'; nearest: verify; dledger --help lists them"),
+        ("xyz", "no verb 'xyz'; dledger --help lists them"),
+    ],
+)
+def test_an_unknown_verb_names_the_nearest_one(verb: str, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([verb, "--json"])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == f"dledger: {text}\n"
+
+
 @pytest.mark.parametrize("arguments", [[], ["nosuchverb"], ["dump"], ["dump", "x", "--limit", "-1"], ["find", "x"]])
 def test_wrong_arguments_are_one_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
@@ -89,7 +167,10 @@ def test_help_lists_the_verbs(capsys: pytest.CaptureFixture[str]) -> None:
     for verb in LISTED:
         with pytest.raises(SystemExit):
             main([verb, "--help"])
-        assert "exit codes: 0 clean" in capsys.readouterr().out
+        shown = " ".join(capsys.readouterr().out.split())
+        assert "exit codes: 0 clean; " in shown
+        assert ("; 1 " in shown) == (verb not in ("state", "follow"))
+        assert ("nothing found" in shown) == (verb == "find")
 
 
 def test_no_verb_loads_spark_or_pandas(broker: Store) -> None:

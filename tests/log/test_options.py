@@ -272,13 +272,13 @@ def test_an_unknown_table_names_the_nearest() -> None:
     [("5", "4"), ('{"pos": 100}', '{"pos": 99}')],
 )
 def test_a_start_after_the_end_is_rejected(start: str, end: str) -> None:
-    with pytest.raises(OptionError, match=r"startingOffsets .* is behind endingOffsets .*"):
+    with pytest.raises(OptionError, match=r"option startingOffsets .* is after option endingOffsets .*"):
         parse_options({"startingOffsets": start, "endingOffsets": end})
     assert parse_options({"startingOffsets": end, "endingOffsets": end}).starting_offsets.value > 0
 
 
 def test_a_starting_timestamp_after_the_ending_one_is_rejected() -> None:
-    with pytest.raises(OptionError, match=r"startingTimestamp \(2026-07-22 .*\) is later than endingTimestamp"):
+    with pytest.raises(OptionError, match=r"startingTimestamp \(2026-07-22 .*\) is after option endingTimestamp"):
         parse_options({"startingTimestamp": "2026-07-22", "endingTimestamp": "2026-07-21"})
 
 

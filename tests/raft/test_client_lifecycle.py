@@ -171,9 +171,9 @@ def test_process_exits_with_an_open_client() -> None:
 
 
 def test_invalid_options() -> None:
-    for options in ({"timeout_ms": 0}, {"max_retries": -1}):
-        with pytest.raises(OptionError, match="expected a positive timeout_ms"):
-            dl.connect("g", "n0-127.0.0.1:1", **options)
+    for name, number, minimum in (("timeout_ms", 0, 1), ("max_retries", -1, 0)):
+        with pytest.raises(OptionError, match=f"{name}: expected at least {minimum}, found {number}"):
+            dl.connect("g", "n0-127.0.0.1:1", **{name: number})  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="expected ID-HOST:PORT"):
         dl.connect("g", "127.0.0.1")
     for group in ("", None):

@@ -716,7 +716,7 @@ def test_the_command_line_prints_the_report(
     assert "expected a form to export to, found none: commitlog: " in capsys.readouterr().err
     twice = ["export", str(store.path), str(tmp_path / "d"), "--to", "jsonl", "--columns", "pos", "-o", "COLUMNS=pos"]
     assert main(twice) == 2
-    assert "option columns is given twice" in capsys.readouterr().err
+    assert "option columns and --columns are both given" in capsys.readouterr().err
 
 
 def test_an_interrupted_command_says_how_to_continue(

@@ -435,7 +435,7 @@ def test_file_sizes_are_those_of_existing_files(tmp_path: Path) -> None:
         ("index", {"indexUnits": 1}, "index_units: expected a number from 2"),
         ("index", {"brokerConf": "/nowhere"}, "broker-conf /nowhere"),
         ("index", {"dry_run": True, "out": "/tmp/x"}, "dry_run writes nothing"),
-        ("index", {"out": "s3://bucket/x"}, "out s3://bucket/x: expected a local folder"),
+        ("index", {"out": "s3://bucket/x"}, "out: expected a local folder, found the URI s3://bucket/x"),
     ],
 )
 def test_wrong_options_are_rejected(tmp_path: Path, what: str, options: dict[str, Any], error: str) -> None:

@@ -7,10 +7,11 @@ import json
 import re
 from collections.abc import Iterator
 
+from pyspark_dledger.cli.arguments import ROW_POSITION
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.log import Log
 from pyspark_dledger.log.option_uses import check_use
-from pyspark_dledger.log.options import parse_options
+from pyspark_dledger.log.options import find_option, parse_options
 
 MIN_EPOCH_MS = 10**12
 """A number from here on is milliseconds since 1970 (2001 and later), a smaller one an index."""
@@ -18,36 +19,47 @@ _POSITION = re.compile(r"(index|pos)=(\d+)")
 
 
 def read_options(args: argparse.Namespace) -> dict[str, str]:
-    """The options of a read: those of ``-o``, and those that have an argument of their own."""
+    """The options of a read: those of ``--option``, and those that have a flag of their own."""
     options: dict[str, str] = {}
     for text in args.option:
         name, equals, value = text.partition("=")
         if not equals:
-            raise OptionError(f"-o {text}: expected NAME=VALUE, found no =")
+            raise OptionError(f"--option {text}: expected NAME=VALUE, found no =")
         set_option(options, name, value)
     for name in ("table", "topic", "tags", "queueId"):
         if (value := getattr(args, name, None)) is not None:
-            set_option(options, name, value)
+            set_option(options, name, value, args.flags[name][0])
     for which in ("starting", "ending"):
         if (position := getattr(args, which, None)) is not None:
-            set_option(options, *position_option(which, position))
+            name, value = position_option(which, position)
+            set_option(options, name, value, args.flags[name][0])
     return options
 
 
-def set_option(options: dict[str, str], name: str, value: str) -> None:
-    """Set an option that is not set yet. Raises OptionError."""
+def set_option(options: dict[str, str], name: str, value: str, flag: str | None = None) -> None:
+    """Set an option that is not set yet. `flag` sets it, by default ``--option``. Raises OptionError."""
     if name.lower() in map(str.lower, options):
-        raise OptionError(f"option {name} is given twice: give it once")
+        if flag is None:
+            raise OptionError(f"option {name} is given twice: give it once")
+        raise OptionError(f"option {name} and {flag} are both given: give one of them")
     options[name] = value
 
 
 def position_option(which: str, text: str) -> tuple[str, str]:
-    """The option for a position: an index, ``pos=N``, ``earliest``, ``latest``, or a time (ISO 8601, epoch ms)."""
+    """The option for a position: an index, ``pos=N``, ``earliest``, ``latest``, or a time (ISO 8601, epoch ms).
+
+    Raises OptionError for anything else.
+    """
     if match := _POSITION.fullmatch(text):
         return f"{which}Offsets", f'{{"{match[1]}": {match[2]}}}'
     if text.lower() in ("earliest", "latest") or (text.isdecimal() and int(text) < MIN_EPOCH_MS):
         return f"{which}Offsets", text
-    return f"{which}Timestamp", text
+    name = f"{which}Timestamp"
+    try:
+        find_option(name).parser.parse(text)
+    except ValueError:
+        raise OptionError(f"option {name}: expected {ROW_POSITION}, found {text!r}") from None
+    return name, text
 
 
 def open_store(args: argparse.Namespace, use: str | None = None) -> Log:
@@ -58,7 +70,7 @@ def open_store(args: argparse.Namespace, use: str | None = None) -> Log:
     options = read_options(args)
     first, *others = args.path
     if others:
-        set_option(options, "replicas", json.dumps(others))
+        set_option(options, "replicas", json.dumps(others), "further paths")
     parsed = parse_options(options)
     check_use(parsed, use or f"table {parsed.table}")
     return Log(first, parsed)

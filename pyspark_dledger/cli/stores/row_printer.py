@@ -40,7 +40,7 @@ class RowPrinter:
         self._names = _columns(args, log.options)
         self._redact = None
         if args.redact:
-            self._redact = redactor(_known(_listed(args.keep), _all_columns(log.options)))
+            self._redact = redactor(_known("--keep", _listed(args.keep), _all_columns(log.options)))
         elif args.keep:
             raise OptionError("--keep has no effect without --redact: give both")
         form = args.body or ("base64" if args.json else "text")
@@ -79,17 +79,18 @@ def _listed(text: str | None) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",")) if text else ()
 
 
-def _known(names: tuple[str, ...], columns: Iterable[str]) -> tuple[str, ...]:
-    """Returns `names`; raises OptionError for one that is not among `columns`."""
+def _known(flag: str, names: tuple[str, ...], columns: Iterable[str]) -> tuple[str, ...]:
+    """Returns the `names` of a flag; raises OptionError for one that is not among `columns`."""
     for name in names:
         if name not in columns:
-            raise OptionError(f"unknown column {name}: {nearest(name, columns)}")
+            raise OptionError(f"{flag}: unknown column {name}: {nearest(name, columns)}")
     return names
 
 
 def _columns(args: argparse.Namespace, options: ReadOptions) -> list[str]:
     """The columns to print."""
-    chosen = _known(_listed(args.columns) or _default_columns(args, options), _all_columns(options))
+    listed = _listed(args.columns) or _default_columns(args, options)
+    chosen = _known("--columns", listed, _all_columns(options))
     names = [name for name in chosen if args.body != "none" or name not in BODY_COLUMNS]
     if options.include_entry_body and "entryBody" not in names:
         raise OptionError("option includeEntryBody has no effect on these columns: add entryBody to --columns")

@@ -12,7 +12,7 @@ from pyspark_dledger.log import Log
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_stores(parser, EACH)
+    add_stores(parser, EACH, "contradictions")
 
 
 def run(args: argparse.Namespace, out: Output) -> int:

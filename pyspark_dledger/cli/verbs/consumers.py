@@ -10,7 +10,7 @@ from pyspark_dledger.cli.stores.table_printer import print_tables
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_stores(parser, EACH)
+    add_stores(parser, EACH, "a group lost unread messages")
 
 
 def run(args: argparse.Namespace, out: Output) -> int:

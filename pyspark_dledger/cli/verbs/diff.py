@@ -16,6 +16,7 @@ from pyspark_dledger.cli.stores.commit_log_text import print_commit_logs
 from pyspark_dledger.cli.stores.comparison_text import cut_logs, sentences
 from pyspark_dledger.cli.stores.open_stores import open_store, open_stores
 from pyspark_dledger.cli.stores.table_printer import is_finding
+from pyspark_dledger.errors import OptionError
 from pyspark_dledger.format.json_text import json_line
 from pyspark_dledger.log.io.files import path_of
 from pyspark_dledger.log.io.store_paths import node_folders
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_stores(parser, "several are compared; of one folder, its nodes")
+    findings = "entries differ or are damaged, a log lost its end, or --md5: files differ"
+    add_stores(parser, "several are compared; of one folder, its nodes", findings)
     text = "print the MD5 of each segment instead: of the bytes that all replicas have, and of whole files"
     parser.add_argument("--md5", action="store_true", help=text)
 
@@ -40,6 +42,11 @@ def run(args: argparse.Namespace, out: Output) -> int:
     if args.md5:
         return _md5(args, out)
     log = open_store(args, "table diff")
+    if not log.replicas:
+        raise OptionError(
+            f"{log.path}: only one store to compare: give its replicas as further paths "
+            "(dledger diff STORE STORE ...), or a folder that has several dledger-<id>/"
+        )
     if args.json:
         from pyspark_dledger.log.diff.replica_parts import replica_rows
 

@@ -5,7 +5,16 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 
-from pyspark_dledger.cli.arguments import REPLICAS, ROW_POSITION, add_rows, add_stores, natural
+from pyspark_dledger.cli.arguments import (
+    ENDING,
+    REPLICAS,
+    ROW_POSITION,
+    STARTING,
+    add_flag,
+    add_rows,
+    add_stores,
+    natural,
+)
 from pyspark_dledger.cli.output.stream import Output
 from pyspark_dledger.cli.stores.open_stores import open_store
 from pyspark_dledger.cli.stores.row_printer import RowPrinter, with_progress
@@ -13,13 +22,14 @@ from pyspark_dledger.cli.stores.table_printer import table_batches
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_stores(parser, REPLICAS)
+    add_stores(parser, REPLICAS, "a row with a problem; without rows 0")
     add_rows(parser)
     text = "log (the default), segments, state, findings, indexUnits, consumeQueue, indexFile, audit, consumers, diff"
-    parser.add_argument("--table", metavar="NAME", help=text)
+    add_flag(parser, "--table", "table", metavar="NAME", help=text)
     text = f"the first row at or after {ROW_POSITION}"
-    parser.add_argument("--from", dest="starting", metavar="POSITION", help=text)
-    parser.add_argument("--to", dest="ending", metavar="POSITION", help="the end of the rows, exclusive")
+    add_flag(parser, "--from", *STARTING, dest="starting", metavar="POSITION", help=text)
+    text = "the end of the rows, exclusive"
+    add_flag(parser, "--to", *ENDING, dest="ending", metavar="POSITION", help=text)
     parser.add_argument("--limit", type=natural, metavar="N", help="print at most N rows")
 
 

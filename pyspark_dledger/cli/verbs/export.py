@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from pyspark_dledger.cli.arguments import add_json, add_option, add_topics
+from pyspark_dledger.cli.arguments import add_flag, add_json, add_option, add_topics
 from pyspark_dledger.cli.exit_codes import CLEAN, EXPORT_EXITS, FINDINGS
 from pyspark_dledger.cli.output.rows import fields_row
 from pyspark_dledger.cli.output.stream import Output, note
@@ -27,12 +27,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "a new or empty folder, or one with an unfinished export of the same"
     parser.add_argument("target", metavar="TARGET", help=text)
     text = "commitlog (a storePathRootDir for a plain broker), parquet (by topic and day) or jsonl"
-    parser.add_argument("--to", metavar="FORM", help=text)
+    add_flag(parser, "--to", "form", metavar="FORM", help=text)
     add_topics(parser)
     text = "parquet, jsonl: columns of the log table; default: all"
-    parser.add_argument("--columns", metavar="NAME[,NAME]", help=text)
+    add_flag(parser, "--columns", "columns", metavar="NAME[,NAME]", help=text)
     text = "parquet (default zstd), jsonl (default none): none, gzip or zstd"
-    parser.add_argument("--compression", metavar="NAME", help=text)
+    add_flag(parser, "--compression", "compression", metavar="NAME", help=text)
     text = "commitlog: keep physical offsets where possible, with filler between the messages"
     _add_switch(parser, "--preserve-offsets", "preserveOffsets", text)
     text = "commitlog: without consumequeue/ and index/, which the broker builds at its first start"
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_switch(parser: argparse.ArgumentParser, flag: str, option: str, text: str) -> None:
-    parser.add_argument(flag, dest=option, action="store_const", const="true", help=text)
+    add_flag(parser, flag, option, dest=option, action="store_const", const="true", help=text)
 
 
 def run(args: argparse.Namespace, out: Output) -> int:
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace, out: Output) -> int:
     options: dict[str, Any] = dict(read_options(args))
     for name in _OPTIONS:
         if (value := getattr(args, name)) is not None:
-            set_option(options, name, value)
+            set_option(options, name, value, args.flags[name][0])
     try:
         report = _export(args, options, out)
     except KeyboardInterrupt:

@@ -44,7 +44,7 @@ class _RowRange(NamedTuple):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_stores(parser, REPLICAS)
+    add_stores(parser, REPLICAS, "nothing found, or a row with a problem")
     add_rows(parser)
     text = "an offsetMsgId, a uniqKey (the client's msgId), a key, an index, or a time (the first message at or after "
     text += "it). An offsetMsgId and an index are read at once, the others walk the log"

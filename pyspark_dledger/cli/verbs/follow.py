@@ -10,7 +10,7 @@ from bisect import bisect_right
 from dataclasses import replace
 from itertools import pairwise
 
-from pyspark_dledger.cli.arguments import REPLICAS, ROW_POSITION, add_rows, add_stores
+from pyspark_dledger.cli.arguments import REPLICAS, ROW_POSITION, STARTING, add_flag, add_rows, add_stores
 from pyspark_dledger.cli.output.stream import Output, note
 from pyspark_dledger.cli.stores.open_stores import open_store
 from pyspark_dledger.cli.stores.row_printer import RowPrinter
@@ -26,9 +26,10 @@ from pyspark_dledger.log.tail.entry_ref import EntryRef, entry_ref
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_stores(parser, REPLICAS)
+    add_stores(parser, REPLICAS, None)
     add_rows(parser)
-    parser.add_argument("--from", dest="starting", metavar="POSITION", help=f"{ROW_POSITION}; default: latest")
+    text = f"{ROW_POSITION}; default: latest"
+    add_flag(parser, "--from", *STARTING, dest="starting", metavar="POSITION", help=text)
     text = "up to the end of the log, which may still be truncated"
     parser.add_argument("--uncommitted", action="store_true", help=text)
     text = "seconds between two reads of the store; default 1"

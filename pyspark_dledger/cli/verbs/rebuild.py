@@ -6,7 +6,7 @@ import argparse
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from pyspark_dledger.cli.arguments import add_json, add_option
+from pyspark_dledger.cli.arguments import add_flag, add_json, add_option
 from pyspark_dledger.cli.exit_codes import CLEAN, FINDINGS, REBUILD_EXITS
 from pyspark_dledger.cli.output.rows import fields_row
 from pyspark_dledger.cli.output.stream import Output, note
@@ -29,16 +29,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "print what would change, and write nothing; with --json a line for each queue or index file"
     parser.add_argument("--dry-run", action="store_true", help=text)
     text = "a new or empty folder: build there, and leave the store alone"
-    parser.add_argument("--out", metavar="DIR", help=text)
+    add_flag(parser, "--out", "out", metavar="DIR", help=text)
     text = "read the log in Spark tasks, at a master such as local[4] or spark://HOST:7077"
     parser.add_argument("--spark", metavar="MASTER", help=text)
-    for flag, option, file, default in (
-        ("--units-per-file", "unitsPerFile", "a ConsumeQueue file", 300000),
-        ("--hash-slots", "hashSlots", "an index file", 5000000),
-        ("--index-units", "indexUnits", "an index file", 20000000),
+    for flag, option, field, file, default in (
+        ("--units-per-file", "unitsPerFile", "units_per_file", "a ConsumeQueue file", 300000),
+        ("--hash-slots", "hashSlots", "hash_slots", "an index file", 5000000),
+        ("--index-units", "indexUnits", "index_units", "an index file", 20000000),
     ):
         text = f"of {file}; default: that of existing files, else {default}"
-        parser.add_argument(flag, dest=option, metavar="N", help=text)
+        add_flag(parser, flag, option, field, dest=option, metavar="N", help=text)
     text = "a broker.conf, for messageDelayLevel, and for sizes that neither flags nor files show"
     parser.add_argument("--broker-conf", dest="brokerConf", metavar="FILE", help=text)
     add_json(parser)

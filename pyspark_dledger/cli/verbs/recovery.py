@@ -25,7 +25,7 @@ _COLUMNS = ("java", "outcome", "beginIndex", "endIndex", "endTerm", "committedIn
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_stores(parser, EACH)
+    add_stores(parser, EACH, "a version rejects the store, or truncates entries")
     version = parser.add_mutually_exclusive_group()
     text = "of DLedger, such as 0.3.1.2; default: every line of versions"
     version.add_argument("--java", metavar="VERSION", help=text)

@@ -13,7 +13,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from pyspark_dledger.cli.arguments import add_option
-from pyspark_dledger.cli.exit_codes import CLEAN, FINDINGS, READ_EXITS
+from pyspark_dledger.cli.exit_codes import CLEAN, FINDINGS, read_exits
 from pyspark_dledger.cli.output.stream import Output, note
 from pyspark_dledger.cli.report import MARKER
 from pyspark_dledger.cli.stores.open_stores import open_store
@@ -27,7 +27,7 @@ _HEAD_BYTES = 4096
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = READ_EXITS
+    parser.epilog = read_exits("a warning or an error in the verdict")
     parser.add_argument("path", nargs="+", metavar="STORE", help="the store, and replicas to compare it with")
     result = parser.add_mutually_exclusive_group(required=True)
     text = "the file to write, outside the store; it may replace an earlier report only; - is standard output"

@@ -16,7 +16,7 @@ _COLUMNS = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_stores(parser, EACH)
+    add_stores(parser, EACH, "findings")
 
 
 def run(args: argparse.Namespace, out: Output) -> int:

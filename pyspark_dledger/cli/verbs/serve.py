@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pyspark_dledger.cli.arguments import add_json, add_member, add_tls, check_member, natural
+from pyspark_dledger.cli.arguments import add_flag, add_json, add_member, add_tls, check_member, natural
 from pyspark_dledger.cli.exit_codes import SERVE_EXITS
 from pyspark_dledger.cli.group.event_loop import Signals, first_of, run_loop
 from pyspark_dledger.cli.output.rows import row_line
@@ -23,7 +23,7 @@ from pyspark_dledger.common.log_records import LOG, log_to_stderr, record
 from pyspark_dledger.common.process_memory import prepare_memory_for_serving
 from pyspark_dledger.errors import DLedgerError
 from pyspark_dledger.raft.node import Node, NodeConfig
-from pyspark_dledger.raft.node.settings import NodeSettings, node_config, read_settings
+from pyspark_dledger.raft.node.settings import SETTINGS, NodeSettings, node_config, read_settings
 
 if TYPE_CHECKING:
     # These load pyarrow, which only a node that serves messages needs.
@@ -35,36 +35,20 @@ _STATUS_SECONDS = 10.0
 _CHECK_SECONDS = 0.25
 _MAX_OPEN_FILES = 16384
 
-# The setting of each flag.
-_FLAGS = {
-    "group": "group",
-    "id": "selfId",
-    "peers": "peers",
-    "store": "storeBaseDir",
-    "flush": "flush",
-    "listen": "listen",
-    "tls_cert": "tlsCert",
-    "tls_key": "tlsKey",
-    "tls_ca": "tlsCa",
-    "data_file_size": "mappedFileSizeForEntryData",
-    "index_file_size": "mappedFileSizeForEntryIndex",
-    "truncate_at": "truncateAt",
-}
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = SERVE_EXITS
     add_json(parser)
-    parser.add_argument("--group", metavar="NAME", help="the group's name")
-    parser.add_argument("--id", metavar="ID", help="this member's id, such as n0")
+    add_flag(parser, "--group", "group", metavar="NAME", help="the group's name")
+    add_flag(parser, "--id", "selfId", metavar="ID", help="this member's id, such as n0")
     text = "all members with their addresses, as n0-127.0.0.1:20911;n1-127.0.0.1:20912"
-    parser.add_argument("--peers", metavar="ID-HOST:PORT;...", help=text)
+    add_flag(parser, "--peers", "peers", metavar="ID-HOST:PORT;...", help=text)
     text = "the folder of dledger-ID/, which is created if it does not exist"
-    parser.add_argument("--store", metavar="DIR", help=text)
+    add_flag(parser, "--store", "storeBaseDir", metavar="DIR", help=text)
     text = "settings as key=value lines, by their names in Java's DLedgerConfig; flags override them"
     parser.add_argument("--config", metavar="FILE", help=text)
     text = "HOST or HOST:PORT to listen at; default: the own address of --peers, if it is a loopback one"
-    parser.add_argument("--listen", metavar="HOST", help=text)
+    add_flag(parser, "--listen", "listen", metavar="HOST", help=text)
     add_tls(parser)
     text = (
         "serve messages, as a broker's leader does; DIR is then a storePathRootDir, with consumequeue/, index/, config/"
@@ -73,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "a broker.conf with enableDLegerCommitLog=true, read as the broker reads it; implies --messages"
     parser.add_argument("--broker-conf", metavar="FILE", help=text)
     text = "first put aside the entry of that index and all after it: only to repair a damaged store"
-    parser.add_argument("--truncate-at", type=natural, metavar="INDEX", help=text)
+    add_flag(parser, "--truncate-at", "truncateAt", type=natural, metavar="INDEX", help=text)
     # For members that `cluster` starts: they end with it.
     parser.add_argument("--until-input-ends", action="store_true", help=argparse.SUPPRESS)
     add_member(parser)
@@ -108,9 +92,9 @@ def _settings(args: argparse.Namespace, conf: BrokerConf | None) -> NodeSettings
         read = read_settings(Path(args.config))
         for name, text in read.items():
             settings.set(name, text, read.sources[name])
-    for flag, name in _FLAGS.items():
-        if (value := getattr(args, flag)) is not None:
-            settings.set(name, str(value), f"--{flag.replace('_', '-')}")
+    for name, (flag, dest) in args.flags.items():
+        if name in SETTINGS and (value := getattr(args, dest)) is not None:
+            settings.set(name, str(value), flag)
     for text in args.set:
         name, equals, value = text.partition("=")
         if not equals:

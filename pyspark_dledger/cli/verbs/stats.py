@@ -22,7 +22,7 @@ _SHOWN_TAGS = 5
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_stores(parser, EACH)
+    add_stores(parser, EACH, "rows with a problem")
 
 
 def run(args: argparse.Namespace, out: Output) -> int:

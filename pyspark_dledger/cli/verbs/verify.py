@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_stores(parser, EACH)
-    text = "the least severity to print; the exit code is 1 for warnings and errors, printed or not"
+    add_stores(parser, EACH, "a warning or an error, also if not printed")
+    text = "the least severity to print"
     parser.add_argument("--least", choices=("info", "warning", "error"), default="info", help=text)
 
 

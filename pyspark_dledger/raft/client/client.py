@@ -72,10 +72,9 @@ def connect(
     nodes, if they have one.
     Raises OptionError for an invalid group, peers, certificate, number or secret.
     """
-    if timeout_ms <= 0 or max_retries < 0:
-        raise OptionError(
-            f"expected a positive timeout_ms and no negative max_retries, found {timeout_ms} and {max_retries}"
-        )
+    for name, number, minimum in (("timeout_ms", timeout_ms, 1), ("max_retries", max_retries, 0)):
+        if number < minimum:
+            raise OptionError(f"{name}: expected at least {minimum}, found {number}")
     if not isinstance(group, str) or not group:
         raise OptionError(f"group: expected the name of a group, found {group!r}")
     if not isinstance(peers, str):

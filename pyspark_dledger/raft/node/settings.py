@@ -111,7 +111,7 @@ def node_config(settings: Mapping[str, str]) -> NodeConfig:
         setting = SETTINGS.get(name)
         if setting is None:
             raise OptionError(f"{source}: unknown setting {name}: {_advice(name)}")
-        parts[setting.part][setting.option.field] = _parsed(f"{source}: {name}", setting, text.strip())
+        parts[setting.part][setting.option.field] = _parsed(_place(source, name), setting, text.strip())
     node = parts["node"]
     store = _store_of(node)
     config = NodeConfig(
@@ -142,7 +142,7 @@ def _check(config: NodeConfig, sources: Mapping[str, str]) -> None:
         field, _, text = str(error).partition(": ")
         name = _NAMES.get(field, field)
         source = next((sources[each] for each in name.split(" and ") if each in sources), "config")
-        raise OptionError(f"{source}: {name}: {text}") from None
+        raise OptionError(f"{_place(source, name)}: {text}") from None
     preferred = config.core_options.get("preferred_leader_ids", ())
     assert isinstance(preferred, tuple)
     if unknown := [peer_id for peer_id in preferred if peer_id not in members]:
@@ -150,6 +150,11 @@ def _check(config: NodeConfig, sources: Mapping[str, str]) -> None:
         raise OptionError(
             f"{source}: preferredLeaderIds: expected members of {', '.join(members)}, found {', '.join(unknown)}"
         )
+
+
+def _place(source: str, name: str) -> str:
+    """Where a setting was given. A flag of its own stands for its name."""
+    return source if source.startswith("--") and source != "--set" else f"{source}: {name}"
 
 
 def _parsed(what: str, setting: Setting, text: str) -> object:

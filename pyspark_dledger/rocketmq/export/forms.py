@@ -64,7 +64,7 @@ def parse_form(name: object) -> str:
     known = {form.lower(): form for form in FORMS}
     if not isinstance(name, str) or name.lower() not in known:
         listed = "; ".join(f"{form}: {meaning}" for form, meaning in FORMS.items())
-        raise OptionError(f"expected a form to export to, found {name or 'none'}: {listed}")
+        raise OptionError(f"form: expected a form to export to, found {name or 'none'}: {listed}")
     return known[name.lower()]
 
 
@@ -82,7 +82,7 @@ def parse_export_options(form: str, options: Mapping[str, Any]) -> tuple[ReadOpt
             raise OptionError(f"option {found.name} is only for an export to {forms}, not to {form}: leave it out")
     for name in export.get("columns") or ():
         if name not in COLUMN_BY_NAME:
-            raise OptionError(f"unknown column {name}: {nearest(name, COLUMN_BY_NAME)}")
+            raise OptionError(f"option columns: unknown column {name}: {nearest(name, COLUMN_BY_NAME)}")
     others = {name: value for name, value in options.items() if name.lower() not in _BY_KEY}
     use = f"an export to {form}"
     for name in others:

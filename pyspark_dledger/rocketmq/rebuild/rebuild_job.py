@@ -186,7 +186,7 @@ def _checked_out(root: Path, out: str | os.PathLike[str]) -> Path:
     """The folder to build in. Raises StoreError if it is in the store, or not empty."""
     text = os.fspath(out)
     if is_remote(text):
-        raise OptionError(f"out {as_uri(text)}: expected a local folder, found a URI")
+        raise OptionError(f"out: expected a local folder, found the URI {as_uri(text)}")
     target = Path(without_file_scheme(text)).absolute()
     if not is_remote_path(root) and target.resolve().is_relative_to(root.resolve()):
         raise StoreError(f"{target}: the folder is in the store {root}: name another folder")
