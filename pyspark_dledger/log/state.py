@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from pyspark_dledger.log.committed import Bound, committed_bound
 from pyspark_dledger.log.io.epochs import read_epochs
-from pyspark_dledger.log.io.queue_files import FILLER_SIZE, last_units
 from pyspark_dledger.log.io.state_files import read_current_term
 from pyspark_dledger.log.io.store_checkpoint import StoreCheckpoint, read_store_checkpoint
 from pyspark_dledger.log.store_view import StoreView
@@ -60,7 +60,6 @@ def state_of(store: StoreView) -> State:
     term = read_current_term(paths.node_dir)[0] if paths.node_dir is not None else None
     root = paths.root
     known = read_store_checkpoint(root) if root is not None else StoreCheckpoint()
-    units = [unit for unit in last_units(root) if unit.size < FILLER_SIZE] if root is not None else []
     return State(
         node=paths.node,
         path=store.path,
@@ -82,11 +81,19 @@ def state_of(store: StoreView) -> State:
         abort=root is not None and (root / "abort").exists(),
         epochs=dict(read_epochs(root)[0]) or None if root is not None else None,
         confirm_offset=known.confirm_phy_offset or None,
-        consume_queue_end=max((unit.commit_log_offset + unit.size for unit in units), default=-1),
+        consume_queue_end=_queue_end(root) if root is not None else -1,
         physic_msg_timestamp=_time(known.physic_msg_timestamp),
         logics_msg_timestamp=_time(known.logics_msg_timestamp),
         index_msg_timestamp=_time(known.index_msg_timestamp),
     )
+
+
+def _queue_end(root: Path) -> int:
+    """The end of the last message in a ConsumeQueue; -1 without one."""
+    from pyspark_dledger.log.io.queue_files import FILLER_SIZE, last_units  # loads numpy
+
+    ends = (unit.commit_log_offset + unit.size for unit in last_units(root) if unit.size < FILLER_SIZE)
+    return max(ends, default=-1)
 
 
 def _time(milliseconds: int) -> int | None:
