@@ -10,7 +10,7 @@ __version__ = "0.1.0"
 
 TYPE_CHECKING = False  # as in typing, which this module does not load
 if TYPE_CHECKING:
-    from pyspark_dledger.api import connect, export, open_log, rebuild
+    from pyspark_dledger.api import connect, export, open_log, rebuild, salvage
     from pyspark_dledger.errors import (
         DLedgerError,
         GroupError,
@@ -41,6 +41,7 @@ __all__ = [
     "export",
     "open_log",
     "rebuild",
+    "salvage",
 ]
 
 _MODULES = {
@@ -59,6 +60,7 @@ _MODULES = {
     "export": "api",
     "open_log": "api",
     "rebuild": "api",
+    "salvage": "api",
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from pyspark_dledger.errors import OptionError
@@ -13,10 +14,12 @@ from pyspark_dledger.rocketmq.work_parts import MapParts, map_here
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from pyspark_dledger.log.salvage.plan import SalvagePlan
     from pyspark_dledger.rocketmq.export.forms import ExportReport
     from pyspark_dledger.rocketmq.rebuild import CompareReport, RebuildReport
+    from pyspark_dledger.rocketmq.salvage import SalvageReport
 
-__all__ = ["connect", "export", "open_log", "rebuild"]
+__all__ = ["connect", "export", "open_log", "rebuild", "salvage"]
 
 
 def export(
@@ -66,6 +69,30 @@ def rebuild(
     if spark is not None or out is not None:
         raise OptionError("dry_run writes nothing: leave out spark and out")
     return compare(path, what, files=files, options=read_options)
+
+
+def salvage(
+    sources: Sequence[str | os.PathLike[str]],
+    target: str | os.PathLike[str] | None,
+    spark: SparkSession | None = None,
+    **options: Any,
+) -> SalvageReport | SalvagePlan:
+    """Write one intact store to the folder `target` from damaged replicas of a group, or from one damaged store.
+
+    The sources are only read. Without a target nothing is written, and the result is the plan. With a session, Spark
+    tasks compare and copy; every executor needs the folders at the same path. The same call continues a salvage that
+    was interrupted.
+
+    `options` are node (the id of the new node), undecided (``refuse``, ``majority`` or ``filler``), log_of and engine
+    (docs/salvage.md). Raises OptionError for wrong options; StoreError for sources of different logs, for copies that
+    differ where nothing decides, and where the disk fails.
+    """
+    from pyspark_dledger.rocketmq.salvage import SalvageRequest, plan
+    from pyspark_dledger.rocketmq.salvage import salvage as salvage_stores
+
+    request = SalvageRequest.of(sources, **options)
+    run = _map_parts(spark)
+    return plan(request, run) if target is None else salvage_stores(request, target, run=run)
 
 
 def _map_parts(spark: SparkSession | None) -> MapParts:

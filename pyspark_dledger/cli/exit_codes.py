@@ -20,6 +20,10 @@ REBUILD_EXITS = (
     "exit codes: 0 done, or with --dry-run nothing would change; 1 with --dry-run something would change; 2 error; "
     "130 interrupted. The old files stay in place until the new ones are complete."
 )
+SALVAGE_EXITS = (
+    "exit codes: 0 done, nothing is lost; 1 something is lost or undecided, see the first line; 2 error; "
+    "130 interrupted. The same command continues an interrupted salvage. " + _PATH
+)
 SERVE_EXITS = "exit codes: 0 stopped by SIGTERM; 2 error; 130 interrupted"
 CLIENT_EXITS = (
     "exit codes: 0 done; 1 nothing found, or the outcome is unknown: it may have been done, or may be done later; "

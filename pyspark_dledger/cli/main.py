@@ -32,6 +32,7 @@ VERBS = {
     "export": "write a log as a store for a broker without DLedger, as Parquet or as JSON lines",
     "report": "write one self-contained HTML page about a store",
     "rebuild": "rebuild ConsumeQueues or the index of keys from the log",
+    "salvage": "write one intact store from damaged replicas",
     "serve": "run one member of a group, until SIGTERM or Ctrl-C",
     "cluster": "run a whole group on this machine, for trying out, until Ctrl-C",
     "append": "append entries and print where each is committed",

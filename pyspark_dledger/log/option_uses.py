@@ -41,6 +41,7 @@ FOLLOW = "dledger follow"
 DIGESTS = "dledger diff --md5"
 REPORT = "dledger report"
 REBUILD = "a rebuild"
+SALVAGE = "a salvage"
 
 USES = {
     **{f"table {name}": _OF_TABLES[name] for name in TABLES},
@@ -51,6 +52,7 @@ USES = {
     "an export to jsonl": _LOG,
     SCAN: _LOG,
     REBUILD: _STORE | _BOUND,
+    SALVAGE: frozenset({"engine"}),
     RECOVERY: _STORE | _BOUND,
     STATISTICS: _LOG - _BATCHES - _VALUES,
     FIND: _LOG - _PARTITIONS,

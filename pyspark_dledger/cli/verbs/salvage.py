@@ -1,0 +1,137 @@
+"""``dledger salvage``: writes one intact store from damaged replicas."""
+
+from __future__ import annotations
+
+import argparse
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+from pyspark_dledger.cli.arguments import add_json, add_option
+from pyspark_dledger.cli.exit_codes import CLEAN, FINDINGS, SALVAGE_EXITS
+from pyspark_dledger.cli.output.rows import fields_row
+from pyspark_dledger.cli.output.stream import Output, note
+from pyspark_dledger.cli.output.text_table import print_rows
+from pyspark_dledger.cli.stores.open_stores import read_options
+from pyspark_dledger.errors import OptionError
+from pyspark_dledger.format.json_text import json_line, printable
+from pyspark_dledger.log.option_uses import SALVAGE, check_use
+from pyspark_dledger.log.options import parse_options
+from pyspark_dledger.rocketmq.work_parts import MapParts, map_here
+
+if TYPE_CHECKING:
+    from pyspark_dledger.rocketmq.salvage import SalvageReport, SalvageRequest
+
+_MAX_SHOWN = 10
+_UNDECIDED = ("refuse", "majority", "filler")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Write one intact store from damaged replicas of a group, or from one store and its own files. "
+    )
+    parser.description += "Sources are only read. Stop their brokers first."
+    parser.epilog = SALVAGE_EXITS
+    text = "a damaged store; the first is preferred, and the result gets its node id, term and configuration"
+    parser.add_argument("path", nargs="+", metavar="PATH", help=text)
+    text = "a new or empty folder, or one with an unfinished salvage of the same"
+    parser.add_argument("--to", metavar="TARGET", help=text)
+    text = "write nothing: print which source each range is copied from, why, and what nobody has"
+    parser.add_argument("--plan", action="store_true", help=text)
+    parser.add_argument(
+        "--id", dest="node", metavar="ID", help="the id of the new node; default: that of the first PATH"
+    )
+    text = (
+        "entries whose copies differ where no checksum decides: refuse (default), majority (the bytes that most copies "
+    )
+    text += "have, else a filler) or filler"
+    parser.add_argument("--undecided", choices=_UNDECIDED, default="refuse", metavar="WHAT", help=text)
+    text = "restore the log of this source; default: the one with the last entry that has all committed entries"
+    parser.add_argument("--log-of", dest="log_of", metavar="ID", help=text)
+    text = "do the work in Spark tasks, at a master such as local[4] or spark://HOST:7077"
+    parser.add_argument("--spark", metavar="MASTER", help=text)
+    add_json(parser, "the report as one JSON object; with --plan one JSON object for each range")
+    add_option(parser, "engine=auto, native or python")
+
+
+def run(args: argparse.Namespace, out: Output) -> int:
+    """Print the plan, or salvage."""
+    from pyspark_dledger.rocketmq.salvage import SalvageRequest
+
+    if args.plan == (args.to is not None):
+        raise OptionError("expected either --to TARGET or --plan")
+    read = parse_options(read_options(args))
+    check_use(read, SALVAGE)
+    options = {name: getattr(args, name) for name in ("node", "undecided", "log_of")}
+    request = SalvageRequest.of(args.path, engine=read.engine, **options)
+    with ExitStack() as opened:
+        map_parts = _runner(args.spark, opened)
+        return _plan(args, request, map_parts, out) if args.plan else _salvage(args, request, map_parts, out)
+
+
+def _plan(args: argparse.Namespace, request: SalvageRequest, map_parts: MapParts, out: Output) -> int:
+    from pyspark_dledger.log.salvage.plan_rows import headline, plan_rows
+    from pyspark_dledger.rocketmq.salvage import plan
+
+    found = plan(request, map_parts, out.progress)
+    out.progress.clear()
+    rows = [fields_row(row) for row in plan_rows(found)]
+    if args.json:
+        print_rows(out, rows, True)
+        note(headline(found))
+    else:
+        out.line(headline(found))
+        for log in found.logs:
+            indexes = f"index {log.first_index} to {log.last_index}, " if log.last_index >= 0 else ""
+            out.line(f"log of {found.names[log.leader]} ({log.source}): {indexes}pos {log.base} to {log.end}")
+        print_rows(
+            out, ({**row, "sources": "+".join(row["sources"]), "problems": _problems(row)} for row in rows), False
+        )
+    return CLEAN if found.is_lossless else FINDINGS
+
+
+def _problems(row: dict[str, object]) -> str:
+    problems = row["problems"]
+    assert isinstance(problems, dict)
+    return "; ".join(f"{name}: {text}" for name, text in problems.items())
+
+
+def _salvage(args: argparse.Namespace, request: SalvageRequest, map_parts: MapParts, out: Output) -> int:
+    from pyspark_dledger.rocketmq.salvage import salvage
+
+    try:
+        report = salvage(request, args.to, run=map_parts, progress=out.progress)
+    except KeyboardInterrupt:
+        note(f"interrupted: the same command continues the salvage in {args.to}")
+        raise
+    out.progress.clear()
+    if args.json:
+        out.line(json_line(fields_row(report)))
+    else:
+        _print(report, out)
+    return FINDINGS if report.lost or report.findings or report.lost_after is not None else CLEAN
+
+
+def _print(report: SalvageReport, out: Output) -> None:
+    out.line(report.headline)
+    resumed = f", {report.resumed} of them by an earlier run" if report.resumed else ""
+    rate = report.bytes / max(report.seconds, 0.001) / 1e6
+    out.line(f"salvaged to {printable(report.target)}: {report.entries} entries")
+    out.line(
+        f"files of the log: {report.parts}{resumed}, {report.bytes} bytes; {report.seconds:.1f} s, {rate:.3g} MB/s"
+    )
+    if report.lost:
+        out.line(f"fillers: {report.lost}, listed in {printable(report.target)}/lost.jsonl")
+    out.line("read back and verified" if not report.findings else f"verify finds {len(report.findings)}:")
+    for text in report.findings[:_MAX_SHOWN]:
+        out.line(f"  {printable(text)}")
+    for text in report.notes:
+        out.line(f"note: {printable(text)}")
+
+
+def _runner(master: str | None, opened: ExitStack) -> MapParts:
+    """The runner of the parts: this process, or a Spark session that ends with `opened`."""
+    if master is None:
+        return map_here
+    from pyspark_dledger.spark.tasks import map_on, session_at
+
+    return map_on(opened.enter_context(session_at(master)))

@@ -1,0 +1,1 @@
+"""Puts one intact log together from damaged replicas, which are only read."""

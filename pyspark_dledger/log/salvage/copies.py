@@ -1,0 +1,183 @@
+"""Reads one replica's copy of a segment: which of its entries are intact, and what is wrong with the others.
+
+An entry is intact if its header, its message's structure and all checksums agree, and if the index unit does not
+contradict its header. Most bytes of an entry without a message have no checksum.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pyspark_dledger.errors import StoreError
+from pyspark_dledger.format.codec import decode_records
+from pyspark_dledger.format.layout import INDEX_UNIT, INDEX_UNIT_SIZE
+from pyspark_dledger.format.spec import DLEDGER, ScanRequest, Segment
+from pyspark_dledger.log.io.entry_reads import DLedgerIndex, read_at, segment_at
+from pyspark_dledger.log.io.files import path_of
+from pyspark_dledger.log.io.store_engine import engine_of
+
+Longs = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+_COLUMNS = ("kind", "pos", "size", "index", "term", "channel", "chainCrc", "problem")
+_NUMBERS = ("pos", "size", "index", "term")
+_BATCH_ROWS = 2**17
+# A wrong timestamp is what a client sent: no damage unless another copy has a valid one.
+_OF_TIMESTAMPS = "^expected (born|store)Timestamp "
+
+
+@dataclass(frozen=True)
+class SegmentCopy:
+    """The file of the source with number ``source``; its log ends at position ``end`` of the file or with the file.
+
+    ``index`` is the folder of the DLedger index, if there is one.
+    """
+
+    source: int
+    segment: Segment
+    end: int
+    index: str | None = None
+
+
+class Damage(NamedTuple):
+    """Positions ``[start, end)`` that a source does not have intact, and why; the index if an entry is there."""
+
+    source: int
+    start: int
+    end: int
+    index: int | None  # type: ignore[assignment]  # shadows tuple.index, which nobody calls
+    problem: str
+
+
+@dataclass(frozen=True)
+class CopyEntries:
+    """The entries of a copy by position; index and term are -1 for old messages.
+
+    ``is_confirmed``: the index unit agrees. Entries that are not intact have a problem, and their header may be wrong.
+    """
+
+    pos: Longs
+    size: Longs
+    index: Longs
+    term: Longs
+    is_intact: Bools
+    is_confirmed: Bools
+    is_message: Bools
+
+    def __len__(self) -> int:
+        return len(self.pos)
+
+
+def read_copy(copy: SegmentCopy, engine_name: str) -> tuple[CopyEntries, list[Damage]]:
+    """The entries of a copy, and its damage. A file that cannot be read is damage."""
+    segment = copy.segment
+    engine = engine_of(engine_name, segment)
+    index = DLedgerIndex(path_of(copy.index)) if copy.index is not None and segment.source == DLEDGER else None
+    request = ScanRequest(segment, segment.base, copy.end, _COLUMNS, max_batch_rows=_BATCH_ROWS)
+    parts: list[CopyEntries] = []
+    damages: list[Damage] = []
+    reached = segment.base
+    try:
+        for batch, _ in engine.scan(request):
+            part = _entries(copy, batch, index, damages)
+            parts.append(part)
+            reached = int(batch.column("pos")[-1].as_py() + batch.column("size")[-1].as_py()) if len(batch) else reached
+    except (OSError, StoreError) as error:
+        damages.append(Damage(copy.source, reached, copy.end, None, str(error)))
+    fields = CopyEntries.__dataclass_fields__
+    if not parts:
+        return no_entries(), damages
+    return CopyEntries(*(np.concatenate([getattr(part, name) for part in parts]) for name in fields)), damages
+
+
+def no_entries() -> CopyEntries:
+    longs, bools = np.empty(0, np.int64), np.empty(0, np.bool_)
+    return CopyEntries(longs, longs, longs, longs, bools, bools, bools)
+
+
+def _entries(
+    copy: SegmentCopy, batch: pa.RecordBatch, index: DLedgerIndex | None, damages: list[Damage]
+) -> CopyEntries:
+    numbers = {name: batch.column(name).fill_null(-1).to_numpy().astype(np.int64) for name in _NUMBERS}
+    kind, problem = batch.column("kind"), batch.column("problem")
+    is_frame = pc.not_equal(kind, "corrupt").to_numpy(zero_copy_only=False)
+    is_message = pc.equal(kind, "message").to_numpy(zero_copy_only=False)
+    is_intact = is_frame.copy()
+    if problem.null_count < len(problem):
+        is_wrong = pc.and_kleene(pc.is_valid(problem), pc.invert(pc.match_substring_regex(problem, _OF_TIMESTAMPS)))
+        is_intact &= ~is_wrong.fill_null(False).to_numpy(zero_copy_only=False)
+    texts: dict[int, str] = {}
+    for name in ("channel", "chainCrc"):
+        # No version of DLedger sets these fields.
+        values = batch.column(name).fill_null(0).to_numpy()
+        for row in np.flatnonzero(is_intact & (values != 0)).tolist():
+            texts[row] = f"expected {name} 0, found {values[row]}"
+        is_intact &= values == 0
+    is_confirmed = np.zeros(len(batch), np.bool_)
+    if index is not None:
+        is_confirmed, contradicted = _checked_by_units(index, copy.segment, numbers, is_frame)
+        for row, text in contradicted.items():
+            if is_intact[row]:
+                texts[row] = text
+                is_intact[row] = False
+    for row in np.flatnonzero(~is_intact).tolist():
+        start, size, number = (int(numbers[name][row]) for name in ("pos", "size", "index"))
+        text = texts.get(row) or problem[row].as_py() or ""
+        damages.append(Damage(copy.source, start, start + size, number if number >= 0 else None, text))
+    rows = np.flatnonzero(is_frame)
+    columns = [numbers[name][rows] for name in _NUMBERS]
+    return CopyEntries(*columns, is_intact[rows], is_confirmed[rows], is_message[rows])
+
+
+def _checked_by_units(
+    files: DLedgerIndex, segment: Segment, numbers: dict[str, Longs], is_frame: Bools
+) -> tuple[Bools, dict[int, str]]:
+    """Which rows their index units confirm, and the rows whose term is another in a unit of the same extent.
+
+    A unit that names another extent is damaged itself: the extents of adjacent entries prove each other.
+    """
+    is_confirmed = np.zeros(len(is_frame), np.bool_)
+    contradicted: dict[int, str] = {}
+    rows = np.flatnonzero(is_frame)
+    index = numbers["index"][rows]
+    cuts = (np.flatnonzero(np.diff(index) != 1) + 1).tolist() if len(rows) else []
+    for start, stop in zip([0, *cuts], [*cuts, len(rows)], strict=True):
+        if start == stop:
+            continue
+        these = rows[start:stop]
+        units = read_units(files, int(index[start]), stop - start)
+        is_same = units["index"] == numbers["index"][these]
+        is_same &= units["size"] == numbers["size"][these]
+        if segment.check_pos:
+            is_same &= units["pos"] == numbers["pos"][these]
+        has_term = units["term"] == numbers["term"][these]
+        is_confirmed[these] = is_same & has_term
+        for row in np.flatnonzero(is_same & ~has_term).tolist():
+            contradicted[int(these[row])] = (
+                f"expected term {units['term'][row]} as in the index unit, found {numbers['term'][these[row]]}"
+            )
+    return is_confirmed, contradicted
+
+
+def read_units(files: DLedgerIndex, first: int, count: int) -> npt.NDArray[Any]:
+    """`count` index units from index `first` on, big-endian; zeros where none can be read."""
+    wanted = count * INDEX_UNIT_SIZE
+    data = bytearray(wanted)
+    at = 0
+    while first >= 0 and at < wanted:
+        offset = first * INDEX_UNIT_SIZE + at
+        file = segment_at(files.files, offset)
+        if file is None:
+            following = min((each.base for each in files.files if each.base > offset), default=offset + wanted)
+            at += following - offset
+            continue
+        found = read_at(file.path, offset - file.base, min(wanted - at, file.end - offset))
+        data[at : at + len(found)] = found
+        at += min(wanted - at, file.end - offset)
+    return decode_records(bytes(data), INDEX_UNIT)

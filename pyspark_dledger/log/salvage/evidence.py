@@ -1,0 +1,272 @@
+"""Compares the copies of one segment: runs of entries, the replicas that have them intact, and where bytes differ.
+
+Entries have the same position on all replicas (up to DLedger 0.3), so copies are compared position by position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from pyspark_dledger.format.spec import DLEDGER, Segment
+from pyspark_dledger.log.io.files import OpenFile, open_file
+from pyspark_dledger.log.salvage.copies import Bools, CopyEntries, Damage, Longs, SegmentCopy, read_copy
+
+MAX_SOURCES = 62
+"""Sources are bits of a signed number."""
+
+_WINDOW = 1024 * 1024
+_KEYS = ("pos", "size", "index", "term")
+
+
+class Run(NamedTuple):
+    """Adjacent entries ``[start, end)`` of one term that the same sources have; ``last_pos`` is that of the last one.
+
+    Indexes and the term are -1 for old messages. ``variants`` are the numbers of the sources, grouped by equal bytes:
+    one group unless the bytes of a single entry differ; then ``majority`` is the number of the group that has at each
+    byte the value of most sources, -1 if none has. If ``is_suspect``, no source has the entry intact, and these sources
+    have its header with a problem. ``confirmed`` counts entries that an index unit confirms.
+    """
+
+    start: int
+    end: int
+    last_pos: int
+    first_index: int
+    last_index: int
+    term: int
+    variants: tuple[tuple[int, ...], ...]
+    is_suspect: bool
+    confirmed: int
+    messages: int
+    majority: int = -1
+
+    @property
+    def sources(self) -> tuple[int, ...]:
+        return tuple(sorted(number for group in self.variants for number in group))
+
+
+@dataclass(frozen=True)
+class SegmentPart:
+    """The copies of one segment, which one task compares. Each source has at most one."""
+
+    base: int
+    size: int
+    source: str
+    copies: tuple[SegmentCopy, ...]
+    engine: str
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What the copies of a segment have: runs by position, and what is damaged in which copy."""
+
+    base: int
+    source: str
+    runs: tuple[Run, ...]
+    damages: tuple[Damage, ...]
+
+
+def compare_copies(part: SegmentPart) -> Evidence:
+    """Read all copies of a segment once, and compare the bytes of entries that several of them have."""
+    table = _Table()
+    damages: list[Damage] = []
+    for copy in part.copies:
+        entries, found = read_copy(copy, part.engine)
+        table.add(copy.source, entries)
+        damages += found
+    with ExitStack() as opened:
+        files = {copy.source: _Bytes(copy.segment, opened) for copy in part.copies}
+        variants = _different(table, files)
+    runs = sorted(_runs(table, variants, part.source == DLEDGER))
+    return Evidence(part.base, part.source, tuple(runs), tuple(damages))
+
+
+class _Table:
+    """The distinct entries of all copies by position; `intact` and `suspect` have a bit for each source."""
+
+    def __init__(self) -> None:
+        self.columns: dict[str, Longs] = {name: np.empty(0, np.int64) for name in _KEYS}
+        self.intact = self.suspect = self.confirmed = np.empty(0, np.int64)
+        self.is_message: Bools = np.empty(0, np.bool_)
+
+    def __len__(self) -> int:
+        return len(self.intact)
+
+    @property
+    def holders(self) -> Longs:
+        """The sources with an intact copy; else those with a suspect one."""
+        found: Longs = np.where(self.intact != 0, self.intact, self.suspect)
+        return found
+
+    def add(self, source: int, entries: CopyEntries) -> None:
+        """Add the entries of a source, by ascending position."""
+        rows = self._rows_of(entries)
+        is_new = rows < 0
+        if is_new.any():
+            self._insert(entries, is_new)
+            rows = self._rows_of(entries)
+        bit = np.int64(1) << source
+        self.intact[rows[entries.is_intact]] |= bit
+        self.suspect[rows[~entries.is_intact]] |= bit
+        self.confirmed[rows[entries.is_confirmed]] += 1
+        self.is_message[rows] |= entries.is_message
+
+    def _rows_of(self, entries: CopyEntries) -> Longs:
+        """The row of each entry, -1 without one."""
+        pos = self.columns["pos"]
+        if len(pos) == len(entries) and all(
+            np.array_equal(self.columns[name], getattr(entries, name)) for name in _KEYS
+        ):
+            return np.arange(len(pos))
+        found = np.full(len(entries), -1, np.int64)
+        row = np.searchsorted(pos, entries.pos)
+        while True:
+            is_here = row < len(pos)
+            is_here[is_here] = pos[row[is_here]] == entries.pos[is_here]
+            if not is_here.any():
+                return found
+            is_same = is_here.copy()
+            for name in _KEYS:
+                is_same[is_same] = self.columns[name][row[is_same]] == getattr(entries, name)[is_same]
+            found[is_same] = row[is_same]
+            row = np.where(is_here, row + 1, len(pos))
+
+    def _insert(self, entries: CopyEntries, is_new: Bools) -> None:
+        pos = np.concatenate([self.columns["pos"], entries.pos[is_new]])
+        order = np.argsort(pos, kind="stable")
+        self.columns = {
+            name: np.concatenate([self.columns[name], getattr(entries, name)[is_new]])[order] for name in _KEYS
+        }
+        zeros = np.zeros(int(is_new.sum()), np.int64)
+        self.intact, self.suspect, self.confirmed = (
+            np.concatenate([column, zeros])[order] for column in (self.intact, self.suspect, self.confirmed)
+        )
+        self.is_message = np.concatenate([self.is_message, zeros.astype(np.bool_)])[order]
+
+
+class _Bytes:
+    """The bytes of a segment by position; fewer where the file cannot be read."""
+
+    def __init__(self, segment: Segment, opened: ExitStack) -> None:
+        self._base = segment.base
+        self._file: OpenFile | None = None
+        with suppress(OSError):
+            self._file = opened.enter_context(open_file(segment.path))
+
+    def read(self, start: int, end: int) -> bytes:
+        try:
+            return self._file.read(start - self._base, end - start) if self._file is not None else b""
+        except OSError:
+            return b""
+
+
+_Groups = tuple[tuple[int, ...], ...]
+
+
+def _different(table: _Table, files: dict[int, _Bytes]) -> dict[int, tuple[_Groups, int]]:
+    """The groups of sources with equal bytes, and `Run.majority`, by the row of each entry whose bytes differ."""
+    holders = table.holders
+    differing: set[int] = set()
+    reference = _lowest_bit(holders)
+    for first in files:
+        for other in files:
+            is_pair = (reference == first) & (holders >> other & 1 == 1) if other > first else np.zeros(0, np.bool_)
+            if is_pair.any():
+                differing.update(_unequal_rows(table, np.flatnonzero(is_pair), files[first], files[other]))
+    # A source that shares a later entry has this one as well, even where its header is damaged.
+    shared = np.flatnonzero(table.intact & (table.intact - 1) != 0)
+    last_shared = {number: max(shared[table.intact[shared] >> number & 1 == 1], default=-1) for number in files}
+    found = {}
+    for row in differing:
+        start, size = int(table.columns["pos"][row]), int(table.columns["size"][row])
+        having = int(table.intact[row] | table.suspect[row])
+        voters = [number for number in files if having >> number & 1 or row < last_shared[number]]
+        copies = {number: files[number].read(start, start + size) for number in voters}
+        groups: dict[bytes, list[int]] = {}
+        for number in sources_of(int(holders[row])):
+            groups.setdefault(copies[number], []).append(number)
+        ordered = sorted((tuple(numbers), data) for data, numbers in groups.items())
+        most = _majority_bytes([data for data in copies.values() if len(data) == size])
+        majority = next((place for place, (_, data) in enumerate(ordered) if data == most), -1)
+        found[row] = tuple(numbers for numbers, _ in ordered), majority
+    return found
+
+
+def _majority_bytes(copies: list[bytes]) -> bytes | None:
+    """The bytes that more than half of the copies have, each on its own; None if there is no majority for one."""
+    if len(copies) < 3:
+        return None
+    values = np.sort(np.array([np.frombuffer(data, np.uint8) for data in copies]), axis=0)
+    middle = values[len(copies) // 2]
+    has_majority = ((values == middle).sum(axis=0) * 2 > len(copies)).all()
+    return middle.tobytes() if has_majority else None
+
+
+def _lowest_bit(masks: Longs) -> Longs:
+    """The number of the lowest bit of each mask; -1 for 0."""
+    lowest = masks & -masks
+    found: Longs = np.where(lowest != 0, np.log2(np.maximum(lowest, 1)).astype(np.int64), -1)
+    return found
+
+
+def sources_of(mask: int) -> tuple[int, ...]:
+    """The numbers of the bits of a mask."""
+    return tuple(number for number in range(MAX_SOURCES) if mask >> number & 1)
+
+
+def _unequal_rows(table: _Table, rows: Longs, first: _Bytes, other: _Bytes) -> Iterator[int]:
+    """The rows among `rows` whose bytes differ between two copies."""
+    starts = table.columns["pos"][rows]
+    ends = starts + table.columns["size"][rows]
+    cuts = np.flatnonzero(starts[1:] != ends[:-1]) + 1
+    for low, high in zip(np.append(0, cuts).tolist(), np.append(cuts, len(rows)).tolist(), strict=True):
+        at, end = int(starts[low]), int(ends[high - 1])
+        while at < end:
+            stop = min(at + _WINDOW, end)
+            one, two = first.read(at, stop), other.read(at, stop)
+            if one != two:
+                positions = at + _unequal_bytes(one, two, stop - at)
+                yield from rows[np.unique(np.searchsorted(starts, positions, "right") - 1)].tolist()
+            at = stop
+
+
+def _unequal_bytes(one: bytes, two: bytes, size: int) -> Longs:
+    """The offsets of the bytes that differ or that one of them lacks."""
+    common = min(len(one), len(two))
+    first, second = np.frombuffer(one, np.uint8, common), np.frombuffer(two, np.uint8, common)
+    return np.concatenate([np.flatnonzero(first != second), np.arange(common, size)])
+
+
+def _runs(table: _Table, variants: dict[int, tuple[_Groups, int]], has_index: bool) -> Iterator[Run]:
+    """The runs of a table. Logs that diverged overlap, so each set of sources has its own runs."""
+    holders, is_suspect = table.holders, table.intact == 0
+    is_single = np.zeros(len(table), np.bool_)
+    is_single[list(variants)] = True
+    kinds = holders * 2 + is_suspect
+    for kind in np.unique(kinds).tolist():
+        rows = np.flatnonzero(kinds == kind)
+        pos, size, index, term = (table.columns[name][rows] for name in _KEYS)
+        is_cut = (pos[1:] != (pos + size)[:-1]) | (np.diff(term) != 0) | is_single[rows][1:] | is_single[rows][:-1]
+        if has_index:
+            is_cut |= np.diff(index) != 1
+        cuts = np.flatnonzero(is_cut) + 1
+        for low, high in zip(np.append(0, cuts).tolist(), np.append(cuts, len(rows)).tolist(), strict=True):
+            last = high - 1
+            groups, majority = variants.get(int(rows[low]), ((sources_of(kind >> 1),), -1))
+            yield Run(
+                int(pos[low]),
+                int(pos[last] + size[last]),
+                int(pos[last]),
+                int(index[low]),
+                int(index[last]),
+                int(term[low]),
+                groups,
+                bool(kind & 1),
+                int((table.confirmed[rows[low:high]] > 0).sum()),
+                int(table.is_message[rows[low:high]].sum()),
+                majority,
+            )

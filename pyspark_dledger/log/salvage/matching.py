@@ -1,0 +1,105 @@
+"""Chooses the log to restore: the one of the source that Raft would elect, and what of the other sources belongs to it.
+
+Two logs that have one entry in common (index and term) are the same up to that entry (Raft, log matching).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
+from pyspark_dledger.log.salvage.evidence import Run
+
+
+class LastEntry(NamedTuple):
+    """The last intact entry of a source; for old messages index and term are -1."""
+
+    term: int
+    index: int  # type: ignore[assignment]  # shadows tuple.index, which nobody calls
+    end: int
+
+
+class Tail(NamedTuple):
+    """Entries that only the sources with these numbers have, and that are not of the restored log."""
+
+    sources: tuple[int, ...]
+    first_index: int
+    last_index: int
+    term: int
+    start: int
+    end: int
+
+
+def last_entries(runs: Sequence[Run], sources: Iterable[int]) -> dict[int, LastEntry]:
+    """The last intact entry of each source that has one, without entries that contradict longer parts of its log."""
+    lasts: dict[int, LastEntry] = {}
+    for source in sources:
+        own = [run for run in runs if not run.is_suspect and source in run.sources]
+        kept, _ = without_overlaps(own)
+        if kept:
+            lasts[source] = LastEntry(kept[-1].term, kept[-1].last_index, kept[-1].end)
+    return lasts
+
+
+def without_overlaps(runs: Iterable[Run]) -> tuple[list[Run], list[Run]]:
+    """The runs that can follow each other in a log, and those that contradict better ones."""
+    kept: list[Run] = []
+    dropped: list[Run] = []
+    for run in sorted(runs):
+        rank = _rank(run)
+        while kept and not _follows(kept[-1], run) and _rank(kept[-1]) < rank:
+            dropped.append(kept.pop())
+        if kept and not _follows(kept[-1], run):
+            dropped.append(run)
+        else:
+            kept.append(run)
+    return kept, dropped
+
+
+def _rank(run: Run) -> tuple[bool, bool, int, int]:
+    return not run.is_suspect, run.confirmed > 0, len(run.sources), run.end - run.start
+
+
+def _follows(before: Run, run: Run) -> bool:
+    if run.start < before.end:
+        return False
+    if run.first_index < 0:
+        return True
+    lost = run.first_index - before.last_index - 1
+    return 0 <= lost <= (run.start - before.end) // ENTRY_HEADER_SIZE and run.term >= before.term
+
+
+def matching(runs: Sequence[Run], leader: int, last: int) -> dict[int, int]:
+    """For each source with an entry of the leader's log, the highest index up to which its entries are of that log.
+
+    ``last`` is the leader's last index. Sources that share an entry with another matching source match as well.
+    """
+    limits = {leader: last}
+    while True:
+        before = dict(limits)
+        for run in runs:
+            if run.is_suspect:
+                continue
+            common = max((limits[source] for source in run.sources if source in limits), default=-1)
+            if common < run.first_index:
+                continue
+            for source in run.sources:
+                limits[source] = max(limits.get(source, -1), min(common, run.last_index))
+        if limits == before:
+            return limits
+
+
+def tails(runs: Sequence[Run], limits: dict[int, int]) -> list[Tail]:
+    """What is in a source, but not in the restored log."""
+    found: list[Tail] = []
+    for run in runs:
+        sources = tuple(source for source in run.sources if run.last_index > limits.get(source, -1))
+        if run.is_suspect or len(sources) < len(run.sources):
+            continue
+        before = found[-1] if found else None
+        if before is not None and (before.sources, before.term, before.end) == (sources, run.term, run.start):
+            found[-1] = before._replace(last_index=run.last_index, end=run.end)
+        else:
+            found.append(Tail(sources, run.first_index, run.last_index, run.term, run.start, run.end))
+    return found

@@ -1,0 +1,114 @@
+"""The pieces of a restored log: adjacent entries with the source that they are copied from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from pyspark_dledger.log.salvage.evidence import Run
+from pyspark_dledger.log.salvage.matching import without_overlaps
+
+ONE, SAME, CHECKSUM, QUEUE_UNIT, MAJORITY, WRITTEN_SO = (
+    "onlyCopy",
+    "sameBytes",
+    "checksum",
+    "queueUnit",
+    "majority",
+    "writtenSo",
+)
+"""Why a copy was chosen: no other source has it intact; all that have it are the same; only its checksums agree; only
+its ConsumeQueue unit agrees; most copies have these bytes; several have the same bytes, which no checksum confirms."""
+
+
+class Piece(NamedTuple):
+    """Adjacent entries ``[start, end)`` that are copied from the source ``donor``.
+
+    ``sources`` have the same bytes. Indexes and term are -1 for old messages.
+    """
+
+    start: int
+    end: int
+    last_pos: int
+    first_index: int
+    last_index: int
+    term: int
+    donor: int
+    sources: tuple[int, ...]
+    why: str
+
+
+class Undecided(NamedTuple):
+    """An entry with several intact copies whose bytes differ, and no checksum says which is right."""
+
+    pos: int
+    size: int
+    index: int  # type: ignore[assignment]  # shadows tuple.index, which nobody calls
+    term: int
+    variants: tuple[tuple[int, ...], ...]
+
+
+Decide = Callable[[Run], tuple[tuple[int, ...], str] | None]
+"""Chooses among the variants of a run: the sources with the right bytes, and why; None if nothing decides."""
+
+
+def chosen_pieces(
+    runs: Iterable[Run], limits: dict[int, int], decide: Decide
+) -> tuple[list[Piece], list[Undecided], list[Run]]:
+    """The pieces of the restored log by position, the undecided entries in it, and runs that contradict others.
+
+    ``limits`` are the highest indexes of the sources in that log.
+    """
+    accepted = [run for run in map(_clipped(limits), runs) if run is not None]
+    kept, contradicting = without_overlaps(accepted)
+    pieces: list[Piece] = []
+    undecided: list[Undecided] = []
+    for run in kept:
+        found = _donors(run, decide)
+        if found is not None:
+            donors, why = found
+            pieces.append(Piece(*run[:6], donors[0], donors, why))
+        elif not run.is_suspect:
+            size = run.end - run.start
+            undecided.append(Undecided(run.start, size, run.first_index, run.term, run.variants))
+    return pieces, undecided, contradicting
+
+
+def _clipped(limits: dict[int, int]) -> Callable[[Run], Run | None]:
+    """A function that leaves the sources in a run for which it is of the restored log; None without any."""
+
+    def clipped(run: Run) -> Run | None:
+        variants = [
+            tuple(source for source in group if run.last_index <= limits.get(source, -2)) for group in run.variants
+        ]
+        kept = tuple(group for group in variants if group)
+        majority = kept.index(variants[run.majority]) if run.majority >= 0 and variants[run.majority] else -1
+        return run._replace(variants=kept, majority=majority) if kept else None
+
+    return clipped
+
+
+def _donors(run: Run, decide: Decide) -> tuple[tuple[int, ...], str] | None:
+    if run.is_suspect:
+        groups = [group for group in run.variants if len(group) > 1]
+        return (groups[0], WRITTEN_SO) if len(groups) == 1 else None
+    if len(run.variants) > 1:
+        return decide(run)
+    return run.variants[0], SAME if len(run.variants[0]) > 1 else ONE
+
+
+def ranges_of(pieces: Sequence[Piece]) -> Iterator[Piece]:
+    """The pieces, joined where they have the same donor for the same reason; the term is that of the first."""
+    joined: Piece | None = None
+    for piece in pieces:
+        is_joined = joined is not None and (joined.donor, joined.why) == (piece.donor, piece.why)
+        if joined is not None and is_joined and piece.first_index in (-1, joined.last_index + 1):
+            sources = tuple(sorted({*joined.sources} & {*piece.sources}))
+            joined = joined._replace(
+                end=piece.end, last_pos=piece.last_pos, last_index=piece.last_index, sources=sources
+            )
+            continue
+        if joined is not None:
+            yield joined
+        joined = piece
+    if joined is not None:
+        yield joined

@@ -1,0 +1,229 @@
+"""Plans a salvage: opens the sources, compares their segments in parts, and decides what is copied from where."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from pyspark_dledger.errors import OptionError, StoreError
+from pyspark_dledger.format.codec import decode_records
+from pyspark_dledger.format.layout import BLANK, MESSAGE_MAGIC_BLANK, MIN_BLANK_SIZE
+from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Segment
+from pyspark_dledger.log.committed import own_bound
+from pyspark_dledger.log.diff.digests import replica_names
+from pyspark_dledger.log.io.entry_reads import read_at, segment_at
+from pyspark_dledger.log.io.files import last_data, open_file, path_of
+from pyspark_dledger.log.io.state_files import read_current_term
+from pyspark_dledger.log.options import ReadOptions
+from pyspark_dledger.log.salvage.copies import SegmentCopy
+from pyspark_dledger.log.salvage.evidence import MAX_SOURCES, Evidence, Run, SegmentPart, compare_copies
+from pyspark_dledger.log.salvage.pieces import MAJORITY, QUEUE_UNIT, Decide, Undecided
+from pyspark_dledger.log.salvage.restored_log import RestoredLog, Witnesses, restore
+from pyspark_dledger.log.store_view import StoreView
+
+REFUSE, FILL, BY_MAJORITY = "refuse", "filler", "majority"
+UNDECIDED = (REFUSE, BY_MAJORITY, FILL)
+"""What to do with entries whose copies differ where no checksum decides: write nothing; take the bytes that most copies
+have, else a filler; always a filler."""
+
+MapParts = Callable[[Callable[[Any], Any], Sequence[Any]], Iterator[Any]]
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class SalvageOptions:
+    """How to choose: ``undecided`` is one of `UNDECIDED`; ``log_of`` names the source whose log is restored."""
+
+    undecided: str = REFUSE
+    log_of: str | None = None
+    engine: str = "auto"
+
+
+@dataclass(frozen=True)
+class SalvagePlan:
+    """The logs to write: the old CommitLog and that of DLedger, or one of them. Sources are numbered as given.
+
+    ``committed`` are the indexes that the sources know to be committed. With ``refused`` entries, nothing is written.
+    """
+
+    names: tuple[str, ...]
+    paths: tuple[str, ...]
+    logs: tuple[RestoredLog, ...]
+    committed: dict[int, int] = field(default_factory=dict)
+    refused: tuple[Undecided, ...] = ()
+
+    @property
+    def is_lossless(self) -> bool:
+        """Whether nothing that a source knows to be committed is lost."""
+        return not any(log.lost or log.undecided or log.lost_after is not None for log in self.logs)
+
+    def log(self, source: str) -> RestoredLog | None:
+        """The log of a kind, ``dledger`` or ``commitlog``."""
+        return next((log for log in self.logs if log.source == source), None)
+
+
+def open_sources(paths: Sequence[str], engine: str = "auto") -> list[StoreView]:
+    """The stores at paths. Raises OptionError for a store that is given twice, StoreError if one cannot be opened."""
+    if not 1 <= len(paths) <= MAX_SOURCES:
+        raise OptionError(f"expected 1 to {MAX_SOURCES} sources, found {len(paths)}")
+    stores = [StoreView(path, ReadOptions(engine=engine)) for path in paths]
+    places: set[object] = set()
+    for store in stores:
+        place = path_of(str(store.paths.node_dir or store.path)).resolve()
+        if place in places:
+            raise OptionError(f"{store.path}: expected each source once, found this one twice: remove one")
+        places.add(place)
+        if store.dialect == "0.4":
+            raise StoreError(
+                f"{store.path}: expected a store of DLedger 0.1 to 0.3, found one of 0.4.0 with snapshots: replicas "
+                "of it have entries at different positions, so it cannot be salvaged"
+            )
+    return stores
+
+
+def plan_salvage(
+    stores: Sequence[StoreView],
+    options: SalvageOptions,
+    map_parts: MapParts,
+    decide: Callable[[Run], tuple[int, ...] | None] | None = None,
+    progress: Progress | None = None,
+) -> SalvagePlan:
+    """Compare the sources and decide. `decide` says which copies of an entry other files of the sources confirm.
+
+    Raises StoreError if the sources are of different logs, or contradict each other.
+    """
+    names = tuple(replica_names(stores))
+    check_log_of(options.log_of, names)
+    logs = []
+    committed = {
+        number: bound
+        for number, store in enumerate(stores)
+        if store.ledger_segments and (bound := _committed(store)) is not None
+    }
+    parts = [*segment_parts(stores, COMMITLOG), *segment_parts(stores, DLEDGER)]
+    found = list(_compared(parts, map_parts, progress))
+    for source in (COMMITLOG, DLEDGER):
+        evidence = sorted((each for each in found if each.source == source), key=lambda each: each.base)
+        if evidence:
+            size = _file_size([part for part in parts if part.source == source])
+            witnesses = _witnesses(stores, names, source, committed, size)
+            log_of = names.index(options.log_of) if options.log_of is not None else None
+            logs.append(restore(evidence, size, witnesses, _decider(options.undecided, decide), log_of))
+    if not logs:
+        raise StoreError(f"expected segments in {', '.join(store.path for store in stores)}, found none")
+    refused = tuple(each for log in logs for each in log.undecided) if options.undecided == REFUSE else ()
+    return SalvagePlan(names, tuple(store.path for store in stores), tuple(logs), committed, refused)
+
+
+def check_log_of(name: str | None, names: Sequence[str]) -> None:
+    """Raises OptionError unless `name` is None or one of the sources."""
+    if name is not None and name not in names:
+        raise OptionError(f"log-of: expected one of {', '.join(names)}, found {name}")
+
+
+def _compared(parts: Sequence[SegmentPart], map_parts: MapParts, progress: Progress | None) -> Iterator[Evidence]:
+    total, done = sum(part.size for part in parts), 0
+    for number, found in enumerate(map_parts(compare_copies, parts)):
+        yield found
+        done += parts[number].size
+        if progress is not None:
+            progress(min(done, total), total)
+
+
+def segment_parts(stores: Sequence[StoreView], source: str) -> list[SegmentPart]:
+    """The segments of all sources by base, up to the last one that has entries in any of them."""
+    segments: dict[int, list[tuple[int, StoreView, Segment]]] = {}
+    for number, store in enumerate(stores):
+        for segment in store.segments:
+            if segment.source == source:
+                segments.setdefault(segment.base, []).append((number, store, segment))
+    parts = []
+    for base, found in sorted(segments.items()):
+        ends = [store.segment_end(segment) for _, store, segment in found]
+        if max(ends) > base:
+            pairs = zip(found, ends, strict=True)
+            copies = tuple(_copy(*one, end, max(ends)) for one, end in pairs)
+            kept = tuple(copy for copy in copies if copy.end > base)
+            parts.append(SegmentPart(base, found[0][2].size, source, kept, stores[0].options.engine))
+    return parts
+
+
+def _copy(number: int, store: StoreView, segment: Segment, end: int, longest: int) -> SegmentCopy:
+    """A copy, read up to where another source has entries: damage can hide where its own log ends."""
+    if end < min(longest, segment.end):
+        try:
+            with open_file(segment.path) as file:
+                written = last_data(file, end - segment.base, min(longest - segment.base, file.size()))
+        except OSError:
+            written = 0
+        end = max(end, segment.base + written)
+    node_dir = store.paths.node_dir
+    index = str(node_dir / "index") if node_dir is not None and segment.source == DLEDGER else None
+    return SegmentCopy(number, segment, end, index)
+
+
+def _file_size(parts: Sequence[SegmentPart]) -> int:
+    """The size of all files. Raises StoreError if the sources have files of different sizes."""
+    size = max(copy.segment.size for part in parts for copy in part.copies)
+    bases = sorted(part.base for part in parts)
+    if any((base - bases[0]) % size for base in bases):
+        raise StoreError(
+            f"expected files of one size in all sources, found {size} bytes and files at "
+            f"{', '.join(map(str, bases[:8]))}: salvage sources with files of one size"
+        )
+    return size
+
+
+def _committed(store: StoreView) -> int | None:
+    """The index that the store's files say is committed, which can be after its damaged end."""
+    known = [own_bound(store).index, store.checkpoint_committed_index]
+    found = max(index for index in (*known, -1) if index is not None)
+    return found if found >= 0 else None
+
+
+def _witnesses(
+    stores: Sequence[StoreView], names: tuple[str, ...], source: str, committed: dict[int, int], file_size: int
+) -> Witnesses:
+    terms = [
+        term.curr_term
+        for store in stores
+        if store.paths.node_dir is not None
+        for term, file in [read_current_term(store.paths.node_dir)]
+        if term is not None and term.curr_term is not None and file == "currterm"
+    ]
+    return Witnesses(
+        names,
+        tuple(store.index_files for store in stores),
+        committed if source == DLEDGER else {},
+        max(terms) if terms and source == DLEDGER else None,
+        partial(
+            _has_blank, [[part for part in store.segments if part.source == source] for store in stores], file_size
+        ),
+    )
+
+
+def _has_blank(segments: Iterable[list[Segment]], file_size: int, pos: int) -> bool:
+    """Whether any source has a blank of old messages from `pos` to the end of the file."""
+    for listed in segments:
+        segment = segment_at(listed, pos)
+        data = read_at(segment.path, pos - segment.base, MIN_BLANK_SIZE) if segment is not None else b""
+        if segment is not None and len(data) == MIN_BLANK_SIZE:
+            # {size, magic}: the order of a message's first fields
+            size, magic = decode_records(data, BLANK)[0].tolist()
+            if (size, magic) == (file_size - (pos - segment.base), MESSAGE_MAGIC_BLANK):
+                return True
+    return False
+
+
+def _decider(undecided: str, confirmed: Callable[[Run], tuple[int, ...] | None] | None) -> Decide:
+    def decide(run: Run) -> tuple[tuple[int, ...], str] | None:
+        found = confirmed(run) if confirmed is not None else None
+        if found is not None:
+            return found, QUEUE_UNIT
+        if undecided == BY_MAJORITY and run.majority >= 0:
+            return run.variants[run.majority], MAJORITY
+        return None
+
+    return decide

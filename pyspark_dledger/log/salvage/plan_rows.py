@@ -1,0 +1,187 @@
+"""The rows of a plan: ranges with their donor and reason, what becomes a filler, and what is left out."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from pyspark_dledger.log.salvage.copies import Damage
+from pyspark_dledger.log.salvage.lost_entries import LostEntry
+from pyspark_dledger.log.salvage.pieces import Undecided, ranges_of
+from pyspark_dledger.log.salvage.plan import SalvagePlan
+from pyspark_dledger.log.salvage.restored_log import RestoredLog
+
+COPY, FILLER, UNDECIDED, LEFT_OUT = "copy", "filler", "undecided", "leftOut"
+"""What happens to a range: copied; replaced by a filler; nothing decides; in a source, but not of the restored log."""
+
+
+@dataclass(frozen=True)
+class PlanRow:
+    """Consecutive entries, or old messages, for which the plan is the same; positions and sizes in bytes.
+
+    ``donor`` is the source that they are copied from; None if they are not copied. ``sources`` have the same bytes.
+    ``problems`` says, for sources without an intact copy, what is wrong in the range; the first problem of each.
+    """
+
+    action: str
+    source: str
+    first_index: int | None
+    last_index: int | None
+    pos: int
+    size: int
+    term: int | None
+    donor: str | None
+    sources: tuple[str, ...]
+    why: str
+    problems: dict[str, str]
+
+
+def plan_rows(plan: SalvagePlan) -> Iterator[PlanRow]:
+    """The rows of a plan in the order of the log, then what is left out."""
+    for log in plan.logs:
+        damages = _Damages(plan, log)
+        rows = [*_copied(plan, log, damages), *_fillers(log, damages), *_undecided(plan, log, damages)]
+        yield from sorted(rows, key=lambda row: row.pos)
+        for tail in log.tails:
+            names = tuple(plan.names[number] for number in tail.sources)
+            why = f"not of the log of {plan.names[log.leader]}: --log-of {names[0]} restores it instead"
+            size = tail.end - tail.start
+            indexes = _index(tail.first_index), _index(tail.last_index)
+            yield PlanRow(LEFT_OUT, log.source, *indexes, tail.start, size, _index(tail.term), None, names, why, {})
+
+
+def _copied(plan: SalvagePlan, log: RestoredLog, damages: _Damages) -> Iterator[PlanRow]:
+    for piece in ranges_of(log.pieces):
+        names = tuple(plan.names[number] for number in piece.sources)
+        yield PlanRow(
+            COPY,
+            log.source,
+            _index(piece.first_index),
+            _index(piece.last_index),
+            piece.start,
+            piece.end - piece.start,
+            _index(piece.term),
+            plan.names[piece.donor],
+            names,
+            piece.why,
+            damages.within(piece.start, piece.end),
+        )
+
+
+def _fillers(log: RestoredLog, damages: _Damages) -> Iterator[PlanRow]:
+    """Lost entries, those that follow each other in one row."""
+    undecided = {each.pos for each in log.undecided}
+    joined: list[LostEntry] = []
+    for lost in (each for each in log.lost if each.pos not in undecided):
+        if joined and (lost.pos != joined[-1].pos + joined[-1].size or lost.term != joined[-1].term):
+            yield _filler_row(log, joined, damages)
+            joined = []
+        joined.append(lost)
+    if joined:
+        yield _filler_row(log, joined, damages)
+
+
+def _filler_row(log: RestoredLog, lost: list[LostEntry], damages: _Damages) -> PlanRow:
+    first, last = lost[0], lost[-1]
+    end = last.pos + last.size
+    why = "nobody has it" if all(each.is_known for each in lost) else "nobody has it, and no index unit has its extent"
+    return PlanRow(
+        FILLER,
+        log.source,
+        _index(first.index),
+        _index(last.index),
+        first.pos,
+        end - first.pos,
+        _index(first.term),
+        None,
+        (),
+        why,
+        damages.within(first.pos, end),
+    )
+
+
+def _undecided(plan: SalvagePlan, log: RestoredLog, damages: _Damages) -> Iterator[PlanRow]:
+    for each in log.undecided:
+        yield PlanRow(
+            UNDECIDED,
+            log.source,
+            _index(each.index),
+            _index(each.index),
+            each.pos,
+            each.size,
+            _index(each.term),
+            None,
+            tuple(plan.names[number] for group in each.variants for number in group),
+            f"copies differ: {variants_text(each, plan)}",
+            damages.within(each.pos, each.pos + each.size),
+        )
+
+
+def variants_text(each: Undecided, plan: SalvagePlan) -> str:
+    """The sources by equal bytes, as ``n0+n1 and n2``."""
+    return " and ".join("+".join(plan.names[number] for number in group) for group in each.variants)
+
+
+def _index(value: int) -> int | None:
+    return value if value >= 0 else None
+
+
+class _Damages:
+    """The damage of all sources, found by position."""
+
+    def __init__(self, plan: SalvagePlan, log: RestoredLog) -> None:
+        self._names = plan.names
+        self._by_source: dict[int, list[Damage]] = {}
+        for damage in sorted(log.damages, key=lambda each: (each.source, each.start)):
+            self._by_source.setdefault(damage.source, []).append(damage)
+
+    def within(self, start: int, end: int) -> dict[str, str]:
+        """The first problem of each source in ``[start, end)``."""
+        found = {}
+        for number, damages in self._by_source.items():
+            first = max(bisect_left(damages, start, key=lambda each: each.start) - 1, 0)
+            problem = next(_overlapping(damages[first:], start, end), None)
+            if problem is not None:
+                found[self._names[number]] = problem
+        return found
+
+
+def _overlapping(damages: Iterable[Damage], start: int, end: int) -> Iterator[str]:
+    for damage in damages:
+        if damage.start >= end:
+            return
+        if damage.end > start:
+            yield damage.problem
+
+
+def headline(plan: SalvagePlan) -> str:
+    """The first line: whether anything is lost for good."""
+    lost = [each for log in plan.logs for each in log.lost if each.pos not in {one.pos for one in log.undecided}]
+    undecided = sum(len(log.undecided) for log in plan.logs)
+    after = [log.lost_after for log in plan.logs if log.lost_after is not None]
+    parts = []
+    if lost:
+        size = sum(each.size for each in lost)
+        indexes = _listed([(each.index, each.index) for each in lost if each.index >= 0])
+        what = f"{len(lost)} entries (index {indexes})" if indexes else f"{len(lost)} extents of messages"
+        parts.append(f"{what}, {size} bytes: no source has them intact")
+    if after:
+        end = max(log.last_index for log in plan.logs)
+        parts.append(f"the entries {end + 1} to {after[0]}: committed, and in no source")
+    if undecided:
+        parts.append(f"{undecided} entries whose copies differ: no checksum says which is right")
+    return f"lost for good: {'; '.join(parts)}" if parts else "lost for good: nothing"
+
+
+def _listed(ranges: Iterable[tuple[int, int]], most: int = 8) -> str:
+    """Ranges of numbers as text, joined where they are adjacent; at most `most` of them."""
+    joined: list[tuple[int, int]] = []
+    for first, last in sorted(ranges):
+        if joined and first == joined[-1][1] + 1:
+            joined[-1] = joined[-1][0], last
+        else:
+            joined.append((first, last))
+    shown = [f"{first}" if first == last else f"{first} to {last}" for first, last in joined[:most]]
+    more = f" and {len(joined) - most} more ranges" if len(joined) > most else ""
+    return ", ".join(shown) + more

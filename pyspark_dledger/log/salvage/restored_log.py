@@ -1,0 +1,249 @@
+"""Decides how one log is put together: which source each entry is copied from, and what no source has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from pyspark_dledger.errors import StoreError
+from pyspark_dledger.format.layout import MAX_ENTRY_SIZE, MIN_BLANK_SIZE, MIN_MESSAGE_SIZE
+from pyspark_dledger.format.spec import DLEDGER
+from pyspark_dledger.log.io.entry_reads import DLedgerIndex
+from pyspark_dledger.log.salvage.copies import Damage
+from pyspark_dledger.log.salvage.evidence import Evidence, Run
+from pyspark_dledger.log.salvage.lost_entries import Gap, LostEntry, entries_before, known_after, lost_entries
+from pyspark_dledger.log.salvage.matching import LastEntry, Tail, last_entries, matching, tails
+from pyspark_dledger.log.salvage.pieces import Decide, Piece, Undecided, chosen_pieces
+
+
+@dataclass(frozen=True)
+class Witnesses:
+    """What the sources know apart from the entries themselves, by their numbers.
+
+    ``committed`` are the indexes that their files prove committed. ``max_term`` is the highest term of any of their
+    currterm files, None if unknown: no entry can have a higher one. ``has_blank`` says whether a source ends a file of
+    old messages at a position.
+    """
+
+    names: tuple[str, ...]
+    index_files: tuple[DLedgerIndex, ...]
+    committed: dict[int, int]
+    max_term: int | None
+    has_blank: Callable[[int], bool]
+
+
+@dataclass(frozen=True)
+class RestoredLog:
+    """The log that a salvage writes, ``[base, end)`` in files of ``file_size`` bytes.
+
+    ``leader`` is the number of the source that has the last entry. ``lost`` are replaced by fillers. ``undecided`` are
+    among them, unless the salvage is refused. ``tails`` are in sources, but not in this log. ``lost_after`` is the
+    highest committed index after the end, None if everything committed is restored.
+    """
+
+    source: str
+    base: int
+    end: int
+    file_size: int
+    leader: int
+    pieces: tuple[Piece, ...]
+    lost: tuple[LostEntry, ...]
+    undecided: tuple[Undecided, ...]
+    tails: tuple[Tail, ...]
+    damages: tuple[Damage, ...]
+    contradicting: tuple[Run, ...]
+    messages: int
+    lost_after: int | None = None
+
+    @property
+    def first_index(self) -> int:
+        return min(
+            (each.index if isinstance(each, LostEntry) else each.first_index for each in self._parts), default=-1
+        )
+
+    @property
+    def last_index(self) -> int:
+        return max((each.index if isinstance(each, LostEntry) else each.last_index for each in self._parts), default=-1)
+
+    @property
+    def last_term(self) -> int:
+        return max((each.term for each in self._parts), default=-1)
+
+    @property
+    def _parts(self) -> list[Piece | LostEntry]:
+        return [*self.pieces[:1], *self.pieces[-1:], *self.lost[:1], *self.lost[-1:]]
+
+
+def restore(
+    evidence: Sequence[Evidence], file_size: int, witnesses: Witnesses, decide: Decide, log_of: int | None = None
+) -> RestoredLog:
+    """Put the log of all segments together.
+
+    `log_of` is the number of the source whose log it is, by default the one with the last entry. Raises StoreError if
+    no source has an entry, or if they contradict each other.
+    """
+    source = evidence[0].source
+    runs = [_checked(run, witnesses.max_term) for each in evidence for run in each.runs]
+    lasts = last_entries(runs, range(len(witnesses.names)))
+    if not lasts:
+        raise StoreError(
+            f"expected intact entries in {', '.join(witnesses.names)}, found none: there is nothing to salvage"
+        )
+    leader, limits = _leader(runs, lasts, witnesses, log_of)
+    _check_same_group(runs, lasts, limits, witnesses)
+    pieces, undecided, contradicting = chosen_pieces(runs, limits, decide)
+    if not pieces:
+        raise StoreError(f"expected entries that can be decided, found {len(undecided)} that cannot: the copies differ")
+    base = min(each.base for each in evidence)
+    builder = _Builder(source, base, file_size, witnesses, limits)
+    lost = list(builder.lost_between(pieces, undecided))
+    lost += builder.lost_at_end(pieces, lost, limits[leader])
+    end = max(pieces[-1].end, lost[-1].pos + lost[-1].size if lost else 0)
+    log = RestoredLog(
+        source,
+        base,
+        end,
+        file_size,
+        leader,
+        tuple(pieces),
+        tuple(lost),
+        tuple(undecided),
+        tuple(tails(runs, limits)),
+        tuple(damage for each in evidence for damage in each.damages),
+        tuple(contradicting),
+        sum(run.messages for run in runs if not run.is_suspect),
+    )
+    committed = max((index for number, index in witnesses.committed.items() if number in limits), default=-1)
+    is_whole = source != DLEDGER or committed <= log.last_index
+    return log if is_whole else replace(log, lost_after=committed)
+
+
+def _checked(run: Run, max_term: int | None) -> Run:
+    """The run; suspect if its term is higher than every current term."""
+    return run._replace(is_suspect=True) if max_term is not None and run.term > max_term else run
+
+
+def _leader(
+    runs: Sequence[Run], lasts: dict[int, LastEntry], witnesses: Witnesses, log_of: int | None
+) -> tuple[int, dict[int, int]]:
+    """The source with the last entry whose log has all committed entries, and the limits of `matching`."""
+    if log_of is not None:
+        if log_of not in lasts:
+            raise StoreError(f"{witnesses.names[log_of]}: expected intact entries, found none: choose another log")
+        return log_of, matching(runs, log_of, lasts[log_of].index)
+    order = sorted(lasts, key=lambda number: (lasts[number], -number), reverse=True)
+    for number in order:
+        limits = matching(runs, number, lasts[number].index)
+        if all(
+            limits.get(other, -1) >= min(committed, lasts[other].index)
+            for other, committed in witnesses.committed.items()
+            if other in lasts and other in limits
+        ):
+            return number, limits
+    names = ", ".join(witnesses.names[number] for number in order)
+    raise StoreError(
+        f"no log of {names} has all entries that the others have committed: choose one (--log-of), and export the "
+        "others"
+    )
+
+
+def _check_same_group(
+    runs: Sequence[Run], lasts: dict[int, LastEntry], limits: dict[int, int], witnesses: Witnesses
+) -> None:
+    """Raises StoreError for a source that has indexes of the log, but no entry of it."""
+    for number in sorted(set(lasts) - set(limits)):
+        own = [run for run in runs if number in run.sources and not run.is_suspect]
+        others = [
+            run for run in runs if number not in run.sources and not run.is_suspect and limits.keys() & run.sources
+        ]
+        if any(one.start < two.end and two.start < one.end for one in own for two in others):
+            raise StoreError(
+                f"{witnesses.names[number]}: expected entries of {witnesses.names[min(limits)]}, found none in common: "
+                "it is of another group: leave it out"
+            )
+
+
+class _Builder:
+    """Finds what is lost between the pieces of a log."""
+
+    def __init__(self, source: str, base: int, file_size: int, witnesses: Witnesses, limits: dict[int, int]) -> None:
+        self._source, self._base, self._file_size, self._witnesses = source, base, file_size, witnesses
+        self._limits = limits
+        self._index_files = [witnesses.index_files[number] for number in sorted(limits)]
+
+    def lost_between(self, pieces: Sequence[Piece], undecided: Sequence[Undecided]) -> Iterator[LostEntry]:
+        unclear = {each.pos: each for each in undecided}
+        anchors = [*pieces, *(_anchor(each) for each in undecided)]
+        before: Piece | None = None
+        for piece in sorted(anchors):
+            yield from self._front(piece) if before is None else self._gap(before, piece)
+            if piece.start in unclear and piece.donor < 0:
+                yield LostEntry(piece.start, piece.end - piece.start, piece.first_index, piece.term, True)
+            before = piece
+
+    def lost_at_end(self, pieces: Sequence[Piece], lost: Sequence[LostEntry], last: int) -> list[LostEntry]:
+        """Committed entries after the last one of the log that index units still know."""
+        if self._source != DLEDGER:
+            return []
+        end, index, term = max(
+            [(pieces[-1].end, pieces[-1].last_index, pieces[-1].term)]
+            + [(each.pos + each.size, each.index, each.term) for each in lost[-1:]]
+        )
+        committed = {
+            number: max(index, last) for number, index in self._witnesses.committed.items() if number in self._limits
+        }
+        found = [
+            known_after(index, end, term, until, self._witnesses.index_files[number], self._file_size)
+            for number, until in committed.items()
+        ]
+        return max(found, key=len, default=[])
+
+    def _front(self, first: Piece) -> Iterator[LostEntry]:
+        if first.start == self._base:
+            return
+        if self._source != DLEDGER:
+            yield from self._lost_messages(self._base, first.start)
+            return
+        counts = (
+            entries_before(first.first_index, self._base, first.start, first.term, files) for files in self._index_files
+        )
+        known = max((count for count in counts if count is not None), default=None)
+        least = -(-(first.start - self._base) // MAX_ENTRY_SIZE)
+        count = first.first_index if self._base == 0 else known if known is not None else least
+        if not count or count > first.first_index:
+            raise StoreError(
+                f"expected the entry {first.first_index} at {self._base}, where the log begins, found it at "
+                f"{first.start}"
+            )
+        gap = Gap(self._base, first.start, first.first_index - count, first.first_index - 1, -1, first.term)
+        yield from lost_entries(gap._replace(low=min(first.term, 0)), self._index_files, self._file_size)
+
+    def _gap(self, before: Piece, after: Piece) -> Iterator[LostEntry]:
+        if before.end == after.start:
+            return
+        if self._source != DLEDGER:
+            yield from self._lost_messages(before.end, after.start)
+        elif after.first_index > before.last_index + 1:
+            gap = Gap(before.end, after.start, before.last_index + 1, after.first_index - 1, before.term, after.term)
+            yield from lost_entries(gap, self._index_files, self._file_size)
+        elif after.start != -(-before.end // self._file_size) * self._file_size:
+            raise StoreError(
+                f"expected entry {after.first_index} at {before.end}, found it at {after.start}: the sources have "
+                "entries at different positions, which only DLedger 0.4.0 writes: it is not supported"
+            )
+
+    def _lost_messages(self, start: int, end: int) -> Iterator[LostEntry]:
+        """What is lost of old messages, file by file, without the blanks that end files."""
+        while start < end:
+            stop = min((start // self._file_size + 1) * self._file_size, end)
+            is_file_end = stop % self._file_size == 0
+            space = stop - start - (MIN_BLANK_SIZE if is_file_end else 0)
+            is_blank = is_file_end and (space < MIN_MESSAGE_SIZE or self._witnesses.has_blank(start))
+            if not is_blank:
+                yield LostEntry(start, space, -1, -1, False)
+            start = stop
+
+
+def _anchor(each: Undecided) -> Piece:
+    """An undecided entry as a piece without a donor."""
+    return Piece(each.pos, each.pos + each.size, each.pos, each.index, each.index, each.term, -1, (), "")

@@ -1,0 +1,99 @@
+"""Writes a broker's files of a salvaged store: ConsumeQueues, index of keys, checkpoint and configuration."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from pyspark_dledger.common.durable import sync_dir, write_durably
+from pyspark_dledger.errors import StoreError
+from pyspark_dledger.log.io.queue_files import FOLDER as QUEUES
+from pyspark_dledger.log.store_view import StoreView
+from pyspark_dledger.rocketmq.broker.config_files import FOLDER as CONFIG
+from pyspark_dledger.rocketmq.broker.config_files import ConfigFile, read_config_file
+from pyspark_dledger.rocketmq.export.commit_log.broker_files import BROKER_FILES, sizes_of, write_checkpoint
+from pyspark_dledger.rocketmq.rebuild import builder
+from pyspark_dledger.rocketmq.work_parts import MapParts
+
+_BAK = ".bak"
+# Folders of a broker that are not rebuilt from the log.
+_LEFT_OUT = ("batchconsumequeue", "consumequeue_ext", "timerwheel", "timerlog", "rocksdbstore", "compaction")
+
+
+def roots_of(stores: Iterable[StoreView]) -> list[Path]:
+    """The storePathRootDirs of the sources, each once."""
+    return list(dict.fromkeys(store.paths.root for store in stores if store.paths.root is not None))
+
+
+def clear(target: Path) -> None:
+    """Remove what an earlier run wrote."""
+    for name in BROKER_FILES:
+        path = target / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+def write_broker_files(
+    roots: Sequence[Path], log: StoreView, target: Path, committed: int | None, run: MapParts
+) -> Iterator[str]:
+    """Write the files of a broker if a source has them; returns notes. Raises StoreError, OSError.
+
+    ``committed`` is the last index of DLedger that the queues may have, None for an old CommitLog.
+    """
+    with_queues = next((root for root in roots if (root / QUEUES).is_dir()), None)
+    if with_queues is not None:
+        end = log.position_of(committed + 1) if committed is not None else None
+        settings = builder.BuildSettings(*_sizes(roots), to=end)
+        built = builder.build(log, target, settings=settings, keep_from=with_queues, run=run)
+        write_checkpoint(target, built.last_stored)
+        yield from builder.notes_of_queues(built)
+    yield from _copy_config(roots, target)
+    for name in _LEFT_OUT:
+        if any((root / name).exists() for root in roots):
+            yield f"{name} is not salvaged: copy it from a source if the broker needs it"
+    sync_dir(target)
+
+
+def _sizes(roots: Sequence[Path]) -> tuple[int, int, int]:
+    """Units of a ConsumeQueue file, slots and units of an index file: those of the first source that shows them."""
+    default = sizes_of(None)
+    units = next((found for root in roots if (found := builder.common_units_per_file(root))), default.units_per_file)
+    index = next((found for root in roots if (found := _index_sizes(root))), None)
+    return units, *(index or (default.hash_slots, default.index_units))
+
+
+def _index_sizes(root: Path) -> tuple[int, int] | None:
+    try:
+        return builder.last_index_sizes(root)
+    except (OSError, StoreError):
+        return None
+
+
+def _copy_config(roots: Sequence[Path], target: Path) -> Iterator[str]:
+    """Copy each ``config/*.json`` from the first source where it or its ``.bak`` is intact."""
+    names = sorted({name for root in roots for name in _config_names(root / CONFIG)})
+    for name in names:
+        found = next((file for root in roots if (file := _intact(root / CONFIG / name)) is not None), None)
+        if found is None:
+            yield f"{CONFIG}/{name}: damaged in all sources, also its {_BAK}: it is left out"
+            continue
+        (target / CONFIG).mkdir(exist_ok=True)
+        write_durably(target / CONFIG / name, found.data)
+    if names:
+        sync_dir(target / CONFIG)
+    elif any((root / QUEUES).is_dir() for root in roots):
+        yield f"no source has {CONFIG}/: topics and consumer offsets must be created again"
+
+
+def _config_names(folder: Path) -> Iterator[str]:
+    for file in folder.iterdir() if folder.is_dir() else ():
+        name = file.name.removesuffix(_BAK)
+        if name.endswith(".json"):
+            yield name
+
+
+def _intact(file: Path) -> ConfigFile | None:
+    try:
+        return read_config_file(file)
+    except StoreError:
+        return None

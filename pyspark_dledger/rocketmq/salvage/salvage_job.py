@@ -1,0 +1,361 @@
+"""Runs a salvage: plan, write, read back, verify.
+
+The state is in the target, see `target_folder`. An interrupted salvage is continued by the same salvage: files with a
+report are not written again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pyspark_dledger.common.durable import write_durably
+from pyspark_dledger.common.uris import local_target
+from pyspark_dledger.errors import OptionError, StoreError
+from pyspark_dledger.format.spec import COMMITLOG, DLEDGER
+from pyspark_dledger.log.io.entry_reads import segment_at
+from pyspark_dledger.log.options import ReadOptions
+from pyspark_dledger.log.salvage.lost_entries import LostEntry
+from pyspark_dledger.log.salvage.pieces import Piece
+from pyspark_dledger.log.salvage.plan import (
+    REFUSE,
+    UNDECIDED,
+    SalvageOptions,
+    SalvagePlan,
+    open_sources,
+    plan_salvage,
+)
+from pyspark_dledger.log.salvage.plan_rows import FILLER, headline, plan_rows, variants_text
+from pyspark_dledger.log.salvage.plan_rows import UNDECIDED as UNDECIDED_ROW
+from pyspark_dledger.log.salvage.restored_log import RestoredLog
+from pyspark_dledger.log.store_view import StoreView
+from pyspark_dledger.log.verify.verify_store import verify
+from pyspark_dledger.rocketmq.export import target_folder
+from pyspark_dledger.rocketmq.export.export_job import absolute_path
+from pyspark_dledger.rocketmq.export.forms import PartReport, Progress
+from pyspark_dledger.rocketmq.export.target_folder import FINISHED, MANIFEST, RUNNING, STATE_FOLDER
+from pyspark_dledger.rocketmq.salvage import broker_files, node_files
+from pyspark_dledger.rocketmq.salvage.segment_file import FilePart, segment_name, write_file
+from pyspark_dledger.rocketmq.work_parts import MapParts, map_here
+
+_VERSION = 1
+_FORM = "salvage"
+_IGNORED = {"lost+found", f"{MANIFEST}.tmp"}
+LOST_FILE = "lost.jsonl"
+"""The list of what no source has, in the target."""
+
+
+@dataclass(frozen=True)
+class SalvageRequest:
+    """The sources of a salvage and how to choose among them.
+
+    ``node`` is the id of the new DLedger node, by default that of the first source. The others as in `SalvageOptions`.
+    """
+
+    sources: tuple[str, ...]
+    node: str | None = None
+    undecided: str = REFUSE
+    log_of: str | None = None
+    engine: str = "auto"
+
+    @classmethod
+    def of(cls, sources: Sequence[str | os.PathLike[str]], **options: Any) -> SalvageRequest:
+        """The request for these sources. Raises OptionError for an unknown option or value."""
+        unknown = set(options) - {"node", "undecided", "log_of", "engine"}
+        if unknown:
+            raise OptionError(f"unknown option {min(unknown)}: expected node, undecided, log_of or engine")
+        if options.get("undecided", REFUSE) not in UNDECIDED:
+            raise OptionError(f"undecided: expected {', '.join(UNDECIDED)}, found {options['undecided']}")
+        given = {name: value for name, value in options.items() if value is not None}
+        return cls(tuple(absolute_path(os.fspath(source)) for source in sources), **given)
+
+
+@dataclass(frozen=True)
+class SalvageReport:
+    """The result of a finished salvage.
+
+    ``entries`` counts entries and old messages, fillers included; ``lost`` those that no source has, which are
+    fillers, listed in the target's ``lost.jsonl``. ``lost_after`` is the highest committed index after the end, None
+    without one. ``findings`` are those of `verify` on the result.
+    """
+
+    target: str
+    headline: str
+    sources: tuple[str, ...]
+    node: str | None
+    entries: int
+    lost: int
+    lost_bytes: int
+    parts: int
+    resumed: int
+    bytes: int
+    seconds: float
+    findings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    committed_index: int | None = None
+    lost_after: int | None = None
+
+
+def plan(request: SalvageRequest, run: MapParts = map_here, progress: Progress | None = None) -> SalvagePlan:
+    """Compare the sources and decide. Writes nothing. Raises StoreError, OptionError."""
+    return _Sources(request).plan(run, progress)
+
+
+def salvage(
+    request: SalvageRequest,
+    target: str | os.PathLike[str],
+    *,
+    run: MapParts = map_here,
+    progress: Progress | None = None,
+) -> SalvageReport:
+    """Write one store from the sources to the folder `target`, which is new or has an interrupted salvage of the same.
+
+    Raises OptionError for wrong options; StoreError if a source or the target cannot be used, if copies differ and
+    nothing decides, and if the result differs when it is read back.
+    """
+    began = time.monotonic()
+    sources = _Sources(request)
+    if not os.fspath(target):
+        raise OptionError("expected a folder to write to, found an empty path: name a folder")
+    folder = Path(local_target(os.path.realpath(local_target(os.fspath(target)))))
+    for store in sources.stores:
+        target_folder.check_apart(store, (store.path,), folder)
+    try:
+        with target_folder.locked_folder(folder):
+            return _Job(sources, folder, run, progress).run(began)
+    except OSError as error:
+        raise target_folder.cannot_write(folder, error) from error
+
+
+class _Sources:
+    """The opened sources of a request."""
+
+    def __init__(self, request: SalvageRequest) -> None:
+        self.request = request
+        self.stores = open_sources(request.sources, request.engine)
+
+    def plan(self, run: MapParts, progress: Progress | None) -> SalvagePlan:
+        request = self.request
+        options = SalvageOptions(request.undecided, request.log_of, request.engine)
+        return plan_salvage(self.stores, options, run, progress=progress)
+
+    def node(self) -> str:
+        return node_files.check_node_id(self.request.node or self.stores[0].paths.node)
+
+
+class _Job:
+    """One run of a salvage; the caller has locked the target."""
+
+    def __init__(self, sources: _Sources, target: Path, run: MapParts, progress: Progress | None) -> None:
+        self._sources, self._target, self._run, self._progress = sources, target, run, progress
+        self._request: dict[str, Any] = json.loads(json.dumps({"form": _FORM, **asdict(sources.request)}))
+
+    def run(self, began: float) -> SalvageReport:
+        is_new = self._check_target()
+        plan = self._sources.plan(self._run, None)
+        check_decided(plan)
+        parts = list(self._file_parts(plan))
+        manifest = {
+            "version": _VERSION,
+            "state": RUNNING,
+            **self._request,
+            "parts": len(parts),
+            "plan": hashlib.sha256("\n".join(map(repr, parts)).encode("utf-8", "surrogatepass")).hexdigest(),
+        }
+        if is_new:
+            (self._target / STATE_FOLDER).mkdir()
+        elif target_folder.read_json(self._target / MANIFEST).get("plan") != manifest["plan"]:
+            raise StoreError(
+                f"{self._target}: the plan of the interrupted salvage differs from the current one: a source changed, "
+                "or another version wrote the plan: salvage to a new folder"
+            )
+        if is_new:
+            target_folder.write_manifest(self._target, manifest)
+        shutil.rmtree(target_folder.temporary_folder(self._target), ignore_errors=True)
+        reports, resumed = self._write_parts(parts)
+        notes = list(self._finish(plan, reports))
+        findings = tuple(map(str, self._findings()))
+        report = self._report(plan, reports, resumed, notes, findings, began)
+        shutil.rmtree(target_folder.temporary_folder(self._target), ignore_errors=True)
+        target_folder.write_manifest(self._target, {**manifest, "state": FINISHED, "report": asdict(report)})
+        target_folder.delete_left(self._target, reports)
+        return report
+
+    def _check_target(self) -> bool:
+        """Whether the target is empty; false if it has an interrupted salvage of the same. Raises StoreError else."""
+        names = set(os.listdir(self._target)) - _IGNORED
+        if not names or (names == {STATE_FOLDER} and not os.listdir(self._target / STATE_FOLDER)):
+            with suppress(FileNotFoundError):
+                (self._target / STATE_FOLDER).rmdir()
+            return True
+        if MANIFEST not in names:
+            raise StoreError(f"{self._target}: expected a new or empty folder, found {', '.join(sorted(names)[:8])}")
+        earlier = target_folder.read_json(self._target / MANIFEST)
+        if earlier.get("state") == FINISHED:
+            raise StoreError(f"{self._target}: expected a new or empty folder, found a finished {earlier.get('form')}")
+        for name, value in {"version": _VERSION, **self._request}.items():
+            if earlier.get(name) != value:
+                raise StoreError(
+                    f"{self._target}: the interrupted salvage has {name} {earlier.get(name)!r}, this one {value!r}: "
+                    "use the same to continue it, or name another folder"
+                )
+        return False
+
+    def _file_parts(self, plan: SalvagePlan) -> Iterator[FilePart]:
+        for log in plan.logs:
+            folder = "commitlog" if log.source == COMMITLOG else f"dledger-{self._sources.node()}/data"
+            extents = sorted([*log.pieces, *log.lost], key=_start)
+            at = 0
+            for base in range(log.base, log.end, log.file_size):
+                first = at
+                while at < len(extents) and _start(extents[at]) < base + log.file_size:
+                    at += 1
+                own = tuple(extents[first:at])
+                continues = base + log.file_size < log.end or (log.source == COMMITLOG and len(plan.logs) > 1)
+                donors = {number: self._file_of(number, log, base) for number in _donors(own)}
+                path = f"{folder}/{segment_name(base)}"
+                yield FilePart(
+                    path,
+                    base,
+                    log.file_size,
+                    log.source,
+                    own,
+                    donors,
+                    continues,
+                    log.messages > 0,
+                    self._sources.request.engine,
+                )
+
+    def _file_of(self, number: int, log: RestoredLog, base: int) -> str:
+        segments = [segment for segment in self._sources.stores[number].segments if segment.source == log.source]
+        segment = segment_at(segments, base)
+        assert segment is not None
+        return segment.path
+
+    def _write_parts(self, parts: Sequence[FilePart]) -> tuple[list[PartReport], int]:
+        """The reports of all parts in order, and how many of them are of earlier runs."""
+        found = ((number, target_folder.complete_report(self._target, number)) for number in range(len(parts)))
+        reports = {number: report for number, report in found if report is not None}
+        resumed = len(reports)
+        remaining = [(number, part) for number, part in enumerate(parts) if number not in reports]
+        total = sum(part.size for part in parts)
+        for report in self._run(partial(_write_part, str(self._target)), remaining):
+            reports[report.number] = report
+            if self._progress is not None:
+                self._progress(sum(each.source_bytes for each in reports.values()), total)
+        return [reports[number] for number in range(len(parts))], resumed
+
+    def _finish(self, plan: SalvagePlan, reports: Sequence[PartReport]) -> Iterator[str]:
+        """Write all other files; runs again from its start if it was interrupted. Returns notes."""
+        self._list_lost(plan)
+        log = plan.log(DLEDGER)
+        if log is not None:
+            yield from self._finish_node(plan, log, reports)
+        broker_files.clear(self._target)
+        committed = committed_index(plan, log) if log is not None else None
+        result = StoreView(str(self._target), ReadOptions(engine=self._sources.request.engine))
+        roots = broker_files.roots_of(self._sources.stores)
+        yield from broker_files.write_broker_files(roots, result, self._target, committed, self._run)
+
+    def _list_lost(self, plan: SalvagePlan) -> None:
+        """Write the list of what no source has, a JSON object a line."""
+        file = self._target / LOST_FILE
+        file.unlink(missing_ok=True)
+        rows = [asdict(row) for row in plan_rows(plan) if row.action in (FILLER, UNDECIDED_ROW)]
+        if rows:
+            write_durably(file, "".join(f"{json.dumps(row)}\n" for row in rows).encode())
+
+    def _finish_node(self, plan: SalvagePlan, log: RestoredLog, reports: Sequence[PartReport]) -> Iterator[str]:
+        stores, node = self._sources.stores, self._sources.node()
+        node_dir = self._target / f"dledger-{node}"
+        shutil.rmtree(node_dir / "index", ignore_errors=True)
+        chunks = ((self._target / report.left.path).read_bytes() for report in reports if report.left is not None)
+        node_files.write_index(node_dir / "index", log.first_index, chunks, node_files.index_file_size(stores))
+        node_files.write_checkpoint(node_dir, committed_index(plan, log), log.last_index)
+        term, note = node_files.current_term(stores, node, log.last_term)
+        node_files.write_current_term(node_dir, term)
+        if note is not None:
+            yield note
+
+    def _findings(self) -> Iterator[Any]:
+        """What `verify` finds in the result."""
+        store = StoreView(str(self._target), ReadOptions(engine=self._sources.request.engine))
+        return (finding for finding in verify(store) if finding.severity != "info")
+
+    def _report(
+        self,
+        plan: SalvagePlan,
+        reports: Sequence[PartReport],
+        resumed: int,
+        notes: Sequence[str],
+        findings: tuple[str, ...],
+        began: float,
+    ) -> SalvageReport:
+        ledger = plan.log(DLEDGER)
+        lost = [each for log in plan.logs for each in log.lost]
+        return SalvageReport(
+            target=str(self._target),
+            headline=headline(plan),
+            sources=self._sources.request.sources,
+            node=self._sources.node() if ledger is not None else None,
+            entries=sum(report.rows for report in reports),
+            lost=len(lost),
+            lost_bytes=sum(each.size for each in lost),
+            parts=len(reports),
+            resumed=resumed,
+            bytes=sum(file.size for report in reports for file in report.files),
+            seconds=round(time.monotonic() - began, 3),
+            findings=findings,
+            notes=tuple(notes),
+            committed_index=committed_index(plan, ledger) if ledger is not None else None,
+            lost_after=ledger.lost_after if ledger is not None else None,
+        )
+
+
+def check_decided(plan: SalvagePlan) -> None:
+    """Raises StoreError if the plan has undecided entries without a filler."""
+    if not plan.refused:
+        return
+    first = plan.refused[0]
+    variants = variants_text(first, plan)
+    raise StoreError(
+        f"{len(plan.refused)} entries have copies that differ, and no checksum says which is right; the first: index "
+        f"{first.index} at {first.pos}: {variants}. --undecided majority takes the bytes that most copies have, "
+        "--undecided filler none of them"
+    )
+
+
+def committed_index(plan: SalvagePlan, log: RestoredLog) -> int:
+    """The committed index of the result: the highest of all sources, at most the last index."""
+    return min(max(plan.committed.values(), default=-1), log.last_index)
+
+
+def _start(extent: Piece | LostEntry) -> int:
+    return extent.pos if isinstance(extent, LostEntry) else extent.start
+
+
+def _donors(extents: Sequence[Piece | LostEntry]) -> set[int]:
+    return {extent.donor for extent in extents if isinstance(extent, Piece)}
+
+
+def _write_part(target: str, numbered: tuple[int, FilePart]) -> PartReport:
+    """Write one file and its report, in this process or in a task. Raises StoreError."""
+    number, part = numbered
+    folder = Path(target)
+    target_folder.check_running(folder)
+    try:
+        report = write_file(part, number, folder)
+        with target_folder.new_file(folder, target_folder.report_path(number)) as file:
+            target_folder.write_json(file, asdict(report))
+    except OSError as error:
+        raise target_folder.cannot_write(folder, error) from error
+    return report

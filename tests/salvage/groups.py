@@ -1,0 +1,273 @@
+"""Groups of three replicas, damaged at random by seed, and what a salvage of them must give.
+
+Every damage changes bytes of one member. It is not done if an entry could then not be restored: most of its bytes have
+no checksum, so each of them must be intact on two of three members.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pyspark_dledger.format.spec import ScanRequest
+from pyspark_dledger.log.options import ReadOptions
+from pyspark_dledger.log.store_view import StoreView
+from tests.support.generate import mq_message, raw, write_dledger
+from tests.support.golden import unpack
+
+GOLDENS = (
+    "raw-three",
+    "raw-three-diverged",
+    "mq-53-three",
+    "mq-498-three-diverged",
+)
+_SECTOR, _PAGE = 512, 4096
+
+
+@dataclass
+class Extent:
+    """An entry of the undamaged log, and where the copies of members were damaged."""
+
+    pos: int
+    size: int
+    index: int
+    damaged: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
+
+
+@dataclass
+class Group:
+    """A group on disk. ``original`` is the undamaged member with the restored log; ``members`` may be damaged."""
+
+    name: str
+    original: Path
+    members: list[Path]
+    extents: list[Extent]
+    """The entries of the original's log, in order."""
+    shared: list[int]
+    """For each member, up to which position its log is the same as the original's."""
+
+
+def generated_group(folder: Path, seed: int) -> Group:
+    """A group written by the tests' own writer: messages or raw bodies, one to three terms, small files."""
+    draw = random.Random(seed)
+    has_messages = draw.random() < 0.5
+    count = draw.randint(20, 150)
+    terms = sorted(draw.randint(0, 3) for _ in range(count))
+    file_size = draw.choice((4096, 16384, 65536))
+    payloads: list[Any] = []
+    for number in range(count):
+        body = draw.randbytes(draw.randint(1, 700))
+        payloads.append(
+            mq_message(body=body, topic="Orders", queue_id=number % 4, queue_offset=number // 4)
+            if has_messages
+            else raw(body)
+        )
+    ends = [count, count, draw.randint(count // 2, count)]
+    draw.shuffle(ends)
+    for node, end in enumerate(ends):
+        write_dledger(
+            folder / f"n{node}",
+            payloads[:end],
+            node=f"n{node}",
+            terms=terms[:end],
+            file_size=file_size,
+            committed=min(ends) - 1,
+        )
+    return group_at(folder, f"generated-{seed}", [folder / f"n{node}" for node in range(3)])
+
+
+def golden_group(folder: Path, case: str) -> Group:
+    """A group that Java wrote."""
+    found = unpack(case, folder)
+    is_raw = case.startswith("raw-")
+    members = [found / (f"dledger-n{node}" if is_raw else f"n{node}") for node in range(3)]
+    return group_at(folder, case, members)
+
+
+def group_at(folder: Path, name: str, members: list[Path]) -> Group:
+    """The group of undamaged members; the originals are moved away, and damage goes to copies of them."""
+    lasts = [_view(member).end for member in members]
+    leader = max(range(len(members)), key=lambda number: (lasts[number].last_term, lasts[number].last_index))
+    originals = folder / "originals"
+    kept = []
+    for number, member in enumerate(members):
+        original = originals / str(number) / member.name
+        shutil.copytree(member, original)
+        kept.append(original)
+    extents = [Extent(*row) for row in _rows(members[leader])]
+    of_leader = {(row.pos, row.size, row.index) for row in extents}
+    shared = []
+    for member in members:
+        same = [row for row in _rows(member) if row in of_leader]
+        shared.append(max((row[0] + row[1] for row in same), default=0))
+    return Group(name, kept[leader], members, extents, shared)
+
+
+def _view(path: Path) -> StoreView:
+    return StoreView(str(path), ReadOptions())
+
+
+def _rows(path: Path) -> list[tuple[int, int, int]]:
+    store = _view(path)
+    rows: list[tuple[int, int, int]] = []
+    for segment in store.ledger_segments:
+        request = ScanRequest(segment, segment.base, store.segment_end(segment), ("pos", "size", "index"))
+        for batch, _ in store.engine.scan(request):
+            rows += zip(*(batch.column(name).to_pylist() for name in ("pos", "size", "index")), strict=True)
+    return rows
+
+
+def damage(group: Group, seed: int, count: int, is_lossless: bool = True) -> int:
+    """Damage members; returns how many damages were kept. Index files and state files are damaged as well."""
+    draw = random.Random(seed)
+    kept = 0
+    for _ in range(count):
+        number = draw.randrange(len(group.members))
+        files = _segments(group.members[number])
+        if draw.random() < 0.2:
+            kept += _damage_other(draw, group.members[number])
+        elif files:
+            kept += _damage_data(draw, group, number, draw.choice(files), is_lossless)
+    return kept
+
+
+def _segments(member: Path) -> list[tuple[Path, int]]:
+    folder = next(iter(member.glob("dledger-*/data")), member / "data")
+    return [(file, int(file.name)) for file in sorted(folder.iterdir())]
+
+
+def _damage_data(draw: random.Random, group: Group, number: int, file: tuple[Path, int], is_lossless: bool) -> bool:
+    path, base = file
+    before = path.read_bytes() if path.exists() else b""
+    written = min(max(group.extents[-1].pos + group.extents[-1].size - base, 0), len(before))
+    if not written:
+        return False
+    after = _damaged(draw, before, written)
+    changed = _changed(before, after, base)
+    hit = [
+        extent
+        for extent in group.extents
+        if any(low < extent.pos + extent.size and extent.pos < high for low, high in changed)
+    ]
+    if not is_lossless or all(_may_lose(group, extent, number, changed) for extent in hit):
+        for extent in hit:
+            extent.damaged.setdefault(number, []).extend(changed)
+        if after is None:
+            path.unlink()
+        else:
+            path.write_bytes(after)
+        return True
+    return False
+
+
+def _may_lose(group: Group, extent: Extent, number: int, changed: list[tuple[int, int]]) -> bool:
+    """Whether the entry can be restored after the damage: each of its bytes is intact on a majority."""
+    having = {each for each in range(len(group.members)) if extent.pos + extent.size <= group.shared[each]}
+    if number not in having:
+        return True
+    others = [each for each in having & extent.damaged.keys() if each != number]
+    left = len(having) - len(others) - 1
+    return left >= 2 or (left == 1 and len(having) == 3 and not _overlaps(changed, extent.damaged[others[0]]))
+
+
+def _overlaps(some: list[tuple[int, int]], others: list[tuple[int, int]]) -> bool:
+    return any(low < stop and start < high for low, high in some for start, stop in others)
+
+
+def _damaged(draw: random.Random, data: bytes, written: int) -> bytes | None:
+    """The bytes of a file after one damage; None for a deleted file."""
+    found = bytearray(data)
+    at = draw.randrange(written)
+    kind = draw.choices(("flip", "zeros", "swap", "noise", "cut", "delete"), (30, 20, 15, 25, 5, 5))[0]
+    if kind == "flip":
+        found[at] ^= 1 << draw.randrange(8)
+    elif kind == "zeros":
+        size = draw.choice((_SECTOR, _PAGE))
+        start = at // size * size
+        found[start : start + size] = bytes(len(found[start : start + size]))
+    elif kind == "swap":
+        one, two = at // _SECTOR * _SECTOR, draw.randrange(written) // _SECTOR * _SECTOR
+        first, second = bytes(found[one : one + _SECTOR]), bytes(found[two : two + _SECTOR])
+        if len(first) == len(second):
+            found[one : one + _SECTOR], found[two : two + _SECTOR] = second, first
+    elif kind == "noise":
+        size = min(draw.randint(1, 200), len(found) - at)
+        found[at : at + size] = draw.randbytes(size)
+    elif kind == "cut":
+        del found[at:]
+    else:
+        return None
+    return bytes(found)
+
+
+def _changed(before: bytes, after: bytes | None, base: int) -> list[tuple[int, int]]:
+    """The positions that changed, as extents."""
+    if after is None:
+        return [(base, base + len(before))]
+    if len(after) < len(before):
+        return [(base + len(after), base + len(before))]
+    found: list[tuple[int, int]] = []
+    for at in (offset for offset in range(len(before)) if before[offset] != after[offset]):
+        if found and found[-1][1] == base + at:
+            found[-1] = found[-1][0], base + at + 1
+        else:
+            found.append((base + at, base + at + 1))
+    return found
+
+
+def _damage_other(draw: random.Random, member: Path) -> bool:
+    """Damage an index file, the checkpoint, a queue or a config file."""
+    files = [
+        file
+        for pattern in ("**/index/*", "**/checkpoint", "**/currterm", "consumequeue/*/*/*", "config/*.json")
+        for file in member.glob(pattern)
+        if file.is_file() and file.stat().st_size < 1024 * 1024
+    ]
+    if not files:
+        return False
+    file = draw.choice(sorted(files))
+    data = file.read_bytes()
+    if not data:
+        return False
+    found = _damaged(draw, data, len(data))
+    if found is None:
+        file.unlink()
+    else:
+        file.write_bytes(found)
+    return True
+
+
+def differences(group: Group, target: Path, fillers: Sequence[int] = ()) -> Iterator[str]:
+    """What in the result is not as in the original. `fillers` are indexes that no member has intact."""
+    lost = set(fillers)
+    originals = {base: path for path, base in _segments(group.original)}
+    results = {base: path for path, base in _segments(target)}
+    end = group.extents[-1].pos + group.extents[-1].size
+    for base in sorted(originals):
+        if base >= end:
+            continue
+        if base not in results:
+            yield f"no file {base}"
+            continue
+        one, two = originals[base].read_bytes(), results[base].read_bytes()
+        if len(one) != len(two):
+            yield f"file {base}: {len(two)} bytes, expected {len(one)}"
+        for extent in group.extents:
+            if base <= extent.pos < base + len(one) and extent.index not in lost:
+                start, stop = extent.pos - base, extent.pos + extent.size - base
+                if one[start:stop] != two[start:stop]:
+                    yield f"entry {extent.index} at {extent.pos} differs"
+        if not lost and one[: end - base] != two[: end - base]:
+            yield f"file {base} differs outside of entries"
+
+
+def lost_indexes(target: Path) -> list[int]:
+    """The indexes that the list of the result says are fillers."""
+    file = target / "lost.jsonl"
+    rows = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    return [index for row in rows for index in range(row["first_index"], row["last_index"] + 1)]
