@@ -103,6 +103,10 @@ fuzz: $(INSTALLED) ## fuzz the native engine (needs clang), TIME=SECONDS for eac
 simulate: $(INSTALLED) ## play the core in a simulated world of faults, COUNT=20000 seeds; ARGS="--seed N" replays one
 	@$(PYTHON_BIN) -m tests.simulation --count $(or $(COUNT),20000) $(ARGS)
 
+.PHONY: salvage
+salvage: $(INSTALLED) ## damage COUNT=200 groups and half as many beyond repair, and salvage each; ARGS="--seed N"
+	@$(PYTHON_BIN) -m tests.salvage --count $(or $(COUNT),200) $(ARGS)
+
 .PHONY: bench
 bench: $(INSTALLED) ## measure against peers; ARGS=NAME runs one benchmark
 	@$(SPARK) $(PYTHON_BIN) -m benchmarks $(ARGS)

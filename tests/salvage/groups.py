@@ -266,6 +266,12 @@ def differences(group: Group, target: Path, fillers: Sequence[int] = ()) -> Iter
             yield f"file {base} differs outside of entries"
 
 
+def may_be_lost(group: Group, extent: Extent) -> bool:
+    """Whether fewer than two members have an entry intact, and it was damaged."""
+    having = {each for each in range(len(group.members)) if extent.pos + extent.size <= group.shared[each]}
+    return bool(extent.damaged) and len(having - extent.damaged.keys()) < 2
+
+
 def lost_indexes(target: Path) -> list[int]:
     """The indexes that the list of the result says are fillers."""
     file = target / "lost.jsonl"

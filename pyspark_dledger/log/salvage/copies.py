@@ -121,48 +121,48 @@ def _entries(
         is_intact &= values == 0
     is_confirmed = np.zeros(len(batch), np.bool_)
     if index is not None:
-        is_confirmed, contradicted = _checked_by_units(index, copy.segment, numbers, is_frame)
+        is_confirmed, contradicted = _checked_by_units(index, numbers, is_frame)
         for row, text in contradicted.items():
             if is_intact[row]:
                 texts[row] = text
                 is_intact[row] = False
     for row in np.flatnonzero(~is_intact).tolist():
-        start, size, number = (int(numbers[name][row]) for name in ("pos", "size", "index"))
+        start, length, own_index = (int(numbers[name][row]) for name in ("pos", "size", "index"))
         text = texts.get(row) or problem[row].as_py() or ""
-        damages.append(Damage(copy.source, start, start + size, number if number >= 0 else None, text))
+        damages.append(Damage(copy.source, start, start + length, own_index if own_index >= 0 else None, text))
     rows = np.flatnonzero(is_frame)
-    columns = [numbers[name][rows] for name in _NUMBERS]
-    return CopyEntries(*columns, is_intact[rows], is_confirmed[rows], is_message[rows])
+    pos, size, number, term = (numbers[name][rows] for name in _NUMBERS)
+    return CopyEntries(pos, size, number, term, is_intact[rows], is_confirmed[rows], is_message[rows])
 
 
-def _checked_by_units(
-    files: DLedgerIndex, segment: Segment, numbers: dict[str, Longs], is_frame: Bools
-) -> tuple[Bools, dict[int, str]]:
+def _checked_by_units(files: DLedgerIndex, numbers: dict[str, Longs], is_frame: Bools) -> tuple[Bools, dict[int, str]]:
     """Which rows their index units confirm, and the rows whose term is another in a unit of the same extent.
 
     A unit that names another extent is damaged itself: the extents of adjacent entries prove each other.
     """
     is_confirmed = np.zeros(len(is_frame), np.bool_)
-    contradicted: dict[int, str] = {}
     rows = np.flatnonzero(is_frame)
-    index = numbers["index"][rows]
-    cuts = (np.flatnonzero(np.diff(index) != 1) + 1).tolist() if len(rows) else []
-    for start, stop in zip([0, *cuts], [*cuts, len(rows)], strict=True):
-        if start == stop:
-            continue
-        these = rows[start:stop]
-        units = read_units(files, int(index[start]), stop - start)
-        is_same = units["index"] == numbers["index"][these]
-        is_same &= units["size"] == numbers["size"][these]
-        if segment.check_pos:
-            is_same &= units["pos"] == numbers["pos"][these]
-        has_term = units["term"] == numbers["term"][these]
-        is_confirmed[these] = is_same & has_term
-        for row in np.flatnonzero(is_same & ~has_term).tolist():
-            contradicted[int(these[row])] = (
-                f"expected term {units['term'][row]} as in the index unit, found {numbers['term'][these[row]]}"
-            )
+    is_same, term = units_agree(files, *(numbers[name][rows] for name in ("index", "pos", "size")))
+    has_term = term == numbers["term"][rows]
+    is_confirmed[rows] = is_same & has_term
+    contradicted = {
+        int(rows[row]): f"expected term {term[row]} as in the index unit, found {numbers['term'][rows[row]]}"
+        for row in np.flatnonzero(is_same & ~has_term).tolist()
+    }
     return is_confirmed, contradicted
+
+
+def units_agree(files: DLedgerIndex, index: Longs, pos: Longs, size: Longs) -> tuple[Bools, Longs]:
+    """Whether each entry's index unit has its extent, and the term in the unit."""
+    is_same, term = np.zeros(len(index), np.bool_), np.zeros(len(index), np.int64)
+    cuts = (np.flatnonzero(np.diff(index) != 1) + 1).tolist()
+    for start, stop in zip([0, *cuts], [*cuts, len(index)], strict=True):
+        if start < stop:
+            units = read_units(files, int(index[start]), stop - start)
+            is_same[start:stop] = (units["index"] == index[start:stop]) & (units["pos"] == pos[start:stop])
+            is_same[start:stop] &= units["size"] == size[start:stop]
+            term[start:stop] = units["term"]
+    return is_same, term
 
 
 def read_units(files: DLedgerIndex, first: int, count: int) -> npt.NDArray[Any]:

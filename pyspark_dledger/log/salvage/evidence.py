@@ -13,8 +13,9 @@ from typing import NamedTuple
 import numpy as np
 
 from pyspark_dledger.format.spec import DLEDGER, Segment
-from pyspark_dledger.log.io.files import OpenFile, open_file
-from pyspark_dledger.log.salvage.copies import Bools, CopyEntries, Damage, Longs, SegmentCopy, read_copy
+from pyspark_dledger.log.io.entry_reads import DLedgerIndex
+from pyspark_dledger.log.io.files import OpenFile, open_file, path_of
+from pyspark_dledger.log.salvage.copies import Bools, CopyEntries, Damage, Longs, SegmentCopy, read_copy, units_agree
 
 MAX_SOURCES = 62
 """Sources are bits of a signed number."""
@@ -29,7 +30,8 @@ class Run(NamedTuple):
     Indexes and the term are -1 for old messages. ``variants`` are the numbers of the sources, grouped by equal bytes:
     one group unless the bytes of a single entry differ; then ``majority`` is the number of the group that has at each
     byte the value of most sources, -1 if none has. If ``is_suspect``, no source has the entry intact, and these sources
-    have its header with a problem. ``confirmed`` counts entries that an index unit confirms.
+    have its header with a problem. ``confirmed`` counts entries that an index unit confirms. ``known_to`` are sources
+    that do not have the last entry intact, but its index unit.
     """
 
     start: int
@@ -43,6 +45,7 @@ class Run(NamedTuple):
     confirmed: int
     messages: int
     majority: int = -1
+    known_to: tuple[int, ...] = ()
 
     @property
     def sources(self) -> tuple[int, ...]:
@@ -51,12 +54,13 @@ class Run(NamedTuple):
 
 @dataclass(frozen=True)
 class SegmentPart:
-    """The copies of one segment, which one task compares. Each source has at most one."""
+    """The copies of one segment, which one task compares, and the numbers of sources with their DLedger index."""
 
     base: int
     size: int
     source: str
     copies: tuple[SegmentCopy, ...]
+    index_folders: tuple[tuple[int, str], ...]
     engine: str
 
 
@@ -78,6 +82,8 @@ def compare_copies(part: SegmentPart) -> Evidence:
         entries, found = read_copy(copy, part.engine)
         table.add(copy.source, entries)
         damages += found
+    for number, folder in part.index_folders if part.source == DLEDGER else ():
+        table.add_units(number, DLedgerIndex(path_of(folder)))
     with ExitStack() as opened:
         files = {copy.source: _Bytes(copy.segment, opened) for copy in part.copies}
         variants = _different(table, files)
@@ -86,11 +92,14 @@ def compare_copies(part: SegmentPart) -> Evidence:
 
 
 class _Table:
-    """The distinct entries of all copies by position; `intact` and `suspect` have a bit for each source."""
+    """The distinct entries of all copies by position.
+
+    `intact`, `suspect` and `known` have a bit for each source. `known`: its index unit has exactly this entry.
+    """
 
     def __init__(self) -> None:
         self.columns: dict[str, Longs] = {name: np.empty(0, np.int64) for name in _KEYS}
-        self.intact = self.suspect = self.confirmed = np.empty(0, np.int64)
+        self.intact = self.suspect = self.confirmed = self.known = np.empty(0, np.int64)
         self.is_message: Bools = np.empty(0, np.bool_)
 
     def __len__(self) -> int:
@@ -114,6 +123,12 @@ class _Table:
         self.suspect[rows[~entries.is_intact]] |= bit
         self.confirmed[rows[entries.is_confirmed]] += 1
         self.is_message[rows] |= entries.is_message
+
+    def add_units(self, source: int, files: DLedgerIndex) -> None:
+        """Find the entries that the source's index knows, among those that it does not have intact."""
+        rows = np.flatnonzero(self.intact >> source & 1 == 0)
+        is_same, term = units_agree(files, *(self.columns[name][rows] for name in ("index", "pos", "size")))
+        self.known[rows[is_same & (term == self.columns["term"][rows])]] |= np.int64(1) << source
 
     def _rows_of(self, entries: CopyEntries) -> Longs:
         """The row of each entry, -1 without one."""
@@ -142,8 +157,8 @@ class _Table:
             name: np.concatenate([self.columns[name], getattr(entries, name)[is_new]])[order] for name in _KEYS
         }
         zeros = np.zeros(int(is_new.sum()), np.int64)
-        self.intact, self.suspect, self.confirmed = (
-            np.concatenate([column, zeros])[order] for column in (self.intact, self.suspect, self.confirmed)
+        self.intact, self.suspect, self.confirmed, self.known = (
+            np.concatenate([column, zeros])[order] for column in (self.intact, self.suspect, self.confirmed, self.known)
         )
         self.is_message = np.concatenate([self.is_message, zeros.astype(np.bool_)])[order]
 
@@ -269,4 +284,5 @@ def _runs(table: _Table, variants: dict[int, tuple[_Groups, int]], has_index: bo
                 int((table.confirmed[rows[low:high]] > 0).sum()),
                 int(table.is_message[rows[low:high]].sum()),
                 majority,
+                sources_of(int(table.known[rows[last]])),
             )

@@ -38,7 +38,7 @@ class Gap(NamedTuple):
     high: int
 
     @property
-    def count(self) -> int:
+    def entries(self) -> int:
         return self.last_index - self.first_index + 1
 
 
@@ -65,7 +65,7 @@ def known_after(index: int, pos: int, term: int, last: int, files: DLedgerIndex,
     """The entries after `index`, which ends at `pos`, up to `last`, that units show without a hole."""
     found: list[LostEntry] = []
     gap = Gap(pos, 2**62, index + 1, last, term, 2**62)
-    for known in _known(gap, [files]) if gap.count > 0 else ():
+    for known in _known(gap, [files]) if gap.entries > 0 else ():
         is_adjacent = known.pos == pos or known.pos == _file_end(pos, file_size)
         if known.index != index + 1 or not is_adjacent or known.term < term:
             break
@@ -90,7 +90,7 @@ def entries_before(index: int, start: int, pos: int, term: int, files: DLedgerIn
 
 def _known(gap: Gap, index_files: Sequence[DLedgerIndex]) -> Iterator[LostEntry]:
     """The entries of a gap that units know, by index; of several units for an index the first valid one."""
-    count = gap.count
+    count = gap.entries
     columns = {name: np.zeros(count, np.int64) for name in ("pos", "size", "term")}
     is_known = np.zeros(count, np.bool_)
     for files in index_files:
@@ -103,8 +103,8 @@ def _known(gap: Gap, index_files: Sequence[DLedgerIndex]) -> Iterator[LostEntry]
             column[is_valid] = values[is_valid]
         is_known |= is_valid
     for row in np.flatnonzero(is_known).tolist():
-        pos, size, term = (int(column[row]) for column in columns.values())
-        yield LostEntry(pos, size, gap.first_index + row, term, True)
+        at, length, own_term = (int(column[row]) for column in columns.values())
+        yield LostEntry(at, length, gap.first_index + row, own_term, True)
 
 
 def _file_end(pos: int, file_size: int) -> int:

@@ -70,10 +70,12 @@ def _follows(before: Run, run: Run) -> bool:
     return 0 <= lost <= (run.start - before.end) // ENTRY_HEADER_SIZE and run.term >= before.term
 
 
-def matching(runs: Sequence[Run], leader: int, last: int) -> dict[int, int]:
+def matching(runs: Sequence[Run], leader: int, last: int, committed: dict[int, int]) -> dict[int, int]:
     """For each source with an entry of the leader's log, the highest index up to which its entries are of that log.
 
-    ``last`` is the leader's last index. Sources that share an entry with another matching source match as well.
+    ``last`` is the leader's last index. Sources that share an entry with another matching source match as well; so do
+    what both have committed, by the ``committed`` indexes of the sources. An entry whose bytes are damaged is known by
+    its index unit.
     """
     limits = {leader: last}
     while True:
@@ -81,11 +83,18 @@ def matching(runs: Sequence[Run], leader: int, last: int) -> dict[int, int]:
         for run in runs:
             if run.is_suspect:
                 continue
-            common = max((limits[source] for source in run.sources if source in limits), default=-1)
+            common = max((limits[source] for source in run.sources if source in limits), default=-2)
+            known = max((limits[source] for source in run.known_to if source in limits), default=-2)
+            common = max(common, known if known >= run.last_index else -2)
             if common < run.first_index:
                 continue
-            for source in run.sources:
+            for source in (*run.sources, *(run.known_to if common >= run.last_index else ())):
                 limits[source] = max(limits.get(source, -1), min(common, run.last_index))
+        for source in limits:
+            others = (
+                min(limits[other], committed[other]) for other in limits if other != source and other in committed
+            )
+            limits[source] = max(limits[source], min(committed.get(source, -1), max(others, default=-1)))
         if limits == before:
             return limits
 

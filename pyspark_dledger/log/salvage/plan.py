@@ -139,6 +139,11 @@ def segment_parts(stores: Sequence[StoreView], source: str) -> list[SegmentPart]
         for segment in store.segments:
             if segment.source == source:
                 segments.setdefault(segment.base, []).append((number, store, segment))
+    index_folders = tuple(
+        (number, str(store.paths.node_dir / "index"))
+        for number, store in enumerate(stores)
+        if store.paths.node_dir is not None
+    )
     parts = []
     for base, found in sorted(segments.items()):
         ends = [store.segment_end(segment) for _, store, segment in found]
@@ -146,7 +151,7 @@ def segment_parts(stores: Sequence[StoreView], source: str) -> list[SegmentPart]
             pairs = zip(found, ends, strict=True)
             copies = tuple(_copy(*one, end, max(ends)) for one, end in pairs)
             kept = tuple(copy for copy in copies if copy.end > base)
-            parts.append(SegmentPart(base, found[0][2].size, source, kept, stores[0].options.engine))
+            parts.append(SegmentPart(base, found[0][2].size, source, kept, index_folders, stores[0].options.engine))
     return parts
 
 

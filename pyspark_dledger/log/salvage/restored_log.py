@@ -130,10 +130,10 @@ def _leader(
     if log_of is not None:
         if log_of not in lasts:
             raise StoreError(f"{witnesses.names[log_of]}: expected intact entries, found none: choose another log")
-        return log_of, matching(runs, log_of, lasts[log_of].index)
+        return log_of, matching(runs, log_of, lasts[log_of].index, witnesses.committed)
     order = sorted(lasts, key=lambda number: (lasts[number], -number), reverse=True)
     for number in order:
-        limits = matching(runs, number, lasts[number].index)
+        limits = matching(runs, number, lasts[number].index, witnesses.committed)
         if all(
             limits.get(other, -1) >= min(committed, lasts[other].index)
             for other, committed in witnesses.committed.items()

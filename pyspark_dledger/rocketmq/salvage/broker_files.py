@@ -57,8 +57,8 @@ def write_broker_files(
 def _sizes(roots: Sequence[Path]) -> tuple[int, int, int]:
     """Units of a ConsumeQueue file, slots and units of an index file: those of the first source that shows them."""
     default = sizes_of(None)
-    units = next((found for root in roots if (found := builder.common_units_per_file(root))), default.units_per_file)
-    index = next((found for root in roots if (found := _index_sizes(root))), None)
+    units = next((count for root in roots if (count := builder.common_units_per_file(root))), default.units_per_file)
+    index = next((sizes for root in roots if (sizes := _index_sizes(root))), None)
     return units, *(index or (default.hash_slots, default.index_units))
 
 

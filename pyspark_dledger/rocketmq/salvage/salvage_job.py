@@ -213,7 +213,8 @@ class _Job:
     def _file_parts(self, plan: SalvagePlan) -> Iterator[FilePart]:
         for log in plan.logs:
             folder = "commitlog" if log.source == COMMITLOG else f"dledger-{self._sources.node()}/data"
-            extents = sorted([*log.pieces, *log.lost], key=_start)
+            extents: list[Piece | LostEntry] = [*log.pieces, *log.lost]
+            extents.sort(key=_start)
             at = 0
             for base in range(log.base, log.end, log.file_size):
                 first = at
