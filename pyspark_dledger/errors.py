@@ -13,6 +13,24 @@ class StoreError(DLedgerError):
     """A path that holds no readable store, or a store that cannot answer what was asked."""
 
 
+class UnreadableError(StoreError):
+    """A file or folder that exists but cannot be read.
+
+    ``path`` names it and ``reason`` is the system's. ``offset`` is the byte where a read failed, None where the file
+    cannot be opened.
+    """
+
+    def __init__(self, path: str, reason: str, offset: int | None = None) -> None:
+        where = "" if offset is None else f" at byte {offset}"
+        super().__init__(f"{path}: cannot be read{where} ({reason}): check its type, its permissions and its disk")
+        self.path = path
+        self.reason = reason
+        self.offset = offset
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.path, self.reason, self.offset)
+
+
 class DataLossError(StoreError):
     """A stream's log that no longer holds what was read, or what would be read next; see failOnDataLoss."""
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from pyspark_dledger.common.uris import RemoteUri
+from pyspark_dledger.errors import UnreadableError
 from pyspark_dledger.log.committed import Bound, committed_bound
 from pyspark_dledger.log.io.epochs import read_epochs
+from pyspark_dledger.log.io.files import ignore_error
 from pyspark_dledger.log.io.state_files import read_current_term
 from pyspark_dledger.log.io.store_checkpoint import StoreCheckpoint, read_store_checkpoint
 from pyspark_dledger.log.store_view import StoreView
@@ -25,6 +28,8 @@ class State:
 
     ``epochs`` are those of controller mode, with the first position of each; None without one. ``confirm_offset`` and
     the timestamps (milliseconds since 1970) are those of the broker's StoreCheckpoint; None where it has none.
+
+    ``problem`` names the files that cannot be read; the state may differ with them.
     """
 
     node: str | None
@@ -51,6 +56,7 @@ class State:
     physic_msg_timestamp: int | None
     logics_msg_timestamp: int | None
     index_msg_timestamp: int | None
+    problem: str | None = None
 
 
 def state_of(store: StoreView) -> State:
@@ -59,7 +65,7 @@ def state_of(store: StoreView) -> State:
     bound = committed_bound(store, store.options) if ledger else Bound(None, None)
     term = read_current_term(paths.node_dir)[0] if paths.node_dir is not None else None
     root = paths.root
-    known = read_store_checkpoint(root) if root is not None else StoreCheckpoint()
+    known = _store_checkpoint(root)
     return State(
         node=paths.node,
         path=store.path,
@@ -85,17 +91,37 @@ def state_of(store: StoreView) -> State:
         physic_msg_timestamp=_time(known.physic_msg_timestamp),
         logics_msg_timestamp=_time(known.logics_msg_timestamp),
         index_msg_timestamp=_time(known.index_msg_timestamp),
+        problem=_problem(store),
     )
+
+
+def _store_checkpoint(root: Path | None) -> StoreCheckpoint:
+    try:
+        return read_store_checkpoint(root) if root is not None else StoreCheckpoint()
+    except UnreadableError:
+        return StoreCheckpoint()  # `problem` names it
 
 
 def _queue_end(root: Path) -> int:
     """The end of the last message in a ConsumeQueue; -1 without one."""
     from pyspark_dledger.log.io.queue_files import FILLER_SIZE, last_units  # loads numpy
 
-    ends = (unit.commit_log_offset + unit.size for unit in last_units(root) if unit.size < FILLER_SIZE)
+    found = last_units(root, ignore_error)  # `problem` names what cannot be read
+    ends = (unit.commit_log_offset + unit.size for unit in found if unit.size < FILLER_SIZE)
     return max(ends, default=-1)
 
 
 def _time(milliseconds: int) -> int | None:
     """A time of a checkpoint; None for 0, which means none, and outside the years 1970 to 9999."""
     return milliseconds if 0 < milliseconds <= _MAX_TIME else None
+
+
+def _problem(store: StoreView) -> str | None:
+    """What cannot be read of a local store; in a remote one the read itself fails."""
+    if isinstance(store.path, RemoteUri):
+        return None
+    from pyspark_dledger.log.io.readable_files import unreadable_files  # imports numpy, which is slow to load
+
+    found = list(unreadable_files(store.paths))
+    more = f"; {len(found) - 1} more: run dledger verify" if len(found) > 1 else ""
+    return f"{found[0]}{more}" if found else None

@@ -43,7 +43,7 @@ COLUMNS = {
     "usedBytes blankBytes unwrittenBytes staleBytes corruptBytes firstStoreTimestamp lastStoreTimestamp findings",
     "state": "node path dialect beginIndex endIndex endTerm committedIndex committedFrom checkpointCommittedIndex "
     "checkpointEndIndex currTerm voteLeader dividedCommitlogOffset dataFileSize indexFileSize minOffset maxOffset "
-    "abort epochs confirmOffset consumeQueueEnd physicMsgTimestamp logicsMsgTimestamp indexMsgTimestamp",
+    "abort epochs confirmOffset consumeQueueEnd physicMsgTimestamp logicsMsgTimestamp indexMsgTimestamp problem",
     "findings": "severity code node file offset index expected found javaDoes",
     "indexUnits": "node file position index magic pos size term problem",
     "consumeQueue": "topic queueId queueOffset commitLogOffset size tagsCode kind file problem",

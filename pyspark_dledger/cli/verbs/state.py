@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from pyspark_dledger.cli.arguments import add_stores
-from pyspark_dledger.cli.exit_codes import CLEAN
+from pyspark_dledger.cli.exit_codes import CLEAN, FINDINGS
 from pyspark_dledger.cli.output.rows import Row, fields_row, plain_time
 from pyspark_dledger.cli.output.stream import Output
 from pyspark_dledger.cli.output.text_table import print_fields, print_rows, print_table
@@ -17,6 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, out: Output) -> int:
+    """Print the state of each store; `FINDINGS` if a file of one cannot be read."""
     rows = [_shown(fields_row(log.state)) for log in open_stores(args, "table state")]
     if args.json:
         print_rows(out, rows, args.json)
@@ -24,7 +25,7 @@ def run(args: argparse.Namespace, out: Output) -> int:
         print_fields(out, rows[0])
     else:
         print_table(out, ({"": name} | {row["path"]: row[name] for row in rows} for name in rows[0] if name != "path"))
-    return CLEAN
+    return FINDINGS if any(row["problem"] for row in rows) else CLEAN
 
 
 def _shown(row: Row) -> Row:

@@ -8,10 +8,11 @@ from functools import cached_property
 from pathlib import Path
 
 from pyspark_dledger.common.uris import RemoteUri
-from pyspark_dledger.errors import StoreError
+from pyspark_dledger.errors import StoreError, UnreadableError
 from pyspark_dledger.format.codec import EntryHeader, IndexUnit, decode_entry_header, decode_index_unit, decode_records
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, ENTRY_MAGICS, INDEX_UNIT_SIZE, MESSAGE_HEADER
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Segment
+from pyspark_dledger.log.io.files import open_file, unreadable
 from pyspark_dledger.log.io.segment_listing import Listing, listing
 from pyspark_dledger.log.io.store_paths import HIGHEST_BASE
 
@@ -33,6 +34,26 @@ def read_at(path: str, offset: int, size: int) -> bytes:
         return b""
     finally:
         os.close(descriptor)
+
+
+def read_existing(path: str, offset: int, size: int) -> bytes:
+    """The bytes of a file at `offset`; fewer at its end, none if the file does not exist.
+
+    Raises UnreadableError if it exists but cannot be read, StoreError for a remote file.
+    """
+    if isinstance(path, RemoteUri):
+        return _read_remote_at(path, offset, size)
+    try:
+        opened = open_file(path)
+    except OSError as error:
+        if problem := unreadable(path, error):
+            raise problem from None
+        return b""
+    with opened:
+        try:
+            return opened.read(offset, size)
+        except OSError as error:
+            raise UnreadableError(path, error.strerror or str(error), offset) from None
 
 
 def _read_remote_at(uri: RemoteUri, offset: int, size: int) -> bytes:

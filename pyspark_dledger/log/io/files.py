@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Protocol, TypeVar, cast, final
 
 from pyspark_dledger.common.uris import RemoteUri, as_uri, is_remote, without_file_scheme
+from pyspark_dledger.errors import UnreadableError
 
 _TAIL_BLOCK = 64 * 1024
 
@@ -145,6 +146,26 @@ def open_file(path: str | Path) -> OpenFile:
 
         return RemoteFile(cast(RemoteUri, str(file)))
     return LocalFile(os.open(file, os.O_RDONLY | os.O_CLOEXEC))
+
+
+OnUnreadable = Callable[[UnreadableError], None]
+"""Called with what cannot be read; raises the error, or records it and returns."""
+
+
+def raise_error(error: UnreadableError) -> None:
+    raise error
+
+
+def ignore_error(_error: UnreadableError) -> None:
+    """For a read whose result only adds to what is known otherwise."""
+
+
+def unreadable(path: str | Path, error: OSError, offset: int | None = None) -> UnreadableError | None:
+    """What to report for an error of a read; None if the path is gone, because brokers delete expired files."""
+    is_gone = isinstance(error, (FileNotFoundError, NotADirectoryError))
+    if is_gone and not is_there(path_of(path) if isinstance(path, str) else path):
+        return None
+    return UnreadableError(str(path), error.strerror or str(error), offset)
 
 
 def map_reads(function: Callable[[_Item], _Result], items: Sequence[_Item], path: str) -> Iterator[_Result]:

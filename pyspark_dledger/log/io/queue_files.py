@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from pyspark_dledger.errors import UnreadableError
 from pyspark_dledger.format.codec import ConsumeQueueUnit, decode_records, record_dtype
 from pyspark_dledger.format.layout import (
     CONSUME_QUEUE_UNIT,
@@ -22,7 +24,17 @@ from pyspark_dledger.format.layout import (
 )
 from pyspark_dledger.format.spec import Segment
 from pyspark_dledger.log.io.entry_reads import entry_at, segment_at
-from pyspark_dledger.log.io.files import FolderEntry, last_data, map_reads, open_file, scan_folder
+from pyspark_dledger.log.io.files import (
+    FolderEntry,
+    OnUnreadable,
+    ignore_error,
+    last_data,
+    map_reads,
+    open_file,
+    raise_error,
+    scan_folder,
+    unreadable,
+)
 
 Units = npt.NDArray[Any]
 """Units as a numpy array with the fields of `layout.CONSUME_QUEUE_UNIT`, big-endian as on disk."""
@@ -57,53 +69,67 @@ class Queue:
     files: tuple[QueueFile, ...]
 
 
-def queues(root: Path) -> list[Queue]:
+def queues(root: Path, on_unreadable: OnUnreadable = raise_error) -> list[Queue]:
     """The queues below ``root/consumequeue`` that have files, by topic and queue id.
 
-    Other folders, and folders that cannot be listed, are ignored. No file is read.
+    Other folders are ignored. No file is read. `on_unreadable` is called for what cannot be listed, and for a folder
+    or a broken link in place of a file.
     """
     found = []
     folder = root / FOLDER
-    for topic in folder_entries(folder):
-        for queue in folder_entries(folder / topic.name) if topic.is_dir() else []:
-            is_queue = queue.name.isdecimal() and queue.is_dir()
-            files = queue_files(folder / topic.name / queue.name) if is_queue else ()
+    for topic in folders_in(folder, on_unreadable):
+        for queue in folders_in(folder / topic.name, on_unreadable):
+            is_queue = queue.name.isdecimal()
+            files = queue_files(folder / topic.name / queue.name, on_unreadable) if is_queue else ()
             if files:
                 found.append(Queue(topic.name, int(queue.name), files))
     return sorted(found, key=lambda queue: (queue.topic, queue.queue_id))
 
 
-def queue_files(folder: Path) -> tuple[QueueFile, ...]:
-    """The files of the queue in a folder, in order; empty if the folder cannot be read."""
+def queue_files(folder: Path, on_unreadable: OnUnreadable = raise_error) -> tuple[QueueFile, ...]:
+    """The files of the queue in a folder, in order."""
     files = []
-    for entry in folder_entries(folder):
-        if is_segment_name(entry.name) and entry.is_file():
-            try:
-                units = entry.stat().st_size // CONSUME_QUEUE_UNIT_SIZE
-            except OSError:
-                continue
-            files.append(QueueFile(entry.path, entry.name, int(entry.name) // CONSUME_QUEUE_UNIT_SIZE, units))
+    for entry in folder_entries(folder, on_unreadable):
+        size = _file_size(entry, on_unreadable) if is_segment_name(entry.name) else None
+        if size is not None:
+            first = int(entry.name) // CONSUME_QUEUE_UNIT_SIZE
+            files.append(QueueFile(entry.path, entry.name, first, size // CONSUME_QUEUE_UNIT_SIZE))
     return tuple(sorted(files, key=lambda file: file.first))
+
+
+def _file_size(entry: FolderEntry, on_unreadable: OnUnreadable) -> int | None:
+    """The size of a file in bytes; None for anything else, which is reported."""
+    try:
+        if entry.is_file():
+            return entry.stat().st_size
+        problem: UnreadableError | None = UnreadableError(entry.path, "not a file")
+    except OSError as error:
+        problem = unreadable(entry.path, error)
+    if problem is not None:
+        on_unreadable(problem)
+    return None
 
 
 def read_units(file: QueueFile, start: int = 0, stop: int | None = None) -> Iterator[Units]:
     """The units ``[start, stop)`` of a file, counted from its beginning, in chunks of at most `UNITS_AT_ONCE`.
 
     Without `stop`, up to the last written unit. Units before it that were never written are zeros. Ends early if the
-    file becomes shorter or cannot be read.
+    file becomes shorter or is deleted. Raises UnreadableError.
     """
     stop = written_units(file) if stop is None else min(stop, file.units)
     try:
         opened = open_file(file.path)
-    except OSError:
+    except OSError as error:
+        if problem := unreadable(file.path, error):
+            raise problem from None
         return
     with opened:
         while start < stop:
-            size = min(UNITS_AT_ONCE, stop - start) * CONSUME_QUEUE_UNIT_SIZE
+            at = start * CONSUME_QUEUE_UNIT_SIZE
             try:
-                data = opened.read(start * CONSUME_QUEUE_UNIT_SIZE, size)
-            except OSError:
-                return
+                data = opened.read(at, min(UNITS_AT_ONCE, stop - start) * CONSUME_QUEUE_UNIT_SIZE)
+            except OSError as error:
+                raise UnreadableError(file.path, error.strerror or str(error), at) from None
             units = decode_records(data, CONSUME_QUEUE_UNIT)
             if not len(units):
                 return
@@ -112,21 +138,32 @@ def read_units(file: QueueFile, start: int = 0, stop: int | None = None) -> Iter
 
 
 def written_units(file: QueueFile) -> int:
-    """The number of units up to the last one that is not zeros. Searched from the end; holes are skipped."""
+    """The number of units up to the last one that is not zeros; 0 for a file that is deleted.
+
+    Searched from the end; holes are skipped. Raises UnreadableError.
+    """
     try:
-        with open_file(file.path) as opened:
-            end = last_data(opened, 0, opened.size())
-    except OSError:
+        opened = open_file(file.path)
+    except OSError as error:
+        if problem := unreadable(file.path, error):
+            raise problem from None
         return 0
+    with opened:
+        try:
+            end = last_data(opened, 0, opened.size())
+        except OSError as error:
+            raise UnreadableError(file.path, error.strerror or str(error), 0) from None
     return min(-(-end // CONSUME_QUEUE_UNIT_SIZE), file.units)
 
 
 def proven_index(root: Path, segments: list[Segment], end: int) -> int | None:
     """The highest index below the log's `end` whose message a ConsumeQueue of `root` points to, or None.
 
-    Units without a message are ignored: a queue can be ahead of a truncated log.
+    Units without a message are ignored: a queue can be ahead of a truncated log. A queue that cannot be read proves
+    nothing.
     """
-    return index_proven_by(((unit.commit_log_offset, unit.size) for unit in last_units(root)), segments, end)
+    found = last_units(root, ignore_error)
+    return index_proven_by(((unit.commit_log_offset, unit.size) for unit in found), segments, end)
 
 
 def index_proven_by(messages: Iterable[tuple[int, int]], segments: list[Segment], end: int) -> int | None:
@@ -140,26 +177,44 @@ def index_proven_by(messages: Iterable[tuple[int, int]], segments: list[Segment]
     return None
 
 
-def last_units(root: Path) -> Iterator[ConsumeQueueUnit]:
-    """The last written unit of each queue."""
-    for unit in map_reads(_last_unit, queues(root), str(root)):
-        if unit is not None:
-            yield unit
+def last_units(root: Path, on_unreadable: OnUnreadable = raise_error) -> Iterator[ConsumeQueueUnit]:
+    """The last written unit of each queue; of one whose end cannot be read, the last before it."""
+    found = map_reads(partial(_last_unit, on_unreadable), queues(root, on_unreadable), str(root))
+    yield from (unit for unit in found if unit is not None)
 
 
-def _last_unit(queue: Queue) -> ConsumeQueueUnit | None:
+def _last_unit(on_unreadable: OnUnreadable, queue: Queue) -> ConsumeQueueUnit | None:
     for file in reversed(queue.files):
-        written = written_units(file)
-        units = next(read_units(file, max(0, written - _LAST_UNITS), written), _NO_UNITS)
+        try:
+            written = written_units(file)
+            units = next(read_units(file, max(0, written - _LAST_UNITS), written), _NO_UNITS)
+        except UnreadableError as error:
+            on_unreadable(error)
+            continue
         units = units[(units["size"] > 0) & (units["size"] < FILLER_SIZE)]
         if len(units):
             return ConsumeQueueUnit(*units[-1].tolist())
     return None
 
 
-def folder_entries(folder: Path) -> list[FolderEntry]:
-    """The files and folders in a folder; empty if it cannot be read. Raises StoreError for a remote folder."""
+def folders_in(folder: Path, on_unreadable: OnUnreadable = raise_error) -> Iterator[FolderEntry]:
+    """The folders in a folder; broken links are reported, files are not."""
+    for entry in folder_entries(folder, on_unreadable):
+        try:
+            is_folder, is_other = entry.is_dir(), entry.is_file()
+        except OSError as error:
+            is_folder, is_other = False, unreadable(entry.path, error) is None
+        if is_folder:
+            yield entry
+        elif not is_other:
+            on_unreadable(UnreadableError(entry.path, "not a folder"))
+
+
+def folder_entries(folder: Path, on_unreadable: OnUnreadable = raise_error) -> list[FolderEntry]:
+    """What a folder has; empty if it does not exist. Raises StoreError for a remote folder."""
     try:
-        return [entry for entry in scan_folder(folder) if entry.is_dir() or entry.is_file()]
-    except OSError:
+        return scan_folder(folder)
+    except OSError as error:
+        if problem := unreadable(folder, error):
+            on_unreadable(problem)
         return []

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from pyspark_dledger.format.codec import record_struct
 from pyspark_dledger.format.layout import Field
-from pyspark_dledger.log.io.entry_reads import read_at
+from pyspark_dledger.log.io.entry_reads import read_existing
 
 FILE = "checkpoint"
 SIZE = 4096
@@ -45,6 +45,6 @@ class StoreCheckpoint(NamedTuple):
 
 
 def read_store_checkpoint(root: Path) -> StoreCheckpoint:
-    """The checkpoint of a storePathRootDir; zeros if it is missing or too short."""
-    data = read_at(str(root / FILE), 0, _STRUCT.size)
+    """The checkpoint of a storePathRootDir; zeros if it is missing or too short. Raises UnreadableError."""
+    data = read_existing(str(root / FILE), 0, _STRUCT.size)
     return StoreCheckpoint(*_STRUCT.unpack(data)) if len(data) == _STRUCT.size else StoreCheckpoint()

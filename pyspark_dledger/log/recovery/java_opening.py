@@ -12,6 +12,7 @@ from pyspark_dledger.format.codec import IndexUnit, decode_blank, decode_entry_h
 from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, INDEX_UNIT_SIZE
 from pyspark_dledger.format.state_files import COMMITTED_INDEX, CURR_TERM, VOTE_LEADER, parse_properties_file
+from pyspark_dledger.log.io.files import unreadable
 from pyspark_dledger.log.recovery.java_files import (
     JavaExits,
     JavaFileList,
@@ -97,7 +98,11 @@ class JavaOpening:
             # Java decodes and encodes the text, so bytes that are not UTF-8 become U+FFFD.
             text = (self._node_dir / name).read_bytes().decode(errors="replace")
             return parse_properties_file(text.encode())
-        except (OSError, ValueError):
+        except OSError as error:
+            if problem := unreadable(self._node_dir / name, error):
+                raise problem from None
+            return {}
+        except ValueError:
             return {}
 
     def _check_order(self, when: str) -> None:

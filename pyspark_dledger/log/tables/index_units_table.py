@@ -13,8 +13,8 @@ import pyarrow as pa
 from pyspark_dledger.format.codec import decode_blank, decode_records
 from pyspark_dledger.format.layout import ENTRY_MAGICS, INDEX_UNIT, INDEX_UNIT_SIZE, MAGIC_NOOP, MAGIC_NORMAL
 from pyspark_dledger.format.spec import Filters, IntFilter, Segment
-from pyspark_dledger.log.io.entry_reads import entry_at, read_at, segment_at
-from pyspark_dledger.log.io.files import open_file
+from pyspark_dledger.log.io.entry_reads import entry_at, read_existing, segment_at
+from pyspark_dledger.log.io.files import open_file, unreadable
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.plan import plan_read, read_partition
 from pyspark_dledger.log.store_view import StoreView
@@ -76,7 +76,9 @@ def _extents(file: Segment) -> list[tuple[int, int]]:
     """The parts of a file that are not holes, in bytes from its start."""
     try:
         opened = open_file(file.path)
-    except OSError:
+    except OSError as error:
+        if problem := unreadable(file.path, error):
+            raise problem from None
         return []
     with opened:
         return list(opened.extents(0, min(file.size, opened.size())))
@@ -96,7 +98,7 @@ def read(part: IndexPart) -> Iterator[pa.RecordBatch]:
 
 def _written(file: Segment, start: int, end: int) -> tuple[npt.NDArray[np.int64], Units]:
     """The units in ``[start, end)`` of a file that are not zeros, and their offsets in the file."""
-    data = read_at(file.path, start, end - start)
+    data = read_existing(file.path, start, end - start)
     whole = len(data) - len(data) % INDEX_UNIT_SIZE
     words = np.frombuffer(data, np.uint64, count=whole // 8).reshape(-1, INDEX_UNIT_SIZE // 8)
     written: npt.NDArray[np.bool_] = np.asarray(words.any(axis=1))

@@ -7,16 +7,18 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pyspark_dledger.errors import UnreadableError
 from pyspark_dledger.format.codec import decode_consume_queue_unit
 from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT_SIZE, segment_name
 from pyspark_dledger.format.message import Message, transaction
 from pyspark_dledger.format.spec import Segment
 from pyspark_dledger.log.io.entry_reads import read_at
+from pyspark_dledger.log.io.files import ignore_error
 from pyspark_dledger.log.io.queue_files import (
     FILLER_SIZE,
     FOLDER,
     Queue,
-    folder_entries,
+    folders_in,
     index_proven_by,
     queues,
     written_units,
@@ -132,7 +134,7 @@ class QueueTails:
         """List the queues again if a topic or a queue was added or removed."""
         if self._stamps is not None and folder_stamps(self._folders) == self._stamps:
             return
-        found = queues(self.root)
+        found = queues(self.root, ignore_error)
         self._folders = tuple(_watched(self.root / FOLDER, found))
         stamps = folder_stamps(self._folders)
         self._stamps = stamps if is_settled(stamps) else None
@@ -147,9 +149,9 @@ def _watched(folder: Path, found: Iterable[Queue]) -> Iterator[Path]:
     """The folders that change when a queue is added or removed: those of topics, and those of queues without files."""
     known = {(queue.topic, str(queue.queue_id)) for queue in found}
     yield folder
-    for topic in (entry for entry in folder_entries(folder) if entry.is_dir()):
+    for topic in folders_in(folder, ignore_error):
         yield Path(topic.path)
-        for queue in (entry for entry in folder_entries(Path(topic.path)) if entry.is_dir()):
+        for queue in folders_in(Path(topic.path), ignore_error):
             if (topic.name, queue.name) not in known:
                 yield Path(queue.path)
 
@@ -157,7 +159,10 @@ def _watched(folder: Path, found: Iterable[Queue]) -> Iterator[Path]:
 def _last_of(queue: Queue) -> _QueueEnd:
     """The last unit of a queue, searched from its end."""
     for file in reversed(queue.files):
-        written = written_units(file)
+        try:
+            written = written_units(file)
+        except UnreadableError:
+            written = 0  # it proves nothing
         if written or file is queue.files[0]:
             at = (written - 1) * CONSUME_QUEUE_UNIT_SIZE
             unit = read_at(file.path, at, CONSUME_QUEUE_UNIT_SIZE) if written else b""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from pyspark_dledger.log.tables.table import relative_file
 
 if TYPE_CHECKING:
+    from pyspark_dledger.errors import UnreadableError
     from pyspark_dledger.log.io.store_paths import StorePaths
 
 Severity = Literal["info", "warning", "error"]
@@ -370,6 +371,7 @@ class Report:
         self._paths = paths
         self._listed: list[Finding] = []
         self._counts: Counter[tuple[str, str]] = Counter()
+        self._unreadable: set[tuple[str, int | None]] = set()
 
     def add(
         self,
@@ -386,6 +388,13 @@ class Report:
         if self._counts[code, file] <= MAX_LISTED:
             expected, found = split_text(text)
             self._listed.append(self._finding(code, file, offset, index, expected, found))
+
+    def add_unreadable(self, error: UnreadableError) -> None:
+        """Add a finding for what cannot be read; several checks may read it."""
+        key = (self._shown(error.path), error.offset)
+        if key not in self._unreadable:
+            self._unreadable.add(key)
+            self.add("unreadableFile", error.path, error.reason, offset=error.offset)
 
     def add_uncounted(self, code: str, path: Path | str, count: int) -> None:
         """Count further findings of a code and file that are not listed."""

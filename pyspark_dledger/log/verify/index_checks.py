@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pyspark_dledger.errors import UnreadableError
 from pyspark_dledger.format.codec import decode_records
 from pyspark_dledger.format.layout import INDEX_UNIT, INDEX_UNIT_SIZE, MAGIC_BLANK, MAGIC_NOOP, MAGIC_NORMAL
 from pyspark_dledger.format.spec import Segment
-from pyspark_dledger.log.io.entry_reads import read_at, segment_at
+from pyspark_dledger.log.io.entry_reads import read_existing, segment_at
 from pyspark_dledger.log.io.files import open_file
 from pyspark_dledger.log.verify.findings import Report
 
@@ -72,9 +73,18 @@ class IndexCheck:
                 done = (min(later) // INDEX_UNIT_SIZE - first) if later else count
                 continue
             size = min((count - done) * INDEX_UNIT_SIZE, file.end - offset)
-            units = decode_records(read_at(file.path, offset - file.base, size), INDEX_UNIT)
+            units = decode_records(self._read(file, offset - file.base, size), INDEX_UNIT)
             self._compare(file, {name: values[done : done + len(units)] for name, values in entries.items()}, units)
             done += max(size // INDEX_UNIT_SIZE, 1)
+
+    def _read(self, file: Segment, offset: int, size: int) -> bytes:
+        """Bytes of an index file; none where they cannot be read, which is reported."""
+        try:
+            return read_existing(file.path, offset, size)
+        except UnreadableError as error:
+            if error.offset is not None:  # a file that cannot be opened is reported by the check of all files
+                self._report.add_unreadable(error)
+            return b""
 
     def _compare(self, file: Segment, entries: dict[str, Numbers], units: npt.NDArray[Any]) -> None:
         differs = np.zeros(len(units), bool)
@@ -122,7 +132,10 @@ def _code(unit: dict[str, int], entry: dict[str, int]) -> str:
 def check_units_beyond(files: list[Segment], last_index: int, report: Report) -> None:
     """Add a finding for each file with units after the end of the log."""
     for file in files:
-        found = list(_written(file, (last_index + 1) * INDEX_UNIT_SIZE))
+        try:
+            found = list(_written(file, (last_index + 1) * INDEX_UNIT_SIZE))
+        except OSError:
+            continue  # the check of all files reports it
         if found:
             first, last, count = found[0][0], found[-1][1], sum(part[2] for part in found)
             report.add(
@@ -137,22 +150,19 @@ def check_units_beyond(files: list[Segment], last_index: int, report: Report) ->
 
 def _written(file: Segment, start: int) -> Iterator[tuple[int, int, int]]:
     """Units from offset `start` of the index that are not zeros: first index, last index and count of each read."""
-    try:
-        with open_file(file.path) as opened:
-            at = max(start - file.base, 0)
-            for low, high in opened.extents(at, file.size):
-                at = max(at, low - low % INDEX_UNIT_SIZE)
-                while at < high:
-                    units = decode_records(opened.read(at, _READ_BYTES), INDEX_UNIT)
-                    if not len(units):
-                        break
-                    numbers = np.flatnonzero(_is_written(units))
-                    if len(numbers):
-                        first = (file.base + at) // INDEX_UNIT_SIZE
-                        yield first + int(numbers[0]), first + int(numbers[-1]), len(numbers)
-                    at += units.nbytes
-    except OSError:
-        return
+    with open_file(file.path) as opened:
+        at = max(start - file.base, 0)
+        for low, high in opened.extents(at, file.size):
+            at = max(at, low - low % INDEX_UNIT_SIZE)
+            while at < high:
+                units = decode_records(opened.read(at, _READ_BYTES), INDEX_UNIT)
+                if not len(units):
+                    break
+                numbers = np.flatnonzero(_is_written(units))
+                if len(numbers):
+                    first = (file.base + at) // INDEX_UNIT_SIZE
+                    yield first + int(numbers[0]), first + int(numbers[-1]), len(numbers)
+                at += units.nbytes
 
 
 def _is_written(units: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:

@@ -8,9 +8,9 @@ not rise; units that do not match there are looked up one by one.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -18,17 +18,19 @@ import numpy as np
 import numpy.typing as npt
 
 from pyspark_dledger.common.integers import INT64_MAX
+from pyspark_dledger.errors import UnreadableError
 from pyspark_dledger.format.codec import decode_consume_queue_unit
 from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT_SIZE, ENTRY_HEADER_SIZE, MIN_MESSAGE_SIZE
 from pyspark_dledger.format.message import has_message_magic
 from pyspark_dledger.format.spec import COMMITLOG, Segment
 from pyspark_dledger.log.io.entry_reads import entry_at, read_at, segment_at
-from pyspark_dledger.log.io.files import OpenFile, open_file
+from pyspark_dledger.log.io.files import OnUnreadable, OpenFile, open_file
 from pyspark_dledger.log.io.queue_files import (
     FILLER_SIZE,
     FOLDER,
     Queue,
     QueueFile,
+    Units,
     queues,
     read_units,
     written_units,
@@ -42,11 +44,15 @@ _WINDOW = 64 * 1024 * 1024
 
 
 class WrittenUnits:
-    """The units of one queue that were written at construction, numbered from 0 over all its files."""
+    """The units of one queue that were written at construction, numbered from 0 over all its files.
 
-    def __init__(self, queue: Queue) -> None:
+    `on_unreadable` is called for what cannot be read; those units are left out.
+    """
+
+    def __init__(self, queue: Queue, on_unreadable: OnUnreadable) -> None:
         self.queue = queue
-        written = [(file, written_units(file)) for file in queue.files]
+        self._on_unreadable = on_unreadable
+        written = [(file, self._written(file)) for file in queue.files]
         self.files = [(file, count) for file, count in written if count]
         self._starts = [0]
         for _, count in self.files:
@@ -55,6 +61,19 @@ class WrittenUnits:
     @property
     def count(self) -> int:
         return self._starts[-1]
+
+    def _written(self, file: QueueFile) -> int:
+        try:
+            return written_units(file)
+        except UnreadableError as error:
+            self._on_unreadable(error)
+            return 0
+
+    def _read(self, file: QueueFile, start: int, stop: int) -> Iterator[Units]:
+        try:
+            yield from read_units(file, start, stop)
+        except UnreadableError as error:
+            self._on_unreadable(error)
 
     @cached_property
     def _first_offsets(self) -> list[int]:
@@ -80,7 +99,7 @@ class WrittenUnits:
         for place, ((file, _), (first, end)) in enumerate(zip(self.files, pairwise(self._starts), strict=True)):
             low, high = max(start, first), min(stop, end)
             number = low - first
-            for units in read_units(file, number, high - first) if low < high else ():
+            for units in self._read(file, number, high - first) if low < high else ():
                 offsets, sizes = units["commitLogOffset"].astype(np.int64), units["size"].astype(np.int64)
                 batch = UnitBatch(
                     offsets, sizes, np.arange(number, number + len(units)), np.full(len(units), place, np.int64)
@@ -125,6 +144,7 @@ def _offset_in(file: QueueFile, number: int) -> int:
 
 
 def _lower_bound(file: OpenFile, count: int, offset: int) -> int:
+    """A unit that cannot be read counts as a later one; it is reported when its range is read."""
     low, high = 0, count
     while low < high:
         middle = (low + high) // 2
@@ -147,7 +167,9 @@ class QueueCheck:
     ) -> None:
         self._list_segments = list_segments
         self._report = report
-        self._queues = [WrittenUnits(queue) for queue in queues(root)] if low < high else []
+        on_unreadable = partial(report_failed_read, report)
+        found = queues(root, on_unreadable) if low < high else []
+        self._queues = [WrittenUnits(queue, on_unreadable) for queue in found]
         self._files = [file for queue in self._queues for file, _ in queue.files]
         borders = [*range(low, high, _WINDOW), high] if self._queues else []
         self._windows = iter(pairwise(borders))
@@ -240,6 +262,12 @@ def _message_at(segments: list[Segment], offset: int) -> tuple[int | None, int |
     if not has_message_magic(head, 0, len(head)):
         return None, None
     return int.from_bytes(head[:4], "big", signed=True), None
+
+
+def report_failed_read(report: Report, error: UnreadableError) -> None:
+    """Report a read that failed. A file that cannot be opened is reported once, by the check of all files."""
+    if error.offset is not None:
+        report.add_unreadable(error)
 
 
 def check_outside(

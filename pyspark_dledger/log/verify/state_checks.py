@@ -6,7 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+from pyspark_dledger.errors import UnreadableError
 from pyspark_dledger.format.state_files import Checkpoint, CurrentTerm, parse_checkpoint, parse_current_term
+from pyspark_dledger.log.io.files import is_there
 from pyspark_dledger.log.io.queue_files import proven_index
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.log.verify.findings import Report
@@ -23,7 +25,7 @@ def check_state(store: StoreView, report: Report) -> None:
     if node_dir is not None:
         _check_checkpoint(store, node_dir, report)
         _check_current_term(store, node_dir, report)
-    if root is not None and (root / "abort").exists():
+    if root is not None and is_there(root / "abort"):
         report.add("abortFile", root / "abort", "found a file that a clean stop removes")
 
 
@@ -80,13 +82,13 @@ def _read(file: Path, name: str, parse: Callable[[bytes], Parsed], is_expected: 
     for copy in copies:
         report.add("leftoverFile", copy, f"found a copy of {name}")
     if not file.is_file():
-        report.add("unreadableFile", file, f"expected the file {name}, found something else")
+        report.add_unreadable(UnreadableError(str(file), "not a file"))
         return None
     try:
         with file.open("rb") as stream:
             parsed = parse(stream.read(_MAX_BYTES))
     except OSError as error:
-        report.add("unreadableFile", file, f"expected a readable file, found: {error.strerror}")
+        report.add_unreadable(UnreadableError(str(file), error.strerror or str(error)))
         return None
     if parsed.problem is not None:
         report.add(f"{name}Unreadable", file, parsed.problem)

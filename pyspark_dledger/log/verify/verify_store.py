@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from pyspark_dledger.errors import StoreError
+from pyspark_dledger.errors import StoreError, UnreadableError
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Segment
 from pyspark_dledger.log.io.queue_files import FOLDER, queues
+from pyspark_dledger.log.io.readable_files import unreadable_files
 from pyspark_dledger.log.io.store_paths import StorePaths
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.store_view import StoreView
@@ -23,7 +24,7 @@ from pyspark_dledger.log.verify.file_checks import (
 )
 from pyspark_dledger.log.verify.findings import Finding, Report
 from pyspark_dledger.log.verify.index_checks import check_units_beyond
-from pyspark_dledger.log.verify.queue_checks import WrittenUnits, check_outside
+from pyspark_dledger.log.verify.queue_checks import WrittenUnits, check_outside, report_failed_read
 from pyspark_dledger.log.verify.segment_checks import SegmentCheckPart, segment_findings
 from pyspark_dledger.log.verify.state_checks import check_state
 
@@ -120,9 +121,15 @@ def _store_findings(part: StoreCheckPart) -> list[Finding]:
     first = StoreView(part.path, part.options)
     queue_root = _queue_root(first.paths)
     is_whole = first.paths.only is None
-    units = [WrittenUnits(queue) for queue in queues(queue_root)] if queue_root is not None and is_whole else []
+    failed: list[UnreadableError] = []
+    found = queues(queue_root, failed.append) if queue_root is not None and is_whole else []
+    units = [WrittenUnits(queue, failed.append) for queue in found]
     store = StoreView(part.path, part.options)
     report = Report(store.paths)
+    for error in unreadable_files(store.paths):
+        report.add_unreadable(error)
+    for error in failed:
+        report_failed_read(report, error)
     checks = [
         lambda: _check_files(store, report),
         lambda: _check_index(store, report),
@@ -133,6 +140,8 @@ def _store_findings(part: StoreCheckPart) -> list[Finding]:
     for check in checks if is_whole else []:
         try:
             check()
+        except UnreadableError as error:
+            report.add_unreadable(error)
         except (OSError, StoreError) as error:
             report.add("unreadableFile", store.path, str(error))
     return report.findings()

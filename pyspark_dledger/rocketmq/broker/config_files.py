@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from pyspark_dledger.common.durable import write_durably
 from pyspark_dledger.errors import StoreError
+from pyspark_dledger.log.io.files import unreadable
 
 FOLDER = "config"
 FILES = ("topics.json", "subscriptionGroup.json", "consumerOffset.json", "delayOffset.json")
@@ -122,10 +123,9 @@ def read_config_file(file: Path) -> ConfigFile | None:
             with candidate.open("rb") as stream:
                 data = stream.read(_MAX_FILE_SIZE + 1)
             return ConfigFile(data, parse_fastjson(data))
-        except FileNotFoundError:
-            continue
         except OSError as error:
-            problems.append(f"{candidate.name} cannot be read ({error.strerror})")
+            if unreadable(candidate, error) is not None:
+                problems.append(f"{candidate.name} cannot be read ({error.strerror})")
         except ValueError as error:
             problems.append(f"{candidate.name}: {error}")
     if problems:

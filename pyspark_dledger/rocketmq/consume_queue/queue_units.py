@@ -22,7 +22,7 @@ from pyspark_dledger.format.layout import (
     CONSUME_QUEUE_UNIT_SIZE,
     is_segment_name,
 )
-from pyspark_dledger.log.io.files import OpenFile, open_file
+from pyspark_dledger.log.io.files import OpenFile, open_file, path_of, unreadable
 from pyspark_dledger.log.io.queue_files import (
     FILLER_SIZE,
     FOLDER,
@@ -31,6 +31,8 @@ from pyspark_dledger.log.io.queue_files import (
     Queue,
     QueueFile,
     Units,
+    folder_entries,
+    folders_in,
     read_units,
     written_units,
 )
@@ -166,13 +168,15 @@ class QueueUnits:
         return None
 
     def _read_in_file(self, rank: int, count: int, file: Callable[[int], OpenFile]) -> Units:
-        """Up to `count` units of one file, from a rank on; none if it cannot be read."""
+        """Up to `count` units of one file, from a rank on; none if it was deleted. Raises UnreadableError."""
         number = self._file_of(rank)
         first, end = self._ranks[number], self._ranks[number + 1]
-        wanted = min(count, end - rank) * CONSUME_QUEUE_UNIT_SIZE
+        at, wanted = (rank - first) * CONSUME_QUEUE_UNIT_SIZE, min(count, end - rank) * CONSUME_QUEUE_UNIT_SIZE
         try:
-            data = file(number).read((rank - first) * CONSUME_QUEUE_UNIT_SIZE, wanted)
-        except OSError:
+            data = file(number).read(at, wanted)
+        except OSError as error:
+            if problem := unreadable(self.files[number].path, error, at):
+                raise problem from None
             return _NO_UNITS
         return decode_records(data, CONSUME_QUEUE_UNIT)
 
@@ -201,9 +205,15 @@ def is_selected(topic: str, queue_id: int, options: ReadOptions) -> bool:
 
 
 def batch_queues(root: Path) -> list[Queue]:
-    """The queues of batch messages (``BatchConsumeQueue``); a file's ``units`` are of 46 bytes."""
+    """The queues of batch messages (``BatchConsumeQueue``); a file's ``units`` are of 46 bytes.
+
+    Raises UnreadableError for a folder that cannot be listed.
+    """
     files: dict[tuple[str, int], list[QueueFile]] = {}
-    for path in sorted(root.glob(f"{BATCH_FOLDER}/*/*/*")):
+    folders = [
+        path_of(queue.path) for topic in folders_in(root / BATCH_FOLDER) for queue in folders_in(path_of(topic.path))
+    ]
+    for path in sorted(path_of(entry.path) for folder in folders for entry in folder_entries(folder)):
         queue_id = path.parent.name
         if queue_id.isdecimal() and is_segment_name(path.name) and path.is_file():
             units = path.stat().st_size // BATCH_UNIT_SIZE

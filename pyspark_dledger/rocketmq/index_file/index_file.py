@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_dledger.common.java_text import java_hash
+from pyspark_dledger.errors import UnreadableError
 from pyspark_dledger.format.codec import decode_records, record_struct
 from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.layout import (
@@ -28,7 +29,9 @@ from pyspark_dledger.format.layout import (
     INDEX_FILE_UNIT,
     INDEX_FILE_UNIT_SIZE,
 )
-from pyspark_dledger.log.io.entry_reads import read_at
+from pyspark_dledger.log.io.entry_reads import read_existing
+from pyspark_dledger.log.io.files import is_there
+from pyspark_dledger.log.io.queue_files import folder_entries
 from pyspark_dledger.log.io.store_paths import file_size
 from pyspark_dledger.rocketmq.message_arrays import Longs, is_valid, values_of
 
@@ -55,15 +58,18 @@ class IndexHeader:
 
 
 def index_files(root: Path) -> list[Path]:
-    """The IndexFiles of a broker, oldest first."""
-    try:
-        return sorted(path for path in (root / FOLDER).iterdir() if _NAME.fullmatch(path.name) and path.is_file())
-    except OSError:
-        return []
+    """The IndexFiles of a broker, oldest first. Raises UnreadableError, also for a folder in place of a file."""
+    names = sorted(entry.name for entry in folder_entries(root / FOLDER) if _NAME.fullmatch(entry.name))
+    paths = [root / FOLDER / name for name in names]
+    for path in paths:
+        if file_size(path) is None and is_there(path):
+            raise UnreadableError(str(path), "not a file")
+    return paths
 
 
 def read_header(path: Path) -> IndexHeader | None:
-    data = read_at(str(path), 0, INDEX_FILE_HEADER_SIZE)
+    """The header; None for a shorter file. Like all reads here, raises UnreadableError."""
+    data = read_existing(str(path), 0, INDEX_FILE_HEADER_SIZE)
     return IndexHeader(*_HEADER.unpack(data)) if len(data) == INDEX_FILE_HEADER_SIZE else None
 
 
@@ -79,14 +85,14 @@ def unit_position(slots: int, number: int) -> int:
 
 def read_units(path: Path, slots: int, start: int, stop: int) -> npt.NDArray[Any]:
     """The units ``[start, stop)`` of a file; fewer if it is shorter."""
-    data = read_at(str(path), unit_position(slots, start), (stop - start) * INDEX_FILE_UNIT_SIZE)
+    data = read_existing(str(path), unit_position(slots, start), (stop - start) * INDEX_FILE_UNIT_SIZE)
     return decode_records(data, INDEX_FILE_UNIT)
 
 
 def newest_unit(path: Path, slot: int) -> int:
     """The number in a slot: that of its newest unit."""
     position = INDEX_FILE_HEADER_SIZE + slot * INDEX_FILE_SLOT_SIZE
-    return int.from_bytes(read_at(str(path), position, INDEX_FILE_SLOT_SIZE), "big", signed=True)
+    return int.from_bytes(read_existing(str(path), position, INDEX_FILE_SLOT_SIZE), "big", signed=True)
 
 
 def hash_slots(path: Path) -> int | None:
@@ -100,7 +106,8 @@ def hash_slots(path: Path) -> int | None:
     # Units lie in steps of 20 bytes up to the end of the file, wherever the slots end.
     first = INDEX_FILE_HEADER_SIZE + (size - INDEX_FILE_HEADER_SIZE) % INDEX_FILE_UNIT_SIZE
     for start in range(first, size, _UNITS_PER_READ * INDEX_FILE_UNIT_SIZE):
-        cells = decode_records(read_at(str(path), start, (_UNITS_PER_READ + 1) * INDEX_FILE_UNIT_SIZE), INDEX_FILE_UNIT)
+        data = read_existing(str(path), start, (_UNITS_PER_READ + 1) * INDEX_FILE_UNIT_SIZE)
+        cells = decode_records(data, INDEX_FILE_UNIT)
         is_first = (cells["commitLogOffset"][1:] == header.begin_phy_offset) & (cells["keyHash"][1:] != 0)
         for number in np.flatnonzero(is_first).tolist():
             slots = (start + number * INDEX_FILE_UNIT_SIZE - INDEX_FILE_HEADER_SIZE) // INDEX_FILE_SLOT_SIZE
@@ -128,6 +135,12 @@ def _fits(path: Path, header: IndexHeader, size: int, slots: int) -> bool:
     )
 
 
+def key_hash(topic: str, key: str) -> int:
+    """The hash of a message's key, or uniqKey, in its units (``IndexFile.indexKeyHashMethod``)."""
+    found = abs(java_hash(f"{topic}#{key}"))
+    return 0 if found > _MAX_HASH else found
+
+
 def offsets_of_key(path: Path, topic: str, key: str, begin: int, end: int) -> Iterator[int]:
     """The commitLogOffsets of the units with a key's hash, newest first.
 
@@ -136,9 +149,8 @@ def offsets_of_key(path: Path, topic: str, key: str, begin: int, end: int) -> It
     header, slots = read_header(path), hash_slots(path)
     if header is None or slots is None or header.end_timestamp < begin or header.begin_timestamp > end:
         return
-    key_hash = abs(java_hash(f"{topic}#{key}"))
-    key_hash = 0 if key_hash > _MAX_HASH else key_hash
-    number = newest_unit(path, key_hash % slots)
+    wanted = key_hash(topic, key)
+    number = newest_unit(path, wanted % slots)
     limit = header.index_count
     # Numbers in a chain only fall, so that a damaged chain cannot loop.
     while 0 < number < limit:
@@ -146,7 +158,7 @@ def offsets_of_key(path: Path, topic: str, key: str, begin: int, end: int) -> It
         units = read_units(path, slots, number, number + 1)
         if not len(units):
             return
-        if int(units["keyHash"][0]) == key_hash:
+        if int(units["keyHash"][0]) == wanted:
             yield int(units["commitLogOffset"][0])
         number = int(units["previous"][0])
 

@@ -25,7 +25,7 @@ from pyspark_dledger.format.layout import (
     INDEX_FILE_SLOT_SIZE,
     INDEX_FILE_UNIT,
 )
-from pyspark_dledger.log.io.entry_reads import read_at
+from pyspark_dledger.log.io.entry_reads import read_existing
 from pyspark_dledger.rocketmq.index_file.index_file import (
     FOLDER,
     IndexHeader,
@@ -183,7 +183,7 @@ def slots_of(path: Path, header: IndexHeader) -> Slots | None:
     Slots are written before the header. From a newer unit in a slot the chain leads back to an older one.
     """
     slots = hash_slots(path)
-    data = read_at(str(path), INDEX_FILE_HEADER_SIZE, (slots or 0) * INDEX_FILE_SLOT_SIZE)
+    data = read_existing(str(path), INDEX_FILE_HEADER_SIZE, (slots or 0) * INDEX_FILE_SLOT_SIZE)
     if slots is None or len(data) < slots * INDEX_FILE_SLOT_SIZE:
         return None
     table = np.frombuffer(data, ">i4").astype(np.int32)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from pyspark_dledger.format.codec import decode_records
 from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT, CONSUME_QUEUE_UNIT_SIZE
-from pyspark_dledger.log.io.entry_reads import read_at
+from pyspark_dledger.log.io.entry_reads import read_existing
 from pyspark_dledger.log.io.files import path_of
 from pyspark_dledger.log.io.queue_files import queues
 
@@ -122,7 +122,9 @@ class RecoveredQueue:
 
     def _records(self, base: int) -> Records:
         file = self._files.get(base)
-        return decode_records(read_at(str(file), 0, self.file_size) if file is not None else b"", CONSUME_QUEUE_UNIT)
+        return decode_records(
+            read_existing(str(file), 0, self.file_size) if file is not None else b"", CONSUME_QUEUE_UNIT
+        )
 
 
 class RecoveredQueues:

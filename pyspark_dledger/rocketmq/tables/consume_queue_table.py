@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from pyspark_dledger.format.codec import decode_records
 from pyspark_dledger.format.layout import BATCH_UNIT, BATCH_UNIT_SIZE, MIN_MESSAGE_SIZE, SCHEDULE_TOPIC
-from pyspark_dledger.log.io.entry_reads import read_at
+from pyspark_dledger.log.io.entry_reads import read_existing
 from pyspark_dledger.log.io.queue_files import QueueFile, Units, queues, read_units, written_units
 from pyspark_dledger.log.io.store_paths import StorePaths
 from pyspark_dledger.log.options import ReadOptions
@@ -172,7 +172,7 @@ def _problem(offset: int, size: int, before: int) -> str:
 
 def _batch_units(file: FileUnits) -> Iterator[pa.RecordBatch]:
     for start in range(0, file.file.units, _BATCH_UNITS_PER_READ):
-        data = read_at(file.file.path, start * BATCH_UNIT_SIZE, _BATCH_UNITS_PER_READ * BATCH_UNIT_SIZE)
+        data = read_existing(file.file.path, start * BATCH_UNIT_SIZE, _BATCH_UNITS_PER_READ * BATCH_UNIT_SIZE)
         units = decode_records(data, BATCH_UNIT)
         units = units[units["size"] > 0]
         if len(units):

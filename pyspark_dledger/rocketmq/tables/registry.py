@@ -17,7 +17,12 @@ from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.log.tables import index_units_table, segments_table
 from pyspark_dledger.log.tables.table import Table, TableColumn, batches_of, row_of, table_schema
 from pyspark_dledger.log.verify.verify_store import FindingsPart, plan_findings, read_findings
-from pyspark_dledger.rocketmq.tables import audit_table, consume_queue_table, consumers_table, index_file_table
+from pyspark_dledger.rocketmq.tables import (
+    audit_table,
+    consume_queue_table,
+    consumers_table,
+    index_file_table,
+)
 
 _DEFAULTS = ReadOptions()
 
@@ -51,6 +56,7 @@ STATE_COLUMNS = (
         TableColumn(f"{part}MsgTimestamp", TIMESTAMP, f"last message whose {text} on disk, by the broker's checkpoint")
         for part, text in (("physic", "bytes are"), ("logics", "ConsumeQueue unit is"), ("index", "keys are"))
     ),
+    TableColumn("problem", pa.string(), "files that cannot be read; null if all can"),
 )
 
 

@@ -1,0 +1,203 @@
+"""What cannot be read is never clean: each file of a broker's store in turn cannot be read."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import pyspark_dledger as dl
+from pyspark_dledger.cli.main import main
+from pyspark_dledger.errors import DLedgerError, StoreError, UnreadableError
+from pyspark_dledger.log import open_log
+from pyspark_dledger.log.verify.findings import INFO
+from pyspark_dledger.rocketmq.tables.registry import read_table
+from tests.support import golden
+
+NOBODY = 65534
+# Made for the golden by renaming; a broker has no such file.
+_NOT_OF_A_STORE = "abort.bak"
+
+
+@pytest.fixture(params=["mq-53-single", "mq-oldest", "mq-498-upgrade-killed", "raw-040-snapshot-keep"])
+def case(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def unpacked() -> Iterator[Callable[[str], Path]]:
+    """Unpacks a golden where every user can read it; pytest's folders are for their owner only."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        yield lambda case: root_of(golden.unpack(case, Path(folder)))
+
+
+def root_of(folder: Path) -> Path:
+    """The storePathRootDir, or the first node of a group."""
+    if (folder / "consumequeue").exists():
+        return folder
+    return next(folder / name for name in ("n0", "dledger-n0") if (folder / name).exists())
+
+
+def files_of(root: Path) -> list[Path]:
+    return sorted(path for path in root.rglob("*") if path.is_file() and path.name != _NOT_OF_A_STORE)
+
+
+@contextmanager
+def replaced(file: Path, make: Callable[[Path], None]) -> Iterator[None]:
+    """The file, moved away, with something else in its place."""
+    with tempfile.TemporaryDirectory() as aside:
+        shutil.move(file, Path(aside) / "file")
+        make(file)
+        try:
+            yield
+        finally:
+            file.unlink() if file.is_symlink() else file.rmdir()
+            shutil.move(Path(aside) / "file", file)
+
+
+@contextmanager
+def forbidden(file: Path) -> Iterator[None]:
+    """Nobody may read the file or folder, and this process has no rights of root."""
+    mode = file.stat().st_mode
+    file.chmod(0)
+    as_root = os.geteuid() == 0
+    try:
+        if as_root:
+            os.seteuid(NOBODY)
+        yield
+    finally:
+        if as_root:
+            os.seteuid(0)
+        file.chmod(mode)
+
+
+def dangling(file: Path) -> Iterator[None]:
+    return replaced(file, lambda path: path.symlink_to("nowhere"))
+
+
+def folder_instead(file: Path) -> Iterator[None]:
+    return replaced(file, Path.mkdir)
+
+
+WAYS = {"no permission": forbidden, "a broken link": dangling, "a folder": folder_instead}
+
+
+def is_clean(path: Path) -> bool:
+    try:
+        return all(finding.severity == INFO for finding in dl.open_log(path).findings())
+    except StoreError:
+        return False
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_store_with_an_unreadable_file_is_never_clean(unpacked: Callable[[str], Path], case: str, way: str) -> None:
+    root = unpacked(case)
+    clean = []
+    for file in files_of(root):
+        with WAYS[way](file):
+            # The data of a snapshot is its state machine's, and may be a folder.
+            may_be_folder = way == "a folder" and file.parts[-3:-2] == ("snapshot",) and file.name == "data"
+            if is_clean(root) and not may_be_folder:
+                clean.append(str(file.relative_to(root)))
+    assert clean == []
+
+
+def test_a_store_with_an_unreadable_folder_is_never_clean(unpacked: Callable[[str], Path], case: str) -> None:
+    root = unpacked(case)
+    clean = []
+    for folder in sorted(path for path in root.rglob("*") if path.is_dir()):
+        with forbidden(folder):
+            if is_clean(root):
+                clean.append(str(folder.relative_to(root)))
+    assert clean == []
+
+
+def test_the_finding_names_the_file_once(unpacked: Callable[[str], Path]) -> None:
+    root = unpacked("mq-53-single")
+    for name in ("consumequeue/PayTopic/1/00000000000000002000", "dledger-n0/index/00000000000000000000"):
+        with forbidden(root / name):
+            found = [finding for finding in dl.open_log(root).findings() if finding.severity != INFO]
+        assert [(finding.code, finding.file, finding.found) for finding in found] == [
+            ("unreadableFile", name, "Permission denied")
+        ]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("table", ["consumeQueue", "audit", "consumers"])
+def test_tables_of_queues_name_what_they_cannot_read(unpacked: Callable[[str], Path], table: str, way: str) -> None:
+    root = unpacked("mq-53-single")
+    (root / "config").mkdir(exist_ok=True)
+    (root / "config" / "consumerOffset.json").write_text('{"offsetTable":{"PayTopic@billing":{0:5}}}')
+    for file in (root / "consumequeue" / "PayTopic").rglob("0*2000"):
+        with WAYS[way](file), pytest.raises(UnreadableError, match=file.name):
+            list(read_table(open_log(root), table))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_tables_of_indexes_name_what_they_cannot_read(unpacked: Callable[[str], Path], way: str) -> None:
+    root = unpacked("mq-53-single")
+    keys = next(path for path in (root / "index").iterdir() if path.is_file())
+    with WAYS[way](keys), pytest.raises(UnreadableError, match=keys.name):
+        list(read_table(open_log(root), "indexFile"))
+    units = next((root / "dledger-n0" / "index").iterdir())
+    with forbidden(units), pytest.raises(UnreadableError, match=units.name):
+        list(read_table(open_log(root), "indexUnits"))
+
+
+def exit_code(*arguments: object) -> int:
+    return main([str(argument) for argument in arguments])
+
+
+@pytest.mark.parametrize("verb", ["verify", "state", "segments", "recovery", "stats"])
+def test_no_verb_says_all_is_well(
+    unpacked: Callable[[str], Path], verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each verb, with a file that it reads."""
+    root = unpacked("mq-53-single")
+    assert exit_code(verb, root) == 0
+    read = {
+        "verify": "consumequeue/PayTopic/0/00000000000000000000",
+        "state": "dledger-n0/checkpoint",
+        "segments": "dledger-n0/data/00000000000000000000",
+        "recovery": "dledger-n0/checkpoint",
+        "stats": "dledger-n0/data/00000000000000000000",
+    }
+    with forbidden(root / read[verb]):
+        assert exit_code(verb, root) != 0
+    printed = capsys.readouterr()
+    assert "Permission denied" in printed.out + printed.err
+
+
+def test_a_read_that_fails_in_the_middle_is_a_finding(
+    unpacked: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk cannot give one page of a file, which opens."""
+    root = unpacked("mq-53-single")
+    pread = os.pread
+    for name in ("consumequeue/PayTopic/0/00000000000000000000", "dledger-n0/index/00000000000000000000"):
+        bad = (root / name).stat().st_ino
+
+        def fails(descriptor: int, size: int, offset: int, bad: int = bad) -> bytes:
+            if os.fstat(descriptor).st_ino == bad and offset + size > 64 and offset < 4096 and size > 1:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            return pread(descriptor, size, offset)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "pread", fails)
+            found = {(finding.code, finding.file) for finding in dl.open_log(root).findings()}
+        assert ("unreadableFile", name) in found
+
+
+def test_an_error_of_a_task_keeps_its_fields() -> None:
+    import pickle
+
+    error = pickle.loads(pickle.dumps(UnreadableError("/f", "Input/output error", 20)))
+    assert (error.path, error.reason, error.offset) == ("/f", "Input/output error", 20)
+    assert isinstance(error, DLedgerError)
