@@ -36,6 +36,7 @@ SPARK_NAMES = {
     "map<string, string>": "map<string,string>",
     "map<string, int64>": "map<string,long>",
     "list<item: string>": "array<string>",
+    "list<item: int32>": "array<int>",
 }
 
 # Kinds of values that a page explains once, or that the meaning names.

@@ -26,6 +26,7 @@ VERBS = {
     "recovery": "print what each version of Java would do on opening the store",
     "diff": "print where replicas differ and what a majority has",
     "audit": "print where log and ConsumeQueue contradict each other",
+    "lost": "print which messages are lost, as far as indexes and queues know them",
     "consumers": "print how far consumer groups lag",
     "find": "print the rows with an id, a key, an index or a time",
     "follow": "print rows as they are committed, until interrupted",

@@ -29,6 +29,7 @@ _OF_TABLES = {
     "indexFile": _STORE | {"maxBatchRows"},
     "audit": _STORE | _BOUND | _QUEUES | _BATCHES | _PARTITIONS | {"verifyCrc"},
     "consumers": _STORE | _QUEUES | {"maxBatchRows"},
+    "lost": _STORE | {"replicas", "maxBatchRows"},
     "diff": _STORE | _PARTITIONS | {"replicas", "groupSize"},
 }
 STREAM = "a stream"

@@ -48,6 +48,7 @@ TABLES = (
     "indexFile",
     "audit",
     "consumers",
+    "lost",
     "diff",
 )
 ISOLATION_LEVELS = ("read_uncommitted", "read_committed")

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pyspark_dledger.cli.verbs.find import kinds_of
 from tests.support.command_line import Ran
 from tests.support.generate import Store, mq_message, write_dledger
+
+Row = dict[str, Any]
 
 
 @pytest.mark.parametrize(
@@ -21,6 +25,7 @@ from tests.support.generate import Store, mq_message, write_dledger
         ("2023-11-14", ["time"]),
         ("2023-11-14T22:13:20Z", ["time"]),
         ("order-17", ["key"]),
+        ("Orders/3/17", ["queueOffset", "key"]),
         ("7F00000100002A9F0000000000000030", ["offsetMsgId", "key"]),
         ("7F0000010A2B3C4D5E6F000000000030", ["key"]),
         ("20010DB8F2F9EDCE2F47B319586B00810000F2B50000000000000261", ["offsetMsgId", "key"]),
@@ -86,3 +91,86 @@ def test_another_message_at_the_offset_of_an_id_is_printed_with_a_note(broker: S
     done = run("find", broker.path, "--by", "offsetMsgId", "0A00000100002A9F0000000000000030", "--json")
     assert (done.code, done.rows[0]["index"]) == (0, 0)
     assert "has the offsetMsgId 7F00000100002A9F0000000000000030" in done.err
+
+
+# What only indexes and queues know
+
+
+def with_lost_message(case_folder: Callable[[str], Path], tmp_path: Path, run: Callable[..., Ran]) -> tuple[Path, Row]:
+    """A broker's store with one damaged message, which had keys; and its row."""
+    path = tmp_path / "store"
+    shutil.copytree(case_folder("mq-53-single"), path)
+    rows = [row for row in run("dump", path, "--json").rows if row["keys"] and row["uniqKey"]]
+    row = rows[len(rows) // 2]
+    with (path / "dledger-n0" / "data" / row["segment"]).open("r+b") as file:
+        file.seek(row["pos"] - int(row["segment"]))
+        file.write(b"\xee" * 60)
+    return path, row
+
+
+def test_a_lost_message_is_known_to_the_indexes(
+    case_folder: Callable[[str], Path], tmp_path: Path, run: Callable[..., Ran]
+) -> None:
+    path, row = with_lost_message(case_folder, tmp_path, run)
+    queue = f"{row['topic']}/{row['queueId']}/{row['queueOffset']}"
+    for what in (row["uniqKey"], row["index"], row["offsetMsgId"], queue):
+        done = run("find", path, what)
+        assert (done.code, done.out) == (1, ""), what
+        assert "it is lost, the bytes there are damaged" in done.err, what
+        assert f"at queueOffset {row['queueOffset']}" in done.err and f"{row['topic']}/{row['queueId']}" in done.err
+        assert "whole log" not in done.err
+    key = row["keys"].split()[0]
+    done = run("find", path, "--by", "key", key, "--json")
+    assert done.code == 1 and "it is lost" in done.err, "also where others with this key are found"
+    assert row["index"] not in [found["index"] for found in done.rows]
+
+
+def test_a_key_may_have_been_in_a_damaged_place(
+    case_folder: Callable[[str], Path], tmp_path: Path, run: Callable[..., Ran]
+) -> None:
+    """Without an index nothing is known, but the whole log was not read either."""
+    path, row = with_lost_message(case_folder, tmp_path, run)
+    shutil.rmtree(path / "index")
+    done = run("find", path, row["uniqKey"])
+    assert done.code == 1
+    assert "found none in the intact part of the log; 1 place is damaged" in done.err
+
+
+def test_a_message_in_a_missing_file_or_after_the_end_is_lost(
+    case_folder: Callable[[str], Path], tmp_path: Path, run: Callable[..., Ran]
+) -> None:
+    path = tmp_path / "store"
+    shutil.copytree(case_folder("mq-53-single"), path)
+    rows = [row for row in run("dump", path, "--json").rows if row["uniqKey"]]
+    files = sorted((path / "dledger-n0" / "data").iterdir())
+    written = [file for file in files if any(row["segment"] == file.name for row in rows)]
+    assert len(written) > 2
+    middle = next(row for row in rows if row["segment"] == written[1].name)
+    (path / "dledger-n0" / "data" / written[1].name).unlink()
+    done = run("find", path, middle["uniqKey"])
+    assert done.code == 1 and "it is lost" in done.err
+    for file in files[files.index(written[-1]) :]:
+        file.unlink()
+    done = run("find", path, rows[-1]["uniqKey"])
+    assert done.code == 1 and "it is lost, the log ends at" in done.err
+
+
+def test_an_expired_message_has_expired(
+    case_folder: Callable[[str], Path], tmp_path: Path, run: Callable[..., Ran]
+) -> None:
+    path = tmp_path / "store"
+    shutil.copytree(case_folder("mq-53-single"), path)
+    row = next(row for row in run("dump", path, "--json").rows if row["uniqKey"])
+    (path / "dledger-n0" / "data" / row["segment"]).unlink()
+    for what in (row["uniqKey"], row["index"], row["offsetMsgId"]):
+        done = run("find", path, what)
+        assert done.code == 1
+        assert "it has expired" in done.err and "lost" not in done.err, what
+
+
+def test_a_message_is_found_by_its_queue_offset(broker: Store, run: Callable[..., Ran]) -> None:
+    assert [row["index"] for row in run("find", broker.path, "Orders/0/5", "--json").rows] == [5]
+    done = run("find", broker.path, "Orders/0/8")
+    assert done.code == 1 and "expected the queueOffset 8 of Orders/0, found the units 0 to 7" in done.err
+    assert "no such queue" in run("find", broker.path, "--by", "queueOffset", "Orders/1/5").err
+    assert run("find", broker.path, "--by", "queueOffset", "Orders").code == 2

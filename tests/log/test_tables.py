@@ -50,6 +50,8 @@ COLUMNS = {
     "indexFile": "file position keyHash commitLogOffset storeTimestamp previous",
     "audit": "code topic queueId queueOffset commitLogOffset expected found",
     "consumers": "consumerGroup topic queueId consumerOffset minOffset maxOffset lag lost",
+    "lost": "source index term pos size topic queueId queueOffset tagsCode keyHashes firstStoreTimestamp "
+    "lastStoreTimestamp entries witnesses problem lostOn intactOn",
     "diff": "firstIndex lastIndex firstPos lastPos verdict nodes terms",
 }
 SPARK_TYPES = {
@@ -61,13 +63,15 @@ SPARK_TYPES = {
     **dict.fromkeys(("physicMsgTimestamp", "logicsMsgTimestamp", "indexMsgTimestamp"), "timestamp"),
     "abort": "boolean",
     "epochs": "map<bigint,bigint>",
-    "nodes": "array<string>",
+    **dict.fromkeys(("nodes", "witnesses", "lostOn", "intactOn"), "array<string>"),
+    "keyHashes": "array<int>",
     "terms": "map<string,bigint>",
 }
 
 
 def spark_type(table: str, column: str) -> str:
-    return "bigint" if (table, column) == ("indexUnits", "position") else SPARK_TYPES.get(column, "bigint")
+    is_long = (table, column) in (("indexUnits", "position"), ("lost", "size"))
+    return "bigint" if is_long else SPARK_TYPES.get(column, "bigint")
 
 
 @pytest.fixture

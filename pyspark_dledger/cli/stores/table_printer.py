@@ -32,7 +32,7 @@ def is_finding(table: str, row: Row) -> bool:
         return bool(row["findings"])
     if table == "consumers":
         return bool(row["lost"])
-    return table == "audit" or row.get("problem") is not None
+    return table in ("audit", "lost") or row.get("problem") is not None
 
 
 def table_batches(log: Log, name: str, progress: ProgressBar) -> Iterator[pa.RecordBatch]:

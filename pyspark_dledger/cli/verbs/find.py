@@ -22,15 +22,19 @@ from pyspark_dledger.format.message import has_message_magic
 from pyspark_dledger.format.spec import COMMITLOG
 from pyspark_dledger.log import Log
 from pyspark_dledger.log.io.entry_reads import entry_at, read_at, segment_at
+from pyspark_dledger.log.io.files import raise_error
 from pyspark_dledger.log.option_uses import FIND
 from pyspark_dledger.log.options import parse_options
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from pyspark_dledger.rocketmq.lost.pointers import Pointer
+
 # Both ids are the hex digits of 16 bytes, of 28 with IPv6 addresses; the port of an offsetMsgId takes two of its four.
 _ID = re.compile(r"[0-9A-Fa-f]{32}|[0-9A-Fa-f]{56}")
 _OFFSET_MSG_ID = re.compile(r"(?:[0-9A-Fa-f]{8}|[0-9A-Fa-f]{32})0000[0-9A-Fa-f]{4}([0-7][0-9A-Fa-f]{15})")
+_QUEUE_OFFSET = re.compile(r"([^/]+)/(\d{1,10})/(\d{1,18})")
 _TIME = re.compile(r"\d{4}-\d\d-\d\d([T ].*)?")
 # Brokers' clocks may differ by this much, so that a message in an earlier segment is stored later.
 _CLOCKS_DIFFER = 3600 * 1_000_000
@@ -44,26 +48,32 @@ class _RowRange(NamedTuple):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_stores(parser, REPLICAS, "nothing found, or a row with a problem")
+    add_stores(parser, REPLICAS, "nothing found, something lost, or a row with a problem")
     add_rows(parser)
-    text = "an offsetMsgId, a uniqKey (the client's msgId), a key, an index, or a time (the first message at or after "
-    text += "it). An offsetMsgId and an index are read at once, the others walk the log"
+    text = "an offsetMsgId, a uniqKey (the client's msgId), a key, an index, TOPIC/QUEUE/OFFSET, or a time (the first "
+    text += "message at or after it). Keys walk the log, then the indexes: they know messages that are lost or expired"
     parser.add_argument("what", metavar="WHAT", help=text)
     text = "what WHAT is; default: by its form: a number of 13 digits is a time, a shorter one an index"
-    parser.add_argument("--by", choices=("offsetMsgId", "uniqKey", "key", "index", "time"), help=text)
+    parser.add_argument("--by", choices=("offsetMsgId", "uniqKey", "key", "index", "queueOffset", "time"), help=text)
 
 
 def run(args: argparse.Namespace, out: Output) -> int:
-    """Print what is found; `FINDINGS` where there is nothing."""
+    """Print what is found; `FINDINGS` where there is nothing, or something is lost."""
     kinds = [args.by] if args.by else kinds_of(args.what)
     log = open_store(args, FIND)
     printer = RowPrinter(args, out, log)
-    reasons = []
+    reasons: list[str] = []
+    pointers: list[Pointer] = []
     for kind in kinds:
-        reason = _FINDERS[kind](_Search(log, args.what, args.by is not None, printer, out.progress))
+        search = _Search(log, args.what, args.by is not None, printer, out.progress, pointers)
+        reasons.append(_FINDERS[kind](search))
         if printer.count:
-            return printer.code
-        reasons.append(reason)
+            break
+    out.progress.clear()
+    for pointer in pointers:
+        note(f"{log.path}: {pointer}")
+    if printer.count:
+        return FINDINGS if any(not pointer.is_expired for pointer in pointers) else printer.code
     note(f"{log.path}: {'; '.join(dict.fromkeys(reasons))}")
     return FINDINGS
 
@@ -74,6 +84,8 @@ def kinds_of(what: str) -> list[str]:
         return ["index" if int(what) < MIN_EPOCH_MS else "time"]
     if _TIME.fullmatch(what):
         return ["time"]
+    if _QUEUE_OFFSET.fullmatch(what):
+        return ["queueOffset", "key"]
     return ["offsetMsgId", "key"] if _OFFSET_MSG_ID.fullmatch(what) else ["key"]
 
 
@@ -84,6 +96,8 @@ class _Search(NamedTuple):
     """Whether ``--by`` says what `what` is."""
     printer: RowPrinter
     progress: ProgressBar
+    pointers: list[Pointer]
+    """What indexes and queues know of messages that are not in the log, added by each kind of search."""
 
     def print(self, rows: _RowRange) -> None:
         for batch in RowReader(self.log, self.printer.columns).between(rows.start, rows.end):
@@ -99,10 +113,23 @@ def _by_index(search: _Search) -> str:
     header = entry_at(segment, pos) if segment is not None else None
     if header is not None and header.index == index:
         search.print(_RowRange(pos, pos + header.size))
+    else:
+        _add_entry(search, index)
     begin = log.state.begin_index
     if begin <= index <= log.end.last_index:
-        return f"expected the entry {index} before pos {pos}, found none: run dledger verify"
+        return f"expected the entry {index} before pos {pos}, found none: run dledger lost"
     return f"expected the index {index}, found the entries {begin} to {log.end.last_index}"
+
+
+def _add_entry(search: _Search, index: int) -> None:
+    """Add what the DLedger index knows of an entry that is not in the log."""
+    from pyspark_dledger.rocketmq.lost.known_units import entry_of
+    from pyspark_dledger.rocketmq.lost.pointers import pointers_to
+
+    log, unit = search.log, search.log.index_files.unit(index)
+    # After the end, the units of entries that were never committed may be left from a truncation.
+    if unit is not None and index <= max(log.end.last_index, log.checkpoint_committed_index):
+        search.pointers.extend(pointers_to(log, [entry_of(unit)], raise_error))
 
 
 def _by_offset_msg_id(search: _Search) -> str:
@@ -112,10 +139,16 @@ def _by_offset_msg_id(search: _Search) -> str:
     offset = int(match[1], 16)
     message = _message_at(search.log, offset)
     if message is None:
+        from pyspark_dledger.rocketmq.lost.known_units import KnownMessage
+        from pyspark_dledger.rocketmq.lost.pointers import pointers_to
+
+        known = pointers_to(search.log, [KnownMessage(offset)], raise_error)
+        search.pointers.extend(pointer for pointer in known if pointer.message.witnesses)
         state = search.log.state
+        damage = "".join(f"; {pointer.found}" for pointer in known if pointer.is_damage)
         return (
             f"expected a message at offset {offset} of the offsetMsgId, found none (the log has "
-            f"{state.min_offset} to {state.max_offset})"
+            f"{state.min_offset} to {state.max_offset}){damage}"
         )
     found = next(RowReader(search.log, ("offsetMsgId",)).between(*message), None)
     stored = found.column("offsetMsgId")[0].as_py() if found is not None else None
@@ -157,15 +190,50 @@ def _by_key(search: _Search) -> str:
 
 def _by_scan(search: _Search, name: str, rows: Callable[[pa.RecordBatch], list[int]]) -> str:
     """Walks the whole log: the broker's IndexFile may lack messages (RocketMQ issue 7477)."""
-    log = search.log
-    batches = log.scan(("pos", "size", "keys", "uniqKey"), verifyCrc=False)
+    from pyspark_dledger.rocketmq.lost.damaged_ranges import damaged_rows
+    from pyspark_dledger.rocketmq.lost.pointers import pointers_of_key
+
+    log, damaged = search.log, 0
+    batches = log.scan(("kind", "pos", "size", "keys", "uniqKey", "problem"), verifyCrc=False)
     reader = RowReader(log, search.printer.columns)
     for batch in with_progress(log, batches, search.progress):
+        damaged += len(damaged_rows(batch))
         for row in rows(batch):
             pos = batch.column("pos")[row].as_py()
             for found in reader.between(pos, pos + batch.column("size")[row].as_py()):
                 search.printer.print(found)
+    pointers = pointers_of_key(log, {search.what, *_upper_id(search.what)}, raise_error)
+    search.pointers.extend(pointers)
+    if pointers:
+        return f"expected a message with {name} {search.what}, found only units of it, and no intact message"
+    if damaged:
+        places = "1 place is" if damaged == 1 else f"{damaged} places are"
+        return (
+            f"expected a message with {name} {search.what}, found none in the intact part of the log; {places} "
+            "damaged: dledger lost --candidates names what was there"
+        )
     return f"expected a message with {name} {search.what}, found none in the whole log"
+
+
+def _upper_id(text: str) -> list[str]:
+    return [text.upper()] if _ID.fullmatch(text) else []
+
+
+def _by_queue_offset(search: _Search) -> str:
+    from pyspark_dledger.rocketmq.lost.pointers import pointers_to, unit_at
+
+    match = _QUEUE_OFFSET.fullmatch(search.what)
+    if match is None:
+        raise OptionError(f"expected TOPIC/QUEUE/OFFSET such as Orders/3/17, found {search.what}")
+    log, topic, queue_id, queue_offset = search.log, match[1], int(match[2]), int(match[3])
+    found = unit_at(log, topic, queue_id, queue_offset)
+    if isinstance(found, str):
+        return f"expected the queueOffset {queue_offset} of {topic}/{queue_id}, found {found}"
+    message = _message_at(log, found.offset)
+    if message is not None:
+        search.print(message)
+    search.pointers.extend(pointers_to(log, [found], raise_error))
+    return f"expected the message of {search.what} at commitLogOffset {found.offset}, found none that is intact"
 
 
 def _with_uniq_key(batch: pa.RecordBatch, text: str) -> list[int]:
@@ -224,5 +292,6 @@ _FINDERS: dict[str, Callable[[_Search], str]] = {
     "offsetMsgId": _by_offset_msg_id,
     "uniqKey": _by_uniq_key,
     "key": _by_key,
+    "queueOffset": _by_queue_offset,
     "time": _by_time,
 }

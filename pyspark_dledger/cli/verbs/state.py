@@ -13,7 +13,7 @@ from pyspark_dledger.cli.stores.open_stores import open_stores
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_stores(parser, "several are shown side by side", None)
+    add_stores(parser, "several are shown side by side", "a file cannot be read")
 
 
 def run(args: argparse.Namespace, out: Output) -> int:

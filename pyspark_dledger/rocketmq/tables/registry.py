@@ -22,6 +22,7 @@ from pyspark_dledger.rocketmq.tables import (
     consume_queue_table,
     consumers_table,
     index_file_table,
+    lost_table,
 )
 
 _DEFAULTS = ReadOptions()
@@ -125,6 +126,7 @@ _TABLES = (
     index_file_table.TABLE,
     audit_table.TABLE,
     consumers_table.TABLE,
+    lost_table.TABLE,
     Table(
         "diff",
         "one row per range of indexes (CommitLog: positions) on which replicas agree or differ; needs `replicas`",

@@ -1,0 +1,110 @@
+"""``dledger lost``: which messages are lost, as far as indexes and queues know them."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from pyspark_dledger.cli.arguments import add_stores
+from pyspark_dledger.cli.exit_codes import CLEAN, FINDINGS
+from pyspark_dledger.cli.output.rows import Row
+from pyspark_dledger.cli.output.stream import Output, note
+from pyspark_dledger.cli.output.text_table import print_table
+from pyspark_dledger.cli.stores.open_stores import open_store
+from pyspark_dledger.errors import OptionError, UnreadableError
+from pyspark_dledger.format.json_text import json_line, rows_of
+from pyspark_dledger.log import Log
+from pyspark_dledger.log.io.files import path_of
+
+if TYPE_CHECKING:
+    from pyspark_dledger.rocketmq.lost.candidates import Candidates
+    from pyspark_dledger.rocketmq.lost.lost_messages import LostMessage
+
+# The columns that fit a terminal; --json has all.
+_COLUMNS = (
+    *("index", "pos", "size", "topic", "queueId", "queueOffset", "firstStoreTimestamp", "lastStoreTimestamp"),
+    *("entries", "witnesses", "lostOn", "intactOn"),
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_stores(parser, "several are replicas: what one has intact is not lost for good", "something is lost")
+    text = "a file with a key, uniqKey or tag on each line: names those whose hash a lost message has"
+    parser.add_argument("--candidates", metavar="FILE", help=text)
+
+
+def run(args: argparse.Namespace, out: Output) -> int:
+    """Print each lost message; `FINDINGS` if there is one, or a witness cannot be read."""
+    from pyspark_dledger.rocketmq.lost.candidates import Candidates
+    from pyspark_dledger.rocketmq.lost.group_losses import lost_in_group
+
+    log = open_store(args, "table lost")
+    logs: list[Log] = [log, *log.replicas]
+    failed: list[UnreadableError] = []
+    names = Candidates(_lines(args.candidates), logs) if args.candidates is not None else None
+    found = lost_in_group(logs, failed.append, out.progress)
+    out.progress.clear()
+    rows = _rows(found, names)
+    if args.json:
+        for row in rows:
+            out.line(json_line(row))
+    else:
+        _print_text(out, rows, found)
+    for error in dict.fromkeys(map(str, failed)):
+        note(f"{error}: what it knows is missing here")
+    return FINDINGS if found or failed else CLEAN
+
+
+def _lines(file: str) -> list[str]:
+    try:
+        data = path_of(file).read_bytes()
+    except OSError as error:
+        raise OptionError(f"--candidates {file}: cannot be read ({error.strerror}): check the path") from None
+    return [line for line in data.decode("utf-8", "surrogateescape").splitlines() if line]
+
+
+def _rows(found: list[LostMessage], names: Candidates | None) -> list[Row]:
+    from pyspark_dledger.log.tables.table import batches_of, row_of, table_schema
+    from pyspark_dledger.rocketmq.tables.lost_table import COLUMNS
+
+    rows = (row_of(COLUMNS, lost) for lost in found)
+    batches = batches_of(table_schema(COLUMNS), rows, max(len(found), 1))
+    shown: list[Row] = [row for batch in batches for row in rows_of(batch, bytes)]
+    if names is not None:
+        for row, lost in zip(shown, found, strict=True):
+            row["candidateKeys"], row["candidateTags"] = names.keys_of(lost), names.tags_of(lost)
+    return shown
+
+
+def _print_text(out: Output, rows: list[Row], found: list[LostMessage]) -> None:
+    if rows:
+        more = tuple(name for name in ("candidateKeys", "candidateTags") if name in rows[0])
+        shown = [{name: row[name] for name in (*_COLUMNS, *more)} for row in rows]
+        used = {name for row in shown for name, value in row.items() if value not in (None, [])}
+        print_table(out, ({name: row[name] for name in row if name in used} for row in shown))
+        out.line("")
+    for line in _summary(found):
+        out.line(line)
+
+
+def _summary(found: list[LostMessage]) -> Iterable[str]:
+    """The answer: how much is lost for good, and how much a replica has."""
+    for_good = [lost for lost in found if not lost.intact_on]
+    yield f"lost for good: {_count(for_good)}"
+    if len(for_good) < len(found):
+        yield f"lost on some replicas and intact on others: {_count(lost for lost in found if lost.intact_on)}"
+
+
+def _count(found: Iterable[LostMessage]) -> str:
+    from pyspark_dledger.rocketmq.lost.lost_messages import count_of
+
+    listed = list(found)
+    count, is_all = count_of(listed)
+    if not listed:
+        return "nothing"
+    places = sum(lost.entries is None for lost in listed)
+    messages = f"{count} message{'s' * (count != 1)}"
+    if is_all:
+        return messages
+    return f"at least {messages}; of {places} place{'s' * (places != 1)} it is not known what they had"

@@ -1,0 +1,155 @@
+"""Finds the damaged and missing places of a log, each with the intact rows around it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pyspark_dledger.common.integers import INT64_MAX
+from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
+from pyspark_dledger.format.spec import DLEDGER, Filters
+from pyspark_dledger.log.options import ReadOptions
+from pyspark_dledger.log.plan import plan_between, plan_up_to, read_partition
+from pyspark_dledger.log.store_view import StoreView
+
+COLUMNS = ("kind", "source", "pos", "size", "index", "problem", "storeTimestamp", "topic", "queueId", "queueOffset")
+# A message with such a time is whole: producers set one of them, a broker's clock the other.
+_HARMLESS = ("expected bornTimestamp ", "expected storeTimestamp ")
+
+Progress = Callable[[int, int], None]
+
+
+class Neighbour(NamedTuple):
+    """What an intact row next to a damaged place shows: its index, and its store time in microseconds since 1970."""
+
+    index: int | None = None  # type: ignore[assignment]  # shadows tuple.index, which nobody calls
+    stored: int | None = None
+
+
+@dataclass(frozen=True)
+class DamagedRange:
+    """Positions ``[start, end)`` of the log whose bytes are damaged or missing.
+
+    ``row`` is set where an entry or message has its header, but its content is damaged: the values of `COLUMNS`.
+    ``is_end`` is set for what follows the end of the log, which may have been longer.
+    """
+
+    start: int
+    end: int
+    source: str
+    problem: str
+    before: Neighbour
+    after: Neighbour
+    row: dict[str, Any] | None = None
+    is_end: bool = False
+
+    @property
+    def header(self) -> int:
+        """Bytes of an entry before its message."""
+        return ENTRY_HEADER_SIZE if self.source == DLEDGER else 0
+
+
+def damaged_ranges(
+    log: StoreView, start: int = 0, end: int = INT64_MAX, progress: Progress | None = None
+) -> list[DamagedRange]:
+    """The damaged places among the rows that begin in ``[start, end)``, in the order of the log.
+
+    Row boundaries are expected at both positions. Adjacent corrupt rows are one place. Raises StoreError.
+    """
+    options = ReadOptions(engine=log.options.engine)
+    if (start, end) == (0, INT64_MAX):
+        partitions = plan_up_to(log, COLUMNS, options, Filters(), None)
+    else:
+        partitions = plan_between(log, COLUMNS, options, Filters(), None, start, end)
+    total, done = sum(partition.size for partition in partitions), 0
+    found = _Collector()
+    for partition in partitions:
+        for batch in read_partition(partition):
+            found.add(batch)
+        done += partition.size
+        if progress is not None:
+            progress(done, total)
+    return found.ranges
+
+
+def end_range(log: StoreView) -> DamagedRange:
+    """What follows the end of the log."""
+    last = log.ends.get(DLEDGER)
+    index = last[1].last_index if last is not None else None
+    source = log.segments[-1].source if log.segments else DLEDGER
+    text = f"the log ends at {log.max_offset}"
+    return DamagedRange(log.max_offset, INT64_MAX, source, text, Neighbour(index), Neighbour(), is_end=True)
+
+
+class _Collector:
+    def __init__(self) -> None:
+        self.ranges: list[DamagedRange] = []
+        self._before = Neighbour()
+        self._waiting = 0
+        """The number of ranges that have no row after them yet; they are the last ones."""
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        if not batch.num_rows:
+            return
+        at = 0
+        for number in damaged_rows(batch):
+            self._pass(batch, at, number)
+            row = {name: batch[name][number].as_py() for name in COLUMNS if name != "storeTimestamp"}
+            row["storeTimestamp"] = _stored(batch, number)
+            self._add_row(row)
+            at = number + 1
+        self._pass(batch, at, batch.num_rows)
+
+    def _pass(self, batch: pa.RecordBatch, start: int, stop: int) -> None:
+        """Intact rows: the first one follows the waiting ranges, the last one may precede others."""
+        if start >= stop:
+            return
+        self._end_waiting(Neighbour(batch["index"][start].as_py(), _stored(batch, start)))
+        stored = _stored(batch, stop - 1)
+        self._before = Neighbour(batch["index"][stop - 1].as_py(), self._before.stored if stored is None else stored)
+
+    def _end_waiting(self, after: Neighbour) -> None:
+        for number in range(len(self.ranges) - self._waiting, len(self.ranges)):
+            self.ranges[number] = replace(self.ranges[number], after=after)
+        self._waiting = 0
+
+    def _add_row(self, row: dict[str, Any]) -> None:
+        start, end = row["pos"], row["pos"] + row["size"]
+        last = self.ranges[-1] if self._waiting else None
+        if row["kind"] != "corrupt":
+            # Its header is intact, so its index counts for the places around it.
+            here = Neighbour(row["index"], row["storeTimestamp"])
+            self._end_waiting(here)
+            before, self._before = self._before, here
+            self.ranges.append(DamagedRange(start, end, row["source"], row["problem"], before, Neighbour(), row))
+            self._waiting = 1
+        elif last is not None and last.row is None and last.end == start and last.source == row["source"]:
+            self.ranges[-1] = replace(last, end=end)
+        else:
+            self.ranges.append(DamagedRange(start, end, row["source"], row["problem"], self._before, Neighbour()))
+            self._waiting += 1
+
+
+def damaged_rows(batch: pa.RecordBatch) -> list[int]:
+    """The numbers of the rows with columns kind and problem whose bytes are damaged."""
+    return _damaged(batch) if batch["problem"].null_count < batch.num_rows else []
+
+
+def _damaged(batch: pa.RecordBatch) -> list[int]:
+    """The numbers of the rows whose bytes are damaged."""
+    problem = batch["problem"]
+    is_harmless = np.zeros(batch.num_rows, bool)
+    for text in _HARMLESS:
+        is_harmless |= np.asarray(pc.fill_null(pc.starts_with(problem, text), False))
+    numbers: list[int] = np.flatnonzero(~np.asarray(problem.is_null()) & ~is_harmless).tolist()
+    return numbers
+
+
+def _stored(batch: pa.RecordBatch, number: int) -> int | None:
+    value: int | None = batch["storeTimestamp"][number].cast(pa.int64()).as_py()
+    return value

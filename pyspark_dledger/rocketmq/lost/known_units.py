@@ -1,0 +1,211 @@
+"""What a store's indexes and queues know of places of its log: units that point there."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pyspark_dledger.common.integers import INT64_MAX
+from pyspark_dledger.errors import UnreadableError
+from pyspark_dledger.format.codec import IndexUnit, decode_records
+from pyspark_dledger.format.layout import (
+    ENTRY_HEADER_SIZE,
+    ENTRY_MAGICS,
+    INDEX_UNIT,
+    INDEX_UNIT_SIZE,
+    MIN_MESSAGE_SIZE,
+)
+from pyspark_dledger.format.spec import Segment
+from pyspark_dledger.log.io.entry_reads import read_existing
+from pyspark_dledger.log.io.files import OnUnreadable
+from pyspark_dledger.log.io.queue_files import Queue, queues, read_units
+from pyspark_dledger.log.io.store_paths import file_size
+from pyspark_dledger.rocketmq.consume_queue.queue_units import has_message
+from pyspark_dledger.rocketmq.index_file import index_file
+
+Longs = npt.NDArray[np.int64]
+
+INDEX_UNITS = "indexUnits"
+CONSUME_QUEUE = "consumeQueue"
+INDEX_FILE = "indexFile"
+_UNITS_AT_ONCE = 64 * 1024
+_MULTI_DISPATCH = "%LMQ%"
+
+
+@dataclass
+class KnownMessage:
+    """What units say about a message, whose bytes begin at ``offset`` of the log; None where none says it.
+
+    ``size`` is of the message in bytes, without its entry's header. Times are in microseconds since 1970; a unit of an
+    IndexFile has whole seconds.
+    """
+
+    offset: int
+    index: int | None = None
+    term: int | None = None
+    size: int | None = None
+    topic: str | None = None
+    queue_id: int | None = None
+    queue_offset: int | None = None
+    tags_code: int | None = None
+    key_hashes: list[int] = field(default_factory=list)
+    first_stored: int | None = None
+    last_stored: int | None = None
+    witnesses: list[str] = field(default_factory=list)
+
+    def seen_by(self, witness: str) -> None:
+        if witness not in self.witnesses:
+            self.witnesses.append(witness)
+
+
+class Places:
+    """Ascending, disjoint ranges ``[start, end)`` of a log."""
+
+    def __init__(self, ranges: Iterator[tuple[int, int]]) -> None:
+        pairs = np.array(list(ranges), np.int64).reshape(-1, 2)
+        self._starts, self._ends = pairs[:, 0], pairs[:, 1]
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def number_of(self, offsets: Longs) -> Longs:
+        """The number of the range that has each offset; -1 for none."""
+        number = np.searchsorted(self._starts, offsets, "right") - 1
+        is_inside = (number >= 0) & (offsets < self._ends[np.maximum(number, 0)])
+        return np.where(is_inside, number, -1)
+
+
+def entries_of_index(
+    files: list[Segment], first: int, last: int, on_unreadable: OnUnreadable
+) -> Iterator[KnownMessage]:
+    """The entries with the indexes ``[first, last]`` by the units of a DLedger index; damaged units are left out."""
+    for file in files:
+        low = max(first * INDEX_UNIT_SIZE, file.base)
+        high = min((last + 1) * INDEX_UNIT_SIZE, file.end)
+        for at in range(low, high, _UNITS_AT_ONCE * INDEX_UNIT_SIZE):
+            size = min(_UNITS_AT_ONCE * INDEX_UNIT_SIZE, high - at)
+            try:
+                units = decode_records(read_existing(file.path, at - file.base, size), INDEX_UNIT)
+            except UnreadableError as error:
+                on_unreadable(error)
+                break
+            expected = np.arange(len(units)) + at // INDEX_UNIT_SIZE
+            fits = (units["index"] == expected) & np.isin(units["magic"], ENTRY_MAGICS)
+            for unit in units[fits & (units["size"] >= ENTRY_HEADER_SIZE)]:
+                yield entry_of(IndexUnit(*unit.tolist()))
+
+
+def entry_of(unit: IndexUnit) -> KnownMessage:
+    """What a unit of the DLedger index says of its entry."""
+    found = KnownMessage(unit.pos + ENTRY_HEADER_SIZE, unit.index, unit.term, unit.size - ENTRY_HEADER_SIZE)
+    found.seen_by(INDEX_UNITS)
+    return found
+
+
+def add_queue_units(root: Path, places: Places, known: dict[int, KnownMessage], on_unreadable: OnUnreadable) -> None:
+    """Add what the ConsumeQueues of `root` know of messages in `places` to `known`, by offset."""
+    if not len(places):
+        return
+    for queue in queues(root, on_unreadable):
+        for offset, size, queue_offset, tags_code in _units_in(queue, places, on_unreadable):
+            message = known.setdefault(offset, KnownMessage(offset))
+            message.seen_by(CONSUME_QUEUE)
+            # A message can be in further queues, those of a light topic.
+            if message.topic is None or message.topic.startswith(_MULTI_DISPATCH):
+                message.topic, message.queue_id, message.queue_offset = queue.topic, queue.queue_id, queue_offset
+                message.tags_code = tags_code
+            message.size = message.size or size
+
+
+def _units_in(queue: Queue, places: Places, on_unreadable: OnUnreadable) -> Iterator[tuple[int, int, int, int]]:
+    """Offset, size, queueOffset and tagsCode of the units in `places`; damaged units are left out."""
+    before = np.array([-1, -1])
+    for file in queue.files:
+        first = file.first
+        try:
+            for units in read_units(file):
+                numbers = np.flatnonzero(has_message(units) & (units["size"] >= MIN_MESSAGE_SIZE))
+                offsets = units["commitLogOffset"][numbers].astype(np.int64)
+                is_known = (places.number_of(offsets) >= 0) & _in_order(before, offsets)
+                for number in np.flatnonzero(is_known).tolist():
+                    unit = units[numbers[number]]
+                    yield int(offsets[number]), int(unit["size"]), first + int(numbers[number]), int(unit["tagsCode"])
+                before = np.concatenate([before, offsets])[-2:]
+                first += len(units)
+        except UnreadableError as error:
+            on_unreadable(error)
+
+
+def _in_order(before: Longs, offsets: Longs) -> npt.NDArray[np.bool_]:
+    """Which offsets rise from the one before to the one after; one of these may itself be damaged, and is skipped.
+
+    `before` has the two offsets before the first one.
+    """
+    padded = np.concatenate([before, offsets, [INT64_MAX, INT64_MAX]])
+    last, last_but_one = padded[1:-3] < offsets, padded[:-4] < offsets
+    following, next_but_one = offsets < padded[3:-1], offsets < padded[4:]
+    return np.asarray((last & following) | (last_but_one & following) | (last & next_but_one))
+
+
+def add_key_units(root: Path, places: Places, known: dict[int, KnownMessage], on_unreadable: OnUnreadable) -> None:
+    """Add what the IndexFiles of `root` know of messages in `places` to `known`, by offset."""
+    if not len(places):
+        return
+    hashes: defaultdict[int, list[int]] = defaultdict(list)
+
+    def is_inside(units: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+        return np.asarray(places.number_of(units["commitLogOffset"].astype(np.int64)) >= 0)
+
+    for unit in key_units(root, is_inside, on_unreadable):
+        message = known.setdefault(unit.offset, KnownMessage(unit.offset))
+        message.seen_by(INDEX_FILE)
+        hashes[unit.offset].append(unit.key_hash)
+        message.first_stored, message.last_stored = unit.first_stored, unit.last_stored
+    for offset, found in hashes.items():
+        known[offset].key_hashes = sorted(set(found))
+
+
+@dataclass(frozen=True)
+class KeyUnit:
+    """A unit of an IndexFile: a key's hash, its message's offset, and its time to a second, in microseconds."""
+
+    key_hash: int
+    offset: int
+    first_stored: int
+    last_stored: int
+
+
+def key_units(
+    root: Path, choose: Callable[[npt.NDArray[Any]], npt.NDArray[np.bool_]], on_unreadable: OnUnreadable
+) -> Iterator[KeyUnit]:
+    """The units of all IndexFiles that `choose` selects, oldest first."""
+    try:
+        paths = index_file.index_files(root)
+    except UnreadableError as error:
+        on_unreadable(error)
+        return
+    for path in paths:
+        try:
+            yield from _key_units_of(path, choose)
+        except UnreadableError as error:
+            on_unreadable(error)
+
+
+def _key_units_of(path: Path, choose: Callable[[npt.NDArray[Any]], npt.NDArray[np.bool_]]) -> Iterator[KeyUnit]:
+    header, slots = index_file.read_header(path), index_file.hash_slots(path)
+    if header is None or slots is None:
+        return
+    stop = index_file.index_capacity(file_size(path) or 0, slots)
+    if 1 <= header.index_count < stop:
+        stop = header.index_count
+    for start in range(1, stop, _UNITS_AT_ONCE):
+        units = index_file.read_units(path, slots, start, min(start + _UNITS_AT_ONCE, stop))
+        for unit in units[choose(units)]:
+            stored = (header.begin_timestamp + int(unit["seconds"]) * 1000) * 1000
+            yield KeyUnit(int(unit["keyHash"]), int(unit["commitLogOffset"]), stored, stored + 999_999)

@@ -1,0 +1,228 @@
+"""Lists the lost messages and entries of a store: what units know of its damaged and missing places."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from pyspark_dledger.common.integers import INT64_MAX
+from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, MIN_MESSAGE_SIZE
+from pyspark_dledger.format.spec import DLEDGER
+from pyspark_dledger.log.io.files import OnUnreadable
+from pyspark_dledger.log.store_view import StoreView
+from pyspark_dledger.rocketmq.lost.damaged_ranges import DamagedRange
+from pyspark_dledger.rocketmq.lost.known_units import (
+    KnownMessage,
+    Places,
+    add_key_units,
+    add_queue_units,
+    entries_of_index,
+)
+
+
+@dataclass(frozen=True)
+class LostMessage:
+    """A lost message or entry, or bytes of which nothing more is known; the fields are columns of the table ``lost``.
+
+    ``pos`` and ``size`` are those of its row, with the entry's header. ``entries`` is 1 for a known message; for other
+    bytes it is how many the indexes around them leave, or None. ``witnesses`` are the tables that know it. Times are in
+    microseconds since 1970: of the message, or of its intact neighbours.
+    """
+
+    source: str
+    index: int | None
+    term: int | None
+    pos: int
+    size: int | None
+    topic: str | None
+    queue_id: int | None
+    queue_offset: int | None
+    tags_code: int | None
+    key_hashes: tuple[int, ...]
+    first_store_timestamp: int | None
+    last_store_timestamp: int | None
+    entries: int | None
+    witnesses: tuple[str, ...]
+    problem: str
+    lost_on: tuple[str, ...] = ()
+    intact_on: tuple[str, ...] = ()
+
+    @property
+    def end(self) -> int:
+        """The position after it, as far as its size is known."""
+        return self.pos + (self.size or 0)
+
+
+def lost_messages(log: StoreView, ranges: list[DamagedRange], on_unreadable: OnUnreadable) -> list[LostMessage]:
+    """What is lost in damaged places, in the order of the log. Raises StoreError for a remote file."""
+    places = Places((each.start, each.end) for each in ranges)
+    known = [_of_index(log, each, on_unreadable) for each in ranges]
+    others: dict[int, KnownMessage] = {message.offset: message for messages in known for message in messages}
+    if log.paths.root is not None and len(places):
+        add_queue_units(log.paths.root, places, others, on_unreadable)
+        add_key_units(log.paths.root, places, others, on_unreadable)
+    messages = _by_range(others.values(), ranges)
+    return [lost for each, found in zip(ranges, messages, strict=True) for lost in _lost_in(log, each, found)]
+
+
+def count_of(found: Iterable[LostMessage]) -> tuple[int, bool]:
+    """How many messages are lost, and whether that is all: else it is at least so many.
+
+    Bytes of which nothing is known count as none: they may have been a filler.
+    """
+    counts = [lost.entries for lost in found]
+    return sum(count or 0 for count in counts), None not in counts
+
+
+def _of_index(log: StoreView, place: DamagedRange, on_unreadable: OnUnreadable) -> list[KnownMessage]:
+    """The entries of a place that the DLedger index knows."""
+    files = log.index_files.files
+    if place.source != DLEDGER or not files or place.row is not None:
+        return []
+    first = place.before.index + 1 if place.before.index is not None else files[0].base // 32
+    if place.is_end:
+        last = log.checkpoint_committed_index  # units of later entries may be stale
+    else:
+        last = place.after.index - 1 if place.after.index is not None else files[-1].end // 32
+    found = entries_of_index(files, first, last, on_unreadable)
+    return [each for each in found if place.start <= each.offset - ENTRY_HEADER_SIZE and _end_of(each) <= place.end]
+
+
+def _end_of(message: KnownMessage) -> int:
+    return message.offset + (message.size or 0)
+
+
+def _by_range(messages: Iterable[KnownMessage], ranges: list[DamagedRange]) -> list[list[KnownMessage]]:
+    """The messages of each range, by offset. Of two that overlap, the one with more witnesses counts."""
+    places = Places((each.start, each.end) for each in ranges)
+    found: list[list[KnownMessage]] = [[] for _ in ranges]
+    ordered = sorted(messages, key=lambda message: message.offset)
+    if not ordered:
+        return found
+    import numpy as np
+
+    numbers = places.number_of(np.array([message.offset for message in ordered], np.int64)).tolist()
+    for number, message in zip(numbers, ordered, strict=True):
+        if number >= 0:
+            _put(found[number], message, ranges[number])
+    return found
+
+
+def _put(found: list[KnownMessage], message: KnownMessage, place: DamagedRange) -> None:
+    is_inside = message.offset - place.header >= place.start and _end_of(message) <= place.end
+    if place.row is None and not is_inside:
+        return  # the unit itself is damaged
+    if found and _end_of(found[-1]) > message.offset:
+        if len(found[-1].witnesses) >= len(message.witnesses):
+            return
+        found.pop()
+    found.append(message)
+
+
+def _lost_in(log: StoreView, place: DamagedRange, found: list[KnownMessage]) -> list[LostMessage]:
+    if place.row is not None:
+        return [_of_row(place, found[0] if found else None)]
+    if place.is_end:
+        return _of_end(log, place, found)
+    _number(place, found)
+    lost = [_of_message(place, message) for message in found]
+    missing = _missing_indexes(place)
+    unknown = None if missing is None else missing - len(found)
+    if unknown is not None and unknown <= 0:
+        return lost
+    rest = sorted(_uncovered(place, lost), key=lambda piece: piece[0] - piece[1])
+    minimum = ENTRY_HEADER_SIZE if place.source == DLEDGER else MIN_MESSAGE_SIZE
+    for start, end in rest:
+        if end - start >= minimum:
+            lost.append(_of_bytes(place, start, end, unknown))
+            unknown = 0 if unknown is not None else None
+            if unknown == 0:
+                break
+    return sorted(lost, key=lambda each: each.pos)
+
+
+def _missing_indexes(place: DamagedRange) -> int | None:
+    """How many entries the indexes around a place leave; None if they do not say it."""
+    if place.before.index is None or place.after.index is None:
+        return None
+    return max(place.after.index - place.before.index - 1, 0)
+
+
+def _number(place: DamagedRange, found: list[KnownMessage]) -> None:
+    """Give indexes to messages that only queues know, where as many indexes are missing."""
+    missing = _missing_indexes(place)
+    if missing == len(found) and place.before.index is not None:
+        for number, message in enumerate(found):
+            message.index = place.before.index + 1 + number
+
+
+def _uncovered(place: DamagedRange, lost: list[LostMessage]) -> list[tuple[int, int]]:
+    """The bytes of a place that no known message has."""
+    at, pieces = place.start, []
+    for each in lost:
+        pieces.append((at, each.pos))
+        at = max(at, each.end)
+    return [piece for piece in [*pieces, (at, place.end)] if piece[0] < piece[1]]
+
+
+def _of_message(place: DamagedRange, message: KnownMessage) -> LostMessage:
+    first = message.first_stored if message.first_stored is not None else place.before.stored
+    last = message.last_stored if message.last_stored is not None else place.after.stored
+    return LostMessage(
+        source=place.source,
+        index=message.index,
+        term=message.term,
+        pos=message.offset - place.header,
+        size=message.size + place.header if message.size is not None else None,
+        topic=message.topic,
+        queue_id=message.queue_id,
+        queue_offset=message.queue_offset,
+        tags_code=message.tags_code,
+        key_hashes=tuple(message.key_hashes),
+        first_store_timestamp=first,
+        last_store_timestamp=last,
+        entries=1,
+        witnesses=tuple(message.witnesses),
+        problem=place.problem,
+    )
+
+
+def _of_row(place: DamagedRange, message: KnownMessage | None) -> LostMessage:
+    """An entry whose header is intact: its own values count where no unit has them."""
+    row = place.row
+    assert row is not None
+    lost = _of_message(place, message or KnownMessage(place.start + place.header))
+    stored = (row["storeTimestamp"],) * 2 if row["storeTimestamp"] is not None else (None, None)
+    first, last = (lost.first_store_timestamp, lost.last_store_timestamp)
+    if message is None or message.first_stored is None:
+        first, last = stored if stored[0] is not None else (first, last)
+    has_queue = lost.topic is not None
+    return replace(
+        lost,
+        index=row["index"],
+        pos=row["pos"],
+        size=row["size"],
+        topic=lost.topic if has_queue else row["topic"],
+        queue_id=lost.queue_id if has_queue else row["queueId"],
+        queue_offset=lost.queue_offset if has_queue else row["queueOffset"],
+        first_store_timestamp=first,
+        last_store_timestamp=last,
+        witnesses=("log", *lost.witnesses),
+    )
+
+
+def _of_end(log: StoreView, place: DamagedRange, found: list[KnownMessage]) -> list[LostMessage]:
+    """What was committed after the end of the log."""
+    lost = [_of_message(place, message) for message in found]
+    last = place.before.index
+    missing = log.checkpoint_committed_index - last if last is not None and log.checkpoint is not None else 0
+    known = sum(each.index is not None for each in lost) or len(lost)
+    if missing > known:
+        end = lost[-1].end if lost else place.start
+        lost.append(replace(_of_bytes(place, end, INT64_MAX, missing - known), size=None, witnesses=("checkpoint",)))
+    return lost
+
+
+def _of_bytes(place: DamagedRange, start: int, end: int, entries: int | None) -> LostMessage:
+    unknown = _of_message(place, KnownMessage(start + place.header))
+    return replace(unknown, pos=start, size=end - start, entries=entries)

@@ -1,0 +1,155 @@
+"""Follows units of indexes and queues to places of the log that have no intact message any more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from pyspark_dledger.format.json_text import printable
+from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
+from pyspark_dledger.format.spec import COMMITLOG, Filters, Segment
+from pyspark_dledger.log.io.entry_reads import segment_at
+from pyspark_dledger.log.io.files import OnUnreadable
+from pyspark_dledger.log.io.queue_files import queues
+from pyspark_dledger.log.options import ReadOptions
+from pyspark_dledger.log.plan import plan_between, read_partition
+from pyspark_dledger.log.store_view import StoreView
+from pyspark_dledger.rocketmq.consume_queue.queue_units import QueueUnits, has_message, is_filler, queue_root
+from pyspark_dledger.rocketmq.index_file.index_file import key_hash
+from pyspark_dledger.rocketmq.lost.candidates import topics_of
+from pyspark_dledger.rocketmq.lost.damaged_ranges import damaged_rows
+from pyspark_dledger.rocketmq.lost.known_units import (
+    CONSUME_QUEUE,
+    KnownMessage,
+    Places,
+    add_key_units,
+    add_queue_units,
+    key_units,
+)
+from pyspark_dledger.rocketmq.message_arrays import Longs, values_of
+
+
+class Pointer(NamedTuple):
+    """What units know of a message that is not at its place; ``found`` says what is there instead.
+
+    ``is_expired``: below the beginning of the log. ``is_damage``: the bytes are damaged, or their file is missing.
+    """
+
+    message: KnownMessage
+    found: str
+    is_expired: bool
+    is_damage: bool = False
+
+    def __str__(self) -> str:
+        return f"{'; '.join(_known(self.message))}: {self.found}"
+
+
+def _known(message: KnownMessage) -> Iterator[str]:
+    if message.index is not None:
+        yield f"the DLedger index has the entry {message.index} at pos {message.offset - ENTRY_HEADER_SIZE}"
+    if message.topic is not None:
+        queue = f"{printable(message.topic)}/{message.queue_id}"
+        yield (
+            f"the ConsumeQueue {queue} has at queueOffset {message.queue_offset} a message of {message.size} bytes at "
+            f"commitLogOffset {message.offset}"
+        )
+    if message.key_hashes:
+        yield f"the index of keys has the hash at commitLogOffset {message.offset}"
+
+
+def pointers_of_key(log: StoreView, keys: Iterable[str], on_unreadable: OnUnreadable) -> list[Pointer]:
+    """The places without an intact message to which units with the hash of a key or uniqKey point, in any topic."""
+    root = log.paths.root
+    if root is None:
+        return []
+    topics = [topic for topic in topics_of(log) if log.options.topic is None or topic in log.options.topic]
+    hashes = np.array(sorted({key_hash(topic, key) for topic in topics for key in keys}), np.int64)
+
+    def has_hash(units: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+        return np.isin(units["keyHash"], hashes)
+
+    offsets = sorted({unit.offset for unit in key_units(root, has_hash, on_unreadable)})
+    return pointers_to(log, [KnownMessage(offset) for offset in offsets], on_unreadable)
+
+
+def pointers_to(log: StoreView, messages: Iterable[KnownMessage], on_unreadable: OnUnreadable) -> list[Pointer]:
+    """Those of the messages that are not intact at their offsets, with all that units know of them."""
+    looked = _Places(log)
+    states = [(message, looked.state_at(message.offset)) for message in messages]
+    gone = {message.offset: (message, state) for message, state in states if state is not None}
+    known = {offset: message for offset, (message, _) in gone.items()}
+    root = log.paths.root
+    if root is not None:
+        places = Places((offset, offset + 1) for offset in sorted(known))
+        add_queue_units(root, places, known, on_unreadable)
+        add_key_units(root, places, known, on_unreadable)
+    return [Pointer(known[offset], *state) for offset, (_, state) in gone.items() if state is not None]
+
+
+class _Places:
+    """What is at single offsets of a log. A segment is scanned once, because a row's start is only known from there."""
+
+    def __init__(self, log: StoreView) -> None:
+        self._log = log
+        self._rows: dict[int, tuple[Longs, dict[int, str]]] = {}
+
+    def state_at(self, offset: int) -> tuple[str, bool, bool] | None:
+        """The fields of `Pointer` after the message; None for an intact message."""
+        log = self._log
+        pos = offset - _header_at(log, offset)
+        segment = segment_at(log.segments, pos)
+        if pos < log.min_offset:
+            return f"it has expired, the log begins at {log.min_offset}", True, False
+        if pos >= log.max_offset:
+            return f"it is lost, the log ends at {log.max_offset}", False, False
+        if segment is None:
+            return "it is lost, its file is missing", False, True
+        starts, problems = self._rows_of(segment)
+        number = int(np.searchsorted(starts, pos, "right")) - 1
+        start = int(starts[number]) if number >= 0 else -1
+        if start in problems:
+            return f"it is lost, the bytes there are damaged ({problems[start]})", False, True
+        return None if start == pos else ("no message begins there, the unit is damaged", False, False)
+
+    def _rows_of(self, segment: Segment) -> tuple[Longs, dict[int, str]]:
+        """Where the rows of a segment begin, and the problems of those whose bytes are damaged."""
+        if segment.base not in self._rows:
+            options = ReadOptions(engine=self._log.options.engine)
+            partitions = plan_between(
+                self._log, ("kind", "pos", "problem"), options, Filters(), None, segment.base, segment.end
+            )
+            starts, problems = [np.empty(0, np.int64)], {}
+            for batch in (batch for partition in partitions for batch in read_partition(partition)):
+                starts.append(values_of(batch["pos"]).astype(np.int64))
+                for number in damaged_rows(batch):
+                    problems[batch["pos"][number].as_py()] = batch["problem"][number].as_py()
+            self._rows[segment.base] = np.concatenate(starts), problems
+        return self._rows[segment.base]
+
+
+def _header_at(log: StoreView, offset: int) -> int:
+    segment = segment_at(log.segments, offset)
+    if segment is None:
+        return ENTRY_HEADER_SIZE if log.ledger_segments and offset >= log.ledger_segments[0].base else 0
+    return 0 if segment.source == COMMITLOG else ENTRY_HEADER_SIZE
+
+
+def unit_at(log: StoreView, topic: str, queue_id: int, queue_offset: int) -> KnownMessage | str:
+    """The message of a queueOffset by its ConsumeQueue unit; without one, what is there. Raises StoreError."""
+    found = {(queue.topic, queue.queue_id): queue for queue in queues(queue_root(log))}
+    if (topic, queue_id) not in found:
+        return "no such queue"
+    units = QueueUnits(found[topic, queue_id])
+    rank = units.rank_of(queue_offset)
+    if rank is None:
+        return f"the units {units.queue_offset(0)} to {units.end - 1}" if units.count else "an empty queue"
+    _, read = units.read(rank, rank + 1)
+    if not len(read) or not has_message(read)[0]:
+        return "a filler" if len(read) and is_filler(read)[0] else "no unit"
+    offset, size = int(read["commitLogOffset"][0]), int(read["size"][0])
+    found_unit = KnownMessage(offset, size=size, topic=topic, queue_id=queue_id, queue_offset=queue_offset)
+    found_unit.seen_by(CONSUME_QUEUE)
+    return found_unit

@@ -1,0 +1,236 @@
+"""The table ``lost`` and `dledger lost`: of any damage, exactly the lost messages are listed, with what is known."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyspark_dledger.cli.main import main
+from pyspark_dledger.log import open_log
+from pyspark_dledger.log.io.files import raise_error
+from pyspark_dledger.rocketmq.index_file.index_file import key_hash
+from pyspark_dledger.rocketmq.lost.group_losses import lost_in_group
+from pyspark_dledger.rocketmq.lost.lost_messages import count_of
+from pyspark_dledger.rocketmq.tables.registry import read_table
+from tests.support.generate import mq_message, write_commitlog, write_dledger
+from tests.support.queues import tags_code, units_of, write_units
+
+Row = dict[str, Any]
+
+CASES = ("mq-53-single", "mq-498-single", "mq-53-upgrade", "mq-plain", "mq-53-retention")
+SEEDS = range(6)
+
+
+def rows_of(path: Path, **options: Any) -> list[Row]:
+    columns = (
+        *("kind", "source", "pos", "size", "index", "problem", "topic", "queueId", "queueOffset", "keys", "uniqKey"),
+        *("tags", "storeTimestamp", "transaction"),
+    )
+    rows = [row for batch in open_log(path, **options).scan(columns) for row in batch.to_pylist()]
+    for row in rows:
+        row["storeTimestamp"] = row["storeTimestamp"] and round(row["storeTimestamp"].timestamp() * 1e6)
+    return rows
+
+
+def lost_of(path: Path, *replicas: Path) -> list[Row]:
+    given = {"replicas": json.dumps([str(replica) for replica in replicas])} if replicas else {}
+    return [row for batch in read_table(open_log(path, **given), "lost") for row in batch.to_pylist()]
+
+
+def segments_of(root: Path) -> list[Path]:
+    return sorted([*root.glob("*/data/*"), *root.glob("commitlog/*")])
+
+
+def damage(root: Path, seed: int) -> None:
+    """One to four places of the log get other bytes; sometimes a file is lost that others follow."""
+    draw = random.Random(seed)
+    segments = open_log(root)
+    end = segments.max_offset
+    for _ in range(draw.randint(1, 4)):
+        segment = draw.choice([each for each in segments.segments if each.base < end])
+        size = draw.choice([1, 16, 512, 4096, 9000])
+        at = draw.randrange(max(min(segment.end, end) - segment.base - size, 1))
+        data = draw.choice([bytes(size), draw.randbytes(size)])
+        with Path(segment.path).open("r+b") as file:
+            file.seek(at)
+            file.write(data)
+
+
+def intact(rows: list[Row]) -> dict[int, Row]:
+    return {row["pos"]: row for row in rows if row["kind"] != "corrupt" and not row["problem"]}
+
+
+@pytest.fixture
+def store(request: pytest.FixtureRequest, case_folder: Callable[[str], Path], tmp_path: Path) -> Path:
+    copy = tmp_path / "store"
+    shutil.copytree(case_folder(request.param), copy)
+    return copy
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("store", CASES, indirect=True)
+def test_exactly_the_lost_messages_are_listed(store: Path, seed: int) -> None:
+    """Units of index and queues are intact, so each lost message is known by its place and its queue.
+
+    Prepared and rolled back messages are in no queue: of a plain CommitLog, only their bytes are known.
+    """
+    before = intact(rows_of(store))
+    damage(store, seed)
+    after = intact(rows_of(store))
+    found_rows = lost_of(store)
+    lost = {row["pos"]: row for row in found_rows if row["entries"] == 1}
+    ranges = [range(row["pos"], row["pos"] + row["size"]) for row in found_rows if row["entries"] != 1]
+    gone = {pos: row for pos, row in before.items() if pos not in after}
+    in_queue = {pos: row for pos, row in gone.items() if row["transaction"] not in ("prepared", "rollback")}
+    assert set(in_queue) <= set(lost) <= set(gone)
+    for pos, row in gone.items():
+        if pos not in lost:
+            assert row["index"] is None and any(pos in each for each in ranges)
+            continue
+        found = lost[pos]
+        assert (found["size"], found["source"]) == (row["size"], row["source"])
+        assert found["index"] == row["index"]
+        if row["kind"] == "message" and pos in in_queue:
+            names = ("topic", "queueId", "queueOffset")
+            assert [found[name] for name in names] == [row[name] for name in names]
+        if row["uniqKey"] and found["keyHashes"]:
+            assert key_hash(row["topic"], row["uniqKey"]) in found["keyHashes"]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_without_units_the_count_is_never_too_high(
+    case_folder: Callable[[str], Path], tmp_path: Path, seed: int
+) -> None:
+    """Indexes around a place tell how many entries it had; a plain CommitLog only has the bytes."""
+    for case in ("mq-53-single", "mq-plain"):
+        root = tmp_path / case
+        shutil.copytree(case_folder(case), root)
+        before = intact(rows_of(root))
+        for folder in ("consumequeue", "index", "dledger-n0/index"):
+            shutil.rmtree(root / folder, ignore_errors=True)
+        damage(root, seed)
+        gone = len(before.keys() - intact(rows_of(root)).keys())
+        counted = [row["entries"] for row in lost_of(root)]
+        count, is_all = sum(number or 0 for number in counted), None not in counted
+        assert count <= gone
+        assert not is_all or count == gone, case
+        if case == "mq-53-single":
+            assert is_all
+
+
+def test_what_one_replica_has_is_not_lost_for_good(case_folder: Callable[[str], Path], tmp_path: Path) -> None:
+    """Three replicas, each damaged elsewhere, and one place on all of them."""
+    for node in ("n0", "n1", "n2"):
+        shutil.copytree(case_folder("mq-53-three") / node, tmp_path / node)
+    rows = [row for row in rows_of(tmp_path / "n0") if row["kind"] == "message"]
+    one, everywhere = rows[20], rows[40]
+    for node in ("n0", "n1", "n2"):
+        overwrite(tmp_path / node, everywhere)
+    overwrite(tmp_path / "n1", one)
+    found = {row["index"]: row for row in lost_of(tmp_path / "n0", tmp_path / "n1", tmp_path / "n2")}
+    assert found.keys() == {one["index"], everywhere["index"]}
+    assert (found[one["index"]]["lostOn"], found[one["index"]]["intactOn"]) == (["n1"], ["n0", "n2"])
+    assert found[everywhere["index"]]["lostOn"] == ["n0", "n1", "n2"]
+    assert found[everywhere["index"]]["intactOn"] == []
+
+
+def overwrite(root: Path, row: Row) -> None:
+    """Overwrite the header of a row, also if its segment is in another place."""
+    log = open_log(root)
+    segment = next(each for each in log.segments if each.base <= row["pos"] < each.end)
+    with Path(segment.path).open("r+b") as file:
+        file.seek(row["pos"] - segment.base)
+        file.write(b"\xee" * 60)
+
+
+def test_a_lost_end_is_lost(tmp_path: Path) -> None:
+    """The last file is gone: its messages were committed, as queues and checkpoint say."""
+    store = write_dledger(
+        tmp_path, [mq_message("Orders", b"body %d" % n, queue_offset=n) for n in range(60)], file_size=2048
+    )
+    write_units(tmp_path, units_of(store.rows))
+    assert lost_of(tmp_path) == []
+    last = store.segments[-1]
+    Path(last.path).unlink()
+    found = lost_of(tmp_path)
+    assert [row["index"] for row in found] == [row["index"] for row in store.rows if row["pos"] >= last.base]
+    assert {tuple(row["witnesses"]) for row in found} == {("indexUnits", "consumeQueue")}
+    shutil.rmtree(tmp_path / "consumequeue")
+    shutil.rmtree(tmp_path / "dledger-n0" / "index")
+    (rest,) = lost_of(tmp_path)
+    assert (rest["entries"], rest["witnesses"]) == (len(found), ["checkpoint"])
+
+
+def test_expired_messages_are_not_lost(tmp_path: Path) -> None:
+    store = write_dledger(
+        tmp_path, [mq_message("Orders", b"body %d" % n, queue_offset=n) for n in range(60)], file_size=2048
+    )
+    write_units(tmp_path, units_of(store.rows))
+    Path(store.segments[0].path).unlink()
+    assert lost_of(tmp_path) == []
+
+
+def test_a_message_with_a_wrong_crc_is_lost(tmp_path: Path) -> None:
+    store = write_commitlog(tmp_path, [mq_message("Orders", b"body %d" % n * 9, queue_offset=n) for n in range(9)])
+    write_units(tmp_path, units_of(store.rows))
+    row, file = store.rows[4], Path(store.segments[0].path)
+    data = bytearray(file.read_bytes())
+    data[data.index(b"body 4")] ^= 1
+    file.write_bytes(data)
+    (found,) = lost_of(tmp_path)
+    assert (found["pos"], found["queueOffset"], found["tagsCode"]) == (row["pos"], 4, tags_code(row))
+    assert found["witnesses"] == ["log", "consumeQueue"]
+    assert "CRC" in found["problem"]
+
+
+def test_a_damaged_unit_is_no_witness(tmp_path: Path) -> None:
+    """A unit that points into a damaged place, unlike its neighbours, does not make a message there."""
+    store = write_commitlog(tmp_path, [mq_message("Orders", b"x" * 99, queue_offset=n) for n in range(40)])
+    hit = store.rows[20]
+    units = units_of(store.rows)
+    units[3] = units[3]._replace(commit_log_offset=hit["pos"] + 40, size=100)
+    write_units(tmp_path, units)
+    overwrite(tmp_path, hit)
+    (found,) = lost_of(tmp_path)
+    assert (found["pos"], found["queueOffset"], found["size"]) == (hit["pos"], 20, hit["size"])
+
+
+def test_candidates_are_named(
+    case_folder: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = tmp_path / "store"
+    shutil.copytree(case_folder("mq-53-single"), root)
+    rows = [row for row in rows_of(root) if row["keys"] and row["tags"]]
+    row = rows[len(rows) // 2]
+    overwrite(root, row)
+    names = tmp_path / "names"
+    names.write_text("\n".join(["no-such-key", row["uniqKey"], row["keys"].split()[0], row["tags"], "NoTag"]))
+    assert main(["lost", str(root), "--candidates", str(names), "--json"]) == 1
+    (found,) = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert found["candidateKeys"] == [row["uniqKey"], row["keys"].split()[0]]
+    assert found["candidateTags"] == [row["tags"]]
+    assert main(["lost", str(root), "--candidates", str(names)]) == 1
+    printed = capsys.readouterr().out
+    assert row["uniqKey"] in printed and "lost for good: 1 message\n" in printed
+
+
+def test_nothing_is_lost_of_the_goldens(case_folder: Callable[[str], Path], capsys: pytest.CaptureFixture[str]) -> None:
+    for case in ("mq-53-single", "mq-plain", "mq-498-upgrade-killed", "mq-53-retention", "mq-oldest"):
+        assert main(["lost", str(case_folder(case))]) == 0, case
+        assert capsys.readouterr().out == "lost for good: nothing\n"
+    three = case_folder("mq-53-three")
+    assert main(["lost", *(str(three / node) for node in ("n0", "n1", "n2"))]) == 0
+
+
+def test_a_count_is_a_minimum_where_nothing_is_known(tmp_path: Path) -> None:
+    store = write_commitlog(tmp_path, [mq_message("Orders", b"x" * 99, queue_offset=n) for n in range(9)])
+    overwrite(tmp_path, store.rows[4])
+    (found,) = lost_of(tmp_path)
+    assert (found["entries"], found["witnesses"]) == (None, [])
+    assert count_of(lost_in_group([open_log(tmp_path)], raise_error)) == (0, False)
