@@ -137,6 +137,14 @@ def read_units(file: QueueFile, start: int = 0, stop: int | None = None) -> Iter
             start += len(units)
 
 
+def readable_units(file: QueueFile, start: int, stop: int) -> Iterator[Units]:
+    """As `read_units`, for a witness: ends early where the file cannot be read."""
+    try:
+        yield from read_units(file, start, stop)
+    except UnreadableError:
+        return
+
+
 def written_units(file: QueueFile) -> int:
     """The number of units up to the last one that is not zeros; 0 for a file that is deleted.
 

@@ -23,7 +23,7 @@ from pyspark_dledger.format.layout import (
     is_segment_name,
 )
 from pyspark_dledger.format.spec import Segment
-from pyspark_dledger.log.io.files import open_file
+from pyspark_dledger.log.io.files import ignore_error, open_file
 from pyspark_dledger.log.io.queue_files import folder_entries
 from pyspark_dledger.log.io.store_paths import HIGHEST_BASE
 
@@ -116,7 +116,7 @@ class IndexUnits:
 
 def _unit_files(folder: Path) -> list[_UnitFile]:
     files: list[_UnitFile] = []
-    named = [entry for entry in folder_entries(folder) if is_segment_name(entry.name) and entry.is_file()]
+    named = [entry for entry in folder_entries(folder, ignore_error) if is_segment_name(entry.name) and entry.is_file()]
     for entry in sorted(named, key=lambda entry: entry.name):
         base = int(entry.name)
         if base % INDEX_UNIT_SIZE or base > HIGHEST_BASE:

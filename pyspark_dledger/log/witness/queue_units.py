@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from pyspark_dledger.format.layout import MIN_MESSAGE_SIZE
 from pyspark_dledger.format.spec import Segment
-from pyspark_dledger.log.io.files import map_reads
-from pyspark_dledger.log.io.queue_files import FILLER_SIZE, Queue, QueueFile, Units, queues, read_units
+from pyspark_dledger.log.io.files import ignore_error, map_reads
+from pyspark_dledger.log.io.queue_files import FILLER_SIZE, Queue, QueueFile, Units, queues, readable_units
 from pyspark_dledger.log.io.store_paths import HIGHEST_BASE
 
 Longs = npt.NDArray[np.int64]
@@ -32,7 +32,7 @@ class Messages(NamedTuple):
 
 def messages_in(segment: Segment, root: Path) -> Messages:
     """The messages of a segment that units of any queue point to, by position; each once."""
-    found = map_reads(lambda queue: _of_queue(queue, segment), queues(root), str(root))
+    found = map_reads(lambda queue: _of_queue(queue, segment), queues(root, ignore_error), str(root))
     pairs = np.unique(np.concatenate([*found, _NO_PAIRS]), axis=0)
     return Messages(pairs[:, 0], pairs[:, 1])
 
@@ -53,7 +53,7 @@ def _of_queue(queue: Queue, segment: Segment) -> Longs:
 def _from(probes: list[tuple[QueueFile, int]], segment: Segment) -> Iterator[Longs]:
     is_found = False
     for number, (file, start) in enumerate(probes):
-        for units in read_units(file, start, start + _PROBE):
+        for units in readable_units(file, start, start + _PROBE):
             units = units[_is_message(units)]
             pos = units["commitLogOffset"].astype(np.int64)
             size = units["size"].astype(np.int64)
@@ -71,7 +71,7 @@ def _is_message(units: Units) -> Bools:
 
 def _is_before(file: QueueFile, start: int, pos: int) -> bool:
     """Whether most units of a probe point below a position."""
-    for units in read_units(file, start, start + _PROBE):
+    for units in readable_units(file, start, start + _PROBE):
         found = units["commitLogOffset"][_is_message(units)]
         # Fillers stand before the first unit of a queue.
         return bool(np.median(found) < pos) if len(found) else bool((units["size"] == FILLER_SIZE).any())
