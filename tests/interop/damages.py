@@ -36,7 +36,7 @@ class Damage:
 @cache
 def file_sizes(case: str) -> tuple[int, int]:
     """Returns the sizes of data and index files, in bytes, of a case."""
-    settings = json.loads((GOLDENS / f"{case}.meta.json").read_text())["file_sizes"]
+    settings = json.loads((GOLDENS / f"{case}.meta.json").read_text())["config"]
     return int(settings["dataFileSize"]), int(settings["indexFileSize"])
 
 

@@ -149,7 +149,7 @@ def test_new_member_gets_a_log_with_expired_front(
             load.wait_for(50)
             group.start("n2")
             load.wait_for(50)
-            group.wait(lambda: group.state("n2")["end"] > 1100, 20, "log of the new_member")
+            group.wait(lambda: group.state("n2")["end"] > 1100, 20, "log of the new member")
         assert group.settle() > 1100
         assert {state["begin"] for state in group.states().values()} == {296}
         group.stop()
