@@ -10,11 +10,12 @@ int64_t count_up_to(const KnownEntries& known, int64_t pos) {
   return std::upper_bound(known.pos, known.pos + known.count, pos) - known.pos;
 }
 
-KnownFrame frame_of(const SegmentView& view, const KnownEntries& known, int64_t number) {
+// A known entry. None if it should be whole and is not, so that its end is doubtful.
+std::optional<KnownFrame> frame_of(const SegmentView& view, const KnownEntries& known, int64_t number) {
   const int64_t pos = known.pos[number], end = known.end[number];
-  // The file can have changed, or be too short.
-  const bool is_whole = known.is_whole[number] != 0 && view.entry_size(pos) == end - pos;
-  return {pos, end, is_whole};
+  const bool is_whole = known.is_whole[number] != 0;
+  if (is_whole && view.entry_size(pos) != end - pos) return std::nullopt;
+  return KnownFrame{pos, end, is_whole};
 }
 
 }  // namespace
@@ -28,9 +29,10 @@ std::optional<KnownFrame> known_at(const SegmentView& view, int64_t pos) {
 
 std::optional<KnownFrame> known_after(const SegmentView& view, int64_t pos) {
   const KnownEntries& known = view.known();
-  const int64_t number = count_up_to(known, pos);
-  if (number >= known.count) return std::nullopt;
-  return frame_of(view, known, number);
+  for (int64_t number = count_up_to(known, pos); number < known.count; number++) {
+    if (const auto found = frame_of(view, known, number)) return found;
+  }
+  return std::nullopt;
 }
 
 bool accepts(const SegmentView& view, int64_t last, int64_t pos, int64_t size) {

@@ -295,6 +295,20 @@ def test_messages_of_an_old_commitlog(reader: Engine, tmp_path: Path) -> None:
     assert [row[0] for row in found].count("corrupt") == 1
 
 
+def test_a_whole_entry_of_another_size_is_ignored(reader: Engine, tmp_path: Path) -> None:
+    """Its header or the witness is wrong, so nothing is known about its end."""
+    store = write_commitlog(tmp_path, [mq_message(topic="T", body=b"b%d" % number) for number in range(8)])
+    segment = store.segments[0]
+    rows = store.rows_of(segment)
+    pos = rows[2]["pos"]
+    overwrite(segment, pos, (rows[2]["size"] + 300).to_bytes(4, "big"))
+    data = Path(segment.path).read_bytes()
+    extents = [(row["pos"], row["size"]) for row in rows[:2]] + [(pos, rows[2]["size"] + 300)]
+    segment = dataclasses.replace(segment, witness=TrueWitness.of(extents, data, 0))
+    found = scan(reader, segment, segment.base, rows[-1]["pos"] + rows[-1]["size"])
+    assert entries(found) == [row["pos"] for row in rows if row is not rows[2]]
+
+
 # Random damage and random known entries.
 
 

@@ -32,8 +32,10 @@ class KnownFrames:
     def after(self, pos: int) -> KnownFrame | None:
         """The first known entry that begins after ``pos``."""
         known = self._frames.data.known_entries
-        number = int(np.searchsorted(known.pos, pos, "right"))
-        return self._get(number) if number < len(known.pos) else None
+        for number in range(int(np.searchsorted(known.pos, pos, "right")), len(known.pos)):
+            if found := self._get(number):
+                return found
+        return None
 
     def accepts(self, last: Frame, frame: Frame) -> bool:
         """Whether a frame that does not follow ``last`` is of the log: known, or not contradicted by known ones."""
@@ -47,9 +49,11 @@ class KnownFrames:
         is_later = not last.header or not frame.header or frame.header.term >= last.header.term
         return known.frame is not None or is_later
 
-    def _get(self, number: int) -> KnownFrame:
+    def _get(self, number: int) -> KnownFrame | None:
+        """A known entry; None if it should be whole and is not, so that its end is doubtful."""
         known = self._frames.data.known_entries
         pos, end = int(known.pos[number]), int(known.end[number])
-        frame = self._frames.at(pos) if known.is_whole[number] else None
-        # The file can have changed, or be too short.
-        return KnownFrame(pos, end, frame if frame and frame.end == end else None)
+        if not known.is_whole[number]:
+            return KnownFrame(pos, end, None)
+        frame = self._frames.at(pos)
+        return KnownFrame(pos, end, frame) if frame and frame.end == end else None
