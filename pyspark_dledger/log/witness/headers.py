@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pyspark_dledger.format.spec import Segment
+from pyspark_dledger.log.io.entry_reads import entry_at
 from pyspark_dledger.log.io.files import OpenFile, open_file
 
 Longs = npt.NDArray[np.int64]
@@ -16,6 +17,7 @@ Longs = npt.NDArray[np.int64]
 _BLOCK = 4 * 1024 * 1024
 # With fewer headers in a block, each is read by itself.
 _MIN_IN_BLOCK = 16
+_MAX_WALKED = 100_000
 
 
 def read_headers(segment: Segment, pos: Longs, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
@@ -54,3 +56,20 @@ def _read_block(file: OpenFile, offsets: Longs, found: npt.NDArray[np.uint8], nu
     if is_read.any():
         windows = np.lib.stride_tricks.sliding_window_view(np.frombuffer(data, np.uint8), size)
         found[numbers[is_read]] = windows[offsets[is_read] - start]
+
+
+def last_walked_term(segment: Segment, before: tuple[int, int] | None, stop: int) -> int:
+    """The term of the last entry below index `stop` in an unbroken walk over the data; -2 without one.
+
+    The walk begins after the entry with this end and index, else at the segment's beginning.
+    """
+    pos, index = before if before is not None else (segment.base, None)
+    term = -2
+    for _ in range(_MAX_WALKED):
+        header = entry_at(segment, pos) if index is None or index + 1 < stop else None
+        if header is None or header.index >= stop or header.term < term:
+            break
+        if index is not None and header.index != index + 1:
+            break
+        pos, index, term = pos + header.size, header.index, header.term
+    return term

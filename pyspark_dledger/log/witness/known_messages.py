@@ -52,6 +52,10 @@ def _confirmed(segment: Segment, pos: Longs, messages: Messages) -> tuple[Bools,
     is_whole &= (size >= MIN_MESSAGE_SIZE) & (messages.pos + size <= segment.end)
     if entries is not None:
         is_whole &= is_frame(entries, pos, segment) & (entries["bodySize"] == size)
+    # Of two sizes, the one counts that leads to another message.
+    starts = np.concatenate([pos, [segment.end]])
+    leads = np.isin(messages.pos + size, starts) & ~np.isin(messages.pos + messages.size, starts)
+    is_whole &= (size == messages.size) | leads
     return is_whole, np.where(is_whole, size, messages.size)
 
 

@@ -1,10 +1,10 @@
 """Decides which units of a DLedger index are of the log, by the headers in the data and by each other.
 
 A unit whose header agrees with it is *confirmed*: it is of the log, or it was truncated and is stale. Units that
-continue each other (index, position, term) are a chain; one confirmed unit proves its chain. Java leaves the units of
-truncated entries after the log's end. New entries overwrite them from the first one on, and are of a later term. So in
-the order of indexes the log ends where a term falls, or where confirmed units do not fit each other. Single units that
-contradict their neighbours are damaged.
+continue each other (index, position, term) are a chain. One confirmed unit, or two that continue each other, prove it.
+Java leaves the units of truncated entries after the log's end. New entries overwrite them from the first one on, and
+are of a later term. So in the order of indexes the log ends where a term falls, or where confirmed units do not fit
+each other. A lone unit that contradicts its neighbours is damaged.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, ENTRY_MAGICS, MAGIC_NOOP, MAGIC_NORMAL
 from pyspark_dledger.format.spec import Segment
+from pyspark_dledger.log.witness.headers import last_walked_term
 from pyspark_dledger.log.witness.index_units import Bools, Units
 
 Headers = npt.NDArray[Any]
@@ -36,7 +37,7 @@ def units_of_log(units: Units, headers: Headers, segment: Segment, before: Units
     `before` are the units before them. An index up to `committed` was never truncated.
     """
     units, is_whole = _corrected(units, headers, is_frame(headers, units.pos, segment))
-    return _Chains(units, is_whole, committed).of_log(_term_before(before, units))
+    return _Chains(units, is_whole, segment, committed).of_log(_term_before(before, units))
 
 
 def is_frame(headers: Headers, pos: npt.NDArray[np.int64], segment: Segment) -> Bools:
@@ -51,18 +52,18 @@ def is_frame(headers: Headers, pos: npt.NDArray[np.int64], segment: Segment) -> 
 def _corrected(units: Units, headers: Headers, frames: Bools) -> tuple[Units, Bools]:
     """The units, and which of them their headers confirm.
 
-    Where an intact header of the same index differs in size or term, the one that fits the neighbours better counts;
-    the unit, if both fit.
+    An intact header has its size twice, so its size counts. Of two terms, the one counts that fits the neighbours
+    better; that of the unit, if both fit.
     """
     own = frames & (headers["index"] == units.index)
-    header = units._replace(size=headers["size"].astype(np.int64), term=headers["term"].astype(np.int64))
+    units = units._replace(size=np.where(own, headers["size"].astype(np.int64), units.size))
+    header = units._replace(term=headers["term"].astype(np.int64))
     # A leader of 0.4.0 writes the index unit of an entry without a body with the normal magic.
     same_magic = headers["magic"] == units.magic
     same_magic |= (headers["magic"] == MAGIC_NOOP) & (units.magic == MAGIC_NORMAL)
-    agrees = own & same_magic & (header.size == units.size) & (header.term == units.term)
-    rivals = own & ~agrees & (_fit(header, units) > _fit(units, units))
-    size, term = np.where(rivals, header.size, units.size), np.where(rivals, header.term, units.term)
-    return units._replace(size=size, term=term), np.asarray(agrees | rivals)
+    rivals = own & (header.term != units.term) & (_fit(header, units) > _fit(units, units))
+    term = np.where(rivals, header.term, units.term)
+    return units._replace(term=term), np.asarray(own & same_magic & (header.term == term))
 
 
 def _fit(own: Units, others: Units) -> npt.NDArray[np.int64]:
@@ -93,75 +94,82 @@ class _Part(NamedTuple):
 
 
 class _Chains:
-    def __init__(self, units: Units, is_whole: Bools, committed: int) -> None:
+    def __init__(self, units: Units, is_whole: Bools, segment: Segment, committed: int) -> None:
         self._units = units
         self._is_whole = is_whole
         self._whole = np.flatnonzero(is_whole)
+        self._segment = segment
         self._committed = committed
         self._end = units.pos + units.size
         self._kept: list[_Part] = []
         self._waiting: list[_Part] = []
-        """Chains since the last kept one that no header confirms."""
+        """Lone units since the last kept chain."""
+        self._log_end: int | None = None
 
     def of_log(self, min_term: int) -> LogUnits:
-        end = None
         units = self._units
         breaks = (np.diff(units.index) != 1) | (units.pos[1:] != self._end[:-1]) | (np.diff(units.term) < 0)
         cuts = [0, *(np.flatnonzero(breaks) + 1).tolist(), len(units.pos)]
         for start, stop in pairwise(cuts):
             if start < stop and not self._add(_Part(start, stop), min_term):
-                end = self._log_end()
                 break
         self._keep_waiting(None)
         chosen = np.zeros(len(units.pos), bool)
         for part in self._kept:
             chosen[part.start : part.stop] = True
-        return LogUnits(units.of(chosen), self._is_whole[chosen], end)
+        return LogUnits(units.of(chosen), self._is_whole[chosen], self._log_end)
 
     def _add(self, part: _Part, min_term: int) -> bool:
         """Add a chain in the order of indexes; false if the log ends before it."""
+        term = self._units.term
+        last = self._kept[-1] if self._kept else None
         low, high = np.searchsorted(self._whole, part).tolist()
-        confirmed = _Part(int(self._whole[low]), part.stop) if low < high else None
-        is_later = int(self._units.term[part.start]) < min_term and int(self._units.index[part.start]) > self._committed
-        if confirmed is None:
-            if not is_later and self._fits(self._last(), part):
+        if low == high and part.stop == part.start + 1 and self._units.pos[part.start] != self._segment.base:
+            # A lone unit proves nothing: it can be damaged.
+            if term[part.start] >= min_term and self._fits(last, part):
                 self._waiting.append(part)
             return True
-        if is_later and int(self._units.term[confirmed.start]) < min_term:
+        # Its units before the first confirmed one can be damaged.
+        confirmed = part if low == high else _Part(int(self._whole[low]), part.stop)
+        can_be_stale = int(self._units.index[part.start]) > self._committed
+        if can_be_stale and self._is_stale(last, part, confirmed, min_term):
             return False
-        last = self._last()
-        for chain in (part, confirmed):
-            if self._fits(last, chain):
-                self._keep(chain)
+        options = [(kept, chain) for kept in (self._kept, self._without_doubtful_end()) for chain in (part, confirmed)]
+        options.sort(key=lambda option: option[1].start - (option[0][-1].stop if option[0] else 0))
+        for kept, chain in options:
+            if self._fits(kept[-1] if kept else None, chain):
+                self._kept = kept
+                self._keep_waiting(chain)
+                self._kept.append(chain)
                 return True
-        assert last is not None
-        # The units at the end of the last chain that no header confirms can be damaged.
-        shorter = _Part(last.start, int(self._whole[np.searchsorted(self._whole, last.stop) - 1]) + 1)
-        is_stale = self._units.term[confirmed.start] < self._units.term[last.stop - 1]
-        can_be_stale = int(self._units.index[confirmed.start]) > self._committed
-        if shorter.stop < last.stop and not (is_stale and can_be_stale):
-            for chain in (part, confirmed):
-                if self._fits(shorter, chain):
-                    self._kept[-1] = shorter
-                    self._keep(chain)
-                    return True
-        return not can_be_stale
+        return low == high or not can_be_stale
 
-    def _last(self) -> _Part | None:
-        return self._kept[-1] if self._kept else None
+    def _is_stale(self, last: _Part | None, part: _Part, confirmed: _Part, min_term: int) -> bool:
+        """Whether a chain is of entries that were truncated: entries before it are of a later term."""
+        units = self._units
+        term = int(units.term[confirmed.start])
+        if last is not None and term < units.term[last.stop - 1]:
+            self._log_end = int(self._end[last.stop - 1])
+            return True
+        if term < min_term:
+            return True
+        # The units between the two are damaged, but the data has their entries.
+        before = (int(self._end[last.stop - 1]), int(units.index[last.stop - 1])) if last is not None else None
+        return last_walked_term(self._segment, before, int(units.index[part.start])) > term
 
-    def _log_end(self) -> int | None:
-        last = self._last()
-        return int(self._end[last.stop - 1]) if last is not None else None
-
-    def _keep(self, part: _Part) -> None:
-        self._keep_waiting(part)
-        self._kept.append(part)
+    def _without_doubtful_end(self) -> list[_Part]:
+        """The kept chains without the units of the last one after those that headers confirm: they can be damaged."""
+        if not self._kept:
+            return []
+        *others, last = self._kept
+        low, high = np.searchsorted(self._whole, last).tolist()
+        return others if low == high else [*others, _Part(last.start, int(self._whole[high - 1]) + 1)]
 
     def _keep_waiting(self, following: _Part | None) -> None:
         """Keep the chains without a header that fit between the last kept one and the following one."""
         for part in self._waiting:
-            if self._fits(self._last(), part) and (following is None or self._fits(part, following)):
+            last = self._kept[-1] if self._kept else None
+            if self._fits(last, part) and (following is None or self._fits(part, following)):
                 self._kept.append(part)
         self._waiting.clear()
 

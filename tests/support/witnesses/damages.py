@@ -101,7 +101,7 @@ def _units(original: Original, path: Path) -> tuple[int, list[int]]:
     is_queue = path.parent.name != "index"
     size = layout.CONSUME_QUEUE_UNIT_SIZE if is_queue else layout.INDEX_UNIT_SIZE
     if is_queue:
-        used = len(path.read_bytes().rstrip(b"\0")) if path.stat().st_size < 2**23 else PAGE
+        used = max(len(path.read_bytes().rstrip(b"\0")), size)
     else:
         units = max(entry.index for entry in original.entries) + 1 - int(path.name) // size
         used = min(max(units, 1) * size, path.stat().st_size)
