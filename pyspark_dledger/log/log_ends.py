@@ -6,8 +6,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from pyspark_dledger.format.codec import decode_blank
 from pyspark_dledger.format.engine import Engine
-from pyspark_dledger.format.layout import MESSAGE_HEADER_SIZE
+from pyspark_dledger.format.layout import MESSAGE_HEADER_SIZE, MIN_BLANK_SIZE
 from pyspark_dledger.format.message import has_message_magic
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, LogEnd, Segment
 from pyspark_dledger.format.state_files import Checkpoint
@@ -16,6 +17,7 @@ from pyspark_dledger.log.io.files import path_of
 from pyspark_dledger.log.io.state_files import read_current_term
 from pyspark_dledger.log.io.store_paths import StorePaths, file_size
 from pyspark_dledger.log.store_segments import is_unwritten, last_confirmed_unit
+from pyspark_dledger.log.witness.evidence import NO_EVIDENCE, Evidence
 from pyspark_dledger.log.witness.store_witness import witness_of
 
 NO_ENTRY = LogEnd(0, 0, -1, -1, -1, -1, -1, -1)
@@ -35,13 +37,13 @@ class LastEntry(NamedTuple):
 class KnownEnds:
     """What an earlier search found: the last entry of each source.
 
-    ``searched_for`` says why a whole segment was searched for entries after the end, if that found none.
-    ``committed_end`` is then where the last committed entry ends, even if it is lost; -1 if that is not known.
+    ``searched_for`` says why a whole segment was searched for entries after the end, if that found none. ``evidence``
+    is what the index then proved, by the base of a segment.
     """
 
     lasts: dict[str, LastEntry] = field(default_factory=dict)
     searched_for: tuple[Any, ...] | None = None
-    committed_end: int = -1
+    evidence: dict[int, Evidence] = field(default_factory=dict)
 
 
 class LogEnds:
@@ -67,7 +69,8 @@ class LogEnds:
         self._known = known
         self._searched_for: tuple[Any, ...] | None = None
         self._witness = witness_of(paths)
-        self._committed_end = -1
+        # What the index proves, for segments with damage by their base.
+        self._evidence: dict[int, Evidence] = {}
 
     @cached_property
     def by_source(self) -> dict[str, tuple[Segment, LogEnd]]:
@@ -89,21 +92,22 @@ class LogEnds:
             source: LastEntry(segment.base, end.last_pos, end.last_index, end.last_term)
             for source, (segment, end) in self.by_source.items()
         }
-        return KnownEnds(lasts, self._searched_for, self._committed_end)
+        return KnownEnds(lasts, self._searched_for, self._evidence)
 
     def segment_end(self, segment: Segment) -> int:
         """The position up to which a segment is walked: its end, or the end of the log."""
         last, end = self.by_source.get(segment.source, (None, NO_ENTRY))
+        evidence = self._evidence.get(segment.base, NO_EVIDENCE) if segment.source == DLEDGER else NO_EVIDENCE
+        segment_end = segment.end if evidence.log_end is None else evidence.log_end
         if last is None:
             # Only zeros are a log that was never written; other bytes are damage, which is shown.
-            return segment.base if self._is_blank(segment) else segment.end
+            return segment.base if self._is_blank(segment) else segment_end
         if segment.base > last.base:
-            return segment.end if self._lost_its_entries(segment, end) else segment.base
-        return segment.end if segment != last or _is_short(segment) else self._last_end(segment, end)
-
-    def _last_end(self, segment: Segment, end: LogEnd) -> int:
-        """The end of the log in its last segment; after it, committed entries can be lost that only the index knows."""
-        return max(end.pos, self._committed_end) if segment.source == DLEDGER else end.pos
+            return segment_end if self._lost_its_entries(segment, end) else segment.base
+        if segment != last or _is_short(segment):
+            return segment.end
+        # Committed entries can be lost after the last one that is there.
+        return max(end.pos, evidence.committed_end)
 
     def _end_in(self, segment: Segment) -> LogEnd:
         start = self._last_known_in(segment)
@@ -116,16 +120,29 @@ class LogEnds:
             end = self._engine.log_end(segment, start, False)
             if end.entries == 0:
                 end = self._engine.log_end(segment, start, True)
-        if segment.source != DLEDGER or end.entries == 0:
+        if segment.source != DLEDGER:
             return end
-        while self._continues(segment, end):
+        while end.entries > 0 and self._continues(segment, end):
             # A log that is being written has grown meanwhile; a damaged one still ends at the same entry.
             later = self._engine.log_end(segment, end.last_pos, False)
             if later.last_index <= end.last_index:
                 return self._searched_end(segment, start, end)
             end = later
-        has_gap = end.last_index - end.first_index + 1 != end.entries
-        return self._end_by_index(segment, start, end) if has_gap else end
+        return self._end_by_index(segment, start, end) if self._has_gap(segment, start, end) else end
+
+    def _has_gap(self, segment: Segment, start: int, end: LogEnd) -> bool:
+        """Whether entries between the start of the search and the end are damaged."""
+        if end.entries == 0:
+            return not is_unwritten(segment)
+        if end.last_index - end.first_index + 1 != end.entries:
+            return True
+        first = entry_at(segment, start)
+        if first is None and start == segment.base:
+            # DLedger 0.4.0 can begin a file with a blank.
+            blank = read_at(segment.path, 0, MIN_BLANK_SIZE)
+            size = decode_blank(blank) if len(blank) == MIN_BLANK_SIZE else None
+            first = entry_at(segment, start + size) if size is not None else None
+        return first is None or first.index != end.first_index
 
     def _searched_end(self, segment: Segment, start: int, end: LogEnd) -> LogEnd:
         """The end by a search of the whole segment, unless an earlier one for the same reasons found nothing.
@@ -135,22 +152,27 @@ class LogEnds:
         unit = self._index.unit(end.last_index + 1)
         reasons = (end.pos, end.last_index, end.last_term, unit, self._checkpoint_end)
         if reasons == self._known.searched_for:
-            self._searched_for, self._committed_end = reasons, self._known.committed_end
-            return end
+            self._searched_for = reasons
+            self._evidence.update(self._known.evidence)
+            return self._before_log_end(segment, start, end)
         found = self._end_by_index(segment, start, self._engine.log_end(segment, start, True))
         self._searched_for = reasons if found.pos == end.pos else None
         return found
 
     def _end_by_index(self, segment: Segment, start: int, end: LogEnd) -> LogEnd:
         """The end of a segment with damage, or with stale entries after the log's end, as the index proves it."""
-        if self._witness is None:
+        if self._witness is not None:
+            self._evidence[segment.base] = self._witness.evidence(segment)
+        return self._before_log_end(segment, start, end)
+
+    def _before_log_end(self, segment: Segment, start: int, end: LogEnd) -> LogEnd:
+        """The end without the stale entries after it, which can look like the log's next ones."""
+        evidence = self._evidence.get(segment.base, NO_EVIDENCE)
+        log_end = evidence.end_before(end.last_index, end.last_term, end.pos) if end.entries > 0 else None
+        if log_end is None:
             return end
-        evidence = self._witness.evidence(segment)
-        self._committed_end = evidence.committed_end
-        if evidence.log_end is None or evidence.log_end >= end.pos:
-            return end
-        # Stale entries can look like the log's next ones.
-        until = replace(segment, size=max(evidence.log_end, start) - segment.base)
+        self._evidence[segment.base] = evidence._replace(log_end=log_end)
+        until = replace(segment, size=max(log_end, start) - segment.base)
         return self._engine.log_end(until, start, True)
 
     def _is_blank(self, segment: Segment) -> bool:

@@ -22,6 +22,7 @@ from tests.support import golden
 from tests.support.witnesses import originals
 from tests.support.witnesses.damages import Damage
 from tests.support.witnesses.originals import GENERATED, Original
+from tests.support.witnesses.runs import CLASSES, Stores
 
 UNIT = layout.INDEX_UNIT_SIZE
 
@@ -177,7 +178,11 @@ def test_witnesses_are_plain_values_and_reach_the_tasks(tmp_path: Path) -> None:
             hash(part.segment)
 
 
-@pytest.mark.parametrize("store", golden.ALL, ids=str)
+# Bytes after the log's end that are not zeros, and a blank without entries after it.
+NOT_CLEAN = {"raw-truncated-tail.n1", "raw-rewritten-tail.n1", "raw-040-snapshot-blank.n2"}
+
+
+@pytest.mark.parametrize("store", [store for store in golden.ALL if str(store) not in NOT_CLEAN], ids=str)
 def test_undamaged_stores_ask_no_witness(
     store: golden.Golden, case_folder: Callable[[str], Path], engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,10 +194,27 @@ def test_undamaged_stores_ask_no_witness(
         raise AssertionError
 
     monkeypatch.setattr(known_entries, "find_known_entries", count)
+    monkeypatch.setattr(known_entries, "find_evidence", count)
     log = open_log(original.path, engine=engine, **original.options)
     rows = sum(batch.num_rows for batch in log.scan(["pos"]))
     assert rows == len(original.entries)
     assert not calls
+
+
+# Any damage
+
+
+@pytest.mark.parametrize("mode", ["intact"])
+@pytest.mark.parametrize("kind", CLASSES)
+def test_intact_entries_are_read_and_no_others(tmp_path: Path, kind: str, mode: str) -> None:
+    """See `make witnesses`, which tries many more."""
+    stores = Stores(tmp_path)
+    wrong = {}
+    for seed in range(6):
+        verdict = stores.verdict(kind, mode, seed)
+        if not verdict.is_right:
+            wrong[f"{kind}/{mode}/{seed}"] = verdict
+    assert not wrong
 
 
 def test_known_entries_are_arrays_of_the_types_that_the_native_engine_reads(tmp_path: Path) -> None:
@@ -205,6 +227,21 @@ def test_known_entries_are_arrays_of_the_types_that_the_native_engine_reads(tmp_
 
 
 # The end of the log
+
+
+@pytest.mark.parametrize("number", range(0, 273, 7))
+def test_any_lost_header_of_a_rewritten_store_costs_one_entry(tmp_path: Path, engine: str, number: int) -> None:
+    """After the end of n1 are whole old entries, the first with an index a few above the end."""
+    store = next(store for store in golden.ALL if str(store) == "raw-rewritten-tail.n1")
+    original = originals.unpacked(store, tmp_path)
+    lost = original.entries[number]
+    with Damage() as damage:
+        zero_header(damage, original, lost.pos)
+        rows = [
+            row for batch in open_log(original.path, engine=engine).scan(["kind", "pos"]) for row in batch.to_pylist()
+        ]
+    assert [row["pos"] for row in rows] == [entry.pos for entry in original.entries]
+    assert [row["pos"] for row in rows if row["kind"] == "corrupt"] == [lost.pos]
 
 
 @pytest.mark.parametrize("committed", [False, True])

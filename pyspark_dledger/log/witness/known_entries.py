@@ -12,7 +12,7 @@ from pyspark_dledger.format.layout import ENTRY_HEADER
 from pyspark_dledger.format.spec import DLEDGER, Segment
 from pyspark_dledger.log.io.files import path_of
 from pyspark_dledger.log.io.state_files import read_checkpoint
-from pyspark_dledger.log.witness.evidence import Evidence
+from pyspark_dledger.log.witness.evidence import NO_EVIDENCE, Evidence
 from pyspark_dledger.log.witness.headers import read_headers
 from pyspark_dledger.log.witness.index_units import IndexUnits, Units
 from pyspark_dledger.log.witness.known_arrays import chosen, merged
@@ -47,12 +47,21 @@ def _has_no_gap(known: KnownEntries, segment: Segment) -> bool:
 def find_evidence(segment: Segment, node_dir: str | None) -> Evidence:
     """See `store_witness.StoreWitness.evidence`."""
     if node_dir is None:
-        return Evidence(-1, None)
+        return NO_EVIDENCE
     folder = path_of(node_dir)
     committed = _committed_index(folder)
-    found = _units_of_log(segment, folder, committed)
-    ends = (found.units.pos + found.units.size)[found.units.index <= committed]
-    return Evidence(int(ends[-1]) if len(ends) else -1, found.end)
+    units, _, log_end = _units_of_log(segment, folder, committed)
+    ends = units.pos + units.size
+    if not len(ends):
+        return NO_EVIDENCE._replace(log_end=log_end)
+    committed_ends = ends[units.index <= committed]
+    return Evidence(
+        last_index=int(units.index[-1]),
+        last_term=int(units.term[-1]),
+        last_end=int(ends[-1]),
+        committed_end=int(committed_ends[-1]) if len(committed_ends) else -1,
+        log_end=log_end,
+    )
 
 
 def _committed_index(node_dir: Path) -> int:
