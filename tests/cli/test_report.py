@@ -28,6 +28,7 @@ from pyspark_dledger.cli.main import main
 from pyspark_dledger.cli.output.progress import ProgressBar
 from pyspark_dledger.cli.report import drawing, page, store_figures, time_figures, timeline
 from pyspark_dledger.cli.report.facts import MAX_EXAMPLES, Facts, gather
+from pyspark_dledger.cli.report.group_verdict import group_verdicts, is_trouble
 from pyspark_dledger.cli.report.number_words import (
     bytes_text,
     duration_text,
@@ -38,7 +39,7 @@ from pyspark_dledger.cli.report.number_words import (
 from pyspark_dledger.cli.report.page import render
 from pyspark_dledger.cli.report.redacted import redacted
 from pyspark_dledger.cli.report.timeline import Timeline, latency_row
-from pyspark_dledger.cli.report.verdict import TROUBLE, verdicts
+from pyspark_dledger.cli.report.verdict import verdicts
 from pyspark_dledger.cli.stores import statistics
 from pyspark_dledger.cli.verbs import report
 from pyspark_dledger.format import layout
@@ -75,7 +76,8 @@ def facts_of(path: Path | str, *replicas: Path | str) -> Facts:
 
 
 def answers(facts: Facts) -> dict[str, tuple[str, str]]:
-    return {verdict.question: (verdict.level, verdict.answer) for verdict in verdicts(facts)}
+    found = [*group_verdicts(facts), *verdicts(facts)]
+    return {verdict.question: (verdict.level, verdict.answer) for verdict in found}
 
 
 def table(path: Path | str, name: str, **options: Any) -> list[Row]:
@@ -202,7 +204,50 @@ def test_the_answers_about_damage_name_what_is_lost(facts: dict[str, Facts]) -> 
         "RocketMQ 4.9.8 and 5.3.3 would drop 108 entries; 503 to 610 are committed.",
     )
     assert found["Do log and ConsumeQueue agree?"] == ("error", "No: unitWithoutMessage 12.")
-    assert found["Do the replicas agree?"] == ("error", "No, entries differ: otherBytes 1, damaged 11.")
+    assert found["Do the replicas agree?"] == ("error", "No, entries differ: damaged 12.")
+
+
+def test_the_verdict_on_a_group_answers_in_order(facts: dict[str, Facts]) -> None:
+    found = group_verdicts(facts["damaged"])
+    assert [(each.level, each.question) for each in found] == [
+        ("good", "Is anything lost for good?"),
+        ("error", "May n1 start?"),
+        ("good", "May n0 start?"),
+        ("good", "May n2 start?"),
+        ("info", "What to do?"),
+        ("error", "Do the replicas agree?"),
+    ]
+    lost, n1, n0, _, what, _ = [each.answer for each in found]
+    assert lost == "Nothing: another member has each damaged entry intact."
+    assert n1.startswith("No: must not start as it is: 12 entries damaged, 502 to 513, intact on n0 and n2; ")
+    assert "verify: consumeQueueUnit 11, messageStructure 1, corruptBytes 1" in n1
+    assert n0 == "Yes: may start and be elected: no replica would lose anything."
+    assert "replace n1 by a copy of n0" in what
+
+
+def test_a_wrong_checksum_is_never_called_intact(case_folder: Callable[[str], Path], tmp_path: Path) -> None:
+    paths = [shutil.copytree(case_folder("mq-53-three") / node, tmp_path / node) for node in ("n0", "n1", "n2")]
+    with (paths[1] / "dledger-n1" / "data" / f"{0:020}").open("r+b") as file:
+        file.seek(48 + 100)
+        file.write(b"\xff")
+    found = facts_of(*paths)
+    text = unescape(render(found, ""))
+    assert "nothing is corrupt" in store_figures.bytes_title(found.segments)
+    assert "nothing is corrupt" not in store_figures.bytes_title(found.others[0].segments)
+    assert "1 warning or error" in store_figures.bytes_title(found.others[0].segments)
+    assert answers(found)["May n1 start?"][0] == "error"
+    assert "messageCrc" in text
+    assert is_trouble(found)
+
+
+def test_a_log_that_lost_its_end_is_not_committed_to_its_end(
+    case_folder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    path = shutil.copytree(case_folder("mq-53-three") / "n1", tmp_path / "n1")
+    (path / "dledger-n1" / "data" / f"{524288:020}").unlink()
+    level, answer = answers(facts_of(path))["How far is it committed?"]
+    assert level == "error"
+    assert answer.startswith("The checkpoint says up to index 610, but the log ends at ")
 
 
 def test_queues_rebuilt_with_fillers_are_a_warning(damaged: Path, tmp_path: Path) -> None:
@@ -771,7 +816,7 @@ def test_the_documentation_names_every_key_of_the_json(facts: dict[str, Facts]) 
 
 
 def test_the_exit_code_is_1_for_trouble_only(facts: dict[str, Facts]) -> None:
-    troubled = {name for name in STORES if any(verdict.level in TROUBLE for verdict in verdicts(facts[name]))}
+    troubled = {name for name in STORES if is_trouble(facts[name])}
     assert troubled == {"damaged", "extreme"}
 
 
@@ -918,7 +963,7 @@ def test_the_page_fits_its_width_and_drawings_are_whole(
 def test_links_of_the_contents_lead_to_headings(browser: Browser, files: dict[str, Path], width: int) -> None:
     browser.open(files["live"], width)
     links = browser.run("return [...document.querySelectorAll('nav a')].map(link => link.hash)")
-    assert len(links) == 10
+    assert len(links) == 8
     for link in links:
         browser.run(f"document.querySelector('nav a[href=\"{link}\"]').click()")
         top, nav_end, window = browser.run(

@@ -86,6 +86,13 @@ class Facts:
     """Units after the first message of their queue that stand for messages missing from the log."""
     comparison: Comparison | None = None
     comparison_sentences: list[str] = field(default_factory=list)
+    others: list[Facts] = field(default_factory=list)
+    """The facts of the replicas, without a comparison."""
+
+    @property
+    def members(self) -> list[Facts]:
+        """The facts of this store and of its replicas."""
+        return [self, *self.others]
 
     def count_findings(self, severity: str) -> int:
         """The number of findings with that severity."""
@@ -111,6 +118,7 @@ class Facts:
                 for gap in timeline.gaps
             ],
             "replicas": _json_of(self.comparison) if self.comparison is not None else None,
+            "others": [other.as_json() for other in self.others],
         }
 
 
@@ -134,17 +142,25 @@ def _json_of(item: Any) -> Any:
 
 
 def gather(log: Log, compared: Log | None, progress: ProgressBar) -> Facts:
-    """The facts of the store of `log`; `compared` is the same store with its replicas.
+    """The facts of the store of `log`; `compared` is the same store with its replicas, whose facts are gathered too.
 
     Raises StoreError where the store or a replica cannot be read. Parts that a store lacks (ConsumeQueues, a broker's
     config, a DLedger node) have a reason instead.
     """
+    found = _gather_one(log, progress)
+    if compared is not None:
+        found.comparison = compare(compared)
+        found.comparison_sentences = list(_comparison_sentences(compared, found.comparison))
+        found.others = [_gather_one(replica, progress) for replica in compared.replicas]
+    return found
+
+
+def _gather_one(log: Log, progress: ProgressBar) -> Facts:
     stats, timeline = Statistics(), Timeline()
     for batch in scan_counted(log, progress):
         stats.add(batch)
         timeline.add(batch)
     recoveries, no_recovery = _recoveries(log)
-    comparison = compare(compared) if compared is not None else None
     audit = _audit(log, progress)
     return Facts(
         path=log.path,
@@ -161,8 +177,6 @@ def gather(log: Log, compared: Log | None, progress: ProgressBar) -> Facts:
         consumers=_consumers(log, progress),
         timeline=timeline,
         fillers=count_fillers(log) if audit.reason is None else 0,
-        comparison=comparison,
-        comparison_sentences=list(_comparison_sentences(compared, comparison)),
     )
 
 
@@ -172,10 +186,9 @@ def is_broker(log: Log) -> bool:
     return root is not None and any((root / name).is_dir() for name in ("commitlog", "consumequeue"))
 
 
-def _comparison_sentences(compared: Log | None, comparison: Comparison | None) -> Iterable[str]:
-    if compared is not None and comparison is not None:
-        yield from (text.strip() for text in sentences(comparison))
-        yield from cut_logs(compared)
+def _comparison_sentences(compared: Log, comparison: Comparison) -> Iterable[str]:
+    yield from (text.strip() for text in sentences(comparison))
+    yield from cut_logs(compared)
 
 
 def _rows(log: Log, table: str, progress: ProgressBar) -> Iterable[Row]:

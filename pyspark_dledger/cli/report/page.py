@@ -18,6 +18,7 @@ from pyspark_dledger import __version__
 from pyspark_dledger.cli.output.rows import Row, camel_case, cell, plain_time
 from pyspark_dledger.cli.report import MARKER, drawing, store_figures, time_figures
 from pyspark_dledger.cli.report.facts import MAX_EXAMPLES, Facts, Listed
+from pyspark_dledger.cli.report.group_verdict import group_verdicts, member_section
 from pyspark_dledger.cli.report.number_words import bytes_text, duration_text, number_text, percent_text
 from pyspark_dledger.cli.report.timeline import Timeline
 from pyspark_dledger.cli.report.verdict import enumerated, relevant_recoveries, span_text, verdicts, worst_first
@@ -182,6 +183,7 @@ _COLUMNS = {
         lagBytes bytes Lag, bytes
         alone int? Only here
         damaged int? Damaged
+        unclear int? Cannot tell
         stale int? Stale
     """,
     "diff": """
@@ -189,6 +191,8 @@ _COLUMNS = {
         lastIndex int Last index
         verdict text Verdict
         nodes text Nodes
+        damaged text Damaged on
+        intact text Intact on
         terms text Terms
         meaning text Meaning
     """,
@@ -217,21 +221,19 @@ def render(facts: Facts, made: str) -> str:
     environment.filters["with_values"] = lambda columns, rows: [each for each in columns if each.has_values(rows)]
     template = environment.from_string((files(__package__) / "template.html").read_text("utf-8"))
     columns = {name: _columns(text) for name, text in _COLUMNS.items()}
+    members = [_member(store, number, len(facts.members)) for number, store in enumerate(facts.members)]
     return template.render(
         marker=MARKER,
-        name=printable(facts.path),
+        kind="Group report" if facts.others else "Store report",
+        name=printable(", ".join(member["node"] for member in members) if facts.others else facts.path),
         about=_about(facts),
         made=f"Made by dledger report of pyspark_dledger {__version__}{made}.",
         facts=_with_shares(facts),
-        sections=_sections(facts),
-        verdicts=verdicts(facts),
-        state=_state(facts),
+        sections=_sections(facts, members),
+        verdicts=group_verdicts(facts) or verdicts(facts),
+        members=members,
         columns=columns,
-        findings=_findings(facts),
-        recoveries=_recoveries(facts),
-        recovery_notes=_recovery_notes(facts),
         gaps=_gaps(facts.timeline),
-        audits=_audits(facts.audit),
         groups=[row for row in facts.consumers.groups if row["queues"]],
         idle_groups=", ".join(printable(row["consumerGroup"]) for row in facts.consumers.groups if not row["queues"]),
         comparison=facts.comparison,
@@ -241,27 +243,65 @@ def render(facts: Facts, made: str) -> str:
     )
 
 
+def _member(facts: Facts, number: int, count: int) -> dict[str, Any]:
+    """What the page shows of one store; `number` is its place among `count`."""
+    prefix = f"{member_section(number)}-" if count > 1 else ""
+    return {
+        "id": member_section(number),
+        "prefix": prefix,
+        "node": _node_name(facts),
+        "path": printable(facts.path),
+        "facts": facts,
+        "verdicts": [replace(each, section=_of_member(prefix, each.section)) for each in verdicts(facts)],
+        "state": _state(facts),
+        "findings": _findings(facts),
+        "recoveries": _recoveries(facts),
+        "recovery_notes": _recovery_notes(facts),
+        "audits": _audits(facts.audit),
+        "figures": _file_figures(facts, prefix),
+    }
+
+
+def _of_member(prefix: str, section: str) -> str:
+    """The id of a section of a member; consumers have one for the group."""
+    return section if section == "consumers" else prefix + section
+
+
+def _node_name(facts: Facts) -> str:
+    return str(facts.state["node"] or facts.path)
+
+
 def _about(facts: Facts) -> str:
     state = facts.state
     kind = "Plain CommitLog of RocketMQ" if state["dialect"] == "commitlog" else "DLedger"
     if state["dialect"] != "commitlog":
         kind = "RocketMQ broker in DLedger mode" if facts.is_broker else "DLedger log"
+    if facts.others:
+        return f"{kind}, {len(facts.members)} members compared"
     node = f", node {printable(str(state['node']))}" if state["node"] is not None else ""
     return f"{kind}{node}"
 
 
-def _sections(facts: Facts) -> list[tuple[str, str]]:
+def _sections(facts: Facts, members: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    if facts.others:
+        wanted = [("verdict", "Verdict", True), ("replicas", "Replicas", True)]
+        wanted += [(member["id"], f"Member {printable(member['node'])}", True) for member in members]
+        wanted += [
+            ("time", "Time and terms", bool(facts.timeline.messages or facts.terms)),
+            ("topics", "Topics", bool(facts.topics)),
+            ("consumers", "Consumers", facts.is_broker),
+        ]
+        return [(name, title) for name, title, is_there in wanted if is_there]
     wanted = [
         ("verdict", "Verdict", True),
         ("state", "State", True),
         ("findings", "Findings", True),
         ("restart", "Restart", True),
         ("files", "Files", True),
+        ("queues", "ConsumeQueue", facts.is_broker),
         ("time", "Time and terms", bool(facts.timeline.messages or facts.terms)),
         ("topics", "Topics", bool(facts.topics)),
-        ("queues", "ConsumeQueue", facts.is_broker),
         ("consumers", "Consumers", facts.is_broker),
-        ("replicas", "Replicas", facts.comparison is not None),
     ]
     return [(name, title) for name, title, is_there in wanted if is_there]
 
@@ -371,7 +411,7 @@ def _standings(facts: Facts) -> list[Row]:
     if facts.comparison is None:
         return []
     rows = [{camel_case(name): value for name, value in asdict(item).items()} for item in facts.comparison.standings]
-    return [row | {name: row[name]["entries"] for name in ("alone", "damaged", "stale")} for row in rows]
+    return [row | {name: row[name]["entries"] for name in ("alone", "damaged", "unclear", "stale")} for row in rows]
 
 
 def _differences(facts: Facts) -> list[Row]:
@@ -391,31 +431,38 @@ class _Drawing:
     svg: Markup
 
 
-def _figures(facts: Facts) -> dict[str, list[_Drawing]]:
-    timeline = facts.timeline
-    drawings: dict[str, list[_Drawing]] = {"files": [], "time": [], "topics": [], "replicas": []}
+class _Drawings:
+    """The figures of a page, by section."""
 
-    def add(section: str, name: str, question: str, figure: Figure) -> None:
-        title, svg = drawing.svg(figure, name)
+    def __init__(self, prefix: str = "") -> None:
+        self._prefix = prefix
+        self.by_section: dict[str, list[_Drawing]] = {"files": [], "time": [], "topics": [], "replicas": []}
+
+    def add(self, section: str, name: str, question: str, figure: Figure) -> None:
+        title, svg = drawing.svg(figure, self._prefix + name)
         # matplotlib escapes every text in it.
-        drawings[section].append(_Drawing(question, title, Markup(svg)))  # noqa: S704
+        self.by_section[section].append(_Drawing(question, title, Markup(svg)))  # noqa: S704
 
+
+def _file_figures(facts: Facts, prefix: str) -> list[_Drawing]:
+    drawings = _Drawings(prefix)
     if facts.segments:
-        add("files", "bytes", "what is in the files?", store_figures.bytes_by_file(facts.segments))
+        drawings.add("files", "bytes", "what is in the files?", store_figures.bytes_by_file(facts.segments))
     if any(row["firstStoreTimestamp"] is not None for row in facts.segments):
-        add("files", "retention", "which times are in the files?", store_figures.retention(facts.segments))
+        drawings.add("files", "retention", "which times are in the files?", store_figures.retention(facts.segments))
+    return drawings.by_section["files"]
+
+
+def _figures(facts: Facts) -> dict[str, list[_Drawing]]:
+    timeline, drawings = facts.timeline, _Drawings()
     if timeline.messages:
-        add("time", "throughput", "how much was stored when?", time_figures.throughput(timeline))
+        drawings.add("time", "throughput", "how much was stored when?", time_figures.throughput(timeline))
     if timeline.timed:
-        add("time", "latency", "how long did it take to store messages?", time_figures.latency_map(timeline))
+        drawings.add("time", "latency", "how long did it take to store messages?", time_figures.latency_map(timeline))
     named = [row for row in facts.topics if row["topic"] is not None]
     if named:
-        add("topics", "shares", "which topics are largest?", store_figures.topic_shares(named))
+        drawings.add("topics", "shares", "which topics are largest?", store_figures.topic_shares(named))
     if facts.comparison is not None:
-        add(
-            "replicas",
-            "ranges",
-            "which indexes does each replica have?",
-            store_figures.replica_ranges(facts.comparison),
-        )
-    return drawings
+        ranges = store_figures.replica_ranges(facts.comparison)
+        drawings.add("replicas", "ranges", "which indexes does each replica have?", ranges)
+    return drawings.by_section

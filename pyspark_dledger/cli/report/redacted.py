@@ -44,27 +44,31 @@ def redacted(facts: Facts) -> Facts:
     def topic(row: Row) -> Row:
         return redact({name: value for name, value in row.items() if name != "tags"})
 
-    consumers = replace(
-        facts.consumers,
-        groups=[redact(row) for row in facts.consumers.groups],
-        furthest=[redact(row) for row in facts.consumers.furthest],
-        reason=without_paths(facts.consumers.reason),
-    )
-    return replace(
-        facts,
-        path=digests[facts.path],
-        state=redact(facts.state),
-        total=redact(facts.total),
-        topics=[topic(row) for row in facts.topics],
-        segments=[redact(row) for row in facts.segments],
-        findings=listed(facts.findings),
-        audit=listed(facts.audit),
-        consumers=consumers,
-        recoveries=[recovery(row) for row in facts.recoveries],
-        no_recovery=without_paths(facts.no_recovery),
-        comparison=_comparison(facts.comparison, digests),
-        comparison_sentences=[str(without_paths(text)) for text in facts.comparison_sentences],
-    )
+    def store(found: Facts) -> Facts:
+        consumers = replace(
+            found.consumers,
+            groups=[redact(row) for row in found.consumers.groups],
+            furthest=[redact(row) for row in found.consumers.furthest],
+            reason=without_paths(found.consumers.reason),
+        )
+        return replace(
+            found,
+            path=digests[found.path],
+            state=redact(found.state),
+            total=redact(found.total),
+            topics=[topic(row) for row in found.topics],
+            segments=[redact(row) for row in found.segments],
+            findings=listed(found.findings),
+            audit=listed(found.audit),
+            consumers=consumers,
+            recoveries=[recovery(row) for row in found.recoveries],
+            no_recovery=without_paths(found.no_recovery),
+            comparison=_comparison(found.comparison, digests),
+            comparison_sentences=[str(without_paths(text)) for text in found.comparison_sentences],
+            others=[store(other) for other in found.others],
+        )
+
+    return store(facts)
 
 
 def _absolute(paths: Iterable[str]) -> set[str]:
@@ -82,4 +86,6 @@ def _comparison(found: Comparison | None, digests: dict[str, str]) -> Comparison
     if first is not None:
         places = {node: ("/".join(file.split("/")[-2:]), offset) for node, (file, offset) in first.places.items()}
         first = replace(first, places=places)
-    return replace(found, standings=standings, first_divergence=first)
+    members = tuple(replace(item, path=digests[item.path]) for item in found.verdict.members)
+    verdict = replace(found.verdict, members=members)
+    return replace(found, standings=standings, first_divergence=first, verdict=verdict)

@@ -16,6 +16,7 @@ from pyspark_dledger.cli.report.drawing import (
     GREEN,
     GREY,
     ORANGE,
+    PURPLE,
     RED,
     SKY,
     draw_time,
@@ -99,7 +100,10 @@ def bytes_title(rows: Sequence[Row]) -> str:
         if totals[name]:
             count = sum(bool(row[name]) for row in rows)
             text += f"; {bytes_text(totals[name])} {label}, in {count} of them"
-    return f"{text[0].upper()}{text[1:]}{'' if totals['corruptBytes'] else '; nothing is corrupt'}."
+    wrong = sum(row["findings"] for row in rows)
+    if wrong and not totals["corruptBytes"]:
+        text += f"; {count_text(wrong, 'warning or error', 'warnings and errors')}"
+    return f"{text[0].upper()}{text[1:]}{'' if wrong or totals['corruptBytes'] else '; nothing is corrupt'}."
 
 
 def retention(segments: Iterable[Row]) -> Figure:
@@ -230,13 +234,19 @@ def replica_ranges(comparison: Comparison) -> Figure:
         for place, item in enumerate(standings):
             if item.end_index >= 0:
                 axes.barh(place, item.end_index - item.begin_index + 1, left=item.begin_index, height=0.55, color=BLUE)
-            for ranges, color in ((item.alone, ORANGE), (item.damaged, RED), (item.stale, GREY)):
+            for ranges, color in (
+                (item.alone, ORANGE),
+                (item.damaged, RED),
+                (item.unclear, PURPLE),
+                (item.stale, GREY),
+            ):
                 for first, last in ranges.ranges:
                     axes.barh(place, last - first + 1, left=first, height=0.55, color=color)
         handles = [Patch(color=BLUE, label="present")]
         for name, label, color in (
             ("alone", "only on this replica", ORANGE),
             ("damaged", "damaged", RED),
+            ("unclear", "cannot tell", PURPLE),
             ("stale", "stale", GREY),
         ):
             if any(getattr(item, name).entries for item in standings):

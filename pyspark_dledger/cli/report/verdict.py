@@ -9,7 +9,6 @@ from pyspark_dledger.cli.output.rows import Row
 from pyspark_dledger.cli.report.facts import Facts
 from pyspark_dledger.cli.report.number_words import bytes_text, count_text, number_text
 from pyspark_dledger.format.json_text import printable
-from pyspark_dledger.log.diff.diff_table import CONTRADICTS, DAMAGED, DIVERGED, OTHER_BYTES
 from pyspark_dledger.log.verify.findings import CODES, ERROR, INFO, WARNING
 from pyspark_dledger.rocketmq.tables.audit_table import MESSAGE_NOT_IN_QUEUE
 
@@ -32,8 +31,8 @@ class Verdict:
 
 
 def verdicts(facts: Facts) -> list[Verdict]:
-    """The answers to all questions that apply to the store, in the order of the page."""
-    rules = (_contents, _damage, _committed, _stop, _restart, _queues, _consumers, _replicas)
+    """The answers to all questions that apply to one store, in the order of the page."""
+    rules = (_contents, _damage, _committed, _stop, _restart, _queues, _consumers)
     return [found for rule in rules for found in rule(facts)]
 
 
@@ -91,7 +90,11 @@ def _committed(facts: Facts) -> Iterator[Verdict]:
     if state["dialect"] == "commitlog" or state["endIndex"] < 0:
         return
     question, end, known = "How far is it committed?", state["endIndex"], state["committedIndex"]
-    if known is None:
+    promised = state["checkpointCommittedIndex"]
+    if promised is not None and promised > end:
+        text = f"The checkpoint says up to index {number_text(promised)}, but the log ends at {number_text(end)}: its "
+        yield Verdict(BAD, question, f"{text}end is lost, or was truncated.", "state")
+    elif known is None:
         text = f"Unknown ({state['committedFrom']}); the log ends at index {number_text(end)}."
         yield Verdict(NEUTRAL, question, text, "state")
     elif known >= end:
@@ -209,26 +212,6 @@ def _consumers(facts: Facts) -> Iterator[Verdict]:
         yield Verdict(NEUTRAL, question, text, "consumers")
     else:
         yield Verdict(GOOD, question, f"No: {count_text(len(groups), 'group')}, no lag.", "consumers")
-
-
-def _replicas(facts: Facts) -> Iterator[Verdict]:
-    found = facts.comparison
-    if found is None:
-        return
-    question = "Do the replicas agree?"
-    differing = {verdict: found.entries.get(verdict, 0) for verdict in (CONTRADICTS, DIVERGED, OTHER_BYTES, DAMAGED)}
-    listed = ", ".join(f"{verdict} {number_text(count)}" for verdict, count in differing.items() if count)
-    behind = [
-        f"{printable(item.node)} is {count_text(item.lag_entries, 'entry', 'entries')} behind "
-        f"{printable(found.foremost)}"
-        for item in found.standings
-        if item.lag_entries
-    ]
-    if listed:
-        yield Verdict(BAD, question, f"{'; '.join([f'No, entries differ: {listed}', *behind])}.", "replicas")
-    else:
-        agree = "Yes, at every index that they share"
-        yield Verdict(NEUTRAL if behind else GOOD, question, f"{'; '.join([agree, *behind])}.", "replicas")
 
 
 def span_text(first: int, last: int) -> str:

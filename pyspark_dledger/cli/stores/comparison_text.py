@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pyspark_dledger.cli.output.rows import cell, range_text
+from pyspark_dledger.cli.output.rows import cell
 from pyspark_dledger.log import Log
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def sentences(found: Comparison) -> Iterator[str]:
     """The results of a comparison."""
     first = found.first_divergence
     if first is None:
-        yield "no divergence: where replicas have the same index, it is the same entry"
+        yield "no divergence: where replicas have the same index intact, it is the same entry"
     else:
         terms = ", ".join(f"{node} term {term}" for node, term in first.terms.items())
         byte = f", from byte {first.byte} of the entry on" if first.byte is not None else ""
@@ -43,17 +43,5 @@ def sentences(found: Comparison) -> Iterator[str]:
         nodes = ", ".join(found.majority_nodes)
         doubt = f": {found.majority_doubt}" if found.majority_doubt else ""
         yield f"on a majority, not proven committed: up to {found.majority_index} ({nodes}){doubt}"
-    damaged = {item.node: item.damaged.ranges[0][0] for item in found.standings if item.damaged.ranges}
-    for candidate in found.candidates:
-        losses = "; ".join(
-            f"{loss.node} would lose {range_text(loss.first_index, loss.last_index)}"
-            f"{', committed' if loss.committed else ', on a majority' if loss.on_majority else ''}"
-            for loss in candidate.losses
-        )
-        if candidate.node in damaged:
-            lost = damaged[candidate.node]
-            restarted = f"a restart may truncate its log at {lost}, where it is damaged: see dledger recovery"
-            losses = f"{losses}; {restarted}" if losses else restarted
-        yield f"{candidate.node} can be elected: {losses or 'no replica would lose anything'}"
     for text in found.notes:
         yield f"note: {text}"

@@ -16,6 +16,7 @@ from pyspark_dledger.cli.stores.commit_log_text import print_commit_logs
 from pyspark_dledger.cli.stores.comparison_text import cut_logs, sentences
 from pyspark_dledger.cli.stores.open_stores import open_store, open_stores
 from pyspark_dledger.cli.stores.table_printer import is_finding
+from pyspark_dledger.cli.stores.verdict_text import verdict_lines
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.format.json_text import json_line
 from pyspark_dledger.log.io.files import path_of
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     findings = "entries differ or are damaged, a log lost its end, or --md5: files differ"
     add_stores(parser, "several are compared; of one folder, its nodes", findings)
-    text = "print the MD5 of each segment instead: of the bytes that all replicas have, and of whole files"
+    text = "print the MD5 of every file of the log instead: of the whole file, and of the part that all have written"
     parser.add_argument("--md5", action="store_true", help=text)
 
 
@@ -78,6 +79,9 @@ def _replicas(paths: list[str]) -> list[str]:
 
 
 def _print_comparison(out: Output, found: Comparison) -> int:
+    for text in verdict_lines(found.verdict):
+        out.line(text)
+    out.line("")
     print_table(out, [_replica_row(item) for item in found.standings])
     out.line("")
     for text in sentences(found):
@@ -106,7 +110,7 @@ def _ranges(value: dict[str, Any]) -> str:
 
 
 def _md5(args: argparse.Namespace, out: Output) -> int:
-    """Print the MD5 of the last two files of each part of the log, which RocketMQ's upgrade guide compares."""
+    """Print the MD5 of all files of the log. RocketMQ's upgrade guide compares the last two of the old CommitLog."""
     from pyspark_dledger.log.diff.digests import file_digests
 
     digests = file_digests(list(open_stores(args, DIGESTS)))
@@ -116,4 +120,5 @@ def _md5(args: argparse.Namespace, out: Output) -> int:
     if not args.json:
         rows = ({name: value for name, value in row.items() if name != "md5"} | row["md5"] for row in rows)
     print_rows(out, rows, args.json)
+    note("compared are the files of the log; not index/, consumequeue/, config/ and state files")
     return CLEAN if all(digest.equal for digest in digests) else FINDINGS

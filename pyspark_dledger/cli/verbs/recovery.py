@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyspark_dledger.cli.arguments import EACH, add_stores
 from pyspark_dledger.cli.exit_codes import CLEAN, FINDINGS
-from pyspark_dledger.cli.output.rows import Row, range_text
+from pyspark_dledger.cli.output.rows import Row, cell, fields_row, range_text
 from pyspark_dledger.cli.output.stream import Output
 from pyspark_dledger.cli.output.text_table import print_fields, print_table
 from pyspark_dledger.cli.stores.open_stores import open_stores
@@ -19,7 +20,9 @@ from pyspark_dledger.log.option_uses import RECOVERY
 
 if TYPE_CHECKING:
     from pyspark_dledger.log.recovery.recovery_preview import RecoveryPreview
+    from pyspark_dledger.log.recovery.silent_damage import SilentDamage
 
+_MAX_WARNINGS = 10
 # What a table of versions shows; --json has everything.
 _COLUMNS = ("java", "outcome", "beginIndex", "endIndex", "endTerm", "committedIndex")
 
@@ -43,23 +46,44 @@ def _file_size(text: str) -> int:
 
 
 def run(args: argparse.Namespace, out: Output) -> int:
-    """Print what Java would do; `FINDINGS` where a version does not open the store, or cuts entries."""
+    """Print what Java would do; `FINDINGS` if a version does not open the store, cuts entries or keeps damaged ones."""
+    from pyspark_dledger.log.recovery.silent_damage import silent_damage
+
     code = CLEAN
     for log in open_stores(args, RECOVERY):
         found = list(_recoveries(args, log))
-        if any(_is_trouble(item, log.end.last_index) for item in found):
+        silent = list(silent_damage(log))
+        if silent or any(_is_trouble(item, log.end.last_index) for item in found):
             code = FINDINGS
         if args.json:
+            kept = [fields_row(each) for each in silent]
             for item in found:
-                out.line(json_line({"path": log.path, "node": log.paths.node, **item.as_json()}))
-        elif len(found) == 1:
+                out.line(json_line({"path": log.path, "node": log.paths.node, **item.as_json(), "silentDamage": kept}))
+            continue
+        if len(found) == 1:
             print_fields(out, _for_text(found[0]))
         else:
             out.line(f"{log.path}: if Java DLedger of these versions opened it")
             print_table(out, [_short(item) for item in found])
             for text in dict.fromkeys(text for item in found for text in item.notes):
                 out.line(f"note: {text}")
+        for text in _warnings(silent):
+            out.line(text)
     return code
+
+
+def _warnings(silent: list[SilentDamage]) -> Iterator[str]:
+    """Sentences about damaged entries that Java keeps."""
+    if silent:
+        yield (
+            f"warning: damaged, but they look whole: {len(silent)}. No version notices: this member would serve them, "
+            "and as leader push them to the others. Before a start, run dledger diff with all replicas:"
+        )
+    for each in silent[:_MAX_WARNINGS]:
+        where = f"index {each.index}" if each.index is not None else f"pos {each.pos}"
+        yield f"  {where}, in {cell('/'.join(Path(each.file).parts[-2:]))}: {each.text}"
+    if len(silent) > _MAX_WARNINGS:
+        yield f"  and {len(silent) - _MAX_WARNINGS} more: see dledger verify"
 
 
 def _is_trouble(item: RecoveryPreview, last_index: int) -> bool:

@@ -28,7 +28,7 @@ _HEAD_BYTES = 4096
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = read_exits("a warning or an error in the verdict")
-    parser.add_argument("path", nargs="+", metavar="STORE", help="the store, and replicas to compare it with")
+    parser.add_argument("path", nargs="+", metavar="STORE", help="the store, or all members of a group")
     result = parser.add_mutually_exclusive_group(required=True)
     text = "the file to write, outside the store; it may replace an earlier report only; - is standard output"
     result.add_argument("--output", "-o", metavar="FILE", help=text)
@@ -49,14 +49,14 @@ def run(args: argparse.Namespace, out: Output) -> int:
     )
 
     from pyspark_dledger.cli.report.facts import gather
-    from pyspark_dledger.cli.report.verdict import TROUBLE, verdicts
+    from pyspark_dledger.cli.report.group_verdict import is_trouble
 
     facts = gather(log, compared, out.progress)
     if args.redact:
         from pyspark_dledger.cli.report.redacted import redacted
 
         facts = redacted(facts)
-    code = FINDINGS if any(verdict.level in TROUBLE for verdict in verdicts(facts)) else CLEAN
+    code = FINDINGS if is_trouble(facts) else CLEAN
     if args.json:
         out.line(json_line(facts.as_json()))
         return code

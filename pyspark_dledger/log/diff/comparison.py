@@ -17,18 +17,20 @@ from pyspark_dledger.log.diff.diff_table import (
     STALE,
     DiffPart,
     DiffRow,
+    is_lost,
     merged,
     plan_parts,
     read_ranges,
     row_of,
     stale_rows,
+    unclear_on,
 )
+from pyspark_dledger.log.diff.elections import Candidate, candidates, missing_entries
 from pyspark_dledger.log.diff.index_ranges import IndexRange
+from pyspark_dledger.log.diff.ranges import MAX_LISTED, RangeCounter, Ranges
 from pyspark_dledger.log.diff.replica_group import Replica, ReplicaGroup, group_of
+from pyspark_dledger.log.diff.verdict import GroupVerdict, MemberEvidence, judge
 from pyspark_dledger.log.store_view import StoreView
-
-# Listed rows and ranges; further ones are counted.
-MAX_LISTED = 1_000
 
 _DIFFERENCES = (CONTRADICTS, DIVERGED, OTHER_BYTES)
 _POS = next(slice(field.offset, field.offset + field.length) for field in ENTRY_HEADER if field.name == "pos")
@@ -51,21 +53,13 @@ class Divergence:
 
 
 @dataclass(frozen=True)
-class Ranges:
-    """Ranges of indexes, inclusive: the first `MAX_LISTED`, and the entries and bytes of all."""
-
-    ranges: tuple[tuple[int, int], ...] = ()
-    entries: int = 0
-    bytes: int = 0
-
-
-@dataclass(frozen=True)
 class ReplicaState:
     """The state of one replica; -1 for an index or term that does not exist.
 
-    ``alone`` are entries that only this replica has, ``damaged`` entries that it lost within its log, ``stale``
-    entries after its end. ``lag_entries`` and ``lag_bytes`` are what the foremost replica has after the last common
-    entry; None without a common index.
+    ``alone`` are intact entries that no other replica has. ``damaged`` are entries that it lost within its log or has
+    damaged, ``unclear`` those for which no check tells if its copy is intact, ``stale`` entries after its end.
+    ``lag_entries`` and ``lag_bytes`` are what the foremost replica has after the last common entry; None without a
+    common index.
     """
 
     node: str
@@ -79,38 +73,8 @@ class ReplicaState:
     lag_bytes: int | None
     alone: Ranges
     damaged: Ranges
+    unclear: Ranges
     stale: Ranges
-
-
-@dataclass(frozen=True)
-class Loss:
-    """Entries of `node` that it would truncate as a follower of the elected replica."""
-
-    node: str
-    first_index: int
-    last_index: int
-    bytes: int
-    on_majority: bool
-    committed: bool
-
-    @property
-    def entries(self) -> int:
-        return self.last_index - self.first_index + 1
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A replica that could win an election. ``voters`` are the nodes that are not ahead of it, with itself.
-
-    Java votes for a candidate with a higher last term, or the same one and an end index that is not lower
-    (DLedgerLeaderElector.handleVote). Members that were not given may also vote for it.
-    """
-
-    node: str
-    end_term: int
-    end_index: int
-    voters: tuple[str, ...]
-    losses: tuple[Loss, ...]
 
 
 @dataclass(frozen=True)
@@ -132,6 +96,7 @@ class Comparison:
     majority_nodes: tuple[str, ...]
     majority_doubt: str
     candidates: tuple[Candidate, ...]
+    verdict: GroupVerdict
     entries: dict[str, int]
     rows: tuple[DiffRow, ...]
     more_rows: int
@@ -163,6 +128,8 @@ def compare(store: StoreView) -> Comparison:
             rows.append(row)
         else:
             more_rows += 1
+    elections = tuple(candidates(group, replicas))
+    lost, unclear = counts.lost.ranges_found(), counts.unclear.ranges_found()
     return Comparison(
         standings=tuple(_state(group, replicas, number, counts) for number in range(len(replicas))),
         group_size=group.size,
@@ -173,33 +140,13 @@ def compare(store: StoreView) -> Comparison:
         majority_index=group.majority_index,
         majority_nodes=_majority_nodes(group),
         majority_doubt=group.doubt,
-        candidates=tuple(_candidates(group, replicas)),
+        candidates=elections,
+        verdict=judge(group, replicas, counts.evidence, elections, lost, unclear),
         entries=dict(counts.entries),
         rows=tuple(rows),
         more_rows=more_rows,
         notes=tuple(_notes(group, replicas)),
     )
-
-
-class _RangeCounter:
-    """Collects `Ranges`."""
-
-    def __init__(self) -> None:
-        self.ranges: list[tuple[int, int]] = []
-        self.entries = self.bytes = 0
-        self.last: int | None = None
-
-    def add(self, first: int, last: int, size: int) -> None:
-        self.entries += last - first + 1
-        self.bytes += size
-        if self.ranges and self.last == first - 1 == self.ranges[-1][1]:
-            self.ranges[-1] = self.ranges[-1][0], last
-        elif len(self.ranges) < MAX_LISTED:
-            self.ranges.append((first, last))
-        self.last = last
-
-    def ranges_found(self) -> Ranges:
-        return Ranges(tuple(self.ranges), self.entries, self.bytes)
 
 
 class _Counts:
@@ -209,26 +156,36 @@ class _Counts:
         self.group = group
         self.entries: Counter[str] = Counter()
         self.first: DiffRow | None = None
-        self.alone = [_RangeCounter() for _ in group.members]
-        self.damaged = [_RangeCounter() for _ in group.members]
-        self.stale = {name: _RangeCounter() for name in group.names}
+        self.lost, self.unclear = RangeCounter(), RangeCounter()
+        self.alone = [RangeCounter() for _ in group.members]
+        self.evidence = [MemberEvidence(group.names) for _ in group.members]
+        self.stale = {name: RangeCounter() for name in group.names}
 
     def rows(self, parts: list[DiffPart]) -> Iterator[DiffRow]:
         """The rows of the parts; counts their ranges."""
         for part in parts:
             yield from part.rows
             for found in read_ranges(part):
-                self._count_range(found)
-                yield row_of(found, self.group)
+                row = row_of(found, self.group)
+                self._count_range(found, row)
+                yield row
             yield from stale_rows(part)
 
-    def _count_range(self, found: IndexRange) -> None:
-        for number, member in enumerate(self.group.members):
+    def _count_range(self, found: IndexRange, row: DiffRow) -> None:
+        first, last = found.first_index, found.last_index
+        unclear = unclear_on(found, self.group)
+        if is_lost(found, self.group):
+            self.lost.add(first, last, max(found.sizes))
+        elif unclear:
+            self.unclear.add(first, last, max(found.sizes))
+        for number, evidence in enumerate(self.evidence):
             version = found.same_as[number]
-            if version is not None and found.same_as.count(version) == 1:
-                self.alone[number].add(found.first_index, found.last_index, found.sizes[number])
-            elif version is None and member.begin <= found.first_index <= member.end:
-                self.damaged[number].add(found.first_index, found.last_index, max(found.sizes))
+            if number in unclear:
+                evidence.unclear.add(first, last, found.sizes[number])
+            elif version is not None and found.same_as.count(version) == 1:
+                self.alone[number].add(first, last, found.sizes[number])
+            elif self.group.names[number] in row.damaged:
+                evidence.add_damaged(first, last, max(found.sizes), found.is_silent[number], row.intact)
 
     def count_row(self, row: DiffRow) -> None:
         if row.verdict == STALE:
@@ -241,7 +198,7 @@ class _Counts:
 
 def _state(group: ReplicaGroup, replicas: list[Replica], number: int, counts: _Counts) -> ReplicaState:
     member = group.members[number]
-    lag = _missing(group, replicas, group.foremost, number)
+    lag = missing_entries(group, replicas, group.foremost, number)
     return ReplicaState(
         node=member.node,
         path=member.path,
@@ -253,19 +210,10 @@ def _state(group: ReplicaGroup, replicas: list[Replica], number: int, counts: _C
         lag_entries=lag[1] - lag[0] + 1 if lag is not None else None,
         lag_bytes=lag[2] if lag is not None else None,
         alone=counts.alone[number].ranges_found(),
-        damaged=counts.damaged[number].ranges_found(),
+        damaged=counts.evidence[number].damaged.ranges_found(),
+        unclear=counts.evidence[number].unclear.ranges_found(),
         stale=counts.stale[member.node].ranges_found(),
     )
-
-
-def _missing(group: ReplicaGroup, replicas: list[Replica], holder: int, other: int) -> tuple[int, int, int] | None:
-    """First index, last index and bytes of what `holder` has after the last entry in common with `other`."""
-    agreed = group.agreed[holder][other]
-    first = group.members[holder].begin if group.members[other].end < 0 else agreed + 1 if agreed is not None else None
-    if first is None or group.members[holder].end < 0:
-        return None
-    replica = replicas[holder]
-    return first, replica.end, max(replica.store.end.pos - replica.position(first), 0)
 
 
 def _majority_nodes(group: ReplicaGroup) -> tuple[str, ...]:
@@ -274,38 +222,6 @@ def _majority_nodes(group: ReplicaGroup) -> tuple[str, ...]:
         return ()
     numbers = range(len(group.members))
     return tuple(group.names[number] for number in numbers if group.agrees(holder, number, group.majority_index))
-
-
-def _candidates(group: ReplicaGroup, replicas: list[Replica]) -> Iterator[Candidate]:
-    """The replicas that could be elected, the foremost first."""
-    members = group.members
-    missing = max(group.size - len(members), 0)
-    order = sorted(range(len(members)), key=lambda number: (-members[number].end_term, -members[number].end))
-    for number in order:
-        end = members[number].end_term, members[number].end
-        voters = tuple(member.node for member in members if (member.end_term, member.end) <= end)
-        if len(voters) + missing >= group.needed and members[number].end >= 0:
-            losses = tuple(_losses(group, replicas, number))
-            yield Candidate(members[number].node, *end, voters, losses)
-
-
-def _losses(group: ReplicaGroup, replicas: list[Replica], elected: int) -> Iterator[Loss]:
-    for number, member in enumerate(group.members):
-        if number == elected or group.agreed[elected][number] is None:
-            continue
-        missing = _missing(group, replicas, number, elected)
-        if missing is None or missing[0] > missing[1]:
-            continue
-        first, last, size = missing
-        holder, committed_holder = group.majority_holder, group.committed_holder
-        on_majority = holder is not None and group.agrees(holder, number, first) and first <= group.majority_index
-        committed = (
-            committed_holder is not None
-            and group.committed_index is not None
-            and first <= group.committed_index
-            and group.agrees(committed_holder, number, first)
-        )
-        yield Loss(member.node, first, last, size, on_majority, committed)
 
 
 def _divergence(row: DiffRow | None, replicas: list[Replica]) -> Divergence | None:

@@ -5,12 +5,14 @@ Contradictions that a read of the log rejects are rows here, also with a replica
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from pyspark_dledger.common.integers import INT64_MIN
 from pyspark_dledger.format.spec import Filters, ScanRequest, Segment
-from pyspark_dledger.log.diff.index_ranges import IndexRange, ReplicaShare, compare_entries
+from pyspark_dledger.log.diff.entry_slices import ReplicaShare
+from pyspark_dledger.log.diff.index_ranges import IndexRange, compare_entries
 from pyspark_dledger.log.diff.replica_group import Replica, ReplicaGroup, group_of
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.plan import Partition, read_partition
@@ -31,8 +33,8 @@ VERDICTS = {
     SAME: "all replicas have the same entries",
     BEHIND: "`nodes` end before these entries; the leader will send them",
     EXPIRED: "`nodes` begin after these entries: expired, or below a snapshot",
-    DAMAGED: "damaged or missing on `nodes`; copy them from a node in `terms`",
-    OTHER_BYTES: "same index and term, but `nodes` have other bytes than most: damage, or another group",
+    DAMAGED: "damaged or missing on `nodes`; copy them from a node in `intact`",
+    OTHER_BYTES: "same index and term, other bytes, and no check tells which are damaged; `nodes` differ from most",
     DIVERGED: "`nodes` differ from the replica with the highest last term, or lack its entries: two leaders wrote",
     CONTRADICTS: "like `diverged`, but two nodes have theirs committed: another group, or damage",
     COMMITTED: "proven committed, on `nodes`, maybe damaged there; `terms` at lastIndex",
@@ -51,8 +53,10 @@ class DiffRow:
     """One verdict on the indexes ``[first_index, last_index]``.
 
     ``first_pos`` is the position of the first one on the first replica that has it; None without one. The verdict is
-    about ``nodes``; ``terms`` has the term on each node that has the entries intact. Only rows about CommitLogs
-    (`commit_log.rows.PosRow`) have a ``last_pos``.
+    about ``nodes``; ``terms`` has the term on each node that has the entries, unless they are damaged there.
+    ``damaged`` are the nodes that lost them or have a damaged copy. ``intact`` are those with an intact copy; empty
+    where no check tells which copies are intact, or if a damaged entry's only other copy has no checksum.
+    Only rows about CommitLogs (`commit_log.rows.PosRow`) have a ``last_pos``.
     """
 
     first_index: int
@@ -61,6 +65,8 @@ class DiffRow:
     verdict: str
     nodes: tuple[str, ...]
     terms: dict[str, int]
+    damaged: tuple[str, ...] = ()
+    intact: tuple[str, ...] = ()
     last_pos: None = None
 
     @property
@@ -135,9 +141,8 @@ def merged(rows: Iterable[DiffRow]) -> Iterator[DiffRow]:
 
 
 def _continues(last: DiffRow, row: DiffRow) -> bool:
-    return (last.last_index + 1, last.verdict, last.nodes, last.terms) == (
-        *(row.first_index, row.verdict, row.nodes, row.terms),
-    ) and last.verdict not in (COMMITTED, ON_MAJORITY)
+    same = replace(row, first_index=last.first_index, last_index=last.last_index, first_pos=last.first_pos)
+    return last.last_index + 1 == row.first_index and same == last and last.verdict not in (COMMITTED, ON_MAJORITY)
 
 
 def row_of(found: IndexRange, group: ReplicaGroup) -> DiffRow:
@@ -145,8 +150,49 @@ def row_of(found: IndexRange, group: ReplicaGroup) -> DiffRow:
     verdict, about = _verdict(found, group)
     names = group.names
     terms = {names[number]: term for number, term in enumerate(found.terms) if term is not None}
-    nodes = tuple(names[number] for number in about)
-    return DiffRow(found.first_index, found.last_index, found.pos, verdict, nodes, terms)
+    nodes, damaged, intact = (
+        tuple(names[number] for number in numbers)
+        for numbers in (about, damaged_on(found, group), intact_on(found, group))
+    )
+    return DiffRow(found.first_index, found.last_index, found.pos, verdict, nodes, terms, damaged, intact)
+
+
+def damaged_on(found: IndexRange, group: ReplicaGroup) -> list[int]:
+    """The replicas whose log has the range, but not intact."""
+    members = enumerate(group.members)
+    return [n for n, member in members if found.terms[n] is None and member.begin <= found.first_index <= member.end]
+
+
+def unclear_on(found: IndexRange, group: ReplicaGroup) -> list[int]:
+    """The replicas with copies that no check judges.
+
+    They are of one term with different bytes; or nothing confirms the only copy of a damaged entry.
+    """
+    versions = {(found.terms[number], found.same_as[number]) for number in found.holders}
+    terms = Counter(term for term, _ in versions)
+    differing = [number for number in found.holders if terms[found.terms[number]] > 1]
+    return differing or ([] if found.is_confirmed else _wanted(found, group))
+
+
+def intact_on(found: IndexRange, group: ReplicaGroup) -> list[int]:
+    """The replicas with an intact copy of a range; where some lack it, with an intact copy of what these lack."""
+    unclear = unclear_on(found, group)
+    return [number for number in _wanted(found, group) if number not in unclear]
+
+
+def _wanted(found: IndexRange, group: ReplicaGroup) -> list[int]:
+    """The replicas that have a range; where some lack it, those that have it with the term in the log of these."""
+    terms = {found.log_terms[number] for number in damaged_on(found, group)}
+    return [number for number in found.holders if not terms or found.terms[number] in terms]
+
+
+def is_lost(found: IndexRange, group: ReplicaGroup) -> bool:
+    """Whether no replica has the entries of the log that the foremost replica continues."""
+    numbers = [number for number, term in enumerate(found.log_terms) if term is not None]
+    if not numbers:
+        return False
+    kept = found.log_terms[min(numbers, key=group.rank)]
+    return kept not in {found.terms[number] for number in found.holders}
 
 
 def _verdict(found: IndexRange, group: ReplicaGroup) -> tuple[str, list[int]]:
@@ -155,10 +201,10 @@ def _verdict(found: IndexRange, group: ReplicaGroup) -> tuple[str, list[int]]:
     if len({found.same_as[number] for number in holders}) > 1:
         return _verdict_on_difference(found, group)
     members = group.members
-    absent = [number for number in range(len(members)) if found.terms[number] is None]
-    damaged = [number for number in absent if members[number].begin <= found.first_index <= members[number].end]
+    damaged = damaged_on(found, group)
     if damaged:
         return DAMAGED, damaged
+    absent = [number for number in range(len(members)) if found.terms[number] is None]
     ended = [number for number in absent if found.first_index > members[number].end]
     diverged = [number for number in ended if holders and all(group.diverged(number, holder) for holder in holders)]
     behind = [number for number in ended if number not in diverged]
@@ -172,19 +218,20 @@ def _verdict(found: IndexRange, group: ReplicaGroup) -> tuple[str, list[int]]:
 
 
 def _verdict_on_difference(found: IndexRange, group: ReplicaGroup) -> tuple[str, list[int]]:
-    """The verdict if entries differ: the foremost replica has the expected terms, most replicas the expected bytes."""
+    """The verdict if entries differ that no check calls damaged."""
     holders = found.holders
-    same_terms = len({found.terms[number] for number in holders}) == 1
-    versions = [found.same_as[number] for number in holders]
-    foremost = found.same_as[group.foremost] if group.foremost in holders else None
-    if same_terms or foremost is None:
-        expected = max(versions, key=lambda version: (versions.count(version), version == foremost))
-    else:
-        expected = foremost
-    others = [number for number in holders if found.same_as[number] != expected]
-    if same_terms:
-        return OTHER_BYTES, others
+    if len({found.terms[number] for number in holders}) == 1:
+        most = Counter(found.same_as[number] for number in holders).most_common(2)
+        is_tie = most[0][1] == most[1][1]
+        return OTHER_BYTES, [number for number in holders if is_tie or found.same_as[number] != most[0][0]]
+    expected = _expected_term(found, group)
+    others = [number for number in holders if found.terms[number] != expected]
     return (CONTRADICTS if found.contradicts else DIVERGED), others
+
+
+def _expected_term(found: IndexRange, group: ReplicaGroup) -> int | None:
+    """The term of the foremost replica that has the entries."""
+    return found.terms[min(found.holders, key=group.rank)]
 
 
 def _group_rows(group: ReplicaGroup, replicas: list[Replica]) -> Iterator[DiffRow]:
@@ -232,7 +279,14 @@ def _ranges(replicas: list[Replica], options: ReadOptions) -> list[tuple[int, in
 def _part(group: ReplicaGroup, replicas: list[Replica], first: int, last: int) -> DiffPart:
     shares = [
         ReplicaShare(
-            replica.partition(first, last), member.begin, member.end, member.known_committed, replica.check_pos
+            replica.partition(first, last),
+            member.begin,
+            member.end,
+            member.known_committed,
+            replica.check_pos,
+            tuple((run.index, run.term) for run in replica.terms.runs),
+            replica.index_folder,
+            replica.queue_root,
         )
         for replica, member in zip(replicas, group.members, strict=True)
     ]

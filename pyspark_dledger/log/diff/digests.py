@@ -36,8 +36,8 @@ class FileDigest:
         return None not in self.md5.values() and len(set(self.md5.values())) == 1
 
 
-def file_digests(stores: Sequence[StoreView], last: int = 2) -> list[FileDigest]:
-    """Two digests for each of the `last` written files of the old CommitLog and of DLedger.
+def file_digests(stores: Sequence[StoreView], last: int | None = None) -> list[FileDigest]:
+    """Two digests for each written file of the old CommitLog and of DLedger, or for the `last` ones of each.
 
     The first is of the whole file. The second is of the part that all replicas with the file have written, if less.
     """
@@ -45,7 +45,7 @@ def file_digests(stores: Sequence[StoreView], last: int = 2) -> list[FileDigest]
     return [
         digest
         for source in (COMMITLOG, DLEDGER)
-        for base in sorted({segment.base for store in stores for segment in _written(store, source)})[-last:]
+        for base in sorted({segment.base for store in stores for segment in _written(store, source)})[-(last or 0) :]
         for digest in _digests(dict(zip(names, stores, strict=True)), source, base)
     ]
 

@@ -9,6 +9,7 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.format.codec import EntryHeader, decode_blank
@@ -16,12 +17,15 @@ from pyspark_dledger.format.layout import MIN_BLANK_SIZE
 from pyspark_dledger.format.spec import DLEDGER, Filters, IntFilter, ScanRequest, Segment, TermRun
 from pyspark_dledger.log.committed import Bound, best, own_bound
 from pyspark_dledger.log.diff.digests import replica_names
-from pyspark_dledger.log.diff.index_ranges import ENTRY_COLUMNS
+from pyspark_dledger.log.diff.entry_slices import ENTRY_COLUMNS
 from pyspark_dledger.log.io.entry_reads import entry_at, read_at, segment_at
 from pyspark_dledger.log.io.files import path_of
+from pyspark_dledger.log.io.queue_files import FOLDER
 from pyspark_dledger.log.plan import Partition
 from pyspark_dledger.log.replicas import Terms, agreement, same_entry, superseding
 from pyspark_dledger.log.store_view import StoreView
+
+_SAMPLES = 16
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,11 @@ class ReplicaGroup:
     def names(self) -> tuple[str, ...]:
         return tuple(member.node for member in self.members)
 
+    def rank(self, number: int) -> tuple[int, int, str]:
+        """The order of replicas, the foremost first: it does not depend on the order of the arguments."""
+        member = self.members[number]
+        return -member.end_term, -member.end, member.node
+
     @property
     def needed(self) -> int:
         """The number of members in a majority."""
@@ -101,8 +110,19 @@ class Replica:
         self.firsts = _trusted(store)
         self.begin = self.firsts[0][1].index if self.firsts else -1
         self.end = store.end.last_index if self.firsts else -1
-        self.end_term = store.end.last_term if self.firsts else -1
+        self.end_term = _unit_term(store, store.end.last_index, store.end.last_term) if self.firsts else -1
         self.check_pos = store.dialect != "0.4"
+
+    @property
+    def index_folder(self) -> Path | None:
+        """The folder of the node's index units."""
+        return self.store.paths.node_dir / "index" if self.store.paths.node_dir is not None else None
+
+    @property
+    def queue_root(self) -> Path | None:
+        """The root with the ConsumeQueues of a local broker."""
+        root = self.store.paths.root
+        return root if isinstance(root, Path) and (root / FOLDER).is_dir() else None
 
     @property
     def last_segment(self) -> tuple[Segment, int] | None:
@@ -158,6 +178,13 @@ class Replica:
             return None
         return pos, segment, read_at(segment.path, pos - segment.base, header.size)
 
+    def has_any(self, first: int, last: int) -> bool:
+        """Whether an entry of the indexes ``[first, last]`` can be read."""
+        pos = self.position(first)
+        segment = segment_at(self.store.ledger_segments, pos)
+        header = entry_at(segment, pos) if segment is not None else None
+        return header is not None and header.index <= last
+
     def partition(self, first: int, last: int) -> Partition:
         """A read of the entries ``[first, last]``."""
         start, end = self.position(first), self.position(last + 1)
@@ -166,7 +193,7 @@ class Replica:
         for segment in self.store.ledger_segments if self.firsts else []:
             low, high = max(start, segment.base), min(end, self.store.segment_end(segment))
             if low < high:
-                ranges.append(ScanRequest(segment, low, high, ENTRY_COLUMNS, wanted, verify_crc=False))
+                ranges.append(ScanRequest(segment, low, high, ENTRY_COLUMNS, wanted, verify_crc=True))
         return Partition(tuple(ranges), self.store.engine.NAME)
 
     def cuts(self, target: int) -> Iterator[int]:
@@ -189,17 +216,26 @@ def _trusted(store: StoreView) -> list[tuple[int, EntryHeader]]:
     """Position and header of the first entry of each segment whose index matches those of the entries around it."""
     firsts: list[tuple[int, EntryHeader]] = []
     for segment, (pos, _, _) in store.first_entries:
-        headers: list[tuple[int, EntryHeader]] = []
-        while len(headers) < 3 and (header := entry_at(segment, pos)) is not None:
-            headers.append((pos, header))
-            pos += header.size
-        indexes = [header.index for _, header in headers]
-        # Of three entries, two with consecutive indexes are trusted.
-        is_odd = len(indexes) == 3 and indexes[1] != indexes[0] + 1 and indexes[2] == indexes[1] + 1
-        for place, header in headers[1 if is_odd else 0 :][:1]:
+        headers = _headers_from(segment, pos)
+        for place, header in headers[1 if _is_first_odd(headers) else 0 :][:1]:
             if (not firsts or header.index > firsts[-1][1].index) and header.index <= store.end.last_index:
                 firsts.append((place, header))
     return firsts
+
+
+def _headers_from(segment: Segment, pos: int) -> list[tuple[int, EntryHeader]]:
+    """Position and header of the entry at `pos` and the two after it."""
+    headers: list[tuple[int, EntryHeader]] = []
+    while len(headers) < 3 and (header := entry_at(segment, pos)) is not None:
+        headers.append((pos, header))
+        pos += header.size
+    return headers
+
+
+def _is_first_odd(headers: list[tuple[int, EntryHeader]]) -> bool:
+    """Whether the first of three entries has a damaged index: the other two have consecutive ones."""
+    indexes = [header.index for _, header in headers]
+    return len(indexes) == 3 and indexes[1] != indexes[0] + 1 and indexes[2] == indexes[1] + 1
 
 
 def _term_runs(replica: Replica) -> Iterator[TermRun]:
@@ -214,11 +250,59 @@ def _term_runs(replica: Replica) -> Iterator[TermRun]:
             continue
         segment = segment_at(store.ledger_segments, pos)
         assert segment is not None
-        runs += store.engine.term_runs(segment, pos, store.segment_end(segment))
+        found = store.engine.term_runs(segment, pos, store.segment_end(segment))
+        runs += [run._replace(index=_index_of_run(segment, run)) for run in found]
+    runs = _ascending(runs, replica.end)
+    yield from _without_odd_runs([run._replace(term=_term_of_run(store, runs, n)) for n, run in enumerate(runs)])
+
+
+def _ascending(runs: list[TermRun], end: int) -> list[TermRun]:
+    """The runs; one that begins too late or too early has a damaged first index, and gets one by the run after it."""
+    found: list[TermRun] = []
+    following = end + 1
+    for place in range(len(runs) - 1, -1, -1):
+        run = runs[place]
+        low = runs[place - 1].index + runs[place - 1].entries if place else run.index
+        # The run before may itself begin at a damaged index.
+        is_early = run.index < low <= following - run.entries
+        if run.index >= following or is_early:
+            run = run._replace(index=following - run.entries)
+        found.insert(0, run)
+        following = run.index
+    return found
+
+
+def _index_of_run(segment: Segment, run: TermRun) -> int:
+    """The first index of a run, also if its first entry has a damaged one."""
+    headers = _headers_from(segment, run.pos)
+    return headers[1][1].index - 1 if _is_first_odd(headers) else run.index
+
+
+def _term_of_run(store: StoreView, runs: list[TermRun], number: int) -> int:
+    """The term of a run; that of its index unit, if the run is one entry and a run next to it has the unit's term."""
+    run = runs[number]
+    near = {other.term for other in runs[max(number - 1, 0) : number + 2]}
+    unit_term = _unit_term(store, run.index, run.term) if run.entries == 1 else run.term
+    return unit_term if unit_term in near else run.term
+
+
+def _unit_term(store: StoreView, index: int, term: int) -> int:
+    """The term in the index unit of an entry, if the unit gives its position and size; else `term`."""
+    unit = store.index_files.unit(index) if index >= 0 else None
+    segment = segment_at(store.ledger_segments, unit.pos) if unit is not None else None
+    header = entry_at(segment, unit.pos) if segment is not None and unit is not None else None
+    if unit is None or header is None or (header.index, header.size, header.magic) != (index, unit.size, unit.magic):
+        return term
+    return unit.term
+
+
+def _without_odd_runs(runs: list[TermRun]) -> Iterator[TermRun]:
+    """The runs without those whose term is not between the terms before and after them: they have damaged terms."""
+    while len(runs) > 1 and runs[0].term > runs[1].term:
+        runs = [runs[1]._replace(index=runs[0].index, pos=runs[0].pos), *runs[2:]]
     last: TermRun | None = None
     for place, run in enumerate(runs):
         after = runs[place + 1] if place + 1 < len(runs) else None
-        # A term that is not between those before and after it is an entry with a damaged term.
         is_odd = last is not None and after is not None and last.term <= after.term
         if last is not None and (run.term == last.term or (is_odd and not last.term <= run.term <= after.term)):  # type: ignore[union-attr]
             continue
@@ -230,11 +314,12 @@ def group_of(store: StoreView, group_size: int | None) -> tuple[ReplicaGroup, li
     """The group of a store and its replicas. Raises OptionError without replicas, and for one that is given twice."""
     replicas = _replicas(store)
     _include_damaged_fronts(replicas)
+    _align_terms(replicas)
     agreed = _agreements(replicas)
     members = tuple(replica.member() for replica in replicas)
     size = group_size if group_size is not None else len(replicas)
-    foremost = max(range(len(members)), key=lambda number: (members[number].end_term, members[number].end))
-    group = ReplicaGroup(members, agreed, size, foremost, -1, None, "", None, None, None)
+    group = ReplicaGroup(members, agreed, size, 0, -1, None, "", None, None, None)
+    foremost = min(range(len(members)), key=group.rank)
     index, holder = _majority(group)
     doubt = _doubt(group, replicas, index, holder)
     proofs = [(index, holder, "quorum")] if not doubt else []
@@ -243,7 +328,7 @@ def group_of(store: StoreView, group_size: int | None) -> tuple[ReplicaGroup, li
         for number, member in enumerate(members)
         if member.committed is not None and (index < 0 or not group.foreign(holder, number))
     ]
-    committed = max(proofs, key=lambda proof: proof[0], default=(None, None, None))
+    committed = min(proofs, key=lambda proof: (-proof[0], proof[2] != "quorum", proof[2]), default=(None, None, None))
     return ReplicaGroup(
         members, agreed, size, foremost, index, holder if index >= 0 else None, doubt, *committed
     ), replicas
@@ -279,6 +364,19 @@ def _include_damaged_fronts(replicas: list[Replica]) -> None:
         replica.begin = max(lost, default=max(replica.begin - 1, 0))
 
 
+def _align_terms(replicas: list[Replica]) -> None:
+    """Let a term begin where it does on another replica, if the entries from there on are damaged here."""
+    for replica in replicas:
+        for run in [run for other in replicas if other is not replica for run in other.terms.runs]:
+            runs = replica.terms.runs
+            place = bisect_right(runs, run.index, key=lambda each: each.index)
+            if not 0 < place < len(runs) or not runs[place - 1].term < run.term <= runs[place].term:
+                continue
+            after = runs[place]
+            if not replica.has_any(run.index, after.index - 1):
+                runs[place : place + (after.term == run.term)] = [after._replace(term=run.term, index=run.index)]
+
+
 def _agreements(replicas: list[Replica]) -> tuple[tuple[int | None, ...], ...]:
     agreed: list[list[int | None]] = [[None] * len(replicas) for _ in replicas]
     for number, replica in enumerate(replicas):
@@ -296,8 +394,8 @@ def _agreement(first: Replica, second: Replica) -> int | None:
     begin = max(first.terms.first, second.terms.first)
     if agreed is None or agreed < begin:
         return agreed
-    # One damaged entry does not mean another group.
-    samples = {begin, (begin + agreed) // 2, agreed}
+    # Damaged entries do not mean another group.
+    samples = sorted({begin + (agreed - begin) * part // _SAMPLES for part in range(_SAMPLES + 1)})
     return agreed if any(same_entry(first.store, second.store, index) for index in samples) else begin - 1
 
 

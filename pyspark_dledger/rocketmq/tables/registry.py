@@ -101,6 +101,8 @@ DIFF_COLUMNS = (
     TableColumn(
         "terms", pa.map_(pa.string(), pa.int64()), "term (CommitLog: epoch) on each replica that has the entries"
     ),
+    TableColumn("damaged", pa.list_(pa.string()), "replicas that lost them or have a damaged copy"),
+    TableColumn("intact", pa.list_(pa.string()), "replicas to copy them from; empty where no check tells"),
 )
 
 

@@ -18,7 +18,8 @@ class PosRow:
     """One verdict on the positions ``[first_pos, last_pos]`` of the CommitLog; last_pos is that of the last byte.
 
     ``first_index`` and ``last_index`` are None: messages have none. ``terms`` has the epoch on each node that has the
-    bytes intact, None without epochs: for `damaged` these nodes are the donors. ``messages`` is the number of intact
+    bytes intact, None without epochs. ``damaged`` are the nodes that lost the bytes, ``intact`` those to copy them from;
+    empty where intact copies differ. ``messages`` is the number of intact
     messages on the node that has most, ``first_byte`` the first different byte; None if bytes are missing.
     """
 
@@ -31,6 +32,8 @@ class PosRow:
     terms: dict[str, int | None]
     messages: int
     first_byte: int | None
+    damaged: tuple[str, ...] = ()
+    intact: tuple[str, ...] = ()
 
     @property
     def bytes(self) -> int:
@@ -47,9 +50,7 @@ def pos_rows(replicas: Sequence[CommitLogReplica], ranges: Iterable[PosRange]) -
     judge = _Judge(replicas, list(ranges))
     last: PosRow | None = None
     for row in judge.rows():
-        if last is not None and (last.verdict, last.nodes, last.terms, last.last_pos + 1) == (
-            *(row.verdict, row.nodes, row.terms, row.first_pos),
-        ):
+        if last is not None and _continues(last, row):
             byte = last.first_byte if last.first_byte is not None else row.first_byte
             last = replace(last, last_pos=row.last_pos, messages=last.messages + row.messages, first_byte=byte)
             continue
@@ -58,6 +59,11 @@ def pos_rows(replicas: Sequence[CommitLogReplica], ranges: Iterable[PosRange]) -
         last = row
     if last is not None:
         yield last
+
+
+def _continues(last: PosRow, row: PosRow) -> bool:
+    same = ("verdict", "nodes", "terms", "damaged", "intact")
+    return last.last_pos + 1 == row.first_pos and all(getattr(last, name) == getattr(row, name) for name in same)
 
 
 class _Judge:
@@ -98,9 +104,19 @@ class _Judge:
         for part in self._ranges:
             verdict, about = self._verdict(part)
             terms = {names[n]: epoch_at(self._replicas[n].epochs, part.start) for n in part.holders}
-            nodes = tuple(names[number] for number in about)
+            is_clear = len({part.versions[number] for number in part.holders}) == 1
             yield PosRow(
-                None, None, part.start, part.end - 1, verdict, nodes, terms, part.messages, self._byte(part, verdict)
+                None,
+                None,
+                part.start,
+                part.end - 1,
+                verdict,
+                tuple(names[number] for number in about),
+                terms,
+                part.messages,
+                self._byte(part, verdict),
+                tuple(name for name, state in zip(names, part.states, strict=True) if state == DAMAGED_STATE),
+                tuple(names[number] for number in part.holders) if is_clear else (),
             )
 
     def _byte(self, part: PosRange, verdict: str) -> int | None:

@@ -1,0 +1,92 @@
+"""The verdict on a group: is anything lost, which member may start, what to do, do the replicas agree."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pyspark_dledger.cli.report.facts import Facts
+from pyspark_dledger.cli.report.number_words import count_text, number_text
+from pyspark_dledger.cli.report.verdict import BAD, GOOD, NEUTRAL, TROUBLE, WARN, Verdict, verdicts
+from pyspark_dledger.cli.stores.verdict_text import lost_text, member_text, next_text
+from pyspark_dledger.format.json_text import printable
+from pyspark_dledger.log.diff.comparison import Comparison
+from pyspark_dledger.log.diff.diff_table import CONTRADICTS, DAMAGED, DIVERGED, OTHER_BYTES
+from pyspark_dledger.log.diff.verdict import MemberVerdict
+from pyspark_dledger.log.verify.findings import CODES, ERROR
+
+_LOST_LEVELS = {"nothing": GOOD, "unknown": WARN, "some": BAD}
+_START_LEVELS = {"yes": GOOD, "unknown": WARN, "no": BAD}
+
+
+def group_verdicts(facts: Facts) -> list[Verdict]:
+    """The answers about the group; empty without replicas."""
+    found = facts.comparison
+    return [*_lost(found), *_members(facts, found), *_next(found), *_replicas(found)] if found is not None else []
+
+
+def is_trouble(facts: Facts) -> bool:
+    """Whether an answer about the group or one of its members is a warning or an error."""
+    answers = [*group_verdicts(facts), *(each for member in facts.members for each in verdicts(member))]
+    return any(verdict.level in TROUBLE for verdict in answers)
+
+
+def member_section(number: int) -> str:
+    """The id of the part of the page about a member."""
+    return f"member-{number}"
+
+
+def _lost(found: Comparison) -> Iterator[Verdict]:
+    text = lost_text(found.verdict)
+    has_damage = any(member.damaged.entries for member in found.verdict.members)
+    if text == "nothing" and has_damage:
+        text = "nothing: another member has each damaged entry intact"
+    yield Verdict(_LOST_LEVELS[found.verdict.lost], "Is anything lost for good?", _sentence(text), "replicas")
+
+
+def _members(facts: Facts, found: Comparison) -> Iterator[Verdict]:
+    for number, (store, member) in enumerate(zip(facts.members, found.verdict.members, strict=True)):
+        level, text = _START_LEVELS[member.start], member_text(member)
+        found_by_verify = _errors(store)
+        if found_by_verify and member.start == "yes":
+            level = WARN
+        if found_by_verify:
+            text += f"; verify: {found_by_verify}"
+        yield Verdict(
+            level, f"May {printable(member.node)} start?", _sentence(f"{_said(member)}: {text}"), member_section(number)
+        )
+
+
+def _said(member: MemberVerdict) -> str:
+    return {"yes": "yes", "no": "no", "unknown": "cannot tell"}[member.start]
+
+
+def _errors(store: Facts) -> str:
+    if store.findings.reason is not None:
+        return f"the store could not be verified ({store.findings.reason})"
+    errors = [(code, count) for code, count in store.findings.counts.most_common() if CODES[code].severity == ERROR]
+    return ", ".join(f"{code} {number_text(count)}" for code, count in errors)
+
+
+def _next(found: Comparison) -> Iterator[Verdict]:
+    yield Verdict(NEUTRAL, "What to do?", _sentence(next_text(found.verdict)), "replicas")
+
+
+def _replicas(found: Comparison) -> Iterator[Verdict]:
+    question = "Do the replicas agree?"
+    differing = {verdict: found.entries.get(verdict, 0) for verdict in (CONTRADICTS, DIVERGED, OTHER_BYTES, DAMAGED)}
+    listed = ", ".join(f"{verdict} {number_text(count)}" for verdict, count in differing.items() if count)
+    behind = [
+        f"{printable(item.node)} is {count_text(item.lag_entries, 'entry', 'entries')} behind "
+        f"{printable(found.foremost)}"
+        for item in found.standings
+        if item.lag_entries
+    ]
+    if listed:
+        yield Verdict(BAD, question, f"{'; '.join([f'No, entries differ: {listed}', *behind])}.", "replicas")
+    else:
+        agree = "Yes, at every index that they share"
+        yield Verdict(NEUTRAL if behind else GOOD, question, f"{'; '.join([agree, *behind])}.", "replicas")
+
+
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}."

@@ -1,0 +1,128 @@
+"""The verdict on a group of replicas in sentences: what is lost, who may start, what to do next."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from pyspark_dledger.cli.output.rows import range_text
+
+if TYPE_CHECKING:
+    from pyspark_dledger.log.diff.elections import Loss
+    from pyspark_dledger.log.diff.ranges import Ranges
+    from pyspark_dledger.log.diff.verdict import GroupVerdict, MemberVerdict
+
+_MAX_RANGES = 5
+
+
+def verdict_lines(found: GroupVerdict) -> Iterator[str]:
+    """The verdict: first what is lost for good, then a line for each member, then the next command."""
+    yield f"lost for good: {lost_text(found)}"
+    for member in found.members:
+        yield f"{member.node} {member_text(member)}"
+    yield f"next: {next_text(found)}"
+
+
+def lost_text(found: GroupVerdict) -> str:
+    """What no replica has intact."""
+    parts = []
+    if found.lost_entries.entries:
+        count = _count(found.lost_entries.entries)
+        parts.append(f"{count}, damaged on every replica: {ranges_text(found.lost_entries)}")
+    if found.lost_end is not None:
+        parts.append(
+            f"{range_text(*found.lost_end)}: committed, says the checkpoint of {found.lost_end_from}, but after the "
+            "end of every log"
+        )
+    if found.unclear_entries.entries:
+        parts.append(
+            f"cannot tell for {_count(found.unclear_entries.entries)}, {ranges_text(found.unclear_entries)}: copies "
+            "differ, or only one is left, and no checksum decides"
+        )
+    if parts and found.missing_members:
+        parts.append(f"{found.missing_members} of the group's members were not given, and may have them")
+    return "; ".join(parts) or "nothing"
+
+
+def member_text(member: MemberVerdict) -> str:
+    """What may be done with a member as it is, and why."""
+    if member.start == "no":
+        return f"must not start as it is: {'; '.join(_reasons(member))}"
+    if member.start == "unknown":
+        return (
+            f"may be damaged: no check tells if its copy of {ranges_text(member.unclear)} is intact; do not let it "
+            "lead before you know"
+        )
+    if not member.can_win:
+        ahead = f": {_names(member.ahead)} {'is' if len(member.ahead) == 1 else 'are'} ahead" if member.ahead else ""
+        return f"may start, and cannot be elected{ahead}"
+    if member.elect == "no":
+        return f"may start only after another member leads: elected, {_losses_text(member.losses)}"
+    losses = _losses_text(member.losses) or "no replica would lose anything"
+    return f"may start and be elected: {losses}"
+
+
+def _reasons(member: MemberVerdict) -> Iterator[str]:
+    if member.damaged.entries:
+        donors = f", intact on {_names(member.donors)}" if member.donors else ""
+        yield f"{_count(member.damaged.entries)} damaged, {ranges_text(member.damaged)}{donors}"
+    if member.silent.entries:
+        shown = ranges_text(member.silent)
+        yield f"Java would not notice {shown}, but serve it, and as leader push it to the others"
+    if member.damaged.entries > member.silent.entries:
+        yield "a restart may truncate its log there: see dledger recovery"
+    if member.lost_end is not None:
+        yield f"its end is lost: {range_text(*member.lost_end)}, committed as its checkpoint says"
+    if member.losses:
+        yield f"elected, {_losses_text(member.losses)}"
+
+
+def next_text(found: GroupVerdict) -> str:
+    """The next command."""
+    healthy = [member for member in found.members if member.start == "yes"]
+    damaged = [member for member in found.members if member.start == "no"]
+    unclear = next((member for member in found.members if member.unclear.entries), None)
+    complete = [
+        member
+        for member in healthy
+        if member.elect == "yes" and all(member.node in other.donors or not other.damaged.entries for other in damaged)
+    ]
+    if unclear is not None:
+        first = unclear.unclear.ranges[0][0]
+        return f"compare the copies, with each path: {_command('dump', [unclear.path])} --from {first} --to {first + 1}"
+    if not damaged:
+        return f"{_command('verify', [member.path for member in found.members])} --least warning; if clean, start them"
+    if complete:
+        donor, names = complete[0], _names([member.node for member in damaged])
+        return (
+            f"{_command('verify', [donor.path])} --least warning; if clean, replace {names} by a copy of {donor.node} "
+            "(docs/operations.md, copy a peer)"
+        )
+    return f"no member is complete; save each: {_command('export', [found.members[0].path])} TARGET --to jsonl"
+
+
+def ranges_text(ranges: Ranges) -> str:
+    """The first ranges of indexes."""
+    shown = [range_text(first, last) for first, last in ranges.ranges[:_MAX_RANGES]]
+    return ", ".join(shown) + (" and more" if len(ranges.ranges) > _MAX_RANGES else "")
+
+
+def _losses_text(losses: Sequence[Loss]) -> str:
+    return "; ".join(
+        f"{loss.node} would lose {range_text(loss.first_index, loss.last_index)}"
+        f"{', committed' if loss.committed else ', on a majority' if loss.on_majority else ''}"
+        for loss in losses
+    )
+
+
+def _count(entries: int) -> str:
+    return f"{entries} entr{'y' if entries == 1 else 'ies'}"
+
+
+def _names(nodes: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(nodes[:-1]), nodes[-1]))) if nodes else ""
+
+
+def _command(verb: str, paths: Sequence[str]) -> str:
+    return shlex.join(["dledger", verb, *paths])

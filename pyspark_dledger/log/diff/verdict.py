@@ -1,0 +1,143 @@
+"""The verdict on a group of replicas: what is lost for good, and which member may be started or elected as it is.
+
+Evidence is what the comparison found in entries. Index files, state files and queues are `verify`'s part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pyspark_dledger.log.diff.elections import Candidate, Loss
+from pyspark_dledger.log.diff.ranges import RangeCounter, Ranges
+from pyspark_dledger.log.diff.replica_group import Replica, ReplicaGroup
+
+YES, NO, WITH_LOSS, UNKNOWN = "yes", "no", "withLoss", "unknown"
+NOTHING, SOME = "nothing", "some"
+
+
+@dataclass(frozen=True)
+class MemberVerdict:
+    """What may be done with one member as it is.
+
+    ``start`` and ``elect`` are ``yes``, ``no`` or ``unknown``; ``elect`` is also ``withLoss``, if others would then
+    truncate entries that are not proven committed. ``damaged``, ``silent`` (a part of it, which looks whole) and
+    ``unclear`` (no check tells if this copy is damaged) are its entries. ``donors`` have every damaged entry intact.
+    ``lost_end`` are committed entries after its end. ``can_win``: enough members would vote for it, but not those
+    ``ahead``.
+    """
+
+    node: str
+    path: str
+    start: str
+    elect: str
+    damaged: Ranges
+    silent: Ranges
+    unclear: Ranges
+    lost_end: tuple[int, int] | None
+    donors: tuple[str, ...]
+    losses: tuple[Loss, ...]
+    can_win: bool
+    ahead: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class GroupVerdict:
+    """``lost`` is ``nothing``, ``some`` or ``unknown``: whether entries are lost for good.
+
+    ``lost_entries`` are damaged on every given replica. ``lost_end`` are committed by a checkpoint, of the node
+    ``lost_end_from``, and after the end of every given replica. ``unclear_entries`` are those for which no check tells
+    which copy is intact, or whether the only one is. ``missing_members`` were not given: they may have what is lost.
+    """
+
+    lost: str
+    lost_entries: Ranges
+    lost_end: tuple[int, int] | None
+    lost_end_from: str | None
+    unclear_entries: Ranges
+    missing_members: int
+    members: tuple[MemberVerdict, ...]
+
+    @property
+    def healthy(self) -> tuple[MemberVerdict, ...]:
+        """The members that may be started as they are."""
+        return tuple(member for member in self.members if member.start == YES)
+
+
+class MemberEvidence:
+    """What a comparison found about the entries of one member."""
+
+    def __init__(self, others: Sequence[str]) -> None:
+        self.damaged = RangeCounter()
+        self.silent = RangeCounter()
+        self.unclear = RangeCounter()
+        self.donors = set(others)
+
+    def add_damaged(self, first: int, last: int, size: int, is_silent: bool, intact: Sequence[str]) -> None:
+        """Count damaged entries; `intact` are the nodes that have them intact."""
+        self.damaged.add(first, last, size)
+        self.donors &= set(intact)
+        if is_silent:
+            self.silent.add(first, last, size)
+
+
+def judge(
+    group: ReplicaGroup,
+    replicas: list[Replica],
+    evidence: list[MemberEvidence],
+    candidates: Sequence[Candidate],
+    lost: Ranges,
+    unclear: Ranges,
+) -> GroupVerdict:
+    """The verdict. `lost` entries are intact nowhere; for `unclear` ones no check tells."""
+    last = max(member.end for member in group.members)
+    promised, source = max((replica.store.checkpoint_committed_index, replica.node) for replica in replicas)
+    lost_end = (last + 1, promised) if promised > last else None
+    by_node = {candidate.node: candidate for candidate in candidates}
+    members = tuple(
+        _member(group, replica, found, number, by_node.get(replica.node))
+        for number, (replica, found) in enumerate(zip(replicas, evidence, strict=True))
+    )
+    return GroupVerdict(
+        lost=SOME if lost.entries or lost_end else UNKNOWN if unclear.entries else NOTHING,
+        lost_entries=lost,
+        lost_end=lost_end,
+        lost_end_from=source if lost_end else None,
+        unclear_entries=unclear,
+        missing_members=max(group.size - len(replicas), 0),
+        members=members,
+    )
+
+
+def _member(
+    group: ReplicaGroup, replica: Replica, found: MemberEvidence, number: int, candidate: Candidate | None
+) -> MemberVerdict:
+    member = group.members[number]
+    promised = replica.store.checkpoint_committed_index
+    lost_end = (member.end + 1, promised) if promised > member.end else None
+    losses = candidate.losses if candidate is not None else ()
+    start = NO if found.damaged.entries or lost_end else UNKNOWN if found.unclear.entries else YES
+    return MemberVerdict(
+        node=replica.node,
+        path=replica.store.path,
+        start=start,
+        elect=_elect(start, candidate),
+        damaged=found.damaged.ranges_found(),
+        silent=found.silent.ranges_found(),
+        unclear=found.unclear.ranges_found(),
+        lost_end=lost_end,
+        donors=tuple(sorted(found.donors)) if found.damaged.entries else (),
+        losses=losses,
+        can_win=candidate is not None,
+        ahead=tuple(
+            other.node for other in group.members if (other.end_term, other.end) > (member.end_term, member.end)
+        ),
+    )
+
+
+def _elect(start: str, candidate: Candidate | None) -> str:
+    if start == NO or candidate is None or any(loss.committed for loss in candidate.losses):
+        return NO
+    if start == UNKNOWN:
+        return UNKNOWN
+    return WITH_LOSS if candidate.losses else YES

@@ -1,0 +1,38 @@
+"""Damaged entries that Java does not notice when it opens a store: their headers are whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from pyspark_dledger.format.spec import DLEDGER, SurveyRequest
+from pyspark_dledger.log.io.store_engine import engine_of
+from pyspark_dledger.log.store_view import StoreView
+
+_CODES = frozenset(("bodyCrc", "messageStructure", "messageOffset", "messageCrc", "propertyCrc"))
+MAX_LISTED = 100
+"""Entries listed of each file and kind; `verify` counts the others."""
+
+
+@dataclass(frozen=True)
+class SilentDamage:
+    """A damaged entry. ``code`` is that of a finding, ``text`` says what was expected and found."""
+
+    index: int | None
+    pos: int
+    file: str
+    code: str
+    text: str
+
+
+def silent_damage(store: StoreView) -> Iterator[SilentDamage]:
+    """The damaged entries, in the order of the log. Reads the whole log."""
+    for segment in store.segments:
+        end = store.segment_end(segment)
+        if segment.base >= end:
+            continue
+        request = SurveyRequest(segment, segment.base, end, verify_crc=True, max_problems=MAX_LISTED)
+        for problem in engine_of(store.engine.NAME, segment).survey(request).problems:
+            is_moved = problem.code == "messageOffset" and segment.source == DLEDGER and not segment.check_pos
+            if problem.code in _CODES and not is_moved:
+                yield SilentDamage(problem.index, problem.pos, segment.path, problem.code, problem.text)

@@ -1,0 +1,100 @@
+"""Verdicts on groups of damaged replicas: no intact copy is blamed, no damaged one is trusted, in any order."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyspark_dledger.log import open_log
+from pyspark_dledger.log.diff.comparison import Comparison, compare
+from pyspark_dledger.log.diff.ranges import Ranges
+from tests.support.damaged_groups import Member, copied_member, damage, lose, write_group
+
+_OF_GROUP = ("committed", "onMajority", "stale")
+
+
+def comparison(members: list[Member], engine: str) -> Comparison:
+    first, *others = [str(member.path) for member in members]
+    return compare(open_log(first, replicas=others, engine=engine))
+
+
+def indexes(ranges: Ranges) -> set[int]:
+    return {index for first, last in ranges.ranges for index in range(first, last + 1)}
+
+
+def verdict_of(found: Comparison) -> Any:
+    """The verdict, without anything that depends on the order of the arguments."""
+    rows = {
+        (row.first_index, row.last_index, row.verdict, *map(frozenset, (row.nodes, row.terms, row.damaged, row.intact)))
+        for row in found.rows
+    }
+    members = {
+        member.node: (member.start, member.elect, member.damaged, member.silent, member.unclear, set(member.donors))
+        for member in found.verdict.members
+    }
+    verdict = found.verdict
+    return rows, members, verdict.lost, verdict.lost_entries, verdict.unclear_entries, found.committed_index
+
+
+def check(members: list[Member], found: Comparison) -> None:
+    by_node = {member.node: member for member in members}
+    for row in found.rows:
+        if row.verdict in _OF_GROUP:
+            continue
+        for index in range(row.first_index, row.last_index + 1):
+            for node in row.damaged:
+                assert index in by_node[node].damaged, f"{node} is blamed for {index}"
+            for node in row.intact:
+                is_intact = index in by_node[node].entries and index not in by_node[node].damaged
+                assert is_intact, f"{node} is no donor of {index}"
+    for verdict in found.verdict.members:
+        member = by_node[verdict.node]
+        state = next(each for each in found.standings if each.node == verdict.node)
+        in_log = {index for index in member.damaged if index <= state.end_index}
+        assert in_log <= indexes(verdict.damaged) | indexes(verdict.unclear)
+        assert indexes(verdict.damaged) <= member.damaged
+        if in_log:
+            assert verdict.start != "yes" and verdict.elect not in ("yes", "withLoss")
+
+
+@pytest.mark.parametrize("as_messages", [True, False], ids=["messages", "raw"])
+@pytest.mark.parametrize("seed", range(40))
+def test_an_intact_copy_is_never_blamed(tmp_path: Path, engine: str, seed: int, as_messages: bool) -> None:
+    rng = random.Random(seed)
+    members = write_group(tmp_path, rng, as_messages)
+    damage(members, rng)
+    found = comparison(members, engine)
+    check(members, found)
+    assert found.verdict.lost in ("nothing", "unknown")
+    assert found.verdict.lost_entries.entries == 0
+    for order in permutations(members):
+        assert verdict_of(comparison(list(order), engine)) == verdict_of(found)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_entries_that_are_intact_nowhere_are_lost(tmp_path: Path, engine: str, seed: int) -> None:
+    rng = random.Random(seed)
+    members = write_group(tmp_path, rng, as_messages=True)
+    lost = lose(members, rng)
+    found = comparison(members, engine)
+    check(members, found)
+    assert (found.verdict.lost, indexes(found.verdict.lost_entries)) == ("some", lost)
+    assert found.verdict.lost_entries.entries == len(lost)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_damaged_group_of_brokers(case_folder: Callable[[str], Path], tmp_path: Path, engine: str, seed: int) -> None:
+    rng = random.Random(seed)
+    folder = case_folder("mq-53-three")
+    members = [copied_member(folder / node, tmp_path / node, node) for node in ("n0", "n1", "n2")]
+    damage(members, rng, 12)
+    found = comparison(members, engine)
+    check(members, found)
+    assert found.verdict.lost_entries.entries == 0
+    for order in permutations(members):
+        assert verdict_of(comparison(list(order), engine)) == verdict_of(found)
