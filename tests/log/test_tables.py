@@ -52,7 +52,7 @@ COLUMNS = {
     "consumers": "consumerGroup topic queueId consumerOffset minOffset maxOffset lag lost",
     "lost": "source index term pos size topic queueId queueOffset tagsCode keyHashes firstStoreTimestamp "
     "lastStoreTimestamp entries witnesses problem lostOn intactOn",
-    "diff": "firstIndex lastIndex firstPos lastPos verdict nodes terms",
+    "diff": "firstIndex lastIndex firstPos lastPos verdict nodes terms damaged intact",
 }
 SPARK_TYPES = {
     **dict.fromkeys(("queueId", "magic", "size", "position", "keyHash", "previous"), "int"),
@@ -63,7 +63,7 @@ SPARK_TYPES = {
     **dict.fromkeys(("physicMsgTimestamp", "logicsMsgTimestamp", "indexMsgTimestamp"), "timestamp"),
     "abort": "boolean",
     "epochs": "map<bigint,bigint>",
-    **dict.fromkeys(("nodes", "witnesses", "lostOn", "intactOn"), "array<string>"),
+    **dict.fromkeys(("nodes", "damaged", "intact", "witnesses", "lostOn", "intactOn"), "array<string>"),
     "keyHashes": "array<int>",
     "terms": "map<string,bigint>",
 }

@@ -18,9 +18,9 @@ class PosRow:
     """One verdict on the positions ``[first_pos, last_pos]`` of the CommitLog; last_pos is that of the last byte.
 
     ``first_index`` and ``last_index`` are None: messages have none. ``terms`` has the epoch on each node that has the
-    bytes intact, None without epochs. ``damaged`` are the nodes that lost the bytes, ``intact`` those to copy them from;
-    empty where intact copies differ. ``messages`` is the number of intact
-    messages on the node that has most, ``first_byte`` the first different byte; None if bytes are missing.
+    bytes intact, None without epochs. ``damaged`` are the nodes that lost the bytes, ``intact`` those to copy them
+    from; empty where intact copies differ. ``messages`` is the number of intact messages on the node that has most,
+    ``first_byte`` the first different byte; None if bytes are missing.
     """
 
     first_index: None
