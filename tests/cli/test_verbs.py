@@ -239,8 +239,8 @@ def test_an_audit_counts_fillers_after_the_first_unit_of_a_queue(broker: Store, 
     for others, text in (
         ({}, ""),
         ({0}, ""),
-        ({2}, "1 unit is a filler for messages missing from the log"),
-        ({0, 1, 3, 4}, "2 units are fillers for messages missing from the log"),
+        ({2}, "at least 1 message is missing: 1 unit is a filler"),
+        ({0, 1, 3, 4}, "at least 2 messages are missing: 2 units are fillers"),
     ):
         places = range(len(units) // 20)
         queue.write_bytes(b"".join(filler if at in others else units[20 * at : 20 * at + 20] for at in places))

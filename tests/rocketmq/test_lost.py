@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from pyspark_dledger.cli.main import main
 from pyspark_dledger.log import open_log
 from pyspark_dledger.log.io.files import raise_error
+from pyspark_dledger.rocketmq.export import export
 from pyspark_dledger.rocketmq.index_file.index_file import key_hash
 from pyspark_dledger.rocketmq.lost.group_losses import lost_in_group
 from pyspark_dledger.rocketmq.lost.lost_messages import count_of
@@ -234,3 +236,53 @@ def test_a_count_is_a_minimum_where_nothing_is_known(tmp_path: Path) -> None:
     (found,) = lost_of(tmp_path)
     assert (found["entries"], found["witnesses"]) == (None, [])
     assert count_of(lost_in_group([open_log(tmp_path)], raise_error)) == (0, False)
+
+
+# Counts of other verbs
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_an_export_counts_the_lost_messages(
+    case_folder: Callable[[str], Path], tmp_path: Path, seed: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One corrupt row can stand for many messages; the audit of the result sees at most those that are missing."""
+    root = tmp_path / "store"
+    shutil.copytree(case_folder("mq-53-single"), root)
+    before = intact(rows_of(root))
+    damage(root, seed)
+    gone = len(before.keys() - intact(rows_of(root)).keys())
+    for form in ("commitlog", "jsonl"):
+        report = export(root, tmp_path / form, form)
+        assert (report.lost, report.lost_is_all) == (gone, True), form
+    assert (report.problems > 0) == (gone > 0)
+    assert main(["audit", str(tmp_path / "commitlog")]) in (0, 1)
+    noted = re.search(r"at least (\d+) messages? (is|are) missing", capsys.readouterr().err)
+    wrong_headers = sum(row["queueOffset"] is not None and row["queueOffset"] > 10**6 for row in rows_of(root))
+    assert int(noted[1] if noted else 0) <= gone + wrong_headers
+
+
+def test_an_export_counts_only_the_messages_that_it_wants(
+    case_folder: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = tmp_path / "store"
+    shutil.copytree(case_folder("mq-53-single"), root)
+    rows = [row for row in rows_of(root) if row["kind"] == "message"]
+    hit = next(row for row in rows[30:] if row["topic"] == "PayTopic" and row["transaction"] == "none")
+    overwrite(root, hit)
+    assert export(root, tmp_path / "pay", "jsonl", topic="PayTopic", mode="PERMISSIVE").lost == 0, "no row was left out"
+    assert main(["export", str(root), str(tmp_path / "all"), "--to", "commitlog"]) == 1
+    assert "lost in damaged places of the log: 1 message; dledger lost lists them\n" in capsys.readouterr().out
+    shutil.rmtree(root / "consumequeue")
+    shutil.rmtree(root / "dledger-n0" / "index")
+    assert export(root, tmp_path / "unknown", "commitlog").lost == 1, "the indexes of the neighbours tell it"
+
+
+def test_copies_of_the_next_unit_count_as_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = write_commitlog(tmp_path, [mq_message("Orders", b"x" * 99, queue_offset=n) for n in range(40)])
+    units = units_of(store.rows)
+    units[5] = units[6]._replace(queue_offset=5)
+    units[9] = units[9]._replace(commit_log_offset=0, size=0x7FFFFFFF, tags_code=0)
+    write_units(tmp_path, units)
+    assert main(["audit", str(tmp_path)]) == 1
+    text = "at least 2 messages are missing: 1 unit is a filler, 1 unit is a copy of the next\n"
+    assert capsys.readouterr().err == f"dledger: {tmp_path}: {text}"

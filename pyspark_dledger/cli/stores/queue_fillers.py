@@ -1,4 +1,4 @@
-"""Counts the fillers in ConsumeQueues: units that stand for messages missing from the log."""
+"""Counts units in ConsumeQueues that stand for messages missing from the log: fillers, and copies of the next unit."""
 
 from __future__ import annotations
 
@@ -17,6 +17,25 @@ def count_fillers(log: Log) -> int:
     """
     wanted = (queue for queue in queues(queue_root(log)) if is_selected(queue.topic, queue.queue_id, log.options))
     return sum(map(_count_in, wanted))
+
+
+def count_copies(log: Log) -> int:
+    """The number of units that are copies of the next one; a rebuild makes them. Raises StoreError."""
+    wanted = (queue for queue in queues(queue_root(log)) if is_selected(queue.topic, queue.queue_id, log.options))
+    return sum(map(_copies_in, wanted))
+
+
+def _copies_in(queue: Queue) -> int:
+    count, last = 0, None
+    for file in queue.files:
+        for units in read_units(file):
+            messages = units[has_message(units)]
+            offsets = messages["commitLogOffset"]
+            count += int(np.count_nonzero(offsets[1:] == offsets[:-1]))
+            if len(offsets):
+                count += int(offsets[0]) == last
+                last = int(offsets[-1])
+    return count
 
 
 def _count_in(queue: Queue) -> int:

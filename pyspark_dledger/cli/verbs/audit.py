@@ -21,12 +21,18 @@ def run(args: argparse.Namespace, out: Output) -> int:
 
 def _notes(log: Log) -> Iterator[str]:
     """What no row says: that there are no queues, or that they have fillers."""
-    from pyspark_dledger.cli.stores.queue_fillers import count_fillers
+    from pyspark_dledger.cli.stores.queue_fillers import count_copies, count_fillers
     from pyspark_dledger.log.io.queue_files import FOLDER
     from pyspark_dledger.rocketmq.consume_queue.queue_units import queue_root
 
     if not (queue_root(log) / FOLDER).is_dir():
         yield f"there is no {FOLDER} folder: every message is missing from its queue"
-    elif count := count_fillers(log):
-        units = "1 unit is a filler" if count == 1 else f"{count} units are fillers"
-        yield f"{units} for messages missing from the log"
+        return
+    kinds = [("1 unit is a filler", "{} units are fillers", count_fillers(log))]
+    kinds.append(("1 unit is a copy of the next", "{} units are copies of the next", count_copies(log)))
+    texts = [one if count == 1 else many.format(count) for one, many, count in kinds if count]
+    if texts:
+        # The first and last messages of a queue can be missing without a filler.
+        least = sum(count for _, _, count in kinds)
+        messages = "1 message is" if least == 1 else f"{least} messages are"
+        yield f"at least {messages} missing: {', '.join(texts)}"

@@ -94,6 +94,10 @@ def _print(target: str, report: ExportReport, out: Output) -> None:
             out.line(f"  {printable(line)}")
         if report.skipped > _MAX_SHOWN:
             out.line(f"  and {report.skipped - _MAX_SHOWN} more; --json lists up to 100")
+    if report.lost or not report.lost_is_all:
+        least = "" if report.lost_is_all else "at least "
+        messages = f"{report.lost} message{'s' * (report.lost != 1)}"
+        out.line(f"lost in damaged places of the log: {least}{messages}; dledger lost lists them")
     for line in report.notes:
         out.line(f"note: {printable(line)}")
     if report.broker_conf:

@@ -28,6 +28,7 @@ from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.rocketmq.export import forms, target_folder
 from pyspark_dledger.rocketmq.export.forms import ExportReport, ExportSettings, FinishReport, Form, PartReport, Progress
 from pyspark_dledger.rocketmq.export.log_range import LogRange, current_last_row, range_from_json, range_of
+from pyspark_dledger.rocketmq.export.lost_count import count_lost
 from pyspark_dledger.rocketmq.export.target_folder import FINISHED, MANIFEST, RUNNING, STATE_FOLDER, USE_NEW_FOLDER
 from pyspark_dledger.rocketmq.work_parts import MapParts, map_here
 
@@ -236,6 +237,8 @@ class _Job:
     ) -> ExportReport:
         files = [file for report in reports for file in report.files] + list(finish.files)
         skipped = [line for report in reports for line in report.first_skipped]
+        is_damaged = any(report.skipped or report.problems for report in reports)
+        lost, lost_is_all = count_lost(self._log, self._read, found.start, found.end) if is_damaged else (0, True)
         return ExportReport(
             source=self._source,
             target=str(self._target),
@@ -244,6 +247,8 @@ class _Job:
             problems=sum(report.problems for report in reports),
             skipped=sum(report.skipped for report in reports),
             first_skipped=tuple(skipped[: forms.MAX_SKIPPED]),
+            lost=lost,
+            lost_is_all=lost_is_all,
             committed_index=found.committed_index,
             beyond_committed=found.beyond_committed,
             parts=len(reports),

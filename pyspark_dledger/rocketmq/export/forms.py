@@ -174,7 +174,9 @@ class FinishReport:
 class ExportReport:
     """The report of a finished export.
 
-    ``rows`` were written, ``problems`` of them with a ``problem``; ``skipped`` were left out, see `PartReport`.
+    ``rows`` were written, ``problems`` of them with a ``problem``; ``skipped`` were left out, see `PartReport`. One row
+    can stand for many messages: ``lost`` counts those of damaged places as far as indexes and queues know them, all of
+    them if ``lost_is_all``.
     ``beyond_committed`` counts exported entries after the committed bound ``committed_index``; both are None if the
     bound is unknown. ``bytes`` is the size of all ``files`` except consumequeue/ and index/, ``source_bytes`` that of
     their part of the log. ``resumed`` counts the parts of earlier runs; ``seconds`` is the time of this run.
@@ -187,6 +189,8 @@ class ExportReport:
     problems: int
     skipped: int
     first_skipped: tuple[str, ...]
+    lost: int
+    lost_is_all: bool
     committed_index: int | None
     beyond_committed: int | None
     parts: int
