@@ -36,6 +36,8 @@ ON_GOLDENS = [
     ("recovery", "raw-killed", ["."], [], 0),
     ("recovery", "raw-killed", ["."], ["--java", "0.3.1.2"], 0),
     ("recovery", "mq-53-upgrade", ["."], ["--rocketmq", "5.3.3"], 0),
+    ("recovery", "mq-plain", ["."], ["--rocketmq", "5.3.3"], 0),
+    ("recovery", "mq-53-controller", ["b1", "b2"], [], 1),
     ("diff", "raw-three", THREE, [], 0),
     ("diff", "raw-three", THREE, ["--md5"], 0),
     ("diff", "raw-three-diverged", THREE, [], 1),
@@ -367,3 +369,31 @@ def test_the_state_of_controller_mode_has_epochs(case_folder: Callable[[str], Pa
     (state,) = run("state", case_folder("mq-53-controller") / "b1", "--json").rows
     assert (state["epochs"], state["confirmOffset"], state["maxOffset"]) == ({"1": 0, "3": 216199}, 216199, 231822)
     assert state["physicMsgTimestamp"] == "2026-11-22T10:33:32.565Z"
+
+
+def test_recovery_of_a_plain_store_names_what_a_broker_loses(
+    case_folder: Callable[[str], Path], tmp_path: Path, run: Callable[..., Ran]
+) -> None:
+    root = Path(shutil.copytree(case_folder("mq-plain"), tmp_path / "store"))
+    (row,) = run("recovery", root, "--rocketmq", "5.3.3", "--json").rows
+    assert (row["outcome"], row["recovery"], row["lost"], row["reason"]) == ("loads", "normal", [], "")
+    with (root / "commitlog" / f"{131072:020}").open("r+b") as file:
+        file.seek(90)
+        file.write(b"?")
+    assert run("recovery", root, "--rocketmq", "5.3.3").code == 0, "the file is not checked"
+    done = run("recovery", root, "--rocketmq", "5.3.1", "--json")
+    (row,) = done.rows
+    assert done.code == 1
+    assert (row["maxPhyOffset"], row["lost"]) == (131072, [[131072, 430336]])
+    assert row["filesDeleted"] == [f"{base:020}" for base in (262144, 393216)]
+    assert row["reason"].startswith(f"the scan stops in commitlog/{131072:020} at byte 0: message CRC is ")
+    assert sum(row["lostTopics"].values()) > 300
+    text = run("recovery", root).out
+    assert "131072 to 430336" in text
+    assert "note: files before" in text
+    os.truncate(root / "commitlog" / f"{0:020}", 1000)
+    (row,) = run("recovery", root, "--rocketmq", "5.3.3", "--data-file-size", "128k", "--json").rows
+    assert (row["outcome"], row["maxPhyOffset"]) == ("fails", None)
+    assert row["reason"] == f"commitlog/{0:020} has 1000 bytes, not 131072"
+    assert run("recovery", root, "--index-file-size", "1m").code == 2
+    assert run("recovery", root, "--rocketmq", "3.2.6").code == 2

@@ -21,7 +21,9 @@ VERSIONS = ("0.1", "0.2.2", "0.2.7", "0.3.1.2", "0.3.2", "0.4.0")
 ROCKETMQ_VERSIONS = ("4.9.8", "5.1.4", "5.2.0", "5.3.3")
 _POMS = {
     **dict.fromkeys(("OpenStores", "RunServer", "RunClient", "EchoMessages", "WireFrames"), ("pom.xml", "dledger")),
-    **dict.fromkeys(("LoadBroker", "RunStore", "RunPlainStores", "EncodeMessages"), ("broker.xml", "rocketmq")),
+    **dict.fromkeys(
+        ("LoadBroker", "LoadPlainStores", "RunStore", "RunPlainStores", "EncodeMessages"), ("broker.xml", "rocketmq")
+    ),
     **dict.fromkeys(("RunBroker", "RunClients", "RunConfig", "RunTraffic"), ("cluster.xml", "cluster")),
 }
 _OPENED = ("java.base/java.nio", "java.base/sun.nio.ch", "java.base/jdk.internal.ref")  # to unmap files on Java 17

@@ -13,7 +13,9 @@ from pyspark_dledger.cli.output.rows import Row, cell, fields_row, range_text
 from pyspark_dledger.cli.output.stream import Output
 from pyspark_dledger.cli.output.text_table import print_fields, print_table
 from pyspark_dledger.cli.stores.open_stores import open_stores
+from pyspark_dledger.cli.stores.plain_recovery_text import print_plain_recoveries
 from pyspark_dledger.common.options import parse_size
+from pyspark_dledger.errors import OptionError
 from pyspark_dledger.format.json_text import json_line
 from pyspark_dledger.log import Log
 from pyspark_dledger.log.option_uses import RECOVERY
@@ -32,7 +34,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     version = parser.add_mutually_exclusive_group()
     text = "of DLedger, such as 0.3.1.2; default: every line of versions"
     version.add_argument("--java", metavar="VERSION", help=text)
-    version.add_argument("--rocketmq", metavar="VERSION", help="of the broker, such as 5.3.3, with its own recovery")
+    version.add_argument(
+        "--rocketmq",
+        metavar="VERSION",
+        help="of the broker, such as 5.3.3, with its own recovery; also for stores without DLedger",
+    )
     for name in ("data", "index"):
         text = f"Java's configured size of {name} files, such as 160m; default: that of the existing ones"
         parser.add_argument(f"--{name}-file-size", type=_file_size, metavar="SIZE", help=text)
@@ -51,6 +57,10 @@ def run(args: argparse.Namespace, out: Output) -> int:
 
     code = CLEAN
     for log in open_stores(args, RECOVERY):
+        if args.java is None and _is_plain(log):
+            _check_plain(args)
+            code = max(code, print_plain_recoveries(out, log, args.rocketmq, args.data_file_size, args.json))
+            continue
         found = list(_recoveries(args, log))
         silent = list(silent_damage(log))
         if silent or any(_is_trouble(item, log.end.last_index) for item in found):
@@ -84,6 +94,16 @@ def _warnings(silent: list[SilentDamage]) -> Iterator[str]:
         yield f"  {where}, in {cell('/'.join(Path(each.file).parts[-2:]))}: {each.text}"
     if len(silent) > _MAX_WARNINGS:
         yield f"  and {len(silent) - _MAX_WARNINGS} more: see dledger verify"
+
+
+def _is_plain(log: Log) -> bool:
+    """Whether the store has a CommitLog and no DLedger node."""
+    return log.paths.node_dir is None and bool(log.paths.commitlog_dirs)
+
+
+def _check_plain(args: argparse.Namespace) -> None:
+    if args.index_file_size is not None:
+        raise OptionError("--index-file-size has no effect on a store without DLedger: leave it out")
 
 
 def _is_trouble(item: RecoveryPreview, last_index: int) -> bool:

@@ -5,6 +5,7 @@ Source: RocketMQ 4.9.8 and 5.3.3 ``ConsumeQueue.recover``, ``putMessagePositionI
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from pyspark_dledger.format.codec import decode_records
 from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT, CONSUME_QUEUE_UNIT_SIZE
 from pyspark_dledger.log.io.entry_reads import read_existing
 from pyspark_dledger.log.io.files import path_of
-from pyspark_dledger.log.io.queue_files import queues
+from pyspark_dledger.log.io.queue_files import FILLER_SIZE, queues
 
 _FILES_SCANNED = 3
 # RocketMQ's default: 300,000 units.
@@ -34,7 +35,7 @@ class RecoveredQueue:
         self.file_size = file_size
         self.max_physical = -1
         self._files = {int(file.name): file for file in files}
-        self._added: dict[int, list[int]] = {}
+        self._added: dict[int, list[tuple[int, int]]] = {}
         self._wrote = dict.fromkeys(self._files, file_size)
         if files:
             self._wrote[max(self._files)] = len(self._leading_units(max(self._files))) * CONSUME_QUEUE_UNIT_SIZE
@@ -75,11 +76,12 @@ class RecoveredQueue:
             return
         base = end - end % self.file_size
         self._wrote[base] = end - base + CONSUME_QUEUE_UNIT_SIZE
-        self._added.setdefault(base, []).append(offset)
+        self._added.setdefault(base, []).append((offset, size))
         self.max_physical = offset + size
 
     def truncate(self, end: int) -> None:
         """Remove the units of messages at or after `end`, file by file from the last one."""
+        self.max_physical = end
         while self._wrote:
             base = max(self._wrote)
             kept = self._kept(base, end)
@@ -100,20 +102,28 @@ class RecoveredQueue:
 
     def _kept(self, base: int, end: int) -> int:
         """How many bytes of a file stay. The first unit counts even if it is empty."""
-        records = self._records(base)
-        offsets = records["commitLogOffset"].astype(np.int64)
-        stays = (offsets >= 0) & (offsets < end) & (records["size"] > 0)
-        if base in self._added:
-            added = np.array(self._added[base], np.int64)
-            units = self._wrote[base] // CONSUME_QUEUE_UNIT_SIZE - len(added)
-            # A new queue begins with fillers, which point to 0.
-            filler = max(units - len(offsets), 0)
-            offsets = np.concatenate((offsets[:units], np.zeros(filler, np.int64), added))
-            stays = np.concatenate((stays[:units], np.ones(filler, bool), added < end))
+        offsets, sizes = self._content(base)
+        stays = (offsets >= 0) & (offsets < end) & (sizes > 0)
         if not len(offsets) or offsets[0] >= end:
             return 0
         stays[0] = True
-        return _leading(stays) * CONSUME_QUEUE_UNIT_SIZE
+        kept = _leading(stays)
+        self.max_physical = int(offsets[kept - 1] + sizes[kept - 1])
+        return kept * CONSUME_QUEUE_UNIT_SIZE
+
+    def _content(self, base: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Offsets and sizes of all units of a file, also of those after its end, which an older log can have left."""
+        records = self._records(base)
+        offsets, sizes = (np.zeros(self.file_size // CONSUME_QUEUE_UNIT_SIZE, np.int64) for _ in range(2))
+        offsets[: len(records)] = records["commitLogOffset"]
+        sizes[: len(records)] = records["size"]
+        if base in self._added:
+            units = self._wrote[base] // CONSUME_QUEUE_UNIT_SIZE
+            first = units - len(self._added[base])
+            # A new queue begins with fillers, which point to 0.
+            sizes[len(records) : first] = FILLER_SIZE
+            offsets[first:units], sizes[first:units] = np.array(self._added[base], np.int64).T
+        return offsets, sizes
 
     def _leading_units(self, base: int) -> Records:
         """The units before the first one without a message."""
@@ -131,11 +141,15 @@ class RecoveredQueues:
     """The queues of a store, by topic and queue id."""
 
     def __init__(self, root: Path) -> None:
+        found = queues(root)
+        sizes = Counter(file.units * CONSUME_QUEUE_UNIT_SIZE for queue in found for file in queue.files if file.units)
+        usual = sizes.most_common(1)[0][0] if sizes else _DEFAULT_FILE_SIZE
         self.by_key: dict[tuple[str, int], RecoveredQueue] = {
             (queue.topic, queue.queue_id): RecoveredQueue(
-                [path_of(file.path) for file in queue.files], queue.files[0].units * CONSUME_QUEUE_UNIT_SIZE
+                [path_of(file.path) for file in queue.files if file.units],
+                queue.files[0].units * CONSUME_QUEUE_UNIT_SIZE or usual,
             )
-            for queue in queues(root)
+            for queue in found
         }
         self._before = self._max_offsets()
         self.units_before = self.units
@@ -182,6 +196,10 @@ class RecoveredQueues:
             for (topic, queue_id), max_offset in sorted(after.items())
             if max_offset != self._before.get((topic, queue_id), 0)
         ]
+
+    def max_offsets(self) -> dict[str, int]:
+        """The queueOffset after the last unit of each queue that has one, by ``topic/queueId``."""
+        return {f"{topic}/{queue_id}": end for (topic, queue_id), end in sorted(self._max_offsets().items()) if end}
 
     def _max_offsets(self) -> dict[tuple[str, int], int]:
         return {key: queue.max_offset for key, queue in self.by_key.items()}

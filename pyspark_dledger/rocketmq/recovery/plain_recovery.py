@@ -1,0 +1,358 @@
+"""Models load() of a RocketMQ broker without DLedger (master, slave, controller mode) on a store; it is only read.
+
+Sources: RocketMQ 4.9.0 to 5.3.3 and its development branch of September 2025 (5.4, 5.5), ``DefaultMessageStore.load``,
+``start`` and ``recover``, ``CommitLog.recoverNormally`` and ``recoverAbnormally``, ``MappedFileQueue``,
+``ConsumeQueue``, ``IndexService``.
+
+Not modelled: settings other than the defaults (``duplicationEnable``, ``messageIndexSafe``, ``checkCRCOnRecover``,
+``forceVerifyPropCRC``, ``recheckReputOffsetFromCq``), the dispatch after load(), light message queues,
+BatchConsumeQueue, ConsumeQueueExt, queues in RocksDB, the timer and compaction stores, and expired files.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from pyspark_dledger.errors import DLedgerError, OptionError, StoreError
+from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT_SIZE
+from pyspark_dledger.format.message import transaction
+from pyspark_dledger.log.io.entry_reads import read_at
+from pyspark_dledger.log.io.queue_files import queues
+from pyspark_dledger.log.io.store_checkpoint import FILE as CHECKPOINT
+from pyspark_dledger.log.io.store_checkpoint import MARGIN_MS, StoreCheckpoint, read_store_checkpoint
+from pyspark_dledger.log.options import Offset, option_filters
+from pyspark_dledger.log.plan import plan_read, read_partition
+from pyspark_dledger.log.recovery.java_files import JavaFile, JavaThrows, configured_size, list_folder, parse_long
+from pyspark_dledger.log.store_view import StoreView
+from pyspark_dledger.rocketmq.index_file.index_file import read_header
+from pyspark_dledger.rocketmq.recovery.broker_recovery import first_message
+from pyspark_dledger.rocketmq.recovery.java_messages import JavaMessage, JavaRules, ScanStop, read_message
+from pyspark_dledger.rocketmq.recovery.recovery_queues import RecoveredQueues
+
+LINES = ("4.9.8", "5.0.0", "5.1.4", "5.3.1", "5.3.3", "5.5.0")
+"""A version of each line with the same behaviour."""
+
+_VERSION = re.compile(r"(\d+)\.(\d+)\.(\d+)")
+_FIRST, _LAST = (4, 9, 0), (5, 5)
+_DEFAULT_FILE_SIZE = 1024**3
+# From 5.4 on: commitLogRecoverMaxNum, and where the checkpoint has logicsPhysicalOffset (offset, size).
+_MAX_FILES = 10
+_LOGICS_OFFSET = (40, 8)
+
+
+@dataclass(frozen=True)
+class PlainRecovery:
+    """What load() and start() of a broker do to a store; positions are bytes of the log.
+
+    ``outcome``: ``loads``, or ``fails``: load() returns false and the broker ends. ``recovery``: ``abnormal`` if the
+    file abort exists. ``scan_from`` is the file in which the scan begins; those before are not checked.
+    ``max_phy_offset`` is the log's end afterwards, ``dispatch_from`` where start() begins to dispatch; None if it
+    fails. ``consume_queue_cut_at``: queues lose their units from this offset on. ``consume_queue_max_offsets`` has the
+    end of each queue that is not empty, by ``topic/queueId``. ``lost`` are ranges of positions, inclusive, with intact
+    messages that are not in the log afterwards; ``lost_topics`` counts these messages.
+    """
+
+    rocketmq: str
+    outcome: str
+    recovery: str
+    scan_from: str | None
+    max_phy_offset_before: int
+    max_phy_offset: int | None
+    dispatch_from: int | None
+    reason: str
+    files_after: list[str] = field(default_factory=list)
+    files_deleted: list[str] = field(default_factory=list)
+    index_files_deleted: list[str] = field(default_factory=list)
+    consume_queue_cut_at: int | None = None
+    consume_queue_units_before: int = 0
+    consume_queue_units_after: int = 0
+    queues: list[dict[str, Any]] = field(default_factory=list)
+    consume_queue_max_offsets: dict[str, int] = field(default_factory=dict)
+    lost: list[tuple[int, int]] = field(default_factory=list)
+    lost_topics: dict[str, int] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def as_json(self) -> dict[str, Any]:
+        """The object that the command line prints."""
+        return {re.sub(r"_(.)", lambda part: part[1].upper(), name): value for name, value in asdict(self).items()}
+
+    @property
+    def is_trouble(self) -> bool:
+        """Whether the broker does not start, or messages are lost."""
+        return self.outcome != "loads" or bool(self.lost)
+
+
+def is_plain(log: StoreView) -> bool:
+    """Whether a store has a CommitLog and no DLedger node."""
+    return log.paths.node_dir is None and bool(log.paths.commitlog_dirs)
+
+
+def preview_plain(log: StoreView, version: str, file_size: int | None = None) -> PlainRecovery:
+    """What a broker of RocketMQ `version` would do at its start on a plain store.
+
+    `file_size` is the configured mappedFileSizeCommitLog in bytes; by default that of the files. Raises StoreError if
+    the store has no root, OptionError for an unknown version.
+    """
+    found = _VERSION.fullmatch(version.strip())
+    release = (int(found[1]), int(found[2]), int(found[3])) if found else (0, 0, 0)
+    if not release >= _FIRST or release[:2] > _LAST:
+        raise OptionError(f"expected a RocketMQ version from 4.9.0 to 5.5.0, found {version!r}")
+    if log.paths.root is None or log.paths.only is not None or not is_plain(log):
+        raise StoreError(
+            f"{log.path}: expected a storePathRootDir with a commitlog folder, found something else: give the root"
+        )
+    return _Load(log, log.paths.root, version.strip(), release, file_size).run()
+
+
+class _LoadFails(Exception):
+    """load() returns false."""
+
+
+class _Load:
+    """One start of a broker; `run` models it."""
+
+    def __init__(
+        self, log: StoreView, root: Path, version: str, release: tuple[int, int, int], file_size: int | None
+    ) -> None:
+        self.log = log
+        self.root = root
+        self.version = version
+        self.release = release
+        self.rules = JavaRules.of(release)
+        self.dirs = log.paths.commitlog_dirs
+        self.file_size = file_size or configured_size(self.dirs, _DEFAULT_FILE_SIZE)
+        self.is_abnormal = (root / "abort").exists()
+        self.checkpoint: StoreCheckpoint = read_store_checkpoint(root)
+        self.queues = RecoveredQueues(root)
+        self.deleted: list[str] = []
+        self.notes: list[str] = []
+        self.stop: tuple[JavaFile, int, ScanStop] | None = None
+        self.scan_from: str | None = None
+        self.cut_at: int | None = None
+
+    def run(self) -> PlainRecovery:
+        result = PlainRecovery(
+            rocketmq=self.version,
+            outcome="fails",
+            recovery="abnormal" if self.is_abnormal else "normal",
+            scan_from=None,
+            max_phy_offset_before=self.log.max_offset,
+            max_phy_offset=None,
+            dispatch_from=None,
+            reason="",
+            consume_queue_units_before=self.queues.units_before,
+            consume_queue_units_after=self.queues.units_before,
+        )
+        try:
+            files = self._load_files()
+            self._check_queue_files()
+        except _LoadFails as error:
+            return replace(result, reason=str(error), files_after=self._names(), files_deleted=self.deleted)
+        index_deleted = self._deleted_index_files()
+        self.queues.recover()
+        end = self._recover(files)
+        dispatch_from = self._dispatch_from(files, end)
+        lost = self._lost(end)
+        return replace(
+            result,
+            outcome="loads",
+            scan_from=self.scan_from,
+            max_phy_offset=end,
+            dispatch_from=dispatch_from,
+            reason=self._reason(),
+            files_after=self._names(),
+            files_deleted=self.deleted,
+            index_files_deleted=index_deleted,
+            consume_queue_cut_at=self.cut_at,
+            consume_queue_units_after=self.queues.units,
+            queues=self.queues.changes(),
+            consume_queue_max_offsets=self.queues.max_offsets(),
+            lost=lost,
+            lost_topics=self._topics(lost),
+            notes=self.notes,
+        )
+
+    # load
+
+    def _paths(self) -> list[Path]:
+        return sorted((path for folder in self.dirs for path in list_folder(folder)), key=lambda path: path.name)
+
+    def _names(self) -> list[str]:
+        """The names in the folder afterwards."""
+        return [path.name for path in self._paths() if path.name not in self.deleted]
+
+    def _load_files(self) -> list[JavaFile]:
+        """The mapped files in order. Raises _LoadFails."""
+        files: list[JavaFile] = []
+        paths = self._paths()
+        for path in paths:
+            if path.is_dir() and self.release >= (5, 1):
+                continue
+            size = path.stat().st_size
+            if size == 0 and path is paths[-1] and self.release >= (5, 1, 3):
+                self.deleted.append(path.name)
+                continue
+            if size != self.file_size:
+                if self.release == (4, 9, 2):
+                    self.notes.append(f"4.9.2 ignores commitlog/{path.name} and all files after it: wrong size")
+                    break
+                raise _LoadFails(f"commitlog/{path.name} has {size} bytes, not {self.file_size}")
+            try:
+                base = parse_long(path.name)
+            except JavaThrows:
+                raise _LoadFails(f"commitlog/{path.name}: its name is no number") from None
+            files.append(JavaFile(base, size, path.name, path))
+        return files
+
+    def _check_queue_files(self) -> None:
+        """Raises _LoadFails for a file of a ConsumeQueue with another size than the others."""
+        found = queues(self.root)
+        sizes = Counter(file.units * CONSUME_QUEUE_UNIT_SIZE for queue in found for file in queue.files)
+        usual = sizes.most_common(1)[0][0] if sizes else 0
+        for queue in found:
+            for file in queue.files:
+                size = Path(file.path).stat().st_size
+                is_deleted = size == 0 and file is queue.files[-1] and self.release >= (5, 1, 3)
+                if size != usual and not is_deleted and self.release != (4, 9, 2):
+                    where = f"consumequeue/{queue.topic}/{queue.queue_id}/{file.name}"
+                    raise _LoadFails(f"{where} has {size} bytes, not {usual}")
+
+    def _deleted_index_files(self) -> list[str]:
+        """After an unclean end: the IndexFiles whose last message is newer than the store checkpoint."""
+        paths = list_folder(self.root / "index") if self.is_abnormal else []
+        headers = ((path.name, read_header(path)) for path in paths if path.name.isdecimal() and path.is_file())
+        limit = self.checkpoint.index_msg_timestamp
+        return sorted(name for name, header in headers if header is not None and header.end_timestamp > limit)
+
+    # recover
+
+    def _recover(self, files: list[JavaFile]) -> int:
+        """Scan the log, truncate files and queues; returns the log's end."""
+        if not files:
+            self.notes.append("the CommitLog has no file: all ConsumeQueues are deleted")
+            self.queues.delete()
+            return 0
+        highest = self.queues.max_physical
+        start = self._abnormal_start(files) if self.is_abnormal else self._normal_start(files, highest)
+        self.scan_from = files[start].name
+        if start:
+            self.notes.append(f"files before {self.scan_from} are not checked")
+        end = self._scan(files[start:], highest)
+        if highest >= end or self.release >= (5, 4):
+            self.cut_at = end if highest >= end else None
+            self.queues.truncate(end)
+        self.deleted += [file.name for file in files if file.base > end]
+        return end
+
+    def _normal_start(self, files: list[JavaFile], highest: int) -> int:
+        if self.release < (5, 3, 2):
+            return max(len(files) - 3, 0)
+        if self.release >= (5, 4):
+            return self._newest(files, lambda message: message.offset <= highest)
+        return next((n for n in range(len(files) - 1, 0, -1) if files[n].base <= highest), 0)
+
+    def _abnormal_start(self, files: list[JavaFile]) -> int:
+        """The newest file whose first message the store checkpoint covers."""
+        if self.release >= (5, 4):
+            logics = int.from_bytes(read_at(str(self.root / CHECKPOINT), *_LOGICS_OFFSET), "big", signed=True)
+            limit = self.checkpoint.logics_msg_timestamp
+            return self._newest(
+                files,
+                lambda message: message.offset <= logics if logics > 0 else message.store_timestamp <= limit,
+            )
+        known = min(self.checkpoint.physic_msg_timestamp, self.checkpoint.logics_msg_timestamp)
+        limit = max(known - MARGIN_MS, 0)
+        for number in range(len(files) - 1, 0, -1):
+            time = self._first_time(files[number])
+            if time is not None and 0 != time <= limit:
+                return number
+        return 0
+
+    def _newest(self, files: list[JavaFile], matches: Callable[[JavaMessage], bool]) -> int:
+        """The newest file whose first message is intact and matches; of the newest ten at most (5.4, 5.5)."""
+        oldest = max(len(files) - _MAX_FILES, 0)
+        for number in range(len(files) - 1, oldest, -1):
+            message = read_message(files[number], 0, self.rules)
+            if isinstance(message, JavaMessage) and message.store_timestamp and matches(message):
+                return number
+        return oldest
+
+    def _first_time(self, file: JavaFile) -> int | None:
+        """The store timestamp of a file's first message, of which only the magic is checked."""
+        found = first_message(file, False)
+        return found[1] if found is not None and found[0] in self.rules.magics else None
+
+    def _scan(self, files: list[JavaFile], highest: int) -> int:
+        """Read messages up to the first that is damaged, and dispatch them; returns the end."""
+        dispatches_all = self.is_abnormal
+        dispatches_rest = self.release >= (5, 3, 2)
+        end = files[0].base
+        for file in files:
+            end, at = file.base, 0
+            while True:
+                message = read_message(file, at, self.rules)
+                if not isinstance(message, JavaMessage):
+                    break
+                if dispatches_all or (dispatches_rest and message.offset > highest):
+                    self._dispatch(message)
+                elif dispatches_rest and message.offset == highest:
+                    self.notes.append(
+                        f"the message at {highest} is the first that no ConsumeQueue has, and stays out of them: this "
+                        "version dispatches those after it"
+                    )
+                at += message.size
+                end += message.size
+            if isinstance(message, ScanStop):
+                self.stop = file, at, message
+                break
+        return end
+
+    def _dispatch(self, message: JavaMessage) -> None:
+        if transaction(message.sys_flag) in ("none", "commit"):
+            self.queues.put(message.topic, message.queue_id, message.queue_offset, message.offset, message.size)
+
+    def _dispatch_from(self, files: list[JavaFile], end: int) -> int:
+        """Where start() begins to dispatch: from 5.0 on at the log's end, before after the queues' last message."""
+        begin = files[0].base if files else 0
+        highest = max(self.queues.max_physical, begin, 0)
+        if self.release < (5,):
+            return highest
+        if not self.is_abnormal and self.release < (5, 3, 2) and highest < end:
+            self.notes.append(
+                f"messages from {highest} on stay out of the ConsumeQueues: this version dispatches from {end} on"
+            )
+        return end
+
+    # what is lost
+
+    def _reason(self) -> str:
+        if self.stop is None:
+            return ""
+        file, at, stop = self.stop
+        if stop.heap:
+            self.notes.append(f"the broker needs {stop.heap} bytes of heap, or ends with OutOfMemoryError")
+        is_end = file.base + at >= self.log.max_offset
+        return "" if is_end else f"the scan stops in commitlog/{file.name} at byte {at}: {stop.text}"
+
+    def _lost(self, end: int) -> list[tuple[int, int]]:
+        last = self.log.max_offset
+        return [(end, last - 1)] if end < last and any(self._messages(end)) else []
+
+    def _messages(self, start: int) -> Iterator[str]:
+        """The topics of the intact messages from a position on."""
+        options = replace(self.log.options, starting_offsets=Offset("pos", start), fail_on_data_loss=False)
+        try:
+            for partition in plan_read(self.log, ("kind", "topic"), options, option_filters(options)):
+                for batch in read_partition(partition):
+                    yield from (topic for topic in batch.column(1).to_pylist() if topic is not None)
+        except DLedgerError:
+            return  # the range shows the loss without topics
+
+    def _topics(self, lost: list[tuple[int, int]]) -> dict[str, int]:
+        found = Counter(topic for first, _ in lost for topic in self._messages(first))
+        return dict(sorted(found.items()))

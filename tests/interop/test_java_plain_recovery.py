@@ -1,0 +1,290 @@
+"""The model of a broker's recovery without DLedger against RocketMQ itself, over random damage.
+
+With DLEDGER_INTEROP=SECONDS random damage is compared for so long (DLEDGER_INTEROP_SEED chooses it).
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyspark_dledger.format.codec import record_struct
+from pyspark_dledger.log import open_log
+from pyspark_dledger.log.io.store_checkpoint import LAYOUT
+from pyspark_dledger.rocketmq.recovery.plain_recovery import preview_plain
+from tests.interop.java_group import JavaProcess
+from tests.interop.java_store import COMPILED_WITH
+from tests.interop.java_stores import JavaMissing
+from tests.support import golden
+
+SECONDS = float(os.environ.get("DLEDGER_INTEROP") or 0)
+SEED = int(os.environ.get("DLEDGER_INTEROP_SEED") or 1)
+VERSIONS = ("4.9.8", "5.1.4", "5.3.3", "5.5.0")
+AT_LEAST = 40
+CASES = ("mq-plain", "mq-plain-crc", "mq-53-controller")
+FILE_SIZE = 131072
+SETTINGS = {
+    "mappedFileSizeCommitLog": FILE_SIZE,
+    "mappedFileSizeConsumeQueue": 2000,
+    "maxHashSlotNum": 500,
+    "maxIndexNum": 1000,
+}
+_CHECKPOINT = record_struct(LAYOUT)
+# Stores that were loaded keep their buffers and threads.
+_LOADS_OF_A_PROCESS = 40
+
+
+class Judges:
+    """RocketMQ's DefaultMessageStore of each version, which loads one root after the other."""
+
+    def __init__(self) -> None:
+        self._processes: dict[str, JavaProcess] = {}
+        self._loads: dict[str, int] = {}
+
+    def load(self, version: str, root: Path) -> dict[str, Any]:
+        """What load() makes of a root, which it changes."""
+        self._loads[version] = self._loads.get(version, 0) + 1
+        if self._loads[version] % _LOADS_OF_A_PROCESS == 0:
+            self._processes.pop(version).close()
+        if version not in self._processes:
+            options = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
+            process = JavaProcess("LoadPlainStores", version, compiled_with=COMPILED_WITH, options=options)
+            self._processes[version] = process
+        settings = {"storePathRootDir": root, "storePathCommitLog": root / "commitlog", **SETTINGS}
+        return self._processes[version].ask("\t".join(f"{name}={value}" for name, value in settings.items()), 60)
+
+    def close(self) -> None:
+        for process in self._processes.values():
+            process.close()
+
+
+@pytest.fixture(scope="module")
+def judges() -> Iterator[Judges]:
+    found = Judges()
+    yield found
+    found.close()
+
+
+class PlainDamage:
+    """Random damage to a plain store, most of it near the log's end and in headers."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+
+    def apply(self, root: Path) -> list[str]:
+        """Damages a store; returns what was done."""
+        if self.random.random() < 0.5:
+            (root / "abort").touch()
+        done = ["abort"] if (root / "abort").exists() else []
+        kinds = (self._bytes, self._header, self._zeros, self._file, self._queue, self._queue_file, self._checkpoint)
+        weights = (15, 35, 8, 12, 15, 8, 12)
+        for _ in range(self.random.choice((0, 1, 1, 1, 2, 3))):
+            done += [self.random.choices(kinds, weights)[0](root)]
+        return done
+
+    def _log_file(self, root: Path) -> Path | None:
+        files = sorted(path for path in (root / "commitlog").iterdir() if path.stat().st_size == FILE_SIZE)
+        return files[max(len(files) - 1 - int(self.random.expovariate(0.5)), 0)] if files else None
+
+    def _overwrite(self, path: Path, at: int, data: bytes) -> str:
+        with path.open("r+b") as file:
+            file.seek(at)
+            file.write(data)
+        return f"{path.name}[{at}] = {data.hex()}"
+
+    def _bytes(self, root: Path) -> str:
+        file = self._log_file(root)
+        if file is None:
+            return "no file"
+        return self._overwrite(
+            file, self.random.randrange(FILE_SIZE - 4), self.random.randbytes(self.random.choice((1, 4)))
+        )
+
+    def _header(self, root: Path) -> str:
+        file = self._log_file(root)
+        if file is None:
+            return "no file"
+        starts = _messages(file.read_bytes())
+        at = self.random.choice([starts[0], *starts, *starts[-3:]])
+        size = int.from_bytes(file.read_bytes()[at : at + 4], "big", signed=True)
+        body = 84 if size > 120 else 0
+        offset, length = self.random.choice(
+            ((0, 4), (4, 4), (8, 4), (12, 4), (20, 8), (28, 8), (36, 4), (48, 8), (56, 8), (body, 4), (size - 20, 2))
+        )
+        data = bytearray(file.read_bytes()[at + offset : at + offset + length])
+        if not data:
+            return "nothing"
+        value = int.from_bytes(data, "big")
+        bits = 8 * len(data)
+        changed = self.random.choice(
+            (value ^ 1 << self.random.randrange(bits), 0, value + 1, self.random.getrandbits(bits))
+        )
+        # A queue offset or a physical offset far away makes Java create files of gigabytes.
+        if offset in (20, 28):
+            changed = value ^ 1 << self.random.randrange(8)
+        return self._overwrite(file, at + offset, (changed % (1 << bits)).to_bytes(len(data), "big"))
+
+    def _zeros(self, root: Path) -> str:
+        file = self._log_file(root)
+        return self._overwrite(file, self.random.randrange(0, FILE_SIZE, 4096), bytes(4096))[:30] if file else "no file"
+
+    def _file(self, root: Path) -> str:
+        file = self._log_file(root)
+        if file is None:
+            return "no file"
+        action = self.random.choice(("delete", "truncate", "empty", "extra", "foreign", "folder", "next"))
+        last = max(path.name for path in (root / "commitlog").iterdir() if path.name.isdecimal())
+        following = root / "commitlog" / f"{int(last) + FILE_SIZE:020}"
+        if action == "delete":
+            file.unlink()
+        elif action == "truncate":
+            os.truncate(file, self.random.randrange(FILE_SIZE))
+        elif action == "empty":
+            following.touch()
+        elif action == "extra":
+            following.write_bytes(bytes(FILE_SIZE))
+        elif action == "foreign":
+            (root / "commitlog" / "notes.txt").write_bytes(bytes(self.random.choice((5, FILE_SIZE))))
+        elif action == "folder":
+            (root / "commitlog" / "backup").mkdir(exist_ok=True)
+        else:
+            shutil.copy(file, following)
+        return f"{action} {file.name}"
+
+    def _queue_files(self, root: Path) -> list[Path]:
+        return sorted(path for path in (root / "consumequeue").rglob("*") if path.is_file())
+
+    def _queue(self, root: Path) -> str:
+        files = self._queue_files(root)
+        if not files:
+            return "no queue"
+        file = self.random.choice(files)
+        units = max(file.stat().st_size // 20, 1)
+        at = 20 * self.random.randrange(min(units, 12)) + self.random.choice((0, 4, 8, 12))
+        if at + 4 > file.stat().st_size:
+            return "short queue"
+        data = self.random.choice((bytes(4), self.random.randbytes(4), b"\xff" * 4))
+        return f"{file.parent} {self._overwrite(file, at, data)}"
+
+    def _queue_file(self, root: Path) -> str:
+        files = self._queue_files(root)
+        if not files:
+            return "no queue"
+        file = self.random.choice(files)
+        action = self.random.choice(("delete", "zero", "truncate", "all", "empty"))
+        if action == "delete":
+            file.unlink()
+        elif action == "zero":
+            file.write_bytes(bytes(2000))
+        elif action == "truncate":
+            os.truncate(file, self.random.choice((1980, 1000, 20)))
+        elif action == "empty":
+            os.truncate(file, 0)
+        else:
+            shutil.rmtree(root / "consumequeue")
+        return f"{action} {file}"
+
+    def _checkpoint(self, root: Path) -> str:
+        file = root / "checkpoint"
+        values = list(_CHECKPOINT.unpack_from(file.read_bytes()))
+        for number in range(3):
+            values[number] = self.random.choice(
+                (values[number], 0, values[number] + self.random.randrange(-9000, 9000))
+            )
+        return self._overwrite(file, 0, _CHECKPOINT.pack(*values))
+
+
+def _messages(data: bytes) -> list[int]:
+    """Where messages begin in a file, and where they end; a plain walk."""
+    at, found = 0, []
+    while at + 8 <= len(data):
+        found.append(at)
+        size = int.from_bytes(data[at : at + 4], "big", signed=True)
+        if size <= 0 or data[at + 4 : at + 8] == b"\xcb\xd4\x31\x94":
+            break
+        at += size
+    return found or [0]
+
+
+def differences(judges: Judges, version: str, root: Path, work: Path) -> dict[str, Any]:
+    """What the model says otherwise than RocketMQ does to a copy of a store."""
+    before = golden.fingerprint(root)
+    model = preview_plain(open_log(root), version, FILE_SIZE)
+    assert golden.fingerprint(root) == before
+    shutil.rmtree(work, ignore_errors=True)
+    shutil.copytree(root, work)
+    index_before = _names(work / "index")
+    java = judges.load(version, work)
+    if "OutOfMemoryError" in java.get("error", "") and any("heap" in note for note in model.notes):
+        return {}
+    said: dict[str, Any] = {"loaded": model.outcome == "loads", "files": model.files_after}
+    found = {"loaded": java.get("loaded", java.get("error")), "files": _names(work / "commitlog")}
+    if model.outcome == "loads" and java.get("loaded"):
+        said |= {"maxOffset": model.max_phy_offset, "dispatchFrom": model.dispatch_from}
+        found |= {"maxOffset": java["maxOffset"], "dispatchFrom": java["dispatchFrom"]}
+        said["index"] = model.index_files_deleted
+        found["index"] = sorted(set(index_before) - set(_names(work / "index")))
+        after = {f"{each['topic']}/{each['queueId']}": each["maxOffsetAfter"] for each in model.queues}
+        changed = {f"{each['topic']}/{each['queueId']}": each["maxOffsetBefore"] for each in model.queues}
+        said["queues"] = after
+        found["queues"] = {name: java["queues"].get(name, 0) for name in changed}
+        said["units"] = model.consume_queue_max_offsets
+        found["units"] = {name: offset for name, offset in java["queues"].items() if offset}
+    return {name: (said[name], found[name]) for name in said if said[name] != found[name]}
+
+
+def _names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+
+
+@pytest.fixture
+def stores(tmp_path: Path) -> dict[str, list[Path]]:
+    """The roots of each case."""
+    found = {}
+    for case in CASES:
+        root = golden.unpack(case, tmp_path / "goldens")
+        found[case] = [root] if (root / "commitlog").is_dir() else sorted(root.iterdir())
+    return found
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_model_does_as_rocketmq_on_undamaged_stores(
+    version: str, judges: Judges, stores: dict[str, list[Path]], tmp_path: Path
+) -> None:
+    wrong = {}
+    for root in (root for roots in stores.values() for root in roots):
+        try:
+            found = differences(judges, version, root, tmp_path / "java")
+        except JavaMissing as reason:
+            pytest.skip(f"no RocketMQ to open stores with: {reason}")
+        if found:
+            wrong[str(root)] = found
+    assert not wrong
+
+
+def test_model_does_as_rocketmq_after_random_damage(
+    judges: Judges, stores: dict[str, list[Path]], tmp_path: Path
+) -> None:
+    source = PlainDamage(SEED)
+    ends = time.monotonic() + SECONDS
+    compared = 0
+    while compared < AT_LEAST or time.monotonic() < ends:
+        case = source.random.choice(CASES)
+        version = source.random.choice(VERSIONS)
+        root = tmp_path / "damaged"
+        shutil.rmtree(root, ignore_errors=True)
+        shutil.copytree(source.random.choice(stores[case]), root)
+        done = source.apply(root)
+        try:
+            found = differences(judges, version, root, tmp_path / "java")
+        except JavaMissing as reason:
+            pytest.skip(f"no RocketMQ to open stores with: {reason}")
+        assert not found, f"{version} on {case} after {done}"
+        compared += 1

@@ -1,0 +1,141 @@
+"""The model of a broker's start without DLedger, compared with what RocketMQ 5.3.3 says of the goldens.
+
+`tests/interop/test_java_plain_recovery.py` compares it with RocketMQ itself over random damage.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyspark_dledger.errors import OptionError, StoreError
+from pyspark_dledger.log import open_log
+from pyspark_dledger.rocketmq.recovery.plain_recovery import LINES, preview_plain
+from tests.support import golden
+from tests.support.generate import mq_message, write_commitlog, write_consume_queue
+
+Unpack = Callable[[str], Path]
+FILE_SIZE = 4096
+
+
+def head(case: str) -> dict[str, Any]:
+    with gzip.open(golden.GOLDENS / f"{case}{golden.SUFFIX}", "rt", encoding="utf-8") as lines:
+        return dict(json.loads(next(lines)))
+
+
+def write(root: Path, count: int = 30, dispatched: int | None = None) -> Any:
+    """A store with files of `FILE_SIZE`, and a ConsumeQueue that has the first `dispatched` messages."""
+    payloads = [
+        mq_message("Orders", b"x" * 400, queue_offset=n, store_timestamp=1700000000000 + n) for n in range(count)
+    ]
+    store = write_commitlog(root, payloads, file_size=FILE_SIZE)
+    write_consume_queue(root, store.rows[:dispatched])
+    return store
+
+
+def flip(path: str, at: int) -> None:
+    data = bytearray(Path(path).read_bytes())
+    data[at] ^= 1
+    Path(path).write_bytes(data)
+
+
+@pytest.mark.parametrize("case", ["mq-plain", "mq-plain-crc"])
+def test_undamaged_golden(case: str, case_folder: Unpack) -> None:
+    root, said = case_folder(case), head(case)
+    before = golden.fingerprint(root)
+    found = preview_plain(open_log(root), said["rocketmq"])
+    assert golden.fingerprint(root) == before
+    assert (found.outcome, found.recovery, found.reason, found.lost) == ("loads", "normal", "", [])
+    assert found.max_phy_offset == said["maxPhyOffset"]
+    assert found.files_deleted == []
+    assert found.queues == [], "no queue becomes longer or shorter"
+    ends = {f"{each['topic']}/{each['queueId']}": each["max"] for each in said["queues"] if each["max"]}
+    assert found.consume_queue_max_offsets == ends
+
+
+@pytest.mark.parametrize("version", LINES)
+def test_a_damaged_last_file_is_cut(version: str, tmp_path: Path) -> None:
+    store = write(tmp_path)
+    last = store.segments[-1]
+    flip(last.path, 100)
+    found = preview_plain(open_log(tmp_path), version)
+    assert (found.max_phy_offset, found.scan_from is not None) == (last.base, True)
+    assert found.reason.startswith(f"the scan stops in commitlog/{last.name} at byte 0: message CRC")
+    # The messages after the damaged one.
+    assert found.lost == [(last.base, store.end - 1)]
+    assert found.consume_queue_cut_at == last.base
+    (queue,) = found.queues
+    assert queue["maxOffsetAfter"] == sum(row["pos"] < last.base for row in store.rows)
+
+
+def test_which_files_are_checked_depends_on_the_version(tmp_path: Path) -> None:
+    store = write(tmp_path)
+    assert len(store.segments) == 4
+    third_last = store.segments[-3]
+    flip(third_last.path, 100)
+    old, new = (preview_plain(open_log(tmp_path), version) for version in ("5.3.1", "5.3.3"))
+    assert (old.scan_from, old.max_phy_offset) == (third_last.name, third_last.base)
+    assert old.files_deleted == [segment.name for segment in store.segments[-2:]]
+    assert (new.scan_from, new.max_phy_offset, new.lost) == (store.segments[-1].name, store.end, [])
+
+
+def test_messages_that_are_not_in_the_queues(tmp_path: Path) -> None:
+    """4.9 dispatches them at its start, 5.3.2 when it loads, but skips one; others never do after a clean end."""
+    store = write(tmp_path, dispatched=25)
+    first = store.rows[25]["pos"]
+    old, between, new = (preview_plain(open_log(tmp_path), version) for version in ("4.9.8", "5.1.4", "5.3.3"))
+    assert (old.dispatch_from, old.queues) == (first, [])
+    assert (between.dispatch_from, between.queues) == (store.end, [])
+    assert any(f"messages from {first} on stay out of the ConsumeQueues" in note for note in between.notes)
+    assert [each["maxOffsetAfter"] for each in new.queues] == [29]
+    assert any(f"the message at {first} is the first that no ConsumeQueue has" in note for note in new.notes)
+    (tmp_path / "abort").touch()
+    after_kill = preview_plain(open_log(tmp_path), "5.1.4")
+    assert (after_kill.recovery, [each["maxOffsetAfter"] for each in after_kill.queues]) == ("abnormal", [30])
+
+
+def test_what_load_rejects(tmp_path: Path) -> None:
+    store = write(tmp_path)
+    folder = tmp_path / "commitlog"
+
+    def reason(version: str) -> str:
+        found = preview_plain(open_log(tmp_path), version, FILE_SIZE)
+        return found.reason if found.outcome == "fails" else found.outcome
+
+    following = folder / f"{store.segments[-1].end:020}"
+    following.touch()
+    assert reason("5.1.2") == f"commitlog/{following.name} has 0 bytes, not {FILE_SIZE}"
+    assert reason("5.1.3") == "loads", "the empty last file is deleted"
+    assert preview_plain(open_log(tmp_path), "5.1.3", FILE_SIZE).files_deleted == [following.name]
+    following.unlink()
+    (folder / "backup").mkdir()
+    assert reason("5.1.0") == "loads"
+    assert "backup" in reason("5.0.0")
+    (folder / "backup").rmdir()
+    (folder / "notes").write_bytes(bytes(FILE_SIZE))
+    assert reason("5.3.3") == "commitlog/notes: its name is no number"
+
+
+def test_a_store_without_files_loses_its_queues(tmp_path: Path) -> None:
+    write(tmp_path)
+    shutil.rmtree(tmp_path / "commitlog")
+    (tmp_path / "commitlog").mkdir()
+    found = preview_plain(open_log(tmp_path), "5.3.3")
+    assert (found.outcome, found.max_phy_offset, found.consume_queue_units_after) == ("loads", 0, 0)
+
+
+def test_what_is_no_plain_store_or_no_version(case_folder: Unpack) -> None:
+    log = open_log(case_folder("mq-plain"))
+    for version in ("4.8.0", "5.6.0", "x", "5.3"):
+        with pytest.raises(OptionError, match="expected a RocketMQ version from 4"):
+            preview_plain(log, version)
+    with pytest.raises(StoreError, match="expected a storePathRootDir with a commitlog folder"):
+        preview_plain(open_log(case_folder("mq-53-single")), "5.3.3")
+    with pytest.raises(StoreError, match="expected a storePathRootDir with a commitlog folder"):
+        preview_plain(open_log(case_folder("mq-plain") / "commitlog" / f"{0:020}"), "5.3.3")
