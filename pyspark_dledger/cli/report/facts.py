@@ -10,14 +10,17 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pyspark_dledger.cli.output.progress import ProgressBar
-from pyspark_dledger.cli.output.rows import Row, camel_case, fields_row, plain_time
+from pyspark_dledger.cli.output.rows import Row, camel_case, plain_time
 from pyspark_dledger.cli.report.timeline import Timeline
+from pyspark_dledger.cli.stores.commit_log_text import commit_log_sentences
 from pyspark_dledger.cli.stores.comparison_text import cut_logs, sentences
+from pyspark_dledger.cli.stores.lost_queues import lost_queues
 from pyspark_dledger.cli.stores.queue_fillers import count_fillers
 from pyspark_dledger.cli.stores.statistics import Statistics, scan_counted
 from pyspark_dledger.cli.stores.table_printer import table_batches
 from pyspark_dledger.errors import DLedgerError
 from pyspark_dledger.format.json_text import rows_of
+from pyspark_dledger.log.diff.commit_log.comparison import compare_commit_logs
 from pyspark_dledger.log.diff.comparison import Comparison, compare
 from pyspark_dledger.log.recovery.recovery_preview import LINES, RecoveryPreview, preview
 from pyspark_dledger.log.verify.findings import CODES
@@ -86,6 +89,11 @@ class Facts:
     """Units after the first message of their queue that stand for messages missing from the log."""
     comparison: Comparison | None = None
     comparison_sentences: list[str] = field(default_factory=list)
+    commit_logs: list[str] = field(default_factory=list)
+    """Sentences about the CommitLogs of the replicas; empty if they have none."""
+    commit_logs_level: str = "good"
+    lost_queues: list[Row] = field(default_factory=list)
+    """Ranges of queue offsets that the group has lost for good."""
     others: list[Facts] = field(default_factory=list)
     """The facts of the replicas, without a comparison."""
 
@@ -118,6 +126,8 @@ class Facts:
                 for gap in timeline.gaps
             ],
             "replicas": _json_of(self.comparison) if self.comparison is not None else None,
+            "commitLogs": self.commit_logs,
+            "lostQueues": self.lost_queues,
             "others": [other.as_json() for other in self.others],
         }
 
@@ -151,8 +161,17 @@ def gather(log: Log, compared: Log | None, progress: ProgressBar) -> Facts:
     if compared is not None:
         found.comparison = compare(compared)
         found.comparison_sentences = list(_comparison_sentences(compared, found.comparison))
+        _compare_commit_logs(found, compared)
+        found.lost_queues = lost_queues([compared, *compared.replicas], found.comparison.verdict)
         found.others = [_gather_one(replica, progress) for replica in compared.replicas]
     return found
+
+
+def _compare_commit_logs(facts: Facts, compared: Log) -> None:
+    found = compare_commit_logs(compared)
+    if found is not None:
+        facts.commit_logs = list(commit_log_sentences(found))
+        facts.commit_logs_level = "good" if found.is_lagging_only else "error" if found.lost else "warning"
 
 
 def _gather_one(log: Log, progress: ProgressBar) -> Facts:
@@ -165,7 +184,7 @@ def _gather_one(log: Log, progress: ProgressBar) -> Facts:
     return Facts(
         path=log.path,
         is_broker=is_broker(log),
-        state=fields_row(log.state),
+        state=next(iter(_rows(log, "state", progress))),
         total=stats.total_row(log.path),
         terms=stats.term_rows(),
         topics=list(stats.topic_rows()),

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pyspark_dledger.cli.report.facts import Facts
 from pyspark_dledger.cli.report.number_words import count_text, number_text
 from pyspark_dledger.cli.report.verdict import BAD, GOOD, NEUTRAL, TROUBLE, WARN, Verdict, verdicts
+from pyspark_dledger.cli.stores.lost_queues import queues_text
 from pyspark_dledger.cli.stores.verdict_text import lost_text, member_text, next_text
 from pyspark_dledger.format.json_text import printable
 from pyspark_dledger.log.diff.comparison import Comparison
@@ -21,7 +22,17 @@ _START_LEVELS = {"yes": GOOD, "unknown": WARN, "no": BAD}
 def group_verdicts(facts: Facts) -> list[Verdict]:
     """The answers about the group; empty without replicas."""
     found = facts.comparison
-    return [*_lost(found), *_members(facts, found), *_next(found), *_replicas(found)] if found is not None else []
+    if found is None:
+        return []
+    if not any(store.state["endIndex"] >= 0 for store in facts.members):
+        return [*_commit_logs(facts)]
+    return [
+        *_lost(facts, found),
+        *_commit_logs(facts),
+        *_members(facts, found),
+        *_next(found),
+        *_replicas(found),
+    ]
 
 
 def is_trouble(facts: Facts) -> bool:
@@ -35,12 +46,20 @@ def member_section(number: int) -> str:
     return f"member-{number}"
 
 
-def _lost(found: Comparison) -> Iterator[Verdict]:
+def _lost(facts: Facts, found: Comparison) -> Iterator[Verdict]:
     text = lost_text(found.verdict)
+    if facts.lost_queues:
+        text += f": {queues_text(facts.lost_queues)}"
     has_damage = any(member.damaged.entries for member in found.verdict.members)
     if text == "nothing" and has_damage:
         text = "nothing: another member has each damaged entry intact"
     yield Verdict(_LOST_LEVELS[found.verdict.lost], "Is anything lost for good?", _sentence(text), "replicas")
+
+
+def _commit_logs(facts: Facts) -> Iterator[Verdict]:
+    if facts.commit_logs:
+        text = "; ".join(text for text in facts.commit_logs if not text.startswith((" ", "first ", "common ")))
+        yield Verdict(facts.commit_logs_level, "Do the CommitLogs agree?", _sentence(text), "replicas")
 
 
 def _members(facts: Facts, found: Comparison) -> Iterator[Verdict]:

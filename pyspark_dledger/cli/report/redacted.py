@@ -65,6 +65,9 @@ def redacted(facts: Facts) -> Facts:
             no_recovery=without_paths(found.no_recovery),
             comparison=_comparison(found.comparison, digests),
             comparison_sentences=[str(without_paths(text)) for text in found.comparison_sentences],
+            # A first difference names its topic.
+            commit_logs=[str(without_paths(text)) for text in found.commit_logs if not text.startswith("first ")],
+            lost_queues=[redact(row) for row in found.lost_queues],
             others=[store(other) for other in found.others],
         )
 

@@ -32,7 +32,7 @@ def print_commit_logs(out: Output, log: Log) -> int:
         out.line("")
         print_table(out, _epoch_rows(found))
     out.line("")
-    for text in _sentences(found):
+    for text in commit_log_sentences(found):
         out.line(text)
     out.line("")
     rows = [fields_row(row) for row in found.rows]
@@ -59,7 +59,8 @@ def _extent(extent: tuple[int, int]) -> str:
     return f"from {start}" if end == INT64_MAX else f"{start} to {end}"
 
 
-def _sentences(found: CommitLogComparison) -> Iterator[str]:
+def commit_log_sentences(found: CommitLogComparison) -> Iterator[str]:
+    """The results of a comparison of CommitLogs: first what is lost for good."""
     if found.lost:
         ranges = [f"positions {range_text(row.first_pos, row.last_pos)}" for row in found.lost[:_MAX_RANGES]]
         more = f" and {len(found.lost) - _MAX_RANGES} more" if len(found.lost) > _MAX_RANGES else ""

@@ -16,9 +16,11 @@ if TYPE_CHECKING:
 _MAX_RANGES = 5
 
 
-def verdict_lines(found: GroupVerdict) -> Iterator[str]:
-    """The verdict: first what is lost for good, then a line for each member, then the next command."""
+def verdict_lines(found: GroupVerdict, queues: str = "") -> Iterator[str]:
+    """The verdict: first what is lost for good, and of which `queues`; then each member, and the next command."""
     yield f"lost for good: {lost_text(found)}"
+    if queues:
+        yield f"  {queues}"
     for member in found.members:
         yield f"{member.node} {member_text(member)}"
     yield f"next: {next_text(found)}"
@@ -99,7 +101,7 @@ def next_text(found: GroupVerdict) -> str:
             f"{_command('verify', [donor.path])} --least warning; if clean, replace {names} by a copy of {donor.node} "
             "(docs/operations.md, copy a peer)"
         )
-    return f"no member is complete; save each: {_command('export', [found.members[0].path])} TARGET --to jsonl"
+    return f"no member is complete; make one: {_command('salvage', [member.path for member in found.members])} --to NEW"
 
 
 def ranges_text(ranges: Ranges) -> str:

@@ -14,6 +14,7 @@ from pyspark_dledger.cli.output.stream import Output, note
 from pyspark_dledger.cli.output.text_table import print_rows, print_table
 from pyspark_dledger.cli.stores.commit_log_text import print_commit_logs
 from pyspark_dledger.cli.stores.comparison_text import cut_logs, sentences
+from pyspark_dledger.cli.stores.lost_queues import lost_queues, queues_text
 from pyspark_dledger.cli.stores.open_stores import open_store, open_stores
 from pyspark_dledger.cli.stores.table_printer import is_finding
 from pyspark_dledger.cli.stores.verdict_text import verdict_lines
@@ -24,6 +25,7 @@ from pyspark_dledger.log.io.store_paths import node_folders
 from pyspark_dledger.log.option_uses import DIGESTS
 
 if TYPE_CHECKING:
+    from pyspark_dledger.log import Log
     from pyspark_dledger.log.diff.comparison import Comparison
 
 
@@ -62,7 +64,10 @@ def run(args: argparse.Namespace, out: Output) -> int:
     code = print_commit_logs(out, log)
     if not any(one.ledger_segments for one in (log, *log.replicas)):
         return code
-    code = max(code, _print_comparison(out, found))
+    if any(one.paths.commitlog_dirs for one in (log, *log.replicas)):
+        out.line("")
+        out.line("DLedger")
+    code = max(code, _print_comparison(out, found, log))
     for text in cut_logs(log):
         out.line(text)
         code = FINDINGS
@@ -78,8 +83,8 @@ def _replicas(paths: list[str]) -> list[str]:
     return [str(node) for node in nodes.values()] if len(nodes) > 1 else paths
 
 
-def _print_comparison(out: Output, found: Comparison) -> int:
-    for text in verdict_lines(found.verdict):
+def _print_comparison(out: Output, found: Comparison, log: Log) -> int:
+    for text in verdict_lines(found.verdict, queues_text(lost_queues([log, *log.replicas], found.verdict))):
         out.line(text)
     out.line("")
     print_table(out, [_replica_row(item) for item in found.standings])

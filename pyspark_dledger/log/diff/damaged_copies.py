@@ -32,6 +32,8 @@ from pyspark_dledger.log.io.queue_files import Queue, queues
 MAX_LOOKED_UP = 10_000
 _UNIT_FIELDS = ("magic", "size", "term")
 
+_Queues = dict[tuple[str, int], Queue]
+
 
 class Copies(NamedTuple):
     """The copies of `entries` entries from index `first`, on the replicas that have them.
@@ -137,24 +139,57 @@ def _by_queues(copies: Copies, damaged: Array) -> Array:
     """Which copies have fewer fields that a ConsumeQueue confirms than another copy of the entry."""
     found = np.zeros(damaged.shape, bool)
     pairs = list(_pairs(copies, damaged))
-    roots = {share.root for share in copies.shares if share.root is not None} if pairs else set()
-    queues_of = [{(queue.topic, queue.queue_id): queue for queue in queues(root)} for root in roots]
-    if not any(queues_of):
+    known = _known_queues(copies) if pairs else []
+    if not known:
         return found
     scores = np.zeros(damaged.shape, np.int8)
     for row in {row for row, _, _ in pairs}:
         which = np.any([differs for first, _, differs in pairs if first == row], axis=0)
-        entries = copies.slices[row][1]
         for place in np.flatnonzero(which)[:MAX_LOOKED_UP].tolist():
-            position = int(entries.columns["position"][place]) + ENTRY_HEADER_SIZE
-            body = entries.bodies[place].as_py()
-            scores[row, place] = max(_confirmed_by(by_name, body, position) for by_name in queues_of)
+            scores[row, place] = _score(copies, row, place, known)
     for row, other, differs in pairs:
         found[row] |= differs & (scores[row] < scores[other])
     return found
 
 
-def _confirmed_by(by_name: dict[tuple[str, int], Queue], body: bytes, position: int) -> int:
+def confirmed_entries(copies: Copies, damaged: Array, is_any_lost: bool) -> Array:
+    """Which entries have an intact copy that a second one or a checksum confirms; all where no copy is damaged.
+
+    `is_any_lost`: a replica lost these entries. A checksum covers a message's body, so the only copy left must also be
+    the one that its queue knows, if there are ConsumeQueues.
+    """
+    number = (~damaged).sum(axis=0)
+    found: Array = number > 1
+    for row, (_, entries) in enumerate(copies.slices):
+        if "isChecked" in entries.columns:
+            found |= entries.columns["isChecked"] & ~damaged[row]
+    if not is_any_lost:
+        found |= ~damaged.any(axis=0)
+    doubtful = np.flatnonzero(found & (number == 1) & (is_any_lost | damaged.any(axis=0)))[:MAX_LOOKED_UP].tolist()
+    known = _known_queues(copies) if doubtful else []
+    for place in doubtful if known else ():
+        row = int(np.flatnonzero(~damaged[:, place])[0])
+        if copies.slices[row][1].columns["size"][place] > ENTRY_HEADER_SIZE:
+            found[place] = _score(copies, row, place, known) > 0
+    return found
+
+
+def _known_queues(copies: Copies) -> list[_Queues]:
+    """The ConsumeQueues of the replicas, by topic and queue id."""
+    roots = {share.root for share in copies.shares if share.root is not None}
+    found = [{(queue.topic, queue.queue_id): queue for queue in queues(root)} for root in roots]
+    return [by_name for by_name in found if by_name]
+
+
+def _score(copies: Copies, row: int, place: int, known: list[_Queues]) -> int:
+    """How far a ConsumeQueue of a replica confirms a copy: see `_confirmed_by`."""
+    entries = copies.slices[row][1]
+    position = int(entries.columns["position"][place]) + ENTRY_HEADER_SIZE
+    body = entries.bodies[place].as_py()
+    return max(_confirmed_by(by_name, body, position) for by_name in known)
+
+
+def _confirmed_by(by_name: _Queues, body: bytes, position: int) -> int:
     """2 if the unit at a message's queue offset has its position, size and tags; 1 without the tags; else 0."""
     message: Any = parse_message(body, 0, len(body), position) if has_message_magic(body, 0, len(body)) else ""
     if isinstance(message, str):

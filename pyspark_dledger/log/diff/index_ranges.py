@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow.compute as pc
 
 from pyspark_dledger.format.spec import ScanRequest
-from pyspark_dledger.log.diff.damaged_copies import Copies, damaged_copies
+from pyspark_dledger.log.diff.damaged_copies import Copies, confirmed_entries, damaged_copies
 from pyspark_dledger.log.diff.entry_slices import (
     HEADER,
     POSITION_COLUMNS,
@@ -128,10 +128,13 @@ def _index_ranges(
     contradicts = is_confirmed = np.zeros(count, bool)
     if present:
         equal_to = _equal_to(present, count)
-        damaged = damaged_copies(Copies(present, shares, first, count, equal_to))
+        copies = Copies(present, shares, first, count, equal_to)
+        damaged = damaged_copies(copies)
         compared = _Compared(present, equal_to, damaged)
         contradicts = _contradictions(compared, shares, first)
-        is_confirmed = _confirmed(compared, shares, first)
+        lacking = [share for share, entries in zip(shares, slices, strict=True) if entries is None]
+        is_any_lost = any(share.begin <= first <= share.end for share in lacking)
+        is_confirmed = confirmed_entries(copies, damaged, is_any_lost)
     changes = np.diff(contradicts) | np.diff(is_confirmed)
     terms = [entries.columns["term"] for _, entries in present]
     for values in (*terms, *compared.equal_to, *compared.damaged, *(each for each in log_terms if each is not None)):
@@ -187,17 +190,6 @@ def _same(first: EntrySlice, second: EntrySlice) -> Array:
         if name in first.columns and name in second.columns:
             same = same & (first.columns[name] == second.columns[name])
     return same
-
-
-def _confirmed(compared: _Compared, shares: Sequence[ReplicaShare], first: int) -> Array:
-    """Which entries have an intact copy that a checksum or a second copy confirms; all where no copy is damaged."""
-    rows = {number for number, _ in compared.present}
-    is_any_lost = any(number not in rows and share.begin <= first <= share.end for number, share in enumerate(shares))
-    found: Array = (~compared.damaged).sum(axis=0) > 1
-    for row, (_, entries) in enumerate(compared.present):
-        if "isChecked" in entries.columns:
-            found |= entries.columns["isChecked"] & ~compared.damaged[row]
-    return found if is_any_lost else found | ~compared.damaged.any(axis=0)
 
 
 def _contradictions(compared: _Compared, shares: Sequence[ReplicaShare], first: int) -> Array:
