@@ -296,7 +296,7 @@ def test_different_bytes_before_the_consistent_point_are_named(tmp_path: Path, e
 
 
 def test_random_damage_never_blames_the_intact_copy(tmp_path: Path) -> None:
-    """Bytes that a CRC or the structure covers: the damaged copy is named, whatever the order."""
+    """Bytes that a CRC or the structure covers: the damaged copy is named, in any order."""
     source = random.Random(17)
     for round_number in range(30):
         stores = [write(tmp_path / f"{round_number}" / name, messages(20)) for name in "ab"]
