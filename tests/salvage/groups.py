@@ -243,11 +243,11 @@ def _damage_other(draw: random.Random, member: Path) -> bool:
 
 
 def differences(group: Group, target: Path, fillers: Sequence[int] = ()) -> Iterator[str]:
-    """What in the result is not as in the original. `fillers` are indexes that no member has intact."""
-    lost = set(fillers)
+    """What in the result is not as in the original. Entries may differ that fewer than two members have intact."""
+    lost = set(fillers) | {extent.index for extent in group.extents if may_be_lost(group, extent)}
     originals = {base: path for path, base in _segments(group.original)}
     results = {base: path for path, base in _segments(target)}
-    end = group.extents[-1].pos + group.extents[-1].size
+    end = max((extent.pos + extent.size for extent in group.extents if extent.index not in lost), default=0)
     for base in sorted(originals):
         if base >= end:
             continue
@@ -255,7 +255,8 @@ def differences(group: Group, target: Path, fillers: Sequence[int] = ()) -> Iter
             yield f"no file {base}"
             continue
         one, two = originals[base].read_bytes(), results[base].read_bytes()
-        if len(one) != len(two):
+        is_cut = all(len(each) < len(one) for each in _copies(group, base))
+        if len(one) != len(two) and not is_cut:
             yield f"file {base}: {len(two)} bytes, expected {len(one)}"
         for extent in group.extents:
             if base <= extent.pos < base + len(one) and extent.index not in lost:
@@ -264,6 +265,11 @@ def differences(group: Group, target: Path, fillers: Sequence[int] = ()) -> Iter
                     yield f"entry {extent.index} at {extent.pos} differs"
         if not lost and one[: end - base] != two[: end - base]:
             yield f"file {base} differs outside of entries"
+
+
+def _copies(group: Group, base: int) -> list[bytes]:
+    """The files of the members at a position."""
+    return [path.read_bytes() for member in group.members for path, found in _segments(member) if found == base]
 
 
 def may_be_lost(group: Group, extent: Extent) -> bool:

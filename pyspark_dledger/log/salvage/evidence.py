@@ -21,6 +21,7 @@ MAX_SOURCES = 62
 """Sources are bits of a signed number."""
 
 _WINDOW = 1024 * 1024
+_SECTOR = 512
 _KEYS = ("pos", "size", "index", "term")
 
 
@@ -86,6 +87,7 @@ def compare_copies(part: SegmentPart) -> Evidence:
         table.add_units(number, DLedgerIndex(path_of(folder)))
     with ExitStack() as opened:
         files = {copy.source: _Bytes(copy.segment, opened) for copy in part.copies}
+        _leave_out_torn(table, files)
         variants = _different(table, files)
     runs = sorted(_runs(table, variants, part.source == DLEDGER))
     return Evidence(part.base, part.source, tuple(runs), tuple(damages))
@@ -179,6 +181,18 @@ class _Bytes:
             return b""
 
 
+def _leave_out_torn(table: _Table, files: dict[int, _Bytes]) -> None:
+    """Leave out suspect copies with a sector of zeros: several replicas can lose the same sector in the same way."""
+    for row in np.flatnonzero((table.intact == 0) & (table.suspect != 0)).tolist():
+        start, size = int(table.columns["pos"][row]), int(table.columns["size"][row])
+        for number in sources_of(int(table.suspect[row])):
+            data = files[number].read(start, start + size)
+            first = -start % _SECTOR
+            sectors = (data[at : at + _SECTOR] for at in range(first, len(data), _SECTOR))
+            if any(not any(sector) for sector in sectors):
+                table.suspect[row] &= ~(np.int64(1) << number)
+
+
 _Groups = tuple[tuple[int, ...], ...]
 
 
@@ -262,7 +276,7 @@ def _runs(table: _Table, variants: dict[int, tuple[_Groups, int]], has_index: bo
     is_single = np.zeros(len(table), np.bool_)
     is_single[list(variants)] = True
     kinds = holders * 2 + is_suspect
-    for kind in np.unique(kinds).tolist():
+    for kind in np.unique(kinds[holders != 0]).tolist():
         rows = np.flatnonzero(kinds == kind)
         pos, size, index, term = (table.columns[name][rows] for name in _KEYS)
         is_cut = (pos[1:] != (pos + size)[:-1]) | (np.diff(term) != 0) | is_single[rows][1:] | is_single[rows][:-1]

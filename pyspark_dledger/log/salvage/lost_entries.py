@@ -50,7 +50,8 @@ def lost_entries(gap: Gap, index_files: Sequence[DLedgerIndex], file_size: int) 
         if known.index < index or known.pos < at or known.term < term:
             continue  # contradicts the units before it
         is_adjacent = known.pos == at or known.pos == _file_end(at, file_size)
-        if (known.index == index) != is_adjacent:
+        is_inside = known.pos % file_size + known.size + MIN_BLANK_SIZE <= file_size
+        if (known.index == index) != is_adjacent or not is_inside:
             continue
         if known.index > index:
             found += _chosen(index, known.index - index, at, known.pos, term, file_size)
@@ -67,7 +68,8 @@ def known_after(index: int, pos: int, term: int, last: int, files: DLedgerIndex,
     gap = Gap(pos, 2**62, index + 1, last, term, 2**62)
     for known in _known(gap, [files]) if gap.entries > 0 else ():
         is_adjacent = known.pos == pos or known.pos == _file_end(pos, file_size)
-        if known.index != index + 1 or not is_adjacent or known.term < term:
+        is_inside = known.pos % file_size + known.size + MIN_BLANK_SIZE <= file_size
+        if known.index != index + 1 or not is_adjacent or not is_inside or known.term < term:
             break
         found.append(known)
         pos, index, term = known.pos + known.size, known.index, known.term

@@ -52,6 +52,7 @@ class SalvagePlan:
     paths: tuple[str, ...]
     logs: tuple[RestoredLog, ...]
     committed: dict[int, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
     refused: tuple[Undecided, ...] = ()
 
     @property
@@ -114,7 +115,8 @@ def plan_salvage(
     if not logs:
         raise StoreError(f"expected segments in {', '.join(store.path for store in stores)}, found none")
     refused = tuple(each for log in logs for each in log.undecided) if options.undecided == REFUSE else ()
-    return SalvagePlan(names, tuple(store.path for store in stores), tuple(logs), committed, refused)
+    notes = tuple(_notes(parts))
+    return SalvagePlan(names, tuple(store.path for store in stores), tuple(logs), committed, notes, refused)
 
 
 def check_log_of(name: str | None, names: Sequence[str]) -> None:
@@ -179,6 +181,16 @@ def _file_size(parts: Sequence[SegmentPart]) -> int:
             f"{', '.join(map(str, bases[:8]))}: salvage sources with files of one size"
         )
     return size
+
+
+def _notes(parts: Sequence[SegmentPart]) -> Iterator[str]:
+    for source in (COMMITLOG, DLEDGER):
+        sizes = {copy.segment.size for part in parts if part.source == source for copy in part.copies}
+        if len(sizes) > 1:
+            yield (
+                f"{source}: files of the sources have {', '.join(map(str, sorted(sizes)))} bytes, those of the result "
+                f"{max(sizes)}: a node with another mappedFileSizeCommitLog does not start on them"
+            )
 
 
 def _committed(store: StoreView) -> int | None:

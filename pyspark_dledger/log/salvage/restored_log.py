@@ -119,8 +119,9 @@ def restore(
 
 
 def _checked(run: Run, max_term: int | None) -> Run:
-    """The run; suspect if its term is higher than every current term."""
-    return run._replace(is_suspect=True) if max_term is not None and run.term > max_term else run
+    """The run; suspect if its term is higher than every current term, and neither a unit nor a second source has it."""
+    is_odd = max_term is not None and run.term > max_term and not run.confirmed and len(run.sources) == 1
+    return run._replace(is_suspect=True) if is_odd else run
 
 
 def _leader(

@@ -182,7 +182,7 @@ class _Job:
             target_folder.write_manifest(self._target, manifest)
         shutil.rmtree(target_folder.temporary_folder(self._target), ignore_errors=True)
         reports, resumed = self._write_parts(parts)
-        notes = list(self._finish(plan, reports))
+        notes = [*plan.notes, *self._finish(plan, reports)]
         findings = tuple(map(str, self._findings()))
         report = self._report(plan, reports, resumed, notes, findings, began)
         shutil.rmtree(target_folder.temporary_folder(self._target), ignore_errors=True)

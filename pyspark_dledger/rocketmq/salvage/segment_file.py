@@ -73,7 +73,7 @@ def write_file(part: FilePart, number: int, target: Path) -> PartReport:
                 size += len(data)
                 file.append(data)
             file.finish(part.size)
-        units = _checked(part, temporary)
+        rows, units = _checked(part, temporary)
         found = _crc_of(temporary, size)
         if found != crc:
             raise read_back_error(part.path, f"CRC-32 {crc:08x}", f"{found:08x}")
@@ -84,7 +84,6 @@ def write_file(part: FilePart, number: int, target: Path) -> PartReport:
             sync_file(unit_file)
             left = file_report(unit_file, left_path(number), 0)
     lost = sum(isinstance(extent, LostEntry) for extent in part.extents)
-    rows = len(units) // record_dtype(INDEX_UNIT).itemsize
     file_written = FileReport(part.path, part.size, crc, rows)
     return PartReport(number, rows, lost, (), (file_written,), part.size, left=left)
 
@@ -126,8 +125,11 @@ def _stored_at(head: bytes) -> int:
     return max(int.from_bytes(head[at : at + 8], "big", signed=True), 0)
 
 
-def _checked(part: FilePart, file: Path) -> bytes:
-    """The index units of the written file. Raises StoreError unless it has the planned entries, all intact."""
+def _checked(part: FilePart, file: Path) -> tuple[int, bytes]:
+    """The number of entries in the written file and their index units.
+
+    Raises StoreError unless it has the planned entries, all intact.
+    """
     segment = Segment(str(file), file.name, part.base, part.size, part.source)
     last = part.extents[-1]
     end = last.pos + last.size if isinstance(last, LostEntry) else last.end
@@ -147,12 +149,12 @@ def _checked(part: FilePart, file: Path) -> bytes:
             "the disk is damaged: salvage again"
         )
     if part.source != DLEDGER:
-        return b""
+        return len(entries), b""
     units = np.zeros(len(entries), record_dtype(INDEX_UNIT))
     units["magic"] = MAGIC_NORMAL
     for name in ("pos", "size", "index", "term"):
         units[name] = getattr(entries, name)
-    return units.tobytes()
+    return len(entries), units.tobytes()
 
 
 def _crc_of(file: Path, size: int) -> int:
