@@ -1,0 +1,118 @@
+"""Java DLedger and RocketMQ open salvaged stores and read every entry and message; fillers are passed over."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from pyspark_dledger.rocketmq.salvage import SalvageRequest, salvage
+from tests.interop.java_store import JavaStore
+from tests.interop.java_stores import JavaMissing, store_openers
+from tests.interop.plain_stores import PlainStores
+from tests.interop.test_java_opens_stores import expected_answer, open_store
+from tests.salvage.groups import Group, damage, differences, golden_group, lost_indexes
+from tests.support import golden
+from tests.support.golden import Golden, Record
+
+VERSIONS = ("0.2.7", "0.3.1.2", "0.3.2")
+RAW_SIZES = (32768, 8192)
+SIZES = {"mappedFileSizeConsumeQueue": "2000", "maxHashSlotNum": "500", "maxIndexNum": "1000"}
+OUTSIDE_QUEUES = 0x4
+
+
+def lose(group: Group, indexes: list[int]) -> None:
+    """Zeroes entries in all members."""
+    for extent in group.extents:
+        if extent.index in indexes:
+            for member in group.members:
+                zero(next(iter(member.glob("dledger-*/data")), member / "data"), extent.pos, extent.size)
+
+
+def zero(folder: Path, pos: int, size: int) -> None:
+    file = max(file for file in folder.iterdir() if int(file.name) <= pos)
+    with file.open("r+b") as stream:
+        stream.seek(pos - int(file.name))
+        stream.write(bytes(size))
+
+
+@pytest.mark.parametrize("lost", [[], [0, 1, 200, 201, 202, 450]], ids=["whole", "with fillers"])
+def test_java_dledger_opens_a_salvaged_store(tmp_path: Path, lost: list[int]) -> None:
+    group = golden_group(tmp_path, "raw-three")
+    damage(group, 5, 20)
+    lose(group, lost)
+    result = tmp_path / "result"
+    salvage(SalvageRequest.of(group.members, undecided="majority"), result)
+    assert lost_indexes(result) == lost
+    assert list(differences(group, result, lost)) == []
+    store = open_store(shutil.copytree(result, tmp_path / "ours"), sizes=RAW_SIZES)
+    expected = expected_answer(store)
+    store.shutdown()
+    with store_openers(VERSIONS) as openers:
+        for version, opener in openers.items():
+            copy = shutil.copytree(result, tmp_path / version)
+            assert opener.open(copy, "n0", *RAW_SIZES, appends=0) == expected, version
+
+
+@pytest.mark.parametrize(("case", "version"), [("mq-53-three", "5.3.3"), ("mq-498-three-diverged", "4.9.8")])
+def test_a_broker_serves_a_salvaged_store(tmp_path: Path, case: str, version: str) -> None:
+    group = golden_group(tmp_path, case)
+    damage(group, 7, 15)
+    leader = next(number for number, member in enumerate(group.members) if member.name == group.original.name)
+    entries = Golden(case, f"n{leader}").expected().entries
+    by_index = {extent.pos + 48: extent.index for extent in group.extents}
+    lost_offsets = {each["physicalOffset"] for each in in_queues(entries)[100:110]}
+    lost = sorted(by_index[offset] for offset in lost_offsets)
+    lose(group, lost)
+    result = tmp_path / "result"
+    report = salvage(SalvageRequest.of(group.members, undecided="majority", node="n0"), result)
+    assert (lost_indexes(result), report.findings) == (lost, ())
+    try:
+        java = JavaStore(version, result, {**SIZES, "mappedFileSizeCommitLog": 131072}, group="golden")
+    except JavaMissing as reason:
+        pytest.skip(f"no RocketMQ to open stores with: {reason}")
+    try:
+        java.wait_started()
+        java.wait_master()
+        java.settle()
+        found = java.dump()
+        wanted = {each["physicalOffset"] for each in in_queues(entries)} - lost_offsets
+        assert {each.physical_offset for each in found.messages} == wanted
+        assert (found.missing_by_offset, found.missing_by_key) == ([], [])
+        java.put(20, "After", 2)
+        java.settle()
+        # In the log's first file, the unit of a lost message is a copy of the next one (see queue_writer).
+        assert len({each.physical_offset for each in java.dump().messages}) == len(wanted) + 20
+    finally:
+        java.close()
+
+
+def test_a_broker_without_dledger_serves_a_salvaged_store(tmp_path: Path) -> None:
+    root = golden.unpack("mq-plain", tmp_path)
+    members = [Path(shutil.copytree(root, tmp_path / f"m{number}")) for number in range(3)]
+    expected = in_queues(Golden("mq-plain", "").expected().entries)
+    lost = {each["physicalOffset"] for each in expected[40:45] + expected[200:201]}
+    for each in expected:
+        for number, member in enumerate(members):
+            if each["physicalOffset"] in lost or each["queueOffset"] % 5 == number:
+                zero(member / "commitlog", each["physicalOffset"], each["storeSize"])
+    result = tmp_path / "result"
+    report = salvage(SalvageRequest.of(members, undecided="majority"), result)
+    assert (report.lost > 0, report.findings) == (True, ())
+    try:
+        java = PlainStores("5.3.3", tmp_path)
+    except JavaMissing as reason:
+        pytest.skip(f"no RocketMQ to open stores with: {reason}")
+    try:
+        size = (result / "commitlog" / f"{0:020d}").stat().st_size
+        paths = {"storePathRootDir": str(result), "storePathCommitLog": str(result / "commitlog")}
+        java.open({**paths, **SIZES, "mappedFileSizeCommitLog": str(size)})
+        wanted = {each["physicalOffset"] for each in expected} - lost
+        assert {each.physical_offset for each in java.dump().messages} == wanted
+    finally:
+        java.close()
+
+
+def in_queues(messages: list[Record]) -> list[Record]:
+    return [each for each in messages if not each["sysFlag"] & OUTSIDE_QUEUES]
