@@ -6,7 +6,8 @@ contradict its header. Most bytes of an entry without a message have no checksum
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,8 +17,9 @@ import pyarrow.compute as pc
 
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.codec import decode_records
+from pyspark_dledger.format.known_entries import KnownEntries
 from pyspark_dledger.format.layout import INDEX_UNIT, INDEX_UNIT_SIZE
-from pyspark_dledger.format.spec import DLEDGER, ScanRequest, Segment
+from pyspark_dledger.format.spec import DLEDGER, ScanRequest, Segment, Witness
 from pyspark_dledger.log.io.entry_reads import DLedgerIndex, read_at, segment_at
 from pyspark_dledger.log.io.files import path_of
 from pyspark_dledger.log.io.store_engine import engine_of
@@ -74,15 +76,19 @@ class CopyEntries:
         return len(self.pos)
 
 
-def read_copy(copy: SegmentCopy, engine_name: str) -> tuple[CopyEntries, list[Damage]]:
-    """The entries of a copy, and its damage. A file that cannot be read is damage."""
+def read_copy(copy: SegmentCopy, engine_name: str, start: int | None = None) -> tuple[CopyEntries, list[Damage]]:
+    """The entries of a copy from `start` on, where an entry begins, and its damage.
+
+    A file that cannot be read is damage.
+    """
     segment = copy.segment
+    start = segment.base if start is None else start
     engine = engine_of(engine_name, segment)
     index = DLedgerIndex(path_of(copy.index)) if copy.index is not None and segment.source == DLEDGER else None
-    request = ScanRequest(segment, segment.base, copy.end, _COLUMNS, max_batch_rows=_BATCH_ROWS)
+    request = ScanRequest(segment, start, copy.end, _COLUMNS, max_batch_rows=_BATCH_ROWS)
     parts: list[CopyEntries] = []
     damages: list[Damage] = []
-    reached = segment.base
+    reached = start
     try:
         for batch, _ in engine.scan(request):
             part = _entries(copy, batch, index, damages)
@@ -90,15 +96,36 @@ def read_copy(copy: SegmentCopy, engine_name: str) -> tuple[CopyEntries, list[Da
             reached = int(batch.column("pos")[-1].as_py() + batch.column("size")[-1].as_py()) if len(batch) else reached
     except (OSError, StoreError) as error:
         damages.append(Damage(copy.source, reached, copy.end, None, str(error)))
-    fields = CopyEntries.__dataclass_fields__
-    if not parts:
-        return no_entries(), damages
-    return CopyEntries(*(np.concatenate([getattr(part, name) for part in parts]) for name in fields)), damages
+    return joined(parts), damages
 
 
-def no_entries() -> CopyEntries:
+def joined(parts: Sequence[CopyEntries]) -> CopyEntries:
+    """The entries of all parts, which are in order."""
     longs, bools = np.empty(0, np.int64), np.empty(0, np.bool_)
-    return CopyEntries(longs, longs, longs, longs, bools, bools, bools)
+    parts = [CopyEntries(longs, longs, longs, longs, bools, bools, bools), *parts]
+    fields = CopyEntries.__dataclass_fields__
+    return CopyEntries(*(np.concatenate([getattr(part, name) for part in parts]) for name in fields))
+
+
+def with_cached_witness(copy: SegmentCopy) -> SegmentCopy:
+    """The copy with a witness that reads once for all calls of engines."""
+    witness = copy.segment.witness
+    if witness is None or isinstance(witness, _CachedWitness):
+        return copy
+    return replace(copy, segment=replace(copy.segment, witness=_CachedWitness(witness)))
+
+
+class _CachedWitness:
+    """A `spec.Witness` that keeps what another one found for its segment."""
+
+    def __init__(self, witness: Witness) -> None:
+        self._witness = witness
+        self._known: KnownEntries | None = None
+
+    def known_entries(self, segment: Segment) -> KnownEntries:
+        if self._known is None:
+            self._known = self._witness.known_entries(segment)
+        return self._known
 
 
 def _entries(

@@ -6,21 +6,31 @@ Entries have the same position on all replicas (up to DLedger 0.3), so copies ar
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from pyspark_dledger.format.spec import DLEDGER, Segment
+from pyspark_dledger.format.spec import DLEDGER
 from pyspark_dledger.log.io.entry_reads import DLedgerIndex
-from pyspark_dledger.log.io.files import OpenFile, open_file, path_of
-from pyspark_dledger.log.salvage.copies import Bools, CopyEntries, Damage, Longs, SegmentCopy, read_copy, units_agree
+from pyspark_dledger.log.io.files import path_of
+from pyspark_dledger.log.salvage.copies import (
+    Bools,
+    CopyEntries,
+    Damage,
+    Longs,
+    SegmentCopy,
+    read_copy,
+    units_agree,
+    with_cached_witness,
+)
+from pyspark_dledger.log.salvage.equal_copies import Range, read_mostly_equal
+from pyspark_dledger.log.salvage.segment_bytes import WINDOW, SegmentBytes
 
 MAX_SOURCES = 62
 """Sources are bits of a signed number."""
 
-_WINDOW = 1024 * 1024
 _SECTOR = 512
 _KEYS = ("pos", "size", "index", "term")
 
@@ -79,18 +89,37 @@ def compare_copies(part: SegmentPart) -> Evidence:
     """Read all copies of a segment once, and compare the bytes of entries that several of them have."""
     table = _Table()
     damages: list[Damage] = []
-    for copy in part.copies:
-        entries, found = read_copy(copy, part.engine)
-        table.add(copy.source, entries)
-        damages += found
-    for number, folder in part.index_folders if part.source == DLEDGER else ():
-        table.add_units(number, DLedgerIndex(path_of(folder)))
     with ExitStack() as opened:
-        files = {copy.source: _Bytes(copy.segment, opened) for copy in part.copies}
+        files = {copy.source: SegmentBytes(copy.segment, opened) for copy in part.copies}
+        unequal = _read_all(part, files, table, damages)
+        for number, folder in part.index_folders if part.source == DLEDGER else ():
+            table.add_units(number, DLedgerIndex(path_of(folder)))
         _leave_out_torn(table, files)
-        variants = _different(table, files)
+        variants = _different(table, files, unequal)
     runs = sorted(_runs(table, variants, part.source == DLEDGER))
     return Evidence(part.base, part.source, tuple(runs), tuple(damages))
+
+
+def _read_all(
+    part: SegmentPart, files: dict[int, SegmentBytes], table: _Table, damages: list[Damage]
+) -> dict[int, list[Range]]:
+    """Read all copies, the longest one first, and of the others only what differs from it.
+
+    Returns, for each other source, the ranges outside of which it has the bytes of the first.
+    """
+    copies = sorted(map(with_cached_witness, part.copies), key=lambda copy: (-copy.end, copy.source))
+    first = copies[0]
+    entries, found = read_copy(first, part.engine)
+    table.add(first.source, entries)
+    damages += found
+    unequal: dict[int, list[Range]] = {first.source: []}
+    for copy in copies[1:]:
+        own, others = files[copy.source], files[first.source]
+        read, more, ranges = read_mostly_equal(copy, own, first, others, entries, found, part.engine)
+        table.add(copy.source, read)
+        damages += more
+        unequal[copy.source] = ranges
+    return unequal
 
 
 class _Table:
@@ -165,23 +194,7 @@ class _Table:
         self.is_message = np.concatenate([self.is_message, zeros.astype(np.bool_)])[order]
 
 
-class _Bytes:
-    """The bytes of a segment by position; fewer where the file cannot be read."""
-
-    def __init__(self, segment: Segment, opened: ExitStack) -> None:
-        self._base = segment.base
-        self._file: OpenFile | None = None
-        with suppress(OSError):
-            self._file = opened.enter_context(open_file(segment.path))
-
-    def read(self, start: int, end: int) -> bytes:
-        try:
-            return self._file.read(start - self._base, end - start) if self._file is not None else b""
-        except OSError:
-            return b""
-
-
-def _leave_out_torn(table: _Table, files: dict[int, _Bytes]) -> None:
+def _leave_out_torn(table: _Table, files: dict[int, SegmentBytes]) -> None:
     """Leave out suspect copies with a sector of zeros: several replicas can lose the same sector in the same way."""
     for row in np.flatnonzero((table.intact == 0) & (table.suspect != 0)).tolist():
         start, size = int(table.columns["pos"][row]), int(table.columns["size"][row])
@@ -196,16 +209,23 @@ def _leave_out_torn(table: _Table, files: dict[int, _Bytes]) -> None:
 _Groups = tuple[tuple[int, ...], ...]
 
 
-def _different(table: _Table, files: dict[int, _Bytes]) -> dict[int, tuple[_Groups, int]]:
-    """The groups of sources with equal bytes, and `Run.majority`, by the row of each entry whose bytes differ."""
+def _different(
+    table: _Table, files: dict[int, SegmentBytes], unequal: dict[int, list[Range]]
+) -> dict[int, tuple[_Groups, int]]:
+    """The groups of sources with equal bytes, and `Run.majority`, by the row of each entry whose bytes differ.
+
+    Outside of the ranges in `unequal`, all sources have the same bytes.
+    """
     holders = table.holders
     differing: set[int] = set()
     reference = _lowest_bit(holders)
+    rows_of = {number: _rows_in(table, ranges) for number, ranges in unequal.items()}
     for first in files:
         for other in files:
-            is_pair = (reference == first) & (holders >> other & 1 == 1) if other > first else np.zeros(0, np.bool_)
-            if is_pair.any():
-                differing.update(_unequal_rows(table, np.flatnonzero(is_pair), files[first], files[other]))
+            rows = np.union1d(rows_of[first], rows_of[other]) if other > first else rows_of[first][:0]
+            rows = rows[(reference[rows] == first) & (holders[rows] >> other & 1 == 1)]
+            if len(rows):
+                differing.update(_unequal_rows(table, rows, files[first], files[other]))
     # A source that shares a later entry has this one as well, even where its header is damaged.
     shared = np.flatnonzero(table.intact & (table.intact - 1) != 0)
     last_shared = {number: max(shared[table.intact[shared] >> number & 1 == 1], default=-1) for number in files}
@@ -235,6 +255,13 @@ def _majority_bytes(copies: list[bytes]) -> bytes | None:
     return middle.tobytes() if has_majority else None
 
 
+def _rows_in(table: _Table, ranges: list[Range]) -> Longs:
+    """The rows that begin in any of the ranges, which are in order."""
+    pos = table.columns["pos"]
+    found = [np.arange(*np.searchsorted(pos, [low, high]).tolist()) for low, high in ranges]
+    return np.concatenate([np.empty(0, np.int64), *found])
+
+
 def _lowest_bit(masks: Longs) -> Longs:
     """The number of the lowest bit of each mask; -1 for 0."""
     lowest = masks & -masks
@@ -247,7 +274,7 @@ def sources_of(mask: int) -> tuple[int, ...]:
     return tuple(number for number in range(MAX_SOURCES) if mask >> number & 1)
 
 
-def _unequal_rows(table: _Table, rows: Longs, first: _Bytes, other: _Bytes) -> Iterator[int]:
+def _unequal_rows(table: _Table, rows: Longs, first: SegmentBytes, other: SegmentBytes) -> Iterator[int]:
     """The rows among `rows` whose bytes differ between two copies."""
     starts = table.columns["pos"][rows]
     ends = starts + table.columns["size"][rows]
@@ -255,7 +282,7 @@ def _unequal_rows(table: _Table, rows: Longs, first: _Bytes, other: _Bytes) -> I
     for low, high in zip(np.append(0, cuts).tolist(), np.append(cuts, len(rows)).tolist(), strict=True):
         at, end = int(starts[low]), int(ends[high - 1])
         while at < end:
-            stop = min(at + _WINDOW, end)
+            stop = min(at + WINDOW, end)
             one, two = first.read(at, stop), other.read(at, stop)
             if one != two:
                 positions = at + _unequal_bytes(one, two, stop - at)
