@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, MIN_MESSAGE_SIZE
 from pyspark_dledger.format.spec import DLEDGER
 from pyspark_dledger.log.io.entry_reads import entry_at, segment_at
@@ -29,27 +30,41 @@ class _Replica:
     def _starts(self) -> list[int]:
         return [each.start for each in self.ranges]
 
+    @cached_property
+    def _gaps(self) -> list[tuple[int, int]]:
+        """The first and last index of each damaged place of the DLedger part."""
+        of_ledger = (each for each in self.ranges if each.source == DLEDGER)
+        return [_indexes_of(each) for each in of_ledger]
+
     def state_of(self, lost: LostMessage) -> int:
         """Whether the replica has a message, lost it too, or never had it or let it expire."""
-        start = lost.pos
-        by_index = lost.source == DLEDGER and lost.index is not None and bool(self.log.ledger_segments)
-        if by_index and lost.index is not None:
-            if not self.log.begin_index <= lost.index <= self.log.end.last_index:
-                return _ABSENT
-            if not self.log.index_files.files or self.log.dialect == "0.4":
-                start = self.log.position_of(lost.index)
-        end = max(start + (lost.size or 0), start + 1)
+        if lost.source == DLEDGER and lost.index is not None:
+            return self._state_of_index(lost.index, lost.term)
+        end = max(lost.end, lost.pos + 1)
         place = bisect_right(self._starts, end - 1) - 1
-        if place >= 0 and self.ranges[place].end > start:
+        if place >= 0 and self.ranges[place].end > lost.pos:
             return _DAMAGED
-        if start < self.log.min_offset or end > self.log.max_offset:
-            return _ABSENT
-        return _INTACT if not by_index or self._has(lost, start) else _ABSENT
+        return _INTACT if self.log.min_offset <= lost.pos and end <= self.log.max_offset else _ABSENT
 
-    def _has(self, lost: LostMessage, pos: int) -> bool:
-        segment = segment_at(self.log.ledger_segments, pos)
-        header = entry_at(segment, pos) if segment is not None else None
-        return header is not None and header.index == lost.index and lost.term in (None, header.term)
+    def _state_of_index(self, index: int, term: int | None) -> int:
+        log = self.log
+        place = bisect_right(self._gaps, (index, INT64_MAX)) - 1
+        if place >= 0 and index <= self._gaps[place][1]:
+            return _DAMAGED
+        if not log.ledger_segments or not log.begin_index <= index <= log.end.last_index:
+            return _ABSENT
+        # Without index files an entry is searched, which takes long; its term is then not compared.
+        pos = log.indexed(index) if term is not None else None
+        segment = segment_at(log.ledger_segments, pos) if pos is not None else None
+        header = entry_at(segment, pos) if segment is not None and pos is not None else None
+        return _INTACT if header is None or header.term == term else _ABSENT
+
+
+def _indexes_of(place: DamagedRange) -> tuple[int, int]:
+    if place.row is not None:
+        return place.row["index"], place.row["index"]
+    last = place.after.index - 1 if place.after.index is not None else INT64_MAX
+    return (place.before.index + 1 if place.before.index is not None else last), last
 
 
 def lost_in_group(
@@ -62,11 +77,11 @@ def lost_in_group(
     replicas = []
     for number, (name, log) in enumerate(zip(_names(logs), logs, strict=True)):
         replicas.append(_Replica(name, log, damaged_ranges(log, progress=_part_of(progress, number, len(logs)))))
-    found: dict[tuple[str, int | None, int], LostMessage] = {}
+    found: dict[tuple[object, ...], LostMessage] = {}
     for replica in replicas:
         for lost in _lost_on(replica, on_unreadable):
-            key = (lost.source, lost.index, lost.pos if lost.index is None else -1)
-            found[key] = _joined(found[key], lost) if key in found and lost.entries == 1 else lost
+            key = (lost.source, lost.index) if lost.index is not None else (lost.source, None, lost.pos, lost.size)
+            found[key] = _joined(found[key], lost) if key in found else lost
     known = [lost for lost in found.values() if lost.entries == 1]
     rest = [piece for lost in found.values() if lost.entries != 1 for piece in _unknown(lost, known, len(logs) > 1)]
     placed = (_placed(lost, replicas) for lost in [*known, *rest])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from pyspark_dledger.common.integers import INT64_MAX
@@ -18,6 +18,10 @@ from pyspark_dledger.rocketmq.lost.known_units import (
     add_queue_units,
     entries_of_index,
 )
+
+NEIGHBOURS = "neighbours"
+# More entries that only their neighbours know are one row.
+_MAX_LISTED = 100_000
 
 
 @dataclass(frozen=True)
@@ -130,15 +134,40 @@ def _lost_in(log: StoreView, place: DamagedRange, found: list[KnownMessage]) -> 
     unknown = None if missing is None else missing - len(found)
     if unknown is not None and unknown <= 0:
         return lost
+    if unknown is not None and unknown <= _MAX_LISTED and all(each.index is not None for each in lost):
+        lost += _by_neighbours(place, lost)
+    else:
+        lost += _of_rest(place, lost, unknown)
+    return sorted(lost, key=lambda each: (each.pos, each.index or 0))
+
+
+def _by_neighbours(place: DamagedRange, lost: list[LostMessage]) -> Iterator[LostMessage]:
+    """The entries that no unit has, by the indexes around them."""
+    known = {each.index: each for each in lost}
+    first, stop = place.before.index, place.after.index
+    assert first is not None and stop is not None
+    at = place.start
+    run: list[int] = []
+    for index in range(first + 1, stop + 1):
+        if index < stop and index not in known:
+            run.append(index)
+            continue
+        end = known[index].pos if index < stop else place.end
+        for number in run:
+            unknown = _of_bytes(place, at, max(end, at), 1)
+            size = unknown.size if len(run) == 1 else None
+            yield replace(unknown, index=number, size=size, witnesses=(NEIGHBOURS,))
+        run.clear()
+        at = known[index].end if index < stop else end
+
+
+def _of_rest(place: DamagedRange, lost: list[LostMessage], unknown: int | None) -> Iterator[LostMessage]:
+    """The bytes that no unit has; the largest piece stands for all entries that are not known."""
     rest = sorted(_uncovered(place, lost), key=lambda piece: piece[0] - piece[1])
     minimum = ENTRY_HEADER_SIZE if place.source == DLEDGER else MIN_MESSAGE_SIZE
-    for start, end in rest:
+    for start, end in rest if unknown is None else rest[:1]:
         if end - start >= minimum:
-            lost.append(_of_bytes(place, start, end, unknown))
-            unknown = 0 if unknown is not None else None
-            if unknown == 0:
-                break
-    return sorted(lost, key=lambda each: each.pos)
+            yield _of_bytes(place, start, end, unknown)
 
 
 def _missing_indexes(place: DamagedRange) -> int | None:
@@ -161,7 +190,7 @@ def _uncovered(place: DamagedRange, lost: list[LostMessage]) -> list[tuple[int, 
     at, pieces = place.start, []
     for each in lost:
         pieces.append((at, each.pos))
-        at = max(at, each.end)
+        at = max(at, each.end, each.pos + place.header + MIN_MESSAGE_SIZE)
     return [piece for piece in [*pieces, (at, place.end)] if piece[0] < piece[1]]
 
 

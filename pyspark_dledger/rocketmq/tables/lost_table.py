@@ -15,7 +15,8 @@ from pyspark_dledger.log.tables.table import Table, TableColumn, batches_of, row
 from pyspark_dledger.rocketmq.lost.group_losses import lost_in_group
 
 _WITNESSES = (
-    "`indexUnits`, `consumeQueue`, `indexFile`, `checkpoint`; `log` if its header is intact; none for bytes only"
+    "`indexUnits`, `consumeQueue`, `indexFile`, `checkpoint`; `log`: its header is intact; "
+    "`neighbours`: their indexes; none for bytes only"
 )
 
 COLUMNS = (
@@ -23,7 +24,7 @@ COLUMNS = (
     TableColumn("index", pa.int64(), "of its entry; null if unknown"),
     TableColumn("term", pa.int64(), "of its entry"),
     TableColumn("pos", pa.int64(), "where its row or the lost bytes began"),
-    TableColumn("size", pa.int64(), "bytes of its row or the lost bytes"),
+    TableColumn("size", pa.int64(), "bytes of its row or the lost bytes; null if unknown"),
     TableColumn("topic", pa.string(), "name of the topic"),
     TableColumn("queueId", pa.int32(), "queue of the topic"),
     TableColumn("queueOffset", pa.int64(), "number in the queue"),
