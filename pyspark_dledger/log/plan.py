@@ -89,7 +89,8 @@ def plan_read(store: StoreView, columns: tuple[str, ...], options: ReadOptions, 
 def plan_up_to(
     store: StoreView, columns: tuple[str, ...], options: ReadOptions, filters: Filters, committed: int | None
 ) -> list[Partition]:
-    """The partitions of a read with a given committed index."""
+    """The partitions of a read with a given committed index. Raises StoreError."""
+    store.check_segments(gaps_are_rows=True)
     if _matches_nothing(filters):
         return []
     return _plan(store, columns, options, filters, committed, _window(store, options, filters, committed))

@@ -8,14 +8,14 @@ from typing import NamedTuple, TypeVar
 
 from pyspark_dledger.common.integers import INT64_MIN
 from pyspark_dledger.common.uris import store_path
-from pyspark_dledger.errors import StoreError
+from pyspark_dledger.errors import StoreError, UnreadableError
 from pyspark_dledger.format.spec import DLEDGER, LogEnd, Segment, TermRun
 from pyspark_dledger.format.state_files import Checkpoint
 from pyspark_dledger.log.io.entry_reads import DLedgerIndex, entry_at, segment_at
 from pyspark_dledger.log.io.files import map_reads
 from pyspark_dledger.log.io.state_files import read_checkpoint
 from pyspark_dledger.log.io.store_engine import engine_over
-from pyspark_dledger.log.io.store_paths import find_store
+from pyspark_dledger.log.io.store_paths import find_store, not_files
 from pyspark_dledger.log.log_ends import NO_ENTRY, KnownEnds, LogEnds
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.store_segments import StoreSegments, list_store
@@ -61,6 +61,17 @@ class StoreView:
         """
         ends = self._log_ends.known() if "_log_ends" in self.__dict__ else self._seen.ends
         return type(self)(self.path, self.options, Seen(self._segments, self.index_files, ends))
+
+    def check_segments(self, *, gaps_are_rows: bool) -> None:
+        """Raises UnreadableError for a folder or a broken link in place of a file of the log.
+
+        With `gaps_are_rows`, only for the first or last file: between others, a missing file has rows.
+        """
+        for path in not_files((*self.paths.data_dirs, *self.paths.commitlog_dirs)):
+            low, high = (self.segments[0].base, self.segments[-1].end) if self.segments else (0, 0)
+            is_row = gaps_are_rows and low <= int(path.name) < high
+            if self.paths.only is None and not is_row:
+                raise UnreadableError(str(path), "not a file")
 
     @cached_property
     def ledger_segments(self) -> list[Segment]:

@@ -181,6 +181,17 @@ def test_no_verb_says_all_is_well(
     assert "Permission denied" in printed.out + printed.err
 
 
+@pytest.mark.parametrize("way", ["a broken link", "a folder"])
+def test_no_verb_takes_a_broken_segment_for_none(unpacked: Callable[[str], Path], way: str) -> None:
+    """In the middle it is a gap. At an end, the log would look shorter."""
+    root = unpacked("mq-53-single")
+    for file in (root / "dledger-n0" / "data").iterdir():
+        with WAYS[way](file):
+            verbs = ("verify", "state", "stats", "recovery", "lost", "dump", "segments")
+            codes = {verb: exit_code(verb, root) for verb in verbs}
+            assert 0 not in codes.values(), (file.name, codes)
+
+
 def test_a_read_that_fails_in_the_middle_is_a_finding(
     unpacked: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,7 @@ from pyspark_dledger.errors import UnreadableError
 from pyspark_dledger.log.io.entry_reads import read_existing
 from pyspark_dledger.log.io.files import is_there, map_reads, path_of
 from pyspark_dledger.log.io.queue_files import FOLDER, folder_entries
-from pyspark_dledger.log.io.store_paths import StorePaths
+from pyspark_dledger.log.io.store_paths import StorePaths, not_files
 
 # The folders of a storePathRootDir, and how deep their files are.
 _FOLDERS = {
@@ -35,7 +35,7 @@ _MAX_DEPTH = 8
 def unreadable_files(paths: StorePaths) -> Iterator[UnreadableError]:
     """Open each file of a store that is no segment, and read its first byte; gives the failures.
 
-    Raises StoreError for a remote folder that cannot be listed.
+    Of segments, it gives those that are no files. Raises StoreError for a remote folder that cannot be listed.
     """
     errors: list[UnreadableError] = []
     files = [str(file) for file in _files(paths, errors)]
@@ -54,6 +54,9 @@ def _first_byte(file: str) -> UnreadableError | None:
 
 
 def _files(paths: StorePaths, errors: list[UnreadableError]) -> Iterator[Path]:
+    if paths.only is None:
+        dirs = (*paths.data_dirs, *paths.commitlog_dirs)
+        errors.extend(UnreadableError(str(path), "not a file") for path in not_files(dirs))
     if paths.node_dir is not None:
         yield from _below(paths.node_dir / "index", 1, errors)
         if paths.only is None:

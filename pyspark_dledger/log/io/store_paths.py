@@ -15,7 +15,7 @@ from pyspark_dledger.format.codec import decode_blank
 from pyspark_dledger.format.layout import ENTRY_MAGICS, is_segment_name
 from pyspark_dledger.format.message import has_message_magic
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Segment
-from pyspark_dledger.log.io.files import is_readable, is_there, names_in, path_of, without_bucket
+from pyspark_dledger.log.io.files import is_readable, is_remote_path, is_there, names_in, path_of, without_bucket
 
 _NODE_PREFIX = "dledger-"
 _ACCEPTED = "a storePathRootDir, a dledger-<id>/ folder, a data/ or commitlog/ folder, or one segment file"
@@ -236,6 +236,17 @@ def list_segments(dirs: Iterable[Path], source: str, check_pos: bool) -> list[Se
             raise StoreError(f"{files[base]}: expected a base of at most 2^62, found {base}: move it away")
         segments.append(Segment(str(files[base]), files[base].name, base, size, source, check_pos))
     return segments
+
+
+def not_files(dirs: Iterable[Path]) -> list[Path]:
+    """What has the name of a segment but is a folder, a broken link or a device. A remote store has none."""
+    return [
+        folder / name
+        for folder in dirs
+        if not is_remote_path(folder)
+        for name in _names(folder)
+        if is_segment_name(name) and file_size(folder / name) is None and is_there(folder / name)
+    ]
 
 
 def file_size(file: Path) -> int | None:

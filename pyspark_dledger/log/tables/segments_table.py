@@ -60,7 +60,8 @@ class SegmentPart:
 
 
 def plan(store: StoreView, options: ReadOptions) -> list[SegmentPart]:
-    """One part for each file of the log."""
+    """One part for each file of the log. Raises StoreError."""
+    store.check_segments(gaps_are_rows=False)
     return [
         SegmentPart(
             store.paths.node,

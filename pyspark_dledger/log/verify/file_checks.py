@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+from pyspark_dledger.errors import UnreadableError
 from pyspark_dledger.format import layout
 from pyspark_dledger.format.codec import decode_blank, decode_entry_header
 from pyspark_dledger.format.message import has_message_magic
@@ -128,7 +129,7 @@ def _list(dirs: Iterable[Path], report: Report | None) -> list[_File]:
             entries = sorted(scan_folder(folder), key=lambda entry: entry.name)
         except OSError as error:
             if report is not None:
-                report.add("unreadableFile", folder, f"expected a folder, found: {error.strerror}")
+                report.add_unreadable(UnreadableError(str(folder), error.strerror or str(error)))
             continue
         for entry in entries:
             file = path_of(entry.path)
@@ -137,7 +138,7 @@ def _list(dirs: Iterable[Path], report: Report | None) -> list[_File]:
                 size = entry.stat().st_size
             except OSError as error:
                 if report is not None:
-                    report.add("unreadableFile", file, f"expected a file, found: {error.strerror}")
+                    report.add_unreadable(UnreadableError(str(file), error.strerror or str(error)))
                 continue
             if is_segment:
                 files.append(_File(file, int(entry.name), size))
