@@ -33,13 +33,16 @@ bool follows(const SegmentView& view, const EntryRef& last, const EntryRef& next
   return !view.is_dledger() || (next.index - 1 == last.index && next.term >= last.term);
 }
 
+bool is_known_whole(const SegmentView& view, int64_t pos) {
+  if (!view.id().witness) return false;
+  const auto known = known_at(view, pos);
+  return known && known->is_whole;
+}
+
 // Whether `entry`, right after `last`, is the log's next one; `before` is the one before `last`, if it has a position.
 bool continues(const SegmentView& view, const EntryRef& before, const EntryRef& last, const EntryRef& entry) {
   if (last.pos < 0 || follows(view, last, entry)) return true;
-  if (!is_only_term_damaged(view, before.pos, last.pos, entry.pos)) return false;
-  if (!view.id().witness) return true;
-  const auto known = known_at(view, last.pos);
-  return !known || !known->is_whole;
+  return is_only_term_damaged(view, before.pos, last.pos, entry.pos) && !is_known_whole(view, last.pos);
 }
 
 // What can continue a log after `last`. It is strict, because stale bytes must not become part of the log.
@@ -49,6 +52,7 @@ Expectation expected_after(const SegmentView& view, const EntryRef* last, int64_
   expected.agreement = 1;
   if (last != nullptr && view.is_dledger()) {
     expected.add({last->index, last->term, gap});
+    expected.shift = shift_of(view, last->pos);
   } else if (last != nullptr) {
     expected.min_store_timestamp = last->store_timestamp;
   } else if (const auto before = end_before(view.id()); before && gap == view.base()) {
@@ -76,6 +80,15 @@ LogEnd log_end(const SegmentView& view, int64_t start, bool search_all) {
         }
         view.prefetch(pos + 12 * size);
         before = pos == resumed ? EntryRef{} : last;
+        last = entry;
+        pos += size;
+        end.pos = pos;
+        continue;
+      }
+      // The index of the first entry can be wrong.
+      if (end.entries == 1 && is_only_index_damaged(view, last.pos, pos, size) && !is_known_whole(view, last.pos)) {
+        end.first_index = entry.index;
+        end.first_term = entry.term;
         last = entry;
         pos += size;
         end.pos = pos;

@@ -31,20 +31,21 @@ bool is_only_one_lost(const SegmentView& view, int64_t gap, int64_t pos, const E
                      [&](const LogPosition& position) { return position.index == index - 2; });
 }
 
-// Whether the size that leads to pos, where the log is closed, is the right one of two. If both sizes are possible, one
-// that leads past the written bytes is wrong.
-bool ends_at(const SegmentView& view, int64_t pos, const int64_t sizes[2]) {
+// Whether the size that leads to pos, where the log is closed, is the right one. If the other one is possible too, or
+// there is none, a size that leads past the written bytes is wrong.
+bool ends_at(const SegmentView& view, int64_t pos, const int64_t sizes[2], int count) {
   int64_t size = 0;
-  const bool is_sure = std::min(sizes[0], sizes[1]) < kEntryHeaderSize || std::max(sizes[0], sizes[1]) > kMaxEntrySize;
+  const bool is_sure = count == 2 && (std::min(sizes[0], sizes[1]) < kEntryHeaderSize ||
+                                      std::max(sizes[0], sizes[1]) > kMaxEntrySize);
   const bool is_written = *view.at(pos - 1) != 0 || view.blank_at(pos, size) != Blank::None;
   return is_sure || is_written;
 }
 
-// Whether the header at pos has a valid magic and that position, even if the rest is damaged.
-bool has_own_pos(const SegmentView& view, int64_t pos) {
+// Whether the header at pos has a valid magic and the position pos + shift, even if the rest is damaged.
+bool has_own_pos(const SegmentView& view, int64_t pos, uint64_t shift) {
   if (!view.is_dledger() || view.file_end() - pos < kEntryHeaderSize) return false;
   const EntryHeader header{view.at(pos)};
-  return header.is_magic() && header.pos() == pos;
+  return header.is_magic() && shift_of(view, pos) == shift;
 }
 
 }  // namespace
@@ -86,6 +87,7 @@ Expectation WalkHistory::expected_at(const SegmentView& view, int64_t pos) {
   if (entries_ == 0 || !view.is_dledger()) {
     for (int i = 0; i < known_count_; i++) expected.add(known_[i]);
     expected.agreement = known_agreement_;
+    expected.shift = known_shift_;
     entries_ = 0;
     return expected;
   }
@@ -111,6 +113,7 @@ Expectation WalkHistory::expected_at(const SegmentView& view, int64_t pos) {
   std::copy(expected.positions, expected.positions + own, known_);
   known_count_ = own;
   known_agreement_ = expected.agreement;
+  known_shift_ = expected.shift = shift_of(view, last());
   entries_ = 0;
   return expected;
 }
@@ -144,19 +147,35 @@ bool Chain::leads_to(const SegmentView& view, int64_t pos) const {
   return position.allows(header, pos) || (pos == end && header.index() - 1 == position.index);
 }
 
+uint64_t shift_of(const SegmentView& view, int64_t pos) {
+  // Unsigned, because a position in a header can be any number.
+  return static_cast<uint64_t>(EntryHeader{view.at(pos)}.pos()) - static_cast<uint64_t>(pos);
+}
+
+bool is_only_index_damaged(const SegmentView& view, int64_t last, int64_t pos, int64_t size) {
+  if (!view.is_dledger()) return false;
+  const EntryHeader first{view.at(last)}, header{view.at(pos)};
+  if (header.term() < first.term()) return false;
+  const int64_t next = pos + size;
+  if (view.entry_size(next) == 0 || !follows(view, pos, next)) return false;
+  // Unsigned, because an index can be INT64_MAX.
+  return static_cast<uint64_t>(EntryHeader{view.at(next)}.index()) != static_cast<uint64_t>(first.index()) + 2;
+}
+
 bool is_only_term_damaged(const SegmentView& view, int64_t before, int64_t last, int64_t pos) {
   if (!view.is_dledger()) return false;
   const EntryHeader raised{view.at(last)}, next{view.at(pos)};
   if (next.index() - 1 != raised.index() || next.term() >= raised.term()) return false;
-  bool is_flipped = is_one_bit(raised.term(), next.term());
+  bool is_flipped = is_one_bit(raised.term(), next.term()), is_odd_size = false;
   if (before >= 0) {
     const EntryHeader header{view.at(before)};
     if (raised.index() - 1 != header.index() || header.term() > next.term()) return false;
     is_flipped = is_flipped || is_one_bit(raised.term(), header.term());
+    is_odd_size = raised.size() != header.size() && raised.size() != next.size();
   }
   // Unsigned, because a term can be INT64_MAX.
   const uint64_t rise = static_cast<uint64_t>(raised.term()) - static_cast<uint64_t>(next.term());
-  return rise >= kMinWrongRise || (rise > 1 && is_flipped);
+  return rise >= kMinWrongRise || (is_flipped && (rise > 1 || is_odd_size));
 }
 
 Resync::Resync(const SegmentId& id, int64_t start)
@@ -216,7 +235,13 @@ int64_t Resync::search(const SegmentView& view, int64_t gap, int64_t at, int64_t
     const int64_t found = follow_sizes(view, at, expected, following);
     if (found >= 0) return found;
   }
-  return choose(view, size > 0 ? at : at + 1, limit, expected, following);
+  const int64_t start = size > 0 ? at : at + 1;
+  // Where an entry may have any position, a log in a body is preferred only if nothing else is there.
+  if (!view.id().check_pos && expected.shift) {
+    const int64_t found = choose(view, start, limit, expected, following, expected.shift);
+    if (found >= 0) return found;
+  }
+  return choose(view, start, limit, expected, following, std::nullopt);
 }
 
 // Whether the entry at pos can be of the log before the known entry.
@@ -227,7 +252,7 @@ bool Resync::is_before(const SegmentView& view, int64_t pos, int64_t size, const
 }
 
 int64_t Resync::choose(const SegmentView& view, int64_t start, int64_t limit, const Expectation& expected,
-                       const KnownFrame* following) {
+                       const KnownFrame* following, std::optional<uint64_t> shift) {
   rest_.length = 0;
   if (!rests_.empty()) rests_.clear();
 
@@ -242,6 +267,7 @@ int64_t Resync::choose(const SegmentView& view, int64_t start, int64_t limit, co
     const int64_t size = view.entry_size(pos);
     if (size <= 0) continue;  // the file is being written
     if (following != nullptr && pos + size > most) continue;
+    if (shift && shift_of(view, pos) != *shift) continue;
     const bool allowed = expected.allows(view, pos, size);
     if (has_best && best.leads_to(view, pos) && (is_expected || expected.agreement <= 1 || !allowed)) break;
     if (!allowed && (is_expected || expected.strict)) continue;
@@ -290,12 +316,13 @@ int64_t Resync::follow_sizes(const SegmentView& view, int64_t gap, const Expecta
   }
   const bool agree = count == 1 || (count == 2 && sizes[0] == sizes[1]);
   // If the two sizes differ, one is wrong. The rest of the header must then confirm the other.
-  if (!agree && !has_own_pos(view, gap)) return -1;
+  if (!agree && !has_own_pos(view, gap, expected.shift.value_or(0))) return -1;
   for (int i = 0; i < (agree ? 1 : count); i++) {
     if (sizes[i] < view.min_size() || sizes[i] > kMaxEntrySize || sizes[i] > left) continue;
     const int64_t pos = gap + sizes[i], size = view.entry_size(pos);
     if (size == 0) {
-      const bool is_end = following == nullptr && (agree || ends_at(view, pos, sizes));
+      const bool is_confirmed = agree && count > 1;
+      const bool is_end = following == nullptr && (is_confirmed || ends_at(view, pos, sizes, count));
       if (is_end && view.is_closed_at(pos)) return pos;
     } else if (expected.allows(view, pos, size) && (agree || is_only_one_lost(view, gap, pos, expected)) &&
                is_before(view, pos, size, following)) {

@@ -35,6 +35,7 @@ struct Expectation {
   int64_t agreement = 0;                            // how many of the last entries agree on the positions
   bool strict = false;                              // forbids all other entries
   std::optional<int64_t> min_store_timestamp = {};  // of an old CommitLog's next message
+  std::optional<uint64_t> shift = {};               // of the last entry, which the next one probably has too
 
   void add(const LogPosition& position) { positions[count++] = position; }
   bool allows(const SegmentView& view, int64_t pos, int64_t size) const;
@@ -63,6 +64,7 @@ class WalkHistory {
   LogPosition known_[kRecentEntries];
   int known_count_ = 0;
   int64_t known_agreement_ = 0;
+  std::optional<uint64_t> known_shift_;
 };
 
 // Consecutive entries in order.
@@ -81,6 +83,12 @@ struct Chain {
   bool is_stale_after(const SegmentView& view, const Chain& other) const;
   bool leads_to(const SegmentView& view, int64_t pos) const;
 };
+
+// The position in the header less the entry's own. Followers of DLedger 0.4.0 keep the leader's positions.
+uint64_t shift_of(const SegmentView& view, int64_t pos);
+
+// Whether the log continues with the entry at pos after the one at `last`, the first of all, whose index is damaged.
+bool is_only_index_damaged(const SegmentView& view, int64_t last, int64_t pos, int64_t size);
 
 // Whether the entry at pos continues the log after the one at `last`, whose term damage has raised. `before` is the one
 // before `last`, or -1.
@@ -119,8 +127,9 @@ class Resync {
   bool is_before(const SegmentView& view, int64_t pos, int64_t size, const KnownFrame* following) const;
   int64_t follow_sizes(const SegmentView& view, int64_t gap, const Expectation& expected,
                        const KnownFrame* following) const;
+  // Where the best chain of those that begin at `start` or later begins, else -1. With a shift, only of those with it.
   int64_t choose(const SegmentView& view, int64_t start, int64_t limit, const Expectation& expected,
-                 const KnownFrame* following);
+                 const KnownFrame* following, std::optional<uint64_t> shift);
   Chain chain_at(const SegmentView& view, int64_t pos, int64_t size, const KnownFrame* following);
   Chain walk_chain(const SegmentView& view, int64_t pos, int64_t size, const KnownFrame* following) const;
 

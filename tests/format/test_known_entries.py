@@ -429,6 +429,69 @@ def test_a_raised_term_makes_no_later_entry_stale(reader: Engine, tmp_path: Path
         Path(segment.path).write_bytes(data)
 
 
+@pytest.mark.parametrize("field", [8, 16])
+def test_a_flipped_bit_costs_one_entry_in_logs_with_the_positions_of_a_leader(
+    reader: Engine, tmp_path: Path, field: int
+) -> None:
+    """The bodies contain entries. Only the distance to the leader's positions shows that they are not of the log."""
+
+    def inner(index: int) -> Callable[[int], bytes]:
+        return lambda _at: codec.encode_entry(index, 1, 5, b"x" * 20) * 3
+
+    payloads = [generate.Payload("entry", inner(index + 1)) for index in range(12)]
+    store = write_dledger(tmp_path, payloads, check_pos=False, pos_shift=-4096)
+    segment = dataclasses.replace(store.segments[0], check_pos=False)
+    data = Path(segment.path).read_bytes()
+    for row in store.rows[1:-1]:
+        for at in (0, 4, 44, field):
+            pos = row["pos"] + at
+            overwrite(segment, pos, bytes([data[pos] ^ 16]))
+            assert reader.log_end(segment, 0, False).pos == store.end
+            found = set(entries(scan(reader, segment, 0, store.end)))
+            assert {one["pos"] for one in store.rows if one is not row} <= found <= {one["pos"] for one in store.rows}
+            Path(segment.path).write_bytes(data)
+        overwrite(segment, row["pos"], bytes(ENTRY_HEADER_SIZE))
+        assert entries(scan(reader, segment, 0, store.end)) == [one["pos"] for one in store.rows if one is not row]
+        Path(segment.path).write_bytes(data)
+
+
+def test_a_term_that_is_raised_by_one_is_damaged_in_an_entry_of_its_own_size(reader: Engine, tmp_path: Path) -> None:
+    """An entry of the next term has the size of the entry that it overwrote, where whole ones follow."""
+    store = write_dledger(tmp_path, [raw(b"x" * 10 * number) for number in range(8)], terms=[2] * 8)
+    (segment,) = store.segments
+    overwrite(segment, store.rows[4]["pos"] + 16, (3).to_bytes(8, "big"))
+    assert reader.log_end(segment, 0, False).pos == store.end
+
+
+@pytest.mark.parametrize("bit", [0, 3, 40])
+def test_a_damaged_index_of_the_first_entry_makes_no_later_entry_stale(
+    reader: Engine, tmp_path: Path, bit: int
+) -> None:
+    store = write_dledger(tmp_path, [raw(b"x" * 20)] * 8, first_index=4)
+    (segment,) = store.segments
+    overwrite(segment, 8, (4 ^ (1 << bit)).to_bytes(8, "big"))
+    end = reader.log_end(segment, 0, False)
+    assert (end.pos, end.first_index, end.last_index, end.entries) == (store.end, 5, 11, 7)
+    # The index of the second entry is the damaged one.
+    overwrite(segment, 8, (4).to_bytes(8, "big"))
+    overwrite(segment, store.rows[1]["pos"] + 8, (5 ^ (1 << bit)).to_bytes(8, "big"))
+    end = reader.log_end(segment, 0, False)
+    assert (end.pos, end.first_index, end.last_index, end.entries) == (store.end, 4, 11, 7)
+
+
+def test_a_damaged_size_of_a_message_does_not_end_the_log(reader: Engine, tmp_path: Path) -> None:
+    """It can lead into the bytes that were never written."""
+    store = write_commitlog(tmp_path, [mq_message(topic="T", body=b"b%d" % number) for number in range(12)])
+    segment = store.segments[0]
+    rows = store.rows_of(segment)
+    end = rows[-1]["pos"] + rows[-1]["size"]
+    assert end + 200 < segment.end
+    overwrite(segment, end, bytes(segment.end - end))
+    overwrite(segment, rows[2]["pos"], (end + 100 - rows[2]["pos"]).to_bytes(4, "big"))
+    assert reader.log_end(segment, 0, False).pos == end
+    assert entries(scan(reader, segment, 0, end)) == [row["pos"] for row in rows if row is not rows[2]]
+
+
 @pytest.mark.parametrize("terms", [(1, 2), (2, 3), (1, 4)])
 def test_an_entry_of_the_next_term_ends_the_log_before_stale_ones(
     reader: Engine, tmp_path: Path, terms: tuple[int, int]

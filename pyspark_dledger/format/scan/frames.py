@@ -41,6 +41,11 @@ class Frame(NamedTuple):
     def end(self) -> int:
         return self.pos + self.size
 
+    @property
+    def shift(self) -> int:
+        """The position in the header less the entry's own. Followers of DLedger 0.4.0 keep the leader's positions."""
+        return self.header.pos - self.pos if self.header else 0
+
 
 class Blank(NamedTuple):
     """Bytes that look like a blank, and the size in bytes that they give, which can be any."""
@@ -110,8 +115,8 @@ class Frames(ABC):
         """The index in the header at ``pos``, even of a damaged one; -1 without a header."""
         return -1
 
-    def has_own_pos(self, pos: int) -> bool:
-        """Whether the header at ``pos`` has a valid magic and that position, even if the rest is damaged."""
+    def has_own_pos(self, pos: int, shift: int) -> bool:
+        """Whether the header at ``pos`` has a valid magic and the position ``pos + shift``, even if damaged."""
         return False
 
     def is_leading(self, blank: Blank) -> bool:
@@ -187,11 +192,11 @@ class EntryFrames(Frames):
             return f"expected pos {pos}, found {header.pos}"
         return Frame(pos, header.size, header, None)
 
-    def has_own_pos(self, pos: int) -> bool:
+    def has_own_pos(self, pos: int, shift: int) -> bool:
         if self.data.end - pos < layout.ENTRY_HEADER_SIZE:
             return False
         header = decode_entry_header(self.data, pos)
-        return header.magic in layout.ENTRY_MAGICS and header.pos == pos
+        return header.magic in layout.ENTRY_MAGICS and header.pos == pos + shift
 
     def blank_at(self, pos: int) -> Blank | None:
         if self.data.end - pos < layout.MIN_BLANK_SIZE:

@@ -71,31 +71,48 @@ def is_only_term_damaged(before: Frame | None, last: Frame, frame: Frame) -> boo
     """Whether ``frame`` continues the log after ``last``, whose term a flipped bit or other damage has raised.
 
     One entry of a new term, before an entry that an earlier log left, looks alike. But elections raise terms in small
-    steps.
+    steps, and the new entry has exactly the size of the one that it overwrote.
     """
     if not last.header or not frame.header or frame.header.index != last.header.index + 1:
         return False
-    terms = {frame.header.term}
+    terms, sizes = {frame.header.term}, {frame.size}
     if before and before.header:
         if before.header.index + 1 != last.header.index or before.header.term > frame.header.term:
             return False
         terms.add(before.header.term)
+        sizes.add(before.size)
     rise = last.header.term - frame.header.term
     is_one_bit = any((last.header.term ^ term).bit_count() == 1 for term in terms)
-    return rise >= MIN_WRONG_RISE or (rise > 1 and is_one_bit)
+    is_odd_size = before is not None and last.size not in sizes
+    return rise >= MIN_WRONG_RISE or (rise > 0 and is_one_bit and (rise > 1 or is_odd_size))
+
+
+def is_only_index_damaged(frames: Frames, last: Frame, frame: Frame) -> bool:
+    """Whether the log continues with ``frame`` after ``last``, the first of all, whose index is damaged.
+
+    The frame after both then follows ``frame``, and not ``last``. What an earlier log left has a lower term.
+    """
+    if not last.header or not frame.header or frame.header.term < last.header.term:
+        return False
+    following = frames.at(frame.end)
+    if following is None or not following.header or not frames.follows(frame, following):
+        return False
+    return following.header.index != last.header.index + 2
 
 
 class Expectation(NamedTuple):
     """What can follow a gap: a frame that one of the positions allows, or any frame if there are no positions.
 
     ``agreement`` is how many of the last frames agree on the positions. ``strict`` forbids all other frames.
-    ``min_store_timestamp`` (ms) is that of an old CommitLog's next message.
+    ``min_store_timestamp`` (ms) is that of an old CommitLog's next message. ``shift`` is that of the last frame, which
+    the next one probably has too.
     """
 
     positions: tuple[LogPosition, ...]
     agreement: int
     strict: bool = False
     min_store_timestamp: int | None = None
+    shift: int | None = None
 
     def allows(self, frame: Frame) -> bool:
         if frame.message:
@@ -104,15 +121,15 @@ class Expectation(NamedTuple):
 
 
 class WalkHistory:
-    """Index and term of the last frames that a walk passed without a gap."""
+    """Index, term and shift of the last frames that a walk passed without a gap."""
 
     def __init__(self, before: LogPosition | None = None) -> None:
-        self.recent: deque[tuple[int, int]] = deque(maxlen=RECENT_FRAMES)
+        self.recent: deque[tuple[int, int, int]] = deque(maxlen=RECENT_FRAMES)
         self._known = Expectation((before,), RECENT_FRAMES) if before else Expectation((), 0)
 
     def add(self, frame: Frame) -> None:
         if frame.header:
-            self.recent.append((frame.header.index, frame.header.term))
+            self.recent.append((frame.header.index, frame.header.term, frame.shift))
 
     def prepend(self, earlier: WalkHistory) -> None:
         """Put the history of a walk that ended where this one began before it."""
@@ -124,18 +141,19 @@ class WalkHistory:
         if not self.recent:
             return self._known
         # Each recent frame gives the index that the last of them should have; most may be right.
-        indexes = [min(index + number, INT64_MAX) for number, (index, _) in enumerate(reversed(self.recent))]
+        indexes = [min(index + number, INT64_MAX) for number, (index, _, _) in enumerate(reversed(self.recent))]
         counts = Counter(indexes)
         agreement = max(counts.values())
         # A single frame proves little: its term is not used, and what was known before it stays possible.
         is_alone = len(self.recent) == 1
-        min_term = -1 if is_alone else min(term for _, term in self.recent)
+        min_term = -1 if is_alone else min(term for _, term, _ in self.recent)
         positions = tuple(
             LogPosition(index, min_term, gap) for index in dict.fromkeys(indexes) if counts[index] == agreement
         )
-        expected = Expectation(positions + (self._known.positions if is_alone else ()), agreement)
+        shift = self.recent[-1][2]
+        expected = Expectation(positions + (self._known.positions if is_alone else ()), agreement, shift=shift)
         self.recent.clear()
-        self._known = Expectation(positions, agreement)
+        self._known = Expectation(positions, agreement, shift=shift)
         return expected
 
 
@@ -247,7 +265,10 @@ class Resync:
             found = self._follow_sizes(at, expected, following)
             if found is not None:
                 return found
-        chosen = self._choose(at if frame else at + 1, expected, limit, following)
+        chosen = None
+        # Where an entry may have any position, a log in a body is preferred only if nothing else is there.
+        for shift in (expected.shift, None) if not self._frames.segment.check_pos else (None,):
+            chosen = chosen or self._choose(at if frame else at + 1, expected, limit, following, shift)
         return chosen.first.pos if chosen else None
 
     def _is_before(self, frame: Frame, following: KnownFrame | None) -> bool:
@@ -266,7 +287,7 @@ class Resync:
             return following.pos
         agree = len(set(sizes)) == 1
         # If the two sizes differ, one is wrong. The rest of the header must then confirm the other.
-        if not agree and not self._frames.has_own_pos(gap):
+        if not agree and not self._frames.has_own_pos(gap, expected.shift or 0):
             return None
         for size in dict.fromkeys(sizes):
             pos = gap + size
@@ -274,7 +295,8 @@ class Resync:
                 continue
             frame = self._frames.at(pos)
             if frame is None:
-                is_end = following is None and (agree or self._ends_at(pos, sizes))
+                is_confirmed = agree and len(sizes) > 1
+                is_end = following is None and (is_confirmed or self._ends_at(pos, sizes))
                 if is_end and self._frames.is_closed_at(pos):
                     return pos
                 continue
@@ -284,9 +306,9 @@ class Resync:
         return None
 
     def _ends_at(self, pos: int, sizes: tuple[int, ...]) -> bool:
-        """Whether the size that leads to ``pos``, where the log is closed, is the right one of two.
+        """Whether the size that leads to ``pos``, where the log is closed, is the right one.
 
-        If both sizes are possible, one that leads past the written bytes is wrong.
+        If the other one is possible too, or there is none, a size that leads past the written bytes is wrong.
         """
         is_sure = min(sizes) < self._frames.min_size or max(sizes) > layout.MAX_ENTRY_SIZE
         is_written = self._frames.data[pos - 1 : pos] != b"\0" or self._frames.blank_at(pos) is not None
@@ -299,7 +321,10 @@ class Resync:
         before = self._frames.index_at(gap)
         return frame.header.index in (before + 1, *(position.index + 2 for position in expected.positions))
 
-    def _choose(self, start: int, expected: Expectation, limit: int, following: KnownFrame | None) -> Chain | None:
+    def _choose(
+        self, start: int, expected: Expectation, limit: int, following: KnownFrame | None, shift: int | None
+    ) -> Chain | None:
+        """The best chain of those that begin at ``start`` or later; with a `shift`, of those that begin with it."""
         compared: deque[tuple[Chain, bool]] = deque(maxlen=MAX_CANDIDATES)
         best: Chain | None = None
         is_expected = False
@@ -310,7 +335,7 @@ class Resync:
             seen += 1
             if best and seen > MAX_CANDIDATES:
                 break
-            if frame.end > most:
+            if frame.end > most or (shift is not None and frame.shift != shift):
                 continue
             allowed = expected.allows(frame)
             if best and best.leads_to(frame) and (is_expected or expected.agreement <= 1 or not allowed):

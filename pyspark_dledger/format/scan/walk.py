@@ -19,6 +19,7 @@ from pyspark_dledger.format.scan.resync import (
     Resync,
     WalkHistory,
     end_before,
+    is_only_index_damaged,
     is_only_term_damaged,
 )
 from pyspark_dledger.format.spec import DLEDGER, LogEnd
@@ -166,6 +167,10 @@ def find_log_end(frames: Frames, start: int, search_all: bool) -> LogEnd:
             entries += 1
             pos = frame.end
             continue
+        if frame and last and entries == 1 and _first_is_damaged(frames, resync, last, frame):
+            first = last = frame
+            pos = frame.end
+            continue
         blank = None if frame else frames.blank_at(pos)
         if blank and frames.is_closing(blank):
             break
@@ -184,10 +189,17 @@ def _continues(frames: Frames, resync: Resync, before: Frame | None, last: Frame
     """Whether ``frame``, right after ``last``, is the log's next one; ``before`` is the one before ``last``."""
     if last is None or frames.follows(last, frame):
         return True
-    if not is_only_term_damaged(before, last, frame):
-        return False
-    known = resync.known.at(last.pos) if frames.segment.witness else None
-    return known is None or known.frame is None
+    return is_only_term_damaged(before, last, frame) and not _is_known_whole(frames, resync, last)
+
+
+def _first_is_damaged(frames: Frames, resync: Resync, first: Frame, frame: Frame) -> bool:
+    """Whether ``frame``, right after the search's first one, is of the log, and the first one has a wrong index."""
+    return is_only_index_damaged(frames, first, frame) and not _is_known_whole(frames, resync, first)
+
+
+def _is_known_whole(frames: Frames, resync: Resync, frame: Frame) -> bool:
+    known = resync.known.at(frame.pos) if frames.segment.witness else None
+    return known is not None and known.frame is not None
 
 
 def _expected_after(frames: Frames, last: Frame | None, gap: int) -> Expectation:
@@ -196,7 +208,7 @@ def _expected_after(frames: Frames, last: Frame | None, gap: int) -> Expectation
         before = end_before(frames.segment) if gap == frames.segment.base else None
         return Expectation((before,) if before else (), 1, strict=True)
     if last.header:
-        return Expectation((LogPosition(last.header.index, last.header.term, gap),), 1, strict=True)
+        return Expectation((LogPosition(last.header.index, last.header.term, gap),), 1, strict=True, shift=last.shift)
     assert last.message
     return Expectation((), 1, strict=True, min_store_timestamp=last.message.store_timestamp)
 
