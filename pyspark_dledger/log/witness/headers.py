@@ -8,16 +8,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pyspark_dledger.format.codec import record_dtype
+from pyspark_dledger.format.layout import ENTRY_HEADER, ENTRY_HEADER_SIZE, ENTRY_MAGICS
 from pyspark_dledger.format.spec import Segment
-from pyspark_dledger.log.io.entry_reads import entry_at
 from pyspark_dledger.log.io.files import OpenFile, open_file
 
 Longs = npt.NDArray[np.int64]
 
+ENTRY_DTYPE = record_dtype(ENTRY_HEADER)
 _BLOCK = 4 * 1024 * 1024
 # With fewer headers in a block, each is read by itself.
 _MIN_IN_BLOCK = 16
-_MAX_WALKED = 100_000
 
 
 def read_headers(segment: Segment, pos: Longs, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
@@ -58,18 +59,37 @@ def _read_block(file: OpenFile, offsets: Longs, found: npt.NDArray[np.uint8], nu
         found[numbers[is_read]] = windows[offsets[is_read] - start]
 
 
-def last_walked_term(segment: Segment, before: tuple[int, int] | None, stop: int) -> int:
-    """The term of the last entry below index `stop` in an unbroken walk over the data; -2 without one.
+def frames_between(segment: Segment, start: int, stop: int) -> tuple[Longs, npt.NDArray[Any]]:
+    """The positions in ``[start, stop)`` at which bytes look like an entry, and their headers."""
+    positions, found = [np.empty(0, np.int64)], [np.empty(0, ENTRY_DTYPE)]
+    try:
+        with open_file(segment.path) as file:
+            for at in range(start, stop, _BLOCK):
+                data = file.read(at - segment.base, min(_BLOCK, stop - at) + ENTRY_DTYPE.itemsize - 1)
+                pos, headers = _candidates(np.frombuffer(data, np.uint8), at)
+                chosen = is_frame(headers, pos, segment)
+                positions.append(pos[chosen])
+                found.append(headers[chosen])
+    except OSError:
+        pass
+    return np.concatenate(positions), np.concatenate(found)
 
-    The walk begins after the entry with this end and index, else at the segment's beginning.
-    """
-    pos, index = before if before is not None else (segment.base, None)
-    term = -2
-    for _ in range(_MAX_WALKED):
-        header = entry_at(segment, pos) if index is None or index + 1 < stop else None
-        if header is None or header.index >= stop or header.term < term:
-            break
-        if index is not None and header.index != index + 1:
-            break
-        pos, index, term = pos + header.size, header.index, header.term
-    return term
+
+def _candidates(data: npt.NDArray[np.uint8], pos: int) -> tuple[Longs, npt.NDArray[Any]]:
+    count = len(data) - ENTRY_DTYPE.itemsize + 1
+    if count <= 0:
+        return np.empty(0, np.int64), np.empty(0, ENTRY_DTYPE)
+    # Unsigned: 0 - 1 wraps around, so only 1, 2 and 3 are left.
+    offsets = np.flatnonzero(data[3 : 3 + count] - np.uint8(1) < len(ENTRY_MAGICS))
+    offsets = offsets[(data[offsets] | data[offsets + 1] | data[offsets + 2]) == 0]
+    windows = np.lib.stride_tricks.sliding_window_view(data, ENTRY_DTYPE.itemsize)
+    return offsets + pos, windows[offsets].reshape(-1).view(ENTRY_DTYPE)
+
+
+def is_frame(headers: npt.NDArray[Any], pos: Longs, segment: Segment) -> npt.NDArray[np.bool_]:
+    """Which headers are those of an intact entry at `pos`."""
+    size = headers["size"].astype(np.int64)
+    found = np.isin(headers["magic"], ENTRY_MAGICS) & (size == headers["bodySize"].astype(np.int64) + ENTRY_HEADER_SIZE)
+    found &= (size >= ENTRY_HEADER_SIZE) & (pos + size <= segment.end)
+    found &= (headers["index"] >= 0) & (headers["term"] >= -1)
+    return np.asarray(found & (headers["pos"] == pos)) if segment.check_pos else np.asarray(found)

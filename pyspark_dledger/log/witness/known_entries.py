@@ -6,20 +6,16 @@ from pathlib import Path
 
 import numpy as np
 
-from pyspark_dledger.format.codec import record_dtype
 from pyspark_dledger.format.known_entries import KnownEntries, no_known_entries
-from pyspark_dledger.format.layout import ENTRY_HEADER
 from pyspark_dledger.format.spec import DLEDGER, Segment
 from pyspark_dledger.log.io.files import path_of
-from pyspark_dledger.log.io.state_files import read_checkpoint
+from pyspark_dledger.log.io.state_files import read_checkpoint, read_current_term
 from pyspark_dledger.log.witness.evidence import NO_EVIDENCE, Evidence
-from pyspark_dledger.log.witness.headers import read_headers
+from pyspark_dledger.log.witness.headers import ENTRY_DTYPE, is_frame, read_headers
 from pyspark_dledger.log.witness.index_units import IndexUnits, Units
 from pyspark_dledger.log.witness.known_arrays import chosen, merged
 from pyspark_dledger.log.witness.known_messages import known_by_queues
-from pyspark_dledger.log.witness.unit_chains import LogUnits, is_frame, units_of_log
-
-_ENTRY_DTYPE = record_dtype(ENTRY_HEADER)
+from pyspark_dledger.log.witness.unit_chains import LogUnits, NodeState, units_of_log
 
 
 def find_known_entries(segment: Segment, node_dir: str | None, root: str | None) -> KnownEntries:
@@ -27,7 +23,7 @@ def find_known_entries(segment: Segment, node_dir: str | None, root: str | None)
     known, log_end = no_known_entries(), None
     if segment.source == DLEDGER and node_dir is not None:
         folder = path_of(node_dir)
-        found = _units_of_log(segment, folder, _committed_index(folder))
+        found = _units_of_log(segment, folder, _state_of(folder))
         known, log_end = _with_lone_gaps(segment, found), found.end
     if root is None or _has_no_gap(known, segment):
         return known
@@ -49,12 +45,12 @@ def find_evidence(segment: Segment, node_dir: str | None) -> Evidence:
     if node_dir is None:
         return NO_EVIDENCE
     folder = path_of(node_dir)
-    committed = _committed_index(folder)
-    units, _, log_end = _units_of_log(segment, folder, committed)
+    state = _state_of(folder)
+    units, _, log_end = _units_of_log(segment, folder, state)
     ends = units.pos + units.size
     if not len(ends):
         return NO_EVIDENCE._replace(log_end=log_end)
-    committed_ends = ends[units.index <= committed]
+    committed_ends = ends[units.index <= state.committed_index]
     return Evidence(
         last_index=int(units.index[-1]),
         last_term=int(units.term[-1]),
@@ -64,29 +60,32 @@ def find_evidence(segment: Segment, node_dir: str | None) -> Evidence:
     )
 
 
-def _committed_index(node_dir: Path) -> int:
-    """The checkpoint's committed index; -1 without one."""
-    checkpoint, _ = read_checkpoint(node_dir)
-    committed = checkpoint.committed_index if checkpoint is not None else None
-    return -1 if committed is None else committed
+def _state_of(node_dir: Path) -> NodeState:
+    checkpoint, current = read_checkpoint(node_dir)[0], read_current_term(node_dir)[0]
+    known = (
+        checkpoint.committed_index if checkpoint is not None else None,
+        checkpoint.end_index if checkpoint is not None else None,
+        current.curr_term if current is not None else None,
+    )
+    return NodeState(*(-1 if value is None else value for value in known))
 
 
-def _units_of_log(segment: Segment, node_dir: Path, committed: int) -> LogUnits:
+def _units_of_log(segment: Segment, node_dir: Path, state: NodeState) -> LogUnits:
     """The units of the node's index with entries of a segment."""
     index = IndexUnits(node_dir / "index")
-    found = _judged(segment, index.of(segment), committed)
+    found = _judged(segment, index.of(segment), state)
     if found.is_whole.any():
         return found
     # The search was misled by damaged or stale units, or the whole segment is damaged.
-    return _judged(segment, index.all_of(segment), committed)
+    return _judged(segment, index.all_of(segment), state)
 
 
-def _judged(segment: Segment, near: Units, committed: int) -> LogUnits:
+def _judged(segment: Segment, near: Units, state: NodeState) -> LogUnits:
     is_inside = (near.pos >= segment.base) & (near.pos + near.size <= segment.end)
     units = near.of(is_inside)
     before = near.of(slice(0, int(np.argmax(is_inside)) if len(units.pos) else 0))
-    headers = read_headers(segment, units.pos, _ENTRY_DTYPE)
-    return units_of_log(units, headers, segment, before, committed)
+    headers = read_headers(segment, units.pos, ENTRY_DTYPE)
+    return units_of_log(units, headers, segment, before, state)
 
 
 def _with_lone_gaps(segment: Segment, found: LogUnits) -> KnownEntries:
@@ -95,7 +94,7 @@ def _with_lone_gaps(segment: Segment, found: LogUnits) -> KnownEntries:
     ends = units.pos + units.size
     gaps = np.flatnonzero(np.diff(units.index) == 2)
     pos, end = ends[gaps], units.pos[gaps + 1]
-    headers = read_headers(segment, pos, _ENTRY_DTYPE)
+    headers = read_headers(segment, pos, ENTRY_DTYPE)
     is_whole = is_frame(headers, pos, segment) & (headers["index"] == units.index[gaps] + 1)
     is_whole &= headers["size"] == end - pos
     return KnownEntries(

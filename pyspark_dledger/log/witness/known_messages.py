@@ -14,19 +14,18 @@ import numpy.typing as npt
 
 from pyspark_dledger.format.codec import record_dtype
 from pyspark_dledger.format.known_entries import KnownEntries
-from pyspark_dledger.format.layout import ENTRY_HEADER, ENTRY_HEADER_SIZE, MESSAGE_HEADER, MIN_MESSAGE_SIZE
+from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, MESSAGE_HEADER, MIN_MESSAGE_SIZE
 from pyspark_dledger.format.message import MESSAGE_MAGICS
 from pyspark_dledger.format.spec import DLEDGER, Segment
-from pyspark_dledger.log.witness.headers import read_headers
+from pyspark_dledger.log.witness.headers import ENTRY_DTYPE, is_frame, read_headers
 from pyspark_dledger.log.witness.known_arrays import chosen, merged, without_overlaps
 from pyspark_dledger.log.witness.queue_units import Messages, messages_in
-from pyspark_dledger.log.witness.unit_chains import is_frame
 
 Longs = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 _MESSAGE_DTYPE = record_dtype(MESSAGE_HEADER)
-_ENTRY_DTYPE = np.dtype([("entry", record_dtype(ENTRY_HEADER)), ("message", _MESSAGE_DTYPE)])
+_ENTRY_DTYPE = np.dtype([("entry", ENTRY_DTYPE), ("message", _MESSAGE_DTYPE)])
 
 
 def known_by_queues(segment: Segment, root: Path) -> KnownEntries:

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, ENTRY_MAGICS, MAGIC_NOOP, MAGIC_NORMAL
+from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, MAGIC_NOOP, MAGIC_NORMAL
 from pyspark_dledger.format.spec import Segment
-from pyspark_dledger.log.witness.headers import last_walked_term
+from pyspark_dledger.log.witness.headers import frames_between, is_frame
 from pyspark_dledger.log.witness.index_units import Bools, Units
 
 Headers = npt.NDArray[Any]
@@ -31,22 +31,13 @@ class LogUnits(NamedTuple):
     end: int | None
 
 
-def units_of_log(units: Units, headers: Headers, segment: Segment, before: Units, committed: int) -> LogUnits:
+def units_of_log(units: Units, headers: Headers, segment: Segment, before: Units, state: NodeState) -> LogUnits:
     """The units of the log among those with entries in `segment`; `headers` are what stands at their positions.
 
-    `before` are the units before them. An index up to `committed` was never truncated.
+    `before` are the units before them. Committed entries were never truncated.
     """
     units, is_whole = _corrected(units, headers, is_frame(headers, units.pos, segment))
-    return _Chains(units, is_whole, segment, committed).of_log(_term_before(before, units))
-
-
-def is_frame(headers: Headers, pos: npt.NDArray[np.int64], segment: Segment) -> Bools:
-    """Which headers are those of an intact entry at `pos`."""
-    size = headers["size"].astype(np.int64)
-    found = np.isin(headers["magic"], ENTRY_MAGICS) & (size == headers["bodySize"].astype(np.int64) + ENTRY_HEADER_SIZE)
-    found &= (size >= ENTRY_HEADER_SIZE) & (pos + size <= segment.end)
-    found &= (headers["index"] >= 0) & (headers["term"] >= -1)
-    return np.asarray(found & (headers["pos"] == pos)) if segment.check_pos else np.asarray(found)
+    return _Chains(units, is_whole, segment, state).of_log(_term_before(before, units))
 
 
 def _corrected(units: Units, headers: Headers, frames: Bools) -> tuple[Units, Bools]:
@@ -86,6 +77,18 @@ def _term_before(before: Units, units: Units) -> int:
     return int(last.term[0]) if continues and last.term[0] <= last.term[1] else -1
 
 
+class NodeState(NamedTuple):
+    """What checkpoint and currterm say, which can be some seconds old; -1 where they are missing."""
+
+    committed_index: int
+    end_index: int
+    term: int
+
+    def is_after_end(self, index: int, term: int) -> bool:
+        """Whether an entry is after the log's end, and no leader of the current term wrote it."""
+        return 0 <= self.end_index < index and term < self.term
+
+
 class _Part(NamedTuple):
     """Consecutive units, by their numbers."""
 
@@ -94,12 +97,12 @@ class _Part(NamedTuple):
 
 
 class _Chains:
-    def __init__(self, units: Units, is_whole: Bools, segment: Segment, committed: int) -> None:
+    def __init__(self, units: Units, is_whole: Bools, segment: Segment, state: NodeState) -> None:
         self._units = units
         self._is_whole = is_whole
         self._whole = np.flatnonzero(is_whole)
         self._segment = segment
-        self._committed = committed
+        self._state = state
         self._end = units.pos + units.size
         self._kept: list[_Part] = []
         self._waiting: list[_Part] = []
@@ -131,7 +134,7 @@ class _Chains:
             return True
         # Its units before the first confirmed one can be damaged.
         confirmed = part if low == high else _Part(int(self._whole[low]), part.stop)
-        can_be_stale = int(self._units.index[part.start]) > self._committed
+        can_be_stale = int(self._units.index[part.start]) > self._state.committed_index
         if can_be_stale and self._is_stale(last, part, confirmed, min_term):
             return False
         options = [(kept, chain) for kept in (self._kept, self._without_doubtful_end()) for chain in (part, confirmed)]
@@ -153,9 +156,15 @@ class _Chains:
             return True
         if term < min_term:
             return True
-        # The units between the two are damaged, but the data has their entries.
-        before = (int(self._end[last.stop - 1]), int(units.index[last.stop - 1])) if last is not None else None
-        return last_walked_term(self._segment, before, int(units.index[part.start])) > term
+        index = int(units.index[part.start])
+        before = int(units.index[last.stop - 1]) if last is not None else -1
+        if index <= before + 1:
+            return False
+        # Units between the two are damaged, but the data can have their entries.
+        start = int(self._end[last.stop - 1]) if last is not None else self._segment.base
+        _, headers = frames_between(self._segment, start, int(units.pos[confirmed.start]))
+        is_between = (headers["index"] > before) & (headers["index"] < index)
+        return bool((is_between & (headers["term"] > term)).any()) or self._state.is_after_end(index, term)
 
     def _without_doubtful_end(self) -> list[_Part]:
         """The kept chains without the units of the last one after those that headers confirm: they can be damaged."""
