@@ -36,15 +36,19 @@ def units_of_log(units: Units, headers: Headers, segment: Segment, before: Units
 
     `before` are the units before them. Committed entries were never truncated.
     """
-    units, is_whole = _corrected(units, headers, is_frame(headers, units.pos, segment))
+    units, is_whole = _corrected(units, headers, is_frame(headers, units.pos, segment), state.term)
+    if state.term >= 0:
+        # Without a header that confirms it, a term that the node never saw is a damaged one.
+        possible = is_whole | (units.term <= state.term)
+        units, is_whole = units.of(possible), is_whole[possible]
     return _Chains(units, is_whole, segment, state).of_log(_term_before(before, units))
 
 
-def _corrected(units: Units, headers: Headers, frames: Bools) -> tuple[Units, Bools]:
+def _corrected(units: Units, headers: Headers, frames: Bools, last_term: int) -> tuple[Units, Bools]:
     """The units, and which of them their headers confirm.
 
     An intact header has its size twice, so its size counts. Of two terms, the one counts that fits the neighbours
-    better; that of the unit, if both fit.
+    better; that of the unit, if both fit and the node's last term allows it.
     """
     own = frames & (headers["index"] == units.index)
     units = units._replace(size=np.where(own, headers["size"].astype(np.int64), units.size))
@@ -52,7 +56,8 @@ def _corrected(units: Units, headers: Headers, frames: Bools) -> tuple[Units, Bo
     # A leader of 0.4.0 writes the index unit of an entry without a body with the normal magic.
     same_magic = headers["magic"] == units.magic
     same_magic |= (headers["magic"] == MAGIC_NOOP) & (units.magic == MAGIC_NORMAL)
-    rivals = own & (header.term != units.term) & (_fit(header, units) > _fit(units, units))
+    is_too_high = (units.term > last_term) & (header.term <= last_term)
+    rivals = own & (header.term != units.term) & ((_fit(header, units) > _fit(units, units)) | is_too_high)
     term = np.where(rivals, header.term, units.term)
     return units._replace(term=term), np.asarray(own & same_magic & (header.term == term))
 

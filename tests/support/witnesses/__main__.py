@@ -24,6 +24,7 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=1000, help="stores for each state of the index files")
     parser.add_argument("--index", choices=INDEX_MODES, action="append", help="only this state of the index files")
     parser.add_argument("--start", type=int, default=0, help="the first seed")
+    parser.add_argument("--quick", action="store_true", help="only the native engine, without splits")
     parser.add_argument("--only", help="repeats one store, such as rewritten/intact/17")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -32,7 +33,7 @@ def main() -> int:
             print(Stores(Path(folder)).verdict(kind, mode, int(seed)))
             return 0
         wrong = 0
-        for name, rate in run(Path(folder), args.count, tuple(args.index or INDEX_MODES), args.start):
+        for name, rate in run(Path(folder), args.count, tuple(args.index or INDEX_MODES), args.start, not args.quick):
             per = 1000 * rate.wrong / rate.stores
             print(
                 f"{name:24s} {rate.stores:6d} stores: lost {rate.lost}, invented {rate.invented}, engines or splits "

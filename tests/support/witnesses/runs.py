@@ -49,12 +49,14 @@ class Stores:
         return judge(random.Random(f"{kind}/{mode}/{seed}"), original, mode, thorough)
 
 
-def run(folder: Path, count: int, modes: tuple[str, ...] = INDEX_MODES, start: int = 0) -> Iterator[tuple[str, Rate]]:
-    """The rates of each class and mode, from `count` stores for each mode in total."""
+def run(
+    folder: Path, count: int, modes: tuple[str, ...] = INDEX_MODES, start: int = 0, thorough: bool = True
+) -> Iterator[tuple[str, Rate]]:
+    """The rates of each class and mode, from `count` stores for each mode in total; `thorough` as in `judge`."""
     stores = Stores(folder)
     for mode in modes:
         for kind in CLASSES:
             rate = Rate()
             for seed in range(start, start + -(-count // len(CLASSES))):
-                rate.add(f"{kind}/{mode}/{seed}", stores.verdict(kind, mode, seed))
+                rate.add(f"{kind}/{mode}/{seed}", stores.verdict(kind, mode, seed, thorough))
             yield f"{kind}/{mode}", rate
