@@ -50,7 +50,7 @@ def run(args: argparse.Namespace, out: Output) -> int:
         for row in rows:
             out.line(json_line(row))
     else:
-        _print_text(out, rows, found)
+        _print_text(out, rows, found, len(logs))
     for error in dict.fromkeys(map(str, failed)):
         note(f"{error}: what it knows is missing here")
     return FINDINGS if found or failed else CLEAN
@@ -77,14 +77,14 @@ def _rows(found: list[LostMessage], names: Candidates | None) -> list[Row]:
     return shown
 
 
-def _print_text(out: Output, rows: list[Row], found: list[LostMessage]) -> None:
+def _print_text(out: Output, rows: list[Row], found: list[LostMessage], stores: int) -> None:
     if rows:
         more = tuple(name for name in ("candidateKeys", "candidateTags") if name in rows[0])
         shown = [{name: row[name] for name in (*_COLUMNS, *more)} for row in rows]
         used = {name for row in shown for name, value in row.items() if value not in (None, [])}
         print_table(out, ({name: row[name] for name in row if name in used} for row in shown))
         out.line("")
-    for line in _summary(found):
+    for line in [f"lost: {_count(found)}"] if stores == 1 else _summary(found):
         out.line(line)
 
 

@@ -195,8 +195,7 @@ def _uncovered(place: DamagedRange, lost: list[LostMessage]) -> list[tuple[int, 
 
 
 def _of_message(place: DamagedRange, message: KnownMessage) -> LostMessage:
-    first = message.first_stored if message.first_stored is not None else place.before.stored
-    last = message.last_stored if message.last_stored is not None else place.after.stored
+    first, last = _time_of(place, message)
     return LostMessage(
         source=place.source,
         index=message.index,
@@ -214,6 +213,16 @@ def _of_message(place: DamagedRange, message: KnownMessage) -> LostMessage:
         witnesses=tuple(message.witnesses),
         problem=place.problem,
     )
+
+
+def _time_of(place: DamagedRange, message: KnownMessage) -> tuple[int | None, int | None]:
+    """Between which times it was stored: by its IndexFile unit and its neighbours, or by those that are known."""
+    firsts = [time for time in (message.first_stored, place.before.stored) if time is not None]
+    lasts = [time for time in (message.last_stored, place.after.stored) if time is not None]
+    first, last = max(firsts, default=None), min(lasts, default=None)
+    if message.first_stored is not None and first is not None and last is not None and first > last:
+        return message.first_stored, message.last_stored  # the neighbours were stored by another clock
+    return first, last
 
 
 def _of_row(place: DamagedRange, message: KnownMessage | None) -> LostMessage:
