@@ -349,10 +349,12 @@ def test_a_diff_of_commit_logs_names_the_damage(tmp_path: Path, run: Callable[..
         file.write(b"?")
     done = run("diff", *paths)
     assert done.code == 1
-    assert done.out.splitlines()[0] == "CommitLog"
-    assert "lost for good: nothing" in done.out
+    assert done.out.splitlines()[0] == "lost for good: nothing"
     assert f"first difference (damaged) in the message at {last.base}, topic T, queue 0, offset 0" in done.out
-    assert "intact on b): do not start it" in done.out
+    assert "a must not start as it is: " in done.out
+    assert ", intact on b; for what a restart does see dledger recovery" in done.out
+    assert "b may start and be the master" in done.out
+    assert f"next: dledger verify {paths[1]} --least warning; if clean, replace a by a copy of b" in done.out
     row = next(row for row in run("diff", *paths, "--json").rows if row["verdict"] == "damaged")
     assert (row["firstIndex"], row["firstPos"], row["nodes"], row["terms"]) == (None, last.base, ["a"], {"b": None})
     assert run("diff", *paths, "--json").code == 1
@@ -361,7 +363,8 @@ def test_a_diff_of_commit_logs_names_the_damage(tmp_path: Path, run: Callable[..
 def test_a_diff_of_controller_mode_has_epochs(case_folder: Callable[[str], Path], run: Callable[..., Ran]) -> None:
     done = run("diff", *[case_folder("mq-53-controller") / name for name in ("b1", "b2", "b3")])
     assert done.code == 1
-    assert "b1 as slave of b2: truncated at 57140, loses 174682 bytes" in done.out
+    assert "b1 may start as a slave: b2 is ahead; Java truncates it at 57140, and it loses 174682 bytes" in done.out
+    assert "b2 as slave of b1: Java truncates it at 57140, and it loses 51211 bytes" in done.out
     assert run("diff", *[case_folder("mq-53-controller") / name for name in ("b2", "b3")]).code == 0
 
 
@@ -380,11 +383,15 @@ def test_recovery_of_a_plain_store_names_what_a_broker_loses(
     with (root / "commitlog" / f"{131072:020}").open("r+b") as file:
         file.seek(90)
         file.write(b"?")
-    assert run("recovery", root, "--rocketmq", "5.3.3").code == 0, "the file is not checked"
+    kept = run("recovery", root, "--rocketmq", "5.3.3")
+    assert kept.code == 1
+    assert "damaged messages that a broker keeps: 1" in kept.out, "the file is not checked"
+    (row,) = run("recovery", root, "--rocketmq", "5.3.3", "--json").rows
+    assert [(each["pos"], each["code"]) for each in row["silentDamage"]] == [(131072, "messageCrc")]
     done = run("recovery", root, "--rocketmq", "5.3.1", "--json")
     (row,) = done.rows
     assert done.code == 1
-    assert (row["maxPhyOffset"], row["lost"]) == (131072, [[131072, 430336]])
+    assert (row["maxPhyOffset"], row["lost"], row["silentDamage"]) == (131072, [[131072, 430336]], [])
     assert row["filesDeleted"] == [f"{base:020}" for base in (262144, 393216)]
     assert row["reason"].startswith(f"the scan stops in commitlog/{131072:020} at byte 0: message CRC is ")
     assert sum(row["lostTopics"].values()) > 300

@@ -26,7 +26,7 @@ from tests.support import golden
 
 SECONDS = float(os.environ.get("DLEDGER_INTEROP") or 0)
 SEED = int(os.environ.get("DLEDGER_INTEROP_SEED") or 1)
-VERSIONS = ("4.9.8", "5.1.4", "5.3.3", "5.5.0")
+VERSIONS = ("4.9.8", "5.1.4", "5.3.3", "5.4.0", "5.5.0")
 AT_LEAST = 40
 CASES = ("mq-plain", "mq-plain-crc", "mq-53-controller")
 FILE_SIZE = 131072

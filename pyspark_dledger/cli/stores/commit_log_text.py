@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import shlex
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,9 @@ from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.log import Log
 
 if TYPE_CHECKING:
-    from pyspark_dledger.log.diff.commit_log.comparison import CommitLogComparison, FirstDifference
+    from pyspark_dledger.log.diff.commit_log.comparison import CommitLogComparison, ConsistentPoint, FirstDifference
+    from pyspark_dledger.log.diff.commit_log.rows import PosRow
+    from pyspark_dledger.log.diff.commit_log.verdict import MemberVerdict
 
 _MAX_RANGES = 5
 
@@ -26,13 +29,15 @@ def print_commit_logs(out: Output, log: Log) -> int:
     found = compare_commit_logs(log)
     if found is None:
         return CLEAN
-    out.line("CommitLog")
+    for text in _verdict_lines(found):
+        out.line(text)
+    out.line("")
     print_table(out, map(_state_row, map(fields_row, found.states)))
     if found.epochs:
         out.line("")
         print_table(out, _epoch_rows(found))
     out.line("")
-    for text in commit_log_sentences(found):
+    for text in _sentences(found):
         out.line(text)
     out.line("")
     rows = [fields_row(row) for row in found.rows]
@@ -60,35 +65,93 @@ def _extent(extent: tuple[int, int]) -> str:
 
 
 def commit_log_sentences(found: CommitLogComparison) -> Iterator[str]:
-    """The results of a comparison of CommitLogs: first what is lost for good."""
-    if found.lost:
-        ranges = [f"positions {range_text(row.first_pos, row.last_pos)}" for row in found.lost[:_MAX_RANGES]]
-        more = f" and {len(found.lost) - _MAX_RANGES} more" if len(found.lost) > _MAX_RANGES else ""
-        yield f"lost for good: {', '.join(ranges)}{more}: no replica has them intact"
-    else:
-        yield "lost for good: nothing"
+    """The verdict on CommitLogs, first what is lost for good, then what was found."""
+    yield from _verdict_lines(found)
+    yield from _sentences(found)
+
+
+def _verdict_lines(found: CommitLogComparison) -> Iterator[str]:
+    """First what is lost for good, then a line for each replica, then the next command."""
+    from pyspark_dledger.log.diff.commit_log.verdict import member_verdicts
+
+    members = member_verdicts(found)
+    lost = [f"positions {text}" for text in _ranges(found.lost)]
+    yield f"lost for good: {', '.join(lost) + ': damaged on every replica' if lost else 'nothing'}"
+    for member in members:
+        yield f"{member.node} {_member_text(member)}"
+    yield f"next: {_next_text(members)}"
+
+
+def _member_text(member: MemberVerdict) -> str:
+    """What may be done with a replica as it is, and why."""
+    if member.start == "no":
+        size = sum(row.bytes for row in member.damaged)
+        intact = f", intact on {', '.join(member.donors)}" if member.donors else ""
+        where = ", ".join(_ranges(member.damaged))
+        return (
+            f"must not start as it is: {size} bytes damaged or missing, positions {where}{intact}; for what a restart "
+            "does see dledger recovery"
+        )
+    if member.start == "unknown":
+        where = ", ".join(_ranges(member.unclear))
+        return f"may be damaged: no check tells if its copy of positions {where} is intact; do not let it be the master"
+    if member.start == "master":
+        return "may start and be the master"
+    text = f"may start as a slave: {member.ahead} is ahead"
+    point = member.truncation
+    if point is not None and point.pos is None:
+        return f"{text}, but it cannot follow: Java finds no consistent point in their epochs"
+    if point is not None and (point.lost_bytes or not point.is_common):
+        return f"{text}; {_truncation(point)}"
+    if member.diverged:
+        where = ", ".join(_ranges(member.diverged))
+        return f"{text}, but its messages at positions {where} are of another master, and nothing truncates them"
+    return f"{text} by {member.ahead_bytes} bytes" if member.ahead_bytes > 0 else text
+
+
+def _truncation(point: ConsistentPoint) -> str:
+    loses = f"loses {point.lost_bytes} bytes" if point.lost_bytes else "loses nothing"
+    differs = "" if point.is_common else "; before it their bytes differ, and Java does not notice"
+    return f"Java truncates it at {point.pos}, and it {loses}{differs}"
+
+
+def _next_text(members: Sequence[MemberVerdict]) -> str:
+    damaged = [member for member in members if member.start == "no"]
+    intact = [member for member in members if member.start in ("master", "slave")]
+    donors = [one for one in intact if all(one.node in other.donors for other in damaged)]
+    paths = shlex.join(member.path for member in members)
+    if not damaged:
+        return f"dledger verify {paths} --least warning; if clean, start them"
+    if donors:
+        names = ", ".join(member.node for member in damaged)
+        verify = f"dledger verify {shlex.quote(donors[0].path)} --least warning"
+        return f"{verify}; if clean, replace {names} by a copy of {donors[0].node}"
+    return f"no replica is complete; save each: dledger export {shlex.quote(members[0].path)} TARGET --to jsonl"
+
+
+def _ranges(rows: Sequence[PosRow]) -> list[str]:
+    """The first ranges of positions; adjacent rows are one."""
+    ranges: list[tuple[int, int]] = []
+    for row in rows:
+        if ranges and ranges[-1][1] + 1 == row.first_pos:
+            ranges[-1] = ranges[-1][0], row.last_pos
+        else:
+            ranges.append((row.first_pos, row.last_pos))
+    shown = [range_text(first, last) for first, last in ranges[:_MAX_RANGES]]
+    return [*shown, "more"] if len(ranges) > _MAX_RANGES else shown
+
+
+def _sentences(found: CommitLogComparison) -> Iterator[str]:
     if found.first_difference is None:
         yield "no difference: where replicas have the same position, they have the same bytes"
     else:
         yield from _first(found.first_difference)
     yield f"common prefix: up to {found.common_prefix}"
-    for state in found.states:
-        donors = {
-            node for row in found.rows if row.verdict == "damaged" and state.node in row.nodes for node in row.terms
-        }
-        if state.damaged_bytes:
-            where = f"intact on {', '.join(sorted(donors))}" if donors else "intact nowhere"
-            yield (
-                f"{state.node}: {state.damaged_bytes} bytes are damaged or missing ({where}): do not start it; see "
-                f"dledger recovery {cell(state.path)} --rocketmq VERSION"
-            )
     for point in found.consistent_points:
         if point.pos is None:
             yield f"{point.slave} cannot follow {point.master}: Java finds no consistent point in their epochs"
         elif point.lost_bytes or not point.is_common:
-            loses = f"loses {point.lost_bytes} bytes" if point.lost_bytes else "loses nothing"
-            differs = "" if point.is_common else "; before it their bytes differ, and Java does not see that"
-            yield f"{point.slave} as slave of {point.master}: truncated at {point.pos}, {loses}{differs}"
+            yield f"{point.slave} as slave of {point.master}: {_truncation(point)}"
     for text in found.notes:
         yield f"note: {text}"
 

@@ -1,12 +1,12 @@
 """Models load() of a RocketMQ broker without DLedger (master, slave, controller mode) on a store; it is only read.
 
-Sources: RocketMQ 4.9.0 to 5.3.3 and its development branch of September 2025 (5.4, 5.5), ``DefaultMessageStore.load``,
-``start`` and ``recover``, ``CommitLog.recoverNormally`` and ``recoverAbnormally``, ``MappedFileQueue``,
-``ConsumeQueue``, ``IndexService``.
+Sources: RocketMQ 4.9.0 to 5.5.0, ``DefaultMessageStore.load``, ``start`` and ``recover``, ``CommitLog.recoverNormally``
+and ``recoverAbnormally``, ``MappedFileQueue``, ``ConsumeQueueStore``, ``ConsumeQueue``, ``IndexService``.
 
 Not modelled: settings other than the defaults (``duplicationEnable``, ``messageIndexSafe``, ``checkCRCOnRecover``,
 ``forceVerifyPropCRC``, ``recheckReputOffsetFromCq``), the dispatch after load(), light message queues,
-BatchConsumeQueue, ConsumeQueueExt, queues in RocksDB, the timer and compaction stores, and expired files.
+BatchConsumeQueue, ConsumeQueueExt, queues in RocksDB, the timer and compaction stores, expired files, and the confirmed
+offset of controller mode.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from pyspark_dledger.errors import DLedgerError, OptionError, StoreError
 from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT_SIZE
 from pyspark_dledger.format.message import transaction
 from pyspark_dledger.log.io.entry_reads import read_at
+from pyspark_dledger.log.io.epochs import read_epochs
 from pyspark_dledger.log.io.queue_files import queues
 from pyspark_dledger.log.io.store_checkpoint import FILE as CHECKPOINT
 from pyspark_dledger.log.io.store_checkpoint import MARGIN_MS, StoreCheckpoint, read_store_checkpoint
@@ -34,13 +35,13 @@ from pyspark_dledger.rocketmq.recovery.broker_recovery import first_message
 from pyspark_dledger.rocketmq.recovery.java_messages import JavaMessage, JavaRules, ScanStop, read_message
 from pyspark_dledger.rocketmq.recovery.recovery_queues import RecoveredQueues
 
-LINES = ("4.9.8", "5.0.0", "5.1.4", "5.3.1", "5.3.3", "5.5.0")
+LINES = ("4.9.8", "5.0.0", "5.1.4", "5.3.1", "5.3.3", "5.4.0", "5.5.0")
 """A version of each line with the same behaviour."""
 
 _VERSION = re.compile(r"(\d+)\.(\d+)\.(\d+)")
 _FIRST, _LAST = (4, 9, 0), (5, 5)
 _DEFAULT_FILE_SIZE = 1024**3
-# From 5.4 on: commitLogRecoverMaxNum, and where the checkpoint has logicsPhysicalOffset (offset, size).
+# From 5.5 on: commitLogRecoverMaxNum, and where the checkpoint has logicsPhysicalOffset (offset, size).
 _MAX_FILES = 10
 _LOGICS_OFFSET = (40, 8)
 
@@ -233,6 +234,11 @@ class _Load:
 
     def _recover(self, files: list[JavaFile]) -> int:
         """Scan the log, truncate files and queues; returns the log's end."""
+        if self.is_abnormal and self.release >= (5, 1, 1) and read_epochs(self.root)[0]:
+            self.notes.append(
+                "in controller mode, load() may dispatch messages only up to the confirmed offset, "
+                f"{self.checkpoint.confirm_phy_offset} in the checkpoint"
+            )
         if not files:
             self.notes.append("the CommitLog has no file: all ConsumeQueues are deleted")
             self.queues.delete()
@@ -258,7 +264,7 @@ class _Load:
 
     def _abnormal_start(self, files: list[JavaFile]) -> int:
         """The newest file whose first message the store checkpoint covers."""
-        if self.release >= (5, 4):
+        if self.release >= (5, 5):
             logics = int.from_bytes(read_at(str(self.root / CHECKPOINT), *_LOGICS_OFFSET), "big", signed=True)
             limit = self.checkpoint.logics_msg_timestamp
             return self._newest(
@@ -267,6 +273,8 @@ class _Load:
             )
         known = min(self.checkpoint.physic_msg_timestamp, self.checkpoint.logics_msg_timestamp)
         limit = max(known - MARGIN_MS, 0)
+        if self.release >= (5, 4):
+            return self._newest(files, lambda message: message.store_timestamp <= limit)
         for number in range(len(files) - 1, 0, -1):
             time = self._first_time(files[number])
             if time is not None and 0 != time <= limit:
@@ -274,8 +282,8 @@ class _Load:
         return 0
 
     def _newest(self, files: list[JavaFile], matches: Callable[[JavaMessage], bool]) -> int:
-        """The newest file whose first message is intact and matches; of the newest ten at most (5.4, 5.5)."""
-        oldest = max(len(files) - _MAX_FILES, 0)
+        """The newest file whose first message is intact and matches; from 5.5 on, of the newest ten."""
+        oldest = max(len(files) - _MAX_FILES, 0) if self.release >= (5, 5) else 0
         for number in range(len(files) - 1, oldest, -1):
             message = read_message(files[number], 0, self.rules)
             if isinstance(message, JavaMessage) and message.store_timestamp and matches(message):
