@@ -5,12 +5,26 @@
 #include <stdexcept>
 #include <string>
 
+#include "check.hpp"
+#include "crc32.hpp"
+#include "message.hpp"
 #include "walk.hpp"
 
 namespace dledger {
 namespace {
 
 constexpr int64_t kSector = 512;
+
+// Whether a body begins as a message, but cannot be parsed or does not match its CRC.
+bool is_damaged_message(const uint8_t* body, int64_t size) {
+  if (size < 8 || !is_message_magic(load_be32(body + 4))) return false;
+  Message message;
+  MessageFault fault;
+  if (!parse_message(body, size, message, fault)) return true;
+  if (message.body_length == 0) return false;
+  const uint32_t found = crc32(message.body, static_cast<size_t>(message.body_length)) & 0x7FFFFFFFu;
+  return static_cast<int64_t>(found) != message.body_crc();
+}
 
 [[noreturn]] void fail(const std::string& text) { throw std::invalid_argument(text); }
 
@@ -206,6 +220,18 @@ std::optional<int64_t> find_torn(const ByteRange& data, int64_t pos) {
     const int64_t size = whole_size(data.data + offset, data.size - offset, number++);
     const int64_t body = offset + kEntryHeaderSize;
     if (has_zero_sector(data.data + body, size - kEntryHeaderSize, pos + body)) return offset;
+    offset += size;
+  }
+  return std::nullopt;
+}
+
+std::optional<int64_t> find_damaged(const ByteRange& data) {
+  int64_t number = 0;
+  for (int64_t offset = 0; offset < data.size;) {
+    const uint8_t* const entry = data.data + offset;
+    const int64_t size = whole_size(entry, data.size - offset, number++);
+    if (!stored_crc_problem(entry, size).empty()) return offset;
+    if (is_damaged_message(entry + kEntryHeaderSize, size - kEntryHeaderSize)) return offset;
     offset += size;
   }
   return std::nullopt;

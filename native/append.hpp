@@ -64,4 +64,8 @@ CheckedEntries check_entries(const ByteRange& data, EntryPosition expected, int6
 // std::invalid_argument for incomplete or invalid entries.
 std::optional<int64_t> find_torn(const ByteRange& data, int64_t pos);
 
+// The offset of the first entry with a wrong bodyCrc, or whose body is a message that cannot be parsed or has a wrong
+// CRC. Throws std::invalid_argument for incomplete or invalid entries.
+std::optional<int64_t> find_damaged(const ByteRange& data);
+
 }  // namespace dledger

@@ -337,6 +337,11 @@ std::optional<int64_t> find_torn_in(const py::object& data, const py::object& po
   return released(held.range().size, [&] { return find_torn(held.range(), start); });
 }
 
+std::optional<int64_t> find_damaged_in(const py::object& data) {
+  const HeldBytes held(data, "entries");
+  return released(held.range().size, [&] { return find_damaged(held.range()); });
+}
+
 // The lines of a batch, with a reference to it.
 class HeldLines {
  public:
@@ -430,6 +435,7 @@ PYBIND11_MODULE(_native, module) {
   module.def("encode_entries", &encode_bodies);
   module.def("check_entries", &check_bytes);
   module.def("find_torn", &find_torn_in);
+  module.def("find_damaged", &find_damaged_in);
   add_puts(module);
   module.def("crc32", &crc_of<crc32>, py::arg("data"), py::arg("before") = 0);
   module.def("crc32_portable", &crc_of<crc32_portable>, py::arg("data"), py::arg("before") = 0);

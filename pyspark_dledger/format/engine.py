@@ -105,6 +105,13 @@ class Engine(Protocol):
         incomplete entries.
         """
 
+    def find_damaged(self, data: Buffer) -> int | None:
+        """The offset of the first entry with a wrong bodyCrc or a damaged message, or None.
+
+        ``data`` are consecutive complete entries. A body with a message's magic is damaged if it cannot be parsed or
+        does not match its CRC. Raises ValueError for incomplete entries.
+        """
+
     def new_ordinals(self) -> Ordinals:
         """Counts of equal contents, for all batches of one attempt of a task."""
 

@@ -39,6 +39,7 @@ crc32 = _native.crc32
 split = _native.split
 seek = _native.seek
 find_torn = _native.find_torn
+find_damaged = _native.find_damaged
 patch_physical_offsets = _native.patch_physical_offsets
 
 

@@ -43,6 +43,7 @@ unpack_bodies = entry_encoding.unpack_bodies
 encode_entries = entry_encoding.encode_entries
 check_entries = entry_encoding.check_entries
 find_torn = entry_encoding.find_torn
+find_damaged = entry_encoding.find_damaged
 new_ordinals = put_rows.new_ordinals
 encode_messages = put_rows.encode_messages
 read_puts = put_messages.read_puts

@@ -11,6 +11,8 @@ from pyspark_dledger.format.encode.encoded import Bodies, Buffer
 # Called before a write with the encoded entries, whose bodies it may change, and their index units of 32 bytes each,
 # which have their positions (`patch_physical_offsets`).
 AppendHook = Callable[[bytearray, bytearray], None]
+# Called with entries read from disk: the offset of the first one that must not be served or pushed, or None.
+ReadCheck = Callable[[Buffer], int | None]
 
 
 class EntryRun(NamedTuple):
@@ -68,6 +70,7 @@ class DLedgerStore(ABC):
     """
 
     append_hook: AppendHook | None = None
+    read_check: ReadCheck | None = None
     committed_index: int
     flushed_index: int
     end_pos: int
@@ -123,7 +126,10 @@ class DLedgerStore(ABC):
 
     @abstractmethod
     def read(self, first_index: int, max_bytes: int) -> EntryRange:
-        """Entries of one file from `first_index` on: at most `max_bytes`, but at least one entry."""
+        """Entries of one file from `first_index` on: at most `max_bytes`, but at least one entry.
+
+        Raises StoreError if that one is damaged; the range ends before a later damaged one.
+        """
 
     @abstractmethod
     def term_at(self, index: int) -> int: ...

@@ -9,7 +9,7 @@ from pyspark_dledger.errors import IndexRangeError, StoreError
 from pyspark_dledger.format.codec import record_struct
 from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.layout import ENTRY_HEADER, ENTRY_HEADER_SIZE, INDEX_UNIT, INDEX_UNIT_SIZE, MAGIC_NORMAL
-from pyspark_dledger.store.dledger_store import Entry, EntryRange
+from pyspark_dledger.store.dledger_store import Entry, EntryRange, ReadCheck
 from pyspark_dledger.store.files.mapped_files import MappedFile, MappedFileList
 from pyspark_dledger.store.log_files import PendingUnits
 
@@ -58,18 +58,23 @@ class EntryReader:
             )
         return IndexedEntry(pos, size, term)
 
-    def get(self, index: int) -> Entry:
+    def get(self, index: int, check: ReadCheck | None = None) -> Entry:
+        """The entry. Raises StoreError if it is damaged, or `check` finds damage."""
         located = self.locate(index)
         file = _existing(self._data.find(located.pos), index)
         data = self._data.view(file)[located.pos - file.base : located.end - file.base]
         term = _check_header(index, located, file, data)
+        if check is not None and check(data) is not None:
+            raise _wrong_message(index, located.pos, file)
         return Entry(index, term, located.pos, MAGIC_NORMAL, bytes(data[ENTRY_HEADER_SIZE:]))
 
-    def read(self, first: int, max_bytes: int, last: int, end_pos: int, own_from: int) -> EntryRange:
+    def read(
+        self, first: int, max_bytes: int, last: int, end_pos: int, own_from: int, check: ReadCheck | None = None
+    ) -> EntryRange:
         """Entries of one file from `first` on; see `DLedgerStore.read`. The log ends with index `last` at `end_pos`.
 
-        Entries are checked, and the range ends before a damaged one. Recent entries from position `own_from` on are not
-        checked, because this process wrote them.
+        Entries are checked, also by `check`, and the range ends before a damaged one. Recent entries from position
+        `own_from` on are not checked, because this process wrote them.
         """
         located = self.locate(first)
         pos = located.pos
@@ -85,7 +90,16 @@ class EntryReader:
             is_intact = self._engine.check_entries(data, first, pos, located.term, INT64_MAX).count == last - first + 1
         except ValueError:
             is_intact = False
-        return EntryRange(first, last, pos, data) if is_intact else self._before_damage(file, first, last)
+        if not is_intact:
+            found = self._before_damage(file, first, last)
+            last, data = found.last_index, memoryview(found.data)
+        wrong = check(data) if check is not None else None
+        if wrong == 0:
+            raise _wrong_message(first, pos, file)
+        if wrong is not None:
+            last, end_pos = self._last_within(first, last, pos + wrong, located.end)
+            data = data[: end_pos - pos]
+        return EntryRange(first, last, pos, data)
 
     def _before_damage(self, file: MappedFile, first: int, last: int) -> EntryRange:
         """The entries before the first damaged one. Raises StoreError if that is `first`."""
@@ -138,6 +152,14 @@ def _check_header(index: int, located: IndexedEntry, file: MappedFile, data: mem
         f"{file.path} at byte {pos - file.base}: expected the entry of index {index}, {expected_text}, found "
         f"{found_text or 'the end of the file'}: the file is damaged; stop this member, and copy its folder from "
         "another member of the group (if only files in index/ are damaged, delete those: they are rebuilt)"
+    )
+
+
+def _wrong_message(index: int, pos: int, file: MappedFile) -> StoreError:
+    return StoreError(
+        f"{file.path} at byte {pos - file.base}: expected the message of index {index} to match its checksum, found "
+        "other bytes: the entry is damaged, and is neither served nor pushed; stop this member, and copy its folder "
+        "from another member of the group ('dledger diff' names one)"
     )
 
 

@@ -252,12 +252,12 @@ class MmapFileStore(DLedgerStore):
 
     def get(self, index: int) -> Entry:
         check_index(index, self._begin, self.ledger_end_index)
-        return self._reader.get(index)
+        return self._reader.get(index, self.read_check)
 
     def read(self, first_index: int, max_bytes: int) -> EntryRange:
         end = self.ledger_end_index
         check_index(first_index, self._begin, end)
-        return self._reader.read(first_index, max_bytes, end, self.end_pos, self._own_from)
+        return self._reader.read(first_index, max_bytes, end, self.end_pos, self._own_from, self.read_check)
 
     def term_at(self, index: int) -> int:
         check_index(index, self._begin, self.ledger_end_index)

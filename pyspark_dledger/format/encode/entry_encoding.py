@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from pyspark_dledger.common.integers import INT64_MAX, INT64_MIN
 from pyspark_dledger.format import layout
-from pyspark_dledger.format.codec import EntryHeader, decode_entry_header, record_struct
+from pyspark_dledger.format.codec import EntryHeader, crc32, decode_entry_header, record_struct, signed32
 from pyspark_dledger.format.encode.encoded import (
     LENGTH_SIZE,
     MAX_BLOCK_SIZE,
@@ -22,6 +22,7 @@ from pyspark_dledger.format.encode.encoded import (
     CheckedEntries,
     EncodedEntries,
 )
+from pyspark_dledger.format.message import MESSAGE_CRC_MASK, has_message_magic, parse_message
 
 _HEADER = record_struct(layout.ENTRY_HEADER)
 _UNIT = record_struct(layout.INDEX_UNIT)
@@ -114,6 +115,27 @@ def find_torn(data: Buffer, pos: int) -> int | None:
                 return entry.offset
             start = sector_end
     return None
+
+
+def find_damaged(data: Buffer) -> int | None:
+    view = _bytes_of(data, "entries")
+    for entry in _entries(view):
+        body = view[entry.offset + layout.ENTRY_HEADER_SIZE : entry.offset + entry.header.size].tobytes()
+        stored = entry.header.body_crc
+        if (stored and signed32(crc32(body)) != stored) or _is_damaged_message(body):
+            return entry.offset
+    return None
+
+
+def _is_damaged_message(body: bytes) -> bool:
+    """Whether a body begins as a message, but cannot be parsed or does not match its CRC."""
+    if not has_message_magic(body, 0, len(body)):
+        return False
+    message = parse_message(body, 0, len(body), 0)
+    if isinstance(message, str):
+        return True
+    stored = body[message.body_start : message.body_start + message.body_length]
+    return bool(stored) and crc32(stored) & MESSAGE_CRC_MASK != message.body_crc
 
 
 def _entries(data: memoryview) -> Iterator[_Entry]:

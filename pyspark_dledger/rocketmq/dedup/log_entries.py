@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 from pyspark_dledger.common.log_records import record
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.codec import record_struct
+from pyspark_dledger.format.encode.encoded import Buffer
 from pyspark_dledger.format.layout import ENTRY_HEADER, ENTRY_HEADER_SIZE, MAGIC_NORMAL, MESSAGE_HEADER
 from pyspark_dledger.format.message import has_message_magic, parse_message
 
@@ -31,6 +32,7 @@ class RunningStore(Protocol):
     """The store of a running node (`store.DLedgerStore`), used in the node's thread only."""
 
     append_hook: Callable[[bytearray, bytearray], None] | None
+    read_check: Callable[[Buffer], int | None] | None
 
     @property
     def committed_index(self) -> int: ...

@@ -168,6 +168,7 @@ class MessageService:
         self._dispatcher = dispatcher
         self._dispatched.begin(dispatcher)
         dispatcher.start()
+        store.read_check = self._engine.find_damaged
         self.committed(store.committed_index)
 
     def stopped(self) -> None:

@@ -1,0 +1,122 @@
+"""A store with a check of what it reads: damaged messages are neither served nor pushed."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pyspark_dledger.errors import StoreError
+from pyspark_dledger.format import codec
+from pyspark_dledger.format.engine import Engine, get_engine
+from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
+from pyspark_dledger.store import MmapFileStore, StoreConfig
+from tests.support.generate import mq_message
+
+COUNT = 30
+MESSAGE = mq_message(body=b"x" * 200).make(0)
+SIZE = ENTRY_HEADER_SIZE + len(MESSAGE)
+
+
+def store_in(folder: Path) -> MmapFileStore:
+    store = MmapFileStore(StoreConfig(self_id="n0", base_dir=folder, data_file_size=64 * 1024))
+    store.startup()
+    return store
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> MmapFileStore:
+    """A restarted store whose entry 9 has a wrong byte in its message's body."""
+    first = store_in(tmp_path)
+    first.append_as_leader([MESSAGE] * COUNT)
+    first.shutdown()
+    with next(tmp_path.rglob(f"data/{0:020}")).open("r+b") as file:
+        file.seek(9 * SIZE + ENTRY_HEADER_SIZE + 120)
+        file.write(b"y")
+    again = store_in(tmp_path)
+    again.read_check = get_engine().find_damaged
+    return again
+
+
+def test_a_range_ends_before_a_damaged_message(store: MmapFileStore) -> None:
+    found = store.read(0, 1 << 20)
+    assert (found.last_index, len(found.data)) == (8, 9 * SIZE)
+    assert store.read(10, 1 << 20).last_index == COUNT - 1
+    assert store.get(8).body == MESSAGE
+    store.shutdown()
+
+
+def test_a_damaged_message_is_not_served(store: MmapFileStore) -> None:
+    for call in (lambda: store.get(9), lambda: store.read(9, 1 << 20)):
+        with pytest.raises(StoreError, match="expected the message of index 9 to match its checksum"):
+            call()
+    store.shutdown()
+
+
+def test_without_a_check_bodies_are_not_looked_at(store: MmapFileStore) -> None:
+    store.read_check = None
+    assert store.read(0, 1 << 20).last_index == COUNT - 1
+    assert store.get(9).body != MESSAGE
+    store.shutdown()
+
+
+def test_entries_that_this_process_wrote_are_not_checked(tmp_path: Path) -> None:
+    store = store_in(tmp_path)
+    calls = []
+    store.read_check = calls.append
+    store.append_as_leader([MESSAGE] * 5)
+    assert store.read(0, 1 << 20).last_index == 4
+    assert calls == []
+    store.shutdown()
+
+
+# The check
+
+
+def entries(*bodies: bytes, body_crc: int = 0) -> bytes:
+    data = b""
+    for index, body in enumerate(bodies):
+        data += codec.encode_entry(index, 1, len(data), body, body_crc=body_crc)
+    return data
+
+
+@pytest.fixture(params=["native", "python"])
+def reader(request: pytest.FixtureRequest) -> Engine:
+    return get_engine(request.param)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda body: body[:8] + struct.pack(">i", 7) + body[12:],  # its CRC
+        lambda body: body[:100] + b"?" + body[101:],  # its body
+        lambda body: struct.pack(">i", len(body) + 1) + body[4:],  # its totalSize
+    ],
+    ids=["crc", "body", "size"],
+)
+def test_the_first_damaged_message_is_found(reader: Engine, damage: Callable[[bytes], bytes]) -> None:
+    assert reader.find_damaged(entries(MESSAGE, MESSAGE)) is None
+    assert reader.find_damaged(entries(MESSAGE, damage(MESSAGE), damage(MESSAGE))) == SIZE
+
+
+def test_other_bodies_are_damaged_by_their_entrys_crc_only(reader: Engine) -> None:
+    crc = codec.signed32(codec.crc32(b"abc"))
+    assert reader.find_damaged(entries(b"abc", b"", b"1234567", mq_message(body=b"").make(0))) is None
+    assert reader.find_damaged(entries(b"abc", b"abd", body_crc=crc)) == ENTRY_HEADER_SIZE + 3
+    assert reader.find_damaged(b"") is None
+
+
+def test_incomplete_entries_are_rejected(reader: Engine) -> None:
+    with pytest.raises(ValueError, match="entry 1"):
+        reader.find_damaged(entries(MESSAGE, MESSAGE)[:-1])
+
+
+def test_damaged_messages_are_found_in_any_place(reader: Engine) -> None:
+    bad = bytearray(MESSAGE)
+    start = MESSAGE.index(b"x" * 200)
+    for place in (start, start + 199):
+        bad[place] ^= 1
+        assert reader.find_damaged(entries(MESSAGE, bytes(bad))) == SIZE
+        bad[place] ^= 1
