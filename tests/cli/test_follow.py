@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,8 +17,9 @@ from pyspark_dledger.cli.output.stream import Output
 from pyspark_dledger.cli.stores.open_stores import open_store
 from pyspark_dledger.cli.stores.row_printer import RowPrinter
 from pyspark_dledger.cli.verbs.follow import _Tail
+from pyspark_dledger.log import open_log
 from tests.support.command_line import Ran, process
-from tests.support.generate import Store, mq_message, raw, write_commitlog, write_dledger
+from tests.support.generate import Store, mq_message, raw, rows_of, write_commitlog, write_consume_queue, write_dledger
 
 
 def follower(path: Path, *arguments: str) -> tuple[_Tail, Callable[[], None]]:
@@ -128,6 +131,28 @@ def test_follow_of_a_plain_commitlog(tmp_path: Path, capsys: pytest.CaptureFixtu
     write_commitlog(tmp_path, [mq_message("T", b"x")] * 5)
     look()
     assert len(capsys.readouterr().out.splitlines()) == 2
+
+
+@pytest.mark.parametrize(("flags", "reads"), [((), 2), (("--uncommitted",), 0)], ids=["committed", "uncommitted"])
+def test_a_look_reads_queues_only_for_the_committed_bound(
+    flags: tuple[str, ...], reads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bound needs the end of each queue, in two reads: how much is written, and the last units of that."""
+    messages = [mq_message("T", b"x", queue_id=number % 4) for number in range(8)]
+    write_dledger(tmp_path, messages)
+    write_consume_queue(tmp_path, rows_of(open_log(tmp_path).scan()))
+    _, look = follower(tmp_path, "--from", "earliest", *flags)
+    look()
+    read: Counter[str] = Counter()
+    real_open = os.open
+
+    def counted_open(path: str | Path, flags: int) -> int:
+        read[str(path)] += "consumequeue" in str(path)
+        return real_open(path, flags)
+
+    monkeypatch.setattr(os, "open", counted_open)
+    look()
+    assert list((+read).values()) == ([reads] * 4 if reads else [])
 
 
 def test_follow_waits_for_a_bound_that_is_not_known_yet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -115,7 +115,7 @@ def _by_index(search: _Search) -> str:
         search.print(_RowRange(pos, pos + header.size))
     else:
         _add_entry(search, index)
-    begin = log.state.begin_index
+    begin = log.begin_index
     if begin <= index <= log.end.last_index:
         return f"expected the entry {index} before pos {pos}, found none: run dledger lost"
     return f"expected the index {index}, found the entries {begin} to {log.end.last_index}"
@@ -136,21 +136,20 @@ def _by_offset_msg_id(search: _Search) -> str:
     match = _OFFSET_MSG_ID.fullmatch(search.what)
     if match is None:
         raise OptionError(f"expected an offsetMsgId of 32 or 56 hex digits, host, port and offset, found {search.what}")
-    offset = int(match[1], 16)
-    message = _message_at(search.log, offset)
+    log, offset = search.log, int(match[1], 16)
+    message = _message_at(log, offset)
     if message is None:
         from pyspark_dledger.rocketmq.lost.known_units import KnownMessage
         from pyspark_dledger.rocketmq.lost.pointers import pointers_to
 
-        known = pointers_to(search.log, [KnownMessage(offset)], raise_error)
+        known = pointers_to(log, [KnownMessage(offset)], raise_error)
         search.pointers.extend(pointer for pointer in known if pointer.message.witnesses)
-        state = search.log.state
         damage = "".join(f"; {pointer.found}" for pointer in known if pointer.is_damage)
         return (
             f"expected a message at offset {offset} of the offsetMsgId, found none (the log has "
-            f"{state.min_offset} to {state.max_offset}){damage}"
+            f"{log.min_offset} to {log.max_offset}){damage}"
         )
-    found = next(RowReader(search.log, ("offsetMsgId",)).between(*message), None)
+    found = next(RowReader(log, ("offsetMsgId",)).between(*message), None)
     stored = found.column("offsetMsgId")[0].as_py() if found is not None else None
     if stored == search.what.upper():
         search.print(message)

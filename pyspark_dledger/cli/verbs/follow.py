@@ -103,7 +103,7 @@ class _Tail:
     def _end(self, log: Log) -> int | None:
         """The end of the rows to print; None where it is not known yet."""
         if self._uncommitted or not log.ledger_segments:
-            return log.state.max_offset
+            return log.max_offset
         bound = committed_bound(log, log.options)
         if bound.index is not None:
             return log.position_of(bound.index + 1)
@@ -117,7 +117,7 @@ class _Tail:
 
     def _still_valid(self, log: Log, position: int) -> int:
         """`position`, or where the log differs from what was printed, or where it begins. Notes a difference."""
-        first = log.state.min_offset
+        first = log.min_offset
         if position < first:
             note(f"{log.path}: positions {position} to {first - 1} were deleted before they were printed")
             return first
