@@ -37,6 +37,7 @@ CANDIDATE_WINDOW = layout.MAX_ENTRY_SIZE
 """And those within so many bytes after its chain."""
 RECENT_FRAMES = 8
 """So many frames before a gap decide what can follow it."""
+UINT64_MAX = 2**64 - 1
 MIN_WRONG_RISE = 2**16
 """No election raises a term by so much."""
 
@@ -82,7 +83,8 @@ def is_only_term_damaged(before: Frame | None, last: Frame, frame: Frame) -> boo
         terms.add(before.header.term)
         sizes.add(before.size)
     rise = last.header.term - frame.header.term
-    is_one_bit = any((last.header.term ^ term).bit_count() == 1 for term in terms)
+    # As an unsigned number: -1 has 64 bits.
+    is_one_bit = any(((last.header.term ^ term) & UINT64_MAX).bit_count() == 1 for term in terms)
     is_odd_size = before is not None and last.size not in sizes
     return rise >= MIN_WRONG_RISE or (rise > 0 and is_one_bit and (rise > 1 or is_odd_size))
 
