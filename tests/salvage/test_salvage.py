@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from pyspark_dledger.cli.main import main
+from pyspark_dledger.errors import OptionError, StoreError
+from pyspark_dledger.log import open_log
 from pyspark_dledger.log.options import ReadOptions
+from pyspark_dledger.log.salvage.plan_rows import plan_rows
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.log.verify.verify_store import verify
-from pyspark_dledger.rocketmq.salvage import SalvageRequest, salvage
-from tests.salvage.groups import GOLDENS, damage, differences, generated_group, golden_group
-from tests.support.golden import fingerprint
+from pyspark_dledger.rocketmq.salvage import SalvageRequest, plan, salvage
+from tests.salvage.groups import GOLDENS, Group, damage, differences, generated_group, golden_group, lost_indexes
+from tests.support.dispatching import audit
+from tests.support.generate import rows_of
+from tests.support.golden import fingerprint, unpack
 
 ENGINES = ("native", "python")
 
@@ -51,3 +60,146 @@ def test_a_finished_salvage_is_in_its_manifest(tmp_path: Path) -> None:
     salvage(SalvageRequest.of(group.members), tmp_path / "result")
     manifest = json.loads((tmp_path / "result/_export.json").read_text())
     assert (manifest["state"], manifest["form"]) == ("finished", "salvage")
+
+
+def lose(group: Group, member: int, indexes: list[int], offset: int = 0, size: int | None = None) -> None:
+    """Zeroes bytes of entries of a member."""
+    for extent in group.extents:
+        if extent.index in indexes:
+            change(group.members[member], extent.pos + offset, bytes(size or extent.size))
+
+
+def change(member: Path, pos: int, data: bytes) -> None:
+    folder = next(iter(member.glob("dledger-*/data")), member / "data")
+    file = max(file for file in folder.iterdir() if int(file.name) <= pos)
+    with file.open("r+b") as stream:
+        stream.seek(pos - int(file.name))
+        stream.write(data)
+
+
+def test_what_nobody_has_becomes_a_listed_filler(tmp_path: Path) -> None:
+    group = golden_group(tmp_path, "mq-53-three")
+    lost = [0, 50, 51, 300]
+    for member in range(3):
+        lose(group, member, lost)
+    report = salvage(SalvageRequest.of(group.members), tmp_path / "result")
+    assert (report.lost, report.findings, lost_indexes(tmp_path / "result")) == (4, (), lost)
+    assert list(differences(group, tmp_path / "result", lost)) == []
+    rows = [json.loads(line) for line in (tmp_path / "result/lost.jsonl").read_text().splitlines()]
+    assert [set(row["problems"]) for row in rows] == [{"n0", "n1", "n2"}] * 3
+    entries = rows_of(open_log(tmp_path / "result").scan(columns=("index", "topic", "transaction", "problem")))
+    assert [row["topic"] for row in entries if row["index"] in lost] == ["DLEDGER_LOST"] * 4
+    assert {row["problem"] for row in entries} == {None}
+    assert {row["code"] for row in audit(tmp_path / "result")} <= {"queueOffsetGap"}
+
+
+def test_copies_that_differ_without_a_checksum_are_refused(tmp_path: Path) -> None:
+    group = golden_group(tmp_path, "raw-three")
+    extent = group.extents[7]
+    change(group.members[0], extent.pos + 60, b"?")
+    with pytest.raises(StoreError, match=r"1 entries have copies that differ.*index 7 at .*: n0 and n1\+n2"):
+        salvage(SalvageRequest.of(group.members), tmp_path / "result")
+    assert not (tmp_path / "result").exists()
+    filled = salvage(SalvageRequest.of(group.members, undecided="filler"), tmp_path / "filled")
+    assert (filled.lost, lost_indexes(tmp_path / "filled")) == (1, [7])
+    chosen = salvage(SalvageRequest.of(group.members, undecided="majority"), tmp_path / "chosen")
+    assert (chosen.lost, list(differences(group, tmp_path / "chosen"))) == (0, [])
+
+
+def test_a_diverged_tail_is_named_and_can_be_chosen(tmp_path: Path) -> None:
+    group = golden_group(tmp_path, "raw-three-diverged")
+    found = plan(SalvageRequest.of(group.members))
+    left_out = [row for row in plan_rows(found) if row.action == "leftOut"]
+    assert left_out
+    name = left_out[0].sources[0]
+    chosen = plan(SalvageRequest.of(group.members, log_of=name))
+    assert chosen.logs[0].last_index == max(row.last_index or 0 for row in left_out if name in row.sources)
+    with pytest.raises(OptionError, match="log-of: expected one of n0, n1, n2, found n7"):
+        plan(SalvageRequest.of(group.members, log_of="n7"))
+
+
+def test_one_store_and_its_own_witnesses(tmp_path: Path) -> None:
+    group = golden_group(tmp_path, "mq-53-three")
+    lose(group, 0, [20, 21])
+    report = salvage(SalvageRequest.of(group.members[:1]), tmp_path / "result")
+    assert (report.lost, lost_indexes(tmp_path / "result")) == (2, [20, 21])
+    assert list(differences(group, tmp_path / "result", [20, 21])) == []
+
+
+def test_an_interrupted_salvage_is_continued(tmp_path: Path) -> None:
+    group = golden_group(tmp_path, "raw-three")
+    done: list[int] = []
+
+    def some(work: Any, parts: Any) -> Iterator[Any]:
+        for number, part in enumerate(parts):
+            if isinstance(part, tuple) and number == 3:
+                raise KeyboardInterrupt
+            done.append(number)
+            yield work(part)
+
+    request = SalvageRequest.of(group.members)
+    with pytest.raises(KeyboardInterrupt):
+        salvage(request, tmp_path / "result", run=some)
+    with pytest.raises(StoreError, match="the interrupted salvage has undecided 'refuse', this one 'majority'"):
+        salvage(SalvageRequest.of(group.members, undecided="majority"), tmp_path / "result")
+    report = salvage(request, tmp_path / "result")
+    assert (report.resumed, report.parts) == (3, 10)
+    assert list(differences(group, tmp_path / "result")) == []
+    with pytest.raises(StoreError, match="found a finished salvage"):
+        salvage(request, tmp_path / "result")
+
+
+def test_another_group_is_refused(tmp_path: Path) -> None:
+    one, two = generated_group(tmp_path / "one", 1), generated_group(tmp_path / "two", 3)
+    with pytest.raises(StoreError, match="it is of another group: leave it out"):
+        plan(SalvageRequest.of([one.members[0], two.members[0]]))
+    with pytest.raises(OptionError, match="expected each source once"):
+        plan(SalvageRequest.of([one.members[0], one.members[0]]))
+
+
+def test_config_is_the_first_intact_one(tmp_path: Path) -> None:
+    group = golden_group(tmp_path, "mq-53-three")
+    for member, text in zip(group.members, ("{broken", '{"of": 1}', '{"of": 2}'), strict=True):
+        (member / "config").mkdir()
+        (member / "config/topics.json").write_text(text)
+    salvage(SalvageRequest.of(group.members), tmp_path / "result")
+    assert (tmp_path / "result/config/topics.json").read_text() == '{"of": 1}'
+    term = (tmp_path / "result/dledger-n0/currterm").read_text()
+    assert term == (group.members[0] / "dledger-n0/currterm").read_text()
+
+
+@pytest.mark.parametrize("case", ["mq-plain", "mq-53-upgrade"])
+def test_commit_logs_without_dledger(tmp_path: Path, case: str) -> None:
+    root = unpack(case, tmp_path)
+    members = [Path(shutil.copytree(root, tmp_path / f"m{number}")) for number in range(3)]
+    for number, member in enumerate(members):
+        for file in sorted((member / "commitlog").iterdir())[number : number + 1]:
+            file.write_bytes(file.read_bytes()[:5000] + bytes(file.stat().st_size - 5000))
+    report = salvage(SalvageRequest.of(members, undecided="majority"), tmp_path / "result")
+    assert (report.lost, report.findings) == (0, ())
+    for folder in ("commitlog", "consumequeue"):
+        for file in (root / folder).rglob("*"):
+            if file.is_file():
+                assert (tmp_path / "result" / file.relative_to(root)).read_bytes() == file.read_bytes(), file
+
+
+def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    group = golden_group(tmp_path, "raw-three")
+    lose(group, 0, [5, 6])
+    paths = list(map(str, group.members))
+    assert main(["salvage", *paths, "--plan"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "lost for good: nothing"
+    assert lines[1] == "log of n0 (dledger): index 0 to 899, pos 0 to 310651"
+    assert [line.split()[6] for line in lines[3:]] == ["1", "1", "1"]
+    assert main(["salvage", *paths, "--plan", "--json"]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(row["firstIndex"], row["lastIndex"], row["donor"]) for row in rows] == [
+        (0, 4, "n0"),
+        (5, 6, "n1"),
+        (7, 899, "n0"),
+    ]
+    assert main(["salvage", *paths, "--to", str(tmp_path / "result")]) == 0
+    assert "read back and verified" in capsys.readouterr().out
+    assert main(["salvage", *paths]) == 2
+    assert "expected either --to TARGET or --plan" in capsys.readouterr().err
