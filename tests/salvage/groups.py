@@ -282,4 +282,4 @@ def lost_indexes(target: Path) -> list[int]:
     """The indexes that the list of the result says are fillers."""
     file = target / "lost.jsonl"
     rows = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-    return [index for row in rows for index in range(row["first_index"], row["last_index"] + 1)]
+    return sorted(row["index"] for row in rows)

@@ -86,7 +86,9 @@ def test_what_nobody_has_becomes_a_listed_filler(tmp_path: Path) -> None:
     assert (report.lost, report.findings, lost_indexes(tmp_path / "result")) == (4, (), lost)
     assert list(differences(group, tmp_path / "result", lost)) == []
     rows = [json.loads(line) for line in (tmp_path / "result/lost.jsonl").read_text().splitlines()]
-    assert [set(row["problems"]) for row in rows] == [{"n0", "n1", "n2"}] * 3
+    assert [set(row["problems"]) for row in rows] == [{"n0", "n1", "n2"}] * 4
+    assert {len(row["messages"]) for row in rows} == {1}
+    assert rows[1]["messages"][0]["witnesses"] == ["consumeQueue", "indexFile"]
     entries = rows_of(open_log(tmp_path / "result").scan(columns=("index", "topic", "transaction", "problem")))
     assert [row["topic"] for row in entries if row["index"] in lost] == ["DLEDGER_LOST"] * 4
     assert {row["problem"] for row in entries} == {None}
@@ -104,6 +106,14 @@ def test_copies_that_differ_without_a_checksum_are_refused(tmp_path: Path) -> No
     assert (filled.lost, lost_indexes(tmp_path / "filled")) == (1, [7])
     chosen = salvage(SalvageRequest.of(group.members, undecided="majority"), tmp_path / "chosen")
     assert (chosen.lost, list(differences(group, tmp_path / "chosen"))) == (0, [])
+
+
+def test_queue_units_decide_between_copies(tmp_path: Path) -> None:
+    group = golden_group(tmp_path, "mq-53-three")
+    extent = group.extents[60]
+    change(group.members[0], extent.pos + 48 + 20, b"\0\0\0\0\0\0\1\0")  # queueOffset has no checksum
+    found = plan(SalvageRequest.of(group.members[:2]))
+    assert [(row.donor, row.first_index) for row in plan_rows(found) if row.why == "queueUnit"] == [("n1", 60)]
 
 
 def test_a_diverged_tail_is_named_and_can_be_chosen(tmp_path: Path) -> None:

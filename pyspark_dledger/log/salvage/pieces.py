@@ -8,16 +8,15 @@ from typing import NamedTuple
 from pyspark_dledger.log.salvage.evidence import Run
 from pyspark_dledger.log.salvage.matching import without_overlaps
 
-ONE, SAME, CHECKSUM, QUEUE_UNIT, MAJORITY, WRITTEN_SO = (
-    "onlyCopy",
-    "sameBytes",
-    "checksum",
-    "queueUnit",
-    "majority",
-    "writtenSo",
-)
-"""Why a copy was chosen: no other source has it intact; all that have it are the same; only its checksums agree; only
-its ConsumeQueue unit agrees; most copies have these bytes; several have the same bytes, which no checksum confirms."""
+ONE, SAME, QUEUE_UNIT, MAJORITY, WRITTEN_SO = "onlyCopy", "sameBytes", "queueUnit", "majority", "writtenSo"
+"""Why a copy was chosen:
+
+- no other source has it intact;
+- all sources that have it intact have the same bytes;
+- it alone is the message that units of ConsumeQueues and of the index of keys know;
+- at each byte, most sources have its value;
+- its checksums fail, but several sources have the same bytes.
+"""
 
 
 class Piece(NamedTuple):

@@ -28,6 +28,8 @@ UNDECIDED = (REFUSE, BY_MAJORITY, FILL)
 """What to do with entries whose copies differ where no checksum decides: write nothing; take the bytes that most copies
 have, else a filler; always a filler."""
 
+Confirm = Callable[[Sequence[Run], str], dict[int, tuple[int, ...]]]
+"""For runs of a log (``dledger`` or ``commitlog``) whose copies differ: the sources of the right copy, by start."""
 MapParts = Callable[[Callable[[Any], Any], Sequence[Any]], Iterator[Any]]
 Progress = Callable[[int, int], None]
 
@@ -88,10 +90,10 @@ def plan_salvage(
     stores: Sequence[StoreView],
     options: SalvageOptions,
     map_parts: MapParts,
-    decide: Callable[[Run], tuple[int, ...] | None] | None = None,
+    confirm: Confirm | None = None,
     progress: Progress | None = None,
 ) -> SalvagePlan:
-    """Compare the sources and decide. `decide` says which copies of an entry other files of the sources confirm.
+    """Compare the sources and decide. `confirm` says which copies of an entry other files of the sources confirm.
 
     Raises StoreError if the sources are of different logs, or contradict each other.
     """
@@ -111,7 +113,9 @@ def plan_salvage(
             size = _file_size([part for part in parts if part.source == source])
             witnesses = _witnesses(stores, names, source, committed, size)
             log_of = names.index(options.log_of) if options.log_of is not None else None
-            logs.append(restore(evidence, size, witnesses, _decider(options.undecided, decide), log_of))
+            contested = [run for each in evidence for run in each.runs if len(run.variants) > 1 and not run.is_suspect]
+            confirmed = confirm(contested, source) if confirm is not None and contested else {}
+            logs.append(restore(evidence, size, witnesses, _decider(options.undecided, confirmed), log_of))
     if not logs:
         raise StoreError(f"expected segments in {', '.join(store.path for store in stores)}, found none")
     refused = tuple(each for log in logs for each in log.undecided) if options.undecided == REFUSE else ()
@@ -234,10 +238,10 @@ def _has_blank(segments: Iterable[list[Segment]], file_size: int, pos: int) -> b
     return False
 
 
-def _decider(undecided: str, confirmed: Callable[[Run], tuple[int, ...] | None] | None) -> Decide:
+def _decider(undecided: str, confirmed: dict[int, tuple[int, ...]]) -> Decide:
     def decide(run: Run) -> tuple[tuple[int, ...], str] | None:
-        found = confirmed(run) if confirmed is not None else None
-        if found is not None:
+        found = tuple(source for source in confirmed.get(run.start, ()) if source in run.sources)
+        if found:
             return found, QUEUE_UNIT
         if undecided == BY_MAJORITY and run.majority >= 0:
             return run.variants[run.majority], MAJORITY

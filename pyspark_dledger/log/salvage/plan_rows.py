@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from pyspark_dledger.log.salvage.copies import Damage
@@ -125,6 +125,12 @@ def variants_text(each: Undecided, plan: SalvagePlan) -> str:
 
 def _index(value: int) -> int | None:
     return value if value >= 0 else None
+
+
+def problems_within(plan: SalvagePlan) -> Callable[[RestoredLog, int, int], dict[str, str]]:
+    """A function that gives the first problem of each source between two positions of a log."""
+    damages = {log.source: _Damages(plan, log) for log in plan.logs}
+    return lambda log, start, end: damages[log.source].within(start, end)
 
 
 class _Damages:

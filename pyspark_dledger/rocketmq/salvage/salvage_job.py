@@ -34,8 +34,7 @@ from pyspark_dledger.log.salvage.plan import (
     open_sources,
     plan_salvage,
 )
-from pyspark_dledger.log.salvage.plan_rows import FILLER, headline, plan_rows, variants_text
-from pyspark_dledger.log.salvage.plan_rows import UNDECIDED as UNDECIDED_ROW
+from pyspark_dledger.log.salvage.plan_rows import headline, variants_text
 from pyspark_dledger.log.salvage.restored_log import RestoredLog
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.log.verify.verify_store import verify
@@ -44,6 +43,7 @@ from pyspark_dledger.rocketmq.export.export_job import absolute_path
 from pyspark_dledger.rocketmq.export.forms import PartReport, Progress
 from pyspark_dledger.rocketmq.export.target_folder import FINISHED, MANIFEST, RUNNING, STATE_FOLDER
 from pyspark_dledger.rocketmq.salvage import broker_files, node_files
+from pyspark_dledger.rocketmq.salvage.known_messages import confirmed_by_units, lost_rows
 from pyspark_dledger.rocketmq.salvage.segment_file import FilePart, segment_name, write_file
 from pyspark_dledger.rocketmq.work_parts import MapParts, map_here
 
@@ -146,7 +146,9 @@ class _Sources:
     def plan(self, run: MapParts, progress: Progress | None) -> SalvagePlan:
         request = self.request
         options = SalvageOptions(request.undecided, request.log_of, request.engine)
-        return plan_salvage(self.stores, options, run, progress=progress)
+        roots = broker_files.roots_of(self.stores)
+        confirm = partial(confirmed_by_units, self.stores, roots)
+        return plan_salvage(self.stores, options, run, confirm, progress)
 
     def node(self) -> str:
         return node_files.check_node_id(self.request.node or self.stores[0].paths.node)
@@ -271,7 +273,7 @@ class _Job:
         """Write the list of what no source has, a JSON object a line."""
         file = self._target / LOST_FILE
         file.unlink(missing_ok=True)
-        rows = [asdict(row) for row in plan_rows(plan) if row.action in (FILLER, UNDECIDED_ROW)]
+        rows = list(lost_rows(plan, broker_files.roots_of(self._sources.stores)))
         if rows:
             write_durably(file, "".join(f"{json.dumps(row)}\n" for row in rows).encode())
 
