@@ -332,3 +332,33 @@ def compared_old(paths: list[Path]) -> CommitLogComparison:
     found = compare_commit_logs(opened(paths))
     assert found is not None
     return found
+
+
+@pytest.mark.parametrize("offset", [12, 27, 88 + 400 + 1])
+def test_queues_decide_about_bytes_without_a_checksum(tmp_path: Path, engine: str, offset: int) -> None:
+    """The queue id, the queue offset and the topic of a message."""
+    stores = [write(tmp_path / name, messages(30), True) for name in "ab"]
+    low, high = flip(stores[0], 7, offset)
+    for paths in orders([store.path for store in stores]):
+        rows = [each for each in short(compared(paths, engine)) if each[0] != "same"]
+        assert rows == [("damaged", low, high, ("a",), ("b",))]
+    shutil.rmtree(stores[0].path / "consumequeue")
+    rows = [each for each in short(compared([store.path for store in stores], engine)) if each[0] != "same"]
+    assert rows == [("damaged", low, high, ("a",), ("b",))], "the queues of either replica count"
+    shutil.rmtree(stores[1].path / "consumequeue")
+    rows = [each for each in short(compared([store.path for store in stores], engine)) if each[0] != "same"]
+    assert [each[:4] for each in rows] == [("otherBytes", low, high, ("a", "b"))]
+
+
+def test_queues_decide_about_damaged_tags(case_folder: Unpack, tmp_path: Path) -> None:
+    original = case_folder("mq-plain")
+    copy = Path(shutil.copytree(original, tmp_path / "copy"))
+    file = copy / "commitlog" / f"{131072:020}"
+    data = bytearray(file.read_bytes())
+    at = data.index(b"TAGS\x01", data.index(b"OrderTopic")) + 5
+    data[at] ^= 1
+    file.write_bytes(data)
+    for paths in ([original, copy], [copy, original]):
+        rows = [each for each in short(compared_old(paths)) if each[0] != "same"]
+        assert [(each[0], each[3]) for each in rows] == [("damaged", ("copy",))]
+        assert rows[0][1] < 131072 + at < rows[0][2]

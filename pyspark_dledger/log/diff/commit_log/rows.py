@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from pyspark_dledger.format.epoch_file import epoch_at
+from pyspark_dledger.log.diff.commit_log.queue_checks import decided_by_queues
 from pyspark_dledger.log.diff.commit_log.ranges import DAMAGED as DAMAGED_STATE
 from pyspark_dledger.log.diff.commit_log.ranges import ENDED, PosRange
 from pyspark_dledger.log.diff.commit_log.ranges import EXPIRED as EXPIRED_STATE
@@ -47,7 +48,7 @@ class PosRow:
 
 def pos_rows(replicas: Sequence[CommitLogReplica], ranges: Iterable[PosRange]) -> Iterator[PosRow]:
     """The rows for all ranges of a comparison, merged."""
-    judge = _Judge(replicas, list(ranges))
+    judge = _Judge(replicas, list(decided_by_queues(replicas, ranges)))
     last: PosRow | None = None
     for row in judge.rows():
         if last is not None and _continues(last, row):
