@@ -18,8 +18,8 @@ from pyspark_dledger.log.plan import plan_between, plan_up_to, read_partition
 from pyspark_dledger.log.store_view import StoreView
 
 COLUMNS = ("kind", "source", "pos", "size", "index", "problem", "storeTimestamp", "topic", "queueId", "queueOffset")
-# A message with such a time is whole: producers set one of them, a broker's clock the other.
-_HARMLESS = ("expected bornTimestamp ", "expected storeTimestamp ")
+# A message with this problem is whole: producers set the time.
+_HARMLESS = "expected bornTimestamp "
 
 Progress = Callable[[int, int], None]
 
@@ -77,13 +77,14 @@ def damaged_ranges(
     return found.ranges
 
 
-def end_range(log: StoreView) -> DamagedRange:
-    """What follows the end of the log."""
+def end_range(log: StoreView, ranges: list[DamagedRange]) -> DamagedRange:
+    """What follows the end of the log and its damaged `ranges`."""
     last = log.ends.get(DLEDGER)
     index = last[1].last_index if last is not None else None
     source = log.segments[-1].source if log.segments else DLEDGER
     text = f"the log ends at {log.max_offset}"
-    return DamagedRange(log.max_offset, INT64_MAX, source, text, Neighbour(index), Neighbour(), is_end=True)
+    start = max([log.max_offset, *(each.end for each in ranges[-1:])])
+    return DamagedRange(start, INT64_MAX, source, text, Neighbour(index), Neighbour(), is_end=True)
 
 
 class _Collector:
@@ -143,9 +144,7 @@ def damaged_rows(batch: pa.RecordBatch) -> list[int]:
 def _damaged(batch: pa.RecordBatch) -> list[int]:
     """The numbers of the rows whose bytes are damaged."""
     problem = batch["problem"]
-    is_harmless = np.zeros(batch.num_rows, bool)
-    for text in _HARMLESS:
-        is_harmless |= np.asarray(pc.fill_null(pc.starts_with(problem, text), False))
+    is_harmless = np.asarray(pc.fill_null(pc.starts_with(problem, _HARMLESS), False))
     numbers: list[int] = np.flatnonzero(~np.asarray(problem.is_null()) & ~is_harmless).tolist()
     return numbers
 

@@ -90,7 +90,7 @@ def lost_in_group(
 
 def _lost_on(replica: _Replica, on_unreadable: OnUnreadable) -> list[LostMessage]:
     log = replica.log
-    found = lost_messages(log, [*replica.ranges, end_range(log)], on_unreadable)
+    found = lost_messages(log, [*replica.ranges, end_range(log, replica.ranges)], on_unreadable)
     # A broker that is running has appended meanwhile.
     end = log.refreshed().max_offset
     return [replace(lost, lost_on=(replica.name,)) for lost in found if not log.max_offset <= lost.pos < end]

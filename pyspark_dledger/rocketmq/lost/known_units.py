@@ -59,6 +59,11 @@ class KnownMessage:
     last_stored: int | None = None
     witnesses: list[str] = field(default_factory=list)
 
+    @property
+    def end(self) -> int:
+        """The position after it, as far as its size is known."""
+        return self.offset + (self.size or 0)
+
     def seen_by(self, witness: str) -> None:
         if witness not in self.witnesses:
             self.witnesses.append(witness)

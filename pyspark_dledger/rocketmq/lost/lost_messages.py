@@ -11,6 +11,7 @@ from pyspark_dledger.format.spec import DLEDGER
 from pyspark_dledger.log.io.files import OnUnreadable
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.rocketmq.lost.damaged_ranges import DamagedRange
+from pyspark_dledger.rocketmq.lost.evidence import messages_of
 from pyspark_dledger.rocketmq.lost.known_units import (
     KnownMessage,
     Places,
@@ -65,7 +66,7 @@ def lost_messages(log: StoreView, ranges: list[DamagedRange], on_unreadable: OnU
     if log.paths.root is not None and len(places):
         add_queue_units(log.paths.root, places, others, on_unreadable)
         add_key_units(log.paths.root, places, others, on_unreadable)
-    messages = _by_range(others.values(), ranges)
+    messages = messages_of(ranges, others.values(), log.segments)
     return [lost for each, found in zip(ranges, messages, strict=True) for lost in _lost_in(log, each, found)]
 
 
@@ -89,38 +90,7 @@ def _of_index(log: StoreView, place: DamagedRange, on_unreadable: OnUnreadable) 
     else:
         last = place.after.index - 1 if place.after.index is not None else files[-1].end // 32
     found = entries_of_index(files, first, last, on_unreadable)
-    return [each for each in found if place.start <= each.offset - ENTRY_HEADER_SIZE and _end_of(each) <= place.end]
-
-
-def _end_of(message: KnownMessage) -> int:
-    return message.offset + (message.size or 0)
-
-
-def _by_range(messages: Iterable[KnownMessage], ranges: list[DamagedRange]) -> list[list[KnownMessage]]:
-    """The messages of each range, by offset. Of two that overlap, the one with more witnesses counts."""
-    places = Places((each.start, each.end) for each in ranges)
-    found: list[list[KnownMessage]] = [[] for _ in ranges]
-    ordered = sorted(messages, key=lambda message: message.offset)
-    if not ordered:
-        return found
-    import numpy as np
-
-    numbers = places.number_of(np.array([message.offset for message in ordered], np.int64)).tolist()
-    for number, message in zip(numbers, ordered, strict=True):
-        if number >= 0:
-            _put(found[number], message, ranges[number])
-    return found
-
-
-def _put(found: list[KnownMessage], message: KnownMessage, place: DamagedRange) -> None:
-    is_inside = message.offset - place.header >= place.start and _end_of(message) <= place.end
-    if place.row is None and not is_inside:
-        return  # the unit itself is damaged
-    if found and _end_of(found[-1]) > message.offset:
-        if len(found[-1].witnesses) >= len(message.witnesses):
-            return
-        found.pop()
-    found.append(message)
+    return [each for each in found if place.start <= each.offset - ENTRY_HEADER_SIZE and each.end <= place.end]
 
 
 def _lost_in(log: StoreView, place: DamagedRange, found: list[KnownMessage]) -> list[LostMessage]:
