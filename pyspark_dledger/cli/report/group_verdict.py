@@ -64,7 +64,7 @@ def _commit_logs(facts: Facts) -> Iterator[Verdict]:
 
 def _members(facts: Facts, found: Comparison) -> Iterator[Verdict]:
     for number, (store, member) in enumerate(zip(facts.members, found.verdict.members, strict=True)):
-        level, text = _START_LEVELS[member.start], member_text(member)
+        level, text = _START_LEVELS[member.start], member_text(member).removeprefix("must not start as it is: ")
         found_by_verify = _errors(store)
         if found_by_verify and member.start == "yes":
             level = WARN
@@ -87,7 +87,8 @@ def _errors(store: Facts) -> str:
 
 
 def _next(found: Comparison) -> Iterator[Verdict]:
-    yield Verdict(NEUTRAL, "What to do?", _sentence(next_text(found.verdict)), "replicas")
+    # A command begins with a small letter.
+    yield Verdict(NEUTRAL, "What to do?", f"{next_text(found.verdict)}.", "replicas")
 
 
 def _replicas(found: Comparison) -> Iterator[Verdict]:

@@ -278,4 +278,9 @@ def replicas_title(comparison: Comparison) -> str:
         for item in comparison.standings
         if item.lag_entries
     ]
-    return f"{text}; {', '.join(behind) or 'none is behind'}."
+    damaged = [
+        f"{short_name(item.node)} has {count_text(item.damaged.entries, 'damaged entry', 'damaged entries')}"
+        for item in comparison.standings
+        if item.damaged.entries
+    ]
+    return f"{'; '.join([text, *damaged])}; {', '.join(behind) or 'none is behind'}."

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyspark_dledger.cli.output.rows import Row, cell, range_text
-from pyspark_dledger.errors import DLedgerError
 
 if TYPE_CHECKING:
     from pyspark_dledger.log import Log
@@ -20,22 +20,27 @@ def lost_queues(logs: Sequence[Log], verdict: GroupVerdict) -> list[Row]:
 
     Empty if nothing is lost, or no index and queue knows what it was.
     """
-    from pyspark_dledger.rocketmq.lost.group_losses import lost_in_group
+    from pyspark_dledger.rocketmq.lost.known_units import KnownMessage, Places, add_queue_units, entries_of_index
 
     if verdict.lost != "some":
         return []
-    try:
-        found = lost_in_group(logs, lambda _: None)
-    except DLedgerError:
-        return []
     wanted = [*verdict.lost_entries.ranges, *([verdict.lost_end] if verdict.lost_end is not None else [])]
-    known = {
-        (lost.topic, lost.queue_id, lost.queue_offset)
-        for lost in found
-        if lost.topic is not None and lost.queue_offset is not None and not lost.intact_on
-        if lost.index is None or any(first <= lost.index <= last for first, last in wanted)
-    }
-    return list(_ranges(known))
+    known: dict[int, KnownMessage] = {}
+    for log in logs:
+        for first, last in wanted:
+            for entry in entries_of_index(log.index_files.files, first, last, _ignore):
+                known.setdefault(entry.offset, entry)
+    places = Places((offset, offset + 1) for offset in sorted(known))
+    for root in {log.paths.root for log in logs}:
+        # Remote queues are not listed.
+        if isinstance(root, Path):
+            add_queue_units(root, places, known, _ignore)
+    found = {(each.topic, each.queue_id, each.queue_offset) for each in known.values() if each.topic is not None}
+    return list(_ranges(found))
+
+
+def _ignore(_: Exception) -> None:
+    """What cannot be read knows nothing."""
 
 
 def _ranges(known: Iterable[tuple[str | None, int | None, int | None]]) -> Iterator[Row]:

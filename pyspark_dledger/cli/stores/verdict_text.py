@@ -71,7 +71,7 @@ def _reasons(member: MemberVerdict) -> Iterator[str]:
         yield f"{_count(member.damaged.entries)} damaged, {ranges_text(member.damaged)}{donors}"
     if member.silent.entries:
         shown = ranges_text(member.silent)
-        yield f"Java would not notice {shown}, but serve it, and as leader push it to the others"
+        yield f"Java would not notice {shown}: it would serve what is damaged, and as leader push it to the others"
     if member.damaged.entries > member.silent.entries:
         yield "a restart may truncate its log there: see dledger recovery"
     if member.lost_end is not None:
@@ -92,7 +92,9 @@ def next_text(found: GroupVerdict) -> str:
     ]
     if unclear is not None:
         first = unclear.unclear.ranges[0][0]
-        return f"compare the copies, with each path: {_command('dump', [unclear.path])} --from {first} --to {first + 1}"
+        compare = f"{_command('dump', [unclear.path])} --from {first} --to {first + 1}, and with each other path"
+        salvage = _command("salvage", [member.path for member in found.members])
+        return f"compare the copies: {compare}" + (f"; then {salvage} --to NEW" if damaged else "")
     if not damaged:
         return f"{_command('verify', [member.path for member in found.members])} --least warning; if clean, start them"
     if complete:
