@@ -6,9 +6,10 @@ Source: RocketMQ 4.9.0 to 5.3.3 ``CommitLog.checkMessageAndReturnSize``; CRC of 
 from __future__ import annotations
 
 import re
+import struct
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from pyspark_dledger.common.java_text import decode_utf8
 from pyspark_dledger.format import layout
 from pyspark_dledger.format.codec import record_struct
 from pyspark_dledger.format.layout import MESSAGE_HEADER, MESSAGE_MAGIC_BLANK, MESSAGE_MAGIC_V1, MESSAGE_MAGIC_V2
@@ -16,7 +17,16 @@ from pyspark_dledger.format.message import host_sizes, message_crc, parse_proper
 from pyspark_dledger.log.recovery.java_files import JavaFile
 
 _HEADER = record_struct(MESSAGE_HEADER)
-_SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
+_SCHEDULE_TOPIC = b"SCHEDULE_TOPIC_XXXX"
+# Properties that Java parses as numbers.
+_NUMBERS = (b"DELAY", b"INNER_")
+_SIZE_AND_MAGIC = struct.Struct(">ii")
+# After the fixed header: bornHost, storeTimestamp, storeHost, 12 bytes, bodyLength.
+_MIDDLE = {
+    (born, store): struct.Struct(f">{born}xq{store + 12}xi")
+    for born in layout.HOST_SIZES
+    for store in layout.HOST_SIZES
+}
 _JAVA_INT = re.compile(r"[+-]?\d+")
 
 
@@ -38,11 +48,10 @@ class JavaRules:
         return cls(magics, release < (5, 3, 2), release >= (5,))
 
 
-@dataclass(frozen=True)
-class JavaMessage:
+class JavaMessage(NamedTuple):
     """A message that the scan accepts. ``offset`` is its own physicalOffset, wherever it is; sizes are in bytes."""
 
-    topic: str
+    topic: bytes
     queue_id: int
     queue_offset: int
     offset: int
@@ -64,7 +73,7 @@ def read_message(file: JavaFile, at: int, rules: JavaRules) -> JavaMessage | Sca
     head = file.read(at, 8)
     if len(head) < 8:
         return ScanStop("the file ends")
-    size, magic = (int.from_bytes(head[start : start + 4], "big", signed=True) for start in (0, 4))
+    size, magic = _SIZE_AND_MAGIC.unpack(head)
     if magic == MESSAGE_MAGIC_BLANK and (rules.allocates or size <= file.size - at):
         return None
     if magic not in rules.magics:
@@ -81,37 +90,30 @@ def _parse(data: bytes, size: int, magic: int, rules: JavaRules) -> JavaMessage 
     """The message in `data`, or why Java rejects it."""
     if len(data) < layout.MIN_MESSAGE_SIZE:
         return f"totalSize {size} is too small"
-    fixed = _HEADER.unpack_from(data)
-    _, _, body_crc, queue_id, _, queue_offset, offset, sys_flag, _ = fixed[:9]
-    born, store = host_sizes(sys_flag)
-    at = _HEADER.size + born
-    store_timestamp = _signed(data, at, 8)
-    at += 8 + store + 12
-    body_length = _signed(data, at, 4)
-    at += 4
-    body, at = data[at : at + max(body_length, 0)], at + max(body_length, 0)
-    if body and message_crc(body) != body_crc:
-        return f"message CRC is {message_crc(body)}, not {body_crc}"
-    topic_width = 2 if magic == MESSAGE_MAGIC_V2 else 1
-    topic_length = _signed(data, at, topic_width)
-    at += topic_width
-    topic, at = decode_utf8(data[at : at + max(topic_length, 0)]), at + max(topic_length, 0)
-    properties_length = _signed(data, at, 2)
-    at += 2
-    raw = data[at : at + max(properties_length, 0)]
-    at += max(properties_length, 0)
+    _, _, body_crc, queue_id, _, queue_offset, offset, sys_flag, _ = _HEADER.unpack_from(data)
+    middle = _MIDDLE[host_sizes(sys_flag)]
+    start = _HEADER.size + middle.size
+    store_timestamp, body_length = middle.unpack_from(data, _HEADER.size) if start <= size else (0, 0)
+    at = start + body_length if body_length > 0 else start
+    if at > start and message_crc(data[start:at]) != body_crc:
+        return f"message CRC is {message_crc(data[start:at])}, not {body_crc}"
+    width = 2 if magic == MESSAGE_MAGIC_V2 else 1
+    topic_start = at + width
+    topic_length = int.from_bytes(data[at:topic_start], "big", signed=True)
+    at = topic_start + topic_length if topic_length > 0 else topic_start
+    topic = data[topic_start:at]
+    properties_start = at + 2
+    properties_length = int.from_bytes(data[at:properties_start], "big", signed=True)
+    at = properties_start + properties_length if properties_length > 0 else properties_start
+    raw = data[properties_start:at]
     if topic_length < 0 or at != size:
         return f"its lengths add up to {at}, not {size}"
-    if not _are_numbers(parse_properties(raw) if raw else {}, topic, rules):
+    if raw and any(name in raw for name in _NUMBERS) and not _are_numbers(parse_properties(raw), topic, rules):
         return "a property is no number"
     return JavaMessage(topic, queue_id, queue_offset, offset, size, sys_flag, store_timestamp)
 
 
-def _signed(data: bytes, at: int, size: int) -> int:
-    return int.from_bytes(data[at : at + size], "big", signed=True)
-
-
-def _are_numbers(properties: dict[str, str], topic: str, rules: JavaRules) -> bool:
+def _are_numbers(properties: dict[str, str], topic: bytes, rules: JavaRules) -> bool:
     """Whether Java can parse the properties that are numbers."""
     delay = properties.get("DELAY")
     if topic == _SCHEDULE_TOPIC and delay is not None and not _is_number(delay, 32):

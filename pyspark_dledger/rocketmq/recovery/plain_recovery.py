@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from pyspark_dledger.common.java_text import decode_utf8
 from pyspark_dledger.errors import DLedgerError, OptionError, StoreError
 from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT_SIZE
 from pyspark_dledger.format.message import transaction
@@ -322,7 +323,8 @@ class _Load:
 
     def _dispatch(self, message: JavaMessage) -> None:
         if transaction(message.sys_flag) in ("none", "commit"):
-            self.queues.put(message.topic, message.queue_id, message.queue_offset, message.offset, message.size)
+            topic = decode_utf8(message.topic)
+            self.queues.put(topic, message.queue_id, message.queue_offset, message.offset, message.size)
 
     def _dispatch_from(self, files: list[JavaFile], end: int) -> int:
         """Where start() begins to dispatch: from 5.0 on at the log's end, before after the queues' last message."""
