@@ -107,7 +107,7 @@ def test_examples_print_what_the_readme_shows(number: int, printed: list[str]) -
 
 
 def test_the_incident_has_its_commands() -> None:
-    verbs = ["verify", "recovery", "diff", "dump", "find", "audit", "rebuild", "report", "export"]
+    verbs = ["verify", "diff", "recovery", "lost", "find", "salvage", "salvage", "verify", "audit", "report", "export"]
     assert [shown.split()[2] for shown in commands("docs/incident.md")] == verbs
 
 
