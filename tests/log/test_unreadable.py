@@ -181,6 +181,15 @@ def test_no_verb_says_all_is_well(
     assert "Permission denied" in printed.out + printed.err
 
 
+def test_a_report_is_written_and_names_what_cannot_be_read(unpacked: Callable[[str], Path], tmp_path: Path) -> None:
+    root = unpacked("mq-53-single")
+    for name in ("consumequeue/PayTopic/0/00000000000000000000", "checkpoint", "dledger-n0/checkpoint"):
+        with replaced(root / name, Path.mkdir):
+            page = tmp_path / f"{name.replace('/', '-')}.html"
+            assert exit_code("report", root, "-o", page) == 1
+            assert "unreadableFile" in page.read_text()
+
+
 @pytest.mark.parametrize("way", ["a broken link", "a folder"])
 def test_no_verb_takes_a_broken_segment_for_none(unpacked: Callable[[str], Path], way: str) -> None:
     """In the middle it is a gap. At an end, the log would look shorter."""

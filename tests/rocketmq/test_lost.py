@@ -208,6 +208,25 @@ def test_what_several_replicas_lost_counts_once(case_folder: Callable[[str], Pat
     assert {tuple(row["witnesses"]) for row in found.values()} == {("neighbours",)}
 
 
+def test_a_slave_has_what_its_master_lost(case_folder: Callable[[str], Path], tmp_path: Path) -> None:
+    """Copies of a plain CommitLog have the same positions; without units only the bytes are compared."""
+    master, slave = tmp_path / "master", tmp_path / "slave"
+    for path in (master, slave):
+        shutil.copytree(case_folder("mq-plain"), path)
+    rows = [row for row in rows_of(master) if row["transaction"] == "none"]
+    one, both = rows[20], rows[40]
+    for path, row in ((master, one), (master, both), (slave, both)):
+        overwrite(path, row)
+    found = {row["pos"]: (row["lostOn"], row["intactOn"]) for row in lost_of(master, slave)}
+    assert found == {
+        one["pos"]: ([str(master)], [str(slave)]),
+        both["pos"]: ([str(master), str(slave)], []),
+    }
+    shutil.rmtree(master / "consumequeue")
+    shutil.rmtree(master / "index")
+    assert {row["pos"]: (row["lostOn"], row["intactOn"]) for row in lost_of(master, slave)} == found
+
+
 def overwrite(root: Path, row: Row) -> None:
     """Overwrite the header of a row, also if its segment is in another place."""
     log = open_log(root)

@@ -236,10 +236,10 @@ def _recoveries(log: Log) -> tuple[list[Row], str | None]:
     """What each line of DLedger would do, and brokers for a broker's store; or why that is unknown."""
     try:
         found = [("DLedger", line, preview(log, line)) for line in LINES]
+        if is_broker(log):
+            found += [("RocketMQ", version, preview_broker(log, version)) for version in BROKERS]
     except DLedgerError as error:
         return [], str(error)
-    if is_broker(log):
-        found += [("RocketMQ", version, preview_broker(log, version)) for version in BROKERS]
     return [_recovery_row(log, *item) for item in found], None
 
 

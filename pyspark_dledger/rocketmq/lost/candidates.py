@@ -6,17 +6,17 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 
 from pyspark_dledger.common.java_text import java_hash
-from pyspark_dledger.log.io.files import ignore_error
-from pyspark_dledger.log.io.queue_files import queues
+from pyspark_dledger.log.io.files import OnUnreadable, ignore_error
+from pyspark_dledger.log.io.queue_files import FOLDER, folders_in
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.rocketmq.index_file.index_file import key_hash
 from pyspark_dledger.rocketmq.lost.lost_messages import LostMessage
 
 
-def topics_of(log: StoreView) -> list[str]:
-    """The topics that have a ConsumeQueue."""
+def topics_of(log: StoreView, on_unreadable: OnUnreadable = ignore_error) -> list[str]:
+    """The topics that have a folder for their ConsumeQueues."""
     root = log.paths.root
-    return sorted({queue.topic for queue in queues(root, ignore_error)}) if root is not None else []
+    return sorted(folder.name for folder in folders_in(root / FOLDER, on_unreadable)) if root is not None else []
 
 
 class Candidates:

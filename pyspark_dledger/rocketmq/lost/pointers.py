@@ -65,7 +65,9 @@ def pointers_of_key(log: StoreView, keys: Iterable[str], on_unreadable: OnUnread
     root = log.paths.root
     if root is None:
         return []
-    topics = [topic for topic in topics_of(log) if log.options.topic is None or topic in log.options.topic]
+    topics = [
+        topic for topic in topics_of(log, on_unreadable) if log.options.topic is None or topic in log.options.topic
+    ]
     hashes = np.array(sorted({key_hash(topic, key) for topic in topics for key in keys}), np.int64)
 
     def has_hash(units: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
