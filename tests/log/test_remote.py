@@ -49,7 +49,9 @@ from pyspark_dledger.rocketmq.export import export
 from pyspark_dledger.rocketmq.index_file.index_file import index_files
 from pyspark_dledger.rocketmq.rebuild import compare as rebuild_compare
 from pyspark_dledger.rocketmq.rebuild import rebuild
+from pyspark_dledger.rocketmq.salvage import SalvageRequest, salvage
 from pyspark_dledger.rocketmq.tables.registry import read_table
+from tests.salvage.groups import damage, differences, golden_group
 from tests.support import generate
 
 MIB = 1024 * 1024
@@ -860,3 +862,13 @@ def test_a_remote_store_is_rebuilt_and_exported_as_the_local_one(
     assert made[0] == made[1]
     with pytest.raises(StoreError, match="found a remote one, which is only read"):
         rebuild(uri, "consumequeue")
+
+
+def test_remote_replicas_are_salvaged(mount: Callable[[Path], Mount], tmp_path: Path) -> None:
+    group = golden_group(tmp_path, "mq-53-three")
+    damage(group, 3, 10)
+    place = mount(tmp_path)
+    uris = [place.uri(str(member.relative_to(tmp_path))) for member in group.members]
+    report = salvage(SalvageRequest.of(uris, undecided="majority"), tmp_path / "result")
+    assert (report.lost, report.findings) == (0, ())
+    assert list(differences(group, tmp_path / "result")) == []

@@ -26,6 +26,7 @@ GOLDENS = (
     "mq-53-three",
     "mq-498-three-diverged",
 )
+PLAIN_GOLDENS = ("mq-plain", "mq-plain-crc")
 _SECTOR, _PAGE = 512, 4096
 
 
@@ -89,10 +90,18 @@ def golden_group(folder: Path, case: str) -> Group:
     return group_at(folder, case, members)
 
 
+def plain_group(folder: Path, case: str) -> Group:
+    """A master and two slaves without DLedger. The extents of messages have their positions for an index."""
+    root = unpack(case, folder / "unpacked")
+    members = [Path(shutil.copytree(root, folder / f"m{number}")) for number in range(3)]
+    return group_at(folder, case, members)
+
+
 def group_at(folder: Path, name: str, members: list[Path]) -> Group:
     """The group of undamaged members; the originals are moved away, and damage goes to copies of them."""
-    lasts = [_view(member).end for member in members]
-    leader = max(range(len(members)), key=lambda number: (lasts[number].last_term, lasts[number].last_index))
+    views = [_view(member) for member in members]
+    lasts = [(view.end.last_term, view.end.last_index, view.max_offset) for view in views]
+    leader = lasts.index(max(lasts))
     originals = folder / "originals"
     kept = []
     for number, member in enumerate(members):
@@ -115,10 +124,11 @@ def _view(path: Path) -> StoreView:
 def _rows(path: Path) -> list[tuple[int, int, int]]:
     store = _view(path)
     rows: list[tuple[int, int, int]] = []
-    for segment in store.ledger_segments:
+    for segment in store.segments:
         request = ScanRequest(segment, segment.base, store.segment_end(segment), ("pos", "size", "index"))
         for batch, _ in store.engine.scan(request):
-            rows += zip(*(batch.column(name).to_pylist() for name in ("pos", "size", "index")), strict=True)
+            pos, size, index = (batch.column(name).to_pylist() for name in ("pos", "size", "index"))
+            rows += zip(pos, size, index if store.ledger_segments else pos, strict=True)
     return rows
 
 
@@ -137,7 +147,7 @@ def damage(group: Group, seed: int, count: int, is_lossless: bool = True) -> int
 
 
 def _segments(member: Path) -> list[tuple[Path, int]]:
-    folder = next(iter(member.glob("dledger-*/data")), member / "data")
+    folder = next(iter([*member.glob("dledger-*/data"), *member.glob("commitlog")]), member / "data")
     return [(file, int(file.name)) for file in sorted(folder.iterdir())]
 
 
@@ -267,6 +277,19 @@ def differences(group: Group, target: Path, fillers: Sequence[int] = ()) -> Iter
             yield f"file {base} differs outside of entries"
 
 
+def queue_differences(group: Group, target: Path) -> Iterator[str]:
+    """What in the ConsumeQueues and in the index of a whole result is not as in the original."""
+    for file in sorted(group.original.glob("consumequeue/*/*/*")):
+        result = target / file.relative_to(group.original)
+        if not result.exists() or result.read_bytes() != file.read_bytes():
+            yield f"{file.relative_to(group.original)} differs"
+    for file in sorted(group.original.glob("dledger-*/index/*")) + sorted(group.original.glob("index/*")):
+        node = group.original.name.startswith("dledger-") or file.parent.parent.name.startswith("dledger-")
+        result = next(target.glob("dledger-*/index")) / file.name if node else None
+        if result is not None and result.exists() and result.read_bytes() != file.read_bytes():
+            yield f"index file {file.name} differs"
+
+
 def _copies(group: Group, base: int) -> list[bytes]:
     """The files of the members at a position."""
     return [path.read_bytes() for member in group.members for path, found in _segments(member) if found == base]
@@ -278,8 +301,13 @@ def may_be_lost(group: Group, extent: Extent) -> bool:
     return bool(extent.damaged) and len(having - extent.damaged.keys()) < 2
 
 
-def lost_indexes(target: Path) -> list[int]:
-    """The indexes that the list of the result says are fillers."""
+def lost_indexes(target: Path, extents: Sequence[Extent] = ()) -> list[int]:
+    """The indexes that the list of the result says are fillers; of old messages those of the `extents`."""
     file = target / "lost.jsonl"
     rows = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-    return sorted(row["index"] for row in rows)
+    indexes = {row["index"] for row in rows if row["index"] is not None}
+    for row in rows:
+        start, end = row["pos"], row["pos"] + row["size"]
+        of_messages = extents if row["index"] is None else ()
+        indexes |= {each.index for each in of_messages if start <= each.pos < end}
+    return sorted(indexes)

@@ -12,6 +12,7 @@ from pyspark_dledger.errors import DLedgerError
 from pyspark_dledger.rocketmq.salvage import SalvageRequest, salvage
 from tests.salvage.groups import (
     GOLDENS,
+    PLAIN_GOLDENS,
     Group,
     damage,
     differences,
@@ -19,6 +20,8 @@ from tests.salvage.groups import (
     golden_group,
     lost_indexes,
     may_be_lost,
+    plain_group,
+    queue_differences,
 )
 
 Case = tuple[int, bool, str | None]
@@ -38,7 +41,9 @@ def run(case: Case) -> str:
 
 
 def group_of(folder: Path, seed: int) -> Group:
-    """Every fourth group is one that Java wrote."""
+    """Every fourth group is one that Java wrote; every eighth is without DLedger."""
+    if seed % 8 == 2:
+        return plain_group(folder, PLAIN_GOLDENS[seed // 8 % len(PLAIN_GOLDENS)])
     if seed % 4 == 0:
         return golden_group(folder, GOLDENS[seed // 4 % len(GOLDENS)])
     return generated_group(folder, seed)
@@ -50,8 +55,10 @@ def check(group: Group, seed: int, is_lossless: bool, result: Path) -> str:
         report = salvage(SalvageRequest.of(group.members, undecided="majority"), result)
     except DLedgerError as error:
         return f"{group.name}: {error}"
-    lost = lost_indexes(result)
+    lost = lost_indexes(result, group.extents)
     problems = list(differences(group, result, lost))
+    if is_lossless:
+        problems += queue_differences(group, result)
     if unexpected := set(lost) - {extent.index for extent in group.extents if may_be_lost(group, extent)}:
         problems.append(f"fillers {sorted(unexpected)[:10]}, which are not lost")
     if report.findings:

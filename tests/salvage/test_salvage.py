@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
 
+import pyspark_dledger
 from pyspark_dledger.cli.main import main
 from pyspark_dledger.errors import OptionError, StoreError
 from pyspark_dledger.log import open_log
@@ -213,3 +215,11 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert "read back and verified" in capsys.readouterr().out
     assert main(["salvage", *paths]) == 2
     assert "expected either --to TARGET or --plan" in capsys.readouterr().err
+
+
+def test_spark_tasks_do_the_same(tmp_path: Path, spark: SparkSession) -> None:
+    group = golden_group(tmp_path, "raw-three")
+    damage(group, 3, 8)
+    report = pyspark_dledger.salvage(group.members, tmp_path / "result", spark=spark, undecided="majority")
+    assert (report.lost, report.findings) == (0, ())
+    assert list(differences(group, tmp_path / "result")) == []
