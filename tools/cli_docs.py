@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import re
 import textwrap
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from pyspark_dledger.cli.main import build_parser
@@ -58,29 +59,29 @@ def _lines(arguments: Iterable[tuple[str, str]]) -> str:
     return "\n".join(_wrapped(f"- {', '.join(found)}: {meaning}", "  ") for meaning, found in spellings.items())
 
 
+# What an exit code means where the help of a verb does not say otherwise.
+_USUAL = {"0": ("clean", "done"), "2": ("error",), "130": ("interrupted",)}
+
+
 def _ends(choices: Mapping[str, argparse.ArgumentParser], table: Table) -> Iterator[str]:
-    """The exit codes, with the verbs that have them; a table of exit code 1 if only that differs between verbs."""
-    named: dict[tuple[tuple[str, ...], str], dict[str, str]] = {}
-    explained = set[str]()
+    """A table of exit code 1, the usual meanings of the others, unusual ones by verb, and notes on several."""
+    rows: dict[str, list[str]] = {}
+    unusual: dict[str, list[str]] = {}
+    notes = Counter[str]()
     for name, verb in choices.items():
         text = (verb.epilog or "").removeprefix("exit codes: ").replace("%%", "%").replace("<", "\\<")
         codes, _, rest = text.partition(". ")
-        meanings = re.split("; (?=[0-9])", codes)
-        one = next((code for code in meanings if code.startswith("1 ")), "1 never")
-        others = tuple(code for code in meanings if code != one)
-        named.setdefault((others, rest), {})[name] = one
-    for ((first, *others), rest), ones in named.items():
-        differ = len(set(ones.values())) > 1
-        one = "1 see the table" if differ else next(iter(ones.values()))
-        if differ:
-            rows = ((f"`{name}`", text.removeprefix("1 ")) for name, text in ones.items())
-            yield table(("verb", "exit code 1"), rows)
-        lines = (_wrapped(f"- {code}", "  ") for code in (first, one, *others) if code != "1 never")
-        yield "\n".join(("These verbs:" if differ else _wrapped(f"{_codes(ones)}:"), "", *lines))
-        new = [sentence for sentence in re.split(r"(?<=[.]) (?=[A-Z])", rest) if sentence not in explained]
-        explained.update(new)
-        if any(new):
-            yield _wrapped(" ".join(new))
+        meanings = dict(code.split(" ", 1) for code in re.split("; (?=[0-9])", codes))
+        rows.setdefault(meanings.pop("1", "never"), []).append(name)
+        for code, meaning in meanings.items():
+            if not meaning.startswith(_USUAL[code]) or ":" in meaning:
+                unusual.setdefault(f"{code} {meaning}", []).append(name)
+        notes.update(re.split(r"(?<=[.]) (?=[A-Z])", rest))
+    yield table(("verb", "exit code 1"), ((_codes(names), meaning) for meaning, names in rows.items()))
+    usual = (f"{code} {' or '.join(meanings)}" for code, meanings in _USUAL.items())
+    unusual_lines = (_wrapped(f"- {_codes(names)}: {text}", "  ") for text, names in unusual.items())
+    yield "\n".join((f"Other exit codes: {', '.join(usual)}; and:", "", *unusual_lines))
+    yield _wrapped(" ".join(note for note, verbs in notes.items() if verbs > 1))
 
 
 def _wrapped(text: str, indent: str = "") -> str:

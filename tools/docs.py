@@ -236,7 +236,6 @@ TABLES = {
     "verbs": verbs,
     "real-entry": real_bytes.entry,
     "real-index-unit": real_bytes.index_unit,
-    "real-blanks": real_bytes.blanks,
     "real-queue-unit": real_bytes.queue_unit,
     "real-index-file": real_bytes.index_file,
     "real-state-files": real_bytes.state_files,

@@ -48,13 +48,6 @@ def index_unit() -> str:
     return _block(file, INDEX * size, _fields(_read(file, INDEX * size, size), layout.INDEX_UNIT, {}))
 
 
-def blanks() -> str:
-    """The end of a full data file, and of a full file of the old CommitLog."""
-    data = min((_root() / "dledger-n0" / "data").iterdir())
-    old = min((_root() / "commitlog").iterdir())
-    return "\n\n".join((_blank(data, "dledger"), _blank(old, "commitlog")))
-
-
 def queue_unit() -> str:
     """The unit of that message in its ConsumeQueue."""
     row = _row()
@@ -166,24 +159,6 @@ def _fields(data: bytes, fields: Sequence[Field], says: dict[str, str]) -> list[
         words = f", {says[field.name]}" if field.name in says else ""
         pieces.append(Piece(piece, field.name, f"{number}{words}"))
     return pieces
-
-
-def _blank(file: Path, source: str) -> str:
-    rows = _log().scan(columns=["source", "pos", "size", "segment"])
-    ends = [
-        row["pos"] + row["size"]
-        for batch in rows
-        for row in batch.to_pylist()
-        if row["source"] == source and row["segment"] == file.name
-    ]
-    at = max(ends) - int(file.name)
-    says = dict.fromkeys(("size", "totalSize"), "to the end of the file") | {"magic": "a blank"}
-    if source == "dledger":
-        return _block(file, at, _fields(_read(file, at, layout.MIN_BLANK_SIZE), layout.BLANK, says))
-    # The same two numbers as at the front of a message.
-    size, magic = _fields(_read(file, at, 8), layout.MESSAGE_HEADER[:2], says)
-    assert magic.says.startswith(str(layout.MESSAGE_MAGIC_BLANK))
-    return _block(file, at, [size, magic])
 
 
 def _block(file: Path, at: int, pieces: Sequence[Piece]) -> str:

@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of the broker, such as 5.3.3, with its own recovery; also for stores without DLedger",
     )
     for name in ("data", "index"):
-        text = f"Java's configured size of {name} files, such as 160m; default: that of the existing ones"
+        text = "Java's configured size of these files, such as 160m; default: that of the existing ones"
         parser.add_argument(f"--{name}-file-size", type=_file_size, metavar="SIZE", help=text)
 
 
