@@ -362,3 +362,28 @@ def test_queues_decide_about_damaged_tags(case_folder: Unpack, tmp_path: Path) -
         rows = [each for each in short(compared_old(paths)) if each[0] != "same"]
         assert [(each[0], each[3]) for each in rows] == [("damaged", ("copy",))]
         assert rows[0][1] < 131072 + at < rows[0][2]
+
+
+def test_damage_of_diverged_logs_has_no_donor_of_another_master(case_folder: Unpack, tmp_path: Path) -> None:
+    """b1 wrote its own messages; b2 and b3 have the same ones."""
+    for name, donors in (("b3", ["b2"]), ("b1", None)):
+        folder = tmp_path / name
+        shutil.copytree(case_folder("mq-53-controller"), folder)
+        file = folder / name / "commitlog" / f"{0:020}"
+        data = bytearray(file.read_bytes())
+        data[70_000] ^= 1
+        file.write_bytes(data)
+        for paths in orders([folder / each for each in ("b1", "b2", "b3")]):
+            found = compared(paths)
+            row = next(row for row in found.rows if row.first_pos <= 70_000 <= row.last_pos)
+            assert row.damaged == (name,)
+            assert not found.lost
+            if donors is not None:
+                assert (row.verdict, row.nodes, list(row.terms), list(row.intact)) == (
+                    "damaged",
+                    (name,),
+                    donors,
+                    donors,
+                )
+            else:
+                assert (row.verdict, row.nodes, row.intact) == ("diverged", (name,), ())

@@ -49,6 +49,7 @@ from pyspark_dledger.rocketmq.export import export
 from pyspark_dledger.rocketmq.index_file.index_file import index_files
 from pyspark_dledger.rocketmq.rebuild import compare as rebuild_compare
 from pyspark_dledger.rocketmq.rebuild import rebuild
+from pyspark_dledger.rocketmq.recovery.plain_recovery import preview_plain
 from pyspark_dledger.rocketmq.salvage import SalvageRequest, salvage
 from pyspark_dledger.rocketmq.tables.registry import read_table
 from tests.salvage.groups import damage, differences, golden_group
@@ -316,6 +317,24 @@ def test_remote_replicas_and_config_are_read(twins: Callable[[str], Twin], s3: S
     fs.copy_files(str(local), "stores/config-store", fs.LocalFileSystem(), s3.client)
     expected = rows(str(local), "consumers")
     assert expected and rows(s3.uri("config-store"), "consumers") == expected
+
+
+def test_commit_logs_of_remote_replicas_are_compared(
+    case_folder: Callable[[str], Path], mount: Callable[[Path], Mount], tmp_path: Path
+) -> None:
+    folder = tmp_path / "controller"
+    shutil.copytree(case_folder("mq-53-controller"), folder)
+    last = folder / "b3" / "commitlog" / f"{0:020}"
+    data = bytearray(last.read_bytes())
+    data[70_000] ^= 1
+    last.write_bytes(data)
+    local = [str(folder / name) for name in ("b1", "b2", "b3")]
+    remote = [mount(folder).uri(name) for name in ("b1", "b2", "b3")]
+    expected = rows(local[0], "diff", replicas=local[1:])
+    assert {row["verdict"] for row in expected} == {"same", "diverged", "damaged"}
+    assert rows(remote[0], "diff", replicas=remote[1:]) == expected
+    here, there = (preview_plain(open_log(path), "5.3.3").as_json() for path in (local[2], remote[2]))
+    assert here == there
 
 
 @pytest.mark.slow

@@ -76,6 +76,8 @@ def read_message(file: JavaFile, at: int, rules: JavaRules) -> JavaMessage | Sca
     size, magic = _SIZE_AND_MAGIC.unpack(head)
     if magic == MESSAGE_MAGIC_BLANK and (rules.allocates or size <= file.size - at):
         return None
+    if magic not in rules.magics and magic == MESSAGE_MAGIC_V2:
+        return ScanStop("a message with a topic of more than 127 bytes, which versions before 5.1 do not read")
     if magic not in rules.magics:
         return ScanStop("no message begins here" if head.strip(b"\0") else "unwritten bytes")
     heap = size if rules.allocates and size > file.size else 0

@@ -24,6 +24,7 @@ from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT_SIZE
 from pyspark_dledger.format.message import transaction
 from pyspark_dledger.log.io.entry_reads import read_at
 from pyspark_dledger.log.io.epochs import read_epochs
+from pyspark_dledger.log.io.files import path_of
 from pyspark_dledger.log.io.queue_files import queues
 from pyspark_dledger.log.io.store_checkpoint import FILE as CHECKPOINT
 from pyspark_dledger.log.io.store_checkpoint import MARGIN_MS, StoreCheckpoint, read_store_checkpoint
@@ -218,7 +219,7 @@ class _Load:
         usual = sizes.most_common(1)[0][0] if sizes else 0
         for queue in found:
             for file in queue.files:
-                size = Path(file.path).stat().st_size
+                size = path_of(file.path).stat().st_size
                 is_deleted = size == 0 and file is queue.files[-1] and self.release >= (5, 1, 3)
                 if size != usual and not is_deleted and self.release != (4, 9, 2):
                     where = f"consumequeue/{queue.topic}/{queue.queue_id}/{file.name}"

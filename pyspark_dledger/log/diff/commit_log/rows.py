@@ -103,9 +103,14 @@ class _Judge:
     def rows(self) -> Iterator[PosRow]:
         names = [one.name for one in self._replicas]
         for part in self._ranges:
-            verdict, about = self._verdict(part)
-            terms = {names[n]: epoch_at(self._replicas[n].epochs, part.start) for n in part.holders}
-            is_clear = len({part.versions[number] for number in part.holders}) == 1
+            diverged = self._diverged(part)
+            verdict, about = self._verdict(part, diverged)
+            # What another master wrote is no copy of what was damaged.
+            holders = [n for n in part.holders if verdict != DAMAGED or n not in diverged]
+            terms = {names[n]: epoch_at(self._replicas[n].epochs, part.start) for n in holders}
+            is_clear = len({part.versions[number] for number in holders}) == 1 and not self._has_own_damage(
+                part, diverged
+            )
             yield PosRow(
                 None,
                 None,
@@ -117,28 +122,34 @@ class _Judge:
                 part.messages,
                 self._byte(part, verdict),
                 tuple(name for name, state in zip(names, part.states, strict=True) if state == DAMAGED_STATE),
-                tuple(names[number] for number in part.holders) if is_clear else (),
+                tuple(names[number] for number in holders) if is_clear else (),
             )
 
     def _byte(self, part: PosRange, verdict: str) -> int | None:
         return part.byte if verdict in (DAMAGED, OTHER_BYTES, DIVERGED) else None
 
-    def _is_diverged(self, number: int, pos: int) -> bool:
-        at = self._diverged_at[number]
-        return at is not None and pos >= at
+    def _diverged(self, part: PosRange) -> list[int]:
+        """The replicas that have another history from this range on, or from an earlier one."""
+        return [number for number, at in enumerate(self._diverged_at) if at is not None and part.start >= at]
 
-    def _verdict(self, part: PosRange) -> tuple[str, list[int]]:
+    def _has_own_damage(self, part: PosRange, diverged: Sequence[int]) -> bool:
+        """Whether a diverged replica lost bytes that no other one has."""
+        return any(part.states[number] == DAMAGED_STATE for number in diverged)
+
+    def _verdict(self, part: PosRange, diverged: Sequence[int]) -> tuple[str, list[int]]:
+        """The verdict on a range, and the replicas that it is about."""
         numbers = range(len(self._replicas))
-        diverged = [number for number in numbers if self._is_diverged(number, part.start)]
+        damaged = [n for n in numbers if part.states[n] == DAMAGED_STATE and n not in diverged]
+        if damaged:
+            return DAMAGED, damaged
         if len({part.versions[number] for number in part.holders}) > 1:
             others = [n for n in diverged if part.versions[n] is not None]
             kept = [number for number in part.holders if number not in others]
             if others and len({part.versions[number] for number in kept}) <= 1:
                 return DIVERGED, others
             return OTHER_BYTES, self._minority(part)
-        damaged = [number for number in numbers if part.states[number] == DAMAGED_STATE]
-        if damaged:
-            return DAMAGED, damaged
+        if self._has_own_damage(part, diverged):
+            return DIVERGED, [number for number in diverged if part.states[number] == DAMAGED_STATE]
         ended = [number for number in numbers if part.states[number] == ENDED]
         # Of a diverged replica, what only it has is its own; what it lacks the master sends after a truncation.
         own = [number for number in part.holders if number in diverged]
