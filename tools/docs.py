@@ -134,9 +134,15 @@ def findings() -> str:
     """What can be wrong with a store, the worst first."""
     parts = []
     for severity in reversed(SEVERITIES):
-        rows = ((f"`{c.code}`", c.text.replace("<", r"\<"), _java_does(c)) for c in CATALOGUE if c.severity == severity)
+        found = [code for code in CATALOGUE if code.severity == severity]
+        rows = ((f"`{code.code}`", _text(code), _java_does(code)) for code in found)
         parts.append(f"## Severity `{severity}`\n\n{table(('code', 'meaning', 'what Java does'), rows)}")
     return "\n\n".join(parts)
+
+
+def _text(code: Code) -> str:
+    """What a finding means, without the remedy that the page gives once for all."""
+    return code.text.removesuffix(" Compare replicas.").replace("<", r"\<")
 
 
 def _java_does(code: Code) -> str:

@@ -21,7 +21,7 @@ from tests.support import golden
 CASE = "mq-53-upgrade"
 INDEX = 142
 """A short message with a key, a tag outside ASCII and IPv4 hosts."""
-_BYTES_A_LINE, _BYTES_A_GROUP = 8, 4
+_BYTES_A_LINE = 8
 _FORMATS = {2: ">h", 4: ">i", 8: ">q"}
 
 
@@ -168,7 +168,7 @@ def _block(file: Path, at: int, pieces: Sequence[Piece]) -> str:
     offset = 0
     for name, data, says in ((piece.name, piece.data, piece.says) for piece in pieces):
         for start in range(0, len(data), _BYTES_A_LINE):
-            shown = f"{offset + start:4}  {data[start : start + _BYTES_A_LINE].hex(' ', -_BYTES_A_GROUP):<17}"
+            shown = f"{offset + start:4}  {data[start : start + _BYTES_A_LINE].hex():<16}"
             lines.append((shown if start else f"{shown}  {name:<{width}}  {says}").rstrip())
         offset += len(data)
     return "```\n" + "\n".join(lines) + "\n```"

@@ -54,8 +54,12 @@ STATE_COLUMNS = (
     TableColumn("confirmOffset", pa.int64(), "end of the confirmed log at the broker's last checkpoint (from 5.2.0)"),
     TableColumn("consumeQueueEnd", pa.int64(), "end of the last message in a ConsumeQueue; -1 without one"),
     *(
-        TableColumn(f"{part}MsgTimestamp", TIMESTAMP, f"last message whose {text} on disk, by the broker's checkpoint")
-        for part, text in (("physic", "bytes are"), ("logics", "ConsumeQueue unit is"), ("index", "keys are"))
+        TableColumn(
+            f"{part}MsgTimestamp",
+            TIMESTAMP,
+            "last message whose bytes, ConsumeQueue unit or keys are on disk, by the broker's checkpoint",
+        )
+        for part in ("physic", "logics", "index")
     ),
     TableColumn("problem", pa.string(), "files that cannot be read; null if all can"),
 )
