@@ -7,13 +7,14 @@ from pathlib import Path
 import numpy as np
 
 from pyspark_dledger.format.known_entries import KnownEntries, no_known_entries
+from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
 from pyspark_dledger.format.spec import DLEDGER, Segment
 from pyspark_dledger.log.io.files import path_of
 from pyspark_dledger.log.io.state_files import read_checkpoint, read_current_term
 from pyspark_dledger.log.witness.evidence import NO_EVIDENCE, Evidence
-from pyspark_dledger.log.witness.headers import ENTRY_DTYPE, is_frame, read_headers
+from pyspark_dledger.log.witness.headers import ENTRY_DTYPE, frames_between, is_frame, read_headers
 from pyspark_dledger.log.witness.index_units import IndexUnits, Units
-from pyspark_dledger.log.witness.known_arrays import chosen, merged
+from pyspark_dledger.log.witness.known_arrays import chosen, merged, without_overlaps
 from pyspark_dledger.log.witness.known_messages import known_by_queues
 from pyspark_dledger.log.witness.unit_chains import LogUnits, NodeState, units_of_log
 
@@ -25,6 +26,8 @@ def find_known_entries(segment: Segment, node_dir: str | None, root: str | None)
         folder = path_of(node_dir)
         found = _units_of_log(segment, folder, _state_of(folder))
         known, log_end = _with_lone_gaps(segment, found), found.end
+        if not segment.check_pos:
+            known = merged(known, _misplaced(segment, known, found.units))
     if root is None or _has_no_gap(known, segment):
         return known
     more = known_by_queues(segment, path_of(root))
@@ -102,3 +105,23 @@ def _with_lone_gaps(segment: Segment, found: LogUnits) -> KnownEntries:
         np.insert(ends, gaps + 1, end),
         np.insert(found.is_whole, gaps + 1, is_whole),
     )
+
+
+def _misplaced(segment: Segment, known: KnownEntries, units: Units) -> KnownEntries:
+    """What looks like an entry between known ones, but has the index of a known one: it was moved there.
+
+    Only for 0.4.0, where an entry's header may have any position.
+    """
+    starts, stops = np.append(segment.base, known.end), np.append(known.pos, segment.end)
+    found = [no_known_entries()]
+    for gap in np.flatnonzero(stops - starts >= ENTRY_HEADER_SIZE).tolist():
+        pos, headers = frames_between(segment, int(starts[gap]), int(stops[gap]))
+        ends = pos + headers["size"]
+        is_moved = np.isin(headers["index"], units.index) & (ends <= stops[gap])
+        pos, ends, shift = pos[is_moved], ends[is_moved], (pos - headers["pos"])[is_moved]
+        # What was moved by the same distance was moved together, with the damaged entries in between.
+        cuts = np.flatnonzero(np.diff(shift)) + 1
+        first, last = np.append(0, cuts)[: len(pos)], np.append(cuts, len(pos))[: len(pos)] - 1
+        found.append(KnownEntries(pos[first], ends[last], np.zeros(len(first), bool)))
+    joined = (np.concatenate([part[column] for part in found]) for column in range(3))
+    return without_overlaps(KnownEntries(*joined))

@@ -36,7 +36,9 @@ class LogFiles:
 
     def write(self, pos: int, data: bytes) -> None:
         base = self.base_of(pos)
-        content = self.files.setdefault(base, bytearray(self.size))
+        if base not in self.files:
+            self.files[base] = bytearray(self.size)
+        content = self.files[base]
         assert pos + len(data) <= base + self.size
         content[pos - base : pos - base + len(data)] = data
 
