@@ -21,6 +21,7 @@ from pyspark_dledger.log.witness.store_witness import StoreWitness
 from tests.support import golden
 from tests.support.witnesses import originals
 from tests.support.witnesses.damages import Damage
+from tests.support.witnesses.log_writer import DLedgerWriter
 from tests.support.witnesses.originals import GENERATED, Original
 from tests.support.witnesses.runs import CLASSES, Stores
 
@@ -258,3 +259,32 @@ def test_a_lost_last_entry_is_a_row_if_it_was_committed(tmp_path: Path, engine: 
         assert log.state.end_index == last.index - 1
         lost = [(row["pos"], row["size"]) for row in rows if row["kind"] == "corrupt"]
         assert lost == ([(last.pos, last.size)] if committed else [])
+
+
+def test_entries_that_were_moved_are_not_of_the_log(tmp_path: Path, engine: str) -> None:
+    """In a 0.4.0 store a header may have any position: only the index shows that its entry was moved."""
+    log = DLedgerWriter(65536, 64)
+    for _ in range(40):
+        log.append(lambda _: b"x" * 500, 1)
+    log.save(tmp_path / "dledger-n0")
+    (tmp_path / "dledger-n0" / "snapshot").mkdir()
+    original = originals.original_of("moved", tmp_path, log.entries)
+    (file,) = original.data_files
+    content = file.read_bytes()
+    with Damage() as damage:
+        damage.write(file, 4096, content[12288:16384])
+        damage.write(file, 12288, content[4096:8192])
+        intact = damage.intact(original)
+        rows = [row for batch in open_log(tmp_path, engine=engine).scan(["kind", "pos"]) for row in batch.to_pylist()]
+    found = {row["pos"] for row in rows if row["kind"] != "corrupt"}
+    # Of an entry with an intact header only the body can be wrong.
+    assert intact <= found <= {entry.pos for entry in original.entries}
+
+
+def test_a_message_with_a_damaged_structure_is_not_whole(tmp_path: Path) -> None:
+    original = made("commit_log", tmp_path)
+    message = original.entries[5]
+    file = file_of(original, message.pos)
+    with Damage() as damage:
+        damage.write(file, message.pos - int(file.name) + 84, b"\x7f")  # in the length of its body
+        assert known(original)[message.pos] == (message.pos + message.size, False)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.format.known_entries import KnownEntries, no_known_entries
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
 from pyspark_dledger.format.spec import DLEDGER, Segment
@@ -14,7 +15,7 @@ from pyspark_dledger.log.io.state_files import read_checkpoint, read_current_ter
 from pyspark_dledger.log.witness.evidence import NO_EVIDENCE, Evidence
 from pyspark_dledger.log.witness.headers import ENTRY_DTYPE, frames_between, is_frame, read_headers
 from pyspark_dledger.log.witness.index_units import IndexUnits, Units
-from pyspark_dledger.log.witness.known_arrays import chosen, merged, without_overlaps
+from pyspark_dledger.log.witness.known_arrays import chosen, merged
 from pyspark_dledger.log.witness.known_messages import known_by_queues
 from pyspark_dledger.log.witness.unit_chains import LogUnits, NodeState, units_of_log
 
@@ -108,20 +109,33 @@ def _with_lone_gaps(segment: Segment, found: LogUnits) -> KnownEntries:
 
 
 def _misplaced(segment: Segment, known: KnownEntries, units: Units) -> KnownEntries:
-    """What looks like an entry between known ones, but has the index of a known one: it was moved there.
+    """What looks like an entry between known ones, but has an index that cannot be there: it was moved there.
 
     Only for 0.4.0, where an entry's header may have any position.
     """
-    starts, stops = np.append(segment.base, known.end), np.append(known.pos, segment.end)
+    ends = units.pos + units.size
     found = [no_known_entries()]
+    starts, stops = np.append(segment.base, known.end), np.append(known.pos, segment.end)
     for gap in np.flatnonzero(stops - starts >= ENTRY_HEADER_SIZE).tolist():
         pos, headers = frames_between(segment, int(starts[gap]), int(stops[gap]))
-        ends = pos + headers["size"]
-        is_moved = np.isin(headers["index"], units.index) & (ends <= stops[gap])
-        pos, ends, shift = pos[is_moved], ends[is_moved], (pos - headers["pos"])[is_moved]
+        size, index = headers["size"].astype(np.int64), headers["index"].astype(np.int64)
+        after = np.searchsorted(units.pos, pos)
+        # Entries of at least a header are lost between it and its neighbours.
+        low = index - np.append(-1, units.index)[after] - 1
+        high = np.append(units.index, INT64_MAX)[after] - index - 1
+        is_moved = (low < 0) | (high < 0)
+        is_moved |= (after > 0) & (low > (pos - np.append(0, ends)[after]) // ENTRY_HEADER_SIZE)
+        is_moved |= (after < len(ends)) & (high > (np.append(units.pos, 0)[after] - pos - size) // ENTRY_HEADER_SIZE)
+        is_moved &= pos + size <= stops[gap]
+        shift = (pos - headers["pos"])[is_moved]
+        pos, size = pos[is_moved], size[is_moved]
         # What was moved by the same distance was moved together, with the damaged entries in between.
         cuts = np.flatnonzero(np.diff(shift)) + 1
         first, last = np.append(0, cuts)[: len(pos)], np.append(cuts, len(pos))[: len(pos)] - 1
-        found.append(KnownEntries(pos[first], ends[last], np.zeros(len(first), bool)))
-    joined = (np.concatenate([part[column] for part in found]) for column in range(3))
-    return without_overlaps(KnownEntries(*joined))
+        found.append(KnownEntries(pos[first], (pos + size)[last], np.zeros(len(first), bool)))
+    pos, reach = np.concatenate([part.pos for part in found]), np.concatenate([part.end for part in found])
+    reach = np.maximum.accumulate(reach)
+    starts_new = np.append(True, pos[1:] >= reach[:-1])[: len(pos)]
+    first = np.flatnonzero(starts_new)
+    last = np.append(first[1:], len(pos))[: len(first)] - 1
+    return KnownEntries(pos[first], reach[last], np.zeros(len(first), bool))

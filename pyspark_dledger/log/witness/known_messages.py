@@ -14,7 +14,16 @@ import numpy.typing as npt
 
 from pyspark_dledger.format.codec import record_dtype
 from pyspark_dledger.format.known_entries import KnownEntries
-from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, MESSAGE_HEADER, MIN_MESSAGE_SIZE
+from pyspark_dledger.format.layout import (
+    ENTRY_HEADER_SIZE,
+    FLAG_BORN_HOST_V6,
+    FLAG_STORE_HOST_V6,
+    HOST_SIZES,
+    MESSAGE_HEADER,
+    MESSAGE_HEADER_SIZE,
+    MESSAGE_MAGIC_V2,
+    MIN_MESSAGE_SIZE,
+)
 from pyspark_dledger.format.message import MESSAGE_MAGICS
 from pyspark_dledger.format.spec import DLEDGER, Segment
 from pyspark_dledger.log.witness.headers import ENTRY_DTYPE, is_frame, read_headers
@@ -24,6 +33,8 @@ from pyspark_dledger.log.witness.queue_units import Messages, messages_in
 Longs = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
+# storeTimestamp, reconsumeTimes and preparedTransactionOffset
+_FIXED_SIZE = 8 + 4 + 8
 _MESSAGE_DTYPE = record_dtype(MESSAGE_HEADER)
 _ENTRY_DTYPE = np.dtype([("entry", ENTRY_DTYPE), ("message", _MESSAGE_DTYPE)])
 
@@ -51,11 +62,27 @@ def _confirmed(segment: Segment, pos: Longs, messages: Messages) -> tuple[Bools,
     is_whole &= (size >= MIN_MESSAGE_SIZE) & (messages.pos + size <= segment.end)
     if entries is not None:
         is_whole &= is_frame(entries, pos, segment) & (entries["bodySize"] == size)
+    else:
+        is_whole &= _structure_size(segment, pos, headers) == size
     # Of two sizes, the one counts that leads to another message.
     starts = np.concatenate([pos, [segment.end]])
     leads = np.isin(messages.pos + size, starts) & ~np.isin(messages.pos + messages.size, starts)
     is_whole &= (size == messages.size) | leads
     return is_whole, np.where(is_whole, size, messages.size)
+
+
+def _structure_size(segment: Segment, pos: Longs, headers: npt.NDArray[Any]) -> Longs:
+    """The size of each message by the lengths of its parts; any number where these are damaged."""
+    flags, is_v2 = headers["sysFlag"], headers["magic"] == MESSAGE_MAGIC_V2
+    at = pos + MESSAGE_HEADER_SIZE + _FIXED_SIZE
+    for flag in (FLAG_BORN_HOST_V6, FLAG_STORE_HOST_V6):
+        at += np.where(flags & flag, *reversed(HOST_SIZES))
+    at += 4 + read_headers(segment, at, np.dtype(">i4")).astype(np.int64)
+    lengths = read_headers(segment, at, np.dtype([("v1", "u1"), ("rest", "u1")]))
+    topic = np.where(is_v2, lengths["v1"] * np.int64(256) + lengths["rest"], lengths["v1"])
+    at += topic + np.where(is_v2, 2, 1)
+    at += 2 + read_headers(segment, at, np.dtype(">u2")).astype(np.int64)
+    return at - pos
 
 
 def _agreeing(found: KnownEntries, segment: Segment) -> KnownEntries:
