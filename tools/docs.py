@@ -79,8 +79,9 @@ def export_forms() -> str:
 
 
 def write_options() -> str:
-    """The options of a write."""
-    return _options(WRITE_OPTIONS)
+    """The options of a write, but for those that a stream has, too."""
+    of_streams = {option.name for option in OPTIONS if option.scope == STREAM}
+    return _options(option for option in WRITE_OPTIONS if option.name not in of_streams)
 
 
 def _options(found: Iterable[Option]) -> str:

@@ -24,7 +24,7 @@ from pyspark_dledger.cli.stores.table_printer import table_batches
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_stores(parser, REPLICAS, "a row with a problem; without rows 0")
     add_rows(parser)
-    text = "log (the default), segments, state, findings, indexUnits, consumeQueue, indexFile, audit, consumers, diff"
+    text = "log (the default), or another (docs/tables.md), such as consumeQueue"
     add_flag(parser, "--table", "table", metavar="NAME", help=text)
     text = f"the first row at or after {ROW_POSITION}"
     add_flag(parser, "--from", *STARTING, dest="starting", metavar="POSITION", help=text)
