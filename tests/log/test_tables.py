@@ -607,7 +607,7 @@ def test_rows_in_spark_are_those_of_the_python_api(
     else:
         expected = rows_of(broker, table, engine="python")
     assert in_spark(frame) == comparable(expected)
-    assert expected or table == "audit"
+    assert expected or table in ("audit", "lost")
 
 
 @pytest.mark.skipif(PYSPARK < (4, 3), reason="older versions do not compare Arrow schemas")

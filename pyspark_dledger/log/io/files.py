@@ -165,7 +165,8 @@ def unreadable(path: str | Path, error: OSError, offset: int | None = None) -> U
     is_gone = isinstance(error, (FileNotFoundError, NotADirectoryError))
     if is_gone and not is_there(path_of(path) if isinstance(path, str) else path):
         return None
-    return UnreadableError(str(path), error.strerror or str(error), offset)
+    reason = "expected a folder, found a file" if isinstance(error, NotADirectoryError) else error.strerror
+    return UnreadableError(str(path), reason or str(error), offset)
 
 
 def map_reads(function: Callable[[_Item], _Result], items: Sequence[_Item], path: str) -> Iterator[_Result]:
