@@ -360,6 +360,23 @@ def test_a_diff_of_commit_logs_names_the_damage(tmp_path: Path, run: Callable[..
     assert run("diff", *paths, "--json").code == 1
 
 
+def test_a_diff_of_upgraded_stores_begins_with_the_old_commit_log(
+    case_folder: Callable[[str], Path], tmp_path: Path, run: Callable[..., Ran]
+) -> None:
+    original = case_folder("mq-53-upgrade")
+    copy = Path(shutil.copytree(original, tmp_path / "copy"))
+    out = run("diff", original, copy).out.splitlines()
+    assert out[0] == "lost for good in the old CommitLog: nothing"
+    assert "lost for good: nothing" in out
+    assert not any("be the master" in line for line in out)
+    with (copy / "commitlog" / f"{131072:020}").open("r+b") as file:
+        file.seek(120)
+        file.write(b"?")
+    done = run("diff", original, copy)
+    assert done.code == 1
+    assert done.out.splitlines()[1].startswith(f"{copy} must not start as it is: ")
+
+
 def test_a_diff_of_controller_mode_has_epochs(case_folder: Callable[[str], Path], run: Callable[..., Ran]) -> None:
     done = run("diff", *[case_folder("mq-53-controller") / name for name in ("b1", "b2", "b3")])
     assert done.code == 1

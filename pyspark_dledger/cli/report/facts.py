@@ -234,6 +234,11 @@ def _audit(log: Log, progress: ProgressBar) -> Listed:
 
 def _recoveries(log: Log) -> tuple[list[Row], str | None]:
     """What each line of DLedger would do, and brokers for a broker's store; or why that is unknown."""
+    if log.paths.node_dir is None and log.paths.commitlog_dirs:
+        return (
+            [],
+            "This store has no DLedger: dledger recovery STORE --rocketmq VERSION previews a start of its broker.",
+        )
     try:
         found = [("DLedger", line, preview(log, line)) for line in LINES]
         if is_broker(log):

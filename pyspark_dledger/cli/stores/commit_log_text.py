@@ -76,10 +76,14 @@ def _verdict_lines(found: CommitLogComparison) -> Iterator[str]:
 
     members = member_verdicts(found)
     lost = [f"positions {text}" for text in _ranges(found.lost)]
-    yield f"lost for good: {', '.join(lost) + ': damaged on every replica' if lost else 'nothing'}"
-    for member in members:
+    place = " in the old CommitLog" if found.is_old else ""
+    yield f"lost for good{place}: {', '.join(lost) + ': damaged on every replica' if lost else 'nothing'}"
+    # Who may lead is a question about the DLedger log.
+    shown = [member for member in members if not found.is_old or member.start in ("no", "unknown")]
+    for member in shown:
         yield f"{member.node} {_member_text(member)}"
-    yield f"next: {_next_text(members)}"
+    if shown:
+        yield f"next: {_next_text(members)}"
 
 
 def _member_text(member: MemberVerdict) -> str:

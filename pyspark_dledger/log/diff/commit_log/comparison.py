@@ -85,10 +85,12 @@ class CommitLogComparison:
 
     ``common_prefix`` is the position before which no replica that has the bytes differs. ``bytes`` counts those of each
     verdict. ``rows`` are the first `MAX_LISTED`; ``more_rows`` is the number of further ones. ``epochs`` has the
-    extents ``[start, end)`` of each epoch by node; an end of 2^63-1 is after the log's end.
+    extents ``[start, end)`` of each epoch by node; an end of 2^63-1 is after the log's end. ``is_old``: DLedger follows
+    the CommitLog.
     """
 
     states: tuple[CommitLogState, ...]
+    is_old: bool
     first_difference: FirstDifference | None
     common_prefix: int
     epochs: dict[int, dict[str, tuple[int, int]]]
@@ -121,6 +123,7 @@ def compare_commit_logs(store: StoreView) -> CommitLogComparison | None:
     ends = [one.end for one in replicas if one.segments]
     return CommitLogComparison(
         states=tuple(_state(one, replicas, rows) for one in replicas),
+        is_old=any(one.is_old for one in replicas),
         first_difference=_first(different[0], replicas) if different else None,
         common_prefix=different[0].first_pos if different else min(ends, default=0),
         epochs=_epochs(replicas),
