@@ -138,6 +138,16 @@ def test_one_store_and_its_own_witnesses(tmp_path: Path) -> None:
     assert list(differences(group, tmp_path / "result", [20, 21])) == []
 
 
+def test_a_damaged_header_is_restored_from_its_index_unit(tmp_path: Path) -> None:
+    group = golden_group(tmp_path, "mq-53-three")
+    lose(group, 0, [20, 21, 300], size=48)
+    found = plan(SalvageRequest.of(group.members[:1]))
+    rows = [(row.action, row.first_index, row.donor) for row in plan_rows(found) if row.action != "copy"]
+    assert rows == [("repair", 20, "n0"), ("repair", 21, "n0"), ("repair", 300, "n0")]
+    report = salvage(SalvageRequest.of(group.members[:1]), tmp_path / "result")
+    assert (report.lost, report.findings, list(differences(group, tmp_path / "result"))) == (0, (), [])
+
+
 def test_an_interrupted_salvage_is_continued(tmp_path: Path) -> None:
     group = golden_group(tmp_path, "raw-three")
     done: list[int] = []

@@ -214,15 +214,20 @@ def _witnesses(
         for term, file in [read_current_term(store.paths.node_dir)]
         if term is not None and term.curr_term is not None and file == "currterm"
     ]
+    segments = [[part for part in store.segments if part.source == source] for store in stores]
     return Witnesses(
         names,
         tuple(store.index_files for store in stores),
         committed if source == DLEDGER else {},
         max(terms) if terms and source == DLEDGER else None,
-        partial(
-            _has_blank, [[part for part in store.segments if part.source == source] for store in stores], file_size
-        ),
+        partial(_has_blank, segments, file_size),
+        partial(_read, segments),
     )
+
+
+def _read(segments: Sequence[list[Segment]], number: int, start: int, end: int) -> bytes:
+    segment = segment_at(segments[number], start)
+    return read_at(segment.path, start - segment.base, end - start) if segment is not None else b""
 
 
 def _has_blank(segments: Iterable[list[Segment]], file_size: int, pos: int) -> bool:

@@ -12,8 +12,10 @@ from pyspark_dledger.log.salvage.pieces import Undecided, ranges_of
 from pyspark_dledger.log.salvage.plan import SalvagePlan
 from pyspark_dledger.log.salvage.restored_log import RestoredLog
 
-COPY, FILLER, UNDECIDED, LEFT_OUT = "copy", "filler", "undecided", "leftOut"
-"""What happens to a range: copied; replaced by a filler; nothing decides; in a source, but not of the restored log."""
+COPY, REPAIR, FILLER, UNDECIDED, LEFT_OUT = "copy", "repair", "filler", "undecided", "leftOut"
+"""What happens to a range: copied; copied with a new header; replaced by a filler; nothing decides; in a source, but
+not of the restored log.
+"""
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,8 @@ def plan_rows(plan: SalvagePlan) -> Iterator[PlanRow]:
     """The rows of a plan in the order of the log, then what is left out."""
     for log in plan.logs:
         damages = _Damages(plan, log)
-        rows = [*_copied(plan, log, damages), *_fillers(log, damages), *_undecided(plan, log, damages)]
+        rows = [*_copied(plan, log, damages), *_repaired(plan, log, damages)]
+        rows += [*_fillers(log, damages), *_undecided(plan, log, damages)]
         yield from sorted(rows, key=lambda row: row.pos)
         for tail in log.tails:
             names = tuple(plan.names[number] for number in tail.sources)
@@ -66,6 +69,16 @@ def _copied(plan: SalvagePlan, log: RestoredLog, damages: _Damages) -> Iterator[
             names,
             piece.why,
             damages.within(piece.start, piece.end),
+        )
+
+
+def _repaired(plan: SalvagePlan, log: RestoredLog, damages: _Damages) -> Iterator[PlanRow]:
+    for each in log.repairs:
+        names = tuple(plan.names[number] for number in each.sources)
+        problems = damages.within(each.pos, each.pos + each.size)
+        donor, why = plan.names[each.donor], "headerFromIndex"
+        yield PlanRow(
+            REPAIR, log.source, each.index, each.index, each.pos, each.size, each.term, donor, names, why, problems
         )
 
 

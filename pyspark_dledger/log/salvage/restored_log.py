@@ -14,6 +14,10 @@ from pyspark_dledger.log.salvage.evidence import Evidence, Run
 from pyspark_dledger.log.salvage.lost_entries import Gap, LostEntry, entries_before, known_after, lost_entries
 from pyspark_dledger.log.salvage.matching import LastEntry, Tail, last_entries, matching, tails
 from pyspark_dledger.log.salvage.pieces import Decide, Piece, Undecided, chosen_pieces
+from pyspark_dledger.log.salvage.repairs import ReadSource, Repair, repaired
+
+Extent = Piece | LostEntry | Repair
+"""A part of a restored log."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +26,7 @@ class Witnesses:
 
     ``committed`` are the indexes that their files prove committed. ``max_term`` is the highest term of any of their
     currterm files, None if unknown: no entry can have a higher one. ``has_blank`` says whether a source ends a file of
-    old messages at a position.
+    old messages at a position; ``read`` reads a source.
     """
 
     names: tuple[str, ...]
@@ -30,15 +34,16 @@ class Witnesses:
     committed: dict[int, int]
     max_term: int | None
     has_blank: Callable[[int], bool]
+    read: ReadSource
 
 
 @dataclass(frozen=True)
 class RestoredLog:
     """The log that a salvage writes, ``[base, end)`` in files of ``file_size`` bytes.
 
-    ``leader`` is the number of the source that has the last entry. ``lost`` are replaced by fillers. ``undecided`` are
-    among them, unless the salvage is refused. ``tails`` are in sources, but not in this log. ``lost_after`` is the
-    highest committed index after the end, None if everything committed is restored.
+    ``leader`` is the number of the source that has the last entry. ``lost`` are replaced by fillers, ``repairs`` get a
+    new header. ``undecided`` are among the lost, unless the salvage is refused. ``tails`` are in sources, but not in
+    this log. ``lost_after`` is the highest committed index after the end, None if everything committed is restored.
     """
 
     source: str
@@ -48,6 +53,7 @@ class RestoredLog:
     leader: int
     pieces: tuple[Piece, ...]
     lost: tuple[LostEntry, ...]
+    repairs: tuple[Repair, ...]
     undecided: tuple[Undecided, ...]
     tails: tuple[Tail, ...]
     damages: tuple[Damage, ...]
@@ -57,21 +63,41 @@ class RestoredLog:
 
     @property
     def first_index(self) -> int:
-        return min(
-            (each.index if isinstance(each, LostEntry) else each.first_index for each in self._parts), default=-1
-        )
+        return min((_indexes(each)[0] for each in self._parts), default=-1)
 
     @property
     def last_index(self) -> int:
-        return max((each.index if isinstance(each, LostEntry) else each.last_index for each in self._parts), default=-1)
+        return max((_indexes(each)[1] for each in self._parts), default=-1)
 
     @property
     def last_term(self) -> int:
         return max((each.term for each in self._parts), default=-1)
 
     @property
-    def _parts(self) -> list[Piece | LostEntry]:
-        return [*self.pieces[:1], *self.pieces[-1:], *self.lost[:1], *self.lost[-1:]]
+    def _parts(self) -> list[Extent]:
+        """The first and last of each kind."""
+        parts = self.extents
+        return [*parts[:1], *parts[-1:]]
+
+    @property
+    def extents(self) -> list[Extent]:
+        """All parts of the log by position."""
+        parts: list[Extent] = [*self.pieces, *self.lost, *self.repairs]
+        return sorted(parts, key=start_of)
+
+
+def start_of(extent: Extent) -> int:
+    """The position at which a part of a log begins."""
+    return extent.start if isinstance(extent, Piece) else extent.pos
+
+
+def end_of(extent: Extent) -> int:
+    """The position at which a part of a log ends."""
+    return extent.end if isinstance(extent, Piece) else extent.pos + extent.size
+
+
+def _indexes(extent: Extent) -> tuple[int, int]:
+    return (extent.first_index, extent.last_index) if isinstance(extent, Piece) else (extent.index, extent.index)
 
 
 def restore(
@@ -99,6 +125,9 @@ def restore(
     lost = list(builder.lost_between(pieces, undecided))
     lost += builder.lost_at_end(pieces, lost, limits[leader])
     end = max(pieces[-1].end, lost[-1].pos + lost[-1].size if lost else 0)
+    unclear = {each.pos for each in undecided}
+    kept, repairs = repaired([each for each in lost if each.pos not in unclear], sorted(limits), witnesses.read)
+    lost = sorted([*kept, *(each for each in lost if each.pos in unclear)])
     log = RestoredLog(
         source,
         base,
@@ -107,6 +136,7 @@ def restore(
         leader,
         tuple(pieces),
         tuple(lost),
+        tuple(repairs),
         tuple(undecided),
         tuple(tails(runs, limits)),
         tuple(damage for each in evidence for damage in each.damages),

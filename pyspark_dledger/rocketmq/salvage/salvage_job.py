@@ -25,7 +25,6 @@ from pyspark_dledger.format.spec import COMMITLOG, DLEDGER
 from pyspark_dledger.log.io.entry_reads import segment_at
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.salvage.lost_entries import LostEntry
-from pyspark_dledger.log.salvage.pieces import Piece
 from pyspark_dledger.log.salvage.plan import (
     REFUSE,
     UNDECIDED,
@@ -35,7 +34,7 @@ from pyspark_dledger.log.salvage.plan import (
     plan_salvage,
 )
 from pyspark_dledger.log.salvage.plan_rows import headline, variants_text
-from pyspark_dledger.log.salvage.restored_log import RestoredLog
+from pyspark_dledger.log.salvage.restored_log import Extent, RestoredLog, start_of
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.log.verify.verify_store import verify
 from pyspark_dledger.rocketmq.export import target_folder
@@ -215,12 +214,11 @@ class _Job:
     def _file_parts(self, plan: SalvagePlan) -> Iterator[FilePart]:
         for log in plan.logs:
             folder = "commitlog" if log.source == COMMITLOG else f"dledger-{self._sources.node()}/data"
-            extents: list[Piece | LostEntry] = [*log.pieces, *log.lost]
-            extents.sort(key=_start)
+            extents = log.extents
             at = 0
             for base in range(log.base, log.end, log.file_size):
                 first = at
-                while at < len(extents) and _start(extents[at]) < base + log.file_size:
+                while at < len(extents) and start_of(extents[at]) < base + log.file_size:
                     at += 1
                 own = tuple(extents[first:at])
                 continues = base + log.file_size < log.end or (log.source == COMMITLOG and len(plan.logs) > 1)
@@ -342,12 +340,8 @@ def committed_index(plan: SalvagePlan, log: RestoredLog) -> int:
     return min(max(plan.committed.values(), default=-1), log.last_index)
 
 
-def _start(extent: Piece | LostEntry) -> int:
-    return extent.pos if isinstance(extent, LostEntry) else extent.start
-
-
-def _donors(extents: Sequence[Piece | LostEntry]) -> set[int]:
-    return {extent.donor for extent in extents if isinstance(extent, Piece)}
+def _donors(extents: Sequence[Extent]) -> set[int]:
+    return {extent.donor for extent in extents if not isinstance(extent, LostEntry)}
 
 
 def _write_part(target: str, numbered: tuple[int, FilePart]) -> PartReport:

@@ -15,7 +15,7 @@ import numpy as np
 from pyspark_dledger.common.durable import sync_file
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.checksum import crc32
-from pyspark_dledger.format.codec import encode_blank, record_dtype, record_struct
+from pyspark_dledger.format.codec import encode_blank, encode_entry, record_dtype, record_struct
 from pyspark_dledger.format.layout import (
     BLANK,
     ENTRY_HEADER_SIZE,
@@ -31,6 +31,8 @@ from pyspark_dledger.log.io.files import open_file
 from pyspark_dledger.log.salvage.copies import SegmentCopy, read_copy
 from pyspark_dledger.log.salvage.lost_entries import LostEntry
 from pyspark_dledger.log.salvage.pieces import Piece
+from pyspark_dledger.log.salvage.repairs import Repair
+from pyspark_dledger.log.salvage.restored_log import Extent, end_of, start_of
 from pyspark_dledger.rocketmq.export.direct_file import DirectFile
 from pyspark_dledger.rocketmq.export.forms import FileReport, PartReport
 from pyspark_dledger.rocketmq.export.target_folder import file_report, left_path, new_file, read_back_error
@@ -52,7 +54,7 @@ class FilePart:
     base: int
     size: int
     source: str
-    extents: tuple[Piece | LostEntry, ...]
+    extents: tuple[Extent, ...]
     donors: dict[int, str]
     has_blank: bool
     has_messages: bool
@@ -101,6 +103,11 @@ def _contents(part: FilePart) -> Iterator[bytes]:
                 at = extent.pos + extent.size
                 continue
             file = files[extent.donor]
+            if isinstance(extent, Repair):
+                body = file.read(extent.pos + ENTRY_HEADER_SIZE - part.base, extent.size - ENTRY_HEADER_SIZE)
+                yield encode_entry(extent.index, extent.term, extent.pos, body)
+                at = end_of(extent)
+                continue
             for start in range(extent.start, extent.end, _READ_BYTES):
                 size = min(_READ_BYTES, extent.end - start)
                 data = file.read(start - part.base, size)
@@ -131,13 +138,11 @@ def _checked(part: FilePart, file: Path) -> tuple[int, bytes]:
     Raises StoreError unless it has the planned entries, all intact.
     """
     segment = Segment(str(file), file.name, part.base, part.size, part.source)
-    last = part.extents[-1]
-    end = last.pos + last.size if isinstance(last, LostEntry) else last.end
+    end = end_of(part.extents[-1])
     entries, damages = read_copy(SegmentCopy(0, segment, end), part.engine)
     kept_so = [piece for piece in part.extents if isinstance(piece, Piece) and piece.why == "writtenSo"]
     bad = [each for each in damages if not any(piece.start <= each.start < piece.end for piece in kept_so)]
-    first = part.extents[0]
-    start = first.pos if isinstance(first, LostEntry) else first.start
+    start = start_of(part.extents[0])
     ends = entries.pos + entries.size
     is_contiguous = (
         len(entries) > 0 and entries.pos[0] == start and ends[-1] == end and (entries.pos[1:] == ends[:-1]).all()
