@@ -40,8 +40,9 @@ def print_commit_logs(out: Output, log: Log) -> int:
     for text in _sentences(found):
         out.line(text)
     out.line("")
+    left_out = {"firstIndex", "lastIndex"} if found.epochs else {"firstIndex", "lastIndex", "terms"}
     rows = [fields_row(row) for row in found.rows]
-    print_table(out, [{name: value for name, value in row.items() if "Index" not in name} for row in rows])
+    print_table(out, [{name: value for name, value in row.items() if name not in left_out} for row in rows])
     if found.more_rows:
         out.line(f"and {found.more_rows} more: --json prints all")
     return CLEAN if found.is_lagging_only else FINDINGS
