@@ -14,6 +14,7 @@ from pyspark_dledger.log import open_log
 from pyspark_dledger.log.diff.comparison import Comparison, compare
 from pyspark_dledger.log.diff.ranges import Ranges
 from tests.support.damaged_groups import Member, copied_member, damage, lose, write_group
+from tests.support.golden import Golden
 
 _OF_GROUP = ("committed", "onMajority", "stale")
 
@@ -93,6 +94,24 @@ def test_a_damaged_group_of_brokers(case_folder: Callable[[str], Path], tmp_path
     folder = case_folder("mq-53-three")
     members = [copied_member(folder / node, tmp_path / node, node) for node in ("n0", "n1", "n2")]
     damage(members, rng, 12)
+    found = comparison(members, engine)
+    check(members, found)
+    assert found.verdict.lost_entries.entries == 0
+    for order in permutations(members):
+        assert verdict_of(comparison(list(order), engine)) == verdict_of(found)
+
+
+@pytest.mark.parametrize("case", ["mq-498-three-diverged", "raw-three-diverged", "raw-040-snapshot-keep"])
+@pytest.mark.parametrize("seed", range(6))
+def test_a_group_that_was_damaged_while_it_was_diverged(
+    case_folder: Callable[[str], Path], tmp_path: Path, engine: str, seed: int, case: str
+) -> None:
+    rng = random.Random(seed)
+    members = []
+    for node in ("n0", "n1", "n2"):
+        name = Golden(case, node).folder
+        members.append(copied_member(case_folder(case) / name, tmp_path / node / name, node))
+    damage(members, rng, 10)
     found = comparison(members, engine)
     check(members, found)
     assert found.verdict.lost_entries.entries == 0

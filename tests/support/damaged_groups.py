@@ -17,12 +17,20 @@ SECTOR = 512
 
 @dataclass
 class Member:
-    """One member: its path and, for each index, the file, offset and bytes of the undamaged entry."""
+    """One member: its path and, for each index, the file, offset and bytes of the undamaged entry.
+
+    ``has_pos``: headers have their position; those of 0.4.0 keep the leader's, so nothing shows a wrong one.
+    """
 
     node: str
     path: Path
     entries: dict[int, tuple[Path, int, bytes]]
     damaged: set[int] = field(default_factory=set)
+    has_pos: bool = True
+
+    def without_pos(self, data: bytes) -> bytes:
+        """The bytes of an entry; without its position if that says nothing."""
+        return data if self.has_pos else data[:24] + bytes(8) + data[32:]
 
     def touched(self, file: Path, start: int, end: int) -> set[int]:
         """The entries with bytes in ``[start, end)`` of a file."""
@@ -43,7 +51,7 @@ class Member:
         self.damaged = {
             index
             for index, (path, offset, data) in self.entries.items()
-            if contents[path][offset : offset + len(data)] != data
+            if self.without_pos(contents[path][offset : offset + len(data)]) != self.without_pos(data)
         }
 
 
@@ -92,7 +100,7 @@ def copied_member(source: Path, folder: Path, node: str) -> Member:
             path, base = bases[row["segment"]]
             offset = row["pos"] - base
             entries[row["index"]] = path, offset, contents[row["segment"]][offset : offset + row["size"]]
-    return Member(node, folder, entries)
+    return Member(node, folder, entries, has_pos=log.dialect != "0.4")
 
 
 def damage(members: list[Member], rng: random.Random, count: int = 6) -> None:
@@ -126,7 +134,11 @@ def lose(members: list[Member], rng: random.Random, count: int = 3) -> set[int]:
 
 
 def _is_intact_elsewhere(members: Iterable[Member], damaged: Member, index: int) -> bool:
-    return any(index in member.entries and index not in member.damaged for member in members if member is not damaged)
+    data = damaged.without_pos(damaged.entries[index][2])
+    others = (member for member in members if member is not damaged and index in member.entries)
+    return any(
+        member.without_pos(member.entries[index][2]) == data and index not in member.damaged for member in others
+    )
 
 
 Damage = Callable[[Path, int, bytes, random.Random], tuple[int, bytes]]
