@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from pyspark_dledger.common.integers import INT64_MIN
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.format.codec import EntryHeader, decode_blank
 from pyspark_dledger.format.layout import MIN_BLANK_SIZE
@@ -26,6 +27,7 @@ from pyspark_dledger.log.replicas import Terms, agreement, same_entry, supersedi
 from pyspark_dledger.log.store_view import StoreView
 
 _SAMPLES = 16
+_MAX_TRIED = 1_000
 
 
 @dataclass(frozen=True)
@@ -216,11 +218,27 @@ def _trusted(store: StoreView) -> list[tuple[int, EntryHeader]]:
     """Position and header of the first entry of each segment whose index matches those of the entries around it."""
     firsts: list[tuple[int, EntryHeader]] = []
     for segment, (pos, _, _) in store.first_entries:
-        headers = _headers_from(segment, pos)
-        for place, header in headers[1 if _is_first_odd(headers) else 0 :][:1]:
-            if (not firsts or header.index > firsts[-1][1].index) and header.index <= store.end.last_index:
-                firsts.append((place, header))
+        low = firsts[-1][1].index + 1 if firsts else 0
+        found = _first_trusted(store, segment, pos, low)
+        if found is not None:
+            firsts.append(found)
     return firsts
+
+
+def _first_trusted(store: StoreView, segment: Segment, pos: int, low: int) -> tuple[int, EntryHeader] | None:
+    """The first entry from `pos` on with an index from `low` on; of three, one that does not fit is left out."""
+    end, high = store.segment_end(segment), store.end.last_index
+    for _ in range(_MAX_TRIED):
+        headers = _headers_from(segment, pos)
+        order = headers[1:2] + headers[:1] if _is_first_odd(headers) else headers[:1]
+        for place, header in order:
+            if low <= header.index <= high:
+                return place, header
+        after = pos
+        pos = headers[0][0] + headers[0][1].size if headers else store.engine.seek(segment, pos, end, INT64_MIN)
+        if not after < pos < end:
+            break
+    return None
 
 
 def _headers_from(segment: Segment, pos: int) -> list[tuple[int, EntryHeader]]:
