@@ -158,7 +158,9 @@ class _Job:
 
     def __init__(self, sources: _Sources, target: Path, run: MapParts, progress: Progress | None) -> None:
         self._sources, self._target, self._run, self._progress = sources, target, run, progress
-        self._request: dict[str, Any] = json.loads(json.dumps({"form": _FORM, **asdict(sources.request)}))
+        self._request: dict[str, Any] = json.loads(
+            json.dumps({"form": _FORM, "source": ", ".join(sources.request.sources), **asdict(sources.request)})
+        )
 
     def run(self, began: float) -> SalvageReport:
         is_new = self._check_target()
