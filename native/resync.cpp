@@ -119,7 +119,8 @@ Expectation WalkHistory::expected_at(const SegmentView& view, int64_t pos) {
 }
 
 bool Chain::contradicts(const SegmentView& view, int64_t pos) const {
-  if (!view.is_dledger()) return false;
+  // The bytes between are too few for a lost message: the chain is in the body of one that ends here.
+  if (!view.is_dledger()) return pos > end && pos - end < kMinMessageSize;
   const int64_t lost = EntryHeader{view.at(pos)}.index() - EntryHeader{view.at(last)}.index() - 1;
   return lost < 0 || pos < end || lost > (pos - end) / kEntryHeaderSize;
 }
@@ -140,7 +141,7 @@ bool Chain::is_stale_after(const SegmentView& view, const Chain& other) const {
 
 bool Chain::leads_to(const SegmentView& view, int64_t pos) const {
   if (pos < end) return false;
-  if (!view.is_dledger()) return true;
+  if (!view.is_dledger()) return !contradicts(view, pos);
   // A wrong term may have ended the chain.
   const LogPosition position{EntryHeader{view.at(last)}.index(), EntryHeader{view.at(first)}.term(), end};
   const EntryHeader header{view.at(pos)};
@@ -236,9 +237,9 @@ int64_t Resync::search(const SegmentView& view, int64_t gap, int64_t at, int64_t
     if (found >= 0) return found;
   }
   const int64_t start = size > 0 ? at : at + 1;
-  // Where an entry may have any position, a log in a body is preferred only if nothing else is there.
-  if (!view.id().check_pos && expected.shift) {
-    const int64_t found = choose(view, start, limit, expected, following, expected.shift);
+  // Where an entry may have any position, one with an unexpected position counts only if nothing else is there.
+  if (!view.id().check_pos) {
+    const int64_t found = choose(view, start, limit, expected, following, expected.shift.value_or(0));
     if (found >= 0) return found;
   }
   return choose(view, start, limit, expected, following, std::nullopt);

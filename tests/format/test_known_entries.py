@@ -506,3 +506,25 @@ def test_an_entry_of_the_next_term_ends_the_log_before_stale_ones(
     overwrite(segment, pos, codec.encode_entry(5, 2**40, pos, b"y" * 20))
     assert reader.log_end(segment, 0, False).last_index == 9
     assert reader.log_end(knowing(segment, store.rows[:6]), 0, False).last_index == 5
+
+
+def test_a_message_in_the_body_of_a_destroyed_one_is_not_returned(reader: Engine, tmp_path: Path) -> None:
+    """Fewer bytes than a message has are between its end and the next one."""
+
+    def inner(at: int) -> bytes:
+        return mq_message(topic="T", body=b"inner").make(at)
+
+    def outer(pos: int) -> bytes:
+        start = generate.mq_message(topic="T", body=b"x" * 200).make(pos)
+        at = start.index(b"x" * 200)
+        # The inner message is the last part of the body, with its real position.
+        size = len(inner(0))
+        return start[: at + 200 - size] + inner(pos + at + 200 - size) + start[at + 200 :]
+
+    plain = [mq_message(topic="T", body=b"b%d" % number) for number in range(6)]
+    store = write_commitlog(tmp_path, [*plain[:2], generate.Payload("message", outer), *plain[2:]])
+    segment = store.segments[0]
+    rows = store.rows_of(segment)
+    overwrite(segment, rows[2]["pos"], bytes(ENTRY_HEADER_SIZE))
+    found = scan(reader, segment, 0, rows[-1]["pos"] + rows[-1]["size"])
+    assert entries(found) == [row["pos"] for row in rows if row is not rows[2]]

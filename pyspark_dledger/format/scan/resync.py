@@ -193,15 +193,16 @@ class Chain(NamedTuple):
         if frame.pos < self.end:
             return False
         if not self.first.header or not self.last.header or not frame.header:
-            return True
+            return not self.contradicts(frame)
         # A wrong term may have ended the chain.
         position = LogPosition(self.last.header.index, self.first.header.term, self.end)
         return position.allows(frame) or (frame.pos == self.end and frame.header.index == position.index + 1)
 
     def contradicts(self, frame: Frame) -> bool:
-        """Whether the index of `frame` proves that it is not of the chain's log, even if entries between are lost."""
+        """Whether `frame` cannot be of the chain's log, even if entries between are lost: by its index or position."""
         if not self.last.header or not frame.header:
-            return False
+            # The bytes between are too few for a lost message: the chain is in the body of one that ends here.
+            return 0 < frame.pos - self.end < layout.MIN_MESSAGE_SIZE
         lost = frame.header.index - self.last.header.index - 1
         return lost < 0 or frame.pos < self.end or lost > (frame.pos - self.end) // layout.ENTRY_HEADER_SIZE
 
@@ -268,8 +269,8 @@ class Resync:
             if found is not None:
                 return found
         chosen = None
-        # Where an entry may have any position, a log in a body is preferred only if nothing else is there.
-        for shift in (expected.shift, None) if not self._frames.segment.check_pos else (None,):
+        # Where an entry may have any position, one with an unexpected position counts only if nothing else is there.
+        for shift in (expected.shift or 0, None) if not self._frames.segment.check_pos else (None,):
             chosen = chosen or self._choose(at if frame else at + 1, expected, limit, following, shift)
         return chosen.first.pos if chosen else None
 
