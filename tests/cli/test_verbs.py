@@ -360,6 +360,15 @@ def test_a_diff_of_commit_logs_names_the_damage(tmp_path: Path, run: Callable[..
     assert run("diff", *paths, "--json").code == 1
 
 
+def test_a_commit_log_that_lost_its_end_makes_a_comparison_exit_with_1(tmp_path: Path, run: Callable[..., Ran]) -> None:
+    stores = [write_commitlog(tmp_path / name, [mq_message("T", b"x" * 500)] * 20) for name in "ab"]
+    Path(stores[1].segments[-1].path).unlink()
+    done = run("diff", *(store.path for store in stores))
+    assert done.code == 1
+    assert "note: b: its last file ends with a blank, so a later one existed: its end is lost" in done.out
+    assert run("diff", *(store.path for store in stores), "--json").code == 1
+
+
 def test_a_diff_of_upgraded_stores_begins_with_the_old_commit_log(
     case_folder: Callable[[str], Path], tmp_path: Path, run: Callable[..., Ran]
 ) -> None:

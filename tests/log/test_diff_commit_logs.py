@@ -387,3 +387,13 @@ def test_damage_of_diverged_logs_has_no_donor_of_another_master(case_folder: Unp
                 )
             else:
                 assert (row.verdict, row.nodes, row.intact) == ("diverged", (name,), ())
+
+
+def test_a_store_without_its_last_file_and_without_queues(tmp_path: Path, engine: str) -> None:
+    """The blank at the end of a file shows that another one followed."""
+    stores = [write(tmp_path / name, messages(30)) for name in "ab"]
+    Path(stores[1].segments[-1].path).unlink()
+    found = compared([store.path for store in stores], engine)
+    assert [each[0] for each in short(found)] == ["same", "behind"]
+    assert found.notes == ("b: its last file ends with a blank, so a later one existed: its end is lost",)
+    assert not found.is_lagging_only

@@ -136,6 +136,11 @@ def compare_commit_logs(store: StoreView) -> CommitLogComparison | None:
     )
 
 
+def lost_ends(store: StoreView) -> list[str]:
+    """A sentence for each replica whose CommitLog lost its end."""
+    return list(_notes(commit_log_replicas([store, *store.replicas])))
+
+
 def _state(replica: CommitLogReplica, replicas: Sequence[CommitLogReplica], rows: Sequence[PosRow]) -> CommitLogState:
     def size(verdict: str) -> int:
         return sum(row.bytes for row in rows if row.verdict == verdict and replica.name in row.nodes)
@@ -227,6 +232,8 @@ def _notes(replicas: Sequence[CommitLogReplica]) -> Iterator[str]:
                 f"{one.name}: its {one.proven_by} shows messages up to {one.proven_end}, "
                 f"but the log ends at {one.end}: its end is lost"
             )
+        elif one.is_closed and one.end < max(other.end for other in replicas):
+            yield f"{one.name}: its last file ends with a blank, so a later one existed: its end is lost"
         elif one.lost_until is not None:
             yield (
                 f"{one.name}: the checkpoint says that a message of {one.lost_until} ms was on disk, which is later "

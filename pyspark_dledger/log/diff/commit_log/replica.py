@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from pyspark_dledger.format.epoch_file import Epoch
+from pyspark_dledger.format.layout import MESSAGE_MAGIC_BLANK, MIN_BLANK_SIZE
 from pyspark_dledger.format.spec import COMMITLOG, Segment
 from pyspark_dledger.log.diff.digests import replica_names
+from pyspark_dledger.log.io.entry_reads import read_at
 from pyspark_dledger.log.io.epochs import read_epochs
 from pyspark_dledger.log.io.files import path_of
 from pyspark_dledger.log.io.store_checkpoint import StoreCheckpoint, read_store_checkpoint
@@ -22,7 +24,8 @@ class CommitLogReplica:
 
     ``is_old``: DLedger follows it. ``scan_ends`` are the ends of the walks of ``segments``. ``last_time`` is the store
     timestamp of the last message (ms). ``short`` are files with fewer bytes than the others of the folder, ``missing``
-    the positions between its files. ``proven_end`` is where the log ended as ``proven_by`` shows, at least ``end``.
+    the positions between its files. ``is_closed``: its last file ends with a blank.
+    ``proven_end`` is where the log ended as ``proven_by`` shows, at least ``end``.
     """
 
     name: str
@@ -41,6 +44,7 @@ class CommitLogReplica:
     epochs: tuple[Epoch, ...]
     checkpoint: StoreCheckpoint
     abort: bool
+    is_closed: bool
     proven_end: int
     proven_by: str
 
@@ -112,9 +116,18 @@ def _replica(name: str, store: StoreView) -> CommitLogReplica:
         epochs=epochs,
         checkpoint=checkpoint,
         abort=root is not None and (root / "abort").exists(),
+        is_closed=not store.ledger_segments and not epochs and bool(segments) and _is_closed(segments[-1], end),
         proven_end=end,
         proven_by="",
     )
+
+
+def _is_closed(segment: Segment, end: int) -> bool:
+    """Whether a log ends with the blank of its last file: a broker writes it when it goes to the next file."""
+    if not segment.base <= end <= segment.end - MIN_BLANK_SIZE:
+        return False
+    data = read_at(segment.path, end - segment.base, MIN_BLANK_SIZE)
+    return data == (segment.end - end).to_bytes(4, "big") + MESSAGE_MAGIC_BLANK.to_bytes(4, "big", signed=True)
 
 
 def _is_short(segment: Segment) -> bool:
