@@ -29,7 +29,8 @@ std::optional<KnownFrame> known_at(const SegmentView& view, int64_t pos) {
 
 std::optional<KnownFrame> known_after(const SegmentView& view, int64_t pos) {
   const KnownEntries& known = view.known();
-  for (int64_t number = count_up_to(known, pos); number < known.count; number++) {
+  const int64_t stop = count_up_to(known, view.file_end() - 1);
+  for (int64_t number = count_up_to(known, pos); number < stop; number++) {
     if (const auto found = frame_of(view, known, number)) return found;
   }
   return std::nullopt;

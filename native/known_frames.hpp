@@ -18,7 +18,7 @@ struct KnownFrame {
 // The known entry with the byte at pos. Only for segments with a witness.
 std::optional<KnownFrame> known_at(const SegmentView& view, int64_t pos);
 
-// The first known entry that begins after pos.
+// The first known entry that begins after pos, in the bytes that the file has.
 std::optional<KnownFrame> known_after(const SegmentView& view, int64_t pos);
 
 // Whether the entry of `size` bytes at pos, which does not follow the one at `last`, is of the log: known, or not

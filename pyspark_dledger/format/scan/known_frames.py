@@ -30,9 +30,10 @@ class KnownFrames:
         return self._get(number) if number >= 0 and pos < known.end[number] else None
 
     def after(self, pos: int) -> KnownFrame | None:
-        """The first known entry that begins after ``pos``."""
+        """The first known entry that begins after ``pos``, in the bytes that the file has."""
         known = self._frames.data.known_entries
-        for number in range(int(np.searchsorted(known.pos, pos, "right")), len(known.pos)):
+        stop = int(np.searchsorted(known.pos, self._frames.data.end))
+        for number in range(int(np.searchsorted(known.pos, pos, "right")), stop):
             if found := self._get(number):
                 return found
         return None
