@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from pyspark_dledger.cli.stores.restorable import restorable
+from pyspark_dledger.cli.stores.verdict_text import is_restorable, lost_text
 from pyspark_dledger.log import open_log
 from pyspark_dledger.log.diff.comparison import Comparison, compare
 from pyspark_dledger.log.diff.ranges import Ranges
@@ -117,3 +119,22 @@ def test_a_group_that_was_damaged_while_it_was_diverged(
     assert found.verdict.lost_entries.entries == 0
     for order in permutations(members):
         assert verdict_of(comparison(list(order), engine)) == verdict_of(found)
+
+
+def test_entries_whose_headers_alone_are_damaged_are_restorable(tmp_path: Path, engine: str) -> None:
+    members = write_group(tmp_path, random.Random(1), as_messages=True)
+    for member in members:
+        file, offset, _ = member.entries[7]
+        member.write(file, offset + 12, b"\x55\x55")
+        file, offset, _ = member.entries[9]
+        member.write(file, offset + 48 + 100, b"\x00\xff\x00")
+    logs = [open_log(member.path, engine=engine) for member in members]
+    verdict = comparison(members, engine).verdict
+    assert (verdict.lost, verdict.lost_entries.ranges) == ("some", ((7, 7), (9, 9)))
+    headers = restorable(logs, verdict)
+    assert headers.ranges == ((7, 7),)
+    text = lost_text(verdict, headers)
+    assert text == (
+        "2 entries, damaged on every replica: 7, 9; only headers are damaged of 7: dledger salvage restores them"
+    )
+    assert not is_restorable(verdict, headers)

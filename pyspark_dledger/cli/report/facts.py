@@ -16,12 +16,14 @@ from pyspark_dledger.cli.stores.commit_log_text import commit_log_sentences
 from pyspark_dledger.cli.stores.comparison_text import cut_logs, sentences
 from pyspark_dledger.cli.stores.lost_queues import lost_queues
 from pyspark_dledger.cli.stores.queue_fillers import count_fillers
+from pyspark_dledger.cli.stores.restorable import restorable
 from pyspark_dledger.cli.stores.statistics import Statistics, scan_counted
 from pyspark_dledger.cli.stores.table_printer import table_batches
 from pyspark_dledger.errors import DLedgerError
 from pyspark_dledger.format.json_text import rows_of
 from pyspark_dledger.log.diff.commit_log.comparison import compare_commit_logs
 from pyspark_dledger.log.diff.comparison import Comparison, compare
+from pyspark_dledger.log.diff.ranges import Ranges
 from pyspark_dledger.log.recovery.recovery_preview import LINES, RecoveryPreview, preview
 from pyspark_dledger.log.verify.findings import CODES
 from pyspark_dledger.rocketmq.recovery.broker_recovery import preview_broker
@@ -94,6 +96,8 @@ class Facts:
     commit_logs_level: str = "good"
     lost_queues: list[Row] = field(default_factory=list)
     """Ranges of queue offsets that the group has lost for good."""
+    restorable: Ranges = field(default_factory=Ranges)
+    """The entries that are damaged on every replica, but only their headers."""
     others: list[Facts] = field(default_factory=list)
     """The facts of the replicas, without a comparison."""
 
@@ -162,6 +166,8 @@ def gather(log: Log, compared: Log | None, progress: ProgressBar) -> Facts:
         found.comparison = compare(compared)
         found.comparison_sentences = list(_comparison_sentences(compared, found.comparison))
         _compare_commit_logs(found, compared)
+        logs = [compared, *compared.replicas]
+        found.restorable = restorable(logs, found.comparison.verdict)
         found.lost_queues = lost_queues([compared, *compared.replicas], found.comparison.verdict)
         found.others = [_gather_one(replica, progress) for replica in compared.replicas]
     return found

@@ -8,7 +8,7 @@ from pyspark_dledger.cli.report.facts import Facts
 from pyspark_dledger.cli.report.number_words import count_text, number_text
 from pyspark_dledger.cli.report.verdict import BAD, GOOD, NEUTRAL, TROUBLE, WARN, Verdict, verdicts
 from pyspark_dledger.cli.stores.lost_queues import queues_text
-from pyspark_dledger.cli.stores.verdict_text import lost_text, member_text, next_text
+from pyspark_dledger.cli.stores.verdict_text import is_restorable, lost_text, member_text, next_text
 from pyspark_dledger.format.json_text import printable
 from pyspark_dledger.log.diff.comparison import Comparison
 from pyspark_dledger.log.diff.diff_table import CONTRADICTS, DAMAGED, DIVERGED, OTHER_BYTES
@@ -47,13 +47,14 @@ def member_section(number: int) -> str:
 
 
 def _lost(facts: Facts, found: Comparison) -> Iterator[Verdict]:
-    text = lost_text(found.verdict)
+    text = lost_text(found.verdict, facts.restorable)
     if facts.lost_queues:
         text += f": {queues_text(facts.lost_queues)}"
     has_damage = any(member.damaged.entries for member in found.verdict.members)
     if text == "nothing" and has_damage:
         text = "nothing: another member has each damaged entry intact"
-    yield Verdict(_LOST_LEVELS[found.verdict.lost], "Is anything lost for good?", _sentence(text), "replicas")
+    level = WARN if is_restorable(found.verdict, facts.restorable) else _LOST_LEVELS[found.verdict.lost]
+    yield Verdict(level, "Is anything lost for good?", _sentence(text), "replicas")
 
 
 def _commit_logs(facts: Facts) -> Iterator[Verdict]:

@@ -16,22 +16,33 @@ if TYPE_CHECKING:
 _MAX_RANGES = 5
 
 
-def verdict_lines(found: GroupVerdict, queues: str = "") -> Iterator[str]:
-    """The verdict: first what is lost for good, and of which `queues`; then each member, and the next command."""
-    yield f"lost for good: {lost_text(found)}"
-    if queues:
+def verdict_lines(found: GroupVerdict, headers: Ranges, queues: str = "") -> Iterator[str]:
+    """The verdict: first what is lost for good, and of which `queues`; then each member, and the next command.
+
+    Of the entries `headers` only the headers are damaged.
+    """
+    yield f"lost for good: {lost_text(found, headers)}"
+    if queues and not is_restorable(found, headers):
         yield f"  {queues}"
     for member in found.members:
         yield f"{member.node} {member_text(member)}"
     yield f"next: {next_text(found)}"
 
 
-def lost_text(found: GroupVerdict) -> str:
+def is_restorable(found: GroupVerdict, headers: Ranges) -> bool:
+    """Whether nothing is lost for good once a salvage has restored headers."""
+    entries = found.lost_entries.entries
+    return found.lost == "some" and entries == headers.entries and found.lost_end is None
+
+
+def lost_text(found: GroupVerdict, headers: Ranges) -> str:
     """What no replica has intact."""
-    parts = []
+    parts = ["nothing"] if is_restorable(found, headers) else []
     if found.lost_entries.entries:
         count = _count(found.lost_entries.entries)
         parts.append(f"{count}, damaged on every replica: {ranges_text(found.lost_entries)}")
+    if headers.entries:
+        parts.append(f"only headers are damaged of {ranges_text(headers)}: dledger salvage restores them")
     if found.lost_end is not None:
         parts.append(
             f"{range_text(*found.lost_end)}: committed, says the checkpoint of {found.lost_end_from}, but after the "

@@ -16,6 +16,7 @@ from pyspark_dledger.cli.stores.commit_log_text import print_commit_logs
 from pyspark_dledger.cli.stores.comparison_text import cut_logs, sentences
 from pyspark_dledger.cli.stores.lost_queues import lost_queues, queues_text
 from pyspark_dledger.cli.stores.open_stores import open_store, open_stores
+from pyspark_dledger.cli.stores.restorable import restorable
 from pyspark_dledger.cli.stores.table_printer import is_finding
 from pyspark_dledger.cli.stores.verdict_text import verdict_lines
 from pyspark_dledger.errors import OptionError
@@ -85,7 +86,8 @@ def _replicas(paths: list[str]) -> list[str]:
 
 
 def _print_comparison(out: Output, found: Comparison, log: Log) -> int:
-    for text in verdict_lines(found.verdict, queues_text(lost_queues([log, *log.replicas], found.verdict))):
+    logs, verdict = [log, *log.replicas], found.verdict
+    for text in verdict_lines(verdict, restorable(logs, verdict), queues_text(lost_queues(logs, verdict))):
         out.line(text)
     out.line("")
     print_table(out, [_replica_row(item) for item in found.standings])
