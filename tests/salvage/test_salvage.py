@@ -22,7 +22,7 @@ from pyspark_dledger.log.verify.verify_store import verify
 from pyspark_dledger.rocketmq.salvage import SalvageRequest, plan, salvage
 from tests.salvage.groups import GOLDENS, Group, damage, differences, generated_group, golden_group, lost_indexes
 from tests.support.dispatching import audit
-from tests.support.generate import rows_of
+from tests.support.generate import mq_message, rows_of, write_commitlog
 from tests.support.golden import fingerprint, unpack
 
 ENGINES = ("native", "python")
@@ -203,6 +203,24 @@ def test_commit_logs_without_dledger(tmp_path: Path, case: str) -> None:
         for file in (root / folder).rglob("*"):
             if file.is_file():
                 assert (tmp_path / "result" / file.relative_to(root)).read_bytes() == file.read_bytes(), file
+
+
+def test_diverged_commit_logs_are_not_mixed(tmp_path: Path) -> None:
+    def group(seed: int, common: int) -> list[Any]:
+        bodies = [b"%d" % number for number in range(common)] + [b"%d of %d" % (n, seed) for n in range(20)]
+        return [mq_message(body=body.ljust(300 + seed, b"x"), queue_offset=n) for n, body in enumerate(bodies)]
+
+    for seed in range(2):
+        messages = group(0, 10)[:10] + group(seed, 10)[10:]
+        write_commitlog(tmp_path / f"m{seed}", messages, file_size=4096)
+    members = [tmp_path / "m0", tmp_path / "m1"]
+    with pytest.raises(StoreError, match=r"the logs diverged\. Choose the one to restore"):
+        plan(SalvageRequest.of(members))
+    for number, member in enumerate(members):
+        target = tmp_path / f"result{number}"
+        salvage(SalvageRequest.of(members, log_of=str(member)), target)
+        for file in (member / "commitlog").iterdir():
+            assert (target / "commitlog" / file.name).read_bytes() == file.read_bytes()
 
 
 def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

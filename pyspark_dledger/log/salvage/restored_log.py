@@ -12,7 +12,7 @@ from pyspark_dledger.log.io.entry_reads import DLedgerIndex
 from pyspark_dledger.log.salvage.copies import Damage
 from pyspark_dledger.log.salvage.evidence import Evidence, Run
 from pyspark_dledger.log.salvage.lost_entries import Gap, LostEntry, entries_before, known_after, lost_entries
-from pyspark_dledger.log.salvage.matching import LastEntry, Tail, last_entries, matching, tails
+from pyspark_dledger.log.salvage.matching import LastEntry, Tail, common_end, last_entries, matching, tails
 from pyspark_dledger.log.salvage.pieces import Decide, Piece, Undecided, chosen_pieces
 from pyspark_dledger.log.salvage.repairs import ReadSource, Repair, repaired
 
@@ -115,8 +115,14 @@ def restore(
         raise StoreError(
             f"expected intact entries in {', '.join(witnesses.names)}, found none: there is nothing to salvage"
         )
-    leader, limits = _leader(runs, lasts, witnesses, log_of)
-    _check_same_group(runs, lasts, limits, witnesses)
+    if source == DLEDGER:
+        leader, limits = _leader(runs, lasts, witnesses, log_of)
+        _check_same_group(runs, lasts, limits, witnesses)
+    else:
+        leader, limits = max(lasts, key=lambda number: (lasts[number].end, -number)), dict.fromkeys(lasts, -1)
+        if log_of is not None:
+            leader = log_of
+        runs = _without_diverged(runs, leader, witnesses, log_of is not None)
     pieces, undecided, contradicting = chosen_pieces(runs, limits, decide)
     if not pieces:
         raise StoreError(f"expected entries that can be decided, found {len(undecided)} that cannot: the copies differ")
@@ -176,6 +182,32 @@ def _leader(
         f"no log of {names} has all entries that the others have committed: choose one (--log-of), and export the "
         "others"
     )
+
+
+def _without_diverged(runs: list[Run], leader: int, witnesses: Witnesses, is_chosen: bool) -> list[Run]:
+    """The runs without what other sources have after their log of messages diverged from the leader's.
+
+    Raises StoreError for diverged logs unless the leader was chosen.
+    """
+    for other, name in enumerate(witnesses.names):
+        end = common_end(runs, leader, other) if other != leader else None
+        if end is None:
+            continue
+        if not is_chosen:
+            raise StoreError(
+                f"{name}: from position {end} on the log differs from that of {witnesses.names[leader]}: the logs "
+                "diverged. Choose the one to restore (--log-of); dledger diff shows both"
+            )
+        runs = [kept for run in runs if (kept := _without(run, other, end)) is not None]
+    return runs
+
+
+def _without(run: Run, source: int, end: int) -> Run | None:
+    """The run without a source if it begins at `end` or later; None if no other source has it."""
+    if run.start < end or source not in run.sources:
+        return run
+    variants = tuple(group for each in run.variants if (group := tuple(number for number in each if number != source)))
+    return run._replace(variants=variants, majority=-1) if variants else None
 
 
 def _check_same_group(
