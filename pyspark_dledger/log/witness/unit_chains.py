@@ -157,9 +157,12 @@ class _Chains:
         units = self._units
         term = int(units.term[confirmed.start])
         if last is not None and term < units.term[last.stop - 1]:
-            # If units between the two are damaged, the log ends somewhere before the stale entries.
-            is_next = units.index[part.start] == units.index[last.stop - 1] + 1
-            self._log_end = int(self._end[last.stop - 1] if is_next else units.pos[confirmed.start])
+            end = int(self._end[last.stop - 1])
+            if units.index[part.start] == units.index[last.stop - 1] + 1:
+                self._log_end = end
+            elif self._is_whole[confirmed.start] and units.pos[confirmed.start] >= end:
+                # Units between the two are damaged or missing: the log ends somewhere before the stale entries.
+                self._log_end = int(units.pos[confirmed.start])
             return True
         if term < min_term:
             return True
