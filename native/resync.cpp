@@ -35,8 +35,8 @@ bool is_only_one_lost(const SegmentView& view, int64_t gap, int64_t pos, const E
 // there is none, a size that leads past the written bytes is wrong.
 bool ends_at(const SegmentView& view, int64_t pos, const int64_t sizes[2], int count) {
   int64_t size = 0;
-  const bool is_sure = count == 2 && (std::min(sizes[0], sizes[1]) < kEntryHeaderSize ||
-                                      std::max(sizes[0], sizes[1]) > kMaxEntrySize);
+  const bool is_sure =
+      count == 2 && (std::min(sizes[0], sizes[1]) < kEntryHeaderSize || std::max(sizes[0], sizes[1]) > kMaxEntrySize);
   const bool is_written = *view.at(pos - 1) != 0 || view.blank_at(pos, size) != Blank::None;
   return is_sure || is_written;
 }

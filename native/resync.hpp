@@ -45,7 +45,7 @@ struct Expectation {
 class WalkHistory {
  public:
   void add(int64_t pos) { recent_[entries_++ % kRing] = pos; }
-  void remove_last() { entries_--; }  // not twice in a row
+  void remove_last() { entries_--; }                                                    // not twice in a row
   int64_t last() const { return entries_ > 0 ? recent_[(entries_ - 1) % kRing] : -1; }  // since the last gap
   bool is_full() const { return entries_ >= kRecentEntries; }
   void begin_after(const std::optional<LogPosition>& before);
