@@ -16,6 +16,7 @@ from pyspark_dledger.log.io.files import map_reads
 from pyspark_dledger.log.io.state_files import read_checkpoint
 from pyspark_dledger.log.io.store_engine import engine_over
 from pyspark_dledger.log.io.store_paths import find_store, not_files
+from pyspark_dledger.log.io.unfinished import check_finished
 from pyspark_dledger.log.log_ends import NO_ENTRY, KnownEnds, LogEnds
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.store_segments import StoreSegments, list_store
@@ -42,9 +43,11 @@ class StoreView:
         self.path = path = store_path(path)
         self.options = options
         self.engine = engine_over((path, *(options.data_dirs or ())), options.engine)
-        self._seen = seen = seen if seen is not None else Seen()
         try:
             self.paths = find_store(path, options.self_id, options.data_dirs)
+            if seen is None:
+                check_finished(path)
+            self._seen = seen = seen if seen is not None else Seen()
             index = self.paths.node_dir / "index" if self.paths.node_dir is not None else None
             self.index_files = DLedgerIndex(index, seen.index_files)
             check_pos = self.dialect != "0.4"

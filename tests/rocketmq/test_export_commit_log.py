@@ -430,6 +430,8 @@ def test_an_interrupted_export_continues_to_the_same_bytes(
         with pytest.raises(KeyboardInterrupt):
             export(source, tmp_path / "target", "commitlog")
         monkeypatch.undo()
+        with pytest.raises(StoreError, match=r"found an unfinished export in .*: run the same dledger export again"):
+            dl.open_log(str(tmp_path / "target"))
     report = export(source, tmp_path / "target", "commitlog")
     assert report.resumed == report.parts
     for name in ("commitlog", "consumequeue"):

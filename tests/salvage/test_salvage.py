@@ -162,6 +162,9 @@ def test_an_interrupted_salvage_is_continued(tmp_path: Path) -> None:
     request = SalvageRequest.of(group.members)
     with pytest.raises(KeyboardInterrupt):
         salvage(request, tmp_path / "result", run=some)
+    for path in ("", "dledger-n0", "dledger-n0/data"):
+        with pytest.raises(StoreError, match=r"found an unfinished salvage in .*: run the same dledger salvage again"):
+            open_log(tmp_path / "result" / path)
     with pytest.raises(StoreError, match="the interrupted salvage has undecided 'refuse', this one 'majority'"):
         salvage(SalvageRequest.of(group.members, undecided="majority"), tmp_path / "result")
     report = salvage(request, tmp_path / "result")

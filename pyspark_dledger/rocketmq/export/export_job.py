@@ -23,13 +23,14 @@ from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.common.java_text import is_utf8
 from pyspark_dledger.common.uris import is_remote, local_target, store_path
 from pyspark_dledger.errors import OptionError, StoreError
+from pyspark_dledger.log.io.unfinished import MANIFEST, RUNNING
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.rocketmq.export import forms, target_folder
 from pyspark_dledger.rocketmq.export.forms import ExportReport, ExportSettings, FinishReport, Form, PartReport, Progress
 from pyspark_dledger.rocketmq.export.log_range import LogRange, current_last_row, range_from_json, range_of
 from pyspark_dledger.rocketmq.export.lost_count import count_lost
-from pyspark_dledger.rocketmq.export.target_folder import FINISHED, MANIFEST, RUNNING, STATE_FOLDER, USE_NEW_FOLDER
+from pyspark_dledger.rocketmq.export.target_folder import FINISHED, STATE_FOLDER, USE_NEW_FOLDER
 from pyspark_dledger.rocketmq.work_parts import MapParts, map_here
 
 _VERSION = 2

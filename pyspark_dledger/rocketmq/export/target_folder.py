@@ -23,13 +23,13 @@ from pyspark_dledger.common.durable import make_dir, sync_dir, write_all, write_
 from pyspark_dledger.errors import DiskFullError, StoreError, StoreInUseError
 from pyspark_dledger.format.checksum import crc32
 from pyspark_dledger.log.io.files import is_remote_path, path_of
+from pyspark_dledger.log.io.unfinished import MANIFEST, RUNNING, written_here
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.rocketmq.export.forms import FileReport, FinishReport, PartReport
 
-MANIFEST = "_export.json"
 STATE_FOLDER = "_export"
-RUNNING, FINISHED = "running", "finished"
-"""The ``state`` of a manifest."""
+FINISHED = "finished"
+"""The ``state`` of a manifest that is not `RUNNING`."""
 
 _PART = "part-{:05d}"
 _TEMPORARY = "tmp"
@@ -103,7 +103,8 @@ def locked_folder(target: Path) -> Iterator[None]:
                 f"{target}: another export is writing to this folder: wait for its end, or name another folder"
             ) from None
         try:
-            yield
+            with written_here(target):
+                yield
         finally:
             if is_new:
                 with suppress(OSError):

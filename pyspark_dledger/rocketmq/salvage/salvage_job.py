@@ -23,6 +23,7 @@ from pyspark_dledger.common.uris import local_target
 from pyspark_dledger.errors import OptionError, StoreError
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER
 from pyspark_dledger.log.io.entry_reads import segment_at
+from pyspark_dledger.log.io.unfinished import MANIFEST, RUNNING
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.salvage.lost_entries import LostEntry
 from pyspark_dledger.log.salvage.plan import (
@@ -40,7 +41,7 @@ from pyspark_dledger.log.verify.verify_store import verify
 from pyspark_dledger.rocketmq.export import target_folder
 from pyspark_dledger.rocketmq.export.export_job import absolute_path
 from pyspark_dledger.rocketmq.export.forms import PartReport, Progress
-from pyspark_dledger.rocketmq.export.target_folder import FINISHED, MANIFEST, RUNNING, STATE_FOLDER
+from pyspark_dledger.rocketmq.export.target_folder import FINISHED, STATE_FOLDER
 from pyspark_dledger.rocketmq.salvage import broker_files, node_files
 from pyspark_dledger.rocketmq.salvage.known_messages import confirmed_by_units, lost_rows
 from pyspark_dledger.rocketmq.salvage.segment_file import FilePart, segment_name, write_file

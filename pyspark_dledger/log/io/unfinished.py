@@ -1,0 +1,58 @@
+"""Rejects the target of an unfinished salvage or export: it looks like a store, but files of it are missing."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+
+from pyspark_dledger.errors import StoreError
+from pyspark_dledger.log.io.files import is_remote_path, path_of
+
+MANIFEST = "_export.json"
+"""The file in a target that says what is written there, and whether it is finished."""
+RUNNING = "running"
+
+_COMMANDS = {"salvage": "salvage", "commitlog": "export"}
+"""The commands that write a store, by the ``form`` in their manifest."""
+# A segment file is in TARGET/dledger-<id>/data.
+_MAX_DEPTH = 4
+_being_written: set[Path] = set()
+
+
+@contextmanager
+def written_here(target: Path) -> Iterator[None]:
+    """Let this process read a store that it writes to `target`."""
+    real = Path(os.path.realpath(target))
+    _being_written.add(real)
+    try:
+        yield
+    finally:
+        _being_written.discard(real)
+
+
+def check_finished(path: str) -> None:
+    """Raises StoreError if `path` is in the target of an unfinished salvage or export. Not for remote paths."""
+    given = path_of(path)
+    if is_remote_path(given):
+        return
+    real = Path(os.path.realpath(given))
+    for folder in islice((real, *real.parents), _MAX_DEPTH):
+        command = _unfinished(folder / MANIFEST) if folder not in _being_written else None
+        if command is not None:
+            raise StoreError(
+                f"{path}: expected a store, found an unfinished {command} in {folder}: run the same dledger {command} "
+                "again to finish it"
+            )
+
+
+def _unfinished(manifest: Path) -> str | None:
+    """The command whose manifest says that it is running, or was interrupted."""
+    try:
+        found = json.loads(manifest.read_text(encoding="utf-8"))
+        return _COMMANDS.get(found["form"]) if found["state"] == RUNNING else None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
