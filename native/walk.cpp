@@ -100,12 +100,6 @@ const uint8_t* skip_zeros(const uint8_t* from, const uint8_t* to) {
   return from;
 }
 
-bool follows(const SegmentView& view, int64_t last, int64_t next) {
-  if (!view.is_dledger()) return true;
-  const EntryHeader a{view.at(last)}, b{view.at(next)};
-  return b.index() - 1 == a.index() && b.term() >= a.term();
-}
-
 SegmentView::SegmentView(const SegmentId& id, const uint8_t* data, int64_t readable, MappedFile* file)
     : id_(id), data_(data), file_end_(id.base + std::min(id.size, readable)), file_(file) {}
 

@@ -123,7 +123,11 @@ class SegmentView {
 };
 
 // Whether the entry at `next` continues the one at `last`.
-bool follows(const SegmentView& view, int64_t last, int64_t next);
+inline bool follows(const SegmentView& view, int64_t last, int64_t next) {
+  if (!view.is_dledger()) return true;
+  const EntryHeader a{view.at(last)}, b{view.at(next)};
+  return b.index() - 1 == a.index() && b.term() >= a.term();
+}
 
 // The first byte in [from, to) that is not zero, or `to`.
 const uint8_t* skip_zeros(const uint8_t* from, const uint8_t* to);
