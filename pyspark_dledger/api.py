@@ -83,9 +83,9 @@ def salvage(
     tasks compare and copy; every executor needs the folders at the same path. The same call continues a salvage that
     was interrupted.
 
-    `options` are node (the id of the new node), undecided (``refuse``, ``majority`` or ``filler``), log_of and engine
-    (docs/salvage.md). Raises OptionError for wrong options; StoreError for sources of different logs, for copies that
-    differ where nothing decides, and where the disk fails.
+    `options` are node (the id of the new node), undecided (``refuse``, ``majority`` or ``filler``), take (the source to
+    take by index), log_of and engine (docs/salvage.md). Raises OptionError for wrong options; StoreError for sources of
+    different logs, for copies that differ where nothing decides, and where the disk fails.
     """
     from pyspark_dledger.rocketmq.salvage import SalvageRequest, plan
     from pyspark_dledger.rocketmq.salvage import salvage as salvage_stores

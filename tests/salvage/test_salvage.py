@@ -101,13 +101,46 @@ def test_copies_that_differ_without_a_checksum_are_refused(tmp_path: Path) -> No
     group = golden_group(tmp_path, "raw-three")
     extent = group.extents[7]
     change(group.members[0], extent.pos + 60, b"?")
-    with pytest.raises(StoreError, match=r"1 entries have copies that differ.*index 7 at .*: n0 and n1\+n2"):
+    with pytest.raises(StoreError, match=r"1 entry has copies that differ.*index 7 at .*: n0 and n1\+n2"):
         salvage(SalvageRequest.of(group.members), tmp_path / "result")
     assert not (tmp_path / "result").exists()
     filled = salvage(SalvageRequest.of(group.members, undecided="filler"), tmp_path / "filled")
     assert (filled.lost, lost_indexes(tmp_path / "filled")) == (1, [7])
     chosen = salvage(SalvageRequest.of(group.members, undecided="majority"), tmp_path / "chosen")
-    assert (chosen.lost, list(differences(group, tmp_path / "chosen"))) == (0, [])
+    assert (chosen.lost, chosen.decided, list(differences(group, tmp_path / "chosen"))) == (0, 1, [])
+    (row,) = map(json.loads, (tmp_path / "chosen/decided.jsonl").read_text().splitlines())
+    assert (row["index"], row["why"], row["sources"], row["others"]) == (7, "majority", ["n1", "n2"], [["n0"]])
+    wrong = salvage(SalvageRequest.of(group.members, take={7: "n0"}), tmp_path / "taken")
+    assert wrong.decided == 1
+    assert next(differences(group, tmp_path / "taken")).startswith("entry 7 at")
+    with pytest.raises(OptionError, match=r"take: expected an undecided entry, .* found 8"):
+        plan(SalvageRequest.of(group.members, take={7: "n0", 8: "n0"}))
+
+
+def test_a_plan_shows_the_choice_for_undecided_entries(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    group = golden_group(tmp_path, "raw-three")
+    change(group.members[0], group.extents[7].pos + 60, b"?")
+    paths = [str(member) for member in group.members]
+    for choice, code, expected in (
+        (["--undecided", "refuse"], 1, ("undecided", None, ["n0", "n1", "n2"])),
+        (["--undecided", "filler"], 1, ("filler", None, ["n0", "n1", "n2"])),
+        (["--undecided", "majority"], 0, ("copy", "n1", ["n1", "n2"])),
+        (["--take", "7=n2"], 0, ("copy", "n1", ["n1", "n2"])),
+    ):
+        assert main(["salvage", *paths, "--plan", "--json", *choice]) == code
+        rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        assert [(row["action"], row["donor"], row["sources"]) for row in rows if row["firstIndex"] == 7] == [expected]
+    assert main(["salvage", *paths, "--to", str(tmp_path / "result")]) == 1
+    assert "1 entry has copies that differ" in capsys.readouterr().err
+    assert main(["salvage", *paths, "--to", str(tmp_path / "result"), "--take", "7=n1"]) == 0
+    assert "decided by --undecided majority or --take: 1, listed in " in capsys.readouterr().out
+
+
+def test_plan_rows_are_split_where_the_sources_change(tmp_path: Path) -> None:
+    group = golden_group(tmp_path, "raw-three")
+    lose(group, 1, [5])
+    rows = [(row.first_index, row.last_index, row.sources) for row in plan_rows(plan(SalvageRequest.of(group.members)))]
+    assert rows == [(0, 4, ("n0", "n1", "n2")), (5, 5, ("n0", "n2")), (6, 899, ("n0", "n1", "n2"))]
 
 
 def test_queue_units_decide_between_copies(tmp_path: Path) -> None:

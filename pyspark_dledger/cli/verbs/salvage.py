@@ -45,6 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     text += "have, else a filler) or filler"
     parser.add_argument("--undecided", choices=_UNDECIDED, default="refuse", metavar="WHAT", help=text)
+    text = "for an undecided entry, take the copy of this source; repeatable"
+    parser.add_argument("--take", action="append", default=[], metavar="INDEX=ID", help=text)
     text = "restore the log of this source; default: the one with the last entry that has all committed entries"
     parser.add_argument("--log-of", dest="log_of", metavar="ID", help=text)
     text = "do the work in Spark tasks, at a master such as local[4] or spark://HOST:7077"
@@ -62,6 +64,7 @@ def run(args: argparse.Namespace, out: Output) -> int:
     read = parse_options(read_options(args))
     check_use(read, SALVAGE)
     options = {name: getattr(args, name) for name in ("node", "undecided", "log_of")}
+    options["take"] = dict(map(_index_and_id, args.take))
     request = SalvageRequest.of(args.path, engine=read.engine, **options)
     with ExitStack() as opened:
         map_parts = _runner(args.spark, opened)
@@ -89,6 +92,13 @@ def _plan(args: argparse.Namespace, request: SalvageRequest, map_parts: MapParts
     return CLEAN if found.is_lossless else FINDINGS
 
 
+def _index_and_id(text: str) -> tuple[int, str]:
+    index, _, name = text.partition("=")
+    if not index.isdecimal() or not name:
+        raise OptionError(f"--take: expected INDEX=ID such as 17=n1, found {text}")
+    return int(index), name
+
+
 def _problems(row: dict[str, object]) -> str:
     problems = row["problems"]
     assert isinstance(problems, dict)
@@ -96,10 +106,13 @@ def _problems(row: dict[str, object]) -> str:
 
 
 def _salvage(args: argparse.Namespace, request: SalvageRequest, map_parts: MapParts, out: Output) -> int:
-    from pyspark_dledger.rocketmq.salvage import salvage
+    from pyspark_dledger.rocketmq.salvage import UndecidedError, salvage
 
     try:
         report = salvage(request, args.to, run=map_parts, progress=out.progress)
+    except UndecidedError as error:
+        note(str(error))
+        return FINDINGS
     except KeyboardInterrupt:
         note(f"interrupted: the same command continues the salvage in {args.to}")
         raise
@@ -121,6 +134,9 @@ def _print(report: SalvageReport, out: Output) -> None:
     )
     if report.lost:
         out.line(f"fillers: {report.lost}, listed in {printable(report.target)}/lost.jsonl")
+    if report.decided:
+        text = "by --undecided majority or --take"
+        out.line(f"decided {text}: {report.decided}, listed in {printable(report.target)}/decided.jsonl")
     out.line("read back and verified" if not report.findings else f"verify finds {len(report.findings)}:")
     for text in report.findings[:_MAX_SHOWN]:
         out.line(f"  {printable(text)}")

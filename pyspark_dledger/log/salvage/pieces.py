@@ -8,21 +8,30 @@ from typing import NamedTuple
 from pyspark_dledger.log.salvage.evidence import Run
 from pyspark_dledger.log.salvage.matching import without_overlaps
 
-ONE, SAME, QUEUE_UNIT, MAJORITY, WRITTEN_SO = "onlyCopy", "sameBytes", "queueUnit", "majority", "writtenSo"
+ONE, SAME, QUEUE_UNIT, MAJORITY, TAKEN = "onlyCopy", "sameBytes", "queueUnit", "majority", "taken"
+WRITTEN_SO = "writtenSo"
 """Why a copy was chosen:
 
 - no other source has it intact;
 - all sources that have it intact have the same bytes;
 - it alone is the message that units of ConsumeQueues and of the index of keys know;
 - at each byte, most sources have its value;
+- the request takes it;
 - its checksums fail, but several sources have the same bytes.
 """
+
+
+CHOSEN = (MAJORITY, TAKEN)
+"""The reasons that prove nothing: the user chose them."""
+
+# A plan with more rows joins ranges with different sources.
+_MAX_ROWS = 1000
 
 
 class Piece(NamedTuple):
     """Adjacent entries ``[start, end)`` that are copied from the source ``donor``.
 
-    ``sources`` have the same bytes. Indexes and term are -1 for old messages.
+    ``sources`` have the same bytes, ``others`` have other ones. Indexes and term are -1 for old messages.
     """
 
     start: int
@@ -34,6 +43,7 @@ class Piece(NamedTuple):
     donor: int
     sources: tuple[int, ...]
     why: str
+    others: tuple[tuple[int, ...], ...] = ()
 
 
 class Undecided(NamedTuple):
@@ -65,7 +75,8 @@ def chosen_pieces(
         found = _donors(run, decide)
         if found is not None:
             donors, why = found
-            pieces.append(Piece(*run[:6], donors[0], donors, why))
+            others = tuple(group for group in run.variants if donors[0] not in group)
+            pieces.append(Piece(*run[:6], donors[0], donors, why, others if why in CHOSEN else ()))
         elif not run.is_suspect:
             size = run.end - run.start
             undecided.append(Undecided(run.start, size, run.first_index, run.term, run.variants))
@@ -95,11 +106,19 @@ def _donors(run: Run, decide: Decide) -> tuple[tuple[int, ...], str] | None:
     return run.variants[0], SAME if len(run.variants[0]) > 1 else ONE
 
 
-def ranges_of(pieces: Sequence[Piece]) -> Iterator[Piece]:
-    """The pieces, joined where they have the same donor for the same reason; the term is that of the first."""
+def ranges_of(pieces: Sequence[Piece]) -> list[Piece]:
+    """The pieces, joined where they have the same sources for the same reason; the term is that of the first.
+
+    If these are very many, only the donor counts, and ``sources`` have all of a range.
+    """
+    ranges = list(_joined(pieces, lambda piece: (piece.donor, piece.why, piece.sources)))
+    return ranges if len(ranges) <= _MAX_ROWS else list(_joined(pieces, lambda piece: (piece.donor, piece.why)))
+
+
+def _joined(pieces: Sequence[Piece], kind: Callable[[Piece], object]) -> Iterator[Piece]:
     joined: Piece | None = None
     for piece in pieces:
-        is_joined = joined is not None and (joined.donor, joined.why) == (piece.donor, piece.why)
+        is_joined = joined is not None and kind(joined) == kind(piece)
         if joined is not None and is_joined and piece.first_index in (-1, joined.last_index + 1):
             sources = tuple(sorted({*joined.sources} & {*piece.sources}))
             joined = joined._replace(

@@ -19,7 +19,7 @@ from pyspark_dledger.log.io.state_files import read_current_term
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.salvage.copies import SegmentCopy
 from pyspark_dledger.log.salvage.evidence import MAX_SOURCES, Evidence, Run, SegmentPart, compare_copies
-from pyspark_dledger.log.salvage.pieces import MAJORITY, QUEUE_UNIT, Decide, Undecided
+from pyspark_dledger.log.salvage.pieces import MAJORITY, QUEUE_UNIT, TAKEN, Decide, Piece, Undecided
 from pyspark_dledger.log.salvage.restored_log import RestoredLog, Witnesses, restore
 from pyspark_dledger.log.store_view import StoreView
 
@@ -36,10 +36,14 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class SalvageOptions:
-    """How to choose: ``undecided`` is one of `UNDECIDED`; ``log_of`` names the source whose log is restored."""
+    """How to choose: ``undecided`` is one of `UNDECIDED`; ``log_of`` names the source whose log is restored.
+
+    ``take`` names the sources whose copies of undecided entries are right, by index.
+    """
 
     undecided: str = REFUSE
     log_of: str | None = None
+    take: tuple[tuple[int, str], ...] = ()
     engine: str = "auto"
 
 
@@ -61,6 +65,11 @@ class SalvagePlan:
     def is_lossless(self) -> bool:
         """Whether nothing that a source knows to be committed is lost."""
         return not any(log.lost or log.undecided or log.lost_after is not None for log in self.logs)
+
+    @property
+    def chosen(self) -> list[tuple[RestoredLog, Piece]]:
+        """The entries that only the request decides: by majority, or by its ``take``."""
+        return [(log, piece) for log in self.logs for piece in log.pieces if piece.others]
 
     def log(self, source: str) -> RestoredLog | None:
         """The log of a kind, ``dledger`` or ``commitlog``."""
@@ -99,6 +108,7 @@ def plan_salvage(
     """
     names = tuple(replica_names(stores))
     check_log_of(options.log_of, names)
+    take = _taken(options.take, names)
     logs = []
     committed = {
         number: bound
@@ -115,9 +125,10 @@ def plan_salvage(
             log_of = names.index(options.log_of) if options.log_of is not None else None
             contested = [run for each in evidence for run in each.runs if len(run.variants) > 1 and not run.is_suspect]
             confirmed = confirm(contested, source) if confirm is not None and contested else {}
-            logs.append(restore(evidence, size, witnesses, _decider(options.undecided, confirmed), log_of))
+            logs.append(restore(evidence, size, witnesses, _decider(options.undecided, confirmed, take), log_of))
     if not logs:
         raise StoreError(f"expected segments in {', '.join(store.path for store in stores)}, found none")
+    _check_taken(take, logs)
     refused = tuple(each for log in logs for each in log.undecided) if options.undecided == REFUSE else ()
     notes = tuple(_notes(parts))
     return SalvagePlan(names, tuple(store.path for store in stores), tuple(logs), committed, notes, refused)
@@ -243,8 +254,28 @@ def _has_blank(segments: Iterable[list[Segment]], file_size: int, pos: int) -> b
     return False
 
 
-def _decider(undecided: str, confirmed: dict[int, tuple[int, ...]]) -> Decide:
+def _taken(take: Iterable[tuple[int, str]], names: Sequence[str]) -> dict[int, int]:
+    """The number of the source to take by index. Raises OptionError for an unknown source."""
+    for _, name in take:
+        if name not in names:
+            raise OptionError(f"take: expected one of {', '.join(names)}, found {name}")
+    return {index: names.index(name) for index, name in take}
+
+
+def _check_taken(take: dict[int, int], logs: Iterable[RestoredLog]) -> None:
+    """Raises OptionError for an index of `take` that is not undecided."""
+    found = {piece.first_index for log in logs for piece in log.pieces if piece.why == TAKEN}
+    if unknown := sorted(take.keys() - found):
+        raise OptionError(
+            f"take: expected an undecided entry, and a source with a copy of it, found {unknown[0]}: see --plan"
+        )
+
+
+def _decider(undecided: str, confirmed: dict[int, tuple[int, ...]], take: dict[int, int]) -> Decide:
     def decide(run: Run) -> tuple[tuple[int, ...], str] | None:
+        for group in run.variants:
+            if take.get(run.first_index) in group:
+                return group, TAKEN
         found = tuple(source for source in confirmed.get(run.start, ()) if source in run.sources)
         if found:
             return found, QUEUE_UNIT

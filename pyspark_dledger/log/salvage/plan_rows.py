@@ -117,7 +117,7 @@ def _filler_row(log: RestoredLog, lost: list[LostEntry], damages: _Damages) -> P
 def _undecided(plan: SalvagePlan, log: RestoredLog, damages: _Damages) -> Iterator[PlanRow]:
     for each in log.undecided:
         yield PlanRow(
-            UNDECIDED,
+            UNDECIDED if plan.refused else FILLER,
             log.source,
             _index(each.index),
             _index(each.index),
@@ -183,14 +183,20 @@ def headline(plan: SalvagePlan) -> str:
     if lost:
         size = sum(each.size for each in lost)
         indexes = _listed([(each.index, each.index) for each in lost if each.index >= 0])
-        what = f"{len(lost)} entries (index {indexes})" if indexes else f"{len(lost)} extents of messages"
+        what = f"{entries_text(len(lost))} (index {indexes})" if indexes else f"{len(lost)} extents of messages"
         parts.append(f"{what}, {size} bytes: no source has them intact")
     if after:
         end = max(log.last_index for log in plan.logs)
         parts.append(f"the entries {end + 1} to {after[0]}: committed, and in no source")
     if undecided:
-        parts.append(f"{undecided} entries whose copies differ: no checksum says which is right")
+        becomes = "no checksum says which is right" if plan.refused else "replaced by fillers"
+        parts.append(f"{entries_text(undecided)} whose copies differ: {becomes}")
     return f"lost for good: {'; '.join(parts)}" if parts else "lost for good: nothing"
+
+
+def entries_text(count: int) -> str:
+    """A number of entries."""
+    return f"{count} entr{'y' if count == 1 else 'ies'}"
 
 
 def _listed(ranges: Iterable[tuple[int, int]], most: int = 8) -> str:

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from pyspark_dledger.rocketmq.salvage.salvage_job import SalvageReport, SalvageRequest, plan, salvage
+from pyspark_dledger.rocketmq.salvage.salvage_job import SalvageReport, SalvageRequest, UndecidedError, plan, salvage
 
-__all__ = ["SalvageReport", "SalvageRequest", "plan", "salvage"]
+__all__ = ["SalvageReport", "SalvageRequest", "UndecidedError", "plan", "salvage"]

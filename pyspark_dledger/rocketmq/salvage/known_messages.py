@@ -57,6 +57,21 @@ def lost_rows(plan: SalvagePlan, roots: Sequence[Path]) -> Iterator[dict[str, An
         }
 
 
+def chosen_rows(plan: SalvagePlan) -> Iterator[dict[str, Any]]:
+    """A row for each entry that the request decided, with the sources of each copy."""
+    for log, piece in plan.chosen:
+        yield {
+            "source": log.source,
+            "index": piece.first_index if piece.first_index >= 0 else None,
+            "term": piece.term if piece.first_index >= 0 else None,
+            "pos": piece.start,
+            "size": piece.end - piece.start,
+            "why": piece.why,
+            "sources": [plan.names[number] for number in piece.sources],
+            "others": [[plan.names[number] for number in group] for group in piece.others],
+        }
+
+
 def _message_row(known: KnownMessage) -> dict[str, Any]:
     return {
         "commitLogOffset": known.offset,

@@ -34,7 +34,7 @@ from pyspark_dledger.log.salvage.plan import (
     open_sources,
     plan_salvage,
 )
-from pyspark_dledger.log.salvage.plan_rows import headline, variants_text
+from pyspark_dledger.log.salvage.plan_rows import entries_text, headline, variants_text
 from pyspark_dledger.log.salvage.restored_log import Extent, RestoredLog, start_of
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.log.verify.verify_store import verify
@@ -43,7 +43,7 @@ from pyspark_dledger.rocketmq.export.export_job import absolute_path
 from pyspark_dledger.rocketmq.export.forms import PartReport, Progress
 from pyspark_dledger.rocketmq.export.target_folder import FINISHED, STATE_FOLDER
 from pyspark_dledger.rocketmq.salvage import broker_files, node_files
-from pyspark_dledger.rocketmq.salvage.known_messages import confirmed_by_units, lost_rows
+from pyspark_dledger.rocketmq.salvage.known_messages import chosen_rows, confirmed_by_units, lost_rows
 from pyspark_dledger.rocketmq.salvage.segment_file import FilePart, segment_name, write_file
 from pyspark_dledger.rocketmq.work_parts import MapParts, map_here
 
@@ -52,6 +52,8 @@ _FORM = "salvage"
 _IGNORED = {"lost+found", f"{MANIFEST}.tmp"}
 LOST_FILE = "lost.jsonl"
 """The list of what no source has, in the target."""
+DECIDED_FILE = "decided.jsonl"
+"""The list of entries whose copies differ and that the request decided, in the target."""
 
 
 @dataclass(frozen=True)
@@ -65,16 +67,19 @@ class SalvageRequest:
     node: str | None = None
     undecided: str = REFUSE
     log_of: str | None = None
+    take: tuple[tuple[int, str], ...] = ()
     engine: str = "auto"
 
     @classmethod
     def of(cls, sources: Sequence[str | os.PathLike[str]], **options: Any) -> SalvageRequest:
         """The request for these sources. Raises OptionError for an unknown option or value."""
-        unknown = set(options) - {"node", "undecided", "log_of", "engine"}
+        unknown = set(options) - {"node", "undecided", "log_of", "take", "engine"}
         if unknown:
-            raise OptionError(f"unknown option {min(unknown)}: expected node, undecided, log_of or engine")
+            raise OptionError(f"unknown option {min(unknown)}: expected node, undecided, log_of, take or engine")
         if options.get("undecided", REFUSE) not in UNDECIDED:
             raise OptionError(f"undecided: expected {', '.join(UNDECIDED)}, found {options['undecided']}")
+        if options.get("take"):
+            options["take"] = tuple(sorted(dict(options["take"]).items()))
         given = {name: value for name, value in options.items() if value is not None}
         return cls(tuple(absolute_path(os.fspath(source)) for source in sources), **given)
 
@@ -85,7 +90,8 @@ class SalvageReport:
 
     ``entries`` counts entries and old messages, fillers included; ``lost`` those that no source has, which are
     fillers, listed in the target's ``lost.jsonl``. ``lost_after`` is the highest committed index after the end, None
-    without one. ``findings`` are those of `verify` on the result.
+    without one. ``findings`` are those of `verify` on the result. ``decided`` entries have copies that
+    differ, and the request chose one: they are listed in ``decided.jsonl``.
     """
 
     target: str
@@ -103,6 +109,7 @@ class SalvageReport:
     notes: tuple[str, ...] = ()
     committed_index: int | None = None
     lost_after: int | None = None
+    decided: int = 0
 
 
 def plan(request: SalvageRequest, run: MapParts = map_here, progress: Progress | None = None) -> SalvagePlan:
@@ -145,7 +152,7 @@ class _Sources:
 
     def plan(self, run: MapParts, progress: Progress | None) -> SalvagePlan:
         request = self.request
-        options = SalvageOptions(request.undecided, request.log_of, request.engine)
+        options = SalvageOptions(request.undecided, request.log_of, request.take, request.engine)
         roots = broker_files.roots_of(self.stores)
         confirm = partial(confirmed_by_units, self.stores, roots)
         return plan_salvage(self.stores, options, run, confirm, progress)
@@ -260,23 +267,23 @@ class _Job:
 
     def _finish(self, plan: SalvagePlan, reports: Sequence[PartReport]) -> Iterator[str]:
         """Write all other files; runs again from its start if it was interrupted. Returns notes."""
-        self._list_lost(plan)
+        roots = broker_files.roots_of(self._sources.stores)
+        self._list(LOST_FILE, lost_rows(plan, roots))
+        self._list(DECIDED_FILE, chosen_rows(plan))
         log = plan.log(DLEDGER)
         if log is not None:
             yield from self._finish_node(plan, log, reports)
         broker_files.clear(self._target)
         committed = committed_index(plan, log) if log is not None else None
         result = StoreView(str(self._target), ReadOptions(engine=self._sources.request.engine))
-        roots = broker_files.roots_of(self._sources.stores)
         yield from broker_files.write_broker_files(roots, result, self._target, committed, self._run)
 
-    def _list_lost(self, plan: SalvagePlan) -> None:
-        """Write the list of what no source has, a JSON object a line."""
-        file = self._target / LOST_FILE
+    def _list(self, name: str, rows: Iterator[dict[str, Any]]) -> None:
+        """Write rows to a file, a JSON object a line; no file without rows."""
+        file = self._target / name
         file.unlink(missing_ok=True)
-        rows = list(lost_rows(plan, broker_files.roots_of(self._sources.stores)))
-        if rows:
-            write_durably(file, "".join(f"{json.dumps(row)}\n" for row in rows).encode())
+        if text := "".join(f"{json.dumps(row)}\n" for row in rows):
+            write_durably(file, text.encode())
 
     def _finish_node(self, plan: SalvagePlan, log: RestoredLog, reports: Sequence[PartReport]) -> Iterator[str]:
         stores, node = self._sources.stores, self._sources.node()
@@ -322,19 +329,25 @@ class _Job:
             notes=tuple(notes),
             committed_index=committed_index(plan, ledger) if ledger is not None else None,
             lost_after=ledger.lost_after if ledger is not None else None,
+            decided=len(plan.chosen),
         )
 
 
+class UndecidedError(StoreError):
+    """Copies differ where nothing decides, and the request does not choose."""
+
+
 def check_decided(plan: SalvagePlan) -> None:
-    """Raises StoreError if the plan has undecided entries without a filler."""
+    """Raises UndecidedError if the plan has undecided entries without a filler."""
     if not plan.refused:
         return
     first = plan.refused[0]
     variants = variants_text(first, plan)
-    raise StoreError(
-        f"{len(plan.refused)} entries have copies that differ, and no checksum says which is right; the first: index "
-        f"{first.index} at {first.pos}: {variants}. --undecided majority takes the bytes that most copies have, "
-        "--undecided filler none of them"
+    has = "has" if len(plan.refused) == 1 else "have"
+    raise UndecidedError(
+        f"{entries_text(len(plan.refused))} {has} copies that differ, and no checksum says which is right; the first: "
+        f"index {first.index} at {first.pos}: {variants}. --undecided majority takes the bytes that most copies have, "
+        "--undecided filler none of them, --take INDEX=ID that of a source"
     )
 
 
