@@ -43,10 +43,10 @@ from pyspark_dledger.log import Log, open_log
 from pyspark_dledger.log.io import fetched_segment, remote_fs
 from pyspark_dledger.log.io import store_engine as log_engine
 from pyspark_dledger.log.io.files import path_of
+from pyspark_dledger.log.io.key_files import index_files
 from pyspark_dledger.log.options import TABLES, parse_options
 from pyspark_dledger.log.plan import read_partition
 from pyspark_dledger.rocketmq.export import export
-from pyspark_dledger.rocketmq.index_file.index_file import index_files
 from pyspark_dledger.rocketmq.rebuild import compare as rebuild_compare
 from pyspark_dledger.rocketmq.rebuild import rebuild
 from pyspark_dledger.rocketmq.recovery.plain_recovery import preview_plain

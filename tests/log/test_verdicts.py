@@ -10,11 +10,15 @@ from typing import Any
 
 import pytest
 
+from pyspark_dledger.cli.main import main
 from pyspark_dledger.cli.stores.restorable import restorable
 from pyspark_dledger.cli.stores.verdict_text import is_restorable, lost_text
 from pyspark_dledger.log import open_log
 from pyspark_dledger.log.diff.comparison import Comparison, compare
 from pyspark_dledger.log.diff.ranges import Ranges
+from pyspark_dledger.log.salvage.plan_rows import plan_rows
+from pyspark_dledger.rocketmq.salvage import SalvageRequest
+from pyspark_dledger.rocketmq.salvage import plan as salvage_plan
 from tests.support.damaged_groups import Member, copied_member, damage, lose, write_group
 from tests.support.golden import Golden
 
@@ -101,6 +105,32 @@ def test_a_damaged_group_of_brokers(case_folder: Callable[[str], Path], tmp_path
     assert found.verdict.lost_entries.entries == 0
     for order in permutations(members):
         assert verdict_of(comparison(list(order), engine)) == verdict_of(found)
+
+
+def test_diff_salvage_and_lost_agree_on_copies_that_differ(
+    case_folder: Callable[[str], Path], tmp_path: Path, engine: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = case_folder("mq-53-three")
+    members = [copied_member(folder / node, tmp_path / node, node) for node in ("n0", "n1", "n2")]
+    with_keys = [index for index, (*_, data) in members[2].entries.items() if b"UNIQ_KEY" in data and b"x-long" in data]
+    known, unknown = with_keys[0], with_keys[1]
+    for index, name in ((known, b"UNIQ_KEY"), (unknown, b"x-long")):
+        file, offset, data = members[2].entries[index]
+        members[2].write(file, offset + data.index(name), b"O")
+    found = comparison(members, engine)
+    verdicts = {member.node: member for member in found.verdict.members}
+    assert indexes(verdicts["n2"].damaged) == {known}
+    assert not verdicts["n0"].damaged.entries and not verdicts["n1"].damaged.entries
+    assert indexes(found.verdict.unclear_entries) == {unknown}
+    paths = [str(member.path) for member in members]
+    plan = salvage_plan(SalvageRequest.of(paths, engine=engine))
+    rows = [row for row in plan_rows(plan) if row.action == "undecided"]
+    assert [(row.first_index, row.last_index) for row in rows] == [(unknown, unknown)]
+    assert main(["lost", *paths]) == 1
+    assert f"lost for good: cannot tell for 1 entry, {unknown}: copies differ" in capsys.readouterr().out
+    assert main(["diff", *paths]) == 1
+    steps = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("next: "))
+    assert "--to NEW --undecided majority" in steps and "--columns index,body,properties" in steps
 
 
 @pytest.mark.parametrize("case", ["mq-498-three-diverged", "raw-three-diverged", "raw-040-snapshot-keep"])

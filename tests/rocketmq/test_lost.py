@@ -15,8 +15,8 @@ import pytest
 from pyspark_dledger.cli.main import main
 from pyspark_dledger.log import open_log
 from pyspark_dledger.log.io.files import raise_error
+from pyspark_dledger.log.io.key_files import key_hash
 from pyspark_dledger.rocketmq.export import export
-from pyspark_dledger.rocketmq.index_file.index_file import key_hash
 from pyspark_dledger.rocketmq.lost.group_losses import lost_in_group
 from pyspark_dledger.rocketmq.lost.lost_messages import count_of
 from pyspark_dledger.rocketmq.tables.registry import read_table

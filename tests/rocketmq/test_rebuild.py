@@ -20,8 +20,9 @@ import pyspark_dledger
 from pyspark_dledger.cli.main import main
 from pyspark_dledger.errors import OptionError, StoreError
 from pyspark_dledger.log import open_log
+from pyspark_dledger.log.io.key_files import index_files
 from pyspark_dledger.log.io.queue_files import UNIT_DTYPE
-from pyspark_dledger.rocketmq.index_file.index_file import Keys, index_files
+from pyspark_dledger.rocketmq.index_file.message_keys import Keys
 from pyspark_dledger.rocketmq.rebuild import FileSettings, builder, compare, rebuild
 from pyspark_dledger.rocketmq.rebuild.builder import BuildSettings, build
 from pyspark_dledger.rocketmq.rebuild.dispatched_units import ChunkCounts, DispatchedUnits, save_units

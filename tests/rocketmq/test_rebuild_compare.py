@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pyspark_dledger.log import open_log
-from pyspark_dledger.rocketmq.index_file.index_file import index_files, read_header
+from pyspark_dledger.log.io.key_files import index_files, read_header
 from pyspark_dledger.rocketmq.rebuild import compare, rebuild
 from tests.support.dispatching import files_of, index_units, units
 from tests.support.rebuilds import SMALL, WHATS, index_bytes, store_of

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from pyspark_dledger.errors import StoreError
+from pyspark_dledger.log.io.key_files import index_files
 from pyspark_dledger.log.io.store_checkpoint import StoreCheckpoint, read_store_checkpoint
 from pyspark_dledger.rocketmq.broker.store_lock import StoreLock, locked
 from pyspark_dledger.rocketmq.consume_queue.queue_writer import QueueWriter
-from pyspark_dledger.rocketmq.index_file.index_file import index_files
 from pyspark_dledger.rocketmq.rebuild import builder, compare, rebuild, swap
 from pyspark_dledger.rocketmq.store_checkpoint import write_store_checkpoint
 from tests.support.dispatching import Messages, dispatch, files_of, with_noise

@@ -122,7 +122,7 @@ def audit(root: Path, **options: Any) -> list[dict[str, Any]]:
 
 def index_units(root: Path) -> list[tuple[int, int]]:
     """Hash and offset of every unit of the index of keys, in the order of writing."""
-    from pyspark_dledger.rocketmq.index_file.index_file import hash_slots, index_files, read_header, read_units
+    from pyspark_dledger.log.io.key_files import hash_slots, index_files, read_header, read_units
 
     found: list[tuple[int, int]] = []
     for path in index_files(root):

@@ -16,10 +16,10 @@ from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.format.message import has_message_magic
 from pyspark_dledger.format.spec import COMMITLOG, Segment
 from pyspark_dledger.log.io.entry_reads import entry_at, read_at
+from pyspark_dledger.log.io.key_files import index_files, offsets_of_key
 from pyspark_dledger.log.io.queue_files import FOLDER, Queue, queue_files
 from pyspark_dledger.rocketmq.consume_queue.queue_units import QueueUnits
 from pyspark_dledger.rocketmq.consume_queue.queue_writer import is_valid_queue
-from pyspark_dledger.rocketmq.index_file.index_file import index_files, offsets_of_key
 from pyspark_dledger.rocketmq.log_files import LogFiles
 from pyspark_dledger.rocketmq.message_arrays import located_message
 

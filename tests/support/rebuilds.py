@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pyspark_dledger.rocketmq.index_file.index_file import index_files
+from pyspark_dledger.log.io.key_files import index_files
 from pyspark_dledger.rocketmq.rebuild import FileSettings, rebuild
 from tests.support.dispatching import Messages, with_noise
 from tests.support.generate import Store, write_dledger

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pyspark_dledger.log.diff.verdict import GroupVerdict, MemberVerdict
 
 _MAX_RANGES = 5
+_UNDECIDED = "--undecided majority (the bytes that most copies have, else a filler) or --undecided filler"
 
 
 def verdict_lines(found: GroupVerdict, headers: Ranges, queues: str = "") -> Iterator[str]:
@@ -49,13 +50,18 @@ def lost_text(found: GroupVerdict, headers: Ranges) -> str:
             "end of every log"
         )
     if found.unclear_entries.entries:
-        parts.append(
-            f"cannot tell for {_count(found.unclear_entries.entries)}, {ranges_text(found.unclear_entries)}: copies "
-            "differ, or only one is left, and no checksum decides"
-        )
+        parts.append(unclear_text(found.unclear_entries))
     if parts and found.missing_members:
         parts.append(f"{found.missing_members} of the group's members were not given, and may have them")
     return "; ".join(parts) or "nothing"
+
+
+def unclear_text(ranges: Ranges) -> str:
+    """That nothing tells whether these entries are lost."""
+    return (
+        f"cannot tell for {_count(ranges.entries)}, {ranges_text(ranges)}: copies differ, or only one is left, and no "
+        "checksum decides"
+    )
 
 
 def member_text(member: MemberVerdict) -> str:
@@ -103,9 +109,12 @@ def next_text(found: GroupVerdict) -> str:
     ]
     if unclear is not None:
         first = unclear.unclear.ranges[0][0]
-        compare = f"{_command('dump', [unclear.path])} --from {first} --to {first + 1}, and with each other path"
+        compare = (
+            f"{_command('dump', [unclear.path])} --from {first} --to {first + 1} --columns index,body,properties, and "
+            "with each other path"
+        )
         salvage = _command("salvage", [member.path for member in found.members])
-        return f"compare the copies: {compare}" + (f"; then {salvage} --to NEW" if damaged else "")
+        return f"compare the copies: {compare}; then {salvage} --to NEW {_UNDECIDED}"
     if not damaged:
         return f"{_command('verify', [member.path for member in found.members])} --least warning; if clean, start them"
     if complete:

@@ -12,12 +12,14 @@ from pyspark_dledger.cli.output.rows import Row
 from pyspark_dledger.cli.output.stream import Output, note
 from pyspark_dledger.cli.output.text_table import print_table
 from pyspark_dledger.cli.stores.open_stores import open_store
+from pyspark_dledger.cli.stores.verdict_text import unclear_text
 from pyspark_dledger.errors import OptionError, UnreadableError
 from pyspark_dledger.format.json_text import json_line, rows_of
 from pyspark_dledger.log import Log
 from pyspark_dledger.log.io.files import path_of
 
 if TYPE_CHECKING:
+    from pyspark_dledger.log.diff.ranges import Ranges
     from pyspark_dledger.rocketmq.lost.candidates import Candidates
     from pyspark_dledger.rocketmq.lost.lost_messages import LostMessage
 
@@ -44,16 +46,29 @@ def run(args: argparse.Namespace, out: Output) -> int:
     failed: list[UnreadableError] = []
     names = Candidates(_lines(args.candidates), logs) if args.candidates is not None else None
     found = lost_in_group(logs, failed.append, out.progress)
+    unclear = _unclear(log)
     out.progress.clear()
     rows = _rows(found, names)
     if args.json:
         for row in rows:
             out.line(json_line(row))
+        if unclear.entries:
+            note(unclear_text(unclear))
     else:
-        _print_text(out, rows, found, len(logs))
+        _print_text(out, rows, found, len(logs), unclear)
     for error in dict.fromkeys(map(str, failed)):
         note(f"{error}: what it knows is missing here")
-    return FINDINGS if found or failed else CLEAN
+    return FINDINGS if found or failed or unclear.entries else CLEAN
+
+
+def _unclear(log: Log) -> Ranges:
+    """The entries whose copies differ, and no check tells which is intact."""
+    from pyspark_dledger.log.diff.comparison import compare
+    from pyspark_dledger.log.diff.ranges import Ranges
+
+    if not log.replicas or not any(one.ledger_segments for one in (log, *log.replicas)):
+        return Ranges()
+    return compare(log).verdict.unclear_entries
 
 
 def _lines(file: str) -> list[str]:
@@ -77,21 +92,22 @@ def _rows(found: list[LostMessage], names: Candidates | None) -> list[Row]:
     return shown
 
 
-def _print_text(out: Output, rows: list[Row], found: list[LostMessage], stores: int) -> None:
+def _print_text(out: Output, rows: list[Row], found: list[LostMessage], stores: int, unclear: Ranges) -> None:
     if rows:
         more = tuple(name for name in ("candidateKeys", "candidateTags") if name in rows[0])
         shown = [{name: row[name] for name in (*_COLUMNS, *more)} for row in rows]
         used = {name for row in shown for name, value in row.items() if value not in (None, [])}
         print_table(out, ({name: row[name] for name in row if name in used} for row in shown))
         out.line("")
-    for line in [f"lost: {_count(found)}"] if stores == 1 else _summary(found):
+    for line in [f"lost: {_count(found)}"] if stores == 1 else _summary(found, unclear):
         out.line(line)
 
 
-def _summary(found: list[LostMessage]) -> Iterable[str]:
+def _summary(found: list[LostMessage], unclear: Ranges) -> Iterable[str]:
     """The answer: how much is lost for good, and how much a replica has."""
     for_good = [lost for lost in found if not lost.intact_on]
-    yield f"lost for good: {_count(for_good)}"
+    parts = [_count(for_good)] if for_good or not unclear.entries else []
+    yield f"lost for good: {'; '.join([*parts, *([unclear_text(unclear)] if unclear.entries else [])])}"
     if len(for_good) < len(found):
         yield f"lost on some replicas and intact on others: {_count(lost for lost in found if lost.intact_on)}"
 

@@ -1,12 +1,13 @@
 """Decides which copies of an entry are damaged.
 
 A copy is damaged if its own checksum, structure or term shows it. Where copies still differ, header fields that Java
-never sets, index units and ConsumeQueue units decide. The number of equal copies never decides, nor does their order.
+never sets, index units, ConsumeQueue units and the index of keys decide. The number of equal copies never decides, nor
+does their order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +27,8 @@ from pyspark_dledger.format.layout import (
 from pyspark_dledger.format.message import has_message_magic, parse_message, parse_properties
 from pyspark_dledger.log.diff.entry_slices import Array, EntrySlice, ReplicaShare, terms_of
 from pyspark_dledger.log.io.entry_reads import DLedgerIndex, read_at, segment_at
+from pyspark_dledger.log.io.files import ignore_error
+from pyspark_dledger.log.io.key_files import hashes_of_keys, key_units
 from pyspark_dledger.log.io.queue_files import Queue, queues
 
 # Differing entries that are looked up in ConsumeQueues; further ones stay undecided.
@@ -56,7 +59,7 @@ class Copies(NamedTuple):
 def damaged_copies(copies: Copies) -> Array:
     """Which copies are damaged."""
     damaged: Array = copies.column("isWrong") | _wrong_terms(copies)
-    for check in (_odd_fields, _by_index_units, _by_queues):
+    for check in (_odd_fields, _by_index_units, _by_queues, _by_keys):
         damaged = damaged | check(copies, damaged)
     return damaged
 
@@ -150,6 +153,45 @@ def _by_queues(copies: Copies, damaged: Array) -> Array:
     for row, other, differs in pairs:
         found[row] |= differs & (scores[row] < scores[other])
     return found
+
+
+def _by_keys(copies: Copies, damaged: Array) -> Array:
+    """Which copies have other keys than the replicas' IndexFiles say, where another copy has exactly these."""
+    found = np.zeros(damaged.shape, bool)
+    pairs = list(_pairs(copies, damaged))
+    roots = {share.root for share in copies.shares if share.root is not None}
+    if not pairs or not roots:
+        return found
+    looked_up = np.flatnonzero(np.any([differs for _, _, differs in pairs], axis=0))[:MAX_LOOKED_UP]
+    positions = copies.column("position")[:, looked_up] + ENTRY_HEADER_SIZE
+    known = _known_hashes(roots, np.unique(positions))
+    has_keys = np.zeros(damaged.shape, bool)
+    for row, (_, entries) in enumerate(copies.slices):
+        for place, position in zip(looked_up.tolist(), positions[row].tolist(), strict=True):
+            hashes = known.get(position)
+            has_keys[row, place] = bool(hashes) and hashes == _hashes_of(entries.bodies[place].as_py(), position)
+    for row, other, differs in pairs:
+        found[row] |= differs & ~has_keys[row] & has_keys[other]
+    return found
+
+
+def _known_hashes(roots: Iterable[Path], offsets: Array) -> dict[int, set[int]]:
+    """The hashes of keys that IndexFiles have for the messages at `offsets`."""
+    found: dict[int, set[int]] = {}
+    for root in roots:
+        for unit in key_units(root, lambda units: np.isin(units["commitLogOffset"], offsets), ignore_error):
+            found.setdefault(unit.offset, set()).add(unit.key_hash)
+    return found
+
+
+def _hashes_of(body: bytes, position: int) -> set[int] | None:
+    """The hashes of a message's keys; None if it is no message."""
+    message: Any = parse_message(body, 0, len(body), position) if has_message_magic(body, 0, len(body)) else ""
+    if isinstance(message, str):
+        return None
+    topic = decode_utf8(body[message.topic_start : message.topic_start + message.topic_length])
+    raw = body[message.properties_start : message.properties_start + message.properties_length]
+    return hashes_of_keys(topic, parse_properties(raw))
 
 
 def confirmed_entries(copies: Copies, damaged: Array, is_any_lost: bool) -> Array:

@@ -16,7 +16,7 @@ from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.spec import DLEDGER, Filters, ScanRequest, Segment
 from pyspark_dledger.log.io.queue_files import Units
 from pyspark_dledger.rocketmq.consume_queue.queue_writer import MAX_QUEUE_OFFSET, is_valid_queue, units_of
-from pyspark_dledger.rocketmq.index_file.index_file import Keys, keys_of
+from pyspark_dledger.rocketmq.index_file.message_keys import Keys, keys_of
 from pyspark_dledger.rocketmq.message_arrays import (
     Longs,
     MessageArrays,

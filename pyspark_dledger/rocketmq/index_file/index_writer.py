@@ -26,10 +26,9 @@ from pyspark_dledger.format.layout import (
     INDEX_FILE_UNIT,
 )
 from pyspark_dledger.log.io.entry_reads import read_existing
-from pyspark_dledger.rocketmq.index_file.index_file import (
+from pyspark_dledger.log.io.key_files import (
     FOLDER,
     IndexHeader,
-    Keys,
     hash_slots,
     index_capacity,
     index_files,
@@ -37,6 +36,7 @@ from pyspark_dledger.rocketmq.index_file.index_file import (
     read_units,
     unit_position,
 )
+from pyspark_dledger.rocketmq.index_file.message_keys import Keys
 from pyspark_dledger.rocketmq.message_arrays import Longs
 
 _HEADER = record_struct(INDEX_FILE_HEADER)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,10 +24,9 @@ from pyspark_dledger.format.layout import (
 from pyspark_dledger.format.spec import Segment
 from pyspark_dledger.log.io.entry_reads import read_existing
 from pyspark_dledger.log.io.files import OnUnreadable
+from pyspark_dledger.log.io.key_files import key_units
 from pyspark_dledger.log.io.queue_files import Queue, queues, read_units
-from pyspark_dledger.log.io.store_paths import file_size
 from pyspark_dledger.rocketmq.consume_queue.queue_units import has_message
-from pyspark_dledger.rocketmq.index_file import index_file
 
 Longs = npt.NDArray[np.int64]
 
@@ -174,43 +173,3 @@ def add_key_units(root: Path, places: Places, known: dict[int, KnownMessage], on
         message.first_stored, message.last_stored = unit.first_stored, unit.last_stored
     for offset, found in hashes.items():
         known[offset].key_hashes = sorted(set(found))
-
-
-@dataclass(frozen=True)
-class KeyUnit:
-    """A unit of an IndexFile: a key's hash, its message's offset, and its time to a second, in microseconds."""
-
-    key_hash: int
-    offset: int
-    first_stored: int
-    last_stored: int
-
-
-def key_units(
-    root: Path, choose: Callable[[npt.NDArray[Any]], npt.NDArray[np.bool_]], on_unreadable: OnUnreadable
-) -> Iterator[KeyUnit]:
-    """The units of all IndexFiles that `choose` selects, oldest first."""
-    try:
-        paths = index_file.index_files(root)
-    except UnreadableError as error:
-        on_unreadable(error)
-        return
-    for path in paths:
-        try:
-            yield from _key_units_of(path, choose)
-        except UnreadableError as error:
-            on_unreadable(error)
-
-
-def _key_units_of(path: Path, choose: Callable[[npt.NDArray[Any]], npt.NDArray[np.bool_]]) -> Iterator[KeyUnit]:
-    header, slots = index_file.read_header(path), index_file.hash_slots(path)
-    if header is None or slots is None:
-        return
-    stop = index_file.index_capacity(file_size(path) or 0, slots)
-    if 1 <= header.index_count < stop:
-        stop = header.index_count
-    for start in range(1, stop, _UNITS_AT_ONCE):
-        units = index_file.read_units(path, slots, start, min(start + _UNITS_AT_ONCE, stop))
-        for unit in units[choose(units)]:
-            stored = (header.begin_timestamp + int(unit["seconds"]) * 1000) * 1000
-            yield KeyUnit(int(unit["keyHash"]), int(unit["commitLogOffset"]), stored, stored + 999_999)

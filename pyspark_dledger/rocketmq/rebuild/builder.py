@@ -16,7 +16,9 @@ from pyspark_dledger.common.durable import sync_dir
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.checksum import crc32
 from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT_SIZE, INDEX_FILE_HEADER_SIZE, INDEX_FILE_SLOT_SIZE
+from pyspark_dledger.log.io import key_files
 from pyspark_dledger.log.io.entry_reads import read_at
+from pyspark_dledger.log.io.key_files import FOLDER as INDEX
 from pyspark_dledger.log.io.queue_files import FOLDER as QUEUES
 from pyspark_dledger.log.io.queue_files import queues
 from pyspark_dledger.log.io.store_paths import file_size
@@ -24,8 +26,6 @@ from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.rocketmq.consume_queue.queue_units import batch_queues
 from pyspark_dledger.rocketmq.consume_queue.queue_writer import UNITS_PER_FILE, QueueWriter, first_file_end
 from pyspark_dledger.rocketmq.dispatch.log_part import DELAYS_MS
-from pyspark_dledger.rocketmq.index_file import index_file
-from pyspark_dledger.rocketmq.index_file.index_file import FOLDER as INDEX
 from pyspark_dledger.rocketmq.index_file.index_writer import HASH_SLOTS, INDEX_UNITS, IndexWriter
 from pyspark_dledger.rocketmq.rebuild.dispatched_units import DispatchedUnits, UnitSpec, plan_ranges, units_in_order
 from pyspark_dledger.rocketmq.rebuild.new_queue_files import (
@@ -110,10 +110,10 @@ def common_units_per_file(root: Path) -> int | None:
 
 def last_index_sizes(root: Path) -> tuple[int, int] | None:
     """The numbers of slots and units of the last index file that shows them; None without one."""
-    for path in reversed(index_file.index_files(root)):
-        slots = index_file.hash_slots(path)
+    for path in reversed(key_files.index_files(root)):
+        slots = key_files.hash_slots(path)
         if slots is not None:
-            return slots, index_file.index_capacity(path.stat().st_size, slots)
+            return slots, key_files.index_capacity(path.stat().st_size, slots)
     return None
 
 
@@ -326,12 +326,12 @@ def units_in(path: Path, slots: int, stop: int) -> Iterator[tuple[int, npt.NDArr
     """The units of a file before number `stop`, in chunks, each with the number of its first unit."""
     stop = _limited(path, slots, stop)
     for first in range(1, stop, _UNITS_PER_READ):
-        yield first, index_file.read_units(path, slots, first, min(first + _UNITS_PER_READ, stop))
+        yield first, key_files.read_units(path, slots, first, min(first + _UNITS_PER_READ, stop))
 
 
 def _limited(path: Path, slots: int, stop: int) -> int:
     """`stop`, which comes from a header and may be wrong, limited to the units that the file can have."""
-    return max(min(stop, index_file.index_capacity(file_size(path) or 0, slots)), 1)
+    return max(min(stop, key_files.index_capacity(file_size(path) or 0, slots)), 1)
 
 
 def unlinked_units(path: Path, slots: int, stop: int) -> int:
@@ -390,7 +390,7 @@ class IndexSink:
 
     def finish(self, built: BuildReport) -> BuildReport:
         self._writer.flush()
-        files = index_file.index_files(self._target)
+        files = key_files.index_files(self._target)
         self._verify(files)
         return replace(built, keys=self._written.count, index_files=len(files))
 
@@ -398,12 +398,12 @@ class IndexSink:
         """Read all units back. Raises StoreError if they differ, or no hash slot leads to one."""
         found = _KeyChecksum()
         for path in files:
-            header = index_file.read_header(path)
+            header = key_files.read_header(path)
             assert header is not None, path
             for _, units in units_in(path, self._slots, header.index_count):
                 found.add(units["commitLogOffset"], units["keyHash"])
             unlinked = unlinked_units(path, self._slots, header.index_count)
-            if index_file.hash_slots(path) != self._slots or unlinked:
+            if key_files.hash_slots(path) != self._slots or unlinked:
                 raise StoreError(
                     f"{path}: expected {self._slots} slots that lead to all units, found {unlinked} units that no slot "
                     "leads to: check the disk, and build again"

@@ -29,7 +29,7 @@ from pyspark_dledger.log.io.store_engine import engine_of
 from pyspark_dledger.log.plan import plan_between
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.rocketmq.dispatch.log_part import LogPart, read_part
-from pyspark_dledger.rocketmq.index_file.index_file import Keys
+from pyspark_dledger.rocketmq.index_file.message_keys import Keys
 from pyspark_dledger.rocketmq.message_arrays import Longs, QueueName
 from pyspark_dledger.rocketmq.work_parts import MapParts, map_here
 

@@ -15,6 +15,8 @@ from pyspark_dledger.common.uris import as_uri, is_remote, without_file_scheme
 from pyspark_dledger.errors import OptionError, StoreError
 from pyspark_dledger.log.committed import Bound, committed_bound
 from pyspark_dledger.log.io.files import is_remote_path
+from pyspark_dledger.log.io.key_files import FOLDER as INDEX
+from pyspark_dledger.log.io.key_files import index_files, read_header
 from pyspark_dledger.log.io.queue_files import FOLDER as QUEUES
 from pyspark_dledger.log.io.queue_files import queues
 from pyspark_dledger.log.io.store_checkpoint import read_store_checkpoint
@@ -25,8 +27,6 @@ from pyspark_dledger.rocketmq.broker.broker_conf import read_dispatch_settings
 from pyspark_dledger.rocketmq.broker.store_lock import locked
 from pyspark_dledger.rocketmq.consume_queue.queue_units import queue_root
 from pyspark_dledger.rocketmq.dispatch.dispatcher import DispatchSettings
-from pyspark_dledger.rocketmq.index_file.index_file import FOLDER as INDEX
-from pyspark_dledger.rocketmq.index_file.index_file import index_files, read_header
 from pyspark_dledger.rocketmq.rebuild import builder, swap
 from pyspark_dledger.rocketmq.rebuild.builder import BuildReport, BuildSettings, Progress
 from pyspark_dledger.rocketmq.rebuild.index_comparison import IndexDifference, compare_index

@@ -25,11 +25,11 @@ from pyspark_dledger.errors import OptionError, StoreError
 from pyspark_dledger.format import layout
 from pyspark_dledger.format.layout import MESSAGE_MAGIC_V1, segment_name
 from pyspark_dledger.format.message import MESSAGE_MAGICS, Message, message_crc, parse_message, transaction
+from pyspark_dledger.log.io.key_files import read_header
 from pyspark_dledger.log.io.store_checkpoint import MARGIN_MS, read_store_checkpoint
 from pyspark_dledger.log.recovery.java_files import JavaFile, list_folder
 from pyspark_dledger.log.recovery.recovery_preview import RecoveryPreview, preview
 from pyspark_dledger.log.store_view import StoreView
-from pyspark_dledger.rocketmq.index_file.index_file import read_header
 from pyspark_dledger.rocketmq.recovery.recovery_queues import RecoveredQueues
 
 _VERSION = re.compile(r"(\d+)\.(\d+)\.(\d+)(-ALPHA|-PREVIEW)?")

@@ -25,6 +25,7 @@ from pyspark_dledger.format.message import transaction
 from pyspark_dledger.log.io.entry_reads import read_at
 from pyspark_dledger.log.io.epochs import read_epochs
 from pyspark_dledger.log.io.files import path_of
+from pyspark_dledger.log.io.key_files import read_header
 from pyspark_dledger.log.io.queue_files import queues
 from pyspark_dledger.log.io.store_checkpoint import FILE as CHECKPOINT
 from pyspark_dledger.log.io.store_checkpoint import MARGIN_MS, StoreCheckpoint, read_store_checkpoint
@@ -32,7 +33,6 @@ from pyspark_dledger.log.options import Offset, option_filters
 from pyspark_dledger.log.plan import plan_read, read_partition
 from pyspark_dledger.log.recovery.java_files import JavaFile, JavaThrows, configured_size, list_folder, parse_long
 from pyspark_dledger.log.store_view import StoreView
-from pyspark_dledger.rocketmq.index_file.index_file import read_header
 from pyspark_dledger.rocketmq.recovery.broker_recovery import first_message
 from pyspark_dledger.rocketmq.recovery.java_messages import JavaMessage, JavaRules, ScanStop, read_message
 from pyspark_dledger.rocketmq.recovery.recovery_queues import RecoveredQueues

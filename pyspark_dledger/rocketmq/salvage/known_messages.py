@@ -9,19 +9,17 @@ from typing import Any
 from pyspark_dledger.common.java_text import java_hash
 from pyspark_dledger.format.layout import (
     ENTRY_HEADER_SIZE,
-    PROPERTY_KEYS,
     PROPERTY_TAGS,
-    PROPERTY_UNIQ_KEY,
     SCHEDULE_TOPIC,
 )
 from pyspark_dledger.format.message import parse_message, parse_properties
 from pyspark_dledger.format.spec import DLEDGER
 from pyspark_dledger.log.io.entry_reads import read_at, segment_at
+from pyspark_dledger.log.io.key_files import hashes_of_keys
 from pyspark_dledger.log.salvage.evidence import Run
 from pyspark_dledger.log.salvage.plan import SalvagePlan
 from pyspark_dledger.log.salvage.plan_rows import problems_within
 from pyspark_dledger.log.store_view import StoreView
-from pyspark_dledger.rocketmq.index_file.index_file import key_hash
 from pyspark_dledger.rocketmq.lost.known_units import KnownMessage, Places, add_key_units, add_queue_units
 
 KnownMessages = dict[int, KnownMessage]
@@ -120,6 +118,4 @@ def _fits(store: StoreView, run: Run, header: int, source: str, known: KnownMess
             return False
         if topic != SCHEDULE_TOPIC and known.tags_code not in (None, java_hash(properties.get(PROPERTY_TAGS, ""))):
             return False
-    keys = [properties.get(PROPERTY_UNIQ_KEY), *(properties.get(PROPERTY_KEYS) or "").split(" ")]
-    hashes = {key_hash(topic, key) for key in keys if key}
-    return not known.key_hashes or hashes == set(known.key_hashes)
+    return not known.key_hashes or hashes_of_keys(topic, properties) == set(known.key_hashes)

@@ -10,12 +10,12 @@ import pyarrow as pa
 
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.columns import TIMESTAMP
+from pyspark_dledger.log.io import key_files
 from pyspark_dledger.log.io.files import path_of
 from pyspark_dledger.log.io.store_paths import file_size
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.log.tables.table import Table, TableColumn, relative_file, table_schema, timestamps
-from pyspark_dledger.rocketmq.index_file import index_file
 
 _PART_UNITS = 2_000_000
 
@@ -48,15 +48,15 @@ def plan(log: StoreView, options: ReadOptions) -> list[IndexFilePart]:
     root = log.paths.root
     if root is None:
         raise StoreError(
-            f"{log.path}: expected a storePathRootDir with the folder {index_file.FOLDER}, found a log folder without "
+            f"{log.path}: expected a storePathRootDir with the folder {key_files.FOLDER}, found a log folder without "
             "its root: give the root's path"
         )
     parts = []
-    for path in index_file.index_files(root):
-        header, slots = index_file.read_header(path), index_file.hash_slots(path)
+    for path in key_files.index_files(root):
+        header, slots = key_files.read_header(path), key_files.hash_slots(path)
         if header is None or slots is None:
             continue
-        stop = min(max(header.index_count, 1), index_file.index_capacity(file_size(path) or 0, slots))
+        stop = min(max(header.index_count, 1), key_files.index_capacity(file_size(path) or 0, slots))
         name, begin = relative_file(log.paths, str(path)), header.begin_timestamp
         parts += [
             IndexFilePart(str(path), name, begin, slots, start, min(start + _PART_UNITS, stop), options.max_batch_rows)
@@ -68,7 +68,7 @@ def plan(log: StoreView, options: ReadOptions) -> list[IndexFilePart]:
 def read(part: IndexFilePart) -> Iterator[pa.RecordBatch]:
     """The units of a part, in the order of writing."""
     for start in range(part.start, part.stop, part.batch_rows):
-        units = index_file.read_units(path_of(part.path), part.slots, start, min(start + part.batch_rows, part.stop))
+        units = key_files.read_units(path_of(part.path), part.slots, start, min(start + part.batch_rows, part.stop))
         if not len(units):
             return
         stored = part.begin_timestamp + units["seconds"].astype(np.int64) * 1000

@@ -10,6 +10,7 @@ from pathlib import Path
 from pyspark_dledger.common.durable import sync_dir, sync_file
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT_SIZE
+from pyspark_dledger.log.io.key_files import FOLDER as INDEX
 from pyspark_dledger.log.io.queue_files import FOLDER as QUEUES
 from pyspark_dledger.log.io.store_checkpoint import FILE as CHECKPOINT
 from pyspark_dledger.log.io.store_checkpoint import StoreCheckpoint
@@ -18,7 +19,6 @@ from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.rocketmq.consume_queue.queue_writer import UNITS_PER_FILE
 from pyspark_dledger.rocketmq.export.forms import FileReport
 from pyspark_dledger.rocketmq.export.target_folder import file_report, new_file
-from pyspark_dledger.rocketmq.index_file.index_file import FOLDER as INDEX
 from pyspark_dledger.rocketmq.index_file.index_writer import HASH_SLOTS, INDEX_UNITS
 from pyspark_dledger.rocketmq.rebuild import builder
 from pyspark_dledger.rocketmq.rebuild.builder import BuildReport, BuildSettings

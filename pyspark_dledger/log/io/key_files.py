@@ -1,4 +1,4 @@
-"""Reads RocketMQ's index of message keys, the IndexFiles ``index/<time>``, and hashes the keys of messages.
+"""Reads RocketMQ's index of message keys, the IndexFiles ``index/<time>``.
 
 A file is a header, hash slots of 4 bytes and units of 20 bytes. A slot has the number of the newest unit of its hashes,
 a unit the number of the previous one. The numbers of slots and units are a setting of the broker and in no file.
@@ -8,32 +8,30 @@ Sources: RocketMQ 5.3.3 ``IndexFile`` (with ``selectPhyOffset``), ``IndexHeader`
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from pyspark_dledger.common.java_text import java_hash
 from pyspark_dledger.errors import UnreadableError
 from pyspark_dledger.format.codec import decode_records, record_struct
-from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.layout import (
     INDEX_FILE_HEADER,
     INDEX_FILE_HEADER_SIZE,
     INDEX_FILE_SLOT_SIZE,
     INDEX_FILE_UNIT,
     INDEX_FILE_UNIT_SIZE,
+    PROPERTY_KEYS,
+    PROPERTY_UNIQ_KEY,
 )
 from pyspark_dledger.log.io.entry_reads import read_existing
-from pyspark_dledger.log.io.files import is_there
+from pyspark_dledger.log.io.files import OnUnreadable, is_there
 from pyspark_dledger.log.io.queue_files import folder_entries
 from pyspark_dledger.log.io.store_paths import file_size
-from pyspark_dledger.rocketmq.message_arrays import Longs, is_valid, values_of
 
 FOLDER = "index"
 
@@ -42,7 +40,7 @@ _NAME = re.compile(r"\d{17}")  # yyyyMMddHHmmssSSS
 # RocketMQ's default is four units to a slot (5,000,000 slots); files with another ratio are searched.
 _UNITS_PER_SLOT = 4
 _UNITS_PER_READ = 64 * 1024
-_MAX_HASH = 2**31 - 1
+MAX_HASH = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -138,7 +136,13 @@ def _fits(path: Path, header: IndexHeader, size: int, slots: int) -> bool:
 def key_hash(topic: str, key: str) -> int:
     """The hash of a message's key, or uniqKey, in its units (``IndexFile.indexKeyHashMethod``)."""
     found = abs(java_hash(f"{topic}#{key}"))
-    return 0 if found > _MAX_HASH else found
+    return 0 if found > MAX_HASH else found
+
+
+def hashes_of_keys(topic: str, properties: Mapping[str, str]) -> set[int]:
+    """The hashes that the units of a message have: those of its uniqKey and its keys."""
+    keys = [properties.get(PROPERTY_UNIQ_KEY), *(properties.get(PROPERTY_KEYS) or "").split(" ")]
+    return {key_hash(topic, key) for key in keys if key}
 
 
 def offsets_of_key(path: Path, topic: str, key: str, begin: int, end: int) -> Iterator[int]:
@@ -164,42 +168,40 @@ def offsets_of_key(path: Path, topic: str, key: str, begin: int, end: int) -> It
 
 
 @dataclass(frozen=True)
-class Keys:
-    """Keys in the order of the log: their message's ``offset`` in it, its ``stored`` time in ms, and ``key_hash``."""
+class KeyUnit:
+    """A unit of an IndexFile: a key's hash, its message's offset, and its time to a second, in microseconds."""
 
-    offset: Longs
-    stored: Longs
-    key_hash: Longs
-
-    def __len__(self) -> int:
-        return len(self.offset)
-
-    def __getitem__(self, which: slice) -> Keys:
-        return Keys(self.offset[which], self.stored[which], self.key_hash[which])
+    key_hash: int
+    offset: int
+    first_stored: int
+    last_stored: int
 
 
-def keys_of(engine: Engine, rows: pa.RecordBatch, offset: Longs, stored: Longs) -> Keys:
-    """The keys of messages with the columns topic, uniqKey and keys: of each its UNIQ_KEY, then those of KEYS."""
-    topics, unique, joined = rows["topic"], rows["uniqKey"], rows["keys"]
-    row, text = np.flatnonzero(is_valid(unique)), unique.drop_null()
-    if joined.null_count < len(joined):
-        words, word_row = _words(joined)
-        row = np.concatenate([row, word_row])
-        order = np.argsort(row, kind="stable")
-        row, text = row[order], pa.concat_arrays([text, words]).take(pa.array(order))
-    if not len(row):
-        return Keys(*(np.empty(0, np.int64) for _ in range(3)))
-    named = pc.binary_join_element_wise(topics.take(pa.array(row)), text, "#")
-    hashes = np.abs(np.asarray(engine.java_hashes(named)).astype(np.int64))
-    # Math.abs leaves Integer.MIN_VALUE negative, and negative hashes become 0 (IndexFile.indexKeyHashMethod).
-    hashes[hashes > _MAX_HASH] = 0
-    return Keys(offset[row], stored[row], hashes)
+def key_units(
+    root: Path, choose: Callable[[npt.NDArray[Any]], npt.NDArray[np.bool_]], on_unreadable: OnUnreadable
+) -> Iterator[KeyUnit]:
+    """The units of all IndexFiles that `choose` selects, oldest first."""
+    try:
+        paths = index_files(root)
+    except UnreadableError as error:
+        on_unreadable(error)
+        return
+    for path in paths:
+        try:
+            yield from _key_units_of(path, choose)
+        except UnreadableError as error:
+            on_unreadable(error)
 
 
-def _words(joined: pa.Array) -> tuple[pa.Array, Longs]:
-    """The keys in each row's KEYS, separated by blanks, and the rows they are from."""
-    has_keys = np.flatnonzero(is_valid(joined))
-    lists = pc.split_pattern(joined.drop_null(), " ")
-    words, row = lists.flatten(), values_of(pc.list_parent_indices(lists))
-    is_word = values_of(pc.binary_length(words)) > 0
-    return words.filter(pa.array(is_word)), has_keys[row[is_word]]
+def _key_units_of(path: Path, choose: Callable[[npt.NDArray[Any]], npt.NDArray[np.bool_]]) -> Iterator[KeyUnit]:
+    header, slots = read_header(path), hash_slots(path)
+    if header is None or slots is None:
+        return
+    stop = index_capacity(file_size(path) or 0, slots)
+    if 1 <= header.index_count < stop:
+        stop = header.index_count
+    for start in range(1, stop, _UNITS_PER_READ):
+        units = read_units(path, slots, start, min(start + _UNITS_PER_READ, stop))
+        for unit in units[choose(units)]:
+            stored = (header.begin_timestamp + int(unit["seconds"]) * 1000) * 1000
+            yield KeyUnit(int(unit["keyHash"]), int(unit["commitLogOffset"]), stored, stored + 999_999)

@@ -1,0 +1,55 @@
+"""The keys of messages, as RocketMQ's IndexFiles have them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pyspark_dledger.format.engine import Engine
+from pyspark_dledger.log.io.key_files import MAX_HASH
+from pyspark_dledger.rocketmq.message_arrays import Longs, is_valid, values_of
+
+
+@dataclass(frozen=True)
+class Keys:
+    """Keys in the order of the log: their message's ``offset`` in it, its ``stored`` time in ms, and ``key_hash``."""
+
+    offset: Longs
+    stored: Longs
+    key_hash: Longs
+
+    def __len__(self) -> int:
+        return len(self.offset)
+
+    def __getitem__(self, which: slice) -> Keys:
+        return Keys(self.offset[which], self.stored[which], self.key_hash[which])
+
+
+def keys_of(engine: Engine, rows: pa.RecordBatch, offset: Longs, stored: Longs) -> Keys:
+    """The keys of messages with the columns topic, uniqKey and keys: of each its UNIQ_KEY, then those of KEYS."""
+    topics, unique, joined = rows["topic"], rows["uniqKey"], rows["keys"]
+    row, text = np.flatnonzero(is_valid(unique)), unique.drop_null()
+    if joined.null_count < len(joined):
+        words, word_row = _words(joined)
+        row = np.concatenate([row, word_row])
+        order = np.argsort(row, kind="stable")
+        row, text = row[order], pa.concat_arrays([text, words]).take(pa.array(order))
+    if not len(row):
+        return Keys(*(np.empty(0, np.int64) for _ in range(3)))
+    named = pc.binary_join_element_wise(topics.take(pa.array(row)), text, "#")
+    hashes = np.abs(np.asarray(engine.java_hashes(named)).astype(np.int64))
+    # Math.abs leaves Integer.MIN_VALUE negative, and negative hashes become 0 (IndexFile.indexKeyHashMethod).
+    hashes[hashes > MAX_HASH] = 0
+    return Keys(offset[row], stored[row], hashes)
+
+
+def _words(joined: pa.Array) -> tuple[pa.Array, Longs]:
+    """The keys in each row's KEYS, separated by blanks, and the rows they are from."""
+    has_keys = np.flatnonzero(is_valid(joined))
+    lists = pc.split_pattern(joined.drop_null(), " ")
+    words, row = lists.flatten(), values_of(pc.list_parent_indices(lists))
+    is_word = values_of(pc.binary_length(words)) > 0
+    return words.filter(pa.array(is_word)), has_keys[row[is_word]]
