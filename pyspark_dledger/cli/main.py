@@ -63,6 +63,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return code
     except DLedgerError as error:
         return _fail(out, with_flags(str(error), args))
+    except AttributeError as error:
+        if getattr(error.obj, "__name__", "") != "pyspark_dledger._native":
+            raise
+        return _fail(out, f"the native module is older than the Python sources ({error}): run make setup, or reinstall")
     except BrokenPipeError:
         # The reader of the output, such as head, has seen enough.
         _abandon_output()

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from pyspark_dledger import _native
 from pyspark_dledger.cli.main import main
 from tests.support.command_line import Ran, process
 from tests.support.generate import Store
@@ -205,3 +206,16 @@ def test_the_module_is_the_command() -> None:
     child = process("--help")
     assert child.communicate()[0].startswith("usage: dledger")
     assert child.returncode == 0
+
+
+def test_an_old_native_module_is_one_line(
+    store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def old(*_: object) -> int:
+        value: int = _native.no_such_function
+        return value
+
+    monkeypatch.setattr("pyspark_dledger.cli.verbs.state.run", old)
+    assert main(["state", str(store.path)]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "older than the Python sources" in error and "make setup" in error

@@ -125,6 +125,35 @@ def test_a_lost_message_is_known_to_the_indexes(
     assert row["index"] not in [found["index"] for found in done.rows]
 
 
+def test_each_of_several_stores_is_searched(
+    case_folder: Callable[[str], Path], tmp_path: Path, run: Callable[..., Ran]
+) -> None:
+    path, row = with_lost_message(case_folder, tmp_path, run)
+    other = tmp_path / "other"
+    shutil.copytree(case_folder("mq-53-single"), other)
+    for what in (row["index"], row["uniqKey"], row["offsetMsgId"]):
+        for paths in ((path, other, other), (other, path, other)):
+            done = run("find", *paths, what, "--json")
+            assert done.code == 1 and [found["index"] for found in done.rows] == [row["index"]], "once"
+            assert done.err.count(f"{other}: found, 1 row, intact") == 2
+            assert f"{path}: the DLedger index has" in done.err or f"{path}: the ConsumeQueue" in done.err
+
+
+def test_a_damaged_property_name_hides_no_key(
+    case_folder: Callable[[str], Path], tmp_path: Path, run: Callable[..., Ran]
+) -> None:
+    path = tmp_path / "store"
+    shutil.copytree(case_folder("mq-53-single"), path)
+    row = next(row for row in run("dump", path, "--json").rows if row["uniqKey"])
+    file = path / "dledger-n0" / "data" / row["segment"]
+    data = bytearray(file.read_bytes())
+    data[data.index(b"UNIQ_KEY", row["pos"] - int(row["segment"]))] ^= 1
+    file.write_bytes(data)
+    done = run("find", path, row["uniqKey"])
+    assert (done.code, done.out) == (1, "")
+    assert f"found a message with other keys at commitLogOffset {row['pos'] + 48}" in done.err
+
+
 def test_a_key_may_have_been_in_a_damaged_place(
     case_folder: Callable[[str], Path], tmp_path: Path, run: Callable[..., Ran]
 ) -> None:

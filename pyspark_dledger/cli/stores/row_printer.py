@@ -33,8 +33,10 @@ _NEEDED = ("problem", "pos", "size")
 class RowPrinter:
     """Prints batches of a table as the arguments say; `code` is the resulting exit code."""
 
-    def __init__(self, args: argparse.Namespace, out: Output, log: Log) -> None:
+    def __init__(self, args: argparse.Namespace, out: Output, log: Log, is_silent: bool = False) -> None:
+        """`is_silent`: rows are only counted."""
         self._out = out
+        self._is_silent = is_silent
         self._table = log.options.table
         self._is_json = args.json
         self._names = _columns(args, log.options)
@@ -63,7 +65,7 @@ class RowPrinter:
             self.code = FINDINGS
         if self._table != "log" and any(is_finding(self._table, row) for row in rows_of(batch, bytes)):
             self.code = FINDINGS
-        for line in self._lines(batch.select(self._names)):
+        for line in self._lines(batch.select(self._names)) if not self._is_silent else ():
             self._out.line(line)
 
     def _lines(self, batch: pa.RecordBatch) -> Iterator[str]:

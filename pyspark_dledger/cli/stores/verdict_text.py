@@ -90,7 +90,7 @@ def _reasons(member: MemberVerdict) -> Iterator[str]:
         shown = ranges_text(member.silent)
         yield f"Java would not notice {shown}: it would serve what is damaged, and as leader push it to the others"
     if member.damaged.entries > member.silent.entries:
-        yield "a restart may truncate its log there: see dledger recovery"
+        yield "dledger recovery says if a restart truncates its log there"
     if member.lost_end is not None:
         yield f"its end is lost: {range_text(*member.lost_end)}, committed as its checkpoint says"
     if member.losses:

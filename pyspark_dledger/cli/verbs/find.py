@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark_dledger.cli.arguments import REPLICAS, add_rows, add_stores
-from pyspark_dledger.cli.exit_codes import FINDINGS
+from pyspark_dledger.cli.exit_codes import CLEAN, FINDINGS
 from pyspark_dledger.cli.output.progress import ProgressBar
 from pyspark_dledger.cli.output.stream import Output, note
 from pyspark_dledger.cli.stores.open_stores import MIN_EPOCH_MS, open_store
@@ -59,17 +59,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, out: Output) -> int:
     """Print what is found; `FINDINGS` where there is nothing, or something is lost."""
-    kinds = [args.by] if args.by else kinds_of(args.what)
-    log = open_store(args, FIND)
-    printer = RowPrinter(args, out, log)
+    codes = []
+    is_shown = False
+    for number in range(len(args.path)):
+        # Each store has the others as its replicas.
+        paths = [args.path[number], *args.path[:number], *args.path[number + 1 :]]
+        log = open_store(argparse.Namespace(**{**vars(args), "path": paths}), FIND)
+        printer = RowPrinter(args, out, log, is_silent=is_shown)
+        codes.append(_find_in(log, args, printer, out.progress))
+        if len(args.path) > 1 and printer.count:
+            rows = "1 row" if printer.count == 1 else f"{printer.count} rows"
+            note(f"{log.path}: found, {rows}{' with a problem' if printer.code else ', intact'}")
+        is_shown = is_shown or (printer.count > 0 and printer.code == CLEAN)
+    return max(codes)
+
+
+def _find_in(log: Log, args: argparse.Namespace, printer: RowPrinter, progress: ProgressBar) -> int:
+    """Print what a store has; `FINDINGS` where it has nothing, or something is lost."""
     reasons: list[str] = []
     pointers: list[Pointer] = []
-    for kind in kinds:
-        search = _Search(log, args.what, args.by is not None, printer, out.progress, pointers)
+    for kind in [args.by] if args.by else kinds_of(args.what):
+        search = _Search(log, args.what, args.by is not None, printer, progress, pointers)
         reasons.append(_FINDERS[kind](search))
         if printer.count:
             break
-    out.progress.clear()
+    progress.clear()
     for pointer in pointers:
         note(f"{log.path}: {pointer}")
     if printer.count:
@@ -190,7 +204,8 @@ def _by_key(search: _Search) -> str:
 def _by_scan(search: _Search, name: str, rows: Callable[[pa.RecordBatch], list[int]]) -> str:
     """Walks the whole log: the broker's IndexFile may lack messages (RocketMQ issue 7477)."""
     from pyspark_dledger.rocketmq.lost.damaged_ranges import damaged_rows
-    from pyspark_dledger.rocketmq.lost.pointers import pointers_of_key
+    from pyspark_dledger.rocketmq.lost.known_units import KnownMessage
+    from pyspark_dledger.rocketmq.lost.pointers import offsets_of_keys, pointers_to
 
     log, damaged = search.log, 0
     batches = log.scan(("kind", "pos", "size", "keys", "uniqKey", "problem"), verifyCrc=False)
@@ -201,10 +216,17 @@ def _by_scan(search: _Search, name: str, rows: Callable[[pa.RecordBatch], list[i
             pos = batch.column("pos")[row].as_py()
             for found in reader.between(pos, pos + batch.column("size")[row].as_py()):
                 search.printer.print(found)
-    pointers = pointers_of_key(log, {search.what, *_upper_id(search.what)}, raise_error)
+    offsets = offsets_of_keys(log, {search.what, *_upper_id(search.what)}, raise_error)
+    pointers = pointers_to(log, map(KnownMessage, offsets), raise_error)
     search.pointers.extend(pointers)
     if pointers:
         return f"expected a message with {name} {search.what}, found only units of it, and no intact message"
+    if offsets:
+        return (
+            f"expected a message with {name} {search.what}, found a message with other keys at commitLogOffset "
+            f"{offsets[0]}, where the index of keys has the hash: its properties may be damaged: run dledger diff with "
+            "all replicas"
+        )
     if damaged:
         places = "1 place is" if damaged == 1 else f"{damaged} places are"
         return (

@@ -30,7 +30,7 @@ _COLUMNS = ("java", "outcome", "beginIndex", "endIndex", "endTerm", "committedIn
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_stores(parser, EACH, "a version rejects the store, or truncates entries")
+    add_stores(parser, EACH, "a version rejects the store, truncates entries, or keeps damaged ones")
     version = parser.add_mutually_exclusive_group()
     text = "of DLedger, such as 0.3.1.2; default: every line of versions"
     version.add_argument("--java", metavar="VERSION", help=text)
@@ -86,8 +86,9 @@ def _warnings(silent: list[SilentDamage]) -> Iterator[str]:
     """Sentences about damaged entries that Java keeps."""
     if silent:
         yield (
-            f"warning: damaged, but they look whole: {len(silent)}. No version notices: this member would serve them, "
-            "and as leader push them to the others. Before a start, run dledger diff with all replicas:"
+            f"warning: {len(silent)} damaged entr{'y looks' if len(silent) == 1 else 'ies look'} whole. No version of "
+            "Java notices: this member would serve what is damaged, and as leader push it to the others. Before a "
+            "start, run dledger diff with all replicas:"
         )
     for each in silent[:_MAX_WARNINGS]:
         where = f"index {each.index}" if each.index is not None else f"pos {each.pos}"

@@ -59,8 +59,8 @@ def _known(message: KnownMessage) -> Iterator[str]:
         yield f"the index of keys has the hash at commitLogOffset {message.offset}"
 
 
-def pointers_of_key(log: StoreView, keys: Iterable[str], on_unreadable: OnUnreadable) -> list[Pointer]:
-    """The places without an intact message to which units with the hash of a key or uniqKey point, in any topic."""
+def offsets_of_keys(log: StoreView, keys: Iterable[str], on_unreadable: OnUnreadable) -> list[int]:
+    """The commitLogOffsets to which units with the hash of a key or uniqKey point, in any topic."""
     root = log.paths.root
     if root is None:
         return []
@@ -72,8 +72,7 @@ def pointers_of_key(log: StoreView, keys: Iterable[str], on_unreadable: OnUnread
     def has_hash(units: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
         return np.isin(units["keyHash"], hashes)
 
-    offsets = sorted({unit.offset for unit in key_units(root, has_hash, on_unreadable)})
-    return pointers_to(log, [KnownMessage(offset) for offset in offsets], on_unreadable)
+    return sorted({unit.offset for unit in key_units(root, has_hash, on_unreadable)})
 
 
 def pointers_to(log: StoreView, messages: Iterable[KnownMessage], on_unreadable: OnUnreadable) -> list[Pointer]:
