@@ -79,7 +79,7 @@ def change(member: Path, pos: int, data: bytes) -> None:
         stream.write(data)
 
 
-def test_what_nobody_has_becomes_a_listed_filler(tmp_path: Path) -> None:
+def test_what_nobody_has_becomes_a_listed_filler(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     group = golden_group(tmp_path, "mq-53-three")
     lost = [0, 50, 51, 300]
     for member in range(3):
@@ -95,6 +95,15 @@ def test_what_nobody_has_becomes_a_listed_filler(tmp_path: Path) -> None:
     assert [row["topic"] for row in entries if row["index"] in lost] == ["DLEDGER_LOST"] * 4
     assert {row["problem"] for row in entries} == {None}
     assert {row["code"] for row in audit(tmp_path / "result")} <= {"queueOffsetGap"}
+    target = str(tmp_path / "result")
+    assert [main(["find", target, index]) for index in ("50", "49")] == [1, 0]
+    assert "a filler of a salvage: no source had the entry" in capsys.readouterr().err
+    assert main(["lost", target, "--json"]) == 1
+    listed = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["index"] for row in listed] == lost
+    assert [(row["topic"], row["queueOffset"]) for row in listed] == [
+        (row["messages"][0]["topic"], row["messages"][0]["queueOffset"]) for row in rows
+    ]
 
 
 def test_copies_that_differ_without_a_checksum_are_refused(tmp_path: Path) -> None:
@@ -106,6 +115,7 @@ def test_copies_that_differ_without_a_checksum_are_refused(tmp_path: Path) -> No
     assert not (tmp_path / "result").exists()
     filled = salvage(SalvageRequest.of(group.members, undecided="filler"), tmp_path / "filled")
     assert (filled.lost, lost_indexes(tmp_path / "filled")) == (1, [7])
+    assert [main(["find", str(tmp_path / "filled"), "7"]), main(["lost", str(tmp_path / "filled")])] == [1, 1]
     chosen = salvage(SalvageRequest.of(group.members, undecided="majority"), tmp_path / "chosen")
     assert (chosen.lost, chosen.decided, list(differences(group, tmp_path / "chosen"))) == (0, 1, [])
     (row,) = map(json.loads, (tmp_path / "chosen/decided.jsonl").read_text().splitlines())

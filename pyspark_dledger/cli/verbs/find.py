@@ -65,7 +65,7 @@ def run(args: argparse.Namespace, out: Output) -> int:
         # Each store has the others as its replicas.
         paths = [args.path[number], *args.path[:number], *args.path[number + 1 :]]
         log = open_store(argparse.Namespace(**{**vars(args), "path": paths}), FIND)
-        printer = RowPrinter(args, out, log, is_silent=is_shown)
+        printer = _FindPrinter(args, out, log, is_silent=is_shown)
         codes.append(_find_in(log, args, printer, out.progress))
         if len(args.path) > 1 and printer.count:
             rows = "1 row" if printer.count == 1 else f"{printer.count} rows"
@@ -90,6 +90,28 @@ def _find_in(log: Log, args: argparse.Namespace, printer: RowPrinter, progress: 
         return FINDINGS if any(not pointer.is_expired for pointer in pointers) else printer.code
     note(f"{log.path}: {'; '.join(dict.fromkeys(reasons))}")
     return FINDINGS
+
+
+class _FindPrinter(RowPrinter):
+    """Prints rows, and says which are fillers of a salvage: what they stand for is lost."""
+
+    def __init__(self, args: argparse.Namespace, out: Output, log: Log, is_silent: bool) -> None:
+        from pyspark_dledger.log.io.salvage_fillers import SalvageFillers
+
+        super().__init__(args, out, log, is_silent=is_silent)
+        self._path, self._fillers = log.path, SalvageFillers(log.paths)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((*super().columns, "kind", "topic")))
+
+    def print(self, batch: pa.RecordBatch, limit: int | None = None) -> None:
+        from pyspark_dledger.log.io.salvage_fillers import PROBLEM
+
+        super().print(batch, limit)
+        for number in self._fillers.numbers(batch.slice(0, limit)):
+            self.code = FINDINGS
+            note(f"{self._path}: pos {batch['pos'][number].as_py()}: {PROBLEM}")
 
 
 def kinds_of(what: str) -> list[str]:

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
 from pyspark_dledger.format.spec import DLEDGER, Filters
+from pyspark_dledger.log.io.salvage_fillers import PROBLEM, SalvageFillers
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.plan import plan_between, plan_up_to, read_partition
 from pyspark_dledger.log.store_view import StoreView
@@ -57,7 +58,7 @@ class DamagedRange:
 def damaged_ranges(
     log: StoreView, start: int = 0, end: int = INT64_MAX, progress: Progress | None = None
 ) -> list[DamagedRange]:
-    """The damaged places among the rows that begin in ``[start, end)``, in the order of the log.
+    """The damaged places and fillers of a salvage among the rows that begin in ``[start, end)``, in log order.
 
     Row boundaries are expected at both positions. Adjacent corrupt rows are one place. Raises StoreError.
     """
@@ -67,7 +68,7 @@ def damaged_ranges(
     else:
         partitions = plan_between(log, COLUMNS, options, Filters(), None, start, end)
     total, done = sum(partition.size for partition in partitions), 0
-    found = _Collector()
+    found = _Collector(SalvageFillers(log.paths))
     for partition in partitions:
         for batch in read_partition(partition):
             found.add(batch)
@@ -88,7 +89,8 @@ def end_range(log: StoreView, ranges: list[DamagedRange]) -> DamagedRange:
 
 
 class _Collector:
-    def __init__(self) -> None:
+    def __init__(self, fillers: SalvageFillers) -> None:
+        self._fillers = fillers
         self.ranges: list[DamagedRange] = []
         self._before = Neighbour()
         self._waiting = 0
@@ -98,10 +100,13 @@ class _Collector:
         if not batch.num_rows:
             return
         at = 0
-        for number in damaged_rows(batch):
+        fillers = set(self._fillers.numbers(batch))
+        for number in sorted({*damaged_rows(batch), *fillers}):
             self._pass(batch, at, number)
             row = {name: batch[name][number].as_py() for name in COLUMNS if name != "storeTimestamp"}
             row["storeTimestamp"] = _stored(batch, number)
+            if number in fillers:
+                row.update(self._fillers.known_at(row["pos"]), problem=PROBLEM)
             self._add_row(row)
             at = number + 1
         self._pass(batch, at, batch.num_rows)

@@ -16,9 +16,10 @@ from pyspark_dledger.format.layout import (
     TRANSACTION_FLAGS,
 )
 from pyspark_dledger.format.message import encode_message
+from pyspark_dledger.log.io.salvage_fillers import TOPIC
 from pyspark_dledger.log.salvage.lost_entries import LostEntry
 
-TOPIC = b"DLEDGER_LOST"
+_TOPIC = TOPIC.encode()
 MIN_SIZE = MIN_MESSAGE_SIZE + 1
 """Bytes of the smallest filler: its topic has one character."""
 
@@ -45,9 +46,9 @@ def message_filler(size: int, position: int, store_timestamp: int) -> bytes:
     """A rolled-back message of `size` bytes at a position of the log; its storeTimestamp is in milliseconds."""
     space = size - MIN_MESSAGE_SIZE
     # With a CRC for brokers with forceVerifyPropCRC, if there is space.
-    has_crc = space > PROPERTY_CRC_SIZE + len(TOPIC)
+    has_crc = space > PROPERTY_CRC_SIZE + len(_TOPIC)
     space -= PROPERTY_CRC_SIZE if has_crc else 0
-    topic = TOPIC[:space]
+    topic = _TOPIC[:space]
     return encode_message(
         topic,
         bytes(space - len(topic)),

@@ -23,6 +23,7 @@ from pyspark_dledger.common.uris import local_target
 from pyspark_dledger.errors import OptionError, StoreError
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER
 from pyspark_dledger.log.io.entry_reads import segment_at
+from pyspark_dledger.log.io.salvage_fillers import LOST_FILE
 from pyspark_dledger.log.io.unfinished import MANIFEST, RUNNING
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.salvage.lost_entries import LostEntry
@@ -50,8 +51,6 @@ from pyspark_dledger.rocketmq.work_parts import MapParts, map_here
 _VERSION = 1
 _FORM = "salvage"
 _IGNORED = {"lost+found", f"{MANIFEST}.tmp"}
-LOST_FILE = "lost.jsonl"
-"""The list of what no source has, in the target."""
 DECIDED_FILE = "decided.jsonl"
 """The list of entries whose copies differ and that the request decided, in the target."""
 

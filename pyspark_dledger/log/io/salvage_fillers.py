@@ -1,0 +1,54 @@
+"""Tells the fillers of a salvage from other rows: they stand for entries that no source had."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pyspark_dledger.log.io.files import is_remote_path
+from pyspark_dledger.log.io.store_paths import StorePaths
+
+TOPIC = "DLEDGER_LOST"
+"""The topic of fillers, which are rolled-back messages."""
+LOST_FILE = "lost.jsonl"
+"""The list of what no source has, in the target of a salvage."""
+PROBLEM = "a filler of a salvage: no source had the entry"
+
+
+class SalvageFillers:
+    """The fillers of one store: by their topic, and by the list of its salvage, which also has what was known."""
+
+    def __init__(self, paths: StorePaths) -> None:
+        self._listed = {row["pos"]: row for row in _listed(paths)}
+
+    def numbers(self, batch: pa.RecordBatch) -> list[int]:
+        """The numbers of the rows that are fillers; the batch has the columns pos and topic."""
+        found: npt.NDArray[np.bool_] = np.asarray(pc.fill_null(pc.equal(batch["topic"], TOPIC), False))
+        if self._listed:
+            is_listed = np.isin(np.asarray(batch["pos"]), list(self._listed))
+            found = found | (is_listed & np.asarray(pc.invert(pc.is_in(batch["kind"], pa.array(["corrupt", "blank"])))))
+        numbers: list[int] = np.flatnonzero(found).tolist()
+        return numbers
+
+    def known_at(self, pos: int) -> dict[str, Any]:
+        """What queues knew of the message whose filler is at a position."""
+        messages: Sequence[dict[str, Any]] = self._listed.get(pos, {}).get("messages", [])
+        known = messages[0] if len(messages) == 1 else {}
+        return {name: known.get(name) for name in ("topic", "queueId", "queueOffset")}
+
+
+def _listed(paths: StorePaths) -> list[dict[str, Any]]:
+    """The rows of the list; none without one, or if it is damaged."""
+    if paths.root is None or is_remote_path(paths.root):
+        return []
+    try:
+        rows = [json.loads(line) for line in (paths.root / LOST_FILE).read_text(encoding="utf-8").splitlines()]
+    except (OSError, ValueError, RecursionError):
+        return []
+    return [row for row in rows if isinstance(row, dict) and isinstance(row.get("pos"), int)]
