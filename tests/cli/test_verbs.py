@@ -196,6 +196,17 @@ def test_a_diff_of_a_folder_compares_its_nodes(case_folder: Callable[[str], Path
     assert of_folder.out == run("diff", *(folder / node for node in THREE), "--json").out
 
 
+def test_a_diff_names_the_path_of_a_member_in_a_folder_of_another_name(
+    case_folder: Callable[[str], Path], tmp_path: Path, run: Callable[..., Ran]
+) -> None:
+    folder, healthy = case_folder("mq-53-three"), tmp_path / "healthy"
+    shutil.copytree(folder / "n0", healthy)
+    out = run("diff", healthy, folder / "n2").out
+    assert f"\nn0 ({healthy}) may start and be elected" in out and "\nn2 may start" in out
+    done = run("diff", folder / "n0", folder)
+    assert done.code == 2 and "give the path of one of them, or to compare, of each" in done.err
+
+
 def test_a_diff_names_the_divergence(case_folder: Callable[[str], Path], run: Callable[..., Ran]) -> None:
     paths = [case_folder("raw-three-diverged") / node for node in THREE]
     out = run("diff", *paths).out

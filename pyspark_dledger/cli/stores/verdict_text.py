@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
+from pathlib import PurePath
 from typing import TYPE_CHECKING
 
-from pyspark_dledger.cli.output.rows import range_text
+from pyspark_dledger.cli.output.rows import cell, range_text
 
 if TYPE_CHECKING:
     from pyspark_dledger.log.diff.elections import Loss
@@ -26,8 +27,14 @@ def verdict_lines(found: GroupVerdict, headers: Ranges, queues: str = "") -> Ite
     if queues and not is_restorable(found, headers):
         yield f"  {queues}"
     for member in found.members:
-        yield f"{member.node} {member_text(member)}"
+        yield f"{shown_name(member)} {member_text(member)}"
     yield f"next: {next_text(found)}"
+
+
+def shown_name(member: MemberVerdict) -> str:
+    """The id of a member, and its path where the last folder has another name."""
+    name = PurePath(member.path).name
+    return member.node if name in (member.node, f"dledger-{member.node}") else f"{member.node} ({cell(member.path)})"
 
 
 def is_restorable(found: GroupVerdict, headers: Ranges) -> bool:
@@ -118,9 +125,10 @@ def next_text(found: GroupVerdict) -> str:
     if not damaged:
         return f"{_command('verify', [member.path for member in found.members])} --least warning; if clean, start them"
     if complete:
-        donor, names = complete[0], _names([member.node for member in damaged])
+        donor, names = complete[0], _names([shown_name(member) for member in damaged])
         return (
-            f"{_command('verify', [donor.path])} --least warning; if clean, replace {names} by a copy of {donor.node} "
+            f"{_command('verify', [donor.path])} --least warning; if clean, replace {names} by a copy of "
+            f"{shown_name(donor)} "
             "(docs/operations.md, copy a peer)"
         )
     return f"no member is complete; make one: {_command('salvage', [member.path for member in found.members])} --to NEW"

@@ -31,7 +31,7 @@ _COLUMNS = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_stores(parser, "several are replicas: what one has intact is not lost for good", "something is lost")
+    add_stores(parser, "several are replicas: what one has intact is not lost for good", "something is or may be lost")
     text = "a file with a key, uniqKey or tag on each line: names those whose hash a lost message has"
     parser.add_argument("--candidates", metavar="FILE", help=text)
 

@@ -186,7 +186,8 @@ def _of_root(path: str, root: Path, names: list[str], self_id: str | None, extra
     inner = [name for name in names if (root / name).is_dir() and _is_store(root / name)]
     if inner:
         raise StoreError(
-            f"{path}: expected {_ACCEPTED}, found stores in {_listed(inner)}: give the path of one of them"
+            f"{path}: expected {_ACCEPTED}, found stores in {_listed(inner)}: give the path of one of them, "
+            "or to compare, of each"
         )
     raise StoreError(f"{path}: expected {_ACCEPTED}, found {_listed(names)}: this is not a store")
 
