@@ -230,7 +230,11 @@ def test_config_is_the_first_intact_one(tmp_path: Path) -> None:
     for member, text in zip(group.members, ("{broken", '{"of": 1}', '{"of": 2}'), strict=True):
         (member / "config").mkdir()
         (member / "config/topics.json").write_text(text)
-    salvage(SalvageRequest.of(group.members), tmp_path / "result")
+    for member in group.members:
+        shutil.rmtree(member / "compaction", ignore_errors=True)
+    (group.members[1] / "compaction").mkdir()
+    report = salvage(SalvageRequest.of(group.members), tmp_path / "result")
+    assert f"compaction is not salvaged: if the broker needs it, copy {group.members[1]}/compaction" in report.notes
     assert (tmp_path / "result/config/topics.json").read_text() == '{"of": 1}'
     term = (tmp_path / "result/dledger-n0/currterm").read_text()
     assert term == (group.members[0] / "dledger-n0/currterm").read_text()
@@ -286,7 +290,9 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
         (7, 899, "n0"),
     ]
     assert main(["salvage", *paths, "--to", str(tmp_path / "result")]) == 0
-    assert "read back and verified" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "read back and verified" in printed
+    assert printed.splitlines()[-1].startswith(f"next: dledger verify {tmp_path}/result --least warning")
     assert main(["salvage", *paths]) == 2
     assert "expected either --to TARGET or --plan" in capsys.readouterr().err
 

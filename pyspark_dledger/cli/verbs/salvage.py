@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
@@ -47,7 +48,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--undecided", choices=_UNDECIDED, default="refuse", metavar="WHAT", help=text)
     text = "for an undecided entry, take the copy of this source; repeatable"
     parser.add_argument("--take", action="append", default=[], metavar="INDEX=ID", help=text)
-    text = "restore the log of this source; default: the one with the last entry that has all committed entries"
+    text = (
+        "restore the log of this source; default: the one with the last term and index that has all committed entries"
+    )
     parser.add_argument("--log-of", dest="log_of", metavar="ID", help=text)
     text = "do the work in Spark tasks, at a master such as local[4] or spark://HOST:7077"
     parser.add_argument("--spark", metavar="MASTER", help=text)
@@ -114,7 +117,7 @@ def _salvage(args: argparse.Namespace, request: SalvageRequest, map_parts: MapPa
         note(str(error))
         return FINDINGS
     except KeyboardInterrupt:
-        note(f"interrupted: the same command continues the salvage in {args.to}")
+        note(f"interrupted: run the same command again to finish the salvage in {args.to}")
         raise
     out.progress.clear()
     if args.json:
@@ -142,6 +145,8 @@ def _print(report: SalvageReport, out: Output) -> None:
         out.line(f"  {printable(text)}")
     for text in report.notes:
         out.line(f"note: {printable(text)}")
+    target = shlex.quote(printable(report.target))
+    out.line(f"next: dledger verify {target} --least warning; if clean, start it, and replace the others by copies")
 
 
 def _runner(master: str | None, opened: ExitStack) -> MapParts:

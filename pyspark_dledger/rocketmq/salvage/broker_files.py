@@ -49,8 +49,9 @@ def write_broker_files(
         yield from builder.notes_of_queues(built)
     yield from _copy_config(roots, target)
     for name in _LEFT_OUT:
-        if any((root / name).exists() for root in roots):
-            yield f"{name} is not salvaged: copy it from a source if the broker needs it"
+        having = next((root / name for root in roots if (root / name).exists()), None)
+        if having is not None:
+            yield f"{name} is not salvaged: if the broker needs it, copy {having}"
     sync_dir(target)
 
 
