@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,7 @@ from pyspark_dledger.log.salvage.plan_rows import plan_rows
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.log.verify.verify_store import verify
 from pyspark_dledger.rocketmq.salvage import SalvageRequest, plan, salvage
+from pyspark_dledger.rocketmq.salvage.known_messages import _time_text
 from tests.salvage.groups import GOLDENS, Group, damage, differences, generated_group, golden_group, lost_indexes
 from tests.support.dispatching import audit
 from tests.support.generate import mq_message, rows_of, write_commitlog
@@ -79,6 +81,10 @@ def change(member: Path, pos: int, data: bytes) -> None:
         stream.write(data)
 
 
+def test_times_of_damaged_units_are_no_error() -> None:
+    assert [_time_text(time) for time in (None, 0, 2**62, 2**70)] == [None, "1970-01-01T00:00:00.000Z", None, None]
+
+
 def test_what_nobody_has_becomes_a_listed_filler(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     group = golden_group(tmp_path, "mq-53-three")
     lost = [0, 50, 51, 300]
@@ -91,6 +97,7 @@ def test_what_nobody_has_becomes_a_listed_filler(tmp_path: Path, capsys: pytest.
     assert [set(row["problems"]) for row in rows] == [{"n0", "n1", "n2"}] * 4
     assert {len(row["messages"]) for row in rows} == {1}
     assert rows[1]["messages"][0]["witnesses"] == ["consumeQueue", "indexFile"]
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+Z", rows[1]["messages"][0]["firstStoreTimestamp"])
     entries = rows_of(open_log(tmp_path / "result").scan(columns=("index", "topic", "transaction", "problem")))
     assert [row["topic"] for row in entries if row["index"] in lost] == ["DLEDGER_LOST"] * 4
     assert {row["problem"] for row in entries} == {None}

@@ -6,7 +6,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from pyspark_dledger.common.java_text import java_hash
+from pyspark_dledger.format.json_text import time_texts
 from pyspark_dledger.format.layout import (
     ENTRY_HEADER_SIZE,
     PROPERTY_TAGS,
@@ -71,6 +74,7 @@ def chosen_rows(plan: SalvagePlan) -> Iterator[dict[str, Any]]:
 
 
 def _message_row(known: KnownMessage) -> dict[str, Any]:
+    first, last = _time_text(known.first_stored), _time_text(known.last_stored)
     return {
         "commitLogOffset": known.offset,
         "storeSize": known.size,
@@ -79,10 +83,18 @@ def _message_row(known: KnownMessage) -> dict[str, Any]:
         "queueOffset": known.queue_offset,
         "tagsCode": known.tags_code,
         "keyHashes": known.key_hashes,
-        "firstStoreTimestamp": known.first_stored,
-        "lastStoreTimestamp": known.last_stored,
+        "firstStoreTimestamp": first,
+        "lastStoreTimestamp": last,
         "witnesses": known.witnesses,
     }
+
+
+def _time_text(microseconds: int | None) -> str | None:
+    """A time since 1970; None for one that no calendar has: units can be damaged."""
+    try:
+        return time_texts(pa.array([microseconds], pa.timestamp("us", "UTC")))[0]
+    except (ValueError, OverflowError):
+        return None
 
 
 def confirmed_by_units(
