@@ -46,7 +46,7 @@ test: $(INSTALLED) ## run the test suite, files side by side; ARGS goes to pytes
 
 .PHONY: test-fast
 test-fast: $(INSTALLED) ## run the tests that need no Spark and no Java and are not slow; ARGS goes to pytest
-	@$(SPARK) $(PYTHON_BIN) -m pytest -n 3 -m "not spark and not java and not slow" $(ARGS)
+	@$(SPARK) $(PYTHON_BIN) -m pytest -n auto --maxprocesses 4 -m "not spark and not java and not slow" $(ARGS)
 
 .PHONY: test-spark-versions
 test-spark-versions: $(PYSPARK_VERSIONS:%=test-spark-%) ## run the smoke tests on PySpark 4.0, 4.1 and 4.2

@@ -29,6 +29,11 @@ for name, flags in {**SHORT_LIVED, **spark_archive.environment()}.items():
     os.environ.setdefault(name, flags)
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """One worker more than processors: tests also wait for clocks, timers and other processes."""
+    return (os.cpu_count() or 1) + 1
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what starts Spark or Java; files that take long come first, so that no worker waits for the last one."""
     last = len(LONG)
