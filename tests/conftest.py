@@ -97,6 +97,13 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     session.stop()
 
 
+@pytest.fixture(autouse=True)
+def active_session(request: pytest.FixtureRequest) -> None:
+    """Make the session active in this thread: without one, Spark finds no Python data source for a write."""
+    if "spark" in request.fixturenames:
+        request.getfixturevalue("spark").createDataFrame([(1,)], "number int")
+
+
 @pytest.fixture(scope="session")
 def case_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Path]]:
     """Gives the unpacked folder of a golden case, to be read only: every file is checked at the end."""
