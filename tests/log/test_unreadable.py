@@ -100,6 +100,7 @@ def is_clean(path: Path) -> bool:
         return False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_a_store_with_an_unreadable_file_is_never_clean(unpacked: Callable[[str], Path], case: str, way: str) -> None:
     root = unpacked(case)
@@ -114,6 +115,7 @@ def test_a_store_with_an_unreadable_file_is_never_clean(unpacked: Callable[[str]
     assert clean == []
 
 
+@pytest.mark.slow
 def test_a_store_with_an_unreadable_folder_is_never_clean(unpacked: Callable[[str], Path], case: str) -> None:
     root = unpacked(case)
     is_clean(root)
@@ -181,6 +183,7 @@ def test_no_verb_says_all_is_well(
     assert "Permission denied" in printed.out + printed.err
 
 
+@pytest.mark.slow
 def test_a_report_is_written_and_names_what_cannot_be_read(unpacked: Callable[[str], Path], tmp_path: Path) -> None:
     root = unpacked("mq-53-single")
     for name in ("consumequeue/PayTopic/0/00000000000000000000", "checkpoint", "dledger-n0/checkpoint"):

@@ -94,7 +94,8 @@ def test_entries_that_are_intact_nowhere_are_lost(tmp_path: Path, engine: str, s
     assert found.verdict.lost_entries.entries == len(lost)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
 def test_a_damaged_group_of_brokers(case_folder: Callable[[str], Path], tmp_path: Path, engine: str, seed: int) -> None:
     rng = random.Random(seed)
     folder = case_folder("mq-53-three")
@@ -133,8 +134,9 @@ def test_diff_salvage_and_lost_agree_on_copies_that_differ(
     assert "--to NEW --undecided majority" in steps and "--columns index,body,properties" in steps
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["mq-498-three-diverged", "raw-three-diverged", "raw-040-snapshot-keep"])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 def test_a_group_that_was_damaged_while_it_was_diverged(
     case_folder: Callable[[str], Path], tmp_path: Path, engine: str, seed: int, case: str
 ) -> None:

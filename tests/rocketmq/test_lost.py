@@ -172,6 +172,7 @@ def test_without_units_the_count_is_never_too_high(
             assert is_all
 
 
+@pytest.mark.slow
 def test_what_one_replica_has_is_not_lost_for_good(case_folder: Callable[[str], Path], tmp_path: Path) -> None:
     """Three replicas, each damaged elsewhere, and one place on all of them."""
     for node in ("n0", "n1", "n2"):
