@@ -30,8 +30,8 @@ for name, flags in {**SHORT_LIVED, **spark_archive.environment()}.items():
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """Two workers more than processors: tests also wait for clocks, timers and other processes."""
-    return (os.cpu_count() or 1) + 2
+    """One worker more than processors: tests also wait for clocks, timers and other processes."""
+    return (os.cpu_count() or 1) + 1
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
