@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyspark_dledger.cli.output.rows import Row, cell, range_text
+from pyspark_dledger.common.adjacent import merge_adjacent
 
 if TYPE_CHECKING:
     from pyspark_dledger.log import Log
@@ -44,18 +45,18 @@ def _ignore(_: Exception) -> None:
 
 
 def _ranges(known: Iterable[tuple[str | None, int | None, int | None]]) -> Iterator[Row]:
-    last: Row | None = None
-    for topic, queue_id, offset in sorted(known, key=lambda item: (item[0] or "", item[1] or 0, item[2] or 0)):
-        if last is not None and (last["topic"], last["queueId"], last["lastQueueOffset"] + 1) == (
-            *(topic, queue_id, offset),
-        ):
-            last["lastQueueOffset"] = offset
-            continue
-        if last is not None:
-            yield last
-        last = {"topic": topic, "queueId": queue_id, "firstQueueOffset": offset, "lastQueueOffset": offset}
-    if last is not None:
-        yield last
+    ordered = sorted(known, key=lambda item: (item[0] or "", item[1] or 0, item[2] or 0))
+    rows: Iterator[Row] = (
+        {"topic": topic, "queueId": queue_id, "firstQueueOffset": offset, "lastQueueOffset": offset}
+        for topic, queue_id, offset in ordered
+    )
+    return merge_adjacent(rows, _joined)
+
+
+def _joined(last: Row, row: Row) -> Row | None:
+    is_next = (last["topic"], last["queueId"]) == (row["topic"], row["queueId"])
+    is_next = is_next and last["lastQueueOffset"] + 1 == row["firstQueueOffset"]
+    return {**last, "lastQueueOffset": row["lastQueueOffset"]} if is_next else None
 
 
 def queues_text(rows: Sequence[Row]) -> str:

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
+from pyspark_dledger.common.adjacent import merge_adjacent
 from pyspark_dledger.common.integers import INT64_MIN
 from pyspark_dledger.format.spec import Filters, ScanRequest, Segment
 from pyspark_dledger.log.diff.entry_slices import ReplicaShare
@@ -128,21 +129,14 @@ def read_ranges(part: DiffPart) -> Iterator[IndexRange]:
 
 def merged(rows: Iterable[DiffRow]) -> Iterator[DiffRow]:
     """The rows, with adjacent ones of the same verdict merged."""
-    last: DiffRow | None = None
-    for row in rows:
-        if last is not None and _continues(last, row):
-            last = replace(last, last_index=row.last_index)
-            continue
-        if last is not None:
-            yield last
-        last = row
-    if last is not None:
-        yield last
+    return merge_adjacent(rows, _joined)
 
 
-def _continues(last: DiffRow, row: DiffRow) -> bool:
+def _joined(last: DiffRow, row: DiffRow) -> DiffRow | None:
     same = replace(row, first_index=last.first_index, last_index=last.last_index, first_pos=last.first_pos)
-    return last.last_index + 1 == row.first_index and same == last and last.verdict not in (COMMITTED, ON_MAJORITY)
+    if last.last_index + 1 != row.first_index or same != last or last.verdict in (COMMITTED, ON_MAJORITY):
+        return None
+    return replace(last, last_index=row.last_index)
 
 
 def row_of(found: IndexRange, group: ReplicaGroup) -> DiffRow:

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from itertools import pairwise
 from typing import NamedTuple
 
+from pyspark_dledger.common.adjacent import merge_adjacent
 from pyspark_dledger.format.layout import MIN_BLANK_SIZE
 from pyspark_dledger.log.diff.commit_log.frames import DAMAGED as DAMAGED_FRAME
 from pyspark_dledger.log.diff.commit_log.frames import ODD, Frames, read_frames
@@ -53,17 +54,14 @@ def compare_positions(replicas: Sequence[CommitLogReplica]) -> Iterator[PosRange
     Raises StoreError if a file cannot be read.
     """
     epoch_starts = _epoch_starts(replicas)
-    last: PosRange | None = None
-    for part in _ranges(replicas):
-        if last is not None and part.start not in epoch_starts and _continues(last, part):
-            byte = last.byte if last.byte is not None else part.byte
-            last = last._replace(end=part.end, messages=last.messages + part.messages, byte=byte, is_message=False)
-            continue
-        if last is not None:
-            yield last
-        last = part
-    if last is not None:
-        yield last
+
+    def joined(last: PosRange, part: PosRange) -> PosRange | None:
+        if part.start in epoch_starts or not _continues(last, part):
+            return None
+        byte = last.byte if last.byte is not None else part.byte
+        return last._replace(end=part.end, messages=last.messages + part.messages, byte=byte, is_message=False)
+
+    yield from merge_adjacent(_ranges(replicas), joined)
 
 
 def _epoch_starts(replicas: Sequence[CommitLogReplica]) -> set[int]:

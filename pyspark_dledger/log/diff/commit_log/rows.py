@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from pyspark_dledger.common.adjacent import merge_adjacent
 from pyspark_dledger.format.epoch_file import epoch_at
 from pyspark_dledger.log.diff.commit_log.queue_checks import decided_by_queues
 from pyspark_dledger.log.diff.commit_log.ranges import DAMAGED as DAMAGED_STATE
@@ -49,22 +50,15 @@ class PosRow:
 def pos_rows(replicas: Sequence[CommitLogReplica], ranges: Iterable[PosRange]) -> Iterator[PosRow]:
     """The rows for all ranges of a comparison, merged."""
     judge = _Judge(replicas, list(decided_by_queues(replicas, ranges)))
-    last: PosRow | None = None
-    for row in judge.rows():
-        if last is not None and _continues(last, row):
-            byte = last.first_byte if last.first_byte is not None else row.first_byte
-            last = replace(last, last_pos=row.last_pos, messages=last.messages + row.messages, first_byte=byte)
-            continue
-        if last is not None:
-            yield last
-        last = row
-    if last is not None:
-        yield last
+    yield from merge_adjacent(judge.rows(), _joined)
 
 
-def _continues(last: PosRow, row: PosRow) -> bool:
+def _joined(last: PosRow, row: PosRow) -> PosRow | None:
     same = ("verdict", "nodes", "terms", "damaged", "intact")
-    return last.last_pos + 1 == row.first_pos and all(getattr(last, name) == getattr(row, name) for name in same)
+    if last.last_pos + 1 != row.first_pos or any(getattr(last, name) != getattr(row, name) for name in same):
+        return None
+    byte = last.first_byte if last.first_byte is not None else row.first_byte
+    return replace(last, last_pos=row.last_pos, messages=last.messages + row.messages, first_byte=byte)
 
 
 class _Judge:
