@@ -99,6 +99,10 @@ format: $(INSTALLED_LINT) ## format Python and C++
 fuzz: $(INSTALLED) ## fuzz the native engine (needs clang), TIME=SECONDS for each target; ARGS goes to tests.fuzz
 	@$(PYTHON_BIN) -m tests.fuzz $(if $(TIME),--seconds $(TIME)) $(ARGS)
 
+.PHONY: properties
+properties: $(INSTALLED) ## run the property tests on new random examples; ARGS goes to pytest
+	@$(SPARK) $(PYTHON_BIN) -m pytest -n auto -m hypothesis --hypothesis-profile=random $(ARGS)
+
 .PHONY: simulate
 simulate: $(INSTALLED) ## play the core in a simulated world of faults, COUNT=20000 seeds; ARGS="--seed N" replays one
 	@$(PYTHON_BIN) -m tests.simulation --count $(or $(COUNT),20000) $(ARGS)

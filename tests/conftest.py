@@ -10,11 +10,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 from pyspark.sql import SparkSession
 
 from pyspark_dledger.format.engine import Engine, get_engine
 from tests.support import golden, spark_archive
 from tests.support.spark_cluster import SHORT_LIVED
+
+# The suite gives the same answer in every run; `make properties` draws other examples.
+settings.register_profile("suite", derandomize=True)
+settings.register_profile("random", derandomize=False, print_blob=True)
+settings.load_profile("suite")
 
 LONG = ("slow", "java", "spark")
 """Markers of tests that take long, the longest first."""
