@@ -161,6 +161,10 @@ class TermRun(NamedTuple):
     pos: int
     entries: int
 
+    def joined(self, following: TermRun) -> TermRun | None:
+        """Both runs as one; None if their terms differ."""
+        return self._replace(entries=self.entries + following.entries) if self.term == following.term else None
+
 
 class Extent(NamedTuple):
     """Adjacent bytes of one kind: entry, message, blank, unwritten, stale or corrupt."""

@@ -6,6 +6,7 @@ from bisect import bisect_right
 from functools import cached_property
 from typing import NamedTuple, TypeVar
 
+from pyspark_dledger.common.adjacent import merge_adjacent
 from pyspark_dledger.common.integers import INT64_MIN
 from pyspark_dledger.common.uris import store_path
 from pyspark_dledger.errors import StoreError, UnreadableError
@@ -194,14 +195,12 @@ class StoreView:
 
     def term_runs(self) -> list[TermRun]:
         """The terms of all DLedger entries, each with its first index and number of entries."""
-        runs: list[TermRun] = []
-        for segment in self.ledger_segments:
-            for run in self.engine.term_runs(segment, segment.base, self.segment_end(segment)):
-                if runs and runs[-1].term == run.term:
-                    runs[-1] = runs[-1]._replace(entries=runs[-1].entries + run.entries)
-                else:
-                    runs.append(run)
-        return runs
+        runs = (
+            run
+            for segment in self.ledger_segments
+            for run in self.engine.term_runs(segment, segment.base, self.segment_end(segment))
+        )
+        return list(merge_adjacent(runs, TermRun.joined))
 
     @property
     def divided_commitlog_offset(self) -> int:

@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 
 from pyspark_dledger.errors import OptionError, StoreError
 from pyspark_dledger.log import Log, open_log
+from pyspark_dledger.log.copies import segment_bytes
+from pyspark_dledger.log.diff import equal_bytes
 from pyspark_dledger.log.diff.comparison import Comparison, compare
 from pyspark_dledger.log.diff.diff_table import VERDICTS, DiffRow, diff_rows, merged, plan_diff, read_diff
 from pyspark_dledger.log.diff.digests import file_digests, range_digest
@@ -509,7 +511,7 @@ def test_rows_cover_every_index_once(tmp_path_factory: pytest.TempPathFactory, d
     for engine, window in (("native", 2**18), ("native", 700), ("python", 300)):
         for options in ({}, {"maxPartitionBytes": data.draw(st.integers(1, 20000), "part")}):
             log = opened(stores, engine)
-            with patch.multiple("pyspark_dledger.log.diff.equal_bytes", WINDOW=window, RANGE_BYTES=2 * window):
+            with patch.object(segment_bytes, "WINDOW", window), patch.object(equal_bytes, "RANGE_BYTES", 2 * window):
                 rows = [row for part in plan_diff(log, parse_options(options)) for row in read_diff(part)]
             by_engine.append(list(merged(rows)))
     assert all(rows == by_engine[0] for rows in by_engine)

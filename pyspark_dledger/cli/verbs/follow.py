@@ -15,6 +15,7 @@ from pyspark_dledger.cli.output.stream import Output, note
 from pyspark_dledger.cli.stores.open_stores import open_store
 from pyspark_dledger.cli.stores.row_printer import RowPrinter
 from pyspark_dledger.cli.stores.row_reader import RowReader
+from pyspark_dledger.common.adjacent import merge_adjacent
 from pyspark_dledger.common.uris import check_local
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.spec import DLEDGER, TermRun
@@ -137,14 +138,12 @@ class _Tail:
         return pos
 
     def _remember(self, log: Log, start: int, end: int) -> None:
+        runs = list(self._runs)
         for segment in log.ledger_segments:
             low, high = max(segment.base, start), min(log.segment_end(segment), end)
             if low < high:
-                for run in log.engine.term_runs(segment, low, high):
-                    if self._runs and self._runs[-1].term == run.term:
-                        self._runs[-1] = self._runs[-1]._replace(entries=self._runs[-1].entries + run.entries)
-                    else:
-                        self._runs.append(run)
+                runs += log.engine.term_runs(segment, low, high)
+        self._runs = list(merge_adjacent(runs, TermRun.joined))
         if self._runs:
             self._last = _entry(log, _last_index(self._runs))
 

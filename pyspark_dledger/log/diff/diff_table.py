@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pyspark_dledger.common.adjacent import merge_adjacent
 from pyspark_dledger.common.integers import INT64_MIN
 from pyspark_dledger.format.spec import Filters, ScanRequest, Segment
-from pyspark_dledger.log.diff.entry_slices import ReplicaShare
+from pyspark_dledger.log.copies.entry_slices import ReplicaShare
 from pyspark_dledger.log.diff.index_ranges import IndexRange, compare_entries
 from pyspark_dledger.log.diff.replica_group import Replica, ReplicaGroup, group_of
 from pyspark_dledger.log.options import ReadOptions

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from io import FileIO
 from typing import NamedTuple
 
+from pyspark_dledger.common.uris import RemoteUri
 from pyspark_dledger.format.spec import Filters, IntFilter, ScanRequest
+from pyspark_dledger.log.copies.segment_bytes import SegmentBytes, unequal_windows
 from pyspark_dledger.log.io.entry_reads import entry_at
 from pyspark_dledger.log.io.store_engine import read_engine
 from pyspark_dledger.log.plan import Partition
 
-WINDOW = 256 * 1024
 # Bytes around a difference in which each entry is compared.
 RANGE_BYTES = 64 * 1024 * 1024
 
@@ -57,33 +57,13 @@ def _ranges(partition: Partition) -> list[ScanRequest]:
     return [part for part in partition.ranges if isinstance(part, ScanRequest)]
 
 
-def _unequal_windows(requests: Sequence[ScanRequest]) -> Iterator[tuple[int, int]]:
-    """The windows of positions in which the bytes of replicas differ or cannot be read."""
+def _unequal_windows(requests: Sequence[ScanRequest]) -> list[tuple[int, int]]:
+    """The ranges of positions in which the bytes of replicas differ or cannot be read; all of remote files."""
     start, end = requests[0].start, min(request.end for request in requests)
-    with ExitStack() as stack:
-        try:
-            files = [stack.enter_context(FileIO(request.segment.path)) for request in requests]
-        except OSError:
-            yield start, end
-            return
-        base = requests[0].segment.base
-        buffers = [bytearray(WINDOW) for _ in files]
-        for at in range(start, end, WINDOW):
-            if end - at < WINDOW:
-                buffers = [bytearray(end - at) for _ in files]
-            # Reused buffers stay in the processor's cache.
-            is_read = all(_fill(buffer, file, at - base) for buffer, file in zip(buffers, files, strict=True))
-            if not is_read or any(buffer != buffers[0] for buffer in buffers[1:]):
-                yield at, at + len(buffers[0])
-
-
-def _fill(buffer: bytearray, file: FileIO, offset: int) -> bool:
-    """Fill a buffer from a file; false if that is not possible."""
-    try:
-        file.seek(offset)
-        return file.readinto(buffer) == len(buffer)
-    except OSError:
-        return False
+    if any(isinstance(request.segment.path, RemoteUri) for request in requests):
+        return [(start, end)]
+    with ExitStack() as opened:
+        return list(unequal_windows([SegmentBytes(request.segment, opened) for request in requests], start, end))
 
 
 def _cuts(

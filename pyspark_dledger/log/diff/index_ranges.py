@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow.compute as pc
 
 from pyspark_dledger.format.spec import ScanRequest
-from pyspark_dledger.log.diff.damaged_copies import Copies, confirmed_entries, damaged_copies
-from pyspark_dledger.log.diff.entry_slices import (
+from pyspark_dledger.log.copies.damaged_copies import Copies, confirmed_entries, damaged_copies
+from pyspark_dledger.log.copies.entry_slices import (
     HEADER,
     POSITION_COLUMNS,
     Array,

@@ -17,8 +17,8 @@ from pyspark_dledger.format.codec import EntryHeader, decode_blank
 from pyspark_dledger.format.layout import MIN_BLANK_SIZE
 from pyspark_dledger.format.spec import DLEDGER, Filters, IntFilter, ScanRequest, Segment, TermRun
 from pyspark_dledger.log.committed import Bound, best, own_bound
+from pyspark_dledger.log.copies.entry_slices import ENTRY_COLUMNS
 from pyspark_dledger.log.diff.digests import replica_names
-from pyspark_dledger.log.diff.entry_slices import ENTRY_COLUMNS
 from pyspark_dledger.log.io.entry_reads import entry_at, read_at, segment_at
 from pyspark_dledger.log.io.files import path_of
 from pyspark_dledger.log.io.queue_files import FOLDER

@@ -9,8 +9,8 @@ import numpy as np
 
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, MAX_ENTRY_SIZE, MIN_BLANK_SIZE
+from pyspark_dledger.log.copies.index_units import read_units
 from pyspark_dledger.log.io.entry_reads import DLedgerIndex
-from pyspark_dledger.log.salvage.copies import read_units
 
 
 class LostEntry(NamedTuple):

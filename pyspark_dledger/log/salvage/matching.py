@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
-from pyspark_dledger.log.salvage.evidence import Run
+from pyspark_dledger.log.copies.runs import Run
 
 
 class LastEntry(NamedTuple):

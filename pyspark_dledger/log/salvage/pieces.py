@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from pyspark_dledger.log.salvage.evidence import Run
+from pyspark_dledger.log.copies.runs import Run
 from pyspark_dledger.log.salvage.matching import without_overlaps
 
 ONE, SAME, QUEUE_UNIT, MAJORITY, TAKEN = "onlyCopy", "sameBytes", "queueUnit", "majority", "taken"

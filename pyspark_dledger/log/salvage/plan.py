@@ -9,16 +9,17 @@ from typing import Any
 
 from pyspark_dledger.errors import OptionError, StoreError
 from pyspark_dledger.format.codec import decode_records
-from pyspark_dledger.format.layout import BLANK, MESSAGE_MAGIC_BLANK, MIN_BLANK_SIZE
+from pyspark_dledger.format.layout import BLANK, ENTRY_HEADER_SIZE, MESSAGE_MAGIC_BLANK, MIN_BLANK_SIZE
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Segment
 from pyspark_dledger.log.committed import own_bound
+from pyspark_dledger.log.copies.message_units import MAX_LOOKED_UP, MessageUnits
+from pyspark_dledger.log.copies.runs import MAX_SOURCES, Evidence, Run, SegmentPart, compare_copies
+from pyspark_dledger.log.copies.segment_copy import SegmentCopy
 from pyspark_dledger.log.diff.digests import replica_names
 from pyspark_dledger.log.io.entry_reads import read_at, segment_at
 from pyspark_dledger.log.io.files import last_data, open_file, path_of
 from pyspark_dledger.log.io.state_files import read_current_term
 from pyspark_dledger.log.options import ReadOptions
-from pyspark_dledger.log.salvage.copies import SegmentCopy
-from pyspark_dledger.log.salvage.evidence import MAX_SOURCES, Evidence, Run, SegmentPart, compare_copies
 from pyspark_dledger.log.salvage.pieces import MAJORITY, QUEUE_UNIT, TAKEN, Decide, Piece, Undecided
 from pyspark_dledger.log.salvage.restored_log import RestoredLog, Witnesses, restore
 from pyspark_dledger.log.store_view import StoreView
@@ -28,8 +29,6 @@ UNDECIDED = (REFUSE, BY_MAJORITY, FILL)
 """What to do with entries whose copies differ where no checksum decides: write nothing; take the bytes that most copies
 have, else a filler; always a filler."""
 
-Confirm = Callable[[Sequence[Run], str], dict[int, tuple[int, ...]]]
-"""For runs of a log (``dledger`` or ``commitlog``) whose copies differ: the sources of the right copy, by start."""
 MapParts = Callable[[Callable[[Any], Any], Sequence[Any]], Iterator[Any]]
 Progress = Callable[[int, int], None]
 
@@ -99,10 +98,9 @@ def plan_salvage(
     stores: Sequence[StoreView],
     options: SalvageOptions,
     map_parts: MapParts,
-    confirm: Confirm | None = None,
     progress: Progress | None = None,
 ) -> SalvagePlan:
-    """Compare the sources and decide. `confirm` says which copies of an entry other files of the sources confirm.
+    """Compare the sources and decide.
 
     Raises StoreError if the sources are of different logs, or contradict each other.
     """
@@ -124,7 +122,7 @@ def plan_salvage(
             witnesses = _witnesses(stores, names, source, committed, size)
             log_of = names.index(options.log_of) if options.log_of is not None else None
             contested = [run for each in evidence for run in each.runs if len(run.variants) > 1 and not run.is_suspect]
-            confirmed = confirm(contested, source) if confirm is not None and contested else {}
+            confirmed = _confirmed(stores, contested, source)
             logs.append(restore(evidence, size, witnesses, _decider(options.undecided, confirmed, take), log_of))
     if not logs:
         raise StoreError(f"expected segments in {', '.join(store.path for store in stores)}, found none")
@@ -132,6 +130,21 @@ def plan_salvage(
     refused = tuple(each for log in logs for each in log.undecided) if options.undecided == REFUSE else ()
     notes = tuple(_notes(parts))
     return SalvagePlan(names, tuple(store.path for store in stores), tuple(logs), committed, notes, refused)
+
+
+def _confirmed(stores: Sequence[StoreView], contested: Sequence[Run], source: str) -> dict[int, tuple[int, ...]]:
+    """The sources of the only copy of each run, by its start, for which no other one has more evidence in units."""
+    header = ENTRY_HEADER_SIZE if source == DLEDGER else 0
+    segments = [[segment for segment in store.segments if segment.source == source] for store in stores]
+    roots = [store.paths.root for store in stores if store.paths.root is not None]
+    units = MessageUnits(roots, (run.start + header for run in contested))
+    found: dict[int, tuple[int, ...]] = {}
+    for run in contested[:MAX_LOOKED_UP]:
+        start = run.start + header
+        damaged = units.damaged([(start, _read(segments, group[0], start, run.end)) for group in run.variants])
+        if damaged.count(False) == 1:
+            found[run.start] = run.variants[damaged.index(False)]
+    return found
 
 
 def check_log_of(name: str | None, names: Sequence[str]) -> None:

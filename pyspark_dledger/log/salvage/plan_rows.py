@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from pyspark_dledger.log.salvage.copies import Damage
+from pyspark_dledger.log.copies.segment_copy import Damage
 from pyspark_dledger.log.salvage.lost_entries import LostEntry
 from pyspark_dledger.log.salvage.pieces import Undecided, ranges_of
 from pyspark_dledger.log.salvage.plan import SalvagePlan

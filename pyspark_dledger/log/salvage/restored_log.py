@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.layout import MAX_ENTRY_SIZE, MIN_BLANK_SIZE, MIN_MESSAGE_SIZE
 from pyspark_dledger.format.spec import DLEDGER
+from pyspark_dledger.log.copies.runs import Evidence, Run
+from pyspark_dledger.log.copies.segment_copy import Damage
 from pyspark_dledger.log.io.entry_reads import DLedgerIndex
-from pyspark_dledger.log.salvage.copies import Damage
-from pyspark_dledger.log.salvage.evidence import Evidence, Run
 from pyspark_dledger.log.salvage.lost_entries import Gap, LostEntry, entries_before, known_after, lost_entries
 from pyspark_dledger.log.salvage.matching import LastEntry, Tail, common_end, last_entries, matching, tails
 from pyspark_dledger.log.salvage.pieces import Decide, Piece, Undecided, chosen_pieces

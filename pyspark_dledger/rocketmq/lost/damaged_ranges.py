@@ -8,19 +8,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
 from pyspark_dledger.format.spec import DLEDGER, Filters
+from pyspark_dledger.log.copies.problems import BORN_TIME, is_damage
 from pyspark_dledger.log.io.salvage_fillers import PROBLEM, SalvageFillers
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.plan import plan_between, plan_up_to, read_partition
 from pyspark_dledger.log.store_view import StoreView
 
 COLUMNS = ("kind", "source", "pos", "size", "index", "problem", "storeTimestamp", "topic", "queueId", "queueOffset")
-# A message with this problem is whole: producers set the time.
-_HARMLESS = "expected bornTimestamp "
 
 Progress = Callable[[int, int], None]
 
@@ -142,15 +140,8 @@ class _Collector:
 
 
 def damaged_rows(batch: pa.RecordBatch) -> list[int]:
-    """The numbers of the rows with columns kind and problem whose bytes are damaged."""
-    return _damaged(batch) if batch["problem"].null_count < batch.num_rows else []
-
-
-def _damaged(batch: pa.RecordBatch) -> list[int]:
-    """The numbers of the rows whose bytes are damaged."""
-    problem = batch["problem"]
-    is_harmless = np.asarray(pc.fill_null(pc.starts_with(problem, _HARMLESS), False))
-    numbers: list[int] = np.flatnonzero(~np.asarray(problem.is_null()) & ~is_harmless).tolist()
+    """The numbers of the rows with a column problem whose bytes are damaged."""
+    numbers: list[int] = np.flatnonzero(is_damage(batch["problem"], BORN_TIME)).tolist()
     return numbers
 
 

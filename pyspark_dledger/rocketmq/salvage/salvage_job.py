@@ -44,7 +44,7 @@ from pyspark_dledger.rocketmq.export.export_job import absolute_path
 from pyspark_dledger.rocketmq.export.forms import PartReport, Progress
 from pyspark_dledger.rocketmq.export.target_folder import FINISHED, STATE_FOLDER
 from pyspark_dledger.rocketmq.salvage import broker_files, node_files
-from pyspark_dledger.rocketmq.salvage.known_messages import chosen_rows, confirmed_by_units, lost_rows
+from pyspark_dledger.rocketmq.salvage.known_messages import chosen_rows, lost_rows
 from pyspark_dledger.rocketmq.salvage.segment_file import FilePart, segment_name, write_file
 from pyspark_dledger.rocketmq.work_parts import MapParts, map_here
 
@@ -152,9 +152,7 @@ class _Sources:
     def plan(self, run: MapParts, progress: Progress | None) -> SalvagePlan:
         request = self.request
         options = SalvageOptions(request.undecided, request.log_of, request.take, request.engine)
-        roots = broker_files.roots_of(self.stores)
-        confirm = partial(confirmed_by_units, self.stores, roots)
-        return plan_salvage(self.stores, options, run, confirm, progress)
+        return plan_salvage(self.stores, options, run, progress)
 
     def node(self) -> str:
         return node_files.check_node_id(self.request.node or self.stores[0].paths.node)

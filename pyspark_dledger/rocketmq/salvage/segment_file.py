@@ -27,8 +27,8 @@ from pyspark_dledger.format.layout import (
 )
 from pyspark_dledger.format.message import host_sizes
 from pyspark_dledger.format.spec import DLEDGER, Segment
+from pyspark_dledger.log.copies.segment_copy import SegmentCopy, read_copy
 from pyspark_dledger.log.io.files import open_file
-from pyspark_dledger.log.salvage.copies import SegmentCopy, read_copy
 from pyspark_dledger.log.salvage.lost_entries import LostEntry
 from pyspark_dledger.log.salvage.pieces import Piece
 from pyspark_dledger.log.salvage.repairs import Repair

@@ -6,15 +6,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from pyspark_dledger.format.spec import Filters, ScanRequest, Segment
+from pyspark_dledger.log.copies.problems import is_damage
 from pyspark_dledger.log.io.store_engine import engine_of
 
 INTACT, ODD, DAMAGED = 0, 1, 2
 """``ODD``: only a timestamp is outside the years 1 to 9999, which no CRC covers."""
 
-_ODD_PROBLEMS = ("expected bornTimestamp", "expected storeTimestamp")
-_COLUMNS = ("pos", "size", "kind", "problem")
+_COLUMNS = ("pos", "size", "problem")
 
 _Longs = npt.NDArray[np.int64]
 
@@ -63,7 +64,7 @@ def read_frames(segment: Segment, end: int, engine: str) -> Frames:
     for batch, _ in engine_of(engine, segment).scan(request):
         starts.append(batch.column("pos").to_numpy())
         sizes.append(batch.column("size").to_numpy())
-        states.append(_states(batch.column("kind").to_pylist(), batch.column("problem")))
+        states.append(_states(batch.column("problem")))
     if not starts:
         nothing = np.empty(0, np.int64)
         return Frames(nothing, nothing, np.empty(0, np.int8))
@@ -71,13 +72,6 @@ def read_frames(segment: Segment, end: int, engine: str) -> Frames:
     return Frames(begin, begin + np.concatenate(sizes), np.concatenate(states))
 
 
-def _states(kinds: list[str], problems: Any) -> npt.NDArray[Any]:
-    if problems.null_count == len(problems):
-        return np.zeros(len(problems), np.int8)
-    return np.array(
-        [
-            INTACT if problem is None else ODD if kind == "message" and problem.startswith(_ODD_PROBLEMS) else DAMAGED
-            for kind, problem in zip(kinds, problems.to_pylist(), strict=True)
-        ],
-        np.int8,
-    )
+def _states(problems: pa.Array) -> npt.NDArray[Any]:
+    is_odd = problems.is_valid().to_numpy(zero_copy_only=False)
+    return np.where(is_damage(problems), DAMAGED, np.where(is_odd, ODD, INTACT)).astype(np.int8)

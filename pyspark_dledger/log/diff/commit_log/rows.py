@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from pyspark_dledger.common.adjacent import merge_adjacent
 from pyspark_dledger.format.epoch_file import epoch_at
-from pyspark_dledger.log.diff.commit_log.queue_checks import decided_by_queues
+from pyspark_dledger.log.diff.commit_log.queue_checks import decided_by_units
 from pyspark_dledger.log.diff.commit_log.ranges import DAMAGED as DAMAGED_STATE
 from pyspark_dledger.log.diff.commit_log.ranges import ENDED, PosRange
 from pyspark_dledger.log.diff.commit_log.ranges import EXPIRED as EXPIRED_STATE
@@ -49,7 +49,7 @@ class PosRow:
 
 def pos_rows(replicas: Sequence[CommitLogReplica], ranges: Iterable[PosRange]) -> Iterator[PosRow]:
     """The rows for all ranges of a comparison, merged."""
-    judge = _Judge(replicas, list(decided_by_queues(replicas, ranges)))
+    judge = _Judge(replicas, decided_by_units(replicas, list(ranges)))
     yield from merge_adjacent(judge.rows(), _joined)
 
 

@@ -18,6 +18,7 @@ from pyspark_dledger.format.encode.message_copies import LONG_PROPERTIES, LONG_T
 from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.message import offset_msg_id, parse_message
 from pyspark_dledger.format.spec import DLEDGER, Filters, ScanRequest, Segment
+from pyspark_dledger.log.copies.problems import BORN_TIME, is_damage
 from pyspark_dledger.log.io.entry_reads import read_at
 from pyspark_dledger.log.io.store_engine import engine_of
 from pyspark_dledger.rocketmq.export.forms import MAX_SKIPPED
@@ -126,8 +127,6 @@ _BATCH_ROWS = 8192
 # Written by DLedger 0.4 itself, not by producers.
 _SILENT_KINDS = pa.array(["noop", "config"])
 _NO_SPACE = f"expected space for a filler of {layout.MIN_BLANK_SIZE} bytes after it in the file, found less"
-# A problem that brokers ignore: producers set this time. Reported only for messages without other problems.
-_HARMLESS = "expected bornTimestamp "
 
 _IS_WRITTEN = "does a broker truncate or delete files of this log? Stop it, or export a copy"
 
@@ -269,9 +268,8 @@ def _whole_messages(engine: Engine, part: FilePart, outcome: PartOutcome) -> Ite
 
 
 def _is_whole(batch: pa.RecordBatch) -> Flags:
-    problem = batch["problem"]
-    is_harmless = pc.fill_null(pc.starts_with(problem, _HARMLESS), True)
-    return np.asarray(pc.and_(pc.equal(batch["kind"], "message"), is_harmless))
+    # Reported only for messages without other problems.
+    return np.asarray(pc.equal(batch["kind"], "message")) & ~is_damage(batch["problem"], BORN_TIME)
 
 
 def is_intact(batch: pa.RecordBatch) -> bool:

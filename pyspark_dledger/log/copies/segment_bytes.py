@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from io import FileIO
 
+from pyspark_dledger.common.adjacent import merge_adjacent
 from pyspark_dledger.common.uris import RemoteUri
 from pyspark_dledger.format.spec import Segment
 from pyspark_dledger.log.io.files import OpenFile, open_file, path_of
@@ -49,19 +50,14 @@ class SegmentBytes:
             return b""
 
 
-def unequal_windows(one: SegmentBytes, two: SegmentBytes, start: int, end: int) -> Iterator[tuple[int, int]]:
+def unequal_windows(copies: Sequence[SegmentBytes], start: int, end: int) -> Iterator[tuple[int, int]]:
     """The windows ``[low, high)`` of ``[start, end)`` in which bytes differ or cannot be read, joined if adjacent."""
-    joined: tuple[int, int] | None = None
-    for low in range(start, end, WINDOW):
-        high = min(low + WINDOW, end)
-        first, second = one.window(low, high), two.window(low, high)
-        if len(first) == high - low and first == second:
-            continue
-        if joined is not None and joined[1] == low:
-            joined = joined[0], high
-        else:
-            if joined is not None:
-                yield joined
-            joined = low, high
-    if joined is not None:
-        yield joined
+    windows = (
+        (low, high) for low in range(start, end, WINDOW) if not _are_equal(copies, low, high := min(low + WINDOW, end))
+    )
+    return merge_adjacent(windows, lambda last, window: (last[0], window[1]) if last[1] == window[0] else None)
+
+
+def _are_equal(copies: Sequence[SegmentBytes], low: int, high: int) -> bool:
+    first, *others = (copy.window(low, high) for copy in copies)
+    return len(first) == high - low and all(other == first for other in others)

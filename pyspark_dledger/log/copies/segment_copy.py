@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,11 +16,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_dledger.errors import StoreError
-from pyspark_dledger.format.codec import decode_records
 from pyspark_dledger.format.known_entries import KnownEntries
-from pyspark_dledger.format.layout import INDEX_UNIT, INDEX_UNIT_SIZE
 from pyspark_dledger.format.spec import DLEDGER, ScanRequest, Segment, Witness
-from pyspark_dledger.log.io.entry_reads import DLedgerIndex, read_at, segment_at
+from pyspark_dledger.log.copies.index_units import units_agree
+from pyspark_dledger.log.copies.problems import is_damage
+from pyspark_dledger.log.io.entry_reads import DLedgerIndex
 from pyspark_dledger.log.io.files import path_of
 from pyspark_dledger.log.io.store_engine import engine_of
 
@@ -30,8 +30,6 @@ Bools = npt.NDArray[np.bool_]
 _COLUMNS = ("kind", "pos", "size", "index", "term", "channel", "chainCrc", "problem")
 _NUMBERS = ("pos", "size", "index", "term")
 _BATCH_ROWS = 2**17
-# A wrong timestamp is what a client sent: no damage unless another copy has a valid one.
-_OF_TIMESTAMPS = "^expected (born|store)Timestamp "
 
 
 @dataclass(frozen=True)
@@ -135,10 +133,7 @@ def _entries(
     kind, problem = batch.column("kind"), batch.column("problem")
     is_frame = pc.not_equal(kind, "corrupt").to_numpy(zero_copy_only=False)
     is_message = pc.equal(kind, "message").to_numpy(zero_copy_only=False)
-    is_intact = is_frame.copy()
-    if problem.null_count < len(problem):
-        is_wrong = pc.and_kleene(pc.is_valid(problem), pc.invert(pc.match_substring_regex(problem, _OF_TIMESTAMPS)))
-        is_intact &= ~is_wrong.fill_null(False).to_numpy(zero_copy_only=False)
+    is_intact = is_frame & ~is_damage(problem)
     texts: dict[int, str] = {}
     for name in ("channel", "chainCrc"):
         # No version of DLedger sets these fields.
@@ -177,34 +172,3 @@ def _checked_by_units(files: DLedgerIndex, numbers: dict[str, Longs], is_frame: 
         for row in np.flatnonzero(is_same & ~has_term).tolist()
     }
     return is_confirmed, contradicted
-
-
-def units_agree(files: DLedgerIndex, index: Longs, pos: Longs, size: Longs) -> tuple[Bools, Longs]:
-    """Whether each entry's index unit has its extent, and the term in the unit."""
-    is_same, term = np.zeros(len(index), np.bool_), np.zeros(len(index), np.int64)
-    cuts = (np.flatnonzero(np.diff(index) != 1) + 1).tolist()
-    for start, stop in zip([0, *cuts], [*cuts, len(index)], strict=True):
-        if start < stop:
-            units = read_units(files, int(index[start]), stop - start)
-            is_same[start:stop] = (units["index"] == index[start:stop]) & (units["pos"] == pos[start:stop])
-            is_same[start:stop] &= units["size"] == size[start:stop]
-            term[start:stop] = units["term"]
-    return is_same, term
-
-
-def read_units(files: DLedgerIndex, first: int, count: int) -> npt.NDArray[Any]:
-    """`count` index units from index `first` on, big-endian; zeros where none can be read."""
-    wanted = count * INDEX_UNIT_SIZE
-    data = bytearray(wanted)
-    at = 0
-    while first >= 0 and at < wanted:
-        offset = first * INDEX_UNIT_SIZE + at
-        file = segment_at(files.files, offset)
-        if file is None:
-            following = min((each.base for each in files.files if each.base > offset), default=offset + wanted)
-            at += following - offset
-            continue
-        found = read_at(file.path, offset - file.base, min(wanted - at, file.end - offset))
-        data[at : at + len(found)] = found
-        at += min(wanted - at, file.end - offset)
-    return decode_records(bytes(data), INDEX_UNIT)

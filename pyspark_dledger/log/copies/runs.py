@@ -13,20 +13,20 @@ from typing import NamedTuple
 import numpy as np
 
 from pyspark_dledger.format.spec import DLEDGER
-from pyspark_dledger.log.io.entry_reads import DLedgerIndex
-from pyspark_dledger.log.io.files import path_of
-from pyspark_dledger.log.salvage.copies import (
+from pyspark_dledger.log.copies.equal_copies import Range, read_mostly_equal
+from pyspark_dledger.log.copies.index_units import units_agree
+from pyspark_dledger.log.copies.segment_bytes import WINDOW, SegmentBytes
+from pyspark_dledger.log.copies.segment_copy import (
     Bools,
     CopyEntries,
     Damage,
     Longs,
     SegmentCopy,
     read_copy,
-    units_agree,
     with_cached_witness,
 )
-from pyspark_dledger.log.salvage.equal_copies import Range, read_mostly_equal
-from pyspark_dledger.log.salvage.segment_bytes import WINDOW, SegmentBytes
+from pyspark_dledger.log.io.entry_reads import DLedgerIndex
+from pyspark_dledger.log.io.files import path_of
 
 MAX_SOURCES = 62
 """Sources are bits of a signed number."""

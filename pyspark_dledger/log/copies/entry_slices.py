@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
 from pyspark_dledger.format.spec import ScanRequest
+from pyspark_dledger.log.copies.problems import POSITION, TIMES, TIMES_AND_POSITION, is_damage
 from pyspark_dledger.log.io.store_engine import engine_of
 from pyspark_dledger.log.plan import Partition
 
@@ -23,10 +24,6 @@ POSITION_COLUMNS = ("index", "pos", "size", "term", "problem")
 ENTRY_COLUMNS = ("index", "pos", "size", *HEADER, "kind", "problem", "entryBody")
 
 Array = npt.NDArray[Any]
-
-# Problems that are no damage: a client chooses the time, and followers of 0.4.0 keep the leader's position.
-_TIMESTAMP_PROBLEM = "^expected (born|store)Timestamp"
-_POSITION_PROBLEM = "^expected physicalOffset"
 
 
 @dataclass(frozen=True)
@@ -52,7 +49,8 @@ class EntrySlice:
     """Entries of one replica with consecutive indexes.
 
     The column ``position`` has their positions; there is a column ``pos`` only if the replica checks it. ``isWrong``:
-    a checksum or the structure shows damage. ``isChecked``: a checksum confirms the body.
+    a checksum or the structure shows damage. ``isOdd``: it has a field that no version of Java sets, or a time outside
+    the years 1 to 9999. ``isChecked``: a checksum confirms the body.
     """
 
     first: int
@@ -131,21 +129,14 @@ def _batches(partition: Partition) -> Iterator[pa.RecordBatch]:
 def _columns(batch: pa.RecordBatch, check_pos: bool) -> dict[str, Array]:
     texts = ("kind", "problem", "entryBody")
     columns = {name: batch.column(name).to_numpy() for name in batch.schema.names if name not in texts}
-    columns["isWrong"] = _is_wrong(batch.column("problem"), check_pos)
+    problems = batch.column("problem")
+    columns["isWrong"] = is_damage(problems, TIMES if check_pos else TIMES_AND_POSITION)
     if "kind" in batch.schema.names:
+        is_set = (columns["channel"] != 0) | (columns["chainCrc"] != 0)
+        columns["isOdd"] = is_damage(problems, POSITION) | is_set
         is_message = pc.equal(batch.column("kind"), "message").to_numpy(zero_copy_only=False)
         columns["isChecked"] = is_message | (columns["bodyCrc"] != 0) | (columns["size"] == ENTRY_HEADER_SIZE)
     return columns
-
-
-def _is_wrong(problems: pa.Array, check_pos: bool) -> Array:
-    if problems.null_count == len(problems):
-        return np.zeros(len(problems), bool)
-    no_damage = pc.match_substring_regex(problems, _TIMESTAMP_PROBLEM)
-    if not check_pos:
-        no_damage = pc.or_(no_damage, pc.match_substring_regex(problems, _POSITION_PROBLEM))
-    found: Array = pc.fill_null(pc.invert(no_damage), False).to_numpy(zero_copy_only=False)
-    return found
 
 
 def _fitting(index: Array, pos: Array, ends: Array, last: tuple[int, int] | None) -> Array:

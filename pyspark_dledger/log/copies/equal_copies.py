@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from pyspark_dledger.log.salvage.copies import CopyEntries, Damage, SegmentCopy, joined, read_copy
-from pyspark_dledger.log.salvage.segment_bytes import SegmentBytes, unequal_windows
+from pyspark_dledger.log.copies.segment_bytes import SegmentBytes, unequal_windows
+from pyspark_dledger.log.copies.segment_copy import CopyEntries, Damage, SegmentCopy, joined, read_copy
 
 _MAX_RANGES = 256
 
@@ -30,7 +30,7 @@ def read_mostly_equal(
     """
     base = copy.segment.base
     common = min(copy.end, other.end)
-    windows = list(unequal_windows(own, others, base, common))
+    windows = list(unequal_windows([own, others], base, common))
     if common < max(copy.end, other.end):
         windows.append((common, max(copy.end, other.end)))
     ranges = _widened(windows, entries, base, copy.end)

@@ -1,0 +1,111 @@
+"""What ConsumeQueues and IndexFiles say about copies of a message whose bytes differ."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from pyspark_dledger.common.java_text import decode_utf8, java_hash
+from pyspark_dledger.format.codec import decode_consume_queue_unit
+from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT_SIZE, PROPERTY_TAGS
+from pyspark_dledger.format.message import Message, has_message_magic, parse_message, parse_properties
+from pyspark_dledger.log.io.entry_reads import read_at
+from pyspark_dledger.log.io.files import ignore_error
+from pyspark_dledger.log.io.key_files import hashes_of_keys, key_units
+from pyspark_dledger.log.io.queue_files import Queue, queues
+
+# Messages that are looked up; further ones stay undecided.
+MAX_LOOKED_UP = 10_000
+
+
+class UnitEvidence(NamedTuple):
+    """What units say about a copy, the more the better.
+
+    ``queue`` is 2 if the unit at the copy's queue offset has its position, size and tags, 1 without the tags, else 0.
+    ``keys``: its keys are exactly those that IndexFiles have for its position.
+    """
+
+    queue: int
+    keys: bool
+
+
+class MessageUnits:
+    """The units of all replicas below `roots`, for messages at `positions` of the log."""
+
+    def __init__(self, roots: Iterable[Path], positions: Iterable[int]) -> None:
+        self._roots = list(dict.fromkeys(roots))
+        self._positions = positions
+
+    @cached_property
+    def _queues(self) -> list[dict[tuple[str, int], Queue]]:
+        found = ({(queue.topic, queue.queue_id): queue for queue in queues(root, ignore_error)} for root in self._roots)
+        return [by_name for by_name in found if by_name]
+
+    @property
+    def has_queues(self) -> bool:
+        return bool(self._queues)
+
+    @cached_property
+    def _hashes(self) -> dict[int, set[int]]:
+        """The hashes of keys by position."""
+        wanted = np.unique(np.fromiter(self._positions, np.int64))
+        found: dict[int, set[int]] = {}
+        for root in self._roots:
+            for unit in key_units(root, lambda units: np.isin(units["commitLogOffset"], wanted), ignore_error):
+                found.setdefault(unit.offset, set()).add(unit.key_hash)
+        return found
+
+    def damaged(self, copies: Sequence[tuple[int, bytes]]) -> list[bool]:
+        """Which copies of a message, each with its position, are damaged: another one has more evidence."""
+        found = [self._evidence(position, data) for position, data in copies]
+        return [any(_is_more(other, one) for other in found) for one in found]
+
+    def in_queue(self, position: int, data: bytes) -> bool:
+        """Whether a queue has the message where this copy says that it is."""
+        message = _parsed(data, position)
+        return message is not None and self._queue_score(message, data, position) > 0
+
+    def _evidence(self, position: int, data: bytes) -> UnitEvidence:
+        message = _parsed(data, position)
+        if message is None:
+            return UnitEvidence(0, False)
+        hashes = self._hashes.get(position)
+        has_keys = hashes is not None and hashes == hashes_of_keys(_topic(message, data), _properties(message, data))
+        return UnitEvidence(self._queue_score(message, data, position), has_keys)
+
+    def _queue_score(self, message: Message, data: bytes, position: int) -> int:
+        return max((_score(by_name, message, data, position) for by_name in self._queues), default=0)
+
+
+def _is_more(one: UnitEvidence, other: UnitEvidence) -> bool:
+    return one != other and one.queue >= other.queue and one.keys >= other.keys
+
+
+def _score(by_name: dict[tuple[str, int], Queue], message: Message, data: bytes, position: int) -> int:
+    queue, offset = by_name.get((_topic(message, data), message.queue_id)), message.queue_offset
+    file = next((file for file in (queue.files if queue else ()) if 0 <= offset - file.first < file.units), None)
+    size = CONSUME_QUEUE_UNIT_SIZE
+    found = read_at(file.path, (offset - file.first) * size, size) if file is not None else b""
+    if len(found) < size:
+        return 0
+    unit = decode_consume_queue_unit(found)
+    if (unit.commit_log_offset, unit.size) != (position, len(data)):
+        return 0
+    return 2 if unit.tags_code == java_hash(_properties(message, data).get(PROPERTY_TAGS, "")) else 1
+
+
+def _parsed(data: bytes, position: int) -> Message | None:
+    found = parse_message(data, 0, len(data), position) if has_message_magic(data, 0, len(data)) else ""
+    return None if isinstance(found, str) else found
+
+
+def _topic(message: Message, data: bytes) -> str:
+    return decode_utf8(data[message.topic_start : message.topic_start + message.topic_length])
+
+
+def _properties(message: Message, data: bytes) -> dict[str, str]:
+    return parse_properties(data[message.properties_start : message.properties_start + message.properties_length])

@@ -1,0 +1,28 @@
+"""Which problems of rows are damage of a copy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+Bools = npt.NDArray[np.bool_]
+
+BORN_TIME = "^expected bornTimestamp "
+TIMES = "^expected (born|store)Timestamp "
+POSITION = "^expected physicalOffset "
+TIMES_AND_POSITION = f"{TIMES}|{POSITION}"
+"""Problems of messages that are whole. Producers set the time of birth, and followers of 0.4.0 keep the position of
+their leader. A copy with a valid time is better than one without.
+"""
+
+
+def is_damage(problems: pa.Array, harmless: str = TIMES) -> Bools:
+    """Which rows have a problem other than `harmless`, a regular expression."""
+    if problems.null_count == len(problems):
+        return np.zeros(len(problems), np.bool_)
+    is_harmless: Any = pc.match_substring_regex(problems, harmless)
+    return np.asarray(pc.fill_null(pc.invert(is_harmless), False).to_numpy(zero_copy_only=False))
