@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -25,6 +26,9 @@ settings.load_profile("suite")
 LONG = ("slow", "java", "spark")
 """Markers of tests that take long, the longest first."""
 
+MAX_DISK_USAGE = 0.85
+"""Above it, brokers and nodes delete their oldest files or reject writes, and tests fail for no visible reason."""
+
 # A shell that starts the tests in the background ignores these signals, and child processes would inherit that.
 for ignored, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
     if signal.getsignal(ignored) is signal.SIG_IGN:
@@ -33,6 +37,19 @@ for ignored, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SI
 # Spark and the Java judges run for minutes: less compilation makes them faster.
 for name, flags in {**SHORT_LIVED, **spark_archive.environment()}.items():
     os.environ.setdefault(name, flags)
+
+
+def pytest_sessionstart() -> None:
+    """Stop on a disk that is too full for brokers and nodes."""
+    folder = tempfile.gettempdir()
+    disk = shutil.disk_usage(folder)
+    usage = disk.used / (disk.used + disk.free)
+    if usage > MAX_DISK_USAGE:
+        pytest.exit(
+            f"the disk of {folder} is {usage:.0%} full, and nodes and brokers need {1 - MAX_DISK_USAGE:.0%} free: "
+            "delete files, or set TMPDIR to a folder on another disk",
+            returncode=1,
+        )
 
 
 def pytest_xdist_auto_num_workers() -> int:

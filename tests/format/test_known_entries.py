@@ -24,7 +24,7 @@ from pyspark_dledger.format.scan.frames import SPAN_WINDOW
 from pyspark_dledger.format.scan.segment_file import MissingBytes
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, PartialCopy, Segment, SurveyRequest
 from tests.format.test_engines import budget
-from tests.format.test_resync import Row, hostile_store, scan
+from tests.format.test_resync import Row, check_splits, hostile_store, scan
 from tests.support import generate
 from tests.support.generate import Store, mq_message, raw, write_commitlog, write_dledger
 from tests.support.true_witness import TrueWitness
@@ -332,16 +332,7 @@ def test_splits_batches_and_engines_change_nothing(
     }
     damage(store)
     for segment in known.values():
-        whole = scan(native, segment, segment.base, segment.end)
-        assert scan(python, segment, segment.base, segment.end) == whole
-        assert scan(native, segment, segment.base, segment.end, max_batch_rows=2) == whole
-        cuts = native.split(segment, segment.base, segment.end, target)
-        assert python.split(segment, segment.base, segment.end, target) == cuts
-        for reader in (native, python):
-            parts = []
-            for start, end in zip([segment.base, *cuts], [*cuts, segment.end], strict=True):
-                parts += scan(reader, segment, start, end, end_is_boundary=end in cuts)
-            assert parts == whole
+        whole, cuts = check_splits(segment, target)
         for search_all in (False, True):
             log_end = native.log_end(segment, segment.base, search_all)
             assert python.log_end(segment, segment.base, search_all) == log_end

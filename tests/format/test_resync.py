@@ -31,6 +31,23 @@ def scan(reader: Engine, segment: Segment, start: int, end: int, **options: obje
     return [tuple(row.values()) for batch, _ in reader.scan(request) for row in batch.to_pylist()]
 
 
+def check_splits(segment: Segment, target: int) -> tuple[list[Row], list[int]]:
+    """Check that engines, batch sizes and splits change no rows; returns the rows and where the splits are."""
+    native, python = get_engine("native"), get_engine("python")
+    whole = scan(native, segment, segment.base, segment.end)
+    assert scan(python, segment, segment.base, segment.end) == whole
+    assert scan(native, segment, segment.base, segment.end, max_batch_rows=2) == whole
+    assert scan(native, segment, segment.base, segment.end, max_batch_bytes=70) == whole
+    cuts = native.split(segment, segment.base, segment.end, target)
+    assert python.split(segment, segment.base, segment.end, target) == cuts
+    for reader in (native, python):
+        parts = []
+        for start, end in zip([segment.base, *cuts], [*cuts, segment.end], strict=True):
+            parts += scan(reader, segment, start, end, end_is_boundary=end in cuts)
+        assert parts == whole
+    return whole, cuts
+
+
 def log_inside(rng: random.Random) -> Payload:
     """A body that contains a log, whose entries have their real positions."""
     count, size = rng.randint(1, 12), rng.choice([0, 5, 40])
@@ -102,23 +119,12 @@ def test_a_destroyed_header_loses_only_its_entry(tmp_path: Path, engine: str, se
 def test_splits_batches_and_engines_change_nothing(
     folder: Callable[[], Path], seed: int, damage: Callable[[Store], None], target: int, known: bool
 ) -> None:
-    native, python = get_engine("native"), get_engine("python")
     store = hostile_store(random.Random(seed), folder())
     damage(store)
     for segment in store.segments:
         if known:
             segment = dataclasses.replace(segment, before=PrecedingEntry(3, 1, segment.base))
-        whole = scan(native, segment, segment.base, segment.end)
-        assert scan(python, segment, segment.base, segment.end) == whole
-        assert scan(native, segment, segment.base, segment.end, max_batch_rows=2) == whole
-        assert scan(native, segment, segment.base, segment.end, max_batch_bytes=70) == whole
-        cuts = native.split(segment, segment.base, segment.end, target)
-        assert python.split(segment, segment.base, segment.end, target) == cuts
-        for reader in (native, python):
-            parts = []
-            for start, end in zip([segment.base, *cuts], [*cuts, segment.end], strict=True):
-                parts += scan(reader, segment, start, end, end_is_boundary=end in cuts)
-            assert parts == whole
+        check_splits(segment, target)
 
 
 def long_log(root: Path, damaged: int, inside: bool) -> Segment:

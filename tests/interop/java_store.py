@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -47,7 +49,7 @@ class JavaStore(JavaProcess):
     def __init__(
         self, version: str, root: Path, settings: dict[str, object], group: str = "g", node: str = "n0"
     ) -> None:
-        """Starts the store with `settings` of MessageStoreConfig. Raises JavaMissing if Java is not available."""
+        """Starts the store with `settings` of MessageStoreConfig. Skips the test without Java."""
         self._dump = root.parent / f"{root.name}.dump"
         fields = {
             "storePathRootDir": root,
@@ -105,6 +107,15 @@ class JavaStore(JavaProcess):
         """Stops the store with a clean shutdown."""
         assert self.ask("stop", 60) == {"stopped": True}
         self.wait()
+
+
+@contextmanager
+def serving_store(version: str, root: Path, settings: dict[str, object], **member: str) -> Iterator[JavaStore]:
+    """A store that is the master and has dispatched its log. It is killed at the end."""
+    with closing(JavaStore(version, root, settings, **member)) as java:
+        java.wait_started()
+        java.wait_master()
+        yield java
 
 
 def queue_ranges(found: dict[str, Any]) -> dict[tuple[str, int], tuple[int, int]]:

@@ -18,7 +18,7 @@ class PlainStores(JavaProcess):
     """RocketMQ's DefaultMessageStore. Commands refer to the store opened last."""
 
     def __init__(self, version: str, folder: Path) -> None:
-        """Starts the process; `folder` is for exchanged files. Raises JavaMissing if Java is not available."""
+        """Starts the process; `folder` is for exchanged files. Skips the test without Java."""
         self._lines = folder / f"{version}.lines"
         super().__init__("RunPlainStores", version, compiled_with=COMPILED_WITH, options=_SHORT_RUN)
 
@@ -30,6 +30,13 @@ class PlainStores(JavaProcess):
         words = (f"{name}={value}" for name, value in settings.items())
         answer = self._ask("\t".join(("open", role, *words)))
         return answer["minOffset"], answer["maxOffset"]
+
+    def open_root(self, root: Path, settings: dict[str, str]) -> tuple[int, int]:
+        """Opens the store in a root folder. The first file of its CommitLog says how large its files are."""
+        commitlog = root / "commitlog"
+        size = (commitlog / f"{0:020d}").stat().st_size
+        paths = {"storePathRootDir": str(root), "storePathCommitLog": str(commitlog)}
+        return self.open({**paths, **settings, "mappedFileSizeCommitLog": str(size)})
 
     def queues(self) -> dict[tuple[str, int], tuple[int, int]]:
         """Returns the minimum and maximum offset of every queue."""

@@ -18,7 +18,7 @@ import pytest
 from pyspark_dledger.log import open_log
 from pyspark_dledger.rocketmq.recovery.broker_recovery import preview_broker
 from pyspark_dledger.rocketmq.recovery.recovery_queues import RecoveredQueues
-from tests.interop.java_stores import ROCKETMQ_VERSIONS, BrokerLoader, JavaMissing
+from tests.interop.java_stores import ROCKETMQ_VERSIONS, BrokerLoader
 from tests.support.golden import Golden
 
 SECONDS = float(os.environ.get("DLEDGER_INTEROP") or 0)
@@ -32,10 +32,7 @@ CASES = [
 
 @pytest.mark.skipif(not SECONDS, reason="takes long; DLEDGER_INTEROP=SECONDS compares with RocketMQ for so long")
 def test_model_equals_the_broker(case_folder: Callable[[str], Path], tmp_path: Path) -> None:
-    try:
-        loaders = {version: BrokerLoader(version) for version in ROCKETMQ_VERSIONS}
-    except JavaMissing as reason:
-        pytest.skip(f"no RocketMQ to compare with: {reason}")
+    loaders = {version: BrokerLoader(version) for version in ROCKETMQ_VERSIONS}
     choice = random.Random(SEED)
     ends = time.monotonic() + SECONDS
     while time.monotonic() < ends:

@@ -16,7 +16,6 @@ from pyspark_dledger.format.encode.puts import PutSettings
 from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.format.message import encode_host
 from tests.interop.java_group import JavaProcess
-from tests.interop.java_stores import JavaMissing
 
 # RocketMQ 4.9.2 to 5.1 omit the last separator of properties. V2, for topics over 127 bytes, exists since 5.1.
 VERSIONS = {"4.9.8": (False, 127), "5.3.3": (True, 255)}
@@ -28,10 +27,7 @@ TOPIC_BYTES = "%|abcXYZ019_-"
 
 @pytest.fixture(scope="module", params=VERSIONS)
 def java(request: pytest.FixtureRequest) -> Iterator[tuple[str, JavaProcess]]:
-    try:
-        process = JavaProcess("EncodeMessages", request.param, compiled_with="5.3.3")
-    except JavaMissing as reason:
-        pytest.skip(f"no RocketMQ to encode messages: {reason}")
+    process = JavaProcess("EncodeMessages", request.param, compiled_with="5.3.3")
     yield request.param, process
     process.close()
 

@@ -23,7 +23,6 @@ from pyspark_dledger.rocketmq.export import export
 from pyspark_dledger.rocketmq.export.forms import ExportReport
 from tests.interop.java_broker import JavaBroker, cluster
 from tests.interop.java_store import MAIN_VERSIONS, Received
-from tests.interop.java_stores import JavaMissing
 from tests.interop.plain_stores import PlainStores
 from tests.support import golden
 from tests.support.golden import Golden, Record
@@ -47,10 +46,7 @@ COMPRESSED = 0x1
 def stores_by_version(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, PlainStores]]:
     folder = tmp_path_factory.mktemp("stores_by_version")
     with ExitStack() as stack:
-        try:
-            found = {version: PlainStores(version, folder) for version in MAIN_VERSIONS}
-        except JavaMissing as reason:
-            pytest.skip(f"no RocketMQ to open stores with: {reason}")
+        found = {version: PlainStores(version, folder) for version in MAIN_VERSIONS}
         for plain in found.values():
             stack.callback(plain.close)
         yield found

@@ -21,7 +21,7 @@ import pyspark_dledger as dl
 from pyspark_dledger.errors import IndexRangeError
 from tests.interop import damages
 from tests.interop.java_group import QUICK, SMALL_FILES, JavaClient, JavaNode
-from tests.interop.java_stores import JavaMissing, prepare
+from tests.interop.java_stores import prepare
 from tests.interop.mixed_group import GROUP, OURS, Group, Load, differing_files, lost_indexes, stored_entries
 from tests.support.groups import free_ports, peers_text
 
@@ -33,12 +33,9 @@ BATCHES = {"enableBatchPush": True, "maxBatchPushSize": 65536}
 
 @pytest.fixture(scope="module", autouse=True)
 def _java() -> None:
-    try:
-        for version in (NEW, OLD):
-            for program in ("RunServer", "RunClient"):
-                prepare(program, version, NEW)
-    except JavaMissing as reason:
-        pytest.skip(f"no Java DLedger to form a group with: {reason}")
+    for version in (NEW, OLD):
+        for program in ("RunServer", "RunClient"):
+            prepare(program, version, NEW)
 
 
 def test_java_nodes_form_a_group(tmp_path: Path) -> None:

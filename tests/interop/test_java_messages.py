@@ -15,7 +15,6 @@ from pyspark_dledger.raft import messages as m
 from pyspark_dledger.raft.wire import encode_request, encode_response
 from pyspark_dledger.store.dledger_store import Entry
 from tests.interop.java_group import JavaProcess
-from tests.interop.java_stores import JavaMissing
 
 TEXTS = (None, "", "n0", 'dLedger"\\ \t\n\x01 -/', "Größe 日本 \U0001f600", "a" * 300)
 CLASSES = {
@@ -38,10 +37,7 @@ CLASSES = {
 
 @pytest.fixture(scope="module")
 def java() -> Iterator[JavaProcess]:
-    try:
-        process = JavaProcess("EchoMessages", "0.3.1.2")
-    except JavaMissing as reason:
-        pytest.skip(f"no Java DLedger to read messages: {reason}")
+    process = JavaProcess("EchoMessages", "0.3.1.2")
     yield process
     process.close()
 

@@ -26,8 +26,8 @@ from pyspark_dledger.format.encode.put_rows import PUT_SCHEMA
 from pyspark_dledger.raft.client import Client
 from pyspark_dledger.rocketmq.service.message_service import MessageService
 from tests.interop.java_broker import cluster
-from tests.interop.java_store import COMPILED_WITH, MAIN_VERSIONS, JavaStore
-from tests.interop.java_stores import JavaMissing, prepare
+from tests.interop.java_store import COMPILED_WITH, MAIN_VERSIONS, JavaStore, serving_store
+from tests.interop.java_stores import prepare
 from tests.interop.message_writer import (
     LONG_TOPIC,
     QUEUES,
@@ -81,11 +81,8 @@ DELETED = ((), ("consumequeue",), ("index",), ("consumequeue", "index"), ("consu
 
 @pytest.fixture(scope="module", autouse=True)
 def _rocketmq() -> None:
-    try:
-        for version in MAIN_VERSIONS:
-            prepare("RunStore", version, COMPILED_WITH)
-    except JavaMissing as reason:
-        pytest.skip(f"no RocketMQ to open stores with: {reason}")
+    for version in MAIN_VERSIONS:
+        prepare("RunStore", version, COMPILED_WITH)
 
 
 def test_rocketmq_opens_our_message_stores(tmp_path: Path) -> None:
@@ -224,20 +221,9 @@ def remove(path: Path) -> None:
     shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 
-@contextmanager
-def rocketmq_store(course: Course, root: Path, node: str) -> Iterator[JavaStore]:
-    store = JavaStore(course.version, root, JAVA_SIZES, node=node)
-    try:
-        store.wait_started()
-        store.wait_master()
-        yield store
-    finally:
-        store.close()
-
-
 def check_in_rocketmq(course: Course, root: Path, node: str, written: list[WrittenMessage]) -> None:
     """Checks that RocketMQ finds every message by queue, offset and key, and appends more."""
-    with rocketmq_store(course, root, node) as store:
+    with serving_store(course.version, root, JAVA_SIZES, node=node) as store:
         end = store.state()["end"]
         found = store.dump()
         assert problems(written, found.messages) == []
@@ -278,7 +264,7 @@ def check_in_our_reader(root: Path, written: list[WrittenMessage]) -> None:
 
 def check_again_in_rocketmq(course: Course, root: Path, written: list[WrittenMessage]) -> None:
     """Checks the store again after our node opened it and shut down."""
-    with rocketmq_store(course, root, "n0") as store:
+    with serving_store(course.version, root, JAVA_SIZES) as store:
         found = store.dump()
         ours = [each for each in found.messages if each.properties.get("TAGS") != "java"]
         assert len(found.messages) - len(ours) == 2 * JAVA_PUTS

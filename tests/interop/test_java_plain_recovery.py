@@ -21,7 +21,6 @@ from pyspark_dledger.log.io.store_checkpoint import LAYOUT
 from pyspark_dledger.rocketmq.recovery.plain_recovery import preview_plain
 from tests.interop.java_group import JavaProcess
 from tests.interop.java_store import COMPILED_WITH
-from tests.interop.java_stores import JavaMissing
 from tests.support import golden
 
 SECONDS = float(os.environ.get("DLEDGER_INTEROP") or 0)
@@ -260,10 +259,7 @@ def test_model_does_as_rocketmq_on_undamaged_stores(
 ) -> None:
     wrong = {}
     for root in (root for roots in stores.values() for root in roots):
-        try:
-            found = differences(judges, version, root, tmp_path / "java")
-        except JavaMissing as reason:
-            pytest.skip(f"no RocketMQ to open stores with: {reason}")
+        found = differences(judges, version, root, tmp_path / "java")
         if found:
             wrong[str(root)] = found
     assert not wrong
@@ -282,9 +278,6 @@ def test_model_does_as_rocketmq_after_random_damage(
         shutil.rmtree(root, ignore_errors=True)
         shutil.copytree(source.random.choice(stores[case]), root)
         done = source.apply(root)
-        try:
-            found = differences(judges, version, root, tmp_path / "java")
-        except JavaMissing as reason:
-            pytest.skip(f"no RocketMQ to open stores with: {reason}")
+        found = differences(judges, version, root, tmp_path / "java")
         assert not found, f"{version} on {case} after {done}"
         compared += 1

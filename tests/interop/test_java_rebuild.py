@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Collection
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from pyspark_dledger.log.io.store_checkpoint import FILE as STORE_CHECKPOINT
 from pyspark_dledger.rocketmq.rebuild import FileSettings, compare, rebuild
-from tests.interop.java_store import Dump, JavaStore
-from tests.interop.java_stores import JavaMissing
+from tests.interop.java_store import Dump, serving_store
 from tests.interop.plain_stores import PlainStores
 from tests.support import golden
 from tests.support.golden import Golden, Record
@@ -103,44 +103,25 @@ def test_broker_in_dledger_mode_serves_rebuilt_store(tmp_path: Path, case: str, 
         lost = damage(root, in_queues(expected), root / "commitlog" / f"{65536:020d}")
         expected = [each for each in expected if each["physicalOffset"] not in lost]
     fields: dict[str, object] = {**SIZES, "mappedFileSizeCommitLog": 65536}
-    try:
-        java = JavaStore(version, root, fields, group="golden")
-    except JavaMissing as reason:
-        pytest.skip(f"no RocketMQ to open stores with: {reason}")
-    try:
-        java.wait_started()
-        java.wait_master()
-        java.settle()
+    with serving_store(version, root, fields, group="golden") as java:
         found = java.dump()
         check_messages(expected, found, java.queues(), store)
         check_keys(expected, store, java.by_key, lost)
         assert found.missing_by_key == []
-    finally:
-        java.close()
 
 
 def test_broker_without_dledger_serves_rebuilt_store(tmp_path: Path) -> None:
-    try:
-        java = PlainStores("5.3.3", tmp_path)
-    except JavaMissing as reason:
-        pytest.skip(f"no RocketMQ to open stores with: {reason}")
-    try:
+    with closing(PlainStores("5.3.3", tmp_path)) as java:
         for case in ("mq-plain", "mq-plain-crc"):
             root = rebuilt(case, tmp_path)
             store = Golden(case, "")
-            size = (root / "commitlog" / f"{0:020d}").stat().st_size
-            paths = {"storePathRootDir": str(root), "storePathCommitLog": str(root / "commitlog")}
-            java.open({**paths, **SIZES, "mappedFileSizeCommitLog": str(size)})
+            java.open_root(root, SIZES)
             expected = store.expected().entries
             check_messages(expected, java.dump(), java.queues(), store)
             check_keys(expected, store, lambda topic, key: java.by_keys([(topic, key)])[0])
         root = golden.unpack("mq-plain", tmp_path / "damaged")
-        file = root / "commitlog" / f"{0:020d}"
         expected = in_queues(Golden("mq-plain", "").expected().entries)
-        lost = damage(root, expected, file)
-        paths = {"storePathRootDir": str(root), "storePathCommitLog": str(root / "commitlog")}
-        java.open({**paths, **SIZES, "mappedFileSizeCommitLog": str(file.stat().st_size)})
+        lost = damage(root, expected, root / "commitlog" / f"{0:020d}")
+        java.open_root(root, SIZES)
         wanted = {each["physicalOffset"] for each in expected} - lost
         assert {each.physical_offset for each in java.dump().messages} == wanted
-    finally:
-        java.close()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shutil
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from pyspark_dledger.rocketmq.salvage import SalvageRequest, salvage
-from tests.interop.java_store import JavaStore
-from tests.interop.java_stores import JavaMissing, store_openers
+from tests.interop.java_store import serving_store
+from tests.interop.java_stores import store_openers
 from tests.interop.plain_stores import PlainStores
 from tests.interop.test_java_opens_stores import expected_answer, open_store
 from tests.salvage.groups import Group, damage, differences, golden_group, lost_indexes
@@ -68,14 +69,7 @@ def test_a_broker_serves_a_salvaged_store(tmp_path: Path, case: str, version: st
     result = tmp_path / "result"
     report = salvage(SalvageRequest.of(group.members, undecided="majority", node="n0"), result)
     assert (lost_indexes(result), report.findings) == (lost, ())
-    try:
-        java = JavaStore(version, result, {**SIZES, "mappedFileSizeCommitLog": 131072}, group="golden")
-    except JavaMissing as reason:
-        pytest.skip(f"no RocketMQ to open stores with: {reason}")
-    try:
-        java.wait_started()
-        java.wait_master()
-        java.settle()
+    with serving_store(version, result, {**SIZES, "mappedFileSizeCommitLog": 131072}, group="golden") as java:
         found = java.dump()
         wanted = {each["physicalOffset"] for each in in_queues(entries)} - lost_offsets
         assert {each.physical_offset for each in found.messages} == wanted
@@ -84,8 +78,6 @@ def test_a_broker_serves_a_salvaged_store(tmp_path: Path, case: str, version: st
         java.settle()
         # In the log's first file, the unit of a lost message is a copy of the next one (see queue_writer).
         assert len({each.physical_offset for each in java.dump().messages}) == len(wanted) + 20
-    finally:
-        java.close()
 
 
 def test_a_broker_without_dledger_serves_a_salvaged_store(tmp_path: Path) -> None:
@@ -100,18 +92,10 @@ def test_a_broker_without_dledger_serves_a_salvaged_store(tmp_path: Path) -> Non
     result = tmp_path / "result"
     report = salvage(SalvageRequest.of(members, undecided="majority"), result)
     assert (report.lost > 0, report.findings) == (True, ())
-    try:
-        java = PlainStores("5.3.3", tmp_path)
-    except JavaMissing as reason:
-        pytest.skip(f"no RocketMQ to open stores with: {reason}")
-    try:
-        size = (result / "commitlog" / f"{0:020d}").stat().st_size
-        paths = {"storePathRootDir": str(result), "storePathCommitLog": str(result / "commitlog")}
-        java.open({**paths, **SIZES, "mappedFileSizeCommitLog": str(size)})
+    with closing(PlainStores("5.3.3", tmp_path)) as java:
+        java.open_root(result, SIZES)
         wanted = {each["physicalOffset"] for each in expected} - lost
         assert {each.physical_offset for each in java.dump().messages} == wanted
-    finally:
-        java.close()
 
 
 def in_queues(messages: list[Record]) -> list[Record]:

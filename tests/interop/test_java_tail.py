@@ -20,7 +20,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from tests.interop.java_broker import VERSION, Cluster, Consumed, Sent, cluster
-from tests.interop.java_stores import JavaMissing, prepare
+from tests.interop.java_stores import prepare
 from tests.support.dispatching import audit
 from tests.support.groups import eventually
 
@@ -82,11 +82,8 @@ class Tail:
 
 @pytest.fixture(scope="module", autouse=True)
 def _java() -> None:
-    try:
-        for program in ("RunBroker", "RunClients"):
-            prepare(program, VERSION, VERSION)
-    except JavaMissing as reason:
-        pytest.skip(f"no RocketMQ broker to tail: {reason}")
+    for program in ("RunBroker", "RunClients"):
+        prepare(program, VERSION, VERSION)
 
 
 @contextmanager

@@ -18,8 +18,7 @@ import pytest
 
 import pyspark_dledger as dl
 from pyspark_dledger.rocketmq.broker.upgrade import begin_over_old_log
-from tests.interop.java_store import COMPILED_WITH, JavaStore, Received
-from tests.interop.java_stores import JavaMissing, prepare
+from tests.interop.java_store import JavaStore, Received, serving_store
 from tests.interop.message_writer import LONG_TOPIC, TOPICS, Writer, problems, random_rows
 from tests.support.golden import Golden
 from tests.support.groups import Served, free_ports, peers_text
@@ -36,30 +35,15 @@ KEPT_FLAGS = ("--set", "fileReservedHours=1000000", "--set", "enableDiskForceCle
 Unpack = Callable[[str], Path]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _java() -> None:
-    try:
-        prepare("RunStore", VERSION, COMPILED_WITH)
-    except JavaMissing as reason:
-        pytest.skip(f"no RocketMQ to open stores with: {reason}")
-
-
-def opened(case: str, root: Path) -> JavaStore:
-    store = JavaStore(VERSION, root, Golden(case, "").meta["config"])
-    store.wait_started()
-    store.wait_master()
-    return store
-
-
 @pytest.mark.parametrize("case", CASES)
 def test_upgrade_of_an_old_log_equals_rocketmqs(case: str, case_folder: Unpack, tmp_path: Path) -> None:
     """RocketMQ upgrades one copy, we another. RocketMQ then reads all messages in ours and appends."""
     theirs, ours = (Path(shutil.copytree(case_folder(case), tmp_path / name)) for name in ("theirs", "ours"))
-    with closing(opened(case, theirs)) as java:
+    config = Golden(case, "").meta["config"]
+    with serving_store(VERSION, theirs, config) as java:
         divided = java.state()["dividedOffset"]
         old = java.dump().messages
     rows = random_rows(random.Random(case), 300, (*TOPICS, LONG_TOPIC, old[0].topic))
-    config = Golden(case, "").meta["config"]
     peers = peers_text(free_ports(1))
     flags = ("--messages", "--data-file-size", config["mappedFileSizeCommitLog"], *KEPT_FLAGS)
     with closing(Served("n0", peers, ours, *flags)) as node:
@@ -70,7 +54,7 @@ def test_upgrade_of_an_old_log_equals_rocketmqs(case: str, case_folder: Unpack, 
     assert written[0].pos == divided
     assert dl.open_log(str(ours)).state.divided_commitlog_offset == divided
     assert contents(ours / "commitlog") == contents(theirs / "commitlog")
-    with closing(opened(case, ours)) as java:
+    with serving_store(VERSION, ours, config) as java:
         assert java.state()["dividedOffset"] == divided
         found = java.dump()
         assert [each for each in by_offset(found.messages) if each.physical_offset < divided] == by_offset(old)

@@ -82,7 +82,7 @@ BODIES = (
 
 
 def _run(mode: str, lines: list[str]) -> list[list[str]]:
-    """Runs WireFrames on lines of input and returns the fields of its output lines. Raises JavaMissing."""
+    """Runs WireFrames on lines of input and returns the fields of its output lines. Skips the test without Java."""
     command = ["java", "-cp", prepare("WireFrames", VERSION, VERSION), "WireFrames", mode]
     done = subprocess.run(
         command, input="".join(f"{line}\n" for line in lines), capture_output=True, text=True, check=True
@@ -91,7 +91,7 @@ def _run(mode: str, lines: list[str]) -> list[list[str]]:
 
 
 def java_frames() -> list[dict[str, Any]]:
-    """Returns frames that Java writes, with names, request codes and opaques. Raises JavaMissing."""
+    """Returns frames that Java writes, with names, request codes and opaques. Skips the test without Java."""
     names = ("name", "code", "opaque", "frame")
     return [
         dict(zip(names, (name, int(code), int(opaque), frame), strict=True))
@@ -100,7 +100,7 @@ def java_frames() -> list[dict[str, Any]]:
 
 
 def java_readings(bodies: tuple[tuple[str, str], ...] = BODIES) -> list[dict[str, Any]]:
-    """Reads each body as a class and writes it again, in Java. None: Java throws. Raises JavaMissing."""
+    """Reads each body as a class and writes it again, in Java. None: Java throws. Skips the test without Java."""
     lines = [f"{kind}\t{base64.b64encode(body.encode()).decode()}" for kind, body in bodies]
     answers = [
         base64.b64decode(answer).decode() if outcome == "reads" else None for outcome, answer in _run("read", lines)

@@ -80,11 +80,11 @@ def test_codes_with_unknown_outcome(is_binary: bool, code: int) -> None:
 @BOTH
 def test_append_without_response_in_time_is_unknown(is_binary: bool) -> None:
     fake = FakeMember(is_binary=is_binary, script=deque([SILENT]))
-    with connected(fake, timeout_ms=200) as client:
+    with connected(fake, timeout_ms=500) as client:
         started = time.monotonic()
-        with pytest.raises(UnknownOutcomeError, match="no response in 200 ms") as caught:
+        with pytest.raises(UnknownOutcomeError, match="no response in 500 ms") as caught:
             client.append(b"x")
-        assert 0.2 <= time.monotonic() - started < 1.5
+        assert 0.5 <= time.monotonic() - started < 10
         assert caught.value.code == ResponseCode.NETWORK_ERROR
         assert client.append(b"y").index == 1
     assert fake.log.bodies == [b"x", b"y"]
@@ -100,7 +100,7 @@ def test_responses_received_while_the_process_was_stopped_count(is_binary: bool)
         return GetResponse(group="g", entries=[fake.log.get(0)])
 
     fake.responses[GetRequest] = response
-    with connected(fake, timeout_ms=300) as client:
+    with connected(fake, timeout_ms=600) as client:
         client.append(b"x")
         # The process is stopped from the request until long after its deadline.
         future = client.submit(b"y")
@@ -124,7 +124,7 @@ def test_response_with_another_count_is_unknown() -> None:
 @pytest.mark.slow
 def test_slow_but_steady_responses_do_not_time_out() -> None:
     fake = FakeMember(script=deque([Act(delay=0.15)] * 8))
-    with connected(fake, timeout_ms=400) as client:
+    with connected(fake, timeout_ms=600) as client:
         # All are sent at once; the response to the last comes after more than the timeout.
         assert len(client.append_batch(batch_of(8))) == 16
 

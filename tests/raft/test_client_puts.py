@@ -134,12 +134,12 @@ def test_topics() -> None:
 
 @pytest.mark.parametrize("names", [["x" * 5000], ["\ud800"], ["x"] * 65536], ids=["long", "surrogate", "many"])
 def test_unencodable_topics_are_rejected(names: list[str]) -> None:
-    with connected(serving()) as client:
+    with connected(serving(), timeout_ms=30_000) as client:
         started = time.monotonic()
         with pytest.raises(GroupError, match=r"^group g: expected") as caught:
             client.topics(names)
         assert caught.value.code == ResponseCode.UNEXPECTED_ARGUMENT
-        assert time.monotonic() - started < 2
+        assert time.monotonic() - started < 20
 
 
 def rejection(kind: type[Request], code: int, reason: str | None = None) -> Any:
@@ -267,7 +267,7 @@ def test_close_fails_puts_as_unknown() -> None:
 @pytest.mark.parametrize("is_binary", [True, False], ids=["binary", "java"])
 def test_leader_that_serves_no_messages_gets_none(is_binary: bool) -> None:
     fake = FakeMember(is_binary=is_binary)
-    with connected(fake) as client:
+    with connected(fake, timeout_ms=30_000) as client:
         for call in (
             lambda: client.put_messages([b"x"]),
             lambda: client.put_messages(batch_of(20), is_idempotent=False),
@@ -278,7 +278,7 @@ def test_leader_that_serves_no_messages_gets_none(is_binary: bool) -> None:
                 call()
             assert caught.value.code == UNSUPPORTED
             assert not isinstance(caught.value, UnknownOutcomeError)
-            assert time.monotonic() - started < 5
+            assert time.monotonic() - started < 20
         assert fake.log.bodies == []
         if not is_binary:
             assert not fake.appends

@@ -60,7 +60,7 @@ def test_get_without_response_is_retried() -> None:
     fake.responses[GetRequest] = lambda request: (
         silent.popleft() if silent else GetResponse(group="g", entries=[fake.log.get(request.begin_index)])  # type: ignore[attr-defined]
     )
-    with connected(fake, timeout_ms=150) as client:
+    with connected(fake, timeout_ms=400) as client:
         client.append(b"x")
         assert client.get(0).body == b"x"
 
@@ -157,8 +157,8 @@ def test_transfer_without_response_is_unknown() -> None:
 
             thread = threading.Thread(target=transfer)
             thread.start()
-            assert is_requested.wait(5)
+            assert is_requested.wait(30)
             end()
-            thread.join(5)
+            thread.join(30)
             assert errors
         fake = FakeMember(peers=fake.peers, responses=fake.responses)

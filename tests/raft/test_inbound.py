@@ -333,12 +333,12 @@ def test_members_and_clients_with_one_secret_work_together(tmp_path: Path) -> No
             assert client.append(b"x").index == 0
             assert client.status("n1").end_index >= -1
         for wrong in (None, "wrong"):
-            with dl.connect("g", group.peers, secret=wrong) as client:
+            with dl.connect("g", group.peers, secret=wrong, timeout_ms=30_000) as client:
                 started = time.monotonic()
                 with pytest.raises(GroupError, match="connect with the secret of that node") as caught:
                     client.append(b"y")
                 assert caught.value.code == ResponseCode.UNKNOWN_MEMBER
-                assert time.monotonic() - started < 2
+                assert time.monotonic() - started < 20
         # A member with another secret cannot join.
         group.stop("n2")
         group.start("n2", secret="wrong")

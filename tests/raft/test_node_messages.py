@@ -153,7 +153,7 @@ def test_application_error_stops_its_node(tmp_path: Path) -> None:
     with nodes(tmp_path, 1, application=Application) as group:
         group.leader()
         node = group.nodes["n0"]
-        with dl.connect("g", group.peers, timeout_ms=300, max_retries=0) as client:
+        with dl.connect("g", group.peers, timeout_ms=1000, max_retries=0) as client:
             client.topics(["x"])
             node._application.is_broken = True  # type: ignore[union-attr]
             with pytest.raises(PartialAppendError) as caught:

@@ -15,7 +15,7 @@ from tests.support.fake_members import FakeMember, fakes
 def test_hostile_address_of_a_member_is_an_error_of_the_group(address: str) -> None:
     fake = FakeMember(leader_id="n1")
     fake.peers = {"n0": f"127.0.0.1:{fake.port}", "n1": address}
-    with fakes(fake) as peers, dl.connect("g", peers, timeout_ms=500, max_retries=0) as client:
+    with fakes(fake) as peers, dl.connect("g", peers, timeout_ms=30_000, max_retries=0) as client:
         try:
             client.get(0)
         except DLedgerError:

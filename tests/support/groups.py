@@ -55,7 +55,7 @@ def peers_text(ports: Iterable[int] | Mapping[str, int]) -> str:
     return ";".join(f"{node}-{HOST}:{port}" for node, port in named.items())
 
 
-def eventually(check: Callable[[], T], seconds: float = 15.0) -> T:
+def eventually(check: Callable[[], T], seconds: float = 30.0) -> T:
     """Repeat `check` until its result is true, and return that. The last result or exception becomes the failure."""
     deadline = time.monotonic() + seconds
     while True:
@@ -85,8 +85,8 @@ class Caller:
 
     def __init__(self, port: int, group: str = "g", remote_id: str = "n0", sock: socket.socket | None = None) -> None:
         self.group, self.remote_id = group, remote_id
-        self.sock = sock or socket.create_connection((HOST, port), 5)
-        self.sock.settimeout(10)
+        self.sock = sock or socket.create_connection((HOST, port), 30)
+        self.sock.settimeout(60)
         self.wire = WireConnection()
         self._responses: dict[int, Response | Refusal] = {}
 
@@ -151,7 +151,7 @@ class Nodes:
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine in the nodes' loop."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
 
     def start(self, *ids: str, **options: Any) -> Nodes:
         """Start these nodes, by default all."""
@@ -175,7 +175,7 @@ class Nodes:
 
         return self.run(status())
 
-    def leader(self, seconds: float = 15.0) -> str:
+    def leader(self, seconds: float = 30.0) -> str:
         """The leader that every running node follows."""
 
         def agreed() -> str | None:
@@ -206,7 +206,7 @@ class Nodes:
     def caller(self, node_id: str, tls: ssl.SSLContext | None = None) -> Caller:
         sock = None
         if tls is not None:
-            sock = tls.wrap_socket(socket.create_connection((HOST, self.port(node_id)), 5), server_hostname=HOST)
+            sock = tls.wrap_socket(socket.create_connection((HOST, self.port(node_id)), 30), server_hostname=HOST)
         return Caller(self.port(node_id), remote_id=node_id, sock=sock)
 
     def close(self) -> None:
@@ -269,12 +269,12 @@ class Served:
 
     def kill(self) -> None:
         self.process.kill()
-        self.process.wait(10)
+        self.process.wait(60)
 
     def terminate(self) -> int:
         """Send SIGTERM, as a service manager does. Returns the exit code."""
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(20)
+        return self.process.wait(60)
 
     def pause(self) -> None:
         os.kill(self.process.pid, signal.SIGSTOP)
@@ -285,7 +285,7 @@ class Served:
     def close(self) -> None:
         if self.process.poll() is None:
             self.process.kill()
-            self.process.wait(10)
+            self.process.wait(60)
         for stream in (self.process.stdout, self.process.stderr):
             if stream is not None:
                 stream.close()

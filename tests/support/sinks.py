@@ -14,7 +14,14 @@ import pytest
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.log import open_log
 from pyspark_dledger.raft.client import Client
-from pyspark_dledger.spark.sink.control import SinkAddress, SinkGoneError, SinkSettings, open_store, send_request
+from pyspark_dledger.spark.sink.control import (
+    SinkAddress,
+    SinkGoneError,
+    SinkSettings,
+    open_store,
+    renewed_lease,
+    send_request,
+)
 from pyspark_dledger.spark.sink.launch import start
 from pyspark_dledger.store.mmap_file_store import MmapFileStore
 from pyspark_dledger.store.store_config import StoreConfig
@@ -83,7 +90,9 @@ def is_running(pid: int) -> bool:
 
 @contextmanager
 def client_of(sink: SinkAddress) -> Iterator[Client]:
-    with open_store(sink).connect(3000) as client:
+    """A client that renews the lease, as that of a task."""
+    opened = open_store(sink)
+    with renewed_lease(sink), opened.connect(3000) as client:
         yield client
 
 
