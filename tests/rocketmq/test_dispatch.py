@@ -341,7 +341,7 @@ def test_of_a_damaged_log_only_the_damaged_entry_is_skipped(tmp_path: Path, capl
     parts = dispatch(tmp_path, store.end, last(store))
     assert parts[-1].last_index == last(store)
     assert [row["code"] for row in audit(tmp_path)] == []
-    assert "1 entries are in no queue" in caplog.text
+    assert "1 entry is in no queue" in caplog.text
     assert f"at {bad['pos']}, no message that can be read" in caplog.text
 
 

@@ -258,7 +258,7 @@ def test_hostile_topics_stay_in_the_target(hostile: Store, tmp_path: Path) -> No
     assert report.skipped == 2
     assert "the folder of the topic has a name of 256 bytes, at most 255 fit" in report.first_skipped[0]
     assert report.notes == (
-        f"2 rows with no or an empty topic are in the partition {NULL_PARTITION}, which is read as null",
+        f"without a topic, or with an empty one, 2 rows are in the partition {NULL_PARTITION}, which is read as null",
     )
     with pytest.raises(MalformedError, match="a name of 256 bytes"):
         export(hostile.path, tmp_path / "failfast", "parquet", mode="FAILFAST")

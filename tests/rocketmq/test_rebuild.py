@@ -224,7 +224,7 @@ def test_the_filler_for_a_damaged_message_hides_no_other(tmp_path: Path, segment
     assert (done.built.fillers, done.built.led_over) == ((1, 0) if segment else (0, 1))
     assert done.built.units == found.built.units == sum(map(len, _all_units(root))) - 1
     note, advice = done.notes[-2:]
-    assert note.startswith("1 units are fillers" if segment else "1 units are copies of the next unit")
+    assert note.startswith("1 unit is a filler" if segment else "1 unit is a copy of the next unit")
     assert "restore the log" in advice
     after = units(root, "Orders", victim["queueId"])
     assert [number for number, pair in enumerate(zip(before, after, strict=True)) if pair[0] != pair[1]] == [
@@ -363,7 +363,7 @@ def test_addresses_in_consumequeue_ext_are_kept(tmp_path: Path) -> None:
     assert (row.different, row.queue_offset) == (1, 5)
     done = rebuild(root, "consumequeue")
     assert done.built.ext_units == 1
-    assert any("1 units keep their address in consumequeue_ext" in text for text in done.notes)
+    assert any("1 unit has an address in consumequeue_ext" in text for text in done.notes)
     codes = [code for _, _, code in units(root)]
     assert codes[3] == -(2**31) - 77
     assert abs(codes[5]) < 2**31

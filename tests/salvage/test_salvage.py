@@ -280,6 +280,41 @@ def test_diverged_commit_logs_are_not_mixed(tmp_path: Path) -> None:
             assert (target / "commitlog" / file.name).read_bytes() == file.read_bytes()
 
 
+def test_fillers_split_the_rows_of_a_plan_without_indexes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    messages = [mq_message(body=b"%03d" % number * 90, queue_offset=number) for number in range(30)]
+    store = write_commitlog(tmp_path / "m0", messages, file_size=4096)
+    lost = store.rows[5]
+    file = tmp_path / "m0/commitlog" / f"{lost['pos'] // 4096 * 4096:020d}"
+    data = file.read_bytes()
+    at = lost["pos"] % 4096
+    file.write_bytes(data[:at] + bytes(lost["size"]) + data[at + lost["size"] :])
+    rows = list(plan_rows(plan(SalvageRequest.of([tmp_path / "m0"]))))
+    assert [(row.action, row.pos) for row in rows] == [
+        ("copy", 0),
+        ("filler", lost["pos"]),
+        ("copy", lost["pos"] + lost["size"]),
+    ]
+    target = str(tmp_path / "new/parents/result")
+    assert main(["salvage", str(tmp_path / "m0"), "--to", target]) == 1
+    expected = f"lost for good: 1 extent of messages, {lost['size']} bytes: no source has it intact"
+    assert capsys.readouterr().out.splitlines()[0] == expected
+
+
+@pytest.mark.parametrize("how", [["--plan"], ["--to", "new/result"]])
+def test_an_interrupt_before_the_first_copy_is_a_clear_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, how: list[str]
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    group = generated_group(tmp_path, 1)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("pyspark_dledger.rocketmq.salvage.salvage_job.plan_salvage", interrupted)
+    assert main(["salvage", str(group.members[0]), *how]) == 130
+    assert capsys.readouterr().err == "dledger: interrupted: nothing was written\n"
+    assert not (tmp_path / "new").exists()
+
+
 def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     group = golden_group(tmp_path, "raw-three")
     lose(group, 0, [5, 6])

@@ -97,8 +97,7 @@ def _replicas(found: Comparison) -> Iterator[Verdict]:
     differing = {verdict: found.entries.get(verdict, 0) for verdict in (CONTRADICTS, DIVERGED, OTHER_BYTES, DAMAGED)}
     listed = ", ".join(f"{verdict} {number_text(count)}" for verdict, count in differing.items() if count)
     behind = [
-        f"{printable(item.node)} is {count_text(item.lag_entries, 'entry', 'entries')} behind "
-        f"{printable(found.foremost)}"
+        f"{printable(item.node)} is {count_text(item.lag_entries, 'entry')} behind {printable(found.foremost)}"
         for item in found.standings
         if item.lag_entries
     ]

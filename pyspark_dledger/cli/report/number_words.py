@@ -6,6 +6,8 @@ from typing import Literal
 
 import numpy as np
 
+from pyspark_dledger.common.plurals import plural
+
 _SIZES = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 _DURATIONS = (
     *((31_557_600_000, "years"), (86_400_000, "days"), (3_600_000, "h"), (60_000, "min")),
@@ -26,8 +28,8 @@ def number_text(value: float) -> str:
 
 
 def count_text(count: int, one: str, many: str | None = None) -> str:
-    """A count with its noun: ``1 file``, ``2,000 files``. `many` is by default `one` with an s."""
-    return f"{number_text(count)} {one if count == 1 else many or one + 's'}"
+    """A count with its noun: ``1 file``, ``2,000 files``; `many` as in `plural`."""
+    return f"{number_text(count)} {plural(count, one, many)}"
 
 
 def bytes_text(count: int) -> str:

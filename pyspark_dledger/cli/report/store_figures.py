@@ -273,8 +273,7 @@ def replicas_title(comparison: Comparison) -> str:
         else f"The replicas differ from index {number_text(first.index)} on ({first.verdict})"
     )
     behind = [
-        f"{short_name(item.node)} is {count_text(item.lag_entries, 'entry', 'entries')} behind "
-        f"{short_name(comparison.foremost)}"
+        f"{short_name(item.node)} is {count_text(item.lag_entries, 'entry')} behind {short_name(comparison.foremost)}"
         for item in comparison.standings
         if item.lag_entries
     ]

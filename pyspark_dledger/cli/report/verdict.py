@@ -102,7 +102,7 @@ def _committed(facts: Facts) -> Iterator[Verdict]:
         yield Verdict(GOOD, question, text, "state")
     else:
         text = f"Up to index {number_text(known)}; proof: {_proof(state['committedFrom'])}. For the last "
-        text += f"{count_text(end - known, 'entry', 'entries')} it is unknown."
+        text += f"{count_text(end - known, 'entry')} it is unknown."
         yield Verdict(NEUTRAL, question, text, "state")
 
 
@@ -135,7 +135,7 @@ def _restart(facts: Facts) -> Iterator[Verdict]:
     elif worst["lost"] or worst["dropped"]:
         spans = ", ".join(span_text(*span) for span in worst["lost"])
         committed = f"; {spans} are committed" if worst["lost"] else ""
-        text = f"{names} would drop {count_text(worst['dropped'], 'entry', 'entries')}{committed}."
+        text = f"{names} would drop {count_text(worst['dropped'], 'entry')}{committed}."
         yield Verdict(BAD if worst["lost"] else WARN, question, text, "restart")
     else:
         cut = max(row["consumeQueueUnitsCut"] for row in rows)

@@ -8,6 +8,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from pyspark_dledger.cli.output.rows import cell, range_text
+from pyspark_dledger.common.plurals import counted
 
 if TYPE_CHECKING:
     from pyspark_dledger.log.diff.elections import Loss
@@ -47,7 +48,7 @@ def lost_text(found: GroupVerdict, headers: Ranges) -> str:
     """What no replica has intact."""
     parts = ["nothing"] if is_restorable(found, headers) else []
     if found.lost_entries.entries:
-        count = _count(found.lost_entries.entries)
+        count = counted(found.lost_entries.entries, "entry")
         parts.append(f"{count}, damaged on every replica: {ranges_text(found.lost_entries)}")
     if headers.entries:
         parts.append(f"only headers are damaged of {ranges_text(headers)}: dledger salvage restores them")
@@ -66,8 +67,8 @@ def lost_text(found: GroupVerdict, headers: Ranges) -> str:
 def unclear_text(ranges: Ranges) -> str:
     """That nothing tells whether these entries are lost."""
     return (
-        f"cannot tell for {_count(ranges.entries)}, {ranges_text(ranges)}: copies differ, or only one is left, and no "
-        "checksum decides"
+        f"cannot tell for {counted(ranges.entries, 'entry')}, {ranges_text(ranges)}: copies differ, or only one is "
+        "left, and no checksum decides"
     )
 
 
@@ -92,7 +93,7 @@ def member_text(member: MemberVerdict) -> str:
 def _reasons(member: MemberVerdict) -> Iterator[str]:
     if member.damaged.entries:
         donors = f", intact on {_names(member.donors)}" if member.donors else ""
-        yield f"{_count(member.damaged.entries)} damaged, {ranges_text(member.damaged)}{donors}"
+        yield f"{counted(member.damaged.entries, 'entry')} damaged, {ranges_text(member.damaged)}{donors}"
     if member.silent.entries:
         shown = ranges_text(member.silent)
         yield f"Java would not notice {shown}: it would serve what is damaged, and as leader push it to the others"
@@ -146,10 +147,6 @@ def _losses_text(losses: Sequence[Loss]) -> str:
         f"{', committed' if loss.committed else ', on a majority' if loss.on_majority else ''}"
         for loss in losses
     )
-
-
-def _count(entries: int) -> str:
-    return f"{entries} entr{'y' if entries == 1 else 'ies'}"
 
 
 def _names(nodes: Sequence[str]) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pyspark_dledger.cli.arguments import EACH, add_stores
 from pyspark_dledger.cli.output.stream import Output
 from pyspark_dledger.cli.stores.table_printer import print_tables
+from pyspark_dledger.common.plurals import counted
 from pyspark_dledger.log import Log
 
 
@@ -28,11 +29,11 @@ def _notes(log: Log) -> Iterator[str]:
     if not (queue_root(log) / FOLDER).is_dir():
         yield f"there is no {FOLDER} folder: every message is missing from its queue"
         return
-    kinds = [("1 unit is a filler", "{} units are fillers", count_fillers(log))]
-    kinds.append(("1 unit is a copy of the next", "{} units are copies of the next", count_copies(log)))
-    texts = [one if count == 1 else many.format(count) for one, many, count in kinds if count]
+    kinds = [("unit is a filler", "units are fillers", count_fillers(log))]
+    kinds.append(("unit is a copy of the next", "units are copies of the next", count_copies(log)))
+    texts = [counted(count, one, many) for one, many, count in kinds if count]
     if texts:
         # The first and last messages of a queue can be missing without a filler.
         least = sum(count for _, _, count in kinds)
-        messages = "1 message is" if least == 1 else f"{least} messages are"
+        messages = counted(least, "message is", "messages are")
         yield f"at least {messages} missing: {', '.join(texts)}"

@@ -10,6 +10,7 @@ from pyspark_dledger.cli.exit_codes import CLEAN, EXPORT_EXITS, FINDINGS
 from pyspark_dledger.cli.output.rows import fields_row
 from pyspark_dledger.cli.output.stream import Output, note
 from pyspark_dledger.cli.stores.open_stores import read_options, set_option
+from pyspark_dledger.common.plurals import counted
 from pyspark_dledger.common.process_memory import keep_freed_memory
 from pyspark_dledger.format.json_text import json_line, printable
 
@@ -83,20 +84,21 @@ def _export(args: argparse.Namespace, options: dict[str, Any], out: Output) -> E
 def _print(target: str, report: ExportReport, out: Output) -> None:
     resumed = f", {report.resumed} of them by an earlier run" if report.resumed else ""
     rate = report.source_bytes / max(report.seconds, 0.001) / 1e6
-    out.line(f"exported to {printable(target)} ({report.form}): {report.rows} rows of {report.source_bytes} bytes")
+    rows = counted(report.rows, "row")
+    out.line(f"exported to {printable(target)} ({report.form}): {rows} of {report.source_bytes} bytes")
     out.line(f"files: {report.files}, {report.bytes} bytes; parts: {report.parts}{resumed}")
     out.line(f"read back and verified; {report.seconds:.1f} s, {rate:.3g} MB/s of the log")
     if report.problems:
         out.line(f"rows with a problem: {report.problems}, written as they are; see column problem")
     if report.skipped:
-        out.line(f"left out: {report.skipped} rows")
+        out.line(f"left out: {counted(report.skipped, 'row')}")
         for line in report.first_skipped[:_MAX_SHOWN]:
             out.line(f"  {printable(line)}")
         if report.skipped > _MAX_SHOWN:
             out.line(f"  and {report.skipped - _MAX_SHOWN} more; --json lists up to 100")
     if report.lost or not report.lost_is_all:
         least = "" if report.lost_is_all else "at least "
-        messages = f"{report.lost} message{'s' * (report.lost != 1)}"
+        messages = counted(report.lost, "message")
         out.line(f"lost in damaged places of the log: {least}{messages}; dledger lost lists them")
     for line in report.notes:
         out.line(f"note: {printable(line)}")

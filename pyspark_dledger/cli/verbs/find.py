@@ -16,6 +16,7 @@ from pyspark_dledger.cli.stores.open_stores import MIN_EPOCH_MS, open_store
 from pyspark_dledger.cli.stores.row_printer import RowPrinter, with_progress
 from pyspark_dledger.cli.stores.row_reader import RowReader
 from pyspark_dledger.common.integers import INT64_MAX
+from pyspark_dledger.common.plurals import counted
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, MIN_MESSAGE_SIZE
 from pyspark_dledger.format.message import has_message_magic
@@ -68,7 +69,7 @@ def run(args: argparse.Namespace, out: Output) -> int:
         printer = _FindPrinter(args, out, log, is_silent=is_shown)
         codes.append(_find_in(log, args, printer, out.progress))
         if len(args.path) > 1 and printer.count:
-            rows = "1 row" if printer.count == 1 else f"{printer.count} rows"
+            rows = counted(printer.count, "row")
             note(f"{log.path}: found, {rows}{' with a problem' if printer.code else ', intact'}")
         is_shown = is_shown or (printer.count > 0 and printer.code == CLEAN)
     return max(codes)
@@ -250,7 +251,7 @@ def _by_scan(search: _Search, name: str, rows: Callable[[pa.RecordBatch], list[i
             "all replicas"
         )
     if damaged:
-        places = "1 place is" if damaged == 1 else f"{damaged} places are"
+        places = counted(damaged, "place is", "places are")
         return (
             f"expected a message with {name} {search.what}, found none in the intact part of the log; {places} "
             "damaged: dledger lost --candidates names what was there"

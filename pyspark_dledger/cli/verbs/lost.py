@@ -13,6 +13,7 @@ from pyspark_dledger.cli.output.stream import Output, note
 from pyspark_dledger.cli.output.text_table import print_table
 from pyspark_dledger.cli.stores.open_stores import open_store
 from pyspark_dledger.cli.stores.verdict_text import unclear_text
+from pyspark_dledger.common.plurals import counted
 from pyspark_dledger.errors import OptionError, UnreadableError
 from pyspark_dledger.format.json_text import json_line, rows_of
 from pyspark_dledger.log import Log
@@ -120,7 +121,7 @@ def _count(found: Iterable[LostMessage]) -> str:
     if not listed:
         return "nothing"
     places = sum(lost.entries is None for lost in listed)
-    messages = f"{count} message{'s' * (count != 1)}"
+    messages = counted(count, "message")
     if is_all:
         return messages
-    return f"at least {messages}; of {places} place{'s' * (places != 1)} it is not known what they had"
+    return f"at least {messages}; of {counted(places, 'place')} it is not known what they had"

@@ -12,6 +12,7 @@ from pyspark_dledger.cli.output.rows import fields_row
 from pyspark_dledger.cli.output.stream import Output, note
 from pyspark_dledger.cli.output.text_table import print_rows, print_table
 from pyspark_dledger.cli.stores.open_stores import read_options
+from pyspark_dledger.common.plurals import counted
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.format.json_text import json_line
 from pyspark_dledger.rocketmq.work_parts import MapParts, map_here
@@ -74,7 +75,7 @@ def _print_compared(out: Output, found: CompareReport) -> None:
     if changed:
         print_table(out, map(fields_row, changed))
         out.line("")
-    out.line(f"{found.folder}: {found.built.messages} messages {found.committed}")
+    out.line(f"{found.folder}: {counted(found.built.messages, 'message')} {found.committed}")
     equal, kind = len(found.differences) - len(changed), "queues" if found.what == "consumequeue" else "index files"
     out.line(f"{equal} {kind} are as they would be built, {len(changed)} are not")
     for text in found.notes:
@@ -99,10 +100,10 @@ def _rebuild(args: argparse.Namespace, files: FileSettings, out: Output) -> int:
 
 def _print_rebuilt(out: Output, done: RebuildReport) -> None:
     built = done.built
-    parts = f"{built.units} units in {built.queue_files} files"
+    parts = f"{counted(built.units, 'unit')} in {counted(built.queue_files, 'file')}"
     if done.what == "index":
-        parts = f"{built.keys} keys in {built.index_files} files"
-    out.line(f"{done.folder}: {parts}, of {built.messages} messages {done.committed}")
+        parts = f"{counted(built.keys, 'key')} in {counted(built.index_files, 'file')}"
+    out.line(f"{done.folder}: {parts}, of {counted(built.messages, 'message')} {done.committed}")
     if done.before is not None:
         out.line(f"the old folder is kept as {done.before}: delete it once a broker serves the store")
     for text in done.notes:

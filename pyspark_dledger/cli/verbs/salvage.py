@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyspark_dledger.cli.arguments import add_json, add_option
@@ -13,8 +14,10 @@ from pyspark_dledger.cli.output.rows import fields_row
 from pyspark_dledger.cli.output.stream import Output, note
 from pyspark_dledger.cli.output.text_table import print_rows
 from pyspark_dledger.cli.stores.open_stores import read_options
+from pyspark_dledger.common.plurals import counted
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.format.json_text import json_line, printable
+from pyspark_dledger.log.io.unfinished import MANIFEST
 from pyspark_dledger.log.option_uses import SALVAGE, check_use
 from pyspark_dledger.log.options import parse_options
 from pyspark_dledger.rocketmq.work_parts import MapParts, map_here
@@ -60,6 +63,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, out: Output) -> int:
     """Print the plan, or salvage."""
+    try:
+        return _run(args, out)
+    except KeyboardInterrupt:
+        has_begun = args.to is not None and (Path(args.to) / MANIFEST).exists()
+        finish = f"run the same command again to finish the salvage in {args.to}"
+        note(f"interrupted: {finish if has_begun else 'nothing was written'}")
+        raise
+
+
+def _run(args: argparse.Namespace, out: Output) -> int:
     from pyspark_dledger.rocketmq.salvage import SalvageRequest
 
     if args.plan == (args.to is not None):
@@ -116,9 +129,6 @@ def _salvage(args: argparse.Namespace, request: SalvageRequest, map_parts: MapPa
     except UndecidedError as error:
         note(str(error))
         return FINDINGS
-    except KeyboardInterrupt:
-        note(f"interrupted: run the same command again to finish the salvage in {args.to}")
-        raise
     out.progress.clear()
     if args.json:
         out.line(json_line(fields_row(report)))
@@ -131,7 +141,7 @@ def _print(report: SalvageReport, out: Output) -> None:
     out.line(report.headline)
     resumed = f", {report.resumed} of them by an earlier run" if report.resumed else ""
     rate = report.bytes / max(report.seconds, 0.001) / 1e6
-    out.line(f"salvaged to {printable(report.target)}: {report.entries} entries")
+    out.line(f"salvaged to {printable(report.target)}: {counted(report.entries, 'entry')}")
     out.line(
         f"files of the log: {report.parts}{resumed}, {report.bytes} bytes; {report.seconds:.1f} s, {rate:.3g} MB/s"
     )

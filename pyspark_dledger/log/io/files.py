@@ -55,6 +55,9 @@ class OpenFile(Protocol):
     def read(self, offset: int, size: int) -> bytes:
         """The bytes at `offset`; fewer at the file's end. Raises OSError, for a remote file StoreError."""
 
+    def read_into(self, offset: int, buffer: memoryview) -> int:
+        """Read the bytes at `offset` into a buffer. Returns their number, and raises, as `read`."""
+
     def extents(self, start: int, end: int) -> Iterator[tuple[int, int]]:
         """The parts of ``[start, end)`` that are not holes, ascending."""
 
@@ -81,6 +84,9 @@ class LocalFile:
 
     def read(self, offset: int, size: int) -> bytes:
         return os.pread(self._descriptor, size, offset)
+
+    def read_into(self, offset: int, buffer: memoryview) -> int:
+        return os.preadv(self._descriptor, [buffer], offset)
 
     def extents(self, start: int, end: int) -> Iterator[tuple[int, int]]:
         return data_extents(self._descriptor, start, end)

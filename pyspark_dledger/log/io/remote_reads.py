@@ -191,6 +191,11 @@ class RemoteFile:
     def read(self, offset: int, size: int) -> bytes:
         return read_remote(self._uri, offset, size)
 
+    def read_into(self, offset: int, buffer: memoryview) -> int:
+        data = self.read(offset, len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
     def extents(self, start: int, end: int) -> Iterator[tuple[int, int]]:
         if start < end:
             yield start, end
@@ -207,8 +212,6 @@ class RemoteStream(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        view = memoryview(buffer).cast("B")
-        data = read_remote(self._uri, self._offset, len(view))
-        view[: len(data)] = data
-        self._offset += len(data)
-        return len(data)
+        count = RemoteFile(self._uri).read_into(self._offset, memoryview(buffer).cast("B"))
+        self._offset += count
+        return count

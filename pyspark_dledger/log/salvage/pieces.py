@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -106,20 +107,22 @@ def _donors(run: Run, decide: Decide) -> tuple[tuple[int, ...], str] | None:
     return run.variants[0], SAME if len(run.variants[0]) > 1 else ONE
 
 
-def ranges_of(pieces: Sequence[Piece]) -> list[Piece]:
+def ranges_of(pieces: Sequence[Piece], others: Sequence[int] = ()) -> list[Piece]:
     """The pieces, joined where they have the same sources for the same reason; the term is that of the first.
 
-    If these are very many, only the donor counts, and ``sources`` have all of a range.
+    ``others`` are the positions of what is not copied, in order: it separates ranges. If these are very many, only the
+    donor counts, and ``sources`` have all of a range.
     """
-    ranges = list(_joined(pieces, lambda piece: (piece.donor, piece.why, piece.sources)))
-    return ranges if len(ranges) <= _MAX_ROWS else list(_joined(pieces, lambda piece: (piece.donor, piece.why)))
+    kinds = [(piece.why, bisect_left(others, piece.start), piece.donor) for piece in pieces]
+    ranges = list(_joined(pieces, [(*kind, piece.sources) for kind, piece in zip(kinds, pieces, strict=True)]))
+    return ranges if len(ranges) <= _MAX_ROWS else list(_joined(pieces, kinds))
 
 
-def _joined(pieces: Sequence[Piece], kind: Callable[[Piece], object]) -> Iterator[Piece]:
+def _joined(pieces: Sequence[Piece], kinds: Sequence[object]) -> Iterator[Piece]:
     joined: Piece | None = None
-    for piece in pieces:
-        is_joined = joined is not None and kind(joined) == kind(piece)
-        if joined is not None and is_joined and piece.first_index in (-1, joined.last_index + 1):
+    last_kind: object = None
+    for piece, kind in zip(pieces, kinds, strict=True):
+        if joined is not None and kind == last_kind and piece.first_index in (-1, joined.last_index + 1):
             sources = tuple(sorted({*joined.sources} & {*piece.sources}))
             joined = joined._replace(
                 end=piece.end, last_pos=piece.last_pos, last_index=piece.last_index, sources=sources
@@ -127,6 +130,6 @@ def _joined(pieces: Sequence[Piece], kind: Callable[[Piece], object]) -> Iterato
             continue
         if joined is not None:
             yield joined
-        joined = piece
+        joined, last_kind = piece, kind
     if joined is not None:
         yield joined

@@ -6,6 +6,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+from pyspark_dledger.common.plurals import counted
 from pyspark_dledger.log.copies.segment_copy import Damage
 from pyspark_dledger.log.salvage.lost_entries import LostEntry
 from pyspark_dledger.log.salvage.pieces import Undecided, ranges_of
@@ -55,7 +56,8 @@ def plan_rows(plan: SalvagePlan) -> Iterator[PlanRow]:
 
 
 def _copied(plan: SalvagePlan, log: RestoredLog, damages: _Damages) -> Iterator[PlanRow]:
-    for piece in ranges_of(log.pieces):
+    others = sorted([each.pos for each in log.lost] + [each.pos for each in log.repairs])
+    for piece in ranges_of(log.pieces, others):
         names = tuple(plan.names[number] for number in piece.sources)
         yield PlanRow(
             COPY,
@@ -183,20 +185,16 @@ def headline(plan: SalvagePlan) -> str:
     if lost:
         size = sum(each.size for each in lost)
         indexes = _listed([(each.index, each.index) for each in lost if each.index >= 0])
-        what = f"{entries_text(len(lost))} (index {indexes})" if indexes else f"{len(lost)} extents of messages"
-        parts.append(f"{what}, {size} bytes: no source has them intact")
+        extents = f"{counted(len(lost), 'extent')} of messages"
+        what = f"{counted(len(lost), 'entry')} (index {indexes})" if indexes else extents
+        parts.append(f"{what}, {size} bytes: no source has {'it' if len(lost) == 1 else 'them'} intact")
     if after:
         end = max(log.last_index for log in plan.logs)
         parts.append(f"the entries {end + 1} to {after[0]}: committed, and in no source")
     if undecided:
         becomes = "no checksum says which is right" if plan.refused else "replaced by fillers"
-        parts.append(f"{entries_text(undecided)} whose copies differ: {becomes}")
+        parts.append(f"{counted(undecided, 'entry')} whose copies differ: {becomes}")
     return f"lost for good: {'; '.join(parts)}" if parts else "lost for good: nothing"
-
-
-def entries_text(count: int) -> str:
-    """A number of entries."""
-    return f"{count} entr{'y' if count == 1 else 'ies'}"
 
 
 def _listed(ranges: Iterable[tuple[int, int]], most: int = 8) -> str:
@@ -208,5 +206,5 @@ def _listed(ranges: Iterable[tuple[int, int]], most: int = 8) -> str:
         else:
             joined.append((first, last))
     shown = [f"{first}" if first == last else f"{first} to {last}" for first, last in joined[:most]]
-    more = f" and {len(joined) - most} more ranges" if len(joined) > most else ""
+    more = f" and {counted(len(joined) - most, 'more range')}" if len(joined) > most else ""
     return ", ".join(shown) + more

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from pyspark_dledger.common.plurals import counted
 from pyspark_dledger.common.retention import Retention
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.encode.puts import PutIds
@@ -368,8 +369,8 @@ class _SkippedEntries:
     def report(self) -> None:
         if self._count:
             _LOG.warning(
-                "%d entries are in no queue, because they are no messages of one: the first is %s",
-                self._count,
+                "%s in no queue: no message of one; the first is %s",
+                counted(self._count, "entry is", "entries are"),
                 self._first,
             )
             self._count, self._first = 0, ""

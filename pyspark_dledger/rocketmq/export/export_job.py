@@ -21,6 +21,7 @@ from typing import Any
 
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.common.java_text import is_utf8
+from pyspark_dledger.common.plurals import counted
 from pyspark_dledger.common.uris import is_remote, local_target, store_path
 from pyspark_dledger.errors import OptionError, StoreError
 from pyspark_dledger.log.io.unfinished import MANIFEST, RUNNING
@@ -270,8 +271,9 @@ class _Job:
             yield "no committed bound is known: some exported entries may not be committed"
         elif found.beyond_committed:
             yield (
-                f"{found.beyond_committed} entries after the committed index {found.committed_index} were exported: "
-                "they may or may not be acknowledged; isolationLevel=read_committed leaves them out"
+                f"exported: {counted(found.beyond_committed, 'entry')} after the committed index "
+                f"{found.committed_index}, which may or may not be acknowledged; isolationLevel=read_committed leaves "
+                "them out"
             )
         is_whole = self._read.ending_offsets.kind == "latest" and self._read.isolation_level != "read_committed"
         if is_whole and found.end < max(end.pos for _, end in now.ends.values()):

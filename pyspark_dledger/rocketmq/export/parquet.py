@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pyspark_dledger.common.durable import sync_file
+from pyspark_dledger.common.plurals import counted
 from pyspark_dledger.errors import MalformedError, OptionError, StoreError
 from pyspark_dledger.format.checksum import crc32
 from pyspark_dledger.format.columns import arrow_schema
@@ -95,7 +96,8 @@ class ParquetForm:
         """Only notes the rows that are read back with another topic."""
         null_topic = f"topic={NULL_PARTITION}/"
         empty = sum(file.rows for report in reports for file in report.files if file.path.startswith(null_topic))
-        note = f"{empty} rows with no or an empty topic are in the partition {NULL_PARTITION}, which is read as null"
+        rows = counted(empty, "row is", "rows are")
+        note = f"without a topic, or with an empty one, {rows} in the partition {NULL_PARTITION}, which is read as null"
         return FinishReport(notes=(note,) if empty else ())
 
 

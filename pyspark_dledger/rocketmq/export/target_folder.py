@@ -86,12 +86,12 @@ def check_apart(log: StoreView, sources: Sequence[str], target: Path) -> None:
 
 @contextmanager
 def locked_folder(target: Path) -> Iterator[None]:
-    """Lock the target, creating it if needed; a new folder that stays empty is removed at the end.
+    """Lock the target, creating it and its parents if needed; new folders that stay empty are removed at the end.
 
     Raises StoreError if it is a file, StoreInUseError if another export has it locked.
     """
-    is_new = not target.exists()
-    if not is_new and not target.is_dir():
+    new = [folder for folder in (target, *target.parents) if not folder.exists()]
+    if target.exists() and not target.is_dir():
         raise StoreError(f"{target}: expected a new or empty folder, found a file: name a folder")
     make_dir(target)
     descriptor = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -106,9 +106,9 @@ def locked_folder(target: Path) -> Iterator[None]:
             with written_here(target):
                 yield
         finally:
-            if is_new:
-                with suppress(OSError):
-                    target.rmdir()  # fails if it is not empty
+            with suppress(OSError):
+                for folder in new:
+                    folder.rmdir()  # fails if it is not empty
     finally:
         os.close(descriptor)
 
@@ -275,6 +275,18 @@ def check_files(target: Path, reports: Sequence[PartReport], finish: FinishRepor
                 f"{target / file.path}: the export wrote a file of {file.size} bytes, which is missing or changed: "
                 "check that every executor sees the target, and that nobody else writes there"
             )
+
+
+def left_file(target: Path, file: FileReport) -> Path:
+    """The path of the file that a part left. Raises StoreError if it changed."""
+    path = target / file.path
+    found = file_report(path, file.path, file.rows)
+    if found != file:
+        raise StoreError(
+            f"{path}: expected {file.size} bytes with CRC-32 {file.crc32:08x}, found {found.size} with "
+            f"{found.crc32:08x}: check the disk; delete the file to write its part again"
+        )
+    return path
 
 
 def delete_left(target: Path, reports: Sequence[PartReport]) -> None:

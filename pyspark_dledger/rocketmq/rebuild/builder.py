@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pyspark_dledger.common.durable import sync_dir
+from pyspark_dledger.common.plurals import counted
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.checksum import crc32
 from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT_SIZE, INDEX_FILE_HEADER_SIZE, INDEX_FILE_SLOT_SIZE
@@ -253,18 +254,19 @@ def _feed(chunks: Iterable[DispatchedUnits], sinks: Sequence[UnitSink], built: B
 def notes_of_queues(built: BuildReport) -> Iterator[str]:
     """Notes on queues that were built, or would be."""
     if built.fillers:
-        yield f"{built.fillers} units are fillers, for messages that the log does not have: consumers skip them"
+        units = counted(built.fillers, "unit is a filler", "units are fillers")
+        yield f"{units}, for messages that the log does not have: consumers skip fillers"
     if built.led_over:
         yield (
-            f"{built.led_over} units are copies of the next unit, for messages that the log's first file does not "
-            "have: consumers may get the next message once more for each copy"
+            f"{counted(built.led_over, 'unit is a copy', 'units are copies')} of the next unit, for messages "
+            "that the log's first file does not have: consumers may get the next message once more for each copy"
         )
     if built.fillers or built.led_over:
         yield "a replica may have these messages (see dledger diff): restore the log from it, and build again"
     if built.repeated:
         yield (
-            f"{built.repeated} messages have a queueOffset that their queue had already passed: as with RocketMQ they "
-            "are in no queue"
+            f"{counted(built.repeated, 'message has', 'messages have')} a queueOffset that their queue "
+            "had already passed: as with RocketMQ they are in no queue"
         )
 
 

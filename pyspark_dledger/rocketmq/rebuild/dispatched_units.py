@@ -178,9 +178,17 @@ def save_units(file: BinaryIO, found: DispatchedUnits) -> None:
 def load_units(path: Path) -> Iterator[DispatchedUnits]:
     """The units in a file, chunk by chunk."""
     with path.open("rb") as file:
-        while line := file.readline():
-            end, names, counts = json.loads(line)
-            queue, queue_offset, units, offset, stored, key_hash = (np.load(file, allow_pickle=False) for _ in range(6))
-            keys = Keys(offset, stored, key_hash)
-            named = [(topic, number) for topic, number in names]
-            yield DispatchedUnits(end, named, queue, queue_offset, units, keys, ChunkCounts(*counts))
+        while (found := read_units(file)) is not None:
+            yield found
+
+
+def read_units(file: BinaryIO) -> DispatchedUnits | None:
+    """The next units that `save_units` wrote; None at the file's end."""
+    line = file.readline()
+    if not line:
+        return None
+    end, names, counts = json.loads(line)
+    queue, queue_offset, units, offset, stored, key_hash = (np.load(file, allow_pickle=False) for _ in range(6))
+    keys = Keys(offset, stored, key_hash)
+    named = [(topic, number) for topic, number in names]
+    return DispatchedUnits(end, named, queue, queue_offset, units, keys, ChunkCounts(*counts))

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pyspark_dledger.common.plurals import counted
 from pyspark_dledger.common.uris import as_uri, is_remote, without_file_scheme
 from pyspark_dledger.errors import OptionError, StoreError
 from pyspark_dledger.log.committed import Bound, committed_bound
@@ -341,18 +342,20 @@ def _notes(root: Path, what: str, built: BuildReport) -> Iterator[str]:
     if built.missing_bytes:
         yield f"{built.missing_bytes} bytes of the log are in missing files: their messages are left out"
     if built.skipped:
-        yield f"{built.skipped} rows of the log are not messages of a queue; the first: {built.first_skipped}"
+        yield f"{counted(built.skipped, 'row')} of the log cannot be in a queue; the first: {built.first_skipped}"
     if what != QUEUES:
         return
     yield from builder.notes_of_queues(built)
     if built.kept:
-        yield f"{built.kept} units of expired messages are kept"
+        yield f"kept: {counted(built.kept, 'unit')} of expired messages"
     if built.ext_units:
-        yield f"{built.ext_units} units keep their address in consumequeue_ext, which is not rebuilt"
+        units = counted(built.ext_units, "unit has", "units have")
+        yield f"{units} an address in consumequeue_ext, which is not rebuilt"
     topics = sorted(builder.batch_topics_of(root))
     if built.batches or topics:
         text = f", such as those of {', '.join(topics[:8])}," if topics else ""
-        yield f"{built.batches} messages are in batchconsumequeue: its queues{text} are not rebuilt"
+        messages = counted(built.batches, "message is", "messages are")
+        yield f"{messages} in batchconsumequeue: its queues{text} are not rebuilt"
 
 
 def _settings(root: Path, files: FileSettings) -> BuildSettings:

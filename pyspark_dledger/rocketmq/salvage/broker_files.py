@@ -12,9 +12,10 @@ from pyspark_dledger.log.io.queue_files import FOLDER as QUEUES
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.rocketmq.broker.config_files import FOLDER as CONFIG
 from pyspark_dledger.rocketmq.broker.config_files import ConfigFile, read_config_file
+from pyspark_dledger.rocketmq.dispatch.log_part import DELAYS_MS
 from pyspark_dledger.rocketmq.export.commit_log.broker_files import BROKER_FILES, sizes_of, write_checkpoint
 from pyspark_dledger.rocketmq.rebuild import builder
-from pyspark_dledger.rocketmq.work_parts import MapParts
+from pyspark_dledger.rocketmq.rebuild.dispatched_units import DispatchedUnits, UnitSpec
 
 _BAK = ".bak"
 # Folders of a broker that are not rebuilt from the log.
@@ -33,18 +34,22 @@ def clear(target: Path) -> None:
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 
+def unit_spec(roots: Sequence[Path], engine: str) -> UnitSpec | None:
+    """What to extract from the log for queues and keys; None if no source has queues."""
+    root = _root_with_queues(roots)
+    return UnitSpec(True, DELAYS_MS, builder.batch_topics_of(root), engine) if root is not None else None
+
+
 def write_broker_files(
-    roots: Sequence[Path], log: StoreView, target: Path, committed: int | None, run: MapParts
+    roots: Sequence[Path], log: StoreView, target: Path, units: Iterable[DispatchedUnits]
 ) -> Iterator[str]:
     """Write the files of a broker if a source has them; returns notes. Raises StoreError, OSError.
 
-    ``committed`` is the last index of DLedger that the queues may have, None for an old CommitLog.
+    ``units`` are those of the log, as `unit_spec` says.
     """
-    with_queues = next((root for root in roots if (root / QUEUES).is_dir()), None)
+    with_queues = _root_with_queues(roots)
     if with_queues is not None:
-        end = log.position_of(committed + 1) if committed is not None else None
-        settings = builder.BuildSettings(*_sizes(roots), to=end)
-        built = builder.build(log, target, settings=settings, keep_from=with_queues, run=run)
+        built = builder.build_from_units(units, log, target, builder.BuildSettings(*_sizes(roots)), with_queues)
         write_checkpoint(target, built.last_stored)
         yield from builder.notes_of_queues(built)
     yield from _copy_config(roots, target)
@@ -53,6 +58,10 @@ def write_broker_files(
         if having is not None:
             yield f"{name} is not salvaged: if the broker needs it, copy {having}"
     sync_dir(target)
+
+
+def _root_with_queues(roots: Sequence[Path]) -> Path | None:
+    return next((root for root in roots if (root / QUEUES).is_dir()), None)
 
 
 def _sizes(roots: Sequence[Path]) -> tuple[int, int, int]:

@@ -9,14 +9,13 @@ from pathlib import Path
 
 from pyspark_dledger.common.durable import sync_dir, write_at, write_durably
 from pyspark_dledger.errors import StoreError
-from pyspark_dledger.format.layout import INDEX_UNIT_SIZE
+from pyspark_dledger.format.layout import INDEX_UNIT_SIZE, segment_name
 from pyspark_dledger.format.state_files import COMMITTED_INDEX, CURR_TERM, END_INDEX, VOTE_LEADER, CurrentTerm
 from pyspark_dledger.log.copies.index_units import read_units
 from pyspark_dledger.log.io.entry_reads import DLedgerIndex
 from pyspark_dledger.log.io.state_files import read_current_term
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.rocketmq.export.target_folder import read_back_error
-from pyspark_dledger.rocketmq.salvage.segment_file import segment_name
 
 INDEX_FILE_SIZE = 32 * 5 * 1024 * 1024
 """DLedger's default, in bytes."""

@@ -19,8 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from pyspark_dledger.common.durable import write_durably
+from pyspark_dledger.common.plurals import counted
 from pyspark_dledger.common.uris import local_target
 from pyspark_dledger.errors import OptionError, StoreError
+from pyspark_dledger.format.layout import segment_name
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER
 from pyspark_dledger.log.io.entry_reads import segment_at
 from pyspark_dledger.log.io.salvage_fillers import LOST_FILE
@@ -35,7 +37,7 @@ from pyspark_dledger.log.salvage.plan import (
     open_sources,
     plan_salvage,
 )
-from pyspark_dledger.log.salvage.plan_rows import entries_text, headline, variants_text
+from pyspark_dledger.log.salvage.plan_rows import headline, variants_text
 from pyspark_dledger.log.salvage.restored_log import Extent, RestoredLog, start_of
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.log.verify.verify_store import verify
@@ -43,12 +45,14 @@ from pyspark_dledger.rocketmq.export import target_folder
 from pyspark_dledger.rocketmq.export.export_job import absolute_path
 from pyspark_dledger.rocketmq.export.forms import PartReport, Progress
 from pyspark_dledger.rocketmq.export.target_folder import FINISHED, STATE_FOLDER
+from pyspark_dledger.rocketmq.rebuild.dispatched_units import DispatchedUnits
 from pyspark_dledger.rocketmq.salvage import broker_files, node_files
 from pyspark_dledger.rocketmq.salvage.known_messages import chosen_rows, lost_rows
-from pyspark_dledger.rocketmq.salvage.segment_file import FilePart, segment_name, write_file
+from pyspark_dledger.rocketmq.salvage.left_units import IndexUnits, load_left
+from pyspark_dledger.rocketmq.salvage.segment_file import FilePart, write_file
 from pyspark_dledger.rocketmq.work_parts import MapParts, map_here
 
-_VERSION = 1
+_VERSION = 2
 _FORM = "salvage"
 _IGNORED = {"lost+found", f"{MANIFEST}.tmp"}
 DECIDED_FILE = "decided.jsonl"
@@ -169,7 +173,7 @@ class _Job:
 
     def run(self, began: float) -> SalvageReport:
         is_new = self._check_target()
-        plan = self._sources.plan(self._run, None)
+        plan = self._sources.plan(self._run, self._progress)
         check_decided(plan)
         parts = list(self._file_parts(plan))
         manifest = {
@@ -219,6 +223,8 @@ class _Job:
         return False
 
     def _file_parts(self, plan: SalvagePlan) -> Iterator[FilePart]:
+        engine = self._sources.request.engine
+        units = broker_files.unit_spec(broker_files.roots_of(self._sources.stores), engine)
         for log in plan.logs:
             folder = "commitlog" if log.source == COMMITLOG else f"dledger-{self._sources.node()}/data"
             extents = log.extents
@@ -240,7 +246,9 @@ class _Job:
                     donors,
                     continues,
                     log.messages > 0,
-                    self._sources.request.engine,
+                    engine,
+                    committed_index(plan, log) if log.source == DLEDGER else None,
+                    units,
                 )
 
     def _file_of(self, number: int, log: RestoredLog, base: int) -> str:
@@ -271,9 +279,16 @@ class _Job:
         if log is not None:
             yield from self._finish_node(plan, log, reports)
         broker_files.clear(self._target)
-        committed = committed_index(plan, log) if log is not None else None
         result = StoreView(str(self._target), ReadOptions(engine=self._sources.request.engine))
-        yield from broker_files.write_broker_files(roots, result, self._target, committed, self._run)
+        units = (each for _, each in self._left(reports) if each is not None)
+        yield from broker_files.write_broker_files(roots, result, self._target, units)
+
+    def _left(self, reports: Sequence[PartReport]) -> Iterator[tuple[IndexUnits, DispatchedUnits | None]]:
+        """What the tasks left of their files, in the log's order."""
+        has_units = broker_files.unit_spec(broker_files.roots_of(self._sources.stores), "auto") is not None
+        for report in reports:
+            if report.left is not None:
+                yield from load_left(target_folder.left_file(self._target, report.left), has_units)
 
     def _list(self, name: str, rows: Iterator[dict[str, Any]]) -> None:
         """Write rows to a file, a JSON object a line; no file without rows."""
@@ -286,7 +301,7 @@ class _Job:
         stores, node = self._sources.stores, self._sources.node()
         node_dir = self._target / f"dledger-{node}"
         shutil.rmtree(node_dir / "index", ignore_errors=True)
-        chunks = ((self._target / report.left.path).read_bytes() for report in reports if report.left is not None)
+        chunks = (index.tobytes() for index, _ in self._left(reports) if len(index))
         node_files.write_index(node_dir / "index", log.first_index, chunks, node_files.index_file_size(stores))
         node_files.write_checkpoint(node_dir, committed_index(plan, log), log.last_index)
         term, note = node_files.current_term(stores, node, log.last_term)
@@ -340,11 +355,10 @@ def check_decided(plan: SalvagePlan) -> None:
         return
     first = plan.refused[0]
     variants = variants_text(first, plan)
-    has = "has" if len(plan.refused) == 1 else "have"
     raise UndecidedError(
-        f"{entries_text(len(plan.refused))} {has} copies that differ, and no checksum says which is right; the first: "
-        f"index {first.index} at {first.pos}: {variants}. --undecided majority takes the bytes that most copies have, "
-        "--undecided filler none of them, --take INDEX=ID that of a source"
+        f"{counted(len(plan.refused), 'entry has', 'entries have')} copies that differ, and no checksum says which is "
+        f"right; the first: index {first.index} at {first.pos}: {variants}. --undecided majority takes the bytes that "
+        "most copies have, --undecided filler none of them, --take INDEX=ID that of a source"
     )
 
 

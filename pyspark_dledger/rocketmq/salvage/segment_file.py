@@ -5,12 +5,15 @@ As Java writes it: entries from the start, a blank where the log continues in th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from pyspark_dledger.common.durable import sync_file
 from pyspark_dledger.errors import StoreError
@@ -20,34 +23,44 @@ from pyspark_dledger.format.layout import (
     BLANK,
     ENTRY_HEADER_SIZE,
     INDEX_UNIT,
-    MAGIC_NORMAL,
+    MAX_ENTRY_SIZE,
     MESSAGE_MAGIC_BLANK,
     MIN_BLANK_SIZE,
-    SEGMENT_NAME_DIGITS,
+    segment_name,
 )
 from pyspark_dledger.format.message import host_sizes
-from pyspark_dledger.format.spec import DLEDGER, Segment
-from pyspark_dledger.log.copies.segment_copy import SegmentCopy, read_copy
+from pyspark_dledger.format.spec import DLEDGER, ScanRequest, Segment
 from pyspark_dledger.log.io.files import open_file
+from pyspark_dledger.log.io.store_engine import engine_of
 from pyspark_dledger.log.salvage.lost_entries import LostEntry
-from pyspark_dledger.log.salvage.pieces import Piece
+from pyspark_dledger.log.salvage.pieces import WRITTEN_SO, Piece
 from pyspark_dledger.log.salvage.repairs import Repair
 from pyspark_dledger.log.salvage.restored_log import Extent, end_of, start_of
-from pyspark_dledger.rocketmq.export.direct_file import DirectFile
+from pyspark_dledger.rocketmq.dispatch.log_part import COLUMNS, all_rows, part_of
+from pyspark_dledger.rocketmq.export.direct_file import DirectFile, FileWindow
 from pyspark_dledger.rocketmq.export.forms import FileReport, PartReport
 from pyspark_dledger.rocketmq.export.target_folder import file_report, left_path, new_file, read_back_error
+from pyspark_dledger.rocketmq.message_arrays import values_of
+from pyspark_dledger.rocketmq.rebuild.dispatched_units import DispatchedUnits, UnitSpec, units_of_chunk
 from pyspark_dledger.rocketmq.salvage.fillers import entry_filler, message_fillers
+from pyspark_dledger.rocketmq.salvage.left_units import index_units, save_left
 
-_READ_BYTES = 8 * 1024 * 1024
+_COPY_BYTES = 1024 * 1024
+_SPAN_BYTES = 32 * 1024 * 1024
 _BLANK = record_struct(BLANK)
 _SYS_FLAG_AT, _BORN_HOST_AT = 36, 48
+_CHECKED_COLUMNS = ("pos", "size", "index", "term", "problem")
+_NO_UNITS = np.empty(0, record_dtype(INDEX_UNIT))
+# A wrong timestamp is what a client sent.
+_OF_TIMESTAMPS = ("expected bornTimestamp ", "expected storeTimestamp ")
 
 
 @dataclass(frozen=True)
 class FilePart:
     """A file of the restored log: its extents by position, and the path of each donor's file by its number.
 
-    ``path`` is relative to the target. The log continues in the next file if ``has_blank``.
+    ``path`` is relative to the target. The log continues in the next file if ``has_blank``. ``units`` is what to
+    extract for queues and keys, up to the index ``committed``; None if they are not built.
     """
 
     path: str
@@ -59,68 +72,88 @@ class FilePart:
     has_blank: bool
     has_messages: bool
     engine: str
+    committed: int | None = None
+    # Not in the repr, which identifies a plan: the topics of a running broker change.
+    units: UnitSpec | None = field(default=None, repr=False)
+
+
+class _Span(NamedTuple):
+    """Bytes ``[start, end)`` of a file; ``crc`` is the CRC-32 of the file up to ``end``."""
+
+    start: int
+    end: int
+    crc: int
 
 
 def write_file(part: FilePart, number: int, target: Path) -> PartReport:
-    """Write a file and its index units, and read them back.
+    """Write a file, and the units of its entries for `left_units.load_left`, and read the file back.
 
     Raises StoreError if a source changed since the plan or the disk returns other bytes, OSError.
     """
     with ExitStack() as opened:
         temporary = opened.enter_context(new_file(target, part.path))
-        with DirectFile(temporary) as file:
-            size = crc = 0
-            for data in _contents(part):
-                crc = crc32(data, crc)
-                size += len(data)
-                file.append(data)
-            file.finish(part.size)
-        rows, units = _checked(part, temporary)
-        found = _crc_of(temporary, size)
-        if found != crc:
-            raise read_back_error(part.path, f"CRC-32 {crc:08x}", f"{found:08x}")
-        left = None
-        if part.source == DLEDGER:
-            unit_file = opened.enter_context(new_file(target, left_path(number)))
-            unit_file.write_bytes(units)
-            sync_file(unit_file)
-            left = file_report(unit_file, left_path(number), 0)
+        file = opened.enter_context(DirectFile(temporary))
+        spans = list(_copied(part, file))
+        file.finish(part.size)
+        unit_file = opened.enter_context(new_file(target, left_path(number)))
+        with unit_file.open("xb") as stream:
+            rows = _read_back(part, file, spans, stream)
+        sync_file(unit_file)
+        left = file_report(unit_file, left_path(number), 0)
     lost = sum(isinstance(extent, LostEntry) for extent in part.extents)
-    file_written = FileReport(part.path, part.size, crc, rows)
+    file_written = FileReport(part.path, part.size, spans[-1].crc, rows)
     return PartReport(number, rows, lost, (), (file_written,), part.size, left=left)
 
 
-def _contents(part: FilePart) -> Iterator[bytes]:
-    """The bytes of the file up to its zeros."""
+def _copied(part: FilePart, file: DirectFile) -> Iterator[_Span]:
+    """Write the file up to its zeros. Returns its spans."""
+    start = end = crc = 0
+    for data in _contents(part, file):
+        crc = crc32(data, crc)
+        file.advance(len(data))
+        end += len(data)
+        if end - start >= _SPAN_BYTES:
+            yield _Span(start, end, crc)
+            start = end
+    if start < end:
+        yield _Span(start, end, crc)
+
+
+def _contents(part: FilePart, target: DirectFile) -> Iterator[memoryview]:
+    """The bytes of the file up to its zeros, each time in memory that the target reserved."""
     at = part.base
     stored = 0
     with ExitStack() as opened:
         files = {number: opened.enter_context(open_file(path)) for number, path in part.donors.items()}
         for extent in part.extents:
+            at = end_of(extent)
             if isinstance(extent, LostEntry):
                 filler = entry_filler(extent, part.has_messages, stored) if part.source == DLEDGER else None
-                yield filler if filler is not None else message_fillers(extent, stored)
-                at = extent.pos + extent.size
+                yield _reserved(target, filler if filler is not None else message_fillers(extent, stored))
                 continue
             file = files[extent.donor]
             if isinstance(extent, Repair):
                 body = file.read(extent.pos + ENTRY_HEADER_SIZE - part.base, extent.size - ENTRY_HEADER_SIZE)
-                yield encode_entry(extent.index, extent.term, extent.pos, body)
-                at = end_of(extent)
+                yield _reserved(target, encode_entry(extent.index, extent.term, extent.pos, body))
                 continue
-            for start in range(extent.start, extent.end, _READ_BYTES):
-                size = min(_READ_BYTES, extent.end - start)
-                data = file.read(start - part.base, size)
-                if len(data) != size:
+            for start in range(extent.start, extent.end, _COPY_BYTES):
+                data = target.reserve(min(_COPY_BYTES, extent.end - start))
+                if file.read_into(start - part.base, data) != len(data):
                     raise StoreError(f"{part.donors[extent.donor]}: the file has become shorter: salvage again")
                 yield data
             header = ENTRY_HEADER_SIZE if part.source == DLEDGER else 0
             if part.has_messages:
                 stored = _stored_at(file.read(extent.last_pos + header - part.base, 88)) or stored
-            at = extent.end
     rest = part.base + part.size - at
     if part.has_blank and rest >= MIN_BLANK_SIZE:
-        yield encode_blank(rest) if part.source == DLEDGER else _BLANK.pack(rest, MESSAGE_MAGIC_BLANK)
+        blank = encode_blank(rest) if part.source == DLEDGER else _BLANK.pack(rest, MESSAGE_MAGIC_BLANK)
+        yield _reserved(target, blank)
+
+
+def _reserved(target: DirectFile, data: bytes) -> memoryview:
+    memory = target.reserve(len(data))
+    memory[:] = data
+    return memory
 
 
 def _stored_at(head: bytes) -> int:
@@ -132,46 +165,69 @@ def _stored_at(head: bytes) -> int:
     return max(int.from_bytes(head[at : at + 8], "big", signed=True), 0)
 
 
-def _checked(part: FilePart, file: Path) -> tuple[int, bytes]:
-    """The number of entries in the written file and their index units.
+def _read_back(part: FilePart, file: DirectFile, spans: Sequence[_Span], stream: BinaryIO) -> int:
+    """Read the file, and write the units of its entries to a stream. Returns the number of entries.
 
-    Raises StoreError unless it has the planned entries, all intact.
+    Raises StoreError unless the file has the written bytes, which are the planned entries, all intact.
     """
-    segment = Segment(str(file), file.name, part.base, part.size, part.source)
-    end = end_of(part.extents[-1])
-    entries, damages = read_copy(SegmentCopy(0, segment, end), part.engine)
-    kept_so = [piece for piece in part.extents if isinstance(piece, Piece) and piece.why == "writtenSo"]
-    bad = [each for each in damages if not any(piece.start <= each.start < piece.end for piece in kept_so)]
-    start = start_of(part.extents[0])
-    ends = entries.pos + entries.size
-    is_contiguous = (
-        len(entries) > 0 and entries.pos[0] == start and ends[-1] == end and (entries.pos[1:] == ends[:-1]).all()
+    at, log_end = start_of(part.extents[0]), end_of(part.extents[-1])
+    rows = crc = 0
+    # An entry that begins in a span can end after it.
+    windows = file.read([(span.start, max(span.end, _limited(part, span.end + MAX_ENTRY_SIZE))) for span in spans])
+    for span, window in zip(spans, windows, strict=True):
+        crc = crc32(window.data(span.start, span.end), crc)
+        if crc != span.crc or window.end < span.end:
+            raise read_back_error(part.path, f"CRC-32 {span.crc:08x} up to {span.end}", f"{crc:08x}")
+        stop = part.base + _limited(part, span.end)
+        if at < stop:
+            batch, units = _entries(part, window, at, stop)
+            at = _checked(part, batch, at)
+            rows += len(batch)
+            save_left(stream, index_units(batch) if part.source == DLEDGER else _NO_UNITS, units)
+    if at != log_end:
+        raise _unplanned(part, f"entries up to {at} of {log_end}")
+    return rows
+
+
+def _limited(part: FilePart, offset: int) -> int:
+    """An offset in the file, at most that of the log's end."""
+    return min(offset, end_of(part.extents[-1]) - part.base)
+
+
+def _entries(part: FilePart, window: FileWindow, start: int, end: int) -> tuple[pa.RecordBatch, DispatchedUnits | None]:
+    """The rows that begin at positions ``[start, end)``, and their units for queues and keys."""
+    size = window.end - window.start
+    segment = Segment(window.path, segment_name(part.base), part.base + window.start, size, part.source)
+    engine = engine_of(part.engine, segment)
+    spec = part.units
+    columns = _CHECKED_COLUMNS if spec is None else tuple(dict.fromkeys((*_CHECKED_COLUMNS, *COLUMNS)))
+    request = ScanRequest(segment, start, end, columns)
+    batch = all_rows(engine, request)
+    if spec is None:
+        return batch, None
+    count = len(batch)
+    if part.committed is not None:
+        count = int(np.searchsorted(values_of(batch["index"]), part.committed, "right"))
+    return batch, units_of_chunk(engine, spec, part_of(engine, request, batch.slice(0, count), spec.delays_ms))
+
+
+def _checked(part: FilePart, batch: pa.RecordBatch, at: int) -> int:
+    """The end of the last row. Raises StoreError unless the rows are contiguous from `at`, and as intact as planned."""
+    if batch["problem"].null_count < len(batch):
+        kept_so = [each for each in part.extents if isinstance(each, Piece) and each.why == WRITTEN_SO]
+        for row in batch.select(("pos", "problem")).filter(pc.is_valid(batch["problem"])).to_pylist():
+            is_planned = any(piece.start <= row["pos"] < piece.end for piece in kept_so)
+            if not is_planned and not row["problem"].startswith(_OF_TIMESTAMPS):
+                raise _unplanned(part, f"at {row['pos']}: {row['problem']}")
+    pos = values_of(batch["pos"])
+    ends = pos + values_of(batch["size"])
+    if not len(batch) or pos[0] != at or (pos[1:] != ends[:-1]).any():
+        raise _unplanned(part, f"no contiguous entries from {at}")
+    return int(ends[-1])
+
+
+def _unplanned(part: FilePart, found: str) -> StoreError:
+    return StoreError(
+        f"{part.path}: expected the planned entries in the new file, found {found}: a source changed meanwhile, or "
+        "the disk is damaged: salvage again"
     )
-    if bad or not is_contiguous:
-        text = bad[0].problem if bad else f"no contiguous entries from {start} to {end}"
-        raise StoreError(
-            f"{part.path}: expected the planned entries in the new file, found: {text}: a source changed meanwhile, or "
-            "the disk is damaged: salvage again"
-        )
-    if part.source != DLEDGER:
-        return len(entries), b""
-    units = np.zeros(len(entries), record_dtype(INDEX_UNIT))
-    units["magic"] = MAGIC_NORMAL
-    for name in ("pos", "size", "index", "term"):
-        units[name] = getattr(entries, name)
-    return len(entries), units.tobytes()
-
-
-def _crc_of(file: Path, size: int) -> int:
-    """The CRC-32 of the first bytes of a file."""
-    crc = 0
-    with file.open("rb") as stream:
-        while size > 0 and (data := stream.read(min(size, _READ_BYTES))):
-            crc = crc32(data, crc)
-            size -= len(data)
-    return crc
-
-
-def segment_name(base: int) -> str:
-    """The name of the file at a position."""
-    return f"{base:0{SEGMENT_NAME_DIGITS}d}"

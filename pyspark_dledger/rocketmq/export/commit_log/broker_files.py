@@ -18,7 +18,7 @@ from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.rocketmq.consume_queue.queue_writer import UNITS_PER_FILE
 from pyspark_dledger.rocketmq.export.forms import FileReport
-from pyspark_dledger.rocketmq.export.target_folder import file_report, new_file
+from pyspark_dledger.rocketmq.export.target_folder import file_report, left_file, new_file
 from pyspark_dledger.rocketmq.index_file.index_writer import HASH_SLOTS, INDEX_UNITS
 from pyspark_dledger.rocketmq.rebuild import builder
 from pyspark_dledger.rocketmq.rebuild.builder import BuildReport, BuildSettings
@@ -65,13 +65,7 @@ def build_queues_and_index(
 
 def _load_left(target: Path, left: Sequence[FileReport]) -> Iterator[DispatchedUnits]:
     for file in left:
-        found = file_report(target / file.path, file.path, file.rows)
-        if found != file:
-            raise StoreError(
-                f"{target / file.path}: expected {file.size} bytes with CRC-32 {file.crc32:08x}, found {found.size} "
-                f"with {found.crc32:08x}: check the disk; delete the file to write its part again"
-            )
-        yield from load_units(target / file.path)
+        yield from load_units(left_file(target, file))
 
 
 def copy_config(root: Path, target: Path) -> list[FileReport]:

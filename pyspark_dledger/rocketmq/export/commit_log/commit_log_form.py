@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from pyspark_dledger.common.plurals import counted
 from pyspark_dledger.errors import MalformedError, OptionError, StoreError
 from pyspark_dledger.format.layout import segment_name
 from pyspark_dledger.format.spec import COMMITLOG, Segment
@@ -192,8 +193,8 @@ def _notes(
     """Notes on the messages."""
     if settings.preserve_offsets:
         yield (
-            f"physical offsets are preserved except for {counts[MOVED]} messages, the first of each DLedger file; "
-            f"{counts[FILLERS]} messages of topic DLEDGER_EXPORT_FILLER, in no queue, fill the gaps"
+            f"physical offsets are preserved except for {counted(counts[MOVED], 'message')}, the first of each DLedger "
+            f"file; the gaps have {counted(counts[FILLERS], 'message')} of topic DLEDGER_EXPORT_FILLER, in no queue"
         )
         yield from [note for report in reports for note in report.notes][:MAX_SKIPPED]
     elif log.ledger_segments:
@@ -203,8 +204,8 @@ def _notes(
         )
     if counts[VERSION_2]:
         yield (
-            f"{counts[VERSION_2]} messages have a topic of more than 127 bytes: for a broker before 5.1 the log ends "
-            "at the first of them; use the option topic to leave them out"
+            f"{counted(counts[VERSION_2], 'message has', 'messages have')} a topic of more than 127 bytes: "
+            "for a broker before 5.1 the log ends at the first of them; use the option topic to leave them out"
         )
 
 
@@ -216,7 +217,7 @@ def _notes_of_broker(log: StoreView, built: BuildReport | None, has_config: bool
     else:
         yield from notes_of_queues(built)
     if built is not None and built.skipped:
-        yield f"{built.skipped} messages cannot be in a queue; the first: {built.first_skipped}"
+        yield f"{counted(built.skipped, 'message')} cannot be in a queue; the first: {built.first_skipped}"
     if not has_config:
         yield (
             "no config/*.json was found with the log: before it serves consumers, the broker needs topics, "

@@ -1,0 +1,15 @@
+"""Numbers with their nouns, in messages for users."""
+
+from __future__ import annotations
+
+
+def counted(number: int, one: str, many: str | None = None) -> str:
+    """A number with its noun: ``1 entry``, ``2 entries``; `many` is the plural if it is irregular or has a verb."""
+    return f"{number} {plural(number, one, many)}"
+
+
+def plural(number: int, one: str, many: str | None = None) -> str:
+    """The noun for a number."""
+    if number == 1:
+        return one
+    return many or (f"{one[:-1]}ies" if one.endswith("y") and one[-2] not in "aeiou" else f"{one}s")
