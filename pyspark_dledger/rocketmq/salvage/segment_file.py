@@ -13,7 +13,6 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from pyspark_dledger.common.durable import sync_file
 from pyspark_dledger.errors import StoreError
@@ -30,6 +29,7 @@ from pyspark_dledger.format.layout import (
 )
 from pyspark_dledger.format.message import host_sizes
 from pyspark_dledger.format.spec import DLEDGER, ScanRequest, Segment
+from pyspark_dledger.log.copies.problems import is_damage
 from pyspark_dledger.log.io.files import open_file
 from pyspark_dledger.log.io.store_engine import engine_of
 from pyspark_dledger.log.salvage.lost_entries import LostEntry
@@ -51,8 +51,6 @@ _BLANK = record_struct(BLANK)
 _SYS_FLAG_AT, _BORN_HOST_AT = 36, 48
 _CHECKED_COLUMNS = ("pos", "size", "index", "term", "problem")
 _NO_UNITS = np.empty(0, record_dtype(INDEX_UNIT))
-# A wrong timestamp is what a client sent.
-_OF_TIMESTAMPS = ("expected bornTimestamp ", "expected storeTimestamp ")
 
 
 @dataclass(frozen=True)
@@ -213,13 +211,11 @@ def _entries(part: FilePart, window: FileWindow, start: int, end: int) -> tuple[
 
 def _checked(part: FilePart, batch: pa.RecordBatch, at: int) -> int:
     """The end of the last row. Raises StoreError unless the rows are contiguous from `at`, and as intact as planned."""
-    if batch["problem"].null_count < len(batch):
-        kept_so = [each for each in part.extents if isinstance(each, Piece) and each.why == WRITTEN_SO]
-        for row in batch.select(("pos", "problem")).filter(pc.is_valid(batch["problem"])).to_pylist():
-            is_planned = any(piece.start <= row["pos"] < piece.end for piece in kept_so)
-            if not is_planned and not row["problem"].startswith(_OF_TIMESTAMPS):
-                raise _unplanned(part, f"at {row['pos']}: {row['problem']}")
     pos = values_of(batch["pos"])
+    kept_so = [each for each in part.extents if isinstance(each, Piece) and each.why == WRITTEN_SO]
+    for row in np.flatnonzero(is_damage(batch["problem"])).tolist():
+        if not any(piece.start <= pos[row] < piece.end for piece in kept_so):
+            raise _unplanned(part, f"at {pos[row]}: {batch['problem'][row]}")
     ends = pos + values_of(batch["size"])
     if not len(batch) or pos[0] != at or (pos[1:] != ends[:-1]).any():
         raise _unplanned(part, f"no contiguous entries from {at}")
