@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from pyspark_dledger.format.codec import decode_blank
+from pyspark_dledger.format.codec import IndexUnit, decode_blank, decode_entry_header
 from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.layout import MESSAGE_HEADER_SIZE, MIN_BLANK_SIZE
 from pyspark_dledger.format.message import has_message_magic
@@ -18,7 +18,12 @@ from pyspark_dledger.log.io.state_files import read_current_term
 from pyspark_dledger.log.io.store_paths import StorePaths, file_size
 from pyspark_dledger.log.store_segments import is_unwritten, last_confirmed_unit
 from pyspark_dledger.log.witness.evidence import NO_EVIDENCE, Evidence
-from pyspark_dledger.log.witness.store_witness import witness_of
+from pyspark_dledger.log.witness.store_witness import StoreWitness
+
+_SIGN_BYTES = 128
+"""Headers of an entry and its message, with the time of the message."""
+
+Signs = tuple[bytes, IndexUnit | None, int]
 
 NO_ENTRY = LogEnd(0, 0, -1, -1, -1, -1, -1, -1)
 """The end of a log without entries."""
@@ -37,11 +42,13 @@ class LastEntry(NamedTuple):
 class KnownEnds:
     """What an earlier search found: the last entry of each source.
 
-    ``searched_for`` says why a whole segment was searched for entries after the end, if that found none. ``evidence``
-    is what the index then proved, by the base of a segment.
+    ``signs`` are each end, and what changes when an entry is appended there. ``searched_for`` says why a whole segment
+    was searched for entries after the end, if that found none. ``evidence`` is what the index then proved, by the base
+    of a segment.
     """
 
     lasts: dict[str, LastEntry] = field(default_factory=dict)
+    signs: dict[str, tuple[LogEnd, Signs]] = field(default_factory=dict)
     searched_for: tuple[Any, ...] | None = None
     evidence: dict[int, Evidence] = field(default_factory=dict)
 
@@ -68,9 +75,9 @@ class LogEnds:
         self._checkpoint_end = -1 if checkpoint_end is None else checkpoint_end
         self._known = known
         self._searched_for: tuple[Any, ...] | None = None
-        self._witness = witness_of(paths)
         # What the index proves, for segments with damage by their base.
         self._evidence: dict[int, Evidence] = {}
+        self._seen: dict[str, tuple[LogEnd, Signs]] = {}
 
     @cached_property
     def by_source(self) -> dict[str, tuple[Segment, LogEnd]]:
@@ -92,7 +99,24 @@ class LogEnds:
             source: LastEntry(segment.base, end.last_pos, end.last_index, end.last_term)
             for source, (segment, end) in self.by_source.items()
         }
-        return KnownEnds(lasts, self._searched_for, self._evidence)
+        for source, (segment, end) in self.by_source.items():
+            signs = self._signs(segment, end) if source not in self._seen else None
+            if signs is not None:
+                self._seen[source] = end, signs
+        return KnownEnds(lasts, self._seen, self._searched_for, self._evidence)
+
+    def _signs(self, segment: Segment, end: LogEnd) -> Signs | None:
+        """What changes if the log continues: the bytes after its end, the next index unit and the checkpoint.
+
+        None if these bytes can be its next entry, written since.
+        """
+        head = read_at(segment.path, end.pos - segment.base, _SIGN_BYTES)
+        if segment.source == COMMITLOG:
+            return None if has_message_magic(head, 0, len(head)) else (head, None, -1)
+        header = decode_entry_header(head) if len(head) == _SIGN_BYTES else None
+        if header is not None and header.index == end.last_index + 1 and header.term >= end.last_term:
+            return None
+        return head, self._index.unit(end.last_index + 1), self._checkpoint_end
 
     def segment_end(self, segment: Segment) -> int:
         """The position up to which a segment is walked: its end, or the end of the log."""
@@ -111,8 +135,21 @@ class LogEnds:
 
     def _end_in(self, segment: Segment) -> LogEnd:
         start = self._last_known_in(segment)
-        if start == segment.base:
+        if start > segment.base:
+            seen = self._known.signs.get(segment.source)
+            if seen is not None and seen[0].last_pos == start and seen[1] == self._signs(segment, seen[0]):
+                self._seen[segment.source] = seen
+                self._evidence.update(self._known.evidence)
+                if segment.source == DLEDGER:
+                    self._searched_for = self._known.searched_for
+                return seen[0]
+        else:
             start = self._committed_in(segment)
+        return self._new_end_in(segment, start)
+
+    def _new_end_in(self, segment: Segment, start: int) -> LogEnd:
+        if isinstance(segment.witness, StoreWitness) and start > segment.base:
+            segment = replace(segment, witness=segment.witness.since(start))
         # For a lone file, only a search shows whether the log continues after damage.
         end = self._engine.log_end(segment, start, self._paths.only is not None)
         if end.entries == 0 and not self._is_blank(segment):
@@ -161,8 +198,8 @@ class LogEnds:
 
     def _end_by_index(self, segment: Segment, start: int, end: LogEnd) -> LogEnd:
         """The end of a segment with damage, or with stale entries after the log's end, as the index proves it."""
-        if self._witness is not None:
-            self._evidence[segment.base] = self._witness.evidence(segment)
+        if isinstance(segment.witness, StoreWitness):
+            self._evidence[segment.base] = segment.witness.evidence(segment)
         return self._before_log_end(segment, start, end)
 
     def _before_log_end(self, segment: Segment, start: int, end: LogEnd) -> LogEnd:
@@ -222,7 +259,7 @@ class LogEnds:
         unit = self._index.unit(end.last_index + 1)
         if unit is not None and end.pos <= unit.pos < segment.end and unit.term >= end.last_term:
             return True
-        is_last = self._paths.only is None and segment == self._segments[-1]
+        is_last = self._paths.only is None and segment.path == self._segments[-1].path
         return is_last and self._checkpoint_end > end.last_index
 
     def _lost_its_entries(self, segment: Segment, end: LogEnd) -> bool:

@@ -16,6 +16,7 @@ from pyspark_dledger.format.spec import Filters, ScanRequest, Segment
 from pyspark_dledger.log import open_log
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.plan import plan_read
+from pyspark_dledger.log.verify.verify_store import verify
 from pyspark_dledger.log.witness import index_units, known_entries
 from pyspark_dledger.log.witness.store_witness import StoreWitness
 from tests.support import golden
@@ -157,7 +158,7 @@ def test_units_of_a_segment_are_found_in_a_large_index(tmp_path: Path, monkeypat
     monkeypatch.setattr(index_units, "_read_units", lambda *given: read.append(given[2]) or real(*given))
     segment = open_log(original.path).segments[1]
     inside = [entry for entry in original.entries if segment.base <= entry.pos < segment.end]
-    assert set(index.of(segment).pos.tolist()) >= {entry.pos for entry in inside}
+    assert set(index.of(segment, segment.base).inside.pos.tolist()) == {entry.pos for entry in inside}
     assert sum(read) < len(inside) + 150
 
 
@@ -194,8 +195,7 @@ def test_undamaged_stores_ask_no_witness(
         calls.append(segment)
         raise AssertionError
 
-    monkeypatch.setattr(known_entries, "find_known_entries", count)
-    monkeypatch.setattr(known_entries, "find_evidence", count)
+    monkeypatch.setattr(known_entries, "look_up", count)
     log = open_log(original.path, engine=engine, **original.options)
     rows = sum(batch.num_rows for batch in log.scan(["pos"]))
     assert rows == len(original.entries)
@@ -291,3 +291,69 @@ def test_a_message_with_a_damaged_structure_is_not_whole(tmp_path: Path) -> None
     with Damage() as damage:
         damage.write(file, message.pos - int(file.name) + 84, b"\x7f")  # in the length of its body
         assert known(original)[message.pos] == (message.pos + message.size, False)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_entries_of_a_later_term_can_be_stale(tmp_path: Path, engine: str, seed: int) -> None:
+    """A leader of term 4 has entries of term 2, which overwrite those of term 3 that only this member had."""
+    original = made("older_terms", tmp_path, seed)
+    log = open_log(original.path, engine=engine)
+    assert log.state.end_index == original.entries[-1].index
+    assert [row["pos"] for batch in log.scan(["pos"]) for row in batch.to_pylist()] == [e.pos for e in original.entries]
+    # A part of an old entry looks like a torn append.
+    assert {finding.code for finding in verify(log) if finding.severity != "info"} <= {"trailingBytes"}
+
+
+# Cost
+
+
+def stale_tail(root: Path) -> DLedgerWriter:
+    """A log with old bytes after its end, as Java leaves them."""
+    log = DLedgerWriter(65536, 1024)
+    for term, count, size in ((1, 100, 50), (2, 20, 90)):
+        for _ in range(count):
+            log.append(lambda _, size=size: b"x" * size, term)  # type: ignore[misc]
+    log.truncate(105)
+    log.append(lambda _: b"new", 3)
+    log.save(root / "dledger-n0", committed=104)
+    return log
+
+
+def test_a_poll_of_an_unchanged_stale_tail_asks_no_witness(
+    tmp_path: Path, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = stale_tail(tmp_path)
+    log = open_log(tmp_path, engine=engine)
+    assert log.state.end_index == 105
+    asked: list[int] = []
+    real = known_entries.look_up
+    monkeypatch.setattr(known_entries, "look_up", lambda *given: asked.append(given[1]) or real(*given))
+    for _ in range(3):
+        log = log.refreshed()
+        assert log.state.end_index == 105
+    assert not asked
+    last = writer.append(lambda _: b"newer", 3)
+    writer.save(tmp_path / "dledger-n0", committed=105)
+    log = log.refreshed()
+    assert log.state.end_index == last.index
+    # Only the units from the last known entry on are read.
+    assert asked == [writer.entries[-2].pos]
+
+
+def test_a_witness_reads_once_for_all_calls_of_a_view(
+    tmp_path: Path, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = made("terms", tmp_path)
+    lost = original.entries[len(original.entries) // 2]
+    asked: list[str] = []
+    real = known_entries.look_up
+    monkeypatch.setattr(known_entries, "look_up", lambda *given: asked.append(given[0].path) or real(*given))
+    with Damage() as damage:
+        zero_header(damage, original, lost.pos)
+        log = open_log(original.path, engine=engine)
+        for _ in range(3):
+            rows = [row for batch in log.scan(["kind", "pos"]) for row in batch.to_pylist()]
+            assert [row["pos"] for row in rows if row["kind"] == "corrupt"] == [lost.pos]
+        assert asked.count(str(file_of(original, lost.pos))) == 1
+    again = open_log(original.path, engine=engine)
+    assert all(row["kind"] != "corrupt" for batch in again.scan(["kind"]) for row in batch.to_pylist())

@@ -52,6 +52,13 @@ class Units(NamedTuple):
 NO_UNITS = Units(*[np.empty(0, np.int64)] * 5)
 
 
+class SegmentUnits(NamedTuple):
+    """The units with entries of a segment, and some units before the first of them, in the order of their index."""
+
+    before: Units
+    inside: Units
+
+
 class _UnitFile(NamedTuple):
     path: str
     first: int
@@ -67,41 +74,44 @@ class IndexUnits:
         # The number of units before each file: files can be missing.
         self._starts, self._total = counts[:-1], counts[-1]
 
-    def of(self, segment: Segment) -> Units:
-        """The units with entries of the segment by a binary search, and some units before them."""
+    def of(self, segment: Segment, start: int) -> SegmentUnits:
+        """The units with entries of the segment from `start` on, found by a binary search."""
         low, high = 0, -(-self._total // _PROBE)
         while low < high:
             middle = (low + high) // 2
             median = self._median(middle)
-            if median is not None and median < segment.base:
+            if median is not None and median < start:
                 low = middle + 1
             else:
                 high = middle
-        return self._collect(segment, max(low - 2, 0) * _PROBE, low * _PROBE)
+        return self._collect(segment, start, max(low - 2, 0) * _PROBE, low * _PROBE)
 
-    def all_of(self, segment: Segment) -> Units:
+    def all_of(self, segment: Segment, start: int) -> SegmentUnits:
         """The same by reading all units, for a damaged index."""
-        return self._collect(segment, 0, self._total)
+        return self._collect(segment, start, 0, self._total)
 
     def _median(self, probe: int) -> int | None:
         units = _joined(self._read(probe * _PROBE, (probe + 1) * _PROBE))
         return int(np.median(units.pos)) if len(units.pos) else None
 
-    def _collect(self, segment: Segment, start: int, at_least: int) -> Units:
-        """The units from number `start` on, to the end of the segment; at least those up to number `at_least`."""
-        found: list[Units] = []
-        for at in range(start, self._total, _CHUNK):
+    def _collect(self, segment: Segment, start: int, number: int, at_least: int) -> SegmentUnits:
+        """The units from `number` on, to the end of the segment; at least those up to number `at_least`."""
+        before, inside = NO_UNITS, NO_UNITS
+        for at in range(number, self._total, _CHUNK):
             units = _joined(self._read(at, at + _CHUNK))
-            is_inside = (units.pos >= segment.base) & (units.pos + units.size <= segment.end)
-            if found and at > at_least and not is_inside.any():
-                break
-            is_near = is_inside.copy()
-            # A little context: the units before the first one inside.
-            first = int(np.argmax(is_inside)) if is_inside.any() else len(is_inside)
-            if not found or not is_inside[:1].any():
-                is_near[max(first - _PROBE, 0) : first] = True
-            found.append(units.of(is_near))
-        return _joined(found)
+            if not len(inside.pos):
+                is_first = _is_between(units, start, segment.end)
+                first = int(np.argmax(is_first)) if is_first.any() else len(is_first)
+                before = _joined([before, units.of(slice(0, first))]).of(slice(-_PROBE, None))
+                units = units.of(slice(first, None))
+            stop = _end_of_segment(units, segment.end)
+            # Those of truncated entries can have any position in the segment.
+            found = units.of(slice(0, stop))
+            found = found.of(_is_between(found, segment.base, segment.end))
+            if stop < len(units.pos) or (number < at > at_least and not len(found.pos)):
+                return SegmentUnits(before, _joined([inside, found]))
+            inside = _joined([inside, found])
+        return SegmentUnits(before, inside)
 
     def _read(self, start: int, stop: int) -> Iterator[Units]:
         """The intact units from number `start` to `stop`."""
@@ -112,6 +122,18 @@ class IndexUnits:
             count = min(file.units - skipped, stop - start)
             yield _read_units(file, skipped, count)
             start += count
+
+
+def _is_between(units: Units, start: int, end: int) -> Bools:
+    """Which units have entries in the positions ``[start, end)``."""
+    return np.asarray((units.pos >= start) & (units.pos + units.size <= end))
+
+
+def _end_of_segment(units: Units, end: int) -> int:
+    """How many units there are up to two that continue each other after the segment: what follows them is stale."""
+    is_past = units.pos >= end
+    pairs = is_past[1:] & is_past[:-1] & (np.diff(units.index) == 1) & (np.diff(units.pos) > 0)
+    return int(np.argmax(pairs)) if pairs.any() else len(units.pos)
 
 
 def _unit_files(folder: Path) -> list[_UnitFile]:

@@ -3,65 +3,79 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.format.known_entries import KnownEntries, no_known_entries
-from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
+from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, MAGIC_BLANK
 from pyspark_dledger.format.spec import DLEDGER, Segment
 from pyspark_dledger.log.io.files import path_of
 from pyspark_dledger.log.io.state_files import read_checkpoint, read_current_term
 from pyspark_dledger.log.witness.evidence import NO_EVIDENCE, Evidence
-from pyspark_dledger.log.witness.headers import ENTRY_DTYPE, frames_between, is_frame, read_headers
-from pyspark_dledger.log.witness.index_units import IndexUnits, Units
+from pyspark_dledger.log.witness.headers import ENTRY_DTYPE, Longs, frames_between, is_frame, read_headers
+from pyspark_dledger.log.witness.index_units import IndexUnits, SegmentUnits, Units
 from pyspark_dledger.log.witness.known_arrays import chosen, merged
 from pyspark_dledger.log.witness.known_messages import known_by_queues
 from pyspark_dledger.log.witness.unit_chains import LogUnits, NodeState, units_of_log
 
 
-def find_known_entries(segment: Segment, node_dir: str | None, root: str | None) -> KnownEntries:
-    """The entries of a segment by the files of its store; see `store_witness.StoreWitness`."""
-    known, log_end = no_known_entries(), None
+class Answer(NamedTuple):
+    """The entries that are known, and what the index proves about the log's end."""
+
+    known: KnownEntries
+    evidence: Evidence
+
+
+def look_up(segment: Segment, start: int, node_dir: str | None, root: str | None) -> Answer:
+    """What a store's files know about a segment from position `start` on; see `store_witness.StoreWitness`."""
+    known, evidence = no_known_entries(), NO_EVIDENCE
     if segment.source == DLEDGER and node_dir is not None:
         folder = path_of(node_dir)
-        found = _units_of_log(segment, folder, _state_of(folder))
-        known, log_end = _with_lone_gaps(segment, found), found.end
+        state = _state_of(folder)
+        found = _units_of_log(segment, start, folder, state)
+        known, evidence = _with_lone_gaps(segment, found), _evidence_of(segment, found, state)
         if not segment.check_pos:
-            known = merged(known, _misplaced(segment, known, found.units))
-    if root is None or _has_no_gap(known, segment):
-        return known
-    more = known_by_queues(segment, path_of(root))
-    if log_end is not None:
-        more = chosen(more, more.end <= log_end)
-    return merged(known, more)
+            known = merged(known, _misplaced(segment, start, known, found.units))
+    if root is None or _has_no_gap(known, start if segment.check_pos else None):
+        return Answer(known, evidence)
+    more = known_by_queues(segment, start, path_of(root))
+    if evidence.log_end is not None:
+        more = chosen(more, more.end <= evidence.log_end)
+    return Answer(merged(known, more), evidence)
 
 
-def _has_no_gap(known: KnownEntries, segment: Segment) -> bool:
-    """Whether every entry up to the last known one is known."""
-    if not len(known.pos) or (known.pos[0] != segment.base and segment.check_pos):
+def _has_no_gap(known: KnownEntries, start: int | None) -> bool:
+    """Whether every entry from `start`, or from the first known one, up to the last known one is known."""
+    if not len(known.pos) or (start is not None and known.pos[0] != start):
         return False
     return bool((known.pos[1:] == known.end[:-1]).all())
 
 
-def find_evidence(segment: Segment, node_dir: str | None) -> Evidence:
-    """See `store_witness.StoreWitness.evidence`."""
-    if node_dir is None:
-        return NO_EVIDENCE
-    folder = path_of(node_dir)
-    state = _state_of(folder)
-    units, _, log_end = _units_of_log(segment, folder, state)
+def _evidence_of(segment: Segment, found: LogUnits, state: NodeState) -> Evidence:
+    units = found.units
     ends = units.pos + units.size
     if not len(ends):
-        return NO_EVIDENCE._replace(log_end=log_end)
+        return NO_EVIDENCE._replace(log_end=found.end)
     committed_ends = ends[units.index <= state.committed_index]
+    last_index, last_term = int(units.index[-1]), int(units.term[-1])
     return Evidence(
-        last_index=int(units.index[-1]),
-        last_term=int(units.term[-1]),
+        last_index=last_index,
+        last_term=last_term,
         last_end=int(ends[-1]),
         committed_end=int(committed_ends[-1]) if len(committed_ends) else -1,
-        log_end=log_end,
+        log_end=found.end,
+        ends_in_gap=state.committed_index <= last_index
+        and not _is_continued(segment, ends[-1:], last_index, last_term),
     )
+
+
+def _is_continued(segment: Segment, end: Longs, index: int, term: int) -> bool:
+    """Whether at `end` the next entry is, or a blank."""
+    headers = read_headers(segment, end, ENTRY_DTYPE)
+    is_next = is_frame(headers, end, segment) & (headers["index"] == index + 1) & (headers["term"] >= term)
+    return bool((is_next | (headers["magic"] == MAGIC_BLANK)).any())
 
 
 def _state_of(node_dir: Path) -> NodeState:
@@ -74,22 +88,19 @@ def _state_of(node_dir: Path) -> NodeState:
     return NodeState(*(-1 if value is None else value for value in known))
 
 
-def _units_of_log(segment: Segment, node_dir: Path, state: NodeState) -> LogUnits:
-    """The units of the node's index with entries of a segment."""
+def _units_of_log(segment: Segment, start: int, node_dir: Path, state: NodeState) -> LogUnits:
+    """The units of the node's index with entries of a segment from `start` on."""
     index = IndexUnits(node_dir / "index")
-    found = _judged(segment, index.of(segment), state)
+    found = _judged(segment, index.of(segment, start), state)
     if found.is_whole.any():
         return found
     # The search was misled by damaged or stale units, or the whole segment is damaged.
-    return _judged(segment, index.all_of(segment), state)
+    return _judged(segment, index.all_of(segment, start), state)
 
 
-def _judged(segment: Segment, near: Units, state: NodeState) -> LogUnits:
-    is_inside = (near.pos >= segment.base) & (near.pos + near.size <= segment.end)
-    units = near.of(is_inside)
-    before = near.of(slice(0, int(np.argmax(is_inside)) if len(units.pos) else 0))
-    headers = read_headers(segment, units.pos, ENTRY_DTYPE)
-    return units_of_log(units, headers, segment, before, state)
+def _judged(segment: Segment, near: SegmentUnits, state: NodeState) -> LogUnits:
+    headers = read_headers(segment, near.inside.pos, ENTRY_DTYPE)
+    return units_of_log(near.inside, headers, segment, near.before, state)
 
 
 def _with_lone_gaps(segment: Segment, found: LogUnits) -> KnownEntries:
@@ -108,14 +119,14 @@ def _with_lone_gaps(segment: Segment, found: LogUnits) -> KnownEntries:
     )
 
 
-def _misplaced(segment: Segment, known: KnownEntries, units: Units) -> KnownEntries:
+def _misplaced(segment: Segment, start: int, known: KnownEntries, units: Units) -> KnownEntries:
     """What looks like an entry between known ones, but has an index that cannot be there: it was moved there.
 
     Only for 0.4.0, where an entry's header may have any position.
     """
     ends = units.pos + units.size
     found = [no_known_entries()]
-    starts, stops = np.append(segment.base, known.end), np.append(known.pos, segment.end)
+    starts, stops = np.append(start, known.end), np.append(known.pos, segment.end)
     for gap in np.flatnonzero(stops - starts >= ENTRY_HEADER_SIZE).tolist():
         pos, headers = frames_between(segment, int(starts[gap]), int(stops[gap]))
         size, index = headers["size"].astype(np.int64), headers["index"].astype(np.int64)

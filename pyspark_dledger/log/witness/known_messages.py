@@ -39,14 +39,14 @@ _MESSAGE_DTYPE = record_dtype(MESSAGE_HEADER)
 _ENTRY_DTYPE = np.dtype([("entry", ENTRY_DTYPE), ("message", _MESSAGE_DTYPE)])
 
 
-def known_by_queues(segment: Segment, root: Path) -> KnownEntries:
-    """The messages of a segment, or the entries around them, by the ConsumeQueues below `root`."""
-    messages = messages_in(segment, root)
+def known_by_queues(segment: Segment, start: int, root: Path) -> KnownEntries:
+    """The messages of a segment from `start` on, or the entries around them, by the ConsumeQueues below `root`."""
+    messages = messages_in(start, segment.end, root)
     own = ENTRY_HEADER_SIZE if segment.source == DLEDGER else 0
     pos = messages.pos - own
     is_whole, size = _confirmed(segment, pos, messages)
     found = KnownEntries(pos, pos + own + size, is_whole)
-    return _agreeing(found, segment)
+    return _agreeing(found, start, segment.end)
 
 
 def _confirmed(segment: Segment, pos: Longs, messages: Messages) -> tuple[Bools, Longs]:
@@ -85,7 +85,7 @@ def _structure_size(segment: Segment, pos: Longs, headers: npt.NDArray[Any]) -> 
     return at - pos
 
 
-def _agreeing(found: KnownEntries, segment: Segment) -> KnownEntries:
+def _agreeing(found: KnownEntries, start: int, end: int) -> KnownEntries:
     """Without what overlaps something confirmed, or is neither confirmed nor next to something that is known."""
     found = chosen(found, np.lexsort((found.end, found.pos)))
     whole = without_overlaps(chosen(found, found.is_whole))
@@ -96,7 +96,7 @@ def _agreeing(found: KnownEntries, segment: Segment) -> KnownEntries:
     is_alone[1:] &= ~overlaps
     is_alone[:-1] &= ~overlaps
     lost = chosen(lost, is_alone)
-    starts = np.concatenate([whole.pos, lost.pos, [segment.end]])
-    ends = np.concatenate([whole.end, lost.end, [segment.base]])
+    starts = np.concatenate([whole.pos, lost.pos, [end]])
+    ends = np.concatenate([whole.end, lost.end, [start]])
     is_next = np.isin(lost.pos, ends) | np.isin(lost.end, starts)
     return merged(whole, chosen(lost, is_next))

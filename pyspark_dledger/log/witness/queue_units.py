@@ -1,4 +1,4 @@
-"""Finds the messages of one segment that a broker's ConsumeQueues know."""
+"""Finds the messages in a part of the log that a broker's ConsumeQueues know."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 from pyspark_dledger.format.layout import MIN_MESSAGE_SIZE
-from pyspark_dledger.format.spec import Segment
 from pyspark_dledger.log.io.files import ignore_error, map_reads
 from pyspark_dledger.log.io.queue_files import FILLER_SIZE, Queue, QueueFile, Units, queues, readable_units
 from pyspark_dledger.log.io.store_paths import HIGHEST_BASE
@@ -30,34 +29,34 @@ class Messages(NamedTuple):
     size: Longs
 
 
-def messages_in(segment: Segment, root: Path) -> Messages:
-    """The messages of a segment that units of any queue point to, by position; each once."""
-    found = map_reads(lambda queue: _of_queue(queue, segment), queues(root, ignore_error), str(root))
+def messages_in(start: int, end: int, root: Path) -> Messages:
+    """The messages in ``[start, end)`` that units of any queue point to, by position; each once."""
+    found = map_reads(lambda queue: _of_queue(queue, start, end), queues(root, ignore_error), str(root))
     pairs = np.unique(np.concatenate([*found, _NO_PAIRS]), axis=0)
     return Messages(pairs[:, 0], pairs[:, 1])
 
 
-def _of_queue(queue: Queue, segment: Segment) -> Longs:
-    """Position and size of the queue's messages in a segment."""
-    probes = [(file, start) for file in queue.files for start in range(0, file.units, _PROBE)]
+def _of_queue(queue: Queue, start: int, end: int) -> Longs:
+    """Position and size of the queue's messages in ``[start, end)``."""
+    probes = [(file, number) for file in queue.files for number in range(0, file.units, _PROBE)]
     low, high = 0, len(probes)
     while low < high:
         middle = (low + high) // 2
-        if _is_before(*probes[middle], segment.base):
+        if _is_before(*probes[middle], start):
             low = middle + 1
         else:
             high = middle
-    return np.concatenate([*_from(probes[max(low - 1, 0) :], segment), _NO_PAIRS])
+    return np.concatenate([*_from(probes[max(low - 1, 0) :], start, end), _NO_PAIRS])
 
 
-def _from(probes: list[tuple[QueueFile, int]], segment: Segment) -> Iterator[Longs]:
+def _from(probes: list[tuple[QueueFile, int]], start: int, end: int) -> Iterator[Longs]:
     is_found = False
-    for number, (file, start) in enumerate(probes):
-        for units in readable_units(file, start, start + _PROBE):
+    for number, (file, first) in enumerate(probes):
+        for units in readable_units(file, first, first + _PROBE):
             units = units[_is_message(units)]
             pos = units["commitLogOffset"].astype(np.int64)
             size = units["size"].astype(np.int64)
-            is_inside = (pos >= segment.base) & (pos + size <= segment.end)
+            is_inside = (pos >= start) & (pos + size <= end)
             if not is_inside.any() and (is_found or number > 1):
                 return
             is_found = is_found or bool(is_inside.any())

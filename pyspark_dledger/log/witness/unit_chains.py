@@ -3,8 +3,10 @@
 A unit whose header agrees with it is *confirmed*: it is of the log, or it was truncated and is stale. Units that
 continue each other (index, position, term) are a chain. One confirmed unit, or two that continue each other, prove it.
 Java leaves the units of truncated entries after the log's end. New entries overwrite them from the first one on, and
-are of a later term. So in the order of indexes the log ends where a term falls, or where confirmed units do not fit
-each other. A lone unit that contradicts its neighbours is damaged.
+are of another term: a later one, or an earlier one that only a later leader had. So in the order of indexes the log
+ends where a term falls, where it rises and the position does not continue, or where confirmed units do not fit each
+other. A stale unit that continues the log in all this is taken for its next one, by Java's recovery too.
+A lone unit that contradicts its neighbours is damaged.
 """
 
 from __future__ import annotations
@@ -153,9 +155,12 @@ class _Chains:
         return low == high or not can_be_stale
 
     def _is_stale(self, last: _Part | None, part: _Part, confirmed: _Part, min_term: int) -> bool:
-        """Whether a chain is of entries that were truncated: entries before it are of a later term."""
+        """Whether a chain is of entries that were truncated: entries before it are of another term, and later."""
         units = self._units
         term = int(units.term[confirmed.start])
+        if last is not None and self._only_index_continues(last.stop - 1, part.start):
+            self._log_end = int(self._end[last.stop - 1])
+            return True
         if last is not None and term < units.term[last.stop - 1]:
             end = int(self._end[last.stop - 1])
             if units.index[part.start] == units.index[last.stop - 1] + 1:
@@ -175,6 +180,15 @@ class _Chains:
         _, headers = frames_between(self._segment, start, int(units.pos[confirmed.start]))
         is_between = (headers["index"] > before) & (headers["index"] < index)
         return bool((is_between & (headers["term"] > term)).any()) or self._state.is_after_end(index, term)
+
+    def _only_index_continues(self, before: int, number: int) -> bool:
+        """Whether a unit has the next index, a later term, and a position where its entry cannot be.
+
+        With the same term it would be a damaged one: truncated and new entries never have the same.
+        """
+        units = self._units
+        is_next = units.index[number] == units.index[before] + 1
+        return bool(is_next and units.pos[number] != self._end[before] and units.term[number] > units.term[before])
 
     def _without_doubtful_end(self) -> list[_Part]:
         """The kept chains without the units of the last one after those that headers confirm: they can be damaged."""

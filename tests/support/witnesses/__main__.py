@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from tests.support.witnesses.damages import INDEX_MODES
-from tests.support.witnesses.runs import Stores, run
+from tests.support.witnesses.runs import CLASSES, Stores, run
 
 MAX_SHOWN = 5
 
@@ -23,6 +23,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.support.witnesses", description=__doc__)
     parser.add_argument("--count", type=int, default=1000, help="stores for each state of the index files")
     parser.add_argument("--index", choices=INDEX_MODES, action="append", help="only this state of the index files")
+    parser.add_argument("--kind", choices=CLASSES, action="append", help="only this class of stores")
     parser.add_argument("--start", type=int, default=0, help="the first seed")
     parser.add_argument("--quick", action="store_true", help="only the native engine, without splits")
     parser.add_argument("--only", help="repeats one store, such as rewritten/intact/17")
@@ -33,7 +34,8 @@ def main() -> int:
             print(Stores(Path(folder)).verdict(kind, mode, int(seed)))
             return 0
         wrong = 0
-        for name, rate in run(Path(folder), args.count, tuple(args.index or INDEX_MODES), args.start, not args.quick):
+        kinds, modes = tuple(args.kind or CLASSES), tuple(args.index or INDEX_MODES)
+        for name, rate in run(Path(folder), args.count, kinds, modes, args.start, not args.quick):
             per = 1000 * rate.wrong / rate.stores
             print(
                 f"{name:24s} {rate.stores:6d} stores: lost {rate.lost}, invented {rate.invented}, engines or splits "

@@ -99,13 +99,23 @@ class DLedgerWriter:
         self.data.drop_from(self.at)
         self.index.drop_from(self._next * layout.INDEX_UNIT_SIZE)
 
-    def save(self, node: Path, data_dirs: tuple[Path, ...] = (), committed: int | None = None) -> None:
+    def save(
+        self,
+        node: Path,
+        data_dirs: tuple[Path, ...] = (),
+        committed: int | None = None,
+        end_index: int | None = None,
+        current_term: int | None = None,
+    ) -> None:
+        """Write the files; by default the checkpoint's end and the current term are those of the last entry."""
         self.data.save(*(data_dirs or (node / "data",)))
         self.index.save(node / "index")
         last = self.entries[-1]
+        end_index = last.index if end_index is None else end_index
+        current_term = last.term if current_term is None else current_term
         if committed is not None:
-            (node / "checkpoint").write_text(f"committedIndex={committed}\nendIndex={last.index}\n")
-        (node / "currterm").write_text(f"voteLeader=n0\ncurrTerm={last.term}\n")
+            (node / "checkpoint").write_text(f"committedIndex={committed}\nendIndex={end_index}\n")
+        (node / "currterm").write_text(f"voteLeader=n0\ncurrTerm={current_term}\n")
 
 
 class CommitLogWriter:

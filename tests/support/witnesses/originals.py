@@ -173,6 +173,27 @@ def rewritten(rng: random.Random, root: Path) -> Original:
     return original_of("rewritten", root, log.entries)
 
 
+def older_terms(rng: random.Random, root: Path) -> Original:
+    """Entries of a leader that was alone are overwritten by entries of an earlier term, which a later leader has."""
+    log = DLedgerWriter(rng.choice([16384, 65536, 65536]), rng.choice([64, 1024]))
+    embedded = rng.choice([0.0, 0.0, 0.1])
+    term = _log_with_terms(rng, log, embedded)
+    kept = len(log.entries)
+    _append_entries(rng, log, rng.choice([5, 20, 150]), term + 1, embedded)
+    stale = log.entries[kept:]
+    log.truncate(kept)
+    _append_entries(rng, log, rng.choice([1, 2, 5, 20, 60]), term, embedded)
+    if rng.random() < 0.2:
+        _append_entries(rng, log, rng.choice([1, 3]), term + 2, embedded)
+    # Java, too, takes a stale entry that follows the last one for the log's next one.
+    while any((old.pos, old.index) == (log.at, log.entries[-1].index + 1) for old in stale):
+        log.append(_plain(rng, rng.choice([11, 51])), log.entries[-1].term)
+    last = log.entries[-1].index
+    committed, end = rng.choice([(None, None), (kept - 1, stale[-1].index), (kept - 1, last), (last, last)])
+    log.save(root / "dledger-n0", committed=committed, end_index=end, current_term=term + 2)
+    return original_of("older_terms", root, log.entries)
+
+
 def version_040(rng: random.Random, root: Path) -> Original:
     blank = rng.choice([0, 0, 500, 3000])
     first = rng.choice([0, 10]) if not blank else rng.randrange(5, 40)
@@ -243,7 +264,8 @@ def upgraded(rng: random.Random, root: Path) -> Original:
 
 
 GENERATED: dict[str, Callable[[random.Random, Path], Original]] = {
-    make.__name__: make for make in (terms, bodies, rewritten, version_040, multi_path, messages, commit_log, upgraded)
+    make.__name__: make
+    for make in (terms, bodies, rewritten, older_terms, version_040, multi_path, messages, commit_log, upgraded)
 }
 
 

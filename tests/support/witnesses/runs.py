@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.support import golden
-from tests.support.witnesses.damages import INDEX_MODES
 from tests.support.witnesses.oracle import Rate, Verdict, judge
 from tests.support.witnesses.originals import GENERATED, Original, golden_names, unpacked
 
@@ -50,13 +49,13 @@ class Stores:
 
 
 def run(
-    folder: Path, count: int, modes: tuple[str, ...] = INDEX_MODES, start: int = 0, thorough: bool = True
+    folder: Path, count: int, kinds: tuple[str, ...], modes: tuple[str, ...], start: int = 0, thorough: bool = True
 ) -> Iterator[tuple[str, Rate]]:
     """The rates of each class and mode, from `count` stores for each mode in total; `thorough` as in `judge`."""
     stores = Stores(folder)
     for mode in modes:
-        for kind in CLASSES:
+        for kind in kinds:
             rate = Rate()
-            for seed in range(start, start + -(-count // len(CLASSES))):
+            for seed in range(start, start + -(-count // len(kinds))):
                 rate.add(f"{kind}/{mode}/{seed}", stores.verdict(kind, mode, seed, thorough))
             yield f"{kind}/{mode}", rate
