@@ -1,21 +1,25 @@
 """Parses ``epochFileCheckpoint`` of RocketMQ's controller mode: which master epoch wrote which part of the log.
 
-Lines: the number of epochs, the CRC-32 of the rest (without its sign bit; not in 5.0.0), then ``epoch-startOffset`` in
-ascending order. Source: RocketMQ 5.0 to 5.3.3 ``CheckpointFile``, ``EpochFileCache``.
+Lines: the number of epochs, the CRC-32 of the rest (without its sign bit), then ``epoch-startOffset`` in ascending
+order. Source: RocketMQ 5.0.0 to 5.3.3 ``CheckpointFile``, ``EpochFileCache``.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.format.codec import crc32
 
 FILE = "epochFileCheckpoint"
-_LINE = re.compile(r"(\d{1,10})-(\d{1,19})")
+FILES = (FILE, f"{FILE}.bak")
+"""The names of the file and of its copy."""
+_NUMBER = re.compile(r"[+-]?\d{1,10}")
+_EPOCH = re.compile(r"(\d{1,10})-(\d{1,19})")
 _CRC_MASK = 0x7FFFFFFF
+_MAX_EPOCH = 2**31 - 1
 # CheckpointFile does not check this CRC.
 _NO_CRC = 0
 
@@ -28,19 +32,32 @@ class Epoch(NamedTuple):
 
 
 def parse_epochs(data: bytes) -> tuple[Epoch, ...] | str:
-    """The epochs of the file, or the problem that makes Java reject it."""
-    lines = data.decode("utf-8", "replace").splitlines()
-    if not lines or not lines[0].isdecimal():
-        return f"expected the number of epochs, found {lines[0] if lines else 'an empty file'!r}"
-    has_crc = len(lines) > 1 and lines[1].lstrip("-").isdecimal()
-    rest = lines[2 if has_crc else 1 :]
-    found = [Epoch(int(match[1]), int(match[2])) for match in map(_LINE.fullmatch, rest) if match]
+    """The epochs of the file in its order, or the problem that makes Java reject it."""
+    try:
+        lines = re.split(r"\r\n|\r|\n", data.decode("utf-8"))
+    except UnicodeDecodeError:
+        return "expected text in UTF-8, found other bytes"
+    if not _NUMBER.fullmatch(lines[0]):
+        return f"expected the number of epochs, found {lines[0][:40] or 'an empty line'!r}"
+    if not lines[-1]:
+        lines.pop()
+    crc, rest = lines[1] if len(lines) > 1 else "", lines[2:]
+    if not _NUMBER.fullmatch(crc):
+        return f"expected a CRC in line 2, found {crc[:40] or 'an empty line'!r}"
+    found = [Epoch(int(match[1]), int(match[2])) for match in map(_EPOCH.fullmatch, rest) if match]
     if len(found) != int(lines[0]):
         return f"expected {lines[0]} epochs, found {len(found)}"
+    if any(epoch.epoch > _MAX_EPOCH or epoch.start > INT64_MAX for epoch in found):
+        return "expected epochs of 4 bytes and positions of 8, found larger ones"
     computed = crc32("".join(f"{line}\n" for line in rest).encode()) & _CRC_MASK
-    if has_crc and int(lines[1]) not in (_NO_CRC, computed):
-        return f"expected CRC {lines[1]}, found {computed}"
+    if int(crc) not in (_NO_CRC, computed):
+        return f"expected CRC {crc}, found {computed}"
     return tuple(found)
+
+
+def in_order(epochs: Iterable[Epoch]) -> tuple[Epoch, ...]:
+    """The epochs as Java's EpochFileCache has them: ascending, of equal ones the last."""
+    return tuple(Epoch(*item) for item in sorted(dict(epochs).items()))
 
 
 def epoch_ends(epochs: Sequence[Epoch], log_end: int) -> dict[int, tuple[int, int]]:

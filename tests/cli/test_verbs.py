@@ -37,6 +37,8 @@ ON_GOLDENS = [
     ("recovery", "raw-killed", ["."], ["--java", "0.3.1.2"], 0),
     ("recovery", "mq-53-upgrade", ["."], ["--rocketmq", "5.3.3"], 0),
     ("recovery", "mq-plain", ["."], ["--rocketmq", "5.3.3"], 0),
+    ("recovery", "mq-plain", ["."], [], 0),
+    ("state", "mq-plain", ["."], ["--queues"], 0),
     ("recovery", "mq-53-controller", ["b1", "b2"], [], 1),
     ("diff", "raw-three", THREE, [], 0),
     ("diff", "raw-three", THREE, ["--md5"], 0),
@@ -363,8 +365,8 @@ def test_a_diff_of_commit_logs_names_the_damage(tmp_path: Path, run: Callable[..
     assert done.out.splitlines()[0] == "lost for good: nothing"
     assert f"first difference (damaged) in the message at {last.base}, topic T, queue 0, offset 0" in done.out
     assert "a must not start as it is: " in done.out
-    assert ", intact on b; for what a restart does see dledger recovery" in done.out
-    assert "b may start and be the master" in done.out
+    assert ", intact on b; dledger recovery says if a restart truncates its log there" in done.out
+    assert "b may start and be the master: no replica would lose anything" in done.out
     assert f"next: dledger verify {paths[1]} --least warning; if clean, replace a by a copy of b" in done.out
     row = next(row for row in run("diff", *paths, "--json").rows if row["verdict"] == "damaged")
     assert (row["firstIndex"], row["firstPos"], row["nodes"], row["terms"]) == (None, last.base, ["a"], {"b": None})
@@ -400,7 +402,10 @@ def test_a_diff_of_upgraded_stores_begins_with_the_old_commit_log(
 def test_a_diff_of_controller_mode_has_epochs(case_folder: Callable[[str], Path], run: Callable[..., Ran]) -> None:
     done = run("diff", *[case_folder("mq-53-controller") / name for name in ("b1", "b2", "b3")])
     assert done.code == 1
-    assert "b1 may start as a slave: b2 is ahead; Java truncates it at 57140, and it loses 174682 bytes" in done.out
+    assert (
+        "b1 may start, and must not be the master: b2 is of a later epoch; as its slave, Java truncates it at 57140, "
+        "and it loses 174682 bytes, 159059 of them confirmed"
+    ) in done.out
     assert "b2 as slave of b1: Java truncates it at 57140, and it loses 51211 bytes" in done.out
     assert run("diff", *[case_folder("mq-53-controller") / name for name in ("b2", "b3")]).code == 0
 
@@ -411,12 +416,39 @@ def test_the_state_of_controller_mode_has_epochs(case_folder: Callable[[str], Pa
     assert state["physicMsgTimestamp"] == "2026-11-22T10:33:32.565Z"
 
 
+def test_state_prints_where_queues_begin_and_end(
+    case_folder: Callable[[str], Path], tmp_path: Path, run: Callable[..., Ran]
+) -> None:
+    root = Path(shutil.copytree(case_folder("mq-plain"), tmp_path / "store"))
+    (state,) = run("state", root, "--queues", "--json").rows
+    ends = {f"{each['topic']}/{each['queueId']}": each["maxOffset"] for each in state["queues"]}
+    (recovery,) = run("recovery", root, "--rocketmq", "5.3.3", "--json").rows
+    assert ends == recovery["consumeQueueMaxOffsets"]
+    assert {each["minOffset"] for each in state["queues"]} == {0}
+    (root / "commitlog" / f"{0:020}").unlink()
+    (state,) = run("state", root, "--queues", "--json").rows
+    assert max(each["minOffset"] for each in state["queues"]) > 0, "the first messages are gone"
+    assert "queues" not in run("state", root, "--json").rows[0]
+    text = run("state", root, "--queues").out
+    assert "topic" in text
+    assert "OrderTopic" in text
+    queue = next((root / "consumequeue" / "OrderTopic" / "0").iterdir())
+    queue.unlink()
+    queue.mkdir()
+    assert run("state", root, "--queues").code == 1
+    shutil.rmtree(root / "consumequeue")
+    assert "no ConsumeQueue" in run("state", root, "--queues").out
+
+
 def test_recovery_of_a_plain_store_names_what_a_broker_loses(
     case_folder: Callable[[str], Path], tmp_path: Path, run: Callable[..., Ran]
 ) -> None:
     root = Path(shutil.copytree(case_folder("mq-plain"), tmp_path / "store"))
     (row,) = run("recovery", root, "--rocketmq", "5.3.3", "--json").rows
     assert (row["outcome"], row["recovery"], row["lost"], row["reason"]) == ("loads", "normal", [], "")
+    text = run("recovery", root).out
+    assert "too old for this store: RocketMQ 4.9.8, 5.0.0, which would truncate it at 131944" in text
+    assert ": all versions do the same\n" in text
     with (root / "commitlog" / f"{131072:020}").open("r+b") as file:
         file.seek(90)
         file.write(b"?")
@@ -434,6 +466,8 @@ def test_recovery_of_a_plain_store_names_what_a_broker_loses(
     assert sum(row["lostTopics"].values()) > 300
     text = run("recovery", root).out
     assert "131072 to 430336" in text
+    assert "RocketMQ 4.9.8, 5.0.0, 5.1.4, 5.3.1\n" in text
+    assert "RocketMQ 5.3.3, 5.4.0, 5.5.0\n" in text
     assert "note: files before" in text
     os.truncate(root / "commitlog" / f"{0:020}", 1000)
     (row,) = run("recovery", root, "--rocketmq", "5.3.3", "--data-file-size", "128k", "--json").rows

@@ -4,7 +4,9 @@ import java.lang.reflect.Method;
 import java.nio.charset.StandardCharsets;
 import java.util.Map;
 import java.util.TreeMap;
+import org.apache.rocketmq.common.BrokerConfig;
 import org.apache.rocketmq.store.DefaultMessageStore;
+import org.apache.rocketmq.store.config.BrokerRole;
 import org.apache.rocketmq.store.config.MessageStoreConfig;
 
 /**
@@ -13,7 +15,11 @@ import org.apache.rocketmq.store.config.MessageStoreConfig;
  *
  * Each line of standard input has settings of MessageStoreConfig, name=value, between tabs. The response is a line with a
  * JSON object: whether load() succeeds, maxOffset, minOffset, dispatchFrom (where start() would begin to dispatch) and the
- * maximum offset of each queue; or the error that load() throws.
+ * maximum offset of each queue; or the error that load() throws. The setting enableControllerMode=true is of BrokerConfig;
+ * as a broker of controller mode at its start, the store is then no master.
+ *
+ * A line "epochs FILE END FILE END" has two epoch files and the ends of their logs: the response has the epochs of each,
+ * or the error, and the consistentPoint of the first with the second. From 5.1 on.
  */
 public final class LoadPlainStores {
     public static void main(String[] args) throws Exception {
@@ -21,7 +27,8 @@ public final class LoadPlainStores {
         BufferedReader lines = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
         for (String line = lines.readLine(); line != null; line = lines.readLine()) {
             try {
-                RunStore.answer(load(line.split("\t")));
+                String[] words = line.split("\t");
+                RunStore.answer(words[0].equals("epochs") ? LoadEpochs.compare(words) : load(words));
             } catch (Throwable thrown) {
                 RunStore.answer("{\"error\": " + quoted(thrown.toString()) + "}");
             }
@@ -32,11 +39,17 @@ public final class LoadPlainStores {
     private static String load(String[] settings) throws Exception {
         MessageStoreConfig config = new MessageStoreConfig();
         config.setHaListenPort(0);
+        BrokerConfig broker = new BrokerConfig();
         for (String setting : settings) {
             int equals = setting.indexOf('=');
-            RunStore.set(config, setting.substring(0, equals), setting.substring(equals + 1));
+            if (setting.equals("enableControllerMode=true")) {
+                broker.setEnableControllerMode(true);
+                config.setBrokerRole(BrokerRole.SLAVE);
+            } else {
+                RunStore.set(config, setting.substring(0, equals), setting.substring(equals + 1));
+            }
         }
-        DefaultMessageStore store = RunStore.create(config);
+        DefaultMessageStore store = RunStore.create(config, broker);
         if (!store.load()) {
             return "{\"loaded\": false}";
         }
@@ -77,7 +90,7 @@ public final class LoadPlainStores {
         return ((Number) queue.getClass().getMethod(getter).invoke(queue)).longValue();
     }
 
-    private static String quoted(String text) {
+    static String quoted(String text) {
         StringBuilder out = new StringBuilder("\"");
         for (char each : text.toCharArray()) {
             if (each < ' ' || each > '~' || each == '"' || each == '\\') {

@@ -109,6 +109,10 @@ public final class RunStore {
     }
 
     static DefaultMessageStore create(MessageStoreConfig config) throws Exception {
+        return create(config, new BrokerConfig());
+    }
+
+    static DefaultMessageStore create(MessageStoreConfig config, BrokerConfig broker) throws Exception {
         Constructor<?> constructor = DefaultMessageStore.class.getConstructors()[0];
         Object[] given = new Object[constructor.getParameterCount()];
         for (int i = 0; i < given.length; i++) {
@@ -116,7 +120,7 @@ public final class RunStore {
             if (type == MessageStoreConfig.class) {
                 given[i] = config;
             } else if (type == BrokerConfig.class) {
-                given[i] = new BrokerConfig();
+                given[i] = broker;
             } else if (type == BrokerStatsManager.class) {
                 given[i] = new BrokerStatsManager("judge", true);
             } else if (type == MessageArrivingListener.class) {

@@ -9,6 +9,7 @@ import os
 import random
 import shutil
 import time
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,9 @@ from typing import Any
 import pytest
 
 from pyspark_dledger.format.codec import record_struct
+from pyspark_dledger.format.epoch_file import FILE, consistent_point, parse_epochs
 from pyspark_dledger.log import open_log
+from pyspark_dledger.log.io.epochs import is_of_controller_mode, read_epochs
 from pyspark_dledger.log.io.store_checkpoint import LAYOUT
 from pyspark_dledger.rocketmq.recovery.plain_recovery import preview_plain
 from tests.interop.java_group import JavaProcess
@@ -26,6 +29,8 @@ from tests.support import golden
 SECONDS = float(os.environ.get("DLEDGER_INTEROP") or 0)
 SEED = int(os.environ.get("DLEDGER_INTEROP_SEED") or 1)
 VERSIONS = ("4.9.8", "5.1.4", "5.3.3", "5.4.0", "5.5.0")
+if os.environ.get("DLEDGER_INTEROP_VERSIONS"):
+    VERSIONS = tuple(os.environ["DLEDGER_INTEROP_VERSIONS"].split())
 AT_LEAST = 40
 CASES = ("mq-plain", "mq-plain-crc", "mq-53-controller")
 FILE_SIZE = 131072
@@ -48,7 +53,20 @@ class Judges:
         self._loads: dict[str, int] = {}
 
     def load(self, version: str, root: Path) -> dict[str, Any]:
-        """What load() makes of a root, which it changes."""
+        """What load() makes of a root, which it changes; in controller mode if it has an epoch file."""
+        settings = {"storePathRootDir": root, "storePathCommitLog": root / "commitlog", **SETTINGS}
+        words = [f"{name}={value}" for name, value in settings.items()]
+        if is_of_controller_mode(root) and version >= "5":
+            words.append("enableControllerMode=true")
+        return self._ask(version, words)
+
+    def compare_epochs(
+        self, version: str, slave: Path, slave_end: int, master: Path, master_end: int
+    ) -> dict[str, Any]:
+        """The epochs that Java reads of two files, or the error, and their consistent point."""
+        return self._ask(version, ["epochs", str(slave), str(slave_end), str(master), str(master_end)])
+
+    def _ask(self, version: str, words: list[str]) -> dict[str, Any]:
         self._loads[version] = self._loads.get(version, 0) + 1
         if self._loads[version] % _LOADS_OF_A_PROCESS == 0:
             self._processes.pop(version).close()
@@ -56,8 +74,7 @@ class Judges:
             options = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
             process = JavaProcess("LoadPlainStores", version, compiled_with=COMPILED_WITH, options=options)
             self._processes[version] = process
-        settings = {"storePathRootDir": root, "storePathCommitLog": root / "commitlog", **SETTINGS}
-        return self._processes[version].ask("\t".join(f"{name}={value}" for name, value in settings.items()), 60)
+        return self._processes[version].ask("\t".join(words), 60)
 
     def close(self) -> None:
         for process in self._processes.values():
@@ -193,10 +210,13 @@ class PlainDamage:
     def _checkpoint(self, root: Path) -> str:
         file = root / "checkpoint"
         values = list(_CHECKPOINT.unpack_from(file.read_bytes()))
-        for number in range(3):
+        # The times, and the confirmed offset.
+        for number in (0, 1, 2, 4):
             values[number] = self.random.choice(
                 (values[number], 0, values[number] + self.random.randrange(-9000, 9000))
             )
+        if self.random.random() < 0.1:
+            values[4] = self.random.choice((2**40, -1, 130_000))
         return self._overwrite(file, 0, _CHECKPOINT.pack(*values))
 
 
@@ -281,3 +301,50 @@ def test_model_does_as_rocketmq_after_random_damage(
         found = differences(judges, version, root, tmp_path / "java")
         assert not found, f"{version} on {case} after {done}"
         compared += 1
+
+
+def _random_epochs(source: random.Random) -> bytes:
+    """An epoch file, sometimes damaged, in another order, or without its CRC."""
+    starts = sorted(source.sample(range(0, 9000, 1000), source.randrange(1, 4)))
+    lines = [f"{number + source.choice((1, 1, 1, 2))}-{start}" for number, start in enumerate(starts)]
+    if source.random() < 0.3:
+        source.shuffle(lines)
+    text = "".join(f"{line}\n" for line in lines)
+    crc = source.choice((zlib.crc32(text.encode()) & 0x7FFFFFFF,) * 3 + (0, 7))
+    data = bytearray(f"{len(lines)}\n{crc}\n{text}".encode())
+    if source.random() < 0.3:
+        at = source.randrange(len(data))
+        data[at:] = source.choice((b"", bytes([source.choice(b"0159-x\n\r \xff")]) + data[at + 1 :]))
+    return bytes(data)
+
+
+def test_epoch_files_and_consistent_points_are_javas(judges: Judges, tmp_path: Path) -> None:
+    """Also of damaged files, and of epochs in another order."""
+    source = random.Random(SEED)
+    compared = 0
+    for number in range(200):
+        roots = [tmp_path / str(number) / name for name in ("slave", "master")]
+        ends = [source.randrange(10_000) for _ in roots]
+        for root in roots:
+            root.mkdir(parents=True)
+            (root / FILE).write_bytes(_random_epochs(source))
+            if source.random() < 0.3:
+                (root / f"{FILE}.bak").write_bytes(_random_epochs(source))
+        try:
+            java = judges.compare_epochs("5.3.3", roots[0] / FILE, ends[0], roots[1] / FILE, ends[1])
+        except JavaMissing as reason:
+            pytest.skip(f"no RocketMQ to read epochs with: {reason}")
+        said = [read_epochs(root)[0] for root in roots]
+        where = [(root / FILE).read_bytes() for root in roots]
+        for name, epochs, root in zip(("slave", "master"), said, roots, strict=True):
+            if isinstance(java[name], str):
+                # A number that is none ends the broker; here the copy counts.
+                assert "NumberFormat" in java[name], where
+                assert isinstance(parse_epochs((root / FILE).read_bytes()), str), where
+            else:
+                assert [list(epoch) for epoch in epochs] == java[name], where
+        if "consistentPoint" in java:
+            compared += 1
+            pos = consistent_point(said[0], ends[0], said[1], ends[1])
+            assert (-1 if pos is None else pos) == java["consistentPoint"], where
+    assert compared > 50

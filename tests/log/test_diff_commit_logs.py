@@ -118,7 +118,7 @@ def test_a_damaged_body_is_damaged_in_any_order(tmp_path: Path, engine: str) -> 
         )
         assert {Path(node).name for node in first.places} == {"a", "b", "c"}
         assert found.common_prefix == low
-        assert not found.lost
+        assert not found.verdict.lost.entries
         assert not found.is_lagging_only
 
 
@@ -149,11 +149,12 @@ def test_a_message_damaged_everywhere_is_lost_for_good(tmp_path: Path, engine: s
     low, high = flip(stores[0], 12, 100)
     flip(stores[1], 12, 200)
     found = compared([store.path for store in stores], engine)
-    assert [(row.first_pos, row.last_pos) for row in found.lost] == [(low, high)]
+    assert found.verdict.lost.ranges == ((low, high),)
     shutil.rmtree(stores[1].path)
     shutil.copytree(stores[0].path, stores[1].path)
     found = compared([store.path for store in stores], engine)
-    assert [(row.first_pos, row.last_pos, len(row.nodes)) for row in found.lost] == [(low, high, 2)], "the same damage"
+    assert found.verdict.lost.ranges == ((low, high),), "the same damage"
+    assert [row.nodes for row in found.rows if row.is_lost] == [("a", "b")]
 
 
 def test_a_slave_that_lags_is_no_finding(tmp_path: Path, engine: str) -> None:
@@ -173,7 +174,9 @@ def test_a_store_without_its_last_file_lost_it_if_its_queues_know(tmp_path: Path
         found = compared(paths, engine)
         rows = [each for each in short(found) if each[0] != "same"]
         assert [(each[0], *each[2:]) for each in rows] == [("damaged", stores[0].end - 1, ("b",), ("a",))]
-        assert "its end is lost" in found.notes[0]
+        (lost,) = found.lost_ends
+        assert (lost.node, lost.is_row) == ("b", True)
+        assert lost.proof.startswith("its ConsumeQueue shows messages up to ")
         assert not found.is_lagging_only
 
 
@@ -225,16 +228,16 @@ def test_two_masters_diverge(tmp_path: Path, engine: str) -> None:
         rows = [row for row in found.rows if row.verdict == "diverged"]
         assert found.common_prefix == rows[0].first_pos == at
         assert {Path(node).name for row in rows for node in row.nodes} == {"a"}, "the longer one is followed"
-        assert not found.lost
+        assert not found.verdict.lost.entries
 
 
 # Controller mode
 
 
-def write_epochs(root: Path, *epochs: tuple[int, int], with_crc: bool = True) -> None:
+def write_epochs(root: Path, *epochs: tuple[int, int]) -> None:
     lines = "".join(f"{epoch}-{start}\n" for epoch, start in epochs)
-    crc = f"{zlib.crc32(lines.encode()) & 0x7FFFFFFF}\n" if with_crc else ""
-    (root / "epochFileCheckpoint").write_text(f"{len(epochs)}\n{crc}{lines}")
+    crc = zlib.crc32(lines.encode()) & 0x7FFFFFFF
+    (root / "epochFileCheckpoint").write_text(f"{len(epochs)}\n{crc}\n{lines}")
 
 
 def test_the_golden_of_controller_mode(case_folder: Unpack, engine: str) -> None:
@@ -267,10 +270,13 @@ def test_the_golden_of_controller_mode(case_folder: Unpack, engine: str) -> None
 def test_epoch_files_are_read_as_java_reads_them(tmp_path: Path) -> None:
     write_epochs(tmp_path, (1, 0), (3, 500))
     assert read_epochs(tmp_path) == ((Epoch(1, 0), Epoch(3, 500)), "epochFileCheckpoint")
-    write_epochs(tmp_path, (1, 0), (3, 500), with_crc=False)
-    assert read_epochs(tmp_path)[0] == (Epoch(1, 0), Epoch(3, 500)), "5.0.0 wrote no CRC"
+    write_epochs(tmp_path, (3, 500), (1, 0), (3, 700))
+    assert read_epochs(tmp_path)[0] == (Epoch(1, 0), Epoch(3, 700)), "a sorted map, in which the last one counts"
     (tmp_path / "epochFileCheckpoint.bak").write_text("1\n1725254278\n1-0\n")
-    for damage in ("", "x\n", "2\n1725254278\n1-0\n", "1\n1725254279\n1-0\n"):
+    for damage in (
+        *("", "x\n", "1\n1-0\n", "2\n1725254278\n1-0\n", "1\n1725254279\n1-0\n", f"{'9' * 5000}\n0\n1-0\n"),
+        *("1\n0\n9999999999-0\n", "1\n0\n1-9999999999999999999\n", "\n\n\n"),
+    ):
         (tmp_path / "epochFileCheckpoint").write_text(damage)
         assert isinstance(parse_epochs(damage.encode()), str)
         assert read_epochs(tmp_path) == ((Epoch(1, 0),), "epochFileCheckpoint.bak")
@@ -377,7 +383,7 @@ def test_damage_of_diverged_logs_has_no_donor_of_another_master(case_folder: Unp
             found = compared(paths)
             row = next(row for row in found.rows if row.first_pos <= 70_000 <= row.last_pos)
             assert row.damaged == (name,)
-            assert not found.lost
+            assert not found.verdict.lost.entries
             if donors is not None:
                 assert (row.verdict, row.nodes, list(row.terms), list(row.intact)) == (
                     "damaged",
@@ -395,5 +401,7 @@ def test_a_store_without_its_last_file_and_without_queues(tmp_path: Path, engine
     Path(stores[1].segments[-1].path).unlink()
     found = compared([store.path for store in stores], engine)
     assert [each[0] for each in short(found)] == ["same", "behind"]
-    assert found.notes == ("b: its last file ends with a blank, so a later one existed: its end is lost",)
+    assert [(each.node, each.proof) for each in found.lost_ends] == [
+        ("b", "its last file ends with a blank, so a later one existed")
+    ]
     assert not found.is_lagging_only

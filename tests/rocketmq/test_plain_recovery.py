@@ -8,6 +8,7 @@ from __future__ import annotations
 import gzip
 import json
 import shutil
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ import pytest
 
 from pyspark_dledger.errors import OptionError, StoreError
 from pyspark_dledger.log import open_log
-from pyspark_dledger.rocketmq.recovery.plain_recovery import LINES, preview_plain
+from pyspark_dledger.log.io.store_checkpoint import SIZE, StoreCheckpoint
+from pyspark_dledger.rocketmq.recovery.plain_recovery import LINES, families, preview_plain
 from tests.support import golden
 from tests.support.generate import mq_message, write_commitlog, write_consume_queue
 
@@ -98,6 +100,55 @@ def test_messages_that_are_not_in_the_queues(tmp_path: Path) -> None:
     (tmp_path / "abort").touch()
     after_kill = preview_plain(open_log(tmp_path), "5.1.4")
     assert (after_kill.recovery, [each["maxOffsetAfter"] for each in after_kill.queues]) == ("abnormal", [30])
+
+
+def controller(root: Path, confirmed: int) -> None:
+    """Make a broker of controller mode of a store."""
+    lines = "1-0\n"
+    (root / "epochFileCheckpoint").write_text(f"1\n{zlib.crc32(lines.encode()) & 0x7FFFFFFF}\n{lines}")
+    (root / "checkpoint").write_bytes(StoreCheckpoint(confirm_phy_offset=confirmed).pack().ljust(SIZE, b"\0"))
+
+
+def test_controller_mode_dispatches_up_to_the_confirmed_offset(tmp_path: Path) -> None:
+    store = write(tmp_path, dispatched=10)
+    confirmed = store.rows[20]["pos"]
+    controller(tmp_path, confirmed)
+    (tmp_path / "abort").touch()
+    old, new = (preview_plain(open_log(tmp_path), version) for version in ("5.1.0", "5.3.1"))
+    assert (old.confirm_offset, old.dispatch_from, old.queues[0]["maxOffsetAfter"]) == (None, store.end, 30)
+    assert (new.confirm_offset, new.dispatch_from, new.queues[0]["maxOffsetAfter"]) == (confirmed, confirmed, 20)
+    assert (new.max_phy_offset, new.is_trouble) == (store.end, False)
+    assert any(f"messages from {confirmed} to {store.end} are not confirmed" in note for note in new.notes)
+
+
+def test_a_confirmed_offset_beyond_the_log_is_trouble(tmp_path: Path) -> None:
+    store = write(tmp_path)
+    controller(tmp_path, store.end + 1000)
+    found = preview_plain(open_log(tmp_path), "5.3.3")
+    assert (found.confirm_offset_before, found.confirm_offset, found.is_trouble) == (store.end + 1000, store.end, True)
+    assert f"confirmed messages up to {store.end + 1000} are missing: the log ends at {store.end}" in found.notes
+
+
+def test_a_confirmed_offset_inside_a_message_stops_the_broker(tmp_path: Path) -> None:
+    """Found with the jars of 5.3.1 to 5.5.0: load() expects a message there."""
+    store = write(tmp_path)
+    confirmed = store.rows[25]["pos"] + 4
+    controller(tmp_path, confirmed)
+    assert preview_plain(open_log(tmp_path), "5.1.4").outcome == "loads"
+    found = preview_plain(open_log(tmp_path), "5.3.3")
+    assert (found.outcome, found.max_phy_offset) == ("fails", None)
+    assert f"after the confirmed offset {confirmed}" in found.reason
+
+
+def test_versions_with_the_same_result_are_one_family(tmp_path: Path) -> None:
+    store = write(tmp_path)
+    assert len(families(preview_plain(open_log(tmp_path), version) for version in LINES)) == 1
+    flip(store.segments[-3].path, 100)
+    found = families(preview_plain(open_log(tmp_path), version) for version in LINES)
+    assert [[item.rocketmq for item in family] for family in found] == [
+        ["4.9.8", "5.0.0", "5.1.4", "5.3.1"],
+        ["5.3.3", "5.4.0", "5.5.0"],
+    ]
 
 
 def test_what_load_rejects(tmp_path: Path) -> None:

@@ -177,7 +177,9 @@ def _compare_commit_logs(facts: Facts, compared: Log) -> None:
     found = compare_commit_logs(compared)
     if found is not None:
         facts.commit_logs = list(commit_log_sentences(found))
-        facts.commit_logs_level = "good" if found.is_lagging_only else "error" if found.lost else "warning"
+        facts.commit_logs_level = (
+            "good" if found.is_lagging_only else "error" if found.verdict.lost.entries else "warning"
+        )
 
 
 def _gather_one(log: Log, progress: ProgressBar) -> Facts:

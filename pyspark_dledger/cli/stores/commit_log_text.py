@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,13 +11,15 @@ from pyspark_dledger.cli.exit_codes import CLEAN, FINDINGS
 from pyspark_dledger.cli.output.rows import Row, cell, fields_row, range_text
 from pyspark_dledger.cli.output.stream import Output
 from pyspark_dledger.cli.output.text_table import print_table
+from pyspark_dledger.cli.stores.verdict_text import UNDECIDED
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.log import Log
 
 if TYPE_CHECKING:
-    from pyspark_dledger.log.diff.commit_log.comparison import CommitLogComparison, ConsistentPoint, FirstDifference
-    from pyspark_dledger.log.diff.commit_log.rows import PosRow
-    from pyspark_dledger.log.diff.commit_log.verdict import MemberVerdict
+    from pyspark_dledger.log.diff.commit_log.comparison import CommitLogComparison, FirstDifference
+    from pyspark_dledger.log.diff.commit_log.states import ConsistentPoint
+    from pyspark_dledger.log.diff.commit_log.verdict import CommitLogVerdict, MemberVerdict
+    from pyspark_dledger.log.diff.ranges import Ranges
 
 _MAX_RANGES = 5
 
@@ -37,7 +39,7 @@ def print_commit_logs(out: Output, log: Log) -> int:
         out.line("")
         print_table(out, _epoch_rows(found))
     out.line("")
-    for text in _sentences(found):
+    for text in difference_sentences(found):
         out.line(text)
     out.line("")
     left_out = {"firstIndex", "lastIndex"} if found.epochs else {"firstIndex", "lastIndex", "terms"}
@@ -68,85 +70,120 @@ def _extent(extent: tuple[int, int]) -> str:
 def commit_log_sentences(found: CommitLogComparison) -> Iterator[str]:
     """The verdict on CommitLogs, first what is lost for good, then what was found."""
     yield from _verdict_lines(found)
-    yield from _sentences(found)
+    yield from difference_sentences(found)
 
 
 def _verdict_lines(found: CommitLogComparison) -> Iterator[str]:
     """First what is lost for good, then a line for each replica, then the next command."""
-    from pyspark_dledger.log.diff.commit_log.verdict import member_verdicts
-
-    members = member_verdicts(found)
-    lost = [f"positions {text}" for text in _ranges(found.lost)]
+    verdict = found.verdict
     place = " in the old CommitLog" if found.is_old else ""
-    yield f"lost for good{place}: {', '.join(lost) + ': damaged on every replica' if lost else 'nothing'}"
+    yield f"lost for good{place}: {lost_text(verdict)}"
     # Who may lead is a question about the DLedger log.
-    shown = [member for member in members if not found.is_old or member.start in ("no", "unknown")]
+    shown = [member for member in verdict.members if not found.is_old or member.start not in ("master", "slave")]
     for member in shown:
-        yield f"{member.node} {_member_text(member)}"
+        yield f"{member.node} {member_text(member)}"
     if shown:
-        yield f"next: {_next_text(members)}"
+        yield f"next: {next_text(verdict)}"
 
 
-def _member_text(member: MemberVerdict) -> str:
+def lost_text(verdict: CommitLogVerdict) -> str:
+    """What no replica has intact."""
+    parts = []
+    if verdict.lost.entries:
+        parts.append(f"positions {ranges_text(verdict.lost)}: damaged on every replica")
+    parts += [f"the end of {each.node}, which no replica has: {each.proof}" for each in verdict.lost_ends]
+    if verdict.unclear.entries:
+        parts.append(
+            f"cannot tell for positions {ranges_text(verdict.unclear)}: copies differ, and no checksum decides"
+        )
+    return "; ".join(parts) or "nothing"
+
+
+def member_text(member: MemberVerdict) -> str:
     """What may be done with a replica as it is, and why."""
     if member.start == "no":
-        size = sum(row.bytes for row in member.damaged)
-        intact = f", intact on {', '.join(member.donors)}" if member.donors else ""
-        where = ", ".join(_ranges(member.damaged))
-        return (
-            f"must not start as it is: {size} bytes damaged or missing, positions {where}{intact}; for what a restart "
-            "does see dledger recovery"
-        )
+        return f"must not start as it is: {'; '.join(_reasons(member))}"
     if member.start == "unknown":
-        where = ", ".join(_ranges(member.unclear))
+        where = ranges_text(member.unclear)
         return f"may be damaged: no check tells if its copy of positions {where} is intact; do not let it be the master"
     if member.start == "master":
-        return "may start and be the master"
-    text = f"may start as a slave: {member.ahead} is ahead"
+        losses = f"others would lose their own messages at {ranges_text(member.overwrites)}"
+        return (
+            f"may start and be the master: {losses if member.overwrites.entries else 'no replica would lose anything'}"
+        )
+    point = member.truncation
+    by = f"is ahead by {member.ahead_bytes} bytes" if member.ahead_bytes > 0 else "is of a later epoch"
+    text = f"may start, and must not be the master: {member.ahead} {by}"
+    if point is not None and (point.lost_bytes or not point.is_common):
+        return f"{text}; as its slave, {truncation_text(point)}"
+    return text
+
+
+def _reasons(member: MemberVerdict) -> Iterator[str]:
+    if member.damaged.entries:
+        intact = f", intact on {' and '.join(member.donors)}" if member.donors else ""
+        where = ranges_text(member.damaged)
+        yield (
+            f"{member.damaged.entries} bytes damaged or missing, positions {where}{intact}; dledger recovery says if a "
+            "restart truncates its log there"
+        )
+    if member.lost_end is not None:
+        intact = f"; {' and '.join(member.lost_end.donors)} have more" if member.lost_end.donors else ""
+        yield f"its end is lost: {member.lost_end.proof}{intact}"
     point = member.truncation
     if point is not None and point.pos is None:
-        return f"{text}, but it cannot follow: Java finds no consistent point in their epochs"
-    if point is not None and (point.lost_bytes or not point.is_common):
-        return f"{text}; {_truncation(point)}"
-    if member.diverged:
-        where = ", ".join(_ranges(member.diverged))
-        return f"{text}, but its messages at positions {where} are of another master, and nothing truncates them"
-    return f"{text} by {member.ahead_bytes} bytes" if member.ahead_bytes > 0 else text
+        yield f"it cannot follow {member.ahead}: Java finds no consistent point in their epochs"
+    elif member.missing is not None:
+        low, high = member.missing
+        yield f"it cannot follow {member.ahead}, which no longer has positions {range_text(low, high)}"
+    elif member.diverged.entries:
+        where = ranges_text(member.diverged)
+        yield f"another master wrote its messages at positions {where}, and nothing truncates them all"
 
 
-def _truncation(point: ConsistentPoint) -> str:
-    loses = f"loses {point.lost_bytes} bytes" if point.lost_bytes else "loses nothing"
+def truncation_text(point: ConsistentPoint) -> str:
+    """Where Java truncates a slave, and what that loses."""
+    confirmed = f", {point.confirmed_bytes} of them confirmed" if point.confirmed_bytes else ""
+    loses = f"loses {point.lost_bytes} bytes{confirmed}" if point.lost_bytes else "loses nothing"
     differs = "" if point.is_common else "; before it their bytes differ, and Java does not notice"
     return f"Java truncates it at {point.pos}, and it {loses}{differs}"
 
 
-def _next_text(members: Sequence[MemberVerdict]) -> str:
+def next_text(verdict: CommitLogVerdict) -> str:
+    """The next command."""
+    members = verdict.members
     damaged = [member for member in members if member.start == "no"]
-    intact = [member for member in members if member.start in ("master", "slave")]
-    donors = [one for one in intact if all(one.node in other.donors for other in damaged)]
     paths = shlex.join(member.path for member in members)
+    salvage = f"dledger salvage {paths} --to NEW"
+    if any(member.start == "unknown" for member in members):
+        return f"see which copy is right: dledger salvage {paths} --plan; then {salvage} {UNDECIDED}"
     if not damaged:
-        return f"dledger verify {paths} --least warning; if clean, start them"
-    if donors:
-        names = ", ".join(member.node for member in damaged)
-        verify = f"dledger verify {shlex.quote(donors[0].path)} --least warning"
-        return f"{verify}; if clean, replace {names} by a copy of {donors[0].node}"
-    return f"no replica is complete; save each: dledger export {shlex.quote(members[0].path)} TARGET --to jsonl"
+        return f"{''.join(map(_saving, members))}dledger verify {paths} --least warning; if clean, start them"
+    if (donor := verdict.donor) is not None:
+        names = " and ".join(member.node for member in damaged)
+        verify = f"dledger verify {shlex.quote(donor.path)} --least warning"
+        return f"{verify}; if clean, replace {names} by a copy of {donor.node}"
+    return f"no replica is complete; make one: {salvage}"
 
 
-def _ranges(rows: Sequence[PosRow]) -> list[str]:
-    """The first ranges of positions; adjacent rows are one."""
-    ranges: list[tuple[int, int]] = []
-    for row in rows:
-        if ranges and ranges[-1][1] + 1 == row.first_pos:
-            ranges[-1] = ranges[-1][0], row.last_pos
-        else:
-            ranges.append((row.first_pos, row.last_pos))
-    shown = [range_text(first, last) for first, last in ranges[:_MAX_RANGES]]
-    return [*shown, "more"] if len(ranges) > _MAX_RANGES else shown
+def _saving(member: MemberVerdict) -> str:
+    """The command that saves what a member would lose."""
+    point = member.truncation
+    if point is None or point.pos is None or not point.lost_bytes:
+        return ""
+    start = f'startingOffsets={{"pos": {point.pos}}}'
+    export = shlex.join(["dledger", "export", member.path, "TARGET", "--to", "jsonl", "--option", start])
+    return f"save what {member.node} would lose: {export}; then "
 
 
-def _sentences(found: CommitLogComparison) -> Iterator[str]:
+def ranges_text(ranges: Ranges) -> str:
+    """The first ranges of positions."""
+    shown = [range_text(first, last) for first, last in ranges.ranges[:_MAX_RANGES]]
+    return ", ".join(shown) + (" and more" if len(ranges.ranges) > _MAX_RANGES else "")
+
+
+def difference_sentences(found: CommitLogComparison) -> Iterator[str]:
+    """What was found: the first difference, the common prefix, truncations, and lost ends."""
     if found.first_difference is None:
         yield "no difference: where replicas have the same position, they have the same bytes"
     else:
@@ -156,9 +193,9 @@ def _sentences(found: CommitLogComparison) -> Iterator[str]:
         if point.pos is None:
             yield f"{point.slave} cannot follow {point.master}: Java finds no consistent point in their epochs"
         elif point.lost_bytes or not point.is_common:
-            yield f"{point.slave} as slave of {point.master}: {_truncation(point)}"
-    for text in found.notes:
-        yield f"note: {text}"
+            yield f"{point.slave} as slave of {point.master}: {truncation_text(point)}"
+    for each in found.lost_ends:
+        yield f"note: {each.node}: {each.proof}: its end is lost"
 
 
 def _first(first: FirstDifference) -> Iterator[str]:

@@ -18,37 +18,75 @@ if TYPE_CHECKING:
     from pyspark_dledger.rocketmq.recovery.plain_recovery import PlainRecovery
 
 _MAX_WARNINGS = 10
-# What a table of versions shows; --json has everything.
-_COLUMNS = ("rocketmq", "outcome", "recovery", "scanFrom", "maxPhyOffset", "dispatchFrom")
+_MAX_QUEUES = 20
+_MAX_NAMES = 5
+# A line or a table of its own has them.
+_ELSEWHERE = ("rocketmq", "filesAfter", "queues", "consumeQueueMaxOffsets", "isTooOld", "notes")
 
 
 def print_plain_recoveries(out: Output, log: Log, version: str | None, file_size: int | None, as_json: bool) -> int:
-    """Print the recovery of a store by one version of RocketMQ, or by each line of versions.
+    """Print the recovery of a store by one version of RocketMQ, or one for each family of versions that do the same.
 
     Returns `FINDINGS` where a broker does not start, loses messages, or keeps damaged ones. Raises OptionError and
     StoreError as `preview_plain`.
     """
     from pyspark_dledger.log.recovery.silent_damage import silent_damage
-    from pyspark_dledger.rocketmq.recovery.plain_recovery import LINES, preview_plain
+    from pyspark_dledger.rocketmq.recovery.plain_recovery import LINES, families, preview_plain
 
     found = [preview_plain(log, line, file_size) for line in ([version] if version is not None else LINES)]
     silent = list(silent_damage(log))
-    code = FINDINGS if any(item.is_trouble or _kept(item, silent) for item in found) else CLEAN
+    # Versions older than the store cannot have run on it.
+    known = [item for item in found if version is not None or not item.is_too_old]
+    code = FINDINGS if any(item.is_trouble or _kept(item, silent) for item in known) else CLEAN
     if as_json:
         for item in found:
             kept = [fields_row(each) for each in _kept(item, silent)]
             out.line(json_line({"path": log.path, "node": None, **item.as_json(), "silentDamage": kept}))
         return code
-    if version is not None:
-        print_fields(out, _for_text(found[0]))
-    else:
-        out.line(f"{log.path}: if brokers of these versions started on it, without DLedger")
-        print_table(out, [_short(item) for item in found])
-        for text in dict.fromkeys(text for item in found for text in item.notes):
-            out.line(f"note: {text}")
-    for text in _warnings([each for each in silent if any(each in _kept(item, silent) for item in found)]):
+    answers = families(known)
+    agree = "" if version is not None else ": all versions do the same" if len(answers) == 1 else ": versions differ"
+    out.line(f"{log.path}: if a broker started on it, without DLedger{agree}")
+    for family in answers:
+        _print_family(out, family)
+    for family in families(item for item in found if item not in known):
+        out.line("")
+        end = family[0].max_phy_offset
+        out.line(f"too old for this store: RocketMQ {_versions(family)}, which would truncate it at {end}")
+    for text in _warnings([each for each in silent if any(each in _kept(item, silent) for item in known)]):
         out.line(text)
     return code
+
+
+def _print_family(out: Output, family: Sequence[PlainRecovery]) -> None:
+    """Print the result that the versions of a family have in common, their notes, and the ends of the queues."""
+    out.line("")
+    out.line(f"RocketMQ {_versions(family)}")
+    print_fields(out, _for_text(family))
+    notes: dict[str, list[str]] = {}
+    for item in family:
+        for text in item.notes:
+            notes.setdefault(text, []).append(item.rocketmq)
+    for text, versions in notes.items():
+        of_some = f" ({', '.join(versions)})" if len(versions) < len(family) else ""
+        out.line(f"note: {text}{of_some}")
+    _print_queues(out, family[0])
+
+
+def _versions(family: Sequence[PlainRecovery]) -> str:
+    return ", ".join(item.rocketmq for item in family)
+
+
+def _print_queues(out: Output, item: PlainRecovery) -> None:
+    """Print the queues that end elsewhere, and how many do not."""
+    print_table(out, item.queues[:_MAX_QUEUES])
+    if len(item.queues) > _MAX_QUEUES:
+        out.line(f"and {len(item.queues) - _MAX_QUEUES} more: --json prints all")
+    changed = {f"{row['topic']}/{row['queueId']}" for row in item.queues}
+    same = len(item.consume_queue_max_offsets.keys() - changed)
+    if same:
+        out.line(
+            f"{same} queue{'' if same == 1 else 's'} end{'s' if same == 1 else ''} as before: dledger state --queues"
+        )
 
 
 def _kept(item: PlainRecovery, silent: list[SilentDamage]) -> list[SilentDamage]:
@@ -68,23 +106,19 @@ def _warnings(silent: list[SilentDamage]) -> Iterator[str]:
         yield f"  and {len(silent) - _MAX_WARNINGS} more: see dledger verify"
 
 
-def _for_text(item: PlainRecovery) -> Row:
-    """A recovery without its empty values, and with the number of files."""
-    row = item.as_json()
-    del row["consumeQueueMaxOffsets"]
-    row["filesAfter"] = len(row["filesAfter"])
-    row["lost"] = _ranges(item.lost)
-    return {name: value for name, value in row.items() if value not in (None, "", [], {})}
-
-
-def _short(item: PlainRecovery) -> Row:
-    row = item.as_json()
-    return {name: row[name] for name in _COLUMNS} | {
-        "filesDeleted": len(item.files_deleted),
-        "queuesChanged": len(item.queues),
-        "lost": _ranges(item.lost),
-        "reason": item.reason,
-    }
+def _for_text(family: Sequence[PlainRecovery]) -> Row:
+    """The recovery of a family without its empty values; long lists are cut."""
+    row = family[0].as_json()
+    scans = list(dict.fromkeys(item.scan_from for item in family))
+    row["scanFrom"] = scans if len(scans) > 1 else scans[0]
+    row["reason"] = next((item.reason for item in family if item.reason), "")
+    row["lost"] = _ranges(family[0].lost)
+    row["lostTopics"] = [f"{topic} {count}" for topic, count in row["lostTopics"].items()]
+    for name in ("filesDeleted", "indexFilesDeleted", "lostTopics"):
+        names = row[name]
+        row[name] = [*names[:_MAX_NAMES], f"and {len(names) - _MAX_NAMES} more"] if len(names) > _MAX_NAMES else names
+    kept = {name: value for name, value in row.items() if name not in _ELSEWHERE and value not in (None, "", [], {})}
+    return {"files": len(row["filesAfter"]), **kept} if row["filesAfter"] else kept
 
 
 def _ranges(ranges: Sequence[tuple[int, int]]) -> list[str]:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pyspark_dledger.log.diff.verdict import GroupVerdict, MemberVerdict
 
 _MAX_RANGES = 5
-_UNDECIDED = "--undecided majority (the bytes that most copies have, else a filler) or --undecided filler"
+UNDECIDED = "--undecided majority (the bytes that most copies have, else a filler) or --undecided filler"
 
 
 def verdict_lines(found: GroupVerdict, headers: Ranges, queues: str = "") -> Iterator[str]:
@@ -122,7 +122,7 @@ def next_text(found: GroupVerdict) -> str:
             "with each other path"
         )
         salvage = _command("salvage", [member.path for member in found.members])
-        return f"compare the copies: {compare}; then {salvage} --to NEW {_UNDECIDED}"
+        return f"compare the copies: {compare}; then {salvage} --to NEW {UNDECIDED}"
     if not damaged:
         return f"{_command('verify', [member.path for member in found.members])} --least warning; if clean, start them"
     if complete:

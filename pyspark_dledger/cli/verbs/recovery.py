@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     version.add_argument(
         "--rocketmq",
         metavar="VERSION",
-        help="of the broker, such as 5.3.3, with its own recovery; also for stores without DLedger",
+        help="of the broker, such as 5.3.3, with its own recovery; default for stores without DLedger: every line",
     )
     for name in ("data", "index"):
         text = "Java's configured size of these files, such as 160m; default: that of the existing ones"

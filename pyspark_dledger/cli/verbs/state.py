@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from itertools import chain
 
 from pyspark_dledger.cli.arguments import add_stores
 from pyspark_dledger.cli.exit_codes import CLEAN, FINDINGS
@@ -10,22 +11,35 @@ from pyspark_dledger.cli.output.rows import Row, fields_row, plain_time
 from pyspark_dledger.cli.output.stream import Output
 from pyspark_dledger.cli.output.text_table import print_fields, print_rows, print_table
 from pyspark_dledger.cli.stores.open_stores import open_stores
+from pyspark_dledger.cli.stores.queue_ends import print_queue_ends, queue_ends
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_stores(parser, "several are shown side by side", "a file cannot be read")
+    parser.add_argument("--queues", action="store_true", help="also the first and last offset of each ConsumeQueue")
 
 
 def run(args: argparse.Namespace, out: Output) -> int:
     """Print the state of each store; `FINDINGS` if a file of one cannot be read."""
-    rows = [_shown(fields_row(log.state)) for log in open_stores(args, "table state")]
+    logs = list(open_stores(args, "table state"))
+    rows = [_shown(fields_row(log.state)) for log in logs]
+    ends = [queue_ends(log) for log in logs] if args.queues else []
+    code = FINDINGS if any(row["problem"] for row in (*rows, *chain.from_iterable(ends))) else CLEAN
     if args.json:
+        if args.queues:
+            rows = [{**row, "queues": queues} for row, queues in zip(rows, ends, strict=True)]
         print_rows(out, rows, args.json)
-    elif len(rows) == 1:
+        return code
+    if len(rows) == 1:
         print_fields(out, rows[0])
     else:
         print_table(out, ({"": name} | {row["path"]: row[name] for row in rows} for name in rows[0] if name != "path"))
-    return FINDINGS if any(row["problem"] for row in rows) else CLEAN
+    for row, queues in zip(rows, ends, strict=False):
+        out.line("")
+        if len(rows) > 1:
+            out.line(str(row["path"]))
+        print_queue_ends(out, queues)
+    return code
 
 
 def _shown(row: Row) -> Row:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pyspark_dledger.errors import UnreadableError
+from pyspark_dledger.format.epoch_file import FILES as EPOCH_FILES
 from pyspark_dledger.log.io.entry_reads import read_existing
 from pyspark_dledger.log.io.files import is_there, map_reads, path_of
 from pyspark_dledger.log.io.queue_files import FOLDER, folder_entries
@@ -22,7 +23,7 @@ _FOLDERS = {
     "timerlog": 1,
     "compaction": 1,
 }
-_FILES = ("checkpoint", "abort", "lock", "epochFileCheckpoint", "epochFileCheckpoint.bak", "timerwheel")
+_FILES = ("checkpoint", "abort", "lock", *EPOCH_FILES, "timerwheel")
 # Names that are only given to files; and those of files with digits, where files are expected.
 _FILE_NAME = re.compile(
     r"(checkpoint|currterm|position-checkpoint|epochFileCheckpoint|.+\.json)(\.bak|\.tmp)?|abort|lock|timerwheel|"

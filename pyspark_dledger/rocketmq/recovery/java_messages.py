@@ -27,6 +27,7 @@ _MIDDLE = {
     for born in layout.HOST_SIZES
     for store in layout.HOST_SIZES
 }
+TOO_OLD = "a message with a topic of more than 127 bytes, which versions before 5.1 do not read"
 _JAVA_INT = re.compile(r"[+-]?\d+")
 
 
@@ -77,7 +78,7 @@ def read_message(file: JavaFile, at: int, rules: JavaRules) -> JavaMessage | Sca
     if magic == MESSAGE_MAGIC_BLANK and (rules.allocates or size <= file.size - at):
         return None
     if magic not in rules.magics and magic == MESSAGE_MAGIC_V2:
-        return ScanStop("a message with a topic of more than 127 bytes, which versions before 5.1 do not read")
+        return ScanStop(TOO_OLD)
     if magic not in rules.magics:
         return ScanStop("no message begins here" if head.strip(b"\0") else "unwritten bytes")
     heap = size if rules.allocates and size > file.size else 0

@@ -5,15 +5,16 @@ and ``recoverAbnormally``, ``MappedFileQueue``, ``ConsumeQueueStore``, ``Consume
 
 Not modelled: settings other than the defaults (``duplicationEnable``, ``messageIndexSafe``, ``checkCRCOnRecover``,
 ``forceVerifyPropCRC``, ``recheckReputOffsetFromCq``), the dispatch after load(), light message queues,
-BatchConsumeQueue, ConsumeQueueExt, queues in RocksDB, the timer and compaction stores, expired files, and the confirmed
-offset of controller mode.
+BatchConsumeQueue, ConsumeQueueExt, queues in RocksDB, the timer and compaction stores, and expired files.
+
+A store with an epoch file starts in controller mode: load() dispatches, and start() begins, by the confirmed offset.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from pyspark_dledger.errors import DLedgerError, OptionError, StoreError
 from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT_SIZE
 from pyspark_dledger.format.message import transaction
 from pyspark_dledger.log.io.entry_reads import read_at
-from pyspark_dledger.log.io.epochs import read_epochs
+from pyspark_dledger.log.io.epochs import is_of_controller_mode
 from pyspark_dledger.log.io.files import path_of
 from pyspark_dledger.log.io.key_files import read_header
 from pyspark_dledger.log.io.queue_files import queues
@@ -34,7 +35,8 @@ from pyspark_dledger.log.plan import plan_read, read_partition
 from pyspark_dledger.log.recovery.java_files import JavaFile, JavaThrows, configured_size, list_folder, parse_long
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.rocketmq.recovery.broker_recovery import first_message
-from pyspark_dledger.rocketmq.recovery.java_messages import JavaMessage, JavaRules, ScanStop, read_message
+from pyspark_dledger.rocketmq.recovery.confirmed_offset import unconfirmed_problem
+from pyspark_dledger.rocketmq.recovery.java_messages import TOO_OLD, JavaMessage, JavaRules, ScanStop, read_message
 from pyspark_dledger.rocketmq.recovery.recovery_queues import RecoveredQueues
 
 LINES = ("4.9.8", "5.0.0", "5.1.4", "5.3.1", "5.3.3", "5.4.0", "5.5.0")
@@ -57,7 +59,10 @@ class PlainRecovery:
     ``max_phy_offset`` is the log's end afterwards, ``dispatch_from`` where start() begins to dispatch; None if it
     fails. ``consume_queue_cut_at``: queues lose their units from this offset on. ``consume_queue_max_offsets`` has the
     end of each queue that is not empty, by ``topic/queueId``. ``lost`` are ranges of positions, inclusive, with intact
-    messages that are not in the log afterwards; ``lost_topics`` counts these messages.
+    messages that are not in the log afterwards; ``lost_topics`` counts these messages. ``confirm_offset_before`` and
+    ``confirm_offset`` are the confirmed offset of controller mode; None in other modes and versions before 5.1.1.
+    ``not_dispatched`` are positions of messages that no ConsumeQueue gets. ``is_too_old``: the scan stops at a message
+    that only later versions write.
     """
 
     rocketmq: str
@@ -78,6 +83,10 @@ class PlainRecovery:
     consume_queue_max_offsets: dict[str, int] = field(default_factory=dict)
     lost: list[tuple[int, int]] = field(default_factory=list)
     lost_topics: dict[str, int] = field(default_factory=dict)
+    confirm_offset_before: int | None = None
+    confirm_offset: int | None = None
+    is_too_old: bool = False
+    not_dispatched: tuple[int, int] | None = None
     notes: list[str] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
@@ -86,8 +95,29 @@ class PlainRecovery:
 
     @property
     def is_trouble(self) -> bool:
-        """Whether the broker does not start, or messages are lost."""
-        return self.outcome != "loads" or bool(self.lost)
+        """Whether the broker does not start, messages are lost, or confirmed ones are missing from the log."""
+        missing = (self.confirm_offset_before or 0) > (self.max_phy_offset or 0)
+        return self.outcome != "loads" or bool(self.lost) or missing
+
+
+# Scans and notes of versions can differ where their results do not.
+_RESULT = (
+    *("outcome", "max_phy_offset", "not_dispatched", "files_after", "files_deleted", "index_files_deleted"),
+    *("consume_queue_max_offsets", "lost"),
+)
+
+
+def families(found: Iterable[PlainRecovery]) -> list[list[PlainRecovery]]:
+    """The recoveries of one store by several versions, those with the same result together."""
+    result: list[list[PlainRecovery]] = []
+    for item in found:
+        same = (each for each in result if all(getattr(each[0], name) == getattr(item, name) for name in _RESULT))
+        family = next(same, None)
+        if family is None:
+            result.append([item])
+        else:
+            family.append(item)
+    return result
 
 
 def is_plain(log: StoreView) -> bool:
@@ -136,7 +166,10 @@ class _Load:
         self.notes: list[str] = []
         self.stop: tuple[JavaFile, int, ScanStop] | None = None
         self.scan_from: str | None = None
+        self.not_dispatched: tuple[int, int] | None = None
         self.cut_at: int | None = None
+        is_confirmed = release >= (5, 1, 1) and is_of_controller_mode(root)
+        self.confirmed = self.checkpoint.confirm_phy_offset if is_confirmed else None
 
     def run(self) -> PlainRecovery:
         result = PlainRecovery(
@@ -150,6 +183,7 @@ class _Load:
             reason="",
             consume_queue_units_before=self.queues.units_before,
             consume_queue_units_after=self.queues.units_before,
+            confirm_offset_before=self.confirmed,
         )
         try:
             files = self._load_files()
@@ -159,6 +193,18 @@ class _Load:
         index_deleted = self._deleted_index_files()
         self.queues.recover()
         end = self._recover(files)
+        if self.confirmed is not None and self.release >= (5, 2):
+            kept = [file for file in files if file.base <= end]
+            problem = unconfirmed_problem(kept, self.confirmed, end, self.rules)
+            if problem is not None:
+                return replace(
+                    result,
+                    reason=problem,
+                    files_after=self._names(),
+                    files_deleted=self.deleted,
+                    index_files_deleted=index_deleted,
+                    notes=self.notes,
+                )
         dispatch_from = self._dispatch_from(files, end)
         lost = self._lost(end)
         return replace(
@@ -167,6 +213,7 @@ class _Load:
             scan_from=self.scan_from,
             max_phy_offset=end,
             dispatch_from=dispatch_from,
+            not_dispatched=self.not_dispatched,
             reason=self._reason(),
             files_after=self._names(),
             files_deleted=self.deleted,
@@ -177,6 +224,8 @@ class _Load:
             consume_queue_max_offsets=self.queues.max_offsets(),
             lost=lost,
             lost_topics=self._topics(lost),
+            confirm_offset=self.confirmed,
+            is_too_old=self.stop is not None and self.stop[2].text == TOO_OLD,
             notes=self.notes,
         )
 
@@ -236,11 +285,6 @@ class _Load:
 
     def _recover(self, files: list[JavaFile]) -> int:
         """Scan the log, truncate files and queues; returns the log's end."""
-        if self.is_abnormal and self.release >= (5, 1, 1) and read_epochs(self.root)[0]:
-            self.notes.append(
-                "in controller mode, load() may dispatch messages only up to the confirmed offset, "
-                f"{self.checkpoint.confirm_phy_offset} in the checkpoint"
-            )
         if not files:
             self.notes.append("the CommitLog has no file: all ConsumeQueues are deleted")
             self.queues.delete()
@@ -250,7 +294,8 @@ class _Load:
         self.scan_from = files[start].name
         if start:
             self.notes.append(f"files before {self.scan_from} are not checked")
-        end = self._scan(files[start:], highest)
+        end, confirmable = self._scan(files[start:], highest)
+        self._correct_confirmed(files[0].base, confirmable if self.is_abnormal else end)
         if highest >= end or self.release >= (5, 4):
             self.cut_at = end if highest >= end else None
             self.queues.truncate(end)
@@ -297,18 +342,24 @@ class _Load:
         found = first_message(file, False)
         return found[1] if found is not None and found[0] in self.rules.magics else None
 
-    def _scan(self, files: list[JavaFile], highest: int) -> int:
-        """Read messages up to the first that is damaged, and dispatch them; returns the end."""
-        dispatches_all = self.is_abnormal
+    def _scan(self, files: list[JavaFile], highest: int) -> tuple[int, int]:
+        """Read messages up to the first that is damaged, and dispatch them.
+
+        Returns the end, and the end of the last message below the confirmed offset.
+        """
         dispatches_rest = self.release >= (5, 3, 2)
-        end = files[0].base
+        end = confirmable = files[0].base
         for file in files:
             end, at = file.base, 0
             while True:
                 message = read_message(file, at, self.rules)
                 if not isinstance(message, JavaMessage):
                     break
-                if dispatches_all or (dispatches_rest and message.offset > highest):
+                if self.is_abnormal:
+                    if self.confirmed is None or message.offset + message.size <= self.confirmed:
+                        self._dispatch(message)
+                        confirmable = message.offset + message.size
+                elif dispatches_rest and message.offset > highest:
                     self._dispatch(message)
                 elif dispatches_rest and message.offset == highest:
                     self.notes.append(
@@ -320,7 +371,12 @@ class _Load:
             if isinstance(message, ScanStop):
                 self.stop = file, at, message
                 break
-        return end
+        return end, confirmable
+
+    def _correct_confirmed(self, begin: int, limit: int) -> None:
+        """Move the confirmed offset into the log, as load() does."""
+        if self.confirmed is not None:
+            self.confirmed = begin if self.confirmed < begin else min(self.confirmed, limit)
 
     def _dispatch(self, message: JavaMessage) -> None:
         if transaction(message.sys_flag) in ("none", "commit"):
@@ -328,16 +384,33 @@ class _Load:
             self.queues.put(topic, message.queue_id, message.queue_offset, message.offset, message.size)
 
     def _dispatch_from(self, files: list[JavaFile], end: int) -> int:
-        """Where start() begins to dispatch: from 5.0 on at the log's end, before after the queues' last message."""
+        """Where start() begins to dispatch: from 5.0 on at the log's end, before after the queues' last message.
+
+        In controller mode at the confirmed offset.
+        """
         begin = files[0].base if files else 0
         highest = max(self.queues.max_physical, begin, 0)
         if self.release < (5,):
             return highest
-        if not self.is_abnormal and self.release < (5, 3, 2) and highest < end:
+        start = end if self.confirmed is None else self.confirmed
+        if not self.is_abnormal and self.release < (5, 3, 2) and any(self._messages(highest, start)):
+            self.not_dispatched = highest, start - 1
             self.notes.append(
-                f"messages from {highest} on stay out of the ConsumeQueues: this version dispatches from {end} on"
+                f"messages from {highest} on stay out of the ConsumeQueues: this version dispatches from {start} on"
             )
-        return end
+        if self.confirmed is not None:
+            self._note_confirmed(max(highest, start), end)
+        return start
+
+    def _note_confirmed(self, dispatched: int, end: int) -> None:
+        known = self.checkpoint.confirm_phy_offset
+        if known > end:
+            self.notes.append(f"confirmed messages up to {known} are missing: the log ends at {end}")
+        if dispatched < end:
+            self.notes.append(
+                f"messages from {dispatched} to {end} are not confirmed: consumers get them when the broker leads, or "
+                "its master confirms them"
+            )
 
     # what is lost
 
@@ -352,11 +425,18 @@ class _Load:
 
     def _lost(self, end: int) -> list[tuple[int, int]]:
         last = self.log.max_offset
-        return [(end, last - 1)] if end < last and any(self._messages(end)) else []
+        return [(end, last - 1)] if any(self._messages(end, last)) else []
 
-    def _messages(self, start: int) -> Iterator[str]:
-        """The topics of the intact messages from a position on."""
-        options = replace(self.log.options, starting_offsets=Offset("pos", start), fail_on_data_loss=False)
+    def _messages(self, start: int, end: int) -> Iterator[str]:
+        """The topics of the intact messages at positions ``[start, end)``."""
+        if start >= end:
+            return
+        options = replace(
+            self.log.options,
+            starting_offsets=Offset("pos", start),
+            ending_offsets=Offset("pos", end),
+            fail_on_data_loss=False,
+        )
         try:
             for partition in plan_read(self.log, ("kind", "topic"), options, option_filters(options)):
                 for batch in read_partition(partition):
@@ -365,5 +445,5 @@ class _Load:
             return  # the range shows the loss without topics
 
     def _topics(self, lost: list[tuple[int, int]]) -> dict[str, int]:
-        found = Counter(topic for first, _ in lost for topic in self._messages(first))
+        found = Counter(topic for first, last in lost for topic in self._messages(first, last + 1))
         return dict(sorted(found.items()))

@@ -92,6 +92,7 @@ class RecoveredQueue:
 
     def delete(self) -> None:
         """Delete all files."""
+        self.max_physical = -1
         for base in list(self._wrote):
             self._delete(base)
 

@@ -10,10 +10,12 @@ from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.common.java_text import decode_utf8
 from pyspark_dledger.format.epoch_file import consistent_point, epoch_ends
 from pyspark_dledger.format.message import Message, parse_message
-from pyspark_dledger.log.diff.commit_log.lost_ends import commit_log_replicas
+from pyspark_dledger.log.diff.commit_log.lost_ends import LostEnd, commit_log_replicas, lost_ends_of
 from pyspark_dledger.log.diff.commit_log.ranges import compare_positions
 from pyspark_dledger.log.diff.commit_log.replica import CommitLogReplica
 from pyspark_dledger.log.diff.commit_log.rows import PosRow, pos_rows
+from pyspark_dledger.log.diff.commit_log.states import CommitLogState, ConsistentPoint
+from pyspark_dledger.log.diff.commit_log.verdict import MAY_START, CommitLogVerdict, judge
 from pyspark_dledger.log.diff.diff_table import BEHIND, DAMAGED, DIVERGED, EXPIRED, OTHER_BYTES, SAME
 from pyspark_dledger.log.io.entry_reads import read_at
 from pyspark_dledger.log.store_view import StoreView
@@ -42,51 +44,13 @@ class FirstDifference:
 
 
 @dataclass(frozen=True)
-class CommitLogState:
-    """The state of one replica's CommitLog; positions in bytes.
-
-    ``lag_bytes`` is what the longest replica has after its end. ``damaged_bytes`` it lost, or has damaged;
-    ``diverged_bytes`` another master wrote. ``confirm_offset`` and ``epoch`` (the last) are None if it has none.
-    """
-
-    node: str
-    path: str
-    begin: int
-    end: int
-    files: int
-    missing: tuple[tuple[int, int], ...]
-    short: tuple[str, ...]
-    epoch: int | None
-    confirm_offset: int | None
-    lag_bytes: int
-    damaged_bytes: int
-    diverged_bytes: int
-    abort: bool
-
-
-@dataclass(frozen=True)
-class ConsistentPoint:
-    """Where `slave` would truncate its log to follow `master` (``EpochFileCache.findConsistentPoint``).
-
-    ``pos`` is None if Java finds no position: the slave then does not replicate. ``lost_bytes`` are those of the slave
-    from there on. ``is_common``: both have the same bytes before it.
-    """
-
-    slave: str
-    master: str
-    pos: int | None
-    lost_bytes: int
-    is_common: bool
-
-
-@dataclass(frozen=True)
 class CommitLogComparison:
     """The result of a comparison.
 
     ``common_prefix`` is the position before which no replica that has the bytes differs. ``bytes`` counts those of each
     verdict. ``rows`` are the first `MAX_LISTED`; ``more_rows`` is the number of further ones. ``epochs`` has the
     extents ``[start, end)`` of each epoch by node; an end of 2^63-1 is after the log's end. ``is_old``: DLedger follows
-    the CommitLog.
+    the CommitLog. ``lost_ends`` are logs that were longer, also those of no row.
     """
 
     states: tuple[CommitLogState, ...]
@@ -96,15 +60,16 @@ class CommitLogComparison:
     epochs: dict[int, dict[str, tuple[int, int]]]
     consistent_points: tuple[ConsistentPoint, ...]
     bytes: dict[str, int]
-    lost: tuple[PosRow, ...]
+    verdict: CommitLogVerdict
     rows: tuple[PosRow, ...]
     more_rows: int
-    notes: tuple[str, ...]
+    lost_ends: tuple[LostEnd, ...]
 
     @property
     def is_lagging_only(self) -> bool:
-        """Whether replicas differ by a lag and by expired files at most, and none lost its end."""
-        return set(self.bytes) <= {SAME, BEHIND, EXPIRED} and not self.notes
+        """Whether replicas differ by a lag and by expired files at most, none lost its end, and each can follow."""
+        may_start = all(member.start in MAY_START for member in self.verdict.members)
+        return set(self.bytes) <= {SAME, BEHIND, EXPIRED} and not self.lost_ends and may_start
 
 
 def compare_commit_logs(store: StoreView) -> CommitLogComparison | None:
@@ -121,24 +86,27 @@ def compare_commit_logs(store: StoreView) -> CommitLogComparison | None:
         sizes[row.verdict] = sizes.get(row.verdict, 0) + row.bytes
     different = [row for row in rows if row.verdict in DIFFERENCES]
     ends = [one.end for one in replicas if one.segments]
+    states = tuple(_state(one, replicas, rows) for one in replicas)
+    points = tuple(_consistent_points(replicas, rows))
+    found_ends = tuple(lost_ends_of(replicas))
     return CommitLogComparison(
-        states=tuple(_state(one, replicas, rows) for one in replicas),
+        states=states,
         is_old=any(one.is_old for one in replicas),
         first_difference=_first(different[0], replicas) if different else None,
         common_prefix=different[0].first_pos if different else min(ends, default=0),
         epochs=_epochs(replicas),
-        consistent_points=tuple(_consistent_points(replicas, rows)),
+        consistent_points=points,
         bytes=sizes,
-        lost=tuple(row for row in rows if row.is_lost),
+        verdict=judge(states, rows, points, found_ends),
         rows=tuple(rows[:MAX_LISTED]),
         more_rows=max(len(rows) - MAX_LISTED, 0),
-        notes=tuple(_notes(replicas)),
+        lost_ends=found_ends,
     )
 
 
-def lost_ends(store: StoreView) -> list[str]:
-    """A sentence for each replica whose CommitLog lost its end."""
-    return list(_notes(commit_log_replicas([store, *store.replicas])))
+def lost_ends(store: StoreView) -> list[LostEnd]:
+    """The replicas whose CommitLog lost its end."""
+    return list(lost_ends_of(commit_log_replicas([store, *store.replicas])))
 
 
 def _state(replica: CommitLogReplica, replicas: Sequence[CommitLogReplica], rows: Sequence[PosRow]) -> CommitLogState:
@@ -219,23 +187,12 @@ def _consistent_points(replicas: Sequence[CommitLogReplica], rows: Sequence[PosR
             row.verdict in DIFFERENCES and row.first_pos < before and {slave.name, master.name} & set(row.nodes)
             for row in rows
         )
+        confirmed = min(slave.confirm_offset or 0, slave.end)
         yield ConsistentPoint(
-            slave.name, master.name, pos, 0 if pos is None else max(slave.end - pos, 0), pos is not None and not differs
+            slave=slave.name,
+            master=master.name,
+            pos=pos,
+            lost_bytes=0 if pos is None else max(slave.end - pos, 0),
+            confirmed_bytes=0 if pos is None else max(confirmed - pos, 0),
+            is_common=pos is not None and not differs,
         )
-
-
-def _notes(replicas: Sequence[CommitLogReplica]) -> Iterator[str]:
-    """Facts that no verdict has; each is a finding."""
-    for one in replicas:
-        if one.proven_by:
-            yield (
-                f"{one.name}: its {one.proven_by} shows messages up to {one.proven_end}, "
-                f"but the log ends at {one.end}: its end is lost"
-            )
-        elif one.is_closed and one.end < max(other.end for other in replicas):
-            yield f"{one.name}: its last file ends with a blank, so a later one existed: its end is lost"
-        elif one.lost_until is not None:
-            yield (
-                f"{one.name}: the checkpoint says that a message of {one.lost_until} ms was on disk, which is later "
-                "than the last one of the log: its end is lost"
-            )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -17,6 +17,40 @@ from pyspark_dledger.log.store_view import StoreView
 
 # A damaged message keeps most of its bytes; other messages have few in common.
 _SIMILAR = 0.75
+
+
+@dataclass(frozen=True)
+class LostEnd:
+    """A replica whose log was longer: ``proof`` says what shows it, ``donors`` are those with a log so long.
+
+    ``is_row``: its positions are known, and are a row of the comparison.
+    """
+
+    node: str
+    proof: str
+    donors: tuple[str, ...]
+    is_row: bool
+
+
+def lost_ends_of(replicas: Sequence[CommitLogReplica]) -> Iterator[LostEnd]:
+    """The replicas that lost their end."""
+    for one in replicas:
+        longer = [other for other in replicas if other.end > one.end]
+        known = one.lost_until
+        if one.proven_by:
+            proof = f"its {one.proven_by} shows messages up to {one.proven_end}, but the log ends at {one.end}"
+            longer = [other for other in longer if other.end >= one.proven_end]
+        elif one.is_closed and longer:
+            proof = "its last file ends with a blank, so a later one existed"
+        elif known is not None:
+            proof = (
+                f"the checkpoint says that a message of {known} ms was on disk, which is later than the last one of "
+                "the log"
+            )
+            longer = [other for other in longer if other.last_time >= known]
+        else:
+            continue
+        yield LostEnd(one.name, proof, tuple(other.name for other in longer), bool(one.proven_by))
 
 
 def commit_log_replicas(stores: Sequence[StoreView]) -> list[CommitLogReplica]:

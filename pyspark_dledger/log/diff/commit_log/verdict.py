@@ -1,73 +1,156 @@
-"""Which replicas of a CommitLog may start, as a master or only as a slave, and which must not."""
+"""What a group of CommitLogs has lost for good, and which replicas may start: as a master, only as a slave, or not."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from pyspark_dledger.log.diff.commit_log.comparison import CommitLogComparison, CommitLogState, ConsistentPoint
+from pyspark_dledger.log.diff.commit_log.lost_ends import LostEnd
 from pyspark_dledger.log.diff.commit_log.rows import PosRow
+from pyspark_dledger.log.diff.commit_log.states import CommitLogState, ConsistentPoint
 from pyspark_dledger.log.diff.diff_table import DAMAGED, DIVERGED, OTHER_BYTES
+from pyspark_dledger.log.diff.ranges import RangeCounter, Ranges
+
+MASTER, SLAVE, NO, UNKNOWN = "master", "slave", "no", "unknown"
+MAY_START = (MASTER, SLAVE)
 
 
 @dataclass(frozen=True)
 class MemberVerdict:
-    """What may be done with one replica as it is.
+    """What may be done with one replica as it is. Ranges are of positions.
 
-    ``start``: ``no`` (damaged, or its end is lost), ``unknown`` (no check tells which copy is intact), ``slave``
-    (another one has more, or is of a later epoch), ``master``. ``damaged``, ``unclear`` and ``diverged`` are its rows
-    with these verdicts; ``donors`` have all of the damaged ones intact. ``ahead`` is the replica to follow,
-    ``truncation`` where Java would truncate this one to follow it; None where it would not.
+    ``start``: ``no`` (it is damaged, lost its end, or cannot follow the master), ``unknown`` (no check tells which copy
+    is intact), ``slave`` (another one has more, or is of a later epoch), ``master``. ``damaged``, ``unclear`` and
+    ``diverged`` are its positions with these verdicts; ``donors`` have all of the damaged ones intact.
+
+    ``ahead`` is the replica to follow, ``ahead_bytes`` what it has after this one's end. ``truncation`` is where Java
+    would truncate this one to follow it; None outside controller mode. ``missing`` are positions that it needs and
+    ``ahead`` has expired. ``overwrites`` are diverged positions of others, which they lose if they follow this one.
     """
 
     node: str
     path: str
     start: str
-    damaged: tuple[PosRow, ...]
-    unclear: tuple[PosRow, ...]
-    diverged: tuple[PosRow, ...]
+    damaged: Ranges
+    unclear: Ranges
+    diverged: Ranges
     donors: tuple[str, ...]
+    lost_end: LostEnd | None
     ahead: str | None
     ahead_bytes: int
     truncation: ConsistentPoint | None
+    missing: tuple[int, int] | None
+    overwrites: Ranges
 
 
-def member_verdicts(found: CommitLogComparison) -> list[MemberVerdict]:
-    """A verdict for each replica, in their order."""
-    return [_verdict(state, found) for state in found.states]
+@dataclass(frozen=True)
+class CommitLogVerdict:
+    """What is lost for good, and what may be done with each member.
+
+    ``lost`` positions are intact nowhere; ``lost_ends`` are after the end of every log. For ``unclear`` positions no
+    check tells which copy is intact.
+    """
+
+    lost: Ranges
+    lost_ends: tuple[LostEnd, ...]
+    unclear: Ranges
+    members: tuple[MemberVerdict, ...]
+
+    @property
+    def donor(self) -> MemberVerdict | None:
+        """A member to copy in place of those that must not start: it has all of theirs."""
+        damaged = [member for member in self.members if member.start == NO]
+        complete = (
+            member
+            for member in self.members
+            if member.start == MASTER and all(_is_replaceable(other, member.node) for other in damaged)
+        )
+        return next(complete, None)
 
 
-def _verdict(state: CommitLogState, found: CommitLogComparison) -> MemberVerdict:
-    damaged, unclear, diverged = (
-        tuple(_rows(found.rows, verdict, state.node)) for verdict in (DAMAGED, OTHER_BYTES, DIVERGED)
+def _is_replaceable(member: MemberVerdict, donor: str) -> bool:
+    """Whether `donor` has what a member lost."""
+    has_end = member.lost_end is None or donor in member.lost_end.donors
+    return has_end and (donor in member.donors or not member.damaged.entries)
+
+
+def judge(
+    states: Sequence[CommitLogState],
+    rows: Sequence[PosRow],
+    points: Sequence[ConsistentPoint],
+    lost_ends: Sequence[LostEnd],
+) -> CommitLogVerdict:
+    """The verdict on a comparison; `rows` are all of it."""
+    first = _first(states, rows)
+    members = tuple(_member(state, first, rows, points, lost_ends) for state in states)
+    return CommitLogVerdict(
+        lost=_ranges(row for row in rows if row.is_lost),
+        lost_ends=tuple(each for each in lost_ends if not each.donors and not each.is_row),
+        unclear=_ranges(row for row in rows if row.verdict == OTHER_BYTES),
+        members=members,
     )
-    first = _first(found.states)
-    is_behind = (first.epoch or -1, first.end) > (state.epoch or -1, state.end)
-    ahead = first.node if is_behind else None
-    truncation = next(
-        (point for point in found.consistent_points if (point.slave, point.master) == (state.node, ahead)), None
-    )
-    start = "no" if damaged else "unknown" if unclear else "slave" if is_behind else "master"
+
+
+def _member(
+    state: CommitLogState,
+    first: CommitLogState,
+    rows: Sequence[PosRow],
+    points: Sequence[ConsistentPoint],
+    lost_ends: Sequence[LostEnd],
+) -> MemberVerdict:
+    own = {
+        verdict: [row for row in rows if row.verdict == verdict and state.node in row.nodes]
+        for verdict in (DAMAGED, OTHER_BYTES, DIVERGED)
+    }
+    is_behind = _rank(first) > _rank(state) or bool(own[DIVERGED])
+    truncation = next((each for each in points if (each.slave, each.master) == (state.node, first.node)), None)
+    kept = state.end if truncation is None or truncation.pos is None else min(truncation.pos, state.end)
+    # A slave without messages begins where its master does.
+    missing = (kept, first.begin - 1) if is_behind and state.begin < state.end and kept < first.begin else None
+    lost_end = next((each for each in lost_ends if each.node == state.node), None)
+    follows_from = -1 if truncation is None or truncation.pos is None else truncation.pos
+    cannot_follow = any(row.first_pos < follows_from or truncation is None for row in own[DIVERGED])
+    cannot_follow |= truncation is not None and truncation.pos is None
+    if own[DAMAGED] or lost_end is not None or (is_behind and (missing or cannot_follow)):
+        start = NO
+    else:
+        start = UNKNOWN if own[OTHER_BYTES] else SLAVE if is_behind else MASTER
     return MemberVerdict(
         node=state.node,
         path=state.path,
         start=start,
-        damaged=damaged,
-        unclear=unclear,
-        diverged=diverged,
-        donors=tuple(
-            other.node for other in found.states if damaged and all(other.node in row.terms for row in damaged)
-        ),
-        ahead=ahead,
-        ahead_bytes=first.end - state.end if is_behind else 0,
-        truncation=truncation,
+        damaged=_ranges(own[DAMAGED]),
+        unclear=_ranges(own[OTHER_BYTES]),
+        diverged=_ranges(own[DIVERGED]),
+        donors=_donors(own[DAMAGED]),
+        lost_end=lost_end,
+        ahead=first.node if is_behind else None,
+        ahead_bytes=max(first.end - state.end, 0) if is_behind else 0,
+        truncation=truncation if is_behind else None,
+        missing=missing,
+        overwrites=Ranges() if is_behind else _ranges(row for row in rows if row.verdict == DIVERGED),
     )
 
 
-def _rows(rows: Sequence[PosRow], verdict: str, node: str) -> Iterator[PosRow]:
-    return (row for row in rows if row.verdict == verdict and node in row.nodes)
+def _donors(damaged: Sequence[PosRow]) -> tuple[str, ...]:
+    """The nodes that have all damaged rows intact."""
+    if not damaged:
+        return ()
+    return tuple(sorted(set.intersection(*(set(row.intact) for row in damaged))))
 
 
-def _first(states: Sequence[CommitLogState]) -> CommitLogState:
-    """The replica to follow: of the last epoch, then the longest; the first of equal ones."""
-    return max(states, key=lambda state: (state.epoch or -1, state.end))
+def _ranges(rows: Iterable[PosRow]) -> Ranges:
+    counter = RangeCounter()
+    for row in rows:
+        counter.add(row.first_pos, row.last_pos, row.bytes)
+    return counter.ranges_found()
+
+
+def _rank(state: CommitLogState) -> tuple[int, int]:
+    return -1 if state.epoch is None else state.epoch, state.end
+
+
+def _first(states: Sequence[CommitLogState], rows: Sequence[PosRow]) -> CommitLogState:
+    """The replica to follow: of the last epoch, then the longest; of equal ones the first that is not diverged."""
+    diverged = {node for row in rows if row.verdict == DIVERGED for node in row.nodes}
+    return max(states, key=lambda state: (_rank(state), state.node not in diverged))

@@ -1,0 +1,45 @@
+"""Facts about each replica of a CommitLog, and where Java would truncate one to follow another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class CommitLogState:
+    """The state of one replica's CommitLog; positions in bytes.
+
+    ``lag_bytes`` is what the longest replica has after its end. ``damaged_bytes`` it lost, or has damaged;
+    ``diverged_bytes`` another master wrote. ``confirm_offset`` and ``epoch`` (the last) are None if it has none.
+    """
+
+    node: str
+    path: str
+    begin: int
+    end: int
+    files: int
+    missing: tuple[tuple[int, int], ...]
+    short: tuple[str, ...]
+    epoch: int | None
+    confirm_offset: int | None
+    lag_bytes: int
+    damaged_bytes: int
+    diverged_bytes: int
+    abort: bool
+
+
+@dataclass(frozen=True)
+class ConsistentPoint:
+    """Where `slave` would truncate its log to follow `master` (``EpochFileCache.findConsistentPoint``).
+
+    ``pos`` is None if Java finds no position: the slave then does not replicate. ``lost_bytes`` are those of the slave
+    from there on, ``confirmed_bytes`` the part of them that it had confirmed. ``is_common``: both have the same bytes
+    before it.
+    """
+
+    slave: str
+    master: str
+    pos: int | None
+    lost_bytes: int
+    confirmed_bytes: int
+    is_common: bool
