@@ -52,7 +52,7 @@ COLUMNS = {
     "consumers": "consumerGroup topic queueId consumerOffset minOffset maxOffset lag lost",
     "lost": "source index term pos size topic queueId queueOffset tagsCode keyHashes firstStoreTimestamp "
     "lastStoreTimestamp entries witnesses problem lostOn intactOn",
-    "diff": "firstIndex lastIndex firstPos lastPos verdict nodes terms damaged intact",
+    "diff": "firstIndex lastIndex firstPos lastPos verdict nodes terms damaged intact firstByte firstDifference",
 }
 SPARK_TYPES = {
     **dict.fromkeys(("queueId", "magic", "size", "position", "keyHash", "previous"), "int"),
@@ -66,6 +66,7 @@ SPARK_TYPES = {
     **dict.fromkeys(("nodes", "damaged", "intact", "witnesses", "lostOn", "intactOn"), "array<string>"),
     "keyHashes": "array<int>",
     "terms": "map<string,bigint>",
+    "firstDifference": "string",
 }
 
 

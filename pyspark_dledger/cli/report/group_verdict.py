@@ -11,7 +11,7 @@ from pyspark_dledger.cli.stores.lost_queues import queues_text
 from pyspark_dledger.cli.stores.verdict_text import is_restorable, lost_text, member_text, next_text
 from pyspark_dledger.format.json_text import printable
 from pyspark_dledger.log.diff.comparison import Comparison
-from pyspark_dledger.log.diff.diff_table import CONTRADICTS, DAMAGED, DIVERGED, OTHER_BYTES
+from pyspark_dledger.log.diff.diff_table import CONTRADICTS, DAMAGED, DIVERGED, FILLER, OTHER_BYTES
 from pyspark_dledger.log.diff.verdict import MemberVerdict
 from pyspark_dledger.log.verify.findings import CODES, ERROR
 
@@ -94,7 +94,10 @@ def _next(found: Comparison) -> Iterator[Verdict]:
 
 def _replicas(found: Comparison) -> Iterator[Verdict]:
     question = "Do the replicas agree?"
-    differing = {verdict: found.entries.get(verdict, 0) for verdict in (CONTRADICTS, DIVERGED, OTHER_BYTES, DAMAGED)}
+    kinds = [CONTRADICTS, DIVERGED, OTHER_BYTES, DAMAGED]
+    # Fillers that all members have are the same entries.
+    kinds += [FILLER] if any(member.left_out.entries for member in found.verdict.members) else []
+    differing = {verdict: found.entries.get(verdict, 0) for verdict in kinds}
     listed = ", ".join(f"{verdict} {number_text(count)}" for verdict, count in differing.items() if count)
     behind = [
         f"{printable(item.node)} is {count_text(item.lag_entries, 'entry')} behind {printable(found.foremost)}"

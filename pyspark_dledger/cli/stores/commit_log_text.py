@@ -42,7 +42,7 @@ def print_commit_logs(out: Output, log: Log) -> int:
     for text in difference_sentences(found):
         out.line(text)
     out.line("")
-    left_out = {"firstIndex", "lastIndex"} if found.epochs else {"firstIndex", "lastIndex", "terms"}
+    left_out = {"firstIndex", "lastIndex", "firstDifference"} | (set() if found.epochs else {"terms"})
     rows = [fields_row(row) for row in found.rows]
     print_table(out, [{name: value for name, value in row.items() if name not in left_out} for row in rows])
     if found.more_rows:

@@ -12,6 +12,8 @@ from pyspark_dledger.log import Log
 if TYPE_CHECKING:
     from pyspark_dledger.log.diff.comparison import Comparison
 
+_MAX_EXPLAINED = 5
+
 
 def cut_logs(log: Log) -> Iterator[str]:
     """The replicas whose checkpoint has a higher committed index than their log."""
@@ -35,6 +37,11 @@ def sentences(found: Comparison) -> Iterator[str]:
         yield f"first divergence ({first.verdict}) at index {first.index}, pos {first.pos}: {terms}{byte}"
         for node, (file, offset) in first.places.items():
             yield f"  {node}: {cell('/'.join(Path(file).parts[-2:]))} at byte {offset}"
+    explained = [row for row in found.rows if row.first_difference is not None]
+    for row in explained[:_MAX_EXPLAINED]:
+        yield f"  index {row.first_index} differs from byte {row.first_byte} on, {cell(row.first_difference)}"
+    if len(explained) > _MAX_EXPLAINED:
+        yield f"  and {len(explained) - _MAX_EXPLAINED} more ranges: --json prints all"
     if found.committed_index is None:
         yield "committed: nothing is proven"
     else:

@@ -21,11 +21,13 @@ def lost_queues(logs: Sequence[Log], verdict: GroupVerdict) -> list[Row]:
 
     Empty if nothing is lost, or no index and queue knows what it was.
     """
+    from pyspark_dledger.log.io.salvage_fillers import SalvageFillers
     from pyspark_dledger.rocketmq.lost.known_units import KnownMessage, Places, add_queue_units, entries_of_index
 
     if verdict.lost != "some":
         return []
-    wanted = [*verdict.lost_entries.ranges, *([verdict.lost_end] if verdict.lost_end is not None else [])]
+    wanted = [*verdict.lost_entries.ranges, *verdict.filled_entries.ranges]
+    wanted += [verdict.lost_end] if verdict.lost_end is not None else []
     known: dict[int, KnownMessage] = {}
     for log in logs:
         for first, last in wanted:
@@ -37,6 +39,7 @@ def lost_queues(logs: Sequence[Log], verdict: GroupVerdict) -> list[Row]:
         if isinstance(root, Path):
             add_queue_units(root, places, known, _ignore)
     found = {(each.topic, each.queue_id, each.queue_offset) for each in known.values() if each.topic is not None}
+    found |= {place for log in logs for place in SalvageFillers(log.paths).queue_offsets(verdict.filled_entries.ranges)}
     return list(_ranges(found))
 
 

@@ -41,7 +41,8 @@ def shown_name(member: MemberVerdict) -> str:
 def is_restorable(found: GroupVerdict, headers: Ranges) -> bool:
     """Whether nothing is lost for good once a salvage has restored headers."""
     entries = found.lost_entries.entries
-    return found.lost == "some" and entries == headers.entries and found.lost_end is None
+    is_other_lost = found.filled_entries.entries or found.lost_end is not None
+    return found.lost == "some" and entries == headers.entries and not is_other_lost
 
 
 def lost_text(found: GroupVerdict, headers: Ranges) -> str:
@@ -50,6 +51,9 @@ def lost_text(found: GroupVerdict, headers: Ranges) -> str:
     if found.lost_entries.entries:
         count = counted(found.lost_entries.entries, "entry")
         parts.append(f"{count}, damaged on every replica: {ranges_text(found.lost_entries)}")
+    if found.filled_entries.entries:
+        count = counted(found.filled_entries.entries, "entry")
+        parts.append(f"{count}, replaced by fillers of a salvage: {ranges_text(found.filled_entries)}")
     if headers.entries:
         parts.append(f"only headers are damaged of {ranges_text(headers)}: dledger salvage restores them")
     if found.lost_end is not None:
@@ -81,19 +85,26 @@ def member_text(member: MemberVerdict) -> str:
             f"may be damaged: no check tells if its copy of {ranges_text(member.unclear)} is intact; do not let it "
             "lead before you know"
         )
+    fillers = ""
+    if member.fillers.entries:
+        fillers = f"; fillers of a salvage take the place of {ranges_text(member.fillers)}"
     if not member.can_win:
         ahead = f": {_names(member.ahead)} {'is' if len(member.ahead) == 1 else 'are'} ahead" if member.ahead else ""
-        return f"may start, and cannot be elected{ahead}"
+        return f"may start, and cannot be elected{ahead}{fillers}"
     if member.elect == "no":
-        return f"may start only after another member leads: elected, {_losses_text(member.losses)}"
+        return f"may start only after another member leads: elected, {_losses_text(member.losses)}{fillers}"
     losses = _losses_text(member.losses) or "no replica would lose anything"
-    return f"may start and be elected: {losses}"
+    return f"may start and be elected: {losses}{fillers}"
 
 
 def _reasons(member: MemberVerdict) -> Iterator[str]:
     if member.damaged.entries:
-        donors = f", intact on {_names(member.donors)}" if member.donors else ""
+        how = "intact or filled" if member.is_filled else "intact"
+        donors = f", {how} on {_names(member.donors)}" if member.donors else ""
         yield f"{counted(member.damaged.entries, 'entry')} damaged, {ranges_text(member.damaged)}{donors}"
+    if member.left_out.entries:
+        donors = f", which {_names(member.donors)} {_has(member.donors)} intact" if member.donors else ""
+        yield f"the salvage that wrote it left out {ranges_text(member.left_out)}{donors}: fillers took their place"
     if member.silent.entries:
         shown = ranges_text(member.silent)
         yield f"Java would not notice {shown}: it would serve what is damaged, and as leader push it to the others"
@@ -113,7 +124,7 @@ def next_text(found: GroupVerdict) -> str:
     complete = [
         member
         for member in healthy
-        if member.elect == "yes" and all(member.node in other.donors or not other.damaged.entries for other in damaged)
+        if member.elect == "yes" and all(member.node in other.donors or not other.lacks_entries for other in damaged)
     ]
     if unclear is not None:
         first = unclear.unclear.ranges[0][0]
@@ -147,6 +158,10 @@ def _losses_text(losses: Sequence[Loss]) -> str:
         f"{', committed' if loss.committed else ', on a majority' if loss.on_majority else ''}"
         for loss in losses
     )
+
+
+def _has(nodes: Sequence[str]) -> str:
+    return "has" if len(nodes) == 1 else "have"
 
 
 def _names(nodes: Sequence[str]) -> str:

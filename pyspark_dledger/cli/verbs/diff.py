@@ -94,7 +94,8 @@ def _print_comparison(out: Output, found: Comparison, log: Log) -> int:
     out.line("")
     for text in sentences(found):
         out.line(text)
-    rows = [fields_row(row) for row in found.rows]
+    hidden = ("firstByte", "firstDifference")
+    rows = [{name: value for name, value in fields_row(row).items() if name not in hidden} for row in found.rows]
     if rows:
         out.line("")
         print_table(out, rows)

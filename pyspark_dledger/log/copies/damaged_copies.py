@@ -1,8 +1,8 @@
 """Decides which copies of an entry are damaged.
 
-A copy is damaged if its own checksum, structure or term shows it. Where copies still differ, header fields that Java
-never sets, index units, ConsumeQueue units and the index of keys decide. The number of equal copies never decides, nor
-does their order.
+A copy is damaged if its own checksum, structure or term shows it; a filler of a salvage is no copy. Where copies still
+differ, header fields that Java never sets, index units, ConsumeQueue units and the index of keys decide. The number of
+equal copies never decides, nor does their order.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class Copies(NamedTuple):
 
 
 def damaged_copies(copies: Copies) -> Array:
-    """Which copies are damaged."""
-    damaged: Array = copies.column("isWrong") | _wrong_terms(copies)
+    """Which copies are damaged, or fillers."""
+    damaged: Array = copies.column("isWrong") | copies.column("isFiller") | _wrong_terms(copies)
     for check in (_odd_fields, _by_index_units, _by_message_units):
         damaged = damaged | check(copies, damaged)
     return damaged

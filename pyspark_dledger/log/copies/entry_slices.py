@@ -12,16 +12,18 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
+from pyspark_dledger.format.codec import record_struct
+from pyspark_dledger.format.layout import ENTRY_HEADER, ENTRY_HEADER_SIZE
 from pyspark_dledger.format.spec import ScanRequest
 from pyspark_dledger.log.copies.problems import POSITION, TIMES, TIMES_AND_POSITION, is_damage
+from pyspark_dledger.log.io.salvage_fillers import SalvageFillers
 from pyspark_dledger.log.io.store_engine import engine_of
 from pyspark_dledger.log.plan import Partition
 
 HEADER = ("term", "magic", "channel", "chainCrc", "bodyCrc")
 """All fields of an entry's header that are compared, but its position. `size` follows from the body."""
-POSITION_COLUMNS = ("index", "pos", "size", "term", "problem")
-ENTRY_COLUMNS = ("index", "pos", "size", *HEADER, "kind", "problem", "entryBody")
+POSITION_COLUMNS = ("index", "pos", "size", "term", "kind", "topic", "problem")
+ENTRY_COLUMNS = ("index", "pos", "size", *HEADER, "kind", "topic", "problem", "entryBody")
 
 Array = npt.NDArray[Any]
 
@@ -32,6 +34,7 @@ class ReplicaShare:
 
     ``committed`` is its committed index, -1 if not known. ``check_pos`` as in `Segment`. ``term_starts`` has the first
     index of each term and the term. ``index_folder`` and ``root`` are where its index units and ConsumeQueues are.
+    ``fillers`` tells what a salvage wrote for entries that no source had.
     """
 
     partition: Partition
@@ -42,6 +45,7 @@ class ReplicaShare:
     term_starts: tuple[tuple[int, int], ...] = ()
     index_folder: Path | None = None
     root: Path | None = None
+    fillers: SalvageFillers | None = None
 
 
 @dataclass(frozen=True)
@@ -49,8 +53,8 @@ class EntrySlice:
     """Entries of one replica with consecutive indexes.
 
     The column ``position`` has their positions; there is a column ``pos`` only if the replica checks it. ``isWrong``:
-    a checksum or the structure shows damage. ``isOdd``: it has a field that no version of Java sets, or a time outside
-    the years 1 to 9999. ``isChecked``: a checksum confirms the body.
+    a checksum or the structure shows damage. ``isFiller``: a salvage wrote it. ``isOdd``: it has a field that no
+    version of Java sets, or a time outside the years 1 to 9999. ``isChecked``: a checksum confirms the body.
     """
 
     first: int
@@ -64,6 +68,13 @@ class EntrySlice:
         """`count` entries from row `start`, which has the index `first`."""
         columns = {name: column[start : start + count] for name, column in self.columns.items()}
         return EntrySlice(first, columns, self.bodies.slice(start, count))
+
+    def entry(self, row: int) -> bytes:
+        """The bytes of an entry, with zeros for a position that the replica does not check."""
+        values = {name: int(column[row]) for name, column in self.columns.items()}
+        body = self.bodies[row].as_py()
+        values.update(pos=values.get("pos", 0), bodySize=len(body))
+        return record_struct(ENTRY_HEADER).pack(*(values[field.name] for field in ENTRY_HEADER)) + body
 
 
 def terms_of(share: ReplicaShare, first: int, count: int) -> Array | None:
@@ -101,7 +112,7 @@ def _read_slices(share: ReplicaShare) -> Iterator[EntrySlice]:
     """The entries of a replica. One whose index does not match its position has a damaged header and is left out."""
     last: tuple[int, int] | None = None
     for batch in _batches(share.partition):
-        columns = _columns(batch, share.check_pos)
+        columns = _columns(batch, share)
         index = columns["index"]
         ends = columns["pos"] + columns["size"]
         kept = _fitting(index, columns["pos"], ends, last)
@@ -126,12 +137,14 @@ def _batches(partition: Partition) -> Iterator[pa.RecordBatch]:
                 yield batch
 
 
-def _columns(batch: pa.RecordBatch, check_pos: bool) -> dict[str, Array]:
-    texts = ("kind", "problem", "entryBody")
+def _columns(batch: pa.RecordBatch, share: ReplicaShare) -> dict[str, Array]:
+    texts = ("kind", "topic", "problem", "entryBody")
     columns = {name: batch.column(name).to_numpy() for name in batch.schema.names if name not in texts}
     problems = batch.column("problem")
-    columns["isWrong"] = is_damage(problems, TIMES if check_pos else TIMES_AND_POSITION)
-    if "kind" in batch.schema.names:
+    columns["isWrong"] = is_damage(problems, TIMES if share.check_pos else TIMES_AND_POSITION)
+    columns["isFiller"] = np.zeros(len(batch), bool)
+    columns["isFiller"][share.fillers.numbers(batch) if share.fillers is not None else []] = True
+    if "entryBody" in batch.schema.names:
         is_set = (columns["channel"] != 0) | (columns["chainCrc"] != 0)
         columns["isOdd"] = is_damage(problems, POSITION) | is_set
         is_message = pc.equal(batch.column("kind"), "message").to_numpy(zero_copy_only=False)

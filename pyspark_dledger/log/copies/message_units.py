@@ -13,22 +13,27 @@ from pyspark_dledger.common.java_text import decode_utf8, java_hash
 from pyspark_dledger.format.codec import decode_consume_queue_unit
 from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT_SIZE, PROPERTY_TAGS
 from pyspark_dledger.format.message import Message, has_message_magic, parse_message, parse_properties
+from pyspark_dledger.format.scan.row_values import MAX_TIMESTAMP, MIN_TIMESTAMP
 from pyspark_dledger.log.io.entry_reads import read_at
 from pyspark_dledger.log.io.files import ignore_error
 from pyspark_dledger.log.io.key_files import hashes_of_keys, key_units
 from pyspark_dledger.log.io.queue_files import Queue, queues
+from pyspark_dledger.log.io.salvage_fillers import TOPIC as FILLER_TOPIC
 
 # Messages that are looked up; further ones stay undecided.
 MAX_LOOKED_UP = 10_000
 
 
-class UnitEvidence(NamedTuple):
-    """What units say about a copy, the more the better.
+class CopyEvidence(NamedTuple):
+    """What speaks for a copy, the more the better.
 
-    ``queue`` is 2 if the unit at the copy's queue offset has its position, size and tags, 1 without the tags, else 0.
-    ``keys``: its keys are exactly those that IndexFiles have for its position.
+    ``is_copy``: it is no filler of a salvage. ``has_times``: its times are in the years 1 to 9999. ``queue`` is 2 if
+    the unit at the copy's queue offset has its position, size and tags, 1 without the tags, else 0. ``keys``: its keys
+    are exactly those that IndexFiles have for its position.
     """
 
+    is_copy: bool
+    has_times: bool
     queue: int
     keys: bool
 
@@ -69,20 +74,25 @@ class MessageUnits:
         message = _parsed(data, position)
         return message is not None and self._queue_score(message, data, position) > 0
 
-    def _evidence(self, position: int, data: bytes) -> UnitEvidence:
+    def _evidence(self, position: int, data: bytes) -> CopyEvidence:
         message = _parsed(data, position)
         if message is None:
-            return UnitEvidence(0, False)
-        hashes = self._hashes.get(position)
-        has_keys = hashes is not None and hashes == hashes_of_keys(_topic(message, data), _properties(message, data))
-        return UnitEvidence(self._queue_score(message, data, position), has_keys)
+            return CopyEvidence(is_copy=True, has_times=True, queue=0, keys=False)
+        topic, hashes = _topic(message, data), self._hashes.get(position)
+        times = (message.born_timestamp, message.store_timestamp)
+        return CopyEvidence(
+            topic != FILLER_TOPIC,
+            all(MIN_TIMESTAMP <= time <= MAX_TIMESTAMP for time in times),
+            self._queue_score(message, data, position),
+            hashes is not None and hashes == hashes_of_keys(topic, _properties(message, data)),
+        )
 
     def _queue_score(self, message: Message, data: bytes, position: int) -> int:
         return max((_score(by_name, message, data, position) for by_name in self._queues), default=0)
 
 
-def _is_more(one: UnitEvidence, other: UnitEvidence) -> bool:
-    return one != other and one.queue >= other.queue and one.keys >= other.keys
+def _is_more(one: CopyEvidence, other: CopyEvidence) -> bool:
+    return one != other and all(here >= there for here, there in zip(one, other, strict=True))
 
 
 def _score(by_name: dict[tuple[str, int], Queue], message: Message, data: bytes, position: int) -> int:

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pyspark_dledger.format.layout import ENTRY_HEADER
 from pyspark_dledger.log.diff.diff_table import (
     COMMITTED,
     CONTRADICTS,
@@ -17,6 +16,7 @@ from pyspark_dledger.log.diff.diff_table import (
     STALE,
     DiffPart,
     DiffRow,
+    fillers_on,
     is_lost,
     merged,
     plan_parts,
@@ -33,7 +33,6 @@ from pyspark_dledger.log.diff.verdict import GroupVerdict, MemberEvidence, judge
 from pyspark_dledger.log.store_view import StoreView
 
 _DIFFERENCES = (CONTRADICTS, DIVERGED, OTHER_BYTES)
-_POS = next(slice(field.offset, field.offset + field.length) for field in ENTRY_HEADER if field.name == "pos")
 
 
 @dataclass(frozen=True)
@@ -129,7 +128,7 @@ def compare(store: StoreView) -> Comparison:
         else:
             more_rows += 1
     elections = tuple(candidates(group, replicas))
-    lost, unclear = counts.lost.ranges_found(), counts.unclear.ranges_found()
+    lost, unclear, filled = (each.ranges_found() for each in (counts.lost, counts.unclear, counts.filled))
     return Comparison(
         standings=tuple(_state(group, replicas, number, counts) for number in range(len(replicas))),
         group_size=group.size,
@@ -141,7 +140,7 @@ def compare(store: StoreView) -> Comparison:
         majority_nodes=_majority_nodes(group),
         majority_doubt=group.doubt,
         candidates=elections,
-        verdict=judge(group, replicas, counts.evidence, elections, lost, unclear),
+        verdict=judge(group, replicas, counts.evidence, elections, lost, unclear, filled),
         entries=dict(counts.entries),
         rows=tuple(rows),
         more_rows=more_rows,
@@ -156,7 +155,7 @@ class _Counts:
         self.group = group
         self.entries: Counter[str] = Counter()
         self.first: DiffRow | None = None
-        self.lost, self.unclear = RangeCounter(), RangeCounter()
+        self.lost, self.unclear, self.filled = RangeCounter(), RangeCounter(), RangeCounter()
         self.alone = [RangeCounter() for _ in group.members]
         self.evidence = [MemberEvidence(group.names) for _ in group.members]
         self.stale = {name: RangeCounter() for name in group.names}
@@ -174,8 +173,9 @@ class _Counts:
     def _count_range(self, found: IndexRange, row: DiffRow) -> None:
         first, last = found.first_index, found.last_index
         unclear = unclear_on(found, self.group)
+        fillers = [self.group.names[number] for number in fillers_on(found)]
         if is_lost(found, self.group):
-            self.lost.add(first, last, max(found.sizes))
+            (self.filled if fillers else self.lost).add(first, last, max(found.sizes))
         elif unclear:
             self.unclear.add(first, last, max(found.sizes))
         for number, evidence in enumerate(self.evidence):
@@ -184,8 +184,11 @@ class _Counts:
                 evidence.unclear.add(first, last, found.sizes[number])
             elif version is not None and found.same_as.count(version) == 1:
                 self.alone[number].add(first, last, found.sizes[number])
+            elif found.is_filler[number]:
+                evidence.add_filler(first, last, row.intact if found.holders else None)
             elif self.group.names[number] in row.damaged:
-                evidence.add_damaged(first, last, max(found.sizes), found.is_silent[number], row.intact)
+                is_silent, given = found.is_silent[number], [] if found.holders else fillers
+                evidence.add_damaged(first, last, max(found.sizes), is_silent, row.intact, given)
 
     def count_row(self, row: DiffRow) -> None:
         if row.verdict == STALE:
@@ -229,22 +232,9 @@ def _divergence(row: DiffRow | None, replicas: list[Replica]) -> Divergence | No
         return None
     entries = {replica.node: replica.entry(row.first_index) for replica in replicas if replica.node in row.terms}
     found = {node: entry for node, entry in entries.items() if entry is not None}
-    byte = None
-    if row.verdict == OTHER_BYTES and len(found) == len(row.terms):
-        byte = _first_difference([entry[2] for entry in found.values()], all(one.check_pos for one in replicas))
-    places = {node: (segment.path, pos - segment.base + (byte or 0)) for node, (pos, segment, _) in found.items()}
+    byte = row.first_byte if row.verdict == OTHER_BYTES else None
+    places = {node: (segment.path, pos - segment.base + (byte or 0)) for node, (pos, segment) in found.items()}
     return Divergence(row.first_index, row.verdict, row.first_pos, row.terms, byte, places)
-
-
-def _first_difference(entries: list[bytes], with_pos: bool) -> int | None:
-    """The first byte at which entries differ; `pos` is compared only if all replicas check it."""
-    if not with_pos:
-        entries = [entry[: _POS.start] + bytes(_POS.stop - _POS.start) + entry[_POS.stop :] for entry in entries]
-    for offset, values in enumerate(zip(*entries, strict=False)):
-        if len(set(values)) > 1:
-            return offset
-    lengths = {len(entry) for entry in entries}
-    return min(lengths) if len(lengths) > 1 else None
 
 
 def _notes(group: ReplicaGroup, replicas: list[Replica]) -> Iterator[str]:

@@ -6,7 +6,7 @@ Contradictions that a read of the log rejects are rows here, also with a replica
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from pyspark_dledger.common.adjacent import merge_adjacent
@@ -15,6 +15,7 @@ from pyspark_dledger.format.spec import Filters, ScanRequest, Segment
 from pyspark_dledger.log.copies.entry_slices import ReplicaShare
 from pyspark_dledger.log.diff.index_ranges import IndexRange, compare_entries
 from pyspark_dledger.log.diff.replica_group import Replica, ReplicaGroup, group_of
+from pyspark_dledger.log.io.salvage_fillers import SalvageFillers
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.plan import Partition, read_partition
 from pyspark_dledger.log.store_view import StoreView
@@ -22,6 +23,7 @@ from pyspark_dledger.log.store_view import StoreView
 SAME = "same"
 BEHIND = "behind"
 EXPIRED = "expired"
+FILLER = "filler"
 DAMAGED = "damaged"
 OTHER_BYTES = "otherBytes"
 DIVERGED = "diverged"
@@ -34,6 +36,7 @@ VERDICTS = {
     SAME: "all replicas have the same entries",
     BEHIND: "`nodes` end before these entries; the leader will send them",
     EXPIRED: "`nodes` begin after these entries: expired, or below a snapshot",
+    FILLER: "`nodes` have a filler of a salvage, because no source had these entries; `intact` nodes have them",
     DAMAGED: "damaged or missing on `nodes`; copy them from a node in `intact`",
     OTHER_BYTES: "same index and term, other bytes, and no check tells which are damaged; `nodes` differ from most",
     DIVERGED: "`nodes` differ from the replica with the highest last term, or lack its entries: two leaders wrote",
@@ -42,7 +45,7 @@ VERDICTS = {
     ON_MAJORITY: "on a majority, `nodes`, but not proven committed; `terms` at lastIndex",
     STALE: "after the end of the node's log, left by a truncation; not part of it",
 }
-"""Every index is in one row of the first seven verdicts; rows of the last three are additional."""
+"""Every index is in one row of the first eight verdicts; rows of the last three are additional."""
 
 # A Spark task costs about 30 ms; a row stands for many entries.
 _PART_BYTES = 1024 * 1024 * 1024
@@ -57,7 +60,9 @@ class DiffRow:
     about ``nodes``; ``terms`` has the term on each node that has the entries, unless they are damaged there.
     ``damaged`` are the nodes that lost them or have a damaged copy. ``intact`` are those with an intact copy; empty
     where no check tells which copies are intact, or if a damaged entry's only other copy has no checksum.
-    Only rows about CommitLogs (`commit_log.rows.PosRow`) have a ``last_pos``.
+    ``first_byte`` is the first byte of the first entry in which intact copies differ, ``first_difference`` has its
+    field and the values; None if none is known. Only rows about CommitLogs (`commit_log.rows.PosRow`) have a
+    ``last_pos``.
     """
 
     first_index: int
@@ -68,6 +73,8 @@ class DiffRow:
     terms: dict[str, int]
     damaged: tuple[str, ...] = ()
     intact: tuple[str, ...] = ()
+    first_byte: int | None = None
+    first_difference: str | None = None
     last_pos: None = None
 
     @property
@@ -133,7 +140,8 @@ def merged(rows: Iterable[DiffRow]) -> Iterator[DiffRow]:
 
 
 def _joined(last: DiffRow, row: DiffRow) -> DiffRow | None:
-    same = replace(row, first_index=last.first_index, last_index=last.last_index, first_pos=last.first_pos)
+    of_first = ("first_index", "last_index", "first_pos", "first_byte", "first_difference")
+    same = replace(row, **{name: getattr(last, name) for name in of_first})
     if last.last_index + 1 != row.first_index or same != last or last.verdict in (COMMITTED, ON_MAJORITY):
         return None
     return replace(last, last_index=row.last_index)
@@ -148,13 +156,35 @@ def row_of(found: IndexRange, group: ReplicaGroup) -> DiffRow:
         tuple(names[number] for number in numbers)
         for numbers in (about, damaged_on(found, group), intact_on(found, group))
     )
-    return DiffRow(found.first_index, found.last_index, found.pos, verdict, nodes, terms, damaged, intact)
+    byte = found.difference.byte if found.difference is not None else None
+    text = _difference_text(found, names)
+    return DiffRow(found.first_index, found.last_index, found.pos, verdict, nodes, terms, damaged, intact, byte, text)
+
+
+def _difference_text(found: IndexRange, names: Sequence[str]) -> str | None:
+    """The field that differs first, and its values: ``queueOffset: n0 and n2 53, n1 54``."""
+    if found.difference is None:
+        return None
+    versions = sorted({version for version in found.same_as if version is not None})
+    nodes = (" and ".join(names[n] for n in found.holders if found.same_as[n] == version) for version in versions)
+    values = (f"{who} {value}" for who, value in zip(nodes, found.difference.values, strict=True))
+    return f"{found.difference.field}: {', '.join(values)}"
 
 
 def damaged_on(found: IndexRange, group: ReplicaGroup) -> list[int]:
+    """The replicas whose log has the range, but neither intact nor as a filler."""
+    return [number for number in _lacking(found, group) if not found.is_filler[number]]
+
+
+def _lacking(found: IndexRange, group: ReplicaGroup) -> list[int]:
     """The replicas whose log has the range, but not intact."""
     members = enumerate(group.members)
     return [n for n, member in members if found.terms[n] is None and member.begin <= found.first_index <= member.end]
+
+
+def fillers_on(found: IndexRange) -> list[int]:
+    """The replicas with fillers in place of the range."""
+    return [number for number, is_filler in enumerate(found.is_filler) if is_filler]
 
 
 def unclear_on(found: IndexRange, group: ReplicaGroup) -> list[int]:
@@ -176,7 +206,7 @@ def intact_on(found: IndexRange, group: ReplicaGroup) -> list[int]:
 
 def _wanted(found: IndexRange, group: ReplicaGroup) -> list[int]:
     """The replicas that have a range; where some lack it, those that have it with the term in the log of these."""
-    terms = {found.log_terms[number] for number in damaged_on(found, group)}
+    terms = {found.log_terms[number] for number in _lacking(found, group)}
     return [number for number in found.holders if not terms or found.terms[number] in terms]
 
 
@@ -195,6 +225,8 @@ def _verdict(found: IndexRange, group: ReplicaGroup) -> tuple[str, list[int]]:
     if len({found.same_as[number] for number in holders}) > 1:
         return _verdict_on_difference(found, group)
     members = group.members
+    if any(found.is_filler):
+        return FILLER, fillers_on(found)
     damaged = damaged_on(found, group)
     if damaged:
         return DAMAGED, damaged
@@ -281,6 +313,7 @@ def _part(group: ReplicaGroup, replicas: list[Replica], first: int, last: int) -
             tuple((run.index, run.term) for run in replica.terms.runs),
             replica.index_folder,
             replica.queue_root,
+            SalvageFillers(replica.store.paths),
         )
         for replica, member in zip(replicas, group.members, strict=True)
     ]

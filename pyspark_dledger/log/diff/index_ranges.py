@@ -24,7 +24,11 @@ from pyspark_dledger.log.copies.entry_slices import (
     ReplicaShare,
     terms_of,
 )
+from pyspark_dledger.log.copies.first_difference import Difference, first_difference
 from pyspark_dledger.log.diff.equal_bytes import FileRange, clipped, split_by_equality
+
+# Ranges whose first difference is found.
+MAX_EXPLAINED = 1_000
 
 
 class IndexRange(NamedTuple):
@@ -35,7 +39,9 @@ class IndexRange(NamedTuple):
     ``sizes`` are bytes. ``contradicts``: two replicas have different terms, and both have them committed.
     ``is_silent``: the replica has entries that look whole, but are damaged. ``is_confirmed``: a checksum or a second
     equal copy confirms those that are intact; only known where a copy is damaged. ``log_terms`` are the terms in each
-    replica's log, by the entries around, also where the entries are damaged.
+    replica's log, by the entries around, also where the entries are damaged. ``is_filler``: a salvage wrote the
+    replica's entries, because no source had them. ``difference`` is between the versions of the first entry, in the
+    order of their numbers; only of the first ranges.
     """
 
     first_index: int
@@ -48,6 +54,8 @@ class IndexRange(NamedTuple):
     is_silent: tuple[bool, ...]
     is_confirmed: bool
     log_terms: tuple[int | None, ...]
+    is_filler: tuple[bool, ...]
+    difference: Difference | None
 
     @property
     def entries(self) -> int:
@@ -94,11 +102,13 @@ def _for_all(one: IndexRange, count: int) -> IndexRange:
         is_silent=one.is_silent * count,
         is_confirmed=count > 1,
         log_terms=one.log_terms * count,
+        is_filler=one.is_filler * count,
     )
 
 
 def _compare_each(shares: Sequence[ReplicaShare], first: int, last: int) -> Iterator[IndexRange]:
     """The ranges of ``[first, last]``, from a comparison of each entry."""
+    explained = iter(range(MAX_EXPLAINED))
     cursors = [Cursor(share) for share in shares]
     # At the begin and the end of a replica, the reason for a missing entry changes, and so a range ends there.
     edges = sorted({last + 1, *(edge for share in shares for edge in (share.begin, share.end + 1))})
@@ -111,7 +121,7 @@ def _compare_each(shares: Sequence[ReplicaShare], first: int, last: int) -> Iter
                 count = min(count, len(head) if head.first == at else head.first - at)
         assert count > 0
         slices = [head.part(0, count, at) if head is not None and head.first == at else None for head in heads]
-        yield from _index_ranges(slices, shares, at, count)
+        yield from _index_ranges(slices, shares, at, count, explained)
         for cursor, entries in zip(cursors, slices, strict=True):
             if entries is not None:
                 cursor.skip(count)
@@ -119,29 +129,31 @@ def _compare_each(shares: Sequence[ReplicaShare], first: int, last: int) -> Iter
 
 
 def _index_ranges(
-    slices: list[EntrySlice | None], shares: Sequence[ReplicaShare], first: int, count: int
+    slices: list[EntrySlice | None], shares: Sequence[ReplicaShare], first: int, count: int, explained: Iterator[int]
 ) -> Iterator[IndexRange]:
     """The ranges of `count` indexes; each replica has all of them or none."""
     present = [(number, entries) for number, entries in enumerate(slices) if entries is not None]
     log_terms = [terms_of(share, first, count) if share.begin <= first <= share.end else None for share in shares]
-    compared = _Compared(present, np.zeros((0, count)), np.zeros((0, count), bool))
+    none = np.zeros((0, count), bool)
+    compared = _Compared(present, none, none, none)
     contradicts = is_confirmed = np.zeros(count, bool)
     if present:
         equal_to = _equal_to(present, count)
         copies = Copies(present, shares, first, count, equal_to)
         damaged = damaged_copies(copies)
-        compared = _Compared(present, equal_to, damaged)
+        compared = _Compared(present, equal_to, damaged, copies.column("isFiller") & ~copies.column("isWrong"))
         contradicts = _contradictions(compared, shares, first)
         lacking = [share for share, entries in zip(shares, slices, strict=True) if entries is None]
         is_any_lost = any(share.begin <= first <= share.end for share in lacking)
         is_confirmed = confirmed_entries(copies, damaged, is_any_lost)
     changes = np.diff(contradicts) | np.diff(is_confirmed)
     terms = [entries.columns["term"] for _, entries in present]
-    for values in (*terms, *compared.equal_to, *compared.damaged, *(each for each in log_terms if each is not None)):
+    states = (*compared.equal_to, *compared.damaged, *compared.is_filler)
+    for values in (*terms, *states, *(each for each in log_terms if each is not None)):
         changes |= np.diff(values) != 0
     cuts = (np.flatnonzero(changes) + 1).tolist()
     for start, end in zip([0, *cuts], [*cuts, count], strict=True):
-        intact = compared.intact(start)
+        intact, fillers = compared.intact(start), compared.fillers(start)
         yield IndexRange(
             first + start,
             first + end - 1,
@@ -150,9 +162,11 @@ def _index_ranges(
             tuple(compared.version(intact[n], start) if n in intact else None for n in range(len(slices))),
             tuple(0 if entries is None else int(entries.columns["size"][start:end].sum()) for entries in slices),
             bool(contradicts[start]),
-            tuple(entries is not None and n not in intact for n, entries in enumerate(slices)),
+            tuple(entries is not None and n not in intact and n not in fillers for n, entries in enumerate(slices)),
             bool(is_confirmed[start]),
             tuple(None if each is None else int(each[start]) for each in log_terms),
+            tuple(n in fillers for n in range(len(slices))),
+            compared.difference(start, explained),
         )
 
 
@@ -162,6 +176,18 @@ class _Compared(NamedTuple):
     present: list[tuple[int, EntrySlice]]
     equal_to: Array
     damaged: Array
+    is_filler: Array
+
+    def fillers(self, place: int) -> set[int]:
+        """The replicas with a filler for an entry."""
+        return {number for row, (number, _) in enumerate(self.present) if self.is_filler[row, place]}
+
+    def difference(self, place: int, explained: Iterator[int]) -> Difference | None:
+        """The difference between the intact versions of an entry; None at the end of `explained`."""
+        rows = sorted({int(self.equal_to[row, place]) for row in self.intact(place).values()})
+        if len(rows) < 2 or next(explained, None) is None:
+            return None
+        return first_difference([self.present[row][1].entry(place) for row in rows])
 
     def intact(self, place: int) -> dict[int, int]:
         """The replicas with an intact copy of an entry, and the row of each."""

@@ -171,14 +171,12 @@ class Replica:
             pos += header.size
         return self.firsts[place + 1][0] if place + 1 < len(self.firsts) else self.store.end.pos
 
-    def entry(self, index: int) -> tuple[int, Segment, bytes] | None:
-        """The position of an entry, its segment and its bytes; None if it cannot be read."""
+    def entry(self, index: int) -> tuple[int, Segment] | None:
+        """The position of an entry and its segment; None if it cannot be read."""
         pos = self.position(index)
         segment = segment_at(self.store.ledger_segments, pos)
         header = entry_at(segment, pos) if segment is not None else None
-        if header is None or segment is None or header.index != index:
-            return None
-        return pos, segment, read_at(segment.path, pos - segment.base, header.size)
+        return (pos, segment) if header is not None and segment is not None and header.index == index else None
 
     def has_any(self, first: int, last: int) -> bool:
         """Whether an entry of the indexes ``[first, last]`` can be read."""

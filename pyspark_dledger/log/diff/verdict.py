@@ -22,9 +22,10 @@ class MemberVerdict:
 
     ``start`` and ``elect`` are ``yes``, ``no`` or ``unknown``; ``elect`` is also ``withLoss``, if others would then
     truncate entries that are not proven committed. ``damaged``, ``silent`` (a part of it, which looks whole) and
-    ``unclear`` (no check tells if this copy is damaged) are its entries. ``donors`` have every damaged entry intact.
-    ``lost_end`` are committed entries after its end. ``can_win``: enough members would vote for it, but not those
-    ``ahead``.
+    ``unclear`` (no check tells if this copy is damaged) are its entries. ``fillers`` a salvage wrote; those in
+    ``left_out`` another replica has. ``donors`` have every damaged and left out entry, or fillers of what nobody has
+    (``is_filled``). ``lost_end`` are committed entries after its end. ``can_win``: enough members would vote for it,
+    but not those ``ahead``.
     """
 
     node: str
@@ -34,24 +35,34 @@ class MemberVerdict:
     damaged: Ranges
     silent: Ranges
     unclear: Ranges
+    fillers: Ranges
+    left_out: Ranges
     lost_end: tuple[int, int] | None
     donors: tuple[str, ...]
     losses: tuple[Loss, ...]
     can_win: bool
     ahead: tuple[str, ...]
+    is_filled: bool
+
+    @property
+    def lacks_entries(self) -> bool:
+        """Whether it lacks entries within its log that can be copied from others."""
+        return bool(self.damaged.entries or self.left_out.entries)
 
 
 @dataclass(frozen=True)
 class GroupVerdict:
     """``lost`` is ``nothing``, ``some`` or ``unknown``: whether entries are lost for good.
 
-    ``lost_entries`` are damaged on every given replica. ``lost_end`` are committed by a checkpoint, of the node
-    ``lost_end_from``, and after the end of every given replica. ``unclear_entries`` are those for which no check tells
-    which copy is intact, or whether the only one is. ``missing_members`` were not given: they may have what is lost.
+    ``lost_entries`` are damaged on every given replica; of ``filled_entries`` one has fillers of a salvage.
+    ``lost_end`` are committed by a checkpoint, of the node ``lost_end_from``, and after the end of every given replica.
+    ``unclear_entries`` are those for which no check tells which copy is intact, or whether the only one is.
+    ``missing_members`` were not given: they may have what is lost.
     """
 
     lost: str
     lost_entries: Ranges
+    filled_entries: Ranges
     lost_end: tuple[int, int] | None
     lost_end_from: str | None
     unclear_entries: Ranges
@@ -71,14 +82,27 @@ class MemberEvidence:
         self.damaged = RangeCounter()
         self.silent = RangeCounter()
         self.unclear = RangeCounter()
+        self.fillers = RangeCounter()
+        self.left_out = RangeCounter()
         self.donors = set(others)
+        self.is_filled = False
 
-    def add_damaged(self, first: int, last: int, size: int, is_silent: bool, intact: Sequence[str]) -> None:
-        """Count damaged entries; `intact` are the nodes that have them intact."""
+    def add_damaged(
+        self, first: int, last: int, size: int, is_silent: bool, intact: Sequence[str], fillers: Sequence[str]
+    ) -> None:
+        """Count damaged entries; `intact` are the nodes that have them intact, `fillers` those with fillers if none."""
         self.damaged.add(first, last, size)
-        self.donors &= set(intact)
+        self.donors &= {*intact, *fillers}
+        self.is_filled |= bool(fillers)
         if is_silent:
             self.silent.add(first, last, size)
+
+    def add_filler(self, first: int, last: int, intact: Sequence[str] | None) -> None:
+        """Count fillers; `intact` are the nodes that have the entries intact, None if no replica has a copy."""
+        self.fillers.add(first, last)
+        if intact is not None:
+            self.left_out.add(first, last)
+            self.donors &= set(intact)
 
 
 def judge(
@@ -88,8 +112,9 @@ def judge(
     candidates: Sequence[Candidate],
     lost: Ranges,
     unclear: Ranges,
+    filled: Ranges,
 ) -> GroupVerdict:
-    """The verdict. `lost` entries are intact nowhere; for `unclear` ones no check tells."""
+    """The verdict. `lost` and `filled` entries are intact nowhere; for `unclear` ones no check tells."""
     last = max(member.end for member in group.members)
     promised, source = max((replica.store.checkpoint_committed_index, replica.node) for replica in replicas)
     lost_end = (last + 1, promised) if promised > last else None
@@ -99,8 +124,9 @@ def judge(
         for number, (replica, found) in enumerate(zip(replicas, evidence, strict=True))
     )
     return GroupVerdict(
-        lost=SOME if lost.entries or lost_end else UNKNOWN if unclear.entries else NOTHING,
+        lost=SOME if lost.entries or filled.entries or lost_end else UNKNOWN if unclear.entries else NOTHING,
         lost_entries=lost,
+        filled_entries=filled,
         lost_end=lost_end,
         lost_end_from=source if lost_end else None,
         unclear_entries=unclear,
@@ -116,7 +142,8 @@ def _member(
     promised = replica.store.checkpoint_committed_index
     lost_end = (member.end + 1, promised) if promised > member.end else None
     losses = candidate.losses if candidate is not None else ()
-    start = NO if found.damaged.entries or lost_end else UNKNOWN if found.unclear.entries else YES
+    is_incomplete = bool(found.damaged.entries or found.left_out.entries)
+    start = NO if is_incomplete or lost_end else UNKNOWN if found.unclear.entries else YES
     return MemberVerdict(
         node=replica.node,
         path=replica.store.path,
@@ -125,13 +152,16 @@ def _member(
         damaged=found.damaged.ranges_found(),
         silent=found.silent.ranges_found(),
         unclear=found.unclear.ranges_found(),
+        fillers=found.fillers.ranges_found(),
+        left_out=found.left_out.ranges_found(),
         lost_end=lost_end,
-        donors=tuple(sorted(found.donors)) if found.damaged.entries else (),
+        donors=tuple(sorted(found.donors)) if is_incomplete else (),
         losses=losses,
         can_win=candidate is not None,
         ahead=tuple(
             other.node for other in group.members if (other.end_term, other.end) > (member.end_term, member.end)
         ),
+        is_filled=found.is_filled,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -41,6 +41,14 @@ class SalvageFillers:
         messages: Sequence[dict[str, Any]] = self._listed.get(pos, {}).get("messages", [])
         known = messages[0] if len(messages) == 1 else {}
         return {name: known.get(name) for name in ("topic", "queueId", "queueOffset")}
+
+    def queue_offsets(self, ranges: Iterable[tuple[int, int]]) -> Iterator[tuple[str, int, int]]:
+        """Topic, queue id and queue offset of the messages for which entries in ranges of indexes stand."""
+        indexed = [row for row in self._listed.values() if isinstance(row.get("index"), int)]
+        for first, last in ranges:
+            for row in (row for row in indexed if first <= row["index"] <= last):
+                found = ((each["topic"], each["queueId"], each["queueOffset"]) for each in row["messages"])
+                yield from (place for place in found if None not in place)
 
 
 def _listed(paths: StorePaths) -> list[dict[str, Any]]:

@@ -107,6 +107,8 @@ DIFF_COLUMNS = (
     ),
     TableColumn("damaged", pa.list_(pa.string()), "replicas that lost them or have a damaged copy"),
     TableColumn("intact", pa.list_(pa.string()), "replicas to copy them from; empty where no check tells"),
+    TableColumn("firstByte", pa.int64(), "first different byte of the entry; for a CommitLog its position"),
+    TableColumn("firstDifference", pa.string(), "its field and the values"),
 )
 
 

@@ -36,6 +36,7 @@ class PosRow:
     first_byte: int | None
     damaged: tuple[str, ...] = ()
     intact: tuple[str, ...] = ()
+    first_difference: str | None = None
 
     @property
     def bytes(self) -> int:
