@@ -46,6 +46,7 @@ const ColumnSpec kColumnSpecs[] = {
     {"offsetMsgId", Type::String},
     {"properties", Type::Map},
     {"body", Type::Binary},
+    {"healedFrom", Type::String},
     {"entryBody", Type::Binary},
 };
 const int kColumnCount = sizeof kColumnSpecs / sizeof kColumnSpecs[0];
@@ -69,7 +70,7 @@ bool contains(const TextCondition& values, const uint8_t* p, size_t n) {
 
 bool is_message_column(ColumnId id) {
   if (id == ColumnId::Kind || id == ColumnId::Problem) return true;
-  return id >= ColumnId::Topic && id != ColumnId::EntryBody;
+  return id >= ColumnId::Topic && id <= ColumnId::Body;
 }
 
 bool is_property_column(ColumnId id) {
@@ -722,6 +723,8 @@ void Scan::fill_column(Column& column, ColumnId id) {
       return fill_offset_msg_id(column);
     case ColumnId::Properties:
       return fill_properties(column);
+    case ColumnId::HealedFrom:
+      return fill_names(column, [](int) -> const std::string* { return nullptr; });
     case ColumnId::Body:
     case ColumnId::EntryBody:
       return column.close_chunk(count_, body_valid_);  // see append_bodies

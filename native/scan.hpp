@@ -51,6 +51,7 @@ enum class ColumnId {
   OffsetMsgId,
   Properties,
   Body,
+  HealedFrom,
   EntryBody,
 };
 

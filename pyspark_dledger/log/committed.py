@@ -30,6 +30,8 @@ def committed_bound(store: StoreView, options: ReadOptions) -> Bound:
         return Bound(min(wanted, last_index), "option")
     if wanted == "end":
         return Bound(last_index, "end")
+    if store.restored_committed is not None:
+        return Bound(store.restored_committed, "replicas")
     proofs: dict[str, Callable[[StoreView], Bound]] = {
         "checkpoint": checkpoint_bound,
         "consumeQueue": _consume_queue_bound,

@@ -30,7 +30,7 @@ class FileGap:
     @property
     def name(self) -> str:
         """The name of the first missing file."""
-        return segment_name(self.start)
+        return self.request.segment.name or segment_name(self.start)
 
     @property
     def problem(self) -> str:

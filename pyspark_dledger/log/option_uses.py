@@ -17,7 +17,7 @@ _TRIGGER = frozenset({"maxOffsetsPerTrigger", "maxBytesPerTrigger"})
 _GROUP = frozenset({"group", "peers", "tlsCert", "tlsKey", "tlsCa"})
 
 _ROWS = frozenset({"mode", "isolationLevel", "tags"}) | _QUEUES | _START | _VALUES | _BATCHES | _PARTITIONS
-_LOG = _STORE | _BOUND | _ROWS | _END
+_LOG = _STORE | _BOUND | _ROWS | _END | {"heal"}
 
 _OF_TABLES = {
     "log": _LOG,
@@ -56,8 +56,8 @@ USES = {
     SALVAGE: frozenset({"engine"}),
     RECOVERY: _STORE | _BOUND,
     STATISTICS: _LOG - _BATCHES - _VALUES,
-    FIND: _LOG - _PARTITIONS,
-    FOLLOW: _LOG - _PARTITIONS,
+    FIND: _LOG - _PARTITIONS - {"heal"},
+    FOLLOW: _LOG - _PARTITIONS - {"heal"},
     DIGESTS: _STORE,
     REPORT: _STORE | _BOUND | {"verifyCrc"},
 }
@@ -75,12 +75,30 @@ def check_use(options: ReadOptions, use: str) -> None:
             raise OptionError(f"option {option.name} has no effect on {use}, only on {uses}: leave it out")
     if options.group_size is not None and options.replicas is None:
         raise OptionError("option groupSize has no effect without option replicas: give both, or neither")
+    if options.heal:
+        _check_heal(options)
     is_batch = use not in (STREAM, GROUP_STREAM)
     if is_batch and not options.fail_on_data_loss and options.starting_offsets.kind not in ("index", "pos"):
         raise OptionError(
             f"option failOnDataLoss has no effect on {use} without an index or a pos as option startingOffsets: "
             "leave it out"
         )
+
+
+def _check_heal(options: ReadOptions) -> None:
+    """Raises OptionError without a replica, and for other proofs of what is committed."""
+    if options.replicas is None:
+        raise OptionError(
+            "option heal has no effect without option replicas: give the replicas as further paths, or leave it out"
+        )
+    for name, is_given in (
+        ("groupSize", options.group_size is not None),
+        ("committedBound", options.committed_bound in ("checkpoint", "consumeQueue", "quorum")),
+    ):
+        if is_given:
+            raise OptionError(
+                f"option {name} has no effect with option heal: what any replica proves committed counts; leave it out"
+            )
 
 
 def _uses(name: str) -> str:

@@ -174,6 +174,7 @@ class ReadOptions:
     )
     replicas: tuple[str, ...] | None = option(None, _PATHS, "list of the other replicas; same as `load([a, b, c])`")
     group_size: int | None = option(None, COUNT, "members of the group; default: number of replicas given")
+    heal: bool = option(False, BOOLEAN, "damaged ranges come from an intact replica, as a salvage restores them")
     starting_offsets: Offset = option(EARLIEST, _OFFSET, "offset of the first row; default of a stream: `latest`")
     ending_offsets: Offset = option(LATEST, _OFFSET, "offset of the end, exclusive", scope=BATCH)
     starting_timestamp: int | None = option(None, _TIMESTAMP, "time: storeTimestamp at or after it")

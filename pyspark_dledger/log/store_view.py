@@ -40,6 +40,9 @@ class StoreView:
     no readable store.
     """
 
+    restored_committed: int | None = None
+    """The committed index of a log that is put together from replicas."""
+
     def __init__(self, path: str, options: ReadOptions, seen: Seen | None = None) -> None:
         self.path = path = store_path(path)
         self.options = options

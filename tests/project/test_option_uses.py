@@ -52,6 +52,7 @@ VALUES = {
     "committedBound": "end",
     "replicas": REPLICA,
     "groupSize": "3",
+    "heal": "true",
     "startingOffsets": "1",
     "endingOffsets": "3",
     "startingTimestamp": "2001-01-01",
@@ -78,7 +79,7 @@ VALUES = {
     "engine": "python",
 }
 # Options that an option needs to have an effect.
-WITH = {"groupSize": {"replicas": REPLICA}, "failOnDataLoss": {"startingOffsets": "1"}}
+WITH = {"groupSize": {"replicas": REPLICA}, "heal": {"replicas": REPLICA}, "failOnDataLoss": {"startingOffsets": "1"}}
 
 
 @pytest.fixture(scope="module")

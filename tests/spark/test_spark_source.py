@@ -27,7 +27,7 @@ SPARK_TYPES = {
     **dict.fromkeys(("index", "term", "pos", "queueOffset", "commitLogOffset", "preparedTransactionOffset"), "bigint"),
     **dict.fromkeys(("size", "magic", "channel", "chainCrc", "bodyCrc", "bodySize", "queueId", "storeSize"), "int"),
     **dict.fromkeys(("messageMagic", "flag", "sysFlag", "reconsumeTimes", "messageCrc"), "int"),
-    **dict.fromkeys(("kind", "source", "problem", "segment", "topic", "bornHost", "storeHost"), "string"),
+    **dict.fromkeys(("kind", "source", "problem", "segment", "topic", "bornHost", "storeHost", "healedFrom"), "string"),
     **dict.fromkeys(("transaction", "compression", "tags", "keys", "uniqKey", "offsetMsgId"), "string"),
     **dict.fromkeys(("bornTimestamp", "storeTimestamp"), "timestamp"),
     "committed": "boolean",

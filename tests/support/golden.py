@@ -126,6 +126,7 @@ class Expected:
         rows = [convert(entry) for entry in self.entries]
         for row in rows:
             row["segment"] = f"{max(base for base in bases if base <= row['pos']):020d}"
+            row["healedFrom"] = None
             if row["source"] == "dledger":
                 row["committed"] = None if committed is None else row["index"] <= committed
         return rows

@@ -235,6 +235,7 @@ COLUMN_READERS: dict[str, Reader] = {
     "offsetMsgId": _message(lambda message: offset_msg_id(message.store_host, message.physical_offset)),
     "properties": lambda row: None if row.properties is None else list(row.properties.items()),
     "body": lambda row: row.body,
+    "healedFrom": lambda _row: None,
     "entryBody": lambda row: row.bytes_of(row.entry_range),
 }
 """Reads the value of each column except `problem`, as `pyarrow.array` takes it; timestamps are in microseconds."""

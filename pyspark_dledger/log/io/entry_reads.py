@@ -13,6 +13,7 @@ from pyspark_dledger.format.codec import EntryHeader, IndexUnit, decode_entry_he
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, ENTRY_MAGICS, INDEX_UNIT_SIZE, MESSAGE_HEADER
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Segment
 from pyspark_dledger.log.io.files import open_file, unreadable
+from pyspark_dledger.log.io.healed_path import HealedPath
 from pyspark_dledger.log.io.segment_listing import Listing, listing
 from pyspark_dledger.log.io.store_paths import HIGHEST_BASE
 
@@ -22,6 +23,9 @@ def read_at(path: str, offset: int, size: int) -> bytes:
 
     Raises StoreError if a remote file cannot be read, because it may exist.
     """
+    if isinstance(path, HealedPath):
+        reads = path.reads(offset, size)
+        return b"".join(each if isinstance(each, bytes) else read_at(*each).ljust(each[2], b"\0") for each in reads)
     if isinstance(path, RemoteUri):
         return _read_remote_at(path, offset, size)
     try:

@@ -11,6 +11,7 @@ from pyspark_dledger.format.encode.puts import PutIds
 from pyspark_dledger.format.engine import Engine, get_engine
 from pyspark_dledger.format.scan.segment_file import MissingBytes
 from pyspark_dledger.format.spec import Compressed, LogEnd, ScanRequest, Segment, Survey, SurveyRequest, TermRun
+from pyspark_dledger.log.io.healed_path import HealedPath
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -36,6 +37,10 @@ def engine_over(paths: Iterable[str], name: str) -> Engine:
 
 def engine_of(name: str, segment: Segment) -> Engine:
     """The engine `name` for a segment."""
+    if isinstance(segment.path, HealedPath):
+        from pyspark_dledger.log.io.healed_engine import HealedEngine  # few reads need it
+
+        return cast(Engine, HealedEngine(read_engine(name)))
     return read_engine(name) if isinstance(segment.path, RemoteUri) else get_engine(name)
 
 

@@ -80,6 +80,12 @@ def open_sources(paths: Sequence[str], engine: str = "auto") -> list[StoreView]:
     if not 1 <= len(paths) <= MAX_SOURCES:
         raise OptionError(f"expected 1 to {MAX_SOURCES} sources, found {len(paths)}")
     stores = [StoreView(path, ReadOptions(engine=engine)) for path in paths]
+    check_sources(stores)
+    return stores
+
+
+def check_sources(stores: Sequence[StoreView]) -> None:
+    """Raises OptionError for a store that is given twice, StoreError for one that cannot be salvaged."""
     places: set[object] = set()
     for store in stores:
         place = path_of(str(store.paths.node_dir or store.path)).resolve()
@@ -91,7 +97,6 @@ def open_sources(paths: Sequence[str], engine: str = "auto") -> list[StoreView]:
                 f"{store.path}: expected a store of DLedger 0.1 to 0.3, found one of 0.4.0 with snapshots: replicas "
                 "of it have entries at different positions, so it cannot be salvaged"
             )
-    return stores
 
 
 def plan_salvage(
@@ -145,6 +150,11 @@ def _confirmed(stores: Sequence[StoreView], contested: Sequence[Run], source: st
         if damaged.count(False) == 1:
             found[run.start] = run.variants[damaged.index(False)]
     return found
+
+
+def committed_index(plan: SalvagePlan, log: RestoredLog) -> int:
+    """The committed index of a restored log: the highest of all sources, at most the last index."""
+    return min(max(plan.committed.values(), default=-1), log.last_index)
 
 
 def check_log_of(name: str | None, names: Sequence[str]) -> None:

@@ -24,6 +24,7 @@ from pyspark_dledger.common.java_text import is_utf8
 from pyspark_dledger.common.plurals import counted
 from pyspark_dledger.common.uris import is_remote, local_target, store_path
 from pyspark_dledger.errors import OptionError, StoreError
+from pyspark_dledger.log.healed_store import open_store
 from pyspark_dledger.log.io.unfinished import MANIFEST, RUNNING
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.store_view import StoreView
@@ -66,7 +67,7 @@ def export(
     form = _form(name)
     path = absolute_path(os.fspath(source))
     read = replace(read, data_dirs=_absolute(read.data_dirs), replicas=_absolute(read.replicas))
-    log = StoreView(path, read)
+    log = open_store(path, read)
     if not os.fspath(target):
         raise OptionError("expected a folder to export to, found an empty path: name a folder")
     folder = Path(local_target(os.path.realpath(local_target(os.fspath(target)))))

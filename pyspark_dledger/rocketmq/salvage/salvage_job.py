@@ -34,6 +34,7 @@ from pyspark_dledger.log.salvage.plan import (
     UNDECIDED,
     SalvageOptions,
     SalvagePlan,
+    committed_index,
     open_sources,
     plan_salvage,
 )
@@ -360,11 +361,6 @@ def check_decided(plan: SalvagePlan) -> None:
         f"right; the first: index {first.index} at {first.pos}: {variants}. --undecided majority takes the bytes that "
         "most copies have, --undecided filler none of them, --take INDEX=ID that of a source"
     )
-
-
-def committed_index(plan: SalvagePlan, log: RestoredLog) -> int:
-    """The committed index of the result: the highest of all sources, at most the last index."""
-    return min(max(plan.committed.values(), default=-1), log.last_index)
 
 
 def _donors(extents: Sequence[Extent]) -> set[int]:

@@ -1,0 +1,146 @@
+"""Reads healed segments: each part with an engine, from the replica that has it."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from pyspark_dledger.format.codec import decode_entry_header
+from pyspark_dledger.format.engine import Engine
+from pyspark_dledger.format.scan.row_values import malformed
+from pyspark_dledger.format.spec import Compressed, PartialCopy, ScanRequest, Segment
+from pyspark_dledger.log.gaps import FileGap, gap_batches
+from pyspark_dledger.log.io.entry_reads import read_at
+from pyspark_dledger.log.io.healed_path import HealedPart, HealedPath
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from pyspark_dledger.format.encode.message_copies import CopiedMessages, Longs
+
+_Batch = tuple["pa.RecordBatch", list[Compressed]]
+_OF_SEGMENTS = ("log_end", "term_runs", "survey", "put_ids")
+
+
+class HealedEngine:
+    """An engine that reads healed segments; calls for others are passed on. Splits lie within or between parts."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.NAME = engine.NAME
+        self._engine = engine
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _OF_SEGMENTS:
+            raise NotImplementedError(f"{name} of a healed segment")
+        return getattr(self._engine, name)
+
+    def scan(self, request: ScanRequest) -> Iterator[_Batch]:
+        if not isinstance(request.segment.path, HealedPath):
+            yield from self._engine.scan(request)
+            return
+        for part in request.segment.path.within(request.start, request.end):
+            start, end = max(request.start, part.start), min(request.end, part.end)
+            is_boundary = not part.is_lost and (request.end_is_boundary or end == part.end)
+            for batch, compressed in self._rows(
+                part, replace(request, start=start, end=end, end_is_boundary=is_boundary)
+            ):
+                yield _marked(batch, part), compressed
+
+    def _rows(self, part: HealedPart, request: ScanRequest) -> Iterator[_Batch]:
+        if part.segment is None:
+            gap = FileGap(request, request.start, request.end, request.segment.source)
+            yield from ((batch, []) for batch in gap_batches(gap))
+            return
+        mode, columns = request.mode, request.columns
+        if part.is_lost and "size" in columns and "pos" not in columns:
+            request = replace(request, columns=(*columns, "pos"))
+        with _opened(part, part.segment) as segment:
+            if part.problem is not None:
+                request = replace(request, mode="PERMISSIVE")
+            for batch, compressed in self._engine.scan(replace(request, segment=segment)):
+                if part.problem is not None and len(batch) and mode == "FAILFAST":
+                    raise malformed(request, "entry", part.start, part.problem)
+                if part.problem is None or mode == "PERMISSIVE":
+                    yield (_clipped(batch, part.end, columns) if part.is_lost else batch), compressed
+
+    def split(self, segment: Segment, start: int, end: int, target_bytes: int) -> list[int]:
+        if not isinstance(segment.path, HealedPath):
+            return self._engine.split(segment, start, end, target_bytes)
+        cuts = [start]
+        for part in segment.path.within(start, end):
+            low, high = max(start, part.start), min(end, part.end)
+            is_one = part.segment is None or part.is_lost or part.header or part.problem is not None
+            own = [] if is_one or part.segment is None else self._engine.split(part.segment, low, high, target_bytes)
+            for cut in (low, *own):
+                if cut - cuts[-1] >= max(target_bytes, 1):
+                    cuts.append(cut)
+        return cuts[1:]
+
+    def seek(self, segment: Segment, start: int, end: int, index: int) -> int:
+        if not isinstance(segment.path, HealedPath):
+            return self._engine.seek(segment, start, end, index)
+        for part in segment.path.within(start, end):
+            low, high = max(start, part.start), min(end, part.end)
+            if part.header:
+                found = low if decode_entry_header(part.header).index >= index else high
+            else:
+                found = high if part.segment is None else self._engine.seek(part.segment, low, high, index)
+            if found < high:
+                return found
+        return end
+
+    def copy_messages(
+        self, segment: Segment, starts: Longs, sizes: Longs, into: bytearray | memoryview, position: int
+    ) -> CopiedMessages:
+        """As `Engine.copy_messages`, for messages of one part: those of a batch of a scan are."""
+        if isinstance(segment.path, HealedPath):
+            first = int(starts[0])
+            segment = next(part.segment for part in segment.path.within(first, first + 1) if part.segment is not None)
+        return self._engine.copy_messages(segment, starts, sizes, into, position)
+
+
+def _clipped(batch: pa.RecordBatch, end: int, columns: tuple[str, ...]) -> pa.RecordBatch:
+    """The rows with `columns`, none beyond `end`: damage of one replica can continue where another one is intact."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if "size" not in columns:
+        return batch
+    size = pc.min_element_wise(batch["size"], pc.subtract(pa.scalar(end), batch["pos"])).cast(pa.int32())
+    return batch.set_column(batch.schema.names.index("size"), "size", size).select(columns)
+
+
+def _marked(batch: pa.RecordBatch, part: HealedPart) -> pa.RecordBatch:
+    """The rows with what the columns healedFrom, size and problem say of the part."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    names = batch.schema.names
+
+    def with_column(name: str, value: pa.Array) -> pa.RecordBatch:
+        return batch.set_column(names.index(name), batch.schema.field(name), value)
+
+    if part.healed_from is not None and "healedFrom" in names:
+        batch = with_column("healedFrom", pa.repeat(pa.scalar(part.healed_from, pa.string()), len(batch)))
+    if part.problem is not None and "problem" in names:
+        batch = with_column("problem", pc.fill_null(batch["problem"], part.problem))
+    return batch
+
+
+@contextmanager
+def _opened(part: HealedPart, segment: Segment) -> Iterator[Segment]:
+    """The segment to read a part from. An entry with another header is copied to a temporary file."""
+    if not part.header:
+        yield segment
+        return
+    skipped = part.start + len(part.header)
+    body = read_at(segment.path, skipped - segment.base, part.end - skipped)
+    with tempfile.TemporaryFile(prefix="dledger-") as file:
+        file.write(part.header + body)
+        file.flush()
+        size = part.end - part.start
+        copy = PartialCopy(f"/dev/fd/{file.fileno()}", ((0, size),))
+        yield replace(segment, base=part.start, size=size, before=None, copy=copy, witness=None)
