@@ -53,6 +53,7 @@ from pyspark_dledger.rocketmq.recovery.plain_recovery import preview_plain
 from pyspark_dledger.rocketmq.salvage import SalvageRequest, salvage
 from pyspark_dledger.rocketmq.tables.registry import read_table
 from tests.salvage.groups import damage, differences, golden_group
+from tests.salvage.heal import healed_rows
 from tests.support import generate
 
 MIB = 1024 * 1024
@@ -891,3 +892,5 @@ def test_remote_replicas_are_salvaged(mount: Callable[[Path], Mount], tmp_path: 
     report = salvage(SalvageRequest.of(uris, undecided="majority"), tmp_path / "result")
     assert (report.lost, report.findings) == (0, ())
     assert list(differences(group, tmp_path / "result")) == []
+    healed = open_log(uris[0], replicas=uris[1:], heal=True, minPartitions=3).scan()
+    assert list(generate.rows_of(healed)) == healed_rows(group.members)

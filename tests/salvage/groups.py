@@ -159,6 +159,21 @@ def damage(group: Group, seed: int, count: int, is_lossless: bool = True) -> int
     return kept
 
 
+def lose(group: Group, member: int, indexes: list[int], offset: int = 0, size: int | None = None) -> None:
+    """Zeroes bytes of entries of a member."""
+    for extent in group.extents:
+        if extent.index in indexes:
+            change(group.members[member], extent.pos + offset, bytes(size or extent.size))
+
+
+def change(member: Path, pos: int, data: bytes) -> None:
+    folder = next(iter(member.glob("dledger-*/data")), member / "data")
+    file = max(file for file in folder.iterdir() if int(file.name) <= pos)
+    with file.open("r+b") as stream:
+        stream.seek(pos - int(file.name))
+        stream.write(data)
+
+
 def _segments(member: Path) -> list[tuple[Path, int]]:
     folder = next(iter([*member.glob("dledger-*/data"), *member.glob("commitlog")]), member / "data")
     return [(file, int(file.name)) for file in sorted(folder.iterdir())]

@@ -23,6 +23,7 @@ from tests.salvage.groups import (
     plain_group,
     queue_differences,
 )
+from tests.salvage.heal import heal_differences
 
 Case = tuple[int, bool, str | None]
 """The seed, whether every entry stays intact somewhere, and a folder to keep, else None."""
@@ -61,6 +62,7 @@ def check(group: Group, seed: int, is_lossless: bool, result: Path) -> str:
         problems += queue_differences(group, result)
     if unexpected := set(lost) - {extent.index for extent in group.extents if may_be_lost(group, extent)}:
         problems.append(f"fillers {sorted(unexpected)[:10]}, which are not lost")
+    problems += heal_differences(group.members, result)
     if report.findings:
         problems.append(f"findings {report.findings[:3]}")
     return f"{group.name}: {'; '.join(problems[:5])}" if problems else ""

@@ -22,7 +22,16 @@ from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.log.verify.verify_store import verify
 from pyspark_dledger.rocketmq.salvage import SalvageRequest, plan, salvage
 from pyspark_dledger.rocketmq.salvage.known_messages import _time_text
-from tests.salvage.groups import GOLDENS, Group, damage, differences, generated_group, golden_group, lost_indexes
+from tests.salvage.groups import (
+    GOLDENS,
+    change,
+    damage,
+    differences,
+    generated_group,
+    golden_group,
+    lose,
+    lost_indexes,
+)
 from tests.support.dispatching import audit
 from tests.support.generate import mq_message, rows_of, write_commitlog
 from tests.support.golden import fingerprint, unpack
@@ -64,21 +73,6 @@ def test_a_finished_salvage_is_in_its_manifest(tmp_path: Path) -> None:
     salvage(SalvageRequest.of(group.members), tmp_path / "result")
     manifest = json.loads((tmp_path / "result/_export.json").read_text())
     assert (manifest["state"], manifest["form"]) == ("finished", "salvage")
-
-
-def lose(group: Group, member: int, indexes: list[int], offset: int = 0, size: int | None = None) -> None:
-    """Zeroes bytes of entries of a member."""
-    for extent in group.extents:
-        if extent.index in indexes:
-            change(group.members[member], extent.pos + offset, bytes(size or extent.size))
-
-
-def change(member: Path, pos: int, data: bytes) -> None:
-    folder = next(iter(member.glob("dledger-*/data")), member / "data")
-    file = max(file for file in folder.iterdir() if int(file.name) <= pos)
-    with file.open("r+b") as stream:
-        stream.seek(pos - int(file.name))
-        stream.write(data)
 
 
 def test_times_of_damaged_units_are_no_error() -> None:
