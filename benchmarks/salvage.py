@@ -44,12 +44,11 @@ def damaged_members() -> list[Path]:
 
 def _generate(folder: Path) -> None:
     ensure(LOG)
-    first = folder / "m0"
-    shutil.copytree(LOG.path, first)
-    build(StoreView(str(first), ReadOptions()), first)
-    for number in range(1, MEMBERS):
-        shutil.copytree(first, folder / f"m{number}")
-        (folder / f"m{number}/dledger-n0").rename(folder / f"m{number}/dledger-n{number}")
+    for number in range(MEMBERS):
+        member = folder / f"m{number}"
+        shutil.copytree(LOG.path, member)
+        (member / "dledger-n0").rename(member / f"dledger-n{number}")
+        build(StoreView(str(member), ReadOptions()), member)
     draw = random.Random(7)
     pages = draw.sample(range(LOG.segment_size // PAGE_SIZE // 8), PAGES * MEMBERS)
     for number, file in enumerate(_segments(folder)):

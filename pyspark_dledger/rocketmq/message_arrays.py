@@ -1,7 +1,4 @@
-"""Messages as arrays: the values that a broker puts into ConsumeQueues. Also reads single messages of the log.
-
-Columns become arrays without a copy; Arrow's own conversion loads pandas for nulls and booleans.
-"""
+"""Messages as arrays: the values that a broker puts into ConsumeQueues. Also reads single messages of the log."""
 
 from __future__ import annotations
 
@@ -17,6 +14,7 @@ import pyarrow.compute as pc
 from pyspark_dledger.common.java_text import decode_utf8, java_hash
 from pyspark_dledger.format import layout
 from pyspark_dledger.format.codec import signed32
+from pyspark_dledger.format.column_values import is_valid, texts_of, values_of
 from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.message import Message, has_message_magic, parse_message, parse_properties
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER
@@ -31,21 +29,6 @@ COLUMNS = (
 
 Longs = npt.NDArray[np.int64]
 QueueName = tuple[str, int]
-
-
-def values_of(column: pa.Array) -> npt.NDArray[Any]:
-    """The numbers of a column of integers; undefined where it is null."""
-    dtype = np.dtype(f"i{column.type.bit_width // 8}")
-    return np.frombuffer(column.buffers()[1] or b"", dtype)[column.offset : column.offset + len(column)]
-
-
-def is_valid(column: pa.Array) -> npt.NDArray[np.bool_]:
-    """Where a column is not null."""
-    bits = column.buffers()[0]
-    if bits is None or not column.null_count:
-        return np.full(len(column), column.null_count == 0)
-    flags = np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little")
-    return flags[column.offset : column.offset + len(column)].astype(bool)
 
 
 class QueueNames:
@@ -113,18 +96,11 @@ def arrays_of_batches(engine: Engine, batches: Iterable[pa.RecordBatch], names: 
         engine,
         batch,
         values_of(batch["pos"]) + np.where(in_ledger, layout.ENTRY_HEADER_SIZE, 0),
-        *topics_of(batch),
+        *texts_of(batch["topic"]),
         names,
         unknown_time=np.iinfo(np.int64).min,
         is_committed=pc.fill_null(batch["committed"], fill_value=False).to_numpy(zero_copy_only=False),
     )
-
-
-def topics_of(batch: pa.RecordBatch) -> tuple[list[str], Longs]:
-    """The topics of a batch, and the number of each row's topic; that after the last one for null."""
-    encoded = batch["topic"].dictionary_encode()
-    topics: list[str] = encoded.dictionary.to_pylist()
-    return topics, np.where(is_valid(encoded.indices), values_of(encoded.indices), len(topics)).astype(np.int64)
 
 
 def arrays_of_rows(

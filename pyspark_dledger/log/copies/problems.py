@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+
+from pyspark_dledger.format.column_values import flags_of, is_valid
 
 Bools = npt.NDArray[np.bool_]
 
@@ -24,5 +24,4 @@ def is_damage(problems: pa.Array, harmless: str = TIMES) -> Bools:
     """Which rows have a problem other than `harmless`, a regular expression."""
     if problems.null_count == len(problems):
         return np.zeros(len(problems), np.bool_)
-    is_harmless: Any = pc.match_substring_regex(problems, harmless)
-    return np.asarray(pc.fill_null(pc.invert(is_harmless), False).to_numpy(zero_copy_only=False))
+    return is_valid(problems) & ~flags_of(pc.match_substring_regex(problems, harmless))

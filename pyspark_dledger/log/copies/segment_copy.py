@@ -13,9 +13,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from pyspark_dledger.errors import StoreError
+from pyspark_dledger.format.column_values import is_text, numbers_of
 from pyspark_dledger.format.known_entries import KnownEntries
 from pyspark_dledger.format.spec import DLEDGER, ScanRequest, Segment, Witness
 from pyspark_dledger.log.copies.index_units import units_agree
@@ -129,15 +129,14 @@ class _CachedWitness:
 def _entries(
     copy: SegmentCopy, batch: pa.RecordBatch, index: DLedgerIndex | None, damages: list[Damage]
 ) -> CopyEntries:
-    numbers = {name: batch.column(name).fill_null(-1).to_numpy().astype(np.int64) for name in _NUMBERS}
+    numbers = {name: numbers_of(batch[name], -1) for name in _NUMBERS}
     kind, problem = batch.column("kind"), batch.column("problem")
-    is_frame = pc.not_equal(kind, "corrupt").to_numpy(zero_copy_only=False)
-    is_message = pc.equal(kind, "message").to_numpy(zero_copy_only=False)
+    is_frame, is_message = ~is_text(kind, "corrupt"), is_text(kind, "message")
     is_intact = is_frame & ~is_damage(problem)
     texts: dict[int, str] = {}
     for name in ("channel", "chainCrc"):
         # No version of DLedger sets these fields.
-        values = batch.column(name).fill_null(0).to_numpy()
+        values = numbers_of(batch[name], 0)
         for row in np.flatnonzero(is_intact & (values != 0)).tolist():
             texts[row] = f"expected {name} 0, found {values[row]}"
         is_intact &= values == 0

@@ -11,21 +11,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_dledger.format import layout
+from pyspark_dledger.format.column_values import column_of, is_valid, texts_of, values_of
 from pyspark_dledger.format.columns import arrow_schema
 from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.spec import DLEDGER, Filters, ScanRequest, Segment
 from pyspark_dledger.log.io.queue_files import Units
 from pyspark_dledger.rocketmq.consume_queue.queue_writer import MAX_QUEUE_OFFSET, is_valid_queue, units_of
 from pyspark_dledger.rocketmq.index_file.message_keys import Keys, keys_of
-from pyspark_dledger.rocketmq.message_arrays import (
-    Longs,
-    MessageArrays,
-    QueueNames,
-    arrays_of_rows,
-    is_valid,
-    topics_of,
-    values_of,
-)
+from pyspark_dledger.rocketmq.message_arrays import Longs, MessageArrays, QueueNames, arrays_of_rows
 
 COLUMNS = (
     *("pos", "size", "index", "term", "topic", "queueId", "queueOffset", "storeSize", "sysFlag", "storeTimestamp"),
@@ -76,7 +69,7 @@ class LogPart(NamedTuple):
         which = (found.sys_flag & _ROLLBACK) != _ROLLBACK
         if which.all():
             return keys_of(engine, rows, found.offset, found.stored)
-        return keys_of(engine, rows.filter(pa.array(which)), found.offset[which], found.stored[which])
+        return keys_of(engine, rows.filter(column_of(which)), found.offset[which], found.stored[which])
 
     @property
     def last_stored(self) -> int:
@@ -118,7 +111,7 @@ def part_of(engine: Engine, request: ScanRequest, batch: pa.RecordBatch, delays_
     is_good, known, topic = _topics(batch)
     skipped = int(np.count_nonzero(~is_good))
     first_skipped = _describe_first(batch, ~is_good) if skipped else ""
-    rows = batch.filter(pa.array(is_good)) if skipped else batch
+    rows = batch.filter(column_of(is_good)) if skipped else batch
     header = layout.ENTRY_HEADER_SIZE if segment.source == DLEDGER else 0
     found = arrays_of_rows(
         engine,
@@ -158,7 +151,7 @@ def _bounds(batch: pa.RecordBatch) -> tuple[int, int, int]:
 
 def _topics(batch: pa.RecordBatch) -> tuple[Flags, list[str], Longs]:
     """Which rows are messages that a queue can have; the topics, and the number of each row's topic."""
-    known, topic = topics_of(batch)
+    known, topic = texts_of(batch["topic"])
     is_good: Flags = np.array([*(is_valid_queue((each, 0)) for each in known), False])[topic]
     offset = values_of(batch["queueOffset"])
     is_good &= (values_of(batch["queueId"]) >= 0) & (offset >= 0) & (offset <= MAX_QUEUE_OFFSET)

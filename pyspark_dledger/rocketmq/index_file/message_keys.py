@@ -8,9 +8,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pyspark_dledger.format.column_values import column_of, is_valid, scalar_of, values_of
 from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.log.io.key_files import MAX_HASH
-from pyspark_dledger.rocketmq.message_arrays import Longs, is_valid, values_of
+from pyspark_dledger.rocketmq.message_arrays import Longs
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,9 @@ class Keys:
         return Keys(self.offset[which], self.stored[which], self.key_hash[which])
 
 
+_SEPARATOR = scalar_of("#")
+
+
 def keys_of(engine: Engine, rows: pa.RecordBatch, offset: Longs, stored: Longs) -> Keys:
     """The keys of messages with the columns topic, uniqKey and keys: of each its UNIQ_KEY, then those of KEYS."""
     topics, unique, joined = rows["topic"], rows["uniqKey"], rows["keys"]
@@ -36,11 +40,11 @@ def keys_of(engine: Engine, rows: pa.RecordBatch, offset: Longs, stored: Longs) 
         words, word_row = _words(joined)
         row = np.concatenate([row, word_row])
         order = np.argsort(row, kind="stable")
-        row, text = row[order], pa.concat_arrays([text, words]).take(pa.array(order))
+        row, text = row[order], pa.concat_arrays([text, words]).take(column_of(order))
     if not len(row):
         return Keys(*(np.empty(0, np.int64) for _ in range(3)))
-    named = pc.binary_join_element_wise(topics.take(pa.array(row)), text, "#")
-    hashes = np.abs(np.asarray(engine.java_hashes(named)).astype(np.int64))
+    named = pc.binary_join_element_wise(topics.take(column_of(row)), text, _SEPARATOR)
+    hashes = np.abs(engine.java_hashes(named).astype(np.int64))
     # Math.abs leaves Integer.MIN_VALUE negative, and negative hashes become 0 (IndexFile.indexKeyHashMethod).
     hashes[hashes > MAX_HASH] = 0
     return Keys(offset[row], stored[row], hashes)
@@ -52,4 +56,4 @@ def _words(joined: pa.Array) -> tuple[pa.Array, Longs]:
     lists = pc.split_pattern(joined.drop_null(), " ")
     words, row = lists.flatten(), values_of(pc.list_parent_indices(lists))
     is_word = values_of(pc.binary_length(words)) > 0
-    return words.filter(pa.array(is_word)), has_keys[row[is_word]]
+    return words.filter(column_of(is_word)), has_keys[row[is_word]]

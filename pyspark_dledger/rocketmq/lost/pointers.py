@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from pyspark_dledger.format.column_values import values_of
 from pyspark_dledger.format.json_text import printable
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
 from pyspark_dledger.format.spec import COMMITLOG, Filters, Segment
@@ -28,7 +29,7 @@ from pyspark_dledger.rocketmq.lost.known_units import (
     add_key_units,
     add_queue_units,
 )
-from pyspark_dledger.rocketmq.message_arrays import Longs, values_of
+from pyspark_dledger.rocketmq.message_arrays import Longs
 
 
 class Pointer(NamedTuple):

@@ -15,8 +15,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from pyspark_dledger.format.codec import record_dtype
+from pyspark_dledger.format.column_values import values_of
 from pyspark_dledger.format.layout import INDEX_UNIT, MAGIC_NORMAL
-from pyspark_dledger.rocketmq.message_arrays import values_of
 from pyspark_dledger.rocketmq.rebuild.dispatched_units import DispatchedUnits, read_units, save_units
 
 IndexUnits = npt.NDArray[Any]

@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -41,7 +41,7 @@ from pyspark_dledger.log.salvage.plan import (
 from pyspark_dledger.log.salvage.plan_rows import headline, variants_text
 from pyspark_dledger.log.salvage.restored_log import Extent, RestoredLog, start_of
 from pyspark_dledger.log.store_view import StoreView
-from pyspark_dledger.log.verify.verify_store import verify
+from pyspark_dledger.log.verify.verify_store import StoreCheckPart, plan_findings, read_findings
 from pyspark_dledger.rocketmq.export import target_folder
 from pyspark_dledger.rocketmq.export.export_job import absolute_path
 from pyspark_dledger.rocketmq.export.forms import PartReport, Progress
@@ -196,7 +196,7 @@ class _Job:
         shutil.rmtree(target_folder.temporary_folder(self._target), ignore_errors=True)
         reports, resumed = self._write_parts(parts)
         notes = [*plan.notes, *self._finish(plan, reports)]
-        findings = tuple(map(str, self._findings()))
+        findings = tuple(map(str, self._findings({parts[report.number].base for report in reports if report.problems})))
         report = self._report(plan, reports, resumed, notes, findings, began)
         shutil.rmtree(target_folder.temporary_folder(self._target), ignore_errors=True)
         target_folder.write_manifest(self._target, {**manifest, "state": FINISHED, "report": asdict(report)})
@@ -310,10 +310,15 @@ class _Job:
         if note is not None:
             yield note
 
-    def _findings(self) -> Iterator[Any]:
-        """What `verify` finds in the result."""
+    def _findings(self, damaged: Collection[int]) -> Iterator[Any]:
+        """What `verify` finds in the result; of its files only in those at the `damaged` positions.
+
+        All entries, index units and queues were read back and compared when they were written.
+        """
         store = StoreView(str(self._target), ReadOptions(engine=self._sources.request.engine))
-        return (finding for finding in verify(store) if finding.severity != "info")
+        for part in plan_findings(store):
+            if isinstance(part, StoreCheckPart) or part.segment.base in damaged:
+                yield from (finding for finding in read_findings(part) if finding.severity != "info")
 
     def _report(
         self,

@@ -18,6 +18,7 @@ from pyspark_dledger.common.durable import sync_file
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.checksum import crc32
 from pyspark_dledger.format.codec import encode_blank, encode_entry, record_dtype, record_struct
+from pyspark_dledger.format.column_values import values_of
 from pyspark_dledger.format.layout import (
     BLANK,
     ENTRY_HEADER_SIZE,
@@ -40,7 +41,6 @@ from pyspark_dledger.rocketmq.dispatch.log_part import COLUMNS, all_rows, part_o
 from pyspark_dledger.rocketmq.export.direct_file import DirectFile, FileWindow
 from pyspark_dledger.rocketmq.export.forms import FileReport, PartReport
 from pyspark_dledger.rocketmq.export.target_folder import file_report, left_path, new_file, read_back_error
-from pyspark_dledger.rocketmq.message_arrays import values_of
 from pyspark_dledger.rocketmq.rebuild.dispatched_units import DispatchedUnits, UnitSpec, units_of_chunk
 from pyspark_dledger.rocketmq.salvage.fillers import entry_filler, message_fillers
 from pyspark_dledger.rocketmq.salvage.left_units import index_units, save_left
@@ -95,12 +95,12 @@ def write_file(part: FilePart, number: int, target: Path) -> PartReport:
         file.finish(part.size)
         unit_file = opened.enter_context(new_file(target, left_path(number)))
         with unit_file.open("xb") as stream:
-            rows = _read_back(part, file, spans, stream)
+            rows, problems = _read_back(part, file, spans, stream)
         sync_file(unit_file)
         left = file_report(unit_file, left_path(number), 0)
     lost = sum(isinstance(extent, LostEntry) for extent in part.extents)
     file_written = FileReport(part.path, part.size, spans[-1].crc, rows)
-    return PartReport(number, rows, lost, (), (file_written,), part.size, left=left)
+    return PartReport(number, rows, lost, (), (file_written,), part.size, problems=problems, left=left)
 
 
 def _copied(part: FilePart, file: DirectFile) -> Iterator[_Span]:
@@ -163,13 +163,15 @@ def _stored_at(head: bytes) -> int:
     return max(int.from_bytes(head[at : at + 8], "big", signed=True), 0)
 
 
-def _read_back(part: FilePart, file: DirectFile, spans: Sequence[_Span], stream: BinaryIO) -> int:
-    """Read the file, and write the units of its entries to a stream. Returns the number of entries.
+def _read_back(part: FilePart, file: DirectFile, spans: Sequence[_Span], stream: BinaryIO) -> tuple[int, int]:
+    """Read the file, and write the units of its entries to a stream.
+
+    Returns the numbers of entries, and of those that are damaged as planned.
 
     Raises StoreError unless the file has the written bytes, which are the planned entries, all intact.
     """
     at, log_end = start_of(part.extents[0]), end_of(part.extents[-1])
-    rows = crc = 0
+    rows = problems = crc = 0
     # An entry that begins in a span can end after it.
     windows = file.read([(span.start, max(span.end, _limited(part, span.end + MAX_ENTRY_SIZE))) for span in spans])
     for span, window in zip(spans, windows, strict=True):
@@ -179,12 +181,14 @@ def _read_back(part: FilePart, file: DirectFile, spans: Sequence[_Span], stream:
         stop = part.base + _limited(part, span.end)
         if at < stop:
             batch, units = _entries(part, window, at, stop)
-            at = _checked(part, batch, at)
+            damaged = np.flatnonzero(is_damage(batch["problem"])).tolist()
+            at = _checked(part, batch, damaged, at)
+            problems += len(damaged)
             rows += len(batch)
             save_left(stream, index_units(batch) if part.source == DLEDGER else _NO_UNITS, units)
     if at != log_end:
         raise _unplanned(part, f"entries up to {at} of {log_end}")
-    return rows
+    return rows, problems
 
 
 def _limited(part: FilePart, offset: int) -> int:
@@ -209,11 +213,11 @@ def _entries(part: FilePart, window: FileWindow, start: int, end: int) -> tuple[
     return batch, units_of_chunk(engine, spec, part_of(engine, request, batch.slice(0, count), spec.delays_ms))
 
 
-def _checked(part: FilePart, batch: pa.RecordBatch, at: int) -> int:
+def _checked(part: FilePart, batch: pa.RecordBatch, damaged: Sequence[int], at: int) -> int:
     """The end of the last row. Raises StoreError unless the rows are contiguous from `at`, and as intact as planned."""
     pos = values_of(batch["pos"])
     kept_so = [each for each in part.extents if isinstance(each, Piece) and each.why == WRITTEN_SO]
-    for row in np.flatnonzero(is_damage(batch["problem"])).tolist():
+    for row in damaged:
         if not any(piece.start <= pos[row] < piece.end for piece in kept_so):
             raise _unplanned(part, f"at {pos[row]}: {batch['problem'][row]}")
     ends = pos + values_of(batch["size"])

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format import layout
+from pyspark_dledger.format.column_values import is_valid, values_of
 from pyspark_dledger.format.encode.message_copies import LONG_PROPERTIES, LONG_TOPIC, V1, V2
 from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.message import offset_msg_id, parse_message
@@ -22,7 +23,7 @@ from pyspark_dledger.log.copies.problems import BORN_TIME, is_damage
 from pyspark_dledger.log.io.entry_reads import read_at
 from pyspark_dledger.log.io.store_engine import engine_of
 from pyspark_dledger.rocketmq.export.forms import MAX_SKIPPED
-from pyspark_dledger.rocketmq.message_arrays import Longs, is_valid, values_of
+from pyspark_dledger.rocketmq.message_arrays import Longs
 from pyspark_dledger.rocketmq.rebuild.dispatched_units import UnitSpec
 
 Bytes = npt.NDArray[np.uint8]
