@@ -418,6 +418,12 @@ def unit_of_another_size(root: Path) -> None:
     patch_queue(root, 10, store.rows[10]["commitLogOffset"], 1)
 
 
+def lost_header_and_a_unit_of_another_size(root: Path) -> None:
+    store = broker(root)
+    patch_row(store, 10, 0, bytes(48))
+    patch_queue(root, 10, store.rows[10]["commitLogOffset"], store.rows[10]["storeSize"] + 7)
+
+
 def unit_out_of_order(root: Path) -> None:
     """A unit that points to a message before that of the unit before it: the audit finds this, not verify."""
     store = broker(root)
@@ -516,6 +522,9 @@ CASES: dict[str, Case] = {
     "old files after the divided offset": Case({"dividedOffset"}, overlapping, upgraded),
     "a unit into a message": Case({"consumeQueueUnit"}, misplaced_unit, unit_out_of_order),
     "a unit of another size": Case({"consumeQueueUnit"}, unit_of_another_size, queue_that_begins_in_a_file),
+    "units that disagree": Case(
+        {"corruptBytes", "consumeQueueUnit", "witnessesDisagree"}, lost_header_and_a_unit_of_another_size, broker
+    ),
     "units after the log": Case({"consumeQueueBeyondEnd"}, units_beyond_the_log, broker),
     "units of expired messages": Case({"consumeQueueBelowStart"}, expired_messages, broker),
     "abort": Case({"abortFile"}, aborted, abort_of_a_clean_stop),

@@ -124,6 +124,12 @@ CATALOGUE: tuple[Code, ...] = (
         _SCAN_STOPS,
     ),
     Code(
+        "witnessesDisagree",
+        WARNING,
+        "Files of the store say different things about damaged bytes; reads trust what is expected. Compare replicas.",
+        _NOT_NOTICED,
+    ),
+    Code(
         "indexGap",
         ERROR,
         "An entry's index does not follow the one before: entries are missing or duplicated. Compare replicas.",

@@ -65,6 +65,7 @@ def segment_findings(part: SegmentCheckPart) -> list[Finding]:
         if part.before is not None and part.segment.source == DLEDGER and survey.entries:
             _check_order(engine, part.before, part.segment, index, survey, report)
         _check_units(engine, part, index, report)
+        _add_contradictions(part.segment, survey, report)
     except (OSError, StoreError) as error:
         report.add("unreadableFile", part.segment.path, str(error).removeprefix(f"{part.segment.path}: "))
     return report.findings()
@@ -85,6 +86,26 @@ def _add_problems(segment: Segment, survey: Survey, report: Report) -> None:
     if size is not None and size < segment.size and "shortFile" not in survey.counts:
         text = f"expected {segment.size} bytes in {segment.name}, found {size}"
         report.add("shortFile", segment.path, text, offset=size)
+
+
+def _add_contradictions(segment: Segment, survey: Survey, report: Report) -> None:
+    """Report where files of the store contradict each other about damaged bytes."""
+    damaged = [problem for problem in survey.problems if problem.code == "corruptBytes"]
+    ranges = [(problem.pos, problem.pos + problem.size) for problem in damaged]
+    if not ranges:
+        return
+    from pyspark_dledger.log.witness.claims import contradictions
+
+    for each in contradictions(segment, ranges):
+        more = f", and {each.pairs - 1} more in these bytes" if each.pairs > 1 else ""
+        neither = "" if each.is_decided else "; neither counts"
+        report.add(
+            "witnessesDisagree",
+            segment.path,
+            f"expected {each.first}, found {each.second}{neither}{more}",
+            offset=each.first.pos - segment.base,
+            index=each.first.index if each.first.index >= 0 else None,
+        )
 
 
 def _check_order(

@@ -31,9 +31,14 @@ class Messages(NamedTuple):
 
 def messages_in(start: int, end: int, root: Path) -> Messages:
     """The messages in ``[start, end)`` that units of any queue point to, by position; each once."""
-    found = map_reads(lambda queue: _of_queue(queue, start, end), queues(root, ignore_error), str(root))
-    pairs = np.unique(np.concatenate([*found, _NO_PAIRS]), axis=0)
+    pairs = np.unique(np.concatenate([*(found for _, found in messages_by_queue(start, end, root)), _NO_PAIRS]), axis=0)
     return Messages(pairs[:, 0], pairs[:, 1])
+
+
+def messages_by_queue(start: int, end: int, root: Path) -> Iterator[tuple[Queue, Longs]]:
+    """For each queue, position and size of the messages in ``[start, end)`` that its units point to."""
+    found = queues(root, ignore_error)
+    return zip(found, map_reads(lambda queue: _of_queue(queue, start, end), found, str(root)), strict=True)
 
 
 def _of_queue(queue: Queue, start: int, end: int) -> Longs:
