@@ -38,6 +38,7 @@ from pyspark_dledger.cli.report.number_words import (
 )
 from pyspark_dledger.cli.report.page import render
 from pyspark_dledger.cli.report.redacted import redacted
+from pyspark_dledger.cli.report.replicas_part import replica_tables
 from pyspark_dledger.cli.report.timeline import Timeline, latency_row
 from pyspark_dledger.cli.report.verdict import verdicts
 from pyspark_dledger.cli.stores import statistics
@@ -129,6 +130,7 @@ def facts(case_folder: Callable[[str], Path], damaged: Path, hostile: Path, extr
         "damaged": facts_of(damaged, three / "n0", three / "n2"),
         "killed": facts_of(case_folder("mq-498-upgrade-killed")),
         "plain": facts_of(case_folder("mq-plain")),
+        "controller": facts_of(*(case_folder("mq-53-controller") / name for name in ("b1", "b2", "b3"))),
         "raw": facts_of(case_folder("raw-single-040") / "dledger-n0"),
         "hostile": facts_of(hostile),
         "extreme": facts_of(extreme),
@@ -138,7 +140,7 @@ def facts(case_folder: Callable[[str], Path], damaged: Path, hostile: Path, extr
 STORES = ("live", "upgrade", "damaged", "killed", "plain", "raw", "hostile", "extreme")
 
 
-PAGES = ("live", "damaged", "raw", "hostile", "extreme")
+PAGES = ("live", "damaged", "controller", "raw", "hostile", "extreme")
 
 
 @pytest.fixture(scope="module")
@@ -226,6 +228,52 @@ def test_the_verdict_on_a_group_answers_in_order(facts: dict[str, Facts]) -> Non
     assert re.search(r"replace n1 \(\S+\) by a copy of n0 ", what)
 
 
+def test_the_verdict_on_a_group_in_controller_mode_answers_in_the_same_order(facts: dict[str, Facts]) -> None:
+    found = {each.question: (each.level, each.answer) for each in group_verdicts(facts["controller"])}
+    assert list(found) == [
+        "Is anything lost for good?",
+        *(f"May {name} start?" for name in ("b1", "b2", "b3")),
+        "What to do?",
+        "Do the CommitLogs agree?",
+    ]
+    assert found["Is anything lost for good?"] == (
+        "warning",
+        "Nothing yet; b1 would lose 159059 confirmed bytes as slave of b2.",
+    )
+    level, text = found["May b1 start?"]
+    assert level == "warning"
+    assert text.startswith("Yes: may start, and must not be the master: b2 is of a later epoch; as its slave, Java ")
+    assert "RocketMQ 5.3.1, 5.3.3, 5.4.0 and 5.5.0 would not start: load() does not know the message in " in text
+    assert found["May b2 start?"][1].startswith("Yes: may start and be the master: b1 would lose what only another ")
+    assert found["What to do?"][1].startswith("save what b1 would lose: dledger export ")
+    assert found["Do the CommitLogs agree?"] == ("error", "No: diverged 171 KiB; the same up to byte 57,140.")
+    tables = {table.caption: len(table.rows) for table in replica_tables(facts["controller"])}
+    assert tables == {
+        "CommitLog of each replica": 3,
+        "Bytes of each master epoch": 3,
+        "Where Java would truncate a slave": 4,
+        "Where CommitLogs agree and differ": 4,
+    }
+
+
+def test_a_damaged_master_and_slave_have_a_verdict(case_folder: Callable[[str], Path], tmp_path: Path) -> None:
+    stores = [Path(shutil.copytree(case_folder("mq-plain"), tmp_path / name)) for name in ("master", "slave")]
+    with (stores[0] / "commitlog" / f"{131072:020}").open("r+b") as file:
+        file.seek(90)
+        file.write(b"?")
+    (stores[1] / "commitlog" / f"{262144:020}").unlink()
+    facts = facts_of(*stores)
+    assert is_trouble(facts)
+    found = {each.question: (each.level, each.answer) for each in group_verdicts(facts)}
+    assert found["Is anything lost for good?"] == ("good", "Nothing: another member has each damaged message intact.")
+    assert found["May master start?"][0] == "error"
+    assert "intact on slave" in found["May master start?"][1]
+    assert "would drop 532 messages, positions 131,072 to 430,336" in found["May master start?"][1]
+    assert found["May slave start?"][0] == "error"
+    paths = " ".join(map(str, stores))
+    assert found["What to do?"][1] == f"no replica is complete; make one: dledger salvage {paths} --to NEW."
+
+
 def test_a_wrong_checksum_is_never_called_intact(case_folder: Callable[[str], Path], tmp_path: Path) -> None:
     paths = [shutil.copytree(case_folder("mq-53-three") / node, tmp_path / node) for node in ("n0", "n1", "n2")]
     with (paths[1] / "dledger-n1" / "data" / f"{0:020}").open("r+b") as file:
@@ -276,7 +324,7 @@ def test_questions_about_missing_parts_of_a_store_are_left_out(facts: dict[str, 
     assert "Do consumers lag?" not in answers(facts["upgrade"])
     assert facts["upgrade"].consumers.reason is not None
     assert "no consumequeue folder" in (facts["hostile"].audit.reason or "")
-    assert facts["plain"].no_recovery is not None
+    assert facts["plain"].no_recovery is None
 
 
 def test_a_raw_log_of_0_4_is_judged_by_its_own_software(facts: dict[str, Facts]) -> None:

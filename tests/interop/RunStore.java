@@ -122,7 +122,7 @@ public final class RunStore {
             } else if (type == BrokerConfig.class) {
                 given[i] = broker;
             } else if (type == BrokerStatsManager.class) {
-                given[i] = new BrokerStatsManager("judge", true);
+                given[i] = stats();
             } else if (type == MessageArrivingListener.class) {
                 Class<?>[] listener = {MessageArrivingListener.class};
                 given[i] = Proxy.newProxyInstance(RunStore.class.getClassLoader(), listener, (a, b, c) -> null);
@@ -131,6 +131,15 @@ public final class RunStore {
             }
         }
         return (DefaultMessageStore) constructor.newInstance(given);
+    }
+
+    /** Before 4.9.3 its constructor has no second parameter. */
+    private static BrokerStatsManager stats() throws Exception {
+        try {
+            return BrokerStatsManager.class.getConstructor(String.class, boolean.class).newInstance("judge", true);
+        } catch (NoSuchMethodException older) {
+            return BrokerStatsManager.class.getConstructor(String.class).newInstance("judge");
+        }
     }
 
     private static String obey(DefaultMessageStore store, DLedgerCommitLog log, String[] words) throws Exception {

@@ -21,12 +21,14 @@ from pyspark_dledger.cli.stores.statistics import Statistics, scan_counted
 from pyspark_dledger.cli.stores.table_printer import table_batches
 from pyspark_dledger.errors import DLedgerError
 from pyspark_dledger.format.json_text import rows_of
-from pyspark_dledger.log.diff.commit_log.comparison import compare_commit_logs
+from pyspark_dledger.log.diff.commit_log.comparison import CommitLogComparison, compare_commit_logs
 from pyspark_dledger.log.diff.comparison import Comparison, compare
 from pyspark_dledger.log.diff.ranges import Ranges
 from pyspark_dledger.log.recovery.recovery_preview import LINES, RecoveryPreview, preview
 from pyspark_dledger.log.verify.findings import CODES
 from pyspark_dledger.rocketmq.recovery.broker_recovery import preview_broker
+from pyspark_dledger.rocketmq.recovery.plain_recovery import LINES as PLAIN_LINES
+from pyspark_dledger.rocketmq.recovery.plain_recovery import PlainRecovery, is_plain, preview_plain
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -91,9 +93,9 @@ class Facts:
     """Units after the first message of their queue that stand for messages missing from the log."""
     comparison: Comparison | None = None
     comparison_sentences: list[str] = field(default_factory=list)
-    commit_logs: list[str] = field(default_factory=list)
-    """Sentences about the CommitLogs of the replicas; empty if they have none."""
-    commit_logs_level: str = "good"
+    commit_logs: CommitLogComparison | None = None
+    name: str | None = None
+    """What a comparison of CommitLogs calls this store."""
     lost_queues: list[Row] = field(default_factory=list)
     """Ranges of queue offsets that the group has lost for good."""
     restorable: Ranges = field(default_factory=Ranges)
@@ -105,6 +107,11 @@ class Facts:
     def members(self) -> list[Facts]:
         """The facts of this store and of its replicas."""
         return [self, *self.others]
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether no member has a DLedger log."""
+        return all(store.state["dialect"] == "commitlog" for store in self.members)
 
     def count_findings(self, severity: str) -> int:
         """The number of findings with that severity."""
@@ -130,7 +137,8 @@ class Facts:
                 for gap in timeline.gaps
             ],
             "replicas": _json_of(self.comparison) if self.comparison is not None else None,
-            "commitLogs": self.commit_logs,
+            "commitLogs": list(commit_log_sentences(self.commit_logs)) if self.commit_logs is not None else [],
+            "commitLogReplicas": _json_of(self.commit_logs),
             "lostQueues": self.lost_queues,
             "others": [other.as_json() for other in self.others],
         }
@@ -165,21 +173,19 @@ def gather(log: Log, compared: Log | None, progress: ProgressBar) -> Facts:
     if compared is not None:
         found.comparison = compare(compared)
         found.comparison_sentences = list(_comparison_sentences(compared, found.comparison))
-        _compare_commit_logs(found, compared)
         logs = [compared, *compared.replicas]
         found.restorable = restorable(logs, found.comparison.verdict)
         found.lost_queues = lost_queues([compared, *compared.replicas], found.comparison.verdict)
         found.others = [_gather_one(replica, progress) for replica in compared.replicas]
+        _compare_commit_logs(found, compared)
     return found
 
 
 def _compare_commit_logs(facts: Facts, compared: Log) -> None:
-    found = compare_commit_logs(compared)
-    if found is not None:
-        facts.commit_logs = list(commit_log_sentences(found))
-        facts.commit_logs_level = (
-            "good" if found.is_lagging_only else "error" if found.verdict.lost.entries else "warning"
-        )
+    facts.commit_logs = compare_commit_logs(compared)
+    if facts.commit_logs is not None:
+        for store, state in zip(facts.members, facts.commit_logs.states, strict=True):
+            store.name = state.node
 
 
 def _gather_one(log: Log, progress: ProgressBar) -> Facts:
@@ -242,12 +248,9 @@ def _audit(log: Log, progress: ProgressBar) -> Listed:
 
 def _recoveries(log: Log) -> tuple[list[Row], str | None]:
     """What each line of DLedger would do, and brokers for a broker's store; or why that is unknown."""
-    if log.paths.node_dir is None and log.paths.commitlog_dirs:
-        return (
-            [],
-            "This store has no DLedger: dledger recovery STORE --rocketmq VERSION previews a start of its broker.",
-        )
     try:
+        if is_plain(log):
+            return [_plain_row(preview_plain(log, version)) for version in PLAIN_LINES], None
         found = [("DLedger", line, preview(log, line)) for line in LINES]
         if is_broker(log):
             found += [("RocketMQ", version, preview_broker(log, version)) for version in BROKERS]
@@ -277,6 +280,30 @@ def _recovery_row(log: Log, software: str, version: str, found: RecoveryPreview)
         "indexFilesDeleted": len(broker.get("indexFilesDeleted", [])),
         "reason": found.reason,
         "notes": [*found.notes, *broker.get("notes", [])],
+    }
+
+
+def _plain_row(found: PlainRecovery) -> Row:
+    """One recovery without DLedger; ``dropped`` counts messages, ``lost`` are their positions."""
+    return {
+        "software": "RocketMQ",
+        "version": found.rocketmq,
+        "outcome": found.outcome,
+        "starts": found.outcome == "loads",
+        "beginIndex": None,
+        "endIndex": None,
+        "committedIndex": None,
+        "maxPhyOffset": found.max_phy_offset,
+        "confirmOffset": found.confirm_offset,
+        "isTooOld": found.is_too_old,
+        "dropped": sum(found.lost_topics.values()),
+        "lost": [list(span) for span in found.lost],
+        "lostTopics": found.lost_topics,
+        "filesDeleted": len(found.files_deleted),
+        "consumeQueueUnitsCut": max(0, found.consume_queue_units_before - found.consume_queue_units_after),
+        "indexFilesDeleted": len(found.index_files_deleted),
+        "reason": found.reason,
+        "notes": found.notes,
     }
 
 

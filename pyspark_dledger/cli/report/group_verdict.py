@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pyspark_dledger.cli.report.facts import Facts
-from pyspark_dledger.cli.report.number_words import count_text, number_text
-from pyspark_dledger.cli.report.verdict import BAD, GOOD, NEUTRAL, TROUBLE, WARN, Verdict, verdicts
+from pyspark_dledger.cli.report.number_words import bytes_text, count_text, number_text
+from pyspark_dledger.cli.report.verdict import BAD, GOOD, NEUTRAL, TROUBLE, WARN, Verdict, restart, verdicts
+from pyspark_dledger.cli.stores import commit_log_text
+from pyspark_dledger.cli.stores.commit_log_text import commit_log_sentences
 from pyspark_dledger.cli.stores.lost_queues import queues_text
 from pyspark_dledger.cli.stores.verdict_text import is_restorable, lost_text, member_text, next_text
 from pyspark_dledger.format.json_text import printable
+from pyspark_dledger.log.diff.commit_log.comparison import CommitLogComparison
 from pyspark_dledger.log.diff.comparison import Comparison
 from pyspark_dledger.log.diff.diff_table import CONTRADICTS, DAMAGED, DIVERGED, FILLER, OTHER_BYTES
 from pyspark_dledger.log.diff.verdict import MemberVerdict
@@ -17,6 +20,7 @@ from pyspark_dledger.log.verify.findings import CODES, ERROR
 
 _LOST_LEVELS = {"nothing": GOOD, "unknown": WARN, "some": BAD}
 _START_LEVELS = {"yes": GOOD, "unknown": WARN, "no": BAD}
+_PLAIN_LEVELS = {"master": GOOD, "slave": GOOD, "unknown": WARN, "no": BAD}
 
 
 def group_verdicts(facts: Facts) -> list[Verdict]:
@@ -24,11 +28,11 @@ def group_verdicts(facts: Facts) -> list[Verdict]:
     found = facts.comparison
     if found is None:
         return []
-    if not any(store.state["endIndex"] >= 0 for store in facts.members):
-        return [*_commit_logs(facts)]
+    if facts.is_plain:
+        return [*_plain_group(facts)]
     return [
         *_lost(facts, found),
-        *_commit_logs(facts),
+        *_old_commit_logs(facts),
         *_members(facts, found),
         *_next(found),
         *_replicas(found),
@@ -57,23 +61,69 @@ def _lost(facts: Facts, found: Comparison) -> Iterator[Verdict]:
     yield Verdict(level, "Is anything lost for good?", _sentence(text), "replicas")
 
 
-def _commit_logs(facts: Facts) -> Iterator[Verdict]:
-    if facts.commit_logs:
-        text = "; ".join(text for text in facts.commit_logs if not text.startswith((" ", "first ", "common ")))
-        yield Verdict(facts.commit_logs_level, "Do the CommitLogs agree?", _sentence(text), "replicas")
+def _old_commit_logs(facts: Facts) -> Iterator[Verdict]:
+    found = facts.commit_logs
+    if found is not None:
+        level = GOOD if found.is_lagging_only else BAD if found.verdict.lost.entries else WARN
+        text = "; ".join(
+            text for text in commit_log_sentences(found) if not text.startswith((" ", "first ", "common "))
+        )
+        yield Verdict(level, "Do the CommitLogs agree?", _sentence(text), "replicas")
+
+
+def _plain_group(facts: Facts) -> Iterator[Verdict]:
+    """The answers about CommitLogs without DLedger."""
+    found = facts.commit_logs
+    if found is None:
+        return
+    verdict = found.verdict
+    lost = commit_log_text.lost_text(verdict)
+    has_damage = any(member.damaged.entries for member in verdict.members)
+    if lost == "nothing" and has_damage:
+        lost = "nothing: another member has each damaged message intact"
+    level = BAD if verdict.lost.entries or verdict.lost_ends else GOOD if lost.partition(":")[0] == "nothing" else WARN
+    yield Verdict(level, "Is anything lost for good?", _sentence(lost), "replicas")
+    for number, (store, member) in enumerate(zip(facts.members, verdict.members, strict=True)):
+        level, text = _PLAIN_LEVELS[member.start], commit_log_text.member_text(member)
+        said = {"no": "no", "unknown": "cannot tell"}.get(member.start, "yes")
+        loses = member.start == "slave" and member.truncation is not None and member.truncation.lost_bytes
+        text = f"{said}: {text.removeprefix('must not start as it is: ')}"
+        yield _may_start(number, member.node, WARN if loses and level == GOOD else level, text, store)
+    yield Verdict(NEUTRAL, "What to do?", f"{commit_log_text.next_text(verdict)}.", "replicas")
+    yield _agreement(found)
+
+
+def _agreement(found: CommitLogComparison) -> Verdict:
+    question = "Do the CommitLogs agree?"
+    sizes = [
+        f"{name} {bytes_text(found.bytes[name])}" for name in (DIVERGED, OTHER_BYTES, DAMAGED) if name in found.bytes
+    ]
+    behind = [
+        f"{printable(member.node)} is {bytes_text(member.ahead_bytes)} behind {printable(member.ahead or '')}"
+        for member in found.verdict.members
+        if member.ahead_bytes
+    ]
+    if sizes:
+        text = f"No: {', '.join(sizes)}; the same up to byte {number_text(found.common_prefix)}"
+        return Verdict(BAD, question, f"{'; '.join([text, *behind])}.", "replicas")
+    text = "; ".join(["Yes, at every position that they share", *behind])
+    return Verdict(NEUTRAL if behind else GOOD, question, f"{text}.", "replicas")
 
 
 def _members(facts: Facts, found: Comparison) -> Iterator[Verdict]:
     for number, (store, member) in enumerate(zip(facts.members, found.verdict.members, strict=True)):
-        level, text = _START_LEVELS[member.start], member_text(member).removeprefix("must not start as it is: ")
-        found_by_verify = _errors(store)
-        if found_by_verify and member.start == "yes":
-            level = WARN
-        if found_by_verify:
-            text += f"; verify: {found_by_verify}"
-        yield Verdict(
-            level, f"May {printable(member.node)} start?", _sentence(f"{_said(member)}: {text}"), member_section(number)
-        )
+        text = f"{_said(member)}: {member_text(member).removeprefix('must not start as it is: ')}"
+        yield _may_start(number, member.node, _START_LEVELS[member.start], text, store)
+
+
+def _may_start(number: int, node: str, level: str, text: str, store: Facts) -> Verdict:
+    """The answer for one member, with what `verify` found in its store."""
+    more = [f"verify: {found}" for found in (_errors(store),) if found]
+    more += [each.answer.rstrip(".") for each in restart(store) if store.is_plain and each.level in TROUBLE]
+    if more:
+        level = WARN if level == GOOD else level
+        text = "; ".join([text, *more])
+    return Verdict(level, f"May {printable(node)} start?", _sentence(text), member_section(number))
 
 
 def _said(member: MemberVerdict) -> str:

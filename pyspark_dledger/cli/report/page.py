@@ -6,7 +6,7 @@ text are shown as escapes.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from typing import Any
 
@@ -15,15 +15,17 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from pyspark_dledger import __version__
-from pyspark_dledger.cli.output.rows import Row, camel_case, cell, plain_time
+from pyspark_dledger.cli.output.rows import Row, cell, plain_time
 from pyspark_dledger.cli.report import MARKER, drawing, store_figures, time_figures
 from pyspark_dledger.cli.report.facts import MAX_EXAMPLES, Facts, Listed
 from pyspark_dledger.cli.report.group_verdict import group_verdicts, member_section
 from pyspark_dledger.cli.report.number_words import bytes_text, duration_text, number_text, percent_text
+from pyspark_dledger.cli.report.page_columns import COLUMNS
+from pyspark_dledger.cli.report.replicas_part import replica_tables
 from pyspark_dledger.cli.report.timeline import Timeline
 from pyspark_dledger.cli.report.verdict import enumerated, relevant_recoveries, span_text, verdicts, worst_first
+from pyspark_dledger.cli.stores.commit_log_text import difference_sentences
 from pyspark_dledger.format.json_text import printable
-from pyspark_dledger.log.diff.diff_table import VERDICTS
 from pyspark_dledger.log.verify.findings import CODES, SEVERITIES
 from pyspark_dledger.rocketmq.tables.audit_table import AUDIT_CODES
 
@@ -45,158 +47,15 @@ _STATE_NAMES = {
     "dataFileSize": "Size of a data file",
     "indexFileSize": "Size of an index file",
     "abort": "Abort file",
+    "consumeQueueEnd": "End of the ConsumeQueues, byte",
+    "confirmOffset": "Confirmed up to byte",
 }
 _SIZES = ("dataFileSize", "indexFileSize")
 # -1 means none.
-_NONE_IS_MINUS_1 = ("beginIndex", "endIndex", "endTerm", "dividedCommitlogOffset")
+_NONE_IS_MINUS_1 = ("beginIndex", "endIndex", "endTerm", "dividedCommitlogOffset", "consumeQueueEnd")
 _OF_DLEDGER = frozenset(
     ("node", "beginIndex", "endIndex", "endTerm", "committedIndex", "committedFrom", "checkpointCommittedIndex")
 ) | frozenset(("currTerm", "voteLeader", "dividedCommitlogOffset", "indexFileSize"))
-
-
-@dataclass(frozen=True)
-class PageColumn:
-    """A column of a table on the page. `name` is the key in the rows.
-
-    `kind` is ``text``, ``code``, ``name`` (of a file), ``time``, ``int``, ``id`` (an integer that is no count),
-    ``bytes``, ``ms`` (milliseconds), ``rate`` or ``share``. An optional column is left out if all rows have 0.
-    """
-
-    name: str
-    title: str
-    kind: str = "int"
-    is_optional: bool = False
-
-    @property
-    def is_number(self) -> bool:
-        return self.kind in ("int", "bytes", "ms", "rate", "id", "share")
-
-    def has_values(self, rows: list[Row]) -> bool:
-        """Whether any row has a value to show."""
-        nothing: tuple[Any, ...] = (None, "", [], 0) if self.is_optional else (None, "", [])
-        return any(row[self.name] not in nothing for row in rows)
-
-
-def _columns(text: str) -> list[PageColumn]:
-    """Parses a line ``name kind Title`` for each column; ``kind?`` is optional."""
-    found = []
-    for line in text.strip().splitlines():
-        name, kind, title = line.split(None, 2)
-        found.append(PageColumn(name, title, kind.removesuffix("?"), kind.endswith("?")))
-    return found
-
-
-_COLUMNS = {
-    "segments": """
-        segment name File
-        source text Source
-        entries int Entries
-        firstIndex int First index
-        lastIndex int Last index
-        lastTerm id Last term
-        usedBytes bytes Used
-        corruptBytes bytes? Corrupt
-        staleBytes bytes? Stale
-        findings int? Findings
-        blankBytes bytes? Blank
-        unwrittenBytes bytes? Unwritten
-        firstStoreTimestamp time First stored
-        lastStoreTimestamp time Last stored
-    """,
-    "topics": """
-        topic text Topic
-        queues int Queues
-        messages int Messages
-        bytes bytes Bytes
-        share share Share
-        messagesPerSecond rate Messages/s
-        sizeP50 bytes Size, median
-        sizeP99 bytes Size, 99 %
-        bornToStoreP50 ms Latency, median
-        bornToStoreP99 ms Latency, 99 %
-        firstStoreTimestamp time First stored
-        lastStoreTimestamp time Last stored
-    """,
-    "terms": """
-        term id Term
-        entries int Entries
-        bytes bytes Bytes
-        firstIndex int First index
-        lastIndex int Last index
-        firstStoreTimestamp time First stored
-        lastStoreTimestamp time Last stored
-    """,
-    "gaps": """
-        length ms Duration
-        start time From
-        end time To
-    """,
-    "restart": """
-        name text Version
-        outcome text Outcome
-        endIndex int Last index
-        committedIndex int Committed index
-        dropped int Entries dropped
-        lost text Committed ones
-        filesDeleted int? Files deleted
-        consumeQueueUnitsCut int? ConsumeQueue units cut
-    """,
-    "findings": """
-        file code File
-        offset int At byte
-        index int Index
-        expected text Expected
-        found text Found
-    """,
-    "audit": """
-        topic text Topic
-        queueId id Queue
-        queueOffset int Queue offset
-        commitLogOffset int CommitLog offset
-        expected text Expected
-        found text Found
-    """,
-    "groups": """
-        consumerGroup text Group
-        queues int Queues
-        lag int Lag
-        lost int Lost
-    """,
-    "consumers": """
-        consumerGroup text Group
-        topic text Topic
-        queueId id Queue
-        consumerOffset int Consumer offset
-        minOffset int First offset
-        maxOffset int End offset
-        lag int Lag
-        lost int Lost
-    """,
-    "standings": """
-        node text Node
-        beginIndex int First index
-        endIndex int Last index
-        endTerm id Last term
-        committedIndex int Committed index
-        committedFrom text Proof
-        lagEntries int Lag, entries
-        lagBytes bytes Lag, bytes
-        alone int? Only here
-        damaged int? Damaged
-        unclear int? Cannot tell
-        stale int? Stale
-    """,
-    "diff": """
-        firstIndex int First index
-        lastIndex int Last index
-        verdict text Verdict
-        nodes text Nodes
-        damaged text Damaged on
-        intact text Intact on
-        terms text Terms
-        meaning text Meaning
-    """,
-}
 
 
 def shown(value: Any, kind: str) -> str:
@@ -220,7 +79,6 @@ def render(facts: Facts, made: str) -> str:
     environment.filters["shown"] = shown
     environment.filters["with_values"] = lambda columns, rows: [each for each in columns if each.has_values(rows)]
     template = environment.from_string((files(__package__) / "template.html").read_text("utf-8"))
-    columns = {name: _columns(text) for name, text in _COLUMNS.items()}
     members = [_member(store, number, len(facts.members)) for number, store in enumerate(facts.members)]
     return template.render(
         marker=MARKER,
@@ -232,13 +90,12 @@ def render(facts: Facts, made: str) -> str:
         sections=_sections(facts, members),
         verdicts=group_verdicts(facts) or verdicts(facts),
         members=members,
-        columns=columns,
+        columns=COLUMNS,
         gaps=_gaps(facts.timeline),
         groups=[row for row in facts.consumers.groups if row["queues"]],
         idle_groups=", ".join(printable(row["consumerGroup"]) for row in facts.consumers.groups if not row["queues"]),
-        comparison=facts.comparison,
-        standings=_standings(facts),
-        differences=_differences(facts),
+        replica_tables=replica_tables(facts),
+        replica_notes=_replica_notes(facts),
         figures=_figures(facts),
     )
 
@@ -268,7 +125,7 @@ def _of_member(prefix: str, section: str) -> str:
 
 
 def _node_name(facts: Facts) -> str:
-    return str(facts.state["node"] or facts.path)
+    return str(facts.state["node"] or facts.name or facts.path)
 
 
 def _about(facts: Facts) -> str:
@@ -276,6 +133,8 @@ def _about(facts: Facts) -> str:
     kind = "Plain CommitLog of RocketMQ" if state["dialect"] == "commitlog" else "DLedger"
     if state["dialect"] != "commitlog":
         kind = "RocketMQ broker in DLedger mode" if facts.is_broker else "DLedger log"
+    elif state["epochs"]:
+        kind = "CommitLog of RocketMQ in controller mode"
     if facts.others:
         return f"{kind}, {len(facts.members)} members compared"
     node = f", node {printable(str(state['node']))}" if state["node"] is not None else ""
@@ -312,7 +171,10 @@ def _state(facts: Facts) -> list[tuple[str, str | None]]:
     return [
         (title, _state_value(name, state[name]))
         for name, title in _STATE_NAMES.items()
-        if not (is_plain and name in _OF_DLEDGER) and (facts.is_broker or name != "abort")
+        if not (is_plain and name in _OF_DLEDGER)
+        and (facts.is_broker or name != "abort")
+        and (is_plain or name not in ("consumeQueueEnd", "confirmOffset"))
+        and (state["epochs"] or name != "confirmOffset")
     ]
 
 
@@ -352,6 +214,13 @@ def _findings(facts: Facts) -> list[Row]:
     ]
 
 
+def _replica_notes(facts: Facts) -> list[str]:
+    """What the comparison found, in sentences; the verdict and the tables have the rest."""
+    found = facts.commit_logs
+    texts = list(difference_sentences(found, with_points=False)) if found is not None else []
+    return [text.strip() for text in (*texts, *([] if facts.is_plain else facts.comparison_sentences))]
+
+
 def _gaps(timeline: Timeline) -> list[Row]:
     """The gaps that are long compared with the time span of the log."""
     gaps = timeline.long_gaps(_LONG_GAP) if timeline.messages else []
@@ -380,14 +249,19 @@ def _recoveries(facts: Facts) -> list[Row]:
     relevant = relevant_recoveries(facts)
     others = [row for row in facts.recoveries if row not in relevant]
     return [
-        {
+        {"maxPhyOffset": None, "confirmOffset": None}
+        | {
             **row,
             "name": f"{row['software']} {row['version']}",
             "committedIndex": None if row["committedIndex"] == -1 else row["committedIndex"],
-            "dropped": row["dropped"] if row["starts"] else None,
-            "lost": [span_text(*span) for span in row["lost"]],
+            "dropped": row["dropped"] if row["starts"] and not facts.is_plain else None,
+            "droppedMessages": row["dropped"] if row["starts"] and facts.is_plain else None,
+            "lost": [] if facts.is_plain else spans,
+            "lostPositions": spans if facts.is_plain else [],
         }
-        for row in (*relevant, *worst_first(others))
+        for row, spans in (
+            (row, [span_text(*span) for span in row["lost"]]) for row in (*relevant, *worst_first(others))
+        )
     ]
 
 
@@ -405,23 +279,6 @@ def _recovery_notes(facts: Facts) -> list[str]:
         return f"{', '.join(f'{software} {enumerated(which)}' for software, which in sources[text].items())}: "
 
     return [versions(text) + text for text in sorted(sources, key=lambda text: text not in reasons)]
-
-
-def _standings(facts: Facts) -> list[Row]:
-    if facts.comparison is None:
-        return []
-    rows = [{camel_case(name): value for name, value in asdict(item).items()} for item in facts.comparison.standings]
-    return [row | {name: row[name]["entries"] for name in ("alone", "damaged", "unclear", "stale")} for row in rows]
-
-
-def _differences(facts: Facts) -> list[Row]:
-    if facts.comparison is None:
-        return []
-    return [
-        {camel_case(name): value for name, value in asdict(row).items()}
-        | {"meaning": VERDICTS[row.verdict].replace("`", "")}
-        for row in facts.comparison.rows
-    ]
 
 
 @dataclass(frozen=True)
@@ -462,7 +319,10 @@ def _figures(facts: Facts) -> dict[str, list[_Drawing]]:
     named = [row for row in facts.topics if row["topic"] is not None]
     if named:
         drawings.add("topics", "shares", "which topics are largest?", store_figures.topic_shares(named))
-    if facts.comparison is not None:
+    if facts.commit_logs is not None:
+        positions = store_figures.replica_positions(facts.commit_logs)
+        drawings.add("replicas", "positions", "which bytes does each replica have?", positions)
+    if facts.comparison is not None and not facts.is_plain:
         ranges = store_figures.replica_ranges(facts.comparison)
         drawings.add("replicas", "ranges", "which indexes does each replica have?", ranges)
     return drawings.by_section

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Callable, Iterable
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from pyspark_dledger.cli.output.redact import redactor
 from pyspark_dledger.cli.output.rows import Row
 from pyspark_dledger.cli.report.facts import Facts, Listed
+from pyspark_dledger.log.diff.commit_log.comparison import CommitLogComparison
 from pyspark_dledger.log.diff.comparison import Comparison
 
 # Texts of Java and of this package, versions, names of files that are positions, and counts.
@@ -65,13 +67,34 @@ def redacted(facts: Facts) -> Facts:
             no_recovery=without_paths(found.no_recovery),
             comparison=_comparison(found.comparison, digests),
             comparison_sentences=[str(without_paths(text)) for text in found.comparison_sentences],
-            # A first difference names its topic.
-            commit_logs=[str(without_paths(text)) for text in found.commit_logs if not text.startswith("first ")],
+            commit_logs=_commit_logs(found.commit_logs, without_paths),
+            name=without_paths(found.name),
             lost_queues=[redact(row) for row in found.lost_queues],
             others=[store(other) for other in found.others],
         )
 
     return store(facts)
+
+
+def _commit_logs(found: CommitLogComparison | None, text: Callable[[str], str | None]) -> CommitLogComparison | None:
+    """A comparison of CommitLogs without paths, and without the topic of the first difference."""
+    if found is None:
+        return None
+    first = found.first_difference
+    if first is not None:
+        found = replace(found, first_difference=replace(first, topic=None, queue_id=None, queue_offset=None))
+
+    def changed(value: Any) -> Any:
+        if isinstance(value, str):
+            return text(value)
+        if is_dataclass(value) and not isinstance(value, type):
+            return replace(value, **{each.name: changed(getattr(value, each.name)) for each in fields(value)})
+        if isinstance(value, (tuple, list)):
+            return type(value)(changed(item) for item in value)
+        return {changed(key): changed(item) for key, item in value.items()} if isinstance(value, dict) else value
+
+    result: CommitLogComparison = changed(found)
+    return result
 
 
 def _absolute(paths: Iterable[str]) -> set[str]:

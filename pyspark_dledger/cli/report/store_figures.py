@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import matplotlib.ticker
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from pyspark_dledger.log.diff.commit_log.comparison import CommitLogComparison
     from pyspark_dledger.log.diff.comparison import Comparison
 
 Row = dict[str, Any]
@@ -225,43 +227,107 @@ def topics_title(rows: Sequence[Row]) -> str:
 # Replicas
 
 
-def replica_ranges(comparison: Comparison) -> Figure:
-    """The indexes on each replica, and those that no other replica has."""
+@dataclass(frozen=True)
+class Overlay:
+    """Parts of the bars of replicas in another colour: place of the replica, start, and end."""
+
+    label: str
+    color: str
+    parts: Sequence[tuple[int, int, int]]
+
+
+def draw_replicas(
+    title: str,
+    bars: Sequence[tuple[str, int, int]],
+    overlays: Iterable[Overlay],
+    x_label: str,
+    line: tuple[str, int] | None = None,
+) -> Figure:
+    """A bar for each replica, from start to end, with overlays, and a line for all."""
     with styled():
-        standings = comparison.standings
-        figure = titled(1.5 + 0.42 * len(standings), replicas_title(comparison))
+        figure = titled(1.5 + 0.42 * len(bars), title)
         axes = figure.subplots()
-        for place, item in enumerate(standings):
-            if item.end_index >= 0:
-                axes.barh(place, item.end_index - item.begin_index + 1, left=item.begin_index, height=0.55, color=BLUE)
-            for ranges, color in (
-                (item.alone, ORANGE),
-                (item.damaged, RED),
-                (item.unclear, PURPLE),
-                (item.stale, GREY),
-            ):
-                for first, last in ranges.ranges:
-                    axes.barh(place, last - first + 1, left=first, height=0.55, color=color)
+        for place, (_, start, end) in enumerate(bars):
+            if start < end:
+                axes.barh(place, end - start, left=start, height=0.55, color=BLUE)
         handles = [Patch(color=BLUE, label="present")]
-        for name, label, color in (
-            ("alone", "only on this replica", ORANGE),
-            ("damaged", "damaged", RED),
-            ("unclear", "cannot tell", PURPLE),
-            ("stale", "stale", GREY),
-        ):
-            if any(getattr(item, name).entries for item in standings):
-                handles.append(Patch(color=color, label=label))
-        if comparison.committed_index is not None and comparison.committed_index >= 0:
-            axes.axvline(comparison.committed_index + 1, color=GREEN, linewidth=1.6)
-            handles.append(Patch(color=GREEN, label=f"committed up to {number_text(comparison.committed_index)}"))
-        axes.set_yticks(range(len(standings)), [short_name(item.node) for item in standings])
-        axes.set_ylim(len(standings) - 0.4, -0.6)
-        axes.set_xlabel("index")
+        for overlay in overlays:
+            for place, start, end in overlay.parts:
+                axes.barh(place, end - start, left=start, height=0.55, color=overlay.color)
+            if overlay.parts:
+                handles.append(Patch(color=overlay.color, label=overlay.label))
+        if line is not None:
+            axes.axvline(line[1], color=GREEN, linewidth=1.6)
+            handles.append(Patch(color=GREEN, label=line[0]))
+        axes.set_yticks(range(len(bars)), [short_name(name) for name, *_ in bars])
+        axes.set_ylim(len(bars) - 0.4, -0.6)
+        axes.set_xlabel(x_label)
         axes.xaxis.set_major_formatter(lambda value, _: number_text(value))
         axes.grid(axis="x")
         axes.set_axisbelow(True)
         figure.legend(handles=handles, loc="outside lower left", ncols=len(handles), handlelength=1, handleheight=1)
         return figure
+
+
+def replica_ranges(comparison: Comparison) -> Figure:
+    """The indexes on each replica, and those that no other replica has."""
+    standings, committed = comparison.standings, comparison.committed_index
+    overlays = [
+        Overlay(
+            label,
+            color,
+            [(n, first, last + 1) for n, item in enumerate(standings) for first, last in getattr(item, name).ranges],
+        )
+        for name, label, color in (
+            ("alone", "only on this replica", ORANGE),
+            ("damaged", "damaged", RED),
+            ("unclear", "cannot tell", PURPLE),
+            ("stale", "stale", GREY),
+        )
+    ]
+    is_known = committed is not None and committed >= 0
+    line = (f"committed up to {number_text(committed)}", committed + 1) if is_known and committed is not None else None
+    bars = [(item.node, max(item.begin_index, 0), item.end_index + 1) for item in standings]
+    return draw_replicas(replicas_title(comparison), bars, overlays, "index", line)
+
+
+def replica_positions(found: CommitLogComparison) -> Figure:
+    """The positions of CommitLogs on each replica, and those that are damaged or that another master wrote."""
+    members = found.verdict.members
+    overlays = [
+        Overlay(
+            label,
+            color,
+            [(n, first, last + 1) for n, item in enumerate(members) for first, last in getattr(item, name).ranges],
+        )
+        for name, label, color in (
+            ("diverged", "of another master", ORANGE),
+            ("damaged", "damaged or missing", RED),
+            ("unclear", "cannot tell", PURPLE),
+        )
+    ]
+    bars = [(state.node, state.begin, state.end) for state in found.states]
+    return draw_replicas(positions_title(found), bars, overlays, "byte of the CommitLog")
+
+
+def positions_title(found: CommitLogComparison) -> str:
+    """Whether the replicas have the same bytes, and how far they lag."""
+    first = found.first_difference
+    at = first.byte if first is not None and first.byte is not None else found.common_prefix
+    text = "Where replicas have the same position, they have the same bytes"
+    if first is not None:
+        text = f"The replicas differ from byte {number_text(at)} on ({first.verdict})"
+    behind = [
+        f"{short_name(member.node)} is {bytes_text(member.ahead_bytes)} behind {short_name(member.ahead or '')}"
+        for member in found.verdict.members
+        if member.ahead_bytes
+    ]
+    damaged = [
+        f"{short_name(state.node)} has {bytes_text(state.damaged_bytes)} damaged or missing"
+        for state in found.states
+        if state.damaged_bytes
+    ]
+    return f"{'; '.join([text, *damaged])}; {', '.join(behind) or 'none is behind'}."
 
 
 def replicas_title(comparison: Comparison) -> str:

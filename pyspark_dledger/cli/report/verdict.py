@@ -9,6 +9,7 @@ from pyspark_dledger.cli.output.rows import Row
 from pyspark_dledger.cli.report.facts import Facts
 from pyspark_dledger.cli.report.number_words import bytes_text, count_text, number_text
 from pyspark_dledger.format.json_text import printable
+from pyspark_dledger.log.recovery.silent_damage import SILENT_CODES
 from pyspark_dledger.log.verify.findings import CODES, ERROR, INFO, WARNING
 from pyspark_dledger.rocketmq.tables.audit_table import MESSAGE_NOT_IN_QUEUE
 
@@ -32,7 +33,7 @@ class Verdict:
 
 def verdicts(facts: Facts) -> list[Verdict]:
     """The answers to all questions that apply to one store, in the order of the page."""
-    rules = (_contents, _damage, _committed, _stop, _restart, _queues, _consumers)
+    rules = (_contents, _damage, _committed, _stop, restart, _queues, _consumers)
     return [found for rule in rules for found in rule(facts)]
 
 
@@ -120,7 +121,8 @@ def _stop(facts: Facts) -> Iterator[Verdict]:
         yield Verdict(GOOD, question, "Yes: no abort file exists.", "state")
 
 
-def _restart(facts: Facts) -> Iterator[Verdict]:
+def restart(facts: Facts) -> Iterator[Verdict]:
+    """What the versions for this store would do, the worst ones named."""
     question = "What would a restart do?"
     rows = relevant_recoveries(facts)
     if not rows:
@@ -130,18 +132,25 @@ def _restart(facts: Facts) -> Iterator[Verdict]:
     alike = sorted(row["version"] for row in rows if all(row[name] == worst[name] for name in same))
     names = f"{worst['software']} {enumerated(alike)}"
     if not worst["starts"]:
-        text = f"{names} would not start ({worst['outcome']}): {worst['reason']}."
+        how = "" if facts.is_plain else f" ({worst['outcome']})"
+        text = f"{names} would not start{how}: {worst['reason']}."
         yield Verdict(BAD, question, text, "restart")
     elif worst["lost"] or worst["dropped"]:
         spans = ", ".join(span_text(*span) for span in worst["lost"])
         committed = f"; {spans} are committed" if worst["lost"] else ""
-        text = f"{names} would drop {count_text(worst['dropped'], 'entry')}{committed}."
+        what = f"{count_text(worst['dropped'], 'entry', 'entries')}{committed}"
+        if facts.is_plain:
+            what = f"{count_text(worst['dropped'], 'message')}, positions {spans}"
+        text = f"{names} would drop {what}."
         yield Verdict(BAD if worst["lost"] else WARN, question, text, "restart")
     else:
         cut = max(row["consumeQueueUnitsCut"] for row in rows)
         units = f", cut up to {count_text(cut, 'ConsumeQueue unit')} and rebuild them" if cut else ""
-        kept = "keep every entry" if facts.state["endIndex"] >= 0 else "open it and find no entries"
-        yield Verdict(GOOD, question, f"{names} would {kept}{units}.", "restart")
+        damaged = sum(facts.findings.counts[code] for code in SILENT_CODES)
+        also = f", {count_text(damaged, 'damaged one')} too, and serve what is damaged" if damaged else ""
+        entry = "message" if facts.is_plain else "entry"
+        kept = f"keep every {entry}{also}" if facts.total["entries"] else "open it and find no entries"
+        yield Verdict(WARN if damaged else GOOD, question, f"{names} would {kept}{units}.", "restart")
 
 
 def enumerated(texts: list[str]) -> str:
@@ -153,6 +162,8 @@ def enumerated(texts: list[str]) -> str:
 def relevant_recoveries(facts: Facts) -> list[Row]:
     """The recoveries of software for this kind of store, the worst first: brokers, else DLedger of this format."""
     brokers = [row for row in facts.recoveries if row["software"] == "RocketMQ"]
+    # Versions older than the store cannot have run on it.
+    brokers = [row for row in brokers if not row.get("isTooOld")] or brokers
     kinds = facts.total["kinds"]
     is_04 = facts.state["dialect"] == "0.4" or "noop" in kinds or "config" in kinds
     return worst_first(brokers or [row for row in facts.recoveries if row["version"].startswith("0.4") == is_04])

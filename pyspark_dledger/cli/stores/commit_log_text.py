@@ -58,11 +58,12 @@ def _state_row(state: Row) -> Row:
 def _epoch_rows(found: CommitLogComparison) -> Iterator[Row]:
     for epoch, extents in found.epochs.items():
         yield {"epoch": epoch} | {
-            state.node: _extent(extents[state.node]) if state.node in extents else None for state in found.states
+            state.node: extent_text(extents[state.node]) if state.node in extents else None for state in found.states
         }
 
 
-def _extent(extent: tuple[int, int]) -> str:
+def extent_text(extent: tuple[int, int]) -> str:
+    """The positions of an epoch."""
     start, end = extent
     return f"from {start}" if end == INT64_MAX else f"{start} to {end}"
 
@@ -96,7 +97,14 @@ def lost_text(verdict: CommitLogVerdict) -> str:
         parts.append(
             f"cannot tell for positions {ranges_text(verdict.unclear)}: copies differ, and no checksum decides"
         )
-    return "; ".join(parts) or "nothing"
+    yet = [
+        f"{member.node} would lose {member.truncation.confirmed_bytes} confirmed bytes as slave of {member.ahead}"
+        for member in verdict.members
+        if member.truncation is not None and member.truncation.confirmed_bytes
+    ]
+    if yet and not parts:
+        parts.append("nothing yet")
+    return "; ".join([*parts, *yet]) or "nothing"
 
 
 def member_text(member: MemberVerdict) -> str:
@@ -107,10 +115,9 @@ def member_text(member: MemberVerdict) -> str:
         where = ranges_text(member.unclear)
         return f"may be damaged: no check tells if its copy of positions {where} is intact; do not let it be the master"
     if member.start == "master":
-        losses = f"others would lose their own messages at {ranges_text(member.overwrites)}"
-        return (
-            f"may start and be the master: {losses if member.overwrites.entries else 'no replica would lose anything'}"
-        )
+        losers = " and ".join(member.overwritten)
+        losses = f"{losers} would lose what only another master wrote, {ranges_text(member.overwrites)}"
+        return f"may start and be the master: {losses if losers else 'no replica would lose anything'}"
     point = member.truncation
     by = f"is ahead by {member.ahead_bytes} bytes" if member.ahead_bytes > 0 else "is of a later epoch"
     text = f"may start, and must not be the master: {member.ahead} {by}"
@@ -136,9 +143,20 @@ def _reasons(member: MemberVerdict) -> Iterator[str]:
     elif member.missing is not None:
         low, high = member.missing
         yield f"it cannot follow {member.ahead}, which no longer has positions {range_text(low, high)}"
-    elif member.diverged.entries:
+    elif not member.can_follow:
         where = ranges_text(member.diverged)
         yield f"another master wrote its messages at positions {where}, and nothing truncates them all"
+
+
+MEANINGS = {
+    "same": "all replicas have the same bytes",
+    "damaged": "damaged or missing on these replicas",
+    "otherBytes": "copies differ, and no checksum decides",
+    "diverged": "another master wrote them, or the replicas lack what the last one wrote",
+    "behind": "not yet on these replicas",
+    "expired": "deleted on these replicas, as old files are",
+}
+"""What a verdict on bytes of CommitLogs means."""
 
 
 def truncation_text(point: ConsistentPoint) -> str:
@@ -182,14 +200,14 @@ def ranges_text(ranges: Ranges) -> str:
     return ", ".join(shown) + (" and more" if len(ranges.ranges) > _MAX_RANGES else "")
 
 
-def difference_sentences(found: CommitLogComparison) -> Iterator[str]:
-    """What was found: the first difference, the common prefix, truncations, and lost ends."""
+def difference_sentences(found: CommitLogComparison, with_points: bool = True) -> Iterator[str]:
+    """What was found: the first difference, the common prefix, truncations (`with_points`), and lost ends."""
     if found.first_difference is None:
         yield "no difference: where replicas have the same position, they have the same bytes"
     else:
         yield from _first(found.first_difference)
     yield f"common prefix: up to {found.common_prefix}"
-    for point in found.consistent_points:
+    for point in found.consistent_points if with_points else ():
         if point.pos is None:
             yield f"{point.slave} cannot follow {point.master}: Java finds no consistent point in their epochs"
         elif point.lost_bytes or not point.is_common:

@@ -9,7 +9,8 @@ from pyspark_dledger.format.spec import DLEDGER, SurveyRequest
 from pyspark_dledger.log.io.store_engine import engine_of
 from pyspark_dledger.log.store_view import StoreView
 
-_CODES = frozenset(("bodyCrc", "messageStructure", "messageOffset", "messageCrc", "propertyCrc"))
+SILENT_CODES = frozenset(("bodyCrc", "messageStructure", "messageOffset", "messageCrc", "propertyCrc"))
+"""Findings about such entries."""
 MAX_LISTED = 100
 """Entries listed of each file and kind; `verify` counts the others."""
 
@@ -34,5 +35,5 @@ def silent_damage(store: StoreView) -> Iterator[SilentDamage]:
         request = SurveyRequest(segment, segment.base, end, verify_crc=True, max_problems=MAX_LISTED)
         for problem in engine_of(store.engine.NAME, segment).survey(request).problems:
             is_moved = problem.code == "messageOffset" and segment.source == DLEDGER and not segment.check_pos
-            if problem.code in _CODES and not is_moved:
+            if problem.code in SILENT_CODES and not is_moved:
                 yield SilentDamage(problem.index, problem.pos, segment.path, problem.code, problem.text)

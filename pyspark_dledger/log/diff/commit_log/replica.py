@@ -59,8 +59,8 @@ class CommitLogReplica:
 
     @property
     def confirm_offset(self) -> int | None:
-        """The end of what was confirmed by the last checkpoint; None if the broker wrote none."""
-        return self.checkpoint.confirm_phy_offset or None
+        """The end of what was confirmed by the last checkpoint; None outside controller mode, and if there is none."""
+        return self.checkpoint.confirm_phy_offset or None if self.epochs else None
 
     def segment_at(self, pos: int) -> int | None:
         """The number of the segment with position `pos`; None without one."""

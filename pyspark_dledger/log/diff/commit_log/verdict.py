@@ -25,7 +25,8 @@ class MemberVerdict:
 
     ``ahead`` is the replica to follow, ``ahead_bytes`` what it has after this one's end. ``truncation`` is where Java
     would truncate this one to follow it; None outside controller mode. ``missing`` are positions that it needs and
-    ``ahead`` has expired. ``overwrites`` are diverged positions of others, which they lose if they follow this one.
+    ``ahead`` has expired; ``can_follow`` is false if it keeps messages of another master. ``overwrites`` are positions
+    that the replicas ``overwritten`` lose if they follow this one.
     """
 
     node: str
@@ -40,7 +41,9 @@ class MemberVerdict:
     ahead_bytes: int
     truncation: ConsistentPoint | None
     missing: tuple[int, int] | None
+    can_follow: bool
     overwrites: Ranges
+    overwritten: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -111,6 +114,7 @@ def _member(
     follows_from = -1 if truncation is None or truncation.pos is None else truncation.pos
     cannot_follow = any(row.first_pos < follows_from or truncation is None for row in own[DIVERGED])
     cannot_follow |= truncation is not None and truncation.pos is None
+    lost_by_others = [] if is_behind else [row for row in rows if row.verdict == DIVERGED]
     if own[DAMAGED] or lost_end is not None or (is_behind and (missing or cannot_follow)):
         start = NO
     else:
@@ -128,7 +132,9 @@ def _member(
         ahead_bytes=max(first.end - state.end, 0) if is_behind else 0,
         truncation=truncation if is_behind else None,
         missing=missing,
-        overwrites=Ranges() if is_behind else _ranges(row for row in rows if row.verdict == DIVERGED),
+        can_follow=not cannot_follow,
+        overwrites=_ranges(lost_by_others),
+        overwritten=tuple(sorted({node for row in lost_by_others for node in row.nodes})),
     )
 
 

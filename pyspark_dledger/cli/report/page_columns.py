@@ -1,0 +1,191 @@
+"""The columns of the tables on a report's page."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark_dledger.cli.output.rows import Row
+
+
+@dataclass(frozen=True)
+class PageColumn:
+    """A column of a table on the page. `name` is the key in the rows.
+
+    `kind` is ``text``, ``code``, ``name`` (of a file), ``time``, ``int``, ``id`` (an integer that is no count),
+    ``bytes``, ``ms`` (milliseconds), ``rate`` or ``share``. An optional column is left out if all rows have 0.
+    """
+
+    name: str
+    title: str
+    kind: str = "int"
+    is_optional: bool = False
+
+    @property
+    def is_number(self) -> bool:
+        return self.kind in ("int", "bytes", "ms", "rate", "id", "share")
+
+    def has_values(self, rows: list[Row]) -> bool:
+        """Whether any row has a value to show."""
+        nothing: tuple[Any, ...] = (None, "", [], 0) if self.is_optional else (None, "", [])
+        return any(row[self.name] not in nothing for row in rows)
+
+
+def _columns(text: str) -> list[PageColumn]:
+    """Parses a line ``name kind Title`` for each column; ``kind?`` is optional."""
+    found = []
+    for line in text.strip().splitlines():
+        name, kind, title = line.split(None, 2)
+        found.append(PageColumn(name, title, kind.removesuffix("?"), kind.endswith("?")))
+    return found
+
+
+_SPECS = {
+    "segments": """
+        segment name File
+        source text Source
+        entries int Entries
+        firstIndex int First index
+        lastIndex int Last index
+        lastTerm id Last term
+        usedBytes bytes Used
+        corruptBytes bytes? Corrupt
+        staleBytes bytes? Stale
+        findings int? Findings
+        blankBytes bytes? Blank
+        unwrittenBytes bytes? Unwritten
+        firstStoreTimestamp time First stored
+        lastStoreTimestamp time Last stored
+    """,
+    "topics": """
+        topic text Topic
+        queues int Queues
+        messages int Messages
+        bytes bytes Bytes
+        share share Share
+        messagesPerSecond rate Messages/s
+        sizeP50 bytes Size, median
+        sizeP99 bytes Size, 99 %
+        bornToStoreP50 ms Latency, median
+        bornToStoreP99 ms Latency, 99 %
+        firstStoreTimestamp time First stored
+        lastStoreTimestamp time Last stored
+    """,
+    "terms": """
+        term id Term
+        entries int Entries
+        bytes bytes Bytes
+        firstIndex int First index
+        lastIndex int Last index
+        firstStoreTimestamp time First stored
+        lastStoreTimestamp time Last stored
+    """,
+    "gaps": """
+        length ms Duration
+        start time From
+        end time To
+    """,
+    "restart": """
+        name text Version
+        outcome text Outcome
+        endIndex int Last index
+        committedIndex int Committed index
+        maxPhyOffset int End of the log, byte
+        confirmOffset int Confirmed up to byte
+        dropped int Entries dropped
+        droppedMessages int Messages dropped
+        lost text Committed ones
+        lostPositions text Positions dropped
+        filesDeleted int? Files deleted
+        consumeQueueUnitsCut int? ConsumeQueue units cut
+    """,
+    "findings": """
+        file code File
+        offset int At byte
+        index int Index
+        expected text Expected
+        found text Found
+    """,
+    "audit": """
+        topic text Topic
+        queueId id Queue
+        queueOffset int Queue offset
+        commitLogOffset int CommitLog offset
+        expected text Expected
+        found text Found
+    """,
+    "groups": """
+        consumerGroup text Group
+        queues int Queues
+        lag int Lag
+        lost int Lost
+    """,
+    "consumers": """
+        consumerGroup text Group
+        topic text Topic
+        queueId id Queue
+        consumerOffset int Consumer offset
+        minOffset int First offset
+        maxOffset int End offset
+        lag int Lag
+        lost int Lost
+    """,
+    "standings": """
+        node text Node
+        beginIndex int First index
+        endIndex int Last index
+        endTerm id Last term
+        committedIndex int Committed index
+        committedFrom text Proof
+        lagEntries int Lag, entries
+        lagBytes bytes Lag, bytes
+        alone int? Only here
+        damaged int? Damaged
+        unclear int? Cannot tell
+        stale int? Stale
+    """,
+    "diff": """
+        firstIndex int First index
+        lastIndex int Last index
+        verdict text Verdict
+        nodes text Nodes
+        damaged text Damaged on
+        intact text Intact on
+        terms text Terms
+        meaning text Meaning
+    """,
+    "positions": """
+        node text Node
+        begin int First byte
+        end int End, byte
+        files int Files
+        missing text Missing
+        short text Short files
+        epoch id Last epoch
+        confirmOffset int Confirmed up to byte
+        lagBytes bytes Lag
+        damagedBytes bytes? Damaged
+        divergedBytes bytes? Diverged
+    """,
+    "truncations": """
+        slave text Slave
+        master text Of master
+        pos int Truncated at byte
+        lostBytes bytes Loses
+        confirmedBytes bytes? Confirmed ones
+        problem text Problem
+    """,
+    "positionDiff": """
+        firstPos int First byte
+        lastPos int Last byte
+        verdict text Verdict
+        nodes text Nodes
+        damaged text Damaged on
+        intact text Intact on
+        terms text Epochs
+        meaning text Meaning
+    """,
+}
+
+COLUMNS = {name: _columns(text) for name, text in _SPECS.items()}
+"""The columns of each table on the page."""
