@@ -12,7 +12,6 @@ from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Filters, IntFilter, ScanRequest, Segment
 from pyspark_dledger.log.committed import Bound, check_replicas, committed_bound
 from pyspark_dledger.log.gaps import FileGap, gap_batches
-from pyspark_dledger.log.healed_store import HealedStore
 from pyspark_dledger.log.io.store_engine import engine_of
 from pyspark_dledger.log.options import Offset, ReadOptions
 from pyspark_dledger.log.store_view import StoreView
@@ -76,8 +75,10 @@ def plan_read(store: StoreView, columns: tuple[str, ...], options: ReadOptions, 
 
     Raises StoreError if the replicas contradict the store, or if read_committed finds no committed index.
     """
-    if options.heal and not isinstance(store, HealedStore):
-        store = HealedStore(store)
+    if options.heal:
+        from pyspark_dledger.log.healed_store import HealedStore  # loads pyarrow
+
+        store = store if isinstance(store, HealedStore) else HealedStore(store)
     bound = committed_bound(store, options) if store.ledger_segments else Bound(None, None)
     if store.replicas:
         check_replicas(store, bound.index)
