@@ -25,6 +25,8 @@ from pyspark_dledger.cli.report.drawing import (
 )
 from pyspark_dledger.cli.report.number_words import bytes_text, count_text, duration_text, number_text, percent_text
 from pyspark_dledger.cli.report.timeline import Timeline
+from pyspark_dledger.log.salvage.plan import SalvagePlan
+from pyspark_dledger.log.salvage.plan_rows import LEFT_OUT, PlanRow, plan_rows
 
 _MAX_BARS = 24
 """A figure has at most this many rows of bars."""
@@ -369,3 +371,50 @@ def _event_text(what: str) -> str:
     for recorded, text in _EVENT_WORDS.items():
         what = what.replace(recorded, text)
     return what
+
+
+# 05: a salvage
+
+
+def salvage_ranges(plan: SalvagePlan) -> Figure:
+    """Where each source has no intact copy, and which one each range of the restored log comes from.
+
+    Thin ranges are drawn a little wider, so that they can be seen.
+    """
+    rows = [row for row in plan_rows(plan) if row.action != LEFT_OUT]
+    start, end = min(row.pos for row in rows), max(row.pos + row.size for row in rows)
+    least = (end - start) / 300
+    names = list(plan.names)
+    colors = dict(zip(names, (BLUE, GREEN, PURPLE, SKY, ORANGE), strict=False))
+    donors = {row.donor for row in rows}
+    damaged = {name: [row for row in rows if name not in row.sources] for name in names}
+    with styled():
+        figure = titled(1.7 + 0.36 * len(names), _salvage_title(damaged, rows))
+        axes = figure.subplots()
+        for place, name in enumerate(names):
+            axes.barh(
+                place, (end - start) / 1024, height=0.6, left=start / 1024, color=colors.get(name, GREY), alpha=0.3
+            )
+            for row in damaged[name]:
+                axes.barh(place, max(row.size, least) / 1024, height=0.6, left=row.pos / 1024, color=RED)
+        for row in sorted(rows, key=lambda row: -row.size):
+            color = colors.get(row.donor, GREY) if row.donor is not None else RED
+            axes.barh(len(names), max(row.size, least) / 1024, height=0.6, left=row.pos / 1024, color=color)
+        axes.set_yticks(range(len(names) + 1), [*map(_short, names), "result"])
+        axes.set_ylim(len(names) + 0.6, -0.6)
+        axes.set_xlabel("position in the log, KiB; white in the result: the unused end of a file")
+        handles = [
+            Patch(color=RED, label="not intact"),
+            *(Patch(color=colors[n], label=f"from {_short(n)}") for n in sorted(colors.keys() & donors)),
+        ]
+        figure.legend(handles=handles, loc="outside lower left", ncols=4, handlelength=1, handleheight=1)
+        return figure
+
+
+def _salvage_title(damaged: dict[str, list[PlanRow]], rows: Sequence[PlanRow]) -> str:
+    parts = [f"{_short(name)} in {count_text(len(found), 'range')}" for name, found in damaged.items() if found]
+    if not parts:
+        return "Each replica has the whole log intact."
+    lost = sum(row.donor is None for row in rows)
+    outcome = f"{count_text(lost, 'range')} is intact nowhere" if lost == 1 else f"{lost} ranges are intact nowhere"
+    return f"Not intact: {_and(parts)}; {outcome if lost else 'each range is intact on another replica'}."

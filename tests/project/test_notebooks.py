@@ -30,6 +30,7 @@ NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 CHANGING = re.compile(r"0x[0-9a-f]{6,}|/[^\s'\"]*/dledger-[a-z0-9_]{8}")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 WITH_SPARK = "03-log-and-consumequeue"
+WITH_REPLICAS = ("02-replicas", "05-salvage")
 STORE_LINE = re.compile(r"^STORE = .*$", re.MULTILINE)
 
 
@@ -63,9 +64,9 @@ def figures(notebook: nbformat.NotebookNode) -> list[int]:
     ]
 
 
-def test_there_are_four_notebooks_and_the_readme_names_each() -> None:
+def test_there_are_five_notebooks_and_the_readme_names_each() -> None:
     readme = (FOLDER / "README.md").read_text()
-    assert len(NOTEBOOKS) == 4
+    assert len(NOTEBOOKS) == 5
     assert [path.name for path in NOTEBOOKS if f"({path.name})" not in readme] == []
 
 
@@ -164,6 +165,11 @@ STORES: dict[str, dict[str, Make]] = {
         for name in ("plain-commitlog", "no-index", "no-consumequeue", "no-messages", "log-files-only")
     },
     "04-time": SINGLE_STORES,
+    "05-salvage": {
+        "different-logs": lambda folder: [*case("mq-plain")(folder), *case("mq-plain-crc")(folder)],
+        "no-messages": case("raw-three", *(f"dledger-{member}" for member in MEMBERS)),
+        "one-path": case("mq-498-single"),
+    },
 }
 # What a cell prints instead of a figure or a table, by notebook and store.
 SAYS = {
@@ -178,6 +184,9 @@ SAYS = {
     ("03-log-and-consumequeue", "no-messages"): "the log has no messages",
     ("03-log-and-consumequeue", "log-files-only"): "found a log folder without its root",
     ("04-time", "no-messages"): "the log has no messages with times",
+    ("05-salvage", "different-logs"): "the logs diverged",
+    ("05-salvage", "no-messages"): "no copy is damaged",
+    ("05-salvage", "one-path"): "heal needs replicas",
     ("04-time", "no-index"): "only the bundled store has a record of events",
 }
 # These lack nothing that the notebook shows.
@@ -229,7 +238,7 @@ def test_a_notebook_runs_on_another_store_and_leaves_it_as_it_was(
     given = [str(store) for store in STORES[path.stem][name](tmp_path)]
     before = fingerprint(tmp_path)
     cells = [cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
-    value = given if path.stem == "02-replicas" else given[0]
+    value = given if path.stem in WITH_REPLICAS else given[0]
     cells[0], count = STORE_LINE.subn(lambda _: f"STORE = {value!r}", cells[0])
     assert count == 1
     printed, shown = run_cells(shell, cells)
