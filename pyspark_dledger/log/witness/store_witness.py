@@ -35,7 +35,7 @@ class StoreWitness:
     node_dir: str | None
     root: str | None
     start: int = 0
-    moment: str = field(default="", compare=False)
+    moment: str = field(default="", compare=False, repr=False)
 
     def known_entries(self, segment: Segment) -> KnownEntries:
         """See `spec.Witness`. A file that cannot be read is no witness; a remote one raises StoreError."""
