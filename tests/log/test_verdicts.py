@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable
 from itertools import permutations
@@ -128,7 +129,12 @@ def test_diff_salvage_and_lost_agree_on_copies_that_differ(
     rows = [row for row in plan_rows(plan) if row.action == "undecided"]
     assert [(row.first_index, row.last_index) for row in rows] == [(unknown, unknown)]
     assert main(["lost", *paths]) == 1
-    assert f"lost for good: cannot tell for 1 entry, {unknown}: copies differ" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert f"lost for good: cannot tell for 1 entry, {unknown}: copies differ" in text
+    assert "\nlost on some replicas and intact on others: 1 message\n" in text
+    assert main(["lost", *paths, "--json"]) == 1
+    (row,) = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    assert (row["index"], row["lostOn"], row["intactOn"]) == (known, ["n2"], ["n0", "n1"])
     assert main(["diff", *paths]) == 1
     steps = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("next: "))
     assert "--to NEW --undecided majority" in steps and "--columns index,body,properties" in steps

@@ -322,7 +322,7 @@ def test_a_count_is_a_minimum_where_nothing_is_known(tmp_path: Path) -> None:
     overwrite(tmp_path, store.rows[4])
     (found,) = lost_of(tmp_path)
     assert (found["entries"], found["witnesses"]) == (None, [])
-    assert count_of(lost_in_group([open_log(tmp_path)], raise_error)) == (0, False)
+    assert count_of(lost_in_group(open_log(tmp_path), raise_error).messages) == (0, False)
 
 
 # Counts of other verbs

@@ -46,8 +46,7 @@ def run(args: argparse.Namespace, out: Output) -> int:
     logs: list[Log] = [log, *log.replicas]
     failed: list[UnreadableError] = []
     names = Candidates(_lines(args.candidates), logs) if args.candidates is not None else None
-    found = lost_in_group(logs, failed.append, out.progress)
-    unclear = _unclear(log)
+    found, unclear = lost_in_group(log, failed.append, out.progress)
     out.progress.clear()
     rows = _rows(found, names)
     if args.json:
@@ -60,16 +59,6 @@ def run(args: argparse.Namespace, out: Output) -> int:
     for error in dict.fromkeys(map(str, failed)):
         note(f"{error}: what it knows is missing here")
     return FINDINGS if found or failed or unclear.entries else CLEAN
-
-
-def _unclear(log: Log) -> Ranges:
-    """The entries whose copies differ, and no check tells which is intact."""
-    from pyspark_dledger.log.diff.comparison import compare
-    from pyspark_dledger.log.diff.ranges import Ranges
-
-    if not log.replicas or not any(one.ledger_segments for one in (log, *log.replicas)):
-        return Ranges()
-    return compare(log).verdict.unclear_entries
 
 
 def _lines(file: str) -> list[str]:

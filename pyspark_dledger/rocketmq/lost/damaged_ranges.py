@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ from pyspark_dledger.log.plan import plan_between, plan_up_to, read_partition
 from pyspark_dledger.log.store_view import StoreView
 
 COLUMNS = ("kind", "source", "pos", "size", "index", "problem", "storeTimestamp", "topic", "queueId", "queueOffset")
+_CONTRADICTED = "expected the bytes that another replica has, or that units confirm, found others"
 
 Progress = Callable[[int, int], None]
 
@@ -76,6 +77,21 @@ def damaged_ranges(
     return found.ranges
 
 
+def contradicted_ranges(log: StoreView, places: Iterable[tuple[int, int]]) -> Iterator[DamagedRange]:
+    """The rows in places of the log that look whole, although the comparison with replicas says that they are damaged.
+
+    Row boundaries are expected at both positions of a place.
+    """
+    options = ReadOptions(engine=log.options.engine)
+    for start, end in places:
+        partitions = plan_between(log, COLUMNS, options, Filters(), None, start, end)
+        for batch in (batch for partition in partitions for batch in read_partition(partition)):
+            for number in sorted({*range(batch.num_rows)} - {*damaged_rows(batch)}):
+                row = _row(batch, number)
+                here, stop = Neighbour(row["index"], row["storeTimestamp"]), row["pos"] + row["size"]
+                yield DamagedRange(row["pos"], stop, row["source"], _CONTRADICTED, here, here, row)
+
+
 def end_range(log: StoreView, ranges: list[DamagedRange]) -> DamagedRange:
     """What follows the end of the log and its damaged `ranges`."""
     last = log.ends.get(DLEDGER)
@@ -101,8 +117,7 @@ class _Collector:
         fillers = set(self._fillers.numbers(batch))
         for number in sorted({*damaged_rows(batch), *fillers}):
             self._pass(batch, at, number)
-            row = {name: batch[name][number].as_py() for name in COLUMNS if name != "storeTimestamp"}
-            row["storeTimestamp"] = _stored(batch, number)
+            row = _row(batch, number)
             if number in fillers:
                 row.update(self._fillers.known_at(row["pos"]), problem=PROBLEM)
             self._add_row(row)
@@ -143,6 +158,11 @@ def damaged_rows(batch: pa.RecordBatch) -> list[int]:
     """The numbers of the rows with a column problem whose bytes are damaged."""
     numbers: list[int] = np.flatnonzero(is_damage(batch["problem"], BORN_TIME)).tolist()
     return numbers
+
+
+def _row(batch: pa.RecordBatch, number: int) -> dict[str, Any]:
+    row = {name: batch[name][number].as_py() for name in COLUMNS if name != "storeTimestamp"}
+    return {**row, "storeTimestamp": _stored(batch, number)}
 
 
 def _stored(batch: pa.RecordBatch, number: int) -> int | None:

@@ -56,7 +56,7 @@ def plan(log: StoreView, options: ReadOptions) -> list[LostPart]:
 def read(part: LostPart) -> Iterator[pa.RecordBatch]:
     """The lost messages, in the order of the log. Raises StoreError if a witness cannot be read."""
     log = StoreView(part.path, part.options)
-    found = lost_in_group([log, *log.replicas], raise_error)
+    found = lost_in_group(log, raise_error).messages
     rows = (row_of(COLUMNS, lost) for lost in found)
     yield from batches_of(table_schema(COLUMNS), rows, part.options.max_batch_rows)
 
