@@ -113,7 +113,7 @@ int take_slot(uintptr_t begin, uintptr_t end) {
 
 MappedFile::MappedFile(const SegmentBytes& bytes) : path_(bytes.path), is_partial_(bytes.is_partial) {
   install_handler();
-  fd_ = open(bytes.local.c_str(), O_RDONLY | O_CLOEXEC);
+  fd_ = open(bytes.local.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd_ < 0) fail(path_, "cannot be opened", errno);
   struct stat status{};
   if (fstat(fd_, &status) != 0 || !S_ISREG(status.st_mode)) {

@@ -16,6 +16,7 @@ from pyspark_dledger.cli.arguments import with_flags
 from pyspark_dledger.cli.exit_codes import CLEAN, ERROR, INTERRUPTED, READ_EXITS
 from pyspark_dledger.cli.output.stream import Output, note
 from pyspark_dledger.errors import DLedgerError
+from pyspark_dledger.format.json_text import printable
 
 VERBS = {
     "dump": "print rows of the log or of another table",
@@ -145,11 +146,11 @@ def _set_encodings(as_json: bool) -> None:
 
 
 def _one_line(message: Warning | str, *_: object, **_named: object) -> str:
-    return f"dledger: {message}\n"
+    return f"dledger: {printable(str(message))}\n"
 
 
 class _Parser(argparse.ArgumentParser):
     """A parser whose errors are one line."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(ERROR, f"dledger: {message}: see {self.prog} --help\n")
+        self.exit(ERROR, f"dledger: {printable(message)}: see {self.prog} --help\n")

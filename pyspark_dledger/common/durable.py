@@ -2,16 +2,42 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from pathlib import Path
 
+PRIVATE_FOLDER = 0o700
+"""The mode of the folders of a store: its messages are for its user only."""
+_PRIVATE_FILE = 0o600
 
-def write_durably(file: Path, data: bytes) -> None:
-    """Create or overwrite a file; its folder entry is not yet durable. Raises OSError."""
-    with file.open("wb") as stream:
-        stream.write(data)
-        stream.flush()
-        os.fsync(stream.fileno())
+
+def open_own(file: Path, flags: int, mode: int = _PRIVATE_FILE) -> int:
+    """Open or create a file for writing. Raises OSError, also for a link, which could lead out of the store.
+
+    ``flags`` are those of ``os.open``; a new file gets ``mode``.
+    """
+    try:
+        descriptor = os.open(file, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, mode)
+    except OSError as error:
+        if not file.is_symlink():
+            raise
+        problem = "expected a file, found a symbolic link: remove it"
+        raise OSError(error.errno, problem, str(file)) from None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "expected a file, found something else: move it away", str(file))
+    return descriptor
+
+
+def write_durably(file: Path, data: bytes, mode: int = _PRIVATE_FILE) -> None:
+    """Create or overwrite a file; its folder entry is not yet durable. Raises OSError, as `open_own`."""
+    descriptor = open_own(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    try:
+        write_all(descriptor, data)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def write_at(descriptor: int, data: bytes | bytearray | memoryview, offset: int) -> None:
@@ -41,11 +67,11 @@ def sync_file(file: Path) -> None:
         os.close(descriptor)
 
 
-def make_dir(folder: Path) -> None:
+def make_dir(folder: Path, mode: int = 0o777) -> None:
     """Create a folder and its missing parents, durably. Raises OSError."""
     if not folder.is_dir():
-        make_dir(folder.parent)
-        folder.mkdir(exist_ok=True)
+        make_dir(folder.parent, mode)
+        folder.mkdir(mode, exist_ok=True)
         sync_dir(folder.parent)
 
 

@@ -102,20 +102,21 @@ def property_lines(data: bytes) -> Iterator[tuple[int, str, str]]:
 
 def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
     """Numbered lines without comments, blank lines and leading blanks; continued lines are joined."""
-    pending, first = "", 1
+    parts: list[str] = []
+    first = 1
     for number, line in enumerate(re.split(r"\r\n|\r|\n", text), 1):
         line = line.lstrip(_BLANKS)
-        if not pending and (not line or line[0] in "#!"):
-            continue
-        first = first if pending else number
-        line = pending + line
-        pending = ""
-        if (len(line) - len(line.rstrip("\\"))) % 2 == 0:
-            yield first, line
-        else:
-            pending = line[:-1]
-    if pending:
-        yield first, pending
+        if not parts:
+            first = number
+            if not line or line[0] in "#!":
+                continue
+        is_continued = (len(line) - len(line.rstrip("\\"))) % 2 == 1
+        parts.append(line[:-1] if is_continued else line)
+        if not is_continued:
+            yield first, "".join(parts)
+            parts = []
+    if any(parts):
+        yield first, "".join(parts)
 
 
 def _unescape(text: str) -> str:

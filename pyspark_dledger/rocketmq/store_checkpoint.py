@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from pyspark_dledger.common.durable import open_own
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.log.io.store_checkpoint import FILE, SIZE, StoreCheckpoint
 
@@ -15,7 +16,7 @@ def write_store_checkpoint(root: Path, checkpoint: StoreCheckpoint) -> None:
     The numbers are in one sector: a crash leaves the old ones or the new ones.
     """
     try:
-        descriptor = os.open(root / FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        descriptor = open_own(root / FILE, os.O_RDWR | os.O_CREAT)
         try:
             if os.fstat(descriptor).st_size != SIZE:
                 os.ftruncate(descriptor, SIZE)

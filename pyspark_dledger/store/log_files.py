@@ -22,7 +22,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from pyspark_dledger.common.durable import make_dir
+from pyspark_dledger.common.durable import PRIVATE_FOLDER, make_dir
 from pyspark_dledger.errors import DiskFullError, StoreError
 from pyspark_dledger.format.codec import encode_blank, record_struct
 from pyspark_dledger.format.encode.encoded import Bodies, Buffer
@@ -122,7 +122,7 @@ class LogFiles:
         config, node_dir = self._config, self._config.node_dir
         index_dir = node_dir / "index"
         for folder in (*config.all_data_dirs, index_dir):
-            make_dir(folder)
+            make_dir(folder, PRIVATE_FOLDER)
         data_files, data_size = load_data_files(
             {*config.all_data_dirs, *config.read_only_data_dirs}, config.data_file_size
         )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from pyspark_dledger.common.durable import make_dir
+from pyspark_dledger.common.durable import PRIVATE_FOLDER, make_dir
 from pyspark_dledger.errors import DiskFullError, StoreError
 from pyspark_dledger.format.codec import encode_blank, record_struct
 from pyspark_dledger.format.encode.encoded import Bodies, Buffer
@@ -66,7 +66,7 @@ class MmapFileStore(DLedgerStore):
         """See `DLedgerStore.startup`. With `services` the flush and clean threads run until shutdown."""
         if self._is_started:
             return
-        make_dir(self.config.node_dir)
+        make_dir(self.config.node_dir, PRIVATE_FOLDER)
         self._lock.acquire()
         self._is_disk_full = False
         self._files = LogFiles(self.config, self._engine)

@@ -52,7 +52,6 @@ SMALL_INDEX = ("--hash-slots", "100", "--index-units", "100")
     [("checkpoint", ["consumequeue"]), ("lock", ["consumequeue"]), ("lock", ["index", *SMALL_INDEX])],
     ids=["checkpoint-consumequeue", "lock-consumequeue", "lock-index"],
 )
-@pytest.mark.xfail(strict=True, raises=DefectShown, reason="rebuild opens files of the store through symbolic links")
 def test_rebuild_writes_through_no_link(tmp_path: Path, precious: Path, name: str, what: list[str]) -> None:
     root = write_store(tmp_path / "store")
     replace_by_link(root / name, precious)
@@ -61,7 +60,6 @@ def test_rebuild_writes_through_no_link(tmp_path: Path, precious: Path, name: st
 
 
 @pytest.mark.parametrize("name", ["lock", "checkpoint.tmp", "members.tmp"])
-@pytest.mark.xfail(strict=True, raises=DefectShown, reason="a node opens files of its store through symbolic links")
 def test_node_writes_through_no_link(tmp_path: Path, precious: Path, name: str) -> None:
     with closing(Nodes(tmp_path / "store", 1)) as group:
         group.start()
@@ -76,7 +74,6 @@ def test_node_writes_through_no_link(tmp_path: Path, precious: Path, name: str) 
 
 
 @pytest.mark.parametrize("name", ["lock", "checkpoint"])
-@pytest.mark.xfail(strict=True, raises=DefectShown, reason="a message node opens files of its store through links")
 def test_message_node_writes_through_no_link(tmp_path: Path, precious: Path, name: str) -> None:
     with closing(MessageNodes(tmp_path / "stores", 1)) as group:
         group.start()
@@ -96,7 +93,6 @@ def put_message(group: MessageNodes, job: str) -> None:
         client.put_messages(puts(rows(1), job=job))
 
 
-@pytest.mark.xfail(strict=True, raises=DefectShown, reason="export copies what links in config/ lead to")
 def test_export_copies_nothing_from_outside_the_store(tmp_path: Path, precious: Path) -> None:
     root = write_store(tmp_path / "store")
     (root / "config").mkdir()
@@ -130,7 +126,6 @@ def processor_seconds(work: Callable[[], object]) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(strict=True, raises=DefectShown, reason="config files are opened without a look at what they are")
 def test_fifo_does_not_stop_a_read_of_consumers(with_groups: Path) -> None:
     fifo = with_groups / "config" / "consumerOffset.json"
     os.mkfifo(fifo)
@@ -152,18 +147,16 @@ def test_fifo_does_not_stop_a_read_of_consumers(with_groups: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(
-    strict=True, raises=DefectShown, reason="the time to read a number grows with the square of its digits"
-)
-def test_long_number_in_a_config_file_costs_little_time(with_groups: Path) -> None:
-    (with_groups / "config" / "consumerOffset.json").write_bytes(b'{"offsetTable":{"a":' + b"9" * 10_000 + b"}}")
+@pytest.mark.parametrize("text", ["9", "-", '\\"', "1 "])
+def test_long_text_in_a_config_file_costs_little_time(with_groups: Path, text: str) -> None:
+    (with_groups / "config" / "consumerOffset.json").write_bytes(b'{"a":' + text.encode() * 10_000)
 
     def read() -> None:
         with suppress(DLedgerError):
             consumers(with_groups)
 
     seconds = processor_seconds(read)
-    should(seconds < 0.2, f"a number of 10000 digits takes {seconds:.1f} s")
+    assert seconds < 0.2
 
 
 @pytest.mark.slow

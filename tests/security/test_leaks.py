@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pyspark_dledger.cli.main import main
-from tests.known_defects import DefectShown, should
+from tests.known_defects import should
 from tests.security.small_store import write_store
 from tests.support.message_nodes import MessageNodes
 
@@ -36,9 +36,6 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
 
 
 @pytest.mark.parametrize("form", ["html", "json"])
-@pytest.mark.xfail(
-    strict=True, raises=DefectShown, reason="stores of one node id are named by their paths, which are not redacted"
-)
 def test_redacted_report_of_two_stores_has_no_path(tmp_path: Path, run: Run, form: str) -> None:
     stores = [write_store(tmp_path / "customer" / name, count) for name, count in (("first", 20), ("second", 15))]
     page = tmp_path / "page.html"
@@ -49,13 +46,11 @@ def test_redacted_report_of_two_stores_has_no_path(tmp_path: Path, run: Run, for
     should("customer" not in text, "the report has the folders of the stores")
 
 
-@pytest.mark.xfail(strict=True, raises=DefectShown, reason="errors about the output path show its credentials")
 def test_report_to_a_uri_prints_no_credentials(tmp_path: Path, run: Run) -> None:
     printed = run("report", write_store(tmp_path / "store"), "-o", "s3://USERKEY:USERSECRET@bucket/page.html")
     should("USERSECRET" not in printed and "USERKEY" not in printed, printed)
 
 
-@pytest.mark.xfail(strict=True, raises=DefectShown, reason="files and folders of a new store have modes of the umask")
 def test_new_store_is_for_its_user_only(tmp_path: Path) -> None:
     before = os.umask(0o022)
     try:
@@ -79,7 +74,6 @@ def test_new_store_is_for_its_user_only(tmp_path: Path) -> None:
     ],
     ids=["diff", "rebuild-consumequeue", "rebuild-index"],
 )
-@pytest.mark.xfail(strict=True, raises=DefectShown, reason="names of folders are printed as they are")
 def test_folder_name_controls_no_terminal(tmp_path: Path, run: Run, arguments: list[str]) -> None:
     store, other = write_store(tmp_path / "store\x1b[7m"), write_store(tmp_path / "other")
     printed = run(*(argument.format(store=store, other=other) for argument in arguments))
@@ -87,7 +81,6 @@ def test_folder_name_controls_no_terminal(tmp_path: Path, run: Run, arguments: l
     should(not CONTROL.search(printed), f"printed: {printed!r}")
 
 
-@pytest.mark.xfail(strict=True, raises=DefectShown, reason="names of folders are in the page as they are")
 def test_page_has_no_control_characters(tmp_path: Path, run: Run) -> None:
     stores = [write_store(tmp_path / "store\x1b[7m"), write_store(tmp_path / "other")]
     page = tmp_path / "page.html"
@@ -97,7 +90,6 @@ def test_page_has_no_control_characters(tmp_path: Path, run: Run) -> None:
     should(not CONTROL.search(text), "the page has control characters")
 
 
-@pytest.mark.xfail(strict=True, raises=DefectShown, reason="errors of the argument parser quote arguments as they are")
 def test_error_about_an_argument_has_no_control_characters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with suppress(SystemExit):
         main(["dump", str(tmp_path), "--limit", "\x1b[31m"])

@@ -27,6 +27,11 @@ class Output:
         self._size = 0
 
     def line(self, text: str) -> None:
+        """Print a line; characters that control a terminal are escaped."""
+        self.escaped_line(printable(text))
+
+    def escaped_line(self, text: str) -> None:
+        """Print a line that has no such characters."""
         self._lines.append(text)
         self._size += len(text) + 1
         if self.is_terminal or self._size >= _BLOCK:

@@ -73,9 +73,16 @@ def shown(value: Any, kind: str) -> str:
     return cell(value)
 
 
+def _printable(value: object) -> object:
+    """A text of a store without characters that nobody sees, or that change others. Drawings are made of such texts."""
+    return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
 def render(facts: Facts, made: str) -> str:
     """The page. `made` is the time, in the only line in which two pages of the same facts differ."""
-    environment = jinja2.Environment(autoescape=True, trim_blocks=False, undefined=jinja2.StrictUndefined)
+    environment = jinja2.Environment(
+        autoescape=True, trim_blocks=False, undefined=jinja2.StrictUndefined, finalize=_printable
+    )
     environment.filters["shown"] = shown
     environment.filters["with_values"] = lambda columns, rows: [each for each in columns if each.has_values(rows)]
     template = environment.from_string((files(__package__) / "template.html").read_text("utf-8"))

@@ -7,13 +7,15 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pyspark_dledger.cli.output.redact import redactor
 from pyspark_dledger.cli.output.rows import Row
 from pyspark_dledger.cli.report.facts import Facts, Listed
 from pyspark_dledger.log.diff.commit_log.comparison import CommitLogComparison
 from pyspark_dledger.log.diff.comparison import Comparison
+
+_Value = TypeVar("_Value")
 
 # Texts of Java and of this package, versions, names of files that are positions, and counts.
 _KEPT = (
@@ -31,17 +33,13 @@ def redacted(facts: Facts) -> Facts:
     alternatives = "|".join(map(re.escape, sorted(digests, key=len, reverse=True)))
     of_path = re.compile(rf"(?<![\w./-])(?:{alternatives})(?![\w.-])")
 
-    def without_paths(text: str | None) -> str | None:
-        return of_path.sub(lambda path: digests[path[0]], text) if text is not None else None
-
     def listed(found: Listed) -> Listed:
         rows = {code: [redact(row) for row in examples] for code, examples in found.examples.items()}
-        return Listed(found.counts, rows, without_paths(found.reason))
+        return replace(found, examples=rows)
 
     def recovery(row: Row) -> Row:
         topics = {str(redact({"topic": topic})["topic"]): count for topic, count in row["lostTopics"].items()}
-        texts = {"reason": without_paths(row["reason"]), "notes": [without_paths(note) for note in row["notes"]]}
-        return {**row, **texts, "lostTopics": topics}
+        return {**row, "lostTopics": topics}
 
     def topic(row: Row) -> Row:
         return redact({name: value for name, value in row.items() if name != "tags"})
@@ -51,7 +49,6 @@ def redacted(facts: Facts) -> Facts:
             found.consumers,
             groups=[redact(row) for row in found.consumers.groups],
             furthest=[redact(row) for row in found.consumers.furthest],
-            reason=without_paths(found.consumers.reason),
         )
         return replace(
             found,
@@ -64,37 +61,39 @@ def redacted(facts: Facts) -> Facts:
             audit=listed(found.audit),
             consumers=consumers,
             recoveries=[recovery(row) for row in found.recoveries],
-            no_recovery=without_paths(found.no_recovery),
             comparison=_comparison(found.comparison, digests),
-            comparison_sentences=[str(without_paths(text)) for text in found.comparison_sentences],
-            commit_logs=_commit_logs(found.commit_logs, without_paths),
-            name=without_paths(found.name),
+            commit_logs=_commit_logs(found.commit_logs),
             lost_queues=[redact(row) for row in found.lost_queues],
             others=[store(other) for other in found.others],
         )
 
-    return store(facts)
+    # Names of replicas and sentences contain paths, too.
+    return _with_texts(store(facts), lambda text: of_path.sub(lambda path: digests[path[0]], text))
 
 
-def _commit_logs(found: CommitLogComparison | None, text: Callable[[str], str | None]) -> CommitLogComparison | None:
-    """A comparison of CommitLogs without paths, and without the topic of the first difference."""
-    if found is None:
-        return None
-    first = found.first_difference
-    if first is not None:
-        found = replace(found, first_difference=replace(first, topic=None, queue_id=None, queue_offset=None))
+def _with_texts(value: _Value, change: Callable[[str], str]) -> _Value:
+    """A value with changed texts, also those in its dataclasses, tuples, lists and dicts."""
+    found: Any = value
+    if isinstance(found, str):
+        found = change(found)
+    elif is_dataclass(found):
+        changed = {field.name: _with_texts(getattr(found, field.name), change) for field in fields(found) if field.init}
+        found = replace(found, **changed)  # type: ignore[type-var]
+    elif isinstance(found, dict):
+        items = {_with_texts(name, change): _with_texts(item, change) for name, item in found.items()}
+        found = type(found)(items)  # also a Counter
+    elif isinstance(found, (list, tuple)):
+        parts = [_with_texts(item, change) for item in found]
+        found = type(found)(*parts) if hasattr(found, "_fields") else type(found)(parts)
+    return found
 
-    def changed(value: Any) -> Any:
-        if isinstance(value, str):
-            return text(value)
-        if is_dataclass(value) and not isinstance(value, type):
-            return replace(value, **{each.name: changed(getattr(value, each.name)) for each in fields(value)})
-        if isinstance(value, (tuple, list)):
-            return type(value)(changed(item) for item in value)
-        return {changed(key): changed(item) for key, item in value.items()} if isinstance(value, dict) else value
 
-    result: CommitLogComparison = changed(found)
-    return result
+def _commit_logs(found: CommitLogComparison | None) -> CommitLogComparison | None:
+    """A comparison of CommitLogs without the topic of the first difference."""
+    first = None if found is None else found.first_difference
+    if found is None or first is None:
+        return found
+    return replace(found, first_difference=replace(first, topic=None, queue_id=None, queue_offset=None))
 
 
 def _absolute(paths: Iterable[str]) -> set[str]:

@@ -66,7 +66,7 @@ class RowPrinter:
         if self._table != "log" and any(is_finding(self._table, row) for row in rows_of(batch, bytes)):
             self.code = FINDINGS
         for line in self._lines(batch.select(self._names)) if not self._is_silent else ():
-            self._out.line(line)
+            self._out.escaped_line(line)
 
     def _lines(self, batch: pa.RecordBatch) -> Iterator[str]:
         if self._is_json and self._redact is None:

@@ -17,6 +17,7 @@ from pyspark_dledger.cli.exit_codes import CLEAN, FINDINGS, read_exits
 from pyspark_dledger.cli.output.stream import Output, note
 from pyspark_dledger.cli.report import MARKER
 from pyspark_dledger.cli.stores.open_stores import open_store
+from pyspark_dledger.common.uris import local_target
 from pyspark_dledger.errors import OptionError, StoreError
 from pyspark_dledger.format.json_text import json_line
 from pyspark_dledger.log import Log
@@ -45,7 +46,9 @@ def run(args: argparse.Namespace, out: Output) -> int:
         _check_extra()
     log, compared = _open(args)
     target = (
-        None if args.json or args.output == "-" else _checked_target(Path(args.output), [log, *_replicas(compared)])
+        None
+        if args.json or args.output == "-"
+        else _checked_target(Path(local_target(args.output, "-o")), [log, *_replicas(compared)])
     )
 
     from pyspark_dledger.cli.report.facts import gather
@@ -66,7 +69,7 @@ def run(args: argparse.Namespace, out: Output) -> int:
     now = datetime.now(timezone.utc)
     page = render(facts, f" at {now:%Y-%m-%d %H:%M:%S} UTC")
     if target is None:
-        out.line(page)
+        out.escaped_line(page)
     else:
         _write(target, page)
         note(f"wrote {args.output}")

@@ -43,7 +43,7 @@ class SegmentFile:
         self.segment = segment
         try:
             path = segment.copy.path if segment.copy else segment.path
-            self._fd = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError as error:
             raise StoreError(f"{segment.path}: cannot be opened: {error.strerror}") from error
         status = os.fstat(self._fd)

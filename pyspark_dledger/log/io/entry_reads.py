@@ -12,7 +12,7 @@ from pyspark_dledger.errors import StoreError, UnreadableError
 from pyspark_dledger.format.codec import EntryHeader, IndexUnit, decode_entry_header, decode_index_unit, decode_records
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, ENTRY_MAGICS, INDEX_UNIT_SIZE, MESSAGE_HEADER
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Segment
-from pyspark_dledger.log.io.files import open_file, unreadable
+from pyspark_dledger.log.io.files import open_file, open_local, unreadable
 from pyspark_dledger.log.io.healed_path import HealedPath
 from pyspark_dledger.log.io.segment_listing import Listing, listing
 from pyspark_dledger.log.io.store_paths import HIGHEST_BASE
@@ -29,7 +29,7 @@ def read_at(path: str, offset: int, size: int) -> bytes:
     if isinstance(path, RemoteUri):
         return _read_remote_at(path, offset, size)
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = open_local(path)
     except OSError:
         return b""
     try:

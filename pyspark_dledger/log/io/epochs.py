@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from pyspark_dledger.format.epoch_file import FILE, FILES, Epoch, in_order, parse_epochs
-from pyspark_dledger.log.io.files import is_there
+from pyspark_dledger.log.io.files import is_there, read_start
 
 # A line has at most 31 bytes; nobody has a million elections.
 _MAX_BYTES = 32 * 1024 * 1024
@@ -27,8 +27,7 @@ def read_epochs(root: Path) -> tuple[tuple[Epoch, ...], str]:
         try:
             if not file.is_file():
                 continue
-            with file.open("rb") as stream:
-                found = parse_epochs(stream.read(_MAX_BYTES))
+            found = parse_epochs(read_start(file, _MAX_BYTES))
         except OSError as error:
             problems.append(f"{name} cannot be read ({error.strerror})")
             continue

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -142,16 +143,31 @@ def scan_folder(folder: Path) -> list[FolderEntry]:
         return list(entries)
 
 
+def open_local(path: str | Path) -> int:
+    """Open a local file for reading. Raises OSError, also for a FIFO or a device, whose reads could wait for ever."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a file", str(path))
+    return descriptor
+
+
+def read_start(file: Path, size: int) -> bytes:
+    """At most the first `size` bytes of a file. Raises OSError, for a remote file StoreError."""
+    with open_file(file) as opened:
+        return opened.read(0, size)
+
+
 def open_file(path: str | Path) -> OpenFile:
     """Open a file for reading. Raises OSError, for a remote file StoreError."""
     if isinstance(path, str) and not is_remote(path):
-        return LocalFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+        return LocalFile(open_local(path))
     file = path_of(path) if isinstance(path, str) else path
     if is_remote_path(file):
         from pyspark_dledger.log.io.remote_reads import RemoteFile
 
         return RemoteFile(cast(RemoteUri, str(file)))
-    return LocalFile(os.open(file, os.O_RDONLY | os.O_CLOEXEC))
+    return LocalFile(open_local(file))
 
 
 OnUnreadable = Callable[[UnreadableError], None]

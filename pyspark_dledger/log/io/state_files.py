@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from pyspark_dledger.format.state_files import Checkpoint, CurrentTerm, parse_checkpoint, parse_current_term
+from pyspark_dledger.log.io.files import read_start
 
 # Java writes about fifty bytes.
 _MAX_BYTES = 64 * 1024
@@ -38,8 +39,7 @@ def _read_replaced(node_dir: Path, name: str, parse: Callable[[bytes], Parsed]) 
             if not file.is_file():
                 problems.append(f"{candidate} is no file")
                 continue
-            with file.open("rb") as stream:
-                data = stream.read(_MAX_BYTES)
+            data = read_start(file, _MAX_BYTES)
         except OSError as error:
             problems.append(f"{candidate} cannot be read ({error.strerror})")
             continue

@@ -15,7 +15,15 @@ from pyspark_dledger.format.codec import decode_blank
 from pyspark_dledger.format.layout import ENTRY_MAGICS, is_segment_name
 from pyspark_dledger.format.message import has_message_magic
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Segment
-from pyspark_dledger.log.io.files import is_readable, is_remote_path, is_there, names_in, path_of, without_bucket
+from pyspark_dledger.log.io.files import (
+    is_readable,
+    is_remote_path,
+    is_there,
+    names_in,
+    path_of,
+    read_start,
+    without_bucket,
+)
 
 _NODE_PREFIX = "dledger-"
 _ACCEPTED = "a storePathRootDir, a dledger-<id>/ folder, a data/ or commitlog/ folder, or one segment file"
@@ -142,8 +150,7 @@ def _source_of(dirs: Iterable[Path], only: Path | None) -> str:
     for file in [only] if only is not None else files:
         if not file.is_file():
             continue
-        with file.open("rb") as stream:
-            head = stream.read(8)
+        head = read_start(file, 8)
         if has_message_magic(head, 0, len(head)):
             return COMMITLOG
         if (len(head) == 8 and decode_blank(head) is not None) or head[:4] in _ENTRY_STARTS:

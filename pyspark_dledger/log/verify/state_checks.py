@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from pyspark_dledger.errors import UnreadableError
 from pyspark_dledger.format.state_files import Checkpoint, CurrentTerm, parse_checkpoint, parse_current_term
-from pyspark_dledger.log.io.files import is_there
+from pyspark_dledger.log.io.files import is_there, read_start
 from pyspark_dledger.log.io.queue_files import proven_index
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.log.verify.findings import Report
@@ -85,8 +85,7 @@ def _read(file: Path, name: str, parse: Callable[[bytes], Parsed], is_expected: 
         report.add_unreadable(UnreadableError(str(file), "not a file"))
         return None
     try:
-        with file.open("rb") as stream:
-            parsed = parse(stream.read(_MAX_BYTES))
+        parsed = parse(read_start(file, _MAX_BYTES))
     except OSError as error:
         report.add_unreadable(UnreadableError(str(file), error.strerror or str(error)))
         return None

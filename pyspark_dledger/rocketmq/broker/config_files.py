@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pyspark_dledger.common.durable import write_durably
+from pyspark_dledger.common.durable import PRIVATE_FOLDER, write_durably
 from pyspark_dledger.errors import StoreError
-from pyspark_dledger.log.io.files import unreadable
+from pyspark_dledger.log.io.files import read_start, unreadable
 
 FOLDER = "config"
 FILES = ("topics.json", "subscriptionGroup.json", "consumerOffset.json", "delayOffset.json")
@@ -28,8 +28,9 @@ MAX_QUEUES = 65_536
 
 # A broker with 100,000 groups of 16 queues writes some 30 MB.
 _MAX_FILE_SIZE = 256 * 1024 * 1024
-# A string, so that nothing in it counts as a key; or a number before a colon.
-_STRING_OR_KEY = re.compile(r'"(?:[^"\\]|\\.)*"|(-?[0-9]+)(?=\s*:)', re.DOTALL)
+# A string, so that nothing in it counts as a key; or a number before a colon. Both are found in linear time: a string
+# may lack its end, and no search starts inside a number.
+_STRING_OR_KEY = re.compile(r'"(?:[^"\\]|\\.)*"?|(?<![0-9])(-?[0-9]{1,19})(?![0-9])(?=\s*:)', re.DOTALL)
 _NUMBER = re.compile(r"-?[0-9]+")
 _INT32, _INT64 = 2**31 - 1, 2**63 - 1
 
@@ -120,8 +121,7 @@ def read_config_file(file: Path) -> ConfigFile | None:
     problems = []
     for candidate in (file, file.with_name(f"{file.name}.bak")):
         try:
-            with candidate.open("rb") as stream:
-                data = stream.read(_MAX_FILE_SIZE + 1)
+            data = read_start(candidate, _MAX_FILE_SIZE + 1)
             return ConfigFile(data, parse_fastjson(data))
         except OSError as error:
             if unreadable(candidate, error) is not None:
@@ -135,7 +135,7 @@ def read_config_file(file: Path) -> ConfigFile | None:
 
 def write_config_file(file: Path, data: bytes) -> None:
     """Replace a file, keep the previous one as ``.bak``. Each is complete at any time, and durable."""
-    file.parent.mkdir(parents=True, exist_ok=True)
+    file.parent.mkdir(PRIVATE_FOLDER, parents=True, exist_ok=True)
     with suppress(FileNotFoundError):
         _replace_durably(file.with_name(f"{file.name}.bak"), file.read_bytes())
     _replace_durably(file, data)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pyspark_dledger.common.durable import sync_dir, write_durably
+from pyspark_dledger.common.durable import PRIVATE_FOLDER, open_own, sync_dir, write_durably
 from pyspark_dledger.errors import StoreError, StoreInUseError
 
 LOCK = "lock"
@@ -35,7 +35,7 @@ class StoreLock:
         Raises StoreError if a broker or a node uses the store, or if the files cannot be written.
         """
         try:
-            self._root.mkdir(parents=True, exist_ok=True)
+            self._root.mkdir(PRIVATE_FOLDER, parents=True, exist_ok=True)
             self.lock()
             abort = self._root / ABORT
             is_unclean = abort.exists()
@@ -53,7 +53,7 @@ class StoreLock:
         # Before it is opened: closing any descriptor of a file releases all locks of the process on it.
         if path.exists() and _identity(path.stat()) in _locked:
             raise StoreInUseError(f"{path}: the store is open in this process: close it")
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        descriptor = open_own(path, os.O_RDWR | os.O_CREAT)
         try:
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
         except OSError:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pyarrow.compute as pc
 
-from pyspark_dledger.common.durable import sync_dir, sync_file
+from pyspark_dledger.common.durable import PRIVATE_FOLDER, open_own, sync_dir
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.engine import Engine, get_engine
 from pyspark_dledger.format.layout import MESSAGE_MAGIC_BLANK, is_segment_name, segment_name
@@ -137,7 +137,7 @@ def _write_filler(file: Segment, end: int) -> None:
     found = read_at(file.path, at, _FILLER.size)
     if rest < _FILLER.size or (len(found) == _FILLER.size and _FILLER.unpack(found)[1] == MESSAGE_MAGIC_BLANK):
         return
-    descriptor = os.open(file.path, os.O_RDWR | os.O_CLOEXEC)
+    descriptor = open_own(Path(file.path), os.O_RDWR)
     try:
         os.pwrite(descriptor, _FILLER.pack(rest, MESSAGE_MAGIC_BLANK), at)
         os.fsync(descriptor)
@@ -147,10 +147,13 @@ def _write_filler(file: Segment, end: int) -> None:
 
 def _create_data_file(folder: Path, base: int, size: int) -> None:
     """Create an empty data file, sparse and of full size."""
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(PRIVATE_FOLDER, parents=True, exist_ok=True)
     path = folder / segment_name(base)
-    path.touch(0o644)
-    os.truncate(path, size)
-    sync_file(path)
+    descriptor = open_own(path, os.O_WRONLY | os.O_CREAT)
+    try:
+        os.ftruncate(descriptor, size)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
     for each in (folder, *list(folder.parents)[:2]):
         sync_dir(each)

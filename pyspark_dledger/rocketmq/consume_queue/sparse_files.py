@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from pyspark_dledger.common.durable import sync_dir, write_at
+from pyspark_dledger.common.durable import PRIVATE_FOLDER, open_own, sync_dir, write_at
 
 _MAX_OPEN_FILES = 256
 
@@ -32,7 +32,7 @@ class SparseFiles:
             self._open.move_to_end(path)
             return descriptor
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            descriptor = open_own(path, os.O_RDWR)
         except FileNotFoundError:
             descriptor = self._create(path)
         if os.fstat(descriptor).st_size < self._size:
@@ -44,10 +44,10 @@ class SparseFiles:
 
     def _create(self, path: Path) -> int:
         for folder in _missing_folders(path.parent):
-            folder.mkdir()
+            folder.mkdir(PRIVATE_FOLDER)
             self._changed_dirs.add(folder.parent)
         self._changed_dirs.add(path.parent)
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        return open_own(path, os.O_RDWR | os.O_CREAT)
 
     def truncate(self, path: Path, size: int) -> None:
         """Zero everything after the first `size` bytes; the file keeps its length."""

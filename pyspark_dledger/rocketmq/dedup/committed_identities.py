@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from pyspark_dledger.common.clock import now_ms
+from pyspark_dledger.common.durable import PRIVATE_FOLDER
 from pyspark_dledger.common.log_records import LOG
 from pyspark_dledger.common.retention import PRODUCER_ID_EXPIRY_MS
 from pyspark_dledger.rocketmq.dedup.identity_arrays import (
@@ -83,7 +84,7 @@ class CommittedIdentities:
         the index of the first entry whose identity has not expired. Runs that begin after ``proven_from`` are
         incomplete. Deleted are runs that are damaged, of another log, or after a gap.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(PRIVATE_FOLDER, parents=True, exist_ok=True)
         kept: list[SortedRun] = []
         for run in self._open_runs():
             follows = run.range.first_index == kept[-1].range.last_index + 1 if kept else True
@@ -184,7 +185,7 @@ class CommittedIdentities:
         if pending.range is None:
             return
         found = concatenated(pending.parts)
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(PRIVATE_FOLDER, parents=True, exist_ok=True)
         run = write_run(self.folder, pending.range, found, is_durable=False)
         self._filtered += len(found)
         self._filter.add(found)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from pyspark_dledger.common.durable import open_own
 from pyspark_dledger.format.checksum import crc32
 from pyspark_dledger.rocketmq.dedup.identity_arrays import WORD, IdentityArrays, Words
 from pyspark_dledger.rocketmq.message_arrays import Longs
@@ -142,7 +143,7 @@ def write_run(folder: Path, covered: EntryRange, found: IdentityArrays, *, is_du
     header = packed[: -_HEADER_CRC.size]
     path = folder / f"{covered.first_index:020}-{covered.last_index:020}{_SUFFIX}"
     unfinished = path.with_suffix(_UNFINISHED)
-    with unfinished.open("wb") as file:
+    with open(open_own(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
         file.write(header + _HEADER_CRC.pack(crc32(header)))
         for part in parts:
             file.write(part.data)

@@ -139,7 +139,7 @@ def check_running(target: Path) -> None:
 
 def write_json(file: Path, value: object) -> None:
     """Write JSON and sync it. Raises OSError."""
-    write_durably(file, f"{json.dumps(value, indent=1)}\n".encode())
+    write_durably(file, f"{json.dumps(value, indent=1)}\n".encode(), 0o666)
 
 
 def read_json(file: Path) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pyspark_dledger.common.clock import now_ms
-from pyspark_dledger.common.durable import write_at
+from pyspark_dledger.common.durable import PRIVATE_FOLDER, open_own, write_at
 from pyspark_dledger.format.codec import record_dtype, record_struct
 from pyspark_dledger.format.layout import (
     INDEX_FILE_HEADER,
@@ -68,7 +68,7 @@ class IndexFileWriter:
     @classmethod
     def create(cls, path: Path, slots: int, units: int, before: IndexHeader | None) -> IndexFileWriter:
         """A new file, whose times and offsets begin where the previous file ended."""
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        descriptor = open_own(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
         os.ftruncate(descriptor, unit_position(slots, units))
         header = IndexHeader(0, 0, 0, 0, 0, 1)
         if before is not None:
@@ -84,7 +84,7 @@ class IndexFileWriter:
         table = slots_of(path, header)
         assert table is not None
         units = index_capacity(path.stat().st_size, len(table))
-        file = cls(path, os.open(path, os.O_RDWR | os.O_CLOEXEC), table, units, header)
+        file = cls(path, open_own(path, os.O_RDWR), table, units, header)
         file._is_dirty = False
         return file
 
@@ -293,7 +293,7 @@ class IndexWriter:
     def _new_path(self) -> Path:
         """The local time in milliseconds, or the next name after all others."""
         folder = self._root / FOLDER
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(PRIVATE_FOLDER, parents=True, exist_ok=True)
         last = max((path.name for path in index_files(self._root)), default="")
         seconds, rest = divmod(self._now(), 1000)
         name = time.strftime("%Y%m%d%H%M%S", time.localtime(seconds)) + f"{rest:03}"

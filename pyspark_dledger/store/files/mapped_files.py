@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from pyspark_dledger.common.durable import make_dir, sync_dir, write_at
+from pyspark_dledger.common.durable import PRIVATE_FOLDER, make_dir, open_own, sync_dir, write_at
 from pyspark_dledger.errors import IndexRangeError
 from pyspark_dledger.format.encode.encoded import Buffer
 from pyspark_dledger.format.layout import segment_name
@@ -59,8 +59,7 @@ class MappedFile:
 
     def create(self) -> None:
         """Create the file, sparse and of full size; an existing one is emptied."""
-        flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-        self._descriptor = os.open(self.path, flags, 0o644)
+        self._descriptor = open_own(self.path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
         os.ftruncate(self._descriptor, self.size)
         self.is_dirty = True
 
@@ -113,7 +112,7 @@ class MappedFile:
 
     def _opened(self) -> int:
         if self._descriptor < 0:
-            self._descriptor = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+            self._descriptor = open_own(self.path, os.O_RDWR)
         return self._descriptor
 
 
@@ -178,7 +177,7 @@ class MappedFileList:
 
     def _create(self, base: int) -> MappedFile:
         folder = self._choose_dir(base)
-        make_dir(folder)
+        make_dir(folder, PRIVATE_FOLDER)
         self._sync_other_dirs(folder)
         file = MappedFile(folder / segment_name(base), base, self.file_size)
         try:

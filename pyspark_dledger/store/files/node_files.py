@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from pyspark_dledger.common.durable import sync_dir
+from pyspark_dledger.common.durable import open_own, sync_dir
 from pyspark_dledger.errors import StoreError, StoreInUseError
 from pyspark_dledger.format.state_files import (
     COMMITTED_INDEX,
@@ -43,7 +43,8 @@ def write_properties(file: Path, properties: dict[str, object]) -> None:
     """Replace a file atomically and durably with ``key=value`` lines. Raises OSError; the old file stays then."""
     temporary = file.with_name(f"{file.name}.tmp")
     data = "".join(f"{key}={_escaped(str(value))}\n" for key, value in properties.items()).encode("ascii")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    temporary.unlink(missing_ok=True)  # left by a crash, or a link
+    descriptor = open_own(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     try:
         if os.write(descriptor, data) < len(data):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(temporary))
@@ -146,8 +147,11 @@ class StoreLock:
         self._descriptor = -1
 
     def acquire(self) -> None:
-        """Raises StoreInUseError with the process id if another process has the store open."""
-        descriptor = os.open(self._file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        """Raises StoreInUseError with the process id if another process has the store open, else StoreError."""
+        try:
+            descriptor = open_own(self._file, os.O_RDWR | os.O_CREAT)
+        except OSError as error:
+            raise StoreError(f"{self._file}: cannot be opened: {error.strerror}") from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

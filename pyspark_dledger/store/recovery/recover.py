@@ -227,7 +227,7 @@ class Recovery:
         number = 0
         while (path := self._node_dir / f"cut-{pos}-{number}.bin").exists():
             number += 1
-        with path.open("wb") as side:
+        with path.open("xb") as side:
             for file in self._data.files:
                 if file.end > pos:
                     _copy(file, max(pos, file.base), side.fileno(), pos)

@@ -10,6 +10,7 @@ from pathlib import Path
 from pyspark_dledger.common.durable import sync_dir, sync_file
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT_SIZE
+from pyspark_dledger.log.io.files import is_remote_path, read_start
 from pyspark_dledger.log.io.key_files import FOLDER as INDEX
 from pyspark_dledger.log.io.queue_files import FOLDER as QUEUES
 from pyspark_dledger.log.io.store_checkpoint import FILE as CHECKPOINT
@@ -76,15 +77,15 @@ def copy_config(root: Path, target: Path) -> list[FileReport]:
 def _config_files(root: Path) -> Iterator[Path]:
     folder = root / CONFIG
     for file in folder.glob("*.json") if folder.is_dir() else ():
-        if file.is_file() and file.stat().st_size <= _MAX_CONFIG_BYTES:
+        is_link = not is_remote_path(file) and file.is_symlink()
+        if not is_link and file.is_file() and file.stat().st_size <= _MAX_CONFIG_BYTES:
             yield file
 
 
 def _copied(file: Path, target: Path) -> FileReport:
     path = f"{CONFIG}/{file.name}"
     with new_file(target, path) as temporary:
-        with file.open("rb") as source, temporary.open("wb") as copy:
-            shutil.copyfileobj(source, copy)
+        temporary.write_bytes(read_start(file, _MAX_CONFIG_BYTES))
         sync_file(temporary)
         return file_report(temporary, path, 0)
 
