@@ -274,6 +274,75 @@ def test_diverged_commit_logs_are_not_mixed(tmp_path: Path) -> None:
             assert (target / "commitlog" / file.name).read_bytes() == file.read_bytes()
 
 
+@pytest.mark.parametrize("case", ["mq-53-three", "mq-53-upgrade"])
+def test_a_result_without_dledger(tmp_path: Path, case: str, capsys: pytest.CaptureFixture[str]) -> None:
+    root = unpack(case, tmp_path)
+    members = [root] if case == "mq-53-upgrade" else [root / name for name in ("n0", "n1", "n2")]
+    wanted = queued(members[0])
+    for number, member in enumerate(members[:2]):
+        for file in list(member.glob("dledger-*/data/*"))[number : number + 1] if len(members) > 1 else ():
+            file.write_bytes(file.read_bytes()[:7000] + bytes(file.stat().st_size - 7000))
+    target = tmp_path / "deep/result"
+    paths = [str(member) for member in members]
+    assert main(["salvage", *paths, "--to", str(target), "--as", "commitlog", "--undecided", "majority"]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0] == "lost for good: nothing"
+    assert "  enableDLegerCommitLog=false" in printed
+    assert sorted(path.name for path in target.parent.iterdir()) == ["result"]
+    assert not list(target.glob("dledger-*"))
+    assert queued(target) == wanted
+    assert (findings(target), audit(target)) == ([], [])
+    assert main(["salvage", *paths, "--to", str(target), "--as", "commitlog"]) == 2
+    assert "found a finished salvage or export" in capsys.readouterr().err
+
+
+def queued(root: Path) -> dict[Any, Any]:
+    """The messages of a store by queue and queue offset."""
+    columns = ("topic", "queueId", "queueOffset", "body", "storeTimestamp")
+    rows = rows_of(open_log(root).scan(columns=columns))
+    return {(row["topic"], row["queueId"], row["queueOffset"]): row for row in rows if row["topic"] is not None}
+
+
+def test_a_result_without_dledger_has_fillers_and_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    group = golden_group(tmp_path, "mq-53-three")
+    for member in range(3):
+        lose(group, member, [50, 51])
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    request = SalvageRequest.of(group.members, store_as="commitlog")
+    for function in ("export", "write_durably"):
+        with monkeypatch.context() as patched:
+            patched.setattr(f"pyspark_dledger.rocketmq.salvage.commit_log_result.{function}", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                salvage(request, tmp_path / "result")
+        assert (tmp_path / "result.dledger").is_dir()
+    report = salvage(request, tmp_path / "result")
+    assert (report.lost, report.findings, (tmp_path / "result.dledger").exists()) == (2, (), False)
+    rows = [json.loads(line) for line in (tmp_path / "result/lost.jsonl").read_text().splitlines()]
+    assert [row["index"] for row in rows] == [50, 51]
+    assert {"pos" in row or row["dledgerPos"] is None for row in rows} == {False}
+    topics = [row["topic"] for row in rows_of(open_log(tmp_path / "result").scan(columns=("topic",)))]
+    assert topics.count("DLEDGER_LOST") == 2
+    assert {row["code"] for row in audit(tmp_path / "result")} <= {"queueOffsetGap"}
+
+
+def test_topics_from_the_log(tmp_path: Path) -> None:
+    group = golden_group(tmp_path, "mq-53-three")
+    for member in group.members:
+        shutil.rmtree(member / "config", ignore_errors=True)
+    report = salvage(SalvageRequest.of(group.members, topics_from_log=True), tmp_path / "result")
+    assert any(note.startswith("config/topics.json is built from the log: ") for note in report.notes)
+    found = json.loads((tmp_path / "result/config/topics.json").read_text())["topicConfigTable"]
+    queues: dict[str, int] = {}
+    for topic, queue_id, _ in queued(tmp_path / "result"):
+        if topic != "SCHEDULE_TOPIC_XXXX" and not topic.lower().startswith("rmq_sys_"):
+            queues[topic] = max(queues.get(topic, 0), queue_id + 1)
+    assert {name: topic["readQueueNums"] for name, topic in found.items()} == queues
+    assert {topic["perm"] for topic in found.values()} == {6}
+
+
 def test_fillers_split_the_rows_of_a_plan_without_indexes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     messages = [mq_message(body=b"%03d" % number * 90, queue_offset=number) for number in range(30)]
     store = write_commitlog(tmp_path / "m0", messages, file_size=4096)

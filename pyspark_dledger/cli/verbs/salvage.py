@@ -57,6 +57,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--log-of", dest="log_of", metavar="ID", help=text)
     text = "do the work in Spark tasks, at a master such as local[4] or spark://HOST:7077"
     parser.add_argument("--spark", metavar="MASTER", help=text)
+    text = "the form of the result, if the sources have DLedger's log: commitlog, for a broker without DLedger"
+    parser.add_argument("--as", dest="store_as", choices=("commitlog",), metavar="FORM", help=text)
+    text = "build config/topics.json from the log if no source has an intact one"
+    parser.add_argument("--topics-from-log", action="store_true", help=text)
     add_json(parser, "the report as one JSON object; with --plan one JSON object for each range")
     add_option(parser, "engine=auto, native or python")
 
@@ -66,7 +70,8 @@ def run(args: argparse.Namespace, out: Output) -> int:
     try:
         return _run(args, out)
     except KeyboardInterrupt:
-        has_begun = args.to is not None and (Path(args.to) / MANIFEST).exists()
+        folders = [] if args.to is None else [Path(args.to), Path(f"{args.to}.dledger")]
+        has_begun = any((folder / MANIFEST).exists() for folder in folders)
         finish = f"run the same command again to finish the salvage in {args.to}"
         note(f"interrupted: {finish if has_begun else 'nothing was written'}")
         raise
@@ -79,7 +84,7 @@ def _run(args: argparse.Namespace, out: Output) -> int:
         raise OptionError("expected either --to TARGET or --plan")
     read = parse_options(read_options(args))
     check_use(read, SALVAGE)
-    options = {name: getattr(args, name) for name in ("node", "undecided", "log_of")}
+    options = {name: getattr(args, name) for name in ("node", "undecided", "log_of", "store_as", "topics_from_log")}
     options["take"] = dict(map(_index_and_id, args.take))
     request = SalvageRequest.of(args.path, engine=read.engine, **options)
     with ExitStack() as opened:
@@ -156,6 +161,11 @@ def _print(report: SalvageReport, out: Output) -> None:
     for text in report.notes:
         out.line(f"note: {printable(text)}")
     target = shlex.quote(printable(report.target))
+    if report.broker_conf:
+        out.line(f"next: dledger verify {target} --least warning; if clean, start a broker with these in broker.conf:")
+        for name, value in report.broker_conf.items():
+            out.line(f"  {name}={printable(value)}")
+        return
     out.line(f"next: dledger verify {target} --least warning; if clean, start it, and replace the others by copies")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from pyspark_dledger.rocketmq.salvage.salvage_job import SalvageReport, SalvageRequest, UndecidedError, plan, salvage
+from pyspark_dledger.rocketmq.salvage.commit_log_result import salvage
+from pyspark_dledger.rocketmq.salvage.salvage_job import SalvageReport, SalvageRequest, UndecidedError, plan
 
 __all__ = ["SalvageReport", "SalvageRequest", "UndecidedError", "plan", "salvage"]

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from pyspark_dledger.common.durable import sync_dir, write_durably
+from pyspark_dledger.common.plurals import counted
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.log.io.queue_files import FOLDER as QUEUES
+from pyspark_dledger.log.io.queue_files import queues
 from pyspark_dledger.log.store_view import StoreView
+from pyspark_dledger.rocketmq.broker.broker_metadata import TOPIC_NAME, TOPICS, BrokerMetadata
 from pyspark_dledger.rocketmq.broker.config_files import FOLDER as CONFIG
-from pyspark_dledger.rocketmq.broker.config_files import ConfigFile, read_config_file
+from pyspark_dledger.rocketmq.broker.config_files import MAX_QUEUES, ConfigFile, read_config_file
 from pyspark_dledger.rocketmq.dispatch.log_part import DELAYS_MS
 from pyspark_dledger.rocketmq.export.commit_log.broker_files import BROKER_FILES, sizes_of, write_checkpoint
 from pyspark_dledger.rocketmq.rebuild import builder
@@ -34,25 +38,32 @@ def clear(target: Path) -> None:
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 
-def unit_spec(roots: Sequence[Path], engine: str) -> UnitSpec | None:
-    """What to extract from the log for queues and keys; None if no source has queues."""
+def unit_spec(roots: Sequence[Path], engine: str, topics_from_log: bool) -> UnitSpec | None:
+    """What to extract from the log for queues and keys; None if no source has queues, and nothing needs them."""
     root = _root_with_queues(roots)
-    return UnitSpec(True, DELAYS_MS, builder.batch_topics_of(root), engine) if root is not None else None
+    is_needed = topics_from_log or root is not None
+    return UnitSpec(True, DELAYS_MS, builder.batch_topics_of(root), engine) if is_needed else None
 
 
 def write_broker_files(
-    roots: Sequence[Path], log: StoreView, target: Path, units: Iterable[DispatchedUnits]
+    roots: Sequence[Path],
+    log: StoreView,
+    target: Path,
+    units: Iterable[DispatchedUnits] | None,
+    topics_from_log: bool,
 ) -> Iterator[str]:
     """Write the files of a broker if a source has them; returns notes. Raises StoreError, OSError.
 
     ``units`` are those of the log, as `unit_spec` says.
     """
     with_queues = _root_with_queues(roots)
-    if with_queues is not None:
+    if units is not None:
         built = builder.build_from_units(units, log, target, builder.BuildSettings(*_sizes(roots)), with_queues)
         write_checkpoint(target, built.last_stored)
         yield from builder.notes_of_queues(built)
     yield from _copy_config(roots, target)
+    if topics_from_log and not (target / CONFIG / TOPICS).exists():
+        yield _write_topics(roots, target)
     for name in _LEFT_OUT:
         having = next((root / name for root in roots if (root / name).exists()), None)
         if having is not None:
@@ -62,6 +73,25 @@ def write_broker_files(
 
 def _root_with_queues(roots: Sequence[Path]) -> Path | None:
     return next((root for root in roots if (root / QUEUES).is_dir()), None)
+
+
+# The broker makes them itself.
+_SYSTEM_TOPICS = re.compile(
+    "(?i:rmq_sys_.*)|SCHEDULE_TOPIC_XXXX|TBW102|BenchmarkTest|SELF_TEST_TOPIC|OFFSET_MOVED_EVENT"
+)
+
+
+def _write_topics(roots: Sequence[Path], target: Path) -> str:
+    """Write ``topics.json`` for the queues of the result and of the sources; returns a note."""
+    counts: dict[str, int] = {}
+    for queue in (queue for root in (target, *roots) for queue in queues(root, lambda _: None)):
+        if TOPIC_NAME.fullmatch(queue.topic) and not _SYSTEM_TOPICS.fullmatch(queue.topic):
+            counts[queue.topic] = max(counts.get(queue.topic, 0), min(queue.queue_id + 1, MAX_QUEUES))
+    BrokerMetadata(target).add_topics(counts)
+    return (
+        f"{CONFIG}/{TOPICS} is built from the log: {counted(len(counts), 'topic')}, each to read and write, with as "
+        "many queues as its highest queue id shows, unordered; topics without messages are missing"
+    )
 
 
 def _sizes(roots: Sequence[Path]) -> tuple[int, int, int]:

@@ -13,7 +13,7 @@ import shutil
 import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,7 @@ from pyspark_dledger.rocketmq.export import target_folder
 from pyspark_dledger.rocketmq.export.export_job import absolute_path
 from pyspark_dledger.rocketmq.export.forms import PartReport, Progress
 from pyspark_dledger.rocketmq.export.target_folder import FINISHED, STATE_FOLDER
-from pyspark_dledger.rocketmq.rebuild.dispatched_units import DispatchedUnits
+from pyspark_dledger.rocketmq.rebuild.dispatched_units import DispatchedUnits, UnitSpec
 from pyspark_dledger.rocketmq.salvage import broker_files, node_files
 from pyspark_dledger.rocketmq.salvage.known_messages import chosen_rows, lost_rows
 from pyspark_dledger.rocketmq.salvage.left_units import IndexUnits, load_left
@@ -64,7 +64,9 @@ DECIDED_FILE = "decided.jsonl"
 class SalvageRequest:
     """The sources of a salvage and how to choose among them.
 
-    ``node`` is the id of the new DLedger node, by default that of the first source. The others as in `SalvageOptions`.
+    ``node`` is the id of the new DLedger node, by default that of the first source. With ``store_as`` "commitlog" the
+    result is a CommitLog without DLedger. With ``topics_from_log``, ``topics.json`` is built from the log if no source
+    has an intact one. The others as in `SalvageOptions`.
     """
 
     sources: tuple[str, ...]
@@ -73,13 +75,17 @@ class SalvageRequest:
     log_of: str | None = None
     take: tuple[tuple[int, str], ...] = ()
     engine: str = "auto"
+    store_as: str | None = None
+    topics_from_log: bool = False
 
     @classmethod
     def of(cls, sources: Sequence[str | os.PathLike[str]], **options: Any) -> SalvageRequest:
         """The request for these sources. Raises OptionError for an unknown option or value."""
-        unknown = set(options) - {"node", "undecided", "log_of", "take", "engine"}
-        if unknown:
-            raise OptionError(f"unknown option {min(unknown)}: expected node, undecided, log_of, take or engine")
+        known = [each.name for each in fields(cls) if each.name != "sources"]
+        if unknown := set(options) - set(known):
+            raise OptionError(f"unknown option {min(unknown)}: expected one of {', '.join(known)}")
+        if options.get("store_as") not in (None, "commitlog"):
+            raise OptionError(f"store_as: expected commitlog, found {options['store_as']}")
         if options.get("undecided", REFUSE) not in UNDECIDED:
             raise OptionError(f"undecided: expected {', '.join(UNDECIDED)}, found {options['undecided']}")
         if options.get("take"):
@@ -95,7 +101,8 @@ class SalvageReport:
     ``entries`` counts entries and old messages, fillers included; ``lost`` those that no source has, which are
     fillers, listed in the target's ``lost.jsonl``. ``lost_after`` is the highest committed index after the end, None
     without one. ``findings`` are those of `verify` on the result. ``decided`` entries have copies that
-    differ, and the request chose one: they are listed in ``decided.jsonl``.
+    differ, and the request chose one: they are listed in ``decided.jsonl``. ``broker_conf`` are the settings that a
+    broker without DLedger needs for the result.
     """
 
     target: str
@@ -114,6 +121,7 @@ class SalvageReport:
     committed_index: int | None = None
     lost_after: int | None = None
     decided: int = 0
+    broker_conf: dict[str, str] = field(default_factory=dict)
 
 
 def plan(request: SalvageRequest, run: MapParts = map_here, progress: Progress | None = None) -> SalvagePlan:
@@ -121,23 +129,17 @@ def plan(request: SalvageRequest, run: MapParts = map_here, progress: Progress |
     return _Sources(request).plan(run, progress)
 
 
-def salvage(
+def salvage_store(
     request: SalvageRequest,
     target: str | os.PathLike[str],
     *,
     run: MapParts = map_here,
     progress: Progress | None = None,
 ) -> SalvageReport:
-    """Write one store from the sources to the folder `target`, which is new or has an interrupted salvage of the same.
-
-    Raises OptionError for wrong options; StoreError if a source or the target cannot be used, if copies differ and
-    nothing decides, and if the result differs when it is read back.
-    """
+    """As `salvage`; the result has the logs of the sources, that of DLedger included."""
     began = time.monotonic()
     sources = _Sources(request)
-    if not os.fspath(target):
-        raise OptionError("expected a folder to write to, found an empty path: name a folder")
-    folder = Path(local_target(os.path.realpath(local_target(os.fspath(target)))))
+    folder = target_path(target)
     for store in sources.stores:
         target_folder.check_apart(store, (store.path,), folder)
     try:
@@ -145,6 +147,33 @@ def salvage(
             return _Job(sources, folder, run, progress).run(began)
     except OSError as error:
         raise target_folder.cannot_write(folder, error) from error
+
+
+def target_path(target: str | os.PathLike[str]) -> Path:
+    """The folder to write to. Raises OptionError for an empty or remote path."""
+    if not os.fspath(target):
+        raise OptionError("expected a folder to write to, found an empty path: name a folder")
+    return Path(local_target(os.path.realpath(local_target(os.fspath(target)))))
+
+
+def finished_report(request: SalvageRequest, folder: Path) -> SalvageReport | None:
+    """The report of a finished salvage of this request in a folder; None without one."""
+    if not (folder / MANIFEST).exists():
+        return None
+    manifest = target_folder.read_json(folder / MANIFEST)
+    if manifest.get("state") != FINISHED or any(manifest.get(name) != value for name, value in _json(request).items()):
+        return None
+    report: dict[str, Any] = manifest["report"]
+    report = {name: tuple(value) if isinstance(value, list) else value for name, value in report.items()}
+    return SalvageReport(**report)
+
+
+def _json(request: SalvageRequest) -> dict[str, Any]:
+    """The request as in a manifest."""
+    found: dict[str, Any] = json.loads(
+        json.dumps({"form": _FORM, "source": ", ".join(request.sources), **asdict(request)})
+    )
+    return found
 
 
 class _Sources:
@@ -168,9 +197,7 @@ class _Job:
 
     def __init__(self, sources: _Sources, target: Path, run: MapParts, progress: Progress | None) -> None:
         self._sources, self._target, self._run, self._progress = sources, target, run, progress
-        self._request: dict[str, Any] = json.loads(
-            json.dumps({"form": _FORM, "source": ", ".join(sources.request.sources), **asdict(sources.request)})
-        )
+        self._request = _json(sources.request)
 
     def run(self, began: float) -> SalvageReport:
         is_new = self._check_target()
@@ -225,7 +252,7 @@ class _Job:
 
     def _file_parts(self, plan: SalvagePlan) -> Iterator[FilePart]:
         engine = self._sources.request.engine
-        units = broker_files.unit_spec(broker_files.roots_of(self._sources.stores), engine)
+        units = self._unit_spec()
         for log in plan.logs:
             folder = "commitlog" if log.source == COMMITLOG else f"dledger-{self._sources.node()}/data"
             extents = log.extents
@@ -282,11 +309,17 @@ class _Job:
         broker_files.clear(self._target)
         result = StoreView(str(self._target), ReadOptions(engine=self._sources.request.engine))
         units = (each for _, each in self._left(reports) if each is not None)
-        yield from broker_files.write_broker_files(roots, result, self._target, units)
+        has_units, topics = self._unit_spec() is not None, self._sources.request.topics_from_log
+        yield from broker_files.write_broker_files(roots, result, self._target, units if has_units else None, topics)
+
+    def _unit_spec(self) -> UnitSpec | None:
+        request = self._sources.request
+        roots = broker_files.roots_of(self._sources.stores)
+        return broker_files.unit_spec(roots, request.engine, request.topics_from_log)
 
     def _left(self, reports: Sequence[PartReport]) -> Iterator[tuple[IndexUnits, DispatchedUnits | None]]:
         """What the tasks left of their files, in the log's order."""
-        has_units = broker_files.unit_spec(broker_files.roots_of(self._sources.stores), "auto") is not None
+        has_units = self._unit_spec() is not None
         for report in reports:
             if report.left is not None:
                 yield from load_left(target_folder.left_file(self._target, report.left), has_units)
