@@ -80,6 +80,37 @@ def test_a_broker_serves_a_salvaged_store(tmp_path: Path, case: str, version: st
         assert len({each.physical_offset for each in java.dump().messages}) == len(wanted) + 20
 
 
+def test_a_broker_without_dledger_serves_the_salvage_of_a_group(tmp_path: Path) -> None:
+    group = golden_group(tmp_path, "mq-53-three")
+    damage(group, 7, 15)
+    leader = next(number for number, member in enumerate(group.members) if member.name == group.original.name)
+    expected = in_queues(Golden("mq-53-three", f"n{leader}").expected().entries)
+    by_index = {extent.pos + 48: extent.index for extent in group.extents}
+    lost = expected[100:110]
+    lose(group, sorted(by_index[each["physicalOffset"]] for each in lost))
+    result = tmp_path / "result"
+    report = salvage(
+        SalvageRequest.of(group.members, undecided="majority", store_as="commitlog", topics_from_log=True), result
+    )
+    assert (report.lost, report.findings) == (10, ())
+    try:
+        java = PlainStores("5.3.3", tmp_path)
+    except JavaMissing as reason:
+        pytest.skip(f"no RocketMQ to open stores with: {reason}")
+    try:
+        java.open(report.broker_conf)
+        found = java.dump()
+        wanted = {place(each) for each in expected} - {place(each) for each in lost}
+        assert {(each.topic, each.queue_id, each.queue_offset) for each in found.messages} == wanted
+        assert (found.missing_by_offset, found.missing_by_key) == ([], [])
+    finally:
+        java.close()
+
+
+def place(message: Record) -> tuple[str, int, int]:
+    return message["topic"], message["queueId"], message["queueOffset"]
+
+
 def test_a_broker_without_dledger_serves_a_salvaged_store(tmp_path: Path) -> None:
     root = golden.unpack("mq-plain", tmp_path)
     members = [Path(shutil.copytree(root, tmp_path / f"m{number}")) for number in range(3)]

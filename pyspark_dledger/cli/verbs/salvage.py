@@ -57,9 +57,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--log-of", dest="log_of", metavar="ID", help=text)
     text = "do the work in Spark tasks, at a master such as local[4] or spark://HOST:7077"
     parser.add_argument("--spark", metavar="MASTER", help=text)
-    text = "the form of the result, if the sources have DLedger's log: commitlog, for a broker without DLedger"
+    text = "commitlog: a store for a broker without DLedger"
     parser.add_argument("--as", dest="store_as", choices=("commitlog",), metavar="FORM", help=text)
-    text = "build config/topics.json from the log if no source has an intact one"
+    text = "if no source has an intact topics.json, build it from the log"
     parser.add_argument("--topics-from-log", action="store_true", help=text)
     add_json(parser, "the report as one JSON object; with --plan one JSON object for each range")
     add_option(parser, "engine=auto, native or python")
