@@ -93,18 +93,12 @@ def test_a_broker_without_dledger_serves_the_salvage_of_a_group(tmp_path: Path) 
         SalvageRequest.of(group.members, undecided="majority", store_as="commitlog", topics_from_log=True), result
     )
     assert (report.lost, report.findings) == (10, ())
-    try:
-        java = PlainStores("5.3.3", tmp_path)
-    except JavaMissing as reason:
-        pytest.skip(f"no RocketMQ to open stores with: {reason}")
-    try:
+    with closing(PlainStores("5.3.3", tmp_path)) as java:
         java.open(report.broker_conf)
         found = java.dump()
         wanted = {place(each) for each in expected} - {place(each) for each in lost}
         assert {(each.topic, each.queue_id, each.queue_offset) for each in found.messages} == wanted
         assert (found.missing_by_offset, found.missing_by_key) == ([], [])
-    finally:
-        java.close()
 
 
 def place(message: Record) -> tuple[str, int, int]:
