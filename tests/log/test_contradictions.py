@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from pyspark_dledger.format import layout
 from pyspark_dledger.log import open_log
 from pyspark_dledger.log.verify.findings import Finding
 from pyspark_dledger.log.verify.verify_store import verify
+from pyspark_dledger.log.witness.key_offsets import message_starts
 from tests.support.witnesses.damages import Damage
 from tests.support.witnesses.log_writer import Written
 from tests.support.witnesses.originals import GENERATED, Original
@@ -98,6 +100,22 @@ def test_an_index_unit_and_the_next_one_disagree(tmp_path: Path, engine: str) ->
     texts = f"{found.expected}, {found.found}"
     assert f"{entry.size + 9} bytes at {entry.pos} (index unit)" in texts
     assert f"index {entry.index + 1}" in texts
+
+
+def test_a_queue_unit_and_an_index_file_disagree(tmp_path: Path, engine: str) -> None:
+    """An IndexFile says that another message begins in what a queue says is one."""
+    original = made("commit_log", tmp_path)
+    starts = set(message_starts(0, 2**40, tmp_path).tolist())
+    pairs = [(one, other) for one, other in pairwise(original.entries) if one.pos + one.size == other.pos]
+    entry, following = next(pair for pair in pairs if {pair[0].pos, pair[1].pos} <= starts)
+    with Damage() as damage:
+        lose_header(damage, original, entry)
+        lose_header(damage, original, following)
+        change_queue(damage, original, entry.pos, entry.size + 50)
+        change_queue(damage, original, following.pos, 10)  # too small for a message: this unit says nothing
+        (found,) = disagreements(original, engine)
+    assert f"{entry.size + 50} bytes at {entry.pos} (ConsumeQueue" in f"{found.expected}, {found.found}"
+    assert f"a message at {following.pos} (IndexFile)" in f"{found.expected}, {found.found}"
 
 
 @pytest.mark.parametrize("kind", ["terms", "rewritten", "older_terms", "messages", "commit_log"])

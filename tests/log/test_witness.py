@@ -18,6 +18,7 @@ from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.plan import plan_read
 from pyspark_dledger.log.verify.verify_store import verify
 from pyspark_dledger.log.witness import index_units, known_entries
+from pyspark_dledger.log.witness.key_offsets import message_starts
 from pyspark_dledger.log.witness.store_witness import StoreWitness
 from tests.support import golden
 from tests.support.witnesses import originals
@@ -162,6 +163,25 @@ def test_units_of_a_segment_are_found_in_a_large_index(tmp_path: Path, monkeypat
     assert sum(read) < len(inside) + 150
 
 
+@pytest.mark.parametrize("kind", ["messages", "commit_log", "upgraded"])
+def test_index_files_know_where_messages_begin(tmp_path: Path, kind: str) -> None:
+    """Without queues and index, a message ends where the next one begins."""
+    original = made(kind, tmp_path)
+    starts = set(message_starts(0, 2**40, tmp_path).tolist())
+    own = layout.ENTRY_HEADER_SIZE
+    keyed = [e for e in original.entries if (e.pos + own if e.index >= 0 else e.pos) in starts]
+    assert len(keyed) > len(original.entries) * 0.9
+    lost = keyed[20::40]
+    with Damage() as damage:
+        for folder in original.index_folders:
+            damage.move_away(folder)
+        for entry in lost:
+            file = file_of(original, entry.pos)
+            damage.write(file, entry.pos - int(file.name), bytes(own + 60))
+        found = known(original)
+    assert found == {e.pos: (e.pos + e.size, e not in lost) for e in keyed}
+
+
 # Wiring
 
 
@@ -213,8 +233,11 @@ def test_intact_entries_are_read_and_no_others(tmp_path: Path, kind: str) -> Non
     assert not {seed: verdict for seed, verdict in verdicts.items() if not verdict.is_right}
 
 
-@pytest.mark.parametrize("mode", ["damaged", "missing"])
-@pytest.mark.parametrize("kind", CLASSES)
+@pytest.mark.parametrize(
+    ("kind", "mode"),
+    [(kind, mode) for kind in CLASSES for mode in ("damaged", "missing")]
+    + [(kind, "keys") for kind in ("messages", "commit_log", "upgraded", "mq")],
+)
 def test_engines_and_splits_agree_on_stores_with_a_damaged_index(tmp_path: Path, kind: str, mode: str) -> None:
     stores = Stores(tmp_path)
     for seed in range(3):

@@ -13,16 +13,20 @@ from pyspark_dledger.format.spec import DLEDGER, Segment
 from pyspark_dledger.log.io.files import path_of
 from pyspark_dledger.log.witness.headers import ENTRY_DTYPE, is_frame, read_headers
 from pyspark_dledger.log.witness.index_units import IndexUnits
+from pyspark_dledger.log.witness.key_offsets import message_starts
 from pyspark_dledger.log.witness.queue_units import messages_by_queue
 from pyspark_dledger.log.witness.store_witness import StoreWitness
 
 Longs = npt.NDArray[np.int64]
 
-_HEADER, _INDEX_UNIT = "header", "index unit"
+_HEADER, _INDEX_UNIT, _INDEX_FILE = "header", "index unit", "IndexFile"
 
 
 class Claim(NamedTuple):
-    """What one file says: an entry, or old message, in the positions ``[pos, end)``. -1 where it does not say it."""
+    """What one file says: an entry, or old message, in the positions ``[pos, end)``. -1 where it does not say it.
+
+    An IndexFile says only where a message begins; then ``end`` is ``pos``.
+    """
 
     by: str
     pos: int
@@ -32,7 +36,8 @@ class Claim(NamedTuple):
 
     def __str__(self) -> str:
         index = f"index {self.index}, term {self.term}, " if self.index >= 0 else ""
-        return f"{index}{self.end - self.pos} bytes at {self.pos} ({self.by})"
+        size = f"{self.end - self.pos} bytes" if self.end > self.pos else "a message"
+        return f"{index}{size} at {self.pos} ({self.by})"
 
 
 class Contradiction(NamedTuple):
@@ -117,6 +122,8 @@ def _claims(segment: Segment, witness: StoreWitness, ranges: list[tuple[int, int
             positions.append(pos)
             rows = np.stack([pos, pos + own + pairs[:, 1], unknown, unknown], axis=1)
             yield f"ConsumeQueue {queue.topic}/{queue.queue_id}", rows
+        starts = message_starts(low + own, high + own, path_of(witness.root)) - own
+        yield _INDEX_FILE, np.stack([starts, starts, *np.full((2, len(starts)), -1, np.int64)], axis=1)
     if own:
         yield _HEADER, _headers(segment, np.unique(np.concatenate(positions)), low, high)
 

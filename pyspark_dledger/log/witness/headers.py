@@ -75,6 +75,27 @@ def frames_between(segment: Segment, start: int, stop: int) -> tuple[Longs, npt.
     return np.concatenate(positions), np.concatenate(found)
 
 
+def places_of(segment: Segment, start: int, stop: int, values: tuple[int, ...]) -> Longs:
+    """The positions in ``[start, stop)`` at which one of the 4-byte integers stands."""
+    found = [np.empty(0, np.int64)]
+    try:
+        with open_file(segment.path) as file:
+            for at in range(start, stop, _BLOCK):
+                data = np.frombuffer(file.read(at - segment.base, min(_BLOCK, stop - at) + 3), np.uint8)
+                found += [at + _offsets_of(data, value) for value in values if len(data) > 3]
+    except OSError:
+        pass
+    return np.sort(np.concatenate(found))
+
+
+def _offsets_of(data: npt.NDArray[np.uint8], value: int) -> Longs:
+    first, *rest = value.to_bytes(4, "big", signed=True)
+    offsets = np.flatnonzero(data[:-3] == first)
+    for number, byte in enumerate(rest, 1):
+        offsets = offsets[data[offsets + number] == byte]
+    return offsets
+
+
 def _candidates(data: npt.NDArray[np.uint8], pos: int) -> tuple[Longs, npt.NDArray[Any]]:
     count = len(data) - ENTRY_DTYPE.itemsize + 1
     if count <= 0:

@@ -17,7 +17,7 @@ from pyspark_dledger.log.witness.evidence import NO_EVIDENCE, Evidence
 from pyspark_dledger.log.witness.headers import ENTRY_DTYPE, Longs, frames_between, is_frame, read_headers
 from pyspark_dledger.log.witness.index_units import IndexUnits, SegmentUnits, Units
 from pyspark_dledger.log.witness.known_arrays import chosen, merged
-from pyspark_dledger.log.witness.known_messages import known_by_queues
+from pyspark_dledger.log.witness.known_messages import has_no_gap, known_by_units
 from pyspark_dledger.log.witness.unit_chains import LogUnits, NodeState, units_of_log
 
 
@@ -38,19 +38,12 @@ def look_up(segment: Segment, start: int, node_dir: str | None, root: str | None
         known, evidence = _with_lone_gaps(segment, found), _evidence_of(segment, found, state)
         if not segment.check_pos:
             known = merged(known, _misplaced(segment, start, known, found.units))
-    if root is None or _has_no_gap(known, start if segment.check_pos else None):
+    if root is None or has_no_gap(known, start if segment.check_pos else None):
         return Answer(known, evidence)
-    more = known_by_queues(segment, start, path_of(root))
+    more = known_by_units(segment, start, path_of(root))
     if evidence.log_end is not None:
         more = chosen(more, more.end <= evidence.log_end)
     return Answer(merged(known, more), evidence)
-
-
-def _has_no_gap(known: KnownEntries, start: int | None) -> bool:
-    """Whether every entry from `start`, or from the first known one, up to the last known one is known."""
-    if not len(known.pos) or (start is not None and known.pos[0] != start):
-        return False
-    return bool((known.pos[1:] == known.end[:-1]).all())
 
 
 def _evidence_of(segment: Segment, found: LogUnits, state: NodeState) -> Evidence:

@@ -1,11 +1,12 @@
-"""Decides which messages that ConsumeQueues know are of the log, by the headers in the data and by each other.
+"""Decides which messages that ConsumeQueues and IndexFiles know are of the log, by headers and by each other.
 
 A broker dispatches committed messages only, so no unit is of a truncated entry. A unit is damaged if it overlaps what
-is confirmed, or has no neighbour next to it.
+is confirmed, or has no neighbour next to it. An IndexFile unit has no size: a message ends where the next one begins.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,18 @@ from pyspark_dledger.format.layout import (
     FLAG_BORN_HOST_V6,
     FLAG_STORE_HOST_V6,
     HOST_SIZES,
+    MAGIC_BLANK,
+    MAX_ENTRY_SIZE,
     MESSAGE_HEADER,
     MESSAGE_HEADER_SIZE,
+    MESSAGE_MAGIC_BLANK,
     MESSAGE_MAGIC_V2,
     MIN_MESSAGE_SIZE,
 )
 from pyspark_dledger.format.message import MESSAGE_MAGICS
 from pyspark_dledger.format.spec import DLEDGER, Segment
-from pyspark_dledger.log.witness.headers import ENTRY_DTYPE, is_frame, read_headers
+from pyspark_dledger.log.witness.headers import ENTRY_DTYPE, is_frame, places_of, read_headers
+from pyspark_dledger.log.witness.key_offsets import message_starts
 from pyspark_dledger.log.witness.known_arrays import chosen, merged, without_overlaps
 from pyspark_dledger.log.witness.queue_units import Messages, messages_in
 
@@ -35,18 +40,102 @@ Bools = npt.NDArray[np.bool_]
 
 # storeTimestamp, reconsumeTimes and preparedTransactionOffset
 _FIXED_SIZE = 8 + 4 + 8
+_INT = np.dtype(">i4")
+_MAX_WITHOUT_UNITS = 8
+"""So many messages in a row may have no key."""
 _MESSAGE_DTYPE = record_dtype(MESSAGE_HEADER)
 _ENTRY_DTYPE = np.dtype([("entry", ENTRY_DTYPE), ("message", _MESSAGE_DTYPE)])
 
 
-def known_by_queues(segment: Segment, start: int, root: Path) -> KnownEntries:
-    """The messages of a segment from `start` on, or the entries around them, by the ConsumeQueues below `root`."""
+def known_by_units(segment: Segment, start: int, root: Path) -> KnownEntries:
+    """The messages of a segment from `start` on, or the entries around them, by ConsumeQueues and IndexFiles."""
     messages = messages_in(start, segment.end, root)
-    own = ENTRY_HEADER_SIZE if segment.source == DLEDGER else 0
+    own = _header_size(segment)
     pos = messages.pos - own
     is_whole, size = _confirmed(segment, pos, messages)
     found = KnownEntries(pos, pos + own + size, is_whole)
-    return _agreeing(found, start, segment.end)
+    known = _agreeing(found, start, segment.end)
+    if has_no_gap(known, start):
+        return known
+    starts = message_starts(start + own, segment.end, root) - own
+    return merged(known, _by_starts(segment, start, known, starts))
+
+
+def _header_size(segment: Segment) -> int:
+    """Bytes of an entry before its message."""
+    return ENTRY_HEADER_SIZE if segment.source == DLEDGER else 0
+
+
+def has_no_gap(known: KnownEntries, start: int | None) -> bool:
+    """Whether every entry from `start`, or from the first known one, up to the last known one is known."""
+    if not len(known.pos) or (start is not None and known.pos[0] != start):
+        return False
+    return bool((known.pos[1:] == known.end[:-1]).all())
+
+
+def _by_starts(segment: Segment, start: int, known: KnownEntries, starts: Longs) -> KnownEntries:
+    """The entries that begin at `starts`, and are not known yet."""
+    ends = np.append(known.end, -1)
+    starts = starts[ends[np.searchsorted(known.pos, starts, "right") - 1] <= starts]
+    found = _by_headers(segment, starts)
+    whole = merged(known, without_overlaps(chosen(found, found.is_whole)))
+    return merged(whole, _lost_between(segment, start, whole, starts[~found.is_whole]))
+
+
+def _by_headers(segment: Segment, pos: Longs) -> KnownEntries:
+    """The messages at `pos`, or the entries around them, by their own headers, which can be damaged."""
+    own = _header_size(segment)
+    size = read_headers(segment, pos + own, _MESSAGE_DTYPE)["totalSize"].astype(np.int64)
+    is_whole, size = _confirmed(segment, pos, Messages(pos + own, size))
+    return KnownEntries(pos, pos + own + size, is_whole)
+
+
+def _lost_between(segment: Segment, start: int, whole: KnownEntries, starts: Longs) -> KnownEntries:
+    """The lost entries at `starts`: each follows another one, and ends where the next one or a blank begins.
+
+    An IndexFile need not have all messages: none that begins later may end there. A message in the body of another one
+    ends before that one does.
+    """
+    inner, blanks = _inside_gaps(segment, whole, starts)
+    following = np.unique(np.concatenate([whole.pos, starts, blanks]))
+    ends = {start, *whole.end.tolist(), *_ends_without_units(segment, whole.end, following)}
+    found = []
+    for pos, number in zip(starts.tolist(), np.searchsorted(following, starts, "right").tolist(), strict=True):
+        end = int(following[number]) if number < len(following) else -1
+        if pos in ends and end > pos and inner.get(end, -1) <= pos:
+            found.append((pos, end))
+            ends.add(end)
+    extents = np.array(found, np.int64).reshape(-1, 2)
+    return KnownEntries(extents[:, 0].copy(), extents[:, 1].copy(), np.zeros(len(extents), bool))
+
+
+def _inside_gaps(segment: Segment, whole: KnownEntries, starts: Longs) -> tuple[dict[int, int], Longs]:
+    """What looks like a message in gaps with lost ones, its position by its end; and what looks like closing blanks."""
+    own = _header_size(segment)
+    inner: dict[int, int] = {}
+    blanks = [np.empty(0, np.int64)]
+    gaps = np.searchsorted(whole.pos, starts, "right")
+    for gap in np.unique(gaps).tolist():
+        lost = starts[gaps == gap]
+        limit = int(whole.pos[gap]) if gap < len(whole.pos) else min(int(lost[-1]) + MAX_ENTRY_SIZE, segment.end)
+        pos = places_of(segment, int(lost[0]) + 4, limit, MESSAGE_MAGICS) - 4
+        ends = pos + read_headers(segment, pos, _INT)
+        inner |= dict(zip(ends.tolist(), (pos - own).tolist(), strict=True))
+        if gap == len(whole.pos):
+            # An entry's blank begins with its magic, that of an old log with its size.
+            size_at = 4 if own else -4
+            magic = places_of(segment, int(lost[-1]), limit, (MAGIC_BLANK if own else MESSAGE_MAGIC_BLANK,))
+            pos = magic + min(size_at, 0)
+            blanks.append(pos[pos + read_headers(segment, magic + size_at, _INT) == segment.end])
+    return inner, np.concatenate(blanks)
+
+
+def _ends_without_units(segment: Segment, ends: Longs, starts: Longs) -> Iterator[int]:
+    """Where messages without keys end that follow known ones: an IndexFile does not have them."""
+    for _ in range(_MAX_WITHOUT_UNITS):
+        found = _by_headers(segment, np.setdiff1d(ends, starts))
+        ends = found.end[found.is_whole]
+        yield from ends.tolist()
 
 
 def _confirmed(segment: Segment, pos: Longs, messages: Messages) -> tuple[Bools, Longs]:

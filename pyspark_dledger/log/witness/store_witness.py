@@ -1,4 +1,4 @@
-"""The witness of a store's segments: its index files and its ConsumeQueues, read when damage is found."""
+"""The witness of a store's segments: index files, ConsumeQueues and IndexFiles, read when damage is found."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ _MIN_ANSWER = 64
 class StoreWitness:
     """A `spec.Witness`: where the files are that know entries of a store.
 
-    ``node_dir`` is a node's folder with its index and checkpoint, ``root`` the folder with consumequeue. ``start`` is
-    the position of an entry of the log; what is before it is not looked up. Answers of one ``moment`` are kept.
+    ``node_dir`` is a node's folder with its index and checkpoint, ``root`` the folder with consumequeue and index.
+    ``start`` is the position of an entry of the log; what is before it is not looked up. Answers of one ``moment`` are
+    kept.
     """
 
     node_dir: str | None

@@ -1,6 +1,6 @@
 """`python -m tests.support.witnesses --count 10000`: damages stores, and says what a read of them loses or invents.
 
-Each class of stores is read with intact, damaged and missing index files (ConsumeQueue files for an old CommitLog).
+Each class of stores is read with intact, damaged and missing index files and ConsumeQueues, and with IndexFiles alone.
 """
 
 # ruff: noqa: T201 - printing is what a command line does

@@ -14,7 +14,8 @@ from tests.support.witnesses.log_writer import Written
 from tests.support.witnesses.originals import Original
 
 SECTOR, PAGE = 512, 4096
-INDEX_MODES = ("intact", "damaged", "missing")
+INDEX_MODES = ("intact", "damaged", "missing", "keys")
+"""In the last one IndexFiles are intact, and all other index files are missing."""
 
 
 @final
@@ -81,8 +82,8 @@ def damage_store(rng: random.Random, original: Original, damage: Damage, index_m
         base = original.base_of(path)
         inside = [entry for entry in original.entries if base <= entry.pos < base + path.stat().st_size]
         _damage_file(rng, damage, path, _used(rng, inside, base), [entry.pos - base for entry in inside])
-    if index_mode == "missing":
-        for folder in original.index_folders:
+    if index_mode in ("missing", "keys"):
+        for folder in original.index_folders + (original.key_folders if index_mode == "missing" else []):
             damage.move_away(folder)
     elif index_mode == "damaged":
         for _ in range(rng.randint(1, 5)):

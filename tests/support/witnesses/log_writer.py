@@ -6,12 +6,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from pyspark_dledger.format import codec, layout
+from pyspark_dledger.log.io.key_files import key_hash
+from pyspark_dledger.rocketmq.index_file.index_writer import IndexWriter
+from pyspark_dledger.rocketmq.index_file.message_keys import Keys
 
 Body = Callable[[int], bytes]
 """A body for the position at which it begins; always of the same length."""
 
 MIN_BLANK = layout.MIN_BLANK_SIZE
+KEYS_PER_FILE = 150
+NOW_MS = 1_700_000_000_137
 
 
 class Written(NamedTuple):
@@ -146,13 +153,14 @@ class CommitLogWriter:
 
 
 class QueueWriter:
-    """The ConsumeQueues of a broker."""
+    """The ConsumeQueues of a broker, and its IndexFiles."""
 
     def __init__(self, root: Path, units: int = 100) -> None:
         self._root = root
         self._units = units
         self._queues: dict[tuple[str, int], LogFiles] = {}
         self._counts: dict[tuple[str, int], int] = {}
+        self._keys: list[tuple[int, int]] = []
 
     def offset(self, topic: str, queue_id: int) -> int:
         """The queue offset of the next message."""
@@ -165,6 +173,15 @@ class QueueWriter:
         queue.write(number * layout.CONSUME_QUEUE_UNIT_SIZE, unit)
         self._counts[topic, queue_id] = number + 1
 
+    def add_key(self, topic: str, key: str, offset: int) -> None:
+        self._keys.append((offset, key_hash(topic, key)))
+
     def save(self) -> None:
+        if self._keys:
+            offset, hashes = np.array(self._keys, np.int64).T
+            index = IndexWriter(self._root, 16, KEYS_PER_FILE, now=lambda: NOW_MS)
+            index.put(Keys(offset, np.full(len(offset), NOW_MS), hashes))
+            index.flush()
+            index.close()
         for (topic, queue_id), queue in self._queues.items():
             queue.save(self._root / "consumequeue" / topic / str(queue_id))

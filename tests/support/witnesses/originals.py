@@ -28,6 +28,7 @@ class Original:
     index_files: list[Path]
     index_folders: list[Path]
     options: dict[str, Any] = field(default_factory=dict)
+    key_folders: list[Path] = field(default_factory=list)
 
     def base_of(self, file: Path) -> int:
         return int(file.name)
@@ -45,7 +46,8 @@ def original_of(name: str, path: Path, entries: list[Written], **options: Any) -
     indexes = [*(node / "index" for node in nodes), path / "consumequeue"]
     data_files = [file for file in _files_below(*data) if _is_written(file, entries)]
     present = [folder for folder in indexes if folder.is_dir()]
-    return Original(name, path, entries, data_files, _files_below(*present), present, options)
+    keys = [path / "index"] if (path / "index").is_dir() else []
+    return Original(name, path, entries, data_files, _files_below(*present), present, options, keys)
 
 
 def _is_written(file: Path, entries: list[Written]) -> bool:
@@ -89,8 +91,11 @@ def _messages_inside(rng: random.Random) -> Body:
     return make
 
 
-def _message(rng: random.Random, queues: QueueWriter, embedded: bool) -> tuple[Body, str, int]:
+def _message(rng: random.Random, queues: QueueWriter, embedded: bool) -> tuple[Body, str, int, str]:
     topic, queue_id = rng.choice(TOPICS), rng.randrange(2)
+    # Clients give each message a key; few messages have none.
+    key = f"{rng.getrandbits(64):016X}" if rng.random() < 0.98 else ""
+    properties = b"UNIQ_KEY\x01%s\x02" % key.encode() if key else b""
     offset = queues.offset(topic, queue_id)
     inner = _messages_inside(rng) if embedded and rng.random() < 0.3 else _plain(rng, rng.choice([0, 20, 100, 300]))
     # The body begins after the fixed fields.
@@ -105,9 +110,10 @@ def _message(rng: random.Random, queues: QueueWriter, embedded: bool) -> tuple[B
             queue_offset=offset,
             born_timestamp=1700000000000,
             store_timestamp=1700000000137,
+            properties=properties,
         )
 
-    return make, topic, queue_id
+    return make, topic, queue_id, key
 
 
 # Generated stores
@@ -229,10 +235,10 @@ def messages(rng: random.Random, root: Path) -> Original:
 def _append_messages(rng: random.Random, log: DLedgerWriter, queues: QueueWriter) -> None:
     embedded = rng.random() < 0.5
     for _ in range(_count(rng)):
-        body, topic, queue_id = _message(rng, queues, embedded)
+        body, topic, queue_id, key = _message(rng, queues, embedded)
         entry = log.append(body, 1)
         header = layout.ENTRY_HEADER_SIZE
-        queues.add(topic, queue_id, entry.pos + header, entry.size - header)
+        _dispatch(queues, topic, queue_id, key, entry.pos + header, entry.size - header)
 
 
 def commit_log(rng: random.Random, root: Path) -> Original:
@@ -246,9 +252,15 @@ def commit_log(rng: random.Random, root: Path) -> Original:
 def _append_old(rng: random.Random, log: CommitLogWriter, queues: QueueWriter) -> None:
     embedded = rng.random() < 0.5
     for _ in range(_count(rng)):
-        body, topic, queue_id = _message(rng, queues, embedded)
+        body, topic, queue_id, key = _message(rng, queues, embedded)
         written = log.append(body)
-        queues.add(topic, queue_id, written.pos, written.size)
+        _dispatch(queues, topic, queue_id, key, written.pos, written.size)
+
+
+def _dispatch(queues: QueueWriter, topic: str, queue_id: int, key: str, offset: int, size: int) -> None:
+    queues.add(topic, queue_id, offset, size)
+    if key:
+        queues.add_key(topic, key, offset)
 
 
 def upgraded(rng: random.Random, root: Path) -> Original:

@@ -43,7 +43,7 @@ class Stores:
     def verdict(self, kind: str, mode: str, seed: int, thorough: bool = True) -> Verdict:
         """The verdict on one store, damaged by a seed."""
         original = self.store(kind, seed)
-        if mode != "intact" and not original.index_files:
+        if mode != "intact" and not (original.key_folders if mode == "keys" else original.index_files):
             mode = "intact"
         return judge(random.Random(f"{kind}/{mode}/{seed}"), original, mode, thorough)
 
