@@ -61,7 +61,7 @@ COLUMNS = (
     Column("offsetMsgId", pa.string(), "message", "hex of store host, port and commitLogOffset"),
     Column("properties", PROPERTIES, "message", "as Java parses them"),
     Column("body", pa.binary(), "message", "the message's body decompressed, or the entry's body"),
-    Column("healedFrom", pa.string(), "row", "with `heal`: the replica that the row comes from; null for the first"),
+    Column("healedFrom", pa.string(), "row", "with `heal`: the row's replica; null for the first"),
 )
 ENTRY_BODY = Column("entryBody", pa.binary(), "entry", "the bytes that DLedger replicated")
 
