@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cached_property
-from typing import cast
+from typing import Any, cast
 
 from pyspark_dledger.format.codec import EntryHeader, encode_entry_header
 from pyspark_dledger.format.engine import Engine
@@ -22,6 +24,11 @@ from pyspark_dledger.log.salvage.plan_rows import variants_text
 from pyspark_dledger.log.salvage.repairs import Repair
 from pyspark_dledger.log.salvage.restored_log import Extent, RestoredLog, end_of, start_of
 from pyspark_dledger.log.store_view import StoreView
+
+
+def _map_in_threads(function: Callable[[Any], Any], parts: Sequence[Any]) -> Iterator[Any]:
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        yield from threads.map(function, parts)
 
 
 def open_store(path: str, options: ReadOptions) -> StoreView:
@@ -42,7 +49,7 @@ class HealedStore(StoreView):
         self._stores = [store, *store.replicas]
         check_sources(self._stores)
         options = SalvageOptions(undecided=FILL, engine=store.options.engine)
-        self._plan = plan_salvage(self._stores, options, map)
+        self._plan = plan_salvage(self._stores, options, _map_in_threads)
         self._undecided = {(log.source, each.pos): each for log in self._plan.logs for each in log.undecided}
         self.engine = cast(Engine, HealedEngine(read_engine(store.options.engine)))
         self.segments = [segment for log in self._plan.logs for segment in self._files(log)]

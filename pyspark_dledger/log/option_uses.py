@@ -56,7 +56,7 @@ USES = {
     SALVAGE: frozenset({"engine"}),
     RECOVERY: _STORE | _BOUND,
     STATISTICS: _LOG - _BATCHES - _VALUES,
-    FIND: _LOG - _PARTITIONS - {"heal"},
+    FIND: _LOG - _PARTITIONS,
     FOLLOW: _LOG - _PARTITIONS - {"heal"},
     DIGESTS: _STORE,
     REPORT: _STORE | _BOUND | {"verifyCrc"},

@@ -228,9 +228,8 @@ def test_heal_needs_replicas_and_is_the_only_proof(group: Group, capsys: pytest.
         healed_rows([group.members[0], group.members[0]])
     assert main(["dump", path, "-o", "heal=true"]) == 2
     assert "option heal has no effect without option replicas" in capsys.readouterr().err
-    for verb in ("follow", "state", "find"):
-        words = [verb, path, *others, *(["3"] if verb == "find" else [])]
-        assert main([*words, "-o", "heal=true"]) == 2
+    for verb in ("follow", "state"):
+        assert main([verb, path, *others, "-o", "heal=true"]) == 2
         assert "option heal has no effect on" in capsys.readouterr().err
 
 
@@ -245,6 +244,17 @@ def test_dump_and_stats_heal(group: Group, capsys: pytest.CaptureFixture[str]) -
     assert capsys.readouterr().out.splitlines() == ["index=4", "index=5 healedFrom=n1"]
     assert main(["stats", paths[0], "-o", "heal=true", "-o", f"replicas={','.join(paths[1:])}"]) == 0
     assert "611" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("what", ["index", "queueOffset", "key"])
+def test_find_heals(group: Group, capsys: pytest.CaptureFixture[str], what: str) -> None:
+    row = plain_rows(group.original, ["index", "keys", "topic", "queueId", "queueOffset"])[300]
+    what = {"key": row["keys"].split()[0], "index": "300"}.get(
+        what, f"{row['topic']}/{row['queueId']}/{row['queueOffset']}"
+    )
+    arguments = ["find", *map(str, group.members), what, "--columns", "index,healedFrom", "-o", "heal=true"]
+    assert main(arguments) == 0
+    assert "index=300 healedFrom=n1" in capsys.readouterr().out.splitlines()
 
 
 EXPORTS: dict[str, Callable[[Path], object]] = {

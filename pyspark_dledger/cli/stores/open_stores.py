@@ -73,7 +73,12 @@ def open_store(args: argparse.Namespace, use: str | None = None) -> Log:
         set_option(options, "replicas", json.dumps(others), "further paths")
     parsed = parse_options(options)
     check_use(parsed, use or f"table {parsed.table}")
-    return Log(first, parsed)
+    log = Log(first, parsed)
+    if not parsed.heal:
+        return log
+    from pyspark_dledger.log.healed_log import HealedLog  # loads pyarrow
+
+    return HealedLog(log)
 
 
 def open_stores(args: argparse.Namespace, use: str) -> Iterator[Log]:

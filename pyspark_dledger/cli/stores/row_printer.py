@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 # What fits a line.
 _LINE_COLUMNS = (
     *("source", "index", "term", "pos", "size", "kind", "committed"),
-    *("topic", "queueId", "queueOffset", "storeTimestamp", "tags", "keys", "problem"),
+    *("topic", "queueId", "queueOffset", "storeTimestamp", "tags", "keys", "healedFrom", "problem"),
 )
 # Always read, for the exit code and the progress.
 _NEEDED = ("problem", "pos", "size")
