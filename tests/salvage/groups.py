@@ -13,13 +13,13 @@ import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from pyspark_dledger.format.spec import ScanRequest
 from pyspark_dledger.log.io.files import data_extents
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.store_view import StoreView
-from tests.support.generate import mq_message, raw, write_dledger
+from pyspark_dledger.rocketmq.rebuild.builder import BuildSettings, build
+from tests.support.generate import Payload, mq_message, raw, write_commitlog, write_dledger
 from tests.support.golden import unpack
 
 GOLDENS = (
@@ -56,20 +56,13 @@ class Group:
 
 
 def generated_group(folder: Path, seed: int) -> Group:
-    """A group written by the tests' own writer: messages or raw bodies, one to three terms, small files."""
+    """A group of the tests' own writer: messages with queues, or raw bodies; one to three terms, small files."""
     draw = random.Random(seed)
     has_messages = draw.random() < 0.5
     count = draw.randint(20, 150)
     terms = sorted(draw.randint(0, 3) for _ in range(count))
     file_size = draw.choice((4096, 16384, 65536))
-    payloads: list[Any] = []
-    for number in range(count):
-        body = draw.randbytes(draw.randint(1, 700))
-        payloads.append(
-            mq_message(body=body, topic="Orders", queue_id=number % 4, queue_offset=number // 4)
-            if has_messages
-            else raw(body)
-        )
+    payloads = [_message(draw, number) if has_messages else raw(_body(draw)) for number in range(count)]
     ends = [count, count, draw.randint(count // 2, count)]
     draw.shuffle(ends)
     for node, end in enumerate(ends):
@@ -81,7 +74,38 @@ def generated_group(folder: Path, seed: int) -> Group:
             file_size=file_size,
             committed=min(ends) - 1,
         )
+        if has_messages:
+            _build_queues(folder / f"n{node}", min(ends))
     return group_at(folder, f"generated-{seed}", [folder / f"n{node}" for node in range(3)])
+
+
+def generated_plain_group(folder: Path, seed: int) -> Group:
+    """A master and slaves that lag, without DLedger, written by the tests' own writer."""
+    draw = random.Random(seed)
+    messages = [_message(draw, number) for number in range(draw.randint(20, 150))]
+    file_size = draw.choice((4096, 16384, 65536))
+    for member in range(3):
+        kept = len(messages) if member == 0 else draw.randint(len(messages) // 2, len(messages))
+        write_commitlog(folder / f"m{member}", messages[:kept], file_size=file_size)
+        _build_queues(folder / f"m{member}")
+    return group_at(folder, f"plain-{seed}", [folder / f"m{member}" for member in range(3)])
+
+
+def _message(draw: random.Random, number: int) -> Payload:
+    keys = [("KEYS", f"order-{number}"), ("TAGS", "paid")]
+    queue = {"queue_id": number % 4, "queue_offset": number // 4}
+    return mq_message(body=_body(draw), topic="Orders", properties=keys, **queue)
+
+
+def _body(draw: random.Random) -> bytes:
+    return draw.randbytes(draw.randint(1, 700))
+
+
+def _build_queues(root: Path, entries: int | None = None) -> None:
+    """Build queues and index of a member, of so many entries of DLedger's log."""
+    log = _view(root)
+    to = log.position_of(entries) if entries is not None else None
+    build(log, root, settings=BuildSettings(units_per_file=30, hash_slots=50, index_units=200, to=to))
 
 
 def golden_group(folder: Path, case: str) -> Group:
