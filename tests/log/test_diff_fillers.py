@@ -101,11 +101,15 @@ def test_a_filler_is_no_copy_of_what_another_replica_has(
         assert ", which n2 has intact: fillers took their place" in text
 
 
-def test_a_salvage_prefers_what_another_source_has_to_a_filler(tmp_path: Path, engine: str) -> None:
-    members = group(tmp_path, as_messages=True)
+@FORMS
+def test_a_salvage_prefers_what_another_source_has_to_a_filler(tmp_path: Path, engine: str, as_messages: bool) -> None:
+    members = group(tmp_path, as_messages)
     for member in members[:2]:
         lose(member, LOST)
     salvage(SalvageRequest.of([member.path for member in members[:2]]), tmp_path / "result")
-    report = salvage(SalvageRequest.of([tmp_path / "result", members[2].path], engine=engine), tmp_path / "whole")
+    again = salvage(SalvageRequest.of([tmp_path / "result"], engine=engine), tmp_path / "again")
+    assert again.lost == 3
+    report = salvage(SalvageRequest.of([tmp_path / "again", members[2].path], engine=engine), tmp_path / "whole")
     assert (report.lost, report.decided) == (0, 0)
-    assert comparison(engine, tmp_path / "whole", members[2].path).entries.get("filler") is None
+    found = comparison(engine, tmp_path / "whole", members[2].path)
+    assert found.entries.get("filler") is None and found.verdict.lost != "some"

@@ -22,6 +22,7 @@ from pyspark_dledger.log.copies.index_units import units_agree
 from pyspark_dledger.log.copies.problems import is_damage
 from pyspark_dledger.log.io.entry_reads import DLedgerIndex
 from pyspark_dledger.log.io.files import path_of
+from pyspark_dledger.log.io.salvage_fillers import PROBLEM as FILLER
 from pyspark_dledger.log.io.store_engine import engine_of
 
 Longs = npt.NDArray[np.int64]
@@ -36,13 +37,15 @@ _BATCH_ROWS = 2**17
 class SegmentCopy:
     """The file of the source with number ``source``; its log ends at position ``end`` of the file or with the file.
 
-    ``index`` is the folder of the DLedger index, if there is one.
+    ``index`` is the folder of the DLedger index, if there is one. ``fillers`` are the positions of the fillers that a
+    salvage listed: they are not intact.
     """
 
     source: int
     segment: Segment
     end: int
     index: str | None = None
+    fillers: frozenset[int] = frozenset()
 
 
 class Damage(NamedTuple):
@@ -140,6 +143,10 @@ def _entries(
         for row in np.flatnonzero(is_intact & (values != 0)).tolist():
             texts[row] = f"expected {name} 0, found {values[row]}"
         is_intact &= values == 0
+    if copy.fillers:
+        is_filler = is_intact & np.isin(numbers["pos"], list(copy.fillers))
+        texts.update(dict.fromkeys(np.flatnonzero(is_filler).tolist(), FILLER))
+        is_intact &= ~is_filler
     is_confirmed = np.zeros(len(batch), np.bool_)
     if index is not None:
         is_confirmed, contradicted = _checked_by_units(index, numbers, is_frame)

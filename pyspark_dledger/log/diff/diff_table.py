@@ -36,7 +36,7 @@ VERDICTS = {
     SAME: "all replicas have the same entries",
     BEHIND: "`nodes` end before these entries; the leader will send them",
     EXPIRED: "`nodes` begin after these entries: expired, or below a snapshot",
-    FILLER: "`nodes` have a filler of a salvage, because no source had these entries; `intact` nodes have them",
+    FILLER: "`nodes` have fillers of a salvage; `intact` nodes have the entries",
     DAMAGED: "damaged or missing on `nodes`; copy them from a node in `intact`",
     OTHER_BYTES: "same index and term, other bytes, and no check tells which are damaged; `nodes` differ from most",
     DIVERGED: "`nodes` differ from the replica with the highest last term, or lack its entries: two leaders wrote",

@@ -27,6 +27,11 @@ class SalvageFillers:
     def __init__(self, paths: StorePaths) -> None:
         self._listed = {row["pos"]: row for row in _listed(paths)}
 
+    @property
+    def positions(self) -> frozenset[int]:
+        """Where listed fillers begin."""
+        return frozenset(self._listed)
+
     def numbers(self, batch: pa.RecordBatch) -> list[int]:
         """The numbers of the rows that are fillers; the batch has the columns pos and topic."""
         found: npt.NDArray[np.bool_] = np.asarray(pc.fill_null(pc.equal(batch["topic"], TOPIC), False))

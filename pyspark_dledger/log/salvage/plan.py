@@ -18,6 +18,7 @@ from pyspark_dledger.log.copies.segment_copy import SegmentCopy
 from pyspark_dledger.log.diff.digests import replica_names
 from pyspark_dledger.log.io.entry_reads import read_at, segment_at
 from pyspark_dledger.log.io.files import last_data, open_file, path_of
+from pyspark_dledger.log.io.salvage_fillers import SalvageFillers
 from pyspark_dledger.log.io.state_files import read_current_term
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.salvage.pieces import MAJORITY, QUEUE_UNIT, TAKEN, Decide, Piece, Undecided
@@ -184,18 +185,21 @@ def segment_parts(stores: Sequence[StoreView], source: str) -> list[SegmentPart]
         for number, store in enumerate(stores)
         if store.paths.node_dir is not None
     )
+    fillers = [SalvageFillers(store.paths).positions for store in stores]
     parts = []
     for base, found in sorted(segments.items()):
         ends = [store.segment_end(segment) for _, store, segment in found]
         if max(ends) > base:
             pairs = zip(found, ends, strict=True)
-            copies = tuple(_copy(*one, end, max(ends)) for one, end in pairs)
+            copies = tuple(_copy(*one, end, max(ends), fillers[one[0]]) for one, end in pairs)
             kept = tuple(copy for copy in copies if copy.end > base)
             parts.append(SegmentPart(base, found[0][2].size, source, kept, index_folders, stores[0].options.engine))
     return parts
 
 
-def _copy(number: int, store: StoreView, segment: Segment, end: int, longest: int) -> SegmentCopy:
+def _copy(
+    number: int, store: StoreView, segment: Segment, end: int, longest: int, fillers: frozenset[int]
+) -> SegmentCopy:
     """A copy, read up to where another source has entries: damage can hide where its own log ends."""
     if end < min(longest, segment.end):
         try:
@@ -206,7 +210,8 @@ def _copy(number: int, store: StoreView, segment: Segment, end: int, longest: in
         end = max(end, segment.base + written)
     node_dir = store.paths.node_dir
     index = str(node_dir / "index") if node_dir is not None and segment.source == DLEDGER else None
-    return SegmentCopy(number, segment, end, index)
+    own = frozenset(pos for pos in fillers if segment.base <= pos < segment.end)
+    return SegmentCopy(number, segment, end, index, own)
 
 
 def _file_size(parts: Sequence[SegmentPart]) -> int:
