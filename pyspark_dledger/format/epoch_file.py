@@ -1,4 +1,4 @@
-"""Parses ``epochFileCheckpoint`` of RocketMQ's controller mode: which master epoch wrote which part of the log.
+"""Parses and writes ``epochFileCheckpoint`` of controller mode: which master epoch wrote which part of the log.
 
 Lines: the number of epochs, the CRC-32 of the rest (without its sign bit), then ``epoch-startOffset`` in ascending
 order. Source: RocketMQ 5.0.0 to 5.3.3 ``CheckpointFile``, ``EpochFileCache``.
@@ -53,6 +53,12 @@ def parse_epochs(data: bytes) -> tuple[Epoch, ...] | str:
     if int(crc) not in (_NO_CRC, computed):
         return f"expected CRC {crc}, found {computed}"
     return tuple(found)
+
+
+def encode_epochs(epochs: Sequence[Epoch]) -> bytes:
+    """The file with these epochs, as Java writes it."""
+    rest = "".join(f"{epoch.epoch}-{epoch.start}\n" for epoch in epochs)
+    return f"{len(epochs)}\n{crc32(rest.encode()) & _CRC_MASK}\n{rest}".encode()
 
 
 def in_order(epochs: Iterable[Epoch]) -> tuple[Epoch, ...]:

@@ -256,6 +256,21 @@ def test_commit_logs_without_dledger(tmp_path: Path, case: str) -> None:
                 assert (tmp_path / "result" / file.relative_to(root)).read_bytes() == file.read_bytes(), file
 
 
+def test_epochs_of_controller_mode(tmp_path: Path) -> None:
+    root = unpack("mq-53-controller", tmp_path)
+    for name in ("b1", "b2"):
+        request = SalvageRequest.of([root / "b1", root / "b2", root / "b3"], log_of=str(root / name))
+        assert salvage(request, tmp_path / name).findings == ()
+        written, original = (each / "epochFileCheckpoint" for each in (tmp_path / name, root / name))
+        assert written.read_bytes() == original.read_bytes()
+    for file in root.glob("b2/epochFileCheckpoint*"):
+        file.write_text("1\n7\n")
+    salvage(SalvageRequest.of([root / "b2", root / "b3"]), tmp_path / "other")
+    assert (tmp_path / "other/epochFileCheckpoint").read_bytes() == written.read_bytes()
+    report = salvage(SalvageRequest.of([root / "b2", root / "b1"], log_of=str(root / "b2")), tmp_path / "none")
+    assert any(note.startswith("epochFileCheckpoint is damaged in all sources") for note in report.notes)
+
+
 def test_diverged_commit_logs_are_not_mixed(tmp_path: Path) -> None:
     def group(seed: int, common: int) -> list[Any]:
         bodies = [b"%d" % number for number in range(common)] + [b"%d of %d" % (n, seed) for n in range(20)]

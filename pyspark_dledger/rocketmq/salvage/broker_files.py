@@ -10,6 +10,9 @@ from pathlib import Path
 from pyspark_dledger.common.durable import sync_dir, write_durably
 from pyspark_dledger.common.plurals import counted
 from pyspark_dledger.errors import StoreError
+from pyspark_dledger.format.epoch_file import FILE as EPOCHS
+from pyspark_dledger.format.epoch_file import encode_epochs
+from pyspark_dledger.log.io.epochs import is_of_controller_mode, read_epochs
 from pyspark_dledger.log.io.queue_files import FOLDER as QUEUES
 from pyspark_dledger.log.io.queue_files import queues
 from pyspark_dledger.log.store_view import StoreView
@@ -69,6 +72,21 @@ def write_broker_files(
         if having is not None:
             yield f"{name} is not salvaged: if the broker needs it, copy {having}"
     sync_dir(target)
+
+
+def write_epochs(sources: Sequence[StoreView], end: int, target: Path) -> Iterator[str]:
+    """Write the epochs of a log that ends at `end`, if it is of controller mode; returns notes.
+
+    They are those of the first of the `sources`, which have this log, with an intact file.
+    """
+    (target / EPOCHS).unlink(missing_ok=True)
+    roots = [root for root in roots_of(sources) if is_of_controller_mode(root)]
+    found = next((epochs for root in roots if (epochs := read_epochs(root)[0])), ())
+    if found:
+        # Java drops epochs that begin at the end of the log or after it.
+        write_durably(target / EPOCHS, encode_epochs([epoch for epoch in found if epoch.start < end]))
+    elif roots:
+        yield f"{EPOCHS} is damaged in all sources: the result has none, so its master must be chosen by hand"
 
 
 def _root_with_queues(roots: Sequence[Path]) -> Path | None:

@@ -306,6 +306,12 @@ class _Job:
         log = plan.log(DLEDGER)
         if log is not None:
             yield from self._finish_node(plan, log, reports)
+        plain = plan.log(COMMITLOG)
+        if plain is not None and log is None:
+            leader = self._sources.stores[plain.leader]
+            # With a chosen log, others can have diverged.
+            others = self._sources.stores if self._sources.request.log_of is None else []
+            yield from broker_files.write_epochs([leader, *others], plain.end, self._target)
         broker_files.clear(self._target)
         result = StoreView(str(self._target), ReadOptions(engine=self._sources.request.engine))
         units = (each for _, each in self._left(reports) if each is not None)
