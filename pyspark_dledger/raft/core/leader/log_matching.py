@@ -71,7 +71,9 @@ class LogMatching:
         elif progress.low >= 0:
             self._found_common(progress, progress.low)
         else:
-            progress.state, progress.truncate_index = PushType.TRUNCATE, own_begin
+            # Entries before the begin of the peer's log have expired there. Java truncates its whole log.
+            index = max(own_begin, response.begin_index) if progress.is_binary else own_begin
+            progress.state, progress.truncate_index = PushType.TRUNCATE, index
 
     def _found_common(self, progress: PeerProgress, index: int) -> None:
         """The logs are equal up to `index`."""
