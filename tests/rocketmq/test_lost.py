@@ -228,13 +228,28 @@ def test_a_slave_has_what_its_master_lost(case_folder: Callable[[str], Path], tm
     assert {row["pos"]: (row["lostOn"], row["intactOn"]) for row in lost_of(master, slave)} == found
 
 
+def test_a_copy_that_units_contradict_is_lost(case_folder: Callable[[str], Path], tmp_path: Path) -> None:
+    master, slave = tmp_path / "master", tmp_path / "slave"
+    for path in (master, slave):
+        shutil.copytree(case_folder("mq-plain"), path)
+    row = next(row for row in rows_of(slave) if row["transaction"] == "none" and row["queueOffset"] > 3)
+    change(slave, row["pos"] + 27, b"\x7f")  # the queue offset
+    (found,) = lost_of(master, slave)
+    assert (found["pos"], found["queueOffset"], found["topic"]) == (row["pos"], row["queueOffset"], row["topic"])
+    assert (found["lostOn"], found["intactOn"]) == ([str(slave)], [str(master)])
+
+
 def overwrite(root: Path, row: Row) -> None:
     """Overwrite the header of a row, also if its segment is in another place."""
-    log = open_log(root)
-    segment = next(each for each in log.segments if each.base <= row["pos"] < each.end)
+    change(root, row["pos"], b"\xee" * 60)
+
+
+def change(root: Path, pos: int, data: bytes) -> None:
+    """Overwrite bytes at a position of the log."""
+    segment = next(each for each in open_log(root).segments if each.base <= pos < each.end)
     with Path(segment.path).open("r+b") as file:
-        file.seek(row["pos"] - segment.base)
-        file.write(b"\xee" * 60)
+        file.seek(pos - segment.base)
+        file.write(data)
 
 
 def test_a_lost_end_is_lost(tmp_path: Path) -> None:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator
+from itertools import takewhile
 from typing import NamedTuple
 
+from pyspark_dledger.log.diff.commit_log.lost_ends import commit_log_replicas
+from pyspark_dledger.log.diff.commit_log.ranges import compare_positions
+from pyspark_dledger.log.diff.commit_log.rows import pos_rows
 from pyspark_dledger.log.diff.diff_table import damaged_on, fillers_on, is_lost, plan_parts, read_ranges, unclear_on
 from pyspark_dledger.log.diff.ranges import RangeCounter, Ranges
-from pyspark_dledger.log.diff.replica_group import group_of
+from pyspark_dledger.log.diff.replica_group import Replica, group_of
 from pyspark_dledger.log.store_view import StoreView
 
 INTACT, DAMAGED, ABSENT = range(3)
@@ -23,25 +27,36 @@ class _Range(NamedTuple):
 
 
 class CopyStates:
-    """The copies of all entries of a store and its replicas, numbered in this order; compares them once.
+    """The copies of all entries and old messages of a store and its replicas, numbered in this order.
 
     ``unclear`` are the entries for which no check tells which copy is intact. Raises OptionError without replicas,
-    StoreError if one cannot be opened.
+    StoreError if one cannot be opened or read.
     """
 
     def __init__(self, store: StoreView) -> None:
-        group, self._replicas = group_of(store, store.options.group_size)
+        stores = [store, *store.replicas]
         self._ranges: list[_Range] = []
+        self._replicas: list[Replica] = []
         unclear = RangeCounter()
-        parts = plan_parts(group, self._replicas, store.options)
-        for found in (found for part in parts for found in read_ranges(part)):
-            damaged = frozenset((*damaged_on(found, group), *fillers_on(found)))
-            self._ranges.append(_Range(found.first_index, found.last_index, found.terms, damaged, found.is_silent))
-            if unclear_on(found, group) and not is_lost(found, group):
-                unclear.add(found.first_index, found.last_index, max(found.sizes))
+        if any(each.ledger_segments for each in stores):
+            group, self._replicas = group_of(store, store.options.group_size)
+            parts = plan_parts(group, self._replicas, store.options)
+            for found in (found for part in parts for found in read_ranges(part)):
+                damaged = frozenset((*damaged_on(found, group), *fillers_on(found)))
+                self._ranges.append(_Range(found.first_index, found.last_index, found.terms, damaged, found.is_silent))
+                if unclear_on(found, group) and not is_lost(found, group):
+                    unclear.add(found.first_index, found.last_index, max(found.sizes))
         self.unclear: Ranges = unclear.ranges_found()
+        old = commit_log_replicas(stores)
+        self._names = [each.name for each in old]
+        self._rows = list(pos_rows(old, compare_positions(old))) if old else []
 
-    def of(self, number: int, index: int, term: int | None) -> int:
+    @property
+    def has_commit_logs(self) -> bool:
+        """Whether the CommitLogs of all replicas were compared."""
+        return bool(self._rows)
+
+    def of_entry(self, number: int, index: int, term: int | None) -> int:
         """How a replica has the entry `index`; one of another term counts as absent."""
         place = bisect_right(self._ranges, index, key=lambda each: each.first) - 1
         if place < 0 or self._ranges[place].last < index:
@@ -51,9 +66,21 @@ class CopyStates:
             return DAMAGED
         return ABSENT if found.terms[number] is None or term not in (None, found.terms[number]) else INTACT
 
+    def of_bytes(self, number: int, start: int, end: int) -> int:
+        """How a replica has the positions ``[start, end)`` of the CommitLog."""
+        name = self._names[number]
+        first = max(bisect_right(self._rows, start, key=lambda row: row.first_pos) - 1, 0)
+        rows = [row for row in takewhile(lambda row: row.first_pos < end, self._rows[first:]) if row.last_pos >= start]
+        if any(name in row.damaged for row in rows):
+            return DAMAGED
+        return INTACT if rows and all(name in row.terms for row in rows) else ABSENT
+
     def silently_damaged(self, number: int) -> Iterator[tuple[int, int]]:
-        """Where entries of a replica begin that look whole, but are damaged, and where the next ones begin."""
-        replica = self._replicas[number]
+        """Where rows of a replica begin that are damaged, and where the next ones begin; those that look whole too."""
+        for row in self._rows:
+            if self._names[number] in row.damaged:
+                yield row.first_pos, row.last_pos + 1
         for found in self._ranges:
             if found.is_silent[number]:
+                replica = self._replicas[number]
                 yield replica.position(found.first), replica.position(found.last + 1)

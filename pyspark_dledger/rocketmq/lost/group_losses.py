@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, MIN_MESSAGE_SIZE
-from pyspark_dledger.format.spec import DLEDGER
+from pyspark_dledger.format.spec import COMMITLOG, DLEDGER
 from pyspark_dledger.log.diff.copy_states import ABSENT, DAMAGED, INTACT, CopyStates
 from pyspark_dledger.log.diff.digests import replica_names
 from pyspark_dledger.log.diff.ranges import Ranges
@@ -48,9 +48,11 @@ class _Replica:
 
     def state_of(self, lost: LostMessage) -> int:
         """Whether the replica has a message, lost it too, or never had it or let it expire."""
-        if self.states is not None and lost.source == DLEDGER and lost.index is not None:
-            return self.states.of(self.number, lost.index, lost.term)
         end = max(lost.end, lost.pos + 1)
+        if self.states is not None and lost.source == DLEDGER and lost.index is not None:
+            return self.states.of_entry(self.number, lost.index, lost.term)
+        if self.states is not None and lost.source == COMMITLOG and self.states.has_commit_logs:
+            return self.states.of_bytes(self.number, lost.pos, end)
         place = bisect_right(self._starts, end - 1) - 1
         if place >= 0 and self.ranges[place].end > lost.pos:
             return DAMAGED
@@ -63,7 +65,7 @@ def lost_in_group(log: StoreView, on_unreadable: OnUnreadable, progress: Progres
     What is intact on none of them is lost for good. Raises StoreError.
     """
     logs = [log, *log.replicas]
-    states = CopyStates(log) if len(logs) > 1 and any(each.ledger_segments for each in logs) else None
+    states = CopyStates(log) if len(logs) > 1 else None
     replicas = []
     for number, (name, each) in enumerate(zip(replica_names(logs), logs, strict=True)):
         ranges = damaged_ranges(each, progress=_part_of(progress, number, len(logs)))
