@@ -40,8 +40,8 @@ def open_store(path: str, options: ReadOptions) -> StoreView:
 class HealedStore(StoreView):
     """A store whose log is the one that a salvage of it and its replicas would restore. Nothing is written.
 
-    Entries that no replica has intact are those of the first replica with their file, with a problem. All replicas are
-    read once. Raises OptionError and StoreError as `plan_salvage`.
+    Entries that no replica has intact are as in the first replica that has their file and has not diverged. All
+    replicas are read once. Raises OptionError and StoreError as `plan_salvage`.
     """
 
     def __init__(self, store: StoreView) -> None:
@@ -105,7 +105,9 @@ class HealedStore(StoreView):
             number = min(number for group in undecided.variants for number in group)
             problem = f"copies differ: {variants_text(undecided, self._plan)}, and no checksum says which is right"
             return HealedPart(start, end, files[number], self._name(number), problem=problem)
-        return HealedPart(start, end, next(filter(None, files), None), is_lost=True)
+        diverged = {number for tail in log.tails if tail.start < end and start < tail.end for number in tail.sources}
+        own = (file for number, file in enumerate(files) if file is not None and number not in diverged)
+        return HealedPart(start, end, next(own, None), is_lost=True)
 
     def _file(self, source: str, number: int, base: int) -> Segment | None:
         return segment_at([each for each in self._stores[number].segments if each.source == source], base)

@@ -81,7 +81,7 @@ def test_rows_of_groups_that_java_wrote(tmp_path: Path, case: str) -> None:
     assert list(heal_differences(group.members, salvaged(group, tmp_path / "result"))) == []
 
 
-@pytest.mark.parametrize(("case", "engine"), [*zip(PLAIN_GOLDENS, ENGINES, strict=True)])
+@pytest.mark.parametrize(("case", "engine"), [*zip(PLAIN_GOLDENS, ENGINES, strict=True), ("mq-53-upgrade", "native")])
 def test_rows_of_commit_logs_without_dledger(tmp_path: Path, case: str, engine: str) -> None:
     group = plain_group(tmp_path, case)
     damage(group, 3, 8)
@@ -138,6 +138,25 @@ def test_a_file_that_nobody_has_is_one_corrupt_row(tmp_path: Path) -> None:
     (found,) = [row for row in rows if row["kind"] == "corrupt"]
     assert (found["pos"], found["segment"]) == (4096, f"{4096:020d}")
     assert found["problem"].endswith("found no file")
+
+
+def test_entries_of_a_diverged_tail_are_not_in_the_place_of_lost_ones(tmp_path: Path) -> None:
+    def write(node: str, term: int, count: int) -> Path:
+        bodies = [b"common %d" % number for number in range(10)]
+        bodies += [b"%d of term %d" % (number, term) for number in range(count)]
+        payloads = [mq_message("T", body, queue_offset=number) for number, body in enumerate(bodies)]
+        terms = [1] * 10 + [term] * count
+        write_dledger(tmp_path / node, payloads, node=node, terms=terms, committed=9)
+        return tmp_path / node
+
+    members = [write("n0", 1, 8), write("n1", 2, 15), write("n2", 2, 15)]
+    lost = plain_rows(members[1], ["index", "pos", "size"])[13]
+    for member in members[1:]:
+        change(member, lost["pos"], bytes(lost["size"]))
+    rows = healed_rows(members, ["index", "term", "kind", "pos", "size", "healedFrom"])
+    assert [row["term"] for row in rows] == [1] * 10 + [2] * 3 + [None] + [2] * 11
+    assert rows[13] == {**lost, "index": None, "term": None, "kind": "corrupt", "healedFrom": None}
+    assert {row["healedFrom"] for row in rows[10:] if row["kind"] == "message"} == {"n1"}
 
 
 def test_copies_that_differ_without_a_checksum_have_a_problem(tmp_path: Path) -> None:

@@ -44,9 +44,8 @@ class HealedEngine:
         for part in request.segment.path.within(request.start, request.end):
             start, end = max(request.start, part.start), min(request.end, part.end)
             is_boundary = not part.is_lost and (request.end_is_boundary or end == part.end)
-            for batch, compressed in self._rows(
-                part, replace(request, start=start, end=end, end_is_boundary=is_boundary)
-            ):
+            within = replace(request, start=start, end=end, end_is_boundary=is_boundary)
+            for batch, compressed in self._rows(part, within):
                 yield _marked(batch, part), compressed
 
     def _rows(self, part: HealedPart, request: ScanRequest) -> Iterator[_Batch]:
@@ -114,7 +113,7 @@ def _clipped(batch: pa.RecordBatch, end: int, columns: tuple[str, ...]) -> pa.Re
 
 
 def _marked(batch: pa.RecordBatch, part: HealedPart) -> pa.RecordBatch:
-    """The rows with what the columns healedFrom, size and problem say of the part."""
+    """The rows with the part's values of the columns healedFrom and problem."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

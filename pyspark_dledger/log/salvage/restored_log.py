@@ -132,7 +132,9 @@ def restore(
     lost += builder.lost_at_end(pieces, lost, limits[leader])
     end = max(pieces[-1].end, lost[-1].pos + lost[-1].size if lost else 0)
     unclear = {each.pos for each in undecided}
-    kept, repairs = repaired([each for each in lost if each.pos not in unclear], sorted(limits), witnesses.read)
+    left_out = tuple(tails(runs, limits))
+    read = _without_tails(witnesses.read, left_out)
+    kept, repairs = repaired([each for each in lost if each.pos not in unclear], sorted(limits), read)
     lost = sorted([*kept, *(each for each in lost if each.pos in unclear)])
     log = RestoredLog(
         source,
@@ -144,7 +146,7 @@ def restore(
         tuple(lost),
         tuple(repairs),
         tuple(undecided),
-        tuple(tails(runs, limits)),
+        left_out,
         tuple(damage for each in evidence for damage in each.damages),
         tuple(contradicting),
         sum(run.messages for run in runs if not run.is_suspect),
@@ -152,6 +154,16 @@ def restore(
     committed = max((index for number, index in witnesses.committed.items() if number in limits), default=-1)
     is_whole = source != DLEDGER or committed <= log.last_index
     return log if is_whole else replace(log, lost_after=committed)
+
+
+def _without_tails(read: ReadSource, left_out: Sequence[Tail]) -> ReadSource:
+    """Reads nothing where a source has entries that are not of the log."""
+
+    def read_own(number: int, start: int, end: int) -> bytes:
+        is_other = any(number in tail.sources and tail.start < end and start < tail.end for tail in left_out)
+        return b"" if is_other else read(number, start, end)
+
+    return read_own
 
 
 def _checked(run: Run, max_term: int | None) -> Run:
