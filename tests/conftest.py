@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 from hypothesis import settings
@@ -24,7 +25,7 @@ settings.register_profile("random", derandomize=False, print_blob=True)
 settings.load_profile("suite")
 
 LONG = ("slow", "java", "spark")
-"""Markers of tests that take long, the longest first."""
+"""Markers of tests that take long."""
 
 MAX_DISK_USAGE = 0.85
 """Above it, brokers and nodes delete their oldest files or reject writes, and tests fail for no visible reason."""
@@ -58,17 +59,20 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what starts Spark or Java; files that take long come first, so that no worker waits for the last one."""
-    last = len(LONG)
-    by_file: dict[Path, int] = {}
+    """Mark what starts Spark or Java, and mix the files: while some wait for others' clocks, the rest compute.
+
+    Files that take long are in the first third, so that no worker waits for the last one.
+    """
+    is_long: dict[Path, bool] = {}
     for item in items:
         if "spark" in getattr(item, "fixturenames", ()):
             item.add_marker("spark")
         if "interop" in item.path.parts:
             item.add_marker("java")
-        rank = min((LONG.index(mark.name) for mark in item.iter_markers() if mark.name in LONG), default=last)
-        by_file[item.path] = min(rank, by_file.get(item.path, last))
-    items.sort(key=lambda item: by_file[item.path])
+        is_long[item.path] = is_long.get(item.path, False) or any(mark.name in LONG for mark in item.iter_markers())
+    root = Path(__file__).parent
+    places = {path: crc32(bytes(path.relative_to(root))) / (3 if found else 1) for path, found in is_long.items()}
+    items.sort(key=lambda item: (places[item.path], item.path))
 
 
 @pytest.fixture(params=["native", "python"])
