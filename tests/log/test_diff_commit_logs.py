@@ -140,8 +140,11 @@ def test_bytes_that_no_checksum_covers_blame_nobody(tmp_path: Path, engine: str)
     paths = [store.path for store in stores]
     two = [each for each in short(compared(paths[:2], engine)) if each[0] != "same"]
     assert [each[:4] for each in two] == [("otherBytes", low, high, ("a", "b"))]
-    three = [each for each in short(compared(paths, engine)) if each[0] != "same"]
+    all_three = compared(paths, engine)
+    three = [each for each in short(all_three) if each[0] != "same"]
     assert [each[:4] for each in three] == [("otherBytes", low, high, ("b",))]
+    assert all_three.first_difference is not None
+    assert all_three.first_difference.difference == f"flag: a and c 0, b {1 << 24}"
 
 
 def test_a_message_damaged_everywhere_is_lost_for_good(tmp_path: Path, engine: str) -> None:

@@ -220,6 +220,7 @@ def _first(first: FirstDifference) -> Iterator[str]:
     queue = f", topic {cell(first.topic)}, queue {first.queue_id}, offset {first.queue_offset}"
     message = queue if first.topic is not None else ""
     byte = f": byte {first.byte}" if first.byte is not None else ": bytes are missing"
-    yield f"first difference ({first.verdict}) in the message at {first.pos}{message}{byte}"
+    values = f", {cell(first.difference)}" if first.difference is not None else ""
+    yield f"first difference ({first.verdict}) in the message at {first.pos}{message}{byte}{values}"
     for node, (file, offset) in first.places.items():
         yield f"  {node}: {cell('/'.join(Path(file).parts[-2:]))} at byte {offset}"

@@ -31,6 +31,15 @@ class Difference(NamedTuple):
     field: str
     values: tuple[str, ...]
 
+    def text(self, versions: Sequence[int | None], names: Sequence[str]) -> str:
+        """``queueOffset: n0 and n2 53, n1 54``. `versions` has the number of the copy of each name."""
+        numbers = sorted({version for version in versions if version is not None})
+        nodes = (
+            " and ".join(name for name, version in zip(names, versions, strict=True) if version == number)
+            for number in numbers
+        )
+        return f"{self.field}: {', '.join(map(' '.join, zip(nodes, self.values, strict=True)))}"
+
 
 class _Part(NamedTuple):
     name: str
@@ -39,31 +48,30 @@ class _Part(NamedTuple):
     is_number: bool = True
 
 
-def first_difference(entries: Sequence[bytes]) -> Difference | None:
-    """The first difference of entries with their headers; None without one."""
+def first_difference(entries: Sequence[bytes], header: int = ENTRY_HEADER_SIZE) -> Difference | None:
+    """The first difference of entries, or of messages with a `header` of 0 bytes; None without one."""
     common = min(map(len, entries))
     first, *others = (np.frombuffer(entry, np.uint8, common) for entry in entries)
     differs = np.any([other != first for other in others], axis=0)
     if not differs.any():
         return None
     byte = int(np.argmax(differs))
-    parts = next((found for entry in entries if len(found := list(_parts(entry))) > len(ENTRY_HEADER)), None)
-    parts = parts or list(_parts(entries[0]))
-    rest = _Part("body", ENTRY_HEADER_SIZE, max(map(len, entries)), is_number=False)
+    parts = max((list(_parts(entry, header)) for entry in entries), key=len)
+    rest = _Part("body", header, max(map(len, entries)), is_number=False)
     part = next((part for part in parts if part.start <= byte < part.end), rest)
     return Difference(byte, part.name, tuple(_value(entry, part, byte) for entry in entries))
 
 
-def _parts(entry: bytes) -> Iterator[_Part]:
-    """The fields of the header, and those of the message if there is one."""
-    for field in ENTRY_HEADER:
+def _parts(entry: bytes, start: int) -> Iterator[_Part]:
+    """The fields of the header, which ends at `start`, and those of the message if there is one."""
+    for field in ENTRY_HEADER if start else ():
         yield _Part(field.name, field.offset, field.offset + field.length)
-    start, size = ENTRY_HEADER_SIZE, len(entry) - ENTRY_HEADER_SIZE
+    size = len(entry) - start
     message = parse_message(entry, start, size, start) if has_message_magic(entry, start, size) else ""
     if isinstance(message, str):
         return
     for field in MESSAGE_HEADER:
-        name = f"message {field.name}" if field.name in ("magic", "bodyCrc") else field.name
+        name = f"message {field.name}" if start and field.name in ("magic", "bodyCrc") else field.name
         yield _Part(name, start + field.offset, start + field.offset + field.length)
     at = start + MESSAGE_HEADER_SIZE
     born, store = host_sizes(message.sys_flag)

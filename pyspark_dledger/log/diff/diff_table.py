@@ -6,7 +6,7 @@ Contradictions that a read of the log rejects are rows here, also with a replica
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from pyspark_dledger.common.adjacent import merge_adjacent
@@ -156,19 +156,10 @@ def row_of(found: IndexRange, group: ReplicaGroup) -> DiffRow:
         tuple(names[number] for number in numbers)
         for numbers in (about, damaged_on(found, group), intact_on(found, group))
     )
-    byte = found.difference.byte if found.difference is not None else None
-    text = _difference_text(found, names)
+    byte = text = None
+    if found.difference is not None:
+        byte, text = found.difference.byte, found.difference.text(found.same_as, names)
     return DiffRow(found.first_index, found.last_index, found.pos, verdict, nodes, terms, damaged, intact, byte, text)
-
-
-def _difference_text(found: IndexRange, names: Sequence[str]) -> str | None:
-    """The field that differs first, and its values: ``queueOffset: n0 and n2 53, n1 54``."""
-    if found.difference is None:
-        return None
-    versions = sorted({version for version in found.same_as if version is not None})
-    nodes = (" and ".join(names[n] for n in found.holders if found.same_as[n] == version) for version in versions)
-    values = (f"{who} {value}" for who, value in zip(nodes, found.difference.values, strict=True))
-    return f"{found.difference.field}: {', '.join(values)}"
 
 
 def damaged_on(found: IndexRange, group: ReplicaGroup) -> list[int]:

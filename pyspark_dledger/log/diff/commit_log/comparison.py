@@ -32,6 +32,7 @@ class FirstDifference:
 
     ``places`` has file and offset of that byte, or of ``pos``, for each node with the file. ``topic``, ``queue_id`` and
     ``queue_offset`` are those of the message at ``pos`` on the first node that has it intact; None without one.
+    ``difference`` is the first field that differs, with its values, if intact copies differ.
     """
 
     verdict: str
@@ -41,6 +42,7 @@ class FirstDifference:
     queue_id: int | None
     queue_offset: int | None
     places: dict[str, tuple[str, int]]
+    difference: str | None
 
 
 @dataclass(frozen=True)
@@ -150,6 +152,7 @@ def _first(row: PosRow, replicas: Sequence[CommitLogReplica]) -> FirstDifference
         queue_id=message[1].queue_id if message is not None else None,
         queue_offset=message[1].queue_offset if message is not None else None,
         places=places,
+        difference=row.first_difference,
     )
 
 

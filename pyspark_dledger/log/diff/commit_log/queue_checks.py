@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pyspark_dledger.log.copies.message_units import MAX_LOOKED_UP, MessageUnits
 from pyspark_dledger.log.diff.commit_log.ranges import DAMAGED, PosRange
 from pyspark_dledger.log.diff.commit_log.replica import CommitLogReplica
-from pyspark_dledger.log.io.entry_reads import read_at
 from pyspark_dledger.log.io.files import path_of
 
 
@@ -23,18 +22,10 @@ def decided_by_units(replicas: Sequence[CommitLogReplica], ranges: Sequence[PosR
 
 def _decided(replicas: Sequence[CommitLogReplica], part: PosRange, units: MessageUnits) -> PosRange:
     versions = sorted({version for version in part.versions if version is not None})
-    damaged = units.damaged([(part.start, _bytes(replicas[version], part)) for version in versions])
+    damaged = units.damaged([(part.start, replicas[version].read(part.start, part.end)) for version in versions])
     worse = {version for version, is_damaged in zip(versions, damaged, strict=True) if is_damaged}
     kept = tuple(None if version in worse else version for version in part.versions)
     pairs = zip(part.versions, part.states, strict=True)
     return part._replace(
         versions=kept, states=tuple(DAMAGED if version in worse else state for version, state in pairs)
     )
-
-
-def _bytes(replica: CommitLogReplica, part: PosRange) -> bytes:
-    number = replica.segment_at(part.start)
-    if number is None:
-        return b""
-    segment = replica.segments[number]
-    return read_at(segment.path, part.start - segment.base, part.end - part.start)

@@ -66,6 +66,12 @@ class CommitLogReplica:
         """The number of the segment with position `pos`; None without one."""
         return next((n for n, segment in enumerate(self.segments) if segment.base <= pos < segment.end), None)
 
+    def read(self, start: int, end: int) -> bytes:
+        """The bytes ``[start, end)`` of one file; fewer where it ends or is missing."""
+        number = self.segment_at(start)
+        segment = self.segments[number] if number is not None else None
+        return read_at(segment.path, start - segment.base, end - start) if segment is not None else b""
+
 
 def own_replicas(stores: Sequence[StoreView]) -> list[CommitLogReplica]:
     """The CommitLogs of replicas, each by its own files; empty unless all can have one and some do.

@@ -7,12 +7,16 @@ from dataclasses import dataclass, replace
 
 from pyspark_dledger.common.adjacent import merge_adjacent
 from pyspark_dledger.format.epoch_file import epoch_at
+from pyspark_dledger.log.copies.first_difference import first_difference
 from pyspark_dledger.log.diff.commit_log.queue_checks import decided_by_units
 from pyspark_dledger.log.diff.commit_log.ranges import DAMAGED as DAMAGED_STATE
 from pyspark_dledger.log.diff.commit_log.ranges import ENDED, PosRange
 from pyspark_dledger.log.diff.commit_log.ranges import EXPIRED as EXPIRED_STATE
 from pyspark_dledger.log.diff.commit_log.replica import CommitLogReplica
 from pyspark_dledger.log.diff.diff_table import BEHIND, DAMAGED, DIVERGED, EXPIRED, OTHER_BYTES, SAME
+
+# Messages whose first difference is found.
+MAX_EXPLAINED = 1_000
 
 
 @dataclass(frozen=True)
@@ -22,7 +26,8 @@ class PosRow:
     ``first_index`` and ``last_index`` are None: messages have none. ``terms`` has the epoch on each node that has the
     bytes intact, None without epochs. ``damaged`` are the nodes that lost the bytes, ``intact`` those to copy them
     from; empty where intact copies differ. ``messages`` is the number of intact messages on the node that has most,
-    ``first_byte`` the first different byte; None if bytes are missing.
+    ``first_byte`` the first different byte; None if bytes are missing. ``first_difference`` is the first different
+    field of the first message with several intact versions, and its values; None without one.
     """
 
     first_index: None
@@ -59,7 +64,9 @@ def _joined(last: PosRow, row: PosRow) -> PosRow | None:
     if last.last_pos + 1 != row.first_pos or any(getattr(last, name) != getattr(row, name) for name in same):
         return None
     byte = last.first_byte if last.first_byte is not None else row.first_byte
-    return replace(last, last_pos=row.last_pos, messages=last.messages + row.messages, first_byte=byte)
+    difference = last.first_difference or row.first_difference
+    messages = last.messages + row.messages
+    return replace(last, last_pos=row.last_pos, messages=messages, first_byte=byte, first_difference=difference)
 
 
 class _Judge:
@@ -68,6 +75,7 @@ class _Judge:
     def __init__(self, replicas: Sequence[CommitLogReplica], ranges: list[PosRange]) -> None:
         self._replicas = replicas
         self._ranges = ranges
+        self._explained = iter(range(MAX_EXPLAINED))
         last_epochs = [one.epochs[-1].epoch if one.epochs else -1 for one in replicas]
         # The last master; the longest log if there are no epochs. The name only makes the result independent of order.
         order = range(len(replicas))
@@ -118,7 +126,16 @@ class _Judge:
                 self._byte(part, verdict),
                 tuple(name for name, state in zip(names, part.states, strict=True) if state == DAMAGED_STATE),
                 tuple(names[number] for number in holders) if is_clear else (),
+                self._difference(part, names),
             )
+
+    def _difference(self, part: PosRange, names: Sequence[str]) -> str | None:
+        """The first different field of a message with several intact versions; None without one, or after many."""
+        versions = sorted({version for version in part.versions if version is not None})
+        if len(versions) < 2 or not part.is_message or next(self._explained, None) is None:
+            return None
+        found = first_difference([self._replicas[version].read(part.start, part.end) for version in versions], 0)
+        return found.text(part.versions, names) if found is not None else None
 
     def _byte(self, part: PosRange, verdict: str) -> int | None:
         return part.byte if verdict in (DAMAGED, OTHER_BYTES, DIVERGED) else None
