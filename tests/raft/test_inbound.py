@@ -7,7 +7,7 @@ import os
 import struct
 import time
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,13 +26,15 @@ from pyspark_dledger.raft.messages import (
     MetadataRequest,
     PutRequest,
     PutResponse,
+    ReadRequest,
     Request,
     Response,
     Role,
 )
-from pyspark_dledger.raft.node import NodeConfig, inbound
+from pyspark_dledger.raft.node import NodeConfig
+from pyspark_dledger.raft.node.connections import Connections
 from pyspark_dledger.raft.node.inbound import Caller as NodeCaller
-from pyspark_dledger.raft.node.inbound import FrameMemory, Inbound
+from pyspark_dledger.raft.node.inbound import Inbound
 from pyspark_dledger.raft.wire import ReceivedRequest, ReceivedResponse, Refusal, WireConnection
 from pyspark_dledger.raft.wire.message_kinds import REQUEST_CODES
 from tests.support.groups import (
@@ -93,23 +95,26 @@ def test_an_incomplete_frame_does_not_disturb_others(one_node: Nodes) -> None:
 
 
 def test_incomplete_frames_of_many_connections_take_limited_memory(one_node: Nodes) -> None:
-    memory = one_node.nodes["n0"]._frame_memory
-    memory.limit = 8 << 20
+    """Those without memory wait, and are disconnected if they send no more."""
+    memory = one_node.nodes["n0"]._connections.memory
+    memory.limit = 16 << 20
     hoarders = [one_node.caller("n0") for _ in range(4)]
     for hoarder in hoarders:
-        with suppress(OSError):
-            hoarder.sock.sendall(struct.pack(">iI", 15 << 20, 100) + bytes(3 << 20))
-    eventually(lambda: len(one_node.nodes["n0"]._inbound) < 4)
+        hoarder.sock.setblocking(False)
+        hoarder.sock.send(struct.pack(">iI", 15 << 20, 100) + bytes(3 << 20))
+    eventually(lambda: memory.used >= 5 << 20)
     with closing(one_node.caller("n0")) as caller:
-        assert caller.append(b"x").code == 200
+        for size in (1, 30_000):
+            assert caller.append(bytes(size)).code == 200
+        assert memory.used <= memory.limit
     for hoarder in hoarders:
         hoarder.close()
-    eventually(lambda: memory.used < 1 << 20)
+    eventually(lambda: not memory.used)
 
 
 def unsent(group: Nodes) -> list[int]:
     async def measure() -> list[int]:
-        return [each.unsent for each in group.nodes["n0"]._inbound]
+        return [each.unsent for each in group.nodes["n0"]._connections.all()]
 
     return group.run(measure())
 
@@ -134,20 +139,28 @@ def test_a_client_that_does_not_read_gets_no_more_responses(tmp_path: Path) -> N
         eventually(lambda: not unsent(group))
 
 
-def test_connections_are_limited(tmp_path: Path) -> None:
-    with nodes(tmp_path, 1, core_options={}, max_connections=3) as group:
+def test_the_connection_that_is_idle_the_longest_gives_way(tmp_path: Path) -> None:
+    with nodes(tmp_path, 1, core_options={}, max_connections=3) as group, ExitStack() as stack:
         group.leader()
-        admitted = [group.caller("n0") for _ in range(3)]
-        for caller in admitted:
-            caller.call(MetadataRequest())
-        with closing(group.caller("n0")) as refused:
-            assert refused.is_closed()
-        admitted.pop().close()
-        eventually(lambda: len(group.nodes["n0"]._inbound) == 2)
+        idle, busy, recent = (stack.enter_context(closing(group.caller("n0"))).hello() for _ in range(3))
+        busy.send(ReadRequest(first_index=0, wait_ms=60_000))
+        assert recent.append(b"not read yet").code == 200
+        busy.send(ReadRequest(first_index=9, wait_ms=60_000))
+        with closing(group.caller("n0")) as later:
+            later.hello()
+            assert idle.is_closed()
+            assert recent.append(b"x").code == 200
+            later.send(ReadRequest(first_index=9, wait_ms=60_000))
+            recent.send(ReadRequest(first_index=9, wait_ms=60_000))
+            eventually(lambda: sum(each.is_idle for each in group.nodes["n0"]._connections.all()) == 0)
+            with closing(group.caller("n0")) as refused:
+                assert refused.is_closed()
+        eventually(lambda: len(group.nodes["n0"]._connections.all()) == 2)
         with closing(group.caller("n0")) as later:
             later.call(MetadataRequest())
-        for caller in admitted:
-            caller.close()
+
+
+ONE_NODE = NodeConfig("g", "n0", "n0-127.0.0.1:1")
 
 
 class ScriptedHandler:
@@ -158,7 +171,7 @@ class ScriptedHandler:
         self.accepted: list[NodeCaller] = []
         self.rejected: list[NodeCaller] = []
 
-    def handle(self, request: Request, caller: NodeCaller) -> bool:
+    def handle(self, request: Request, caller: Any) -> bool:
         assert isinstance(request, AppendRequest)
         is_rejected = bytes(request.bodies.block).endswith(self.rejected_body)
         (self.rejected if is_rejected else self.accepted).append(caller)
@@ -183,13 +196,16 @@ class Wire:
     def is_closing(self) -> bool:
         return False
 
+    def get_write_buffer_size(self) -> int:
+        return 0
+
 
 def test_appends_after_a_rejected_one_are_rejected() -> None:
     """Later appends of a pipeline must not overtake it, until the sender restarts the pipeline."""
 
     async def run() -> None:
         server, transport = ScriptedHandler(b"no"), Wire()
-        inbound = Inbound(server, 1 << 20, FrameMemory(1 << 30), RateLimitedLog(), lambda _: True, lambda _: None)
+        inbound = Inbound(server, 1 << 20, Connections(ONE_NODE, list), RateLimitedLog())
         inbound._transport = transport  # type: ignore[assignment]  # a stand-in
         opaques = iter(range(100))
 
@@ -197,7 +213,7 @@ def test_appends_after_a_rejected_one_are_rejected() -> None:
             opaque = next(opaques)
             transport.client._outstanding[opaque] = 50001
             request = AppendRequest(bodies=packed(body), is_restart=is_restart)
-            inbound.received([ReceivedRequest(opaque, request, False, False, False, 50001)])
+            inbound.received(ReceivedRequest(opaque, request, False, False, False, 50001))
             return opaque
 
         first, rejected, second = send(b"yes", True), send(b"no", False), send(b"second", False)
@@ -220,14 +236,14 @@ def test_puts_and_appends_are_rejected_after_each_other() -> None:
 
     async def run() -> None:
         server, transport = ScriptedHandler(b"no"), Wire()
-        inbound = Inbound(server, 1 << 20, FrameMemory(1 << 30), RateLimitedLog(), lambda _: True, lambda _: None)
+        inbound = Inbound(server, 1 << 20, Connections(ONE_NODE, list), RateLimitedLog())
         inbound._transport = transport  # type: ignore[assignment]  # a stand-in
 
         def send(opaque: int, request: AppendRequest) -> None:
             code = REQUEST_CODES[type(request)]
             transport.client._outstanding[opaque] = code
             transport.client._binary_requests.add(opaque)
-            inbound.received([ReceivedRequest(opaque, request, True, False, False, code)])
+            inbound.received(ReceivedRequest(opaque, request, True, False, False, code))
 
         send(0, PutRequest(bodies=packed(b"no")))
         send(1, AppendRequest(bodies=packed(b"second"), is_restart=False))
@@ -315,8 +331,10 @@ def test_large_frames_need_the_secret(secret: Nodes) -> None:
         assert caller.append(bytes(1 << 19)).code == 200
 
 
-def test_a_client_without_a_hello_is_disconnected_soon(secret: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inbound, "_HELLO_SECONDS", 0.2)
+def test_a_client_without_a_hello_is_disconnected_soon(secret: Nodes) -> None:
+    secret.stop("n0")
+    secret.start("n0", handshake_timeout_ms=200)
+    secret.leader()
     with closing(secret.caller("n0")) as silent, closing(secret.caller("n0")) as caller:
         caller.wire = WireConnection(secret=SECRET)
         caller.hello()

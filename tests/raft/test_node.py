@@ -212,7 +212,7 @@ def test_tls_rejects_clients_without_a_certificate_of_the_ca(
                 caller.call(MetadataRequest())
         with closing(group.caller("n0")) as plain, pytest.raises((ConnectionError, TimeoutError)):
             plain.call(MetadataRequest())
-        eventually(lambda: not group.nodes["n0"]._inbound)
+        eventually(lambda: not group.nodes["n0"]._connections.all())
         refused = eventually(lambda: len(found := handshakes(caplog)) >= 3 and found)
         assert all(fields["address"].startswith(f"{HOST}:") and fields["reason"] for fields in refused)
         with closing(tls_caller(group, "n0", tls.client_context())) as caller:

@@ -43,7 +43,7 @@ class CommittedReads:
             caller.respond(ReadResponse(group=request.group, local_id=self._self_id, code=code))
             return
         if request.first_index <= self._store.committed_index or request.wait_ms <= 0 or request.first_index < 0:
-            caller.respond(self._response(request))
+            self._respond(request, caller)
             return
         waiting = _WaitingRead(request.first_index, next(self._orders), request, caller)
         seconds = min(request.wait_ms, _MAX_WAIT_MS) / 1000
@@ -56,7 +56,7 @@ class CommittedReads:
             waiting = heapq.heappop(self._waiting)
             if waiting.timer is not None:
                 waiting.timer.cancel()
-            waiting.caller.respond(self._response(waiting.request))
+            self._respond(waiting.request, waiting.caller)
 
     def drop(self, inbound: Inbound) -> None:
         """Drop the waiting requests of a lost connection."""
@@ -77,7 +77,11 @@ class CommittedReads:
     def _time_out(self, waiting: _WaitingRead) -> None:
         self._waiting.remove(waiting)
         heapq.heapify(self._waiting)
-        waiting.caller.respond(self._response(waiting.request))
+        self._respond(waiting.request, waiting.caller)
+
+    def _respond(self, request: ReadRequest, caller: Caller | LocalCaller) -> None:
+        """Respond when there is memory: even a small `max_bytes` gets an entry of any size."""
+        caller.when_room(_MAX_BYTES, lambda: caller.respond(self._response(request)))
 
     def _response(self, request: ReadRequest) -> ReadResponse:
         store = self._store

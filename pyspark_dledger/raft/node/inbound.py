@@ -11,10 +11,12 @@ from typing import NamedTuple, Protocol
 
 from pyspark_dledger.common.log_records import RateLimitedLog
 from pyspark_dledger.common.response_codes import ResponseCode
-from pyspark_dledger.format.encode.encoded import Bodies
+from pyspark_dledger.format.encode.encoded import Bodies, Buffer
 from pyspark_dledger.raft.messages import (
+    POSITION_SIZE,
     AppendRequest,
     AppendResponse,
+    ConfigRequest,
     GetRequest,
     PushRequest,
     PutRequest,
@@ -22,10 +24,13 @@ from pyspark_dledger.raft.messages import (
     ReadRequest,
     Request,
     Response,
+    TopicsRequest,
 )
-from pyspark_dledger.raft.node.channel import Channel
+from pyspark_dledger.raft.node.channel import HIGH_WATER, Channel
+from pyspark_dledger.raft.node.memory_budget import FREE_BYTES, MemoryBudget
 from pyspark_dledger.raft.secret import is_same
 from pyspark_dledger.raft.wire import (
+    MAX_FRAME_SIZE,
     NO_PERMISSION,
     SYSTEM_ERROR,
     EncodeError,
@@ -37,11 +42,24 @@ from pyspark_dledger.raft.wire import (
 # The maximum of outstanding requests of one connection, and of those whose responses have entries.
 _MAX_OUTSTANDING = 16384
 _MAX_READS = 16
-# Every connection may use this much memory, independent of all others, in bytes.
-_UNCOUNTED_BYTES = 256 * 1024
-# The limits of the hello while a secret is required: size of a frame in bytes, and time in seconds.
+# The same, and the maximum of unsent bytes, while others use the memory.
+_MIN_OUTSTANDING = 32
+_MIN_UNSENT = 32 * 1024
+# With so much free memory the larger limits apply.
+_ROOM_BYTES = 8 * 1024 * 1024
+# Bytes of an outstanding request, and of a TLS connection. The second is asyncio's receive buffer.
+_REQUEST_BYTES = 512
+_TLS_BYTES = 256 * 1024
+# The maximum of a response with one entry, also in base64.
+_ENTRY_BYTES = 6 * 1024 * 1024
+_TOPIC_BYTES = 512
+# The limit of the hello while a secret is required, in bytes.
 _HELLO_BYTES = 64 * 1024
-_HELLO_SECONDS = 10.0
+# A transfer has stopped if fewer bytes than these passed in its timeout.
+_MIN_PROGRESS = 64 * 1024
+# That timeout while others wait for memory; and when an unused receive buffer is freed; in seconds.
+_SHORT_SECONDS = 5.0
+_SHRINK_SECONDS = 5.0
 # After these codes an append may still be in the log, so later ones are not rejected.
 _UNKNOWN_OUTCOMES = (ResponseCode.TERM_CHANGED, ResponseCode.WAIT_QUORUM_ACK_TIMEOUT)
 
@@ -51,16 +69,30 @@ _WITHOUT_DATA: dict[type[Request], Request] = {
     PushRequest: PushRequest(),
     PutRequest: PutRequest(),
 }
+_READS = (GetRequest, ReadRequest, ConfigRequest)
+
+
+class Timeouts(NamedTuple):
+    """Seconds: for a handshake and a hello with a secret; without any request; and without progress of a transfer."""
+
+    handshake: float
+    idle: float
+    transfer: float
 
 
 class Caller(NamedTuple):
-    """The sender of a request: its token in the core."""
+    """The sender of a request: its token in the core. ``reserved`` bytes of memory wait for the response."""
 
     inbound: Inbound
     received: ReceivedRequest
+    reserved: int = 0
 
     def respond(self, response: Response) -> None:
-        self.inbound.respond(self.received, response)
+        self.inbound.respond(self, response)
+
+    def when_room(self, size: int, work: Callable[[], None]) -> None:
+        """Call `work`, which responds at once, when there is memory for a response of `size` bytes."""
+        self.inbound.when_room(size, work)
 
 
 class LocalCaller:
@@ -75,6 +107,10 @@ class LocalCaller:
         if not self._future.done():
             self._future.set_result(response)
 
+    def when_room(self, size: int, work: Callable[[], None]) -> None:
+        """Call `work` at once."""
+        work()
+
 
 class RequestHandler(Protocol):
     """Handles requests (`CoreDriver`)."""
@@ -86,91 +122,167 @@ class RequestHandler(Protocol):
         """Flush `channel` after all requests at hand were handled."""
 
 
-class FrameMemory:
-    """The memory for incomplete frames of all connections, in bytes."""
+class Registry(Protocol):
+    """Knows all connections (`Connections`)."""
 
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.used = 0
+    memory: MemoryBudget
 
-    def add(self, size: int) -> bool:
-        """Add bytes, or remove them if negative. Returns False if bytes were added and the limit is exceeded."""
-        self.used += size
-        return size <= 0 or self.used <= self.limit
+    def opened(self, inbound: Inbound) -> str | None:
+        """The reason to reject a new connection."""
+
+    def identified(self, inbound: Inbound, member_id: str | None) -> str | None:
+        """The first request names that member as its sender. Returns the reason to close the connection."""
+
+    def closed(self, inbound: Inbound) -> None:
+        """The connection is lost."""
 
 
 class Inbound(Channel):
-    """The requests of one client or peer. Reads no more requests while the other side does not read responses.
+    """The requests of one client or peer.
 
-    A connection that exceeds the `FrameMemory` is closed. With a ``secret``, the first request must have it, in a small
-    frame and soon; otherwise the connection is closed. ``on_open`` returns whether the connection is admitted;
-    ``on_close`` is called when it is lost.
+    Handles no more requests while the other side does not read responses, or while there is no memory for the response.
+    With a ``secret``, the first request must have it, in a small frame and soon; otherwise the connection is closed.
     """
 
     def __init__(
         self,
         handler: RequestHandler,
         max_frame_bytes: int,
-        memory: FrameMemory,
+        registry: Registry,
         log: RateLimitedLog,
-        on_open: Callable[[Inbound], bool],
-        on_close: Callable[[Inbound], None],
         secret: str | None = None,
+        is_tls: bool = False,
+        on_lost: Callable[[Inbound], None] | None = None,
     ) -> None:
         super().__init__(max_frame_bytes if secret is None else min(max_frame_bytes, _HELLO_BYTES))
         self._max_frame_bytes = max_frame_bytes
         self._handler = handler
-        self._memory = memory
-        self._memory_used = 0
+        self._registry = registry
+        self._on_lost = on_lost
+        self._memory = registry.memory
         self._log = log
-        self._on_open = on_open
-        self._on_close = on_close
+        self.base_bytes = _TLS_BYTES if is_tls else 0
+        # The connection of a member of the group: limits of memory and idle time are for clients.
+        self.is_member = False
+        self._is_identified = False
         # The secret that the first request must have; None afterwards.
         self._required_secret = secret
-        self._hello_timer: asyncio.TimerHandle | None = None
-        self._queue: deque[ReceivedRequest] = deque()
         self._outstanding = 0
+        self._max_outstanding = _MIN_OUTSTANDING
         self._reads = 0
+        self._reserved = 0
+        self._charged = 0
+        # The next request, if there is no memory for its response; and responses without memory.
+        self._held: ReceivedRequest | None = None
+        self._postponed: deque[tuple[int, Callable[[], None]]] = deque()
         self._is_reading = True
+        self._lacks_buffer = False
+        self._is_retry_due = False
         # The response to a rejected append, and later appends that wait for that response.
         self._rejection: Response | None = None
         self._is_rejecting = False
         self._waiting_appends: list[ReceivedRequest] = []
+        # Bytes that passed, and when a transfer last made progress.
+        self._sent = self._received = 0
+        self._sent_mark = self._received_mark = 0
+        self.active_at = self._taken_at = self._received_at = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        if not self._on_open(self):
-            self._log(logging.WARNING, "connection refused", address=self.address, reason="too many connections")
+        self.active_at = self._taken_at = self._received_at = asyncio.get_running_loop().time()
+        self._opened_at = self.active_at
+        if (reason := self._registry.opened(self)) is not None:
+            self._log(logging.WARNING, "connection refused", address=self.address, reason=reason)
             self.abort()
-        elif self._required_secret is not None:
-            self._hello_timer = asyncio.get_running_loop().call_later(_HELLO_SECONDS, self._hello_timed_out)
+        self._charge()
 
     def buffer_updated(self, nbytes: int) -> None:
+        self.active_at = asyncio.get_running_loop().time()
+        self._received += nbytes
         super().buffer_updated(nbytes)
-        # Only large frames count, so that small requests are always possible.
-        if not self._set_memory(max(0, self.wire.buffer_size - _UNCOUNTED_BYTES)):
-            self.malformed(
-                f"expected at most {self._memory.limit} bytes of incomplete large frames on all connections, found "
-                f"{self._memory.used} with this one: connect again later"
-            )
-            self.abort()
 
-    def _set_memory(self, size: int) -> bool:
-        change, self._memory_used = size - self._memory_used, size
-        return self._memory.add(change)
+    # Memory
 
-    def received(self, messages: Sequence[ReceivedRequest | ReceivedResponse]) -> None:
-        self._queue.extend(message for message in messages if isinstance(message, ReceivedRequest))
-        self._handle_queue()
+    def _charge(self) -> int:
+        """Count the memory that is in use. Returns the counted bytes."""
+        used = 0
+        if not self.is_member and self._transport is not None:
+            used = self.base_bytes + self.wire.reader.buffer_size + self._outstanding * _REQUEST_BYTES
+            used = max(0, used + self._reserved + self.unsent - FREE_BYTES)
+        if used != self._charged:
+            change, self._charged = used - self._charged, used
+            self._memory.add(change)
+        return used
 
-    def _handle_queue(self) -> None:
-        """Handle queued requests, up to the limits of outstanding ones."""
-        while self._queue and self._has_capacity() and self.is_open:
-            self._handle(self._queue.popleft())
-        self._set_reading(not self._queue and self._has_capacity())
+    def _has_memory(self, more: int) -> bool:
+        return more <= 0 or self.is_member or self._memory.allows(self._charge(), more)
 
-    def _has_capacity(self) -> bool:
-        return not self.is_full and self._reads < _MAX_READS and self._outstanding < _MAX_OUTSTANDING
+    def _has_room(self, size: int) -> bool:
+        """Whether a response of so many bytes may be made now. If not, this is tried again later."""
+        if self.is_full or self.unsent >= HIGH_WATER:
+            return False
+        if self._has_memory(size):
+            return True
+        self._memory.wait(self.retry)
+        return False
+
+    def _has_buffer(self) -> bool:
+        """Whether there is memory for the next receive buffer. If not, this is tried again later."""
+        reader = self.wire.reader
+        self._lacks_buffer = False
+        if reader.next_size <= FREE_BYTES or self._has_memory(reader.next_size - reader.buffer_size):
+            return True
+        reader.use_small_buffer()
+        if reader.next_size <= FREE_BYTES:
+            return True
+        self._lacks_buffer = True
+        self._memory.wait(self.retry)
+        return False
+
+    def when_room(self, size: int, work: Callable[[], None]) -> None:
+        """Call `work`, which responds at once, when there is memory for a response of `size` bytes."""
+        if not self._postponed and self._has_room(size):
+            work()
+        else:
+            self._postponed.append((size, work))
+
+    def retry(self) -> None:
+        """Continue what waited for memory, or for the other side."""
+        self._is_retry_due = False
+        while self._postponed and self.is_open and self._has_room(self._postponed[0][0]):
+            self._postponed.popleft()[1]()
+        held = self._held
+        if held is not None and self.is_open and self._has_room(_max_response_size(held.request)):
+            self._held = None
+            self._handle(held)
+        self.read_messages()
+
+    def _retry_soon(self) -> None:
+        if not self._is_retry_due and (self._postponed or not self._is_reading):
+            self._is_retry_due = True
+            asyncio.get_running_loop().call_soon(self.retry)
+
+    # Requests
+
+    def can_receive(self) -> bool:
+        return (
+            self._held is None
+            and not self.is_full
+            and self._outstanding < self._max_outstanding
+            and self._reads < _MAX_READS
+            and self._out_size < HIGH_WATER
+            and self.is_open
+        )
+
+    def read_messages(self) -> None:
+        is_roomy = self._has_memory(_ROOM_BYTES)
+        self._max_outstanding = _MAX_OUTSTANDING if is_roomy else _MIN_OUTSTANDING
+        if is_roomy or self.unsent < _MIN_UNSENT:
+            super().read_messages()
+            self._set_reading(self.can_receive() and self._has_buffer())
+        else:
+            self._set_reading(False)
+        self._charge()
 
     def _set_reading(self, wanted: bool) -> None:
         if wanted is self._is_reading or self._transport is None or self._transport.is_closing():
@@ -181,9 +293,20 @@ class Inbound(Channel):
         else:
             self._transport.pause_reading()
 
+    def received(self, message: ReceivedRequest | ReceivedResponse) -> None:
+        if isinstance(message, ReceivedResponse):
+            return
+        size = _max_response_size(message.request)
+        if size and not self._has_room(size):
+            self._held = message
+        else:
+            self._handle(message)
+
     def _handle(self, received: ReceivedRequest) -> None:
         request = received.request
         if self._required_secret is not None and not self._check_secret(received, self._required_secret):
+            return
+        if not self._is_identified and not self._identify(request):
             return
         if isinstance(request, Refusal):
             self._refuse(received, request)
@@ -191,11 +314,22 @@ class Inbound(Channel):
         if isinstance(request, AppendRequest) and self._follows_rejection(received, request):
             return
         self._outstanding += 1
-        self._reads += isinstance(request, (GetRequest, ReadRequest))
+        self._reads += isinstance(request, _READS)
+        reserved = _max_response_size(request)
+        self._reserved += reserved
         without_data = _WITHOUT_DATA.get(type(request))
-        caller = Caller(self, received if without_data is None else received._replace(request=without_data))
-        if not self._handler.handle(request, caller):
+        kept = received if without_data is None else received._replace(request=without_data)
+        if not self._handler.handle(request, Caller(self, kept, reserved)):
             self._is_rejecting = True
+
+    def _identify(self, request: Request | Refusal) -> bool:
+        """Whether the sender of the first request may stay."""
+        self._is_identified = True
+        reason = self._registry.identified(self, None if isinstance(request, Refusal) else request.local_id)
+        if reason is not None:
+            self._log(logging.WARNING, "connection refused", address=self.address, reason=reason)
+            self.abort()
+        return reason is None
 
     # The secret
 
@@ -203,7 +337,6 @@ class Inbound(Channel):
         """Whether the request has the secret; otherwise the connection is closed."""
         if is_same(received.secret, secret):
             self._required_secret = None
-            self._stop_hello_timer()
             self.wire.set_max_frame_size(self._max_frame_bytes)
             return True
         found = "none" if received.secret is None else "another"
@@ -212,15 +345,6 @@ class Inbound(Channel):
         self._log(logging.WARNING, "connection refused", address=self.address, reason=reason)
         self.close()
         return False
-
-    def _hello_timed_out(self) -> None:
-        reason = f"expected the secret of this node in {_HELLO_SECONDS:.0f} s, found no request"
-        self._log(logging.WARNING, "connection refused", address=self.address, reason=reason)
-        self.abort()
-
-    def _stop_hello_timer(self) -> None:
-        if self._hello_timer is not None:
-            self._hello_timer.cancel()
 
     # Pipelines
 
@@ -231,6 +355,7 @@ class Inbound(Channel):
         if not self._is_rejecting:
             return False
         if self._rejection is None:
+            self._outstanding += 1
             self._waiting_appends.append(received._replace(request=_WITHOUT_DATA[type(request)]))
         else:
             self._send_rejection(received, self._rejection)
@@ -245,18 +370,20 @@ class Inbound(Channel):
 
     # Responses
 
-    def respond(self, received: ReceivedRequest, response: Response) -> None:
+    def respond(self, caller: Caller, response: Response) -> None:
         """Send the response to one of its requests."""
+        received = caller.received
         self._outstanding -= 1
-        self._reads -= isinstance(received.request, (GetRequest, ReadRequest))
+        self._reserved -= caller.reserved
+        self._reads -= isinstance(received.request, _READS)
         self._send(received, response)
         if self._is_rejecting and self._rejection is None and _is_rejection(received, response):
             self._rejection = response
             waiting, self._waiting_appends = self._waiting_appends, []
+            self._outstanding -= len(waiting)
             for later in waiting:
                 self._send_rejection(later, response)
-        if not self._is_reading:
-            asyncio.get_running_loop().call_soon(self._handle_queue)
+        self._retry_soon()
 
     def _send(self, received: ReceivedRequest, response: Response) -> None:
         if received.is_one_way or not self.is_open:
@@ -274,19 +401,83 @@ class Inbound(Channel):
             self.write(self.wire.refuse(received, refusal))
             self._handler.flush_later(self)
 
+    def write(self, parts: Sequence[Buffer]) -> None:
+        super().write(parts)
+        for part in parts:
+            self._sent += len(part)
+
+    def flush(self) -> None:
+        super().flush()
+        self._charge()
+        self._retry_soon()
+
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._handle_queue()
+        self.retry()
+
+    # Time
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is outstanding, no response unsent, and no frame incomplete."""
+        return not self._outstanding and self.wire.reader.is_between_frames and not self.unsent
+
+    def check(self, now: float, timeouts: Timeouts) -> None:
+        """Close the connection if it has waited too long, and free what it does not need. `now` is in seconds."""
+        if (reason := self._overdue(now, timeouts)) is not None:
+            self._log(logging.WARNING, "connection closed", address=self.address, reason=reason)
+            self.abort()
+            return
+        if self.is_idle and now - self.active_at > _SHRINK_SECONDS:
+            self.wire.reader.use_small_buffer()
+        self._charge()
+        self._retry_soon()
+
+    def _overdue(self, now: float, timeouts: Timeouts) -> str | None:
+        """What has taken too long."""
+        if self._required_secret is not None and now - self._opened_at > timeouts.handshake:
+            return f"expected the secret of this node in {timeouts.handshake:g} s, found no request"
+        if not self.is_member and self.is_idle and now - self.active_at > timeouts.idle:
+            return f"idle for more than {timeouts.idle:g} s"
+        transfer = timeouts.transfer
+        if self._memory.is_short(now) and not self.is_member:
+            transfer = min(transfer, _SHORT_SECONDS)
+        taken = self._sent - self.unsent
+        if not self.unsent or taken - self._sent_mark >= _MIN_PROGRESS:
+            self._sent_mark, self._taken_at = taken, now
+        elif now - self._taken_at > transfer:
+            return f"expected responses to be read, found {self.unsent} bytes unread for more than {transfer:g} s"
+        # Frames that lack memory count too: if all did, none would ever get it.
+        is_incomplete = not self.wire.reader.is_between_frames and (self._is_reading or self._lacks_buffer)
+        if not is_incomplete or self._received - self._received_mark >= _MIN_PROGRESS:
+            self._received_mark, self._received_at = self._received, now
+        elif now - self._received_at > transfer:
+            return f"expected the rest of a frame, found fewer than {_MIN_PROGRESS} bytes in {transfer:g} s"
+        return None
 
     def malformed(self, error: str) -> None:
         self._log(logging.WARNING, "connection closed", address=self.address, reason=error)
 
     def lost(self) -> None:
-        self._stop_hello_timer()
-        self._queue.clear()
+        self._held = None
+        self._postponed.clear()
         self._waiting_appends.clear()
-        self._set_memory(0)
-        self._on_close(self)
+        self._memory.forget(self.retry)
+        self._charge()
+        self._registry.closed(self)
+        if self._on_lost is not None:
+            self._on_lost(self)
+
+
+def _max_response_size(request: Request | Refusal) -> int:
+    """The maximum size of a response that is made at once, in bytes; 0 for small ones."""
+    if isinstance(request, GetRequest):
+        return _ENTRY_BYTES
+    if isinstance(request, ConfigRequest):
+        return MAX_FRAME_SIZE
+    if isinstance(request, PutRequest):
+        return request.bodies.count * POSITION_SIZE
+    return len(request.names) * _TOPIC_BYTES if isinstance(request, TopicsRequest) else 0
 
 
 def _is_rejection(received: ReceivedRequest, response: Response) -> bool:

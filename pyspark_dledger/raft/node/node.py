@@ -16,9 +16,10 @@ from pyspark_dledger.raft.core import Core, CoreConfig
 from pyspark_dledger.raft.core.application import Application
 from pyspark_dledger.raft.messages import MetadataRequest, Request, Response
 from pyspark_dledger.raft.node.committed_reads import CommittedReads
+from pyspark_dledger.raft.node.connections import Connections
 from pyspark_dledger.raft.node.core_driver import CoreDriver
-from pyspark_dledger.raft.node.inbound import FrameMemory, Inbound, LocalCaller
-from pyspark_dledger.raft.node.listener import BACKLOG, TlsListener, listen_with_tls
+from pyspark_dledger.raft.node.inbound import Inbound, LocalCaller
+from pyspark_dledger.raft.node.listener import Listener, listen
 from pyspark_dledger.raft.node.node_config import NodeConfig
 from pyspark_dledger.raft.node.peer_link import PeerLink
 from pyspark_dledger.raft.peers import Address
@@ -26,8 +27,6 @@ from pyspark_dledger.store.dledger_store import DLedgerStore
 
 # The time for the last responses when it stops.
 _CLOSE_SECONDS = 1.0
-# The limit for incomplete frames of all connections, in bytes.
-_MAX_FRAME_MEMORY = 512 * 1024 * 1024
 
 
 class Node:
@@ -44,11 +43,10 @@ class Node:
         self._listen = config.listen_address()
         self._is_sync = config.flush_mode() == "sync" and config.store is not None
         self._log = RateLimitedLog()
-        self._inbound: set[Inbound] = set()
-        self._frame_memory = FrameMemory(_MAX_FRAME_MEMORY)
+        self._connections = Connections(config, lambda: {link.host for link in self._links.values()})
         self._local_requests: set[asyncio.Future[Response]] = set()
         self._links: dict[str, PeerLink] = {}
-        self._server: asyncio.Server | TlsListener | None = None
+        self._server: Listener | None = None
         self._store: DLedgerStore | None = None
         self._core: Core | None = None
         self._driver: CoreDriver | None = None
@@ -90,6 +88,7 @@ class Node:
             if peer_id != config.self_id:
                 self._links[peer_id] = self._new_link(peer_id, address, contexts[1])
         driver.start(self._links)
+        self._connections.start()
         for link in self._links.values():
             link.start()
         record(logging.INFO, "started", group=config.group, id=config.self_id, listen=self.address, **self.status())
@@ -108,6 +107,7 @@ class Node:
             await link.stop()
         self._links.clear()
         await self._close_connections()
+        self._connections.stop()
         self._server = None
         try:
             if self._application is not None and self._is_application_started:
@@ -124,12 +124,12 @@ class Node:
 
     async def _close_connections(self) -> None:
         """Send pending responses for a short time, then abort."""
-        for inbound in list(self._inbound):
+        for inbound in self._connections.all():
             inbound.close()
         deadline = time.monotonic() + _CLOSE_SECONDS
-        while self._inbound and time.monotonic() < deadline:
+        while self._connections.all() and time.monotonic() < deadline:
             await asyncio.sleep(0.01)
-        for inbound in list(self._inbound):
+        for inbound in self._connections.all():
             inbound.abort()
         await asyncio.sleep(0)
 
@@ -220,11 +220,9 @@ class Node:
 
     async def _listen_at(self, address: Address, tls: ssl.SSLContext | None) -> None:
         try:
-            if tls is not None:
-                self._server = await listen_with_tls(self._new_inbound, address, tls, self._log)
-                return
-            self._server = await asyncio.get_running_loop().create_server(
-                self._new_inbound, address.host, address.port, backlog=BACKLOG, reuse_address=True
+            self._server = await listen(
+                *(self._new_inbound, address, self._log, tls, self.config.handshake_timeout_ms / 1000),
+                may_use_reserve=self._connections.is_member_host,
             )
         except OSError as error:
             raise DLedgerError(f"cannot listen at {address} ({error}): use another address") from None
@@ -233,18 +231,10 @@ class Node:
         assert self._driver is not None
         config = self.config
         return Inbound(
-            *(self._driver, config.max_frame_bytes, self._frame_memory, self._log),
-            *(self._opened, self._closed, config.secret),
+            *(self._driver, config.max_frame_bytes, self._connections, self._log, config.secret),
+            is_tls=config.tls is not None,
+            on_lost=self._reads.drop,
         )
-
-    def _opened(self, inbound: Inbound) -> bool:
-        """Whether one more connection is admitted. Not called for failed TLS handshakes."""
-        self._inbound.add(inbound)
-        return len(self._inbound) <= self.config.max_connections
-
-    def _closed(self, inbound: Inbound) -> None:
-        self._inbound.discard(inbound)
-        self._reads.drop(inbound)
 
     def _new_link(self, peer_id: str, address: Address, tls: ssl.SSLContext | None) -> PeerLink:
         assert self._driver is not None

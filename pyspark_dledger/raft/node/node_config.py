@@ -6,7 +6,18 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field
 from pathlib import Path
 
-from pyspark_dledger.common.options import COUNT, TEXT, Parser, choice, option, parse_text
+from pyspark_dledger.common.integers import INT64_MAX
+from pyspark_dledger.common.options import (
+    COUNT,
+    TEXT,
+    Parser,
+    checked,
+    choice,
+    option,
+    parse_size,
+    parse_text,
+    show_size,
+)
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.raft.core import CoreConfig
 from pyspark_dledger.raft.peers import Address, parse_address, parse_peers
@@ -15,6 +26,8 @@ from pyspark_dledger.raft.tls import Tls
 from pyspark_dledger.raft.wire import MAX_FRAME_SIZE
 from pyspark_dledger.store.store_config import FLUSHES, Flush, StoreConfig
 
+_MIN_MEMORY = 64 << 20
+_MEMORY = Parser("a size of at least 64m", lambda value: checked(parse_size(value), _MIN_MEMORY, INT64_MAX), show_size)
 PATH = Parser("a path", lambda value: Path(parse_text(value)))
 
 
@@ -41,7 +54,16 @@ class NodeConfig:
     tls: Tls | None = None
     secret: str | None = field(default=None, repr=False)
     max_frame_bytes: int = MAX_FRAME_SIZE
-    max_connections: int = option(1024, COUNT, "further connections are rejected")
+    max_connections: int = option(1024, COUNT, "connections of clients; then the oldest idle one is closed")
+    max_connections_per_address: int = option(512, COUNT, "the same, of one address")
+    max_connection_memory: int = option(
+        128 << 20, _MEMORY, "bytes of requests and responses of clients; further ones wait"
+    )
+    handshake_timeout_ms: int = option(10_000, COUNT, "ms for a TLS handshake, and for the secret")
+    idle_timeout_ms: int = option(120_000, COUNT, "ms until an idle client is disconnected")
+    transfer_timeout_ms: int = option(
+        60_000, COUNT, "ms for 64 KiB of a request or response; at most 5 s while others wait for memory"
+    )
     store_options: Mapping[str, object] = field(default_factory=dict)
     core_options: Mapping[str, object] = field(default_factory=dict)
 

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import ssl
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from pyspark_dledger.common.log_records import record
 from pyspark_dledger.common.response_codes import ResponseCode
@@ -69,6 +69,11 @@ class PeerLink:
     @property
     def is_connected(self) -> bool:
         return self._channel is not None and self._channel.is_ready
+
+    @property
+    def host(self) -> str | None:
+        """The network address of the peer, while connected."""
+        return None if self._channel is None else self._channel.host
 
     def send(self, token: int, request: Request, now: int) -> None:
         """Send a request with the next `flush`; `now` in milliseconds."""
@@ -208,13 +213,15 @@ class _PeerChannel(Channel):
             record(logging.WARNING, "peer silent", address=self.address, unsent=self.unsent)
             self.abort()
 
-    def received(self, messages: Sequence[ReceivedRequest | ReceivedResponse]) -> None:
+    def buffer_updated(self, nbytes: int) -> None:
         self._last_received = int(asyncio.get_running_loop().time() * 1000)
-        for message in messages:
-            if isinstance(message, ReceivedRequest):
-                self.malformed("a request on a connection for responses only")
-                self.abort()
-                return
+        super().buffer_updated(nbytes)
+
+    def received(self, message: ReceivedRequest | ReceivedResponse) -> None:
+        if isinstance(message, ReceivedRequest):
+            self.malformed("a request on a connection for responses only")
+            self.abort()
+        else:
             self._handle_response(message)
 
     def _handle_response(self, received: ReceivedResponse) -> None:

@@ -50,30 +50,35 @@ class FrameReader:
     ``limit`` is the maximum size of a frame in bytes, and may be changed.
     """
 
-    __slots__ = ("_block", "_end", "_start", "_view", "limit")
+    __slots__ = ("_block", "_end", "_needed", "_start", "_view", "limit", "next_size")
 
     def __init__(self, max_frame_size: int = MAX_FRAME_SIZE) -> None:
         self.limit = max_frame_size
+        # The size of the buffer that the next `get_buffer` allocates; 0 if the present one has room.
+        self.next_size = 0
         self._block = _FIRST_BLOCK
         self._view = memoryview(b"")
         self._start = 0  # of the first incomplete frame
         self._end = 0  # of the received bytes
+        self._needed = 0  # bytes of the incomplete frame, 0 if unknown
 
     def get_buffer(self, size_hint: int = -1) -> memoryview:
         """The buffer for the next bytes, never empty (see ``asyncio.BufferedProtocol``; the hint is ignored)."""
-        if self._end == len(self._view):
-            self._move_to(self._block)
+        if self.next_size or self._end == len(self._view):
+            self._move_to(self.next_size or self._block)
         return self._view[self._end :]
 
-    def buffer_updated(self, count: int) -> list[WireFrame]:
-        """The frames that are complete after ``count`` more bytes. Raises WireError for a malformed frame."""
+    def add(self, count: int) -> None:
+        """Add ``count`` more bytes in the buffer. Take the frames with `next_frame` before the next `get_buffer`."""
         self._end += count
         if self._end == len(self._view):
             self._block = min(self._block * 2, _LAST_BLOCK)
-        frames = []
+
+    def next_frame(self) -> WireFrame | None:
+        """The next complete frame. Raises WireError for a malformed one."""
         view, start, end = self._view, self._start, self._end
-        needed = 0
-        while end - start >= _PREFIX.size:
+        self._needed = 0
+        if end - start >= _PREFIX.size:
             length, mark = _PREFIX.unpack_from(view, start)
             header_size = mark & 0xFFFFFF
             if not 4 + header_size <= length <= self.limit - _LENGTH_SIZE or header_size > MAX_HEADER_SIZE:
@@ -81,15 +86,18 @@ class FrameReader:
             if mark >> 24 not in (KIND_JSON, KIND_BINARY):
                 raise WireError(_kind_error(mark >> 24))
             stop = start + _LENGTH_SIZE + length
-            if stop > end:
-                needed = stop - start
-                break
-            body = start + _PREFIX.size + header_size
-            frames.append(WireFrame(mark >> 24, view[start + _PREFIX.size : body], view[body:stop]))
-            start = stop
-        self._start = start
-        self._make_room(needed)
-        return frames
+            if stop <= end:
+                body = start + _PREFIX.size + header_size
+                self._start = stop
+                return WireFrame(mark >> 24, view[start + _PREFIX.size : body], view[body:stop])
+            self._needed = stop - start
+        self.next_size = self._size_of_next()
+        return None
+
+    def buffer_updated(self, count: int) -> list[WireFrame]:
+        """The frames that are complete after ``count`` more bytes. Raises WireError for a malformed frame."""
+        self.add(count)
+        return list(iter(self.next_frame, None))
 
     def feed(self, data: Buffer) -> list[WireFrame]:
         """The frames that are complete after ``data``, which is copied."""
@@ -113,22 +121,32 @@ class FrameReader:
         """Whether all received bytes belong to complete frames."""
         return self._start == self._end
 
-    def _make_room(self, needed: int) -> None:
-        """Make room for the frame of ``needed`` bytes at the start (0: unknown)."""
+    def use_small_buffer(self) -> None:
+        """Use a buffer of the first size next, if no incomplete frame needs more; at once if there is none."""
+        if self._start == self._end:
+            self._view = memoryview(b"")
+            self._start = self._end = self.next_size = 0
+        elif not self._needed and self.next_size:
+            self.next_size = _FIRST_BLOCK
+        self._block = _FIRST_BLOCK
+
+    def _size_of_next(self) -> int:
+        """The size of the next buffer, 0 while there is room in this one."""
         left = len(self._view) - self._end
-        if needed > len(self._view) - self._start:
+        if self._needed > len(self._view) - self._start:
             if self._start or not left:
                 received = self._end - self._start
-                self._move_to(min(needed, max(self._block, _FIRST_LARGE_BLOCK, received * _GROWTH)))
-        elif not needed and left < _MIN_ROOM:
-            self._move_to(self._block)
+                return min(self._needed, max(self._block, _FIRST_LARGE_BLOCK, received * _GROWTH))
+        elif not self._needed and left < _MIN_ROOM:
+            return self._block
+        return 0
 
     def _move_to(self, size: int) -> None:
         """Continue in a new buffer; the incomplete frame is copied."""
         rest = self._view[self._start : self._end]
         self._view = memoryview(bytearray(max(size, len(rest) + 1)))
         self._view[: len(rest)] = rest
-        self._start, self._end = 0, len(rest)
+        self._start, self._end, self.next_size = 0, len(rest), 0
 
 
 def frame(kind: int, header: bytes, body_parts: list[Buffer]) -> list[Buffer]:

@@ -60,7 +60,7 @@ class WireConnection:
     """Decodes received bytes, encodes messages, and tracks outstanding requests.
 
     ``is_binary``: this side sends binary requests. ``peer_is_binary``: both sides have offered the binary dialect.
-    ``secret`` is sent with every METADATA in JSON.
+    ``secret`` is sent with every METADATA in JSON. ``reader`` has the receive buffer.
     """
 
     def __init__(
@@ -70,31 +70,37 @@ class WireConnection:
         self.peer_is_binary = False
         self._offers_binary = offers_binary
         self._secret = secret
-        self._reader = FrameReader(max_frame_size)
+        self.reader = FrameReader(max_frame_size)
         self._next_opaque = 0
         self._outstanding: dict[int, int] = {}  # opaque -> request code, oldest first
         self._binary_requests: set[int] = set()
-        self.get_buffer = self._reader.get_buffer
+        self.get_buffer = self.reader.get_buffer
 
     def buffer_updated(self, count: int) -> list[ReceivedRequest | ReceivedResponse]:
         """The messages that are complete after ``count`` more bytes in the buffer of `get_buffer`.
 
         Raises WireError for unreadable bytes; the connection must be closed then.
         """
-        return self._messages(self._reader.buffer_updated(count))
+        return self._messages(self.reader.buffer_updated(count))
+
+    def add(self, count: int) -> None:
+        """Add ``count`` more bytes in the buffer of `get_buffer`, for `next_message`."""
+        self.reader.add(count)
+
+    def next_message(self) -> ReceivedRequest | ReceivedResponse | None:
+        """The next message that is complete. Raises WireError as `buffer_updated` does."""
+        while (frame := self.reader.next_frame()) is not None:
+            if (message := self._message(frame)) is not None:
+                return message
+        return None
 
     def set_max_frame_size(self, max_frame_size: int) -> None:
         """Set the limit for the next frames, in bytes."""
-        self._reader.limit = max_frame_size
-
-    @property
-    def buffer_size(self) -> int:
-        """The size of the receive buffer in bytes."""
-        return self._reader.buffer_size
+        self.reader.limit = max_frame_size
 
     def feed(self, data: Buffer) -> list[ReceivedRequest | ReceivedResponse]:
         """The messages that are complete after ``data``, which is copied."""
-        return self._messages(self._reader.feed(data))
+        return self._messages(self.reader.feed(data))
 
     def request(self, request: Request) -> tuple[int, list[Buffer]]:
         """The opaque of the request, and the buffers to send. Raises EncodeError."""
@@ -134,13 +140,11 @@ class WireConnection:
         return opaque
 
     def _messages(self, frames: list[WireFrame]) -> list[ReceivedRequest | ReceivedResponse]:
-        found: list[ReceivedRequest | ReceivedResponse] = []
-        for frame in frames:
-            decoded = decode(frame, self._outstanding)
-            message = self._response_of(decoded) if decoded.is_response else self._request_of(decoded)
-            if message is not None:
-                found.append(message)
-        return found
+        return [message for frame in frames if (message := self._message(frame)) is not None]
+
+    def _message(self, frame: WireFrame) -> ReceivedRequest | ReceivedResponse | None:
+        decoded = decode(frame, self._outstanding)
+        return self._response_of(decoded) if decoded.is_response else self._request_of(decoded)
 
     def _request_of(self, decoded: DecodedFrame) -> ReceivedRequest:
         if decoded.is_binary and not self.peer_is_binary:

@@ -1,0 +1,150 @@
+"""All connections from clients and peers: how many there may be, and which one gives way."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import ipaddress
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+
+from pyspark_dledger.raft.node.inbound import Inbound, Timeouts
+from pyspark_dledger.raft.node.memory_budget import MemoryBudget
+from pyspark_dledger.raft.node.node_config import NodeConfig
+from pyspark_dledger.raft.peers import Address
+
+# Seconds between two checks of all connections.
+_CHECK_SECONDS = 0.5
+# Connections in addition to the clients' maximum: of one member, and of its address before the first request.
+_PER_MEMBER = 4
+# Idle connections that are found at a time.
+_FOUND = 32
+
+
+class Connections:
+    """Admits connections, and closes those that wait too long.
+
+    If there are too many, the idle client that was silent the longest gives way. A member is known by its id in the
+    first request and by its address, and has room of its own.
+    """
+
+    def __init__(self, config: NodeConfig, hosts_of_links: Callable[[], Collection[str | None]]) -> None:
+        self.memory = MemoryBudget(config.max_connection_memory)
+        self._config = config
+        self._timeouts = Timeouts(
+            config.handshake_timeout_ms / 1000, config.idle_timeout_ms / 1000, config.transfer_timeout_ms / 1000
+        )
+        members = {key: address for key, address in config.members().items() if key != config.self_id}
+        self._members = dict.fromkeys(members, 0)
+        self._member_hosts = _literal_hosts(members)
+        self._hosts_of_links = hosts_of_links
+        self._member_ids: dict[Inbound, str] = {}
+        self._clients: dict[Inbound, None] = {}
+        self._per_host: Counter[str | None] = Counter()
+        # Idle clients of each host, and of all, the one that was silent the longest last.
+        self._idle: dict[str | None, list[tuple[float, Inbound]]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def all(self) -> list[Inbound]:
+        return [*self._clients, *self._member_ids]
+
+    def start(self) -> None:
+        self._check_later()
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def opened(self, inbound: Inbound) -> str | None:
+        """Add a connection. Returns the reason to reject it."""
+        self._clients[inbound] = None
+        self._per_host[inbound.host] += 1
+        if inbound.base_bytes and not self.memory.allows(0, inbound.base_bytes) and not self._close_idle(inbound):
+            return "no memory for more connections"
+        return self._surplus(inbound, _PER_MEMBER * len(self._members) if self.is_member_host(inbound.host) else 0)
+
+    def identified(self, inbound: Inbound, member_id: str | None) -> str | None:
+        """The first request names that member as its sender. Returns the reason to close the connection."""
+        count = self._members.get(member_id or "", _PER_MEMBER)
+        if member_id is not None and count < _PER_MEMBER and self.is_member_host(inbound.host):
+            self._forget_client(inbound)
+            self._members[member_id] = count + 1
+            self._member_ids[inbound] = member_id
+            inbound.is_member = True
+            return None
+        # Until here it may have used the room for members.
+        return self._surplus(inbound, 0)
+
+    def closed(self, inbound: Inbound) -> None:
+        """The connection is lost."""
+        if (member_id := self._member_ids.pop(inbound, None)) is not None:
+            self._members[member_id] -= 1
+        else:
+            self._forget_client(inbound)
+
+    def _forget_client(self, inbound: Inbound) -> None:
+        if inbound in self._clients:
+            del self._clients[inbound]
+            self._per_host[inbound.host] -= 1
+            if not self._per_host[inbound.host]:
+                del self._per_host[inbound.host]
+
+    def is_member_host(self, host: str | None) -> bool:
+        """Whether a member has this network address."""
+        return bool(self._members) and (host in self._member_hosts or host in self._hosts_of_links())
+
+    def _surplus(self, inbound: Inbound, extra: int) -> str | None:
+        """Make room for a client's connection. Returns the reason to close it if no other is idle."""
+        config, host = self._config, inbound.host
+        if self._per_host[host] > config.max_connections_per_address + extra and not self._close_idle(inbound, host):
+            return f"too many connections from {host}"
+        if len(self._clients) > config.max_connections + extra and not self._close_idle(inbound):
+            return "too many connections"
+        return None
+
+    def _close_idle(self, new: Inbound, host: str | None = None) -> bool:
+        """Close the idle client that was silent the longest, of one host if given. Returns False if there is none."""
+        found = self._idle.pop(host, [])
+        if not (found := self._still_idle(found, new)):
+            clients = (each for each in self._clients if host is None or each.host == host)
+            idle = heapq.nsmallest(_FOUND, ((each.active_at, id(each), each) for each in clients if each.is_idle))
+            found = self._still_idle([(at, each) for at, _, each in reversed(idle)], new)
+        if not found:
+            return False
+        _, oldest = found.pop()
+        if found:
+            self._idle[host] = found
+        self._forget_client(oldest)
+        oldest.abort()
+        return True
+
+    def _still_idle(self, found: list[tuple[float, Inbound]], new: Inbound) -> list[tuple[float, Inbound]]:
+        return [
+            (at, each)
+            for at, each in found
+            if each is not new and each in self._clients and each.is_idle and each.active_at == at
+        ]
+
+    def _check_later(self) -> None:
+        seconds = min(_CHECK_SECONDS, *self._timeouts)
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._check)
+
+    def _check(self) -> None:
+        self._check_later()
+        now = asyncio.get_running_loop().time()
+        for inbound in self.all():
+            inbound.check(now, self._timeouts)
+        self.memory.wake_later()
+
+
+def _literal_hosts(members: Mapping[str, Address]) -> set[str]:
+    """The network addresses among the members' hosts; those of names are known while a link is connected."""
+    found: set[str] = set()
+    for address in members.values():
+        if address.host.lower() == "localhost":
+            found |= {"127.0.0.1", "::1"}
+        else:
+            with suppress(ValueError):
+                found.add(str(ipaddress.ip_address(address.host)))
+    return found
