@@ -18,7 +18,7 @@ def open_files(process_id: int) -> int:
     return len(list(Path(f"/proc/{process_id}/fd").iterdir()))
 
 
-def settled(measure: Callable[[], int], enough: int, quiet_seconds: float = 20.0) -> int:
+def settled(measure: Callable[[], int], enough: int, quiet_seconds: float = 2.0) -> int:
     """A measure that reached `enough`, or that did not change for so many seconds."""
     found, since = measure(), time.monotonic()
     while found < enough and time.monotonic() - since < quiet_seconds:

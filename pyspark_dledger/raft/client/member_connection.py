@@ -22,6 +22,8 @@ _SOCKET_BUFFER = 4 * 1024 * 1024
 _LAST_CHECK_SECONDS = 0.01
 # With more unsent bytes, no requests are passed to the connection: if it is lost, those were certainly not sent.
 _MAX_UNSENT = 1024 * 1024
+# An idle connection is closed after this time, before a node closes it: no request then meets the end of a connection.
+_IDLE_SECONDS = 60.0
 
 
 class LostError(Exception):
@@ -43,6 +45,8 @@ class MemberConnection(asyncio.BufferedProtocol):
         self._unsent: list[Buffer] = []
         self._transport: asyncio.Transport | None = None
         self._loop = asyncio.get_running_loop()
+        self._idle_timer: asyncio.TimerHandle | None = None
+        self._sent_at = 0.0
 
     @property
     def is_binary(self) -> bool:
@@ -54,6 +58,7 @@ class MemberConnection(asyncio.BufferedProtocol):
         opaque, frames = self._wire.request(request)
         self._waiting[opaque] = on_response
         if not self._unsent:
+            self._sent_at = self._loop.time()
             self._loop.call_soon(self._write)
         self._unsent += frames
         return opaque
@@ -110,6 +115,7 @@ class MemberConnection(asyncio.BufferedProtocol):
             opened.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER)
             opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SOCKET_BUFFER)
         self.received_at = self._loop.time()
+        self._close_when_idle()
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._wire.get_buffer(sizehint)
@@ -149,10 +155,20 @@ class MemberConnection(asyncio.BufferedProtocol):
         if frames and self._transport is not None:
             self._transport.writelines(frames)
 
+    def _close_when_idle(self) -> None:
+        idle = self._loop.time() - max(self._sent_at, self.received_at)
+        if not self._waiting and idle >= _IDLE_SECONDS:
+            self.close()
+        elif not self.is_lost:
+            wait = _IDLE_SECONDS if self._waiting else _IDLE_SECONDS - idle
+            self._idle_timer = self._loop.call_later(wait, self._close_when_idle)
+
     def _lose(self) -> None:
         if self.is_lost:
             return
         self.is_lost = True
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
         waiting, self._waiting = self._waiting, {}
         for on_response in waiting.values():
             on_response(None)

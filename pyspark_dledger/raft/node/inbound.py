@@ -58,7 +58,7 @@ _HELLO_BYTES = 64 * 1024
 # A transfer has stopped if fewer bytes than these passed in its timeout.
 _MIN_PROGRESS = 64 * 1024
 # That timeout while others wait for memory; and when an unused receive buffer is freed; in seconds.
-_SHORT_SECONDS = 5.0
+_SHORT_SECONDS = 2.0
 _SHRINK_SECONDS = 5.0
 # After these codes an append may still be in the log, so later ones are not rejected.
 _UNKNOWN_OUTCOMES = (ResponseCode.TERM_CHANGED, ResponseCode.WAIT_QUORUM_ACK_TIMEOUT)
@@ -449,8 +449,10 @@ class Inbound(Channel):
             return f"expected responses to be read, found {self.unsent} bytes unread for more than {transfer:g} s"
         # Frames that lack memory count too: if all did, none would ever get it.
         is_incomplete = not self.wire.reader.is_between_frames and (self._is_reading or self._lacks_buffer)
-        if not is_incomplete or self._received - self._received_mark >= _MIN_PROGRESS:
+        if not is_incomplete:
             self._received_mark, self._received_at = self._received, now
+        elif self._received - self._received_mark >= _MIN_PROGRESS:
+            self._received_mark, self._received_at = self._received, self.active_at
         elif now - self._received_at > transfer:
             return f"expected the rest of a frame, found fewer than {_MIN_PROGRESS} bytes in {transfer:g} s"
         return None

@@ -62,7 +62,7 @@ class NodeConfig:
     handshake_timeout_ms: int = option(10_000, COUNT, "ms for a TLS handshake, and for the secret")
     idle_timeout_ms: int = option(120_000, COUNT, "ms until an idle client is disconnected")
     transfer_timeout_ms: int = option(
-        60_000, COUNT, "ms for 64 KiB of a request or response; at most 5 s while others wait for memory"
+        60_000, COUNT, "ms for 64 KiB of a request or response; at most 2 s while others wait for memory"
     )
     store_options: Mapping[str, object] = field(default_factory=dict)
     core_options: Mapping[str, object] = field(default_factory=dict)

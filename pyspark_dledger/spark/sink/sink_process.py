@@ -18,11 +18,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pyspark_dledger.common.log_records import LOG, log_to_stderr, record
+from pyspark_dledger.common.log_records import LOG, RateLimitedLog, log_to_stderr, record
 from pyspark_dledger.common.process_memory import prepare_memory_for_serving
 from pyspark_dledger.errors import DLedgerError, StoreError, StoreInUseError
 from pyspark_dledger.raft.loops import new_loop
 from pyspark_dledger.raft.node import Node, NodeConfig
+from pyspark_dledger.raft.node.listener import Listener, listen
 from pyspark_dledger.raft.peers import Address, format_peers
 from pyspark_dledger.raft.secret import is_same
 from pyspark_dledger.spark.sink.control import MAX_LINE, SinkSettings, parse_object
@@ -89,10 +90,14 @@ class SinkProcess:
             await asyncio.sleep(0)
         await loop.shutdown_asyncgens()
 
-    async def _listen(self) -> asyncio.Server:
+    async def _listen(self) -> Listener:
         host = self._settings.host
+
+        def new_protocol() -> asyncio.StreamReaderProtocol:
+            return asyncio.StreamReaderProtocol(asyncio.StreamReader(limit=MAX_LINE), self._serve)
+
         try:
-            return await asyncio.start_server(self._serve, host, 0, limit=MAX_LINE)
+            return await listen(new_protocol, Address(host, 0), RateLimitedLog())
         except OSError as error:
             raise DLedgerError(
                 f"cannot listen at {host} ({error}): set the option listen to an address of this machine that tasks "
