@@ -51,9 +51,7 @@ class CoreConfig:
     max_in_flight_requests: int = 256
     peer_push_quota: int | None = option(None, SIZE, "bytes a second to a member that lags far; default: no limit")
     peer_push_throttle_point: int = option(300 * _MIB, SIZE, "lag in bytes from which the quota applies")
-    enable_batch_push: bool = option(
-        True, BOOLEAN, "several entries in a push to a Java member; others always get several"
-    )
+    enable_batch_push: bool = option(True, BOOLEAN, "several entries in a push to a Java member")
     max_batch_push_size: int = option(64 << 10, SIZE, "bytes of such a push")
     copy_config_first_ms: int = 3000
     copy_config_every_ms: int = 10_000

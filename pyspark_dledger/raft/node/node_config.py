@@ -54,16 +54,12 @@ class NodeConfig:
     tls: Tls | None = None
     secret: str | None = field(default=None, repr=False)
     max_frame_bytes: int = MAX_FRAME_SIZE
-    max_connections: int = option(1024, COUNT, "connections of clients; then the oldest idle one is closed")
-    max_connections_per_address: int = option(512, COUNT, "the same, of one address")
-    max_connection_memory: int = option(
-        128 << 20, _MEMORY, "bytes of requests and responses of clients; further ones wait"
-    )
-    handshake_timeout_ms: int = option(10_000, COUNT, "ms for a TLS handshake, and for the secret")
+    max_connections: int = option(1024, COUNT, "of clients; then the oldest idle one gives way")
+    max_connections_per_address: int = option(512, COUNT, "of one address")
+    max_connection_memory: int = option(128 << 20, _MEMORY, "for requests and responses of clients")
+    handshake_timeout_ms: int = option(10_000, COUNT, "ms for TLS and the secret")
     idle_timeout_ms: int = option(120_000, COUNT, "ms until an idle client is disconnected")
-    transfer_timeout_ms: int = option(
-        60_000, COUNT, "ms for 64 KiB of a request or response; at most 2 s while others wait for memory"
-    )
+    transfer_timeout_ms: int = option(60_000, COUNT, "ms per 64 KiB; 2000 while memory is short")
     store_options: Mapping[str, object] = field(default_factory=dict)
     core_options: Mapping[str, object] = field(default_factory=dict)
 

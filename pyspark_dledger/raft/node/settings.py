@@ -57,7 +57,7 @@ SETTINGS: Mapping[str, Setting] = {
     **{option.name: Setting("store", option) for option in options_of(StoreConfig)},
     **{option.name: Setting("core", option) for option in options_of(CoreConfig)},
     **{
-        name: Setting("", Option(name, name, "true", _ALWAYS, "always true; accepted for Java's files"))
+        name: Setting("", Option(name, name, "true", _ALWAYS, "always true"))
         for name in ("enableLeaderElector", "enablePushToFollower")
     },
 }
