@@ -22,6 +22,7 @@ import pyspark_dledger as dl
 from pyspark_dledger.format import codec, layout
 from pyspark_dledger.log.io import queue_files
 from pyspark_dledger.log.io.queue_files import queues, read_units, written_units
+from pyspark_dledger.log.io.store_checkpoint import StoreCheckpoint
 from pyspark_dledger.log.verify import queue_checks as verify_queues
 from pyspark_dledger.log.verify.findings import (
     CATALOGUE,
@@ -459,6 +460,17 @@ def abort_of_a_clean_stop(root: Path) -> None:
     (root / "abort.bak").touch()
 
 
+def controller(epochs: str, confirmed: int = 0) -> Callable[[Path], None]:
+    """A store of a broker in controller mode, with an epoch file without CRC."""
+
+    def write(root: Path) -> None:
+        write_commitlog(root, messages(10))
+        (root / "epochFileCheckpoint").write_text(epochs)
+        (root / "checkpoint").write_bytes(StoreCheckpoint(confirm_phy_offset=confirmed).pack())
+
+    return write
+
+
 CASES: dict[str, Case] = {
     "a data file is missing": Case({"fileGap"}, missing_file, first_file_expired),
     "a file far away": Case({"strayFile"}, far_file, created_ahead),
@@ -527,6 +539,11 @@ CASES: dict[str, Case] = {
     ),
     "units after the log": Case({"consumeQueueBeyondEnd"}, units_beyond_the_log, broker),
     "units of expired messages": Case({"consumeQueueBelowStart"}, expired_messages, broker),
+    "no epochs": Case({"epochFileUnreadable"}, controller("1\n0\n"), controller("1\n0\n1-0\n")),
+    "epochs of another store": Case({"epochsWrong"}, controller("2\n0\n1-0\n2-99999\n"), controller("1\n0\n1-0\n")),
+    "confirmed after the end": Case(
+        {"confirmedBeyondEnd"}, controller("1\n0\n1-0\n", 99999), controller("1\n0\n1-0\n", 1)
+    ),
     "abort": Case({"abortFile"}, aborted, abort_of_a_clean_stop),
 }  # fmt: skip
 

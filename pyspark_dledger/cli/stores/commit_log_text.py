@@ -34,7 +34,7 @@ def print_commit_logs(out: Output, log: Log) -> int:
     for text in _verdict_lines(found):
         out.line(text)
     out.line("")
-    print_table(out, map(_state_row, map(fields_row, found.states)))
+    print_table(out, _state_rows(found))
     if found.epochs:
         out.line("")
         print_table(out, _epoch_rows(found))
@@ -50,9 +50,15 @@ def print_commit_logs(out: Output, log: Log) -> int:
     return CLEAN if found.is_lagging_only else FINDINGS
 
 
-def _state_row(state: Row) -> Row:
-    missing = [range_text(low, high - 1) for low, high in state["missing"]]
-    return {name: value for name, value in state.items() if name != "path"} | {"missing": missing}
+def _state_rows(found: CommitLogComparison) -> list[Row]:
+    """The states without paths, and without columns of controller mode that no replica has."""
+    rows = [
+        fields_row(state) | {"missing": [range_text(low, high - 1) for low, high in state.missing]}
+        for state in found.states
+    ]
+    optional = ("epoch", "epochProblem", "confirmOffset")
+    left_out = {"path", *(name for name in optional if all(row[name] is None for row in rows))}
+    return [{name: value for name, value in row.items() if name not in left_out} for row in rows]
 
 
 def _epoch_rows(found: CommitLogComparison) -> Iterator[Row]:
@@ -116,7 +122,7 @@ def member_text(member: MemberVerdict) -> str:
         return f"may be damaged: no check tells if its copy of positions {where} is intact; do not let it be the master"
     if member.start == "master":
         losers = " and ".join(member.overwritten)
-        losses = f"{losers} would lose what only another master wrote, {ranges_text(member.overwrites)}"
+        losses = f"{losers} would lose positions {ranges_text(member.overwrites)}, which another master wrote"
         return f"may start and be the master: {losses if losers else 'no replica would lose anything'}"
     point = member.truncation
     by = f"is ahead by {member.ahead_bytes} bytes" if member.ahead_bytes > 0 else "is of a later epoch"
@@ -135,8 +141,11 @@ def _reasons(member: MemberVerdict) -> Iterator[str]:
             "restart truncates its log there"
         )
     if member.lost_end is not None:
-        intact = f"; {' and '.join(member.lost_end.donors)} have more" if member.lost_end.donors else ""
+        donors = member.lost_end.donors
+        intact = f"; {' and '.join(donors)} {'has' if len(donors) == 1 else 'have'} more" if donors else ""
         yield f"its end is lost: {member.lost_end.proof}{intact}"
+    if member.epoch_problem is not None:
+        yield f"its epochFileCheckpoint is wrong: {member.epoch_problem}"
     point = member.truncation
     if point is not None and point.pos is None:
         yield f"it cannot follow {member.ahead}: Java finds no consistent point in their epochs"

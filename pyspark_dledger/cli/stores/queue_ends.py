@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from pyspark_dledger.cli.output.rows import Row
 from pyspark_dledger.cli.output.stream import Output
 from pyspark_dledger.cli.output.text_table import print_table
-from pyspark_dledger.errors import StoreError, UnreadableError
+from pyspark_dledger.errors import StoreError
 
 if TYPE_CHECKING:
     from pyspark_dledger.log import Log
@@ -19,15 +19,18 @@ _MAX_QUEUES = 50
 def queue_ends(log: Log) -> list[Row]:
     """A row for each queue: topic, queueId, minOffset, maxOffset; null with a problem where a file cannot be read.
 
-    ``minOffset`` is the first queue offset with a message in the log. Raises StoreError for queues in RocksDB.
+    ``minOffset`` is the first queue offset with a message in the log.
     """
     from pyspark_dledger.log.io.queue_files import queues
     from pyspark_dledger.rocketmq.consume_queue.queue_units import queue_root
 
     if log.paths.root is None:
         return []
-    problems: list[UnreadableError] = []
-    rows = [_row(log, queue) for queue in queues(queue_root(log), problems.append)]
+    problems: list[Exception] = []
+    try:
+        rows = [_row(log, queue) for queue in queues(queue_root(log), problems.append)]
+    except (StoreError, OSError) as error:
+        return [_problem(error)]
     return [*rows, *(_problem(error) for error in problems)]
 
 
@@ -42,7 +45,7 @@ def _row(log: Log, queue: Queue) -> Row:
     return {**row, "minOffset": first, "maxOffset": end, "problem": None}
 
 
-def _problem(error: UnreadableError) -> Row:
+def _problem(error: Exception) -> Row:
     return {"topic": None, "queueId": None, "minOffset": None, "maxOffset": None, "problem": str(error)}
 
 

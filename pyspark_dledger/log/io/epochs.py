@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 from pyspark_dledger.format.epoch_file import FILE, FILES, Epoch, in_order, parse_epochs
@@ -14,6 +15,29 @@ _MAX_BYTES = 32 * 1024 * 1024
 def is_of_controller_mode(root: Path) -> bool:
     """Whether a broker ran in controller mode on a storePathRootDir: it has an epoch file, also a damaged one."""
     return any(is_there(root / name) for name in FILES)
+
+
+def epoch_file_problem(root: Path, log_end: int) -> tuple[bool, str] | None:
+    """What is wrong with the epoch file of a log that ends at `log_end`: whether Java can read it, and the problem."""
+    file = root / FILE
+    if not is_there(file) and not is_there(root / FILES[1]):
+        return None
+    try:
+        found = parse_epochs(read_start(file, _MAX_BYTES)) if is_there(file) else read_epochs(root)[0]
+    except OSError as error:
+        return False, f"expected a readable file, found {error.strerror}"
+    if isinstance(found, str) or not found:
+        return False, found if isinstance(found, str) else "expected epochs, found none"
+    for before, after in pairwise(found):
+        if not (before.epoch < after.epoch and before.start < after.start):
+            return True, f"expected ascending epochs, found {_text(before)}, then {_text(after)}"
+    if found[-1].start > log_end:
+        return True, f"expected epochs up to the log's end {log_end}, found {_text(found[-1])}"
+    return None
+
+
+def _text(epoch: Epoch) -> str:
+    return f"epoch {epoch.epoch} from {epoch.start} on"
 
 
 def read_epochs(root: Path) -> tuple[tuple[Epoch, ...], str]:

@@ -285,6 +285,25 @@ CATALOGUE: tuple[Code, ...] = (
         "broker then waits forever.",
     ),
     Code(
+        "confirmedBeyondEnd",
+        ERROR,
+        "Controller mode: the broker's confirmed offset is after the end of the log: messages are lost here. Compare "
+        "replicas before a start.",
+        "Lowers the offset to the log's end.",
+    ),
+    Code(
+        "epochFileUnreadable",
+        ERROR,
+        "The epoch file has no valid epochs. Replace it with its .bak.",
+        "Reads .bak, or does not start if a number is wrong. Without epochs a slave follows without truncating.",
+    ),
+    Code(
+        "epochsWrong",
+        ERROR,
+        "Epochs do not ascend, or begin after the log's end: the file is of another store, or the log lost its end.",
+        "Truncates at a wrong position, or does not follow.",
+    ),
+    Code(
         "endBeyondLog",
         INFO,
         "The checkpoint gives a later end than the log has: entries were truncated or lost since.",

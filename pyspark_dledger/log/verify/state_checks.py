@@ -7,9 +7,13 @@ from pathlib import Path
 from typing import TypeVar
 
 from pyspark_dledger.errors import UnreadableError
+from pyspark_dledger.format.epoch_file import FILE as EPOCH_FILE
 from pyspark_dledger.format.state_files import Checkpoint, CurrentTerm, parse_checkpoint, parse_current_term
-from pyspark_dledger.log.io.files import is_there, read_start
+from pyspark_dledger.log.io.epochs import epoch_file_problem, is_of_controller_mode
+from pyspark_dledger.log.io.files import is_remote_path, is_there, read_start
 from pyspark_dledger.log.io.queue_files import proven_index
+from pyspark_dledger.log.io.store_checkpoint import FILE as CHECKPOINT
+from pyspark_dledger.log.io.store_checkpoint import read_store_checkpoint
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.log.verify.findings import Report
 
@@ -25,8 +29,27 @@ def check_state(store: StoreView, report: Report) -> None:
     if node_dir is not None:
         _check_checkpoint(store, node_dir, report)
         _check_current_term(store, node_dir, report)
+    if root is not None and node_dir is None and not is_remote_path(root):
+        _check_controller(store, root, report)
     if root is not None and is_there(root / "abort"):
         report.add("abortFile", root / "abort", "found a file that a clean stop removes")
+
+
+def _check_controller(store: StoreView, root: Path, report: Report) -> None:
+    """Check the epochs and the confirmed offset of controller mode."""
+    if not is_of_controller_mode(root):
+        return
+    problem = epoch_file_problem(root, store.max_offset)
+    if problem is not None:
+        is_readable, text = problem
+        report.add("epochsWrong" if is_readable else "epochFileUnreadable", root / EPOCH_FILE, text)
+    try:
+        confirmed = read_store_checkpoint(root).confirm_phy_offset
+    except UnreadableError:
+        return  # another finding
+    if confirmed > store.max_offset:
+        text = f"expected a confirmed offset up to {store.max_offset}, found {confirmed}"
+        report.add("confirmedBeyondEnd", root / CHECKPOINT, text)
 
 
 def _check_checkpoint(store: StoreView, node_dir: Path, report: Report) -> None:

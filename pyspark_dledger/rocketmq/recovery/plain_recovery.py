@@ -24,7 +24,7 @@ from pyspark_dledger.errors import DLedgerError, OptionError, StoreError
 from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT_SIZE
 from pyspark_dledger.format.message import transaction
 from pyspark_dledger.log.io.entry_reads import read_at
-from pyspark_dledger.log.io.epochs import is_of_controller_mode
+from pyspark_dledger.log.io.epochs import epoch_file_problem, is_of_controller_mode
 from pyspark_dledger.log.io.files import path_of
 from pyspark_dledger.log.io.key_files import read_header
 from pyspark_dledger.log.io.queue_files import queues
@@ -61,8 +61,8 @@ class PlainRecovery:
     end of each queue that is not empty, by ``topic/queueId``. ``lost`` are ranges of positions, inclusive, with intact
     messages that are not in the log afterwards; ``lost_topics`` counts these messages. ``confirm_offset_before`` and
     ``confirm_offset`` are the confirmed offset of controller mode; None in other modes and versions before 5.1.1.
-    ``not_dispatched`` are positions of messages that no ConsumeQueue gets. ``is_too_old``: the scan stops at a message
-    that only later versions write.
+    ``epoch_problem``: what is wrong with its epoch file. ``not_dispatched`` are positions of messages that no
+    ConsumeQueue gets. ``is_too_old``: the scan stops at a message that only later versions write.
     """
 
     rocketmq: str
@@ -85,6 +85,7 @@ class PlainRecovery:
     lost_topics: dict[str, int] = field(default_factory=dict)
     confirm_offset_before: int | None = None
     confirm_offset: int | None = None
+    epoch_problem: str | None = None
     is_too_old: bool = False
     not_dispatched: tuple[int, int] | None = None
     notes: list[str] = field(default_factory=list)
@@ -95,9 +96,9 @@ class PlainRecovery:
 
     @property
     def is_trouble(self) -> bool:
-        """Whether the broker does not start, messages are lost, or confirmed ones are missing from the log."""
+        """Whether the broker does not start, messages are lost, confirmed ones are missing, or epochs are wrong."""
         missing = (self.confirm_offset_before or 0) > (self.max_phy_offset or 0)
-        return self.outcome != "loads" or bool(self.lost) or missing
+        return self.outcome != "loads" or bool(self.lost) or missing or self.epoch_problem is not None
 
 
 # Scans and notes of versions can differ where their results do not.
@@ -225,6 +226,7 @@ class _Load:
             lost=lost,
             lost_topics=self._topics(lost),
             confirm_offset=self.confirmed,
+            epoch_problem=self._epoch_problem(end),
             is_too_old=self.stop is not None and self.stop[2].text == TOO_OLD,
             notes=self.notes,
         )
@@ -401,6 +403,15 @@ class _Load:
         if self.confirmed is not None:
             self._note_confirmed(max(highest, start), end)
         return start
+
+    def _epoch_problem(self, end: int) -> str | None:
+        """What is wrong with the epoch file, which start() reads."""
+        problem = epoch_file_problem(self.root, end) if self.release >= (5,) else None
+        if problem is None:
+            return None
+        effect = "the broker may truncate its log at a wrong position" if problem[0] else "start() may fail"
+        self.notes.append(f"epochFileCheckpoint: {problem[1]}: {effect}")
+        return problem[1]
 
     def _note_confirmed(self, dispatched: int, end: int) -> None:
         known = self.checkpoint.confirm_phy_offset

@@ -69,9 +69,12 @@ class CommitLogComparison:
 
     @property
     def is_lagging_only(self) -> bool:
-        """Whether replicas differ by a lag and by expired files at most, none lost its end, and each can follow."""
-        may_start = all(member.start in MAY_START for member in self.verdict.members)
-        return set(self.bytes) <= {SAME, BEHIND, EXPIRED} and not self.lost_ends and may_start
+        """Whether replicas differ by a lag and by expired files at most, and all may start without a loss."""
+        is_harmless = all(
+            member.start in MAY_START and not (member.truncation and member.truncation.lost_bytes)
+            for member in self.verdict.members
+        )
+        return set(self.bytes) <= {SAME, BEHIND, EXPIRED} and not self.lost_ends and is_harmless
 
 
 def compare_commit_logs(store: StoreView) -> CommitLogComparison | None:
@@ -123,7 +126,8 @@ def _state(replica: CommitLogReplica, replicas: Sequence[CommitLogReplica], rows
         files=len(replica.segments),
         missing=replica.missing,
         short=replica.short,
-        epoch=replica.epochs[-1].epoch if replica.epochs else None,
+        epoch=replica.last_epoch,
+        epoch_problem=replica.epoch_problem,
         confirm_offset=replica.confirm_offset,
         lag_bytes=max(one.end for one in replicas) - replica.end,
         damaged_bytes=size(DAMAGED),

@@ -40,6 +40,9 @@ def lost_ends_of(replicas: Sequence[CommitLogReplica]) -> Iterator[LostEnd]:
         if one.proven_by:
             proof = f"its {one.proven_by} shows messages up to {one.proven_end}, but the log ends at {one.end}"
             longer = [other for other in longer if other.end >= one.proven_end]
+        elif one.is_confirmed_impossible:
+            proof = f"the checkpoint says that {one.confirm_offset} is confirmed, but the log ends at {one.end}"
+            longer = []
         elif one.is_closed and longer:
             proof = "its last file ends with a blank, so a later one existed"
         elif known is not None:
@@ -65,7 +68,7 @@ def commit_log_replicas(stores: Sequence[StoreView]) -> list[CommitLogReplica]:
 
 def _with_lost_end(one: CommitLogReplica, replicas: Sequence[CommitLogReplica]) -> CommitLogReplica:
     if one.epochs:
-        confirmed = one.confirm_offset or 0
+        confirmed = 0 if one.is_confirmed_impossible else one.confirm_offset or 0
         return replace(one, proven_end=max(confirmed, one.end), proven_by="checkpoint" if confirmed > one.end else "")
     proofs = [(one.end, ""), (_end_by_queues(one), "ConsumeQueue")]
     proofs += [(_end_by_bytes(one, other), f"data, equal to that of {other.name},") for other in replicas]

@@ -31,7 +31,7 @@ class PosRange(NamedTuple):
 
     ``versions`` is the number of the first replica with the same intact bytes; None if the replica has none.
     ``messages`` counts those that begin here. ``byte`` is the first different one, None where none is known.
-    ``is_message``: all replicas with bytes have the same extent of one message.
+    ``is_message``: all replicas with an intact message here have one of the same extent.
     """
 
     start: int
@@ -221,9 +221,9 @@ class _Region:
                 extents.add(None)
                 continue
             extent = int(frames.starts[place]), int(frames.ends[place])
-            extents.add(extent)
             if frames.states[place] == DAMAGED_FRAME or len(data[number]) < high - low:
                 continue
+            extents.add(extent)
             keys[number] = (extent, data[number])
             if frames.states[place] == ODD:
                 odd.add(number)

@@ -6,16 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from pyspark_dledger.format.epoch_file import Epoch
+from pyspark_dledger.format.epoch_file import Epoch, epoch_at
 from pyspark_dledger.format.layout import MESSAGE_MAGIC_BLANK, MIN_BLANK_SIZE
 from pyspark_dledger.format.spec import COMMITLOG, Segment
 from pyspark_dledger.log.diff.digests import replica_names
 from pyspark_dledger.log.io.entry_reads import read_at
-from pyspark_dledger.log.io.epochs import read_epochs
+from pyspark_dledger.log.io.epochs import epoch_file_problem, read_epochs
 from pyspark_dledger.log.io.files import path_of
 from pyspark_dledger.log.io.store_checkpoint import StoreCheckpoint, read_store_checkpoint
 from pyspark_dledger.log.io.store_paths import file_size
 from pyspark_dledger.log.store_view import StoreView
+
+# Bytes. No log loses more at its end.
+_MAX_LOST_END = 2**44
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,7 @@ class CommitLogReplica:
     ``is_old``: DLedger follows it. ``scan_ends`` are the ends of the walks of ``segments``. ``last_time`` is the store
     timestamp of the last message (ms). ``short`` are files with fewer bytes than the others of the folder, ``missing``
     the positions between its files. ``is_closed``: its last file ends with a blank.
+    ``epoch_problem``: what is wrong with its epoch file.
     ``proven_end`` is where the log ended as ``proven_by`` shows, at least ``end``.
     """
 
@@ -42,6 +46,7 @@ class CommitLogReplica:
     short: tuple[str, ...]
     missing: tuple[tuple[int, int], ...]
     epochs: tuple[Epoch, ...]
+    epoch_problem: str | None
     checkpoint: StoreCheckpoint
     abort: bool
     is_closed: bool
@@ -61,6 +66,16 @@ class CommitLogReplica:
     def confirm_offset(self) -> int | None:
         """The end of what was confirmed by the last checkpoint; None outside controller mode, and if there is none."""
         return self.checkpoint.confirm_phy_offset or None if self.epochs else None
+
+    @property
+    def last_epoch(self) -> int | None:
+        """The last epoch that begins in the log."""
+        return epoch_at(self.epochs, self.end)
+
+    @property
+    def is_confirmed_impossible(self) -> bool:
+        """Whether the confirmed offset is so far after the log's end that the checkpoint is damaged."""
+        return (self.confirm_offset or 0) - self.end > _MAX_LOST_END
 
     def segment_at(self, pos: int) -> int | None:
         """The number of the segment with position `pos`; None without one."""
@@ -103,6 +118,7 @@ def _replica(name: str, store: StoreView) -> CommitLogReplica:
         begin = segments[0].base if segments else end
     root = store.paths.root
     epochs = read_epochs(root)[0] if root is not None else ()
+    problem = epoch_file_problem(root, end) if root is not None else None
     checkpoint = read_store_checkpoint(root) if root is not None else StoreCheckpoint()
     edges = [*((segment.base, segment.end) for segment in segments if segment.base < end), (end, end)]
     return CommitLogReplica(
@@ -120,6 +136,7 @@ def _replica(name: str, store: StoreView) -> CommitLogReplica:
         short=tuple(segment.name for segment in segments if _is_short(segment)),
         missing=tuple((low, high) for (_, low), (high, _) in pairwise(edges) if low < high),
         epochs=epochs,
+        epoch_problem=problem[1] if problem is not None else None,
         checkpoint=checkpoint,
         abort=root is not None and (root / "abort").exists(),
         is_closed=not store.ledger_segments and not epochs and bool(segments) and _is_closed(segments[-1], end),

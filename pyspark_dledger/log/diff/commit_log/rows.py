@@ -76,7 +76,7 @@ class _Judge:
         self._replicas = replicas
         self._ranges = ranges
         self._explained = iter(range(MAX_EXPLAINED))
-        last_epochs = [one.epochs[-1].epoch if one.epochs else -1 for one in replicas]
+        last_epochs = [-1 if one.last_epoch is None else one.last_epoch for one in replicas]
         # The last master; the longest log if there are no epochs. The name only makes the result independent of order.
         order = range(len(replicas))
         self._foremost = max(order, key=lambda n: (last_epochs[n], replicas[n].end, replicas[n].name))

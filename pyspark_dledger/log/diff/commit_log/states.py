@@ -10,7 +10,8 @@ class CommitLogState:
     """The state of one replica's CommitLog; positions in bytes.
 
     ``lag_bytes`` is what the longest replica has after its end. ``damaged_bytes`` it lost, or has damaged;
-    ``diverged_bytes`` another master wrote. ``confirm_offset`` and ``epoch`` (the last) are None if it has none.
+    ``diverged_bytes`` another master wrote. ``epoch`` is the last that begins in the log; it and ``confirm_offset`` are
+    None if it has none. ``epoch_problem`` is what is wrong with its epoch file.
     """
 
     node: str
@@ -21,6 +22,7 @@ class CommitLogState:
     missing: tuple[tuple[int, int], ...]
     short: tuple[str, ...]
     epoch: int | None
+    epoch_problem: str | None
     confirm_offset: int | None
     lag_bytes: int
     damaged_bytes: int

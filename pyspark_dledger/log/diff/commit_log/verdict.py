@@ -37,6 +37,7 @@ class MemberVerdict:
     diverged: Ranges
     donors: tuple[str, ...]
     lost_end: LostEnd | None
+    epoch_problem: str | None
     ahead: str | None
     ahead_bytes: int
     truncation: ConsistentPoint | None
@@ -115,7 +116,7 @@ def _member(
     cannot_follow = any(row.first_pos < follows_from or truncation is None for row in own[DIVERGED])
     cannot_follow |= truncation is not None and truncation.pos is None
     lost_by_others = [] if is_behind else [row for row in rows if row.verdict == DIVERGED]
-    if own[DAMAGED] or lost_end is not None or (is_behind and (missing or cannot_follow)):
+    if own[DAMAGED] or lost_end is not None or state.epoch_problem or (is_behind and (missing or cannot_follow)):
         start = NO
     else:
         start = UNKNOWN if own[OTHER_BYTES] else SLAVE if is_behind else MASTER
@@ -128,6 +129,7 @@ def _member(
         diverged=_ranges(own[DIVERGED]),
         donors=_donors(own[DAMAGED]),
         lost_end=lost_end,
+        epoch_problem=state.epoch_problem,
         ahead=first.node if is_behind else None,
         ahead_bytes=max(first.end - state.end, 0) if is_behind else 0,
         truncation=truncation if is_behind else None,

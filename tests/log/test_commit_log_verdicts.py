@@ -1,0 +1,241 @@
+"""Verdicts on groups of CommitLogs: generated damages against what an undamaged store has, and hostile files."""
+
+from __future__ import annotations
+
+import os
+import random
+import zlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyspark_dledger.errors import StoreError
+from pyspark_dledger.log import open_log
+from pyspark_dledger.log.diff.commit_log.comparison import CommitLogComparison, compare_commit_logs
+from pyspark_dledger.log.io.store_checkpoint import SIZE, StoreCheckpoint
+from tests.support.generate import Store, mq_message, write_commitlog, write_consume_queue
+
+COUNT = 40
+
+
+def messages(count: int, text: str = "") -> list[Any]:
+    """Messages of one queue, of different sizes."""
+    return [
+        mq_message(
+            "Orders",
+            f"{text}{n} ".encode().ljust(200 + n * 37 % 300, b"x"),
+            queue_offset=n,
+            store_timestamp=1700000000000 + n,
+        )
+        for n in range(count)
+    ]
+
+
+def compared(*roots: Path) -> CommitLogComparison:
+    found = compare_commit_logs(open_log(str(roots[0]), replicas=list(map(str, roots[1:]))))
+    assert found is not None
+    return found
+
+
+def starts(found: CommitLogComparison) -> list[str]:
+    return [member.start for member in found.verdict.members]
+
+
+@dataclass
+class Replica:
+    """A replica, and the state of each message: ok, ended, expired or damaged."""
+
+    name: str
+    store: Store
+    states: dict[int, str]
+    gone: set[str] = field(default_factory=set)
+
+    @property
+    def files(self) -> list[Any]:
+        return [segment for segment in self.store.segments if segment.name not in self.gone]
+
+    def remove(self, segment: Any, state: str) -> None:
+        Path(segment.path).unlink()
+        self.gone.add(segment.name)
+        for number, row in enumerate(self.store.rows):
+            if row["segment"] == segment.name:
+                self.states[number] = state
+
+    def damage(self, source: random.Random) -> None:
+        """One random damage; files before the first one that is left count as expired."""
+        files, kind = self.files, source.choice(("expire", "middle", "last", "flip", "short"))
+        intact = [number for number, state in self.states.items() if state == "ok"]
+        if len(files) < 3 or not intact:
+            return
+        if kind == "expire":
+            self.remove(files[0], "expired")
+        elif kind == "middle":
+            self.remove(source.choice(files[1:-1]), "damaged")
+        elif kind == "last":
+            self.remove(files[-1], "damaged")
+        elif kind == "flip":
+            row = self.store.rows[number := source.choice(intact[:-1] or intact)]
+            segment = next(each for each in files if each.name == row["segment"])
+            overwrite(segment.path, row["pos"] - segment.base + source.choice((0, 1, 4, 90, 150)))
+            self.states[number] = "damaged"
+        else:
+            segment, size = source.choice(files[1:-1]), source.randrange(4000)
+            os.truncate(segment.path, size)
+            for number, row in enumerate(self.store.rows):
+                if row["segment"] == segment.name and row["pos"] - segment.base + row["size"] > size:
+                    self.states[number] = "damaged"
+        first = self.files[0].base
+        for number, row in enumerate(self.store.rows):
+            if row["pos"] < first:
+                self.states[number] = "expired"
+
+
+def overwrite(path: str, at: int) -> None:
+    """Flip a bit."""
+    with Path(path).open("r+b") as file:
+        file.seek(at)
+        byte = file.read(1)
+        file.seek(at)
+        file.write(bytes([byte[0] ^ 2]))
+
+
+def generated(root: Path, source: random.Random) -> list[Replica]:
+    replicas = []
+    for name in "abc"[: source.choice((2, 3))]:
+        count = COUNT - source.choice((0, 0, source.randrange(25)))
+        store = write_commitlog(root / name, messages(count))
+        write_consume_queue(root / name, store.rows)
+        replica = Replica(name, store, {n: "ok" if n < count else "ended" for n in range(COUNT)})
+        for _ in range(source.choice((0, 1, 1, 2))):
+            replica.damage(source)
+        replicas.append(replica)
+    return replicas
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_verdicts_agree_with_what_an_undamaged_store_has(seed: int, tmp_path: Path) -> None:
+    """Slaves that lag, missing files in the middle and at the end, short files, expired ones, and damaged messages."""
+    replicas = generated(tmp_path, random.Random(seed))
+    found = compared(*(tmp_path / replica.name for replica in replicas))
+    lost = set()
+    for number, row in enumerate(write_commitlog(tmp_path / "whole", messages(COUNT)).rows):
+        states = [replica.states[number] for replica in replicas]
+        named = {state: {each.name for each in replicas if each.states[number] == state} for state in states}
+        got = next((each for each in found.rows if each.first_pos <= row["pos"] <= each.last_pos), None)
+        if got is None:
+            assert not {"ok", "damaged"} & set(states), (seed, number)
+            continue
+        wanted = next((state for state in ("damaged", "ended", "expired") if state in named), "ok")
+        verdict = {"ended": "behind", "ok": "same"}.get(wanted, wanted)
+        assert (got.verdict, set(got.terms)) == (verdict, named.get("ok", set())), (seed, number)
+        if wanted == "damaged":
+            assert set(got.nodes) == named["damaged"], (seed, number)
+            lost |= {row["pos"]} - ({row["pos"]} if "ok" in named else set())
+    assert lost == {pos for pos in lost if any(low <= pos <= high for low, high in found.verdict.lost.ranges)}
+    assert bool(lost) == bool(found.verdict.lost.entries)
+    for replica, member in zip(replicas, found.verdict.members, strict=True):
+        if "damaged" in replica.states.values():
+            assert member.start == "no", seed
+        elif member.start == "no":
+            assert member.missing is not None, "its master has expired what it needs"
+
+
+def test_a_damaged_master_that_is_ahead_is_not_replaced_by_its_slave(tmp_path: Path) -> None:
+    master = write_commitlog(tmp_path / "master", messages(COUNT))
+    write_commitlog(tmp_path / "slave", messages(COUNT - 5))
+    overwrite(master.segments[0].path, 150)
+    found = compared(tmp_path / "master", tmp_path / "slave")
+    assert starts(found) == ["no", "slave"]
+    assert found.verdict.donor is None, "the slave lacks the last five messages"
+
+
+def test_a_slave_whose_master_has_expired_what_it_needs_cannot_follow(tmp_path: Path) -> None:
+    master = write_commitlog(tmp_path / "master", messages(COUNT))
+    slave = write_commitlog(tmp_path / "slave", messages(5))
+    for segment in master.segments[:2]:
+        Path(segment.path).unlink()
+    found = compared(tmp_path / "master", tmp_path / "slave")
+    assert starts(found) == ["master", "no"]
+    assert found.verdict.members[1].missing == (slave.end, master.segments[2].base - 1)
+    assert not found.is_lagging_only
+
+
+def test_two_masters_without_epochs_cannot_both_start(tmp_path: Path) -> None:
+    """Nothing truncates what the shorter one wrote."""
+    write_commitlog(tmp_path / "a", [*messages(COUNT)[:20], *messages(COUNT, "other ")[20:]])
+    write_commitlog(tmp_path / "b", messages(COUNT)[:30])
+    found = compared(tmp_path / "a", tmp_path / "b")
+    assert starts(found) == ["master", "no"]
+    assert not found.verdict.members[1].can_follow
+    assert found.verdict.members[0].overwritten == ("b",)
+
+
+def test_damage_after_many_other_rows_counts(tmp_path: Path) -> None:
+    """Only the first 1,000 rows are listed; the verdict knows all."""
+    small = [mq_message("T", b"x" * 20, queue_offset=n, store_timestamp=1700000000000 + n) for n in range(1100)]
+    stores = [write_commitlog(tmp_path / name, small, file_size=1 << 20) for name in "ab"]
+    for number in range(0, 1040, 2):
+        row = stores[1].rows[number]
+        overwrite(stores[1].segments[0].path, row["pos"] + 90)
+    overwrite(stores[0].segments[0].path, stores[0].rows[1090]["pos"] + 90)
+    found = compared(tmp_path / "a", tmp_path / "b")
+    assert found.more_rows > 0
+    assert starts(found) == ["no", "no"]
+
+
+# Hostile files
+
+
+def controller(root: Path, epochs: str, confirmed: int = 0) -> None:
+    (root / "epochFileCheckpoint").write_text(epochs)
+    (root / "checkpoint").write_bytes(StoreCheckpoint(confirm_phy_offset=confirmed).pack().ljust(SIZE, b"\0"))
+
+
+def epoch_file(*lines: str) -> str:
+    text = "".join(f"{line}\n" for line in lines)
+    return f"{len(lines)}\n{zlib.crc32(text.encode()) & 0x7FFFFFFF}\n{text}"
+
+
+@pytest.mark.parametrize(
+    ("epochs", "code", "problem"),
+    [
+        ("x", "epochFileUnreadable", "expected the number of epochs, found 'x'"),
+        ("", "epochFileUnreadable", "expected the number of epochs, found 'an empty line'"),
+        (epoch_file("2-500", "1-0"), "epochsWrong", "found epoch 2 from 500 on, then epoch 1 from 0 on"),
+        (epoch_file("1-0", "2-99999999"), "epochsWrong", "found epoch 2 from 99999999 on"),
+    ],
+)
+def test_a_wrong_epoch_file_is_named(epochs: str, code: str, problem: str, tmp_path: Path) -> None:
+    for name in "ab":
+        write_commitlog(tmp_path / name, messages(20))
+        controller(tmp_path / name, epoch_file("1-0"))
+    assert starts(compared(tmp_path / "a", tmp_path / "b")) == ["master", "master"]
+    assert "epoch" not in "".join(finding.code for finding in open_log(str(tmp_path / "a")).findings())
+    controller(tmp_path / "a", epochs)
+    found = compared(tmp_path / "a", tmp_path / "b")
+    assert starts(found)[0] == "no"
+    assert problem in (found.verdict.members[0].epoch_problem or "")
+    assert [each.code for each in open_log(str(tmp_path / "a")).findings() if "epoch" in each.code] == [code]
+
+
+@pytest.mark.parametrize(("confirmed", "is_row"), [(10_000, True), (2**62, False)])
+def test_a_confirmed_offset_after_the_end_is_a_lost_end(confirmed: int, is_row: bool, tmp_path: Path) -> None:
+    for name in "ab":
+        write_commitlog(tmp_path / name, messages(20))
+        controller(tmp_path / name, epoch_file("1-0"), confirmed if name == "a" else 0)
+    found = compared(tmp_path / "a", tmp_path / "b")
+    assert starts(found) == ["no", "master"]
+    assert [(each.node, each.is_row) for each in found.lost_ends] == [("a", is_row)]
+    assert bool(found.verdict.lost.entries) == is_row
+    assert "confirmedBeyondEnd" in {each.code for each in open_log(str(tmp_path / "a")).findings()}
+
+
+def test_a_pipe_in_place_of_a_file_does_not_block(tmp_path: Path) -> None:
+    write_commitlog(tmp_path / "a", messages(20))
+    os.mkfifo(tmp_path / "a" / "checkpoint")
+    log = open_log(str(tmp_path / "a"))
+    assert "not a file" in (log.state.problem or "")
+    with pytest.raises(StoreError, match="not a file"):
+        compared(tmp_path / "a", tmp_path / "a")
