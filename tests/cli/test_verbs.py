@@ -373,6 +373,18 @@ def test_a_diff_of_commit_logs_names_the_damage(tmp_path: Path, run: Callable[..
     assert run("diff", *paths, "--json").code == 1
 
 
+def test_a_slave_that_cannot_follow_makes_a_comparison_exit_with_1(tmp_path: Path, run: Callable[..., Ran]) -> None:
+    """Its master has expired what it needs; no row says so."""
+    stores = [write_commitlog(tmp_path / name, [mq_message("T", b"x" * 500)] * n) for name, n in (("a", 20), ("b", 4))]
+    assert run("diff", *(store.path for store in stores), "--json").code == 0
+    for segment in stores[0].segments[:2]:
+        Path(segment.path).unlink()
+    done = run("diff", *(store.path for store in stores))
+    assert done.code == 1
+    assert "b must not start as it is: it cannot follow a, which no longer has positions " in done.out
+    assert run("diff", *(store.path for store in stores), "--json").code == 1
+
+
 def test_a_commit_log_that_lost_its_end_makes_a_comparison_exit_with_1(tmp_path: Path, run: Callable[..., Ran]) -> None:
     stores = [write_commitlog(tmp_path / name, [mq_message("T", b"x" * 500)] * 20) for name in "ab"]
     Path(stores[1].segments[-1].path).unlink()

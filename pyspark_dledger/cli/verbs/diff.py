@@ -52,10 +52,10 @@ def run(args: argparse.Namespace, out: Output) -> int:
             "(dledger diff STORE STORE ...), or a folder that has several dledger-<id>/"
         )
     if args.json:
-        from pyspark_dledger.log.diff.commit_log.comparison import lost_ends
+        from pyspark_dledger.log.diff.commit_log.comparison import all_may_start
         from pyspark_dledger.log.diff.replica_parts import replica_rows
 
-        code = FINDINGS if [*cut_logs(log), *lost_ends(log)] else CLEAN
+        code = FINDINGS if [*cut_logs(log)] or not all_may_start(log) else CLEAN
         for row in map(fields_row, replica_rows(log)):
             code = FINDINGS if is_finding("diff", row) else code
             out.line(json_line(row))

@@ -30,7 +30,7 @@ _STRUCT = record_struct(LAYOUT)
 class StoreCheckpoint(NamedTuple):
     """Timestamps in milliseconds since 1970: the last message that log, queues and index have on disk.
 
-    Offsets are bytes of the log. ``confirm_phy_offset`` is the end of the committed part (from 5.2.0). 0 means none.
+    Offsets are bytes of the log. ``confirm_phy_offset`` is the end of the confirmed part (from 5.1.1). 0 means none.
     """
 
     physic_msg_timestamp: int = 0

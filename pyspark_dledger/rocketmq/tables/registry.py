@@ -51,7 +51,7 @@ STATE_COLUMNS = (
     TableColumn(
         "epochs", pa.map_(pa.int64(), pa.int64()), "controller mode: first position of each master epoch; else null"
     ),
-    TableColumn("confirmOffset", pa.int64(), "end of the confirmed log at the broker's last checkpoint (from 5.2.0)"),
+    TableColumn("confirmOffset", pa.int64(), "end of the confirmed log at the broker's last checkpoint (from 5.1.1)"),
     TableColumn("consumeQueueEnd", pa.int64(), "end of the last message in a ConsumeQueue; -1 without one"),
     *(
         TableColumn(

@@ -70,11 +70,8 @@ class CommitLogComparison:
     @property
     def is_lagging_only(self) -> bool:
         """Whether replicas differ by a lag and by expired files at most, and all may start without a loss."""
-        is_harmless = all(
-            member.start in MAY_START and not (member.truncation and member.truncation.lost_bytes)
-            for member in self.verdict.members
-        )
-        return set(self.bytes) <= {SAME, BEHIND, EXPIRED} and not self.lost_ends and is_harmless
+        is_same = set(self.bytes) <= {SAME, BEHIND, EXPIRED} and not self.lost_ends
+        return is_same and _is_harmless(self.verdict)
 
 
 def compare_commit_logs(store: StoreView) -> CommitLogComparison | None:
@@ -109,9 +106,24 @@ def compare_commit_logs(store: StoreView) -> CommitLogComparison | None:
     )
 
 
-def lost_ends(store: StoreView) -> list[LostEnd]:
-    """The replicas whose CommitLog lost its end."""
-    return list(lost_ends_of(commit_log_replicas([store, *store.replicas])))
+def all_may_start(store: StoreView) -> bool:
+    """Whether all replicas may start without a loss, as far as their ends, epochs and first files tell.
+
+    True without CommitLogs. Only the rows of a comparison know damaged bytes.
+    """
+    replicas = commit_log_replicas([store, *store.replicas])
+    if not replicas:
+        return True
+    states = tuple(_state(one, replicas, ()) for one in replicas)
+    ends = tuple(lost_ends_of(replicas))
+    return not ends and _is_harmless(judge(states, (), tuple(_consistent_points(replicas, ())), ends))
+
+
+def _is_harmless(verdict: CommitLogVerdict) -> bool:
+    return all(
+        member.start in MAY_START and not (member.truncation and member.truncation.lost_bytes)
+        for member in verdict.members
+    )
 
 
 def _state(replica: CommitLogReplica, replicas: Sequence[CommitLogReplica], rows: Sequence[PosRow]) -> CommitLogState:
