@@ -12,16 +12,17 @@ from pathlib import Path
 from zlib import crc32
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from pyspark.sql import SparkSession
 
 from pyspark_dledger.format.engine import Engine, get_engine
 from tests.support import golden, spark_archive
 from tests.support.spark_cluster import SHORT_LIVED
 
-# The suite gives the same answer in every run; `make properties` draws other examples.
-settings.register_profile("suite", derandomize=True)
-settings.register_profile("random", derandomize=False, print_blob=True)
+# The suite gives the same answer in every run, also on a busy machine; `make properties` draws other examples.
+_UNHURRIED = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture]
+settings.register_profile("suite", derandomize=True, deadline=None, suppress_health_check=_UNHURRIED)
+settings.register_profile("random", settings.get_profile("suite"), derandomize=False, print_blob=True)
 settings.load_profile("suite")
 
 LONG = ("slow", "java", "spark")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyspark_dledger.format import layout
@@ -159,7 +159,7 @@ def test_arrays_can_be_slices_with_a_step(reader: Engine, tmp_path: Path) -> Non
     assert found.size == sum(sizes[::3])
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None)
 @given(st.data())
 def test_both_engines_copy_the_same(folder: Callable[[], Path], data: st.DataObject) -> None:
     """With damaged messages and with any positions."""

@@ -80,7 +80,7 @@ def test_an_intact_copy_is_never_blamed(tmp_path: Path, engine: str, seed: int, 
     check(members, found)
     assert found.verdict.lost in ("nothing", "unknown")
     assert found.verdict.lost_entries.entries == 0
-    for order in permutations(members):
+    for order in list(permutations(members))[1:]:
         assert verdict_of(comparison(list(order), engine)) == verdict_of(found)
 
 
@@ -105,7 +105,7 @@ def test_a_damaged_group_of_brokers(case_folder: Callable[[str], Path], tmp_path
     found = comparison(members, engine)
     check(members, found)
     assert found.verdict.lost_entries.entries == 0
-    for order in permutations(members):
+    for order in list(permutations(members))[1:]:
         assert verdict_of(comparison(list(order), engine)) == verdict_of(found)
 
 
@@ -155,7 +155,7 @@ def test_a_group_that_was_damaged_while_it_was_diverged(
     found = comparison(members, engine)
     check(members, found)
     assert found.verdict.lost_entries.entries == 0
-    for order in permutations(members):
+    for order in list(permutations(members))[1:]:
         assert verdict_of(comparison(list(order), engine)) == verdict_of(found)
 
 

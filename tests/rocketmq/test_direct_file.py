@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyspark_dledger.format.engine import Engine
@@ -167,7 +167,7 @@ def read_back(file: DirectFile, ranges: Ranges) -> list[bytes]:
 
 
 @pytest.mark.usefixtures("disk")
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None)
 @given(sizes=st.lists(near_blocks(5 * BLOCK), max_size=6), zeros=near_blocks(3 * BLOCK), ranges=ranges_of(40 * BLOCK))
 def test_a_file_has_the_appended_bytes_and_then_zeros(
     folder: Callable[[], Path], sizes: list[int], zeros: int, ranges: Ranges
@@ -181,7 +181,7 @@ def test_a_file_has_the_appended_bytes_and_then_zeros(
     assert path.read_bytes() == expected
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, deadline=None)
 @given(size=near_blocks(9 * BLOCK), number=st.integers(1, 4))
 def test_the_size_of_the_buffer_does_not_change_the_file(
     folder: Callable[[], Path], monkeypatch: pytest.MonkeyPatch, size: int, number: int

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyspark_dledger.log import open_log
@@ -117,7 +117,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_any_damage_of_queues_is_found_and_repaired(
     sound: Path, folder: Callable[[], Path], data: st.DataObject
@@ -150,7 +150,7 @@ def change_something(folder: Path, data: st.DataObject) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_any_damage_of_the_index_is_found_and_repaired(
     sound: Path, folder: Callable[[], Path], data: st.DataObject

@@ -14,7 +14,7 @@ from pyspark_dledger.raft.messages import PushRequest, PushType
 from pyspark_dledger.raft.tls import Tls
 from tests.known_defects import DefectShown
 from tests.support.certificates import make_client_tls, make_tls
-from tests.support.groups import FASTER, SMALL, Nodes, eventually, nodes
+from tests.support.groups import SMALL, Nodes, eventually, nodes
 
 
 @pytest.mark.xfail(
@@ -23,7 +23,7 @@ from tests.support.groups import FASTER, SMALL, Nodes, eventually, nodes
     reason="a member takes TRUNCATE from any connection, also below its committed index",
 )
 def test_forged_truncate_erases_no_committed_entry(tmp_path: Path) -> None:
-    with nodes(tmp_path, 3, core_options=FASTER) as group:
+    with nodes(tmp_path, 3) as group:
         _truncated_entries_stay(group)
 
 
@@ -34,14 +34,14 @@ def test_forged_truncate_erases_no_committed_entry(tmp_path: Path) -> None:
 def test_client_certificate_erases_no_committed_entry(tmp_path: Path) -> None:
     tls = make_tls(tmp_path)
     client_tls = make_client_tls(tmp_path)
-    with nodes(tmp_path, 3, core_options=FASTER, tls=tls) as group:
+    with nodes(tmp_path, 3, tls=tls) as group:
         _truncated_entries_stay(group, client_tls)
 
 
 def _truncated_entries_stay(group: Nodes, tls: Tls | None = None) -> None:
     """Send each member a forged TRUNCATE with a far entry, and read what was acknowledged before."""
     bodies = [b"acknowledged %d" % number for number in range(20)]
-    with dl.connect("g", group.peers, tls=tls, timeout_ms=3000) as client:
+    with dl.connect("g", group.peers, tls=tls, timeout_ms=10_000) as client:
         client.append_batch(bodies)
         eventually(lambda: all(group.status(node_id)["committedIndex"] == 19 for node_id in group.ids))
         term = max(group.status(node_id)["term"] for node_id in group.ids) + 5
