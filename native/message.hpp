@@ -13,6 +13,7 @@ constexpr int32_t kMessageMagicV2 = -626843477;
 constexpr int32_t kMessageMagicBlank = -875286124;
 constexpr int64_t kMinMessageSize = 91;
 constexpr int kPhysicalOffsetAt = 28;
+constexpr int kSysFlagAt = 36;
 constexpr uint8_t kPropertySeparator = 0x02;
 constexpr uint8_t kNameValueSeparator = 0x01;
 

@@ -88,6 +88,7 @@ SegmentId segment_id(const py::object& segment) {
     const auto [index, term, end] = *before;
     id.before = PrecedingEntry{std::max<int64_t>(index, 0), term, std::clamp<int64_t>(end, 0, id.base)};
   }
+  if (const auto after = segment.attr("after").cast<std::optional<std::pair<int64_t, int64_t>>>()) id.after = *after;
   if (!segment.attr("witness").is_none()) {
     id.witness = std::make_shared<Witness>([segment] { return ask_witness(segment); });
   }

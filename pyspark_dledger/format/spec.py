@@ -22,6 +22,13 @@ class PrecedingEntry(NamedTuple):
     end: int
 
 
+class FollowingEntry(NamedTuple):
+    """Index and term of the first entry of the next segment."""
+
+    index: int  # type: ignore[assignment]  # shadows tuple.index, which nobody calls
+    term: int
+
+
 class PartialCopy(NamedTuple):
     """A local copy of some extents of a file, with the file's size.
 
@@ -49,8 +56,9 @@ class Segment:
     """One file of the log, with the log's positions ``[base, base + size)``.
 
     ``check_pos`` is false for DLedger 0.4.0 stores, whose followers keep the leader's ``pos``. ``before`` is given if
-    the segment begins with damage: it decides which entries can follow. With a ``copy``, bytes are read from it, and
-    errors name ``path``. The ``witness`` decides about damaged bytes; without one, continuity of the entries does.
+    the segment begins with damage: it decides which entries can follow. ``after`` is given if the next segment begins
+    with an entry: it decides which entries can be the last. With a ``copy``, bytes are read from it, and errors name
+    ``path``. The ``witness`` decides about damaged bytes; without one, continuity of the entries does.
     """
 
     path: str
@@ -60,6 +68,7 @@ class Segment:
     source: str
     check_pos: bool = True
     before: PrecedingEntry | None = None
+    after: FollowingEntry | None = None
     copy: PartialCopy | None = None
     witness: Witness | None = None
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pyspark_dledger.format.codec import IndexUnit, decode_blank
 from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, INDEX_UNIT_SIZE, MIN_BLANK_SIZE
-from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, PrecedingEntry, Segment
+from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, FollowingEntry, PrecedingEntry, Segment
 from pyspark_dledger.log.io.entry_reads import DLedgerIndex, entry_at, read_at, unnamed_segment
 from pyspark_dledger.log.io.files import map_reads, path_of
 from pyspark_dledger.log.io.segment_listing import Listing, listing
@@ -47,18 +47,19 @@ def list_store(
     ledger, old = ([replace(segment, witness=witness) for segment in found.segments] for found in listings)
     divided = ledger[0].base if ledger else None
     # The beginning of the last file can have been written since.
-    known = {replace(segment, before=None): segment for segment in before.segments[:-1]} if before is not None else {}
+    seen = before.segments[:-1] if before is not None else []
+    known = {replace(segment, before=None, after=None): segment for segment in seen}
 
-    def with_before(pair: tuple[Segment | None, Segment]) -> Segment:
-        previous, segment = pair
-        if segment in known:
+    def with_neighbours(three: tuple[Segment | None, Segment, Segment | None]) -> Segment:
+        previous, segment, following = three
+        if segment in known and (following is None or following in known):
             return known[segment]
-        if previous is None or (paths.only is not None and path_of(segment.path) != paths.only):
+        if paths.only is not None and path_of(segment.path) != paths.only:
             return segment
-        return _with_before(previous, segment, engine, index)
+        return _with_neighbours(previous, segment, following, engine, index)
 
-    pairs = list(zip([None, *ledger], ledger, strict=False))
-    ledger = list(map_reads(with_before, pairs, paths.path))
+    triples = list(zip([None, *ledger], ledger, [*ledger[1:], None], strict=False))
+    ledger = list(map_reads(with_neighbours, triples, paths.path))
     if paths.only is not None:
         listed = [segment for segment in ledger + old if path_of(segment.path) == paths.only]
         source = DLEDGER if paths.data_dirs else COMMITLOG
@@ -76,8 +77,17 @@ def is_unwritten(segment: Segment) -> bool:
     return not read_at(segment.path, 0, _HEAD_BYTES).strip(b"\0")
 
 
+def _with_neighbours(
+    previous: Segment | None, segment: Segment, following: Segment | None, engine: Engine, index: DLedgerIndex
+) -> Segment:
+    """The segment with the next one's first entry; if it begins with damage, with the last entry of the one before."""
+    if following is not None and following.base == segment.end:
+        first = entry_at(following, following.base)
+        segment = replace(segment, after=FollowingEntry(first.index, first.term) if first is not None else None)
+    return segment if previous is None else _with_before(previous, segment, engine, index)
+
+
 def _with_before(previous: Segment, segment: Segment, engine: Engine, index: DLedgerIndex) -> Segment:
-    """The segment; if it begins with damage, it gets the last entry of the segment before."""
     head = read_at(segment.path, 0, ENTRY_HEADER_SIZE)
     begins_with_entry = entry_at(segment, segment.base) is not None
     if begins_with_entry or (len(head) >= MIN_BLANK_SIZE and decode_blank(head) is not None) or is_unwritten(segment):

@@ -244,6 +244,22 @@ def test_engines_and_splits_agree_on_stores_with_a_damaged_index(tmp_path: Path,
         assert stores.verdict(kind, mode, seed).disagreements == []
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "commit_log/missing/10002",  # messages in the body of a lost one, less than a message after the gap
+        "commit_log/missing/10063",  # a damaged header with its own position follows the messages in a body
+        "bodies/missing/10026",  # the entries in the last body of a file are too many for the next file
+        "bodies/missing/10055",  # the entries in a body lead to no other, the log's next ones do
+        "version_040/missing/10007",  # pages that were swapped
+        "rewritten/missing/10028",  # the damaged header has the later term
+    ],
+)
+def test_bytes_alone_decide_without_an_index(tmp_path: Path, name: str) -> None:
+    kind, mode, seed = name.split("/")
+    assert Stores(tmp_path).verdict(kind, mode, int(seed)).is_right
+
+
 def test_known_entries_are_arrays_of_the_types_that_the_native_engine_reads(tmp_path: Path) -> None:
     original = made("messages", tmp_path)
     for segment in open_log(original.path).segments:

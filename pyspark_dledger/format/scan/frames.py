@@ -14,17 +14,20 @@ import numpy as np
 
 from pyspark_dledger.format import layout
 from pyspark_dledger.format.codec import EntryHeader, decode_blank, decode_entry_header, record_dtype
-from pyspark_dledger.format.message import MESSAGE_MAGICS, Message, parse_message
+from pyspark_dledger.format.message import MESSAGE_MAGICS, Message, host_sizes, parse_message
 from pyspark_dledger.format.scan.segment_file import SegmentFile
 from pyspark_dledger.format.spec import DLEDGER
 
 SPAN_WINDOW = layout.MAX_ENTRY_SIZE + 4096
 """Bytes that are more than any entry or closing blank has: a chain of this length is in no body, and zeros of this
 length were never written."""
+MIN_BODY_START = layout.MIN_MESSAGE_SIZE - 3
+"""Bytes before the body of a message with IPv4 hosts. After it are at least two lengths."""
 _FIRST_CHUNK = 4 * 1024
 _LAST_CHUNK = 1024 * 1024
 _HEADER_DTYPE = record_dtype(layout.ENTRY_HEADER)
 _MAGIC_OFFSET = layout.MESSAGE_HEADER[1].offset
+_FLAGS_OFFSET = layout.MESSAGE_HEADER[7].offset
 _MESSAGE_MAGIC_BYTES = [magic.to_bytes(4, "big", signed=True) for magic in MESSAGE_MAGICS]
 _FILLER_MAGIC_BYTES = layout.MESSAGE_MAGIC_BLANK.to_bytes(4, "big", signed=True)
 
@@ -45,6 +48,17 @@ class Frame(NamedTuple):
     def shift(self) -> int:
         """The position in the header less the entry's own. Followers of DLedger 0.4.0 keep the leader's positions."""
         return self.header.pos - self.pos if self.header else 0
+
+
+class DamagedFrame(NamedTuple):
+    """A damaged header that has its own position. Another one can begin at ``end`` or later.
+
+    ``frame`` is the header of an entry, as if its body was empty. The body of a message is in the message.
+    """
+
+    pos: int
+    end: int
+    frame: Frame | None
 
 
 class Blank(NamedTuple):
@@ -77,6 +91,10 @@ class Frames(ABC):
         return None if isinstance(found, str) else found
 
     @abstractmethod
+    def damaged_at(self, pos: int) -> DamagedFrame | None:
+        """The damaged header at ``pos``, if it has its own position."""
+
+    @abstractmethod
     def blank_at(self, pos: int) -> Blank | None:
         """The blank, or bytes that look like one, at ``pos``."""
 
@@ -89,8 +107,11 @@ class Frames(ABC):
         """The frame's size in bytes by each header field that gives one, possible or not."""
 
     @abstractmethod
-    def _frame_candidates(self, chunk: bytes, count: int) -> Iterator[int]:
-        """Offsets below ``count`` at which a frame may begin, ascending."""
+    def _frame_candidates(self, chunk: bytes, count: int, pos: int | None) -> Iterator[int]:
+        """Offsets below ``count`` at which a frame may begin, ascending.
+
+        With the chunk's position ``pos``, also those at which a damaged header may begin.
+        """
 
     @abstractmethod
     def _blank_candidates(self, chunk: bytes, count: int) -> Iterator[int]:
@@ -99,9 +120,16 @@ class Frames(ABC):
     def search(self, start: int, end: int) -> Iterator[Frame]:
         """Every frame that begins in ``[start, end)``, on the walk or not, ascending."""
         for begin, count, chunk in self._chunks(start, end):
-            for offset in self._frame_candidates(chunk, count):
+            for offset in self._frame_candidates(chunk, count, None):
                 if frame := self.at(begin + offset):
                     yield frame
+
+    def search_headers(self, start: int, end: int) -> Iterator[Frame | DamagedFrame]:
+        """Every frame and every damaged header with its own position in ``[start, end)``, ascending."""
+        for begin, count, chunk in self._chunks(start, end):
+            for offset in self._frame_candidates(chunk, count, begin):
+                if found := self.at(begin + offset) or self.damaged_at(begin + offset):
+                    yield found
 
     def search_blanks(self, start: int, end: int) -> Iterator[Blank]:
         """Everything in ``[start, end)`` that looks like a blank and fits its segment, ascending."""
@@ -192,6 +220,14 @@ class EntryFrames(Frames):
             return f"expected pos {pos}, found {header.pos}"
         return Frame(pos, header.size, header, None)
 
+    def damaged_at(self, pos: int) -> DamagedFrame | None:
+        if not self.segment.check_pos or not self.has_own_pos(pos, 0):
+            return None
+        header = decode_entry_header(self.data, pos)
+        if header.index < 0 or header.term < -1:
+            return None
+        return DamagedFrame(pos, pos + self.min_size, Frame(pos, self.min_size, header, None))
+
     def has_own_pos(self, pos: int, shift: int) -> bool:
         if self.data.end - pos < layout.ENTRY_HEADER_SIZE:
             return False
@@ -217,7 +253,7 @@ class EntryFrames(Frames):
     def index_at(self, pos: int) -> int:
         return decode_entry_header(self.data, pos).index if self.data.end - pos >= layout.ENTRY_HEADER_SIZE else -1
 
-    def _frame_candidates(self, chunk: bytes, count: int) -> Iterator[int]:
+    def _frame_candidates(self, chunk: bytes, count: int, pos: int | None) -> Iterator[int]:
         data = np.frombuffer(chunk, np.uint8)
         count = min(count, len(data) - layout.ENTRY_HEADER_SIZE + 1)
         if count <= 0:
@@ -228,6 +264,8 @@ class EntryFrames(Frames):
         windows = np.lib.stride_tricks.sliding_window_view(data, layout.ENTRY_HEADER_SIZE)
         headers = windows[offsets].reshape(-1).view(_HEADER_DTYPE)
         fitting = headers["size"].astype(np.int64) == headers["bodySize"].astype(np.int64) + layout.ENTRY_HEADER_SIZE
+        if pos is not None:
+            fitting |= headers["pos"] == offsets + pos
         yield from offsets[fitting].tolist()
 
     def _blank_candidates(self, chunk: bytes, count: int) -> Iterator[int]:
@@ -265,6 +303,24 @@ class MessageFrames(Frames):
         message = parse_message(self.data, pos, total_size, pos)
         return message if isinstance(message, str) else Frame(pos, total_size, None, message)
 
+    def damaged_at(self, pos: int) -> DamagedFrame | None:
+        if self.data.end - pos < layout.MIN_MESSAGE_SIZE:
+            return None
+        header = self.data[pos : pos + layout.MIN_MESSAGE_SIZE]
+        is_own = _signed(header[layout.PHYSICAL_OFFSET_AT :][:8]) == pos
+        if not is_own or _signed(header[_MAGIC_OFFSET : _MAGIC_OFFSET + 4]) not in MESSAGE_MAGICS:
+            return None
+        start = (
+            layout.MIN_MESSAGE_SIZE
+            - 3
+            + sum(host_sizes(_signed(header[_FLAGS_OFFSET:][:4])))
+            - 2 * layout.HOST_SIZES[0]
+        )
+        length = self.data[pos + start - 4 : pos + start] if self.data.end - pos >= start else b"\xff"
+        size, body_size = _signed(header[:4]), _signed(length)
+        is_likely = body_size >= 0 and start + body_size < size <= layout.MAX_ENTRY_SIZE
+        return DamagedFrame(pos, pos + start + (body_size if is_likely else 0), None)
+
     def blank_at(self, pos: int) -> Blank | None:
         if self.data.end - pos < layout.MIN_BLANK_SIZE:
             return None
@@ -279,7 +335,7 @@ class MessageFrames(Frames):
     def sizes_at(self, pos: int) -> tuple[int, ...]:
         return (_signed(self.data[pos : pos + 4]),) if self.data.end - pos >= layout.MIN_MESSAGE_SIZE else ()
 
-    def _frame_candidates(self, chunk: bytes, count: int) -> Iterator[int]:
+    def _frame_candidates(self, chunk: bytes, count: int, pos: int | None) -> Iterator[int]:
         prefix = _MESSAGE_MAGIC_BYTES[0][:3]
         for offset in _occurrences(chunk, prefix, count):
             if chunk[offset + _MAGIC_OFFSET : offset + _MAGIC_OFFSET + 4] in _MESSAGE_MAGIC_BYTES:

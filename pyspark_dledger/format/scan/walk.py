@@ -11,17 +11,15 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from pyspark_dledger.errors import StoreError
-from pyspark_dledger.format.scan.frames import SPAN_WINDOW, Blank, Frame, Frames
-from pyspark_dledger.format.scan.resync import (
+from pyspark_dledger.format.scan.expectation import (
     RECENT_FRAMES,
     Expectation,
     LogPosition,
-    Resync,
     WalkHistory,
     end_before,
-    is_only_index_damaged,
-    is_only_term_damaged,
 )
+from pyspark_dledger.format.scan.frames import SPAN_WINDOW, Blank, Frame, Frames
+from pyspark_dledger.format.scan.resync import Resync, is_only_index_damaged, is_only_term_damaged
 from pyspark_dledger.format.spec import DLEDGER, LogEnd
 
 MAX_EXTENT = 2**31 - 1

@@ -1,0 +1,141 @@
+#include "chains.hpp"
+
+namespace dledger {
+namespace {
+
+constexpr int64_t kMinBodyStart = kMinMessageSize - 3;  // with IPv4 hosts
+
+// The position of a message's body after its begin, by its hosts.
+int64_t body_start(const uint8_t* message) {
+  const int32_t flags = load_be32(message + kSysFlagAt);
+  return kMinBodyStart + ((flags & kFlagBornHostV6) != 0 ? 12 : 0) + ((flags & kFlagStoreHostV6) != 0 ? 12 : 0);
+}
+
+// Whether the log is closed inside the fixed fields of the message after the chain, of which no size is left.
+bool is_closed_in_header(const SegmentView& view, int64_t end) {
+  const int64_t stop = end + view.min_size();
+  if (view.is_dledger() || stop >= view.file_end()) return false;
+  const int64_t size = load_be32(view.at(end));
+  if ((size >= kMinMessageSize && size <= kMaxEntrySize) || *(view.at(stop) - 1) != 0) return false;
+  return skip_zeros(view.at(end), view.at(stop)) < view.at(stop) && view.is_closed_at(stop);
+}
+
+}  // namespace
+
+bool Chain::leads_to(const SegmentView& view, int64_t pos) const {
+  if (pos < end) return false;
+  // Fewer bytes than a message has: the chain is in the body of one that ends here.
+  if (!view.is_dledger()) return pos == end || pos - end >= kMinMessageSize;
+  const EntryHeader header{view.at(pos)}, begin{view.at(first)};
+  // The end of a damaged entry is unknown.
+  if (damaged) return LogPosition{begin.index() - 1, begin.term(), first}.allows(header, pos);
+  // A wrong term may have ended the chain.
+  const LogPosition position{EntryHeader{view.at(last)}.index(), begin.term(), end};
+  return position.allows(header, pos) || (pos == end && header.index() - 1 == position.index);
+}
+
+bool Chain::is_stale_after(const SegmentView& view, const Chain& other) const {
+  if (!view.is_dledger()) return false;
+  const EntryHeader here{view.at(first)};
+  return EntryHeader{view.at(other.first)}.index() < here.index() &&
+         here.term() < EntryHeader{view.at(other.last)}.term();
+}
+
+int64_t end_of_damaged(const SegmentView& view, int64_t pos) {
+  const int64_t left = view.file_end() - pos;
+  if (left < view.min_size()) return 0;
+  const uint8_t* const p = view.at(pos);
+  if (view.is_dledger()) {
+    const EntryHeader header{p};
+    const bool is_own = view.id().check_pos && header.is_magic() && header.pos() == pos;
+    return is_own && header.index() >= 0 && header.term() >= -1 ? pos + kEntryHeaderSize : 0;
+  }
+  if (!is_message_magic(load_be32(p + 4)) || load_be64(p + kPhysicalOffsetAt) != pos) return 0;
+  const int64_t start = body_start(p), size = load_be32(p);
+  const int64_t body_size = left >= start ? load_be32(p + start - 4) : -1;
+  const bool is_likely = body_size >= 0 && start + body_size < size && size <= kMaxEntrySize;
+  return pos + start + (is_likely ? body_size : 0);
+}
+
+Chain Chains::at(int64_t pos, int64_t size) {
+  Chain chain;
+  if (rest_.length > 0 && rest_.first == pos) {
+    chain = rest_;
+    rest_.length = 0;
+  } else if (const auto known = rests_.find(pos); known != rests_.end()) {
+    chain = known->second;
+    rests_.erase(known);
+  } else {
+    chain = walk(pos, size);
+  }
+  if (chain.length > 1 && !chain.strong) {
+    if (rest_.length > 0) rests_[rest_.first] = rest_;
+    rest_ = chain;
+    rest_.first += chain.first_size;
+    rest_.first_size = view_.entry_size(rest_.first);
+    rest_.length--;
+  }
+  return chain;
+}
+
+Chain Chains::walk(int64_t pos, int64_t size) const {
+  Chain chain{pos, size, pos, pos + size, 1};
+  while (chain.end - pos < kSpanWindow) {
+    if (following_ != nullptr && chain.end == following_->pos) {
+      chain.closed = true;
+      return chain;
+    }
+    const int64_t next = view_.entry_size(chain.end);
+    if (next > 0 && following_ != nullptr && chain.end + next > following_->pos) return chain;
+    if (next == 0 || !follows(view_, chain.last, chain.end)) {
+      chain.closed = next == 0 && following_ == nullptr && view_.is_closed_at(chain.end);
+      chain.cut = chain.closed ? is_cut_by_segment(chain) : is_cut(chain);
+      return chain;
+    }
+    view_.prefetch(chain.end + 12 * next);
+    chain.last = chain.end;
+    chain.end += next;
+    chain.length++;
+  }
+  chain.strong = true;
+  return chain;
+}
+
+// Whether an entry or the closing blank begins where the header of the chain's next entry would be.
+bool Chains::is_cut(const Chain& chain) const {
+  const int64_t stop = chain.end + (view_.is_dledger() ? kEntryHeaderSize : kMinBodyStart);
+  for (int64_t pos = chain.end; (pos = view_.next_candidate(pos, stop, true)) < stop; pos++) {
+    int64_t size = 0;
+    if (pos > chain.end && view_.blank_at(pos, size) == Blank::ToEnd) return true;
+    if (is_cut_by(chain, pos)) return true;
+  }
+  return is_closed_in_header(view_, chain.end);
+}
+
+bool Chains::is_cut_by(const Chain& chain, int64_t pos) const {
+  const bool is_at_end = pos == chain.end;
+  const int64_t size = view_.entry_size(pos);
+  if (size == 0 && (is_at_end || end_of_damaged(view_, pos) == 0)) return false;
+  if (!view_.is_dledger()) return !is_at_end;
+  const EntryHeader header{view_.at(pos)}, last{view_.at(chain.last)};
+  // An earlier log left it, or it was moved.
+  if (header.term() < last.term() || shift_of(view_, pos) != shift_of(view_, chain.last)) return false;
+  if (!is_at_end) return true;
+  // It does not follow: its index is damaged, unless that is the expected one, or another entry follows it.
+  const int64_t next = pos + size;
+  if (view_.entry_size(next) == 0) return expected_.count > 0 && expected_.allows(view_, pos, size);
+  return EntryHeader{view_.at(next)}.index() - 2 != last.index() && follows(view_, pos, next);
+}
+
+// Whether the closing blank follows, but not the next segment's first entry. Its index can be damaged: a long chain
+// proves more.
+bool Chains::is_cut_by_segment(const Chain& chain) const {
+  int64_t size = 0;
+  if (!view_.id().after || chain.length >= kRecentEntries) return false;
+  if (view_.blank_at(chain.end, size) != Blank::ToEnd) return false;
+  const EntryHeader last{view_.at(chain.last)};
+  const auto [index, term] = *view_.id().after;
+  return last.index() != index - 1 || last.term() > term;
+}
+
+}  // namespace dledger

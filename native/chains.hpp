@@ -1,0 +1,56 @@
+// Chains of consecutive entries, see pyspark_dledger/format/scan/chains.py.
+#pragma once
+
+#include <cstdint>
+#include <unordered_map>
+
+#include "expectation.hpp"
+#include "known_frames.hpp"
+
+namespace dledger {
+
+// Consecutive entries in order. A `damaged` one is a single header that has its own position, but is no entry.
+struct Chain {
+  int64_t first = 0, first_size = 0;
+  int64_t last = 0, end = 0;
+  int64_t length = 0;
+  bool strong = false;   // longer than any body
+  bool closed = false;   // ends where a log can end
+  bool cut = false;      // ends where no entry can follow
+  bool damaged = false;
+
+  // Whether the entry at pos can be the next one of the log, directly after the chain or after damage at its end.
+  bool leads_to(const SegmentView& view, int64_t pos) const;
+  // Whether an earlier log left the chain after the end of `other`, whose last terms are later.
+  bool is_stale_after(const SegmentView& view, const Chain& other) const;
+};
+
+// The first position after the damaged header at pos at which another one can begin; 0 without a header there that has
+// its own position. The body of a message is in the message.
+int64_t end_of_damaged(const SegmentView& view, int64_t pos);
+
+// The chains of one search, before the known entry that follows. Each entry is walked once.
+class Chains {
+ public:
+  Chains(const SegmentView& view, const Expectation& expected, const KnownFrame* following)
+      : view_(view), expected_(expected), following_(following) {}
+
+  Chain at(int64_t pos, int64_t size);
+  Chain walk(int64_t pos, int64_t size) const;
+  // The search continues inside the last entry of the latest chain.
+  void skip_rest() { rest_.length = 0; }
+
+ private:
+  bool is_cut(const Chain& chain) const;
+  bool is_cut_by(const Chain& chain, int64_t pos) const;
+  bool is_cut_by_segment(const Chain& chain) const;
+
+  const SegmentView& view_;
+  const Expectation& expected_;
+  const KnownFrame* following_;
+  // The rest of each walked chain after its first entry: the latest one, and others by the position where they begin.
+  Chain rest_;
+  std::unordered_map<int64_t, Chain> rests_;
+};
+
+}  // namespace dledger

@@ -1,0 +1,49 @@
+// The search for the entry at which a log continues after a gap, see pyspark_dledger/format/scan/gap_search.py.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "chains.hpp"
+
+namespace dledger {
+
+constexpr int kMaxCandidates = 32;  // are compared
+
+// Whether an entry's term can rise from `term` to `raised` by elections.
+bool is_likely_rise(int64_t term, int64_t raised);
+
+// Searches the bytes before the known entry that follows. Bytes from `limit` on are read only if they decide about
+// entries before it.
+class GapSearch {
+ public:
+  GapSearch(const SegmentView& view, Expectation expected, const KnownFrame* following, int64_t limit);
+
+  // Where the log continues at or after `at`, else -1. The bytes from gap to `at` are lost.
+  int64_t find(int64_t gap, int64_t at);
+
+ private:
+  // A chain, and the best way through the chains from it on: how it ends, its entries, and its first entry.
+  struct Candidate {
+    Chain chain;
+    bool allowed;
+    int64_t reach = 0, length = 0, begin = -1;
+  };
+
+  void use_damaged_header(int64_t gap);
+  bool is_before_following(int64_t pos, int64_t size) const;
+  int64_t follow_sizes(int64_t gap) const;
+  bool may_have_shift(int64_t pos, bool is_same_shift) const;
+  int64_t choose(int64_t start, int64_t min_pos, bool is_same_shift);
+  void collect(int64_t start, int64_t min_pos, bool is_same_shift);
+  void find_ways();
+  bool is_better(const Candidate& one, const Candidate& best) const;
+
+  const SegmentView& view_;
+  Expectation expected_;
+  const KnownFrame* following_;
+  int64_t limit_, most_;  // no candidate ends after `most`
+  std::vector<Candidate> candidates_;
+};
+
+}  // namespace dledger

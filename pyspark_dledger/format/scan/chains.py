@@ -1,0 +1,146 @@
+"""Chains of consecutive frames: where they begin and end, and whether they can be of the log."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from pyspark_dledger.format import layout
+from pyspark_dledger.format.scan.expectation import RECENT_FRAMES, Expectation, LogPosition
+from pyspark_dledger.format.scan.frames import MIN_BODY_START, SPAN_WINDOW, Blank, DamagedFrame, Frame, Frames
+from pyspark_dledger.format.scan.known_frames import KnownFrame
+
+
+class Chain(NamedTuple):
+    """Consecutive frames in order, ``length`` of them.
+
+    A `strong` chain is longer than any body. A `closed` one ends where a log can end: at the end of the file, at a
+    blank up to there, or at bytes that were never written. A `cut` one ends where no frame can follow. A `damaged` one
+    is a single header that has its own position, but is no frame.
+    """
+
+    first: Frame
+    last: Frame
+    length: int
+    strong: bool = False
+    closed: bool = False
+    cut: bool = False
+    damaged: bool = False
+
+    @property
+    def end(self) -> int:
+        return self.last.end
+
+    def is_stale_after(self, other: Chain) -> bool:
+        """Whether an earlier log left this chain after the end of ``other``, whose last terms are later."""
+        if not self.first.header or not other.first.header or not other.last.header:
+            return False
+        return other.first.header.index < self.first.header.index and self.first.header.term < other.last.header.term
+
+    def leads_to(self, frame: Frame) -> bool:
+        """Whether `frame` can be the next one of the log, directly after the chain or after damage at its end."""
+        if frame.pos < self.end:
+            return False
+        if not self.first.header or not self.last.header or not frame.header:
+            # Fewer bytes than a message has: the chain is in the body of one that ends here.
+            return frame.pos == self.end or frame.pos - self.end >= layout.MIN_MESSAGE_SIZE
+        if self.damaged:
+            # The end of a damaged entry is unknown.
+            return LogPosition(self.first.header.index - 1, self.first.header.term, self.first.pos).allows(frame)
+        # A wrong term may have ended the chain.
+        position = LogPosition(self.last.header.index, self.first.header.term, self.end)
+        return position.allows(frame) or (frame.pos == self.end and frame.header.index == position.index + 1)
+
+
+class Chains:
+    """The chains of one search, before the known entry that follows. Each frame is walked once."""
+
+    def __init__(self, frames: Frames, expected: Expectation, following: KnownFrame | None) -> None:
+        self._frames = frames
+        self._expected = expected
+        self._following = following
+        # The rest of each walked chain after its first frame, by the position where the rest begins.
+        self._rests: dict[int, Chain] = {}
+
+    def at(self, first: Frame) -> Chain:
+        known = self._rests.pop(first.pos, None)
+        chain = known or self.walk(first)
+        if chain.length > 1 and not chain.strong:
+            second = self._frames.at(first.end)
+            assert second
+            self._rests[second.pos] = chain._replace(first=second, length=chain.length - 1)
+        return chain
+
+    def walk(self, first: Frame) -> Chain:
+        frames, following = self._frames, self._following
+        last, length = first, 1
+        while last.end - first.pos < SPAN_WINDOW:
+            if following and last.end == following.pos:
+                return Chain(first, last, length, closed=True)
+            frame = frames.at(last.end)
+            if frame and following and frame.end > following.pos:
+                return Chain(first, last, length)
+            if frame is None or not frames.follows(last, frame):
+                is_closed = frame is None and following is None and frames.is_closed_at(last.end)
+                chain = Chain(first, last, length, closed=is_closed)
+                return chain._replace(cut=self._is_cut_by_segment(chain) if is_closed else self._is_cut(chain))
+            last, length = frame, length + 1
+        return Chain(first, last, length, strong=True)
+
+    def _is_cut(self, chain: Chain) -> bool:
+        """Whether an entry or the closing blank begins where the header of the chain's next entry would be."""
+        frames = self._frames
+        stop = chain.end + (layout.ENTRY_HEADER_SIZE if chain.last.header else MIN_BODY_START)
+        searches: list[Iterator[Frame | DamagedFrame | Blank]] = [
+            frames.search_headers(chain.end, stop),
+            frames.search_blanks(chain.end + 1, stop),
+        ]
+        for found in heapq.merge(*searches, key=lambda found: found.pos):
+            if frames.is_closing(found) if isinstance(found, Blank) else self._is_cut_by(chain, found):
+                return True
+        return self._is_closed_in_header(chain.end)
+
+    def _is_cut_by(self, chain: Chain, found: Frame | DamagedFrame) -> bool:
+        is_at_end, last = found.pos == chain.end, chain.last.header
+        if is_at_end and isinstance(found, DamagedFrame):
+            return False
+        if last is None:
+            return not is_at_end
+        frame = found.frame if isinstance(found, DamagedFrame) else found
+        assert frame and frame.header
+        # An earlier log left it, or it was moved.
+        if frame.header.term < last.term or frame.shift != chain.last.shift:
+            return False
+        if not is_at_end:
+            return True
+        # It does not follow: its index is damaged, unless that is the expected one, or another entry follows it.
+        following = self._frames.at(frame.end)
+        if following is None:
+            return bool(self._expected.positions) and self._expected.allows(frame)
+        assert following.header
+        return following.header.index - 2 != last.index and self._frames.follows(frame, following)
+
+    def _is_closed_in_header(self, end: int) -> bool:
+        """Whether the log is closed inside the fixed fields of the message after the chain, whose size is lost."""
+        data, stop = self._frames.data, end + layout.MIN_MESSAGE_SIZE
+        if self._frames.min_size != layout.MIN_MESSAGE_SIZE or stop >= data.end:
+            return False
+        rest = data[end:stop]
+        size = int.from_bytes(rest[:4], "big", signed=True)
+        if layout.MIN_MESSAGE_SIZE <= size <= layout.MAX_ENTRY_SIZE or rest[-1] or not any(rest):
+            return False
+        return self._frames.is_closed_at(stop)
+
+    def _is_cut_by_segment(self, chain: Chain) -> bool:
+        """Whether the closing blank follows, but not the next segment's first entry.
+
+        That entry's index can be damaged: a long chain proves more.
+        """
+        after, last = self._frames.segment.after, chain.last.header
+        if after is None or last is None or chain.length >= RECENT_FRAMES:
+            return False
+        blank = self._frames.blank_at(chain.end)
+        if blank is None or not self._frames.is_closing(blank):
+            return False
+        return last.index + 1 != after.index or last.term > after.term

@@ -1,0 +1,97 @@
+"""What can follow a gap in a log: indexes, terms and positions, from the frames before it."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from typing import NamedTuple
+
+from pyspark_dledger.common.integers import INT64_MAX
+from pyspark_dledger.format import layout
+from pyspark_dledger.format.scan.frames import Frame
+from pyspark_dledger.format.spec import Segment
+
+RECENT_FRAMES = 8
+"""So many frames before a gap decide what can follow it."""
+
+
+class LogPosition(NamedTuple):
+    """A possible end of the log: the last entry's index, the minimum term of the next one, and where the gap begins."""
+
+    index: int  # type: ignore[assignment]  # shadows tuple.index, which nobody calls
+    min_term: int
+    gap: int
+
+    def allows(self, frame: Frame) -> bool:
+        """Whether `frame` can be the next one after the gap, in which at least one entry is lost."""
+        assert frame.header
+        lost = frame.header.index - self.index - 1
+        max_lost = (frame.pos - self.gap) // layout.ENTRY_HEADER_SIZE
+        return 1 <= lost <= max_lost and frame.header.term >= self.min_term
+
+
+def end_before(segment: Segment) -> LogPosition | None:
+    """Where the log ended before the segment, if that is known."""
+    if segment.before is None:
+        return None
+    index, term, end = segment.before
+    # DLedger 0.4.0 can begin a file with a blank, in which no entry is lost.
+    if segment.check_pos:
+        return LogPosition(index, term, end)
+    return LogPosition(index - 1, term, end - layout.ENTRY_HEADER_SIZE)
+
+
+class Expectation(NamedTuple):
+    """What can follow a gap: a frame that one of the positions allows, or any frame if there are no positions.
+
+    ``agreement`` is how many of the last frames agree on the positions. ``strict`` forbids all other frames.
+    ``min_store_timestamp`` (ms) is that of an old CommitLog's next message. ``shift`` is that of the last frame, which
+    the next one probably has too.
+    """
+
+    positions: tuple[LogPosition, ...]
+    agreement: int
+    strict: bool = False
+    min_store_timestamp: int | None = None
+    shift: int | None = None
+
+    def allows(self, frame: Frame) -> bool:
+        if frame.message:
+            return self.min_store_timestamp is None or frame.message.store_timestamp >= self.min_store_timestamp
+        return not self.positions or any(position.allows(frame) for position in self.positions)
+
+
+class WalkHistory:
+    """Index, term and shift of the last frames that a walk passed without a gap."""
+
+    def __init__(self, before: LogPosition | None = None) -> None:
+        self.recent: deque[tuple[int, int, int]] = deque(maxlen=RECENT_FRAMES)
+        self._known = Expectation((before,), RECENT_FRAMES) if before else Expectation((), 0)
+
+    def add(self, frame: Frame) -> None:
+        if frame.header:
+            self.recent.append((frame.header.index, frame.header.term, frame.shift))
+
+    def prepend(self, earlier: WalkHistory) -> None:
+        """Put the history of a walk that ended where this one began before it."""
+        self.recent = deque([*earlier.recent, *self.recent], maxlen=RECENT_FRAMES)
+        self._known = earlier._known
+
+    def expected_at(self, gap: int) -> Expectation:
+        """What can follow the gap at this position. The history starts again after it."""
+        if not self.recent:
+            return self._known
+        # Each recent frame gives the index that the last of them should have; most may be right.
+        indexes = [min(index + number, INT64_MAX) for number, (index, _, _) in enumerate(reversed(self.recent))]
+        counts = Counter(indexes)
+        agreement = max(counts.values())
+        # A single frame proves little: its term is not used, and what was known before it stays possible.
+        is_alone = len(self.recent) == 1
+        min_term = -1 if is_alone else min(term for _, term, _ in self.recent)
+        positions = tuple(
+            LogPosition(index, min_term, gap) for index in dict.fromkeys(indexes) if counts[index] == agreement
+        )
+        shift = self.recent[-1][2]
+        expected = Expectation(positions + (self._known.positions if is_alone else ()), agreement, shift=shift)
+        self.recent.clear()
+        self._known = Expectation(positions, agreement, shift=shift)
+        return expected

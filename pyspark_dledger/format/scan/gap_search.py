@@ -1,0 +1,257 @@
+"""The search for the frame at which a log continues after a gap, by the bytes alone.
+
+1. The sizes in the damaged header come first. They count if they lead to a frame that fits or to the end of the log.
+2. Else every frame after the gap begins a chain. The last frames before the gap, and what is left of the damaged
+   header, give the indexes and terms that can follow. A chain that fits them is preferred to one that does not.
+3. A chain that ends where no entry can follow is in a body: an entry begins in the header of the next one, or the
+   segment's end or the next segment does not fit. So is one that begins before the lost entry can end.
+4. Chains that can follow each other, by index, term and room for the entries between them, make a way. Of several
+   ways, the one wins that reaches a chain longer than any body, then one that ends where a log can end, then the one
+   with the most entries. But what follows a chain of later terms and has higher indexes is stale.
+
+The work is linear: a chain is walked once, and a bounded number of candidates is compared.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from pyspark_dledger.common.integers import INT64_MAX
+from pyspark_dledger.format import layout
+from pyspark_dledger.format.scan.chains import Chain, Chains
+from pyspark_dledger.format.scan.expectation import Expectation
+from pyspark_dledger.format.scan.frames import DamagedFrame, Frame, Frames
+from pyspark_dledger.format.scan.known_frames import KnownFrame
+
+MAX_CANDIDATES = 32
+"""So many frames are compared."""
+CANDIDATE_WINDOW = layout.MAX_ENTRY_SIZE
+"""And those within so many bytes after a chain."""
+UINT64_MAX = 2**64 - 1
+MIN_WRONG_RISE = 2**16
+"""No election raises a term by so much."""
+SECTOR_SIZE = 512
+
+
+def is_likely_rise(term: int, raised: int) -> bool:
+    """Whether an entry's term can rise from ``term`` to ``raised`` by elections."""
+    return term <= raised < term + MIN_WRONG_RISE
+
+
+@dataclass
+class Candidate:
+    """A chain, and the best way through the chains from it on: how it ends, its entries, and its first frame."""
+
+    chain: Chain
+    allowed: bool
+    reach: int = 0
+    length: int = 0
+    begin: Frame | None = None
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        return self.reach, self.length
+
+
+class GapSearch:
+    """Searches the bytes before the known entry that follows.
+
+    Bytes from ``limit`` on are read only if they decide about frames before it.
+    """
+
+    def __init__(self, frames: Frames, expected: Expectation, following: KnownFrame | None, limit: int) -> None:
+        self._frames = frames
+        self._expected = expected
+        self._following = following
+        self._limit = limit
+        # No candidate ends after it.
+        self._most = INT64_MAX if following is None else following.pos
+
+    def find(self, gap: int, at: int) -> int | None:
+        """Where the log continues at or after ``at``. The bytes from ``gap`` to ``at`` are lost."""
+        frames, expected = self._frames, self._expected
+        if at == gap:
+            self._use_damaged_header(gap)
+        frame = frames.at(at) if at > gap else None
+        if frame and expected.allows(frame) and self._is_before_following(frame):
+            return at
+        if frame is None:
+            if at > gap and self._following is None and frames.is_closed_at(at):
+                return at
+            found = self._follow_sizes(at)
+            if found is not None:
+                return found
+        # At least one entry is lost; only a blank of 0.4.0 at the begin of a file can be smaller.
+        can_be_blank = at == frames.segment.base and not frames.segment.check_pos
+        start = at if frame else at + 1
+        min_pos = start if frame or can_be_blank else at + frames.min_size
+        # Where an entry may have any position, one with an unexpected position counts only if nothing else is there.
+        for is_same_shift in (False,) if frames.segment.check_pos else (True, False):
+            chosen = self._choose(start, min_pos, is_same_shift)
+            if chosen is not None:
+                return chosen.pos
+        return None
+
+    def _use_damaged_header(self, gap: int) -> None:
+        """The next frame has at least the damaged header's term, if the rest of that header is the expected one."""
+        found = self._frames.damaged_at(gap)
+        if found is None or found.frame is None or found.frame.header is None:
+            return
+        header = found.frame.header
+        positions = tuple(
+            position._replace(min_term=header.term)
+            if header.index - 1 == position.index and is_likely_rise(position.min_term, header.term)
+            else position
+            for position in self._expected.positions
+        )
+        self._expected = self._expected._replace(positions=positions)
+
+    def _is_before_following(self, frame: Frame) -> bool:
+        """Whether a frame can be of the log before the known entry."""
+        following = self._following
+        if following is None:
+            return True
+        if frame.end > following.pos:
+            return False
+        if following.frame is None:
+            return True
+        return Chains(self._frames, self._expected, following).walk(frame).leads_to(following.frame)
+
+    def _follow_sizes(self, gap: int) -> int | None:
+        """Where the sizes in the damaged header lead, if a frame or the closing blank confirms it."""
+        frames, following = self._frames, self._following
+        sizes = frames.sizes_at(gap)
+        end = frames.data.end if following is None else following.pos
+        if following and following.pos - gap >= frames.min_size and following.pos - gap in sizes:
+            return following.pos
+        agree = len(set(sizes)) == 1
+        # If the two sizes differ, one is wrong. The rest of the header must then confirm the other.
+        if not agree and not frames.has_own_pos(gap, self._expected.shift or 0):
+            return None
+        for size in dict.fromkeys(sizes):
+            pos = gap + size
+            if not frames.min_size <= size <= layout.MAX_ENTRY_SIZE or pos > end:
+                continue
+            frame = frames.at(pos)
+            if frame is None:
+                is_confirmed = agree and len(sizes) > 1
+                is_end = following is None and (is_confirmed or self._ends_at(pos, sizes))
+                if is_end and frames.is_closed_at(pos):
+                    return pos
+                continue
+            is_next = self._expected.allows(frame) if agree else self._is_only_one_lost(gap, frame)
+            if is_next and self._is_before_following(frame):
+                return pos
+        return None
+
+    def _ends_at(self, pos: int, sizes: tuple[int, ...]) -> bool:
+        """Whether the size that leads to ``pos``, where the log is closed, is the right one.
+
+        If the other one is possible too, or there is none, a size that leads past the written bytes is wrong.
+        """
+        is_sure = min(sizes) < self._frames.min_size or max(sizes) > layout.MAX_ENTRY_SIZE
+        is_written = self._frames.data[pos - 1 : pos] != b"\0" or self._frames.blank_at(pos) is not None
+        return is_sure or is_written
+
+    def _is_only_one_lost(self, gap: int, frame: Frame) -> bool:
+        """Whether `frame` has the index after the damaged entry's, by that entry's header or by the entries before."""
+        if frame.header is None or not self._expected.allows(frame):
+            return False
+        before = self._frames.index_at(gap)
+        return frame.header.index in (before + 1, *(position.index + 2 for position in self._expected.positions))
+
+    def _may_have_shift(self, frame: Frame, is_same_shift: bool) -> bool:
+        """Whether an entry of 0.4.0 can have its position. Sectors that were moved have entries with another shift."""
+        if self._frames.segment.check_pos:
+            return True
+        if is_same_shift:
+            return frame.shift == (self._expected.shift or 0)
+        if self._expected.shift is None:
+            return True
+        difference = abs(frame.shift - self._expected.shift)
+        return difference % SECTOR_SIZE != 0 or difference > self._frames.segment.size
+
+    def _choose(self, start: int, min_pos: int, is_same_shift: bool) -> Frame | None:
+        """The first frame of the best way that begins at ``start`` or later."""
+        candidates = self._collect(start, min_pos, is_same_shift)
+        _find_ways(candidates)
+        any_expected = any(one.allowed and one.begin for one in candidates)
+        best: Candidate | None = None
+        for one in candidates:
+            if one.begin is None or (any_expected and not one.allowed):
+                continue
+            if not one.allowed and one.reach < 2 and (one.length == 1 or self._expected.agreement > 1):
+                continue
+            if best is None or self._is_better(one, best):
+                best = one
+        return best.begin if best else None
+
+    def _collect(self, start: int, min_pos: int, is_same_shift: bool) -> list[Candidate]:
+        frames, following, most = self._frames, self._following, self._most
+        candidates: deque[Candidate] = deque(maxlen=MAX_CANDIDATES)
+        chains = Chains(frames, self._expected, following)
+        has_best, is_expected, seen, window = False, False, 0, min(self._limit, most)
+        found = frames.search_headers(start, window)
+        while (one := next(found, None)) is not None:
+            damaged = one if isinstance(one, DamagedFrame) else None
+            frame = damaged.frame if damaged else one
+            if not isinstance(frame, Frame):
+                # What is in its body is not of the log.
+                found = frames.search_headers(one.end, window)
+                continue
+            seen += has_best
+            if seen > MAX_CANDIDATES:
+                break
+            if frame.end > most or not self._may_have_shift(frame, is_same_shift):
+                continue
+            if frame.pos < min_pos and frame.header:
+                continue
+            allowed = self._expected.allows(frame)
+            if not allowed and (damaged or is_expected or self._expected.strict):
+                continue
+            chain = Chain(frame, frame, 1, damaged=True) if damaged else chains.at(frame)
+            if frame.pos < min_pos:
+                # In the body of a lost message, with all messages that follow it.
+                found = frames.search_headers(chain.last.pos + 1, window)
+                continue
+            if chain.cut or (following and following.frame and not chain.leads_to(following.frame)):
+                continue
+            is_expected = is_expected or (allowed and not damaged)
+            has_best = has_best or is_expected or chain.strong or (chain.length > 1 and self._expected.agreement <= 1)
+            candidates.append(Candidate(chain, allowed))
+            if chain.strong:
+                break
+            # What decides can be after the limit: every split must see the same.
+            reach = max(window, min(chain.end + CANDIDATE_WINDOW, most))
+            # A frame can contain others, which are compared with it: the search continues inside the last one.
+            at = chain.last.pos if allowed and not damaged else frame.pos
+            if reach > window or at > frame.pos:
+                window = reach
+                found = frames.search_headers(at + 1, window)
+        return list(candidates)
+
+    def _is_better(self, one: Candidate, best: Candidate) -> bool:
+        """Whether a way is more likely to be the log than the best one before it."""
+        if one.chain.end <= best.chain.end or one.chain.is_stale_after(best.chain):
+            return False
+        # Without positions, a single frame at the end may have a wrong index.
+        if not self._expected.positions and one.length == 1 < best.length:
+            return False
+        return one.rank > best.rank
+
+
+def _find_ways(candidates: list[Candidate]) -> None:
+    """Finds the best way through the chains from each one on."""
+    for number in range(len(candidates) - 1, -1, -1):
+        one = candidates[number]
+        chain = one.chain
+        one.reach = 2 if chain.strong else int(chain.closed)
+        one.begin = None if chain.damaged else chain.first
+        for other in reversed(candidates[number + 1 :]):
+            if other.rank <= one.rank or not chain.leads_to(other.chain.first):
+                continue
+            one.reach, one.length = other.rank
+            if chain.damaged:
+                one.begin = other.begin
+        one.length += chain.length
