@@ -46,7 +46,7 @@ def original_of(name: str, path: Path, entries: list[Written], **options: Any) -
     indexes = [*(node / "index" for node in nodes), path / "consumequeue"]
     data_files = [file for file in _files_below(*data) if _is_written(file, entries)]
     present = [folder for folder in indexes if folder.is_dir()]
-    keys = [path / "index"] if (path / "index").is_dir() else []
+    keys = [] if path in nodes else [folder for folder in (path / "index",) if folder.is_dir()]
     return Original(name, path, entries, data_files, _files_below(*present), present, options, keys)
 
 
