@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from pyspark_dledger.format.scan.resync import RECENT_FRAMES
 from pyspark_dledger.log.copies.segment_bytes import SegmentBytes, unequal_windows
 from pyspark_dledger.log.copies.segment_copy import CopyEntries, Damage, SegmentCopy, joined, read_copy
 
@@ -58,14 +59,18 @@ def replace_source(damage: Damage, source: int) -> Damage:
 
 
 def _widened(windows: Sequence[Range], entries: CopyEntries, base: int, end: int) -> list[Range]:
-    """The windows, widened to intact entries of the other copy before and after them that are the same in both."""
+    """The windows, widened to intact entries of the other copy before and after them that are the same in both.
+
+    They begin some entries earlier, as an engine needs them to judge damage.
+    """
     starts = entries.pos[entries.is_intact]
     stops = starts + entries.size[entries.is_intact]
     ranges: list[Range] = []
     for low, high in windows:
         before = int(np.searchsorted(stops, low, "right")) - 1
         after = int(np.searchsorted(starts, high))
-        start = int(starts[before]) if before >= 0 else base
+        # With fewer entries before damage, an engine reads the log from its start.
+        start = int(starts[max(before - RECENT_FRAMES, 0)]) if before >= 0 else base
         stop = int(starts[after]) if after < len(starts) else end
         if ranges and start < ranges[-1][1]:
             ranges[-1] = ranges[-1][0], max(stop, ranges[-1][1])
