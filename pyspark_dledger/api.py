@@ -84,7 +84,8 @@ def salvage(
     was interrupted.
 
     `options` are node (the id of the new node), undecided (``refuse``, ``majority`` or ``filler``), take (the source to
-    take by index), log_of and engine (docs/salvage.md). Raises OptionError for wrong options; StoreError for sources of
+    take by index), log_of, store_as (``commitlog``: a store without DLedger), topics_from_log and engine
+    (docs/salvage.md). Raises OptionError for wrong options; StoreError for sources of
     different logs, for copies that differ where nothing decides, and where the disk fails.
     """
     from pyspark_dledger.rocketmq.salvage import SalvageRequest, plan
