@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from pyspark_dledger.format.scan.resync import RECENT_FRAMES
+from pyspark_dledger.format.scan.expectation import RECENT_FRAMES
 from pyspark_dledger.log.copies.segment_bytes import SegmentBytes, unequal_windows
 from pyspark_dledger.log.copies.segment_copy import CopyEntries, Damage, SegmentCopy, joined, read_copy
 
