@@ -14,13 +14,14 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import pyspark_dledger as dl
 from pyspark_dledger.format import codec, layout
-from pyspark_dledger.log.io import queue_files
+from pyspark_dledger.log.io import key_files, queue_files
 from pyspark_dledger.log.io.queue_files import queues, read_units, written_units
 from pyspark_dledger.log.io.store_checkpoint import StoreCheckpoint
 from pyspark_dledger.log.verify import queue_checks as verify_queues
@@ -36,6 +37,8 @@ from pyspark_dledger.log.verify.findings import (
     worst,
 )
 from pyspark_dledger.log.verify.verify_store import plan_findings, read_findings, verify
+from pyspark_dledger.rocketmq.index_file.index_writer import IndexWriter
+from pyspark_dledger.rocketmq.index_file.message_keys import Keys
 from tests.support import golden
 from tests.support.generate import (
     YEAR_10000,
@@ -61,6 +64,8 @@ CQ_UNIT = layout.CONSUME_QUEUE_UNIT_SIZE
 
 # Stores
 
+NOW = 1_700_000_000_137
+
 
 def entries(count: int = 20, size: int = 500) -> list[Any]:
     return [raw(bytes([65 + number % 26]) * size) for number in range(count)]
@@ -80,6 +85,25 @@ def broker(root: Path, count: int = 60, **options: Any) -> Store:
     store = write_dledger(root, messages(count), **options)
     write_consume_queue(root, store.rows)
     return store
+
+
+def keyed(root: Path) -> Store:
+    """Messages with keys, their ConsumeQueue, and their IndexFile."""
+    payloads = [mq_message("Orders", b"x", queue_offset=n, properties=[("UNIQ_KEY", f"K{n}")]) for n in range(20)]
+    store = write_dledger(root, payloads)
+    write_consume_queue(root, store.rows)
+    offsets = np.array([row["commitLogOffset"] for row in store.rows])
+    hashes = np.array([key_files.key_hash("Orders", f"K{number}") for number in range(20)])
+    writer = IndexWriter(root, 16, 100, now=lambda: NOW)
+    writer.put(Keys(offsets, np.full(20, NOW), hashes))
+    writer.flush()
+    writer.close()
+    return store
+
+
+def patch_keys(root: Path, offset: int, data: bytes) -> None:
+    (file,) = (root / "index").iterdir()
+    patch(file, offset, data)
 
 
 def upgraded(root: Path) -> Store:
@@ -425,6 +449,43 @@ def lost_header_and_a_unit_of_another_size(root: Path) -> None:
     patch_queue(root, 10, store.rows[10]["commitLogOffset"], store.rows[10]["storeSize"] + 7)
 
 
+def wrong_key_header(root: Path) -> None:
+    keyed(root)
+    patch_keys(root, 16, (5).to_bytes(8, "big"))
+
+
+def wrong_hash(root: Path) -> None:
+    keyed(root)
+    patch_keys(root, key_files.unit_position(16, 7), (77).to_bytes(4, "big"))
+
+
+def key_of_no_message(root: Path) -> None:
+    store = keyed(root)
+    patch_keys(root, key_files.unit_position(16, 7) + 4, (store.rows[6]["commitLogOffset"] + 1).to_bytes(8, "big"))
+
+
+def key_after_the_log(root: Path) -> None:
+    keyed(root)
+    patch_keys(root, key_files.unit_position(16, 7) + 4, (10**9).to_bytes(8, "big"))
+
+
+def broker_checkpoint(*values: int) -> Callable[[Path], None]:
+    def write(root: Path) -> None:
+        keyed(root)
+        (root / "checkpoint").write_bytes(b"".join(value.to_bytes(8, "big") for value in values) + bytes(4056))
+
+    return write
+
+
+def config_of(text: str) -> Callable[[Path], None]:
+    def write(root: Path) -> None:
+        keyed(root)
+        (root / "config").mkdir()
+        (root / "config" / "consumerOffset.json").write_text(text)
+
+    return write
+
+
 def unit_out_of_order(root: Path) -> None:
     """A unit that points to a message before that of the unit before it: the audit finds this, not verify."""
     store = broker(root)
@@ -544,6 +605,17 @@ CASES: dict[str, Case] = {
     "confirmed after the end": Case(
         {"confirmedBeyondEnd"}, controller("1\n0\n1-0\n", 99999), controller("1\n0\n1-0\n", 1)
     ),
+    "a header of other keys": Case({"keyIndexHeader"}, wrong_key_header, keyed),
+    "a unit of another key": Case({"keyIndexUnit"}, wrong_hash, keyed),
+    "a key of no message": Case({"keyIndexUnit"}, key_of_no_message, keyed),
+    "a key after the log": Case({"keyIndexBeyondEnd"}, key_after_the_log, keyed),
+    "later messages in the broker's checkpoint": Case(
+        {"storeCheckpointBeyondEnd"}, broker_checkpoint(NOW + 1, NOW, NOW, 0, 0), broker_checkpoint(NOW, NOW, NOW, 0, 0)
+    ),
+    "a later end in the broker's checkpoint": Case(
+        {"storeCheckpointBeyondEnd"}, broker_checkpoint(0, 0, 0, 10**9, 0), broker_checkpoint(0, 0, 0, 0, 0)
+    ),
+    "a config that is cut": Case({"configInvalid"}, config_of('{"offsetTable":{'), config_of('{"offsetTable":{0:1}}')),
     "abort": Case({"abortFile"}, aborted, abort_of_a_clean_stop),
 }  # fmt: skip
 

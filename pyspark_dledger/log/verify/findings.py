@@ -126,7 +126,7 @@ CATALOGUE: tuple[Code, ...] = (
     Code(
         "witnessesDisagree",
         WARNING,
-        "Files of the store say different things about damaged bytes; reads trust what is expected. Compare replicas.",
+        "Files contradict each other about damaged bytes; what is expected counts. Compare replicas.",
         _NOT_NOTICED,
     ),
     Code(
@@ -371,6 +371,36 @@ CATALOGUE: tuple[Code, ...] = (
         INFO,
         "ConsumeQueue units point below the first remaining message: their messages have expired.",
         "Moves the queues' minimum offset past them. 4.9.3 leaves it at 0.",
+    ),
+    Code(
+        "keyIndexHeader",
+        ERROR,
+        "An IndexFile's header disagrees with its units. Run dledger rebuild index.",
+        "Queries by key miss messages.",
+    ),
+    Code(
+        "keyIndexUnit",
+        ERROR,
+        "An IndexFile unit is damaged, or its message lacks the key. Run dledger rebuild index.",
+        "Queries by key miss messages.",
+    ),
+    Code(
+        "keyIndexBeyondEnd",
+        WARNING,
+        "IndexFile units point after the log's end. Compare replicas.",
+        "Queries by key fail there.",
+    ),
+    Code(
+        "storeCheckpointBeyondEnd",
+        WARNING,
+        "The broker's checkpoint names later messages than the log has. Compare replicas.",
+        "Recovers from its time after a crash.",
+    ),
+    Code(
+        "configInvalid",
+        ERROR,
+        "A config/ file is no JSON object. Replace it with a good copy.",
+        "Reads the .bak, else uses defaults.",
     ),
     Code(
         "abortFile",

@@ -22,6 +22,7 @@ from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.log.verify.findings import MAX_LISTED, Finding, Report
 from pyspark_dledger.log.verify.index_checks import FIELDS, IndexCheck, Numbers
+from pyspark_dledger.log.verify.key_checks import KeyCheck
 from pyspark_dledger.log.verify.queue_checks import QueueCheck
 
 _BATCH_ROWS = 16 * 1024
@@ -32,7 +33,8 @@ class SegmentCheckPart:
     """One segment ``[base, end)`` of the log, and the units of index and ConsumeQueues that point to it.
 
     `queue_root` is the folder with the ConsumeQueues of the log; units that point to ``[queue_low, queue_high)`` are
-    checked. `before` is the adjacent segment before, if there is one.
+    checked. `key_root` is the folder with the IndexFiles of the log. `before` is the adjacent segment before, if there
+    is one.
     """
 
     path: str
@@ -42,6 +44,7 @@ class SegmentCheckPart:
     end: int
     before: Segment | None
     queue_root: Path | None
+    key_root: Path | None
     queue_low: int
     queue_high: int
 
@@ -63,7 +66,7 @@ def segment_findings(part: SegmentCheckPart) -> list[Finding]:
         _add_problems(part.segment, survey, report)
         if part.before is not None and part.segment.source == DLEDGER and survey.entries:
             _check_order(engine, part.before, part.segment, index, survey, report)
-        _check_units(engine, part, index, report)
+        _check_units(engine, part, index, survey, report)
         _add_contradictions(part.segment, survey, report)
     except (OSError, StoreError) as error:
         report.add("unreadableFile", part.segment.path, str(error).removeprefix(f"{part.segment.path}: "))
@@ -87,10 +90,15 @@ def _add_problems(segment: Segment, survey: Survey, report: Report) -> None:
         report.add("shortFile", segment.path, text, offset=size)
 
 
+def _damaged(survey: Survey) -> list[tuple[int, int]]:
+    """The ranges ``[start, end)`` of corrupt bytes that are listed."""
+    damaged = [problem for problem in survey.problems if problem.code == "corruptBytes"]
+    return [(problem.pos, problem.pos + problem.size) for problem in damaged]
+
+
 def _add_contradictions(segment: Segment, survey: Survey, report: Report) -> None:
     """Report where files of the store contradict each other about damaged bytes."""
-    damaged = [problem for problem in survey.problems if problem.code == "corruptBytes"]
-    ranges = [(problem.pos, problem.pos + problem.size) for problem in damaged]
+    ranges = _damaged(survey)
     if not ranges:
         return
     from pyspark_dledger.log.witness.claims import contradictions
@@ -155,8 +163,8 @@ def _is_closed(segment: Segment, end: int) -> bool:
     return end == segment.end or (len(head) == MIN_BLANK_SIZE and decode_blank(head) == segment.end - end)
 
 
-def _check_units(engine: Engine, part: SegmentCheckPart, files: DLedgerIndex, report: Report) -> None:
-    """Compare the entries of a segment with the units of index and ConsumeQueues that point to them."""
+def _check_units(engine: Engine, part: SegmentCheckPart, files: DLedgerIndex, survey: Survey, report: Report) -> None:
+    """Compare the entries of a segment with the units of index, ConsumeQueues and IndexFiles that point to them."""
     segment = part.segment
     index = IndexCheck(files.files, report)
     magics = _NewerMagics()
@@ -165,8 +173,9 @@ def _check_units(engine: Engine, part: SegmentCheckPart, files: DLedgerIndex, re
         if part.queue_root is not None
         else None
     )
+    keys = KeyCheck(part.key_root, segment.base, part.end, report) if part.key_root is not None else None
     columns = FIELDS if segment.source == DLEDGER else ("storeSize", "pos", "size")
-    if segment.source == DLEDGER or check is not None:
+    if segment.source == DLEDGER or check is not None or keys is not None:
         request = ScanRequest(segment, segment.base, part.end, columns, verify_crc=False, max_batch_rows=_BATCH_ROWS)
         for batch, _ in engine.scan(request) if segment.base < part.end else ():
             entries = _entries(batch)
@@ -177,9 +186,13 @@ def _check_units(engine: Engine, part: SegmentCheckPart, files: DLedgerIndex, re
                 magics.add(entries)
             if check is not None:
                 check.add(entries["pos"] + header, entries["size"] - header)
+            if keys is not None:
+                keys.add(entries["pos"] + header)
     index.finish()
     if check is not None:
         check.finish()
+    if keys is not None and survey.counts.get("corruptBytes", 0) <= MAX_LISTED:
+        keys.finish(_damaged(survey))
     magics.report(segment, report)
 
 

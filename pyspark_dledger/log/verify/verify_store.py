@@ -12,11 +12,13 @@ from pathlib import Path
 
 from pyspark_dledger.errors import StoreError, UnreadableError
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Segment
+from pyspark_dledger.log.io.key_files import FOLDER as KEYS_FOLDER
 from pyspark_dledger.log.io.queue_files import FOLDER, queues
 from pyspark_dledger.log.io.readable_files import unreadable_files
 from pyspark_dledger.log.io.store_paths import StorePaths
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.store_view import StoreView
+from pyspark_dledger.log.verify.broker_checks import check_broker_files
 from pyspark_dledger.log.verify.file_checks import (
     check_divided_offset,
     check_index_files,
@@ -62,7 +64,7 @@ def plan_findings(store: StoreView) -> list[FindingsPart]:
     """The parts of a verification, in the order of the log: one for the store, then one for each segment."""
     ends = [_end_of(store, segment) for segment in store.segments]
     log_end = _log_end(store.segments, ends)
-    queue_root = _queue_root(store.paths)
+    queue_root, key_root = _queue_root(store.paths), _broker_root(store.paths)
     parts: list[FindingsPart] = [StoreCheckPart(store.path, store.options)]
     for number, (segment, end) in enumerate(zip(store.segments, ends, strict=True)):
         before = store.segments[number - 1] if number else None
@@ -78,6 +80,7 @@ def plan_findings(store: StoreView) -> list[FindingsPart]:
                 end=end,
                 before=before if is_adjacent else None,
                 queue_root=queue_root,
+                key_root=key_root if key_root is not None and (key_root / KEYS_FOLDER).is_dir() else None,
                 queue_low=min(segment.base, log_end),
                 queue_high=min(high, log_end),
             )
@@ -109,8 +112,14 @@ def _log_end(segments: list[Segment], ends: list[int]) -> int:
 
 def _queue_root(paths: StorePaths) -> Path | None:
     """The root whose ConsumeQueues belong to the log at `paths`, and only to it."""
+    root = _broker_root(paths)
+    return root if root is not None and (root / FOLDER).is_dir() else None
+
+
+def _broker_root(paths: StorePaths) -> Path | None:
+    """The root whose files belong to the log at `paths`, and only to it."""
     root = paths.root
-    if root is None or not (root / FOLDER).is_dir():
+    if root is None:
         return None
     nodes = [folder for folder in root.glob("dledger-*") if folder.is_dir()]
     return root if len(nodes) == (paths.node_dir is not None) else None
@@ -137,6 +146,9 @@ def _store_findings(part: StoreCheckPart) -> list[Finding]:
     ]
     if queue_root is not None:
         checks.append(lambda: _check_queues(store, queue_root, units, report))
+    root = _broker_root(store.paths)
+    if root is not None:
+        checks.append(lambda: _check_broker(store, root, report))
     for check in checks if is_whole else []:
         try:
             check()
@@ -169,3 +181,8 @@ def _check_queues(store: StoreView, root: Path, units: list[WrittenUnits], repor
     is_old_part_left_out = not store.paths.commitlog_dirs and (root / "commitlog").is_dir()
     low = store.segments[0].base if store.segments and not is_old_part_left_out else None
     check_outside(units, store.segments, low, _log_end(store.segments, ends), root, report)
+
+
+def _check_broker(store: StoreView, root: Path, report: Report) -> None:
+    ends = [store.segment_end(segment) for segment in store.segments]
+    check_broker_files(store, root, _log_end(store.segments, ends), report)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pyspark_dledger.common.clock import now_ms
+from pyspark_dledger.common.fastjson import parse_fastjson
 from pyspark_dledger.common.log_records import record
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.layout import MAX_DELAY_LEVEL, SCHEDULE_TOPIC
@@ -21,7 +22,6 @@ from pyspark_dledger.rocketmq.broker.config_files import (
     FOLDER,
     MAX_QUEUES,
     fastjson_text,
-    parse_fastjson,
     read_config_file,
     write_config_file,
 )

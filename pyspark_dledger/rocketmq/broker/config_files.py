@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pyspark_dledger.common.durable import PRIVATE_FOLDER, write_durably
+from pyspark_dledger.common.fastjson import MAX_FILE_SIZE, parse_fastjson
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.log.io.files import read_start, unreadable
 
@@ -26,29 +27,8 @@ SCHEDULE_GROUP = "SCHEDULE_CONSUMER"
 """RocketMQ's own consumer group of the delay topic (``MixAll.SCHEDULE_CONSUMER_GROUP``)."""
 MAX_QUEUES = 65_536
 
-# A broker with 100,000 groups of 16 queues writes some 30 MB.
-_MAX_FILE_SIZE = 256 * 1024 * 1024
-# A string, so that nothing in it counts as a key; or a number before a colon. Both are found in linear time: a string
-# may lack its end, and no search starts inside a number.
-_STRING_OR_KEY = re.compile(r'"(?:[^"\\]|\\.)*"?|(?<![0-9])(-?[0-9]{1,19})(?![0-9])(?=\s*:)', re.DOTALL)
 _NUMBER = re.compile(r"-?[0-9]+")
 _INT32, _INT64 = 2**31 - 1, 2**63 - 1
-
-
-def parse_fastjson(data: bytes) -> dict[str, Any]:
-    """The object in `data`. Raises ValueError for anything else, and for more than 256 MiB."""
-    if len(data) > _MAX_FILE_SIZE:
-        raise ValueError(f"expected at most {_MAX_FILE_SIZE} bytes, found more")
-    if not data.strip(b" \t\r\n\0"):
-        raise ValueError("expected an object, found an empty file")
-    text = _STRING_OR_KEY.sub(lambda found: f'"{found[1]}"' if found[1] else found[0], data.decode(errors="replace"))
-    try:
-        value = json.loads(text)
-    except RecursionError:
-        raise ValueError("expected an object, found one nested too deep") from None
-    if not isinstance(value, dict):
-        raise ValueError(f"expected an object, found {type(value).__name__}")
-    return value
 
 
 def fastjson_text(value: object, depth: int = 0) -> str:
@@ -121,7 +101,7 @@ def read_config_file(file: Path) -> ConfigFile | None:
     problems = []
     for candidate in (file, file.with_name(f"{file.name}.bak")):
         try:
-            data = read_start(candidate, _MAX_FILE_SIZE + 1)
+            data = read_start(candidate, MAX_FILE_SIZE + 1)
             return ConfigFile(data, parse_fastjson(data))
         except OSError as error:
             if unreadable(candidate, error) is not None:

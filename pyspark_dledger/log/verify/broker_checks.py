@@ -1,0 +1,203 @@
+"""Findings about a broker's IndexFiles, ``checkpoint`` and ``config/*.json``. All are read whole, in bounded memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from pyspark_dledger.common.fastjson import MAX_FILE_SIZE, parse_fastjson
+from pyspark_dledger.common.java_text import decode_utf8
+from pyspark_dledger.common.uris import is_remote
+from pyspark_dledger.errors import UnreadableError
+from pyspark_dledger.format.layout import (
+    ENTRY_HEADER_SIZE,
+    INDEX_FILE_HEADER_SIZE,
+    INDEX_FILE_SLOT_SIZE,
+    MAX_ENTRY_SIZE,
+    MIN_MESSAGE_SIZE,
+)
+from pyspark_dledger.format.message import Message, has_message_magic, parse_message, parse_properties
+from pyspark_dledger.format.spec import COMMITLOG
+from pyspark_dledger.log.io import key_files
+from pyspark_dledger.log.io.entry_reads import read_at, read_existing, segment_at
+from pyspark_dledger.log.io.files import map_reads
+from pyspark_dledger.log.io.key_files import IndexHeader
+from pyspark_dledger.log.io.queue_files import folder_entries
+from pyspark_dledger.log.io.store_checkpoint import FILE as CHECKPOINT
+from pyspark_dledger.log.io.store_checkpoint import read_store_checkpoint
+from pyspark_dledger.log.io.store_paths import file_size
+from pyspark_dledger.log.store_view import StoreView
+from pyspark_dledger.log.verify.findings import Report
+
+_UNITS_AT_ONCE = 64 * 1024
+_SAMPLE, _REMOTE_SAMPLE = 500, 50
+"""Units of each IndexFile whose messages are read."""
+_HEAD_BYTES = 4096
+
+
+def check_broker_files(store: StoreView, root: Path, log_end: int, report: Report) -> None:
+    """Check what only brokers write; `log_end` is the position at which the log ends."""
+    _check_store_checkpoint(store, root, log_end, report)
+    _check_config(root, report)
+    for path in key_files.index_files(root):
+        try:
+            _check_key_file(store, path, log_end, report)
+        except UnreadableError as error:
+            report.add_unreadable(error)
+
+
+def _check_config(root: Path, report: Report) -> None:
+    for entry in sorted(folder_entries(root / "config", report.add_unreadable), key=lambda entry: entry.name):
+        if not entry.name.endswith((".json", ".json.bak")) or not entry.is_file():
+            continue
+        try:
+            parse_fastjson(read_existing(entry.path, 0, MAX_FILE_SIZE + 1))
+        except UnreadableError as error:
+            report.add_unreadable(error)
+        except ValueError as error:
+            report.add("configInvalid", entry.path, str(error))
+
+
+def _check_store_checkpoint(store: StoreView, root: Path, log_end: int, report: Report) -> None:
+    found = read_store_checkpoint(root)
+    if found.master_flushed_offset > log_end:
+        text = f"expected masterFlushedOffset up to {log_end}, where the log ends, found {found.master_flushed_offset}"
+        report.add("storeCheckpointBeyondEnd", root / CHECKPOINT, text)
+    last = _last_stored(store)
+    latest = max(found.physic_msg_timestamp, found.logics_msg_timestamp, found.index_msg_timestamp)
+    if last is not None and latest > last:
+        text = f"expected messages up to storeTimestamp {latest}, found the last one at {last}"
+        report.add("storeCheckpointBeyondEnd", root / CHECKPOINT, text)
+
+
+def _last_stored(store: StoreView) -> int | None:
+    """The storeTimestamp of the log's last message, in milliseconds since 1970; None if its last entry is none."""
+    for _, end in store.ends.values():
+        found = message_at(store, end.last_pos + (0 if end.last_index < 0 else ENTRY_HEADER_SIZE))
+        return found[0].store_timestamp if found is not None else None
+    return None
+
+
+def message_at(store: StoreView, offset: int) -> tuple[Message, bytes] | None:
+    """The intact message at an offset of the log, and its bytes."""
+    segment = segment_at(store.segments, offset)
+    if segment is None:
+        return None
+    at = offset - segment.base
+    head = read_at(segment.path, at, _HEAD_BYTES)
+    size = int.from_bytes(head[:4], "big", signed=True)
+    if not MIN_MESSAGE_SIZE <= size <= (MAX_ENTRY_SIZE if segment.source != COMMITLOG else segment.size):
+        return None
+    data = head[:size] if size <= len(head) else read_at(segment.path, at, size)
+    found = parse_message(data, 0, len(data), offset) if has_message_magic(data, 0, len(data)) else ""
+    return None if isinstance(found, str) else (found, data)
+
+
+class _KeyUnit(NamedTuple):
+    """A unit of an IndexFile, and where it is in the file."""
+
+    position: int
+    offset: int
+    key_hash: int
+
+
+def _check_key_file(store: StoreView, path: Path, log_end: int, report: Report) -> None:
+    header, slots = key_files.read_header(path), key_files.hash_slots(path)
+    size = file_size(path) or 0
+    if header is None:
+        report.add("keyIndexHeader", path, f"expected at least {INDEX_FILE_HEADER_SIZE} bytes, found {size}", offset=0)
+        return
+    problem = _header_problem(header)
+    if header.index_count <= 1 and problem is None:
+        return  # created and not yet used
+    if problem is None and slots is None:
+        problem = (
+            f"expected a first unit of commitLogOffset {header.begin_phy_offset}, and a unit {header.index_count - 1} "
+            f"of {header.end_phy_offset} as the last one of its slot, found other units"
+        )
+    if problem is not None or slots is None:
+        report.add("keyIndexHeader", path, problem or "", offset=0)
+        return
+    _check_slots(path, slots, key_files.index_capacity(size, slots), report)
+    sampled: list[_KeyUnit] = []
+    step = max((header.index_count - 1) // (_REMOTE_SAMPLE if is_remote(store.path) else _SAMPLE), 1)
+    for start in range(1, header.index_count, _UNITS_AT_ONCE):
+        units = key_files.read_units(path, slots, start, min(start + _UNITS_AT_ONCE, header.index_count))
+        _check_units(path, slots, start, units, log_end, report)
+        for number in range(-start % step, len(units), step):
+            position = key_files.unit_position(slots, start + number)
+            sampled.append(_KeyUnit(position, int(units["commitLogOffset"][number]), int(units["keyHash"][number])))
+    found = map_reads(lambda unit: message_at(store, unit.offset), sampled, store.path)
+    for unit, message in zip(sampled, found, strict=True):
+        if message is not None:  # else expired or damaged, which is a finding about the log
+            _check_key(path, unit, *message, report)
+
+
+def _header_problem(header: IndexHeader) -> str | None:
+    if header.end_timestamp < header.begin_timestamp:
+        return f"expected an endTimestamp of at least {header.begin_timestamp}, found {header.end_timestamp}"
+    if header.end_phy_offset < header.begin_phy_offset or header.begin_phy_offset < 0:
+        return f"expected an endPhyOffset of at least {header.begin_phy_offset}, found {header.end_phy_offset}"
+    if header.index_count < 0 or not 0 <= header.hash_slot_count <= max(header.index_count, 1):
+        return f"expected a hashSlotCount up to indexCount {header.index_count}, found {header.hash_slot_count}"
+    return None
+
+
+def _check_slots(path: Path, slots: int, capacity: int, report: Report) -> None:
+    """Check that the slots have numbers of units; read in blocks."""
+    for start in range(0, slots, _UNITS_AT_ONCE):
+        count = min(_UNITS_AT_ONCE, slots - start)
+        at = INDEX_FILE_HEADER_SIZE + start * INDEX_FILE_SLOT_SIZE
+        numbers = np.frombuffer(read_existing(str(path), at, count * INDEX_FILE_SLOT_SIZE), ">i4")
+        for first, last in _runs((numbers < 0) | (numbers >= capacity)):
+            report.add(
+                "keyIndexUnit",
+                path,
+                f"expected numbers of units below {capacity} in slots {start + first} to {start + last}, found "
+                f"{int(numbers[first])}",
+                offset=at + first * INDEX_FILE_SLOT_SIZE,
+            )
+
+
+def _check_units(path: Path, slots: int, start: int, units: npt.NDArray[Any], log_end: int, report: Report) -> None:
+    """Check the fields of units from number `start` on."""
+    numbers = np.arange(start, start + len(units))
+    wrong = (units["previous"] < 0) | (units["previous"] >= numbers) | (units["commitLogOffset"] < 0)
+    for first, last in _runs(wrong):
+        report.add(
+            "keyIndexUnit",
+            path,
+            f"expected earlier units of their slots in units {start + first} to {start + last}, found previous "
+            f"{int(units['previous'][first])} and commitLogOffset {int(units['commitLogOffset'][first])}",
+            offset=key_files.unit_position(slots, start + first),
+        )
+    for first, last in _runs(~wrong & (units["commitLogOffset"] >= log_end)):
+        report.add(
+            "keyIndexBeyondEnd",
+            path,
+            f"expected units below the log's end at {log_end}, found commitLogOffset "
+            f"{int(units['commitLogOffset'][first])} in units {start + first} to {start + last}",
+            offset=key_files.unit_position(slots, start + first),
+        )
+
+
+def _runs(flags: npt.NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
+    """The first and the last number of consecutive flags that are set."""
+    numbers = np.flatnonzero(flags)
+    cuts = np.flatnonzero(np.diff(numbers) != 1) + 1
+    yield from ((int(part[0]), int(part[-1])) for part in np.split(numbers, cuts) if len(part))
+
+
+def _check_key(path: Path, unit: _KeyUnit, message: Message, data: bytes, report: Report) -> None:
+    """Check that the message of a unit has a key with its hash."""
+    topic = decode_utf8(data[message.topic_start : message.topic_start + message.topic_length])
+    raw = data[message.properties_start : message.properties_start + message.properties_length]
+    hashes = key_files.hashes_of_keys(topic, parse_properties(raw))
+    # Of a hash of -2^31 Java's absolute value is negative.
+    if unit.key_hash not in hashes and unit.key_hash != -key_files.MAX_HASH - 1:
+        text = f"a key of the message at commitLogOffset {unit.offset}, found keyHash {unit.key_hash}, which none has"
+        report.add("keyIndexUnit", path, f"expected {text}", offset=unit.position)

@@ -1,0 +1,41 @@
+"""Findings about IndexFile units that lead to no message."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from pyspark_dledger.log.verify.findings import Report
+from pyspark_dledger.log.witness.key_offsets import message_starts, units_with
+
+
+class KeyCheck:
+    """Compares the messages of ``[low, high)``, in order, with the IndexFile units that point there."""
+
+    def __init__(self, root: Path, low: int, high: int, report: Report) -> None:
+        self._root = root
+        self._report = report
+        self._starts = message_starts(low, high, root)
+        self._is_found = np.zeros(len(self._starts), bool)
+
+    def add(self, offsets: npt.NDArray[np.int64]) -> None:
+        """Compare messages by their positions, ascending."""
+        if len(offsets) and len(self._starts):
+            low, high = np.searchsorted(self._starts, [offsets[0], offsets[-1] + 1]).tolist()
+            self._is_found[low:high] = np.isin(self._starts[low:high], offsets)
+
+    def finish(self, damaged: list[tuple[int, int]]) -> None:
+        """Report the units without a message, except those into damaged ranges: there the log is wrong."""
+        for start, end in damaged:
+            low, high = np.searchsorted(self._starts, [start, end]).tolist()
+            self._is_found[low:high] = True
+        wrong = self._starts[~self._is_found]
+        for unit in units_with(wrong, self._root) if len(wrong) else ():
+            self._report.add(
+                "keyIndexUnit",
+                unit.file,
+                f"expected a message at commitLogOffset {unit.offset} of unit {unit.number}, found none",
+                offset=unit.position,
+            )
