@@ -144,9 +144,9 @@ CATALOGUE: tuple[Code, ...] = (
     Code(
         "termOrder",
         ERROR,
-        "An entry's term is smaller than the one before: one of the headers is damaged. Compare replicas.",
-        "Last two data files: keeps the larger term and truncates after it; its last term stays wrong. Third to last: "
-        "exits with code 255. Earlier: not noticed.",
+        "An entry's term is smaller than the one before: a header is damaged. Compare replicas.",
+        "Last two data files: keeps the larger term and truncates after it; its last term stays wrong. Third to "
+        "last: exits with code 255. Earlier: not noticed.",
     ),
     Code(
         "posDiffers",
@@ -163,7 +163,7 @@ CATALOGUE: tuple[Code, ...] = (
     Code(
         "bodyCrc",
         ERROR,
-        "A header's bodyCrc is neither 0 nor the body's CRC: one of them is damaged. Compare replicas.",
+        "A header's bodyCrc is neither 0 nor the body's CRC: one is damaged. Compare replicas.",
         _NOT_NOTICED,
     ),
     Code(
@@ -182,7 +182,7 @@ CATALOGUE: tuple[Code, ...] = (
     Code(
         "messageOffset",
         ERROR,
-        "A message's physicalOffset is not its position: it was copied from elsewhere or is damaged.",
+        "A message's physicalOffset is not its position: it was copied or is damaged.",
         _MESSAGE_UNSEEN,
     ),
     Code(
@@ -208,28 +208,27 @@ CATALOGUE: tuple[Code, ...] = (
         "blankSize",
         WARNING,
         "The blank at a file's end has a wrong size. Nothing is lost.",
-        "Up to 0.3.2: ignores the size and continues with the next file. 0.4.0: follows it.",
+        "Up to 0.3.2: continues with the next file. 0.4.0: follows it.",
     ),
     Code(
         "staleBytes",
         INFO,
-        "Whole entries remain after the end of the log, from a truncation. They are not part of it.",
-        "Recovery stops at their older term. One with a matching index and term becomes part of the log.",
+        "Whole entries remain after the end of the log, from a truncation.",
+        "Recovery stops there. One that continues index, position and term becomes part of the log.",
     ),
     Code(
         "trailingBytes",
         WARNING,
-        "Bytes after the end of the log are no entry: a torn append, or a damaged last entry (see committedBeyondEnd).",
+        "Bytes after the end of the log are no entry: a torn append, or a damaged last entry.",
         "Recovery ends there silently.",
     ),
     # Index
     Code(
         "indexFileMissing",
         ERROR,
-        "An index file is missing for entries in the log. Stop the node and move dledger-<id>/index/ away; Java "
-        "rebuilds it.",
-        "First file: opens, then get returns a wrong entry or none. In the middle: throws DISK_ERROR (414), check "
-        "index file order failed. Last file or all: rebuilt.",
+        "An index file is missing. Stop the node and move dledger-<id>/index/ away; Java rebuilds it.",
+        "First file: opens, then get returns a wrong entry or none. In the middle: throws DISK_ERROR (414). Last "
+        "file or all: rebuilt.",
     ),
     Code(
         "indexUnit",
@@ -240,21 +239,20 @@ CATALOGUE: tuple[Code, ...] = (
     Code(
         "indexUnitMissing",
         ERROR,
-        "Index units of entries in the log are zeros. Stop the node and move dledger-<id>/index/ away; Java rebuilds "
-        "it.",
-        "Last three data files: rewrites the index from there on. Earlier: get throws BufferUnderflowException.",
+        "Index units of entries in the log are zeros. Stop the node and move dledger-<id>/index/ away; Java "
+        "rebuilds it.",
+        "Last three data files: rewrites the index from there on. Earlier: get fails or returns a wrong entry.",
     ),
     Code(
         "indexUnitMagic",
         INFO,
         "The index has magic 1 for a NOOP entry (2): leaders of DLedger 0.4.0 write it so.",
-        "0.4.0 rewrites the index from there on when it recovers.",
+        "0.4.0 rewrites the index from there on.",
     ),
     Code(
         "indexUnitsBeyondEnd",
         INFO,
-        "The index has units after the end of the log, left by a truncation. If the log should be longer, compare "
-        "replicas.",
+        "The index has units after the end of the log, left by a truncation.",
         "Overwrites them as the log grows.",
     ),
     # State
@@ -268,7 +266,7 @@ CATALOGUE: tuple[Code, ...] = (
         "checkpointFromBackup",
         WARNING,
         "The checkpoint is missing but its .tmp or .bak exists, after a crash. Rename the copy.",
-        "Ignores the copies and starts with committed index -1.",
+        "Starts with committed index -1 until the group commits again.",
     ),
     Code(
         "checkpointUnreadable",
@@ -312,7 +310,7 @@ CATALOGUE: tuple[Code, ...] = (
     Code(
         "checkpointStale",
         INFO,
-        "The checkpoint's committed index is too low: it is written only every three seconds and on a clean stop.",
+        "The checkpoint's committed index is too low: it is written every three seconds.",
         "Starts with it. A broker shows no later message until the group commits again.",
     ),
     Code(
@@ -325,13 +323,13 @@ CATALOGUE: tuple[Code, ...] = (
         "currtermFromBackup",
         WARNING,
         "The currterm file is missing but its .tmp or .bak exists, after a crash. Rename the copy.",
-        "Ignores the copies; starts with term 0 and may vote twice in a term.",
+        "Starts with term 0 and may vote twice in a term.",
     ),
     Code(
         "currtermUnreadable",
         WARNING,
         "The currterm file has no valid number. Replace it with its .bak.",
-        "Logs it; starts with term 0 and may vote twice in a term.",
+        "Starts with term 0 and may vote twice in a term.",
     ),
     Code(
         "currtermBelowLog",
@@ -350,14 +348,13 @@ CATALOGUE: tuple[Code, ...] = (
         "dividedOffset",
         ERROR,
         "The old CommitLog does not end where DLedger begins: files are missing or belong elsewhere.",
-        "Reads below the first DLedger file from the old CommitLog, the rest from DLedger.",
+        "Reads the old CommitLog below the first DLedger file.",
     ),
     Code(
         "consumeQueueUnit",
         ERROR,
-        "A ConsumeQueue unit points to no message of its size: consumers fail or skip there. The table audit lists "
-        "messages in no queue.",
-        "Not noticed: a consumer of that offset gets nothing or a broken message.",
+        "A ConsumeQueue unit points to no message of its size: consumers fail or skip there.",
+        "A consumer of that offset gets nothing or a broken message.",
     ),
     Code(
         "consumeQueueBeyondEnd",
@@ -388,7 +385,7 @@ CATALOGUE: tuple[Code, ...] = (
         "keyIndexBeyondEnd",
         WARNING,
         "IndexFile units point after the log's end. Compare replicas.",
-        "Queries by key fail there.",
+        "Queries by key miss messages.",
     ),
     Code(
         "storeCheckpointBeyondEnd",
