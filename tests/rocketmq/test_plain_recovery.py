@@ -151,6 +151,17 @@ def test_versions_with_the_same_result_are_one_family(tmp_path: Path) -> None:
     ]
 
 
+def test_a_queue_without_files_takes_the_end_of_a_truncated_log(tmp_path: Path) -> None:
+    """Found with the jars of 4.9.8, which dispatch from there on."""
+    store = write(tmp_path)
+    (tmp_path / "consumequeue" / "Empty" / "0").mkdir(parents=True)
+    last = store.segments[-1]
+    flip(last.path, 100)
+    found = preview_plain(open_log(tmp_path), "4.9.8")
+    assert (found.max_phy_offset, found.dispatch_from) == (last.base, last.base)
+    assert list(found.consume_queue_max_offsets) == ["Orders/0"]
+
+
 def test_what_load_rejects(tmp_path: Path) -> None:
     store = write(tmp_path)
     folder = tmp_path / "commitlog"

@@ -16,7 +16,7 @@ from pyspark_dledger.format.codec import decode_records
 from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT, CONSUME_QUEUE_UNIT_SIZE
 from pyspark_dledger.log.io.entry_reads import read_existing
 from pyspark_dledger.log.io.files import path_of
-from pyspark_dledger.log.io.queue_files import FILLER_SIZE, queues
+from pyspark_dledger.log.io.queue_files import FILLER_SIZE, FOLDER, folders_in, queues
 
 _FILES_SCANNED = 3
 # RocketMQ's default: 300,000 units.
@@ -152,6 +152,11 @@ class RecoveredQueues:
             )
             for queue in found
         }
+        # Java loads a folder without files as a queue, too: a truncation sets its end in the log.
+        for topic in folders_in(root / FOLDER):
+            for queue_id in (folder.name for folder in folders_in(root / FOLDER / topic.name)):
+                if queue_id.isdecimal():
+                    self.by_key.setdefault((topic.name, int(queue_id)), RecoveredQueue([], usual))
         self._before = self._max_offsets()
         self.units_before = self.units
 
