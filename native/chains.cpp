@@ -1,5 +1,7 @@
 #include "chains.hpp"
 
+#include <algorithm>
+
 namespace dledger {
 namespace {
 
@@ -127,14 +129,20 @@ bool Chains::is_cut_by(const Chain& chain, int64_t pos) const {
   return EntryHeader{view_.at(next)}.index() - 2 != last.index() && follows(view_, pos, next);
 }
 
-// Whether the closing blank follows, but not the next segment's first entry. Its index can be damaged: a long chain
-// proves more.
+// Whether the closing blank follows, but not the next segment's first entry. Its index can be damaged: it must be
+// possible, and a long chain proves more.
 bool Chains::is_cut_by_segment(const Chain& chain) const {
   int64_t size = 0;
   if (!view_.id().after || chain.length >= kRecentEntries) return false;
   if (view_.blank_at(chain.end, size) != Blank::ToEnd) return false;
   const EntryHeader last{view_.at(chain.last)};
   const auto [index, term] = *view_.id().after;
+  const int64_t segment_end = view_.base() + view_.id().size;
+  const auto is_possible = [&, next = index](const LogPosition& position) {
+    const int64_t lost = next - 1 - position.index;
+    return lost >= 1 && lost <= (segment_end - position.gap) / kEntryHeaderSize;
+  };
+  if (!std::any_of(expected_.positions, expected_.positions + expected_.count, is_possible)) return false;
   return last.index() != index - 1 || last.term() > term;
 }
 

@@ -135,7 +135,7 @@ class Chains:
     def _is_cut_by_segment(self, chain: Chain) -> bool:
         """Whether the closing blank follows, but not the next segment's first entry.
 
-        That entry's index can be damaged: a long chain proves more.
+        That entry's index can be damaged: it must be possible, and a long chain proves more.
         """
         after, last = self._frames.segment.after, chain.last.header
         if after is None or last is None or chain.length >= RECENT_FRAMES:
@@ -143,4 +143,9 @@ class Chains:
         blank = self._frames.blank_at(chain.end)
         if blank is None or not self._frames.is_closing(blank):
             return False
-        return last.index + 1 != after.index or last.term > after.term
+        end = self._frames.segment.end
+        is_possible = any(
+            1 <= after.index - 1 - position.index <= (end - position.gap) // layout.ENTRY_HEADER_SIZE
+            for position in self._expected.positions
+        )
+        return is_possible and (last.index + 1 != after.index or last.term > after.term)
