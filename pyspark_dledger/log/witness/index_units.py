@@ -74,6 +74,10 @@ class IndexUnits:
         # The number of units before each file: files can be missing.
         self._starts, self._total = counts[:-1], counts[-1]
 
+    def has_file_after(self, index: int) -> bool:
+        """Whether a file begins after the unit of `index`: Java creates it with its first unit."""
+        return any(file.first > index for file in self._files)
+
     def of(self, segment: Segment, start: int) -> SegmentUnits:
         """The units with entries of the segment from `start` on, found by a binary search."""
         low, high = 0, -(-self._total // _PROBE)

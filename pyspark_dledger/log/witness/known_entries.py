@@ -35,7 +35,7 @@ def look_up(segment: Segment, start: int, node_dir: str | None, root: str | None
         folder = path_of(node_dir)
         state = _state_of(folder)
         found = _units_of_log(segment, start, folder, state)
-        known, evidence = _with_lone_gaps(segment, found), _evidence_of(segment, found, state)
+        known, evidence = _with_lone_gaps(segment, found), _evidence_of(segment, found, folder, state)
         if not segment.check_pos:
             known = merged(known, _misplaced(segment, start, known, found.units))
     if root is None or has_no_gap(known, start if segment.check_pos else None):
@@ -46,7 +46,7 @@ def look_up(segment: Segment, start: int, node_dir: str | None, root: str | None
     return Answer(merged(known, more), evidence)
 
 
-def _evidence_of(segment: Segment, found: LogUnits, state: NodeState) -> Evidence:
+def _evidence_of(segment: Segment, found: LogUnits, node_dir: Path, state: NodeState) -> Evidence:
     units = found.units
     ends = units.pos + units.size
     if not len(ends):
@@ -60,6 +60,7 @@ def _evidence_of(segment: Segment, found: LogUnits, state: NodeState) -> Evidenc
         committed_end=int(committed_ends[-1]) if len(committed_ends) else -1,
         log_end=found.end,
         ends_in_gap=state.committed_index <= last_index
+        and not IndexUnits(node_dir / "index").has_file_after(last_index)
         and not _is_continued(segment, ends[-1:], last_index, last_term),
     )
 
