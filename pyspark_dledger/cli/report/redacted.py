@@ -22,12 +22,15 @@ _KEPT = (
     *("dialect", "committedFrom", "voteLeader", "javaDoes", "software", "version", "outcome", "reason", "notes"),
     *("kinds", "lost"),
 )
+# Words of this package. A store's folder may have such a name.
+_OWN_WORDS = frozenset(("verdict", "start", "elect", "lost", "source", "engine", "proof", "proven_by", "kind", "code"))
 
 
 def redacted(facts: Facts) -> Facts:
     """Facts with digests of one key for paths, topics, groups, and what findings expected and found."""
     redact = redactor(_KEPT)
-    paths = {facts.path, *(item.path for item in (facts.comparison.standings if facts.comparison else ()))}
+    paths = {store.path for store in (facts, *facts.others)}
+    paths.update(standing.path for standing in (facts.comparison.standings if facts.comparison else ()))
     digests = {path: str(redact({"path": path})["path"]) for path in paths | _absolute(paths)}
     # The longest first, and only whole paths: a path may be ``.`` or ``n0``.
     alternatives = "|".join(map(re.escape, sorted(digests, key=len, reverse=True)))
@@ -71,29 +74,32 @@ def redacted(facts: Facts) -> Facts:
     return _with_texts(store(facts), lambda text: of_path.sub(lambda path: digests[path[0]], text))
 
 
-def _with_texts(value: _Value, change: Callable[[str], str]) -> _Value:
-    """A value with changed texts, also those in its dataclasses, tuples, lists and dicts."""
+def _with_texts(value: _Value, change: Callable[[str], str], name: object = None) -> _Value:
+    """A value with changed texts, also those in its dataclasses, tuples, lists and dicts, but not `_OWN_WORDS`."""
     found: Any = value
     if isinstance(found, str):
-        found = change(found)
+        found = found if name in _OWN_WORDS else change(found)
     elif is_dataclass(found):
-        changed = {field.name: _with_texts(getattr(found, field.name), change) for field in fields(found) if field.init}
-        found = replace(found, **changed)  # type: ignore[type-var]
+        parts = {each.name: _with_texts(getattr(found, each.name), change, each.name) for each in fields(found)}
+        found = replace(found, **parts)  # type: ignore[type-var]
     elif isinstance(found, dict):
-        items = {_with_texts(name, change): _with_texts(item, change) for name, item in found.items()}
+        items = {_with_texts(key, change): _with_texts(item, change, key) for key, item in found.items()}
         found = type(found)(items)  # also a Counter
     elif isinstance(found, (list, tuple)):
-        parts = [_with_texts(item, change) for item in found]
-        found = type(found)(*parts) if hasattr(found, "_fields") else type(found)(parts)
+        texts = [_with_texts(item, change) for item in found]
+        found = type(found)(*texts) if hasattr(found, "_fields") else type(found)(texts)
     return found
 
 
 def _commit_logs(found: CommitLogComparison | None) -> CommitLogComparison | None:
-    """A comparison of CommitLogs without the topic of the first difference."""
-    first = None if found is None else found.first_difference
-    if found is None or first is None:
-        return found
-    return replace(found, first_difference=replace(first, topic=None, queue_id=None, queue_offset=None))
+    """A comparison of CommitLogs without the values that differ, and the topic of the first difference."""
+    if found is None:
+        return None
+    first = found.first_difference
+    if first is not None:
+        first = replace(first, topic=None, queue_id=None, queue_offset=None, difference=None)
+    rows = [replace(row, first_difference=None) for row in found.rows]
+    return replace(found, first_difference=first, rows=type(found.rows)(rows))
 
 
 def _absolute(paths: Iterable[str]) -> set[str]:
@@ -103,7 +109,7 @@ def _absolute(paths: Iterable[str]) -> set[str]:
 
 
 def _comparison(found: Comparison | None, digests: dict[str, str]) -> Comparison | None:
-    """A comparison without the folders of replicas and files."""
+    """A comparison without the folders of replicas and files, and without the values that differ."""
     if found is None:
         return None
     standings = tuple(replace(item, path=digests[item.path]) for item in found.standings)
@@ -113,4 +119,5 @@ def _comparison(found: Comparison | None, digests: dict[str, str]) -> Comparison
         first = replace(first, places=places)
     members = tuple(replace(item, path=digests[item.path]) for item in found.verdict.members)
     verdict = replace(found.verdict, members=members)
-    return replace(found, standings=standings, first_divergence=first, verdict=verdict)
+    rows = [replace(row, first_difference=None) for row in found.rows]
+    return replace(found, standings=standings, first_divergence=first, verdict=verdict, rows=type(found.rows)(rows))
