@@ -25,8 +25,8 @@ _FOUND = 32
 class Connections:
     """Admits connections, and closes those that wait too long.
 
-    If there are too many, the idle client that was silent the longest gives way. A member is known by its id in the
-    first request and by its address, and has room of its own.
+    If there are too many, the one that was silent the longest gives way: first of those that never completed a request,
+    then of the idle ones. A member is known by its id in the first request and by its address, and has room of its own.
     """
 
     def __init__(self, config: NodeConfig, hosts_of_links: Callable[[], Collection[str | None]]) -> None:
@@ -42,7 +42,7 @@ class Connections:
         self._member_ids: dict[Inbound, str] = {}
         self._clients: dict[Inbound, None] = {}
         self._per_host: Counter[str | None] = Counter()
-        # Idle clients of each host, and of all, the one that was silent the longest last.
+        # Clients without a request, of each host and of all, the one that was silent the longest last.
         self._idle: dict[str | None, list[tuple[float, Inbound]]] = {}
         self._timer: asyncio.TimerHandle | None = None
 
@@ -107,13 +107,17 @@ class Connections:
         """Close the idle client that was silent the longest, of one host if given. Returns False if there is none."""
         found = self._idle.pop(host, [])
         if not (found := self._still_idle(found, new)):
-            clients = (each for each in self._clients if host is None or each.host == host)
-            idle = heapq.nsmallest(_FOUND, ((each.active_at, id(each), each) for each in clients if each.is_idle))
-            found = self._still_idle([(at, each) for at, _, each in reversed(idle)], new)
+            clients = (each for each in self._clients if each is not new and host in (None, each.host))
+            idle = heapq.nsmallest(
+                _FOUND,
+                ((each.is_identified, each.active_at, id(each), each) for each in clients if each.gives_way),
+            )
+            first = [each for each in idle if each[0] == idle[0][0]]
+            found = self._still_idle([(at, each) for _, at, _, each in reversed(first)], new)
         if not found:
             return False
         _, oldest = found.pop()
-        if found:
+        if not oldest.is_identified:
             self._idle[host] = found
         self._forget_client(oldest)
         oldest.abort()
@@ -123,7 +127,7 @@ class Connections:
         return [
             (at, each)
             for at, each in found
-            if each is not new and each in self._clients and each.is_idle and each.active_at == at
+            if each is not new and each in self._clients and each.gives_way and each.active_at == at
         ]
 
     def _check_later(self) -> None:

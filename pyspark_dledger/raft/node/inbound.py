@@ -57,8 +57,10 @@ _TOPIC_BYTES = 512
 _HELLO_BYTES = 64 * 1024
 # A transfer has stopped if fewer bytes than these passed in its timeout.
 _MIN_PROGRESS = 64 * 1024
-# That timeout while others wait for memory; and when an unused receive buffer is freed; in seconds.
+# That timeout in seconds while others wait for memory, for connections that use more bytes than these.
 _SHORT_SECONDS = 2.0
+_SMALL_BYTES = 512 * 1024
+# Seconds after which an unused receive buffer is freed.
 _SHRINK_SECONDS = 5.0
 # After these codes an append may still be in the log, so later ones are not rejected.
 _UNKNOWN_OUTCOMES = (ResponseCode.TERM_CHANGED, ResponseCode.WAIT_QUORUM_ACK_TIMEOUT)
@@ -164,7 +166,7 @@ class Inbound(Channel):
         self.base_bytes = _TLS_BYTES if is_tls else 0
         # The connection of a member of the group: limits of memory and idle time are for clients.
         self.is_member = False
-        self._is_identified = False
+        self.is_identified = False
         # The secret that the first request must have; None afterwards.
         self._required_secret = secret
         self._outstanding = 0
@@ -223,7 +225,7 @@ class Inbound(Channel):
             return False
         if self._has_memory(size):
             return True
-        self._memory.wait(self.retry)
+        self._memory.wait(self.retry, self._charged)
         return False
 
     def _has_buffer(self) -> bool:
@@ -236,7 +238,7 @@ class Inbound(Channel):
         if reader.next_size <= FREE_BYTES:
             return True
         self._lacks_buffer = True
-        self._memory.wait(self.retry)
+        self._memory.wait(self.retry, self._charged)
         return False
 
     def when_room(self, size: int, work: Callable[[], None]) -> None:
@@ -306,7 +308,7 @@ class Inbound(Channel):
         request = received.request
         if self._required_secret is not None and not self._check_secret(received, self._required_secret):
             return
-        if not self._is_identified and not self._identify(request):
+        if not self.is_identified and not self._identify(request):
             return
         if isinstance(request, Refusal):
             self._refuse(received, request)
@@ -324,7 +326,7 @@ class Inbound(Channel):
 
     def _identify(self, request: Request | Refusal) -> bool:
         """Whether the sender of the first request may stay."""
-        self._is_identified = True
+        self.is_identified = True
         reason = self._registry.identified(self, None if isinstance(request, Refusal) else request.local_id)
         if reason is not None:
             self._log(logging.WARNING, "connection refused", address=self.address, reason=reason)
@@ -422,6 +424,11 @@ class Inbound(Channel):
         """Whether no request is outstanding, no response unsent, and no frame incomplete."""
         return not self._outstanding and self.wire.reader.is_between_frames and not self.unsent
 
+    @property
+    def gives_way(self) -> bool:
+        """Whether it may be closed for another connection: it is idle, or has never completed a request."""
+        return self.is_idle or not self.is_identified
+
     def check(self, now: float, timeouts: Timeouts) -> None:
         """Close the connection if it has waited too long, and free what it does not need. `now` is in seconds."""
         if (reason := self._overdue(now, timeouts)) is not None:
@@ -440,7 +447,7 @@ class Inbound(Channel):
         if not self.is_member and self.is_idle and now - self.active_at > timeouts.idle:
             return f"idle for more than {timeouts.idle:g} s"
         transfer = timeouts.transfer
-        if self._memory.is_short(now) and not self.is_member:
+        if self._charged > _SMALL_BYTES and self._memory.is_short(now):
             transfer = min(transfer, _SHORT_SECONDS)
         taken = self._sent - self.unsent
         if not self.unsent or taken - self._sent_mark >= _MIN_PROGRESS:

@@ -23,8 +23,8 @@ class MemoryBudget:
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.used = 0
-        # Called when memory was freed, in the order in which they began to wait.
-        self._waiting: dict[Callable[[], None], None] = {}
+        # Called when memory was freed, with the bytes that each uses: those that use least go first.
+        self._waiting: dict[Callable[[], None], int] = {}
         self._is_wake_due = False
         self._short_since: float | None = None
 
@@ -42,9 +42,9 @@ class MemoryBudget:
         if change < 0:
             self.wake_later()
 
-    def wait(self, retry: Callable[[], None]) -> None:
+    def wait(self, retry: Callable[[], None], used: int) -> None:
         """Call `retry` when memory was freed; it calls this method again if that was not enough."""
-        self._waiting.setdefault(retry)
+        self._waiting.setdefault(retry, used)
         if self._short_since is None:
             self._short_since = asyncio.get_running_loop().time()
 
@@ -57,14 +57,14 @@ class MemoryBudget:
             self._short_since = None
 
     def wake_later(self) -> None:
-        """Try the connections that wait longest."""
+        """Try some of the connections that wait."""
         if self._waiting and not self._is_wake_due:
             self._is_wake_due = True
             asyncio.get_running_loop().call_soon(self._wake)
 
     def _wake(self) -> None:
         self._is_wake_due = False
-        for retry in list(self._waiting)[:_TRIED]:
+        for retry in sorted(self._waiting, key=self._waiting.__getitem__)[:_TRIED]:
             self._waiting.pop(retry, None)
             retry()
         self._update_shortage()
