@@ -133,6 +133,35 @@ def test_unfinished_frames_need_little_memory(victim: Callable[..., Victim]) -> 
     assert growth < MAX_GROWTH, f"24 frames that are not complete take {growth // MEBIBYTE} MiB"
 
 
+@pytest.mark.slow
+@only_linux
+def test_many_large_frames_that_begin_together_need_little_memory(victim: Callable[..., Victim]) -> None:
+    """Memory is reserved before it is allocated, and another client's large append finds some."""
+    node = victim("--data-file-size", "64m")
+    with ExitStack() as stack:
+        node.begin()
+        for _ in range(150):
+            sock = stack.enter_context(socket.create_connection((HOST, node.port), 10))
+            sock.settimeout(0.05)
+            with suppress(OSError):
+                sock.sendall(FRAME_HEADER.pack(16 * MEBIBYTE - 4, 10) + bytes(4 * MEBIBYTE))
+        growth = node.growth()
+        node.client.append(bytes(MEBIBYTE))
+    assert growth < MAX_GROWTH, f"150 frames that are not complete take {growth // MEBIBYTE} MiB"
+
+
+@pytest.mark.slow
+def test_connections_without_a_request_do_not_exclude_others(victim: Callable[..., Victim]) -> None:
+    node = victim()
+    node.client.append(b"before")
+    with ExitStack() as stack:
+        for _ in range(600):
+            sock = stack.enter_context(socket.create_connection((HOST, node.port), 10))
+            with suppress(OSError):
+                sock.sendall(FRAME_HEADER.pack(16 * MEBIBYTE - 4, 10))
+        node.client.append(b"after")
+
+
 @pytest.fixture
 def many_open_files() -> Iterator[None]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

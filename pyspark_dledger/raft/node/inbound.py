@@ -178,6 +178,7 @@ class Inbound(Channel):
         self._held: ReceivedRequest | None = None
         self._postponed: deque[tuple[int, Callable[[], None]]] = deque()
         self._is_reading = True
+        self._granted = 0
         self._lacks_buffer = False
         self._is_retry_due = False
         # The response to a rejected append, and later appends that wait for that response.
@@ -209,7 +210,9 @@ class Inbound(Channel):
         """Count the memory that is in use. Returns the counted bytes."""
         used = 0
         if not self.is_member and self._transport is not None:
-            used = self.base_bytes + self.wire.reader.buffer_size + self._outstanding * _REQUEST_BYTES
+            used = (
+                self.base_bytes + max(self.wire.reader.buffer_size, self._granted) + self._outstanding * _REQUEST_BYTES
+            )
             used = max(0, used + self._reserved + self.unsent - FREE_BYTES)
         if used != self._charged:
             change, self._charged = used - self._charged, used
@@ -232,7 +235,12 @@ class Inbound(Channel):
         """Whether there is memory for the next receive buffer. If not, this is tried again later."""
         reader = self.wire.reader
         self._lacks_buffer = False
-        if reader.next_size <= FREE_BYTES or self._has_memory(reader.next_size - reader.buffer_size):
+        self._granted = 0
+        if reader.next_size <= FREE_BYTES:
+            return True
+        if self._has_memory(reader.next_size - reader.buffer_size):
+            # All connections are asked before the first one allocates.
+            self._granted = reader.next_size
             return True
         reader.use_small_buffer()
         if reader.next_size <= FREE_BYTES:
