@@ -14,9 +14,9 @@ struct Chain {
   int64_t first = 0, first_size = 0;
   int64_t last = 0, end = 0;
   int64_t length = 0;
-  bool strong = false;   // longer than any body
-  bool closed = false;   // ends where a log can end
-  bool cut = false;      // ends where no entry can follow
+  bool strong = false;  // longer than any body
+  bool closed = false;  // ends where a log can end
+  bool cut = false;     // ends where no entry can follow
   bool damaged = false;
 
   // Whether the entry at pos can be the next one of the log, directly after the chain or after damage at its end.

@@ -8,7 +8,7 @@
 
 namespace dledger {
 
-constexpr int kRecentEntries = 8;   // before a gap, decide what can follow it
+constexpr int kRecentEntries = 8;  // before a gap, decide what can follow it
 
 // A possible end of the log: the last entry's index, the minimum term of the next one, and where the gap begins.
 struct LogPosition {

@@ -76,7 +76,8 @@ int64_t GapSearch::find(int64_t gap, int64_t at) {
   return choose(start, min_pos, false);
 }
 
-// The next entry has at least the term of the damaged header at the gap, if the rest of that header is the expected one.
+// The next entry has at least the term of the damaged header at the gap, if the rest of that header is the expected
+// one.
 void GapSearch::use_damaged_header(int64_t gap) {
   if (!view_.is_dledger() || end_of_damaged(view_, gap) == 0) return;
   const EntryHeader header{view_.at(gap)};

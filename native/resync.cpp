@@ -36,7 +36,8 @@ bool is_only_term_damaged(const SegmentView& view, int64_t before, int64_t last,
     is_flipped = is_flipped || is_one_bit(raised.term(), header.term());
     is_odd_size = raised.size() != header.size() && raised.size() != next.size();
   }
-  return !is_likely_rise(next.term(), raised.term()) || (is_flipped && (raised.term() - 1 > next.term() || is_odd_size));
+  return !is_likely_rise(next.term(), raised.term()) ||
+         (is_flipped && (raised.term() - 1 > next.term() || is_odd_size));
 }
 
 Resync::Resync(const SegmentId& id, int64_t start)
