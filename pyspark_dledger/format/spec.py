@@ -68,7 +68,7 @@ class Segment:
     source: str
     check_pos: bool = True
     before: PrecedingEntry | None = None
-    after: FollowingEntry | None = None
+    after: FollowingEntry | None = field(default=None, repr=False)  # an export of a log that grows compares plans
     copy: PartialCopy | None = None
     witness: Witness | None = None
 
