@@ -101,7 +101,7 @@ fuzz: $(INSTALLED) ## fuzz the native engine (needs clang), TIME=SECONDS for eac
 
 .PHONY: properties
 properties: $(INSTALLED) ## run the property tests on new random examples; ARGS goes to pytest
-	@$(SPARK) $(PYTHON_BIN) -m pytest -n auto -m hypothesis --hypothesis-profile=random $(ARGS)
+	@$(SPARK) DLEDGER_TEST_BUDGET=10 $(PYTHON_BIN) -m pytest -n auto -m hypothesis --hypothesis-profile=random $(ARGS)
 
 .PHONY: simulate
 simulate: $(INSTALLED) ## play the core in a simulated world of faults, COUNT=20000 seeds; ARGS="--seed N" replays one

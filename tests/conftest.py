@@ -21,8 +21,8 @@ from tests.support.spark_cluster import SHORT_LIVED
 
 # The suite gives the same answer in every run, also on a busy machine; `make properties` draws other examples.
 _UNHURRIED = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture]
-settings.register_profile("suite", derandomize=True, deadline=None, suppress_health_check=_UNHURRIED)
-settings.register_profile("random", settings.get_profile("suite"), derandomize=False, print_blob=True)
+settings.register_profile("suite", derandomize=True, max_examples=50, deadline=None, suppress_health_check=_UNHURRIED)
+settings.register_profile("random", settings.get_profile("suite"), derandomize=False, max_examples=200, print_blob=True)
 settings.load_profile("suite")
 
 LONG = ("slow", "java", "spark")
