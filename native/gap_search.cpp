@@ -158,7 +158,7 @@ void GapSearch::collect(int64_t start, int64_t min_pos, bool is_same_shift) {
       pos = end - 1;  // what is in its body is not of the log
       continue;
     }
-    if (has_best && ++seen > kMaxCandidates) break;
+    if (has_best && ++seen >= kMaxCandidates) break;
     if (end > most_ || !may_have_shift(pos, is_same_shift)) continue;
     if (pos < min_pos && view_.is_dledger()) continue;
     const bool allowed = expected_.allows(view_, pos, size);

@@ -201,7 +201,7 @@ class GapSearch:
                 found = frames.search_headers(one.end, window)
                 continue
             seen += has_best
-            if seen > MAX_CANDIDATES:
+            if seen >= MAX_CANDIDATES:
                 break
             if frame.end > most or not self._may_have_shift(frame, is_same_shift):
                 continue
