@@ -245,7 +245,10 @@ def test_followers_copy_the_leaders_metadata(tmp_path: Path) -> None:
         _config(group, leader, "topics.json", lambda text: '"Orders"' in text)
         # As a broker writes it for consumers, twice.
         for number, text in enumerate((OFFSETS, OFFSETS.replace("12", "13"))):
-            (group.root(leader) / "config" / "consumerOffset.json").write_text(text)
+            # In one step: a follower may copy the file at any time.
+            offsets = group.root(leader) / "config" / "consumerOffset.json"
+            offsets.with_suffix(".new").write_text(text)
+            offsets.with_suffix(".new").rename(offsets)
             _config(group, other, "consumerOffset.json", lambda found, text=text: found == text)
             bak = group.root(other) / "config" / "consumerOffset.json.bak"
             assert bak.exists() == bool(number)
