@@ -92,6 +92,10 @@ def add_tls(parser: argparse.ArgumentParser) -> None:
         add_flag(parser, f"--tls-{name}", f"tls{name.title()}", f"tls {name}", metavar="FILE", help=text)
 
 
+def add_secret(parser: argparse.ArgumentParser, text: str) -> None:
+    add_flag(parser, "--secret-file", "secretFile", metavar="FILE", help=f"file with {text}")
+
+
 def add_client(parser: argparse.ArgumentParser) -> None:
     """How to reach a running group."""
     parser.epilog = CLIENT_EXITS
@@ -100,6 +104,7 @@ def add_client(parser: argparse.ArgumentParser) -> None:
     text = "its members, or some of them, as n0-127.0.0.1:20911;n1-127.0.0.1:20912"
     add_flag(parser, "--peers", "peers", required=True, metavar="ID-HOST:PORT;...", help=text)
     add_tls(parser)
+    add_secret(parser, "the secret of clients")
     text = "timeout of one attempt in milliseconds; default 3000"
     add_flag(parser, "--timeout-ms", "timeout_ms", type=natural, default=3000, metavar="MS", help=text)
     text = "how often to retry what was certainly not done; default 10"

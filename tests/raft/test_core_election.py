@@ -40,7 +40,7 @@ def test_a_member_with_an_emptied_log_does_not_vote_for_a_shorter_one() -> None:
     core = OneCore(store)
     core.follow()
     store.is_full = True
-    assert core.code(PushType.TRUNCATE, entry(9, 3)) == ResponseCode.INCONSISTENT_STATE
+    assert core.reset_code(entry(9, 3)) == ResponseCode.INCONSISTENT_STATE
     assert store.ledger_end_index == -1
     request = VoteRequest(leader_id="n2", term=4, ledger_end_index=1, ledger_end_term=2)
     response = core.request(request)
@@ -133,7 +133,7 @@ def test_a_member_that_cannot_save_its_term_stays_silent() -> None:
     core = OneCore(BrokenTerm())
     assert core.request(VoteRequest(leader_id="n1", term=1)) is None
     assert core.request(HeartBeatRequest(leader_id="n1", term=1)) is None
-    assert core.push(PushType.COMMIT, term=1) is None
+    assert core.code(PushType.COMMIT, term=1) == ResponseCode.TERM_NOT_READY
     core.tick(5000)
     assert core.sent == [] and core.core.term == 0
     assert "disk broken" in core.core.problems[0]
@@ -157,7 +157,7 @@ def test_a_leader_does_not_compete_with_its_transferee() -> None:
     core.tick(1990)
     assert {send.peer_id for send in core.sent if isinstance(send.request, HeartBeatRequest)} <= {"n2"}
     core.sent.clear()
-    core.request(VoteRequest(leader_id="n1", term=1, ledger_end_index=0, ledger_end_term=0))
+    core.request(VoteRequest(leader_id="n1", term=1, ledger_end_index=1, ledger_end_term=0))
     assert (core.core.role, core.core.term) == (Role.CANDIDATE, 1)
     core.tick(2000)
     assert core.sent == []

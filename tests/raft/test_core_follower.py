@@ -167,7 +167,7 @@ def test_the_next_entry_of_the_same_term_is_appended_without_a_comparison() -> N
 def test_a_first_entry_after_a_log_that_may_differ_begins_a_new_log() -> None:
     core = OneCore(filled(1, 1, saved=2))
     core.follow()
-    assert core.code(PushType.TRUNCATE, entry(2, 2)) == ResponseCode.SUCCESS
+    assert core.reset_code(entry(2, 2)) == ResponseCode.SUCCESS
     assert (core.store.ledger_begin_index, core.store.ledger_end_index) == (2, 2)
 
 
@@ -203,7 +203,7 @@ def test_a_problem_that_does_not_recur_is_resolved() -> None:
 def test_a_reset_log_reports_the_entries_that_it_never_gets() -> None:
     core = OneCore(filled(1, 1, saved=2))
     core.follow()
-    assert core.code(PushType.TRUNCATE, entry(9, 3)) == ResponseCode.SUCCESS
+    assert core.reset_code(entry(9, 3)) == ResponseCode.SUCCESS
     (problem,) = core.core.problems
     assert problem == "entries 2 to 8 have expired at leader n1: this log restarts at 9" and problem_of(core) == problem
     new = OneCore()

@@ -205,7 +205,7 @@ def test_appends_after_a_rejected_one_are_rejected() -> None:
 
     async def run() -> None:
         server, transport = ScriptedHandler(b"no"), Wire()
-        inbound = Inbound(server, 1 << 20, Connections(ONE_NODE, list), RateLimitedLog())
+        inbound = Inbound(server, 1 << 20, Connections(ONE_NODE), RateLimitedLog())
         inbound._transport = transport  # type: ignore[assignment]  # a stand-in
         opaques = iter(range(100))
 
@@ -236,7 +236,7 @@ def test_puts_and_appends_are_rejected_after_each_other() -> None:
 
     async def run() -> None:
         server, transport = ScriptedHandler(b"no"), Wire()
-        inbound = Inbound(server, 1 << 20, Connections(ONE_NODE, list), RateLimitedLog())
+        inbound = Inbound(server, 1 << 20, Connections(ONE_NODE), RateLimitedLog())
         inbound._transport = transport  # type: ignore[assignment]  # a stand-in
 
         def send(opaque: int, request: AppendRequest) -> None:

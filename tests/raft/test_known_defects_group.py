@@ -118,11 +118,6 @@ def test_members_with_different_peer_lists_acknowledge_one_entry_for_an_index(tm
     should(of_five != of_three or of_five < 0, f"two entries are acknowledged as {of_five}")
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=DefectShown,
-    reason="members adopt the term of any vote request, and after the highest term there is none to elect in",
-)
 def test_group_elects_after_a_vote_request_with_a_huge_term(tmp_path: Path) -> None:
     """A group may still find one leader in the highest term, but no second one."""
     with grouped(tmp_path) as (stores, members):

@@ -6,12 +6,15 @@ import struct
 from random import Random
 from typing import Any
 
+from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.format.codec import encode_entry
 from pyspark_dledger.format.encode.encoded import Bodies
 from pyspark_dledger.raft.core import Core, CoreConfig, Reply, Send
 from pyspark_dledger.raft.core.application import Application
 from pyspark_dledger.raft.messages import (
     AppendRequest,
+    GetRequest,
+    GetResponse,
     HeartBeatRequest,
     PushRequest,
     PushResponse,
@@ -79,6 +82,19 @@ class OneCore:
         self.request(HeartBeatRequest(leader_id="n1", term=term))
         self.request(HeartBeatRequest(leader_id="n1", term=term))
         assert self.core.role is Role.FOLLOWER
+
+    def confirm_expired(self, code: int = 419) -> None:
+        """The leader's response to the question whether the entries before a reset have expired."""
+        asked = next(send for send in self.sent if isinstance(send.request, GetRequest))
+        self.sent.remove(asked)
+        self.core.handle_response(asked.token, GetResponse(code=code), self.now)
+        self.drain()
+
+    def reset_code(self, data: bytes) -> int:
+        """The code of a TRUNCATE that removes all entries, once the leader has confirmed it."""
+        assert self.code(PushType.TRUNCATE, data) == ResponseCode.INCONSISTENT_STATE
+        self.confirm_expired()
+        return self.code(PushType.TRUNCATE, data)
 
     def tick(self, time: int) -> None:
         for _ in range(time // 10):

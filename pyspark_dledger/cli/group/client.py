@@ -9,6 +9,7 @@ from pathlib import Path
 from pyspark_dledger.cli.output.stream import note
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.raft.client import Client, connect
+from pyspark_dledger.raft.secret import read_secret
 from pyspark_dledger.raft.tls import Tls
 
 
@@ -18,7 +19,9 @@ def connected(args: argparse.Namespace) -> Client:
     if any(files) and not all(files):
         raise OptionError("expected --tls-cert, --tls-key and --tls-ca together, found one or two of them")
     tls = Tls(*map(Path, files)) if all(files) else None
-    return connect(args.group, args.peers, tls=tls, timeout_ms=args.timeout_ms, max_retries=args.max_retries)
+    secret = read_secret(Path(args.secret_file), "secretFile") if args.secret_file else None
+    limits = {"timeout_ms": args.timeout_ms, "max_retries": args.max_retries}
+    return connect(args.group, args.peers, tls=tls, secret=secret, **limits)
 
 
 def note_outcome(text: str) -> None:

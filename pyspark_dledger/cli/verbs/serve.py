@@ -14,7 +14,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pyspark_dledger.cli.arguments import add_flag, add_json, add_member, add_tls, check_member, natural
+from pyspark_dledger.cli.arguments import (
+    add_flag,
+    add_json,
+    add_member,
+    add_secret,
+    add_tls,
+    check_member,
+    natural,
+)
 from pyspark_dledger.cli.exit_codes import SERVE_EXITS
 from pyspark_dledger.cli.group.event_loop import Signals, first_of, run_loop
 from pyspark_dledger.cli.output.rows import row_line
@@ -43,20 +51,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_flag(parser, "--id", "selfId", metavar="ID", help="this member's id, such as n0")
     text = "all members with their addresses, as n0-127.0.0.1:20911;n1-127.0.0.1:20912"
     add_flag(parser, "--peers", "peers", metavar="ID-HOST:PORT;...", help=text)
-    text = "the folder of dledger-ID/, which is created if it does not exist"
+    text = "the folder of dledger-ID/; created if missing"
     add_flag(parser, "--store", "storeBaseDir", metavar="DIR", help=text)
-    text = "settings as key=value lines, by their names in Java's DLedgerConfig; flags override them"
+    text = "key=value lines with names of Java's DLedgerConfig; flags override them"
     parser.add_argument("--config", metavar="FILE", help=text)
-    text = "HOST or HOST:PORT to listen at; default: the own address of --peers, if it is a loopback one"
+    text = "HOST or HOST:PORT to listen at; default: its address in --peers, if loopback"
     add_flag(parser, "--listen", "listen", metavar="HOST", help=text)
     add_tls(parser)
-    text = (
-        "serve messages, as a broker's leader does; DIR is then a storePathRootDir, with consumequeue/, index/, config/"
-    )
+    add_secret(parser, "the secret of clients")
+    text = "file with the secret of members"
+    add_flag(parser, "--member-secret-file", "memberSecretFile", metavar="FILE", help=text)
+    text = "serve messages, as a broker's leader does; DIR is then a storePathRootDir"
     parser.add_argument("--messages", action="store_true", help=text)
-    text = "a broker.conf with enableDLegerCommitLog=true, read as the broker reads it; implies --messages"
+    text = "a broker.conf with enableDLegerCommitLog=true; implies --messages"
     parser.add_argument("--broker-conf", metavar="FILE", help=text)
-    text = "first put aside the entry of that index and all after it: only to repair a damaged store"
+    text = "repair: puts aside that entry and all after it"
     add_flag(parser, "--truncate-at", "truncateAt", type=natural, metavar="INDEX", help=text)
     # For members that `cluster` starts: they end with it.
     parser.add_argument("--until-input-ends", action="store_true", help=argparse.SUPPRESS)

@@ -1,8 +1,9 @@
 """Elections: requesting votes, voting, and following heartbeats (``DLedgerLeaderElector``).
 
-Stricter than Java: a larger term is adopted and saved at once, and the vote is in the same response. No member leads a
-term without its own vote. A member that may have led a term before a restart does not lead it again: it requests votes
-to learn whether it would win or whether there is a leader. If it would win, it campaigns in the next term.
+Stricter than Java: a candidate's larger term is adopted and saved at once, and the vote is in the same response. A
+request that is rejected for the candidate's log changes nothing. No member leads a term without its own vote. A member
+that may have led a term before a restart does not lead it again: it requests votes to learn whether it would win or
+whether there is a leader. If it would win, it campaigns in the next term.
 """
 
 from __future__ import annotations
@@ -212,20 +213,30 @@ class Election:
             self._respond_vote(request, token, VoteResult.REJECT_UNKNOWN_LEADER)
         elif request.leader_id == member.self_id or request.term > MAX_TERM:
             self._respond_vote(request, token, VoteResult.REJECT_UNEXPECTED_LEADER)
+        elif (older_log := self._judge_log(request)) is not None:
+            self._respond_vote(request, token, older_log)
         elif request.term <= member.term or member.adopt(request.term):
             result = self._judge(request)
             if result is VoteResult.ACCEPT and not self._give_vote(request.leader_id):
                 return
             self._respond_vote(request, token, result)
 
-    def _judge(self, request: VoteRequest) -> VoteResult:
-        """The result for a candidate. The checks are in Java's order, except that its term was adopted before."""
-        member = self._member
-        end_term, end_index = member.log_end
+    def _judge_log(self, request: VoteRequest) -> VoteResult | None:
+        """Why the candidate's log is rejected; None if it is not older than this one."""
+        end_term, end_index = self._member.log_end
         if request.ledger_end_term < end_term:
             return VoteResult.REJECT_EXPIRED_LEDGER_TERM
         if request.ledger_end_term == end_term and request.ledger_end_index < end_index:
             return VoteResult.REJECT_SMALL_LEDGER_END_INDEX
+        return None
+
+    def _judge(self, request: VoteRequest) -> VoteResult:
+        """The result for a candidate whose log and term were checked, in Java's order."""
+        member = self._member
+        end_term, end_index = member.log_end
+        if request.term > member.term:
+            # Its term was too far above: it has to ask again.
+            return VoteResult.REJECT_TERM_NOT_READY
         if request.term < member.term:
             is_below_log = request.term < end_term
             return VoteResult.REJECT_TERM_SMALL_THAN_LEDGER if is_below_log else VoteResult.REJECT_EXPIRED_VOTE_TERM

@@ -1,8 +1,11 @@
 """A follower's handling of its leader's pushes (``EntryHandler``).
 
 Stricter than Java: a follower tracks its match index, up to which its log equals the leader's. It appends only after
-it, commits only up to it, and truncates only above it. It never truncates committed entries. Under ``is_sync`` it
-acknowledges only durable entries.
+it, commits only up to it, and truncates only above it. It never truncates committed entries, and a push never raises
+its term: heartbeats do. Under ``is_sync`` it acknowledges only durable entries.
+
+A log is reset only if the leader says, on this member's own connection to it, that the earlier entries have expired: a
+push can be forged, such a response cannot.
 """
 
 from __future__ import annotations
@@ -16,7 +19,15 @@ from pyspark_dledger.errors import DiskFullError, InconsistentError
 from pyspark_dledger.format.encode.encoded import Buffer
 from pyspark_dledger.raft.core.member import DISK_FAILURES, Member
 from pyspark_dledger.raft.core.pushed_entries import PushedEntry, are_equal, only_entry, split
-from pyspark_dledger.raft.messages import PushRequest, PushResponse, PushType, Role
+from pyspark_dledger.raft.messages import (
+    GetRequest,
+    GetResponse,
+    PushRequest,
+    PushResponse,
+    PushType,
+    Response,
+    Role,
+)
 
 # The kind of problems that keep this member from accepting its leader's entries.
 _BLOCKED = "follower"
@@ -28,6 +39,14 @@ class _DelayedReply(NamedTuple):
     index: int  # type: ignore[assignment]  # shadows tuple.index, which nobody calls
     token: object
     response: PushResponse
+
+
+class _Reset(NamedTuple):
+    """A reset of the log that a leader wants; ``index`` is that of the new first entry."""
+
+    leader_id: str | None
+    term: int
+    index: int  # type: ignore[assignment]  # shadows tuple.index, which nobody calls
 
 
 class _RejectedError(Exception):
@@ -50,6 +69,9 @@ class Follower:
         self._delayed: deque[_DelayedReply] = deque()
         # The end of the log at the last push that could not be accepted.
         self._blocked_at: int | None = None
+        # The reset that the leader is asked about, and the one that it has confirmed.
+        self._asked_reset: _Reset | None = None
+        self._confirmed_reset: _Reset | None = None
         self._actions = {
             PushType.APPEND: self._append,
             PushType.COMPARE: self._compare,
@@ -73,8 +95,7 @@ class Follower:
     def handle(self, request: PushRequest, token: object) -> None:
         code = self._leader_error(request)
         if code is not None:
-            if code is not ResponseCode.UNKNOWN:
-                self._member.reply(token, self._response(request, code))
+            self._member.reply(token, self._response(request, code))
             return
         try:
             durable_index = self._actions[request.type](request)
@@ -104,18 +125,18 @@ class Follower:
             self._member.resolve_problem(_BLOCKED)
 
     def _leader_error(self, request: PushRequest) -> ResponseCode | None:
-        """Why the sender is not this member's leader, else None. UNKNOWN: no response, its term cannot be saved."""
+        """Why the sender is not this member's leader, else None."""
         member, leader = self._member, request.leader_id
         if leader == member.leader_id and request.term == member.term and member.role is Role.FOLLOWER:
             return None
         code = member.leader_error(leader, request.term)
         if code is not None:
             return code
-        if request.term > member.term and not member.adopt(request.term):
-            return ResponseCode.UNKNOWN
+        if request.term > member.term:
+            return ResponseCode.TERM_NOT_READY
         if member.leader_id is not None:
             return ResponseCode.INCONSISTENT_LEADER
-        # Only an elected leader pushes; its heartbeat comes later.
+        # Only an elected leader pushes; its heartbeat may come later.
         member.become(Role.FOLLOWER, leader)
         return None
 
@@ -225,12 +246,40 @@ class Follower:
             if entry.index <= store.ledger_end_index:
                 member.truncate(entry.index)
         else:
+            if not self._may_reset(entry.index):
+                raise _RejectedError
             text = self._gap_text(entry.index)
             member.reset(entry.index, entry.pos)
             self._match_index = -1
             if text:
                 member.report_problem(text)
         store.append_as_follower(request.data, request.term)
+
+    def _may_reset(self, index: int) -> bool:
+        """Whether the leader has confirmed that all entries before `index` have expired there; if not, ask it."""
+        member, begin = self._member, self._member.store.ledger_begin_index
+        wanted = _Reset(member.leader_id, member.term, index)
+        if not 0 <= begin < index or self._confirmed_reset == wanted:
+            return True
+        if self._asked_reset is None and member.leader_id is not None:
+            self._asked_reset = wanted
+            request = GetRequest(
+                group=member.group, remote_id=member.leader_id, local_id=member.self_id, begin_index=index - 1
+            )
+            member.send(member.leader_id, request, self._on_reset_response, wanted)
+        return False
+
+    def _on_reset_response(self, asked: _Reset, response: Response | None) -> None:
+        self._asked_reset = None
+        if not isinstance(response, GetResponse):
+            return
+        if response.code == ResponseCode.INDEX_LESS_THAN_LOCAL_BEGIN:
+            self._confirmed_reset = asked
+        else:
+            self._member.report_problem(
+                f"a TRUNCATE of leader {asked.leader_id} would remove all entries before {asked.index}, but entry "
+                f"{asked.index - 1} has not expired there (code {int(response.code)}): nothing was removed"
+            )
 
     def _gap_text(self, index: int) -> str:
         """The entries that this member never gets if its log begins at that index; "" if there are none."""

@@ -16,8 +16,10 @@ from pyspark_dledger.store.dledger_store import DLedgerStore
 
 # The exceptions of a store whose disk fails.
 DISK_FAILURES = (StoreError, OSError)
-# Terms stay far below the overflow of a Java long.
+# Terms stay far below the overflow of a Java long. A message raises a term by at most `MAX_TERM_RISE`, so a member
+# would have to save 2**42 terms to come there. A group of correct members needs one more term for each election.
 MAX_TERM = 2**62
+MAX_TERM_RISE = 2**20
 # The driver reports every outcome within a few seconds; after this time a request is treated as lost.
 _REQUEST_EXPIRES_MS = 30_000
 _MAX_PROBLEMS = 100
@@ -68,6 +70,8 @@ class Member:
         self.effects: list[Effect] = []
         self.problems: deque[str] = deque(maxlen=_MAX_PROBLEMS)
         self.problem_count = 0
+        # Messages whose term was more than `MAX_TERM_RISE` above the present one.
+        self.limited_terms = 0
         self._reported: dict[str, int] = {}
         self._latest = _NO_PROBLEM
         self.role_listeners: list[RoleListener] = []
@@ -160,7 +164,14 @@ class Member:
         return True
 
     def adopt(self, term: int) -> bool:
-        """Become a candidate without a vote in a larger term. Returns False if it cannot be saved."""
+        """Become a candidate without a vote in a larger term, at most `MAX_TERM_RISE` above the present one.
+
+        Returns False if it cannot be saved.
+        """
+        if term > self.term + MAX_TERM_RISE:
+            self.limited_terms += 1
+            self.report(f"a message has term {term}, and this member {self.term}: it rises by {MAX_TERM_RISE}", "rise")
+            term = self.term + MAX_TERM_RISE
         if not self.save_term(term, None):
             return False
         self.become(Role.CANDIDATE, None)

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-import ipaddress
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Collection
 
 from pyspark_dledger.raft.node.inbound import Inbound, Timeouts
 from pyspark_dledger.raft.node.memory_budget import MemoryBudget
 from pyspark_dledger.raft.node.node_config import NodeConfig
-from pyspark_dledger.raft.peers import Address
+from pyspark_dledger.raft.node.roles import Credentials, Roles
 
 # Seconds between two checks of all connections.
 _CHECK_SECONDS = 0.5
@@ -26,19 +24,25 @@ class Connections:
     """Admits connections, and closes those that wait too long.
 
     If there are too many, the one that was silent the longest gives way: first of those that never completed a request,
-    then of the idle ones. A member is known by its id in the first request and by its address, and has room of its own.
+    then of the idle ones. A connection whose first request is of a member, as `Roles` decides, has room of its own.
     """
 
-    def __init__(self, config: NodeConfig, hosts_of_links: Callable[[], Collection[str | None]]) -> None:
+    def __init__(self, config: NodeConfig, hosts_of: Callable[[str], Collection[str]] = lambda _: ()) -> None:
         self.memory = MemoryBudget(config.max_connection_memory)
         self._config = config
         self._timeouts = Timeouts(
             config.handshake_timeout_ms / 1000, config.idle_timeout_ms / 1000, config.transfer_timeout_ms / 1000
         )
-        members = {key: address for key, address in config.members().items() if key != config.self_id}
-        self._members = dict.fromkeys(members, 0)
-        self._member_hosts = _literal_hosts(members)
-        self._hosts_of_links = hosts_of_links
+        members = config.members()
+        self._members = dict.fromkeys((key for key in members if key != config.self_id), 0)
+        self._roles = Roles(
+            *(members, config.self_id),
+            uses_secret=config.member_secret is not None,
+            uses_tls=config.tls is not None,
+            hosts_of=hosts_of,
+        )
+        # Refused requests of strangers that claimed to be members, by the name of the request.
+        self.refused: Counter[str] = Counter()
         self._member_ids: dict[Inbound, str] = {}
         self._clients: dict[Inbound, None] = {}
         self._per_host: Counter[str | None] = Counter()
@@ -67,7 +71,7 @@ class Connections:
     def identified(self, inbound: Inbound, member_id: str | None) -> str | None:
         """The first request names that member as its sender. Returns the reason to close the connection."""
         count = self._members.get(member_id or "", _PER_MEMBER)
-        if member_id is not None and count < _PER_MEMBER and self.is_member_host(inbound.host):
+        if member_id is not None and count < _PER_MEMBER and self.refusal(inbound.shown, member_id) is None:
             self._forget_client(inbound)
             self._members[member_id] = count + 1
             self._member_ids[inbound] = member_id
@@ -90,9 +94,13 @@ class Connections:
             if not self._per_host[inbound.host]:
                 del self._per_host[inbound.host]
 
+    def refusal(self, shown: Credentials, member_id: str) -> str | None:
+        """Why a connection may not act as that member; None if it may."""
+        return self._roles.refusal(member_id, shown)
+
     def is_member_host(self, host: str | None) -> bool:
         """Whether a member has this network address."""
-        return bool(self._members) and (host in self._member_hosts or host in self._hosts_of_links())
+        return self._roles.is_member_host(host)
 
     def _surplus(self, inbound: Inbound, extra: int) -> str | None:
         """Make room for a client's connection. Returns the reason to close it if no other is idle."""
@@ -140,15 +148,3 @@ class Connections:
         for inbound in self.all():
             inbound.check(now, self._timeouts)
         self.memory.wake_later()
-
-
-def _literal_hosts(members: Mapping[str, Address]) -> set[str]:
-    """The network addresses among the members' hosts; those of names are known while a link is connected."""
-    found: set[str] = set()
-    for address in members.values():
-        if address.host.lower() == "localhost":
-            found |= {"127.0.0.1", "::1"}
-        else:
-            with suppress(ValueError):
-                found.add(str(ipaddress.ip_address(address.host)))
-    return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import NamedTuple, Protocol
@@ -28,7 +28,8 @@ from pyspark_dledger.raft.messages import (
 )
 from pyspark_dledger.raft.node.channel import HIGH_WATER, Channel
 from pyspark_dledger.raft.node.memory_budget import FREE_BYTES, MemoryBudget
-from pyspark_dledger.raft.secret import is_same
+from pyspark_dledger.raft.node.roles import Credentials, acting_member, stranger_response
+from pyspark_dledger.raft.secret import NO_SECRETS, Secrets
 from pyspark_dledger.raft.wire import (
     MAX_FRAME_SIZE,
     NO_PERMISSION,
@@ -128,12 +129,16 @@ class Registry(Protocol):
     """Knows all connections (`Connections`)."""
 
     memory: MemoryBudget
+    refused: Counter[str]
 
     def opened(self, inbound: Inbound) -> str | None:
         """The reason to reject a new connection."""
 
     def identified(self, inbound: Inbound, member_id: str | None) -> str | None:
         """The first request names that member as its sender. Returns the reason to close the connection."""
+
+    def refusal(self, shown: Credentials, member_id: str) -> str | None:
+        """Why a connection may not act as that member; None if it may."""
 
     def closed(self, inbound: Inbound) -> None:
         """The connection is lost."""
@@ -143,7 +148,8 @@ class Inbound(Channel):
     """The requests of one client or peer.
 
     Handles no more requests while the other side does not read responses, or while there is no memory for the response.
-    With a ``secret``, the first request must have it, in a small frame and soon; otherwise the connection is closed.
+    If ``secrets`` has one of clients, the first request must have it, in a small frame and soon; otherwise the
+    connection is closed. Requests of members are rejected unless the connection may act as that member (`Roles`).
     """
 
     def __init__(
@@ -152,11 +158,11 @@ class Inbound(Channel):
         max_frame_bytes: int,
         registry: Registry,
         log: RateLimitedLog,
-        secret: str | None = None,
+        secrets: Secrets = NO_SECRETS,
         is_tls: bool = False,
         on_lost: Callable[[Inbound], None] | None = None,
     ) -> None:
-        super().__init__(max_frame_bytes if secret is None else min(max_frame_bytes, _HELLO_BYTES))
+        super().__init__(max_frame_bytes if secrets.client is None else min(max_frame_bytes, _HELLO_BYTES))
         self._max_frame_bytes = max_frame_bytes
         self._handler = handler
         self._registry = registry
@@ -167,8 +173,11 @@ class Inbound(Channel):
         # The connection of a member of the group: limits of memory and idle time are for clients.
         self.is_member = False
         self.is_identified = False
-        # The secret that the first request must have; None afterwards.
-        self._required_secret = secret
+        self._secrets = secrets
+        self._lacks_secret = secrets.client is not None
+        # What the other side has shown, and the members that it may act as, as far as it did.
+        self.shown = Credentials(None)
+        self._acts_as: set[str] = set()
         self._outstanding = 0
         self._max_outstanding = _MIN_OUTSTANDING
         self._reads = 0
@@ -192,6 +201,7 @@ class Inbound(Channel):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
+        self.shown = Credentials(self.host, transport.get_extra_info("peercert"))
         self.active_at = self._taken_at = self._received_at = asyncio.get_running_loop().time()
         self._opened_at = self.active_at
         if (reason := self._registry.opened(self)) is not None:
@@ -314,12 +324,13 @@ class Inbound(Channel):
 
     def _handle(self, received: ReceivedRequest) -> None:
         request = received.request
-        if self._required_secret is not None and not self._check_secret(received, self._required_secret):
-            return
-        if not self.is_identified and not self._identify(request):
+        if not self.is_identified and not (self._check_secret(received) and self._identify(request)):
             return
         if isinstance(request, Refusal):
             self._refuse(received, request)
+            return
+        member_id = acting_member(request)
+        if member_id is not None and member_id not in self._acts_as and not self._check_member(received, member_id):
             return
         if isinstance(request, AppendRequest) and self._follows_rejection(received, request):
             return
@@ -341,16 +352,29 @@ class Inbound(Channel):
             self.abort()
         return reason is None
 
-    # The secret
+    # Secrets and roles
 
-    def _check_secret(self, received: ReceivedRequest, secret: str) -> bool:
-        """Whether the request has the secret; otherwise the connection is closed."""
-        if is_same(received.secret, secret):
-            self._required_secret = None
+    def _check_member(self, received: ReceivedRequest, member_id: str) -> bool:
+        """Whether the connection may act as that member; otherwise the request is rejected."""
+        assert not isinstance(received.request, Refusal)
+        reason = self._registry.refusal(self.shown, member_id)
+        if reason is None:
+            self._acts_as.add(member_id)
+            return True
+        name = type(received.request).__name__
+        self._registry.refused[name] += 1
+        self._log(logging.WARNING, "request refused", address=self.address, request=name, reason=reason)
+        self._send(received, stranger_response(received.request))
+        return False
+
+    def _check_secret(self, received: ReceivedRequest) -> bool:
+        """Whether the first request has a required secret; otherwise the connection is closed."""
+        reason = self._secrets.refusal(received.secret)
+        if reason is None:
+            self._lacks_secret = False
+            self.shown = self.shown._replace(has_secret=self._secrets.is_member(received.secret))
             self.wire.set_max_frame_size(self._max_frame_bytes)
             return True
-        found = "none" if received.secret is None else "another"
-        reason = f"expected the secret of this node in the first request, found {found}: connect with it"
         self._refuse(received, Refusal(NO_PERMISSION, reason))
         self._log(logging.WARNING, "connection refused", address=self.address, reason=reason)
         self.close()
@@ -450,7 +474,7 @@ class Inbound(Channel):
 
     def _overdue(self, now: float, timeouts: Timeouts) -> str | None:
         """What has taken too long."""
-        if self._required_secret is not None and now - self._opened_at > timeouts.handshake:
+        if self._lacks_secret and now - self._opened_at > timeouts.handshake:
             return f"expected the secret of this node in {timeouts.handshake:g} s, found no request"
         if not self.is_member and self.is_idle and now - self.active_at > timeouts.idle:
             return f"idle for more than {timeouts.idle:g} s"

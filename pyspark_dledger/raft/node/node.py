@@ -7,6 +7,7 @@ import logging
 import random
 import ssl
 import time
+from collections.abc import Collection
 from typing import Any
 
 from pyspark_dledger.common.log_records import LOG, RateLimitedLog, record
@@ -43,7 +44,7 @@ class Node:
         self._listen = config.listen_address()
         self._is_sync = config.flush_mode() == "sync" and config.store is not None
         self._log = RateLimitedLog()
-        self._connections = Connections(config, lambda: {link.host for link in self._links.values()})
+        self._connections = Connections(config, self._hosts_of)
         self._local_requests: set[asyncio.Future[Response]] = set()
         self._links: dict[str, PeerLink] = {}
         self._server: Listener | None = None
@@ -231,7 +232,7 @@ class Node:
         assert self._driver is not None
         config = self.config
         return Inbound(
-            *(self._driver, config.max_frame_bytes, self._connections, self._log, config.secret),
+            *(self._driver, config.max_frame_bytes, self._connections, self._log, config.secrets()),
             is_tls=config.tls is not None,
             on_lost=self._reads.drop,
         )
@@ -242,8 +243,13 @@ class Node:
         hello = MetadataRequest(group=config.group, remote_id=peer_id, local_id=config.self_id)
         return PeerLink(
             *(peer_id, address, hello, tls, config.max_frame_bytes),
-            *(driver.handle_response, driver.set_peer_binary, config.secret),
+            *(driver.handle_response, driver.set_peer_binary, config.secrets().of_links),
         )
+
+    def _hosts_of(self, member_id: str) -> Collection[str]:
+        """The network addresses of a member whose host is a name."""
+        link = self._links.get(member_id)
+        return () if link is None else link.hosts
 
     def _fail(self, error: Exception) -> None:
         fields = {"group": self.config.group, "id": self.config.self_id, "reason": repr(error)}

@@ -21,7 +21,7 @@ from pyspark_dledger.common.options import (
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.raft.core import CoreConfig
 from pyspark_dledger.raft.peers import Address, parse_address, parse_peers
-from pyspark_dledger.raft.secret import check_secret
+from pyspark_dledger.raft.secret import Secrets, check_secret
 from pyspark_dledger.raft.tls import Tls
 from pyspark_dledger.raft.wire import MAX_FRAME_SIZE
 from pyspark_dledger.store.store_config import FLUSHES, Flush, StoreConfig
@@ -35,7 +35,8 @@ PATH = Parser("a path", lambda value: Path(parse_text(value)))
 class NodeConfig:
     """One member of a group.
 
-    Without ``store`` the log is only in memory. Every peer and client must send ``secret``; without TLS unencrypted.
+    Without ``store`` the log is only in memory. Clients must send ``secret``, members ``member_secret``, or ``secret``
+    if there is none. Secrets are unencrypted without TLS.
     ``store_options`` are fields of ``StoreConfig``, ``core_options`` of ``CoreConfig``, by name.
     """
 
@@ -53,6 +54,7 @@ class NodeConfig:
     )
     tls: Tls | None = None
     secret: str | None = field(default=None, repr=False)
+    member_secret: str | None = field(default=None, repr=False)
     max_frame_bytes: int = MAX_FRAME_SIZE
     max_connections: int = option(1024, COUNT, "of clients; then the oldest idle one gives way")
     max_connections_per_address: int = option(512, COUNT, "of one address")
@@ -65,6 +67,10 @@ class NodeConfig:
 
     def __post_init__(self) -> None:
         check_secret(self.secret)
+        check_secret(self.member_secret, "memberSecret")
+
+    def secrets(self) -> Secrets:
+        return Secrets(self.secret, self.member_secret)
 
     def members(self) -> dict[str, Address]:
         """The members by id. Raises OptionError if this node is not among them."""

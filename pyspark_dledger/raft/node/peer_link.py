@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import ssl
 from collections import deque
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from pyspark_dledger.common.log_records import record
 from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.raft.loops import cancel
 from pyspark_dledger.raft.messages import MetadataRequest, Request, Response, TransferRequest
-from pyspark_dledger.raft.node.channel import Channel
+from pyspark_dledger.raft.node.channel import Channel, host_of
 from pyspark_dledger.raft.peers import Address
 from pyspark_dledger.raft.wire import EncodeError, ReceivedRequest, ReceivedResponse, Refusal
 
@@ -54,6 +55,8 @@ class PeerLink:
         self._on_connected = on_connected
         self._secret = secret
         self._channel: _PeerChannel | None = None
+        # The network addresses of the peer's host at the last lookup.
+        self.hosts: frozenset[str] = frozenset()
         self._waiting: deque[tuple[int, Request]] = deque()
         self._is_connecting = False
         self._task: asyncio.Task[None] | None = None
@@ -69,11 +72,6 @@ class PeerLink:
     @property
     def is_connected(self) -> bool:
         return self._channel is not None and self._channel.is_ready
-
-    @property
-    def host(self) -> str | None:
-        """The network address of the peer, while connected."""
-        return None if self._channel is None else self._channel.host
 
     def send(self, token: int, request: Request, now: int) -> None:
         """Send a request with the next `flush`; `now` in milliseconds."""
@@ -125,11 +123,13 @@ class PeerLink:
         """Connect and send the hello. The event is set when the connection is lost."""
         loop = asyncio.get_running_loop()
         self._is_connecting = True
-        host = self._address.host
+        host, port = self._address
+        found = await asyncio.wait_for(loop.getaddrinfo(host, port, type=socket.SOCK_STREAM), _CONNECT_SECONDS)
+        self.hosts = frozenset(host_of(each[4]) for each in found)
         connecting = loop.create_connection(
             lambda: _PeerChannel(self._max_frame_bytes, self._on_response, self._secret),
             host,
-            self._address.port,
+            port,
             ssl=self._tls,
             server_hostname=host if self._tls is not None else None,
         )

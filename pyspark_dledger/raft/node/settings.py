@@ -11,6 +11,7 @@ from pyspark_dledger.errors import OptionError
 from pyspark_dledger.format.state_files import property_lines
 from pyspark_dledger.raft.core import CoreConfig
 from pyspark_dledger.raft.node.node_config import PATH, NodeConfig
+from pyspark_dledger.raft.secret import read_secret
 from pyspark_dledger.raft.tls import Tls
 from pyspark_dledger.store.store_config import StoreConfig
 
@@ -50,6 +51,8 @@ _OF_NODES = (
     Option("tlsCert", "tls_cert", None, PATH, "PEM file of the certificate; TLS needs all three"),
     Option("tlsKey", "tls_key", None, PATH, "PEM file of its key"),
     Option("tlsCa", "tls_ca", None, PATH, "PEM file of the CA that signed all certificates"),
+    Option("secretFile", "secret_file", None, PATH, "file with the secret of clients"),
+    Option("memberSecretFile", "member_secret_file", None, PATH, "file with the secret of members"),
 )
 
 SETTINGS: Mapping[str, Setting] = {
@@ -117,6 +120,8 @@ def node_config(settings: Mapping[str, str]) -> NodeConfig:
     config = NodeConfig(
         store=store,
         tls=_tls_of(node),
+        secret=_secret_of(node, "secretFile", "secret_file"),
+        member_secret=_secret_of(node, "memberSecretFile", "member_secret_file"),
         store_options=parts["store"],
         core_options=parts["core"],
         **node,  # type: ignore[arg-type]  # each was parsed by its setting
@@ -173,6 +178,12 @@ def _store_of(node: dict[str, object]) -> Path | None:
         raise OptionError("config: storeBaseDir missing: set the folder of the store")
     assert isinstance(store, Path)
     return store
+
+
+def _secret_of(node: dict[str, object], name: str, field: str) -> str | None:
+    file = node.pop(field, None)
+    assert file is None or isinstance(file, Path)
+    return None if file is None else read_secret(file, name)
 
 
 def _tls_of(node: dict[str, object]) -> Tls | None:

@@ -21,6 +21,7 @@ class _PeerHeartbeat:
     sent_at: int = 0
     is_live: bool = False
     repeated_round: int = 0
+    repeated_term: int = -1
 
 
 class _SentHeartbeat(NamedTuple):
@@ -115,14 +116,17 @@ class Heartbeats:
         if response.code == ResponseCode.SUCCESS:
             peer.round, peer.sent_at = max(peer.round, sent.round), max(peer.sent_at, sent.sent_at)
             self._release_confirmations()
-        elif response.code == ResponseCode.TERM_NOT_READY and peer.repeated_round != self._round:
-            # The peer has adopted the term. One repetition per round, so that two members cannot loop.
-            peer.repeated_round = self._round
+        elif response.code == ResponseCode.TERM_NOT_READY and self._may_repeat(peer, response.term):
+            peer.repeated_round, peer.repeated_term = self._round, response.term
             self._send(peer)
         elif response.code == ResponseCode.INCONSISTENT_LEADER:
             member.report_problem(
                 f"{peer.peer_id} follows another leader in term {member.term}: two members lead one term"
             )
+
+    def _may_repeat(self, peer: _PeerHeartbeat, term: int) -> bool:
+        """The peer has adopted a term. One repetition per round, or while its term rises: two members cannot loop."""
+        return peer.repeated_round != self._round or peer.repeated_term < term < self._member.term
 
     def _quorum_value(self, name: str, own: int) -> int:
         """The highest value that a quorum has reached; this member has `own`."""

@@ -1,0 +1,130 @@
+"""Who may act as a member of the group: requests of members are rejected from all others.
+
+A connection proves it by the members' secret if the node has one, else by its certificate under TLS, else by its
+network address, which must be that of the member in ``peers``.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from pyspark_dledger.common.response_codes import ResponseCode
+from pyspark_dledger.raft.messages import (
+    HeartBeatRequest,
+    PushRequest,
+    Request,
+    Response,
+    TransferRequest,
+    VoteRequest,
+    VoteResponse,
+    VoteResult,
+)
+from pyspark_dledger.raft.peers import Address
+from pyspark_dledger.raft.wire.message_kinds import REQUEST_CODES, RESPONSES
+
+MEMBER_UNIT = "dledger-member"
+"""The organizational unit (OU) of certificates that may act as any member."""
+
+_LED_BY = (PushRequest, HeartBeatRequest, VoteRequest)
+
+
+class Credentials(NamedTuple):
+    """What a connection has shown: its network address, its certificate (``getpeercert``), the members' secret."""
+
+    host: str | None
+    certificate: Mapping[str, Any] | None = None
+    has_secret: bool = False
+
+
+def acting_member(request: Request) -> str | None:
+    """The member that a request claims to be of; None for requests that clients may send."""
+    if isinstance(request, _LED_BY):
+        return request.leader_id or ""
+    if isinstance(request, TransferRequest) and request.transfer_id != request.remote_id:
+        return request.transfer_id or ""
+    return None
+
+
+def stranger_response(request: Request) -> Response:
+    """The response to a member's request that came from another place. It has no term: nobody should adopt one."""
+    response = RESPONSES[REQUEST_CODES[type(request)]](
+        group=request.group, local_id=request.local_id, remote_id=request.remote_id, code=ResponseCode.UNKNOWN_MEMBER
+    )
+    if isinstance(response, VoteResponse):
+        response.vote_result = VoteResult.REJECT_UNKNOWN_LEADER
+    return response
+
+
+class Roles:
+    """Judges connections. ``hosts_of`` gives the known network addresses of a member whose host is a name."""
+
+    def __init__(
+        self,
+        members: Mapping[str, Address],
+        self_id: str,
+        *,
+        uses_secret: bool = False,
+        uses_tls: bool = False,
+        hosts_of: Callable[[str], Collection[str]] = lambda _: (),
+    ) -> None:
+        self._others = {key: address for key, address in members.items() if key != self_id}
+        self._literal = {key: literal_hosts(address) for key, address in self._others.items()}
+        self._uses_secret = uses_secret
+        self._uses_tls = uses_tls
+        self._hosts_of = hosts_of
+
+    def is_member_host(self, host: str | None) -> bool:
+        """Whether another member has this network address."""
+        return any(self._has_host(member_id, host) for member_id in self._others)
+
+    def refusal(self, member_id: str | None, shown: Credentials) -> str | None:
+        """Why a connection may not act as that member; None if it may."""
+        if member_id is None or member_id not in self._others:
+            return f"expected another member of {', '.join(self._others) or 'a group of one'}, found {member_id}"
+        if self._uses_secret:
+            return None if shown.has_secret else "expected the members' secret in the first request, found none"
+        if self._uses_tls:
+            return self._certificate_refusal(member_id, shown.certificate or {})
+        if self._has_host(member_id, shown.host):
+            return None
+        return (
+            f"expected {member_id} at {self._others[member_id].host} of peers, found {shown.host}: correct peers, or "
+            "use memberSecretFile or TLS"
+        )
+
+    def _has_host(self, member_id: str, host: str | None) -> bool:
+        return host is not None and (host in self._literal[member_id] or host in self._hosts_of(member_id))
+
+    def _certificate_refusal(self, member_id: str, certificate: Mapping[str, Any]) -> str | None:
+        host = self._others[member_id].host
+        subject = [pair for part in certificate.get("subject", ()) for pair in part]
+        names = [text for key, text in subject if key == "commonName"]
+        alternatives = [text for _, text in certificate.get("subjectAltName", ())]
+        wanted = {member_id.lower(), host.lower(), *literal_hosts(self._others[member_id])}
+        if ("organizationalUnitName", MEMBER_UNIT) in subject or member_id in names:
+            return None
+        if not wanted.isdisjoint(_plain(text) for text in alternatives):
+            return None
+        found = ", ".join((*names, *alternatives)) or "no name"
+        return f"expected a certificate of {member_id} (CN or subjectAltName {member_id} or {host}), found {found}"
+
+
+def literal_hosts(address: Address) -> set[str]:
+    """The network addresses that a host text stands for without a lookup."""
+    if address.host.lower() == "localhost":
+        return {"127.0.0.1", "::1"}
+    plain = _plain(address.host)
+    with suppress(ValueError):
+        ipaddress.ip_address(plain)
+        return {plain}
+    return set()
+
+
+def _plain(name: str) -> str:
+    """A host or network address in its usual spelling."""
+    with suppress(ValueError):
+        return str(ipaddress.ip_address(name))
+    return name.lower()

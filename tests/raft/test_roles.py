@@ -1,0 +1,141 @@
+"""Who may act as a member, and secrets in files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyspark_dledger.errors import OptionError
+from pyspark_dledger.raft.messages import (
+    AppendRequest,
+    HeartBeatRequest,
+    PushRequest,
+    Request,
+    TransferRequest,
+    VoteRequest,
+)
+from pyspark_dledger.raft.node.roles import Credentials, Roles, acting_member
+from pyspark_dledger.raft.node.settings import NodeSettings, node_config
+from pyspark_dledger.raft.peers import parse_peers
+from pyspark_dledger.raft.secret import Secrets
+
+PEERS = parse_peers("n0-10.0.0.1:1;n1-10.0.0.2:1;n2-db.example:1;n3-[fe80:0::1]:1")
+
+
+@pytest.mark.parametrize(
+    ("member_id", "host", "is_allowed"),
+    [
+        ("n1", "10.0.0.2", True),
+        ("n1", "10.0.0.1", False),
+        ("n1", None, False),
+        ("n0", "10.0.0.1", False),  # itself
+        ("n9", "10.0.0.2", False),
+        ("", "10.0.0.2", False),
+        ("n2", "10.7.7.7", True),
+        ("n2", "10.0.0.2", False),
+        ("n3", "fe80::1", True),
+    ],
+)
+def test_a_member_is_known_by_its_address(member_id: str, host: str | None, is_allowed: bool) -> None:
+    roles = Roles(PEERS, "n0", hosts_of=lambda found: {"n2": ["10.7.7.7"]}.get(found, []))
+    reason = roles.refusal(member_id, Credentials(host))
+    assert (reason is None) is is_allowed
+    if member_id == "n1" and host:
+        assert is_allowed or reason == (
+            "expected n1 at 10.0.0.2 of peers, found 10.0.0.1: correct peers, or use memberSecretFile or TLS"
+        )
+
+
+def certificate(*names: tuple[str, str], unit: str = "") -> dict[str, Any]:
+    """As `ssl.SSLSocket.getpeercert` returns it."""
+    subject = [((key, name),) for key, name in names]
+    subject += [(("organizationalUnitName", unit),)] if unit else []
+    return {"subject": tuple(subject)}
+
+
+@pytest.mark.parametrize(
+    ("shown", "is_allowed"),
+    [
+        (certificate(("commonName", "n1")), True),
+        (certificate(("commonName", "n2")), False),
+        (certificate(("commonName", "client")), False),
+        (certificate(("organizationName", "n1")), False),
+        ({"subjectAltName": (("IP Address", "10.0.0.2"),)}, True),
+        ({"subjectAltName": (("IP Address", "10.0.0.3"),)}, False),
+        ({"subjectAltName": (("DNS", "N1"),)}, True),
+        (certificate(("commonName", "any"), unit="dledger-member"), True),
+        (certificate(("commonName", "dledger-member")), False),
+        (None, False),
+    ],
+)
+def test_a_member_is_known_by_its_certificate(shown: dict[str, Any] | None, is_allowed: bool) -> None:
+    roles = Roles(PEERS, "n0", uses_tls=True)
+    assert (roles.refusal("n1", Credentials("10.0.0.2", shown)) is None) is is_allowed
+
+
+def test_the_members_secret_replaces_address_and_certificate() -> None:
+    roles = Roles(PEERS, "n0", uses_secret=True, uses_tls=True)
+    named = certificate(("commonName", "n1"))
+    assert roles.refusal("n1", Credentials("10.0.0.2", named)) == (
+        "expected the members' secret in the first request, found none"
+    )
+    assert roles.refusal("n1", Credentials("10.9.9.9", None, has_secret=True)) is None
+    assert roles.refusal("n9", Credentials("10.0.0.2", None, has_secret=True)) is not None
+
+
+@pytest.mark.parametrize(
+    ("request_", "member_id"),
+    [
+        (PushRequest(leader_id="n1"), "n1"),
+        (HeartBeatRequest(leader_id="n1"), "n1"),
+        (VoteRequest(local_id="n1"), ""),
+        (TransferRequest(remote_id="n0", transfer_id="n1", transferee_id="n0"), "n1"),
+        (TransferRequest(remote_id="n0"), ""),
+        # The command of an operator to the leader.
+        (TransferRequest(remote_id="n0", transfer_id="n0", transferee_id="n1"), None),
+        (AppendRequest(leader_id="n1"), None),
+    ],
+    ids=repr,
+)
+def test_requests_of_members(request_: Request, member_id: str | None) -> None:
+    assert acting_member(request_) == member_id
+
+
+@pytest.mark.parametrize(
+    ("secrets", "given", "found"),
+    [
+        (Secrets(), "any", None),
+        (Secrets("c"), "c", None),
+        (Secrets("c"), None, "none"),
+        (Secrets("c", "m"), "m", None),
+        (Secrets("c", "m"), "x", "another"),
+        (Secrets(None, "m"), None, None),
+        (Secrets(None, "m"), "x", "another"),
+    ],
+)
+def test_secrets_of_a_first_request(secrets: Secrets, given: str | None, found: str | None) -> None:
+    reason = secrets.refusal(given)
+    assert (reason is None) if found is None else (reason is not None and f"found {found}:" in reason)
+    assert "'m'" not in repr(secrets) and secrets.is_member(given) is (given == "m")
+
+
+def test_secrets_are_read_from_files(tmp_path: Path) -> None:
+    (tmp_path / "clients").write_text("of clients\n")
+    (tmp_path / "members").write_text("of members")
+    settings = NodeSettings()
+    for name, text in {"group": "g", "selfId": "n0", "peers": "n0-127.0.0.1:1", "storeBaseDir": "s"}.items():
+        settings.set(name, text, "test")
+    settings.set("secretFile", str(tmp_path / "clients"), "--secret-file")
+    settings.set("memberSecretFile", str(tmp_path / "members"), "--member-secret-file")
+    config = node_config(settings)
+    assert (config.secret, config.member_secret) == ("of clients", "of members")
+    assert config.secrets().of_links == "of members" and "of members" not in repr(config)
+    for content, text in (("", "expected one line in"), ("a\nb", "found 2"), ("ä", "printable ASCII")):
+        (tmp_path / "members").write_text(content)
+        with pytest.raises(OptionError, match=f"^memberSecretFile: .*{text}"):
+            node_config(settings)
+    (tmp_path / "clients").unlink()
+    with pytest.raises(OptionError, match=r"^secretFile: .* cannot be read: No such file"):
+        node_config(settings)
