@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from pyspark_dledger.common.integers import INT64_MAX
-from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.spec import Segment
 from pyspark_dledger.log.options import ReadOptions
-from pyspark_dledger.log.replicas import Terms, agreement, majority_index, same_entry, superseding
+from pyspark_dledger.log.replicas import Terms, agreement, majority_index, superseding
 from pyspark_dledger.log.store_view import StoreView
 
 
@@ -115,34 +114,3 @@ def best(bounds: list[Bound], end_index: int) -> Bound:
         ((bound.index, bound.source) for bound in known if bound.index is not None), key=lambda pair: pair[0]
     )
     return Bound(min(index, end_index), source)
-
-
-def check_replicas(store: StoreView, committed: int | None) -> None:
-    """Raises StoreError if a replica contradicts `store` at or below `committed`, or is of another group.
-
-    Above its own committed index a replica cannot contradict: an old leader keeps uncommitted entries for a while.
-    """
-    mine = Terms(store)
-    for other in store.replicas:
-        theirs = Terms(other)
-        begin = max(mine.first, theirs.first)
-        end = min(mine.last, theirs.last)
-        if begin > end:
-            continue
-        agreed = agreement(mine, theirs)
-        known = [index for index in (committed, own_bound(other).index) if index is not None]
-        limit = min([end, *known])
-        if len(known) == 2 and agreed is not None and agreed < limit:
-            index = agreed + 1
-            raise StoreError(
-                f"{other.path}: expected index {index} with term {mine.at(index)} as in {store.path}, found term "
-                f"{theirs.at(index)}, and both say that it is committed: this replica is of another group, or one "
-                "of them is damaged"
-            )
-        last_common = agreed if agreed is not None else begin - 1
-        for index in sorted({begin, min(last_common, limit)}):
-            if begin <= index <= last_common and not same_entry(store, other, index):
-                raise StoreError(
-                    f"{other.path}: expected the entry {index} of {store.path}, found other bytes: "
-                    "this replica is of another group, or one of them is damaged"
-                )

@@ -71,8 +71,10 @@ def check_use(options: ReadOptions, use: str) -> None:
     effective = USES[use] | ({"table"} if use == f"table {options.table}" else set())
     for option in OPTIONS:
         if option.name not in effective and getattr(options, option.field) != getattr(_DEFAULTS, option.field):
-            uses = _uses(option.name)
-            raise OptionError(f"option {option.name} has no effect on {use}, only on {uses}: leave it out")
+            why = f", only on {_uses(option.name)}: leave it out"
+            if option.name == "heal" and use in (FOLLOW, STREAM):
+                why = ", which reads one store while it grows: heal in a batch read, such as dledger dump"
+            raise OptionError(f"option {option.name} has no effect on {use}{why}")
     if options.group_size is not None and options.replicas is None:
         raise OptionError("option groupSize has no effect without option replicas: give both, or neither")
     if options.heal:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import zlib
@@ -11,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from pyspark_dledger.errors import StoreError
+from pyspark_dledger.cli.main import main
+from pyspark_dledger.cli.stores.commit_log_text import lost_text
 from pyspark_dledger.log import open_log
 from pyspark_dledger.log.diff.commit_log.comparison import CommitLogComparison, compare_commit_logs
 from pyspark_dledger.log.io.store_checkpoint import SIZE, StoreCheckpoint
@@ -237,5 +239,72 @@ def test_a_pipe_in_place_of_a_file_does_not_block(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "a" / "checkpoint")
     log = open_log(str(tmp_path / "a"))
     assert "not a file" in (log.state.problem or "")
-    with pytest.raises(StoreError, match="not a file"):
-        compared(tmp_path / "a", tmp_path / "a")
+    found = compared(tmp_path / "a", tmp_path / "a")
+    assert starts(found) == ["unknown", "unknown"]
+    assert found.verdict.members[0].unreadable == ("checkpoint cannot be read (not a file)",)
+
+
+# What cannot be read
+
+
+@pytest.mark.parametrize("file", ["checkpoint", "consumequeue/Orders/0/00000000000000000000", "consumequeue/Orders/0"])
+def test_what_cannot_be_read_leaves_the_verdict_open(
+    file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    roots = [tmp_path / "a", tmp_path / "b"]
+    for root in roots:
+        write_consume_queue(root, write_commitlog(root, messages(20)).rows)
+        (root / "checkpoint").write_bytes(bytes(SIZE))
+    hidden = roots[0] / file
+    hidden.rename(tmp_path / "hidden")
+    hidden.symlink_to("nowhere")
+    found = compared(*roots)
+    assert starts(found) == ["unknown", "master"]
+    assert [text.partition(" ")[0] for text in found.verdict.members[0].unreadable] == [file]
+    assert lost_text(found.verdict) == "cannot tell if a log was longer: files of a cannot be read"
+    assert main(["diff", *map(str, roots)]) == 1
+    printed = capsys.readouterr().out
+    assert f"\na cannot tell if it may start: {file} cannot be read" in printed
+    assert f"\nnext: make all files readable, dledger verify {roots[0]} --least warning lists them" in printed
+    assert main(["diff", *map(str, roots), "--json"]) == 1
+    assert f"{roots[0]}: {file} cannot be read" in capsys.readouterr().err
+    assert main(["report", *map(str, roots), "--json"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert report["findings"]["counts"]["unreadableFile"] == 1
+
+
+# The only copy left
+
+
+@pytest.mark.parametrize("others", ["damaged", "without the file"])
+def test_the_only_copy_left_must_be_what_its_queue_knows(others: str, tmp_path: Path) -> None:
+    """The CRC of a message covers its body only: another topic can be damage."""
+    stores = {name: write_commitlog(tmp_path / name, messages(COUNT)) for name in "ab"}
+    for store in stores.values():
+        write_consume_queue(store.path, store.rows)
+    row = stores["a"].rows[20]
+    segment = next(each for each in stores["a"].segments if each.name == row["segment"])
+    if others == "damaged":
+        overwrite(segment.path.replace("/a/", "/b/"), row["pos"] - segment.base + 150)
+    else:
+        Path(segment.path.replace("/a/", "/b/")).unlink()
+    found = compared(tmp_path / "a", tmp_path / "b")
+    assert (starts(found), lost_text(found.verdict)) == (["master", "no"], "nothing")
+    overwrite(
+        segment.path,
+        row["pos"] - segment.base + Path(segment.path).read_bytes()[row["pos"] - segment.base :].index(b"Orders"),
+    )
+    found = compared(tmp_path / "a", tmp_path / "b")
+    assert starts(found) == ["unknown", "no"]
+    assert found.verdict.unclear.ranges == ((row["pos"], row["pos"] + row["size"] - 1),)
+    assert not found.verdict.lost.entries
+
+
+def test_copies_that_differ_where_another_is_damaged_are_unclear(tmp_path: Path) -> None:
+    stores = [write_commitlog(tmp_path / name, messages(20)) for name in "abc"]
+    row = stores[0].rows[3]
+    overwrite(stores[0].segments[0].path, row["pos"] + 150)
+    overwrite(stores[1].segments[0].path, row["pos"] + 50)
+    found = compared(*(tmp_path / name for name in "abc"))
+    assert starts(found) == ["no", "unknown", "unknown"]
+    assert found.verdict.unclear.ranges == ((row["pos"], row["pos"] + row["size"] - 1),)

@@ -422,6 +422,18 @@ def test_contradicting_committed_entries_are_a_row(write: Write, engine: str) ->
     ]
 
 
+def test_damaged_members_prove_and_contradict_nothing(write: Write, engine: str) -> None:
+    """n1 lost the file in which the term changes, and its first entry."""
+    stores = write(*[[1] * 60 + [2] * 60] * 2, committed=119)
+    file = next(row["segment"] for row in stores[1].rows if row["term"] == 2)
+    changed = next(Path(segment.path) for segment in stores[1].segments if segment.name == file)
+    assert changed.name not in (stores[1].segments[0].name, stores[1].segments[-1].name)
+    changed.unlink()
+    with Path(stores[1].segments[0].path).open("r+b") as first:
+        first.write(bytes(60))
+    assert sum(batch.num_rows for batch in opened(stores, engine, committedBound="checkpoint").scan()) == 120
+
+
 def test_all_entries_of_another_group_have_other_bytes(tmp_path: Path, engine: str) -> None:
     stores = [
         write_dledger(tmp_path / str(n), payloads([1] * 9, group=group), node=f"n{n}")

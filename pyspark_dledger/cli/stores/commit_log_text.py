@@ -11,7 +11,7 @@ from pyspark_dledger.cli.exit_codes import CLEAN, FINDINGS
 from pyspark_dledger.cli.output.rows import Row, cell, fields_row, range_text
 from pyspark_dledger.cli.output.stream import Output
 from pyspark_dledger.cli.output.text_table import print_table
-from pyspark_dledger.cli.stores.verdict_text import UNDECIDED
+from pyspark_dledger.cli.stores.verdict_text import UNDECIDED, readable_text, unread_ends_text, unreadable_text
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.log import Log
 
@@ -57,7 +57,7 @@ def _state_rows(found: CommitLogComparison) -> list[Row]:
         for state in found.states
     ]
     optional = ("epoch", "epochProblem", "confirmOffset")
-    left_out = {"path", *(name for name in optional if all(row[name] is None for row in rows))}
+    left_out = {"path", "unreadable", *(name for name in optional if all(row[name] is None for row in rows))}
     return [{name: value for name, value in row.items() if name not in left_out} for row in rows]
 
 
@@ -103,6 +103,7 @@ def lost_text(verdict: CommitLogVerdict) -> str:
         parts.append(
             f"cannot tell for positions {ranges_text(verdict.unclear)}: copies differ, and no checksum decides"
         )
+    parts += unread_ends_text(verdict.members)
     yet = [
         f"{member.node} would lose {member.truncation.confirmed_bytes} confirmed bytes as slave of {member.ahead}"
         for member in verdict.members
@@ -118,6 +119,8 @@ def member_text(member: MemberVerdict) -> str:
     if member.start == "no":
         return f"must not start as it is: {'; '.join(_reasons(member))}"
     if member.start == "unknown":
+        if not member.unclear.entries:
+            return unreadable_text(member.unreadable)
         where = ranges_text(member.unclear)
         return f"may be damaged: no check tells if its copy of positions {where} is intact; do not let it be the master"
     if member.start == "master":
@@ -182,8 +185,11 @@ def next_text(verdict: CommitLogVerdict) -> str:
     damaged = [member for member in members if member.start == "no"]
     paths = shlex.join(member.path for member in members)
     salvage = f"dledger salvage {paths} --to NEW"
-    if any(member.start == "unknown" for member in members):
+    if any(member.unclear.entries for member in members):
         return f"see which copy is right: dledger salvage {paths} --plan; then {salvage} {UNDECIDED}"
+    unread = [member.path for member in members if member.unreadable]
+    if unread:
+        return readable_text(unread)
     if not damaged:
         return f"{''.join(map(_saving, members))}dledger verify {paths} --least warning; if clean, start them"
     if (donor := verdict.donor) is not None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pyspark_dledger.cli.arguments import ROW_POSITION
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.log import Log
-from pyspark_dledger.log.option_uses import check_use
+from pyspark_dledger.log.option_uses import USES, check_use
 from pyspark_dledger.log.options import find_option, parse_options
 
 MIN_EPOCH_MS = 10**12
@@ -82,7 +82,9 @@ def open_store(args: argparse.Namespace, use: str | None = None) -> Log:
 
 
 def open_stores(args: argparse.Namespace, use: str) -> Iterator[Log]:
-    """The store at each path. Raises OptionError for an option without an effect on `use`."""
+    """The store at each path, with heal one store of all paths. Raises OptionError for an option without an effect."""
     options = parse_options(read_options(args))
+    if options.heal and "heal" in USES[use]:
+        return iter([open_store(args, use)])
     check_use(options, use)
     return (Log(path, options) for path in args.path)

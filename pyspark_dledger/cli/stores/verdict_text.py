@@ -11,6 +11,7 @@ from pyspark_dledger.cli.output.rows import cell, range_text
 from pyspark_dledger.common.plurals import counted
 
 if TYPE_CHECKING:
+    from pyspark_dledger.log.diff.commit_log.verdict import MemberVerdict as CommitLogMember
     from pyspark_dledger.log.diff.elections import Loss
     from pyspark_dledger.log.diff.ranges import Ranges
     from pyspark_dledger.log.diff.verdict import GroupVerdict, MemberVerdict
@@ -63,9 +64,27 @@ def lost_text(found: GroupVerdict, headers: Ranges) -> str:
         )
     if found.unclear_entries.entries:
         parts.append(unclear_text(found.unclear_entries))
+    parts += unread_ends_text(found.members)
     if parts and found.missing_members:
         parts.append(f"{found.missing_members} of the group's members were not given, and may have them")
     return "; ".join(parts) or "nothing"
+
+
+def unread_ends_text(members: Sequence[MemberVerdict | CommitLogMember]) -> list[str]:
+    """That logs may have been longer: what proves it cannot be read."""
+    names = _names([member.node for member in members if member.unreadable])
+    return [f"cannot tell if a log was longer: files of {names} cannot be read"] if names else []
+
+
+def unreadable_text(problems: Sequence[str]) -> str:
+    """That a member with files that cannot be read cannot be judged."""
+    more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
+    return f"cannot tell if it may start: {cell(problems[0])}{more}"
+
+
+def readable_text(paths: Sequence[str]) -> str:
+    """The next step where files cannot be read."""
+    return f"make all files readable, {_command('verify', paths)} --least warning lists them; then repeat this command"
 
 
 def unclear_text(ranges: Ranges) -> str:
@@ -80,6 +99,8 @@ def member_text(member: MemberVerdict) -> str:
     """What may be done with a member as it is, and why."""
     if member.start == "no":
         return f"must not start as it is: {'; '.join(_reasons(member))}"
+    if member.start == "unknown" and not member.unclear.entries:
+        return unreadable_text(member.unreadable)
     if member.start == "unknown":
         return (
             f"may be damaged: no check tells if its copy of {ranges_text(member.unclear)} is intact; do not let it "
@@ -134,6 +155,9 @@ def next_text(found: GroupVerdict) -> str:
         )
         salvage = _command("salvage", [member.path for member in found.members])
         return f"compare the copies: {compare}; then {salvage} --to NEW {UNDECIDED}"
+    unread = [member.path for member in found.members if member.unreadable]
+    if unread:
+        return readable_text(unread)
     if not damaged:
         return f"{_command('verify', [member.path for member in found.members])} --least warning; if clean, start them"
     if complete:

@@ -54,11 +54,16 @@ def run(args: argparse.Namespace, out: Output) -> int:
     if args.json:
         from pyspark_dledger.log.diff.commit_log.comparison import all_may_start
         from pyspark_dledger.log.diff.replica_parts import replica_rows
+        from pyspark_dledger.log.io.readable_files import unreadable_witnesses
 
-        code = FINDINGS if [*cut_logs(log)] or not all_may_start(log) else CLEAN
+        unread = [f"{one.path}: {text}" for one in (log, *log.replicas) for text in unreadable_witnesses(one.paths)]
+        code = FINDINGS if [*cut_logs(log)] or unread or not all_may_start(log) else CLEAN
         for row in map(fields_row, replica_rows(log)):
             code = FINDINGS if is_finding("diff", row) else code
             out.line(json_line(row))
+        out.flush()
+        for text in unread:
+            note(text)
         return code
     from pyspark_dledger.log.diff.comparison import compare
 
@@ -101,7 +106,8 @@ def _print_comparison(out: Output, found: Comparison, log: Log) -> int:
         print_table(out, rows)
     if found.more_rows:
         out.line(f"and {found.more_rows} more: --json prints all")
-    return FINDINGS if any(is_finding("diff", {"verdict": verdict}) for verdict in found.entries) else CLEAN
+    is_unread = any(member.unreadable for member in verdict.members)
+    return FINDINGS if is_unread or any(is_finding("diff", {"verdict": name}) for name in found.entries) else CLEAN
 
 
 def _replica_row(item: Any) -> Row:

@@ -10,8 +10,14 @@ from typing import NamedTuple
 import numpy as np
 
 from pyspark_dledger.common.java_text import decode_utf8, java_hash
+from pyspark_dledger.errors import UnreadableError
 from pyspark_dledger.format.codec import decode_consume_queue_unit
-from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT_SIZE, PROPERTY_TAGS
+from pyspark_dledger.format.layout import (
+    CONSUME_QUEUE_UNIT_SIZE,
+    FLAG_TRANSACTION_MASK,
+    PROPERTY_TAGS,
+    TRANSACTIONS_OUTSIDE_QUEUES,
+)
 from pyspark_dledger.format.message import Message, has_message_magic, parse_message, parse_properties
 from pyspark_dledger.format.scan.row_values import MAX_TIMESTAMP, MIN_TIMESTAMP
 from pyspark_dledger.log.io.entry_reads import read_at
@@ -44,15 +50,18 @@ class MessageUnits:
     def __init__(self, roots: Iterable[Path], positions: Iterable[int]) -> None:
         self._roots = list(dict.fromkeys(roots))
         self._positions = positions
+        self._unreadable: list[UnreadableError] = []
 
     @cached_property
     def _queues(self) -> list[dict[tuple[str, int], Queue]]:
-        found = ({(queue.topic, queue.queue_id): queue for queue in queues(root, ignore_error)} for root in self._roots)
+        all_queues = (queues(root, self._unreadable.append) for root in self._roots)
+        found = ({(queue.topic, queue.queue_id): queue for queue in each} for each in all_queues)
         return [by_name for by_name in found if by_name]
 
     @property
     def has_queues(self) -> bool:
-        return bool(self._queues)
+        """Whether there are queues, also those that cannot be read."""
+        return bool(self._queues or self._unreadable)
 
     @cached_property
     def _hashes(self) -> dict[int, set[int]]:
@@ -70,9 +79,12 @@ class MessageUnits:
         return [any(_is_more(other, one) for other in found) for one in found]
 
     def in_queue(self, position: int, data: bytes) -> bool:
-        """Whether a queue has the message where this copy says that it is."""
+        """Whether a queue has the message where this copy says that it is, or no queue has messages of its kind."""
         message = _parsed(data, position)
-        return message is not None and self._queue_score(message, data, position) > 0
+        if message is None:
+            return False
+        is_outside = message.sys_flag & FLAG_TRANSACTION_MASK in TRANSACTIONS_OUTSIDE_QUEUES
+        return is_outside or self._queue_score(message, data, position) > 0
 
     def _evidence(self, position: int, data: bytes) -> CopyEvidence:
         message = _parsed(data, position)

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 from pyspark_dledger.common.adjacent import merge_adjacent
 from pyspark_dledger.common.integers import INT64_MIN
-from pyspark_dledger.format.spec import Filters, ScanRequest, Segment
-from pyspark_dledger.log.copies.entry_slices import ReplicaShare
+from pyspark_dledger.format.spec import Filters, IntFilter, ScanRequest, Segment
+from pyspark_dledger.log.copies.entry_slices import ENTRY_COLUMNS, ReplicaShare
 from pyspark_dledger.log.diff.index_ranges import IndexRange, compare_entries
 from pyspark_dledger.log.diff.replica_group import Replica, ReplicaGroup, group_of
 from pyspark_dledger.log.io.salvage_fillers import SalvageFillers
@@ -296,7 +296,7 @@ def _ranges(replicas: list[Replica], options: ReadOptions) -> list[tuple[int, in
 def _part(group: ReplicaGroup, replicas: list[Replica], first: int, last: int) -> DiffPart:
     shares = [
         ReplicaShare(
-            replica.partition(first, last),
+            _partition(replica, first, last),
             member.begin,
             member.end,
             member.known_committed,
@@ -332,3 +332,15 @@ def stale_rows(part: DiffPart) -> Iterator[DiffRow]:
         yield from merged(
             DiffRow(row["index"], row["index"], row["pos"], STALE, (node,), {node: row["term"]}) for row in rows
         )
+
+
+def _partition(replica: Replica, first: int, last: int) -> Partition:
+    """A read of the entries ``[first, last]``."""
+    start, end = replica.position(first), replica.position(last + 1)
+    wanted = Filters(index=IntFilter(first, last))
+    ranges = []
+    for segment in replica.store.ledger_segments if replica.firsts else []:
+        low, high = max(start, segment.base), min(end, replica.store.segment_end(segment))
+        if low < high:
+            ranges.append(ScanRequest(segment, low, high, ENTRY_COLUMNS, wanted, verify_crc=True))
+    return Partition(tuple(ranges), replica.store.engine.NAME)

@@ -12,17 +12,15 @@ from functools import cached_property
 from pathlib import Path
 
 from pyspark_dledger.common.integers import INT64_MIN
-from pyspark_dledger.errors import OptionError
+from pyspark_dledger.errors import OptionError, StoreError
 from pyspark_dledger.format.codec import EntryHeader, decode_blank
 from pyspark_dledger.format.layout import MIN_BLANK_SIZE
-from pyspark_dledger.format.spec import DLEDGER, Filters, IntFilter, ScanRequest, Segment, TermRun
+from pyspark_dledger.format.spec import DLEDGER, Segment, TermRun
 from pyspark_dledger.log.committed import Bound, best, own_bound
-from pyspark_dledger.log.copies.entry_slices import ENTRY_COLUMNS
 from pyspark_dledger.log.diff.digests import replica_names
 from pyspark_dledger.log.io.entry_reads import entry_at, read_at, segment_at
 from pyspark_dledger.log.io.files import path_of
 from pyspark_dledger.log.io.queue_files import FOLDER
-from pyspark_dledger.log.plan import Partition
 from pyspark_dledger.log.replicas import Terms, agreement, same_entry, superseding
 from pyspark_dledger.log.store_view import StoreView
 
@@ -185,17 +183,6 @@ class Replica:
         header = entry_at(segment, pos) if segment is not None else None
         return header is not None and header.index <= last
 
-    def partition(self, first: int, last: int) -> Partition:
-        """A read of the entries ``[first, last]``."""
-        start, end = self.position(first), self.position(last + 1)
-        wanted = Filters(index=IntFilter(first, last))
-        ranges = []
-        for segment in self.store.ledger_segments if self.firsts else []:
-            low, high = max(start, segment.base), min(end, self.store.segment_end(segment))
-            if low < high:
-                ranges.append(ScanRequest(segment, low, high, ENTRY_COLUMNS, wanted, verify_crc=True))
-        return Partition(tuple(ranges), self.store.engine.NAME)
-
     def cuts(self, target: int) -> Iterator[int]:
         """Indexes that split the log into parts of about `target` bytes."""
         last = None
@@ -348,6 +335,33 @@ def group_of(store: StoreView, group_size: int | None) -> tuple[ReplicaGroup, li
     return ReplicaGroup(
         members, agreed, size, foremost, index, holder if index >= 0 else None, doubt, *committed
     ), replicas
+
+
+def check_replicas(store: StoreView, committed: int | None) -> None:
+    """Raises StoreError if a replica contradicts `store` at or below `committed`, or is of another group.
+
+    Above its own committed index a replica cannot contradict: an old leader keeps uncommitted entries for a while.
+    Damaged and missing entries contradict nothing.
+    """
+    group, replicas = group_of(store, None)
+    mine = replicas[0]
+    for number, theirs in enumerate(replicas[1:], 1):
+        agreed = group.agreed[0][number]
+        if agreed is None:
+            continue
+        index = max(agreed + 1, mine.begin, theirs.begin)
+        terms = mine.terms.at(index), theirs.terms.at(index)
+        problem = "this replica is of another group, or one of them is damaged: run dledger diff with all of them"
+        if group.foreign(0, number) and terms[0] == terms[1]:
+            raise StoreError(
+                f"{theirs.store.path}: expected the entry {index} of {store.path}, found other bytes: {problem}"
+            )
+        bound = group.members[number].committed
+        if committed is not None and bound is not None and index <= min(mine.end, theirs.end, committed, bound):
+            raise StoreError(
+                f"{theirs.store.path}: expected index {index} with term {terms[0]} as in {store.path}, found term "
+                f"{terms[1]}, and both say that it is committed: {problem}"
+            )
 
 
 def _replicas(store: StoreView) -> list[Replica]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pyspark_dledger.log.diff.elections import Candidate, Loss
 from pyspark_dledger.log.diff.ranges import RangeCounter, Ranges
 from pyspark_dledger.log.diff.replica_group import Replica, ReplicaGroup
+from pyspark_dledger.log.io.readable_files import unreadable_witnesses
 
 YES, NO, WITH_LOSS, UNKNOWN = "yes", "no", "withLoss", "unknown"
 NOTHING, SOME = "nothing", "some"
@@ -25,7 +26,7 @@ class MemberVerdict:
     ``unclear`` (no check tells if this copy is damaged) are its entries. ``fillers`` a salvage wrote; those in
     ``left_out`` another replica has. ``donors`` have every damaged and left out entry, or fillers of what nobody has
     (``is_filled``). ``lost_end`` are committed entries after its end. ``can_win``: enough members would vote for it,
-    but not those ``ahead``.
+    but not those ``ahead``. ``unreadable`` is what cannot be read of its checkpoint, queues and indexes.
     """
 
     node: str
@@ -43,6 +44,7 @@ class MemberVerdict:
     can_win: bool
     ahead: tuple[str, ...]
     is_filled: bool
+    unreadable: tuple[str, ...]
 
     @property
     def lacks_entries(self) -> bool:
@@ -123,8 +125,9 @@ def judge(
         _member(group, replica, found, number, by_node.get(replica.node))
         for number, (replica, found) in enumerate(zip(replicas, evidence, strict=True))
     )
+    is_unclear = unclear.entries or any(member.unreadable for member in members)
     return GroupVerdict(
-        lost=SOME if lost.entries or filled.entries or lost_end else UNKNOWN if unclear.entries else NOTHING,
+        lost=SOME if lost.entries or filled.entries or lost_end else UNKNOWN if is_unclear else NOTHING,
         lost_entries=lost,
         filled_entries=filled,
         lost_end=lost_end,
@@ -143,7 +146,8 @@ def _member(
     lost_end = (member.end + 1, promised) if promised > member.end else None
     losses = candidate.losses if candidate is not None else ()
     is_incomplete = bool(found.damaged.entries or found.left_out.entries)
-    start = NO if is_incomplete or lost_end else UNKNOWN if found.unclear.entries else YES
+    unreadable = unreadable_witnesses(replica.store.paths)
+    start = NO if is_incomplete or lost_end else UNKNOWN if found.unclear.entries or unreadable else YES
     return MemberVerdict(
         node=replica.node,
         path=replica.store.path,
@@ -162,6 +166,7 @@ def _member(
             other.node for other in group.members if (other.end_term, other.end) > (member.end_term, member.end)
         ),
         is_filled=found.is_filled,
+        unreadable=unreadable,
     )
 
 

@@ -137,7 +137,7 @@ def read_units(file: QueueFile, start: int = 0, stop: int | None = None) -> Iter
             start += len(units)
 
 
-def readable_units(file: QueueFile, start: int, stop: int) -> Iterator[Units]:
+def readable_units(file: QueueFile, start: int = 0, stop: int | None = None) -> Iterator[Units]:
     """As `read_units`, for a witness: ends early where the file cannot be read."""
     try:
         yield from read_units(file, start, stop)

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from pyspark_dledger.common.uris import RemoteUri
 from pyspark_dledger.errors import UnreadableError
 from pyspark_dledger.format.epoch_file import FILES as EPOCH_FILES
 from pyspark_dledger.log.io.entry_reads import read_existing
@@ -44,6 +45,16 @@ def unreadable_files(paths: StorePaths) -> Iterator[UnreadableError]:
     for error in map_reads(_first_byte, files, paths.path):
         if error is not None:
             yield error
+
+
+def unreadable_witnesses(paths: StorePaths) -> tuple[str, ...]:
+    """What cannot be read of the files that know messages, each with the reason. In a remote store a read fails."""
+    if isinstance(paths.path, RemoteUri):
+        return ()
+    root = paths.root or paths.node_dir or path_of(paths.path)
+    found = ((path_of(error.path), error.reason) for error in unreadable_files(paths))
+    named = ((file.relative_to(root) if file.is_relative_to(root) else file, reason) for file, reason in found)
+    return tuple(f"{file} cannot be read ({reason})" for file, reason in named if file.parts[0] != "config")
 
 
 def _first_byte(file: str) -> UnreadableError | None:

@@ -145,6 +145,7 @@ def _state(replica: CommitLogReplica, replicas: Sequence[CommitLogReplica], rows
         damaged_bytes=size(DAMAGED),
         diverged_bytes=size(DIVERGED),
         abort=replica.abort,
+        unreadable=replica.unreadable,
     )
 
 

@@ -57,9 +57,9 @@ class Frames(NamedTuple):
         return [(int(start), int(end)) for start, end in zip(self.starts[hit], self.ends[hit], strict=True)]
 
 
-def read_frames(segment: Segment, end: int, engine: str) -> Frames:
-    """The frames of a segment up to the position `end`. Raises StoreError if the file cannot be read."""
-    request = ScanRequest(segment, segment.base, end, _COLUMNS, Filters())
+def read_frames(segment: Segment, end: int, engine: str, start: int | None = None) -> Frames:
+    """The frames of a segment from `start`, where one begins, to `end`. Raises StoreError if it cannot be read."""
+    request = ScanRequest(segment, segment.base if start is None else start, end, _COLUMNS, Filters())
     starts, sizes, states = [], [], []
     for batch, _ in engine_of(engine, segment).scan(request):
         starts.append(batch.column("pos").to_numpy())

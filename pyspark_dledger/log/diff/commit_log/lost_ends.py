@@ -11,8 +11,8 @@ from pyspark_dledger.format.spec import Segment
 from pyspark_dledger.log.diff.commit_log.frames import INTACT, Frames, read_frames
 from pyspark_dledger.log.diff.commit_log.replica import CommitLogReplica, own_replicas
 from pyspark_dledger.log.io.entry_reads import read_at
-from pyspark_dledger.log.io.files import last_data, open_file, path_of
-from pyspark_dledger.log.io.queue_files import FILLER_SIZE, UNIT_DTYPE, Queue, Units, queues, read_units
+from pyspark_dledger.log.io.files import ignore_error, last_data, open_file, path_of
+from pyspark_dledger.log.io.queue_files import FILLER_SIZE, UNIT_DTYPE, Queue, Units, queues, readable_units
 from pyspark_dledger.log.store_view import StoreView
 
 # A damaged message keeps most of its bytes; other messages have few in common.
@@ -77,13 +77,13 @@ def _with_lost_end(one: CommitLogReplica, replicas: Sequence[CommitLogReplica]) 
 
 
 def _end_by_queues(one: CommitLogReplica) -> int:
-    """The highest end of a message in the ConsumeQueues; 0 unless they have the message at the log's end.
+    """The highest end of a message in the ConsumeQueues that can be read; 0 unless they have the one at the log's end.
 
     A truncation leaves units of the messages that it cut, and later messages overwrite only some of them.
     """
     if one.root is None:
         return 0
-    after = [units for queue in queues(path_of(one.root)) if len(units := _units_after(queue, one.end))]
+    after = [units for queue in queues(path_of(one.root), ignore_error) if len(units := _units_after(queue, one.end))]
     number = one.segment_at(one.end)
     following = {one.end, one.segments[number].end if number is not None else one.end}
     if not after or min(int(units["commitLogOffset"].min()) for units in after) not in following:
@@ -95,7 +95,7 @@ def _units_after(queue: Queue, end: int) -> Units:
     """The units of a queue whose messages begin at `end` or after it."""
     found: list[Units] = []
     for file in reversed(queue.files):
-        units = [part[(part["size"] > 0) & (part["size"] < FILLER_SIZE)] for part in read_units(file)]
+        units = [part[(part["size"] > 0) & (part["size"] < FILLER_SIZE)] for part in readable_units(file)]
         later = [part[part["commitLogOffset"] >= end] for part in units]
         found += later
         if sum(map(len, later)) < sum(map(len, units)):

@@ -31,7 +31,8 @@ class PosRange(NamedTuple):
 
     ``versions`` is the number of the first replica with the same intact bytes; None if the replica has none.
     ``messages`` counts those that begin here. ``byte`` is the first different one, None where none is known.
-    ``is_message``: all replicas with an intact message here have one of the same extent.
+    ``is_message``: all replicas with an intact message here have one of the same extent. ``is_doubtful``: only one copy
+    is left, and its queue does not know it.
     """
 
     start: int
@@ -41,6 +42,7 @@ class PosRange(NamedTuple):
     messages: int
     byte: int | None = None
     is_message: bool = False
+    is_doubtful: bool = False
 
     @property
     def holders(self) -> list[int]:

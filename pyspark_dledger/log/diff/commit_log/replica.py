@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 
+from pyspark_dledger.errors import UnreadableError
 from pyspark_dledger.format.epoch_file import Epoch, epoch_at
 from pyspark_dledger.format.layout import MESSAGE_MAGIC_BLANK, MIN_BLANK_SIZE
 from pyspark_dledger.format.spec import COMMITLOG, Segment
@@ -13,6 +15,7 @@ from pyspark_dledger.log.diff.digests import replica_names
 from pyspark_dledger.log.io.entry_reads import read_at
 from pyspark_dledger.log.io.epochs import epoch_file_problem, read_epochs
 from pyspark_dledger.log.io.files import path_of
+from pyspark_dledger.log.io.readable_files import unreadable_witnesses
 from pyspark_dledger.log.io.store_checkpoint import StoreCheckpoint, read_store_checkpoint
 from pyspark_dledger.log.io.store_paths import file_size
 from pyspark_dledger.log.store_view import StoreView
@@ -30,6 +33,7 @@ class CommitLogReplica:
     the positions between its files. ``is_closed``: its last file ends with a blank.
     ``epoch_problem``: what is wrong with its epoch file.
     ``proven_end`` is where the log ended as ``proven_by`` shows, at least ``end``.
+    ``unreadable`` is what cannot be read of its checkpoint, queues and indexes.
     """
 
     name: str
@@ -52,6 +56,7 @@ class CommitLogReplica:
     is_closed: bool
     proven_end: int
     proven_by: str
+    unreadable: tuple[str, ...]
 
     @property
     def lost_until(self) -> int | None:
@@ -119,7 +124,6 @@ def _replica(name: str, store: StoreView) -> CommitLogReplica:
     root = store.paths.root
     epochs = read_epochs(root)[0] if root is not None else ()
     problem = epoch_file_problem(root, end) if root is not None else None
-    checkpoint = read_store_checkpoint(root) if root is not None else StoreCheckpoint()
     edges = [*((segment.base, segment.end) for segment in segments if segment.base < end), (end, end)]
     return CommitLogReplica(
         name=name,
@@ -137,12 +141,20 @@ def _replica(name: str, store: StoreView) -> CommitLogReplica:
         missing=tuple((low, high) for (_, low), (high, _) in pairwise(edges) if low < high),
         epochs=epochs,
         epoch_problem=problem[1] if problem is not None else None,
-        checkpoint=checkpoint,
+        checkpoint=_checkpoint(root) if root is not None else StoreCheckpoint(),
         abort=root is not None and (root / "abort").exists(),
         is_closed=not store.ledger_segments and not epochs and bool(segments) and _is_closed(segments[-1], end),
         proven_end=end,
         proven_by="",
+        unreadable=unreadable_witnesses(store.paths),
     )
+
+
+def _checkpoint(root: Path) -> StoreCheckpoint:
+    try:
+        return read_store_checkpoint(root)
+    except UnreadableError:
+        return StoreCheckpoint()  # `unreadable` names it
 
 
 def _is_closed(segment: Segment, end: int) -> bool:

@@ -52,6 +52,13 @@ class PosRow:
         """Whether no replica has the bytes intact."""
         return self.verdict == DAMAGED and not self.terms
 
+    @property
+    def unclear(self) -> tuple[str, ...]:
+        """The nodes with copies that no check judges: they differ, or only one is left."""
+        if self.verdict == DAMAGED:
+            return () if self.intact else tuple(self.terms)
+        return self.nodes if self.verdict == OTHER_BYTES else ()
+
 
 def pos_rows(replicas: Sequence[CommitLogReplica], ranges: Iterable[PosRange]) -> Iterator[PosRow]:
     """The rows for all ranges of a comparison, merged."""
@@ -111,9 +118,8 @@ class _Judge:
             # What another master wrote is no copy of what was damaged.
             holders = [n for n in part.holders if verdict != DAMAGED or n not in diverged]
             terms = {names[n]: epoch_at(self._replicas[n].epochs, part.start) for n in holders}
-            is_clear = len({part.versions[number] for number in holders}) == 1 and not self._has_own_damage(
-                part, diverged
-            )
+            is_one = len({part.versions[number] for number in holders}) == 1
+            is_clear = is_one and not part.is_doubtful and not self._has_own_damage(part, diverged)
             yield PosRow(
                 None,
                 None,

@@ -11,7 +11,8 @@ class CommitLogState:
 
     ``lag_bytes`` is what the longest replica has after its end. ``damaged_bytes`` it lost, or has damaged;
     ``diverged_bytes`` another master wrote. ``epoch`` is the last that begins in the log; it and ``confirm_offset`` are
-    None if it has none. ``epoch_problem`` is what is wrong with its epoch file.
+    None if it has none. ``epoch_problem`` is what is wrong with its epoch file, ``unreadable`` what cannot be read of
+    its checkpoint, queues and indexes.
     """
 
     node: str
@@ -28,6 +29,7 @@ class CommitLogState:
     damaged_bytes: int
     diverged_bytes: int
     abort: bool
+    unreadable: tuple[str, ...]
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pyspark_dledger.log.diff.commit_log.lost_ends import LostEnd
 from pyspark_dledger.log.diff.commit_log.rows import PosRow
 from pyspark_dledger.log.diff.commit_log.states import CommitLogState, ConsistentPoint
-from pyspark_dledger.log.diff.diff_table import DAMAGED, DIVERGED, OTHER_BYTES
+from pyspark_dledger.log.diff.diff_table import DAMAGED, DIVERGED
 from pyspark_dledger.log.diff.ranges import RangeCounter, Ranges
 
 MASTER, SLAVE, NO, UNKNOWN = "master", "slave", "no", "unknown"
@@ -20,8 +20,9 @@ class MemberVerdict:
     """What may be done with one replica as it is. Ranges are of positions.
 
     ``start``: ``no`` (it is damaged, lost its end, or cannot follow the master), ``unknown`` (no check tells which copy
-    is intact), ``slave`` (another one has more, or is of a later epoch), ``master``. ``damaged``, ``unclear`` and
-    ``diverged`` are its positions with these verdicts; ``donors`` have all of the damaged ones intact.
+    is intact, or files are ``unreadable``), ``slave`` (another one has more, or is of a later epoch), ``master``.
+    ``damaged``, ``unclear`` and ``diverged`` are its positions with these verdicts; ``donors`` have all of the damaged
+    ones intact.
 
     ``ahead`` is the replica to follow, ``ahead_bytes`` what it has after this one's end. ``truncation`` is where Java
     would truncate this one to follow it; None outside controller mode. ``missing`` are positions that it needs and
@@ -45,6 +46,7 @@ class MemberVerdict:
     can_follow: bool
     overwrites: Ranges
     overwritten: tuple[str, ...]
+    unreadable: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,7 @@ def judge(
     return CommitLogVerdict(
         lost=_ranges(row for row in rows if row.is_lost),
         lost_ends=tuple(each for each in lost_ends if not each.donors and not each.is_row),
-        unclear=_ranges(row for row in rows if row.verdict == OTHER_BYTES),
+        unclear=_ranges(row for row in rows if row.unclear),
         members=members,
     )
 
@@ -104,8 +106,9 @@ def _member(
 ) -> MemberVerdict:
     own = {
         verdict: [row for row in rows if row.verdict == verdict and state.node in row.nodes]
-        for verdict in (DAMAGED, OTHER_BYTES, DIVERGED)
+        for verdict in (DAMAGED, DIVERGED)
     }
+    unclear = [row for row in rows if state.node in row.unclear]
     is_behind = _rank(first) > _rank(state) or bool(own[DIVERGED])
     truncation = next((each for each in points if (each.slave, each.master) == (state.node, first.node)), None)
     kept = state.end if truncation is None or truncation.pos is None else min(truncation.pos, state.end)
@@ -119,13 +122,13 @@ def _member(
     if own[DAMAGED] or lost_end is not None or state.epoch_problem or (is_behind and (missing or cannot_follow)):
         start = NO
     else:
-        start = UNKNOWN if own[OTHER_BYTES] else SLAVE if is_behind else MASTER
+        start = UNKNOWN if unclear or state.unreadable else SLAVE if is_behind else MASTER
     return MemberVerdict(
         node=state.node,
         path=state.path,
         start=start,
         damaged=_ranges(own[DAMAGED]),
-        unclear=_ranges(own[OTHER_BYTES]),
+        unclear=_ranges(unclear),
         diverged=_ranges(own[DIVERGED]),
         donors=_donors(own[DAMAGED]),
         lost_end=lost_end,
@@ -137,6 +140,7 @@ def _member(
         can_follow=not cannot_follow,
         overwrites=_ranges(lost_by_others),
         overwritten=tuple(sorted({node for row in lost_by_others for node in row.nodes})),
+        unreadable=state.unreadable,
     )
 
 
