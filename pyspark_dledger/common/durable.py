@@ -30,7 +30,7 @@ def open_own(file: Path, flags: int, mode: int = _PRIVATE_FILE) -> int:
     return descriptor
 
 
-def write_durably(file: Path, data: bytes, mode: int = _PRIVATE_FILE) -> None:
+def write_durably(file: Path, data: bytes | bytearray | memoryview, mode: int = _PRIVATE_FILE) -> None:
     """Create or overwrite a file; its folder entry is not yet durable. Raises OSError, as `open_own`."""
     descriptor = open_own(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     try:

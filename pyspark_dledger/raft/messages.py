@@ -14,7 +14,7 @@ from pyspark_dledger.store.dledger_store import Entry, EntryRun
 
 
 class RequestCode(IntEnum):
-    """``DLedgerRequestCode``. 51006 and 59999 (of 0.4.0) are unsupported; 58001 to 58005 are our own."""
+    """``DLedgerRequestCode``. 51006 and 59999 (of 0.4.0) are unsupported; 58001 to 58006 are our own."""
 
     METADATA = 50000
     APPEND = 50001
@@ -30,6 +30,7 @@ class RequestCode(IntEnum):
     TOPICS = 58003
     PUT_MESSAGES = 58004
     CONFIG = 58005
+    SUMMARY = 58006
     USER_DEFINE_REQUEST = 59999
 
 
@@ -314,3 +315,28 @@ class ConfigResponse(Response):
     """Metadata by file name."""
 
     files: dict[str, bytes] = field(default_factory=dict)
+
+
+@dataclass(slots=True, kw_only=True)
+class SummaryRequest(Request):
+    """Extension: requests a part of a member's summary, the state of its application that its log does not tell.
+
+    ``snapshot`` 0 asks for a new one, with ``offset`` 0. Binary only.
+    """
+
+    snapshot: int = 0
+    offset: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class SummaryResponse(Response):
+    """``data`` begins at ``offset`` of a snapshot of ``size`` bytes.
+
+    Codes: LEADER_NOT_READY while it is being made, INDEX_OUT_OF_RANGE if the member lacks the state itself,
+    REPEATED_REQUEST if the snapshot is gone.
+    """
+
+    snapshot: int = 0
+    offset: int = 0
+    size: int = 0
+    data: Buffer = b""

@@ -13,6 +13,8 @@ from pyspark_dledger.format.encode.encoded import Bodies, Buffer
 AppendHook = Callable[[bytearray, bytearray], None]
 # Called with entries read from disk: the offset of the first one that must not be served or pushed, or None.
 ReadCheck = Callable[[Buffer], int | None]
+# Called in any thread before entries below an index are deleted: the first index that must stay.
+ExpiryHook = Callable[[int], int]
 
 
 class EntryRun(NamedTuple):
@@ -71,6 +73,7 @@ class DLedgerStore(ABC):
 
     append_hook: AppendHook | None = None
     read_check: ReadCheck | None = None
+    expiry_hook: ExpiryHook | None = None
     committed_index: int
     flushed_index: int
     end_pos: int

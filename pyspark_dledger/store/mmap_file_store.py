@@ -348,24 +348,36 @@ class MmapFileStore(DLedgerStore):
     def delete_expired(self, changed_before: float, force: bool) -> int:
         """Delete the first files whose last change was before a time (seconds since 1970); with `force`, at any time.
 
-        At most ten files, never the last one, and none with an entry that is not both committed and durable. Returns
-        the number of deleted files.
+        At most ten files, never the last one, and none with an entry that is not both committed and durable, or that
+        `expiry_hook` keeps. Returns the number of deleted files.
         """
         with self._files.lock:
-            self._check_started()
-            files = self._files.data.files
-            begin, count = self._begin, 0
-            for file, following in pairwise(files[: _MAX_DELETED + 1]):
-                if not force and file.path.stat().st_mtime > changed_before:
-                    break
-                first = _first_index(following)
-                if first is None or first - 1 > min(self.committed_index, self.flushed_index):
-                    break
-                begin, count = first, count + 1
+            begin, count = self._expired(changed_before, force, min(self.committed_index, self.flushed_index) + 1)
+        if not count:
+            return 0
+        # The hook may take long, so appends must not wait for it.
+        limit = begin if self.expiry_hook is None else self.expiry_hook(begin)
+        with self._files.lock:
+            limit = min(limit, self.committed_index + 1, self.flushed_index + 1)
+            begin, count = self._expired(changed_before, force, limit)
             if count:
                 self._begin = begin
-                self._files.apply(lambda: self._files.delete_before(files[count].base, begin))
+                base = self._files.data.files[count].base
+                self._files.apply(lambda: self._files.delete_before(base, begin))
         return count
+
+    def _expired(self, changed_before: float, force: bool, limit: int) -> tuple[int, int]:
+        """Where the log would begin without expired files, at most at index `limit`, and how many these are."""
+        self._check_started()
+        begin, count = self._begin, 0
+        for file, following in pairwise(self._files.data.files[: _MAX_DELETED + 1]):
+            if not force and file.path.stat().st_mtime > changed_before:
+                break
+            first = _first_index(following)
+            if first is None or first > limit:
+                break
+            begin, count = first, count + 1
+        return begin, count
 
 
 def _first_index(file: MappedFile) -> int | None:

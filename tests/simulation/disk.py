@@ -39,6 +39,8 @@ class SimStore(MemoryStore):
         # The log before a reset: a crash restores it until a new entry is durable.
         self.before_reset: SimStore | None = None
         self.resets = 0
+        # What the application saved before entries expired.
+        self.summary: bytes | None = None
         # The last index before an append in which the process ended.
         self.torn_after: int | None = None
         # Operations until the power is cut, 0: never; and whether it is cut after the last one, not before.
@@ -130,8 +132,12 @@ class SimStore(MemoryStore):
 
     def expire(self, index: int) -> int:
         """Remove committed and flushed entries below that index. Returns how many."""
-        count = min(index, self.committed_index, self.durable_index) - self.ledger_begin_index
-        if self._entries and count > 0:
+        index = min(index, self.committed_index, self.durable_index)
+        if not self._entries or index <= self.ledger_begin_index:
+            return 0
+        index = self.expiry_hook(index) if self.expiry_hook is not None else index
+        count = index - self.ledger_begin_index
+        if count > 0:
             del self._entries[:count]
             return count
         return 0
@@ -145,9 +151,11 @@ class SimStore(MemoryStore):
             self.checker.count("resets undone by a crash")
             self.before_reset.curr_term, self.before_reset.vote_leader = self.curr_term, self.vote_leader
             self.before_reset.power_cut_in = 0
+            self.before_reset.summary = self.summary
             return self.before_reset.survive(random)
         after = SimStore(self.node_id, self.is_sync, self._file_size, self.checker)
         after.curr_term, after.vote_leader = self.curr_term, self.vote_leader
+        after.summary = self.summary
         # Faults of rare operations still happen.
         after.failures, after.failing_operation = self.failures, self.failing_operation
         after.power_cut_in, after.power_cut_operation, after.is_power_cut_after = (

@@ -41,6 +41,7 @@ class Faults:
             "disk full": self.fill_disk,
             "disk fails": self.break_disk,
             "expire": self.expire,
+            "replace disk": self.replace_disk,
             "loss": self.lose,
             "long outage": self.long_outage,
             "crash all": self.crash_all,
@@ -170,10 +171,30 @@ class Faults:
         store.failures = self.random.randint(1, 3)
         store.failing_operation = self.random.choice(OPERATIONS)
 
+    def replace_disk(self, tries: int = 40) -> None:
+        """A follower loses its disk when all others have all entries and their state, as docs/operations.md says."""
+        world, leader = self.world, self.world.leader
+        node = self.any_node()
+        others = [other for other in world.nodes if other is not node]
+        if leader in others and all(self._is_level(other) for other in others):
+            world.checker.count("replaced disks")
+            node.replace_disk()
+            self.restart_later(node, self.short())
+        elif tries and world.now < world.scenario.faulty_time:
+            world.at(world.now + world.scenario.tick, self.replace_disk, tries - 1)
+
+    def _is_level(self, node: SimNode) -> bool:
+        """Whether a node has all committed entries, no others, and needs nothing of other members."""
+        store, last = node.store, len(self.world.checker.history) - 1
+        is_level = store.ledger_end_index == store.committed_index == store.durable_index == last
+        return is_level and node.core is not None and not node.needs_summary
+
     def expire(self, share: float | None = None) -> None:
         """Expire committed entries of some nodes, of each another part."""
         for node in self.world.nodes:
-            if self.random.random() < 0.7:
+            # Without its application, a stopped node would expire what it needs.
+            is_ready = node.core is not None or not self.world.scenario.putters
+            if self.random.random() < 0.7 and is_ready:
                 begin, end = node.store.ledger_begin_index, node.store.committed_index
                 part = self.random.random() if share is None else share
                 if begin >= 0 and end > begin and node.store.expire(begin + int((end - begin) * part)):

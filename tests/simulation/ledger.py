@@ -1,20 +1,26 @@
 """The application of the simulation: it numbers the messages of each queue, and appends no duplicates.
 
 A message is a mark, an identity, its queue, its queue offset, and any other bytes. Committed messages are added to
-tables; a leader has its own copy of the tables, with its uncommitted messages.
+tables; a leader has its own copy of the tables, with its uncommitted messages. Before entries expire, the tables are
+saved. A member whose log begins after its saved tables fetches those of another one.
 """
 
 from __future__ import annotations
 
+import json
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark_dledger.common.response_codes import ResponseCode
+from pyspark_dledger.common.summary_part import SummaryPart
 from pyspark_dledger.format.encode.encoded import Bodies
 from pyspark_dledger.raft.core.application import Admitted, Rejected
 from pyspark_dledger.store.dledger_store import AppendedEntries, DLedgerStore
+
+if TYPE_CHECKING:
+    from tests.simulation.disk import SimStore
 
 MARK = b"\xb7"
 # As long as a message without other bytes.
@@ -76,26 +82,51 @@ class Tables:
             message = parse(entry.body)
             if message is not None:
                 self.messages[message.identity] = index, entry.pos, message.offset
-                self.ends[message.queue] = message.offset + 1
+                self.raise_end(message.queue, message.offset + 1)
+
+    def raise_end(self, queue: int, end: int) -> None:
+        self.ends[queue] = max(end, self.ends.get(queue, 0))
 
     def copy(self) -> Tables:
         return Tables(dict(self.messages), dict(self.ends))
+
+    def to_bytes(self, index: int) -> bytes:
+        """These tables, of all entries up to an index."""
+        messages = [[*identity, *place] for identity, place in self.messages.items()]
+        return json.dumps([index, messages, list(self.ends.items())]).encode()
+
+    def add_bytes(self, data: bytes) -> int:
+        """Add tables; returns the index up to which they are complete."""
+        index, messages, ends = json.loads(data)
+        self.messages.update(((client, number), (at, pos, offset)) for client, number, at, pos, offset in messages)
+        for queue, end in ends:
+            self.raise_end(queue, end)
+        return int(index)
 
 
 class Ledger:
     """The application of one process of a node. With `is_slow` a new leader rejects its first put as not ready."""
 
     is_slow = True
+    part_size = 300
 
     def __init__(self) -> None:
         self.committed_tables = Tables()
         self.dispatched = -1
+        # The tables have all messages up to this index.
+        self.complete = -1
+        self.snapshots = 0
+        self.snapshot: bytes | None = None
+        self.incoming = b""
         self.tables: Tables | None = None
         self.is_ready = False
         self.copies: list[int] = []
 
-    def started(self, store: DLedgerStore) -> None:
+    def started(self, store: SimStore) -> None:
         self.store = store
+        store.expiry_hook = self.before_expiry
+        if (summary := getattr(store, "summary", None)) is not None:
+            self.complete = self.committed_tables.add_bytes(summary)
         self._dispatch(store.committed_index)
 
     def stopped(self) -> None:
@@ -106,8 +137,52 @@ class Ledger:
         self._dispatch(index)
 
     def _dispatch(self, index: int) -> None:
-        self.committed_tables.add(self.store, self.dispatched + 1, index)
+        self.committed_tables.add(self.store, max(self.dispatched + 1, self.store.ledger_begin_index), index)
         self.dispatched = index
+        if not self.needs_summary:
+            self.complete = max(self.complete, index)
+
+    @property
+    def needs_summary(self) -> bool:
+        return self.store.ledger_begin_index > self.complete + 1
+
+    def before_expiry(self, first: int) -> int:
+        """Save the tables; entries from the returned index on must stay."""
+        if self.needs_summary:
+            return first
+        self.save()
+        return min(first, self.complete + 1)
+
+    def save(self) -> None:
+        self.store.summary = self.committed_tables.to_bytes(self.complete)
+
+    def summary(self, snapshot: int, offset: int) -> SummaryPart | Rejected:
+        if self.needs_summary:
+            return Rejected(ResponseCode.INDEX_OUT_OF_RANGE, "incomplete")
+        if not snapshot and self.snapshot is None:
+            self.snapshots += 1
+            self.snapshot = self.committed_tables.to_bytes(self.complete)
+            return Rejected(ResponseCode.LEADER_NOT_READY, "it is being made")
+        if self.snapshot is None or snapshot not in (0, self.snapshots):
+            return Rejected(ResponseCode.REPEATED_REQUEST, "the snapshot is gone")
+        data = self.snapshot
+        part = SummaryPart(self.snapshots, offset, len(data), data[offset : offset + self.part_size])
+        if part.end == part.size:
+            self.snapshot = None
+        return part
+
+    def take_summary(self, part: SummaryPart) -> bool:
+        self.incoming = (self.incoming if part.offset else b"") + bytes(part.data)
+        if part.end < part.size:
+            return True
+        found = self.committed_tables.copy()
+        index = found.add_bytes(self.incoming)
+        if self.store.ledger_begin_index > index + 1:
+            return False
+        self.committed_tables, self.complete = found, max(index, self.dispatched)
+        self.save()
+        self.store.checker.count("summaries taken")
+        return True
 
     def role_changed(self, is_leader: bool, term: int) -> None:
         assert is_leader or self.tables is not None, "not the leader before"
@@ -117,7 +192,8 @@ class Ledger:
     def rebuilt(self) -> Tables:
         """The tables of a new leader: with all its entries, committed or not."""
         found = self.committed_tables.copy()
-        found.add(self.store, self.dispatched + 1, self.store.ledger_end_index)
+        first = max(self.dispatched + 1, self.store.ledger_begin_index)
+        found.add(self.store, first, self.store.ledger_end_index)
         return found
 
     def admit(self, bodies: Bodies, queue_nums: int) -> Admitted | Rejected:

@@ -345,6 +345,39 @@ class CountsRejectedPuts(Mutant):
     focus = staticmethod(with_puts)
 
 
+def with_lost_disks(scenario: Scenario) -> Scenario:
+    """A scenario in which logs begin late, and members without the earlier entries become leaders."""
+    faults = ("expire", "replace disk", "replace disk", "crash leader", "transfer")
+    return replace(with_puts(scenario), faults=faults, java_pairs=frozenset(), is_sync=False)
+
+
+class LeadsWithoutSummary(Mutant):
+    """Leads although its application lacks state of expired entries (Java)."""
+
+    def damage(self) -> None:
+        class Eager(type(self._member)):  # type: ignore[misc]
+            can_campaign = True
+
+        self._member.__class__ = Eager
+
+    focus = staticmethod(with_lost_disks)
+
+
+class _Boasting(Ledger):
+    needs_summary = False  # type: ignore[assignment]
+
+
+class SendsIncompleteSummaries(Mutant):
+    """An application that takes the tables of its own log for complete."""
+
+    application_class = _Boasting
+
+    def damage(self) -> None:
+        pass
+
+    focus = staticmethod(with_lost_disks)
+
+
 def run_mutant(mutant: type[Mutant], seed: int) -> Outcome:
     return run_scenario(mutant.focus(make(seed)), mutant)
 

@@ -11,7 +11,7 @@ from tests.simulation.clients import Client
 from tests.simulation.faults import Faults
 from tests.simulation.putters import Putter
 from tests.simulation.scenario import Scenario, make
-from tests.simulation.world import World
+from tests.simulation.world import SimNode, World
 
 
 class Outcome(NamedTuple):
@@ -84,6 +84,16 @@ def _settle(world: World, faults: Faults, client: Client, putters: list[Putter])
             )
         world.run(scenario.tick)
     world.checker.check_identical_logs()
+    while any(_can_fetch_summary(world, node) for node in world.nodes):
+        if world.now >= limit:
+            raise Violation(f"a member got no summary within {scenario.recovery_time} ms without faults")
+        world.run(scenario.tick)
+
+
+def _can_fetch_summary(world: World, node: SimNode) -> bool:
+    """Whether a node needs a summary, and another one has it."""
+    peers = [other for other in world.nodes if other is not node and not world.is_java(node, other)]
+    return node.needs_summary and not all(other.needs_summary for other in peers)
 
 
 def _is_complete(world: World, end: int, committed: int) -> bool:

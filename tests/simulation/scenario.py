@@ -85,6 +85,8 @@ def make(seed: int) -> Scenario:
     nodes = random.choices((1, 2, 3, 4, 5), (6, 6, 60, 4, 24))[0]
     heart_beat = random.choice((200, 300, 500, 500, 1000, 2000))
     kinds = random.sample(FAULTS, random.randint(0, 9))
+    if _putters(seed) and Random(seed ^ 0xD15C).random() < 0.3:
+        kinds += ["expire", "expire", "replace disk"]
     faulty_time = min(60_000, heart_beat * random.randint(25, 70))
     pairs = [(a, b) for b in range(nodes) for a in range(b)]
     java = random.choice((0.0, 0.0, 0.4, 1.0))
@@ -103,8 +105,8 @@ def make(seed: int) -> Scenario:
         is_coalescing=random.random() < 0.7,
         faulty_time=faulty_time,
         clients=random.randint(1, 3),
-        putters=_putters(seed, kinds),
-        is_appending=seed % 3 > 0 or not _putters(seed, kinds),
+        putters=_putters(seed),
+        is_appending=seed % 3 > 0 or not _putters(seed),
         client_pause=max(20, faulty_time // random.choice((40, 80, 150))),
         body_size=random.choice((10, 40, 300)),
         faults=tuple(kinds),
@@ -112,10 +114,7 @@ def make(seed: int) -> Scenario:
     )
 
 
-def _putters(seed: int, kinds: list[str]) -> int:
-    """None if entries expire: the simulated application knows only the messages in the log."""
-    if "expire" in kinds or "long outage" in kinds:
-        return 0
+def _putters(seed: int) -> int:
     return Random(seed ^ 0xA99).choice((0, 1, 1, 2))
 
 

@@ -14,6 +14,8 @@ EXPECTED = (
     "resets",
     "resets of a log with entries",
     "logs with expired entries",
+    "replaced disks",
+    "summaries taken",
     "commits of older terms, on all members",
     "crashes",
     "crashes that lost entries",

@@ -44,6 +44,7 @@ class SimNode:
         self.clock_offset = 1_000_000 * number
         self.store = SimStore(self.id, scenario.is_sync, scenario.data_file_size, world.checker)
         self.core: Core | None = None
+        self.application: Ledger | None = None
         self.process = 0
         self.paused_until = 0
         self.is_drain_due = False
@@ -76,7 +77,7 @@ class SimNode:
         config = world.config(self)
         world.trace(self.id, "starts, log %s to %s", self.store.ledger_begin_index, self.store.ledger_end_index)
         try:
-            application = world.application_class() if world.scenario.putters else None
+            application = self.application = world.application_class() if world.scenario.putters else None
             if application is not None:
                 application.started(self.store)
             self.core = world.core_class(config, self.store, random, self.clock, world.addresses, application)
@@ -110,6 +111,17 @@ class SimNode:
         self.process += 1
         self.paused_until = 0
         self.store = self.store.survive(self.world.random)
+
+    def replace_disk(self) -> None:
+        """Stop the node, and begin with an empty log; term and vote are kept."""
+        self.stop("its disk is lost")
+        old, scenario = self.store, self.world.scenario
+        self.store = SimStore(self.id, scenario.is_sync, scenario.data_file_size, self.world.checker)
+        self.store.curr_term, self.store.vote_leader = old.curr_term, old.vote_leader
+
+    @property
+    def needs_summary(self) -> bool:
+        return self.core is not None and self.application is not None and self.application.needs_summary
 
     def call(self, method: str, *arguments: Any) -> None:
         """Call the core and handle its effects."""

@@ -106,10 +106,12 @@ SAMPLES: list[WireMessage] = [
     m.PutResponse(**IDS, code=505, reason="not ready"),
     m.ConfigRequest(**IDS),
     m.ConfigResponse(**IDS, files={"topics.json": b"{}", "delayOffset.json": b""}),
+    m.SummaryRequest(**IDS, snapshot=7, offset=1 << 20),
+    m.SummaryResponse(**IDS, snapshot=7, offset=1 << 20, size=1 << 21, data=b"state"),
 ]
 EXTENSIONS = (
     *(m.StatusRequest, m.StatusResponse, m.ReadRequest, m.ReadResponse, m.TopicsRequest, m.TopicsResponse),
-    *(m.PutRequest, m.PutResponse, m.ConfigRequest, m.ConfigResponse),
+    *(m.PutRequest, m.PutResponse, m.ConfigRequest, m.ConfigResponse, m.SummaryRequest, m.SummaryResponse),
 )
 """Messages that Java does not have."""
 

@@ -43,4 +43,6 @@ def _message_settings(store: StoreConfig, args: argparse.Namespace, conf: Broker
         settings = replace(settings, dispatch=dispatch, max_message_size=conf.max_message_size)
     if args.producer_id_expiry_ms is not None:
         settings = replace(settings, producer_id_expiry_ms=args.producer_id_expiry_ms)
+    if args.accept_lost_state:
+        settings = replace(settings, accept_lost_state=True)
     return settings

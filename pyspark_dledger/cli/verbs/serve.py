@@ -29,7 +29,7 @@ from pyspark_dledger.cli.output.rows import row_line
 from pyspark_dledger.cli.output.stream import Output
 from pyspark_dledger.common.log_records import LOG, log_to_stderr, record
 from pyspark_dledger.common.process_memory import prepare_memory_for_serving
-from pyspark_dledger.errors import DLedgerError
+from pyspark_dledger.errors import DLedgerError, OptionError
 from pyspark_dledger.raft.node import Node, NodeConfig
 from pyspark_dledger.raft.node.settings import SETTINGS, NodeSettings, node_config, read_settings
 
@@ -67,6 +67,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--broker-conf", metavar="FILE", help=text)
     text = "repair: puts aside that entry and all after it"
     add_flag(parser, "--truncate-at", "truncateAt", type=natural, metavar="INDEX", help=text)
+    text = "repair: leads although all members lost the state of expired messages"
+    parser.add_argument("--accept-lost-state", action="store_true", help=text)
     # For members that `cluster` starts: they end with it.
     parser.add_argument("--until-input-ends", action="store_true", help=argparse.SUPPRESS)
     add_member(parser)
@@ -74,6 +76,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, out: Output) -> int:
     check_member(args, args.messages or args.broker_conf)
+    if args.accept_lost_state and not (args.messages or args.broker_conf):
+        raise OptionError("--accept-lost-state has no effect without messages: leave it out, or add --messages")
     conf = _broker_conf(args)
     config = node_config(_settings(args, conf))
     log_to_stderr(args.log_format, id=config.self_id)

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from pyspark_dledger.common.summary_part import SummaryPart
 from pyspark_dledger.format.encode.admission import Admitted, Rejected
 from pyspark_dledger.format.encode.encoded import Bodies
 from pyspark_dledger.store.dledger_store import AppendedEntries, DLedgerStore
 
-__all__ = ["Admitted", "Application", "Rejected"]
+__all__ = ["Admitted", "Application", "Rejected", "SummaryPart"]
 
 
 class Application(Protocol):
@@ -65,3 +66,19 @@ class Application(Protocol):
 
     def copied(self, files: Mapping[str, bytes]) -> None:
         """The current metadata of the leader that this member follows."""
+
+    @property
+    def needs_summary(self) -> bool:
+        """Whether state of entries before the log's first one is missing: this member must not lead."""
+
+    def summary(self, snapshot: int, offset: int) -> SummaryPart | Rejected:
+        """A part of the state of all committed entries, for a member that needs it; ``snapshot`` 0 makes a new one.
+
+        Rejects as `SummaryResponse` says.
+        """
+
+    def take_summary(self, part: SummaryPart) -> bool:
+        """The next part of another member's summary; one at offset 0 begins a new one. Returns False if it is unusable.
+
+        After the last part, ``needs_summary`` becomes false, at once or later, if the summary fits this log.
+        """

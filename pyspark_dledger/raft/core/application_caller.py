@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from pyspark_dledger.common.response_codes import ResponseCode
+from pyspark_dledger.common.summary_part import SummaryPart
 from pyspark_dledger.format.encode.encoded import Bodies
 from pyspark_dledger.raft.core.application import Admitted, Application, Rejected
 from pyspark_dledger.raft.core.member import Member
@@ -50,6 +51,7 @@ class ApplicationCaller:
         if application is not None:
             member.role_listeners.append(self._role_changed)
             member.commit_listeners.append(self._committed)
+            member.needs_summary = self._needs_summary
 
     @property
     def serves_messages(self) -> bool:
@@ -73,6 +75,19 @@ class ApplicationCaller:
 
     def _committed(self, index: int) -> None:
         self._call(lambda application: application.committed(index))
+
+    # The summary
+
+    def _needs_summary(self) -> bool:
+        return self._call(lambda application: application.needs_summary)
+
+    def summary(self, snapshot: int, offset: int) -> SummaryPart | Rejected:
+        if self._application is None:
+            return Rejected(ResponseCode.UNSUPPORTED, "no application")
+        return self._call(lambda application: application.summary(snapshot, offset))
+
+    def take_summary(self, part: SummaryPart) -> bool:
+        return self._call(lambda application: application.take_summary(part))
 
     # Copying the leader's metadata
 

@@ -22,6 +22,7 @@ from pyspark_dledger.raft.core.leader.reads import Reads
 from pyspark_dledger.raft.core.leader.replication import Replication
 from pyspark_dledger.raft.core.leader.transfer import Transfer
 from pyspark_dledger.raft.core.member import DISK_FAILURES, Member
+from pyspark_dledger.raft.core.summary_copy import SummaryCopy
 from pyspark_dledger.raft.messages import (
     AppendRequest,
     AppendResponse,
@@ -42,6 +43,8 @@ from pyspark_dledger.raft.messages import (
     Role,
     StatusRequest,
     StatusResponse,
+    SummaryRequest,
+    SummaryResponse,
     TopicsRequest,
     TopicsResponse,
     TransferRequest,
@@ -60,6 +63,7 @@ _RESPONSES: dict[type[Request], type[Response]] = {
     PushRequest: PushResponse,
     PutRequest: PutResponse,
     StatusRequest: StatusResponse,
+    SummaryRequest: SummaryResponse,
     TopicsRequest: TopicsResponse,
     TransferRequest: TransferResponse,
     VoteRequest: VoteResponse,
@@ -87,6 +91,7 @@ class Core:
         self._member = member = Member(config, store, random, now)
         self._application = caller = ApplicationCaller(member, application)
         self._addresses = dict(peer_addresses or {})
+        self._summary_copy = SummaryCopy(member, caller)
         self._election = Election(member)
         self._heartbeats = Heartbeats(member)
         self._follower = Follower(member)
@@ -105,6 +110,7 @@ class Core:
             PushRequest: self._follower.handle,
             PutRequest: self._append,
             StatusRequest: self._status,
+            SummaryRequest: self._summary_copy.handle,
             TopicsRequest: caller.handle_topics,
             TransferRequest: self._transfer.handle,
             VoteRequest: self._election.handle_vote,
@@ -151,6 +157,7 @@ class Core:
         self._transfer.tick()
         self._appends.tick()
         self._application.tick()
+        self._summary_copy.tick()
 
     def persisted(self, index: int, now: int) -> None:
         """The log is durable up to that index."""

@@ -76,6 +76,8 @@ class Member:
         self._latest = _NO_PROBLEM
         self.role_listeners: list[RoleListener] = []
         self.commit_listeners: list[CommitListener] = []
+        # Whether the application lacks state that the log does not tell.
+        self.needs_summary: Callable[[], bool] = lambda: False
         self._persisted = store.flushed_index
         self._end_before_reset = -1, -1
         self._last_token = 0
@@ -221,8 +223,12 @@ class Member:
 
     @property
     def can_campaign(self) -> bool:
-        """Whether the log has the entries that it claims: not while it is empty after a reset."""
-        return self.store.ledger_end_index >= 0 or self._end_before_reset == (-1, -1)
+        """Whether this member has the entries that it claims, and the application's state of earlier ones.
+
+        The log lacks entries while it is empty after a reset.
+        """
+        has_entries = self.store.ledger_end_index >= 0 or self._end_before_reset == (-1, -1)
+        return has_entries and not self.needs_summary()
 
     def truncate(self, index: int) -> None:
         """Remove this entry and all later ones. Raises StoreError if the disk fails."""

@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol
 
 from pyspark_dledger.common.log_records import RateLimitedLog
 from pyspark_dledger.common.response_codes import ResponseCode
+from pyspark_dledger.common.summary_part import MAX_SUMMARY_PART
 from pyspark_dledger.format.encode.encoded import Bodies, Buffer
 from pyspark_dledger.raft.messages import (
     POSITION_SIZE,
@@ -24,6 +25,7 @@ from pyspark_dledger.raft.messages import (
     ReadRequest,
     Request,
     Response,
+    SummaryRequest,
     TopicsRequest,
 )
 from pyspark_dledger.raft.node.channel import HIGH_WATER, Channel
@@ -72,7 +74,7 @@ _WITHOUT_DATA: dict[type[Request], Request] = {
     PushRequest: PushRequest(),
     PutRequest: PutRequest(),
 }
-_READS = (GetRequest, ReadRequest, ConfigRequest)
+_READS = (GetRequest, ReadRequest, ConfigRequest, SummaryRequest)
 
 
 class Timeouts(NamedTuple):
@@ -516,6 +518,8 @@ def _max_response_size(request: Request | Refusal) -> int:
         return _ENTRY_BYTES
     if isinstance(request, ConfigRequest):
         return MAX_FRAME_SIZE
+    if isinstance(request, SummaryRequest):
+        return MAX_SUMMARY_PART
     if isinstance(request, PutRequest):
         return request.bodies.count * POSITION_SIZE
     return len(request.names) * _TOPIC_BYTES if isinstance(request, TopicsRequest) else 0

@@ -17,6 +17,7 @@ from pyspark_dledger.raft.messages import (
     PushRequest,
     Request,
     Response,
+    SummaryRequest,
     TransferRequest,
     VoteRequest,
     VoteResponse,
@@ -45,6 +46,8 @@ def acting_member(request: Request) -> str | None:
         return request.leader_id or ""
     if isinstance(request, TransferRequest) and request.transfer_id != request.remote_id:
         return request.transfer_id or ""
+    if isinstance(request, SummaryRequest):
+        return request.local_id or ""
     return None
 
 

@@ -496,6 +496,24 @@ def _from_config_response(own: Values, body: memoryview) -> dict[str, Any]:
     return {"files": files}
 
 
+def _summary_request(request: m.SummaryRequest) -> tuple[Values, Sequence[Buffer]]:
+    return (request.snapshot, request.offset), ()
+
+
+def _from_summary_request(own: Values, body: memoryview) -> dict[str, Any]:
+    _check_empty(body)
+    return {"snapshot": own[0], "offset": own[1]}
+
+
+def _summary_response(response: m.SummaryResponse) -> tuple[Values, Sequence[Buffer]]:
+    return (response.snapshot, response.offset, response.size), (response.data,)
+
+
+def _from_summary_response(own: Values, body: memoryview) -> dict[str, Any]:
+    snapshot, offset, size = own
+    return {"snapshot": snapshot, "offset": offset, "size": size, "data": body}
+
+
 _CODECS: dict[type[WireMessage], tuple[Callable[[Any], Any], Callable[[Values, memoryview], dict[str, Any]]]] = {
     m.MetadataRequest: (_nothing, _no_values),
     m.MetadataResponse: (_metadata_response, _from_metadata_response),
@@ -521,6 +539,8 @@ _CODECS: dict[type[WireMessage], tuple[Callable[[Any], Any], Callable[[Values, m
     m.PutResponse: (_put_response, _from_put_response),
     m.ConfigRequest: (_nothing, _no_values),
     m.ConfigResponse: (_config_response, _from_config_response),
+    m.SummaryRequest: (_summary_request, _from_summary_request),
+    m.SummaryResponse: (_summary_response, _from_summary_response),
 }
 _ATTRIBUTES = {"transferId": "transfer_id", "transfereeId": "transferee_id", "reason": "reason"}
 

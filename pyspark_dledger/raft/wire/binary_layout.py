@@ -128,6 +128,15 @@ OWN: dict[tuple[int, bool], tuple[WireField, ...]] = {
     ),
     (RequestCode.CONFIG, False): (),
     (RequestCode.CONFIG, True): (WireField("files", "H"),),
+    (RequestCode.SUMMARY, False): (
+        WireField("snapshot", "q", "0: a new one"),
+        WireField("offset", "q"),
+    ),
+    (RequestCode.SUMMARY, True): (
+        WireField("snapshot", "q"),
+        WireField("offset", "q"),
+        WireField("size", "q", "of the whole snapshot"),
+    ),
 }
 OWN_TEXTS: dict[tuple[int, bool], tuple[str, ...]] = {
     (RequestCode.LEADERSHIP_TRANSFER, False): ("transferId", "transfereeId"),
@@ -155,6 +164,7 @@ BODIES: dict[tuple[int, bool], str] = {
     (RequestCode.PUT_MESSAGES, False): APPEND_BODY,
     (RequestCode.PUT_MESSAGES, True): "nothing, or `count` times index, pos and queueOffset (i64)",
     (RequestCode.CONFIG, True): "`files` sizes (u32), then the names as texts, then the contents",
+    (RequestCode.SUMMARY, True): "the part of the snapshot at `offset`",
 }
 """The frame's body; other messages have none."""
 

@@ -18,6 +18,7 @@ REQUESTS: dict[int, type[m.Request]] = {
     RequestCode.TOPICS: m.TopicsRequest,
     RequestCode.PUT_MESSAGES: m.PutRequest,
     RequestCode.CONFIG: m.ConfigRequest,
+    RequestCode.SUMMARY: m.SummaryRequest,
 }
 RESPONSES: dict[int, type[m.Response]] = {
     RequestCode.METADATA: m.MetadataResponse,
@@ -32,6 +33,7 @@ RESPONSES: dict[int, type[m.Response]] = {
     RequestCode.TOPICS: m.TopicsResponse,
     RequestCode.PUT_MESSAGES: m.PutResponse,
     RequestCode.CONFIG: m.ConfigResponse,
+    RequestCode.SUMMARY: m.SummaryResponse,
 }
 REQUEST_CODES: dict[type[m.WireMessage], int] = {
     kind: int(code) for kinds in (REQUESTS, RESPONSES) for code, kind in kinds.items()
@@ -39,6 +41,9 @@ REQUEST_CODES: dict[type[m.WireMessage], int] = {
 BINARY_ONLY = frozenset(
     map(
         int,
-        (RequestCode.STATUS, RequestCode.READ, RequestCode.TOPICS, RequestCode.PUT_MESSAGES, RequestCode.CONFIG),
+        (
+            *(RequestCode.STATUS, RequestCode.READ, RequestCode.TOPICS, RequestCode.PUT_MESSAGES),
+            *(RequestCode.CONFIG, RequestCode.SUMMARY),
+        ),
     )
 )

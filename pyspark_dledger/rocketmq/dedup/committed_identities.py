@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from pyspark_dledger.common.clock import now_ms
-from pyspark_dledger.common.durable import PRIVATE_FOLDER
+from pyspark_dledger.common.durable import PRIVATE_FOLDER, sync_dir, sync_file
 from pyspark_dledger.common.log_records import LOG
 from pyspark_dledger.common.retention import PRODUCER_ID_EXPIRY_MS
 from pyspark_dledger.rocketmq.dedup.identity_arrays import (
@@ -52,8 +52,8 @@ class _Pending:
 class CommittedIdentities:
     """The identities of a node's committed messages.
 
-    One thread calls `add` and `flush`; another may call `find` and `pending`. Identities are kept for ``expiry_ms``
-    after their entries were stored, and up to a seventh longer.
+    One thread calls `add`, another may call `find`. Any thread may call the other methods. Identities are kept for
+    ``expiry_ms`` after their entries were stored, and up to a seventh longer.
     """
 
     def __init__(
@@ -70,6 +70,8 @@ class CommittedIdentities:
         self._run_ids, self._run_ms = run_ids, run_ms
         self._clock = clock
         self._lock = threading.Lock()
+        # Of those that change the runs; taken before `_lock`.
+        self._writer = threading.RLock()
         self._runs: tuple[SortedRun, ...] = ()
         self._filter = BitFilter(0)
         self._filtered = 0
@@ -87,7 +89,8 @@ class CommittedIdentities:
         self.folder.mkdir(PRIVATE_FOLDER, parents=True, exist_ok=True)
         kept: list[SortedRun] = []
         for run in self._open_runs():
-            follows = run.range.first_index == kept[-1].range.last_index + 1 if kept else True
+            # Runs that were copied from another member may overlap the first own one.
+            follows = run.range.first_index <= kept[-1].range.last_index + 1 if kept else True
             if kept and kept[-1].range.contains(run.range):
                 run.path.unlink(missing_ok=True)
             elif follows and has_entry(run.range.last_index, run.range.last_term):
@@ -158,6 +161,10 @@ class CommittedIdentities:
 
     def add(self, covered: EntryRange, ids: bytes, index: Longs) -> None:
         """Add the identities of the range that was committed next, with the indexes of their entries."""
+        with self._writer:
+            self._add(covered, ids, index)
+
+    def _add(self, covered: EntryRange, ids: bytes, index: Longs) -> None:
         if covered.last_index <= self._added:
             return
         found = identity_arrays(ids, index)
@@ -181,6 +188,10 @@ class CommittedIdentities:
 
     def flush(self) -> None:
         """Write the pending identities as a run. Raises OSError if the disk fails."""
+        with self._writer:
+            self._flush()
+
+    def _flush(self) -> None:
         pending = self._pending
         if pending.range is None:
             return
@@ -194,6 +205,36 @@ class CommittedIdentities:
             self._pending = _Pending([])
         self._merge()
         self._expire()
+
+    def sync(self) -> tuple[SortedRun, ...]:
+        """Write everything, durably. Returns the runs. Raises OSError if the disk fails."""
+        with self._writer:
+            self._flush()
+            for run in self._runs:
+                sync_file(run.path)
+            sync_dir(self.folder)
+            return self._runs
+
+    def adopt(self, runs: Sequence[SortedRun]) -> None:
+        """Take over another member's runs, which are in the folder; own ones stay as far as they cover more."""
+        with self._writer:
+            last = _last_index(runs)
+            kept = [run for run in self._runs if run.range.last_index > last]
+            dropped = {run.path for run in self._runs} - {run.path for run in (*runs, *kept)}
+            with self._lock:
+                self._publish((*runs, *kept))
+                if self._pending.range is not None and self._pending.range.last_index <= last:
+                    self._pending = _Pending([])
+            for path in dropped:
+                path.unlink(missing_ok=True)
+
+    def covers(self, ranges: Sequence[EntryRange]) -> bool:
+        """Whether the runs have all identities of these ranges that have not expired."""
+        oldest = self._clock() - self._expiry_ms
+        needed = [each for each in ranges if each.last_store_timestamp >= oldest]
+        if not needed or not self._runs:
+            return not needed
+        return self._runs[0].range.first_index <= needed[0].first_index and needed[-1].last_index <= self.covered
 
     def _publish(self, runs: tuple[SortedRun, ...]) -> None:
         """Make these runs visible to `find`, once the filter has their identities."""

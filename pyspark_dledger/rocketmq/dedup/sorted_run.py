@@ -14,8 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
-from pyspark_dledger.common.durable import open_own
+from pyspark_dledger.common.durable import open_own, write_durably
 from pyspark_dledger.format.checksum import crc32
+from pyspark_dledger.format.encode.encoded import Buffer
 from pyspark_dledger.rocketmq.dedup.identity_arrays import WORD, IdentityArrays, Words
 from pyspark_dledger.rocketmq.message_arrays import Longs
 
@@ -58,7 +59,9 @@ class SortedRun:
         if path.stat().st_size != size:
             raise ValueError(f"{path}: expected {size} bytes, found {path.stat().st_size}")
         # Not as a memmap: each slice of one costs microseconds.
-        data = np.asarray(np.memmap(path, np.uint8, "r")) if size > _HEADER.size else np.empty(0, np.uint8)
+        data = np.asarray(np.memmap(path, np.uint8, "r"))
+        self.data = data.data
+        """All bytes of the file, also after it was deleted."""
         if (found := crc32(data[_HEADER.size :].data)) != crc:
             raise ValueError(f"{path}: expected contents with CRC {crc:08x}, found {found:08x}")
         words = data[_HEADER.size :].view(WORD)
@@ -141,7 +144,7 @@ def write_run(folder: Path, covered: EntryRange, found: IdentityArrays, *, is_du
         crc = crc32(part.data, crc)
     packed = _HEADER.pack(_MAGIC, *astuple(covered), len(found), len(producers), crc, 0)
     header = packed[: -_HEADER_CRC.size]
-    path = folder / f"{covered.first_index:020}-{covered.last_index:020}{_SUFFIX}"
+    path = _path_of(folder, covered)
     unfinished = path.with_suffix(_UNFINISHED)
     with open(open_own(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
         file.write(header + _HEADER_CRC.pack(crc32(header)))
@@ -152,6 +155,24 @@ def write_run(folder: Path, covered: EntryRange, found: IdentityArrays, *, is_du
             os.fsync(file.fileno())
     unfinished.replace(path)
     return SortedRun(path)
+
+
+def copy_run(folder: Path, data: Buffer) -> SortedRun:
+    """Write the bytes of another member's run, durably, and open it. Raises ValueError if they are damaged, OSError."""
+    covered, *_ = _parsed(bytes(data[: _HEADER.size]))
+    if not 0 <= covered.first_index <= covered.last_index:
+        raise ValueError(f"expected a run of entries, found indexes {covered.first_index} to {covered.last_index}")
+    path = _path_of(folder, covered)
+    unfinished = path.with_suffix(_UNFINISHED)
+    write_durably(unfinished, data)
+    run = SortedRun(unfinished)
+    unfinished.replace(path)
+    run.path = path
+    return run
+
+
+def _path_of(folder: Path, covered: EntryRange) -> Path:
+    return folder / f"{covered.first_index:020}-{covered.last_index:020}{_SUFFIX}"
 
 
 def _sorted_order(found: IdentityArrays) -> Longs:

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +26,16 @@ from pyspark_dledger.rocketmq.message_arrays import Longs, QueueName, in_queue
 
 _POLL_SECONDS = 0.005
 _CHUNK_BYTES = 16 * 1024 * 1024
+
+
+class EntryId(NamedTuple):
+    """Index and term of an entry; both -1 for none. The term may be unknown, -1."""
+
+    index: int  # type: ignore[assignment]  # shadows tuple.index, which nobody calls
+    term: int
+
+
+_NOTHING = EntryId(-1, -1)
 
 
 class TopicQueues:
@@ -81,11 +92,15 @@ class DispatchedTables:
         self._lock = threading.Lock()
         self._queues = TopicQueues()
         self._pos = 0
+        self._dispatched = self._complete = _NOTHING
+        self._log_begin: Callable[[], int] = lambda: -1
 
-    def begin(self, dispatcher: Dispatcher) -> None:
-        """Take the state of a dispatcher that has recovered and not started."""
+    def begin(self, dispatcher: Dispatcher, log_begin: Callable[[], int]) -> None:
+        """Take the state of a dispatcher that has recovered and not started; `log_begin` is the log's first index."""
         self._queues = TopicQueues(dispatcher.queue_ends)
         self._pos = dispatcher.dispatched_offset
+        self._log_begin = log_begin
+        self._dispatched = EntryId(dispatcher.dispatched_index, -1)
 
     def add(self, part: DispatchedPart) -> None:
         """Add a part of the log; the dispatcher's listener."""
@@ -94,6 +109,31 @@ class DispatchedTables:
             self._pos = part.end_pos
             if part.ids is not None and part.last_index >= 0:
                 self._identities.add(covered_range(part, part.ids), part.ids.ids, part.ids.index)
+            if part.last_index >= 0:
+                self._dispatched = EntryId(part.last_index, part.last_term)
+                self._advance()
+
+    def _advance(self) -> None:
+        """The tables have all entries up to the last dispatched one, if no entry is missing before the log."""
+        if self._log_begin() <= self._complete.index + 1:
+            self._complete = max(self._complete, self._dispatched)
+
+    def merge(self, last: EntryId, ends: Mapping[QueueName, int]) -> None:
+        """Add the state of all entries up to `last`."""
+        with self._lock:
+            self._queues.raise_to(ends)
+            self._complete = max(self._complete, last)
+            self._advance()
+
+    @property
+    def complete_index(self) -> int:
+        """The tables have all entries up to this index, also those that have expired."""
+        return self._complete.index
+
+    def complete_state(self) -> tuple[EntryId, dict[QueueName, int]]:
+        """The last entry up to which the tables are complete, and the next queueOffsets, which may be of later ones."""
+        with self._lock:
+            return self._complete, self._queues.ends()
 
     def ends(self, queues: Iterable[QueueName]) -> dict[QueueName, int]:
         """The next queueOffset of these queues."""

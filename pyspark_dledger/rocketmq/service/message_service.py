@@ -20,6 +20,7 @@ from pyspark_dledger.common.clock import now_ms
 from pyspark_dledger.common.log_records import record
 from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.common.retention import PRODUCER_ID_EXPIRY_MS
+from pyspark_dledger.common.summary_part import SummaryPart
 from pyspark_dledger.errors import OptionError, StoreError
 from pyspark_dledger.format.encode.admission import Admitted, Rejected
 from pyspark_dledger.format.encode.encoded import MAX_BODY_SIZE, Bodies
@@ -35,6 +36,7 @@ from pyspark_dledger.rocketmq.dispatch.dispatcher import Dispatcher, DispatchSet
 from pyspark_dledger.rocketmq.log_files import OLD_FOLDER, LogFiles
 from pyspark_dledger.rocketmq.service.leader_tables import DispatchedTables, LeaderTables, rebuild_leader_tables
 from pyspark_dledger.rocketmq.service.put_handler import PutHandler, topic_counts
+from pyspark_dledger.rocketmq.service.summary_keeper import SummaryKeeper
 
 # RocketMQ's own topic for messages that nobody reads.
 _FILLER_TOPIC = b"SELF_TEST_TOPIC"
@@ -56,11 +58,13 @@ class MessageSettings:
     """Settings of the message service.
 
     Identities are kept for ``producer_id_expiry_ms`` after their messages were stored. A message of more than
-    ``max_message_size`` bytes in the log is rejected (``maxMessageSize`` of a broker).
+    ``max_message_size`` bytes in the log is rejected (``maxMessageSize`` of a broker). ``accept_lost_state``: lead
+    although queue offsets and identities of expired messages are lost.
     """
 
     producer_id_expiry_ms: int = PRODUCER_ID_EXPIRY_MS
     max_message_size: int = MAX_BODY_SIZE
+    accept_lost_state: bool = False
     dispatch: DispatchSettings = field(default_factory=DispatchSettings)
     engine: str = "auto"
 
@@ -98,6 +102,7 @@ class MessageService:
         self._puts = PutHandler(
             self._engine, store_host, settings.max_message_size, self._metadata, self._identities, self._dispatched
         )
+        self._summary = SummaryKeeper(root, self._dispatched, self._identities, self._metadata, self._worker)
         self._lock = StoreLock(root)
         self._is_unclean = False
         self._is_open = False
@@ -156,6 +161,7 @@ class MessageService:
 
     def started(self, store: RunningStore) -> None:
         self._store = store
+        is_served = self._identities.folder.is_dir()
         store.append_hook = self._engine.patch_physical_offsets
         oldest = now_ms() - self._settings.producer_id_expiry_ms
         # Clocks of leaders differ: a missing run of identities that have nearly expired is no gap.
@@ -166,7 +172,9 @@ class MessageService:
         dispatcher = Dispatcher(self._root, self._data_dirs, self._dispatched.add, self._settings.dispatch)
         dispatcher.recover(store.end_pos, self._is_unclean, listen_from)
         self._dispatcher = dispatcher
-        self._dispatched.begin(dispatcher)
+        self._dispatched.begin(dispatcher, self._summary.log_begin)
+        accept = self._settings.accept_lost_state
+        self._summary.begin(store, is_served=is_served, accept_lost_state=accept)
         dispatcher.start()
         store.read_check = self._engine.find_damaged
         self.committed(store.committed_index)
@@ -183,6 +191,7 @@ class MessageService:
                 # The next start reads them from the log.
                 record(logging.WARNING, "identities not written", found=str(error))
         self._worker.shutdown()
+        self._summary.stop()
         self._store = None
         if self._is_open:
             self._is_open = False
@@ -191,6 +200,7 @@ class MessageService:
     def committed(self, index: int) -> None:
         """Raises StoreError if dispatch has failed."""
         dispatcher, store = self._running()
+        self._summary.check_begin()
         end_pos = None
         while self._ends and self._ends[0][0] <= index:
             last, pos = self._ends.popleft()
@@ -296,3 +306,15 @@ class MessageService:
 
     def copied(self, files: Mapping[str, bytes]) -> None:
         self._metadata.take_over(files)
+
+    # The summary, for members whose logs begin late
+
+    @property
+    def needs_summary(self) -> bool:
+        return self._summary.is_needed
+
+    def summary(self, snapshot: int, offset: int) -> SummaryPart | Rejected:
+        return self._summary.part(snapshot, offset)
+
+    def take_summary(self, part: SummaryPart) -> bool:
+        return self._summary.take(part)
