@@ -202,10 +202,9 @@ def test_every_call_of_a_client_is_in_the_docs() -> None:
 @pytest.mark.parametrize(
     ("head", "printed"),
     [
-        ("## Serving messages", r"PutMessageResult\(status='PUT_OK'.*logics_offset=0\).*"),
         ("## The store as a library", r"b'one' 1"),
     ],
-    ids=["messages", "store"],
+    ids=["store"],
 )
 def test_programs_of_the_node_page_run(head: str, printed: str, tmp_path: Path) -> None:
     page = (ROOT / "docs" / "node.md").read_text()

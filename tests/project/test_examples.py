@@ -21,6 +21,7 @@ SHOWN = {
     "cluster.py",
     "diff_replicas.py",
     "export_store.py",
+    "serve_messages.py",
     "sql.sql",
 }
 
@@ -123,6 +124,11 @@ def test_cluster_continues_without_its_leader() -> None:
     stores = re.findall(r"^dledger-(n\d) on disk: entries 0 to (\d+)", output, re.MULTILINE)
     assert [node for node, _ in stores] == ["n0", "n1", "n2"]
     assert sum(int(end) >= int(third) for _, end in stores) >= 2, "a majority has what was acknowledged"
+
+
+@pytest.mark.slow
+def test_serve_messages_puts_a_message() -> None:
+    assert re.fullmatch(r"PutMessageResult\(status='PUT_OK'.*logics_offset=0\).*\n", example("serve_messages.py"))
 
 
 @pytest.mark.slow

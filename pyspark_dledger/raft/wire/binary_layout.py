@@ -135,7 +135,7 @@ OWN: dict[tuple[int, bool], tuple[WireField, ...]] = {
     (RequestCode.SUMMARY, True): (
         WireField("snapshot", "q"),
         WireField("offset", "q"),
-        WireField("size", "q", "of the whole snapshot"),
+        WireField("size", "q"),
     ),
 }
 OWN_TEXTS: dict[tuple[int, bool], tuple[str, ...]] = {
@@ -164,7 +164,7 @@ BODIES: dict[tuple[int, bool], str] = {
     (RequestCode.PUT_MESSAGES, False): APPEND_BODY,
     (RequestCode.PUT_MESSAGES, True): "nothing, or `count` times index, pos and queueOffset (i64)",
     (RequestCode.CONFIG, True): "`files` sizes (u32), then the names as texts, then the contents",
-    (RequestCode.SUMMARY, True): "the part of the snapshot at `offset`",
+    (RequestCode.SUMMARY, True): "bytes of the snapshot",
 }
 """The frame's body; other messages have none."""
 
