@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from pathlib import Path
 
 from pyspark_dledger.format.encode.encoded import Bodies
-from pyspark_dledger.raft.messages import PutRequest
+from pyspark_dledger.raft.messages import PutRequest, PutResponse
 from pyspark_dledger.raft.node import Node, NodeConfig
 from pyspark_dledger.rocketmq.service.message_putter import MessagePutter, OutgoingMessage, PutOutcome, outcome_of
 from pyspark_dledger.rocketmq.service.message_service import MessageService, host_bytes
@@ -30,7 +30,9 @@ async def serve(root: Path, port: int) -> None:
 
     def submit(bodies: Bodies, queue_nums: int) -> Future[PutOutcome]:
         async def ask() -> PutOutcome:
-            return outcome_of(await node.request(PutRequest(bodies=bodies, queue_nums=queue_nums)))
+            response = await node.request(PutRequest(bodies=bodies, queue_nums=queue_nums))
+            assert isinstance(response, PutResponse)
+            return outcome_of(response)
 
         return asyncio.run_coroutine_threadsafe(ask(), loop)
 
