@@ -61,12 +61,13 @@ int64_t end_of_damaged(const SegmentView& view, int64_t pos) {
 
 Chain Chains::at(int64_t pos, int64_t size) {
   Chain chain;
+  is_reusable_ = false;
   if (rest_.length > 0 && rest_.first == pos) {
     chain = rest_;
     rest_.length = 0;
-  } else if (const auto known = rests_.find(pos); known != rests_.end()) {
-    chain = known->second;
-    rests_.erase(known);
+  } else if (const auto rest = rests_.find(pos); rest != rests_.end()) {
+    chain = rest->second;
+    rests_.erase(rest);
   } else {
     chain = walk(pos, size);
   }
@@ -82,6 +83,7 @@ Chain Chains::at(int64_t pos, int64_t size) {
 
 Chain Chains::walk(int64_t pos, int64_t size) const {
   Chain chain{pos, size, pos, pos + size, 1};
+  is_reusable_ = true;
   while (chain.end - pos < kSpanWindow) {
     if (following_ != nullptr && chain.end == following_->pos) {
       chain.closed = true;
@@ -125,7 +127,10 @@ bool Chains::is_cut_by(const Chain& chain, int64_t pos) const {
   if (!is_at_end) return true;
   // It does not follow: its index is damaged, unless that is the expected one, or another entry follows it.
   const int64_t next = pos + size;
-  if (view_.entry_size(next) == 0) return expected_.count > 0 && expected_.allows(view_, pos, size);
+  if (view_.entry_size(next) == 0) {
+    is_reusable_ = false;
+    return expected_.count > 0 && expected_.allows(view_, pos, size);
+  }
   return EntryHeader{view_.at(next)}.index() - 2 != last.index() && follows(view_, pos, next);
 }
 
@@ -135,6 +140,7 @@ bool Chains::is_cut_by_segment(const Chain& chain) const {
   int64_t size = 0;
   if (!view_.id().after || chain.length >= kRecentEntries) return false;
   if (view_.blank_at(chain.end, size) != Blank::ToEnd) return false;
+  is_reusable_ = false;
   const EntryHeader last{view_.at(chain.last)};
   const auto [index, term] = *view_.id().after;
   const int64_t segment_end = view_.base() + view_.id().size;

@@ -37,6 +37,8 @@ class Chains {
 
   Chain at(int64_t pos, int64_t size);
   Chain walk(int64_t pos, int64_t size) const;
+  // Whether the latest chain was walked, and does not depend on what this search expects.
+  bool is_reusable() const { return is_reusable_; }
   // The search continues inside the last entry of the latest chain.
   void skip_rest() { rest_.length = 0; }
 
@@ -48,6 +50,7 @@ class Chains {
   const SegmentView& view_;
   const Expectation& expected_;
   const KnownFrame* following_;
+  mutable bool is_reusable_ = false;
   // The rest of each walked chain after its first entry: the latest one, and others by the position where they begin.
   Chain rest_;
   std::unordered_map<int64_t, Chain> rests_;

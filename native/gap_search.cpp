@@ -49,12 +49,23 @@ bool is_likely_rise(int64_t term, int64_t raised) {
   return raised >= term && static_cast<uint64_t>(raised) - static_cast<uint64_t>(term) < kMinWrongRise;
 }
 
-GapSearch::GapSearch(const SegmentView& view, Expectation expected, const KnownFrame* following, int64_t limit)
+GapSearch::GapSearch(const SegmentView& view, Expectation expected, const KnownFrame* following, int64_t limit,
+                     Lookahead& lookahead)
     : view_(view),
       expected_(std::move(expected)),
       following_(following),
       limit_(limit),
-      most_(following != nullptr ? std::min(following->pos, view.file_end()) : view.file_end()) {}
+      most_(following != nullptr ? std::min(following->pos, view.file_end()) : view.file_end()),
+      lookahead_(following == nullptr ? &lookahead : nullptr) {}
+
+bool GapSearch::Way::is_confirmed_by(const SegmentView& view, const Chain& chain) {
+  is_alone = is_alone && last.leads_to(view, chain.first);
+  if (!chain.damaged) {
+    last = chain;
+    entries += chain.length;
+  }
+  return is_alone && entries >= kEnoughEntries;
+}
 
 int64_t GapSearch::find(int64_t gap, int64_t at) {
   if (at == gap) use_damaged_header(gap);
@@ -130,9 +141,13 @@ bool GapSearch::may_have_shift(int64_t pos, bool is_same_shift) const {
   return difference % kSectorSize != 0 || (difference > size && difference + size > size);
 }
 
-// Where the best chain of those that begin at `start` or later begins, else -1.
+// Where the best way that begins at `start` or later begins, else -1.
 int64_t GapSearch::choose(int64_t start, int64_t min_pos, bool is_same_shift) {
-  collect(start, min_pos, is_same_shift);
+  const int64_t confirmed = collect(start, min_pos, is_same_shift);
+  if (confirmed >= 0) return confirmed;
+  if (candidates_.size() > kMaxCandidates) {
+    candidates_.erase(candidates_.begin(), candidates_.end() - static_cast<std::ptrdiff_t>(kMaxCandidates));
+  }
   find_ways();
   const auto is_expected = [](const Candidate& one) { return one.allowed && one.begin >= 0; };
   const bool any_expected = std::any_of(candidates_.begin(), candidates_.end(), is_expected);
@@ -145,43 +160,90 @@ int64_t GapSearch::choose(int64_t start, int64_t min_pos, bool is_same_shift) {
   return best != nullptr ? best->begin : -1;
 }
 
-void GapSearch::collect(int64_t start, int64_t min_pos, bool is_same_shift) {
+// Collects the candidates. Returns the position of an expected chain that those after it confirm, else -1.
+int64_t GapSearch::collect(int64_t start, int64_t min_pos, bool is_same_shift) {
   candidates_.clear();
+  candidates_.reserve(kMaxCandidates);
+  if (lookahead_ != nullptr) lookahead_->begin(start, view_.file_end());
   Chains chains(view_, expected_, following_);
-  bool has_best = false, is_expected = false;
-  int64_t seen = 0, to = std::min(limit_, most_);
-  for (int64_t pos = start; (pos = view_.next_candidate(pos, to, false)) < to; pos++) {
-    const int64_t size = view_.entry_size(pos);
-    const int64_t end = size > 0 ? pos + size : end_of_damaged(view_, pos);
-    if (end == 0) continue;
+  bool has_best = false;
+  Way way;
+  size_t seen = 0;
+  int64_t to = std::min(limit_, most_);
+  for (int64_t from = start; from < to;) {
+    const Header header = next_header(from, to, has_best);
+    const auto [pos, size, end] = header;
+    if (pos >= to) break;
+    from = pos + 1;
     if (size == 0 && !view_.is_dledger()) {
-      pos = end - 1;  // what is in its body is not of the log
+      from = end;  // what is in its body is not of the log
       continue;
     }
     if (has_best && ++seen >= kMaxCandidates) break;
     if (end > most_ || !may_have_shift(pos, is_same_shift)) continue;
     if (pos < min_pos && view_.is_dledger()) continue;
     const bool allowed = expected_.allows(view_, pos, size);
-    if (!allowed && (size == 0 || is_expected || expected_.strict)) continue;
-    const Chain chain = size > 0 ? chains.at(pos, size) : damaged_chain(pos, end);
+    if (!allowed && (size == 0 || way.first >= 0 || expected_.strict)) continue;
+    const Chain chain = size > 0 ? chain_of(chains, header, has_best) : damaged_chain(pos, end);
     if (pos < min_pos) {
-      pos = chain.last;  // in the body of a lost message, with all messages that follow it
+      from = chain.last + 1;  // in the body of a lost message, with all messages that follow it
       continue;
     }
     if (chain.cut) continue;
     if (following_ != nullptr && following_->is_whole && !chain.leads_to(view_, following_->pos)) continue;
-    is_expected = is_expected || (allowed && size > 0);
-    has_best = has_best || is_expected || chain.strong || (chain.length > 1 && expected_.agreement <= 1);
-    if (candidates_.size() == kMaxCandidates) candidates_.erase(candidates_.begin());
-    candidates_.push_back({chain, allowed});
+    add(chain, allowed);
     if (chain.strong) break;
+    const bool is_first = way.first < 0 && allowed && size > 0;
+    if (is_first) {
+      const auto leads = [&](const Candidate& one) { return !one.chain.damaged || one.chain.leads_to(view_, pos); };
+      way = {pos, 0, chain, std::all_of(candidates_.begin(), candidates_.end(), leads)};
+    } else if (way.first >= 0 && way.is_confirmed_by(view_, chain)) {
+      return way.first;
+    }
     // What decides can be after the limit: every split must see the same.
-    to = std::max(to, std::min(chain.end + kCandidateWindow, most_));
+    if (is_first || (!has_best && chain.length > 1 && expected_.agreement <= 1)) {
+      has_best = true;
+      seen = 0;
+      to = std::min(pos + kCandidateWindow, most_);
+    } else if (!has_best) {
+      to = std::max(to, std::min(chain.end + kCandidateWindow, most_));
+    }
     if (!allowed || chain.damaged) continue;
     // An entry can contain others, which are compared with it: the search continues inside the last one.
-    pos = chain.last;
+    from = chain.last + 1;
     chains.skip_rest();
   }
+  return -1;
+}
+
+// The next entry or damaged header with its own position at or after `from`. With is_kept, later searches can need it.
+Header GapSearch::next_header(int64_t from, int64_t to, bool is_kept) {
+  const Header* const known = lookahead_ != nullptr ? lookahead_->find(from) : nullptr;
+  if (known != nullptr) return *known;
+  for (int64_t pos = from; (pos = view_.next_candidate(pos, to, false)) < to; pos++) {
+    const int64_t size = view_.entry_size(pos), end = size > 0 ? pos + size : end_of_damaged(view_, pos);
+    if (end == 0) continue;
+    const Header header{pos, size, end};
+    if (is_kept && lookahead_ != nullptr) lookahead_->add(from, header);
+    return header;
+  }
+  return {to, 0, 0};
+}
+
+Chain GapSearch::chain_of(Chains& chains, const Header& header, bool is_kept) {
+  const Chain* const known = lookahead_ != nullptr ? lookahead_->chain(header.pos) : nullptr;
+  if (known != nullptr) return *known;
+  const Chain chain = chains.at(header.pos, header.size);
+  if (is_kept && lookahead_ != nullptr && chains.is_reusable()) lookahead_->set_chain(chain);
+  return chain;
+}
+
+// The nearest candidates are compared.
+void GapSearch::add(const Chain& chain, bool allowed) {
+  if (candidates_.size() == 2 * kMaxCandidates) {
+    candidates_.erase(candidates_.begin(), candidates_.begin() + static_cast<std::ptrdiff_t>(kMaxCandidates));
+  }
+  candidates_.push_back({chain, allowed});
 }
 
 // Finds the best way through the chains from each one on.
@@ -191,7 +253,9 @@ void GapSearch::find_ways() {
     if (!one->chain.damaged) one->begin = one->chain.first;
     for (auto next = candidates_.rbegin(); next != one; ++next) {
       if (std::pair(next->reach, next->length) <= std::pair(one->reach, one->length)) continue;
-      if (!one->chain.leads_to(view_, next->chain.first)) continue;
+      if (next->chain.first >= one->chain.end + kCandidateWindow || !one->chain.leads_to(view_, next->chain.first)) {
+        continue;
+      }
       std::tie(one->reach, one->length) = std::pair(next->reach, next->length);
       if (one->chain.damaged) one->begin = next->begin;
     }

@@ -5,10 +5,12 @@
 #include <vector>
 
 #include "chains.hpp"
+#include "lookahead.hpp"
 
 namespace dledger {
 
-constexpr int kMaxCandidates = 32;  // are compared
+constexpr size_t kMaxCandidates = 32;               // are compared
+constexpr int64_t kEnoughEntries = kRecentEntries;  // that continue a chain confirm it
 
 // Whether an entry's term can rise from `term` to `raised` by elections.
 bool is_likely_rise(int64_t term, int64_t raised);
@@ -17,7 +19,8 @@ bool is_likely_rise(int64_t term, int64_t raised);
 // entries before it.
 class GapSearch {
  public:
-  GapSearch(const SegmentView& view, Expectation expected, const KnownFrame* following, int64_t limit);
+  GapSearch(const SegmentView& view, Expectation expected, const KnownFrame* following, int64_t limit,
+            Lookahead& lookahead);
 
   // Where the log continues at or after `at`, else -1. The bytes from gap to `at` are lost.
   int64_t find(int64_t gap, int64_t at);
@@ -30,12 +33,25 @@ class GapSearch {
     int64_t reach = 0, length = 0, begin = -1;
   };
 
+  // An expected chain, and the chains that continue it, until one is found that does not.
+  struct Way {
+    int64_t first = -1, entries = 0;
+    Chain last;
+    bool is_alone = true;
+
+    // Whether the next chain that was found, and those before it, are enough.
+    bool is_confirmed_by(const SegmentView& view, const Chain& chain);
+  };
+
   void use_damaged_header(int64_t gap);
   bool is_before_following(int64_t pos, int64_t size) const;
   int64_t follow_sizes(int64_t gap) const;
   bool may_have_shift(int64_t pos, bool is_same_shift) const;
   int64_t choose(int64_t start, int64_t min_pos, bool is_same_shift);
-  void collect(int64_t start, int64_t min_pos, bool is_same_shift);
+  int64_t collect(int64_t start, int64_t min_pos, bool is_same_shift);
+  Header next_header(int64_t from, int64_t to, bool is_kept);
+  Chain chain_of(Chains& chains, const Header& header, bool is_kept);
+  void add(const Chain& chain, bool allowed);
   void find_ways();
   bool is_better(const Candidate& one, const Candidate& best) const;
 
@@ -43,6 +59,7 @@ class GapSearch {
   Expectation expected_;
   const KnownFrame* following_;
   int64_t limit_, most_;  // no candidate ends after `most`
+  Lookahead* lookahead_;  // not with a known entry that follows
   std::vector<Candidate> candidates_;
 };
 

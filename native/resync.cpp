@@ -62,13 +62,13 @@ int64_t Resync::next(const SegmentView& view, int64_t gap, int64_t limit) {
 }
 
 int64_t Resync::next(const SegmentView& view, int64_t gap, int64_t limit, const Expectation& expected) {
-  if (!view.id().witness) return GapSearch(view, expected, nullptr, limit).find(gap, gap);
+  if (!view.id().witness) return GapSearch(view, expected, nullptr, limit, lookahead_).find(gap, gap);
   if (gap >= view.file_end()) return -1;
   const uint8_t* const header_end = view.at(std::min(gap + kEntryHeaderSize, view.file_end()));
-  if (skip_zeros(view.at(gap), header_end) == header_end) {
-    const int64_t found = GapSearch(view, expected, nullptr, limit).find(gap, gap);
-    // The end of a log, and no damage.
-    if (found < 0 && view.is_closed_at(gap)) return -1;
+  // The end of a log, and no damage.
+  if (skip_zeros(view.at(gap), header_end) == header_end && view.is_closed_at(gap) &&
+      GapSearch(view, expected, nullptr, limit, lookahead_).find(gap, gap) < 0) {
+    return -1;
   }
   return next_known(view, gap, limit, expected);
 }
@@ -81,7 +81,8 @@ int64_t Resync::next_known(const SegmentView& view, int64_t gap, int64_t limit, 
       continue;
     }
     const auto following = known_after(view, at);
-    const int64_t found = GapSearch(view, expected, following ? &*following : nullptr, limit).find(gap, at);
+    const KnownFrame* const end = following ? &*following : nullptr;
+    const int64_t found = GapSearch(view, expected, end, limit, lookahead_).find(gap, at);
     if (found >= 0 || !following) return found;
     at = following->pos;
   }

@@ -7,6 +7,7 @@
 
 #include "expectation.hpp"
 #include "known_frames.hpp"
+#include "lookahead.hpp"
 
 namespace dledger {
 
@@ -47,6 +48,7 @@ class Resync {
   int64_t start_;
   bool has_witness_;
   bool is_history_known_;
+  Lookahead lookahead_;
 };
 
 }  // namespace dledger

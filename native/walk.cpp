@@ -96,6 +96,10 @@ const uint8_t* skip_zeros(const uint8_t* from, const uint8_t* to) {
     std::memcpy(words, from, sizeof words);
     if ((words[0] | words[1] | words[2] | words[3] | words[4] | words[5] | words[6] | words[7]) != 0) break;
   }
+  for (uint64_t word = 0; to - from >= 8; from += 8) {
+    std::memcpy(&word, from, sizeof word);
+    if (word != 0) break;
+  }
   while (from < to && *from == 0) from++;
   return from;
 }
@@ -230,8 +234,26 @@ bool SegmentView::is_closed_at(int64_t pos) const {
   int64_t size = 0;
   if (pos == id_.base + id_.size) return false;
   if (blank_at(pos, size) == Blank::ToEnd) return true;
-  const uint8_t* const end = at(std::min(pos + kSpanWindow, file_end_));
-  return skip_zeros(at(pos), end) == end;
+  const int64_t end = std::min(pos + kSpanWindow, file_end_);
+  return end_of_zeros(pos, end) == end;
+}
+
+int64_t SegmentView::end_of_zeros(int64_t from, int64_t end) const {
+  int64_t pos = from;
+  while (pos < end) {
+    if (zeros_begin_ <= pos && pos < zeros_end_) {
+      pos = zeros_end_;
+      continue;
+    }
+    const int64_t until = pos < zeros_begin_ ? std::min(end, zeros_begin_) : end;
+    pos += skip_zeros(at(pos), at(until)) - at(pos);
+    if (pos < until) break;
+  }
+  if (pos - from > kLongRun) {
+    zeros_begin_ = from;
+    zeros_end_ = pos;
+  }
+  return std::min(pos, end);
 }
 
 }  // namespace dledger

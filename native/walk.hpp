@@ -95,6 +95,9 @@ class SegmentView {
   // at the end of a complete file: there is always room for a blank.
   bool is_closed_at(int64_t pos) const;
 
+  // The first byte in [from, end) that is not zero, or `end`. A long run of zeros is read once.
+  int64_t end_of_zeros(int64_t from, int64_t end) const;
+
   // The first position in [from, end) at which an entry, a message or, with_blanks, a blank may begin, or `end`.
   int64_t next_candidate(int64_t from, int64_t end, bool with_blanks) const;
 
@@ -103,6 +106,7 @@ class SegmentView {
 
  private:
   static constexpr int64_t kStreamAhead = 3072;
+  static constexpr int64_t kLongRun = 4096;
 
   int64_t ledger_entry_size(int64_t pos) const {
     if (file_end_ - pos < kEntryHeaderSize) return 0;
@@ -121,6 +125,7 @@ class SegmentView {
   const uint8_t* data_;
   int64_t file_end_;
   MappedFile* file_;
+  mutable int64_t zeros_begin_ = 0, zeros_end_ = 0;  // the last long run of zeros
 };
 
 // Whether the entry at `next` continues the one at `last`.

@@ -11,6 +11,8 @@ from pyspark_dledger.format.scan.expectation import RECENT_FRAMES, Expectation, 
 from pyspark_dledger.format.scan.frames import MIN_BODY_START, SPAN_WINDOW, Blank, DamagedFrame, Frame, Frames
 from pyspark_dledger.format.scan.known_frames import KnownFrame
 
+MAX_WALKED = 64
+
 
 class Chain(NamedTuple):
     """Consecutive frames in order, ``length`` of them.
@@ -53,19 +55,45 @@ class Chain(NamedTuple):
         return position.allows(frame) or (frame.pos == self.end and frame.header.index == position.index + 1)
 
 
+class WalkedChains:
+    """Chains that a search walked after the one that it chose, for the next search. They change no result."""
+
+    def __init__(self) -> None:
+        self._chains: dict[int, Chain] = {}
+
+    def get(self, pos: int) -> Chain | None:
+        return self._chains.get(pos)
+
+    def keep(self, chain: Chain) -> None:
+        self._chains[chain.first.pos] = chain
+        while len(self._chains) > MAX_WALKED:
+            del self._chains[next(iter(self._chains))]
+
+
 class Chains:
     """The chains of one search, before the known entry that follows. Each frame is walked once."""
 
-    def __init__(self, frames: Frames, expected: Expectation, following: KnownFrame | None) -> None:
+    def __init__(
+        self, frames: Frames, expected: Expectation, following: KnownFrame | None, walked: WalkedChains
+    ) -> None:
         self._frames = frames
         self._expected = expected
         self._following = following
+        self._walked = walked
         # The rest of each walked chain after its first frame, by the position where the rest begins.
         self._rests: dict[int, Chain] = {}
+        # Whether the chain that was walked last does not depend on what this search expects.
+        self._is_reusable = True
 
-    def at(self, first: Frame) -> Chain:
-        known = self._rests.pop(first.pos, None)
-        chain = known or self.walk(first)
+    def at(self, first: Frame, is_kept: bool) -> Chain:
+        """The chain from a frame on. With ``is_kept`` later searches can need it."""
+        chain = self._rests.pop(first.pos, None)
+        if chain is None and self._following is None:
+            chain = self._walked.get(first.pos)
+        if chain is None:
+            chain = self.walk(first)
+            if is_kept and self._following is None and self._is_reusable:
+                self._walked.keep(chain)
         if chain.length > 1 and not chain.strong:
             second = self._frames.at(first.end)
             assert second
@@ -74,6 +102,7 @@ class Chains:
 
     def walk(self, first: Frame) -> Chain:
         frames, following = self._frames, self._following
+        self._is_reusable = True
         last, length = first, 1
         while last.end - first.pos < SPAN_WINDOW:
             if following and last.end == following.pos:
@@ -117,6 +146,7 @@ class Chains:
         # It does not follow: its index is damaged, unless that is the expected one, or another entry follows it.
         following = self._frames.at(frame.end)
         if following is None:
+            self._is_reusable = False
             return bool(self._expected.positions) and self._expected.allows(frame)
         assert following.header
         return following.header.index - 2 != last.index and self._frames.follows(frame, following)
@@ -143,6 +173,7 @@ class Chains:
         blank = self._frames.blank_at(chain.end)
         if blank is None or not self._frames.is_closing(blank):
             return False
+        self._is_reusable = False
         end = self._frames.segment.end
         is_possible = any(
             1 <= after.index - 1 - position.index <= (end - position.gap) // layout.ENTRY_HEADER_SIZE

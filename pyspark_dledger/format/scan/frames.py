@@ -80,6 +80,7 @@ class Frames(ABC):
     def __init__(self, data: SegmentFile) -> None:
         self.data = data
         self.segment = data.segment
+        self._zeros = 0, 0
 
     @abstractmethod
     def examine(self, pos: int) -> Frame | str:
@@ -168,11 +169,22 @@ class Frames(ABC):
         blank = self.blank_at(pos)
         if blank and self.is_closing(blank):
             return True
-        end = min(pos + SPAN_WINDOW, self.data.end)
-        for at in range(pos, end, _LAST_CHUNK):
-            if any(self.data[at : min(at + _FIRST_CHUNK, end)]) or any(self.data[at : min(at + _LAST_CHUNK, end)]):
-                return False
-        return True
+        return self._is_zero(pos, min(pos + SPAN_WINDOW, self.data.end))
+
+    def _is_zero(self, pos: int, end: int) -> bool:
+        """Whether all bytes are zeros. A long run of zeros is read once."""
+        begin, stop = self._zeros
+        at, size, rest = pos, _FIRST_CHUNK, b""
+        while at < end and not rest:
+            if begin <= at < stop:
+                at = stop
+                continue
+            until = min(at + size, end, begin if at < begin else end)
+            rest = self.data[at:until].lstrip(b"\0")
+            at, size = until - len(rest), _LAST_CHUNK
+        if at - pos > _FIRST_CHUNK:
+            self._zeros = pos, at
+        return not rest
 
     def _chunks(self, start: int, end: int) -> Iterator[tuple[int, int, bytes]]:
         """Parts of ``[start, end)``: the begin, the number of positions, and their bytes with those of one more header.

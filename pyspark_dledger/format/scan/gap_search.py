@@ -8,8 +8,10 @@
 4. Chains that can follow each other, by index, term and room for the entries between them, make a way. Of several
    ways, the one wins that reaches a chain longer than any body, then one that ends where a log can end, then the one
    with the most entries. But what follows a chain of later terms and has higher indexes is stale.
+5. An expected chain wins at once if all chains found after it continue it, with enough entries.
 
-The work is linear: a chain is walked once, and a bounded number of candidates is compared.
+The work is linear: a chain is walked once, and a bounded number of candidates is compared. Those after the first
+expected chain that begin in another body are not compared with it.
 """
 
 from __future__ import annotations
@@ -19,15 +21,17 @@ from dataclasses import dataclass
 
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.format import layout
-from pyspark_dledger.format.scan.chains import Chain, Chains
-from pyspark_dledger.format.scan.expectation import Expectation
+from pyspark_dledger.format.scan.chains import Chain, Chains, WalkedChains
+from pyspark_dledger.format.scan.expectation import RECENT_FRAMES, Expectation
 from pyspark_dledger.format.scan.frames import DamagedFrame, Frame, Frames
 from pyspark_dledger.format.scan.known_frames import KnownFrame
 
 MAX_CANDIDATES = 32
 """So many frames are compared."""
 CANDIDATE_WINDOW = layout.MAX_ENTRY_SIZE
-"""And those within so many bytes after a chain."""
+"""And those within so many bytes: all that can be in one body."""
+ENOUGH_ENTRIES = RECENT_FRAMES
+"""So many entries that continue a chain confirm it, if nothing else is found before them."""
 UINT64_MAX = 2**64 - 1
 MIN_WRONG_RISE = 2**16
 """No election raises a term by so much."""
@@ -54,17 +58,39 @@ class Candidate:
         return self.reach, self.length
 
 
+class Way:
+    """An expected chain, and the chains that continue it, until one is found that does not."""
+
+    def __init__(self, chain: Chain, is_alone: bool) -> None:
+        self.first = chain.first
+        self._last = chain
+        self._is_alone = is_alone
+        self._entries = 0
+
+    def is_confirmed_by(self, chain: Chain) -> bool:
+        """Whether the next chain that was found, and those before it, are enough."""
+        self._is_alone = self._is_alone and self._last.leads_to(chain.first)
+        if not chain.damaged:
+            self._last = chain
+            self._entries += chain.length
+        return self._is_alone and self._entries >= ENOUGH_ENTRIES
+
+
 class GapSearch:
     """Searches the bytes before the known entry that follows.
 
-    Bytes from ``limit`` on are read only if they decide about frames before it.
+    Bytes from ``limit`` on are read only if they decide about frames before it. ``walked`` has chains of earlier
+    searches.
     """
 
-    def __init__(self, frames: Frames, expected: Expectation, following: KnownFrame | None, limit: int) -> None:
+    def __init__(
+        self, frames: Frames, expected: Expectation, following: KnownFrame | None, limit: int, walked: WalkedChains
+    ) -> None:
         self._frames = frames
         self._expected = expected
         self._following = following
         self._limit = limit
+        self._walked = walked
         # No candidate ends after it.
         self._most = INT64_MAX if following is None else following.pos
 
@@ -116,7 +142,7 @@ class GapSearch:
             return False
         if following.frame is None:
             return True
-        return Chains(self._frames, self._expected, following).walk(frame).leads_to(following.frame)
+        return Chains(self._frames, self._expected, following, self._walked).walk(frame).leads_to(following.frame)
 
     def _follow_sizes(self, gap: int) -> int | None:
         """Where the sizes in the damaged header lead, if a frame or the closing blank confirms it."""
@@ -174,7 +200,11 @@ class GapSearch:
 
     def _choose(self, start: int, min_pos: int, is_same_shift: bool) -> Frame | None:
         """The first frame of the best way that begins at ``start`` or later."""
-        candidates = self._collect(start, min_pos, is_same_shift)
+        collected: deque[Candidate] = deque(maxlen=MAX_CANDIDATES)
+        confirmed = self._collect(collected, start, min_pos, is_same_shift)
+        if confirmed:
+            return confirmed
+        candidates = list(collected)
         _find_ways(candidates)
         any_expected = any(one.allowed and one.begin for one in candidates)
         best: Candidate | None = None
@@ -187,11 +217,11 @@ class GapSearch:
                 best = one
         return best.begin if best else None
 
-    def _collect(self, start: int, min_pos: int, is_same_shift: bool) -> list[Candidate]:
+    def _collect(self, candidates: deque[Candidate], start: int, min_pos: int, is_same_shift: bool) -> Frame | None:
+        """Collect the candidates. Returns the first frame of an expected chain that those after it confirm."""
         frames, following, most = self._frames, self._following, self._most
-        candidates: deque[Candidate] = deque(maxlen=MAX_CANDIDATES)
-        chains = Chains(frames, self._expected, following)
-        has_best, is_expected, seen, window = False, False, 0, min(self._limit, most)
+        chains = Chains(frames, self._expected, following, self._walked)
+        has_best, way, seen, window = False, None, 0, min(self._limit, most)
         found = frames.search_headers(start, window)
         while (one := next(found, None)) is not None:
             damaged = one if isinstance(one, DamagedFrame) else None
@@ -208,28 +238,38 @@ class GapSearch:
             if frame.pos < min_pos and frame.header:
                 continue
             allowed = self._expected.allows(frame)
-            if not allowed and (damaged or is_expected or self._expected.strict):
+            if not allowed and (damaged or way or self._expected.strict):
                 continue
-            chain = Chain(frame, frame, 1, damaged=True) if damaged else chains.at(frame)
+            chain = Chain(frame, frame, 1, damaged=True) if damaged else chains.at(frame, is_kept=has_best)
             if frame.pos < min_pos:
                 # In the body of a lost message, with all messages that follow it.
                 found = frames.search_headers(chain.last.pos + 1, window)
                 continue
             if chain.cut or (following and following.frame and not chain.leads_to(following.frame)):
                 continue
-            is_expected = is_expected or (allowed and not damaged)
-            has_best = has_best or is_expected or chain.strong or (chain.length > 1 and self._expected.agreement <= 1)
             candidates.append(Candidate(chain, allowed))
             if chain.strong:
                 break
+            if way:
+                if way.is_confirmed_by(chain):
+                    return way.first
+            elif allowed and not damaged:
+                way = Way(chain, all(one.chain.leads_to(frame) for one in candidates if one.chain.damaged))
+            at, reach = frame.pos, window
+            if allowed and not damaged:
+                # A frame can contain others, which are compared with it: the search continues inside the last one.
+                at = chain.last.pos
             # What decides can be after the limit: every split must see the same.
-            reach = max(window, min(chain.end + CANDIDATE_WINDOW, most))
-            # A frame can contain others, which are compared with it: the search continues inside the last one.
-            at = chain.last.pos if allowed and not damaged else frame.pos
-            if reach > window or at > frame.pos:
+            is_best = way is not None and way.first == frame
+            if is_best or (not has_best and chain.length > 1 and self._expected.agreement <= 1):
+                has_best, seen = True, 0
+                reach = min(frame.pos + CANDIDATE_WINDOW, most)
+            elif not has_best:
+                reach = max(window, min(chain.end + CANDIDATE_WINDOW, most))
+            if reach != window or at > frame.pos:
                 window = reach
                 found = frames.search_headers(at + 1, window)
-        return list(candidates)
+        return None
 
     def _is_better(self, one: Candidate, best: Candidate) -> bool:
         """Whether a way is more likely to be the log than the best one before it."""
@@ -249,7 +289,8 @@ def _find_ways(candidates: list[Candidate]) -> None:
         one.reach = 2 if chain.strong else int(chain.closed)
         one.begin = None if chain.damaged else chain.first
         for other in reversed(candidates[number + 1 :]):
-            if other.rank <= one.rank or not chain.leads_to(other.chain.first):
+            is_near = other.chain.first.pos < chain.end + CANDIDATE_WINDOW
+            if other.rank <= one.rank or not is_near or not chain.leads_to(other.chain.first):
                 continue
             one.reach, one.length = other.rank
             if chain.damaged:

@@ -15,10 +15,11 @@ from __future__ import annotations
 from functools import cached_property
 
 from pyspark_dledger.format import layout
+from pyspark_dledger.format.scan.chains import WalkedChains
 from pyspark_dledger.format.scan.expectation import Expectation
 from pyspark_dledger.format.scan.frames import Frame, Frames
 from pyspark_dledger.format.scan.gap_search import MIN_WRONG_RISE, UINT64_MAX, GapSearch
-from pyspark_dledger.format.scan.known_frames import KnownFrames
+from pyspark_dledger.format.scan.known_frames import KnownFrame, KnownFrames
 
 
 def is_only_term_damaged(before: Frame | None, last: Frame, frame: Frame) -> bool:
@@ -60,6 +61,7 @@ class Resync:
 
     def __init__(self, frames: Frames) -> None:
         self._frames = frames
+        self._walked = WalkedChains()
 
     @cached_property
     def known(self) -> KnownFrames:
@@ -73,14 +75,13 @@ class Resync:
         """
         frames = self._frames
         if frames.segment.witness is None:
-            return GapSearch(frames, expected, None, limit).find(gap, gap)
+            return self._search(expected, None, limit).find(gap, gap)
         if gap >= frames.data.end:
             return None
-        if not any(frames.data[gap : min(gap + layout.ENTRY_HEADER_SIZE, frames.data.end)]):
-            found = GapSearch(frames, expected, None, limit).find(gap, gap)
-            # The end of a log, and no damage.
-            if found is None and frames.is_closed_at(gap):
-                return None
+        is_zero = not any(frames.data[gap : min(gap + layout.ENTRY_HEADER_SIZE, frames.data.end)])
+        # The end of a log, and no damage.
+        if is_zero and frames.is_closed_at(gap) and self._search(expected, None, limit).find(gap, gap) is None:
+            return None
         return self._next_known(gap, expected, limit)
 
     def _next_known(self, gap: int, expected: Expectation, limit: int) -> int | None:
@@ -93,8 +94,11 @@ class Resync:
                 at = known.end
                 continue
             following = self.known.after(at)
-            found = GapSearch(self._frames, expected, following, limit).find(gap, at)
+            found = self._search(expected, following, limit).find(gap, at)
             if found is not None or following is None:
                 return found
             at = following.pos
         return None
+
+    def _search(self, expected: Expectation, following: KnownFrame | None, limit: int) -> GapSearch:
+        return GapSearch(self._frames, expected, following, limit, self._walked)
