@@ -180,6 +180,25 @@ auto on_segment(const py::object& segment, int64_t start, Walk walk, int64_t pop
   }
 }
 
+// The records of `size` bytes at `offsets`, an array of int64, in a file; zeros where it cannot be read.
+py::bytearray gather(const std::string& path, const py::object& offsets, int64_t size) {
+  const HeldBytes held(offsets, "offsets");
+  const int64_t count = held.range().size / 8;
+  const auto* const at = reinterpret_cast<const int64_t*>(held.range().data);
+  const auto [records, data] = make_bytearray(count * integer("size", py::int_(size), 1, kMaxBlockSize));
+  uint8_t* const to = data;
+  released(count * 4096, [&] {
+    MappedFile file({path, path});
+    const int64_t readable = file.readable();
+    for (int64_t i = 0; i < count; i++) {
+      const bool is_inside = at[i] >= 0 && at[i] <= readable - size;
+      if (is_inside) std::memcpy(to + i * size, file.data() + at[i], static_cast<size_t>(size));
+      else std::memset(to + i * size, 0, static_cast<size_t>(size));
+    }
+  });
+  return records;
+}
+
 using LogEndTuple = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t>;
 
 LogEndTuple find_log_end(const py::object& segment, int64_t start, bool search_all) {
@@ -431,6 +450,7 @@ PYBIND11_MODULE(_native, module) {
   module.def("put_ids", &find_put_ids);
   module.def("copy_messages", &copy_from);
   module.def("survey", &take_survey);
+  module.def("gather", &gather);
   module.def("pack_bodies", &pack_bodies);
   module.def("unpack_bodies", &unpack_bodies);
   module.def("encode_entries", &encode_bodies);

@@ -65,9 +65,3 @@ def texts_of(column: pa.Array) -> tuple[list[str], Longs]:
     encoded = column.dictionary_encode()
     texts: list[str] = encoded.dictionary.to_pylist()
     return texts, numbers_of(encoded.indices, len(texts))
-
-
-def is_text(column: pa.Array, text: str) -> Bools:
-    """Where a column, of few distinct texts, has this one."""
-    texts, numbers = texts_of(column)
-    return np.array([*(each == text for each in texts), False])[numbers]

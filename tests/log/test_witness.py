@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,12 +13,12 @@ import pytest
 
 from pyspark_dledger.format import codec, layout
 from pyspark_dledger.format.known_entries import KnownEntries
-from pyspark_dledger.format.spec import Filters, ScanRequest, Segment
+from pyspark_dledger.format.spec import DLEDGER, Filters, ScanRequest, Segment
 from pyspark_dledger.log import open_log
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.plan import plan_read
 from pyspark_dledger.log.verify.verify_store import verify
-from pyspark_dledger.log.witness import index_units, known_entries
+from pyspark_dledger.log.witness import headers, index_units, known_entries
 from pyspark_dledger.log.witness.key_offsets import message_starts
 from pyspark_dledger.log.witness.store_witness import StoreWitness
 from tests.support import golden
@@ -396,3 +397,17 @@ def test_a_witness_reads_once_for_all_calls_of_a_view(
         assert asked.count(str(file_of(original, lost.pos))) == 1
     again = open_log(original.path, engine=engine)
     assert all(row["kind"] != "corrupt" for batch in again.scan(["kind"]) for row in batch.to_pylist())
+
+
+def test_headers_are_the_same_without_the_native_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "00000000000000004096"
+    file.write_bytes(random.Random(1).randbytes(9000))
+    segment = Segment(str(file), file.name, 4096, 8192, DLEDGER)
+    ends = [4096 + 8192 - 48, 4096 + 8192 - 47, 2**62]
+    pos = np.array([5000, 4096, 4095, 0, *range(12000, 4200, -7), *ends], np.int64)
+    expected = headers.read_headers(segment, pos, headers.ENTRY_DTYPE)
+    missing = replace(segment, path=str(tmp_path / "missing"))
+    assert not headers.read_headers(missing, pos, headers.ENTRY_DTYPE)["size"].any()
+    monkeypatch.setattr(headers, "_gather", None)
+    assert headers.read_headers(segment, pos, headers.ENTRY_DTYPE).tolist() == expected.tolist()
+    assert [int(row["size"] != 0) for row in expected[[0, 1, 2, 3, -3, -2, -1]]] == [1, 1, 0, 0, 1, 0, 0]

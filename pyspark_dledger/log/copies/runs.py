@@ -12,15 +12,17 @@ from typing import NamedTuple
 
 import numpy as np
 
+from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.format.spec import DLEDGER
-from pyspark_dledger.log.copies.equal_copies import Range, read_mostly_equal
+from pyspark_dledger.log.copies.equal_copies import ranges_to_read
 from pyspark_dledger.log.copies.index_units import units_agree
-from pyspark_dledger.log.copies.segment_bytes import WINDOW, SegmentBytes
+from pyspark_dledger.log.copies.segment_bytes import WINDOW, SegmentBytes, unequal_windows
 from pyspark_dledger.log.copies.segment_copy import (
     Bools,
     CopyEntries,
     Damage,
     Longs,
+    Range,
     SegmentCopy,
     read_copy,
     with_cached_witness,
@@ -87,11 +89,10 @@ class Evidence:
 
 def compare_copies(part: SegmentPart) -> Evidence:
     """Read all copies of a segment once, and compare the bytes of entries that several of them have."""
-    table = _Table()
     damages: list[Damage] = []
     with ExitStack() as opened:
         files = {copy.source: SegmentBytes(copy.segment, opened) for copy in part.copies}
-        unequal = _read_all(part, files, table, damages)
+        table, unequal = _read_all(part, files, damages)
         for number, folder in part.index_folders if part.source == DLEDGER else ():
             table.add_units(number, DLedgerIndex(path_of(folder)))
         _leave_out_torn(table, files)
@@ -101,37 +102,47 @@ def compare_copies(part: SegmentPart) -> Evidence:
 
 
 def _read_all(
-    part: SegmentPart, files: dict[int, SegmentBytes], table: _Table, damages: list[Damage]
-) -> dict[int, list[Range]]:
+    part: SegmentPart, files: dict[int, SegmentBytes], damages: list[Damage]
+) -> tuple[_Table, dict[int, list[Range]]]:
     """Read all copies, the longest one first, and of the others only what differs from it.
 
-    Returns, for each other source, the ranges outside of which it has the bytes of the first.
+    Returns, for each source, the ranges outside of which it has the bytes of the first.
     """
-    copies = sorted(map(with_cached_witness, part.copies), key=lambda copy: (-copy.end, copy.source))
-    first = copies[0]
+    first, *others = sorted(map(with_cached_witness, part.copies), key=lambda copy: (-copy.end, copy.source))
     entries, found = read_copy(first, part.engine)
-    table.add(first.source, entries)
     damages += found
+    table = _Table(first.source, entries)
+    compared = [(files[copy.source], copy.end) for copy in others]
     unequal: dict[int, list[Range]] = {first.source: []}
-    for copy in copies[1:]:
-        own, others = files[copy.source], files[first.source]
-        read, more, ranges = read_mostly_equal(copy, own, first, others, entries, found, part.engine)
+    for copy, windows in zip(others, unequal_windows(files[first.source], compared, part.base), strict=True):
+        ranges = unequal[copy.source] = ranges_to_read(copy, windows, first, entries)
+        table.add_equal(copy.source, first.source, ranges, copy.end)
+        read, own = read_copy(copy, part.engine, ranges)
         table.add(copy.source, read)
-        damages += more
-        unequal[copy.source] = ranges
-    return unequal
+        shared = [each._replace(source=copy.source) for each in found if _is_shared(each.start, ranges, copy.end)]
+        damages += sorted([*shared, *own], key=lambda damage: damage.start)
+    return table, unequal
+
+
+def _is_shared(pos: int, ranges: list[Range], end: int) -> bool:
+    return pos < end and not any(low <= pos < high for low, high in ranges)
 
 
 class _Table:
     """The distinct entries of all copies by position.
 
     `intact`, `suspect` and `known` have a bit for each source. `known`: its index unit has exactly this entry.
+    `is_confirmed`: any unit has it.
     """
 
-    def __init__(self) -> None:
-        self.columns: dict[str, Longs] = {name: np.empty(0, np.int64) for name in _KEYS}
-        self.intact = self.suspect = self.confirmed = self.known = np.empty(0, np.int64)
-        self.is_message: Bools = np.empty(0, np.bool_)
+    def __init__(self, source: int, entries: CopyEntries) -> None:
+        """The entries of the first source, by ascending position."""
+        bit = np.int64(1) << source
+        self.columns: dict[str, Longs] = {name: getattr(entries, name) for name in _KEYS}
+        self.intact: Longs = np.where(entries.is_intact, bit, 0)
+        self.suspect: Longs = np.where(entries.is_intact, 0, bit)
+        self.known = np.zeros(len(entries), np.int64)
+        self.is_confirmed, self.is_message = entries.is_confirmed.copy(), entries.is_message.copy()
 
     def __len__(self) -> int:
         return len(self.intact)
@@ -141,6 +152,15 @@ class _Table:
         """The sources with an intact copy; else those with a suspect one."""
         found: Longs = np.where(self.intact != 0, self.intact, self.suspect)
         return found
+
+    def add_equal(self, source: int, other: int, ranges: list[Range], end: int) -> None:
+        """Add a source that has the entries of another one up to position `end`, outside of ranges."""
+        is_equal = np.ones(len(self), np.bool_)
+        pos = self.columns["pos"]
+        for low, high in [*ranges, (end, INT64_MAX)]:
+            is_equal[slice(*np.searchsorted(pos, [low, high]).tolist())] = False
+        for column in (self.intact, self.suspect):
+            column |= np.where(is_equal, column >> other & 1, 0) << source
 
     def add(self, source: int, entries: CopyEntries) -> None:
         """Add the entries of a source, by ascending position."""
@@ -152,7 +172,7 @@ class _Table:
         bit = np.int64(1) << source
         self.intact[rows[entries.is_intact]] |= bit
         self.suspect[rows[~entries.is_intact]] |= bit
-        self.confirmed[rows[entries.is_confirmed]] += 1
+        self.is_confirmed[rows] |= entries.is_confirmed
         self.is_message[rows] |= entries.is_message
 
     def add_units(self, source: int, files: DLedgerIndex) -> None:
@@ -164,10 +184,6 @@ class _Table:
     def _rows_of(self, entries: CopyEntries) -> Longs:
         """The row of each entry, -1 without one."""
         pos = self.columns["pos"]
-        if len(pos) == len(entries) and all(
-            np.array_equal(self.columns[name], getattr(entries, name)) for name in _KEYS
-        ):
-            return np.arange(len(pos))
         found = np.full(len(entries), -1, np.int64)
         row = np.searchsorted(pos, entries.pos)
         while True:
@@ -182,16 +198,16 @@ class _Table:
             row = np.where(is_here, row + 1, len(pos))
 
     def _insert(self, entries: CopyEntries, is_new: Bools) -> None:
-        pos = np.concatenate([self.columns["pos"], entries.pos[is_new]])
-        order = np.argsort(pos, kind="stable")
+        rows = np.searchsorted(self.columns["pos"], entries.pos[is_new], "right")
         self.columns = {
-            name: np.concatenate([self.columns[name], getattr(entries, name)[is_new]])[order] for name in _KEYS
+            name: np.insert(column, rows, getattr(entries, name)[is_new]) for name, column in self.columns.items()
         }
-        zeros = np.zeros(int(is_new.sum()), np.int64)
-        self.intact, self.suspect, self.confirmed, self.known = (
-            np.concatenate([column, zeros])[order] for column in (self.intact, self.suspect, self.confirmed, self.known)
+        self.intact, self.suspect, self.known = (
+            np.insert(column, rows, 0) for column in (self.intact, self.suspect, self.known)
         )
-        self.is_message = np.concatenate([self.is_message, zeros.astype(np.bool_)])[order]
+        self.is_confirmed, self.is_message = (
+            np.insert(column, rows, False) for column in (self.is_confirmed, self.is_message)
+        )
 
 
 def _leave_out_torn(table: _Table, files: dict[int, SegmentBytes]) -> None:
@@ -218,17 +234,16 @@ def _different(
     """
     holders = table.holders
     differing: set[int] = set()
-    reference = _lowest_bit(holders)
     rows_of = {number: _rows_in(table, ranges) for number, ranges in unequal.items()}
     for first in files:
         for other in files:
             rows = np.union1d(rows_of[first], rows_of[other]) if other > first else rows_of[first][:0]
-            rows = rows[(reference[rows] == first) & (holders[rows] >> other & 1 == 1)]
+            rows = rows[(_lowest_bit(holders[rows]) == first) & (holders[rows] >> other & 1 == 1)]
             if len(rows):
                 differing.update(_unequal_rows(table, rows, files[first], files[other]))
     # A source that shares a later entry has this one as well, even where its header is damaged.
     shared = np.flatnonzero(table.intact & (table.intact - 1) != 0)
-    last_shared = {number: max(shared[table.intact[shared] >> number & 1 == 1], default=-1) for number in files}
+    last_shared = {number: _last(shared[table.intact[shared] >> number & 1 == 1]) for number in files}
     found = {}
     for row in differing:
         start, size = int(table.columns["pos"][row]), int(table.columns["size"][row])
@@ -243,6 +258,10 @@ def _different(
         majority = next((place for place, (_, data) in enumerate(ordered) if data == most), -1)
         found[row] = tuple(numbers for numbers, _ in ordered), majority
     return found
+
+
+def _last(rows: Longs) -> int:
+    return int(rows[-1]) if len(rows) else -1
 
 
 def _majority_bytes(copies: list[bytes]) -> bytes | None:
@@ -303,7 +322,10 @@ def _runs(table: _Table, variants: dict[int, tuple[_Groups, int]], has_index: bo
     is_single = np.zeros(len(table), np.bool_)
     is_single[list(variants)] = True
     kinds = holders * 2 + is_suspect
-    for kind in np.unique(kinds[holders != 0]).tolist():
+    firsts = np.flatnonzero(np.diff(kinds, prepend=-1))
+    for kind in np.unique(kinds[firsts]).tolist():
+        if kind < 2:
+            continue  # no source
         rows = np.flatnonzero(kinds == kind)
         pos, size, index, term = (table.columns[name][rows] for name in _KEYS)
         is_cut = (pos[1:] != (pos + size)[:-1]) | (np.diff(term) != 0) | is_single[rows][1:] | is_single[rows][:-1]
@@ -322,7 +344,7 @@ def _runs(table: _Table, variants: dict[int, tuple[_Groups, int]], has_index: bo
                 int(term[low]),
                 groups,
                 bool(kind & 1),
-                int((table.confirmed[rows[low:high]] > 0).sum()),
+                int(table.is_confirmed[rows[low:high]].sum()),
                 int(table.is_message[rows[low:high]].sum()),
                 majority,
                 sources_of(int(table.known[rows[last]])),

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from io import FileIO
 
-from pyspark_dledger.common.adjacent import merge_adjacent
 from pyspark_dledger.common.uris import RemoteUri
 from pyspark_dledger.format.spec import Segment
 from pyspark_dledger.log.io.files import OpenFile, open_file, path_of
 
 WINDOW = 256 * 1024
+
+Bytes = bytes | bytearray
 
 
 class SegmentBytes:
@@ -28,7 +29,7 @@ class SegmentBytes:
             else:
                 self._local = opened.enter_context(FileIO(str(path_of(segment.path))))
 
-    def window(self, start: int, end: int) -> bytes | bytearray:
+    def window(self, start: int, end: int) -> Bytes:
         """At most `WINDOW` bytes, valid until the next call: a buffer in use stays in the processor's cache."""
         if self._local is None or end - start != WINDOW:
             return self.read(start, end)
@@ -50,14 +51,23 @@ class SegmentBytes:
             return b""
 
 
-def unequal_windows(copies: Sequence[SegmentBytes], start: int, end: int) -> Iterator[tuple[int, int]]:
-    """The windows ``[low, high)`` of ``[start, end)`` in which bytes differ or cannot be read, joined if adjacent."""
-    windows = (
-        (low, high) for low in range(start, end, WINDOW) if not _are_equal(copies, low, high := min(low + WINDOW, end))
-    )
-    return merge_adjacent(windows, lambda last, window: (last[0], window[1]) if last[1] == window[0] else None)
+def unequal_windows(
+    first: SegmentBytes, others: Sequence[tuple[SegmentBytes, int]], start: int
+) -> list[list[tuple[int, int]]]:
+    """For each other copy, the windows ``[low, high)`` from `start` on in which it differs or cannot be read.
+
+    Each is compared up to its own end. Adjacent windows are one. All copies are read once.
+    """
+    found: list[list[tuple[int, int]]] = [[] for _ in others]
+    for low in range(start, max((end for _, end in others), default=start), WINDOW):
+        expected = first.window(low, low + WINDOW)
+        for windows, (other, end) in zip(found, others, strict=True):
+            high = min(low + WINDOW, end)
+            if low < high and not _is_equal(expected, other.window(low, high), high - low):
+                since = windows.pop()[0] if windows and windows[-1][1] == low else low
+                windows.append((since, high))
+    return found
 
 
-def _are_equal(copies: Sequence[SegmentBytes], low: int, high: int) -> bool:
-    first, *others = (copy.window(low, high) for copy in copies)
-    return len(first) == high - low and all(other == first for other in others)
+def _is_equal(expected: Bytes, data: Bytes, size: int) -> bool:
+    return len(data) == size and data == (expected if len(expected) == size else expected[:size])

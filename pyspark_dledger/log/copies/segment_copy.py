@@ -6,7 +6,7 @@ contradict its header. Most bytes of an entry without a message have no checksum
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from pyspark_dledger.errors import StoreError
-from pyspark_dledger.format.column_values import is_text, numbers_of
+from pyspark_dledger.format.column_values import numbers_of, texts_of
 from pyspark_dledger.format.known_entries import KnownEntries
 from pyspark_dledger.format.spec import DLEDGER, ScanRequest, Segment, Witness
 from pyspark_dledger.log.copies.index_units import units_agree
@@ -27,6 +27,8 @@ from pyspark_dledger.log.io.store_engine import engine_of
 
 Longs = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
+Range = tuple[int, int]
+"""The positions ``[start, end)``."""
 
 _COLUMNS = ("kind", "pos", "size", "index", "term", "channel", "chainCrc", "problem")
 _NUMBERS = ("pos", "size", "index", "term")
@@ -77,27 +79,56 @@ class CopyEntries:
         return len(self.pos)
 
 
-def read_copy(copy: SegmentCopy, engine_name: str, start: int | None = None) -> tuple[CopyEntries, list[Damage]]:
-    """The entries of a copy from `start` on, where an entry begins, and its damage.
+def read_copy(
+    copy: SegmentCopy, engine_name: str, ranges: Sequence[Range] | None = None
+) -> tuple[CopyEntries, list[Damage]]:
+    """The entries of a copy and its damage, in all of it or in `ranges`, which begin and end where entries begin.
 
-    A file that cannot be read is damage.
+    The witness decides in a range up to the copy's end; in others continuity is enough. A file that cannot be read is
+    damage.
     """
     segment = copy.segment
-    start = segment.base if start is None else start
-    engine = engine_of(engine_name, segment)
     index = DLedgerIndex(path_of(copy.index)) if copy.index is not None and segment.source == DLEDGER else None
-    request = ScanRequest(segment, start, copy.end, _COLUMNS, max_batch_rows=_BATCH_ROWS)
-    parts: list[CopyEntries] = []
+    ranges = [(segment.base, copy.end)] if ranges is None else ranges
     damages: list[Damage] = []
-    reached = start
-    try:
-        for batch, _ in engine.scan(request):
-            part = _entries(copy, batch, index, damages)
-            parts.append(part)
-            reached = int(batch.column("pos")[-1].as_py() + batch.column("size")[-1].as_py()) if len(batch) else reached
-    except (OSError, StoreError) as error:
-        damages.append(Damage(copy.source, reached, copy.end, None, str(error)))
-    return joined(parts), damages
+    batches = _with_many_rows(_batches(copy, engine_name, ranges, damages))
+    entries = joined([_entries(copy, batch, index, damages) for batch in batches])
+    return entries, sorted(damages, key=lambda damage: damage.start)
+
+
+def _batches(
+    copy: SegmentCopy, engine_name: str, ranges: Sequence[Range], damages: list[Damage]
+) -> Iterator[pa.RecordBatch]:
+    engine = engine_of(engine_name, copy.segment)
+    for start, end in ranges:
+        # A witness would read the headers of the whole segment.
+        segment = copy.segment if end == copy.end else replace(copy.segment, witness=None)
+        reached = start
+        try:
+            for batch, _ in engine.scan(ScanRequest(segment, start, end, _COLUMNS, max_batch_rows=_BATCH_ROWS)):
+                if len(batch):
+                    reached = int(batch.column("pos")[-1].as_py() + batch.column("size")[-1].as_py())
+                    yield batch
+        except (OSError, StoreError) as error:
+            damages.append(Damage(copy.source, reached, end, None, str(error)))
+
+
+def _with_many_rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same rows; small batches are joined."""
+    kept: list[pa.RecordBatch] = []
+    rows = 0
+    for batch in batches:
+        kept.append(batch)
+        rows += len(batch)
+        if rows >= _BATCH_ROWS // 2:
+            yield _one_batch(kept)
+            kept, rows = [], 0
+    if kept:
+        yield _one_batch(kept)
+
+
+def _one_batch(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    return batches[0] if len(batches) == 1 else pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
 
 
 def joined(parts: Sequence[CopyEntries]) -> CopyEntries:
@@ -133,8 +164,9 @@ def _entries(
     copy: SegmentCopy, batch: pa.RecordBatch, index: DLedgerIndex | None, damages: list[Damage]
 ) -> CopyEntries:
     numbers = {name: numbers_of(batch[name], -1) for name in _NUMBERS}
-    kind, problem = batch.column("kind"), batch.column("problem")
-    is_frame, is_message = ~is_text(kind, "corrupt"), is_text(kind, "message")
+    problem = batch.column("problem")
+    kinds, kind = texts_of(batch.column("kind"))
+    is_frame, is_message = np.array([[each != "corrupt", each == "message"] for each in kinds], np.bool_)[kind].T
     is_intact = is_frame & ~is_damage(problem)
     texts: dict[int, str] = {}
     for name in ("channel", "chainCrc"):

@@ -63,7 +63,9 @@ def _unequal_windows(requests: Sequence[ScanRequest]) -> list[tuple[int, int]]:
     if any(isinstance(request.segment.path, RemoteUri) for request in requests):
         return [(start, end)]
     with ExitStack() as opened:
-        return list(unequal_windows([SegmentBytes(request.segment, opened) for request in requests], start, end))
+        first, *others = (SegmentBytes(request.segment, opened) for request in requests)
+        found = unequal_windows(first, [(other, end) for other in others], start)
+        return sorted(window for windows in found for window in windows)
 
 
 def _cuts(
