@@ -196,7 +196,9 @@ class ReadOptions:
     max_bytes_per_trigger: int | None = option(None, SIZE, "maximum size of a micro-batch", scope=STREAM)
     fail_on_data_loss: bool = option(True, BOOLEAN, "streams: fail if unread entries are lost")
     self_id: str | None = option(None, TEXT, "which node, if the root has several")
-    data_dirs: tuple[str, ...] | None = option(None, _PATHS, "list of further data folders")
+    data_dirs: tuple[str, ...] | None = option(
+        None, _PATHS, "list of further data folders; or the path is `STORE,DIR,DIR`"
+    )
     include_entry_body: bool = option(False, BOOLEAN, "add the column `entryBody`")
     max_body_bytes: int = option(
         64 * _MEBIBYTE,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple, TypeVar
 
@@ -16,7 +17,7 @@ from pyspark_dledger.log.io.entry_reads import DLedgerIndex, entry_at, segment_a
 from pyspark_dledger.log.io.files import map_reads
 from pyspark_dledger.log.io.state_files import read_checkpoint
 from pyspark_dledger.log.io.store_engine import engine_over
-from pyspark_dledger.log.io.store_paths import find_store, not_files
+from pyspark_dledger.log.io.store_paths import find_store, not_files, with_data_dirs
 from pyspark_dledger.log.io.unfinished import check_finished
 from pyspark_dledger.log.log_ends import NO_ENTRY, KnownEnds, LogEnds
 from pyspark_dledger.log.options import ReadOptions
@@ -36,21 +37,21 @@ class Seen(NamedTuple):
 class StoreView:
     """One store, read when it is needed and never written.
 
-    `options` choose the store and the engine: selfId, dataDirs, replicas, engine. Raises StoreError where `path` has
-    no readable store.
+    `options` choose the store and the engine: selfId, dataDirs, replicas, engine. Further data folders can also follow
+    `path` after commas. Raises StoreError where it has no readable store.
     """
 
     restored_committed: int | None = None
     """The committed index of a log that is put together from replicas."""
 
     def __init__(self, path: str, options: ReadOptions, seen: Seen | None = None) -> None:
-        self.path = path = store_path(path)
-        self.options = options
-        self.engine = engine_over((path, *(options.data_dirs or ())), options.engine)
+        self.path, more = with_data_dirs(store_path(path))
+        self.options = options = replace(options, data_dirs=(*more, *(options.data_dirs or ()))) if more else options
+        self.engine = engine_over((self.path, *(options.data_dirs or ())), options.engine)
         try:
-            self.paths = find_store(path, options.self_id, options.data_dirs)
+            self.paths = find_store(self.path, options.self_id, options.data_dirs)
             if seen is None:
-                check_finished(path)
+                check_finished(self.path)
             self._seen = seen = seen if seen is not None else Seen()
             index = self.paths.node_dir / "index" if self.paths.node_dir is not None else None
             self.index_files = DLedgerIndex(index, seen.index_files)

@@ -21,6 +21,7 @@ from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.rocketmq.rebuild.builder import BuildSettings, build
 from tests.support.generate import Payload, mq_message, raw, write_commitlog, write_dledger
 from tests.support.golden import unpack
+from tests.support.witnesses.log_writer import DLedgerWriter
 
 GOLDENS = (
     "raw-three",
@@ -77,6 +78,60 @@ def generated_group(folder: Path, seed: int) -> Group:
         if has_messages:
             _build_queues(folder / f"n{node}", min(ends))
     return group_at(folder, f"generated-{seed}", [folder / f"n{node}" for node in range(3)])
+
+
+def older_terms_group(folder: Path, seed: int) -> Group:
+    """A group in which members have stale entries of later terms after the end of the log, where bytes of them remain.
+
+    Each such member was once a leader that reached nobody. A later leader has entries of an earlier term, and its log
+    overwrites only some of them. The first member of the original order has none.
+    """
+    draw = random.Random(seed)
+    sizes = draw.choice((16384, 65536)), draw.choice((64, 1024))
+    term = draw.randint(0, 2)
+    common = [(_body(draw), max(term - (number < 10), 0)) for number in range(draw.randint(20, 90))]
+    newer = [(_body(draw), term) for _ in range(draw.choice((1, 2, 5, 20)))]
+    newer += [(_body(draw), term + 3) for _ in range(draw.choice((0, 0, 0, 2)))]
+    stale = [[], *([(_body(draw), term + node) for _ in range(draw.choice((0, 5, 20, 60)))] for node in (1, 2))]
+    logs = [_log_over(sizes, common, each, newer) for each in stale]
+    # Java, too, takes a stale entry that follows the last one for the log's next one.
+    while any(continues for _, continues in logs):
+        newer.append((draw.randbytes(draw.choice((11, 51))), newer[-1][1]))
+        logs = [_log_over(sizes, common, each, newer) for each in stale]
+    for node, (log, _) in enumerate(logs):
+        last = log.entries[-1].index
+        committed = draw.choice((None, len(common) - 1, last))
+        end = draw.choice((last, len(common) + len(stale[node]) - 1)) if committed != last else last
+        log.save(folder / f"n{node}" / f"dledger-n{node}", (), committed, end, term + 3)
+    group = group_at(folder, f"older-terms-{seed}", [folder / f"n{node}" for node in range(3)])
+    draw.shuffle(group.members)
+    return group
+
+
+Bodies = list[tuple[bytes, int]]
+
+
+def _log_over(sizes: tuple[int, int], common: Bodies, stale: Bodies, newer: Bodies) -> tuple[DLedgerWriter, bool]:
+    """A log that was truncated after the `common` entries, and whether a stale entry follows its last one."""
+    log = DLedgerWriter(*sizes)
+    for body, term in [*common, *stale]:
+        log.append(lambda _, body=body: body, term)
+    truncated = {(old.pos, old.index) for old in log.entries[len(common) :]}
+    if stale:
+        log.truncate(len(common))
+    for body, term in newer:
+        log.append(lambda _, body=body: body, term)
+    return log, (log.at, log.entries[-1].index + 1) in truncated
+
+
+def spread_data(member: Path) -> str:
+    """Move every second and third data file of a member to a folder of its own. Returns the source for a salvage."""
+    data = next(member.glob("dledger-*/data"))
+    folders = [data, member / "path1", member / "path2"]
+    for number, file in enumerate(sorted(data.iterdir())):
+        folders[number % 3].mkdir(exist_ok=True)
+        file.rename(folders[number % 3] / file.name)
+    return ",".join(map(str, [member, *(folder for folder in folders[1:] if folder.exists())]))
 
 
 def generated_plain_group(folder: Path, seed: int) -> Group:

@@ -13,7 +13,7 @@ from tests.support.generate import rows_of
 Row = dict[str, Any]
 
 
-def healed_rows(members: Sequence[Path], columns: list[str] | None = None, **options: Any) -> list[Row]:
+def healed_rows(members: Sequence[str | Path], columns: list[str] | None = None, **options: Any) -> list[Row]:
     """The rows of a group with heal=true."""
     log = open_log(members[0], replicas=[str(member) for member in members[1:]], heal=True)
     return rows_of(log.scan(columns, **options))
@@ -32,7 +32,7 @@ def without(rows: Sequence[Row], extents: Sequence[tuple[int, int]]) -> list[Row
     return [{name: value for name, value in row.items() if name != "healedFrom"} for row in kept]
 
 
-def heal_differences(members: Sequence[Path], result: Path, engine: str = "auto") -> Iterator[str]:
+def heal_differences(members: Sequence[str | Path], result: Path, engine: str = "auto") -> Iterator[str]:
     """Where healed rows differ from those of the salvage's result."""
     extents = filled(result)
     expected = without(rows_of(open_log(result, engine=engine).scan(includeEntryBody=True)), extents)

@@ -22,8 +22,10 @@ from tests.salvage.groups import (
     golden_group,
     lost_indexes,
     may_be_lost,
+    older_terms_group,
     plain_group,
     queue_differences,
+    spread_data,
 )
 from tests.salvage.heal import heal_differences
 from tests.support.dispatching import audit
@@ -45,20 +47,26 @@ def run(case: Case) -> str:
 
 
 def group_of(folder: Path, seed: int) -> Group:
-    """Every fourth group is one that Java wrote; every eighth is without DLedger, half of them Java's."""
+    """Every fourth group is one that Java wrote; every eighth is without DLedger, half of them Java's.
+
+    Every eighth has stale entries of later terms.
+    """
     if seed % 16 == 2:
         return plain_group(folder, PLAIN_GOLDENS[seed // 16 % len(PLAIN_GOLDENS)])
     if seed % 8 == 2:
         return generated_plain_group(folder, seed)
     if seed % 4 == 0:
         return golden_group(folder, GOLDENS[seed // 4 % len(GOLDENS)])
+    if seed % 8 == 5:
+        return older_terms_group(folder, seed)
     return generated_group(folder, seed)
 
 
 def check(group: Group, seed: int, is_lossless: bool, result: Path) -> str:
     damage(group, seed, 4 + seed % 12, is_lossless)
+    sources = list(map(spread_data, group.members)) if seed % 8 == 3 else list(map(str, group.members))
     try:
-        report = salvage(SalvageRequest.of(group.members, undecided="majority"), result)
+        report = salvage(SalvageRequest.of(sources, undecided="majority"), result)
     except DLedgerError as error:
         return f"{group.name}: {error}"
     lost = lost_indexes(result, group.extents)
@@ -67,7 +75,7 @@ def check(group: Group, seed: int, is_lossless: bool, result: Path) -> str:
         problems += queue_differences(group, result)
     if unexpected := set(lost) - {extent.index for extent in group.extents if may_be_lost(group, extent)}:
         problems.append(f"fillers {sorted(unexpected)[:10]}, which are not lost")
-    problems += heal_differences(group.members, result)
+    problems += heal_differences(sources, result)
     problems += audit_differences(group.original, result, is_lossless)
     if report.findings:
         problems.append(f"findings {report.findings[:3]}")

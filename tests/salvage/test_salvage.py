@@ -31,9 +31,12 @@ from tests.salvage.groups import (
     golden_group,
     lose,
     lost_indexes,
+    older_terms_group,
+    spread_data,
 )
+from tests.salvage.heal import heal_differences
 from tests.support.dispatching import audit
-from tests.support.generate import mq_message, rows_of, write_commitlog
+from tests.support.generate import mq_message, rows_of, write_commitlog, write_dledger
 from tests.support.golden import fingerprint, unpack
 
 ENGINES = ("native", "python")
@@ -66,6 +69,49 @@ def test_goldens(tmp_path: Path, case: str) -> None:
     report = salvage(SalvageRequest.of(group.members, undecided="majority"), tmp_path / "result")
     assert list(differences(group, tmp_path / "result")) == []
     assert (report.lost, report.findings) == (0, ())
+
+
+@pytest.mark.parametrize("seed", [5, 13])
+def test_stale_entries_of_later_terms_are_not_restored(tmp_path: Path, seed: int) -> None:
+    group = older_terms_group(tmp_path, seed)
+    damage(group, seed, 10)
+    report = salvage(SalvageRequest.of(group.members, undecided="majority"), tmp_path / "result")
+    assert list(differences(group, tmp_path / "result")) == []
+    assert (report.lost, report.findings) == (0, ())
+
+
+def test_sources_with_several_data_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    group = generated_group(tmp_path, 7)
+    damage(group, 7, 8)
+    sources = [spread_data(member) for member in group.members]
+    monkeypatch.chdir(tmp_path)
+    near = [source.replace(f"{tmp_path}/", "") for source in sources]
+    assert near[0] == "n0,n0/path1,n0/path2"
+    assert main(["salvage", *near, "--undecided", "majority", "--to", "result"]) == 0
+    assert list(differences(group, tmp_path / "result")) == []
+    assert findings(tmp_path / "result") == []
+    assert list(heal_differences(near, tmp_path / "result")) == []
+    with pytest.raises(StoreError, match=r"dataDirs: expected a folder with segment files at .*/n0/path9, found none"):
+        plan(SalvageRequest.of([f"{near[0]},n0/path9", *near[1:]]))
+    with pytest.raises(StoreError, match="is in the store"):
+        salvage(SalvageRequest.of(near), tmp_path / "n0/path1/result")
+
+
+def test_a_path_with_a_comma_is_one_path(tmp_path: Path) -> None:
+    write_dledger(tmp_path / "a,b", [mq_message("T", b"1")], node="n0")
+    assert len(rows_of(open_log(tmp_path / "a,b").scan(["index"]))) == 1
+    assert SalvageRequest.of([tmp_path / "a,b"]).sources == (str(tmp_path / "a,b"),)
+
+
+def test_stores_with_snapshots_are_refused(tmp_path: Path) -> None:
+    for node in ("n0", "n1"):
+        write_dledger(tmp_path / node, [mq_message("T", b"1")], node=node)
+    (tmp_path / "n1/dledger-n1/snapshot").mkdir()
+    refused = (
+        r"n1: found a store of DLedger 0\.4\.0 with snapshots, .* dledger diff names .*: replace the others by copies"
+    )
+    with pytest.raises(StoreError, match=refused):
+        plan(SalvageRequest.of([tmp_path / "n0", tmp_path / "n1"]))
 
 
 def test_a_finished_salvage_is_in_its_manifest(tmp_path: Path) -> None:

@@ -35,7 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.description += "Sources are only read. Stop their brokers first."
     parser.epilog = SALVAGE_EXITS
-    text = "a damaged store; the first is preferred, and the result gets its node id, term and configuration"
+    text = "a damaged store, or STORE,DIR,DIR; the first is preferred, and the result gets its node id, term and "
+    text += "configuration"
     parser.add_argument("path", nargs="+", metavar="PATH", help=text)
     text = "a new or empty folder, or one with an unfinished salvage of the same"
     parser.add_argument("--to", metavar="TARGET", help=text)

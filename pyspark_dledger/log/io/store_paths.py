@@ -10,6 +10,7 @@ from itertools import pairwise, zip_longest
 from pathlib import Path
 
 from pyspark_dledger.common.java_text import escaped_path, is_utf8
+from pyspark_dledger.common.uris import is_remote
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.codec import decode_blank
 from pyspark_dledger.format.layout import ENTRY_MAGICS, is_segment_name
@@ -48,6 +49,17 @@ class StorePaths:
     data_dirs: tuple[Path, ...] = ()
     commitlog_dirs: tuple[Path, ...] = ()
     only: Path | None = None
+
+
+def with_data_dirs(path: str) -> tuple[str, tuple[str, ...]]:
+    """The path of a store, and the further data folders that follow it after commas, as in broker.conf.
+
+    A path that exists is one path, and so is a remote one.
+    """
+    first, *more = path.split(",")
+    if not more or is_remote(path) or is_there(path_of(path)):
+        return path, ()
+    return first, tuple(more)
 
 
 _ENTRY_STARTS = [magic.to_bytes(4, "big") for magic in ENTRY_MAGICS]

@@ -95,8 +95,9 @@ def check_sources(stores: Sequence[StoreView]) -> None:
         places.add(place)
         if store.dialect == "0.4":
             raise StoreError(
-                f"{store.path}: expected a store of DLedger 0.1 to 0.3, found one of 0.4.0 with snapshots: replicas "
-                "of it have entries at different positions, so it cannot be salvaged"
+                f"{store.path}: found a store of DLedger 0.4.0 with snapshots, which cannot be salvaged: its replicas "
+                "have entries at different positions. dledger diff names the intact replicas: replace the others by "
+                "copies; dledger export saves the messages of each"
             )
 
 

@@ -304,7 +304,7 @@ class _Builder:
         elif after.start != -(-before.end // self._file_size) * self._file_size:
             raise StoreError(
                 f"expected entry {after.first_index} at {before.end}, found it at {after.start}: the sources have "
-                "entries at different positions, which only DLedger 0.4.0 writes: it is not supported"
+                "entries at different positions, which only DLedger 0.4.0 writes: such replicas cannot be salvaged"
             )
 
     def _lost_messages(self, start: int, end: int) -> Iterator[LostEntry]:

@@ -25,6 +25,7 @@ from pyspark_dledger.common.plurals import counted
 from pyspark_dledger.common.uris import is_remote, local_target, store_path
 from pyspark_dledger.errors import OptionError, StoreError
 from pyspark_dledger.log.healed_store import open_store
+from pyspark_dledger.log.io.store_paths import with_data_dirs
 from pyspark_dledger.log.io.unfinished import MANIFEST, RUNNING
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.store_view import StoreView
@@ -87,8 +88,13 @@ def absolute_path(path: str) -> str:
     found = store_path(path)
     if is_remote(found):
         return found
-    real = os.path.realpath(found)
-    return real if is_utf8(real) else str(Path(found).absolute())
+    first, more = with_data_dirs(found)
+    return ",".join(map(_real_path, (first, *more)))
+
+
+def _real_path(path: str) -> str:
+    real = os.path.realpath(path)
+    return real if is_utf8(real) else str(Path(path).absolute())
 
 
 def _absolute(paths: tuple[str, ...] | None) -> tuple[str, ...] | None:
