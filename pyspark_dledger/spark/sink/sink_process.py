@@ -155,6 +155,12 @@ class SinkProcess:
             if service is not None:
                 service.close()
             raise
+        if service is not None and service.needs_summary:
+            await node.stop()
+            raise StoreError(
+                f"{settings.root}: the queue offsets and identities of expired messages are missing: restore the whole "
+                "store, or accept the loss once with 'dledger serve --messages --accept-lost-state'"
+            )
         # Dispatching a large old CommitLog takes longer than a task waits.
         while service is not None and not (service.is_ready or node.failed.done() or self._ended.is_set()):
             await asyncio.sleep(_READY_SECONDS)

@@ -1,0 +1,404 @@
+"""What a member knows of expired messages: its summary on disk, and the one that it copies from another member."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import struct
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from pyspark_dledger.common.response_codes import ResponseCode
+from pyspark_dledger.common.summary_part import MAX_SUMMARY_PART, SummaryPart
+from pyspark_dledger.errors import StoreError
+from pyspark_dledger.format.checksum import crc32
+from pyspark_dledger.format.encode.admission import Admitted, Rejected
+from pyspark_dledger.format.encode.encoded import Bodies
+from pyspark_dledger.rocketmq.dedup.sorted_run import EntryRange
+from pyspark_dledger.rocketmq.service import summary_keeper
+from pyspark_dledger.rocketmq.service.message_service import MessageService, MessageSettings
+from pyspark_dledger.rocketmq.summary import snapshot, summary_file
+from pyspark_dledger.rocketmq.summary.incoming import IncomingStream
+from pyspark_dledger.rocketmq.summary.snapshot import Snapshot
+from pyspark_dledger.rocketmq.summary.summary_file import Summary, parse_summary, read_summary, write_summary
+from pyspark_dledger.store import MmapFileStore, StoreConfig
+from tests.support.groups import eventually
+from tests.support.message_nodes import HOST_BYTES, SMALL_QUEUES, puts, rows
+
+FILES = {"data_file_size": 1 << 14, "index_file_size": 32 * 1024}
+SUMMARY = Summary(
+    7, 3, {("Orders", 0): 40, ("Orders", 3): 1, ("%RETRY%\u00e9", 1): 2**40}, (EntryRange(0, 7, -1, 1000, 1000),)
+)
+Location = tuple[int, int, int]
+
+
+class Member:
+    """A store and its message service without a group: the test is the node."""
+
+    def __init__(self, root: Path, settings: MessageSettings = SMALL_QUEUES) -> None:
+        self.root = root
+        self.folder = root / "dledger-n0"
+        self.store = MmapFileStore(StoreConfig(root, **FILES))
+        self.service = MessageService.open(root, "n0", HOST_BYTES, settings=settings)
+        self.store.startup()
+        self.service.started(self.store)
+
+    def close(self) -> None:
+        self.service.stopped()
+        self.store.shutdown()
+        self.service.close()
+
+    def lead(self) -> None:
+        self.service.role_changed(True, 1)
+
+    def put(self, bodies: Bodies) -> list[Location]:
+        """Append and commit messages; returns index, pos and queueOffset of each."""
+        admitted = eventually(lambda: found if isinstance(found := self.service.admit(bodies, 1), Admitted) else None)
+        new = admitted.bodies
+        located = self.service.appended(admitted, None if new is None else self.store.append_as_leader(new, 1))
+        self.commit()
+        return list(struct.iter_unpack(">qqq", located))
+
+    def commit(self) -> None:
+        self.store.flush()
+        self.store.update_committed_index(1, self.store.ledger_end_index)
+        self.service.committed(self.store.committed_index)
+        eventually(lambda: self.service._dispatched.complete_index == self.store.committed_index or self.needs_summary)
+
+    @property
+    def needs_summary(self) -> bool:
+        return self.service.needs_summary
+
+    def fill(self, job: str = "traffic") -> None:
+        """Fill several files with other messages."""
+        self.put(puts(rows(60, size=1000), job=job))
+
+    def expire(self) -> None:
+        assert self.store.delete_expired(time.time() + 9, force=True) > 0
+
+
+@contextmanager
+def member(root: Path, settings: MessageSettings = SMALL_QUEUES) -> Iterator[Member]:
+    found = Member(root, settings)
+    try:
+        yield found
+    finally:
+        found.close()
+
+
+def quiet(first: int = 0, count: int = 40) -> Bodies:
+    return puts(rows(count, first, topic="Quiet"), queues=1, job=f"quiet{first}")
+
+
+@pytest.fixture(scope="module")
+def expired_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A stopped member whose 40 first messages have expired: they were those of topic Quiet."""
+    root = tmp_path_factory.mktemp("expired")
+    with member(root) as one:
+        one.lead()
+        assert one.put(quiet())[-1][2] == 39
+        one.fill()
+        one.expire()
+        assert one.store.ledger_begin_index >= 40
+    return root
+
+
+@pytest.fixture
+def expired(expired_root: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(expired_root, tmp_path / "member"))
+
+
+# The file
+
+
+def test_a_summary_is_read_as_it_was_written(tmp_path: Path) -> None:
+    assert read_summary(tmp_path) is None
+    for summary in (Summary(-1, -1, {}), SUMMARY):
+        write_summary(tmp_path, summary)
+        assert read_summary(tmp_path) == summary
+
+
+def test_no_flipped_bit_and_no_cut_is_accepted() -> None:
+    data, random = SUMMARY.to_bytes(), Random(7)
+    for _ in range(300):
+        wrong = bytearray(data)
+        wrong[random.randrange(len(data))] ^= 1 << random.randrange(8)
+        with pytest.raises(ValueError, match="expected"):
+            parse_summary(wrong)
+        with pytest.raises(ValueError, match="expected"):
+            parse_summary(data[: random.randrange(len(data))])
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *({"queues": queues, "identities": []} for queues in ([], {"T": 1}, {"T": {"x": 1}}, {"T": {"0": -1}})),
+        *({"queues": {name: {"0": 1}}, "identities": []} for name in ("", "..", "a/b", "x" * 256)),
+        *({"queues": {"T": {"0": end}}, "identities": []} for end in (True, 1.5, 2**62, None)),
+        *({"queues": {}, "identities": runs} for runs in (7, [[1]], [[5, 4, 0]], [["a", 1, 2]], [[0, 2**63, 0]])),
+        {"queues": {}},
+        [],
+    ],
+    ids=str,
+)
+def test_wrong_contents_with_a_right_checksum_are_rejected(content: object) -> None:
+    body = json.dumps(content).encode()
+    header = struct.pack("<8sqqQI", b"DLSUMRY1", 7, 3, len(body), crc32(body))
+    with pytest.raises(ValueError, match=r"expected|invalid literal"):
+        parse_summary(header + struct.pack("<I", crc32(header)) + body)
+
+
+# Retention
+
+
+def test_queues_and_identities_survive_expiry_and_the_loss_of_the_queues(expired: Path) -> None:
+    shutil.rmtree(expired / "consumequeue")
+    with member(expired) as one:
+        assert not one.needs_summary
+        one.lead()
+        assert [(put[0], put[2]) for put in one.put(quiet())] == [(index, -1) for index in range(40)]
+        assert [put[2] for put in one.put(quiet(100, 2))] == [40, 41]
+
+
+def test_nothing_expires_if_the_summary_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_folder: Path, _summary: Summary) -> None:
+        raise OSError(28, "No space left on device")
+
+    with member(tmp_path) as one:
+        one.lead()
+        one.fill()
+        with monkeypatch.context() as patched:
+            patched.setattr(summary_keeper, "write_summary", full)
+            with pytest.raises(OSError, match="No space"):
+                one.store.delete_expired(time.time() + 9, force=True)
+        assert one.store.ledger_begin_index == 0
+        one.expire()
+
+
+def test_nothing_expires_that_is_not_dispatched(tmp_path: Path) -> None:
+    with member(tmp_path) as one:
+        one.lead()
+        one.fill()
+        keeper = one.service._summary
+        end = one.store.ledger_end_index + 1
+        assert keeper.before_expiry(end) == end
+        assert keeper.before_expiry(end + 5) == end
+
+
+# Missing state
+
+
+def flipped(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 4
+    file.write_bytes(bytes(data))
+
+
+LOSSES: dict[str, Callable[[Path], object]] = {
+    "no summary": lambda node: (node / "summary").unlink(),
+    "damaged summary": lambda node: flipped(node / "summary"),
+    "no identities": lambda node: [path.unlink() for path in (node / "identities").iterdir()],
+    "damaged identities": lambda node: flipped(min((node / "identities").iterdir())),
+    "a copy of the log only": lambda node: (
+        (node / "summary").unlink(),
+        shutil.rmtree(node / "identities"),
+        shutil.rmtree(node.parent / "consumequeue"),
+    ),
+    "other identities of ours": lambda node: ((node / "summary").unlink(), shutil.rmtree(node / "identities")),
+}
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_store_without_its_state_needs_that_of_another_member(expired: Path, loss: str) -> None:
+    LOSSES[loss](expired / "dledger-n0")
+    for _ in range(2):
+        with member(expired) as one:
+            assert one.needs_summary
+            rejected = one.service.summary(0, 0)
+            assert isinstance(rejected, Rejected)
+            assert rejected.code == ResponseCode.INDEX_OUT_OF_RANGE
+
+
+def test_the_loss_is_accepted_explicitly_and_once(expired: Path) -> None:
+    (expired / "dledger-n0" / "summary").unlink()
+    with member(expired, MessageSettings(dispatch=SMALL_QUEUES.dispatch, accept_lost_state=True)) as one:
+        assert not one.needs_summary
+    with member(expired) as one:
+        assert not one.needs_summary
+        one.lead()
+        # The queues are still there.
+        assert [put[2] for put in one.put(quiet(100, 2))] == [40, 41]
+
+
+def test_a_brokers_store_with_an_expired_front_has_its_state(tmp_path: Path) -> None:
+    """A broker deletes no queue's last file, and its messages have no identities."""
+    with member(tmp_path) as one:
+        one.lead()
+        one.put(puts(rows(40, topic="Quiet"), queues=1, job=None))
+        one.put(puts(rows(60, size=1000), job=None))
+        one.expire()
+    shutil.rmtree(tmp_path / "dledger-n0" / "identities")
+    (tmp_path / "dledger-n0" / "summary").unlink()
+    for first in (100, 200):
+        with member(tmp_path) as one:
+            assert not one.needs_summary
+            one.lead()
+            assert one.put(quiet(first, 1))[0][2] == (40 if first == 100 else 41)
+
+
+# From member to member
+
+
+def follow(one: Member, source: MmapFileStore, first: int) -> None:
+    """Append all entries of another member from an index on, as a follower."""
+    at = source.get(first)
+    if one.store.ledger_end_index < 0:
+        one.store.reset(first, at.pos)
+    while first <= source.ledger_end_index:
+        part = source.read(first, 1 << 20)
+        one.store.append_as_follower(bytes(part.data), 1)
+        first = part.last_index + 1
+    one.commit()
+
+
+def copy_summary(source: Member, one: Member, limit: int = 10_000) -> None:
+    number = offset = 0
+    for _ in range(limit):
+        part = source.service.summary(number, offset)
+        if isinstance(part, Rejected):
+            assert part.code == ResponseCode.LEADER_NOT_READY
+            time.sleep(0.01)
+            continue
+        assert one.service.take_summary(part)
+        number, offset = part.snapshot, part.end
+        if offset == part.size:
+            break
+    eventually(lambda: not one.needs_summary)
+
+
+@pytest.mark.parametrize("part_size", [100, MAX_SUMMARY_PART])
+def test_a_replaced_member_gets_the_state_and_keeps_it(
+    expired: Path, tmp_path: Path, part_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = Snapshot.read
+    monkeypatch.setattr(Snapshot, "read", lambda self, offset: read(self, offset, part_size))
+    with member(expired) as source, member(tmp_path / "new") as one:
+        source.lead()
+        source.put(puts(rows(10, topic="Recent"), queues=1, job="recent"))
+        assert not one.needs_summary
+        begin = source.store.ledger_begin_index
+        follow(one, source.store, begin)
+        assert one.needs_summary
+        copy_summary(source, one)
+        source.put(quiet(100, 2))
+        follow(one, source.store, one.store.ledger_end_index + 1)
+        assert not list(one.folder.glob("*incoming*"))
+        expected = source.put(quiet()), source.put(quiet(100, 2))
+    for _ in range(2):
+        with member(tmp_path / "new") as one:
+            assert not one.needs_summary
+            one.lead()
+            assert (one.put(quiet()), one.put(quiet(100, 2))) == expected
+            found = one.put(puts(rows(10, topic="Recent"), queues=1, job="recent"))
+            assert [put[2] for put in found] == list(range(10))
+    assert "Quiet" in (tmp_path / "new" / "config" / "topics.json").read_text()
+
+
+def test_a_summary_that_ends_before_the_log_begins_is_not_taken(expired: Path, tmp_path: Path) -> None:
+    with member(expired) as source, member(tmp_path / "new") as one:
+        part = eventually(lambda: None if isinstance(found := source.service.summary(0, 0), Rejected) else found)
+        assert isinstance(part, SummaryPart)
+        source.lead()
+        end = source.store.ledger_end_index
+        source.fill("more")
+        follow(one, source.store, end + 30)
+        assert one.service.take_summary(part)
+        assert part.end == part.size
+        eventually(lambda: one.service._summary._unpacking is None or not one.needs_summary)
+        assert one.needs_summary
+        assert not list(one.folder.glob("*incoming*"))
+        # A new snapshot is sent only after a while, but an old one by its number.
+        assert isinstance(source.service.summary(part.snapshot + 1, 0), Rejected)
+
+
+def test_an_old_commitlog_of_other_members_counts_as_expired(tmp_path: Path) -> None:
+    """Entry 0 is then not at position 0: queues of earlier messages are on the other members only."""
+    with member(tmp_path / "source") as source, member(tmp_path / "new") as one:
+        source.lead()
+        source.fill()
+        one.store.reset(0, FILES["data_file_size"])
+        one.store.append_as_leader([b"x" * 100], 1)
+        one.commit()
+        assert one.needs_summary
+
+
+# Streams
+
+
+def stream_of(*runs: bytes) -> bytes:
+    found = Snapshot(9, SUMMARY.to_bytes(), runs, {"topics.json": b"{}", "other.json": b"{}"})
+    return b"".join(found.read(offset, 7) for offset in range(0, found.size, 7))
+
+
+def receive(folder: Path, stream: bytes, step: int = 50) -> IncomingStream:
+    incoming = IncomingStream(folder)
+    for offset in range(0, len(stream), step):
+        assert incoming.add(SummaryPart(9, offset, len(stream), stream[offset : offset + step]))
+    assert incoming.is_complete
+    return incoming
+
+
+def test_a_stream_is_unpacked(tmp_path: Path) -> None:
+    incoming = receive(tmp_path, stream_of())
+    received = incoming.unpack(tmp_path)
+    assert (received.summary, received.runs, received.config) == (SUMMARY, [], {"topics.json": b"{}"})
+    incoming.close()
+    assert not list(tmp_path.iterdir())
+
+
+def test_damaged_streams_are_rejected(tmp_path: Path) -> None:
+    stream, random = stream_of(), Random(3)
+    for number in range(100):
+        wrong = bytearray(stream)
+        at = random.randrange(len(stream))
+        wrong[at] ^= 1 << random.randrange(8)
+        incoming = receive(tmp_path, bytes(wrong) if number % 2 else stream[: at + 1], 4096)
+        try:
+            found = incoming.unpack(tmp_path)
+        except (ValueError, StopIteration):
+            continue
+        finally:
+            incoming.close()
+        # Names of config files, and the end of a record, are not in a checksum.
+        assert found.summary == SUMMARY
+
+
+def test_parts_must_follow_and_have_room(tmp_path: Path) -> None:
+    incoming = IncomingStream(tmp_path)
+    assert not incoming.add(SummaryPart(1, 5, 10, b"12345"))
+    assert not incoming.add(SummaryPart(1, 0, 1 << 60, b"12345"))
+    assert incoming.add(SummaryPart(1, 0, 10, b"12345"))
+    assert not incoming.add(SummaryPart(1, 4, 10, b"12345"))
+    assert not incoming.add(SummaryPart(1, 5, 11, b"12345"))
+    assert not incoming.add(SummaryPart(1, 5, 10, b"123456"))
+    assert not incoming.is_complete
+    assert incoming.add(SummaryPart(1, 0, 3, b"123"))
+    assert incoming.is_complete
+    incoming.close()
+
+
+def test_a_run_that_is_damaged_is_not_taken(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="expected"):
+        receive(tmp_path, stream_of(b"DLIDRUN1" + bytes(200))).unpack(tmp_path)
+    assert snapshot.RUN == 2
+
+
+def test_too_many_queues_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(summary_file, "MAX_SUMMARY_SIZE", 1000)
+    with pytest.raises(StoreError, match="bytes at most"):
+        Summary(1, 1, {("Topic", number): 1 for number in range(200)}).to_bytes()
