@@ -152,7 +152,7 @@ def test_broker_ids(self_id: str, expected: int) -> None:
 
 def test_dispatch_uses_the_stores_engine(tmp_path: Path) -> None:
     store = StoreConfig(tmp_path, engine="python")
-    given = Namespace(producer_id_expiry_ms=None)
+    given = Namespace(producer_id_expiry_ms=None, accept_lost_state=False)
     for conf in (None, conf_of(tmp_path, MINIMAL)):
         settings = _message_settings(store, given, conf)
         assert (settings.engine, settings.dispatch.engine) == ("python", "python")

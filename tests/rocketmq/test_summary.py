@@ -8,6 +8,7 @@ import struct
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -19,6 +20,7 @@ from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.checksum import crc32
 from pyspark_dledger.format.encode.admission import Admitted, Rejected
 from pyspark_dledger.format.encode.encoded import Bodies
+from pyspark_dledger.raft.core import summary_copy
 from pyspark_dledger.rocketmq.dedup.sorted_run import EntryRange
 from pyspark_dledger.rocketmq.service import summary_keeper
 from pyspark_dledger.rocketmq.service.message_service import MessageService, MessageSettings
@@ -28,7 +30,7 @@ from pyspark_dledger.rocketmq.summary.snapshot import Snapshot
 from pyspark_dledger.rocketmq.summary.summary_file import Summary, parse_summary, read_summary, write_summary
 from pyspark_dledger.store import MmapFileStore, StoreConfig
 from tests.support.groups import eventually
-from tests.support.message_nodes import HOST_BYTES, SMALL_QUEUES, puts, rows
+from tests.support.message_nodes import HOST_BYTES, SMALL_QUEUES, MessageNodes, puts, rows
 
 FILES = {"data_file_size": 1 << 14, "index_file_size": 32 * 1024}
 SUMMARY = Summary(
@@ -402,3 +404,25 @@ def test_too_many_queues_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(summary_file, "MAX_SUMMARY_SIZE", 1000)
     with pytest.raises(StoreError, match="bytes at most"):
         Summary(1, 1, {("Topic", number): 1 for number in range(200)}).to_bytes()
+
+
+# A group
+
+
+def test_a_group_without_the_state_leads_only_by_a_decision(
+    expired: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (expired / "dledger-n0" / "summary").unlink()
+    expired.rename(tmp_path / "n0")
+    monkeypatch.setattr(summary_copy, "_REPORT_AFTER_MS", 0)
+    group = MessageNodes(tmp_path, 1, store_options=FILES)
+    try:
+        group.start()
+        eventually(lambda: "--accept-lost-state" in group.nodes["n0"].core.status().problem)
+        assert group.status("n0")["role"] == "CANDIDATE"
+        group.stop()
+        group.settings = replace(SMALL_QUEUES, accept_lost_state=True)
+        group.start()
+        assert group.ready_leader() == "n0"
+    finally:
+        group.close()

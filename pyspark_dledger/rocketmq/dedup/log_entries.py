@@ -39,6 +39,9 @@ class RunningStore(Protocol):
     def committed_index(self) -> int: ...
 
     @property
+    def flushed_index(self) -> int: ...
+
+    @property
     def end_pos(self) -> int: ...
 
     @property

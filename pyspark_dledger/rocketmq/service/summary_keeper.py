@@ -34,6 +34,8 @@ from pyspark_dledger.rocketmq.summary.summary_file import Summary, ranges_of, re
 _SNAPSHOT_SECONDS = 10.0
 _UNUSED_SECONDS = 60.0
 _MIN_WRITE_SECONDS = 1.0
+_FLUSH_SECONDS = 1.0
+_POLL_SECONDS = 0.005
 # Of the log's begin and end, in which an identity shows that a node of this package served messages.
 _SEARCHED_BYTES = 256 * 1024
 _NOTHING = EntryId(-1, -1)
@@ -157,8 +159,7 @@ class SummaryKeeper:
             return
         self._seen_begin = store.ledger_begin_index
         # Entry 0 is not at position 0 if an old CommitLog comes before it.
-        is_late = self._seen_begin == 0 and not self._knows_old_log and store.read(0, 1).pos > 0
-        self._begins_late = int(is_late)
+        self._begins_late = int(self._seen_begin == 0 and not self._knows_old_log and store.read(0, 1).pos > 0)
 
     def _is_missing(self) -> bool:
         return self.log_begin() > self._dispatched.complete_index + 1
@@ -185,12 +186,21 @@ class SummaryKeeper:
         end = self._dispatched.complete_index + 1
         is_early = end < first and time.monotonic() - self._written_at < _MIN_WRITE_SECONDS
         if self._written_index + 1 < first and not is_early:
-            self._write()
+            self._write(self._store)
         return min(first, self._written_index + 1)
 
-    def _write(self) -> None:
+    def _write(self, store: RunningStore | None = None) -> None:
+        """Write the summary, with `store` only once its log is durable as far as that.
+
+        Otherwise, a power loss could leave identities of entries that the log lacks, which a start drops.
+        """
         with self._lock:
             summary, _ = self._state()
+            last, deadline = max(summary.index, self._identities.covered), time.monotonic() + _FLUSH_SECONDS
+            while store is not None and store.flushed_index < last:
+                if time.monotonic() > deadline:
+                    raise StoreError(f"expected entry {last} on disk, found {store.flushed_index} as the last one")
+                time.sleep(_POLL_SECONDS)
             write_summary(self._folder, summary)
             self._written_index, self._written_at = summary.index, time.monotonic()
         record(logging.INFO, "summary written", index=summary.index, queues=len(summary.ends))
