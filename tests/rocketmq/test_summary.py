@@ -29,6 +29,7 @@ from pyspark_dledger.rocketmq.summary.incoming import IncomingStream
 from pyspark_dledger.rocketmq.summary.snapshot import Snapshot
 from pyspark_dledger.rocketmq.summary.summary_file import Summary, parse_summary, read_summary, write_summary
 from pyspark_dledger.store import MmapFileStore, StoreConfig
+from tests.support.generate import mq_message, write_commitlog
 from tests.support.groups import eventually
 from tests.support.message_nodes import HOST_BYTES, SMALL_QUEUES, MessageNodes, puts, rows
 
@@ -426,3 +427,21 @@ def test_a_group_without_the_state_leads_only_by_a_decision(
         assert group.ready_leader() == "n0"
     finally:
         group.close()
+
+
+def test_queue_ends_survive_the_expiry_of_an_old_commitlog(tmp_path: Path) -> None:
+    write_commitlog(tmp_path, [mq_message("Orders", b"old", queue_id=0, queue_offset=n) for n in range(40)])
+    with member(tmp_path) as one:
+        one.lead()
+        one.put(quiet(0, 1))
+        dispatcher = one.service._dispatcher
+        assert dispatcher is not None
+        dispatcher.stop()
+        cleaner = dispatcher._cleaner
+        cleaner.now, cleaner.used = lambda: time.time() + 10**9, lambda _: 0.8
+        assert cleaner.run_once().old_files > 0
+    shutil.rmtree(tmp_path / "consumequeue")
+    with member(tmp_path) as one:
+        assert not one.needs_summary
+        one.lead()
+        assert [put[2] for put in one.put(puts(rows(2, 90), queues=1, job="new"))] == [40, 41]

@@ -137,7 +137,8 @@ class Dispatcher:
     """One broker's dispatch: `recover`, `start`, `committed` each time more is committed, `stop`.
 
     The thread calls `listener` in the order of the log. An OSError from it, such as a full disk, repeats the part;
-    other errors end the dispatch. `data_dirs` are all folders of DLedger's data files.
+    other errors end the dispatch. `data_dirs` are all folders of DLedger's data files. `before_old_expiry` is called
+    before files of an old CommitLog are deleted.
 
     Any thread may read: queues and listener have everything up to position ``dispatched_offset``, and to entry
     ``dispatched_index`` (-1 for none); ``failure`` is why dispatch has ended. Any thread may call `committed`.
@@ -149,6 +150,7 @@ class Dispatcher:
         data_dirs: Iterable[Path],
         listener: Listener,
         settings: DispatchSettings | None = None,
+        before_old_expiry: Callable[[], object] = lambda: None,
     ) -> None:
         self._root = root
         self._listener = listener
@@ -158,6 +160,7 @@ class Dispatcher:
         self._queues = QueueWriter(root, settings.units_per_file)
         self._index = IndexWriter(root, settings.hash_slots, settings.index_units)
         self._cleaner = FileCleaner(root, self._files, settings.clean, self._queues, self._index)
+        self._cleaner.before_old_expiry = before_old_expiry
         self._checkpoint = StoreCheckpoint()
         self._committed = CommittedEnd(self._engine, self._files)
         self.dispatched_offset = 0

@@ -33,7 +33,10 @@ class DeletedCounts(NamedTuple):
 
 @dataclass
 class FileCleaner:
-    """`run_once` deletes. `now` returns seconds since 1970, `used` the used part of a folder's disk (0 to 1)."""
+    """`run_once` deletes. `now` returns seconds since 1970, `used` the used part of a folder's disk (0 to 1).
+
+    ``before_old_expiry`` is called before files of an old CommitLog are deleted.
+    """
 
     root: Path
     files: LogFiles
@@ -42,6 +45,7 @@ class FileCleaner:
     index: IndexWriter
     now: Callable[[], float] = time.time
     used: Callable[[Path], float] = used_ratio
+    before_old_expiry: Callable[[], object] = lambda: None
     _begin: int = field(default=-1, init=False)
 
     def run_once(self) -> DeletedCounts:
@@ -76,6 +80,8 @@ class FileCleaner:
             path = Path(segment.path)
             if not force and path.stat().st_mtime > changed_before:
                 break
+            if not count:
+                self.before_old_expiry()
             path.unlink()
             count += 1
         if count:

@@ -169,7 +169,10 @@ class MessageService:
         listen_from = self._identities.load(
             partial(has_entry, store), first_stored_from(store, oldest), first_stored_from(store, nearly)
         )
-        dispatcher = Dispatcher(self._root, self._data_dirs, self._dispatched.add, self._settings.dispatch)
+        dispatcher = Dispatcher(
+            *(self._root, self._data_dirs, self._dispatched.add, self._settings.dispatch),
+            before_old_expiry=self._summary.before_old_expiry,
+        )
         dispatcher.recover(store.end_pos, self._is_unclean, listen_from)
         self._dispatcher = dispatcher
         self._dispatched.begin(dispatcher, self._summary.log_begin)

@@ -189,6 +189,11 @@ class SummaryKeeper:
             self._write(self._store)
         return min(first, self._written_index + 1)
 
+    def before_old_expiry(self) -> None:
+        """Write the summary before files of an old CommitLog are deleted. Called in the thread that dispatches."""
+        if self._store is not None and not self._is_missing():
+            self._write()
+
     def _write(self, store: RunningStore | None = None) -> None:
         """Write the summary, with `store` only once its log is durable as far as that.
 
