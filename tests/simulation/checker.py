@@ -6,6 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark_dledger.common.response_codes import ResponseCode
+from pyspark_dledger.raft.core.member import MAX_TERM_RISE
 from pyspark_dledger.raft.messages import AppendResponse, GetRequest, GetResponse, PutResponse, Role
 from pyspark_dledger.store.dledger_store import Entry
 from tests.simulation.ledger import FILLER, parse, positions
@@ -100,12 +101,16 @@ class Checker:
 
     def resetting(self, store: SimStore, index: int) -> None:
         self.count("resets")
+        if store.ledger_begin_index >= 0 and index > len(self.history):
+            raise Violation(f"{store.node_id} resets to {index}, and the group has committed {len(self.history) - 1}")
         if 0 <= index <= store.committed_index:
             raise Violation(f"{store.node_id} resets to {index}, its committed index is {store.committed_index}")
         if store.ledger_begin_index >= 0:
             self.count("resets of a log with entries")
 
     def saving_term(self, store: SimStore, term: int, vote: str | None) -> None:
+        if term > store.curr_term + MAX_TERM_RISE:
+            raise Violation(f"{store.node_id} saves term {term} after {store.curr_term}")
         if term < store.curr_term:
             raise Violation(f"{store.node_id} saves term {term} after {store.curr_term}")
         if term == store.curr_term and store.vote_leader not in (None, vote):
@@ -308,6 +313,12 @@ class Checker:
             raise Violation(f"entry {index} is missing in a committed read after {acknowledged_end} was acknowledged")
 
     # At the end
+
+    def check_terms(self, is_hostile: bool) -> None:
+        """Correct members never send a term that is too far above another's."""
+        for node in self.nodes:
+            if not is_hostile and node.store.curr_term > MAX_TERM_RISE:
+                raise Violation(f"{node.id} is in term {node.store.curr_term} without a hostile peer")
 
     def check_identical_logs(self) -> None:
         """All logs end with the last committed entry and have all committed entries."""

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tests.simulation.clients import Client
+from tests.simulation.hostile import Hostile
 from tests.simulation.scenario import Network
 
 if TYPE_CHECKING:
@@ -45,6 +46,8 @@ class Faults:
             "loss": self.lose,
             "long outage": self.long_outage,
             "crash all": self.crash_all,
+            "strangers": Hostile(world).strangers,
+            "forgers": Hostile(world).forgers,
         }
 
     def run(self, until: int) -> None:

@@ -15,6 +15,7 @@ from pyspark_dledger.raft.messages import (
     PushRequest,
     PushType,
     PutRequest,
+    Role,
     VoteRequest,
     VoteResult,
 )
@@ -264,6 +265,65 @@ class LeadsWithoutAMajority(Mutant):
 
     def damage(self) -> None:
         self._member.quorum = max(1, self._member.quorum - 1)
+
+
+def hostile(scenario: Scenario) -> Scenario:
+    """A scenario with hostile peers, and time for them between few other faults."""
+    return replace(scenario, nodes=3, faults=("strangers", "forgers", "isolate leader"), putters=0, is_appending=True)
+
+
+class TakesStrangers(Mutant):
+    """Accepts requests of members from any address."""
+
+    takes_strangers = True
+
+    def damage(self) -> None:
+        pass
+
+    focus = staticmethod(hostile)
+
+
+class ResetsAtOnce(Mutant):
+    """Resets its log without asking the leader whether the entries have expired."""
+
+    def damage(self) -> None:
+        self._follower._may_reset = lambda _: True  # type: ignore[method-assign]
+
+    focus = staticmethod(hostile)
+
+
+class AdoptsAnyTerm(Mutant):
+    """A message may raise the term by any amount."""
+
+    def damage(self) -> None:
+        member = self._member
+
+        def adopt(term: int) -> bool:
+            done = member.save_term(term, None)
+            if done:
+                member.become(Role.CANDIDATE, None)
+            return done
+
+        member.adopt = adopt  # type: ignore[method-assign]
+
+    focus = staticmethod(hostile)
+
+
+class PushesRaiseTerms(Mutant):
+    """Follows the sender of a push of a larger term at once."""
+
+    def damage(self) -> None:
+        follower, member = self._follower, self._member
+        judge = follower._leader_error
+
+        def trusting(request: PushRequest) -> ResponseCode | None:
+            if member.term < request.term < member.term + 10 and request.leader_id in member.others:
+                member.adopt(request.term)
+            return judge(request)
+
+        follower._leader_error = trusting  # type: ignore[method-assign]
+
+    focus = staticmethod(hostile)
 
 
 def with_puts(scenario: Scenario) -> Scenario:

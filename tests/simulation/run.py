@@ -10,7 +10,7 @@ from tests.simulation.checker import Violation
 from tests.simulation.clients import Client
 from tests.simulation.faults import Faults
 from tests.simulation.putters import Putter
-from tests.simulation.scenario import Scenario, make
+from tests.simulation.scenario import HOSTILE, Scenario, make
 from tests.simulation.world import SimNode, World
 
 
@@ -84,6 +84,7 @@ def _settle(world: World, faults: Faults, client: Client, putters: list[Putter])
             )
         world.run(scenario.tick)
     world.checker.check_identical_logs()
+    world.checker.check_terms(is_hostile=bool(set(scenario.faults) & set(HOSTILE)))
     while any(_can_fetch_summary(world, node) for node in world.nodes):
         if world.now >= limit:
             raise Violation(f"a member got no summary within {scenario.recovery_time} ms without faults")

@@ -77,6 +77,7 @@ FAULTS = (
     "long outage",
     "crash all",
 )
+HOSTILE = ("strangers", "forgers")
 
 
 def make(seed: int) -> Scenario:
@@ -87,6 +88,7 @@ def make(seed: int) -> Scenario:
     kinds = random.sample(FAULTS, random.randint(0, 9))
     if _putters(seed) and Random(seed ^ 0xD15C).random() < 0.3:
         kinds += ["expire", "expire", "replace disk"]
+    hostile = Random(seed ^ 0xBAD).choice(((), (), (), HOSTILE))
     faulty_time = min(60_000, heart_beat * random.randint(25, 70))
     pairs = [(a, b) for b in range(nodes) for a in range(b)]
     java = random.choice((0.0, 0.0, 0.4, 1.0))
@@ -109,7 +111,7 @@ def make(seed: int) -> Scenario:
         is_appending=seed % 3 > 0 or not _putters(seed),
         client_pause=max(20, faulty_time // random.choice((40, 80, 150))),
         body_size=random.choice((10, 40, 300)),
-        faults=tuple(kinds),
+        faults=(*kinds, *hostile),
         fault_pause=max(200, faulty_time // random.choice((6, 12, 20))),
     )
 

@@ -73,6 +73,8 @@ EXPECTED = (
     "committed read responses 419",
     "committed read responses 505",
     "committed reads from a former leader",
+    "requests of strangers refused",
+    "requests of hostile peers handled",
 )
 # Not certain in a few hundred seeds.
 RARE = (

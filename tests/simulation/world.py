@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 from pyspark_dledger.raft.core import Core, CoreConfig, Effect, Reply, RoleChanged, Send
 from pyspark_dledger.raft.messages import PushRequest, PushType, Request, Response, Role
+from pyspark_dledger.raft.node.roles import Credentials, Roles, acting_member
+from pyspark_dledger.raft.peers import Address
 from tests.simulation.checker import Checker, Violation
 from tests.simulation.disk import PowerCut, SimStore
 from tests.simulation.frames import through_frames
@@ -50,6 +52,7 @@ class SimNode:
         self.is_drain_due = False
         self.waiting: dict[int, int] = {}
         self.checkpoint_due = 0
+        self.roles = Roles(world.members, self.id)
         self._new_process()
 
     def _new_process(self) -> None:
@@ -248,7 +251,9 @@ class World:
         # Called for each request that arrives; False loses it (for tests).
         self.filter: Callable[[Call], bool] = lambda _: True
         ids = tuple(f"n{number}" for number in range(scenario.nodes))
-        self.addresses = {id_: f"127.0.0.1:{20911 + number}" for number, id_ in enumerate(ids)}
+        self.members = {id_: Address(f"10.0.0.{number}", 20911) for number, id_ in enumerate(ids)}
+        self.addresses = {id_: str(address) for id_, address in self.members.items()}
+        self.takes_strangers = getattr(core_class, "takes_strangers", False)
         self.base_config = CoreConfig(
             group="g",
             self_id="n0",
@@ -357,6 +362,8 @@ class World:
     def deliver(self, call: Call, process: int) -> None:
         if not self.filter(call):
             return
+        if not self.admits(call.target, call.request, self.host(call.source.id)):
+            raise Violation(f"{call.target.id} refuses {describe(call.request)} of {call.source.id}")
         if self.is_tracing:
             self.trace(call.target.id, "handles %s#%s %s", call.source.id, call.token, describe(call.request))
         call.target.call("handle", call.request, call)
@@ -375,6 +382,24 @@ class World:
         if self.is_tracing:
             self.trace(node.id, "responds to %s#%s %s", call.source.id, call.token, describe(response))
         self.carry(node, call.source, call.source.handle_response, call.process, call.token, response)
+
+    def host(self, node_id: str) -> str:
+        """The network address of a member."""
+        return self.members[node_id].host
+
+    def admits(self, node: SimNode, request: Request, host: str) -> bool:
+        """Whether a node handles a request that comes from that address."""
+        member_id = acting_member(request)
+        if member_id is None or self.takes_strangers or node.roles.refusal(member_id, Credentials(host)) is None:
+            return True
+        self.checker.count("requests of strangers refused")
+        return False
+
+    def send_as(self, host: str, node: SimNode, request: Request) -> None:
+        """A request from that address, whoever it claims to be of; its response goes nowhere."""
+        if self.admits(node, request, host):
+            self.checker.count("requests of hostile peers handled")
+            self.send_client_request(node, request, lambda _: None)
 
     def send_client_request(self, node: SimNode, request: Request, reply: Callable[[Response], None]) -> None:
         """A client's request to a running node; a paused one gets it later, perhaps before other messages."""
